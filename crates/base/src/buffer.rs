@@ -1,0 +1,231 @@
+//! Page-aligned memory that moves from a socket to a device and back, and its bounded pool.
+//!
+//! A [`Buffer`] has one owner at a time: who has it may write it, and while a device works on it the
+//! device's queue owns it. Dropped, it goes back to its [`Pool`], which never hands out more bytes than
+//! its budget: `None` from [`Pool::take`] is how back-pressure starts.
+//!
+//! Invariants: the start is aligned to [`PAGE_BYTES`] and the capacity is a multiple of it; bytes taken
+//! and not returned never exceed the budget; what a buffer held before is not cleared.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// Alignment and granularity, in bytes: what O_DIRECT asks of any disk that we accept.
+pub const PAGE_BYTES: usize = 4096;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+struct Page([u8; PAGE_BYTES]);
+
+/// Owned, page-aligned bytes. Dereferences to `len()` bytes; up to `capacity()` by [`Buffer::set_len`].
+pub struct Buffer {
+    pages: Box<[Page]>,
+    len: usize,
+    pool: Option<Arc<Shelves>>,
+}
+
+impl Buffer {
+    /// A zeroed buffer of `len` bytes outside any pool and its budget.
+    pub fn zeroed(len: usize) -> Buffer {
+        Buffer { pages: zeroed_pages(len.div_ceil(PAGE_BYTES)), len, pool: None }
+    }
+
+    /// How many bytes may be used, a multiple of [`PAGE_BYTES`].
+    pub fn capacity(&self) -> usize {
+        self.pages.len() * PAGE_BYTES
+    }
+
+    /// Changes how many bytes are seen. Bytes beyond the old length hold anything.
+    ///
+    /// # Panics
+    /// When `len` exceeds the capacity.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "{len} bytes in a buffer of {}", self.capacity());
+        self.len = len;
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.pages.as_bytes()[..self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.pages.as_mut_bytes()[..self.len]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            pool.put_back(std::mem::take(&mut self.pages));
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} of {} B)", self.len, self.capacity())
+    }
+}
+
+fn zeroed_pages(count: usize) -> Box<[Page]> {
+    // Zeroed memory can fail only by running out of it, which nothing here can mend.
+    <[Page]>::new_box_zeroed_with_elems(count).expect("memory for a buffer within its budget")
+}
+
+/// A bounded source of buffers, shared by cloning. Buffers may be dropped on any thread.
+#[derive(Clone)]
+pub struct Pool(Arc<Shelves>);
+
+struct Shelves {
+    budget_bytes: usize,
+    /// Bytes handed out and not yet back.
+    out_bytes: AtomicUsize,
+    /// Bytes handed out plus bytes kept for reuse: what the pool has cost the process.
+    held_bytes: AtomicUsize,
+    /// Buffers to use again, by [`class_of`] their size.
+    kept: [Mutex<Vec<Box<[Page]>>>; CLASSES],
+}
+
+/// Size classes step by a quarter of a power of two: at most a fifth of a large buffer is unused.
+const CLASSES: usize = 72;
+
+fn class_of(pages: usize) -> usize {
+    if pages <= 8 {
+        return pages;
+    }
+    let power = pages.ilog2() as usize;
+    let step = 1 << (power - 2);
+    let quarters = (pages - (1 << power)).div_ceil(step);
+    8 + (power - 3) * 4 + quarters
+}
+
+fn class_pages(class: usize) -> usize {
+    if class <= 8 {
+        return class;
+    }
+    let power = 3 + (class - 8) / 4;
+    (1 << power) + ((class - 8) % 4) * (1 << (power - 2))
+}
+
+impl Pool {
+    /// A pool that hands out at most `budget_bytes` at a time.
+    pub fn new(budget_bytes: usize) -> Pool {
+        Pool(Arc::new(Shelves {
+            budget_bytes,
+            out_bytes: AtomicUsize::new(0),
+            held_bytes: AtomicUsize::new(0),
+            kept: std::array::from_fn(|_| Mutex::new(Vec::new())),
+        }))
+    }
+
+    /// A buffer of `len` bytes that hold anything, or `None` when the budget is out.
+    pub fn take(&self, len: usize) -> Option<Buffer> {
+        let class = class_of(len.div_ceil(PAGE_BYTES).max(1));
+        if class >= CLASSES {
+            return None;
+        }
+        let pages = class_pages(class);
+        let bytes = pages * PAGE_BYTES;
+        let shelves = &self.0;
+        let before = shelves.out_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before + bytes > shelves.budget_bytes {
+            shelves.out_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        }
+        let kept = shelves.shelf(class).pop();
+        let pages = kept.unwrap_or_else(|| {
+            shelves.make_room(bytes);
+            zeroed_pages(pages)
+        });
+        Some(Buffer { pages, len, pool: Some(Arc::clone(shelves)) })
+    }
+
+    /// Bytes that are handed out now.
+    pub fn out_bytes(&self) -> usize {
+        self.0.out_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that may be out at a time.
+    pub fn budget_bytes(&self) -> usize {
+        self.0.budget_bytes
+    }
+}
+
+impl Shelves {
+    fn shelf(&self, class: usize) -> std::sync::MutexGuard<'_, Vec<Box<[Page]>>> {
+        self.kept[class].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts `bytes` of new memory, first letting go of kept buffers of other sizes where the pool
+    /// would otherwise hold more than its budget.
+    fn make_room(&self, bytes: usize) {
+        let mut held = self.held_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        for class in (1..CLASSES).rev() {
+            while held > self.budget_bytes {
+                let Some(pages) = self.shelf(class).pop() else { break };
+                let freed = pages.len() * PAGE_BYTES;
+                held = self.held_bytes.fetch_sub(freed, Ordering::Relaxed) - freed;
+            }
+        }
+    }
+
+    fn put_back(&self, pages: Box<[Page]>) {
+        let class = class_of(pages.len());
+        self.out_bytes.fetch_sub(pages.len() * PAGE_BYTES, Ordering::Relaxed);
+        self.shelf(class).push(pages);
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({} of {} B out)", self.out_bytes(), self.budget_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_holds_what_it_is_asked_for_and_wastes_at_most_a_quarter() {
+        for pages in 1..5000 {
+            let got = class_pages(class_of(pages));
+            assert!(got >= pages && got <= pages + pages.div_ceil(4), "{pages} pages got {got}");
+            assert_eq!(class_of(got), class_of(pages));
+        }
+    }
+
+    #[test]
+    fn a_pool_never_hands_out_more_than_its_budget() {
+        let pool = Pool::new(3 * PAGE_BYTES);
+        let first = pool.take(1).unwrap();
+        let _second = pool.take(PAGE_BYTES).unwrap();
+        assert!(pool.take(PAGE_BYTES + 1).is_none());
+        drop(first);
+        assert!(pool.take(PAGE_BYTES + 1).is_some());
+    }
+
+    #[test]
+    fn kept_buffers_give_way_to_other_sizes_within_the_budget() {
+        let pool = Pool::new(8 * PAGE_BYTES);
+        drop((0..8).map(|_| pool.take(1).unwrap()).collect::<Vec<_>>());
+        drop(pool.take(8 * PAGE_BYTES).unwrap());
+        assert!(pool.0.held_bytes.load(Ordering::Relaxed) <= pool.budget_bytes());
+    }
+
+    #[test]
+    fn buffers_are_aligned_and_grow_to_their_capacity() {
+        let mut buffer = Buffer::zeroed(10);
+        assert_eq!(buffer.as_ptr() as usize % PAGE_BYTES, 0);
+        buffer.set_len(PAGE_BYTES);
+        assert!(buffer.iter().all(|&b| b == 0));
+    }
+}

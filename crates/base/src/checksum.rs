@@ -1,0 +1,52 @@
+//! CRC-32C (Castagnoli): the digest of NVMe/TCP PDUs and the checksum of everything on media.
+
+use crc_fast::{CrcAlgorithm, Digest, checksum};
+
+/// The CRC-32C of `bytes`.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// A CRC-32C over bytes that come in pieces.
+pub struct Crc32c(Digest);
+
+impl Crc32c {
+    /// Of no bytes yet.
+    pub fn new() -> Crc32c {
+        Crc32c(Digest::new(CrcAlgorithm::Crc32Iscsi))
+    }
+    /// Takes in the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+    /// The checksum of all bytes so far.
+    pub fn finish(&self) -> u32 {
+        self.0.finalize() as u32
+    }
+}
+
+impl Default for Crc32c {
+    fn default() -> Crc32c {
+        Crc32c::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matches_the_vectors_of_rfc_3720() {
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn pieces_give_the_checksum_of_the_whole() {
+        let mut pieces = Crc32c::new();
+        pieces.update(b"1234");
+        pieces.update(b"56789");
+        assert_eq!(pieces.finish(), crc32c(b"123456789"));
+    }
+}

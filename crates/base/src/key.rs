@@ -1,0 +1,136 @@
+//! The bytes that name a value: 1 to [`KEY_BYTES_MAX`] of them, any bytes.
+//!
+//! A key of up to 16 bytes, the longest that the NVMe Key Value command set carries, lies inline; a
+//! longer one (octokv's vendor commands) is on the heap.
+
+use std::fmt;
+
+/// The longest key that any command carries, in bytes.
+pub const KEY_BYTES_MAX: usize = 1024;
+const INLINE_BYTES: usize = 16;
+
+/// One key. Ordered as its bytes are.
+#[derive(Clone)]
+pub struct Key(Form);
+
+#[derive(Clone)]
+enum Form {
+    Inline { len: u8, bytes: [u8; INLINE_BYTES] },
+    Heap(Box<[u8]>),
+}
+
+impl Key {
+    /// The key of these bytes, or `None` when there are more than [`KEY_BYTES_MAX`] of them. An empty
+    /// key is possible: it is where a listing starts.
+    pub fn new(bytes: &[u8]) -> Option<Key> {
+        if bytes.len() <= INLINE_BYTES {
+            let mut inline = [0; INLINE_BYTES];
+            inline[..bytes.len()].copy_from_slice(bytes);
+            Some(Key(Form::Inline { len: bytes.len() as u8, bytes: inline }))
+        } else if bytes.len() <= KEY_BYTES_MAX {
+            Some(Key(Form::Heap(bytes.into())))
+        } else {
+            None
+        }
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Form::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            Form::Heap(bytes) => bytes,
+        }
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.as_bytes().len()
+    }
+
+    /// Whether there are none: only a listing's start key.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+impl Eq for Key {}
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Key) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Key {
+    fn cmp(&self, other: &Key) -> std::cmp::Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+impl std::hash::Hash for Key {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl fmt::Display for Key {
+    /// Text where the key is printable ASCII, else `0x` and hexadecimal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.as_bytes();
+        if !bytes.is_empty() && bytes.iter().all(|b| b.is_ascii_graphic()) {
+            for &byte in bytes {
+                write!(f, "{}", char::from(byte))?;
+            }
+            return Ok(());
+        }
+        f.write_str("0x")?;
+        bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
+    }
+}
+
+/// The room in front of every record, in bytes, before its key.
+pub const RECORD_HEADER_BYTES: usize = 48;
+
+/// Where a value begins in the buffer that carries it, in bytes: behind room for an engine's record
+/// header and the key, so that the engine completes the record in place and writes it without a copy.
+/// A multiple of 64.
+pub const fn value_offset(key_bytes: usize) -> usize {
+    (RECORD_HEADER_BYTES + key_bytes).next_multiple_of(64)
+}
+
+const _: () = assert!(value_offset(16) == 64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_keeps_its_bytes_inline_and_on_the_heap() {
+        for len in [0, 1, 15, 16, 17, 1024] {
+            let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            assert_eq!(Key::new(&bytes).unwrap().as_bytes(), bytes);
+        }
+        assert!(Key::new(&[0; 1025]).is_none());
+    }
+
+    #[test]
+    fn keys_order_as_their_bytes() {
+        let key = |b: &[u8]| Key::new(b).unwrap();
+        assert!(key(b"a") < key(b"aa"));
+        assert!(key(&[0; 17]) < key(b"a"));
+    }
+
+    #[test]
+    fn keys_print_as_text_or_hexadecimal() {
+        assert_eq!(Key::new(b"hello").unwrap().to_string(), "hello");
+        assert_eq!(Key::new(&[0, 255]).unwrap().to_string(), "0x00ff");
+    }
+}

@@ -1,0 +1,244 @@
+//! A checkpoint: the whole index, written beside ongoing writes, so that the journal's past can go.
+//!
+//! ```text
+//!   area    the images of all partitions, one after another as a stream of bytes, in two copies
+//!   image   0 magic "OKVC"        8 volume u64      24 partition u32   32 applied u64 (entry)
+//!           4 CRC-32C u32        16 checkpoint u64  28 entries u32     40 zero u64
+//!          48 entries, 16 bytes each, as crate::hash::index draws them
+//! ```
+//! The checksum covers bytes 8 to the end of the entries. Each partition is copied under its lock, at a
+//! moment of its own; "applied" is the last journal entry in it, and replay passes over that partition's
+//! entries up to it.
+//!
+//! Order: the images into the area that is not in use, flush, a new superblock, flush; then the journal
+//! before the checkpoint's beginning may be overwritten. A crash before the superblock is durable leaves the
+//! old checkpoint and the journal that belongs to it.
+
+use super::HashEngine;
+use super::index::{SLOT_BYTES, Slot};
+use super::superblock::{Checkpoint, SUPERBLOCK_STRIDE_BYTES, Superblock};
+use crate::Fault;
+use octokv_base::{Buffer, Lba, Nanos, crc32c};
+use octokv_flash::{Device, DeviceError};
+use octokv_runtime::Handle;
+use std::sync::atomic::Ordering;
+
+const MAGIC: [u8; 4] = *b"OKVC";
+/// The fixed part of an image, in bytes.
+pub const IMAGE_HEADER_BYTES: usize = 48;
+const CHUNK_BYTES: usize = 256 * 1024;
+/// How often an idle volume looks for something to do.
+const MAINTAIN_EVERY: Nanos = Nanos::from_millis(20);
+
+/// What stands in front of a partition's entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageHeader {
+    /// The volume.
+    pub volume: u64,
+    /// The checkpoint's number.
+    pub checkpoint: u64,
+    /// The partition.
+    pub segment: u32,
+    /// The last journal entry applied to it.
+    pub applied: u64,
+}
+
+/// Appends the image of a partition to `bytes`.
+pub fn encode(bytes: &mut Vec<u8>, header: &ImageHeader, slots: &[Slot]) {
+    let start = bytes.len();
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&header.volume.to_le_bytes());
+    bytes.extend_from_slice(&header.checkpoint.to_le_bytes());
+    bytes.extend_from_slice(&header.segment.to_le_bytes());
+    bytes.extend_from_slice(&(slots.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&header.applied.to_le_bytes());
+    bytes.extend_from_slice(&[0; 8]);
+    debug_assert_eq!(bytes.len() - start, IMAGE_HEADER_BYTES);
+    slots.iter().for_each(|slot| bytes.extend_from_slice(&slot.to_bytes()));
+    let crc = crc32c(&bytes[start + 8..]);
+    bytes[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Bytes read from an area, which may be anything.
+pub struct Unchecked<'a>(pub &'a [u8]);
+
+impl<'a> Unchecked<'a> {
+    /// How many bytes the image at the front takes, if its header tells the truth.
+    pub fn claimed_bytes(&self) -> Option<usize> {
+        let count = self.0.get(28..32)?;
+        let count = u32::from_le_bytes(count.try_into().expect("four bytes")) as usize;
+        (self.0[..4] == MAGIC).then_some(IMAGE_HEADER_BYTES + count * SLOT_BYTES)
+    }
+
+    /// The image at the front, once its checksum holds, and the bytes of its entries.
+    pub fn check(self) -> Option<(ImageHeader, &'a [u8])> {
+        let end = self.claimed_bytes()?;
+        let bytes = self.0.get(..end)?;
+        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        if crc32c(&bytes[8..]) != u32_at(4) {
+            return None;
+        }
+        let header = ImageHeader {
+            volume: u64_at(8),
+            checkpoint: u64_at(16),
+            segment: u32_at(24),
+            applied: u64_at(32),
+        };
+        Some((header, &bytes[IMAGE_HEADER_BYTES..]))
+    }
+}
+
+/// Writes a superblock: first one copy, then, when that is durable, the other.
+pub(super) async fn write_superblock(device: &dyn Device, superblock: &Superblock) -> Result<(), DeviceError> {
+    let blocks = SUPERBLOCK_STRIDE_BYTES / u64::from(device.geometry().block_bytes);
+    for copy in 0..2 {
+        let mut buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
+        let bytes = superblock.encode();
+        buffer[..bytes.len()].copy_from_slice(&bytes);
+        let place = superblock.generation % 2 + copy * 2;
+        device.write(Lba(place * blocks), buffer).await.result?;
+        device.flush().await.result?;
+    }
+    Ok(())
+}
+
+/// Streams bytes into both copies of an area.
+struct AreaWriter<'a> {
+    engine: &'a HashEngine,
+    area: u8,
+    pending: Vec<u8>,
+    written: u64,
+}
+
+impl AreaWriter<'_> {
+    /// Writes whole chunks of what is pending, or all of it at the end.
+    async fn write(&mut self, at_end: bool) -> Result<(), Fault> {
+        let volume = &self.engine.volume;
+        let unit = volume.unit_bytes();
+        while self.pending.len() >= CHUNK_BYTES || (at_end && !self.pending.is_empty()) {
+            let take = self.pending.len().min(CHUNK_BYTES);
+            let mut copies = [(); 2].map(|()| Buffer::zeroed(take.next_multiple_of(unit)));
+            copies.iter_mut().for_each(|copy| copy[..take].copy_from_slice(&self.pending[..take]));
+            self.pending.drain(..take);
+            let at = |copy| volume.fixed().area_first(self.area, copy) + self.written / unit as u64;
+            let [first, second] = copies;
+            let first = self.engine.device.write(volume.lba(at(0)), first);
+            let second = self.engine.device.write(volume.lba(at(1)), second);
+            let (first, second) = (first.await, second.await);
+            first.result.and(second.result)?;
+            self.written += take as u64;
+        }
+        Ok(())
+    }
+}
+
+impl HashEngine {
+    /// Writes the whole index and lets the journal's past go. With `clean`, the superblock says that the
+    /// volume was closed in order; nothing may be written after that.
+    pub async fn checkpoint(&self, clean: bool) -> Result<(), Fault> {
+        let _held = self.volume.checkpointing.lock(0).await;
+        self.write_checkpoint(clean).await
+    }
+
+    /// Writes a checkpoint if one is still `needed` when no other is being written.
+    pub(super) async fn checkpoint_when(&self, needed: impl Fn() -> bool) -> Result<(), Fault> {
+        let _held = self.volume.checkpointing.lock(0).await;
+        match needed() {
+            true => self.write_checkpoint(false).await,
+            false => Ok(()),
+        }
+    }
+
+    async fn write_checkpoint(&self, clean: bool) -> Result<(), Fault> {
+        let volume = &self.volume;
+        if volume.volatile {
+            return Ok(());
+        }
+        if volume.commits.has_failed() {
+            return Err(Fault::ReadOnly);
+        }
+        let position = volume.commits.replay_from();
+        let mut superblock = *volume.superblock.lock();
+        let (area, id) = (1 - superblock.checkpoint.area.unwrap_or(1), superblock.checkpoint.id + 1);
+        let mut writer = AreaWriter { engine: self, area, pending: Vec::new(), written: 0 };
+        let mut slots = Vec::new();
+        for (index, segment) in volume.segments.iter().enumerate() {
+            let applied = {
+                let entries = segment.entries.lock();
+                slots.clear();
+                slots.extend(entries.table.from(0));
+                entries.applied
+            };
+            let header =
+                ImageHeader { volume: volume.id(), checkpoint: id, segment: index as u32, applied };
+            encode(&mut writer.pending, &header, &slots);
+            writer.write(false).await?;
+        }
+        writer.write(true).await?;
+        self.device.flush().await.result?;
+        superblock.generation += 1;
+        superblock.clean = clean;
+        superblock.checkpoint = Checkpoint {
+            area: Some(area),
+            id,
+            bytes: writer.written,
+            journal_unit: position.unit,
+            batch: position.batch,
+            entry: position.entry.saturating_sub(1),
+        };
+        if let Err(error) = write_superblock(&*self.device, &superblock).await {
+            // Which superblock is on the device cannot be known, nor which journal it needs.
+            volume.commits.fail();
+            return Err(error.into());
+        }
+        *volume.superblock.lock() = superblock;
+        volume.commits.release_before(position);
+        volume.checkpoints.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Keeps the volume in order beside its use: checkpoints in time, and marks in the journal when idle.
+    /// One core runs it, for as long as the volume is used. A failed checkpoint leaves the one before in
+    /// force and is tried again; the fault is handed to `report`.
+    pub async fn maintain(&self, handle: &Handle, mut report: impl FnMut(Fault)) {
+        loop {
+            handle.sleep(MAINTAIN_EVERY).await;
+            if self.volume.volatile || self.volume.commits.has_failed() {
+                continue;
+            }
+            let commits = &self.volume.commits;
+            if commits.wants_checkpoint()
+                && let Err(fault) = self.checkpoint_when(|| commits.wants_checkpoint()).await
+            {
+                report(fault);
+            }
+            self.mark().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::index::Place;
+    use super::*;
+
+    #[test]
+    fn an_image_gives_back_its_entries_and_a_flipped_bit_is_found() {
+        let header = ImageHeader { volume: 1, checkpoint: 2, segment: 3, applied: 4 };
+        let slots = [Slot::new(9, Place { location: 5, units: 6, check: 7 })];
+        let mut bytes = Vec::new();
+        encode(&mut bytes, &header, &slots);
+        let (found, entries) = Unchecked(&bytes).check().unwrap();
+        assert_eq!((found, entries), (header, &slots[0].to_bytes()[..]));
+        for bit in 0..bytes.len() * 8 {
+            let mut rotten = bytes.clone();
+            rotten[bit / 8] ^= 1 << (bit % 8);
+            assert!(Unchecked(&rotten).check().is_none(), "bit {bit}");
+        }
+        for len in 0..bytes.len() {
+            assert!(Unchecked(&bytes[..len]).check().is_none());
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! OctoKV's hash engine (OKSENG, OctoKV §IV.C), made durable.
+//!
+//! In: operations on keys, from any core. Out: reads, writes and flushes of one device. Holds in memory:
+//! an index entry of 16 bytes a key, a bit a unit of space, and the journal batch being gathered.
+//!
+//! ```text
+//!   put   lock key ─▶ allocate ─▶ write record ─┬─▶ journal batch ─▶ flush ─▶ index ─▶ answer, old space free
+//!                         └─▶ read old's header ┘    (one write for all who wait)
+//!   get   enter ─▶ index ─▶ read record ─▶ checksums, identity, key ─▶ answer
+//! ```
+//! The device: superblocks │ journal ×2 │ checkpoint areas A, B ×2 │ records. See docs/FORMATS.md.
+//!
+//! Invariants: the index names only durable records (as the chosen durability means it); a record is never
+//! changed in place; its space is used again only after its replacement is durable and no reader is on
+//! it; what is read is compared with the full key before it is answered.
+//!
+//! # Layout
+//! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: what lies on the device.
+//! - [`index`], [`space`], [`readers`], [`keylock`]: what lies in memory.
+//! - [`commit`]: group commit. [`open`]: format, recovery. [`check`]: reads and verifies everything.
+//! - [`volume`]: what all cores share. This file: the operations.
+
+pub mod check;
+pub mod checkpoint;
+mod commit;
+pub mod index;
+pub mod journal;
+mod keylock;
+pub mod open;
+mod readers;
+pub mod record;
+pub mod space;
+pub mod superblock;
+mod volume;
+
+pub use check::{Problem, Report, check};
+pub use open::{FormatSettings, OpenError, format, open};
+pub use superblock::HashKind;
+pub use volume::Volume;
+
+use crate::{Delete, Engine, Fault, KeySink, Put, PutMode, Statistics, Value};
+use index::Place;
+use journal::Entry;
+use octokv_base::{Buffer, Key, Lba, Pool};
+use octokv_flash::Device;
+use readers::Readers;
+use record::{HEADER_BYTES, Header, Identity, record_bytes};
+use smallvec::SmallVec;
+use space::Extent;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Places that a key may be at: one, unless tags collide.
+type Places = SmallVec<[Place; 2]>;
+
+/// One core's handle on a volume.
+pub struct HashEngine {
+    volume: Arc<Volume>,
+    device: Rc<dyn Device>,
+    pool: Pool,
+    readers: Readers,
+}
+
+/// What a record on the device has to do with a key.
+enum Found {
+    /// It is the key's record.
+    Same(Header, Buffer),
+    /// It is another key's.
+    Other,
+    /// It cannot be told: it is damaged.
+    Damaged,
+}
+
+impl HashEngine {
+    /// Core `core`'s handle. `device` is that core's view of the volume's device.
+    pub fn new(volume: Arc<Volume>, core: usize, device: Rc<dyn Device>, pool: Pool) -> HashEngine {
+        HashEngine { volume, device, pool, readers: Readers::new(core) }
+    }
+
+    /// What all cores share.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    fn lba(&self, location: u64) -> Lba {
+        self.volume.lba(location)
+    }
+
+    /// Reads a record, or as much of its front as `front_bytes`, and compares it with `key`.
+    async fn read(&self, place: Place, key: &Key, front_bytes: usize) -> Result<Found, Fault> {
+        let unit = self.volume.unit_bytes();
+        let bytes = front_bytes.next_multiple_of(unit).min(place.units as usize * unit);
+        let buffer = self.pool.take(bytes).ok_or(Fault::NoMemory)?;
+        let buffer = self.device.read(self.lba(place.location), buffer).await.into_read()?;
+        let Ok((header, found)) = record::Unchecked(&buffer).header() else { return Ok(Found::Damaged) };
+        if !self.volume.is_the_record(place, header.identity) {
+            return Ok(Found::Damaged);
+        }
+        if found != key.as_bytes() {
+            return Ok(Found::Other);
+        }
+        Ok(Found::Same(header, buffer))
+    }
+
+    /// Which of `places` is the key's. A damaged record counts as the key's when no other is: its tag
+    /// says so, and writing or deleting the key is how a user gets rid of it.
+    async fn resolve(&self, places: &Places, key: &Key) -> Result<Option<Place>, Fault> {
+        let mut damaged = None;
+        for &place in places {
+            match self.read(place, key, HEADER_BYTES + key.len()).await? {
+                Found::Same(..) => return Ok(Some(place)),
+                Found::Other => {}
+                Found::Damaged => damaged = Some(place),
+            }
+        }
+        Ok(damaged)
+    }
+
+    /// Finds the key's record and reads `front_bytes` of it, or all where that is less.
+    async fn find(&self, key: &Key, front_bytes: usize) -> Result<Option<(Header, Buffer, Place)>, Fault> {
+        let _reading = self.readers.enter(&self.volume.epochs);
+        let places = self.volume.places(self.volume.hash(key));
+        let mut damaged = None;
+        for &place in &places {
+            match self.read(place, key, front_bytes).await? {
+                Found::Same(header, buffer) => return Ok(Some((header, buffer, place))),
+                Found::Other => {}
+                Found::Damaged => damaged = Some(place),
+            }
+        }
+        match damaged {
+            Some(place) => Err(Fault::Corrupt { lba: self.lba(place.location).0 }),
+            None => Ok(None),
+        }
+    }
+
+    /// Completes the record in its buffer and writes it, meanwhile finding the record that it replaces.
+    async fn write_record(
+        &self,
+        extent: Extent,
+        key: &Key,
+        mut record: Buffer,
+        value_bytes: usize,
+        places: &Places,
+    ) -> Result<(Option<Place>, u64), Fault> {
+        let identity = Identity {
+            volume: self.volume.id(),
+            stamp: self.volume.next_stamp(),
+            location: extent.location,
+            namespace: self.volume.namespace(),
+        };
+        record.set_len(extent.units as usize * self.volume.unit_bytes());
+        record::encode(&mut record, identity, key, value_bytes);
+        let write = self.device.write(self.lba(extent.location), record);
+        let old = self.resolve(places, key).await;
+        // The space is the device's until the write is over, whatever became of the read.
+        write.await.result?;
+        Ok((old?, identity.stamp))
+    }
+
+    /// Stores the record of a key whose lock is held; `old` is known where the mode asked for it.
+    async fn store(
+        &self,
+        hash: u128,
+        key: &Key,
+        record: Buffer,
+        value_bytes: usize,
+        places: Places,
+    ) -> Result<Put, Fault> {
+        let unit = self.volume.unit_bytes();
+        let units = record_bytes(key.len(), value_bytes).div_ceil(unit) as u64;
+        let Some(extent) = self.volume.allocate(hash, units) else { return Ok(Put::Full) };
+        let written = self.write_record(extent, key, record, value_bytes, &places).await;
+        let (old, stamp) = match written {
+            Ok(written) => written,
+            Err(fault) => {
+                self.volume.space.release(extent);
+                return Err(fault);
+            }
+        };
+        let entry = Entry {
+            hash,
+            new: extent.location,
+            old: old.map_or(0, |place| place.location),
+            stamp,
+            units: units as u32,
+        };
+        self.commit(entry).await?;
+        Ok(Put::Stored)
+    }
+}
+
+impl Engine for HashEngine {
+    async fn put(
+        &self,
+        key: &Key,
+        mode: PutMode,
+        record: Buffer,
+        value_bytes: usize,
+    ) -> Result<Put, Fault> {
+        let volume = &self.volume;
+        let fits = record_bytes(key.len(), value_bytes);
+        if value_bytes > volume.value_bytes_max() || fits > record.capacity() {
+            return Ok(Put::TooLong);
+        }
+        if volume.commits.has_failed() {
+            return Err(Fault::ReadOnly);
+        }
+        let hash = volume.hash(key);
+        let _held = volume.segment(hash).locks.lock(hash).await;
+        let _reading = self.readers.enter(&volume.epochs);
+        let mut places = volume.places(hash);
+        if mode != PutMode::Upsert {
+            let old = self.resolve(&places, key).await?;
+            match (mode, old) {
+                (PutMode::AddOnly, Some(_)) => return Ok(Put::Exists),
+                (PutMode::UpdateOnly, None) => return Ok(Put::NotFound),
+                _ => {}
+            }
+            places = old.into_iter().collect();
+        }
+        self.store(hash, key, record, value_bytes, places).await
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<Value>, Fault> {
+        let Some((header, buffer, place)) = self.find(key, usize::MAX / 2).await? else { return Ok(None) };
+        let Ok(range) = header.value(&buffer) else {
+            return Err(Fault::Corrupt { lba: self.lba(place.location).0 });
+        };
+        Ok(Some(Value { buffer, offset: range.start, bytes: range.len() }))
+    }
+
+    async fn delete(&self, key: &Key) -> Result<Delete, Fault> {
+        let volume = &self.volume;
+        if volume.commits.has_failed() {
+            return Err(Fault::ReadOnly);
+        }
+        let hash = volume.hash(key);
+        let _held = volume.segment(hash).locks.lock(hash).await;
+        let old = {
+            let _reading = self.readers.enter(&volume.epochs);
+            let places = volume.places(hash);
+            self.resolve(&places, key).await?
+        };
+        let Some(old) = old else { return Ok(Delete::NotFound) };
+        self.commit(Entry { hash, new: 0, old: old.location, stamp: 0, units: 0 }).await?;
+        Ok(Delete::Deleted)
+    }
+
+    async fn exist(&self, key: &Key) -> Result<Option<usize>, Fault> {
+        let found = self.find(key, HEADER_BYTES + key.len()).await?;
+        Ok(found.map(|(header, ..)| header.value_bytes))
+    }
+
+    async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), Fault> {
+        let (mut segment, mut tag) = match start.is_empty() {
+            true => (0, 0),
+            false => self.volume.split(self.volume.hash(start)),
+        };
+        let mut reads = SmallVec::<[_; 32]>::new();
+        while segment < self.volume.segments.len() {
+            let _reading = self.readers.enter(&self.volume.epochs);
+            let next = self.volume.page_of(segment, tag, &mut reads, |slot| {
+                let bytes = record_bytes(octokv_base::KEY_BYTES_MAX, 0).next_multiple_of(self.volume.unit_bytes());
+                let place = slot.place();
+                let buffer = self.pool.take(bytes.min(place.units as usize * self.volume.unit_bytes()));
+                buffer.map(|buffer| (place, self.device.read(self.lba(place.location), buffer)))
+            });
+            let mut room = true;
+            for read in reads.drain(..) {
+                let (place, pending) = read.ok_or(Fault::NoMemory)?;
+                let buffer = pending.await.into_read()?;
+                // A damaged record has no key to list; `check` names it, and a read of its key says so.
+                let Ok((header, key)) = record::Unchecked(&buffer).header() else { continue };
+                if room && self.volume.is_the_record(place, header.identity) {
+                    room = sink.offer(key);
+                }
+            }
+            if !room {
+                return Ok(());
+            }
+            (segment, tag) = next;
+        }
+        Ok(())
+    }
+
+    async fn flush(&self) -> Result<(), Fault> {
+        Ok(self.device.flush().await.result?)
+    }
+
+    fn statistics(&self) -> Statistics {
+        self.volume.statistics()
+    }
+}

@@ -1,0 +1,569 @@
+//! Format and open: a device becomes a volume, and a volume's index is found again after any crash.
+//!
+//! ```text
+//!   superblock (highest generation) ─▶ checkpoint images ─▶ journal batches from the checkpoint on
+//!        ─▶ records of the last batches verified ─▶ bitmap from the index ─▶ new incarnation ─▶ open
+//! ```
+//! No step reads the whole device. Every block of metadata has two copies; where one is damaged the other
+//! is used. Invariants: nothing is written before everything was read; an entry whose record is not whole
+//! is passed over only where no flush vouches for it, and then its key keeps the value before.
+
+use super::HashEngine;
+use super::checkpoint::{self, IMAGE_HEADER_BYTES, ImageHeader, write_superblock};
+use super::commit::JournalPosition;
+use super::index::{SLOT_BYTES, Slot, check_of};
+use super::journal::{self, Entry, batch_units_max};
+use super::record;
+use super::space::{Extent, Space};
+use super::superblock::{
+    Checkpoint, HashKind, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
+    Unchecked, superblock_units,
+};
+use super::volume::{Contents, OpenSettings, Segment, Volume, apply, split};
+use crate::{Durability, Fault};
+use octokv_base::map::Map;
+use octokv_base::{Buffer, Lba, Pool, Random};
+use octokv_flash::{Device, DeviceError, Geometry};
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How a device is formatted.
+#[derive(Clone, Copy, Debug)]
+pub struct FormatSettings {
+    /// The granularity of space in bytes: 512 to 4096, and no less than the device's block. A record takes
+    /// whole units.
+    pub unit_bytes: u32,
+    /// The hash.
+    pub hash: HashKind,
+    /// log2 of the bitmap's partitions (OctoKV's n).
+    pub partitions_log2: u8,
+    /// The longest value, in bytes.
+    pub value_bytes_max: u32,
+    /// The namespace.
+    pub namespace: u32,
+    /// Where the volume's random numbers come from.
+    pub seed: u64,
+}
+
+impl Default for FormatSettings {
+    fn default() -> FormatSettings {
+        FormatSettings {
+            unit_bytes: 4096,
+            hash: HashKind::Xxh3,
+            partitions_log2: 4,
+            value_bytes_max: 2 << 20,
+            namespace: 1,
+            seed: 0,
+        }
+    }
+}
+
+/// Why a volume was not opened. Nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenError {
+    /// The device is not a volume that this code knows.
+    NotOurs(NotOurs),
+    /// The device has fewer bytes than the volume needs, or than any volume does.
+    TooSmall { have_bytes: u64, need_bytes: u64 },
+    /// The device's blocks are larger than the volume's units.
+    BlockTooLarge { block_bytes: u32, unit_bytes: u32 },
+    /// Both copies of a block of metadata are damaged, which no crash alone does.
+    Damaged { what: &'static str, lba: u64 },
+    /// The device failed.
+    Device(DeviceError),
+    /// No memory is left within the budget.
+    NoMemory,
+}
+
+impl From<DeviceError> for OpenError {
+    fn from(error: DeviceError) -> OpenError {
+        OpenError::Device(error)
+    }
+}
+
+impl From<Fault> for OpenError {
+    fn from(fault: Fault) -> OpenError {
+        match fault {
+            Fault::Device(error) => OpenError::Device(error),
+            Fault::Corrupt { lba } => OpenError::Damaged { what: "record", lba },
+            Fault::ReadOnly => OpenError::Damaged { what: "journal", lba: 0 },
+            Fault::NoMemory => OpenError::NoMemory,
+        }
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::NotOurs(NotOurs::Blank) => f.write_str("it is not formatted"),
+            OpenError::NotOurs(NotOurs::Foreign) => f.write_str("it holds something else than an octokv volume"),
+            OpenError::NotOurs(NotOurs::Version(version)) => {
+                write!(f, "it is a volume of format version {version}, and this octokv knows version 1")
+            }
+            OpenError::NotOurs(NotOurs::Engine(engine)) => {
+                write!(f, "it is a volume of another engine (number {engine}), not of the hash engine")
+            }
+            OpenError::NotOurs(NotOurs::Damaged) => f.write_str("both copies of its superblock are damaged"),
+            OpenError::TooSmall { have_bytes, need_bytes } => {
+                write!(f, "it has {have_bytes} bytes, and {need_bytes} are needed")
+            }
+            OpenError::BlockTooLarge { block_bytes, unit_bytes } => {
+                write!(f, "its blocks have {block_bytes} bytes, more than the volume's units of {unit_bytes}")
+            }
+            OpenError::Damaged { what, lba } => {
+                write!(f, "both copies of the {what} at block {lba} are damaged")
+            }
+            OpenError::Device(error) => write!(f, "it failed: {error}"),
+            OpenError::NoMemory => f.write_str("out of buffers"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// The shape of a volume on a device. Volatile devices get neither journal nor checkpoints.
+fn plan(geometry: Geometry, settings: &FormatSettings) -> Result<Superblock, OpenError> {
+    let unit_bytes = settings.unit_bytes;
+    if geometry.block_bytes > unit_bytes {
+        return Err(OpenError::BlockTooLarge { block_bytes: geometry.block_bytes, unit_bytes });
+    }
+    let units = geometry.bytes() / u64::from(unit_bytes);
+    let ring_most = (512 << 20) / unit_bytes;
+    let ring_least = 8 * batch_units_max(unit_bytes);
+    let segments_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
+    let (journal_units, area_units) = match geometry.volatile {
+        true => (1, 0),
+        false => {
+            let ring = (units / 128).clamp(u64::from(ring_least), u64::from(ring_most));
+            let images = (IMAGE_HEADER_BYTES as u64) << segments_log2;
+            (ring as u32, (images + SLOT_BYTES as u64 * units).div_ceil(u64::from(unit_bytes)))
+        }
+    };
+    let data_first = superblock_units(unit_bytes) + 2 * u64::from(journal_units) + 4 * area_units;
+    let least = data_first + 64;
+    if units < least {
+        let need_bytes = least * u64::from(unit_bytes);
+        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
+    }
+    let mut random = Random::new(settings.seed);
+    Ok(Superblock {
+        volume: random.next_u64(),
+        hash_seed: random.next_u64(),
+        hash: settings.hash,
+        unit_bytes,
+        journal_units,
+        area_units,
+        data_first,
+        data_units: units - data_first,
+        segments_log2,
+        partitions_log2: settings.partitions_log2,
+        namespace: settings.namespace,
+        value_bytes_max: settings.value_bytes_max,
+        generation: 0,
+        incarnation: 0,
+        checkpoint: Checkpoint { batch: 1, ..Checkpoint::default() },
+        clean: true,
+    })
+}
+
+/// Makes an empty volume of the device, whatever it held.
+pub async fn format(device: &dyn Device, settings: &FormatSettings) -> Result<(), OpenError> {
+    let superblock = plan(device.geometry(), settings)?;
+    if device.geometry().volatile {
+        return Ok(());
+    }
+    // The other generation's place may hold an older volume's superblock: it goes first.
+    let blocks = SUPERBLOCK_STRIDE_BYTES / u64::from(device.geometry().block_bytes);
+    let zeros = Buffer::zeroed((SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES) as usize);
+    device.write(Lba(0), zeros).await.result?;
+    device.flush().await.result?;
+    write_superblock(device, &superblock).await?;
+    debug_assert!(blocks > 0);
+    Ok(())
+}
+
+/// Opens the volume on a device for use by `settings.cores` cores, and finds its index again. A volatile
+/// device is formatted with `format` first.
+pub async fn open(
+    device: &Rc<dyn Device>,
+    pool: &Pool,
+    settings: OpenSettings,
+    format: &FormatSettings,
+) -> Result<Arc<Volume>, OpenError> {
+    let geometry = device.geometry();
+    if geometry.volatile {
+        let superblock = plan(geometry, format)?;
+        let contents = empty_contents(&superblock, JournalPosition::default());
+        return Ok(Volume::new(superblock, contents, geometry.block_bytes, true, settings));
+    }
+    let mut loaded = load(&**device, settings.durability).await?;
+    loaded.superblock.incarnation += 1;
+    loaded.superblock.generation += 1;
+    loaded.superblock.clean = false;
+    write_superblock(&**device, &loaded.superblock).await?;
+    let contents = Contents { segments: loaded.segments, space: loaded.space, position: loaded.position };
+    let volume = Volume::new(loaded.superblock, contents, geometry.block_bytes, false, settings);
+    volume.commits.release_before(JournalPosition { used: 0, ..loaded.position });
+    if loaded.must_checkpoint {
+        let engine = HashEngine::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
+        engine.checkpoint(false).await?;
+    }
+    Ok(volume)
+}
+
+/// What a volume holds, read without writing anything.
+pub(super) struct Loaded {
+    pub(super) superblock: Superblock,
+    pub(super) segments: Box<[Segment]>,
+    pub(super) space: Space,
+    pub(super) position: JournalPosition,
+    /// Journal entries passed over because their records are not whole.
+    pub(super) dropped: u64,
+    /// Blocks of metadata whose other copy was used.
+    pub(super) damaged_copies: u64,
+    must_checkpoint: bool,
+}
+
+fn empty_contents(superblock: &Superblock, position: JournalPosition) -> Contents {
+    let segments = (0..1_usize << superblock.segments_log2).map(|_| Segment::default()).collect();
+    let partitions = 1 << superblock.partitions_log2;
+    Contents { segments, space: Space::new(superblock.data_first, superblock.data_units, partitions), position }
+}
+
+/// Reads what a volume holds.
+pub(super) async fn load(device: &dyn Device, durability: Durability) -> Result<Loaded, OpenError> {
+    let (superblock, damaged) = read_superblock(device).await?;
+    let geometry = device.geometry();
+    let need_bytes = superblock.units() * u64::from(superblock.unit_bytes);
+    if geometry.bytes() < need_bytes {
+        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
+    }
+    if geometry.block_bytes > superblock.unit_bytes {
+        let (block_bytes, unit_bytes) = (geometry.block_bytes, superblock.unit_bytes);
+        return Err(OpenError::BlockTooLarge { block_bytes, unit_bytes });
+    }
+    let mut loader = Loader {
+        device,
+        superblock,
+        unit_blocks: u64::from(superblock.unit_bytes / geometry.block_bytes),
+        segments: empty_contents(&superblock, JournalPosition::default()).segments,
+        damaged_copies: damaged,
+        dropped: 0,
+    };
+    loader.read_checkpoint().await?;
+    let position = loader.replay(durability).await?;
+    let space = loader.claim_space()?;
+    let Loader { segments, damaged_copies, dropped, .. } = loader;
+    let must_checkpoint = dropped > 0 || damaged_copies > 0;
+    Ok(Loaded { superblock, segments, space, position, dropped, damaged_copies, must_checkpoint })
+}
+
+/// The newest superblock, and how many damaged copies were met.
+async fn read_superblock(device: &dyn Device) -> Result<(Superblock, u64), OpenError> {
+    let geometry = device.geometry();
+    let area_bytes = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
+    if geometry.bytes() < area_bytes {
+        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes: area_bytes });
+    }
+    let buffer = device.read(Lba(0), Buffer::zeroed(area_bytes as usize)).await.into_read()?;
+    let mut found = Vec::new();
+    for bytes in buffer.chunks_exact(SUPERBLOCK_STRIDE_BYTES as usize) {
+        let bytes: &[u8; SUPERBLOCK_BYTES] = bytes[..SUPERBLOCK_BYTES].try_into().expect("512 bytes");
+        found.push(Unchecked(bytes).check());
+    }
+    let newest = found.iter().filter_map(|found| found.ok()).max_by_key(|superblock| superblock.generation);
+    let Some(newest) = newest else {
+        let errors: Vec<NotOurs> = found.iter().filter_map(|found| found.err()).collect();
+        let telling = |error: &&NotOurs| matches!(error, NotOurs::Version(_) | NotOurs::Engine(_));
+        let damaged = errors.contains(&NotOurs::Damaged).then_some(&NotOurs::Damaged);
+        let error = errors.iter().find(telling).or(damaged).unwrap_or(&errors[0]);
+        return Err(OpenError::NotOurs(*error));
+    };
+    let is_damaged = |at: usize| matches!(found[at], Err(NotOurs::Damaged | NotOurs::Foreign));
+    // A crash tears at most one copy of a generation: with both gone, the newest may be among them.
+    if (is_damaged(0) && is_damaged(2)) || (is_damaged(1) && is_damaged(3)) {
+        return Err(OpenError::Damaged { what: "superblock", lba: 0 });
+    }
+    let damaged = (0..4).filter(|&at| is_damaged(at)).count() as u64;
+    Ok((newest, damaged))
+}
+
+struct Loader<'a> {
+    device: &'a dyn Device,
+    superblock: Superblock,
+    unit_blocks: u64,
+    segments: Box<[Segment]>,
+    damaged_copies: u64,
+    dropped: u64,
+}
+
+/// Bytes per read of a checkpoint or journal.
+const WINDOW_BYTES: usize = 1 << 20;
+
+impl Loader<'_> {
+    fn unit_bytes(&self) -> usize {
+        self.superblock.unit_bytes as usize
+    }
+
+    /// Reads `bytes` from the byte `offset` after `unit`, whatever their alignment.
+    async fn read(&self, unit: u64, offset: u64, bytes: usize) -> Result<Vec<u8>, OpenError> {
+        let unit_bytes = self.unit_bytes() as u64;
+        let first = unit + offset / unit_bytes;
+        let within = (offset % unit_bytes) as usize;
+        let buffer = Buffer::zeroed((within + bytes).next_multiple_of(self.unit_bytes()));
+        let buffer = self.device.read(Lba(first * self.unit_blocks), buffer).await.into_read()?;
+        Ok(buffer[within..within + bytes].to_vec())
+    }
+
+    async fn read_checkpoint(&mut self) -> Result<(), OpenError> {
+        let Some(area) = self.superblock.checkpoint.area else { return Ok(()) };
+        let total = self.superblock.checkpoint.bytes;
+        let (mut window, mut window_at, mut offset) = (Vec::new(), 0_u64, 0_u64);
+        for index in 0..self.segments.len() {
+            let rest = total - offset;
+            let mut image = &window[(offset - window_at) as usize..];
+            let need = checkpoint::Unchecked(image).claimed_bytes().unwrap_or(IMAGE_HEADER_BYTES);
+            if image.len() < need || image.is_empty() {
+                window_at = offset;
+                let first = self.superblock.area_first(area, 0);
+                let bytes = need.max(WINDOW_BYTES).min(rest as usize);
+                window = self.read(first, offset, bytes).await?;
+                image = &window;
+                let need = checkpoint::Unchecked(image).claimed_bytes().unwrap_or(0);
+                if need > window.len() && need as u64 <= rest {
+                    window = self.read(first, offset, need).await?;
+                    image = &window;
+                }
+            }
+            offset += match self.take_image(index, image) {
+                Some(taken) => taken,
+                None => self.take_other_copy(index, area, offset, rest).await?,
+            } as u64;
+        }
+        Ok(())
+    }
+
+    /// Takes a partition's image over from the second copy.
+    async fn take_other_copy(
+        &mut self,
+        index: usize,
+        area: u8,
+        offset: u64,
+        rest: u64,
+    ) -> Result<usize, OpenError> {
+        let first = self.superblock.area_first(area, 1);
+        self.damaged_copies += 1;
+        let lba = (first + offset / self.unit_bytes() as u64) * self.unit_blocks;
+        let damaged = OpenError::Damaged { what: "checkpoint", lba };
+        if rest < IMAGE_HEADER_BYTES as u64 {
+            return Err(damaged);
+        }
+        let header = self.read(first, offset, IMAGE_HEADER_BYTES).await?;
+        let need = checkpoint::Unchecked(&header).claimed_bytes().ok_or(damaged)?;
+        if need as u64 > rest {
+            return Err(damaged);
+        }
+        let image = self.read(first, offset, need).await?;
+        self.take_image(index, &image).ok_or(damaged)
+    }
+
+    fn take_image(&mut self, index: usize, image: &[u8]) -> Option<usize> {
+        let (header, slots) = checkpoint::Unchecked(image).check()?;
+        let ImageHeader { volume, checkpoint, segment, applied } = header;
+        let expected = (self.superblock.volume, self.superblock.checkpoint.id, index as u32);
+        if (volume, checkpoint, segment) != expected {
+            return None;
+        }
+        let mut entries = self.segments[index].entries.lock();
+        entries.applied = applied;
+        entries.table.reserve(slots.len() / SLOT_BYTES);
+        for bytes in slots.chunks_exact(SLOT_BYTES) {
+            let slot = Slot::from_bytes(bytes.try_into().expect("sixteen bytes"))?;
+            entries.table.insert(slot.tag(), slot.place());
+        }
+        Some(IMAGE_HEADER_BYTES + slots.len())
+    }
+
+    /// Applies the journal from the checkpoint on, and gives where it goes on.
+    async fn replay(&mut self, durability: Durability) -> Result<JournalPosition, OpenError> {
+        let ring = self.superblock.journal_units;
+        let most = batch_units_max(self.superblock.unit_bytes);
+        let start = self.superblock.checkpoint;
+        let mut at = JournalPosition {
+            unit: start.journal_unit,
+            batch: start.batch,
+            entry: start.entry + 1,
+            used: 0,
+        };
+        let mut incarnation = 0;
+        let mut kept: Vec<(u64, u64, Vec<Entry>)> = Vec::new();
+        let mut windows = [Window::default(), Window::default()];
+        loop {
+            if at.unit + most > ring {
+                at.used += u64::from(ring - at.unit);
+                at.unit = 0;
+            }
+            let Some((header, units, entries)) = self.batch_at(&mut windows, at, incarnation).await? else {
+                break;
+            };
+            incarnation = header.incarnation;
+            at.entry = header.first_entry + entries.len() as u64;
+            kept.push((header.batch, header.first_entry, entries));
+            at = JournalPosition {
+                unit: at.unit + units,
+                batch: at.batch + 1,
+                used: at.used + u64::from(units),
+                ..at
+            };
+            // Durable, so nothing of it needs to be verified: apply it, and keep the list short.
+            let durable = kept.partition_point(|(batch, ..)| *batch <= header.flushed_through);
+            for (_, first, entries) in kept.drain(..durable) {
+                self.apply_durable(first, &entries);
+            }
+            if at.used >= u64::from(ring) {
+                break;
+            }
+        }
+        if durability == Durability::Flush {
+            self.refuse_a_gap(at, incarnation).await?;
+        }
+        self.apply_verified(kept).await?;
+        Ok(at)
+    }
+
+    fn apply_durable(&mut self, first: u64, entries: &[Entry]) {
+        for (entry, number) in entries.iter().zip(first..) {
+            self.apply(entry, number);
+        }
+    }
+
+    fn apply(&mut self, entry: &Entry, number: u64) {
+        let (segment, tag) = split(entry.hash, self.superblock.segments_log2);
+        let mut entries = self.segments[segment].entries.lock();
+        if number > entries.applied {
+            entries.applied = number;
+            apply(&mut entries.table, tag, entry);
+        }
+    }
+
+    /// Applies batches that no flush vouches for: an entry whose record is not whole is passed over, and a
+    /// later entry that would replace it replaces what it would have replaced.
+    async fn apply_verified(&mut self, batches: Vec<(u64, u64, Vec<Entry>)>) -> Result<(), OpenError> {
+        let mut instead: Map<u64, u64> = Map::default();
+        for (_, first, entries) in batches {
+            for (mut entry, number) in entries.into_iter().zip(first..) {
+                if let Some(&old) = instead.get(&entry.old) {
+                    entry.old = old;
+                }
+                if entry.new == 0 || self.record_is_whole(&entry).await? {
+                    self.apply(&entry, number);
+                } else {
+                    self.dropped += 1;
+                    instead.insert(entry.new, entry.old);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn record_is_whole(&self, entry: &Entry) -> Result<bool, OpenError> {
+        let bytes = entry.units as usize * self.unit_bytes();
+        let beyond = entry.new.checked_add(u64::from(entry.units)).is_none_or(|end| end > self.superblock.units());
+        if beyond || entry.new < self.superblock.data_first || bytes == 0 {
+            return Ok(false);
+        }
+        let buffer = self.read(entry.new, 0, bytes).await?;
+        let Ok((header, _)) = record::Unchecked(&buffer).header() else { return Ok(false) };
+        let identity = header.identity;
+        let same = identity.volume == self.superblock.volume
+            && identity.location == entry.new
+            && check_of(identity.stamp) == check_of(entry.stamp);
+        Ok(same && header.value(&buffer).is_ok())
+    }
+
+    /// The batch expected at a position, from whichever copy has it.
+    async fn batch_at(
+        &mut self,
+        windows: &mut [Window; 2],
+        at: JournalPosition,
+        incarnation: u32,
+    ) -> Result<Option<(journal::BatchHeader, u32, Vec<Entry>)>, OpenError> {
+        for copy in 0..2 {
+            let window = &mut windows[copy];
+            self.fill(window, copy as u64, at.unit).await?;
+            let bytes = &window.bytes[(at.unit - window.first) as usize * self.unit_bytes()..];
+            let Some(batch) = journal::Unchecked(bytes).check(self.superblock.unit_bytes) else { continue };
+            let header = batch.header;
+            let expected = header.volume == self.superblock.volume && header.batch == at.batch;
+            if expected && header.incarnation >= incarnation {
+                // A copy that is only older was torn by the crash; a second one that is right is enough.
+                return Ok(Some((header, batch.units, batch.entries().collect())));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn fill(&self, window: &mut Window, copy: u64, unit: u32) -> Result<(), OpenError> {
+        let most = batch_units_max(self.superblock.unit_bytes);
+        let units_held = (window.bytes.len() / self.unit_bytes()) as u32;
+        if window.first <= unit && unit + most <= window.first + units_held {
+            return Ok(());
+        }
+        let units = ((WINDOW_BYTES / self.unit_bytes()) as u32).min(self.superblock.journal_units - unit);
+        let first = self.superblock.journal_first(copy) + u64::from(unit);
+        window.bytes = self.read(first, 0, units as usize * self.unit_bytes()).await?;
+        window.first = unit;
+        Ok(())
+    }
+
+    /// After the end of the journal no later batch can be, for each waited for the one before: if there is
+    /// one, a batch in between is damaged in both copies, and what it changed is not known.
+    async fn refuse_a_gap(&mut self, end: JournalPosition, incarnation: u32) -> Result<(), OpenError> {
+        let most = batch_units_max(self.superblock.unit_bytes);
+        let ring = self.superblock.journal_units;
+        for copy in 0..2 {
+            for from in [end.unit, 0] {
+                let units = (3 * most).min(ring - from);
+                let first = self.superblock.journal_first(copy) + u64::from(from);
+                let bytes = self.read(first, 0, units as usize * self.unit_bytes()).await?;
+                for start in (0..bytes.len()).step_by(self.unit_bytes()) {
+                    let batch = journal::Unchecked(&bytes[start..]).check(self.superblock.unit_bytes);
+                    let later = batch.is_some_and(|batch| {
+                        batch.header.volume == self.superblock.volume
+                            && batch.header.batch > end.batch
+                            && batch.header.incarnation >= incarnation
+                    });
+                    if later {
+                        let lba = (self.superblock.journal_first(0) + u64::from(end.unit)) * self.unit_blocks;
+                        return Err(OpenError::Damaged { what: "journal batch", lba });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the space of every record as used.
+    fn claim_space(&self) -> Result<Space, OpenError> {
+        let space = empty_contents(&self.superblock, JournalPosition::default()).space;
+        for segment in &self.segments {
+            for slot in segment.entries.lock().table.from(0) {
+                let place = slot.place();
+                if !space.claim(Extent { location: place.location, units: place.units }) {
+                    // Two keys on one place: the checksums held, so only a bug of ours wrote this.
+                    let lba = place.location * self.unit_blocks;
+                    return Err(OpenError::Damaged { what: "index", lba });
+                }
+            }
+        }
+        Ok(space)
+    }
+}
+
+/// A part of the ring that was read.
+#[derive(Default)]
+struct Window {
+    first: u32,
+    bytes: Vec<u8>,
+}

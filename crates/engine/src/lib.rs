@@ -1,0 +1,165 @@
+//! Storage engines: what keeps values on a device and finds them again after any crash.
+//!
+//! # Layout
+//! - this file: the [`Engine`] contract, its answers and its faults.
+//! - [`hash`]: OctoKV's engine: a hash index in memory, records and an index journal on the device.
+//! - [`conformance`]: the one suite that every engine passes, against a model.
+
+pub mod conformance;
+pub mod hash;
+
+use octokv_base::{Buffer, Key};
+use octokv_flash::DeviceError;
+use std::fmt;
+use std::future::Future;
+
+/// What a put does where the key exists already, or does not (NVMe KV 1.3, Store options).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutMode {
+    /// Stores in either case.
+    Upsert,
+    /// Stores only a key that does not exist.
+    AddOnly,
+    /// Stores only a key that exists.
+    UpdateOnly,
+}
+
+/// When a write is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// When it survives a power cut: after a flush, shared by all writes that wait for one.
+    Flush,
+    /// When the device has completed it, as the papers do.
+    Device,
+}
+
+/// The answer to a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// The value is stored, as durably as the engine promises.
+    Stored,
+    /// The key exists, and only a new one was to be stored.
+    Exists,
+    /// The key does not exist, and only an existing one was to be stored.
+    NotFound,
+    /// No space is left for the value; what was there before is still there.
+    Full,
+    /// The value is longer than the engine takes.
+    TooLong,
+}
+
+/// A value in the buffer that it was read into.
+#[derive(Debug)]
+pub struct Value {
+    /// Holds the record; the value is a part of it.
+    pub buffer: Buffer,
+    /// Where the value begins in the buffer, in bytes.
+    pub offset: usize,
+    /// How long the value is, in bytes.
+    pub bytes: usize,
+}
+
+impl Value {
+    /// The value itself.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.buffer[self.offset..self.offset + self.bytes]
+    }
+}
+
+/// The answer to a delete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delete {
+    /// The key is gone, as durably as the engine promises.
+    Deleted,
+    /// There was no such key.
+    NotFound,
+}
+
+/// What went wrong, as facts. None of these is an answer about the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// What the device holds for the key is not what was written; the number is the first block read.
+    Corrupt { lba: u64 },
+    /// The device failed.
+    Device(DeviceError),
+    /// A journal write failed earlier: nothing more is written until the engine is opened again.
+    ReadOnly,
+    /// No memory is left within the budget; the same operation may succeed later.
+    NoMemory,
+}
+
+impl From<DeviceError> for Fault {
+    fn from(error: DeviceError) -> Fault {
+        Fault::Device(error)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Corrupt { lba } => write!(f, "the record at block {lba} is not what was written"),
+            Fault::Device(error) => write!(f, "the device failed: {error}"),
+            Fault::ReadOnly => f.write_str("read-only since a journal write failed; restart to recover"),
+            Fault::NoMemory => f.write_str("out of buffers; try again"),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}
+
+/// Takes the keys of a listing one by one; `false` means that there is no room for this one.
+pub trait KeySink {
+    /// Offers the next key.
+    fn offer(&mut self, key: &[u8]) -> bool;
+}
+
+impl<F: FnMut(&[u8]) -> bool> KeySink for F {
+    fn offer(&mut self, key: &[u8]) -> bool {
+        self(key)
+    }
+}
+
+/// Figures of an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Keys stored.
+    pub keys: u64,
+    /// Space that may hold records, in bytes.
+    pub capacity_bytes: u64,
+    /// Space that holds records, in bytes.
+    pub used_bytes: u64,
+    /// Memory of the index, in bytes.
+    pub index_bytes: u64,
+    /// Journal batches written since opening.
+    pub batches: u64,
+    /// Checkpoints written since opening.
+    pub checkpoints: u64,
+}
+
+/// One core's handle on a key-value store.
+///
+/// Any core may run any operation on any key; concurrent operations on one key are linearizable. A
+/// future of an operation must be run to its end: to drop it half-way is a crash of the whole engine.
+pub trait Engine {
+    /// Stores a value. It lies in `record` behind [`octokv_base::value_offset`] of the key's length.
+    fn put(
+        &self,
+        key: &Key,
+        mode: PutMode,
+        record: Buffer,
+        value_bytes: usize,
+    ) -> impl Future<Output = Result<Put, Fault>>;
+    /// Reads a value, or `None` when there is no such key.
+    fn get(&self, key: &Key) -> impl Future<Output = Result<Option<Value>, Fault>>;
+    /// Removes a key.
+    fn delete(&self, key: &Key) -> impl Future<Output = Result<Delete, Fault>>;
+    /// The length of a key's value in bytes, or `None` when there is no such key.
+    fn exist(&self, key: &Key) -> impl Future<Output = Result<Option<usize>, Fault>>;
+    /// Offers keys from `start` (inclusive; empty for all) in the engine's own order until the sink has
+    /// no room. Where `start` does not exist, it begins at the next key of that order.
+    fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), Fault>>;
+    /// Makes all that was acknowledged durable, whatever the durability.
+    fn flush(&self) -> impl Future<Output = Result<(), Fault>>;
+    /// Figures.
+    fn statistics(&self) -> Statistics;
+}

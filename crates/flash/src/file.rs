@@ -1,0 +1,57 @@
+//! A regular file or a raw block device, read and written past the page cache by one core's channel.
+//!
+//! In: operations of this core's tasks. Out: their completion, from the channel's driver. Opening,
+//! locking and sizing the file is the caller's (the driver knows how); this maps blocks to bytes.
+
+use crate::{Device, Geometry, Pending};
+use octokv_base::{Buffer, Lba};
+use octokv_runtime::io::{Channel, FileId, Operation};
+
+/// One core's view of an open file.
+pub struct FileDevice {
+    channel: Channel,
+    file: FileId,
+    geometry: Geometry,
+    name: String,
+}
+
+impl FileDevice {
+    /// The device of `file`, which is open on `channel`.
+    pub fn new(channel: Channel, file: FileId, geometry: Geometry, name: String) -> FileDevice {
+        FileDevice { channel, file, geometry, name }
+    }
+
+    fn offset(&self, at: Lba) -> u64 {
+        at.0 * u64::from(self.geometry.block_bytes)
+    }
+}
+
+impl Device for FileDevice {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
+        if !self.geometry.holds(at, buffer.len()) {
+            return Pending::out_of_range(Some(buffer));
+        }
+        let operation = Operation::Read { offset: self.offset(at), buffer };
+        Pending::ticket(self.channel.submit(self.file, operation))
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
+        if !self.geometry.holds(at, buffer.len()) {
+            return Pending::out_of_range(Some(buffer));
+        }
+        let operation = Operation::Write { offset: self.offset(at), buffer };
+        Pending::ticket(self.channel.submit(self.file, operation))
+    }
+    fn flush(&self) -> Pending {
+        Pending::ticket(self.channel.submit(self.file, Operation::Flush))
+    }
+    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+        let bytes = blocks * u64::from(self.geometry.block_bytes);
+        Pending::ticket(self.channel.submit(self.file, Operation::Trim { offset: self.offset(at), bytes }))
+    }
+}

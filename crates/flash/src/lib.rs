@@ -1,0 +1,154 @@
+//! Devices: arrays of logical blocks that are read, written and flushed with owned, aligned buffers.
+//!
+//! # Layout
+//! - this file: the [`Device`] contract, its answers and its faults.
+//! - [`memory`]: blocks in this process's memory; nothing survives it.
+//! - [`file`]: a regular file or a raw block device, through a core's device channel.
+//! - [`fault`]: a wrapper that makes any device fail: rot, misdirection, staleness, errors, slowness.
+//! - [`power`]: a disk whose power can be cut at any write or flush, for tests and the simulator.
+
+pub mod fault;
+pub mod file;
+pub mod memory;
+pub mod power;
+
+pub use file::FileDevice;
+pub use memory::{Memory, MemoryDevice};
+
+use octokv_base::{Buffer, Lba};
+use octokv_runtime::io::{Completed, Ticket};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+/// What a device looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The size of a logical block, the smallest thing written at once, in bytes: 512 or 4096.
+    pub block_bytes: u32,
+    /// How many logical blocks there are.
+    pub blocks: u64,
+    /// Whether all is lost when the process ends, so that keeping a journal is of no use.
+    pub volatile: bool,
+}
+
+impl Geometry {
+    /// The size of the device in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_bytes)
+    }
+
+    /// Whether `len` bytes from `at` are whole blocks within the device.
+    pub fn holds(&self, at: Lba, len: usize) -> bool {
+        let block = self.block_bytes as usize;
+        len.is_multiple_of(block)
+            && at.0.checked_add((len / block) as u64).is_some_and(|end| end <= self.blocks)
+    }
+}
+
+/// What a device can do wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceError {
+    /// The operation failed; the number is the system's error code.
+    Io(i32),
+    /// The blocks are not on the device.
+    OutOfRange,
+    /// The medium has no space for the write, though the block exists (a sparse file).
+    NoSpace,
+}
+
+impl std::fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceError::Io(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
+            DeviceError::OutOfRange => f.write_str("blocks beyond the end of the device"),
+            DeviceError::NoSpace => f.write_str("no space left under the device"),
+        }
+    }
+}
+
+impl std::error::Error for DeviceError {}
+
+/// A finished operation: the buffer comes back with it.
+#[derive(Debug)]
+pub struct Done {
+    /// The buffer of a read or a write. After a failed read it holds anything.
+    pub buffer: Option<Buffer>,
+    /// Whether all of it was done.
+    pub result: Result<(), DeviceError>,
+}
+
+impl Done {
+    /// The buffer of a read that succeeded.
+    pub fn into_read(self) -> Result<Buffer, DeviceError> {
+        self.result?;
+        // Only a bug of ours loses the buffer of a read.
+        Ok(self.buffer.expect("a read gives its buffer back"))
+    }
+}
+
+/// An array of logical blocks as one core sees it.
+///
+/// An operation starts when its method is called, not when the answer is first awaited. Operations
+/// that are under way together may be carried out in any order; a write is durable once a flush that
+/// started after its completion has completed.
+pub trait Device {
+    /// Its shape.
+    fn geometry(&self) -> Geometry;
+    /// What a person calls it: a path, or a made-up name.
+    fn name(&self) -> &str;
+    /// Fills `buffer` from the blocks at `at`; its length is whole blocks.
+    fn read(&self, at: Lba, buffer: Buffer) -> Pending;
+    /// Writes all of `buffer` to the blocks at `at`; its length is whole blocks.
+    fn write(&self, at: Lba, buffer: Buffer) -> Pending;
+    /// Makes every write that has completed durable.
+    fn flush(&self) -> Pending;
+    /// Says that what the blocks hold is no longer wanted. They then read as anything.
+    fn trim(&self, at: Lba, blocks: u64) -> Pending;
+}
+
+/// An operation under way. Await it for its [`Done`].
+pub struct Pending(State);
+
+enum State {
+    Ready(Option<Done>),
+    Ticket(Ticket),
+    Later(Pin<Box<dyn Future<Output = Done>>>),
+}
+
+impl Pending {
+    /// Already finished.
+    pub fn ready(done: Done) -> Pending {
+        Pending(State::Ready(Some(done)))
+    }
+    /// Under way on a core's device channel.
+    pub fn ticket(ticket: Ticket) -> Pending {
+        Pending(State::Ticket(ticket))
+    }
+    /// Whatever `future` says; costs an allocation, so for tests and faults.
+    pub fn later(future: impl Future<Output = Done> + 'static) -> Pending {
+        Pending(State::Later(Box::pin(future)))
+    }
+    /// Refused, because the blocks are not on the device.
+    pub fn out_of_range(buffer: Option<Buffer>) -> Pending {
+        Pending::ready(Done { buffer, result: Err(DeviceError::OutOfRange) })
+    }
+}
+
+impl Future for Pending {
+    type Output = Done;
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Done> {
+        match &mut self.0 {
+            State::Ready(done) => Poll::Ready(done.take().expect("awaited once")),
+            State::Ticket(ticket) => {
+                let Completed { buffer, result } = ready!(Pin::new(ticket).poll(context));
+                let result = result.map_err(|code| match code {
+                    28 => DeviceError::NoSpace, // ENOSPC
+                    code => DeviceError::Io(code),
+                });
+                Poll::Ready(Done { buffer, result })
+            }
+            State::Later(future) => future.as_mut().poll(context),
+        }
+    }
+}

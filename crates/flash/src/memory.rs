@@ -1,0 +1,120 @@
+//! A device of memory: as fast as copying, gone with the process.
+//!
+//! In: reads and writes of any core. Out: their completion, at once. Holds: the blocks, in stripes of
+//! [`STRIPE_BYTES`] with a lock each, so that cores meet only on the same stripe.
+//! Invariants: all memory is touched when the device is made, so no write pays for a first touch; a
+//! write of one stripe is seen whole or not at all, of several stripes by parts, as on a disk.
+
+use crate::{Device, Done, Geometry, Pending};
+use octokv_base::{Buffer, Lba};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+const STRIPE_BYTES: usize = 256 * 1024;
+
+/// The memory itself, shared by the devices of all cores.
+pub struct Memory {
+    stripes: Box<[Mutex<Box<[u8]>>]>,
+    geometry: Geometry,
+}
+
+impl Memory {
+    /// `bytes` of zeroed blocks, rounded down to whole blocks.
+    pub fn new(bytes: u64, block_bytes: u32) -> Arc<Memory> {
+        let blocks = bytes / u64::from(block_bytes);
+        let stripes = (blocks * u64::from(block_bytes)).div_ceil(STRIPE_BYTES as u64);
+        let touched = || {
+            let mut stripe = vec![0_u8; STRIPE_BYTES].into_boxed_slice();
+            stripe.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
+            Mutex::new(stripe)
+        };
+        let geometry = Geometry { block_bytes, blocks, volatile: true };
+        Arc::new(Memory { stripes: (0..stripes).map(|_| touched()).collect(), geometry })
+    }
+
+    /// Calls `each` with every stripe's part of `len` bytes from byte `offset`, in order.
+    fn parts(&self, offset: u64, len: usize, mut each: impl FnMut(&mut [u8], std::ops::Range<usize>)) {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let within = (at % STRIPE_BYTES as u64) as usize;
+            let part = (STRIPE_BYTES - within).min(len - done);
+            let mut stripe = self.stripes[(at / STRIPE_BYTES as u64) as usize].lock();
+            each(&mut stripe[within..within + part], done..done + part);
+            done += part;
+        }
+    }
+}
+
+/// One core's view of a [`Memory`].
+pub struct MemoryDevice {
+    memory: Arc<Memory>,
+}
+
+impl MemoryDevice {
+    /// A view of `memory`.
+    pub fn new(memory: Arc<Memory>) -> MemoryDevice {
+        MemoryDevice { memory }
+    }
+
+    fn offset(&self, at: Lba) -> u64 {
+        at.0 * u64::from(self.memory.geometry.block_bytes)
+    }
+}
+
+impl Device for MemoryDevice {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry
+    }
+    fn name(&self) -> &str {
+        "memory"
+    }
+    fn read(&self, at: Lba, mut buffer: Buffer) -> Pending {
+        if !self.memory.geometry.holds(at, buffer.len()) {
+            return Pending::out_of_range(Some(buffer));
+        }
+        let (offset, len) = (self.offset(at), buffer.len());
+        self.memory.parts(offset, len, |stripe, range| buffer[range].copy_from_slice(stripe));
+        Pending::ready(Done { buffer: Some(buffer), result: Ok(()) })
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
+        if !self.memory.geometry.holds(at, buffer.len()) {
+            return Pending::out_of_range(Some(buffer));
+        }
+        let (offset, len) = (self.offset(at), buffer.len());
+        self.memory.parts(offset, len, |stripe, range| stripe.copy_from_slice(&buffer[range]));
+        Pending::ready(Done { buffer: Some(buffer), result: Ok(()) })
+    }
+    fn flush(&self) -> Pending {
+        Pending::ready(Done { buffer: None, result: Ok(()) })
+    }
+    fn trim(&self, _at: Lba, _blocks: u64) -> Pending {
+        Pending::ready(Done { buffer: None, result: Ok(()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_runtime::block_on;
+
+    #[test]
+    fn what_is_written_across_stripes_is_read_back() {
+        let memory = Memory::new(1 << 20, 512);
+        let (one, other) = (MemoryDevice::new(Arc::clone(&memory)), MemoryDevice::new(memory));
+        let mut buffer = Buffer::zeroed(8192);
+        buffer.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
+        let at = Lba((STRIPE_BYTES as u64 - 4096) / 512);
+        block_on(one.write(at, buffer), || ()).result.unwrap();
+        let read = block_on(other.read(at, Buffer::zeroed(8192)), || ()).into_read().unwrap();
+        assert!(read.iter().enumerate().all(|(i, &byte)| byte == i as u8));
+    }
+
+    #[test]
+    fn blocks_beyond_the_end_are_refused() {
+        let device = MemoryDevice::new(Memory::new(1 << 20, 4096));
+        let done = block_on(device.read(Lba(256), Buffer::zeroed(4096)), || ());
+        assert_eq!(done.result, Err(crate::DeviceError::OutOfRange));
+        assert!(done.buffer.is_some());
+    }
+}

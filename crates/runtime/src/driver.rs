@@ -1,0 +1,79 @@
+//! The socket half of the seam: streams of bytes, without waiting.
+//!
+//! One implementor per core: [`crate::RealSockets`] (TCP by the kernel) and
+//! [`crate::virtual_world::VirtualSockets`]. No call blocks. A socket belongs to the core that accepted
+//! or connected it until [`Sockets::detach`] hands it to another.
+//!
+//! Invariants: bytes come out in the order they went in, none lost while the socket lives; a
+//! [`SocketId`] may name another socket after [`Sockets::close`] or [`Sockets::detach`].
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+
+/// One stream, as its core knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SocketId(pub u32);
+
+/// One listening address, as its core knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerId(pub u32);
+
+/// What [`Sockets::receive`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// None now.
+    Nothing,
+    /// None ever again: the peer closed, reset, or never answered.
+    Closed,
+}
+
+/// What [`Sockets::send`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// Took so many bytes of the head, at least one.
+    Bytes(usize),
+    /// Took none; the stream is full or not yet connected.
+    Full,
+    /// Took none and never will.
+    Broken,
+}
+
+/// A socket between two cores. Dropping it closes the stream.
+#[derive(Debug)]
+pub struct DetachedSocket(pub(crate) Detached);
+
+#[derive(Debug)]
+pub(crate) enum Detached {
+    Kernel(octokv_sys::socket::Stream),
+    /// An end in the virtual world, which is closed when its host stops.
+    Virtual {
+        index: u32,
+        generation: u32,
+    },
+}
+
+/// The sockets of one core.
+pub trait Sockets {
+    /// Listens. Gives the actual address: port 0 is resolved.
+    fn listen(&mut self, at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)>;
+    /// The next stream that a peer opened, and the peer's address.
+    fn accept(&mut self, listener: ListenerId) -> Option<(SocketId, SocketAddr)>;
+    /// Begins to connect. Until it is up, `send` says [`Sent::Full`] and `receive` says
+    /// [`Received::Nothing`]; when it failed, they say `Broken` and `Closed`.
+    fn connect(&mut self, to: SocketAddr) -> io::Result<SocketId>;
+    /// Takes a stream out, to be attached on another core. `None` when there is no such socket.
+    fn detach(&mut self, socket: SocketId) -> Option<DetachedSocket>;
+    /// Takes in a stream from another core.
+    fn attach(&mut self, socket: DetachedSocket) -> SocketId;
+    /// Moves bytes that have arrived to the start of `into`.
+    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> Received;
+    /// Gives the bytes of `slices`, in order, to the stream, as many as it takes now.
+    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent;
+    /// Adds to `out` the sockets that may have bytes (or news of their end) now, each at most once.
+    /// A socket that was named and not received from until `Nothing` is named again.
+    fn ready(&mut self, out: &mut Vec<SocketId>);
+    /// Closes a stream. Bytes that `send` took still go out.
+    fn close(&mut self, socket: SocketId);
+}

@@ -1,0 +1,70 @@
+//! Messages between cores: one bounded single-producer single-consumer ring per ordered pair.
+//!
+//! ```text
+//!   core 0 ──▶ ring ──▶ core 1        send rings the receiver's doorbell
+//!   core 1 ──▶ ring ──▶ core 0        full: the message comes back, the sender keeps it
+//! ```
+//! A core's messages to one other core arrive in order. A core may send to itself.
+
+use crate::doorbell::Doorbell;
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
+use std::sync::Arc;
+
+/// One core's end of the mesh.
+pub struct Mailbox<T> {
+    to: Vec<(Producer<T>, Arc<Doorbell>)>,
+    from: Vec<Consumer<T>>,
+    /// Where `receive` looks first, so that no sender starves another.
+    next: usize,
+}
+
+/// The mailboxes of as many cores as there are doorbells; each ring holds `capacity` messages.
+pub fn mesh<T>(doorbells: &[Arc<Doorbell>], capacity: usize) -> Vec<Mailbox<T>> {
+    let cores = doorbells.len();
+    let mut boxes: Vec<Mailbox<T>> =
+        (0..cores).map(|_| Mailbox { to: Vec::new(), from: Vec::new(), next: 0 }).collect();
+    for sender in 0..cores {
+        for (receiver, doorbell) in doorbells.iter().enumerate() {
+            let (producer, consumer) = RingBuffer::new(capacity);
+            boxes[sender].to.push((producer, Arc::clone(doorbell)));
+            boxes[receiver].from.push(consumer);
+        }
+    }
+    boxes
+}
+
+impl<T> Mailbox<T> {
+    /// Sends to a core. Gives the message back when that core's ring is full.
+    pub fn send(&mut self, to: usize, message: T) -> Result<(), T> {
+        let (ring, doorbell) = &mut self.to[to];
+        match ring.push(message) {
+            Ok(()) => {
+                doorbell.ring();
+                Ok(())
+            }
+            Err(PushError::Full(message)) => Err(message),
+        }
+    }
+
+    /// The next message from any core, senders in turn.
+    pub fn receive(&mut self) -> Option<T> {
+        for _ in 0..self.from.len() {
+            let at = self.next;
+            self.next = if at + 1 == self.from.len() { 0 } else { at + 1 };
+            if let Ok(message) = self.from[at].pop() {
+                return Some(message);
+            }
+        }
+        None
+    }
+
+    /// How many more messages the ring to a core takes now.
+    pub fn room(&self, to: usize) -> usize {
+        self.to[to].0.slots()
+    }
+
+    /// How many cores the mesh has.
+    pub fn cores(&self) -> usize {
+        self.to.len()
+    }
+}

@@ -1,0 +1,77 @@
+//! Devices by io_uring: the queue of a real core.
+//!
+//! Trims of block devices go to one worker thread, started with the first: io_uring learnt to discard
+//! only in Linux 6.12.
+
+use crate::doorbell::Doorbell;
+use crate::io::{Completed, DeviceQueue, FileId, Media, Operation};
+use crate::threads::ThreadQueue;
+use octokv_sys::file::OwnedFile;
+use octokv_sys::uring::Ring;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// A queue of one core over its ring. Made and used by one thread.
+pub struct UringQueue {
+    ring: Ring,
+    files: Vec<Arc<OwnedFile>>,
+    discards: Option<ThreadQueue>,
+    doorbell: Arc<Doorbell>,
+}
+
+impl UringQueue {
+    /// A queue for about `depth` operations at a time. An error of kind PermissionDenied (EPERM) or with
+    /// ENOSYS means that io_uring is forbidden or missing here.
+    pub fn new(depth: usize, doorbell: Arc<Doorbell>) -> io::Result<UringQueue> {
+        let ring = Ring::new(depth.min(4096) as u32)?;
+        Ok(UringQueue { ring, files: Vec::new(), discards: None, doorbell })
+    }
+
+    fn discard(&mut self, ticket: u32, file: FileId, operation: Operation) {
+        let file = Arc::clone(&self.files[file.0 as usize]);
+        if self.discards.is_none() {
+            self.discards = ThreadQueue::new(1, Arc::clone(&self.doorbell)).ok();
+        }
+        match &mut self.discards {
+            Some(queue) => queue.submit_on(ticket, file, operation),
+            // No thread to be had. A trim is advice: a flush in its place does no harm and answers.
+            None => self.ring.flush(ticket, 0),
+        }
+    }
+}
+
+impl DeviceQueue for UringQueue {
+    fn open(&mut self, media: &Media) -> io::Result<FileId> {
+        let file = media.kernel()?;
+        self.files.push(Arc::clone(&file));
+        Ok(FileId(self.ring.register(file)))
+    }
+
+    fn submit(&mut self, ticket: u32, file: FileId, operation: Operation) {
+        match operation {
+            Operation::Read { offset, buffer } => self.ring.read(ticket, file.0, offset, buffer),
+            Operation::Write { offset, buffer } => self.ring.write(ticket, file.0, offset, buffer),
+            Operation::Flush => self.ring.flush(ticket, file.0),
+            Operation::Trim { .. } if self.files[file.0 as usize].is_block_device() => {
+                self.discard(ticket, file, operation);
+            }
+            Operation::Trim { offset, bytes } => self.ring.trim(ticket, file.0, offset, bytes),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<(u32, Completed)>) {
+        self.ring.complete(|ticket, buffer, result| done.push((ticket, Completed { buffer, result })));
+        if let Some(discards) = &mut self.discards {
+            discards.poll(done);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ring.in_flight() + self.discards.as_ref().map_or(0, ThreadQueue::in_flight)
+    }
+
+    fn wait_descriptor(&self) -> Option<RawFd> {
+        Some(self.ring.descriptor_to_wait_on())
+    }
+}

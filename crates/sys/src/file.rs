@@ -1,0 +1,280 @@
+//! A regular file or a block device as storage: held by one process, direct, its size and block known.
+//!
+//! In: a path. Out: an [`OwnedFile`] that transfers whole blocks, or an [`OpenError`] that says what is
+//! in the way. Blocking transfers for worker threads are here; [`crate::uring`] uses the descriptor.
+//!
+//! Invariants: an open file is locked (flock; O_EXCL besides for a block device) until it is dropped; a
+//! file that we create has mode 0600, all of its blocks allocated, and its name synced, or does not
+//! stay; nothing of an existing file is changed by opening it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The largest unit of transfer that we work with, in bytes.
+pub const BLOCK_BYTES_MAX: u32 = 4096;
+const BLOCK_BYTES_MIN: u32 = 512;
+
+/// Why a device cannot be had.
+#[derive(Debug)]
+pub enum OpenError {
+    /// There is nothing at this path, and we were not to create it.
+    Missing,
+    /// Another process (or another part of this one) holds it, or it is mounted.
+    Held,
+    /// Neither a regular file nor a block device.
+    NotStorage,
+    /// The file system has no direct transfers (O_DIRECT).
+    NoDirect,
+    /// Transfers must be in units larger than [`BLOCK_BYTES_MAX`].
+    BlockTooLarge {
+        /// The unit, in bytes.
+        block_bytes: u32,
+    },
+    /// There is no room for a file of this size.
+    NoSpace {
+        /// The size that was asked for.
+        size_bytes: u64,
+    },
+    /// The kernel refused for another reason.
+    System(io::Error),
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            OpenError::Missing => f.write_str("it does not exist"),
+            OpenError::Held => f.write_str("it is in use by another process, or mounted"),
+            OpenError::NotStorage => f.write_str("it is neither a regular file nor a block device"),
+            OpenError::NoDirect => f.write_str("its file system does not support direct transfers (O_DIRECT)"),
+            OpenError::BlockTooLarge { block_bytes } => {
+                write!(f, "its block of {block_bytes} bytes is larger than {BLOCK_BYTES_MAX}")
+            }
+            OpenError::NoSpace { size_bytes } => {
+                write!(f, "its file system has no room for {size_bytes} bytes")
+            }
+            OpenError::System(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> OpenError {
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => OpenError::Missing,
+            Some(libc::EBUSY | libc::EWOULDBLOCK | libc::ETXTBSY) => OpenError::Held,
+            _ => OpenError::System(error),
+        }
+    }
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct OwnedFile {
+    file: File,
+    path: PathBuf,
+    size_bytes: u64,
+    block_bytes: u32,
+    block_device: bool,
+    created: bool,
+}
+
+/// Opens a device for this process alone. A missing file is created with `create` bytes where that is
+/// given. `direct` goes past the page cache.
+pub fn open_device(path: &Path, create: Option<u64>, direct: bool) -> Result<OwnedFile, OpenError> {
+    let direct = if direct { libc::O_DIRECT } else { 0 };
+    match (std::fs::metadata(path), create) {
+        (Ok(metadata), _) => {
+            let block_device = metadata.file_type().is_block_device();
+            if !block_device && !metadata.is_file() {
+                return Err(OpenError::NotStorage);
+            }
+            let exclusive = if block_device { libc::O_EXCL } else { 0 };
+            let opened = OpenOptions::new().read(true).write(true).custom_flags(direct | exclusive).open(path);
+            let file = opened.map_err(|e| no_direct(e, direct))?;
+            lock(&file)?;
+            finish(file, path, block_device, false)
+        }
+        (Err(e), Some(size_bytes)) if e.kind() == io::ErrorKind::NotFound => {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create_new(true).mode(0o600).custom_flags(direct);
+            let file = options.open(path).map_err(|e| no_direct(e, direct))?;
+            let made = lock(&file).and_then(|()| allocate(&file, path, size_bytes));
+            if let Err(error) = made {
+                // It was never whole; nothing of anybody's is in it.
+                let _ = std::fs::remove_file(path);
+                return Err(error);
+            }
+            finish(file, path, false, true)
+        }
+        (Err(e), _) => Err(e.into()),
+    }
+}
+
+fn no_direct(error: io::Error, direct: i32) -> OpenError {
+    if direct != 0 && error.raw_os_error() == Some(libc::EINVAL) { OpenError::NoDirect } else { error.into() }
+}
+
+fn lock(file: &File) -> Result<(), OpenError> {
+    // SAFETY: a system call on an open descriptor with plain arguments.
+    let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+    if locked == 0 { Ok(()) } else { Err(io::Error::last_os_error().into()) }
+}
+
+/// Gives a new file its blocks and makes file and name survive a power cut.
+fn allocate(file: &File, path: &Path, size_bytes: u64) -> Result<(), OpenError> {
+    let size = libc::off_t::try_from(size_bytes).map_err(|_| OpenError::NoSpace { size_bytes })?;
+    // SAFETY: a system call on an open descriptor with plain arguments. Where the file system cannot
+    // allocate, the C library writes to every block instead.
+    let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size) };
+    match error {
+        0 => {}
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => return Err(OpenError::NoSpace { size_bytes }),
+        // A size of zero.
+        _ => return Err(OpenError::System(io::Error::from_raw_os_error(error))),
+    }
+    file.sync_all()?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(())
+}
+
+fn finish(mut file: File, path: &Path, block_device: bool, created: bool) -> Result<OwnedFile, OpenError> {
+    let size_bytes = file.seek(SeekFrom::End(0))?;
+    let block_bytes = block_bytes(&file, block_device)?;
+    if !block_bytes.is_power_of_two() || block_bytes > BLOCK_BYTES_MAX {
+        return Err(OpenError::BlockTooLarge { block_bytes });
+    }
+    Ok(OwnedFile { file, path: path.into(), size_bytes, block_bytes, block_device, created })
+}
+
+/// The unit of direct transfers: what the kernel says (6.1 and later), else the disk's logical block,
+/// else what the file system prefers, up to our limit.
+fn block_bytes(file: &File, block_device: bool) -> io::Result<u32> {
+    if let Some(aligned) = direct_alignment(file) {
+        return Ok(aligned.max(BLOCK_BYTES_MIN));
+    }
+    if block_device {
+        let mut logical: libc::c_int = 0;
+        // SAFETY: BLKSSZGET writes one int, and `logical` is one that lives through the call.
+        let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &mut logical) };
+        if done == 0 && logical > 0 {
+            return Ok((logical as u32).max(BLOCK_BYTES_MIN));
+        }
+    }
+    let preferred = file.metadata()?.blksize().min(u64::from(BLOCK_BYTES_MAX)) as u32;
+    Ok(preferred.max(BLOCK_BYTES_MIN))
+}
+
+fn direct_alignment(file: &File) -> Option<u32> {
+    // SAFETY: all-zero is a valid statx.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    let (fd, flags, want) = (file.as_raw_fd(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
+    // SAFETY: the path is an empty C string, `found` a live statx.
+    let done = unsafe { libc::statx(fd, c"".as_ptr(), flags, want, &mut found) };
+    let known = done == 0 && found.stx_mask & libc::STATX_DIOALIGN != 0 && found.stx_dio_offset_align > 0;
+    known.then_some(found.stx_dio_offset_align)
+}
+
+impl OwnedFile {
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How large it was when it was opened.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The unit of transfers: a power of two from 512 to [`BLOCK_BYTES_MAX`].
+    pub fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// Whether it is a block device rather than a regular file.
+    pub fn is_block_device(&self) -> bool {
+        self.block_device
+    }
+
+    /// Whether opening created it.
+    pub fn created(&self) -> bool {
+        self.created
+    }
+
+    /// Fills `into` from `offset`, blocking. Fails with EIO at the end of the device.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        self.file.read_exact_at(into, offset).map_err(errno)
+    }
+
+    /// Writes all of `from` at `offset`, blocking.
+    pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), i32> {
+        self.file.write_all_at(from, offset).map_err(errno)
+    }
+
+    /// Makes every finished write survive a power cut, blocking.
+    pub fn sync_data(&self) -> Result<(), i32> {
+        self.file.sync_data().map_err(errno)
+    }
+
+    /// Gives a range back to the file system or disk, blocking. Where neither knows how, nothing is done.
+    pub fn trim(&self, offset: u64, bytes: u64) -> Result<(), i32> {
+        let done = if self.block_device { self.discard(offset, bytes) } else { self.punch(offset, bytes) };
+        trim_result(done)
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), i32> {
+        let range = [offset, bytes];
+        // SAFETY: BLKDISCARD reads two u64, and `range` is two that live through the call.
+        let done = unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
+        if done == 0 { Ok(()) } else { Err(errno(io::Error::last_os_error())) }
+    }
+
+    fn punch(&self, offset: u64, bytes: u64) -> Result<(), i32> {
+        let (Ok(at), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+            return Err(libc::EINVAL);
+        };
+        // SAFETY: a system call on an open descriptor with plain arguments.
+        let done = unsafe { libc::fallocate(self.file.as_raw_fd(), PUNCH, at, len) };
+        if done == 0 { Ok(()) } else { Err(errno(io::Error::last_os_error())) }
+    }
+}
+
+/// The mode of `fallocate` that gives blocks back.
+pub(crate) const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+/// `_IO(0x12, 119)` of linux/fs.h.
+const BLKDISCARD: u32 = 0x1277;
+
+/// A trim that the device does not know is a trim that it need not do.
+pub(crate) fn trim_result(done: Result<(), i32>) -> Result<(), i32> {
+    match done {
+        Err(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS) => Ok(()),
+        other => other,
+    }
+}
+
+fn errno(error: io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+impl AsFd for OwnedFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Bytes that the file system of `path`'s directory can still take from us.
+pub fn available_bytes(path: &Path) -> io::Result<u64> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = std::ffi::CString::new(parent.as_os_str().as_bytes())?;
+    // SAFETY: all-zero is a valid statvfs.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `parent` is a C string and `found` a statvfs; both live through the call.
+    let done = unsafe { libc::statvfs(parent.as_ptr(), &mut found) };
+    if done == 0 { Ok(found.f_bavail * found.f_frsize) } else { Err(io::Error::last_os_error()) }
+}

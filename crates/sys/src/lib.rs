@@ -1,0 +1,28 @@
+//! The kernel made safe: the only room with `unsafe` in it.
+//!
+//! Everything here is a thin, owned, safe face on one thing of Linux. No policy: what to do when, and
+//! with which bound, is `runtime`'s.
+//!
+//! # Layout
+//! - [`clock`]: monotonic time, and the processor's tick counter for cheap spans.
+//! - [`event`]: a descriptor that one thread signals and another waits for.
+//! - [`poll`]: waiting for many descriptors (epoll).
+//! - [`socket`]: non-blocking TCP.
+//! - [`file`]: a regular file or block device as storage: exclusive, direct, with its size and block.
+//! - [`uring`]: storage operations on an io_uring that owns the buffers in flight.
+//! - [`thread`]: threads by name and core.
+//! - [`signal`]: SIGTERM and SIGINT as a flag.
+//! - [`process`]: what this process costs.
+
+// This room is what the bans of clippy.toml point at.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod clock;
+pub mod event;
+pub mod file;
+pub mod poll;
+pub mod process;
+pub mod signal;
+pub mod socket;
+pub mod thread;
+pub mod uring;

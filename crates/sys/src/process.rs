@@ -1,0 +1,42 @@
+//! What this process costs.
+
+use octokv_base::Nanos;
+
+/// Memory of this process that is in RAM, in bytes; zero where the kernel does not say.
+pub fn resident_bytes() -> u64 {
+    // SAFETY: sysconf has no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_ascii_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok());
+    pages.unwrap_or(0) * page
+}
+
+/// Processor time that the calling thread has used.
+pub fn thread_cpu() -> Nanos {
+    cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Processor time that this process has used, all threads together.
+pub fn process_cpu() -> Nanos {
+    cpu_time(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn cpu_time(clock: libc::clockid_t) -> Nanos {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid timespec that lives through the call; both clocks exist on Linux.
+    unsafe { libc::clock_gettime(clock, &mut time) };
+    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_memory_and_uses_time() {
+        assert!(resident_bytes() > 100_000);
+        let before = thread_cpu();
+        while thread_cpu() == before {}
+        assert!(process_cpu() >= before);
+    }
+}

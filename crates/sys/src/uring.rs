@@ -1,0 +1,236 @@
+//! Storage operations on an io_uring that owns the buffers in flight.
+//!
+//! ```text
+//!   read/write/flush/trim ──▶ line ──▶ SQ ──submit──▶ kernel ──▶ CQ ──complete──▶ caller
+//!                      buffer moves in ─────────────────────────────── buffer moves out
+//! ```
+//! The kernel writes to a buffer long after the call that named it. So a ring keeps every buffer (and
+//! every file) from submission to completion, and on drop waits for the kernel before it lets go of
+//! any; where it cannot wait it leaks them.
+//!
+//! One thread makes a ring and uses it (SINGLE_ISSUER, DEFER_TASKRUN: completions are worked off only
+//! when that thread enters the kernel, told by a flag in shared memory, so an empty poll is a load).
+//! The ring's descriptor is readable when there is something to complete: it can be slept on.
+
+use crate::file::{OwnedFile, PUNCH, trim_result};
+use io_uring::{IoUring, opcode, squeue, types};
+use octokv_base::Buffer;
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
+
+/// The longest transfer that the kernel takes in one piece, in bytes.
+pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
+
+struct Flight {
+    ticket: u32,
+    buffer: Option<Buffer>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Transfer,
+    Flush,
+    Trim,
+}
+
+/// One core's ring.
+pub struct Ring {
+    ring: IoUring,
+    flights: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    in_flight: usize,
+    /// Entries that found the submission queue full.
+    line: VecDeque<squeue::Entry>,
+    files: Vec<Arc<OwnedFile>>,
+    /// The kernel ties a SINGLE_ISSUER ring to a thread, so it does not move between threads.
+    _one_thread: PhantomData<*const ()>,
+}
+
+impl Ring {
+    /// A ring for about `entries` operations at a time (more are taken and wait). For the calling
+    /// thread alone.
+    pub fn new(entries: u32) -> io::Result<Ring> {
+        let entries = entries.clamp(1, 4096).next_power_of_two();
+        let ring = Ring::build(entries, true).or_else(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => Ring::build(entries, false),
+            _ => Err(error),
+        })?;
+        Ok(Ring {
+            ring,
+            flights: Vec::with_capacity(entries as usize),
+            free: Vec::with_capacity(entries as usize),
+            in_flight: 0,
+            line: VecDeque::with_capacity(entries as usize),
+            files: Vec::new(),
+            _one_thread: PhantomData,
+        })
+    }
+
+    fn build(entries: u32, deferred: bool) -> io::Result<IoUring> {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_clamp().setup_cqsize(2 * entries);
+        if deferred {
+            builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+        }
+        builder.build(entries)
+    }
+
+    /// Keeps a file for operations; gives its index.
+    pub fn register(&mut self, file: Arc<OwnedFile>) -> u32 {
+        self.files.push(file);
+        (self.files.len() - 1) as u32
+    }
+
+    /// Fills `buffer` from `offset`.
+    pub fn read(&mut self, ticket: u32, file: u32, offset: u64, mut buffer: Buffer) {
+        assert!(buffer.len() <= TRANSFER_BYTES_MAX, "{} bytes in one transfer", buffer.len());
+        let (start, bytes) = (buffer.as_mut_ptr(), buffer.len() as u32);
+        let entry = opcode::Read::new(self.descriptor(file), start, bytes).offset(offset).build();
+        self.launch(Flight { ticket, buffer: Some(buffer), kind: Kind::Transfer }, entry);
+    }
+
+    /// Writes `buffer` at `offset`.
+    pub fn write(&mut self, ticket: u32, file: u32, offset: u64, buffer: Buffer) {
+        assert!(buffer.len() <= TRANSFER_BYTES_MAX, "{} bytes in one transfer", buffer.len());
+        let (start, bytes) = (buffer.as_ptr(), buffer.len() as u32);
+        let entry = opcode::Write::new(self.descriptor(file), start, bytes).offset(offset).build();
+        self.launch(Flight { ticket, buffer: Some(buffer), kind: Kind::Transfer }, entry);
+    }
+
+    /// Makes every write that was completed survive a power cut (fdatasync).
+    pub fn flush(&mut self, ticket: u32, file: u32) {
+        let flags = types::FsyncFlags::DATASYNC;
+        let entry = opcode::Fsync::new(self.descriptor(file)).flags(flags).build();
+        self.launch(Flight { ticket, buffer: None, kind: Kind::Flush }, entry);
+    }
+
+    /// Gives a range of a regular file back to its file system.
+    pub fn trim(&mut self, ticket: u32, file: u32, offset: u64, bytes: u64) {
+        let entry = opcode::Fallocate::new(self.descriptor(file), bytes).offset(offset).mode(PUNCH).build();
+        self.launch(Flight { ticket, buffer: None, kind: Kind::Trim }, entry);
+    }
+
+    fn descriptor(&self, file: u32) -> types::Fd {
+        types::Fd(self.files[file as usize].as_fd().as_raw_fd())
+    }
+
+    fn launch(&mut self, flight: Flight, entry: squeue::Entry) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            (self.flights.len() - 1) as u32
+        });
+        self.flights[index as usize] = Some(flight);
+        self.in_flight += 1;
+        let entry = entry.user_data(u64::from(index));
+        if !self.line.is_empty() || !push(&mut self.ring, &entry) {
+            self.line.push_back(entry);
+        }
+    }
+
+    /// How many operations are not completed.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Readable when [`Ring::complete`] has something to give.
+    pub fn descriptor_to_wait_on(&self) -> RawFd {
+        self.ring.as_raw_fd()
+    }
+
+    /// Sends on what was submitted and gives what is complete to `each`: ticket, buffer, result. A
+    /// system call only when there is something to submit or the kernel has something for us.
+    pub fn complete(&mut self, mut each: impl FnMut(u32, Option<Buffer>, Result<(), i32>)) {
+        if self.in_flight == 0 {
+            return;
+        }
+        self.enter();
+        self.reap(&mut each);
+    }
+
+    fn enter(&mut self) {
+        loop {
+            let submission = self.ring.submission();
+            let idle = submission.is_empty() && !submission.taskrun() && !submission.cq_overflow();
+            drop(submission);
+            if idle && self.line.is_empty() {
+                return;
+            }
+            // EBUSY, EAGAIN and EINTR mean "later": the entries stay in the queue for the next call.
+            let entered = self.ring.submit();
+            let mut moved = false;
+            while let Some(entry) = self.line.front() {
+                if !push(&mut self.ring, entry) {
+                    break;
+                }
+                self.line.pop_front();
+                moved = true;
+            }
+            if entered.is_err() || !moved {
+                return;
+            }
+        }
+    }
+
+    fn reap(&mut self, each: &mut impl FnMut(u32, Option<Buffer>, Result<(), i32>)) {
+        let Ring { ring, flights, free, in_flight, .. } = self;
+        for entry in ring.completion() {
+            let index = entry.user_data() as usize;
+            let flight = flights[index].take().expect("the kernel completes what was submitted, once");
+            free.push(index as u32);
+            *in_flight -= 1;
+            let result = flight.result(entry.result());
+            each(flight.ticket, flight.buffer, result);
+        }
+    }
+
+    /// Blocks until at least one operation is complete, if any is in flight. For drop and for tools.
+    pub fn wait(&mut self) -> io::Result<()> {
+        if self.in_flight == 0 {
+            return Ok(());
+        }
+        self.enter();
+        match self.ring.submit_and_wait(1) {
+            Err(e) if e.raw_os_error() != Some(libc::EINTR) => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Flight {
+    fn result(&self, result: i32) -> Result<(), i32> {
+        let done = if result < 0 { Err(-result) } else { Ok(()) };
+        match self.kind {
+            Kind::Trim => trim_result(done),
+            Kind::Flush => done,
+            // Short only at the end of the device or on a failing one.
+            Kind::Transfer => match &self.buffer {
+                Some(buffer) if done.is_ok() && result as usize != buffer.len() => Err(libc::EIO),
+                _ => done,
+            },
+        }
+    }
+}
+
+fn push(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
+    // SAFETY: the memory that the entry names is in `flights`, where it stays until the completion with
+    // this entry's index has been reaped, or for ever (`drop`); the file is in `files`, which only grows.
+    unsafe { ring.submission().push(entry) }.is_ok()
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        while self.in_flight > 0 {
+            if self.wait().is_err() {
+                // The kernel may still write to these buffers: nobody may have their memory again.
+                std::mem::forget(std::mem::take(&mut self.flights));
+                std::mem::forget(std::mem::take(&mut self.files));
+                return;
+            }
+            self.reap(&mut |_, buffer, _| drop(buffer));
+        }
+    }
+}

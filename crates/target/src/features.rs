@@ -1,0 +1,180 @@
+//! Get and Set Features: which there are, what they hold, which may change.
+//!
+//! Nothing is saved over a restart: Set with the save bit is refused. A feature that is not in the table
+//! is an invalid field.
+
+use crate::admin::{Reply, View};
+use crate::controller::Purpose;
+use octokv_base::Nanos;
+use octokv_wire::command::{event, feature};
+use octokv_wire::{Sqe, Status};
+use std::sync::atomic::Ordering;
+
+/// Values of features that only their own Get reads.
+#[derive(Debug, Default)]
+pub(crate) struct Features {
+    arbitration: u32,
+    error_recovery: u32,
+    write_atomicity: u32,
+    temperature: u32,
+}
+
+/// The extended host identifier: data of feature 81h.
+const HOST_ID_BYTES: u32 = 16;
+
+const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
+const NOT_CHANGEABLE: Status = Status::FEATURE_NOT_CHANGEABLE.do_not_retry();
+
+/// What SEL of Get Features asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Select {
+    Current,
+    Default,
+    Capabilities,
+}
+
+fn exists(id: u8, purpose: Purpose) -> bool {
+    match id {
+        feature::ASYNC_EVENTS | feature::KEEP_ALIVE => true,
+        feature::ARBITRATION
+        | feature::POWER_MANAGEMENT
+        | feature::TEMPERATURE
+        | feature::ERROR_RECOVERY
+        | feature::WRITE_CACHE
+        | feature::QUEUES
+        | feature::WRITE_ATOMICITY
+        | feature::COMMAND_SET_PROFILE
+        | feature::KV_CONFIGURATION
+        | feature::HOST_IDENTIFIER => purpose == Purpose::Io,
+        _ => false,
+    }
+}
+
+fn is_changeable(id: u8) -> bool {
+    !matches!(id, feature::WRITE_CACHE | feature::HOST_IDENTIFIER | feature::POWER_MANAGEMENT)
+}
+
+/// Get Features.
+pub(crate) fn get(view: &View<'_>, sqe: &Sqe, page: &mut Vec<u8>) -> Result<Reply, Status> {
+    let (id, select) = (sqe.cdw10.get() as u8, sqe.cdw10.get() >> 8 & 7);
+    if !exists(id, view.controller.purpose) {
+        return Err(INVALID_FIELD);
+    }
+    let select = match select {
+        0 => Select::Current,
+        1 | 2 => Select::Default, // Nothing is saved: the saved value is the default.
+        3 => Select::Capabilities,
+        _ => return Err(INVALID_FIELD),
+    };
+    if select == Select::Capabilities {
+        let per_namespace = u32::from(id == feature::KV_CONFIGURATION) << 1;
+        return Ok(Reply::dword(per_namespace | u32::from(is_changeable(id)) << 2));
+    }
+    if id == feature::HOST_IDENTIFIER {
+        if sqe.cdw11.get() & 1 == 0 {
+            return Err(INVALID_FIELD); // Only the 128-bit form exists over Fabrics.
+        }
+        page.extend_from_slice(&view.controller.host.id[..HOST_ID_BYTES as usize]);
+        return Ok(Reply::success());
+    }
+    let current = select == Select::Current;
+    let book = view.controller.book();
+    Ok(Reply::dword(match id {
+        feature::QUEUES => granted_queues(view, u32::MAX - 1),
+        feature::KEEP_ALIVE if current => view.controller.keep_alive_ms(),
+        feature::ASYNC_EVENTS if current => book.events.wanted,
+        feature::ARBITRATION if current => book.features.arbitration,
+        feature::ERROR_RECOVERY if current => book.features.error_recovery,
+        feature::WRITE_ATOMICITY if current => book.features.write_atomicity,
+        feature::TEMPERATURE if current => book.features.temperature,
+        feature::KV_CONFIGURATION if current => {
+            let index = namespaces_of(view, sqe)?.start;
+            view.controller.kv_configuration(index).load(Ordering::Relaxed)
+        }
+        _ => 0,
+    }))
+}
+
+/// Set Features.
+pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe) -> Result<Reply, Status> {
+    let (cdw10, value) = (sqe.cdw10.get(), sqe.cdw11.get());
+    let id = cdw10 as u8;
+    if !exists(id, view.controller.purpose) {
+        return Err(INVALID_FIELD);
+    }
+    if cdw10 & 1 << 31 != 0 {
+        return Err(Status::FEATURE_NOT_SAVEABLE.do_not_retry());
+    }
+    if id == feature::KEEP_ALIVE {
+        return set_keep_alive(view, now, value);
+    }
+    let mut book = view.controller.book();
+    match id {
+        feature::QUEUES => return Ok(Reply::dword(set_queues(view, value)?)),
+        feature::ASYNC_EVENTS => {
+            if value & !notices(view.controller.purpose) != 0 {
+                return Err(INVALID_FIELD);
+            }
+            book.events.wanted = value;
+        }
+        feature::ARBITRATION => book.features.arbitration = value,
+        feature::ERROR_RECOVERY => book.features.error_recovery = value,
+        feature::WRITE_ATOMICITY => book.features.write_atomicity = value,
+        feature::TEMPERATURE => book.features.temperature = value,
+        feature::KV_CONFIGURATION => {
+            for index in namespaces_of(view, sqe)? {
+                view.controller.kv_configuration(index).store(value & 1, Ordering::Relaxed);
+            }
+        }
+        // There is one power state, one profile and no volatile cache: only what is so may be set.
+        feature::POWER_MANAGEMENT if value & 0x1f == 0 => {}
+        feature::COMMAND_SET_PROFILE if value & 0x1ff == 0 => {}
+        feature::COMMAND_SET_PROFILE => return Err(Status::COMMAND_SET_REJECTED.do_not_retry()),
+        feature::WRITE_CACHE if value & 1 == 0 => {}
+        feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
+        feature::WRITE_CACHE => return Err(NOT_CHANGEABLE),
+        _ => return Err(INVALID_FIELD),
+    }
+    Ok(Reply::success())
+}
+
+/// The notices that a controller can give: OAES, and what feature 0Bh takes. The low byte are the health
+/// warnings, which never come.
+pub(crate) fn notices(purpose: Purpose) -> u32 {
+    match purpose {
+        Purpose::Io => event::NAMESPACE_CHANGED_BIT | event::ANA_CHANGED_BIT | 0x1ff,
+        Purpose::Discovery => event::DISCOVERY_CHANGED_BIT,
+    }
+}
+
+fn set_keep_alive(view: &View<'_>, now: Nanos, milliseconds: u32) -> Result<Reply, Status> {
+    if !view.target.keep_alive_is_possible(milliseconds) {
+        return Err(Status::KEEP_ALIVE_INVALID.do_not_retry());
+    }
+    view.controller.set_keep_alive(milliseconds, now);
+    Ok(Reply::success())
+}
+
+fn set_queues(view: &View<'_>, asked: u32) -> Result<u32, Status> {
+    if asked & 0xffff == 0xffff || asked >> 16 == 0xffff {
+        return Err(INVALID_FIELD);
+    }
+    Ok(granted_queues(view, asked))
+}
+
+/// The queues that a host gets which asks for so many, submission and completion, 0's based.
+fn granted_queues(view: &View<'_>, asked: u32) -> u32 {
+    let most = u32::from(view.target.settings().io_queues_max - 1);
+    most.min(asked & 0xffff) | most.min(asked >> 16) << 16
+}
+
+/// The namespaces that a feature of namespaces is meant for, by their places.
+fn namespaces_of(view: &View<'_>, sqe: &Sqe) -> Result<std::ops::Range<usize>, Status> {
+    const ALL: u32 = u32::MAX;
+    if sqe.nsid.get() == ALL && !view.target.namespaces().is_empty() {
+        return Ok(0..view.target.namespaces().len());
+    }
+    let found = view.target.namespace(sqe.namespace());
+    let (index, _) = found.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
+    Ok(index..index + 1)
+}

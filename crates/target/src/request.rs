@@ -1,0 +1,113 @@
+//! What a connection asks of the engine, and what the engine answers.
+//!
+//! A [`Request`] owns all that its operation needs; the connection keeps only the slot. Exactly one
+//! [`Outcome`] comes back for every request, through [`Connection::complete`](crate::Connection::complete),
+//! also when the connection has closed meanwhile.
+
+use octokv_base::{Buffer, Key, NamespaceId};
+
+pub use octokv_wire::kv::StoreMode;
+
+/// One command that is checked, complete, and now the engine's.
+#[derive(Debug)]
+pub struct Request {
+    /// Names the command to [`Connection::complete`](crate::Connection::complete); below the queue's
+    /// size, and free again once completed.
+    pub slot: u32,
+    /// The namespace; always one of the target's.
+    pub namespace: NamespaceId,
+    /// What to do.
+    pub operation: Operation,
+}
+
+/// What to do with a namespace. Keys are never empty, except where a listing starts.
+#[derive(Debug)]
+pub enum Operation {
+    /// Keep a value.
+    Store {
+        /// Its name.
+        key: Key,
+        /// Whether the key may, must or must not exist.
+        mode: StoreMode,
+        /// Holds the value at [`octokv_base::value_offset`] of the key's length, to its end.
+        record: Buffer,
+        /// The value's length.
+        value_bytes: u32,
+    },
+    /// Read a value.
+    Retrieve {
+        /// Its name.
+        key: Key,
+        /// The most bytes that the host has room for; the answer's full length is told nevertheless.
+        limit_bytes: u32,
+    },
+    /// Forget a value.
+    Delete {
+        /// Its name.
+        key: Key,
+    },
+    /// Ask whether a value is there.
+    Exist {
+        /// Its name.
+        key: Key,
+    },
+    /// Name keys, from `start` (inclusive) or from the first when it is empty.
+    List {
+        /// Where to start in the listing's order.
+        start: Key,
+        /// The most bytes of the listing's buffer.
+        limit_bytes: u32,
+        /// Whether keys of more than 16 bytes may be named: only the extension's command can carry them.
+        long_keys: bool,
+    },
+    /// Make durable everything acknowledged before.
+    Flush,
+}
+
+/// How a request ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Stored, under the promise of durability that is in force.
+    Stored,
+    /// The value, at `offset` of `buffer`; at least `min(bytes, limit)` bytes of it.
+    Value {
+        /// What holds it; kept until the last byte has been sent.
+        buffer: Buffer,
+        /// Where in the buffer it begins.
+        offset: usize,
+        /// Its full length, which may be more than the host's limit.
+        bytes: usize,
+    },
+    /// Deleted.
+    Deleted,
+    /// It exists.
+    Exists {
+        /// How long its value is.
+        value_bytes: u32,
+    },
+    /// Keys, in the layout of the List command, at the start of `buffer`.
+    Listing {
+        /// What holds it.
+        buffer: Buffer,
+        /// How many bytes of it.
+        bytes: usize,
+    },
+    /// Everything acknowledged before is durable.
+    Flushed,
+    /// No value has this key.
+    NotFound,
+    /// A value has this key already.
+    AlreadyExists,
+    /// No space is left.
+    CapacityExceeded,
+    /// A value longer than the engine keeps.
+    InvalidValueSize,
+    /// A key that the engine cannot keep.
+    InvalidKeySize,
+    /// The media failed, or what they gave back was not what was written.
+    Unrecovered,
+    /// The namespace is not up (yet, or any more).
+    NotReady,
+    /// Too much to do; the host may try again.
+    Busy,
+}

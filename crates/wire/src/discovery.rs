@@ -1,0 +1,190 @@
+//! The discovery log page: where a host finds subsystems (NVMe Base 2.1, 5.1.12.3.1; log 70h).
+//!
+//! ```text
+//! 0     generation u64   8 records u64   16 format u16 = 0                       1024 B
+//! 1024  each entry: 0 transport 1 family 2 kind 3 requirements 4 port u16 6 controller u16
+//!       8 admin entries u16  32 service [32]  256 subsystem [256]  512 address [256]  768 security  1024 B
+//! ```
+
+use crate::nqn;
+use std::mem::offset_of;
+use std::net::{IpAddr, SocketAddr};
+use zerocopy::byteorder::little_endian::{U16, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of the header and of each entry.
+pub const RECORD_BYTES: usize = 1024;
+const TRANSPORT_TCP: u8 = 3;
+const FAMILY_IPV4: u8 = 1;
+const FAMILY_IPV6: u8 = 2;
+const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
+const DYNAMIC_CONTROLLER: u16 = 0xffff;
+const ADMIN_ENTRIES: u16 = 32;
+
+/// What an entry refers to (SUBTYPE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SubsystemKind {
+    /// Another discovery service.
+    Referral = 1,
+    /// A subsystem with namespaces.
+    Storage = 2,
+    /// This discovery service.
+    Current = 3,
+}
+
+/// One entry: a subsystem at an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What it refers to.
+    pub kind: SubsystemKind,
+    /// The subsystem's name.
+    pub subsystem: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Which port of the subsystem.
+    pub port_id: u16,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
+#[repr(C)]
+struct Header {
+    generation: U64,
+    records: U64,
+    format: U16,
+    rest: [u8; 1006],
+}
+const _: () = assert!(size_of::<Header>() == RECORD_BYTES);
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
+#[repr(C)]
+struct Layout {
+    transport: u8,
+    family: u8,
+    kind: u8,
+    requirements: u8,
+    port_id: U16,
+    controller_id: U16,
+    admin_entries: U16,
+    flags: U16,
+    zero_12: [u8; 20],
+    service: [u8; 32],
+    zero_64: [u8; 192],
+    subsystem: [u8; 256],
+    address: [u8; 256],
+    security: u8,
+    zero_769: [u8; 255],
+}
+const _: () = assert!(size_of::<Layout>() == RECORD_BYTES);
+const _: () = assert!(offset_of!(Layout, service) == 32);
+const _: () = assert!(offset_of!(Layout, subsystem) == 256);
+const _: () = assert!(offset_of!(Layout, security) == 768);
+
+/// The whole page, to be cut by [`crate::log::window`].
+pub fn encode(generation: u64, entries: &[Entry]) -> Vec<u8> {
+    let mut header = Header::new_zeroed();
+    header.generation = U64::new(generation);
+    header.records = U64::new(entries.len() as u64);
+    let mut page = Vec::with_capacity(RECORD_BYTES * (1 + entries.len()));
+    page.extend_from_slice(header.as_bytes());
+    for entry in entries {
+        let mut layout = Layout::new_zeroed();
+        layout.transport = TRANSPORT_TCP;
+        layout.family = if entry.address.is_ipv4() { FAMILY_IPV4 } else { FAMILY_IPV6 };
+        layout.kind = entry.kind as u8;
+        layout.requirements = SECURE_CHANNEL_NOT_REQUIRED;
+        layout.port_id = U16::new(entry.port_id);
+        layout.controller_id = U16::new(DYNAMIC_CONTROLLER);
+        layout.admin_entries = U16::new(ADMIN_ENTRIES);
+        crate::identify::set_text(&mut layout.service, &entry.address.port().to_string());
+        layout.subsystem = nqn::encode(&entry.subsystem);
+        crate::identify::set_text(&mut layout.address, &entry.address.ip().to_string());
+        page.extend_from_slice(layout.as_bytes());
+    }
+    page
+}
+
+/// What the header of a page says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Changes with every change of the page.
+    pub generation: u64,
+    /// How many entries there are.
+    pub records: u64,
+}
+
+/// The header at the start of `page`, or `None` when it is short or of a format that is not 0.
+pub fn summary(page: &[u8]) -> Option<Summary> {
+    let (header, _) = Header::ref_from_prefix(page).ok()?;
+    let known = header.format.get() == 0;
+    known.then(|| Summary { generation: header.generation.get(), records: header.records.get() })
+}
+
+/// The entries of a page that are subsystems at a TCP address; others are passed over.
+pub fn entries(page: &[u8]) -> impl Iterator<Item = Entry> + '_ {
+    let records = summary(page).map_or(0, |s| usize::try_from(s.records).unwrap_or(usize::MAX));
+    let bodies = page.get(RECORD_BYTES..).unwrap_or_default().chunks_exact(RECORD_BYTES);
+    bodies.take(records).filter_map(decode)
+}
+
+fn decode(bytes: &[u8]) -> Option<Entry> {
+    let layout = Layout::ref_from_bytes(bytes).ok()?;
+    let kind = match layout.kind {
+        1 => SubsystemKind::Referral,
+        2 => SubsystemKind::Storage,
+        3 => SubsystemKind::Current,
+        _ => return None,
+    };
+    if layout.transport != TRANSPORT_TCP {
+        return None;
+    }
+    let ip: IpAddr = crate::identify::text(&layout.address).parse().ok()?;
+    let port: u16 = crate::identify::text(&layout.service).parse().ok()?;
+    let subsystem = nqn::decode(&layout.subsystem).ok()?.to_string();
+    Some(Entry { kind, subsystem, address: SocketAddr::new(ip, port), port_id: layout.port_id.get() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Random;
+
+    fn sample() -> Vec<Entry> {
+        let entry = |kind, name: &str, address: &str| Entry {
+            kind,
+            subsystem: name.to_string(),
+            address: address.parse().unwrap(),
+            port_id: 1,
+        };
+        vec![
+            entry(SubsystemKind::Current, nqn::DISCOVERY, "127.0.0.1:4420"),
+            entry(SubsystemKind::Storage, "nqn.2026-11.io.octokv:node", "[::1]:4421"),
+        ]
+    }
+
+    #[test]
+    fn the_page_comes_back_as_it_went() {
+        let page = encode(7, &sample());
+        assert_eq!(page.len(), 3 * RECORD_BYTES);
+        assert_eq!(summary(&page), Some(Summary { generation: 7, records: 2 }));
+        assert_eq!(entries(&page).collect::<Vec<_>>(), sample());
+        assert_eq!(page[1024..1036], [3, 1, 3, 2, 1, 0, 255, 255, 32, 0, 0, 0]);
+        assert_eq!(&page[1024 + 32..1024 + 40], b"4420    ");
+        assert_eq!(&page[2048 + 512..2048 + 516], b"::1 ");
+    }
+
+    #[test]
+    fn random_pages_never_panic() {
+        let mut random = Random::new(8);
+        let good = encode(1, &sample());
+        for _ in 0..3_000 {
+            let mut page = good.clone();
+            for _ in 0..8 {
+                let at = random.below(page.len() as u64) as usize;
+                page[at] = random.next_u64() as u8;
+            }
+            page.truncate(random.below(page.len() as u64 + 1) as usize);
+            let _ = entries(&page).count();
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! Fabrics commands: Connect, properties, Disconnect (NVMe Base 2.1, 6; opcode 7Fh).
+//!
+//! ```text
+//! SQE          0 7Fh  4 type  24 SGL  then by type
+//! Connect      40 format u16  42 queue u16  44 entries-1 u16  46 attributes u8  48 KATO ms u32
+//! Connect data 0 host id [16]  16 controller id u16  256 subsystem NQN [256]  512 host NQN [256]   1024 B
+//! Property     40 size (0: 4 B, 1: 8 B)  44 offset u32  48 value u64 (Set)
+//! ```
+
+use crate::command::{FABRICS, Sgl, Sqe};
+use crate::nqn;
+use crate::status::Status;
+use zerocopy::byteorder::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Fabrics command types.
+pub mod kind {
+    /// Property Set.
+    pub const PROPERTY_SET: u8 = 0x00;
+    /// Connect.
+    pub const CONNECT: u8 = 0x01;
+    /// Property Get.
+    pub const PROPERTY_GET: u8 = 0x04;
+    /// Authentication Send.
+    pub const AUTHENTICATION_SEND: u8 = 0x05;
+    /// Authentication Receive.
+    pub const AUTHENTICATION_RECEIVE: u8 = 0x06;
+    /// Disconnect.
+    pub const DISCONNECT: u8 = 0x08;
+}
+
+/// Controller properties, by offset.
+pub mod property {
+    /// Capabilities, 8 B.
+    pub const CAP: u32 = 0x00;
+    /// Version, 4 B.
+    pub const VS: u32 = 0x08;
+    /// Configuration, 4 B.
+    pub const CC: u32 = 0x14;
+    /// Status, 4 B.
+    pub const CSTS: u32 = 0x1c;
+    /// Subsystem reset, 4 B.
+    pub const NSSR: u32 = 0x20;
+    /// Ready timeouts, 4 B.
+    pub const CRTO: u32 = 0x68;
+    /// The VS of NVMe 2.1.
+    pub const VERSION_2_1: u32 = 0x0002_0100;
+}
+
+/// Bytes of the data of Connect.
+pub const CONNECT_DATA_BYTES: usize = 1024;
+/// The controller id that asks for a new controller.
+pub const NEW_CONTROLLER: u16 = 0xffff;
+
+/// Capabilities (CAP), as far as they are used here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The most entries of a queue, 2 to 65536.
+    pub queue_entries_max: u32,
+    /// How long becoming ready may take, in units of 500 ms.
+    pub timeout_halves: u8,
+    /// The NVM command set is supported.
+    pub nvm: bool,
+    /// I/O command sets are chosen by CC.CSS = 110b.
+    pub command_sets: bool,
+}
+
+impl Capabilities {
+    /// As the property's value.
+    pub fn encode(&self) -> u64 {
+        let entries = u64::from(self.queue_entries_max.clamp(2, 65536) - 1);
+        let contiguous = 1 << 16;
+        let timeout = u64::from(self.timeout_halves) << 24;
+        let nvm = if self.nvm { 1 << 37 } else { 0 };
+        let sets = if self.command_sets { 1 << 43 } else { 0 };
+        entries | contiguous | timeout | nvm | sets
+    }
+
+    /// Of the property's value.
+    pub fn decode(cap: u64) -> Capabilities {
+        Capabilities {
+            queue_entries_max: (cap & 0xffff) as u32 + 1,
+            timeout_halves: (cap >> 24) as u8,
+            nvm: cap & (1 << 37) != 0,
+            command_sets: cap & (1 << 43) != 0,
+        }
+    }
+}
+
+/// Controller configuration (CC). Every value is possible.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Configuration(pub u32);
+
+impl Configuration {
+    /// Enabled, all supported I/O command sets, 4 KiB pages, entry sizes 64 and 16 B.
+    pub const ENABLED: Configuration = Configuration(1 | 0b110 << 4 | 6 << 16 | 4 << 20);
+    /// Enabled, NVM command set only: what a host uses on a discovery controller.
+    pub const ENABLED_NVM: Configuration = Configuration(1 | 6 << 16 | 4 << 20);
+
+    /// EN.
+    pub fn is_enabled(self) -> bool {
+        self.0 & 1 != 0
+    }
+    /// CSS: 000b NVM, 110b all supported I/O command sets, 111b admin only.
+    pub fn command_set(self) -> u8 {
+        (self.0 >> 4) as u8 & 7
+    }
+    /// MPS: the memory page size is 2^(12 + this) bytes.
+    pub fn page_size(self) -> u8 {
+        (self.0 >> 7) as u8 & 15
+    }
+    /// SHN: 0 none, 1 normal, 2 abrupt shutdown.
+    pub fn shutdown(self) -> u8 {
+        (self.0 >> 14) as u8 & 3
+    }
+    /// The same with a normal shutdown asked for.
+    pub fn with_shutdown(self) -> Configuration {
+        Configuration(self.0 & !(3 << 14) | 1 << 14)
+    }
+    /// The same, not enabled.
+    pub fn disabled(self) -> Configuration {
+        Configuration(self.0 & !1)
+    }
+}
+
+/// Controller status (CSTS).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControllerStatus {
+    /// RDY.
+    pub ready: bool,
+    /// CFS: a fatal error.
+    pub fatal: bool,
+    /// SHST: 0 none, 1 under way, 2 complete.
+    pub shutdown: u8,
+}
+
+impl ControllerStatus {
+    /// As the property's value.
+    pub fn encode(self) -> u32 {
+        u32::from(self.ready) | u32::from(self.fatal) << 1 | u32::from(self.shutdown & 3) << 2
+    }
+    /// Of the property's value.
+    pub fn decode(csts: u32) -> ControllerStatus {
+        ControllerStatus { ready: csts & 1 != 0, fatal: csts & 2 != 0, shutdown: (csts >> 2) as u8 & 3 }
+    }
+}
+
+/// One Fabrics command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Connect a queue.
+    Connect(Connect),
+    /// Read a property.
+    PropertyGet {
+        /// Which.
+        offset: u32,
+        /// Eight bytes instead of four.
+        wide: bool,
+    },
+    /// Write a property.
+    PropertySet {
+        /// Which.
+        offset: u32,
+        /// Eight bytes instead of four.
+        wide: bool,
+        /// The new value.
+        value: u64,
+    },
+    /// Disconnect an I/O queue.
+    Disconnect,
+    /// Authentication Send.
+    AuthenticationSend,
+    /// Authentication Receive.
+    AuthenticationReceive,
+}
+
+/// The fields of Connect; its data is a [`ConnectData`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connect {
+    /// Record format: 0.
+    pub format: u16,
+    /// The queue: 0 admin.
+    pub queue_id: u16,
+    /// Entries of the submission queue, at least 1 as encoded (a queue has at least 2).
+    pub entries: u32,
+    /// Attributes: bit 2 turns submission queue flow control off.
+    pub attributes: u8,
+    /// Keep alive timeout, in milliseconds; admin queue only.
+    pub keep_alive_ms: u32,
+}
+
+/// Attribute bit of Connect: no flow control by SQHD.
+pub const ATTRIBUTE_NO_FLOW_CONTROL: u8 = 1 << 2;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct ConnectLayout {
+    format: U16,
+    queue_id: U16,
+    entries: U16,
+    attributes: u8,
+    reserved: u8,
+    keep_alive_ms: U32,
+    rest: [u8; 12],
+}
+const _: () = assert!(size_of::<ConnectLayout>() == 24);
+
+impl Command {
+    /// The Fabrics command of an entry whose opcode is [`FABRICS`].
+    ///
+    /// # Errors
+    /// [`Status::INVALID_OPCODE`] for an unknown type, [`Status::INVALID_FIELD`] for a property size that
+    /// does not exist.
+    pub fn check(sqe: &Sqe) -> Result<Command, Status> {
+        let wide = || match sqe.cdw10.get() & 7 {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Status::INVALID_FIELD.do_not_retry()),
+        };
+        let offset = sqe.cdw11.get();
+        Ok(match sqe.nsid.get() as u8 {
+            kind::CONNECT => Command::Connect(Connect::of(sqe)),
+            kind::PROPERTY_GET => Command::PropertyGet { offset, wide: wide()? },
+            kind::PROPERTY_SET => {
+                let value = u64::from(sqe.cdw12.get()) | u64::from(sqe.cdw13.get()) << 32;
+                Command::PropertySet { offset, wide: wide()?, value }
+            }
+            kind::DISCONNECT => Command::Disconnect,
+            kind::AUTHENTICATION_SEND => Command::AuthenticationSend,
+            kind::AUTHENTICATION_RECEIVE => Command::AuthenticationReceive,
+            _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
+        })
+    }
+
+    /// The entry for this command. Connect announces its data in the capsule.
+    pub fn encode(&self, command_id: u16) -> Sqe {
+        let mut sqe = Sqe::new(FABRICS, command_id);
+        let kind = match *self {
+            Command::Connect(connect) => {
+                connect.put(&mut sqe);
+                sqe.sgl = Sgl::in_capsule(CONNECT_DATA_BYTES as u32);
+                kind::CONNECT
+            }
+            Command::PropertyGet { offset, wide } => {
+                sqe.cdw10 = U32::new(u32::from(wide));
+                sqe.cdw11 = U32::new(offset);
+                kind::PROPERTY_GET
+            }
+            Command::PropertySet { offset, wide, value } => {
+                sqe.cdw10 = U32::new(u32::from(wide));
+                sqe.cdw11 = U32::new(offset);
+                sqe.cdw12 = U32::new(value as u32);
+                sqe.cdw13 = U32::new((value >> 32) as u32);
+                kind::PROPERTY_SET
+            }
+            Command::Disconnect => kind::DISCONNECT,
+            Command::AuthenticationSend => kind::AUTHENTICATION_SEND,
+            Command::AuthenticationReceive => kind::AUTHENTICATION_RECEIVE,
+        };
+        sqe.nsid = U32::new(u32::from(kind));
+        sqe
+    }
+}
+
+impl Connect {
+    fn of(sqe: &Sqe) -> Connect {
+        let bytes: &[u8; 64] = zerocopy::transmute_ref!(sqe);
+        let mut tail = [0; 24];
+        tail.copy_from_slice(&bytes[40..]);
+        let layout: ConnectLayout = zerocopy::transmute!(tail);
+        Connect {
+            format: layout.format.get(),
+            queue_id: layout.queue_id.get(),
+            entries: u32::from(layout.entries.get()) + 1,
+            attributes: layout.attributes,
+            keep_alive_ms: layout.keep_alive_ms.get(),
+        }
+    }
+
+    fn put(&self, sqe: &mut Sqe) {
+        let entries = (self.entries.clamp(1, 65536) - 1) as u16;
+        sqe.cdw10 = U32::new(u32::from(self.format) | u32::from(self.queue_id) << 16);
+        sqe.cdw11 = U32::new(u32::from(entries) | u32::from(self.attributes) << 16);
+        sqe.cdw12 = U32::new(self.keep_alive_ms);
+    }
+}
+
+/// DW0 of a successful Connect: the controller, and whether authentication must follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connected {
+    /// The controller's id.
+    pub controller_id: u16,
+    /// Authenticate before any other command.
+    pub authentication_required: bool,
+}
+
+impl Connected {
+    /// As DW0.
+    pub fn encode(self) -> u32 {
+        u32::from(self.controller_id) | if self.authentication_required { 1 << 17 } else { 0 }
+    }
+    /// Of DW0.
+    pub fn decode(dw0: u32) -> Connected {
+        Connected { controller_id: dw0 as u16, authentication_required: dw0 & (3 << 17) != 0 }
+    }
+}
+
+/// DW0 of a Connect refused with [`Status::CONNECT_INVALID_PARAMETERS`]: the bad field's offset, in the
+/// entry or in the data.
+pub fn invalid_parameter(offset: u16, in_data: bool) -> u32 {
+    u32::from(offset) | u32::from(in_data) << 16
+}
+
+/// The data of Connect as it came.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+pub struct UncheckedConnectData {
+    host_id: [u8; 16],
+    controller_id: U16,
+    reserved: [u8; 238],
+    subsystem: [u8; 256],
+    host: [u8; 256],
+    rest: [u8; 256],
+}
+const _: () = assert!(size_of::<UncheckedConnectData>() == CONNECT_DATA_BYTES);
+
+/// The data of Connect: who connects to what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectData<'a> {
+    /// Host identifier.
+    pub host_id: [u8; 16],
+    /// The controller, or [`NEW_CONTROLLER`].
+    pub controller_id: u16,
+    /// The subsystem's name.
+    pub subsystem: &'a str,
+    /// The host's name.
+    pub host: &'a str,
+}
+
+/// A name in the data of Connect that is none, and its offset in the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadName {
+    /// Offset of the field in the data, in bytes: 256 subsystem, 512 host.
+    pub offset: u16,
+    /// Why.
+    pub why: nqn::Invalid,
+}
+
+impl UncheckedConnectData {
+    /// Of exactly 1024 bytes, or `None`.
+    pub fn new(bytes: &[u8]) -> Option<&UncheckedConnectData> {
+        UncheckedConnectData::ref_from_bytes(bytes).ok()
+    }
+
+    /// The data, its names found to be names.
+    ///
+    /// # Errors
+    /// The name that is none: answer with [`Status::CONNECT_INVALID_PARAMETERS`] and
+    /// [`invalid_parameter`].
+    pub fn check(&self) -> Result<ConnectData<'_>, BadName> {
+        Ok(ConnectData {
+            host_id: self.host_id,
+            controller_id: self.controller_id.get(),
+            subsystem: nqn::decode(&self.subsystem).map_err(|why| BadName { offset: 256, why })?,
+            host: nqn::decode(&self.host).map_err(|why| BadName { offset: 512, why })?,
+        })
+    }
+}
+
+impl ConnectData<'_> {
+    /// The 1024 bytes.
+    pub fn encode(&self) -> [u8; CONNECT_DATA_BYTES] {
+        let data = UncheckedConnectData {
+            host_id: self.host_id,
+            controller_id: U16::new(self.controller_id),
+            reserved: [0; 238],
+            subsystem: nqn::encode(self.subsystem),
+            host: nqn::encode(self.host),
+            rest: [0; 256],
+        };
+        zerocopy::transmute!(data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Random;
+
+    #[test]
+    fn commands_come_back_as_they_went() {
+        let connect = Connect { format: 0, queue_id: 3, entries: 128, attributes: 4, keep_alive_ms: 120_000 };
+        let commands = [
+            Command::Connect(connect),
+            Command::PropertyGet { offset: property::CAP, wide: true },
+            Command::PropertySet { offset: property::CC, wide: false, value: 0x1_0000_0001 },
+            Command::Disconnect,
+            Command::AuthenticationSend,
+            Command::AuthenticationReceive,
+        ];
+        for command in commands {
+            assert_eq!(Command::check(&command.encode(9)), Ok(command));
+        }
+        let bytes: [u8; 64] = zerocopy::transmute!(commands[0].encode(9));
+        assert_eq!(bytes[..5], [0x7f, 0x40, 9, 0, 1]);
+        assert_eq!(bytes[40..52], [0, 0, 3, 0, 127, 0, 4, 0, 0xc0, 0xd4, 1, 0]);
+    }
+
+    #[test]
+    fn connect_data_has_names_where_the_specification_puts_them() {
+        let data = ConnectData {
+            host_id: [7; 16],
+            controller_id: NEW_CONTROLLER,
+            subsystem: "nqn.2026-11.io.octokv:node",
+            host: "nqn.2026-11.io.octokv:host",
+        };
+        let bytes = data.encode();
+        assert_eq!(bytes[15..19], [7, 0xff, 0xff, 0]);
+        assert!(bytes[256..].starts_with(b"nqn.2026") && bytes[512..].ends_with(&[0; 256]));
+        assert_eq!(UncheckedConnectData::new(&bytes).unwrap().check(), Ok(data));
+        assert!(UncheckedConnectData::new(&bytes[1..]).is_none());
+        let mut bad = bytes;
+        bad[256] = b'x';
+        let error = UncheckedConnectData::new(&bad).unwrap().check().unwrap_err();
+        assert_eq!(error, BadName { offset: 256, why: nqn::Invalid::Form });
+    }
+
+    #[test]
+    fn registers_have_their_bits_where_the_specification_puts_them() {
+        let cap = Capabilities { queue_entries_max: 1024, timeout_halves: 15, nvm: true, command_sets: true };
+        assert_eq!(cap.encode(), 1023 | 1 << 16 | 15 << 24 | 1 << 37 | 1 << 43);
+        assert_eq!(Capabilities::decode(cap.encode()), cap);
+        assert_eq!(Configuration::ENABLED.0, 0x0046_0061);
+        assert_eq!(Configuration::ENABLED.with_shutdown().shutdown(), 1);
+        let status = ControllerStatus { ready: true, fatal: false, shutdown: 2 };
+        assert_eq!((status.encode(), ControllerStatus::decode(9)), (9, status));
+        let connected = Connected { controller_id: 5, authentication_required: true };
+        assert_eq!(Connected::decode(connected.encode()), connected);
+    }
+
+    #[test]
+    fn random_commands_and_data_never_panic() {
+        let mut random = Random::new(4);
+        for _ in 0..5_000 {
+            let mut bytes = [0; CONNECT_DATA_BYTES];
+            random.fill(&mut bytes);
+            bytes[4] &= 0xf;
+            let _ = Command::check(&Sqe::from_bytes(bytes.first_chunk().unwrap()));
+            let cut = random.below(1026) as usize;
+            let _ = UncheckedConnectData::new(bytes.get(..cut).unwrap_or(&bytes)).map(|d| d.check().is_ok());
+        }
+    }
+}

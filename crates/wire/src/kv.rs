@@ -1,0 +1,441 @@
+//! The Key Value command set (KV Command Set 1.1): the fields of each command and the list buffer.
+//!
+//! ```text
+//! SQE   0 opcode   8..16 key bytes 0-7   40 CDW10 bytes   44 key length   45 options   56..64 key bytes 8-15
+//! List  0 count u32, then each  { length u16, key, zeros up to a multiple of 4 }
+//! ```
+//! KV opcodes 01h and 02h are those of NVM Write and Read: dispatch on the namespace's command set. Junk
+//! in reserved fields is let through, since deployed clients send some.
+
+use crate::command::{Direction, Sqe};
+use crate::status::Status;
+use octokv_base::Key;
+use zerocopy::byteorder::little_endian::U32;
+
+/// The longest key of a standard command, in bytes.
+pub const KEY_BYTES_MAX: usize = 16;
+
+/// Opcodes.
+pub mod opcode {
+    /// Flush.
+    pub const FLUSH: u8 = 0x00;
+    /// Store.
+    pub const STORE: u8 = 0x01;
+    /// Retrieve.
+    pub const RETRIEVE: u8 = 0x02;
+    /// List.
+    pub const LIST: u8 = 0x06;
+    /// Delete.
+    pub const DELETE: u8 = 0x10;
+    /// Exist.
+    pub const EXIST: u8 = 0x14;
+}
+
+/// What a Store does about a value that is, or is not, there already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum StoreMode {
+    /// Store it in any case.
+    #[default]
+    Upsert,
+    /// Only where there is none, else [`Status::KV_KEY_EXISTS`].
+    AddOnly,
+    /// Only where there is one, else [`Status::KV_KEY_DOES_NOT_EXIST`].
+    UpdateOnly,
+}
+
+const UPDATE_ONLY: u8 = 1;
+const ADD_ONLY: u8 = 2;
+const DO_NOT_COMPRESS: u8 = 4;
+
+/// Options of a Store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// What to do about a value that is there.
+    pub mode: StoreMode,
+    /// The host asks that the value not be compressed.
+    pub do_not_compress: bool,
+}
+
+impl StoreOptions {
+    /// From the options byte.
+    ///
+    /// # Errors
+    /// When it asks for add only and update only at once.
+    #[inline]
+    pub fn check(options: u8) -> Result<StoreOptions, Status> {
+        let mode = match options & (UPDATE_ONLY | ADD_ONLY) {
+            0 => StoreMode::Upsert,
+            UPDATE_ONLY => StoreMode::UpdateOnly,
+            ADD_ONLY => StoreMode::AddOnly,
+            _ => return Err(Status::INVALID_FIELD.do_not_retry()),
+        };
+        Ok(StoreOptions { mode, do_not_compress: options & DO_NOT_COMPRESS != 0 })
+    }
+
+    /// The options byte.
+    pub fn to_bits(self) -> u8 {
+        let mode = match self.mode {
+            StoreMode::Upsert => 0,
+            StoreMode::AddOnly => ADD_ONLY,
+            StoreMode::UpdateOnly => UPDATE_ONLY,
+        };
+        mode | if self.do_not_compress { DO_NOT_COMPRESS } else { 0 }
+    }
+}
+
+/// One command of the Key Value command set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Make everything stored so far durable.
+    Flush,
+    /// Store a value.
+    Store {
+        /// Where.
+        key: Key,
+        /// How.
+        options: StoreOptions,
+        /// The value's length, in bytes; it is the command's data.
+        value_bytes: u32,
+    },
+    /// Read a value. DW0 of the completion is its full length.
+    Retrieve {
+        /// Which.
+        key: Key,
+        /// The most bytes that the host takes.
+        limit_bytes: u32,
+    },
+    /// Remove a value.
+    Delete {
+        /// Which.
+        key: Key,
+    },
+    /// Ask whether there is a value.
+    Exist {
+        /// Which.
+        key: Key,
+    },
+    /// List keys.
+    List {
+        /// Where to start, this key included; empty for the beginning.
+        start: Key,
+        /// The host's buffer, in bytes.
+        limit_bytes: u32,
+    },
+}
+
+impl Command {
+    /// The command of an entry for a Key Value namespace.
+    ///
+    /// # Errors
+    /// The status that fails the command: [`Status::INVALID_OPCODE`], [`Status::KV_INVALID_KEY_SIZE`] or
+    /// [`Status::INVALID_FIELD`].
+    #[inline]
+    pub fn check(sqe: &Sqe) -> Result<Command, Status> {
+        let limit_bytes = sqe.cdw10.get();
+        Ok(match sqe.opcode {
+            opcode::FLUSH => Command::Flush,
+            opcode::STORE => Command::Store {
+                key: key_of(sqe)?,
+                options: StoreOptions::check((sqe.cdw11.get() >> 8) as u8)?,
+                value_bytes: limit_bytes,
+            },
+            opcode::RETRIEVE => Command::Retrieve { key: key_of(sqe)?, limit_bytes },
+            opcode::DELETE => Command::Delete { key: key_of(sqe)? },
+            opcode::EXIST => Command::Exist { key: key_of(sqe)? },
+            opcode::LIST => Command::List { start: key_or_empty(sqe)?, limit_bytes },
+            _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
+        })
+    }
+
+    /// The opcode.
+    pub fn opcode(&self) -> u8 {
+        match self {
+            Command::Flush => opcode::FLUSH,
+            Command::Store { .. } => opcode::STORE,
+            Command::Retrieve { .. } => opcode::RETRIEVE,
+            Command::Delete { .. } => opcode::DELETE,
+            Command::Exist { .. } => opcode::EXIST,
+            Command::List { .. } => opcode::LIST,
+        }
+    }
+
+    /// The entry for this command, its data pointer left empty.
+    ///
+    /// # Panics
+    /// When the key is longer than [`KEY_BYTES_MAX`]: such keys need [`crate::extension`].
+    pub fn encode(&self, command_id: u16, namespace: octokv_base::NamespaceId) -> Sqe {
+        let mut sqe = Sqe::new(self.opcode(), command_id);
+        sqe.nsid = U32::new(namespace.0);
+        match self {
+            Command::Flush => {}
+            Command::Store { key, options, value_bytes } => {
+                set_key(&mut sqe, key.as_bytes(), options.to_bits());
+                sqe.cdw10 = U32::new(*value_bytes);
+            }
+            Command::Retrieve { key, limit_bytes } | Command::List { start: key, limit_bytes } => {
+                set_key(&mut sqe, key.as_bytes(), 0);
+                sqe.cdw10 = U32::new(*limit_bytes);
+            }
+            Command::Delete { key } | Command::Exist { key } => set_key(&mut sqe, key.as_bytes(), 0),
+        }
+        sqe
+    }
+}
+
+/// Puts a key of at most 16 bytes and the options byte where a KV command has them.
+///
+/// # Panics
+/// When the key is longer than [`KEY_BYTES_MAX`].
+pub fn set_key(sqe: &mut Sqe, key: &[u8], options: u8) {
+    assert!(key.len() <= KEY_BYTES_MAX, "a standard command carries {KEY_BYTES_MAX} B of key");
+    let mut padded = [0; KEY_BYTES_MAX];
+    padded[..key.len()].copy_from_slice(key);
+    let word = |at: usize| U32::from_bytes([padded[at], padded[at + 1], padded[at + 2], padded[at + 3]]);
+    sqe.cdw2 = word(0);
+    sqe.cdw3 = word(4);
+    sqe.cdw14 = word(8);
+    sqe.cdw15 = word(12);
+    sqe.cdw11 = U32::new(key.len() as u32 | u32::from(options) << 8);
+}
+
+#[inline]
+fn key_or_empty(sqe: &Sqe) -> Result<Key, Status> {
+    let len = (sqe.cdw11.get() & 0xff) as usize;
+    if len > KEY_BYTES_MAX {
+        return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
+    }
+    let mut bytes = [0; KEY_BYTES_MAX];
+    for (piece, word) in bytes.chunks_exact_mut(4).zip([sqe.cdw2, sqe.cdw3, sqe.cdw14, sqe.cdw15]) {
+        piece.copy_from_slice(&word.to_bytes());
+    }
+    // At most 16 bytes always make a key.
+    Key::new(&bytes[..len]).ok_or(Status::KV_INVALID_KEY_SIZE)
+}
+
+#[inline]
+fn key_of(sqe: &Sqe) -> Result<Key, Status> {
+    match key_or_empty(sqe)? {
+        key if key.is_empty() => Err(Status::KV_INVALID_KEY_SIZE.do_not_retry()),
+        key => Ok(key),
+    }
+}
+
+/// Which way a KV opcode's data goes.
+pub const fn direction(opcode: u8) -> Direction {
+    Direction::of(opcode)
+}
+
+/// Bytes that a key takes in a list buffer.
+pub const fn list_entry_bytes(key_bytes: usize) -> usize {
+    (2 + key_bytes).next_multiple_of(4)
+}
+
+/// Bytes of a list buffer before its first key.
+pub const LIST_HEADER_BYTES: usize = 4;
+
+/// Fills a list buffer, whole keys only.
+pub struct ListWriter<'a> {
+    buffer: &'a mut [u8],
+    used: usize,
+    count: u32,
+}
+
+impl<'a> ListWriter<'a> {
+    /// An empty list in `buffer`, or `None` when it has no room for the count.
+    pub fn new(buffer: &'a mut [u8]) -> Option<ListWriter<'a>> {
+        buffer.get_mut(..LIST_HEADER_BYTES)?.fill(0);
+        Some(ListWriter { buffer, used: LIST_HEADER_BYTES, count: 0 })
+    }
+
+    /// Appends a key, if all of it has room.
+    #[must_use = "false means that the key is not in the list"]
+    pub fn push(&mut self, key: &[u8]) -> bool {
+        let (Ok(len), end) = (u16::try_from(key.len()), self.used + list_entry_bytes(key.len())) else {
+            return false;
+        };
+        let Some(entry) = self.buffer.get_mut(self.used..end) else { return false };
+        let (length, rest) = entry.split_at_mut(2);
+        length.copy_from_slice(&len.to_le_bytes());
+        rest[..key.len()].copy_from_slice(key);
+        rest[key.len()..].fill(0);
+        self.used = end;
+        self.count += 1;
+        self.buffer[..LIST_HEADER_BYTES].copy_from_slice(&self.count.to_le_bytes());
+        true
+    }
+
+    /// How many bytes of the buffer the list takes.
+    pub fn bytes(&self) -> usize {
+        self.used
+    }
+
+    /// How many keys are in it.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+}
+
+/// A list buffer as it came.
+#[derive(Clone, Copy)]
+pub struct UncheckedList<'a>(pub &'a [u8]);
+
+/// A list buffer whose keys all lie within it.
+#[derive(Clone, Copy, Debug)]
+pub struct List<'a> {
+    entries: &'a [u8],
+    count: u32,
+}
+
+/// A list buffer that says more than it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortList {
+    /// How many keys it says it has.
+    pub count: u32,
+    /// How many bytes there are.
+    pub bytes: usize,
+}
+
+impl<'a> UncheckedList<'a> {
+    /// The list.
+    ///
+    /// # Errors
+    /// When a key lies, or would lie, outside the buffer.
+    pub fn check(self) -> Result<List<'a>, ShortList> {
+        let short = |count| ShortList { count, bytes: self.0.len() };
+        let (head, entries) = self.0.split_first_chunk::<LIST_HEADER_BYTES>().ok_or(short(0))?;
+        let count = u32::from_le_bytes(*head);
+        let mut rest = entries;
+        for _ in 0..count {
+            (_, rest) = split_key(rest).ok_or(short(count))?;
+        }
+        Ok(List { entries, count })
+    }
+}
+
+fn split_key(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<2>()?;
+    let len = usize::from(u16::from_le_bytes(*length));
+    let key = rest.get(..len)?;
+    // The last key's padding may be cut off.
+    let next = list_entry_bytes(len).min(bytes.len());
+    Some((key, &bytes[next..]))
+}
+
+impl<'a> List<'a> {
+    /// How many keys.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The keys in order.
+    pub fn keys(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let mut rest = self.entries;
+        (0..self.count).map_while(move |_| {
+            let (key, after) = split_key(rest)?;
+            rest = after;
+            Some(key)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::{NamespaceId, Random};
+    use zerocopy::IntoBytes;
+
+    fn key(bytes: &[u8]) -> Key {
+        Key::new(bytes).unwrap()
+    }
+
+    #[test]
+    fn the_key_hello_is_where_the_kernel_puts_it() {
+        let command = Command::Store {
+            key: key(b"hello"),
+            options: StoreOptions { mode: StoreMode::UpdateOnly, do_not_compress: true },
+            value_bytes: 4096,
+        };
+        let sqe = command.encode(3, NamespaceId(1));
+        assert_eq!((sqe.cdw2.get(), sqe.cdw3.get()), (0x6c6c_6568, 0x6f));
+        assert_eq!((sqe.cdw10.get(), sqe.cdw11.get()), (4096, 0x0505));
+        let long = Command::Exist { key: key(b"0123456789abcdef") }.encode(3, NamespaceId(1));
+        assert_eq!(&long.as_bytes()[8..16], b"01234567");
+        assert_eq!(&long.as_bytes()[56..64], b"89abcdef");
+    }
+
+    #[test]
+    fn commands_come_back_as_they_went() {
+        let options = StoreOptions { mode: StoreMode::AddOnly, do_not_compress: false };
+        let commands = [
+            Command::Flush,
+            Command::Store { key: key(b"k"), options, value_bytes: 0 },
+            Command::Retrieve { key: key(&[0; 16]), limit_bytes: u32::MAX },
+            Command::Delete { key: key(b"kk") },
+            Command::Exist { key: key(b"kkk") },
+            Command::List { start: key(b""), limit_bytes: 8 },
+        ];
+        for command in commands {
+            assert_eq!(Command::check(&command.encode(1, NamespaceId(2))), Ok(command));
+        }
+    }
+
+    #[test]
+    fn bad_fields_get_their_status() {
+        let mut sqe = Command::Exist { key: key(b"k") }.encode(1, NamespaceId(1));
+        sqe.cdw11 = U32::new(0);
+        assert!(Command::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
+        sqe.cdw11 = U32::new(17);
+        assert!(Command::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
+        sqe.opcode = opcode::STORE;
+        sqe.cdw11 = U32::new(0x0301);
+        assert!(Command::check(&sqe).unwrap_err().is(Status::INVALID_FIELD));
+        sqe.opcode = 0x0d;
+        assert!(Command::check(&sqe).unwrap_err().is(Status::INVALID_OPCODE));
+    }
+
+    #[test]
+    fn junk_in_reserved_fields_is_let_through() {
+        let mut sqe = Command::Retrieve { key: key(b"k"), limit_bytes: 4096 }.encode(1, NamespaceId(1));
+        sqe.cdw11 = U32::new(sqe.cdw11.get() | 0xffff_ff00);
+        sqe.cdw12 = U32::new(77);
+        let read = Command::check(&sqe).unwrap();
+        assert_eq!(read, Command::Retrieve { key: key(b"k"), limit_bytes: 4096 });
+    }
+
+    #[test]
+    fn a_list_holds_whole_keys_padded_to_four() {
+        let mut buffer = [0xff; 21];
+        let mut list = ListWriter::new(&mut buffer).unwrap();
+        assert!(list.push(b"ab") && list.push(b"abc") && list.push(b""));
+        assert!(!list.push(b""), "one byte is left");
+        assert_eq!((list.bytes(), list.count()), (20, 3));
+        assert_eq!(buffer[..20], *b"\x03\0\0\0\x02\0ab\x03\0abc\0\0\0\0\0\0\0");
+        let read: Vec<&[u8]> = UncheckedList(&buffer).check().unwrap().keys().collect();
+        assert_eq!(read, [b"ab".as_slice(), b"abc", b""]);
+        assert!(ListWriter::new(&mut [0; 3]).is_none());
+    }
+
+    #[test]
+    fn a_list_that_says_more_than_it_holds_is_refused() {
+        assert_eq!(UncheckedList(&[1, 0]).check().unwrap_err(), ShortList { count: 0, bytes: 2 });
+        let short = [2, 0, 0, 0, 2, 0, b'a', b'b'];
+        assert_eq!(UncheckedList(&short).check().unwrap_err(), ShortList { count: 2, bytes: 8 });
+    }
+
+    #[test]
+    fn random_entries_and_lists_never_panic() {
+        let mut random = Random::new(2);
+        for _ in 0..20_000 {
+            let mut bytes = [0; 64];
+            random.fill(&mut bytes);
+            bytes[0] &= 0x17;
+            let _ = Command::check(&Sqe::from_bytes(&bytes));
+            let cut = random.below(64) as usize;
+            bytes[1..4].fill(0);
+            bytes[5] = 0;
+            if let Ok(list) = UncheckedList(&bytes[..cut]).check() {
+                assert_eq!(list.keys().count(), list.count() as usize);
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Status codes: what a completion says of its command.
+//!
+//! In the completion's last two bytes, above the phase tag (unused in Fabrics):
+//! ```text
+//! 14    13    12:11  10:8  7:0
+//! DNR   More  CRD    SCT   SC
+//! ```
+//! [`Status`] holds these 15 bits.
+
+use std::fmt;
+
+/// A status: type, code, and whether a retry is useless. [`Status::SUCCESS`] is 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Status(u16);
+
+const DO_NOT_RETRY: u16 = 1 << 14;
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $sct:literal, $sc:literal, $text:literal;)*) => {
+        impl Status {
+            $($(#[$doc])* pub const $name: Status = Status::new($sct, $sc);)*
+
+            /// What the code means, if it is one that octokv knows.
+            pub fn text(self) -> Option<&'static str> {
+                match (self.code_type(), self.code()) {
+                    $(($sct, $sc) => Some($text),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+impl Status {
+    /// A status of this status code type (0–7) and status code.
+    pub const fn new(code_type: u8, code: u8) -> Status {
+        Status(((code_type as u16 & 7) << 8) | code as u16)
+    }
+    /// From a completion's status field, the phase tag included.
+    pub const fn from_field(field: u16) -> Status {
+        Status(field >> 1)
+    }
+    /// As a completion's status field, the phase tag 0.
+    pub const fn to_field(self) -> u16 {
+        self.0 << 1
+    }
+    /// The same, saying that a retry of the same command would fail too.
+    pub const fn do_not_retry(self) -> Status {
+        Status(self.0 | DO_NOT_RETRY)
+    }
+    /// Whether a retry is useless.
+    pub const fn is_final(self) -> bool {
+        self.0 & DO_NOT_RETRY != 0
+    }
+    /// Status code type: 0 generic, 1 command specific, 2 media, 3 path, 7 vendor.
+    pub const fn code_type(self) -> u8 {
+        (self.0 >> 8) as u8 & 7
+    }
+    /// Status code.
+    pub const fn code(self) -> u8 {
+        self.0 as u8
+    }
+    /// Whether the command succeeded.
+    pub const fn is_success(self) -> bool {
+        self.0 & 0x7ff == 0
+    }
+    /// Whether type and code are the same, whatever the other bits say.
+    pub const fn is(self, other: Status) -> bool {
+        self.0 & 0x7ff == other.0 & 0x7ff
+    }
+}
+
+statuses! {
+    /// Done.
+    SUCCESS = 0, 0x00, "success";
+    /// The opcode is not one of this queue or namespace.
+    INVALID_OPCODE = 0, 0x01, "invalid command opcode";
+    /// A field holds what it must not.
+    INVALID_FIELD = 0, 0x02, "invalid field in command";
+    /// The command identifier is already in use.
+    COMMAND_ID_CONFLICT = 0, 0x03, "command identifier conflict";
+    /// Data could not be transferred.
+    DATA_TRANSFER_ERROR = 0, 0x04, "data transfer error";
+    /// An error of ours.
+    INTERNAL_ERROR = 0, 0x06, "internal error";
+    /// Aborted as asked.
+    ABORT_REQUESTED = 0, 0x07, "command abort requested";
+    /// Aborted because its queue was deleted.
+    ABORTED_SQ_DELETION = 0, 0x08, "command aborted: queue deleted";
+    /// No such namespace, or not of the right format.
+    INVALID_NAMESPACE = 0, 0x0b, "invalid namespace or format";
+    /// Commands out of order.
+    COMMAND_SEQUENCE_ERROR = 0, 0x0c, "command sequence error";
+    /// An SGL segment descriptor that is not one.
+    INVALID_SGL_SEGMENT = 0, 0x0d, "invalid SGL segment descriptor";
+    /// Too many or too few SGL descriptors.
+    INVALID_SGL_COUNT = 0, 0x0e, "invalid number of SGL descriptors";
+    /// The SGL's length does not fit the data.
+    INVALID_SGL_LENGTH = 0, 0x0f, "data SGL length invalid";
+    /// The SGL descriptor type is not supported.
+    INVALID_SGL_TYPE = 0, 0x11, "SGL descriptor type invalid";
+    /// The offset of an in-capsule SGL is wrong.
+    INVALID_SGL_OFFSET = 0, 0x16, "SGL offset invalid";
+    /// Keep alive timer ran out.
+    KEEP_ALIVE_EXPIRED = 0, 0x18, "keep alive timeout expired";
+    /// Keep alive timeout value that is not supported.
+    KEEP_ALIVE_INVALID = 0, 0x19, "keep alive timeout invalid";
+    /// The transport failed, for one the data digest was wrong.
+    TRANSIENT_TRANSPORT_ERROR = 0, 0x22, "transient transport error";
+    /// The controller is being initialised, or a resource is short: try again.
+    COMMAND_INTERRUPTED = 0, 0x21, "command interrupted";
+    /// The requested I/O command set is not enabled.
+    COMMAND_SET_DISABLED = 0, 0x2b, "I/O command set not supported";
+    /// KV: no room.
+    KV_CAPACITY_EXCEEDED = 0, 0x81, "capacity exceeded";
+    /// The namespace is not ready; also "busy, try again".
+    NAMESPACE_NOT_READY = 0, 0x82, "namespace not ready";
+    /// KV: value longer than the namespace takes.
+    KV_INVALID_VALUE_SIZE = 0, 0x85, "invalid value size";
+    /// KV: key empty or longer than the namespace takes.
+    KV_INVALID_KEY_SIZE = 0, 0x86, "invalid key size";
+    /// KV: no such key.
+    KV_KEY_DOES_NOT_EXIST = 0, 0x87, "key does not exist";
+    /// KV: the value could not be read back.
+    KV_UNRECOVERED_ERROR = 0, 0x88, "unrecovered error";
+    /// KV: the key is there and should not be.
+    KV_KEY_EXISTS = 0, 0x89, "key exists";
+    /// Command specific: no such queue.
+    INVALID_QUEUE_ID = 1, 0x01, "invalid queue identifier";
+    /// Command specific: too many event requests at once.
+    EVENT_LIMIT_EXCEEDED = 1, 0x05, "asynchronous event request limit exceeded";
+    /// Command specific: no such log page.
+    INVALID_LOG_PAGE = 1, 0x09, "invalid log page";
+    /// Command specific: the feature cannot be saved.
+    FEATURE_NOT_SAVEABLE = 1, 0x0d, "feature identifier not saveable";
+    /// Command specific: the feature cannot be changed.
+    FEATURE_NOT_CHANGEABLE = 1, 0x0e, "feature not changeable";
+    /// Command specific: the combination of I/O command sets was refused.
+    COMMAND_SET_REJECTED = 1, 0x2b, "I/O command set combination rejected";
+    /// Fabrics: the connect format is not supported.
+    CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80, "connect: incompatible format";
+    /// Fabrics: the controller is in use.
+    CONNECT_CONTROLLER_BUSY = 1, 0x81, "connect: controller busy";
+    /// Fabrics: parameters are wrong; DW0 says which.
+    CONNECT_INVALID_PARAMETERS = 1, 0x82, "connect: invalid parameters";
+    /// Fabrics: go through discovery again.
+    CONNECT_RESTART_DISCOVERY = 1, 0x83, "connect: restart discovery";
+    /// Fabrics: this host may not connect.
+    CONNECT_INVALID_HOST = 1, 0x84, "connect: invalid host";
+    /// Fabrics: a disconnect on the wrong queue.
+    DISCONNECT_INVALID_QUEUE = 1, 0x85, "disconnect: invalid queue type";
+    /// Fabrics: the discovery log changed while it was read.
+    DISCOVER_RESTART = 1, 0x90, "discovery log changed";
+    /// Fabrics: authenticate first.
+    AUTHENTICATION_REQUIRED = 1, 0x91, "authentication required";
+    /// Media: read error that could not be mended.
+    MEDIA_UNRECOVERED_READ = 2, 0x81, "unrecovered read error";
+    /// Path: the namespace is not reachable on this path.
+    ANA_INACCESSIBLE = 3, 0x02, "asymmetric access inaccessible";
+    /// octokv: no such iterator.
+    UNKNOWN_ITERATOR = 7, 0x01, "unknown iterator";
+    /// octokv: too many iterators.
+    TOO_MANY_ITERATORS = 7, 0x02, "too many iterators";
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.text() {
+            Some(text) => f.write_str(text),
+            None => write!(f, "status type {} code {:02x}h", self.code_type(), self.code()),
+        }
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let retry = if self.is_final() { ", do not retry" } else { "" };
+        write!(f, "Status({}/{:02x}h {self}{retry})", self.code_type(), self.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_field_keeps_type_code_and_the_retry_bit() {
+        let status = Status::KV_KEY_DOES_NOT_EXIST.do_not_retry();
+        assert_eq!(status.to_field(), 0x810e);
+        assert_eq!(Status::from_field(0x810f), status);
+        assert!(status.is(Status::KV_KEY_DOES_NOT_EXIST) && status.is_final() && !status.is_success());
+        assert_eq!(Status::CONNECT_INVALID_PARAMETERS.to_field(), 0x0304);
+    }
+
+    #[test]
+    fn unknown_codes_are_printed_as_numbers() {
+        assert_eq!(Status::new(7, 0x55).to_string(), "status type 7 code 55h");
+    }
+}

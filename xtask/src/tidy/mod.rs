@@ -1,0 +1,92 @@
+//! Puts the checks together: reads the tree once, runs every check on it, prints what was found.
+//! In: the workspace's files and `cargo metadata`. Out: findings, sorted by place.
+//! Invariant: a check is a pure function of a [`Tree`]; only this file and `tree` touch the disk.
+//! Tests: each check has, beside it, a planted violation that it must see.
+//!
+//! # Layout
+//! - [`tree`]: the files of the repository in memory, and findings.
+//! - [`lexer`]: Rust source with comments and literals blanked, so that words mean code.
+//! - [`rooms`]: which room may depend on which.
+//! - [`headers`]: every file says what it is; every crate root names its modules.
+//! - [`fences`]: `unsafe` and banned calls stay where they belong.
+//! - [`sizes`]: long files and long functions.
+//! - [`unfinished`]: marks of unfinished work, and places outside the repository.
+//! - [`documents`]: the pages that must exist, and links that must resolve.
+//! - [`exceptions`]: what `xtask/tidy-exceptions.txt` lets pass, each with a reason.
+
+mod documents;
+mod exceptions;
+mod fences;
+mod headers;
+mod lexer;
+mod rooms;
+mod sizes;
+mod tree;
+mod unfinished;
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use exceptions::Exceptions;
+use tree::{Finding, Tree};
+
+/// Runs every check from the workspace's root; `true` when nothing is wrong.
+pub fn run(with_cargo: bool) -> Result<bool> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent directory")?;
+    let tree = Tree::read(root)?;
+    let metadata = metadata(root)?;
+
+    let mut findings = check(&tree);
+    findings.extend(rooms::check(&rooms::packages(&metadata)?));
+    findings.sort();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    for note in sizes::long_functions(&tree) {
+        println!("{note} (a note, not an error)");
+    }
+
+    let mut failed_commands = 0;
+    if with_cargo {
+        let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
+        for arguments in [&["fmt", "--all", "--check"][..], &clippy] {
+            let status = Command::new(env!("CARGO")).args(arguments).current_dir(root).status()?;
+            if !status.success() {
+                println!("cargo {}: {status}", arguments.join(" "));
+                failed_commands += 1;
+            }
+        }
+    }
+    println!(
+        "tidy: {} files, {} findings, {failed_commands} failed cargo commands",
+        tree.files.len(),
+        findings.len()
+    );
+    Ok(findings.is_empty() && failed_commands == 0)
+}
+
+/// Every check that needs only the files.
+fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let exceptions = Exceptions::read(tree, &mut findings);
+    findings.extend(headers::check(tree));
+    findings.extend(fences::check(tree, &exceptions));
+    findings.extend(sizes::long_files(tree, &exceptions));
+    findings.extend(unfinished::check(tree));
+    findings.extend(documents::check(tree));
+    findings.extend(exceptions.unused());
+    findings
+}
+
+/// The workspace's own packages as cargo sees them.
+fn metadata(root: &Path) -> Result<serde_json::Value> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps"])
+        .current_dir(root)
+        .output()
+        .context("running cargo metadata")?;
+    anyhow::ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("reading cargo metadata")
+}

@@ -1,0 +1,161 @@
+//! Which room may depend on which: the table of docs/ARCHITECTURE.md, held against `cargo metadata`.
+//! In: the workspace's packages with their direct dependencies. Out: findings.
+//! Invariant: dependencies point one way; a room that is not in the table does not exist. Dev-dependencies are
+//! free: they build tests, which no room stands on.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::tree::Finding;
+
+/// Every room and the rooms it may depend on, bottom up.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("base", &[]),
+    ("sys", &["base"]),
+    ("wire", &["base"]),
+    ("runtime", &["base", "sys"]),
+    ("flash", &["base", "runtime"]),
+    ("engine", &["base", "runtime", "flash"]),
+    ("sched", &["base"]),
+    ("target", &["base", "wire"]),
+    ("cluster", &["base", "wire"]),
+    ("client", &["base", "wire", "runtime", "flash"]),
+    ("node", &["base", "sys", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client"]),
+    ("control", &["base", "node"]),
+    // Not sys: what the simulator runs on is virtual.
+    ("sim", &["base", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client", "node"]),
+    ("bench", &["base", "wire", "runtime", "flash", "client"]),
+    (
+        "octokv",
+        &[
+            "base", "sys", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client",
+            "node", "control", "sim", "bench",
+        ],
+    ),
+    ("xtask", &[]),
+];
+
+/// Foreign crates that only some rooms may use, and why.
+const FOREIGN: &[(&str, &[&str], &str)] = &[
+    ("libc", &["sys"], "the kernel is spoken to in sys"),
+    ("io-uring", &["sys"], "the kernel is spoken to in sys"),
+    ("rustix", &["sys"], "the kernel is spoken to in sys"),
+    ("anyhow", &["octokv", "xtask"], "rooms have typed errors"),
+    ("tokio", &["control"], "the data cores have their own executor"),
+    ("tokio-uring", &[], "it is not maintained"),
+    ("glommio", &[], "it is not maintained"),
+    ("monoio", &[], "it is not maintained"),
+];
+
+/// One package of the workspace.
+pub struct Package {
+    /// Its room.
+    pub room: String,
+    /// What it is built from: rooms by their room names, foreign crates by their own; no dev-dependencies.
+    pub dependencies: Vec<String>,
+}
+
+/// Reads the packages out of `cargo metadata --no-deps`.
+pub fn packages(metadata: &Value) -> Result<Vec<Package>> {
+    let text = |value: &Value, field: &str| -> Result<String> {
+        Ok(value[field].as_str().with_context(|| format!("cargo metadata has no {field}"))?.to_owned())
+    };
+    let mut packages = Vec::new();
+    for package in metadata["packages"].as_array().context("cargo metadata has no packages")? {
+        let mut dependencies = Vec::new();
+        for dependency in package["dependencies"].as_array().context("a package has no dependencies")? {
+            if dependency["kind"].as_str() != Some("dev") {
+                dependencies.push(room_of(&text(dependency, "name")?).to_owned());
+            }
+        }
+        packages.push(Package { room: room_of(&text(package, "name")?).to_owned(), dependencies });
+    }
+    Ok(packages)
+}
+
+/// `octokv-base` is the room `base`; other names stand for themselves.
+fn room_of(package: &str) -> &str {
+    package.strip_prefix("octokv-").unwrap_or(package)
+}
+
+/// Holds every edge against the tables.
+pub fn check(packages: &[Package]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in packages {
+        let place = manifest(&package.room);
+        let Some((_, allowed)) = ROOMS.iter().find(|(room, _)| *room == package.room) else {
+            findings.push(Finding::new(
+                &place,
+                0,
+                format!("the room {} is not in the table of rooms", package.room),
+            ));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let is_room = ROOMS.iter().any(|(room, _)| room == dependency);
+            if is_room && !allowed.contains(&dependency.as_str()) {
+                findings.push(Finding::new(
+                    &place,
+                    0,
+                    format!("{} may not depend on {dependency}", package.room),
+                ));
+            }
+            let foreign = FOREIGN.iter().find(|(name, ..)| name == dependency);
+            if let Some((name, rooms, why)) = foreign
+                && !rooms.contains(&package.room.as_str())
+            {
+                findings.push(Finding::new(&place, 0, format!("{} may not use {name}: {why}", package.room)));
+            }
+        }
+    }
+    findings
+}
+
+fn manifest(room: &str) -> String {
+    if room == "xtask" { "xtask/Cargo.toml".to_owned() } else { format!("crates/{room}/Cargo.toml") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(json: &str) -> Vec<String> {
+        let metadata = serde_json::from_str(json).expect("a test's JSON");
+        check(&packages(&metadata).expect("a test's metadata")).into_iter().map(|f| f.message).collect()
+    }
+
+    fn package(name: &str, dependency: &str, kind: &str) -> String {
+        format!(
+            r#"{{"packages": [{{"name": "{name}", "dependencies": [{{"name": "{dependency}", "kind": {kind}}}]}}]}}"#
+        )
+    }
+
+    #[test]
+    fn edges_are_held_against_the_table() {
+        let table: &[(&str, &str, &str, &[&str])] = &[
+            ("octokv-engine", "octokv-flash", "null", &[]),
+            ("octokv-flash", "octokv-engine", "null", &["flash may not depend on engine"]),
+            ("octokv-sim", "octokv-sys", "null", &["sim may not depend on sys"]),
+            ("octokv-sim", "octokv-sys", "\"build\"", &["sim may not depend on sys"]),
+            ("octokv-wire", "octokv-engine", "\"dev\"", &[]),
+            ("octokv", "octokv-bench", "null", &[]),
+            ("octokv-misc", "octokv-base", "null", &["the room misc is not in the table of rooms"]),
+            ("octokv-wire", "libc", "null", &["wire may not use libc: the kernel is spoken to in sys"]),
+            ("octokv-sys", "libc", "null", &[]),
+            ("octokv-node", "glommio", "null", &["node may not use glommio: it is not maintained"]),
+        ];
+        for (name, dependency, kind, wanted) in table {
+            assert_eq!(messages(&package(name, dependency, kind)), *wanted, "{name} -> {dependency}");
+        }
+    }
+
+    #[test]
+    fn the_table_points_one_way() {
+        for (index, (room, allowed)) in ROOMS.iter().enumerate() {
+            for dependency in *allowed {
+                let at = ROOMS.iter().position(|(name, _)| name == dependency);
+                assert!(at.is_some_and(|at| at < index), "{room} -> {dependency} points up");
+            }
+        }
+    }
+}
