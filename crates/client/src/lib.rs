@@ -1,1 +1,47 @@
-//! client
+//! The initiator: stores into and reads from a Key Value namespace over NVMe/TCP.
+//!
+//! Three ways in, each on top of the next: [`blocking::Client`] and [`Client`] (async, any executor) own an
+//! I/O thread; [`Session`] is polled by whoever owns the core (the load generator, the simulator); the
+//! machines under it do no I/O at all.
+//!
+//! ```no_run
+//! let client = octokv_client::blocking::Client::connect("nvme+tcp://127.0.0.1:4420/nqn.2026-11.io.octokv:node?nsid=1")?;
+//! client.put(b"hello", b"world")?;
+//! assert_eq!(client.get(b"hello")?, Some(b"world".to_vec()));
+//! # Ok::<(), octokv_client::Error>(())
+//! ```
+//!
+//! # Layout
+//! - [`url`]: `nvme+tcp://HOST:PORT/NQN?nsid=N`.
+//! - [`settings`]: what a client may be told, with defaults.
+//! - [`error`]: what can go wrong, and which of it may have happened all the same.
+//! - [`request`]: commands and answers, and how they become queue entries and come back.
+//! - [`outbox`]: bytes that wait to be sent; values are referenced, not copied.
+//! - [`queue`]: machine of one queue on one TCP connection: PDUs, transfers, digests.
+//! - [`setup`]: the order in which a controller is set up, as a table.
+//! - [`initiator`]: machine of one controller: its queues, keep alive, loss and reconnection.
+//! - [`session`]: the machine on sockets.
+//! - [`thread`]: the I/O thread of a [`Client`], which repeats what is safe to repeat.
+//! - [`client`], [`blocking`]: the front doors.
+
+pub mod blocking;
+pub mod client;
+pub mod error;
+pub mod initiator;
+pub mod outbox;
+pub mod queue;
+pub mod request;
+pub mod session;
+pub mod settings;
+pub mod setup;
+mod thread;
+pub mod url;
+
+pub use client::Client;
+pub use error::{Error, Lost};
+pub use octokv_wire::kv::StoreMode;
+pub use request::{Answer, Command, Value};
+pub use session::{Rejected, Session};
+pub use settings::{Reconnect, Settings};
+pub use setup::Facts;
+pub use url::Url;

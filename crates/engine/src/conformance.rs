@@ -1,1 +1,285 @@
-//! conformance
+//! One suite for every engine: random operations, crowds of them, and reopenings, against a model.
+//!
+//! In: a [`Subject`], which knows how to format and open one engine. Out: a panic that names the seed and
+//! the step where the engine and the model part. The engine's own tests call these functions; so does
+//! whoever writes another engine.
+//!
+//! Values tell which operation wrote them ([`value_of`]), so that a value that was never stored, a mixture
+//! of two, or one of another key is seen.
+
+use crate::linearizability::{Call, History, Outcome};
+use crate::{Delete, Engine, Put, PutMode};
+use octokv_base::{Buffer, Key, Random, value_offset};
+use octokv_flash::Device;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// One engine under test.
+pub trait Subject {
+    /// The engine.
+    type Engine: Engine + 'static;
+    /// Makes an empty store of the device.
+    fn format(&self, device: Rc<dyn Device>) -> impl Future<Output = ()>;
+    /// Opens the store on the device, as after any crash.
+    fn open(&self, device: Rc<dyn Device>) -> impl Future<Output = Result<Self::Engine, String>>;
+    /// Closes a store in order.
+    fn close(&self, engine: &Self::Engine) -> impl Future<Output = ()>;
+}
+
+/// Futures run side by side, one step at a time, in an order drawn from a seed. A future is polled only
+/// when it was woken, so a lost wake-up shows as a standstill.
+#[derive(Default)]
+pub struct Crowd {
+    tasks: Vec<(Pin<Box<dyn Future<Output = ()>>>, Arc<Flag>)>,
+}
+
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Crowd {
+    /// Adds a future.
+    pub fn add(&mut self, future: impl Future<Output = ()> + 'static) {
+        self.tasks.push((Box::pin(future), Arc::new(Flag(AtomicBool::new(true)))));
+    }
+
+    /// How many have not finished.
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Whether all have finished.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// Polls one woken future. False when none is woken.
+    pub fn step(&mut self, random: &mut Random) -> bool {
+        let woken = |task: &(_, Arc<Flag>)| task.1.0.load(Ordering::SeqCst);
+        let ready: Vec<usize> = (0..self.tasks.len()).filter(|&at| woken(&self.tasks[at])).collect();
+        if ready.is_empty() {
+            return false;
+        }
+        let at = ready[random.below(ready.len() as u64) as usize];
+        let (task, flag) = &mut self.tasks[at];
+        flag.0.store(false, Ordering::SeqCst);
+        let waker = Waker::from(Arc::clone(flag));
+        if task.as_mut().poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
+            drop(self.tasks.swap_remove(at));
+        }
+        true
+    }
+
+    /// Runs all to their end; `world` makes progress outside them and says whether it could.
+    pub fn run(&mut self, random: &mut Random, mut world: impl FnMut(&mut Random) -> bool) {
+        while !self.tasks.is_empty() {
+            let outside_first = random.one_in(2);
+            let moved = if outside_first {
+                world(random) || self.step(random)
+            } else {
+                self.step(random) || world(random)
+            };
+            assert!(moved, "standstill: {} operations wait for nothing", self.tasks.len());
+        }
+    }
+}
+
+/// The `index`-th key of a set: short ones, and every seventh longer than a standard command carries.
+pub fn key_of(index: u64) -> Key {
+    let text = match index % 7 {
+        6 => format!("{index:04}-{}", "long".repeat(1 + index as usize % 60)),
+        _ => format!("key{index}"),
+    };
+    Key::new(text.as_bytes()).expect("within the limit")
+}
+
+/// The value that operation `operation` stores under `key`: every byte depends on both.
+pub fn value_of(key: &Key, operation: u64, bytes: usize) -> Vec<u8> {
+    let mut value = vec![0; bytes];
+    let mixed = |seed: u64, &byte: &u8| octokv_base::random::mix(seed ^ u64::from(byte));
+    let seed = key.as_bytes().iter().fold(operation, mixed);
+    Random::new(seed).fill(&mut value);
+    if let Some(front) = value.get_mut(..8) {
+        front.copy_from_slice(&operation.to_le_bytes());
+    }
+    value
+}
+
+/// Which operation stored this value under `key`. Panics when none can have.
+pub fn operation_of(key: &Key, value: &[u8]) -> u64 {
+    let front: [u8; 8] = value.get(..8).and_then(|front| front.try_into().ok()).expect("a value of ours");
+    let operation = u64::from_le_bytes(front);
+    assert!(value == value_of(key, operation, value.len()), "a value of {key} that was never stored");
+    operation
+}
+
+/// A buffer as the target hands it to an engine.
+pub fn record_of(key: &Key, value: &[u8]) -> Buffer {
+    let offset = value_offset(key.len());
+    let mut buffer = Buffer::zeroed(offset + value.len());
+    buffer[offset..].copy_from_slice(value);
+    buffer
+}
+
+/// A length from a mixture of tiny, medium and large, at least 8 bytes.
+pub fn some_length(random: &mut Random, most: u64) -> usize {
+    let bound = [64, 600, 5_000, most][random.below(4) as usize].min(most);
+    8 + random.below(bound - 7) as usize
+}
+
+/// Random operations one after another, with reopenings in between, each answer compared with a map.
+pub fn sequential<S: Subject>(subject: &S, device: &Rc<dyn Device>, seed: u64, steps: u64, run: Run) {
+    let mut random = Random::new(seed);
+    let mut model: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
+    block_on(subject.format(Rc::clone(device)), run);
+    let mut engine = block_on(subject.open(Rc::clone(device)), run).expect("opens after format");
+    for step in 0..steps {
+        let key = key_of(random.below(60));
+        let expected = model.get(&key).cloned();
+        match random.below(20) {
+            0..8 => {
+                let mode = [PutMode::Upsert, PutMode::AddOnly, PutMode::UpdateOnly][random.below(3) as usize];
+                let value = value_of(&key, step, some_length(&mut random, 9_000));
+                let put = engine.put(&key, mode, record_of(&key, &value), value.len());
+                let want = match (mode, &expected) {
+                    (PutMode::AddOnly, Some(_)) => Put::Exists,
+                    (PutMode::UpdateOnly, None) => Put::NotFound,
+                    _ => Put::Stored,
+                };
+                assert_eq!(block_on(put, run), Ok(want), "seed {seed} step {step}: put {mode:?} {key}");
+                if want == Put::Stored {
+                    model.insert(key, value);
+                }
+            }
+            8..12 => {
+                let found = block_on(engine.get(&key), run).expect("no fault");
+                let found = found.map(|value| value.as_bytes().to_vec());
+                assert!(found == expected, "seed {seed} step {step}: get {key}");
+            }
+            12..15 => {
+                let want = if expected.is_some() { Delete::Deleted } else { Delete::NotFound };
+                assert_eq!(block_on(engine.delete(&key), run), Ok(want), "seed {seed} step {step}: {key}");
+                model.remove(&key);
+            }
+            15..18 => {
+                let bytes = block_on(engine.exist(&key), run).expect("no fault");
+                assert_eq!(bytes, expected.map(|value| value.len()), "seed {seed} step {step}: {key}");
+            }
+            18 => list_agrees(&engine, &model, &mut random, run),
+            _ => {
+                if random.one_in(2) {
+                    block_on(subject.close(&engine), run);
+                }
+                drop(engine);
+                engine = block_on(subject.open(Rc::clone(device)), run).expect("opens again");
+                assert_eq!(engine.statistics().keys, model.len() as u64, "seed {seed} step {step}");
+            }
+        }
+    }
+}
+
+/// How a test makes the world outside the engine move while a future waits.
+pub type Run<'a> = &'a RefCell<dyn FnMut() + 'a>;
+
+fn block_on<T>(future: impl Future<Output = T>, run: Run) -> T {
+    octokv_runtime::block_on(future, || (run.borrow_mut())())
+}
+
+/// A whole listing names every key once; one from a known key begins with it and goes on as the whole did.
+fn list_agrees(engine: &impl Engine, model: &BTreeMap<Key, Vec<u8>>, random: &mut Random, run: Run) {
+    let list = |start: &Key, most: usize| {
+        let mut keys = Vec::new();
+        let mut sink = |key: &[u8]| {
+            let room = keys.len() < most;
+            if room {
+                keys.push(Key::new(key).expect("within the limit"));
+            }
+            room
+        };
+        block_on(engine.list(start, &mut sink), run).expect("no fault");
+        keys
+    };
+    let empty = Key::new(&[]).expect("short");
+    let all = list(&empty, usize::MAX);
+    let mut sorted = all.clone();
+    sorted.sort();
+    assert_eq!(sorted, model.keys().cloned().collect::<Vec<_>>());
+    if !all.is_empty() {
+        let at = random.below(all.len() as u64) as usize;
+        let most = 1 + random.below(5) as usize;
+        let end = (at + most).min(all.len());
+        assert_eq!(list(&all[at], most), all[at..end]);
+    }
+    let absent = Key::new(b"never stored").expect("short");
+    let after = list(&absent, usize::MAX);
+    assert_eq!(after[..], all[all.len() - after.len()..], "an unknown start begins at the next key");
+}
+
+/// Crowds of operations on few keys at once; what each saw must have one order that explains it.
+pub fn concurrent<E: Engine + 'static>(
+    engines: &[Rc<E>],
+    seed: u64,
+    operations: u64,
+    world: impl FnMut(&mut Random) -> bool,
+) {
+    let mut random = Random::new(seed);
+    let history = Rc::new(RefCell::new(History::default()));
+    let mut crowd = Crowd::default();
+    let mut world = world;
+    for operation in 1..=operations {
+        let engine = Rc::clone(&engines[random.below(engines.len() as u64) as usize]);
+        let key = key_of(random.below(5));
+        let length = some_length(&mut random, 6_000);
+        crowd.add(one_call(engine, Rc::clone(&history), key, operation, length, random.below(6)));
+        while crowd.len() >= 8 {
+            if !world(&mut random) || random.one_in(3) {
+                crowd.step(&mut random);
+            }
+        }
+    }
+    crowd.run(&mut random, world);
+    if let Err(unexplained) = history.borrow().check() {
+        panic!("seed {seed}: {unexplained}");
+    }
+}
+
+async fn one_call<E: Engine>(
+    engine: Rc<E>,
+    history: Rc<RefCell<History>>,
+    key: Key,
+    operation: u64,
+    length: usize,
+    kind: u64,
+) {
+    let call = |call: Call| history.borrow_mut().begin(key.clone(), call);
+    let end = |id, outcome| history.borrow_mut().end(id, outcome);
+    match kind {
+        0 | 1 => {
+            let value = value_of(&key, operation, length);
+            let id = call(Call::Write(Some(operation)));
+            let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), length).await;
+            assert_eq!(put, Ok(Put::Stored));
+            end(id, Outcome::Written);
+        }
+        2 => {
+            let id = call(Call::Write(None));
+            engine.delete(&key).await.expect("no fault");
+            end(id, Outcome::Written);
+        }
+        _ => {
+            let id = call(Call::Read);
+            let found = engine.get(&key).await.expect("no fault");
+            end(id, Outcome::Seen(found.map(|value| operation_of(&key, value.as_bytes()))));
+        }
+    }
+}

@@ -4,9 +4,11 @@
 //! - this file: the [`Engine`] contract, its answers and its faults.
 //! - [`hash`]: OctoKV's engine: a hash index in memory, records and an index journal on the device.
 //! - [`conformance`]: the one suite that every engine passes, against a model.
+//! - [`linearizability`]: whether what concurrent callers saw has an order.
 
 pub mod conformance;
 pub mod hash;
+pub mod linearizability;
 
 use octokv_base::{Buffer, Key};
 use octokv_flash::DeviceError;
@@ -78,8 +80,11 @@ pub enum Delete {
 /// What went wrong, as facts. None of these is an answer about the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// What the device holds for the key is not what was written; the number is the first block read.
-    Corrupt { lba: u64 },
+    /// What the device holds for the key is not what was written.
+    Corrupt {
+        /// The first block of its record.
+        lba: u64,
+    },
     /// The device failed.
     Device(DeviceError),
     /// A journal write failed earlier: nothing more is written until the engine is opened again.

@@ -35,9 +35,15 @@ pub enum On {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A bit flips, chosen by the seed.
-    BitRot { seed: u64 },
+    BitRot {
+        /// Chooses the bit.
+        seed: u64,
+    },
     /// The write goes to this address instead.
-    Misdirected { to: Lba },
+    Misdirected {
+        /// Where it lands.
+        to: Lba,
+    },
     /// The write is dropped and reported done.
     Lost,
     /// The operation fails with this system error code.
@@ -45,7 +51,10 @@ pub enum Fault {
     /// The write finds no space.
     NoSpace,
     /// The operation is reported done only after its future was polled this many times more.
-    Slow { polls: u32 },
+    Slow {
+        /// How many polls.
+        polls: u32,
+    },
 }
 
 /// One thing that goes wrong.

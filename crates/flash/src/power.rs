@@ -44,10 +44,16 @@ impl Cut {
 
 /// One thing that happened at the disk.
 enum Event {
-    Submitted { write: usize },
-    Completed { write: usize },
+    Submitted {
+        write: usize,
+    },
+    Completed {
+        write: usize,
+    },
     /// The flush made durable all writes completed before event `since`.
-    Flushed { since: usize },
+    Flushed {
+        since: usize,
+    },
 }
 
 struct Write {

@@ -73,10 +73,11 @@ impl Doorbell {
 
     /// The core is awake again, for whatever reason.
     pub fn woken(&self) {
-        let slept = self.state.compare_exchange(SLEEPING, QUIET, Ordering::SeqCst, Ordering::SeqCst);
-        if slept.is_err()
-            && let Some(event) = &self.event
-        {
+        // Fails when someone rang, and that stays for `begin_turn`.
+        let _ = self.state.compare_exchange(SLEEPING, QUIET, Ordering::SeqCst, Ordering::SeqCst);
+        // Always: a signal may come a moment after the state that it belongs to, and one left behind
+        // would keep the core from ever sleeping again.
+        if let Some(event) = &self.event {
             event.drain();
         }
     }
@@ -84,5 +85,49 @@ impl Doorbell {
     /// What to wait on while asleep; none for a silent doorbell.
     pub fn event(&self) -> Option<&EventFd> {
         self.event.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rung_core_does_not_sleep_until_it_has_taken_a_turn() {
+        let doorbell = Doorbell::new().unwrap();
+        doorbell.ring();
+        assert!(!doorbell.try_sleep());
+        assert!(doorbell.begin_turn());
+        assert!(!doorbell.begin_turn());
+        assert!(doorbell.try_sleep());
+        doorbell.woken();
+    }
+
+    #[test]
+    fn only_a_sleeping_core_costs_a_signal() {
+        let doorbell = Doorbell::new().unwrap();
+        doorbell.ring();
+        assert!(!doorbell.event().unwrap().drain());
+        doorbell.begin_turn();
+        assert!(doorbell.try_sleep());
+        doorbell.ring();
+        doorbell.ring();
+        assert!(doorbell.event().unwrap().drain());
+        doorbell.woken();
+        assert!(doorbell.begin_turn());
+    }
+
+    #[test]
+    fn a_signal_that_comes_late_does_not_keep_the_core_awake_for_ever() {
+        let doorbell = Doorbell::new().unwrap();
+        // The ringer has changed the state but not yet signalled when the core wakes by itself.
+        assert!(doorbell.try_sleep());
+        doorbell.state.store(RUNG, Ordering::SeqCst);
+        doorbell.woken();
+        doorbell.event().unwrap().signal();
+        assert!(doorbell.begin_turn());
+        assert!(doorbell.try_sleep());
+        doorbell.woken();
+        assert!(!doorbell.event().unwrap().drain());
     }
 }

@@ -40,14 +40,15 @@ pub enum Sent {
     Broken,
 }
 
-/// A socket between two cores. Dropping it closes the stream.
+/// A socket between two cores. Dropped instead of attached, the stream is over (in a virtual world, once
+/// its host stops).
 #[derive(Debug)]
 pub struct DetachedSocket(pub(crate) Detached);
 
 #[derive(Debug)]
 pub(crate) enum Detached {
     Kernel(octokv_sys::socket::Stream),
-    /// An end in the virtual world, which is closed when its host stops.
+    /// An end in the virtual world.
     Virtual {
         index: u32,
         generation: u32,

@@ -93,13 +93,7 @@ impl Idle {
     }
 
     /// After a turn that was busy or not: comes back at once, or after a sleep. True when it slept.
-    pub fn rest(
-        &mut self,
-        busy: bool,
-        now: Nanos,
-        next_deadline: Nanos,
-        sockets: &mut RealSockets,
-    ) -> bool {
+    pub fn rest(&mut self, busy: bool, now: Nanos, next_deadline: Nanos, sockets: &mut RealSockets) -> bool {
         if busy {
             self.last_work = now;
             return false;
@@ -120,5 +114,29 @@ impl Idle {
     /// How often the core slept.
     pub fn sleeps(&self) -> u64 {
         self.sleeps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_spins_for_its_span_and_sleeps_to_the_next_deadline() {
+        let adaptive = Polling::Adaptive { spin: Nanos(100) };
+        // now, last work, next deadline
+        let table = [
+            (Choice::Turn, adaptive, 50, 0, u64::MAX),
+            (Choice::Turn, adaptive, 99, 0, 1_000),
+            (Choice::Sleep(Nanos(900)), adaptive, 100, 0, 1_000),
+            (Choice::Sleep(Nanos::NEVER), adaptive, 100, 0, u64::MAX),
+            (Choice::Turn, adaptive, 1_000, 0, 1_000), // The timer is due.
+            (Choice::Turn, Polling::Busy, 1_000_000, 0, u64::MAX),
+            (Choice::Sleep(Nanos(1)), Polling::Sleep, 10, 10, 11),
+            (Choice::Turn, Polling::Sleep, 11, 0, 11),
+        ];
+        for (want, polling, now, last_work, next) in table {
+            assert_eq!(choose(polling, Nanos(now), Nanos(last_work), Nanos(next)), want);
+        }
     }
 }

@@ -68,3 +68,23 @@ impl<T> Mailbox<T> {
         self.to.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_in_order_full_rings_give_them_back_and_no_sender_starves() {
+        let doorbells: Vec<_> = (0..3).map(|_| Doorbell::silent()).collect();
+        let mut boxes = mesh::<u32>(&doorbells, 2);
+        assert_eq!(boxes[0].send(2, 1), Ok(()));
+        assert_eq!(boxes[0].send(2, 2), Ok(()));
+        assert_eq!(boxes[0].room(2), 0);
+        assert_eq!(boxes[0].send(2, 3), Err(3));
+        assert_eq!(boxes[1].send(2, 11), Ok(()));
+        assert_eq!(boxes[2].send(2, 21), Ok(()));
+        assert!(doorbells[2].begin_turn() && !doorbells[1].begin_turn());
+        let got: Vec<u32> = std::iter::from_fn(|| boxes[2].receive()).collect();
+        assert_eq!(got, [1, 11, 21, 2]);
+    }
+}

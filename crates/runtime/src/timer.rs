@@ -134,3 +134,75 @@ impl Timers {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Random;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::task::Wake;
+
+    /// Writes its number to a shared place when woken.
+    struct Mark(u64, Arc<AtomicU64>);
+    impl Wake for Mark {
+        fn wake(self: Arc<Self>) {
+            self.1.store(self.0, Ordering::Relaxed);
+        }
+    }
+
+    fn fired(timers: &mut Timers, now: u64, last: &AtomicU64) -> Vec<u64> {
+        std::iter::from_fn(|| {
+            timers.fire(Nanos(now))?.wake();
+            Some(last.load(Ordering::Relaxed))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn timers_fire_by_deadline_and_equal_ones_in_the_order_they_were_set() {
+        let (mut timers, last) = (Timers::default(), Arc::new(AtomicU64::new(0)));
+        for (number, deadline) in [(1, 30), (2, 10), (3, 20), (4, 10), (5, 10)] {
+            timers.insert(Nanos(deadline), Arc::new(Mark(number, Arc::clone(&last))).into());
+        }
+        assert_eq!(timers.next(), Nanos(10));
+        assert_eq!(fired(&mut timers, 9, &last), []);
+        assert_eq!(fired(&mut timers, 20, &last), [2, 4, 5, 3]);
+        assert_eq!(fired(&mut timers, 30, &last), [1]);
+        assert!(timers.is_empty());
+        assert_eq!(timers.next(), Nanos::NEVER);
+    }
+
+    #[test]
+    fn random_timers_agree_with_a_sorted_list_and_removed_ones_are_gone_at_once() {
+        let (mut timers, last) = (Timers::default(), Arc::new(AtomicU64::new(0)));
+        let mut random = Random::new(3);
+        let mut model: Vec<(u64, u64, u32)> = Vec::new();
+        let mut passed: Vec<u32> = Vec::new();
+        let mut now = 0;
+        for number in 0..20_000 {
+            match random.below(4) {
+                0 | 1 => {
+                    let deadline = now + random.below(500);
+                    let waker = Arc::new(Mark(number, Arc::clone(&last))).into();
+                    model.push((deadline, number, timers.insert(Nanos(deadline), waker)));
+                }
+                2 if !model.is_empty() => {
+                    let (_, _, key) = model.swap_remove(random.below(model.len() as u64) as usize);
+                    timers.remove(key);
+                }
+                _ => {
+                    now += random.below(100);
+                    model.sort_unstable();
+                    let due = model.partition_point(|&(deadline, ..)| deadline <= now);
+                    let expected: Vec<u64> = model[..due].iter().map(|&(_, number, _)| number).collect();
+                    assert_eq!(fired(&mut timers, now, &last), expected);
+                    passed.extend(model.drain(..due).map(|(_, _, key)| key));
+                    passed.drain(..).for_each(|key| timers.remove(key));
+                }
+            }
+            assert_eq!(timers.len(), model.len());
+        }
+        assert!(timers.entries.len() < 1_000, "{} entries for few timers", timers.entries.len());
+    }
+}

@@ -49,7 +49,9 @@ impl std::fmt::Display for OpenError {
             OpenError::Missing => f.write_str("it does not exist"),
             OpenError::Held => f.write_str("it is in use by another process, or mounted"),
             OpenError::NotStorage => f.write_str("it is neither a regular file nor a block device"),
-            OpenError::NoDirect => f.write_str("its file system does not support direct transfers (O_DIRECT)"),
+            OpenError::NoDirect => {
+                f.write_str("its file system does not support direct transfers (O_DIRECT)")
+            }
             OpenError::BlockTooLarge { block_bytes } => {
                 write!(f, "its block of {block_bytes} bytes is larger than {BLOCK_BYTES_MAX}")
             }
@@ -95,7 +97,8 @@ pub fn open_device(path: &Path, create: Option<u64>, direct: bool) -> Result<Own
                 return Err(OpenError::NotStorage);
             }
             let exclusive = if block_device { libc::O_EXCL } else { 0 };
-            let opened = OpenOptions::new().read(true).write(true).custom_flags(direct | exclusive).open(path);
+            let opened =
+                OpenOptions::new().read(true).write(true).custom_flags(direct | exclusive).open(path);
             let file = opened.map_err(|e| no_direct(e, direct))?;
             lock(&file)?;
             finish(file, path, block_device, false)

@@ -12,11 +12,16 @@
 //! - [`uring`]: storage operations on an io_uring that owns the buffers in flight.
 //! - [`thread`]: threads by name and core.
 //! - [`signal`]: SIGTERM and SIGINT as a flag.
+//! - [`allocation`]: an allocator that counts, for tests and reports.
 //! - [`process`]: what this process costs.
 
-// This room is what the bans of clippy.toml point at.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "this room is what the bans point at"
+)]
 
+pub mod allocation;
 pub mod clock;
 pub mod event;
 pub mod file;

@@ -7,9 +7,9 @@ use crate::controller::{Condition, Controller, Purpose};
 use crate::subsystem::Target;
 use crate::{features, identify, logs};
 use octokv_base::Nanos;
-use octokv_wire::command::admin;
+use octokv_wire::command::{FABRICS, admin};
 use octokv_wire::fabrics::{Capabilities, Command, Configuration, property};
-use octokv_wire::{FABRICS, Sqe, Status};
+use octokv_wire::{Sqe, Status};
 use std::net::SocketAddr;
 
 /// What an admin command may look at.

@@ -1,9 +1,47 @@
-//! One TCP connection.
+//! One TCP connection, from its first byte to its last.
+//!
+//! In: bytes from the head of a linear receive buffer, outcomes of requests, the time. Out: requests,
+//! and bytes in the [`Outbox`]. What PDUs do is in [`intake`](crate::intake), what commands do in
+//! [`commands`](crate::commands).
+//!
+//! ```text
+//!  AwaitIcReq ──ICReq──▶ AwaitConnect ──Connect, queue 0──▶ Admin      (I/O controller)
+//!      │                   │ │ │                       └──▶ Discovery  (discovery controller)
+//!      │                   │ │ └──Connect, queue n──▶ Io
+//!      │                   │ │                         │
+//!      │ fault             │ │ fault                   │ fault, Disconnect
+//!      ▼                   ▼ │                         ▼
+//!  Terminating ◀───────────┴─┼─────────────────────── (Admin, Discovery, Io)
+//!      │ reply sent and a second passed               │ controller over or reset, host silent,
+//!      ▼                     ▼ too slow               ▼ H2CTermReq, socket closed
+//!    Closed ◀────────────────┴────────────────────────┘
+//! ```
+//! Invariants: the state changes only by [`Connection::set_state`], which lets the controller go where
+//! the connection leaves it; every request that went out is completed exactly once, whatever the state;
+//! the memory held is bounded: slots by the queue's size, buffers by `receive_bytes_max`, replies by
+//! `outbox_bytes_max` plus what is at the engine. Tested in `tests/` of this room.
 
-use crate::{Outbox, Outcome, Request, Target};
+use crate::controller::{Condition, Controller};
+use crate::intake::Inflow;
+use crate::kv;
+use crate::outbox::Outbox;
+use crate::replies::Replies;
+use crate::request::{Outcome, Request};
+use crate::slots::{Phase, Slots};
+use crate::statistics::Counts;
+use crate::subsystem::Target;
 use octokv_base::{Nanos, Pool};
+use octokv_wire::Fault;
+use octokv_wire::pdu::{End, Terminate};
 use std::net::SocketAddr;
 use std::sync::Arc;
+
+/// How long a connection that we end stays open, so that the host can read why.
+const LINGER: Nanos = Nanos::from_secs(1);
+/// How often a live connection looks at its controller when nothing comes.
+const WATCH: Nanos = Nanos::from_millis(500);
+/// Signs of life are passed on at most this often.
+const SIGN_SPACING: Nanos = Nanos::from_millis(5);
 
 /// What [`Connection::receive`] did with the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,59 +58,338 @@ pub struct Consumed {
 pub enum Stall {
     /// A slot: as many commands as the queue holds are being worked on.
     Slots,
-    /// A buffer of the pool.
+    /// A buffer of the pool, or the connection's share of it.
     Buffers,
     /// The host, which does not read its replies.
     Outbox,
 }
 
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// The host sent what must not be.
+    Fault(Fault),
+    /// The host said that we sent what must not be.
+    HostTerminated(Terminate),
+    /// The host disconnected the queue.
+    Disconnected,
+    /// The host did not finish its Connect in time.
+    Handshake,
+    /// The host was silent for longer than its keep-alive time.
+    KeepAlive,
+    /// The controller was reset or has ended.
+    ControllerEnded,
+    /// The socket was closed or broke.
+    PeerClosed,
+    /// There are too many connections.
+    NoRoom,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Debug)]
+pub(crate) enum State {
+    AwaitIcReq { until: Nanos },
+    AwaitConnect { until: Nanos },
+    Admin(Arc<Controller>),
+    Discovery(Arc<Controller>),
+    Io(IoQueue),
+    Terminating { until: Nanos },
+    Closed,
+}
+
+/// An I/O queue: its controller, and the generation of it that the queue belongs to.
+#[derive(Clone, Debug)]
+pub(crate) struct IoQueue {
+    pub controller: Arc<Controller>,
+    pub id: u16,
+    pub generation: u32,
+}
+
+impl State {
+    /// Whether the drawing has an arrow from this to `next`.
+    fn may_become(&self, next: &State) -> bool {
+        use State::*;
+        match self {
+            AwaitIcReq { .. } => matches!(next, AwaitConnect { .. } | Terminating { .. } | Closed),
+            AwaitConnect { .. } => {
+                matches!(next, Admin(_) | Discovery(_) | Io(_) | Terminating { .. } | Closed)
+            }
+            Admin(_) | Discovery(_) | Io(_) => matches!(next, Terminating { .. } | Closed),
+            Terminating { .. } => matches!(next, Closed),
+            Closed => false,
+        }
+    }
+
+    pub fn controller(&self) -> Option<&Arc<Controller>> {
+        match self {
+            State::Admin(controller) | State::Discovery(controller) => Some(controller),
+            State::Io(queue) => Some(&queue.controller),
+            State::AwaitIcReq { .. }
+            | State::AwaitConnect { .. }
+            | State::Terminating { .. }
+            | State::Closed => None,
+        }
+    }
+}
+
 /// One TCP connection.
 #[derive(Debug)]
 pub struct Connection {
-    target: Arc<Target>,
-    outbox: Outbox,
+    pub(crate) target: Arc<Target>,
+    pub(crate) local: SocketAddr,
+    peer: SocketAddr,
+    state: State,
+    pub(crate) inflow: Inflow,
+    pub(crate) replies: Replies,
+    pub(crate) slots: Slots,
+    pub(crate) counts: Counts,
+    /// Where pages of admin commands are made.
+    pub(crate) page: Vec<u8>,
+    closing: Option<Closing>,
+    host_nqn: Option<String>,
+    /// Within the bound of connections.
+    pub(crate) has_room: bool,
+    ticked: Nanos,
+    signed: Nanos,
 }
 
 impl Connection {
     /// A connection that was just accepted on `local` from `peer`.
-    pub fn new(target: Arc<Target>, _local: SocketAddr, _peer: SocketAddr, _now: Nanos) -> Connection {
-        Connection { target, outbox: Outbox::default() }
+    pub fn new(target: Arc<Target>, local: SocketAddr, peer: SocketAddr, now: Nanos) -> Connection {
+        let has_room = target.connection_opened();
+        let until = now + target.settings().handshake_limit;
+        Connection {
+            target,
+            local,
+            peer,
+            state: State::AwaitIcReq { until },
+            inflow: Inflow::Head,
+            replies: Replies::new(),
+            slots: Slots::new(0),
+            counts: Counts::default(),
+            page: Vec::new(),
+            closing: None,
+            host_nqn: None,
+            has_room,
+            ticked: now,
+            signed: now,
+        }
     }
 
-    /// Takes bytes from the head of what the host sent.
-    pub fn receive(&mut self, _now: Nanos, bytes: &[u8], _pool: &Pool, _requests: &mut Vec<Request>) -> Consumed {
-        let _ = self.target.settings();
-        Consumed { bytes: bytes.len(), stalled: None }
+    /// Takes bytes from the head of what the host sent. What must be asked of the engine is appended to
+    /// `requests`; each of them must come back by [`Connection::complete`].
+    pub fn receive(
+        &mut self,
+        now: Nanos,
+        bytes: &[u8],
+        pool: &Pool,
+        requests: &mut Vec<Request>,
+    ) -> Consumed {
+        self.watch();
+        if !bytes.is_empty() {
+            self.note_sign(now);
+        }
+        self.take_in(now, bytes, pool, requests)
     }
 
-    /// Ends the request of `slot`.
-    pub fn complete(&mut self, _now: Nanos, _slot: u32, _outcome: Outcome) {}
+    /// Ends the request of `slot`: its completion, with data where there is some, goes to the outbox.
+    ///
+    /// # Panics
+    /// When no request of that slot is out, or the outcome is not one of its operation.
+    pub fn complete(&mut self, _now: Nanos, slot: u32, outcome: Outcome) {
+        let (command_id, phase) = self.slots.release(slot as u16);
+        let Phase::Running(running) = phase else {
+            unreachable!("slot {slot} was completed and is {phase:?}");
+        };
+        let State::Io(queue) = &self.state else {
+            return; // The connection ended meanwhile: nobody waits for the answer.
+        };
+        if matches!(outcome, Outcome::Unrecovered) {
+            self.counts.media_errors += 1;
+        }
+        let missing_fails = |index: u32| {
+            let configuration = queue.controller.kv_configuration(index as usize);
+            configuration.load(std::sync::atomic::Ordering::Relaxed) & 1 != 0
+        };
+        let answer = kv::answer(running, outcome, missing_fails);
+        if let Some((buffer, from, to)) = answer.data {
+            self.counts.retrieved_bytes += (to - from) as u64;
+            self.replies.keep(command_id, buffer, from, to);
+        }
+        self.respond(command_id, answer.status, answer.dw0, 0);
+    }
 
-    /// Lets time pass.
-    pub fn tick(&mut self, _now: Nanos) {}
+    /// Lets time pass: limits, notices, and what other cores did to the controller.
+    pub fn tick(&mut self, now: Nanos) {
+        self.ticked = now;
+        self.watch();
+        match &self.state {
+            State::AwaitIcReq { until } | State::AwaitConnect { until } if *until <= now => {
+                self.close(Closing::Handshake);
+            }
+            State::Terminating { until } if *until <= now => self.set_state(State::Closed),
+            State::Admin(controller) | State::Discovery(controller) => {
+                let limit = self.target.settings().discovery_idle_limit;
+                // What came since the last sign that was passed on counts too.
+                controller.note_sign(self.signed);
+                if controller.silence_deadline(limit) <= now {
+                    controller.end(Condition::Expired);
+                    self.counts.keep_alive_expired += 1;
+                    self.close(Closing::KeepAlive);
+                } else {
+                    self.tell_events();
+                }
+            }
+            State::AwaitIcReq { .. }
+            | State::AwaitConnect { .. }
+            | State::Io(_)
+            | State::Terminating { .. }
+            | State::Closed => {}
+        }
+        self.pass_counts();
+    }
 
-    /// When `tick` must be called at the latest.
+    /// When [`Connection::tick`] must be called at the latest.
     pub fn next_deadline(&self) -> Nanos {
-        Nanos::NEVER
+        match &self.state {
+            State::AwaitIcReq { until } | State::AwaitConnect { until } | State::Terminating { until } => {
+                *until
+            }
+            State::Admin(controller) | State::Discovery(controller) => {
+                let limit = self.target.settings().discovery_idle_limit;
+                controller.silence_deadline(limit).min(self.ticked + WATCH)
+            }
+            State::Io(_) => self.ticked + WATCH,
+            State::Closed => Nanos::NEVER,
+        }
+    }
+
+    /// The socket was closed by the host, or broke: nothing more will come or can be sent.
+    pub fn peer_closed(&mut self) {
+        self.close(Closing::PeerClosed);
+        self.replies.outbox.clear();
     }
 
     /// What is to be sent.
     pub fn outbox(&mut self) -> &mut Outbox {
-        &mut self.outbox
+        &mut self.replies.outbox
     }
 
-    /// Whether the socket is to be closed once the outbox is empty.
+    /// Whether the socket is to be closed once the outbox is empty. Requests may still be out then.
     pub fn is_closed(&self) -> bool {
-        false
+        matches!(self.state, State::Closed)
+    }
+
+    /// Why the connection ended, once it is ending.
+    pub fn closing_reason(&self) -> Option<Closing> {
+        self.closing
     }
 
     /// How many requests are out.
     pub fn in_flight(&self) -> usize {
-        0
+        self.slots.running()
     }
 
     /// The host, once it has connected.
     pub fn host_nqn(&self) -> Option<&str> {
-        None
+        self.host_nqn.as_deref()
+    }
+
+    /// The host's address.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The one door through which the state changes.
+    pub(crate) fn set_state(&mut self, next: State) {
+        assert!(self.state.may_become(&next), "{:?} -> {next:?}", self.state);
+        self.pass_counts();
+        if let Some(controller) = next.controller() {
+            self.host_nqn = Some(controller.host.nqn.clone());
+        }
+        match std::mem::replace(&mut self.state, next) {
+            State::Admin(controller) | State::Discovery(controller) => {
+                controller.end(Condition::Gone);
+                self.target.forget(&controller);
+            }
+            State::Io(queue) => queue.controller.disconnect_queue(queue.id, queue.generation),
+            State::AwaitIcReq { .. }
+            | State::AwaitConnect { .. }
+            | State::Terminating { .. }
+            | State::Closed => {}
+        }
+        if matches!(self.state, State::Terminating { .. } | State::Closed) {
+            self.inflow = Inflow::Head;
+        }
+    }
+
+    /// Ends the connection at once. What is in the outbox may still be sent.
+    pub(crate) fn close(&mut self, why: Closing) {
+        self.closing.get_or_insert(why);
+        if !self.is_closed() {
+            self.set_state(State::Closed);
+        }
+    }
+
+    /// Ends the connection because of what the host sent, and says so; `quoted` is where the bad PDU
+    /// begins.
+    pub(crate) fn terminate(&mut self, now: Nanos, fault: Fault, quoted: &[u8]) {
+        self.counts.transport_faults += 1;
+        let request = Terminate::for_fault(&fault);
+        self.replies.outbox.append(|out| request.encode(End::Controller, quoted, out));
+        self.linger(now, Closing::Fault(fault));
+    }
+
+    /// Ends the connection once the host has had time to read what is in the outbox.
+    pub(crate) fn linger(&mut self, now: Nanos, why: Closing) {
+        self.closing.get_or_insert(why);
+        self.set_state(State::Terminating { until: now + LINGER });
+    }
+
+    /// Looks at what became of the controller, perhaps by another core.
+    fn watch(&mut self) {
+        let is_over = match &self.state {
+            State::Io(queue) => {
+                let life = queue.controller.life();
+                !life.condition.serves_io() || life.generation != queue.generation
+            }
+            State::Admin(controller) | State::Discovery(controller) => controller.life().condition.is_over(),
+            State::AwaitIcReq { .. }
+            | State::AwaitConnect { .. }
+            | State::Terminating { .. }
+            | State::Closed => false,
+        };
+        if is_over {
+            self.close(Closing::ControllerEnded);
+        }
+    }
+
+    fn note_sign(&mut self, now: Nanos) {
+        if now.since(self.signed) >= SIGN_SPACING {
+            self.signed = now;
+            if let Some(controller) = self.state.controller() {
+                controller.note_sign(now);
+            }
+        }
+    }
+
+    fn pass_counts(&mut self) {
+        let mut counts = self.counts;
+        if let Some(controller) = self.state.controller() {
+            controller.statistics.absorb(&mut counts);
+        }
+        self.target.statistics.absorb(&mut self.counts);
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close(Closing::PeerClosed);
+        self.pass_counts();
+        self.target.connection_closed();
     }
 }

@@ -36,7 +36,9 @@ pub(crate) fn identify(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<
     }
     match request.cns {
         cns::CONTROLLER => out.extend_from_slice(controller(view).as_bytes()),
-        cns::NAMESPACE | CNS_ALLOCATED => out.extend_from_slice(block_view(named(view, &request)?).as_bytes()),
+        cns::NAMESPACE | CNS_ALLOCATED => {
+            out.extend_from_slice(block_view(named(view, &request)?).as_bytes())
+        }
         cns::NAMESPACE_LIST => list(view, &request, all_sets(view), out)?,
         cns::ALLOCATED_LIST => list(view, &request, true, out)?,
         cns::NAMESPACE_LIST_OF_SET | CNS_ALLOCATED_LIST_OF_SET => match request.csi {

@@ -117,7 +117,10 @@ pub(crate) fn launch(intent: Intent, buffer: Buffer) -> (u32, Operation, Running
         Intent::Store { namespace, key, mode, value_bytes } => {
             (namespace, Operation::Store { key, mode, record: buffer, value_bytes }, Running::Store)
         }
-        Intent::Long { namespace, command: extension::Command::Store { options, key_bytes, value_bytes } } => {
+        Intent::Long {
+            namespace,
+            command: extension::Command::Store { options, key_bytes, value_bytes },
+        } => {
             let from = RECORD_HEADER_BYTES;
             let key = key_of(&buffer[from..from + usize::from(key_bytes)]);
             let operation = Operation::Store { key, mode: options.mode, record: buffer, value_bytes };
@@ -144,9 +147,7 @@ pub(crate) fn launch_keyed(command: extension::Command, data: &[u8], index: u32)
         extension::Command::Delete { .. } => {
             (Operation::Delete { key }, Running::Delete { namespace_index: index })
         }
-        extension::Command::Exist { .. } => {
-            (Operation::Exist { key }, Running::Exist { tell_length: true })
-        }
+        extension::Command::Exist { .. } => (Operation::Exist { key }, Running::Exist { tell_length: true }),
         extension::Command::Store { .. } => unreachable!("a Store keeps its buffer"),
     }
 }

@@ -7,10 +7,10 @@ use crate::admin::View;
 use crate::controller::Purpose;
 use crate::identify::namespace_ids;
 use octokv_base::NamespaceId;
-use octokv_wire::command::{admin, csi};
+use octokv_wire::command::{FABRICS, admin, csi};
 use octokv_wire::discovery::{self, Entry, SubsystemKind};
 use octokv_wire::log::{self, AnaGroup, AnaState, Effects, Health, Request, id};
-use octokv_wire::{FABRICS, Sqe, Status, extension, kv};
+use octokv_wire::{Sqe, Status, extension, kv};
 use std::net::{IpAddr, SocketAddr};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U128};
@@ -94,6 +94,7 @@ fn health(view: &View<'_>) -> Health {
     health.units_written = number(counts.stored_bytes.div_ceil(UNIT_BYTES));
     health.reads = number(counts.retrieves + counts.lists + counts.exists);
     health.writes = number(counts.stores + counts.deletes);
+    health.media_errors = number(counts.media_errors);
     health.errors = number(view.target.errors.count());
     health
 }

@@ -58,6 +58,8 @@ counts! {
     misses,
     /// Commands that failed otherwise.
     errors,
+    /// Values that could not be read back.
+    media_errors,
     /// Data digests that were wrong.
     digest_errors,
     /// Connections that ended because of what the host sent.

@@ -294,8 +294,7 @@ impl Target {
         if controller.host.id != data.host_id {
             return Err(Refusal::data(0));
         }
-        let generation =
-            controller.connect_queue(queue_id).map_err(|status| Refusal { status, dw0: 0 })?;
+        let generation = controller.connect_queue(queue_id).map_err(|status| Refusal { status, dw0: 0 })?;
         Ok(Admission { controller, generation })
     }
 

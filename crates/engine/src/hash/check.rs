@@ -80,7 +80,8 @@ pub async fn check(
     let unit_bytes = u64::from(superblock.unit_bytes);
     let unit_blocks = unit_bytes / u64::from(device.geometry().block_bytes);
     let slots = |index: usize| -> Vec<_> { loaded.segments[index].entries.lock().table.from(0).collect() };
-    let keys = (0..loaded.segments.len()).map(|index| loaded.segments[index].entries.lock().table.len() as u64);
+    let keys =
+        (0..loaded.segments.len()).map(|index| loaded.segments[index].entries.lock().table.len() as u64);
     let mut report = Report {
         keys: keys.sum(),
         used_bytes: (loaded.space.units() - loaded.space.free_units()) * unit_bytes,

@@ -91,7 +91,10 @@ impl<'a> Unchecked<'a> {
 }
 
 /// Writes a superblock: first one copy, then, when that is durable, the other.
-pub(super) async fn write_superblock(device: &dyn Device, superblock: &Superblock) -> Result<(), DeviceError> {
+pub(super) async fn write_superblock(
+    device: &dyn Device,
+    superblock: &Superblock,
+) -> Result<(), DeviceError> {
     let blocks = SUPERBLOCK_STRIDE_BYTES / u64::from(device.geometry().block_bytes);
     for copy in 0..2 {
         let mut buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
@@ -171,8 +174,7 @@ impl HashEngine {
                 slots.extend(entries.table.from(0));
                 entries.applied
             };
-            let header =
-                ImageHeader { volume: volume.id(), checkpoint: id, segment: index as u32, applied };
+            let header = ImageHeader { volume: volume.id(), checkpoint: id, segment: index as u32, applied };
             encode(&mut writer.pending, &header, &slots);
             writer.write(false).await?;
         }

@@ -13,8 +13,8 @@
 //! no change is ever acknowledged again (whether that batch is on the device cannot be known).
 
 use super::HashEngine;
-use super::space::Extent;
 use super::journal::{self, BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchHeader, Entry, batch_units_max};
+use super::space::Extent;
 use crate::{Durability, Fault};
 use octokv_base::Buffer;
 use octokv_flash::DeviceError;
@@ -279,9 +279,10 @@ impl HashEngine {
         Ok(())
     }
 
-    /// Says in the journal that the last changes are durable, so that replay need not verify them. For
-    /// when there is nothing else to do.
-    pub(super) async fn mark(&self) {
+    /// Says in the journal that the last changes are durable, so that replay need not verify their records
+    /// and takes damage to them for damage, not for a write that a crash cut short. For when there is
+    /// nothing else to do; [`HashEngine::maintain`] does it.
+    pub async fn mark(&self) {
         let commits = &self.volume.commits;
         if !commits.has_failed() && commits.take_lead_to_mark() {
             match self.write_batch().await {

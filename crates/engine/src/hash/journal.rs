@@ -158,10 +158,8 @@ mod tests {
     use octokv_base::Random;
 
     fn example(count: usize, unit_bytes: u32) -> (Vec<u8>, BatchHeader, Vec<Entry>, u32) {
-        let header =
-            BatchHeader { volume: 1, batch: 2, first_entry: 3, incarnation: 4, flushed_through: 1 };
-        let entry =
-            |i: usize| Entry { hash: i as u128, new: i as u64 + 1, old: 0, stamp: 9, units: 5 };
+        let header = BatchHeader { volume: 1, batch: 2, first_entry: 3, incarnation: 4, flushed_through: 1 };
+        let entry = |i: usize| Entry { hash: i as u128, new: i as u64 + 1, old: 0, stamp: 9, units: 5 };
         let entries: Vec<Entry> = (0..count).map(entry).collect();
         let mut bytes = vec![0xff; 36 * 1024];
         let units = encode(&mut bytes, &header, &entries, unit_bytes);

@@ -36,7 +36,7 @@ mod volume;
 pub use check::{Problem, Report, check};
 pub use open::{FormatSettings, OpenError, format, open};
 pub use superblock::HashKind;
-pub use volume::Volume;
+pub use volume::{OpenSettings, Volume};
 
 use crate::{Delete, Engine, Fault, KeySink, Put, PutMode, Statistics, Value};
 use index::Place;
@@ -191,13 +191,7 @@ impl HashEngine {
 }
 
 impl Engine for HashEngine {
-    async fn put(
-        &self,
-        key: &Key,
-        mode: PutMode,
-        record: Buffer,
-        value_bytes: usize,
-    ) -> Result<Put, Fault> {
+    async fn put(&self, key: &Key, mode: PutMode, record: Buffer, value_bytes: usize) -> Result<Put, Fault> {
         let volume = &self.volume;
         let fits = record_bytes(key.len(), value_bytes);
         if value_bytes > volume.value_bytes_max() || fits > record.capacity() {
@@ -261,7 +255,8 @@ impl Engine for HashEngine {
         while segment < self.volume.segments.len() {
             let _reading = self.readers.enter(&self.volume.epochs);
             let next = self.volume.page_of(segment, tag, &mut reads, |slot| {
-                let bytes = record_bytes(octokv_base::KEY_BYTES_MAX, 0).next_multiple_of(self.volume.unit_bytes());
+                let bytes =
+                    record_bytes(octokv_base::KEY_BYTES_MAX, 0).next_multiple_of(self.volume.unit_bytes());
                 let place = slot.place();
                 let buffer = self.pool.take(bytes.min(place.units as usize * self.volume.unit_bytes()));
                 buffer.map(|buffer| (place, self.device.read(self.lba(place.location), buffer)))
@@ -290,5 +285,41 @@ impl Engine for HashEngine {
 
     fn statistics(&self) -> Statistics {
         self.volume.statistics()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{record_of, value_of};
+    use octokv_flash::{Memory, MemoryDevice};
+    use octokv_runtime::block_on;
+
+    #[test]
+    fn keys_whose_tags_collide_are_kept_apart() {
+        let pool = Pool::new(1 << 20);
+        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(1 << 20, 512)));
+        let settings = OpenSettings { durability: crate::Durability::Flush, cores: 1 };
+        let format = FormatSettings { unit_bytes: 512, ..FormatSettings::default() };
+        let volume = block_on(open(&device, &pool, settings, &format), || ()).unwrap();
+        let engine = HashEngine::new(volume, 0, device, pool);
+        let (one, other) = (Key::new(b"one").unwrap(), Key::new(b"other").unwrap());
+        let put = |key: &Key, operation| {
+            let value = value_of(key, operation, 50);
+            let put = engine.put(key, PutMode::Upsert, record_of(key, &value), 50);
+            assert_eq!(block_on(put, || ()), Ok(Put::Stored));
+        };
+        put(&one, 1);
+        // The index says of the other key's tag, too, that its record is the first one's.
+        let (hash, first) = (engine.volume.hash(&other), engine.volume.places(engine.volume.hash(&one))[0]);
+        let (new, units) = (first.location, first.units as u32);
+        engine.volume.apply(&Entry { hash, new, old: 0, stamp: 0, units }, 0);
+        let get = |key: &Key| block_on(engine.get(key), || ()).unwrap();
+        assert!(get(&other).is_none());
+        assert_eq!(block_on(engine.delete(&other), || ()), Ok(Delete::NotFound));
+        put(&other, 2);
+        assert_eq!(engine.volume.places(hash).len(), 2, "beside it, not in its place");
+        assert_eq!(get(&one).unwrap().as_bytes(), value_of(&one, 1, 50));
+        assert_eq!(get(&other).unwrap().as_bytes(), value_of(&other, 2, 50));
     }
 }

@@ -11,9 +11,9 @@
 use super::HashEngine;
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, ImageHeader, write_superblock};
 use super::commit::JournalPosition;
-use super::index::{SLOT_BYTES, Slot, check_of};
+use super::index::{SLOT_BYTES, Slot, UNITS_MAX, check_of};
 use super::journal::{self, Entry, batch_units_max};
-use super::record;
+use super::record::{self, record_bytes};
 use super::space::{Extent, Space};
 use super::superblock::{
     Checkpoint, HashKind, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
@@ -22,7 +22,7 @@ use super::superblock::{
 use super::volume::{Contents, OpenSettings, Segment, Volume, apply, split};
 use crate::{Durability, Fault};
 use octokv_base::map::Map;
-use octokv_base::{Buffer, Lba, Pool, Random};
+use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Pool, Random};
 use octokv_flash::{Device, DeviceError, Geometry};
 use std::fmt;
 use std::rc::Rc;
@@ -65,11 +65,31 @@ pub enum OpenError {
     /// The device is not a volume that this code knows.
     NotOurs(NotOurs),
     /// The device has fewer bytes than the volume needs, or than any volume does.
-    TooSmall { have_bytes: u64, need_bytes: u64 },
+    TooSmall {
+        /// The size of the device in bytes.
+        have_bytes: u64,
+        /// The size it must have at least, in bytes.
+        need_bytes: u64,
+    },
+    /// Values as long as the settings allow would span more units than a record may.
+    ValuesTooLong {
+        /// The longest values that units of this size allow, in bytes.
+        most_bytes: u64,
+    },
     /// The device's blocks are larger than the volume's units.
-    BlockTooLarge { block_bytes: u32, unit_bytes: u32 },
+    BlockTooLarge {
+        /// The device's block size in bytes.
+        block_bytes: u32,
+        /// The volume's unit in bytes.
+        unit_bytes: u32,
+    },
     /// Both copies of a block of metadata are damaged, which no crash alone does.
-    Damaged { what: &'static str, lba: u64 },
+    Damaged {
+        /// Which block of metadata.
+        what: &'static str,
+        /// Where it lies.
+        lba: u64,
+    },
     /// The device failed.
     Device(DeviceError),
     /// No memory is left within the budget.
@@ -97,7 +117,9 @@ impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             OpenError::NotOurs(NotOurs::Blank) => f.write_str("it is not formatted"),
-            OpenError::NotOurs(NotOurs::Foreign) => f.write_str("it holds something else than an octokv volume"),
+            OpenError::NotOurs(NotOurs::Foreign) => {
+                f.write_str("it holds something else than an octokv volume")
+            }
             OpenError::NotOurs(NotOurs::Version(version)) => {
                 write!(f, "it is a volume of format version {version}, and this octokv knows version 1")
             }
@@ -107,6 +129,9 @@ impl fmt::Display for OpenError {
             OpenError::NotOurs(NotOurs::Damaged) => f.write_str("both copies of its superblock are damaged"),
             OpenError::TooSmall { have_bytes, need_bytes } => {
                 write!(f, "it has {have_bytes} bytes, and {need_bytes} are needed")
+            }
+            OpenError::ValuesTooLong { most_bytes } => {
+                write!(f, "units of its size hold values of at most {most_bytes} bytes")
             }
             OpenError::BlockTooLarge { block_bytes, unit_bytes } => {
                 write!(f, "its blocks have {block_bytes} bytes, more than the volume's units of {unit_bytes}")
@@ -146,6 +171,15 @@ fn plan(geometry: Geometry, settings: &FormatSettings) -> Result<Superblock, Ope
         let need_bytes = least * u64::from(unit_bytes);
         return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
     }
+    let longest = record_bytes(KEY_BYTES_MAX, settings.value_bytes_max as usize) as u64;
+    let longest_units = longest.div_ceil(u64::from(unit_bytes));
+    if longest_units > UNITS_MAX {
+        let most_bytes = UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
+        return Err(OpenError::ValuesTooLong { most_bytes });
+    }
+    // A partition that holds few of the longest records would waste much of its end.
+    let data_units = units - data_first;
+    let partitions = (data_units / (16 * longest_units)).max(1).ilog2() as u8;
     let mut random = Random::new(settings.seed);
     Ok(Superblock {
         volume: random.next_u64(),
@@ -155,9 +189,9 @@ fn plan(geometry: Geometry, settings: &FormatSettings) -> Result<Superblock, Ope
         journal_units,
         area_units,
         data_first,
-        data_units: units - data_first,
+        data_units,
         segments_log2,
-        partitions_log2: settings.partitions_log2,
+        partitions_log2: settings.partitions_log2.min(partitions),
         namespace: settings.namespace,
         value_bytes_max: settings.value_bytes_max,
         generation: 0,
@@ -228,7 +262,11 @@ pub(super) struct Loaded {
 fn empty_contents(superblock: &Superblock, position: JournalPosition) -> Contents {
     let segments = (0..1_usize << superblock.segments_log2).map(|_| Segment::default()).collect();
     let partitions = 1 << superblock.partitions_log2;
-    Contents { segments, space: Space::new(superblock.data_first, superblock.data_units, partitions), position }
+    Contents {
+        segments,
+        space: Space::new(superblock.data_first, superblock.data_units, partitions),
+        position,
+    }
 }
 
 /// Reads what a volume holds.
@@ -390,12 +428,8 @@ impl Loader<'_> {
         let ring = self.superblock.journal_units;
         let most = batch_units_max(self.superblock.unit_bytes);
         let start = self.superblock.checkpoint;
-        let mut at = JournalPosition {
-            unit: start.journal_unit,
-            batch: start.batch,
-            entry: start.entry + 1,
-            used: 0,
-        };
+        let mut at =
+            JournalPosition { unit: start.journal_unit, batch: start.batch, entry: start.entry + 1, used: 0 };
         let mut incarnation = 0;
         let mut kept: Vec<(u64, u64, Vec<Entry>)> = Vec::new();
         let mut windows = [Window::default(), Window::default()];
@@ -469,7 +503,8 @@ impl Loader<'_> {
 
     async fn record_is_whole(&self, entry: &Entry) -> Result<bool, OpenError> {
         let bytes = entry.units as usize * self.unit_bytes();
-        let beyond = entry.new.checked_add(u64::from(entry.units)).is_none_or(|end| end > self.superblock.units());
+        let beyond =
+            entry.new.checked_add(u64::from(entry.units)).is_none_or(|end| end > self.superblock.units());
         if beyond || entry.new < self.superblock.data_first || bytes == 0 {
             return Ok(false);
         }

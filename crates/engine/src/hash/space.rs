@@ -89,7 +89,8 @@ impl Space {
             return false;
         }
         let (index, at) = self.split(extent);
-        if at + extent.units > self.partition_units || !self.partitions[index].lock().claim(at, extent.units) {
+        if at + extent.units > self.partition_units || !self.partitions[index].lock().claim(at, extent.units)
+        {
             return false;
         }
         self.free.fetch_sub(extent.units, Ordering::Relaxed);
@@ -247,7 +248,8 @@ mod tests {
             let mut model = vec![true; units as usize];
             let mut held: Vec<Extent> = Vec::new();
             for _ in 0..3_000 {
-                let length = 1 + random.below(if random.one_in(8) { 200 } else { 12 });
+                let most = if random.one_in(8) { 200 } else { 12 };
+                let length = 1 + random.below(most);
                 if random.one_in(2) && !held.is_empty() {
                     let gone = held.swap_remove(random.below(held.len() as u64) as usize);
                     partition.set_free(gone.location, gone.units);

@@ -2,6 +2,7 @@
 //!
 //! Every part has its own lock, held for a few memory accesses and never across an await.
 
+use super::Places;
 use super::commit::{Commits, JournalPosition};
 use super::index::{Place, Slot, TAG_BITS, Table, check_of};
 use super::journal::Entry;
@@ -10,7 +11,6 @@ use super::readers::Epochs;
 use super::record::Identity;
 use super::space::{Extent, Space};
 use super::superblock::{HashKind, Superblock};
-use super::Places;
 use crate::{Durability, Statistics};
 use octokv_base::{Key, Lba};
 use parking_lot::Mutex;

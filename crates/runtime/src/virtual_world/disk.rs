@@ -11,12 +11,11 @@
 //! durable contents exactly; pages are shared, so keeping both states costs only what differs.
 
 use super::agenda::{Agenda, Event};
-use super::{HostId, Stop, VirtualWorld};
-use crate::io::{Completed, DeviceQueue, FileId, Media, MediaKind, Operation};
+use super::{HostId, Stop};
+use crate::io::{Completed, Operation};
 use octokv_base::map::Map;
 use octokv_base::{Nanos, Random};
 use std::collections::VecDeque;
-use std::io;
 use std::rc::Rc;
 
 /// One disk of the world.
@@ -115,18 +114,25 @@ struct Disk {
     units: Vec<Nanos>,
 }
 
-struct Queue {
+/// One core's way to the disks of its host.
+pub(crate) struct Queue {
     host: HostId,
-    alive: bool,
-    in_flight: usize,
-    done: Vec<(u32, Completed)>,
+    pub(crate) alive: bool,
+    pub(crate) in_flight: usize,
+    pub(crate) done: Vec<(u32, Completed)>,
+}
+
+impl Queue {
+    pub(crate) fn new(host: HostId) -> Queue {
+        Queue { host, alive: true, in_flight: 0, done: Vec::new() }
+    }
 }
 
 /// All disks and their queues.
 pub(crate) struct Disks {
     random: Random,
     disks: Vec<Disk>,
-    queues: Vec<Queue>,
+    pub(crate) queues: Vec<Queue>,
 }
 
 impl Disks {
@@ -168,7 +174,7 @@ impl Disks {
         drop(before);
     }
 
-    fn submit(
+    pub(crate) fn submit(
         &mut self,
         queue: u32,
         ticket: u32,
@@ -399,59 +405,3 @@ impl Disk {
 
 type Pages = Vec<Option<Rc<Page>>>;
 const EINVAL: i32 = 22;
-
-/// The device queue of one core of a virtual host.
-pub struct VirtualQueue {
-    world: VirtualWorld,
-    queue: u32,
-    files: Vec<u32>,
-}
-
-impl VirtualQueue {
-    pub(crate) fn new(world: VirtualWorld, host: HostId) -> VirtualQueue {
-        let queue = world.with(|state| {
-            state.disks.queues.push(Queue { host, alive: true, in_flight: 0, done: Vec::new() });
-            (state.disks.queues.len() - 1) as u32
-        });
-        VirtualQueue { world, queue, files: Vec::new() }
-    }
-}
-
-impl DeviceQueue for VirtualQueue {
-    fn open(&mut self, media: &Media) -> io::Result<FileId> {
-        let MediaKind::Virtual(disk) = media.kind else {
-            return Err(io::ErrorKind::Unsupported.into());
-        };
-        self.files.push(disk);
-        Ok(FileId((self.files.len() - 1) as u32))
-    }
-
-    fn submit(&mut self, ticket: u32, file: FileId, operation: Operation) {
-        let disk = self.files[file.0 as usize];
-        self.world.with(|state| {
-            state.disks.submit(self.queue, ticket, disk, operation, state.now, &mut state.agenda);
-        });
-    }
-
-    fn poll(&mut self, done: &mut Vec<(u32, Completed)>) {
-        self.world.with(|state| {
-            let queue = &mut state.disks.queues[self.queue as usize];
-            queue.in_flight -= queue.done.len();
-            done.append(&mut queue.done);
-        });
-    }
-
-    fn in_flight(&self) -> usize {
-        self.world.with(|state| state.disks.queues[self.queue as usize].in_flight)
-    }
-}
-
-impl Drop for VirtualQueue {
-    fn drop(&mut self) {
-        self.world.with(|state| {
-            let queue = &mut state.disks.queues[self.queue as usize];
-            queue.alive = false;
-            queue.done.clear();
-        });
-    }
-}

@@ -15,16 +15,20 @@
 //! in flight never reaches anybody as if it had lived.
 //!
 //! # Layout
-//! - [`net`]: links, listeners, streams.
-//! - [`disk`]: contents, a volatile write cache, power cuts.
-//! - [`agenda`]: what will happen, in order.
+//! - `net`, `sockets`: links, listeners, streams; and the seam's face on them.
+//! - `disk`, `queue`: contents, a volatile write cache, power cuts; and the seam's face on them.
+//! - `agenda`: what will happen, in order.
 
-pub mod agenda;
-pub mod disk;
-pub mod net;
+mod agenda;
+mod disk;
+mod net;
+mod queue;
+mod sockets;
 
-pub use disk::{CrashPlan, DiskId, DiskSettings, VirtualQueue};
-pub use net::{LinkSettings, VirtualSockets};
+pub use disk::{CrashPlan, DiskId, DiskSettings, SECTOR_BYTES};
+pub use net::LinkSettings;
+pub use queue::VirtualQueue;
+pub use sockets::VirtualSockets;
 
 use crate::handle::Handle;
 use crate::io::{Media, MediaKind};
@@ -95,9 +99,19 @@ impl State {
     }
 }
 
+/// All of the world but its reactors, which hold this and are held by the world.
+#[derive(Clone)]
+pub(crate) struct Shared(Rc<RefCell<State>>);
+
+impl Shared {
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        act(&mut self.0.borrow_mut())
+    }
+}
+
 struct Inner {
     settings: WorldSettings,
-    state: RefCell<State>,
+    shared: Shared,
     /// A reactor is out of its place while it takes its turn.
     reactors: RefCell<Vec<Option<Reactor>>>,
     order: RefCell<(Random, Vec<usize>)>,
@@ -120,7 +134,7 @@ impl VirtualWorld {
         };
         VirtualWorld(Rc::new(Inner {
             settings,
-            state: RefCell::new(state),
+            shared: Shared(Rc::new(RefCell::new(state))),
             reactors: RefCell::new(Vec::new()),
             order: RefCell::new((random, Vec::new())),
         }))
@@ -128,37 +142,37 @@ impl VirtualWorld {
 
     /// The time.
     pub fn now(&self) -> Nanos {
-        self.0.state.borrow().now
+        self.with(|state| state.now)
     }
 
     /// A number that two runs share exactly when everything that happened in them was the same.
     pub fn trace(&self) -> u64 {
-        self.0.state.borrow().trace
+        self.with(|state| state.trace)
     }
 
     /// A new machine, on, with an address of its own.
     pub fn add_host(&self) -> HostId {
-        self.0.state.borrow_mut().net.add_host()
+        self.with(|state| state.net.add_host())
     }
 
     /// A host's address.
     pub fn address(&self, host: HostId) -> IpAddr {
-        self.0.state.borrow().net.address(host)
+        self.with(|state| state.net.address(host))
     }
 
     /// The sockets of one core of a host.
     pub fn sockets(&self, host: HostId) -> VirtualSockets {
-        VirtualSockets::new(self.clone(), host)
+        VirtualSockets::new(self.0.shared.clone(), host)
     }
 
     /// A new, empty disk on a host.
     pub fn add_disk(&self, host: HostId, settings: DiskSettings) -> DiskId {
-        self.0.state.borrow_mut().disks.add(host, settings)
+        self.with(|state| state.disks.add(host, settings))
     }
 
     /// What to open on a [`VirtualQueue`] to use a disk.
     pub fn media(&self, disk: DiskId) -> Media {
-        let settings = self.0.state.borrow().disks.settings(disk);
+        let settings = self.with(|state| state.disks.settings(disk));
         Media {
             name: format!("virtual disk {}", disk.0).into(),
             size_bytes: settings.size_bytes,
@@ -169,7 +183,7 @@ impl VirtualWorld {
 
     /// The device queue of one core of a host.
     pub fn queue(&self, host: HostId) -> VirtualQueue {
-        VirtualQueue::new(self.clone(), host)
+        VirtualQueue::new(self.0.shared.clone(), host)
     }
 
     /// Adds a reactor: `turn` is called with the time and says whether it did anything. `handle` is the
@@ -242,7 +256,7 @@ impl VirtualWorld {
 
     /// Reads a disk's contents past every queue, as a reader after a clean shutdown would see them.
     pub fn read_disk(&self, disk: DiskId, offset: u64, into: &mut [u8]) {
-        self.0.state.borrow().disks.read_image(disk, offset, into);
+        self.with(|state| state.disks.read_image(disk, offset, into));
     }
 
     /// Changes a disk's contents past every queue and cache: rot, or a prepared image.
@@ -252,11 +266,11 @@ impl VirtualWorld {
 
     /// How many writes a disk has completed and not yet been told to flush.
     pub fn unflushed_writes(&self, disk: DiskId) -> usize {
-        self.0.state.borrow().disks.unflushed(disk)
+        self.with(|state| state.disks.unflushed(disk))
     }
 
-    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
-        act(&mut self.0.state.borrow_mut())
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        self.0.shared.with(act)
     }
 
     /// Lets reactors work until none has anything to do now, then lets time pass to whatever comes
@@ -265,7 +279,7 @@ impl VirtualWorld {
     pub fn step(&self, limit: Nanos) -> bool {
         self.settle();
         let next = self.next_time();
-        let mut state = self.0.state.borrow_mut();
+        let mut state = self.0.shared.0.borrow_mut();
         if next > limit || next == Nanos::NEVER {
             if limit != Nanos::NEVER {
                 state.now = state.now.max(limit);
@@ -342,7 +356,7 @@ impl VirtualWorld {
     }
 
     fn next_time(&self) -> Nanos {
-        let state = self.0.state.borrow();
+        let state = self.0.shared.0.borrow();
         let mut next = state.agenda.next();
         for reactor in self.0.reactors.borrow().iter().flatten() {
             if reactor.busy_until > state.now {
@@ -353,6 +367,14 @@ impl VirtualWorld {
             }
         }
         next
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for reactor in self.reactors.get_mut().drain(..).flatten() {
+            reactor.handle.shutdown();
+        }
     }
 }
 

@@ -13,9 +13,9 @@
 //! Invariants: bytes arrive in order; an end that was closed by its owner names nothing any more; an
 //! event for an end that is gone does nothing (ends carry a generation).
 
+use super::HostId;
 use super::agenda::{Agenda, Event};
-use super::{HostId, VirtualWorld};
-use crate::driver::{Detached, DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
+use crate::driver::{Received, Sent};
 use octokv_base::map::Map;
 use octokv_base::{Nanos, Random};
 use std::collections::VecDeque;
@@ -65,8 +65,8 @@ pub(crate) enum NetEvent {
 /// One end of a stream: index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct End {
-    index: u32,
-    generation: u32,
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,7 +266,7 @@ impl Net {
         Some(HostId(index as u32))
     }
 
-    fn listen(&mut self, host: HostId, at: SocketAddr) -> io::Result<(u32, SocketAddr)> {
+    pub(crate) fn listen(&mut self, host: HostId, at: SocketAddr) -> io::Result<(u32, SocketAddr)> {
         let own = self.address(host);
         if !(at.ip() == own || at.ip().is_unspecified() || at.ip().is_loopback()) {
             return Err(io::ErrorKind::AddrNotAvailable.into());
@@ -287,7 +287,7 @@ impl Net {
         port
     }
 
-    fn connect(
+    pub(crate) fn connect(
         &mut self,
         host: HostId,
         to: SocketAddr,
@@ -316,13 +316,20 @@ impl Net {
                 2 + u64::from(established)
             }
             NetEvent::Arrival { end } => self.arrive(end, now),
-            NetEvent::Reset { end } => {
-                if let Some(stream) = self.stream(end) {
-                    stream.break_off();
-                }
-                4
-            }
+            NetEvent::Reset { end } => self.reset(end, now, agenda),
         }
+    }
+
+    fn reset(&mut self, end: End, now: Nanos, agenda: &mut Agenda) -> u64 {
+        let Some(stream) = self.stream(end) else { return 3 };
+        let (host, remote_host) = (stream.host, stream.remote_host);
+        if self.link(remote_host, host).partitioned {
+            // The news comes with the next try after the link is mended.
+            agenda.set(now + REQUEST_AGAIN, Event::Net(NetEvent::Reset { end }));
+        } else if let Some(stream) = self.stream(end) {
+            stream.break_off();
+        }
+        4
     }
 
     fn request(&mut self, end: End, tries: u32, now: Nanos, agenda: &mut Agenda) -> u64 {
@@ -375,7 +382,7 @@ impl Net {
         10 ^ (arrived << 8)
     }
 
-    fn send(&mut self, end: End, slices: &[IoSlice<'_>], now: Nanos, agenda: &mut Agenda) -> Sent {
+    pub(crate) fn send(&mut self, end: End, slices: &[IoSlice<'_>], now: Nanos, agenda: &mut Agenda) -> Sent {
         let Some(stream) = self.stream(end) else { return Sent::Broken };
         let (host, remote_host, peer) = (stream.host, stream.remote_host, stream.peer);
         match stream.phase {
@@ -413,14 +420,7 @@ impl Net {
     }
 
     /// Sends bytes over the link, in up to three pieces where the link makes fragments.
-    fn put_on_the_way(
-        &mut self,
-        from: HostId,
-        to: End,
-        mut bytes: Vec<u8>,
-        now: Nanos,
-        agenda: &mut Agenda,
-    ) {
+    fn put_on_the_way(&mut self, from: HostId, to: End, mut bytes: Vec<u8>, now: Nanos, agenda: &mut Agenda) {
         let Some(to_host) = self.stream(to).map(|stream| stream.host) else { return };
         let settings = self.link(from, to_host).settings;
         let pieces = if settings.fragments { 1 + self.random.below(3) } else { 1 };
@@ -447,13 +447,17 @@ impl Net {
         link.free_at + delay
     }
 
-    fn receive(&mut self, end: End, into: &mut [u8]) -> Received {
+    pub(crate) fn receive(&mut self, end: End, into: &mut [u8]) -> Received {
         let Some(stream) = self.stream(end) else { return Received::Closed };
         if stream.phase == Phase::Broken {
             return Received::Closed;
         }
         if stream.inbox.is_empty() || into.is_empty() {
-            return if stream.ended && stream.inbox.is_empty() { Received::Closed } else { Received::Nothing };
+            return if stream.ended && stream.inbox.is_empty() {
+                Received::Closed
+            } else {
+                Received::Nothing
+            };
         }
         let mut count = stream.inbox.len().min(into.len());
         let (host, remote_host) = (stream.host, stream.remote_host);
@@ -467,11 +471,11 @@ impl Net {
         Received::Bytes(count)
     }
 
-    fn has_news(&mut self, end: End) -> bool {
+    pub(crate) fn has_news(&mut self, end: End) -> bool {
         self.stream(end).is_none_or(|s| !s.inbox.is_empty() || s.ended || s.phase == Phase::Broken)
     }
 
-    fn close(&mut self, end: End, now: Nanos, agenda: &mut Agenda) {
+    pub(crate) fn close(&mut self, end: End, now: Nanos, agenda: &mut Agenda) {
         let Some(stream) = self.remove(end) else { return };
         let Some(peer) = stream.peer else { return };
         let at = now + self.delay(stream.host, stream.remote_host);
@@ -482,6 +486,22 @@ impl Net {
         other.ending = true;
         let at = other.on_the_way.back().map_or(at, |piece| piece.at.max(at));
         agenda.set(at, Event::Net(NetEvent::Arrival { end: peer }));
+    }
+
+    /// The next stream in line at a listener, and its peer's address.
+    pub(crate) fn accept(&mut self, listener: u32) -> Option<(End, SocketAddr)> {
+        loop {
+            let end = self.listeners[listener as usize].as_mut()?.line.pop_front()?;
+            // One that ended while it waited in line is gone.
+            if let Some(stream) = self.stream(end) {
+                return Some((end, stream.remote));
+            }
+        }
+    }
+
+    /// Stops listening.
+    pub(crate) fn unlisten(&mut self, listener: u32) {
+        self.listeners[listener as usize] = None;
     }
 
     /// Ends all that a host has. With `tell`, its kernel lives and resets its streams.
@@ -527,116 +547,5 @@ impl Stream {
         self.inbox.clear();
         self.on_the_way.clear();
         self.on_the_way_bytes = 0;
-    }
-}
-
-/// The sockets of one core of a virtual host. Dropping it closes them.
-pub struct VirtualSockets {
-    world: VirtualWorld,
-    host: HostId,
-    ends: Vec<Option<End>>,
-    free: Vec<u32>,
-    listeners: Vec<u32>,
-}
-
-impl VirtualSockets {
-    pub(crate) fn new(world: VirtualWorld, host: HostId) -> VirtualSockets {
-        VirtualSockets { world, host, ends: Vec::new(), free: Vec::new(), listeners: Vec::new() }
-    }
-
-    fn insert(&mut self, end: End) -> SocketId {
-        match self.free.pop() {
-            Some(index) => {
-                self.ends[index as usize] = Some(end);
-                SocketId(index)
-            }
-            None => {
-                self.ends.push(Some(end));
-                SocketId((self.ends.len() - 1) as u32)
-            }
-        }
-    }
-
-    fn end(&self, socket: SocketId) -> Option<End> {
-        self.ends.get(socket.0 as usize).copied().flatten()
-    }
-
-    fn take(&mut self, socket: SocketId) -> Option<End> {
-        let end = self.ends.get_mut(socket.0 as usize)?.take()?;
-        self.free.push(socket.0);
-        Some(end)
-    }
-}
-
-impl Sockets for VirtualSockets {
-    fn listen(&mut self, at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
-        let (listener, at) = self.world.with(|state| state.net.listen(self.host, at))?;
-        self.listeners.push(listener);
-        Ok((ListenerId((self.listeners.len() - 1) as u32), at))
-    }
-
-    fn accept(&mut self, listener: ListenerId) -> Option<(SocketId, SocketAddr)> {
-        let number = self.listeners[listener.0 as usize] as usize;
-        let (end, peer) = self.world.with(|state| {
-            let listener = state.net.listeners[number].as_mut()?;
-            let end = listener.line.pop_front()?;
-            Some((end, state.net.stream(end)?.remote))
-        })?;
-        Some((self.insert(end), peer))
-    }
-
-    fn connect(&mut self, to: SocketAddr) -> io::Result<SocketId> {
-        let end = self.world.with(|state| state.net.connect(self.host, to, state.now, &mut state.agenda))?;
-        Ok(self.insert(end))
-    }
-
-    fn detach(&mut self, socket: SocketId) -> Option<DetachedSocket> {
-        let end = self.take(socket)?;
-        Some(DetachedSocket(Detached::Virtual { index: end.index, generation: end.generation }))
-    }
-
-    fn attach(&mut self, socket: DetachedSocket) -> SocketId {
-        let Detached::Virtual { index, generation } = socket.0 else {
-            panic!("a kernel's socket in a virtual world");
-        };
-        self.insert(End { index, generation })
-    }
-
-    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> Received {
-        let Some(end) = self.end(socket) else { return Received::Closed };
-        self.world.with(|state| state.net.receive(end, into))
-    }
-
-    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent {
-        let Some(end) = self.end(socket) else { return Sent::Broken };
-        self.world.with(|state| state.net.send(end, slices, state.now, &mut state.agenda))
-    }
-
-    fn ready(&mut self, out: &mut Vec<SocketId>) {
-        self.world.with(|state| {
-            for (index, end) in self.ends.iter().enumerate() {
-                if end.is_some_and(|end| state.net.has_news(end)) {
-                    out.push(SocketId(index as u32));
-                }
-            }
-        });
-    }
-
-    fn close(&mut self, socket: SocketId) {
-        let Some(end) = self.take(socket) else { return };
-        self.world.with(|state| state.net.close(end, state.now, &mut state.agenda));
-    }
-}
-
-impl Drop for VirtualSockets {
-    fn drop(&mut self) {
-        self.world.with(|state| {
-            for end in self.ends.iter().flatten() {
-                state.net.close(*end, state.now, &mut state.agenda);
-            }
-            for &listener in &self.listeners {
-                state.net.listeners[listener as usize] = None;
-            }
-        });
     }
 }

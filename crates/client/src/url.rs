@@ -1,0 +1,156 @@
+//! Names of namespaces: `nvme+tcp://HOST:PORT/NQN?nsid=N`.
+//!
+//! HOST is a name, an IPv4 address or an IPv6 address in brackets; the port is 4420 and the namespace 1
+//! where they are left out.
+
+use octokv_base::NamespaceId;
+use octokv_wire::nqn;
+use std::fmt;
+
+/// The port of NVMe over TCP.
+pub const DEFAULT_PORT: u16 = 4420;
+const SCHEME: &str = "nvme+tcp://";
+
+/// One namespace of one subsystem at one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// Name or address, without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// The subsystem's NQN.
+    pub subsystem: String,
+    /// The namespace.
+    pub namespace: NamespaceId,
+}
+
+/// What is wrong with a URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Invalid {
+    /// It does not begin with `nvme+tcp://`.
+    Scheme,
+    /// There is no host.
+    Host,
+    /// The port is not one.
+    Port(String),
+    /// The subsystem's name is none.
+    Subsystem(nqn::Invalid),
+    /// A parameter other than `nsid`, or one without a namespace identifier.
+    Parameter(String),
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Invalid::Scheme => write!(f, "it does not begin with {SCHEME}"),
+            Invalid::Host => f.write_str("it names no host"),
+            Invalid::Port(port) => write!(f, "\"{port}\" is not a port"),
+            Invalid::Subsystem(why) => write!(f, "behind the host: {why}"),
+            Invalid::Parameter(parameter) => {
+                write!(f, "\"{parameter}\" is not nsid=N with N from 1 to 4294967294")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Invalid {}
+
+impl std::str::FromStr for Url {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Url, Invalid> {
+        let rest = text.strip_prefix(SCHEME).ok_or(Invalid::Scheme)?;
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (name, query) = path.split_once('?').unwrap_or((path, ""));
+        let (host, port) = split_port(authority)?;
+        let subsystem = nqn::check(name).map_err(Invalid::Subsystem)?.to_string();
+        let mut namespace = NamespaceId(1);
+        for parameter in query.split('&').filter(|p| !p.is_empty()) {
+            let bad = || Invalid::Parameter(parameter.to_string());
+            let number = parameter.strip_prefix("nsid=").ok_or_else(bad)?;
+            let id: u32 = number.parse().map_err(|_| bad())?;
+            if id == 0 || id == u32::MAX {
+                return Err(bad());
+            }
+            namespace = NamespaceId(id);
+        }
+        Ok(Url { host, port, subsystem, namespace })
+    }
+}
+
+fn split_port(authority: &str) -> Result<(String, u16), Invalid> {
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (host, after) = rest.split_once(']').ok_or(Invalid::Host)?;
+            (host, if after.is_empty() { "" } else { after.strip_prefix(':').ok_or(Invalid::Host)? })
+        }
+        None => authority.rsplit_once(':').unwrap_or((authority, "")),
+    };
+    if host.is_empty() || (host.contains(':') && !authority.starts_with('[')) {
+        return Err(Invalid::Host);
+    }
+    let number = match port {
+        "" => DEFAULT_PORT,
+        _ => port.parse().map_err(|_| Invalid::Port(port.to_string()))?,
+    };
+    Ok((host.to_string(), number))
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Url { host, port, subsystem, namespace } = self;
+        match host.contains(':') {
+            true => write!(f, "{SCHEME}[{host}]:{port}/{subsystem}?nsid={namespace}"),
+            false => write!(f, "{SCHEME}{host}:{port}/{subsystem}?nsid={namespace}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NQN: &str = "nqn.2026-11.io.octokv:node";
+
+    #[test]
+    fn urls_come_back_as_they_went() {
+        let table = [
+            ("127.0.0.1:4421", "127.0.0.1", 4421),
+            ("[::1]:4421", "::1", 4421),
+            ("[::1]", "::1", 4420),
+            ("node7", "node7", 4420),
+        ];
+        for (authority, host, port) in table {
+            let url: Url = format!("nvme+tcp://{authority}/{NQN}?nsid=3").parse().unwrap();
+            let want = Url {
+                host: host.to_string(),
+                port,
+                subsystem: NQN.to_string(),
+                namespace: NamespaceId(3),
+            };
+            assert_eq!(url, want);
+            assert_eq!(url.to_string().parse(), Ok(want));
+        }
+        let short: Url = format!("nvme+tcp://h/{NQN}").parse().unwrap();
+        assert_eq!(short.namespace, NamespaceId(1));
+    }
+
+    #[test]
+    fn bad_urls_are_refused_for_a_reason() {
+        let parameter = |text: &str| Invalid::Parameter(text.to_string());
+        let table = [
+            (format!("tcp://h/{NQN}"), Invalid::Scheme),
+            (format!("nvme+tcp:///{NQN}"), Invalid::Host),
+            (format!("nvme+tcp://::1/{NQN}"), Invalid::Host),
+            (format!("nvme+tcp://[::1/{NQN}"), Invalid::Host),
+            (format!("nvme+tcp://[::1]x/{NQN}"), Invalid::Host),
+            (format!("nvme+tcp://h:70000/{NQN}"), Invalid::Port("70000".to_string())),
+            ("nvme+tcp://h".to_string(), Invalid::Subsystem(nqn::Invalid::Empty)),
+            (format!("nvme+tcp://h/{NQN}?nsid=0"), parameter("nsid=0")),
+            (format!("nvme+tcp://h/{NQN}?ns=1"), parameter("ns=1")),
+        ];
+        for (text, want) in table {
+            assert_eq!(text.parse::<Url>(), Err(want), "{text}");
+        }
+    }
+}

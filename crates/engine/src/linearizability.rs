@@ -1,0 +1,207 @@
+//! Whether what concurrent callers saw of a key can be explained by some order of their calls.
+//!
+//! In: calls with the order of their beginnings and ends. Out: nothing, or the key without an explanation.
+//! A key is a register; the search is Wing and Gong's (1993) with Lowe's memory of states (2017): take any
+//! call that began before every open call ended, if the register agrees, and go on.
+//! A write whose outcome is not known may have happened at any time after its beginning, or never.
+
+use octokv_base::Key;
+use octokv_base::map::Set;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What was called. Writes are told apart by a number; `None` deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Writes a value or deletes the key.
+    Write(Option<u64>),
+    /// Reads the key.
+    Read,
+}
+
+/// What came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The write was acknowledged.
+    Written,
+    /// The read saw the value of this write, or no value.
+    Seen(Option<u64>),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    call: Call,
+    outcome: Option<Outcome>,
+    began: u64,
+    ended: u64,
+}
+
+/// The calls of all keys.
+#[derive(Default)]
+pub struct History {
+    clock: u64,
+    keys: BTreeMap<Key, Vec<Event>>,
+}
+
+/// A call that has begun.
+pub struct CallId {
+    key: Key,
+    index: usize,
+}
+
+/// A key whose calls no order explains.
+#[derive(Debug)]
+pub struct Unexplained {
+    key: Key,
+    events: Vec<Event>,
+}
+
+impl fmt::Display for Unexplained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "no order explains the calls of {}:", self.key)?;
+        for event in &self.events {
+            let Event { began, ended, call, outcome } = event;
+            writeln!(f, "  {began:>6} to {ended:>20}  {call:?} -> {outcome:?}")?;
+        }
+        Ok(())
+    }
+}
+
+impl History {
+    /// Notes that a call begins.
+    pub fn begin(&mut self, key: Key, call: Call) -> CallId {
+        self.clock += 1;
+        let events = self.keys.entry(key.clone()).or_default();
+        events.push(Event { call, outcome: None, began: self.clock, ended: u64::MAX });
+        CallId { key, index: events.len() - 1 }
+    }
+
+    /// Notes what came of it. A call that is never ended has an unknown outcome.
+    pub fn end(&mut self, id: CallId, outcome: Outcome) {
+        self.clock += 1;
+        let event = &mut self.keys.get_mut(&id.key).expect("begun")[id.index];
+        (event.outcome, event.ended) = (Some(outcome), self.clock);
+    }
+
+    /// Finds an order for each key, or the key that has none. Every key starts without a value.
+    pub fn check(&self) -> Result<(), Unexplained> {
+        for (key, events) in &self.keys {
+            let known = |event: &&Event| event.outcome.is_some() || event.call != Call::Read;
+            let events: Vec<Event> = events.iter().filter(known).copied().collect();
+            if !is_explained(&events) {
+                return Err(Unexplained { key: key.clone(), events });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls taken so far: all before `low`, and those of `rest`, which follow it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Taken {
+    low: usize,
+    rest: Vec<usize>,
+    value: Option<u64>,
+}
+
+fn is_explained(events: &[Event]) -> bool {
+    let mut seen: Set<Taken> = Set::default();
+    let mut stack = vec![Taken { low: 0, rest: Vec::new(), value: None }];
+    while let Some(taken) = stack.pop() {
+        let open = |at: &usize| !taken.rest.contains(at);
+        // Calls are in the order of their beginnings: those that may come next began before any open
+        // call ended.
+        let mut horizon = u64::MAX;
+        let mut done = true;
+        let mut next = Vec::new();
+        for at in (taken.low..events.len()).filter(open) {
+            if events[at].began > horizon {
+                done = false;
+                break;
+            }
+            done &= events[at].outcome.is_none();
+            horizon = horizon.min(events[at].ended);
+            next.push(at);
+        }
+        if done {
+            return true;
+        }
+        for at in next {
+            let Some(value) = after(&events[at], taken.value, horizon) else { continue };
+            let mut then = Taken { value, ..taken.clone() };
+            then.rest.push(at);
+            then.rest.sort_unstable();
+            while then.rest.first() == Some(&then.low) {
+                then.rest.remove(0);
+                then.low += 1;
+            }
+            if seen.insert(then.clone()) {
+                stack.push(then);
+            }
+        }
+    }
+    false
+}
+
+/// The register after the call, or `None` when it cannot come now.
+fn after(event: &Event, value: Option<u64>, horizon: u64) -> Option<Option<u64>> {
+    match (event.call, event.outcome) {
+        _ if event.began > horizon => None,
+        (Call::Write(written), _) => Some(written),
+        (Call::Read, Some(Outcome::Seen(seen))) => (seen == value).then_some(value),
+        (Call::Read, _) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each call as (begin, end, call, outcome), on one key.
+    fn explained(calls: &[(u64, u64, Call, Option<Outcome>)]) -> bool {
+        let mut events: Vec<Event> = calls
+            .iter()
+            .map(|&(began, ended, call, outcome)| Event { call, outcome, began, ended })
+            .collect();
+        events.sort_by_key(|event| event.began);
+        is_explained(&events)
+    }
+
+    #[test]
+    fn orders_are_found_and_contradictions_too() {
+        let write = |n| Call::Write(Some(n));
+        let done = Some(Outcome::Written);
+        let saw = |n| Some(Outcome::Seen(n));
+        let rows: [(bool, &[(u64, u64, Call, Option<Outcome>)]); 8] = [
+            (true, &[(1, 2, write(1), done), (3, 4, Call::Read, saw(Some(1)))]),
+            (false, &[(1, 2, write(1), done), (3, 4, Call::Read, saw(None))]),
+            // Overlapping: either value, but not back again.
+            (
+                true,
+                &[(1, 9, write(1), done), (2, 3, Call::Read, saw(None)), (4, 5, Call::Read, saw(Some(1)))],
+            ),
+            (
+                false,
+                &[(1, 9, write(1), done), (2, 3, Call::Read, saw(Some(1))), (4, 5, Call::Read, saw(None))],
+            ),
+            // Unknown outcomes may have happened, late, or never.
+            (true, &[(1, u64::MAX, write(1), None), (5, 6, Call::Read, saw(Some(1)))]),
+            (true, &[(1, u64::MAX, write(1), None), (5, 6, Call::Read, saw(None))]),
+            (
+                false,
+                &[
+                    (1, u64::MAX, write(1), None),
+                    (2, 3, Call::Read, saw(Some(1))),
+                    (4, 5, Call::Read, saw(None)),
+                ],
+            ),
+            (
+                false,
+                &[(1, 2, write(1), done), (3, 4, Call::Write(None), done), (5, 6, Call::Read, saw(Some(1)))],
+            ),
+        ];
+        for (row, (want, calls)) in rows.iter().enumerate() {
+            assert_eq!(explained(calls), *want, "row {row}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Real reactors: sleep without cost, wake in time, lose no wake-up.
+
+mod common;
+
+use common::Scratch;
+use octokv_base::{Buffer, Nanos};
+use octokv_runtime::{
+    Busy, Channel, DeviceDriver, Doorbell, Handle, Idle, ListenerId, Mailbox, Operation, Polling,
+    RealSockets, Received, Sent, SocketId, Sockets, Stage, Tasks, device_queue, mesh,
+};
+use octokv_sys::{clock, process, thread};
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+
+/// A reactor that echoes what comes in by its sockets.
+struct Echo {
+    handle: Handle,
+    sockets: RealSockets,
+    idle: Idle,
+    listener: ListenerId,
+    ready: Vec<SocketId>,
+}
+
+impl Echo {
+    fn new(polling: Polling, driver: DeviceDriver) -> (Echo, SocketAddr) {
+        let doorbell = Doorbell::new().unwrap();
+        let (queue, _) = device_queue(driver, 16, &doorbell).unwrap();
+        let channel = Channel::new(queue, 16);
+        let mut sockets = RealSockets::new().unwrap();
+        let (listener, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let idle =
+            Idle::new(polling, Arc::clone(&doorbell), &mut sockets, channel.wait_descriptor()).unwrap();
+        let handle = Handle::new(doorbell, channel, Busy::real());
+        (Echo { handle, sockets, idle, listener, ready: Vec::new() }, address)
+    }
+
+    fn turn(&mut self) -> bool {
+        let mut busy = self.handle.begin_turn(clock::now()) > 0;
+        while self.sockets.accept(self.listener).is_some() {
+            busy = true;
+        }
+        self.ready.clear();
+        self.sockets.ready(&mut self.ready);
+        let mut bytes = [0; 4096];
+        for &socket in &self.ready {
+            match self.sockets.receive(socket, &mut bytes) {
+                Received::Bytes(count) => {
+                    busy = true;
+                    let sent = self.sockets.send(socket, &[IoSlice::new(&bytes[..count])]);
+                    assert_eq!(sent, Sent::Bytes(count), "a few bytes fit");
+                }
+                Received::Nothing => {}
+                Received::Closed => self.sockets.close(socket),
+            }
+        }
+        self.handle.busy().lap(Stage::Target, busy);
+        busy |= self.handle.run_background() > 0;
+        busy |= self.handle.channel().poll() > 0;
+        self.handle.busy().lap(Stage::Device, busy);
+        busy
+    }
+
+    fn rest(&mut self, busy: bool) -> bool {
+        let (now, next) = (self.handle.now(), self.handle.next_deadline());
+        self.idle.rest(busy, now, next, &mut self.sockets)
+    }
+}
+
+/// An echoing reactor on a thread; at the end, how long it lived and what processor time that took.
+fn start_echo(polling: Polling, stop: &Arc<AtomicBool>) -> Running {
+    let (tell, told) = mpsc::channel();
+    let stop = Arc::clone(stop);
+    let thread = thread::spawn("echo", move || {
+        let (mut echo, address) = Echo::new(polling, DeviceDriver::Auto);
+        tell.send((address, Arc::clone(echo.handle.doorbell()))).unwrap();
+        let (start, cpu) = (clock::now(), process::thread_cpu());
+        while !stop.load(Ordering::Acquire) {
+            let busy = echo.turn();
+            echo.rest(busy);
+        }
+        (clock::now().since(start), process::thread_cpu().since(cpu), echo.idle.sleeps())
+    })
+    .unwrap();
+    let (address, doorbell) = told.recv().unwrap();
+    Running { address, doorbell, thread }
+}
+
+struct Running {
+    address: SocketAddr,
+    doorbell: Arc<Doorbell>,
+    thread: std::thread::JoinHandle<(Nanos, Nanos, u64)>,
+}
+
+/// One byte there and back; how long it took.
+fn ping(sockets: &mut RealSockets, socket: SocketId) -> Nanos {
+    let start = clock::now();
+    while sockets.send(socket, &[IoSlice::new(b"?")]) == Sent::Full {
+        sockets.wait(Nanos::from_millis(5));
+    }
+    while sockets.receive(socket, &mut [0; 1]) != Received::Bytes(1) {
+        sockets.wait(Nanos::from_millis(5));
+        assert!(clock::now().since(start) < Nanos::from_secs(20), "no echo");
+    }
+    clock::now().since(start)
+}
+
+#[test]
+fn an_idle_reactor_uses_no_core_and_wakes_for_the_first_byte() {
+    let stop = Arc::new(AtomicBool::new(false));
+    let running = start_echo(Polling::default(), &stop);
+    let mut sockets = RealSockets::new().unwrap();
+    let socket = sockets.connect(running.address).unwrap();
+    ping(&mut sockets, socket);
+    let mut first = Vec::new();
+    for _ in 0..10 {
+        // A pause much longer than the reactor spins: it sleeps.
+        sockets.wait(Nanos::from_millis(50));
+        first.push(ping(&mut sockets, socket));
+    }
+    first.sort();
+    stop.store(true, Ordering::Release);
+    running.doorbell.ring();
+    let (lived, cpu, sleeps) = running.thread.join().unwrap();
+    println!("first byte after a pause: {first:?}; {cpu:?} of {lived:?}; {sleeps} sleeps");
+    assert!(sleeps >= 10);
+    assert!(first[5] < Nanos::from_millis(5), "half of the first bytes took longer than {:?}", first[5]);
+    assert!(cpu.0 * 20 < lived.0, "idle, it used {cpu:?} of {lived:?}");
+}
+
+#[test]
+fn a_sleeping_reactor_wakes_for_timers_and_for_its_device() {
+    for driver in [DeviceDriver::Uring, DeviceDriver::Threads] {
+        let scratch = Scratch::new(&format!("wakes-{driver:?}"));
+        let (mut echo, _) = Echo::new(Polling::Sleep, driver);
+        let channel = echo.handle.channel();
+        let file = channel.open(&scratch.media).unwrap();
+        let rounds = std::rc::Rc::new(std::cell::Cell::new(0));
+        let (handle, counted) = (echo.handle.clone(), std::rc::Rc::clone(&rounds));
+        echo.turn();
+        let media_bytes = scratch.media.size_bytes;
+        echo.handle.spawn(async move {
+            let mut buffer = Buffer::zeroed(1 << 20);
+            for round in 0..100 {
+                let read = Operation::Read { offset: (round << 20) % media_bytes, buffer };
+                buffer = channel.submit(file, read).await.buffer.unwrap();
+                assert_eq!(channel.submit(file, Operation::Flush).await.result, Ok(()));
+                handle.sleep(Nanos::from_micros(200)).await;
+                counted.set(round + 1);
+            }
+        });
+        let start = clock::now();
+        while rounds.get() < 100 {
+            let busy = echo.turn();
+            echo.rest(busy);
+            assert!(clock::now().since(start) < Nanos::from_secs(60), "asleep for ever");
+        }
+        assert!(echo.idle.sleeps() >= 100, "{driver:?} slept {} times", echo.idle.sleeps());
+    }
+}
+
+/// One side of a game of ping-pong between two cores by mailbox, both asleep between strokes.
+fn play(mut mailbox: Mailbox<u64>, me: usize, strokes: u64, doorbell: Arc<Doorbell>) -> Nanos {
+    let mut sockets = RealSockets::new().unwrap();
+    let mut idle = Idle::new(Polling::Sleep, Arc::clone(&doorbell), &mut sockets, None).unwrap();
+    let mut longest = Nanos::ZERO;
+    let mut next = me as u64;
+    if me == 0 {
+        mailbox.send(1, 0).unwrap();
+        next = 2;
+    }
+    let mut expected = if me == 0 { 1 } else { 0 };
+    while expected < strokes {
+        doorbell.begin_turn();
+        let before = clock::now();
+        match mailbox.receive() {
+            Some(stroke) => {
+                assert_eq!(stroke, expected);
+                expected += 2;
+                next = next.max(stroke + 1);
+                mailbox.send(1 - me, next).unwrap();
+                next += 2;
+            }
+            None => {
+                idle.rest(false, before, before + Nanos::from_secs(5), &mut sockets);
+                longest = longest.max(clock::now().since(before));
+            }
+        }
+    }
+    longest
+}
+
+#[test]
+fn no_wake_up_between_cores_is_lost() {
+    const STROKES: u64 = 20_000;
+    let doorbells: Vec<_> = (0..2).map(|_| Doorbell::new().unwrap()).collect();
+    let mut boxes = mesh::<u64>(&doorbells, 16);
+    let (other_box, own_box) = (boxes.pop().unwrap(), boxes.pop().unwrap());
+    let other_bell = Arc::clone(&doorbells[1]);
+    let other = thread::spawn("pong", move || play(other_box, 1, STROKES, other_bell)).unwrap();
+    let longest = play(own_box, 0, STROKES, Arc::clone(&doorbells[0]));
+    let longest = longest.max(other.join().unwrap());
+    assert!(longest < Nanos::from_secs(4), "a sleep of {longest:?}: only its timer ended it");
+}
+
+#[test]
+fn no_wake_up_of_a_task_by_another_core_is_lost() {
+    const ROUNDS: u64 = 20_000;
+    let doorbell = Doorbell::new().unwrap();
+    let (give, wakers) = mpsc::channel::<std::task::Waker>();
+    let published = Arc::new(AtomicU64::new(0));
+    let publisher = Arc::clone(&published);
+    let other = thread::spawn("waker", move || {
+        for (round, waker) in (1..).zip(wakers) {
+            publisher.store(round, Ordering::Release);
+            waker.wake();
+        }
+    })
+    .unwrap();
+    let mut sockets = RealSockets::new().unwrap();
+    let mut idle = Idle::new(Polling::Sleep, Arc::clone(&doorbell), &mut sockets, None).unwrap();
+    let mut tasks = Tasks::new(100, Arc::clone(&doorbell));
+    let seen = Arc::clone(&published);
+    let task = async move {
+        for round in 1..=ROUNDS {
+            let mut given = false;
+            std::future::poll_fn(|context| {
+                if !std::mem::replace(&mut given, true) {
+                    give.send(context.waker().clone()).unwrap();
+                }
+                let ready = seen.load(Ordering::Acquire) >= round;
+                if ready { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            })
+            .await;
+        }
+    };
+    assert!(tasks.spawn(task).is_ok());
+    while tasks.running() > 0 {
+        doorbell.begin_turn();
+        let busy = tasks.poll_ready() > 0;
+        let before = clock::now();
+        idle.rest(busy, before, before + Nanos::from_secs(5), &mut sockets);
+        let slept = clock::now().since(before);
+        assert!(slept < Nanos::from_secs(4), "a sleep of {slept:?}: only its timer ended it");
+    }
+    other.join().unwrap();
+    assert_eq!(published.load(Ordering::Acquire), ROUNDS);
+}
+
+#[test]
+fn reactors_run_on_their_cores_and_time_is_accounted_by_stage() {
+    let cores = thread::cores();
+    let body = |index: usize| {
+        let busy = Busy::real();
+        let reader = busy.reader();
+        let start = clock::now();
+        while clock::now().since(start) < Nanos::from_millis(5) {}
+        busy.lap(Stage::Kv, true);
+        while clock::now().since(start) < Nanos::from_millis(10) {}
+        busy.lap(Stage::Target, false);
+        (index, thread::current_core(), reader.spent())
+    };
+    let started = octokv_runtime::real::spawn_reactors(&cores, body).unwrap();
+    for (index, reactor) in started.into_iter().enumerate() {
+        let (number, core, spent) = reactor.join().unwrap();
+        assert_eq!((number, core), (index, cores[index]));
+        let (kv, idle) = (spent[Stage::Kv as usize], spent[Stage::Idle as usize]);
+        assert!(kv >= Nanos::from_micros(4_500) && idle >= Nanos::from_micros(4_500), "{spent:?}");
+        assert_eq!(spent[Stage::Target as usize], Nanos::ZERO);
+    }
+}

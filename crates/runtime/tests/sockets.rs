@@ -1,0 +1,198 @@
+//! TCP by the kernel: IPv4 and IPv6, order, back-pressure, ends, and sockets that change cores.
+
+use octokv_base::{Nanos, Random};
+use octokv_runtime::{ListenerId, RealSockets, Received, Sent, SocketId, Sockets};
+use octokv_sys::clock::now;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+
+const PATIENCE: Nanos = Nanos::from_secs(20);
+
+/// Tries until there is something; waits for the kernel in between.
+fn until<T>(sockets: &mut RealSockets, mut attempt: impl FnMut(&mut RealSockets) -> Option<T>) -> T {
+    let start = now();
+    loop {
+        if let Some(got) = attempt(sockets) {
+            return got;
+        }
+        assert!(now().since(start) < PATIENCE, "nothing happens");
+        sockets.wait(Nanos::from_millis(20));
+    }
+}
+
+fn accept(sockets: &mut RealSockets, listener: ListenerId) -> (SocketId, SocketAddr) {
+    until(sockets, |sockets| sockets.accept(listener))
+}
+
+fn receive(sockets: &mut RealSockets, socket: SocketId, bytes: usize) -> Vec<u8> {
+    let mut got = Vec::new();
+    until(sockets, |sockets| {
+        let mut chunk = [0; 4096];
+        let room = chunk.len().min(bytes - got.len());
+        match sockets.receive(socket, &mut chunk[..room]) {
+            Received::Bytes(count) => got.extend_from_slice(&chunk[..count]),
+            Received::Nothing => {}
+            Received::Closed => panic!("closed after {} of {bytes} bytes", got.len()),
+        }
+        (got.len() == bytes).then_some(())
+    });
+    got
+}
+
+fn send(sockets: &mut RealSockets, socket: SocketId, bytes: &[u8]) {
+    let mut done = 0;
+    until(sockets, |sockets| {
+        match sockets.send(socket, &[IoSlice::new(&bytes[done..])]) {
+            Sent::Bytes(count) => done += count,
+            Sent::Full => {}
+            Sent::Broken => panic!("broken after {done} bytes"),
+        }
+        (done == bytes.len()).then_some(())
+    });
+}
+
+fn closed(sockets: &mut RealSockets, socket: SocketId) {
+    until(sockets, |sockets| (sockets.receive(socket, &mut [0; 64]) == Received::Closed).then_some(()));
+}
+
+/// A listener at any port of an address, and both ends of a stream to it.
+fn pair(at: &str) -> (RealSockets, SocketId, SocketId) {
+    let mut sockets = RealSockets::new().unwrap();
+    let (listener, address) = sockets.listen(at.parse().unwrap()).unwrap();
+    assert_ne!(address.port(), 0);
+    let client = sockets.connect(address).unwrap();
+    let (server, peer) = accept(&mut sockets, listener);
+    assert_eq!(sockets.local_address(client), Some(peer));
+    assert_eq!(sockets.local_address(server), Some(address));
+    (sockets, client, server)
+}
+
+#[test]
+fn bytes_go_both_ways_over_ipv4_and_ipv6() {
+    for at in ["127.0.0.1:0", "[::1]:0"] {
+        let (mut sockets, client, server) = pair(at);
+        let slices =
+            [IoSlice::new(b"one "), IoSlice::new(b""), IoSlice::new(b"two "), IoSlice::new(b"three")];
+        assert_eq!(sockets.send(client, &slices), Sent::Bytes(13));
+        assert_eq!(receive(&mut sockets, server, 13), b"one two three");
+        send(&mut sockets, server, b"answer");
+        assert_eq!(receive(&mut sockets, client, 6), b"answer");
+        assert_eq!(sockets.receive(client, &mut [0; 8]), Received::Nothing);
+    }
+}
+
+#[test]
+fn a_full_stream_takes_more_when_the_peer_reads_and_nothing_is_lost() {
+    let (mut sockets, client, server) = pair("127.0.0.1:0");
+    let mut sent = vec![0; 24 << 20];
+    Random::new(5).fill(&mut sent);
+    let mut done = 0;
+    until(&mut sockets, |sockets| match sockets.send(client, &[IoSlice::new(&sent[done..])]) {
+        Sent::Bytes(count) => {
+            done += count;
+            None
+        }
+        Sent::Full => Some(()),
+        Sent::Broken => panic!("broken"),
+    });
+    assert!(done < sent.len(), "the kernel holds less than 24 MiB");
+    let mut got = Vec::with_capacity(sent.len());
+    let mut chunk = vec![0; 1 << 20];
+    until(&mut sockets, |sockets| {
+        sockets.ready(&mut Vec::new());
+        if let Received::Bytes(count) = sockets.receive(server, &mut chunk) {
+            got.extend_from_slice(&chunk[..count]);
+        }
+        if done < sent.len()
+            && let Sent::Bytes(count) = sockets.send(client, &[IoSlice::new(&sent[done..])])
+        {
+            done += count;
+        }
+        (got.len() == sent.len()).then_some(())
+    });
+    assert!(got == sent);
+}
+
+#[test]
+fn a_peer_that_closes_is_closed_after_its_last_bytes() {
+    let (mut sockets, client, server) = pair("127.0.0.1:0");
+    send(&mut sockets, client, b"last words");
+    sockets.close(client);
+    assert_eq!(receive(&mut sockets, server, 10), b"last words");
+    closed(&mut sockets, server);
+    sockets.close(server);
+    assert_eq!(sockets.receive(server, &mut [0; 8]), Received::Closed);
+    assert_eq!(sockets.send(server, &[IoSlice::new(b"x")]), Sent::Broken);
+    assert!(sockets.is_empty());
+}
+
+#[test]
+fn nobody_listening_is_an_end_not_an_error_later() {
+    let mut sockets = RealSockets::new().unwrap();
+    let (_, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    assert!(sockets.listen(address).is_err(), "the address is taken");
+    drop(sockets);
+    let mut sockets = RealSockets::new().unwrap();
+    // The kernel may refuse at once or a moment later.
+    if let Ok(socket) = sockets.connect(address) {
+        closed(&mut sockets, socket);
+        assert_eq!(sockets.send(socket, &[IoSlice::new(b"x")]), Sent::Broken);
+    }
+}
+
+#[test]
+fn a_socket_moves_to_another_core_with_the_bytes_that_wait_in_it() {
+    let (mut first, client, server) = pair("127.0.0.1:0");
+    send(&mut first, client, b"before");
+    let moving = first.detach(server).unwrap();
+    assert!(first.detach(server).is_none());
+    let echo = octokv_sys::thread::spawn("second-core", move || {
+        let mut second = RealSockets::new().unwrap();
+        let server = second.attach(moving);
+        let got = receive(&mut second, server, 12);
+        send(&mut second, server, &got);
+        // Ends when the client does, so that nothing is cut short.
+        closed(&mut second, server);
+    })
+    .unwrap();
+    send(&mut first, client, b" after");
+    assert_eq!(receive(&mut first, client, 12), b"before after");
+    first.close(client);
+    echo.join().unwrap();
+}
+
+#[test]
+fn with_many_sockets_only_those_with_news_are_ready_until_they_say_nothing() {
+    let mut sockets = RealSockets::new().unwrap();
+    let (listener, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let pairs: Vec<(SocketId, SocketId)> = (0..20)
+        .map(|_| {
+            let client = sockets.connect(address).unwrap();
+            (client, accept(&mut sockets, listener).0)
+        })
+        .collect();
+    let ready = |sockets: &mut RealSockets| {
+        let mut ready = Vec::new();
+        sockets.ready(&mut ready);
+        ready
+    };
+    // New sockets count as readable once; after that all is quiet.
+    for socket in ready(&mut sockets) {
+        assert_eq!(sockets.receive(socket, &mut [0; 8]), Received::Nothing);
+    }
+    assert_eq!(ready(&mut sockets), []);
+    let (client, server) = pairs[7];
+    send(&mut sockets, client, b"12345678");
+    let news = until(&mut sockets, |sockets| Some(ready(sockets)).filter(|news| !news.is_empty()));
+    assert_eq!(news, [server]);
+    // Half of it read: still ready. All of it: ready once more, to say nothing.
+    assert_eq!(sockets.receive(server, &mut [0; 4]), Received::Bytes(4));
+    assert_eq!(ready(&mut sockets), [server]);
+    assert_eq!(sockets.receive(server, &mut [0; 4]), Received::Bytes(4));
+    assert_eq!(sockets.receive(server, &mut [0; 4]), Received::Nothing);
+    assert_eq!(ready(&mut sockets), []);
+    sockets.close(pairs[3].0);
+    let news = until(&mut sockets, |sockets| Some(ready(sockets)).filter(|news| !news.is_empty()));
+    assert_eq!(news, [pairs[3].1]);
+    assert_eq!(sockets.receive(pairs[3].1, &mut [0; 4]), Received::Closed);
+}

@@ -1,0 +1,179 @@
+//! Tasks, timers and background work of one core: bounds, order, and no allocation per task.
+
+use octokv_base::{Buffer, Nanos};
+use octokv_runtime::{
+    Busy, Channel, Completed, DeviceQueue, Doorbell, FileId, Handle, Media, Operation, Tasks, yield_now,
+};
+use octokv_sys::allocation::{self, CountingAllocator};
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// A device that answers each operation at the poll after next.
+#[derive(Default)]
+struct Echo {
+    waiting: Vec<(u32, Completed)>,
+    sent: Vec<(u32, Completed)>,
+}
+
+impl DeviceQueue for Echo {
+    fn open(&mut self, _: &Media) -> io::Result<FileId> {
+        Ok(FileId(0))
+    }
+    fn submit(&mut self, ticket: u32, _: FileId, operation: Operation) {
+        let buffer = match operation {
+            Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => Some(buffer),
+            Operation::Flush | Operation::Trim { .. } => None,
+        };
+        self.waiting.push((ticket, Completed { buffer, result: Ok(()) }));
+    }
+    fn poll(&mut self, done: &mut Vec<(u32, Completed)>) {
+        done.append(&mut self.sent);
+        self.sent.append(&mut self.waiting);
+    }
+    fn in_flight(&self) -> usize {
+        self.waiting.len() + self.sent.len()
+    }
+}
+
+fn handle() -> Handle {
+    Handle::new(Doorbell::silent(), Channel::new(Box::new(Echo::default()), 64), Busy::real())
+}
+
+#[test]
+fn a_task_that_need_not_wait_is_over_at_once() {
+    let mut tasks = Tasks::new(1, Doorbell::silent());
+    let done = Rc::new(Cell::new(0));
+    for _ in 0..3 {
+        let done = Rc::clone(&done);
+        assert!(tasks.spawn(async move { done.set(done.get() + 1) }).is_ok());
+    }
+    assert_eq!((done.get(), tasks.running()), (3, 0));
+}
+
+#[test]
+fn a_full_slab_gives_the_future_back_and_freed_slots_are_used_again() {
+    let mut tasks = Tasks::new(2, Doorbell::silent());
+    let wakers: Rc<RefCell<Vec<Waker>>> = Rc::default();
+    let gates: Vec<Rc<Cell<bool>>> = (0..3).map(|_| Rc::default()).collect();
+    let wait_for = |gate: &Rc<Cell<bool>>| {
+        let (gate, wakers) = (Rc::clone(gate), Rc::clone(&wakers));
+        poll_fn(move |context| {
+            if gate.get() {
+                return Poll::Ready(());
+            }
+            wakers.borrow_mut().push(context.waker().clone());
+            Poll::Pending
+        })
+    };
+    let first = tasks.spawn(wait_for(&gates[0])).ok().unwrap();
+    assert!(tasks.spawn(wait_for(&gates[1])).is_ok());
+    assert!(tasks.is_full());
+    let refused = tasks.spawn(wait_for(&gates[2])).err().expect("the slab is full");
+    gates[0].set(true);
+    assert_eq!(tasks.poll_ready(), 0, "nobody was woken");
+    wakers.borrow()[0].wake_by_ref();
+    wakers.borrow()[0].wake_by_ref();
+    assert_eq!(tasks.poll_ready(), 1, "two wake-ups, one poll");
+    assert_eq!(tasks.spawn(refused).ok(), Some(first));
+    wakers.borrow()[0].wake_by_ref();
+    assert_eq!(tasks.poll_ready(), 1, "a waker of the slot's earlier task does no harm");
+    assert_eq!(tasks.running(), 2);
+}
+
+#[test]
+fn a_steady_stream_of_tasks_and_operations_allocates_nothing() {
+    let handle = handle();
+    let channel = handle.channel();
+    let mut tasks = Tasks::new(64, Doorbell::silent());
+    let spare: Rc<RefCell<Vec<Buffer>>> = Rc::default();
+    spare.borrow_mut().extend((0..64).map(|_| Buffer::zeroed(4096)));
+    let finished = Rc::new(Cell::new(0u64));
+    let file = FileId(0);
+    let task = |handle: &Handle| {
+        let (channel, handle) = (channel.clone(), handle.clone());
+        let (spare, finished) = (Rc::clone(&spare), Rc::clone(&finished));
+        async move {
+            let buffer = spare.borrow_mut().pop().unwrap();
+            let done = channel.submit(file, Operation::Write { offset: 0, buffer }).await;
+            handle.sleep(Nanos(1)).await;
+            yield_now().await;
+            spare.borrow_mut().push(done.buffer.unwrap());
+            finished.set(finished.get() + 1);
+        }
+    };
+    let mut turn = |now: u64| {
+        handle.begin_turn(Nanos(now));
+        while !tasks.is_full() {
+            assert!(tasks.spawn(task(&handle)).is_ok());
+        }
+        channel.poll();
+        tasks.poll_ready();
+    };
+    (0..1_000).for_each(&mut turn);
+    let before = (allocation::count(), finished.get());
+    (1_000..11_000).for_each(&mut turn);
+    assert!(finished.get() - before.1 > 100_000, "{} tasks", finished.get() - before.1);
+    assert_eq!(allocation::count() - before.0, 0);
+}
+
+#[test]
+fn timers_wake_their_tasks_in_order_and_only_when_due() {
+    let handle = handle();
+    let mut tasks = Tasks::new(8, Doorbell::silent());
+    let order: Rc<RefCell<Vec<u64>>> = Rc::default();
+    handle.begin_turn(Nanos(100));
+    for span in [30, 10, 20] {
+        let (sleep, order) = (handle.sleep(Nanos(span)), Rc::clone(&order));
+        let task = async move {
+            sleep.await;
+            order.borrow_mut().push(span);
+        };
+        assert!(tasks.spawn(task).is_ok());
+    }
+    assert_eq!(handle.next_deadline(), Nanos(110));
+    for now in 101..=140 {
+        handle.begin_turn(Nanos(now));
+        tasks.poll_ready();
+        let due = [10, 20, 30].iter().filter(|&&span| 100 + span <= now).count();
+        assert_eq!(order.borrow().len(), due, "at {now}");
+    }
+    assert_eq!(*order.borrow(), [10, 20, 30]);
+    assert_eq!(handle.next_deadline(), Nanos::NEVER);
+    handle.want_turn_at(Nanos(7));
+    assert_eq!(handle.next_deadline(), Nanos(7));
+}
+
+#[test]
+fn a_dropped_sleep_leaves_no_timer() {
+    let handle = handle();
+    let mut sleep = Box::pin(handle.sleep(Nanos(10)));
+    let mut context = std::task::Context::from_waker(Waker::noop());
+    assert!(sleep.as_mut().poll(&mut context).is_pending());
+    assert_eq!(handle.next_deadline(), Nanos(10));
+    drop(sleep);
+    assert_eq!(handle.next_deadline(), Nanos::NEVER);
+}
+
+#[test]
+fn background_tasks_may_start_others_and_end_with_the_reactor() {
+    let handle = handle();
+    let done = Rc::new(Cell::new(0));
+    let (inner_handle, inner_done) = (handle.clone(), Rc::clone(&done));
+    handle.spawn(async move {
+        let done = Rc::clone(&inner_done);
+        inner_handle.spawn(async move { done.set(done.get() + 1) });
+        inner_done.set(inner_done.get() + 1);
+        inner_handle.sleep(Nanos::from_secs(1)).await;
+    });
+    while handle.run_background() > 0 {}
+    assert_eq!((done.get(), handle.background_running()), (2, 1));
+    handle.shutdown();
+    assert_eq!((Rc::strong_count(&done), handle.background_running()), (1, 0));
+    assert_eq!(handle.next_deadline(), Nanos::NEVER, "its timer went with it");
+}

@@ -1,0 +1,105 @@
+//! Opening devices: what is created, what is refused, what is left alone.
+
+#![allow(clippy::disallowed_methods, reason = "these tests are about files")]
+
+use octokv_sys::file::{OpenError, OwnedFile, open_device};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// A directory of its own on a disk (not tmpfs), gone at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Directory {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Directory(path)
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn error(opened: Result<OwnedFile, OpenError>) -> OpenError {
+    opened.expect_err("it must be refused")
+}
+
+#[test]
+fn a_missing_file_is_created_whole_and_private() {
+    let directory = Directory::new("created");
+    let path = directory.path("disk");
+    assert!(matches!(error(open_device(&path, None, true)), OpenError::Missing));
+    let file = open_device(&path, Some(8 << 20), true).unwrap();
+    assert!(file.created() && !file.is_block_device());
+    assert_eq!(file.size_bytes(), 8 << 20);
+    assert!(file.block_bytes().is_power_of_two() && (512..=4096).contains(&file.block_bytes()));
+    let metadata = std::fs::metadata(&path).unwrap();
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    assert!(metadata.blocks() * 512 >= 8 << 20, "all blocks are allocated");
+}
+
+#[test]
+fn an_existing_file_is_left_as_it_is() {
+    let directory = Directory::new("existing");
+    let path = directory.path("disk");
+    std::fs::write(&path, vec![7; 12_288]).unwrap();
+    let file = open_device(&path, Some(1 << 20), false).unwrap();
+    assert!(!file.created());
+    assert_eq!(file.size_bytes(), 12_288);
+    let mut bytes = [0; 4096];
+    file.read_at(8192, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 4096]);
+    assert!(file.read_at(8193, &mut bytes).is_err(), "beyond the end");
+}
+
+#[test]
+fn a_held_file_is_refused_until_it_is_let_go() {
+    let directory = Directory::new("held");
+    let path = directory.path("disk");
+    let first = open_device(&path, Some(1 << 20), true).unwrap();
+    assert!(matches!(error(open_device(&path, None, true)), OpenError::Held));
+    assert!(matches!(error(open_device(&path, Some(1 << 20), false)), OpenError::Held));
+    drop(first);
+    assert!(open_device(&path, None, true).is_ok());
+}
+
+#[test]
+fn what_is_not_storage_is_refused() {
+    let directory = Directory::new("other");
+    assert!(matches!(error(open_device(&directory.0, None, false)), OpenError::NotStorage));
+    assert!(matches!(error(open_device(Path::new("/dev/null"), None, false)), OpenError::NotStorage));
+    let below_a_file = directory.path("file");
+    std::fs::write(&below_a_file, b"x").unwrap();
+    let refused = error(open_device(&below_a_file.join("disk"), Some(4096), false));
+    assert!(matches!(refused, OpenError::System(_)), "{refused:?}");
+}
+
+#[test]
+fn a_file_without_room_does_not_stay() {
+    let directory = Directory::new("room");
+    let path = directory.path("disk");
+    let refused = error(open_device(&path, Some(1 << 50), true));
+    assert!(matches!(refused, OpenError::NoSpace { size_bytes } if size_bytes == 1 << 50), "{refused:?}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_trimmed_range_reads_as_zeroes_and_keeps_the_size() {
+    let directory = Directory::new("trim");
+    let path = directory.path("disk");
+    let file = open_device(&path, Some(1 << 20), false).unwrap();
+    file.write_at(0, &vec![1; 65_536]).unwrap();
+    file.trim(4096, 8192).unwrap();
+    file.sync_data().unwrap();
+    let mut bytes = vec![9; 16_384];
+    file.read_at(0, &mut bytes).unwrap();
+    assert!(bytes[..4096].iter().all(|&b| b == 1) && bytes[12_288..].iter().all(|&b| b == 1));
+    assert!(bytes[4096..12_288].iter().all(|&b| b == 0));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
+}

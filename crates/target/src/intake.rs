@@ -1,0 +1,308 @@
+//! PDUs from the head of a connection's bytes: framing, digests, transfers.
+//!
+//! ```text
+//!          H2CData header             last byte, no digest
+//!   Head ─────────────────▶ Data ──────────────────────────▶ Head
+//!     ▲                       │ last byte                      ▲
+//!     │ any other PDU, whole  └────────▶ Digest ── 4 bytes ────┘
+//!     └──(ICReq, H2CTermReq, capsule)
+//! ```
+//! Invariants: an H2CData PDU is taken as its bytes come, straight to the buffer of its command, so that
+//! the receive buffer never has to hold one; any other PDU is taken whole, none is longer than the
+//! longest capsule; a PDU that cannot be worked on now is not taken at all. Data is never in the way of
+//! a stall, since it frees what others wait for.
+
+use crate::connection::{Closing, Connection, Consumed, Stall, State};
+use crate::request::Request;
+use octokv_base::{Crc32c, Nanos, Pool, crc32c};
+use octokv_wire::pdu::{
+    ADMIN_CAPSULE_DATA_BYTES, DIGEST_BYTES, Data, End, Frame, Header, IcResponse, Kind, Link, Unchecked,
+    UncheckedIc,
+};
+use octokv_wire::{Fault, Status};
+
+/// Where in a PDU the next byte is.
+pub(crate) enum Inflow {
+    /// At its beginning.
+    Head,
+    /// In the data of an H2CData for this slot; `left` bytes of it are to come.
+    Data { slot: u16, left: u32, digest: Option<Crc32c> },
+    /// At the digest behind that data, which must be this.
+    Digest { slot: u16, computed: u32 },
+}
+
+impl std::fmt::Debug for Inflow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Inflow::Head => f.write_str("Head"),
+            Inflow::Data { slot, left, .. } => write!(f, "Data({left} B for slot {slot})"),
+            Inflow::Digest { slot, .. } => write!(f, "Digest(slot {slot})"),
+        }
+    }
+}
+
+/// What one step did with the head of the bytes.
+pub(crate) enum Step {
+    /// Took so many of them, at least one.
+    Took(usize),
+    /// Needs more of them.
+    Starved,
+    /// Must wait for something else.
+    Stalled(Stall),
+}
+
+/// A command's capsule behind its entry.
+#[derive(Clone, Copy)]
+pub(crate) struct Capsule<'a> {
+    /// The data in it.
+    pub data: &'a [u8],
+    /// The data's digest was wrong.
+    pub is_damaged: bool,
+}
+
+impl Connection {
+    pub(crate) fn take_in(
+        &mut self,
+        now: Nanos,
+        bytes: &[u8],
+        pool: &Pool,
+        requests: &mut Vec<Request>,
+    ) -> Consumed {
+        self.grant(pool);
+        let mut taken = 0;
+        let stalled = loop {
+            match self.step(now, &bytes[taken..], pool, requests) {
+                Step::Took(count) => taken += count,
+                Step::Starved => break None,
+                Step::Stalled(why) => break Some(why),
+            }
+        };
+        let waiting = self.slots.first_waiting().map(|_| Stall::Buffers);
+        Consumed { bytes: taken, stalled: stalled.or(waiting) }
+    }
+
+    fn step(&mut self, now: Nanos, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
+        if matches!(self.state(), State::Terminating { .. } | State::Closed) {
+            // What the host still sends is of no interest.
+            return if bytes.is_empty() { Step::Starved } else { Step::Took(bytes.len()) };
+        }
+        match &mut self.inflow {
+            Inflow::Head => self.take_pdu(now, bytes, pool, requests),
+            Inflow::Data { .. } => self.take_data(bytes, pool, requests),
+            Inflow::Digest { slot, computed } => {
+                let (slot, computed) = (*slot, *computed);
+                let Some(received) = bytes.first_chunk::<DIGEST_BYTES>() else { return Step::Starved };
+                self.inflow = Inflow::Head;
+                if u32::from_le_bytes(*received) != computed {
+                    self.counts.digest_errors += 1;
+                    if let Some((_, transfer, _)) = self.slots.receiving(slot) {
+                        transfer.damaged = true;
+                    }
+                }
+                self.end_data(slot, pool, requests);
+                Step::Took(DIGEST_BYTES)
+            }
+        }
+    }
+
+    fn take_pdu(&mut self, now: Nanos, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
+        let Some(unchecked) = Unchecked::new(bytes) else { return Step::Starved };
+        let frame = match self.frame(unchecked) {
+            Ok(frame) => frame,
+            Err(fault) => return self.fail(now, fault, bytes),
+        };
+        let needed = match frame.kind {
+            Kind::HostData => frame.prefix_bytes as usize,
+            _ => frame.pdu_bytes(),
+        };
+        if bytes.len() < needed {
+            return Step::Starved;
+        }
+        let header = match frame.header(bytes) {
+            Ok(header) => header,
+            Err(fault) => return self.fail(now, fault, bytes),
+        };
+        match header {
+            Header::Command(sqe) => {
+                let capsule = self.open_capsule(&frame, bytes);
+                match self.take_command(now, sqe, capsule, pool, requests) {
+                    Ok(None) => Step::Took(needed),
+                    Ok(Some(stall)) => Step::Stalled(stall),
+                    Err(fault) => self.fail(now, fault, bytes),
+                }
+            }
+            Header::Data(data) => match self.begin_data(&frame, &data) {
+                Ok(()) => Step::Took(needed),
+                Err(fault) => self.fail(now, fault, bytes),
+            },
+            Header::IcRequest(request) => match self.initialize(request) {
+                Ok(()) => Step::Took(needed),
+                Err(fault) => self.fail(now, fault, bytes),
+            },
+            Header::Terminate(terminate) => {
+                self.close(Closing::HostTerminated(terminate));
+                Step::Took(bytes.len())
+            }
+            // `Unchecked::check` lets only what a controller may receive through.
+            Header::IcResponse(_) | Header::Response(_) | Header::ReadyToTransfer(_) => {
+                unreachable!("a controller received {:?}", frame.kind)
+            }
+        }
+    }
+
+    /// Where the next PDU's parts lie, if it may come now.
+    fn frame(&self, unchecked: Unchecked) -> Result<Frame, Fault> {
+        let frame = unchecked.check(End::Controller, &self.replies.link)?;
+        let awaits_ic = matches!(self.state(), State::AwaitIcReq { .. });
+        let is_expected = match frame.kind {
+            Kind::IcRequest => awaits_ic,
+            Kind::HostTerminate => true,
+            Kind::CapsuleCommand => !awaits_ic,
+            Kind::HostData => matches!(self.state(), State::Io(_)),
+            _ => false,
+        };
+        if !is_expected {
+            return Err(Fault::UnexpectedKind { kind: frame.kind as u8 });
+        }
+        let settings = self.target.settings();
+        let data_bytes_max = match (frame.kind, self.state()) {
+            (Kind::HostData, _) => settings.max_h2c_data,
+            (_, State::Io(_)) => settings.in_capsule_bytes,
+            // Connect comes before its queue is known.
+            _ => ADMIN_CAPSULE_DATA_BYTES,
+        };
+        if frame.data_bytes > data_bytes_max {
+            return Err(match frame.kind {
+                Kind::HostData => Fault::DataBytes { bytes: frame.data_bytes },
+                _ => Fault::PduBytes { pdu_bytes: frame.pdu_bytes() as u32 },
+            });
+        }
+        Ok(frame)
+    }
+
+    /// Ends the connection with all that it sent.
+    fn fail(&mut self, now: Nanos, fault: Fault, bytes: &[u8]) -> Step {
+        self.terminate(now, fault, &bytes[..bytes.len().min(128)]);
+        Step::Took(bytes.len())
+    }
+
+    fn initialize(&mut self, request: UncheckedIc) -> Result<(), Fault> {
+        let request = request.check_request()?;
+        let host_data_bytes_max = self.target.settings().max_h2c_data;
+        let response = IcResponse {
+            controller_alignment: 4,
+            header_digest: request.header_digest,
+            data_digest: request.data_digest,
+            host_data_bytes_max,
+        };
+        self.replies.outbox.copy(&response.encode());
+        self.replies.link = Link {
+            header_digest: request.header_digest,
+            data_digest: request.data_digest,
+            send_alignment: request.host_alignment,
+            receive_data_bytes_max: u32::MAX, // `frame` has a bound for each kind.
+        };
+        let State::AwaitIcReq { until } = *self.state() else {
+            unreachable!("`frame` lets ICReq through only where it is awaited");
+        };
+        self.set_state(State::AwaitConnect { until });
+        Ok(())
+    }
+
+    fn open_capsule<'a>(&mut self, frame: &Frame, bytes: &'a [u8]) -> Capsule<'a> {
+        let from = frame.prefix_bytes as usize;
+        let to = from + frame.data_bytes as usize;
+        let data = &bytes[from..to];
+        let is_damaged = frame.trailer_bytes > 0 && {
+            let received = [bytes[to], bytes[to + 1], bytes[to + 2], bytes[to + 3]];
+            crc32c(data) != u32::from_le_bytes(received)
+        };
+        Capsule { data, is_damaged }
+    }
+
+    /// An H2CData begins: it must go on where its transfer stands.
+    fn begin_data(&mut self, frame: &Frame, data: &Data) -> Result<(), Fault> {
+        let found = self.slots.receiving(data.tag);
+        let (command_id, transfer, _) = found.ok_or(Fault::TransferTag { tag: data.tag })?;
+        if command_id != data.command_id {
+            return Err(Fault::CommandId { command_id: data.command_id });
+        }
+        let left = transfer.expected - transfer.received;
+        if data.bytes != frame.data_bytes {
+            return Err(Fault::PduBytes { pdu_bytes: frame.pdu_bytes() as u32 });
+        }
+        if data.offset != transfer.received || data.bytes == 0 || data.bytes > left {
+            return Err(Fault::DataRange { offset: data.offset, bytes: data.bytes });
+        }
+        if frame.is_last() && data.bytes < left {
+            return Err(Fault::LastFlag { flags: frame.flags });
+        }
+        let digest = (frame.trailer_bytes > 0).then(Crc32c::new);
+        self.inflow = Inflow::Data { slot: data.tag, left: data.bytes, digest };
+        Ok(())
+    }
+
+    fn take_data(&mut self, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
+        let Inflow::Data { slot, left, digest } = &mut self.inflow else {
+            unreachable!("data is taken only within data");
+        };
+        if bytes.is_empty() {
+            return Step::Starved;
+        }
+        let slot = *slot;
+        let now_here = &bytes[..bytes.len().min(*left as usize)];
+        if let Some(digest) = digest {
+            digest.update(now_here);
+        }
+        *left -= now_here.len() as u32;
+        let is_complete = *left == 0;
+        let computed = digest.as_ref().map(Crc32c::finish);
+        // A transfer ends only by its last byte: its slot is there as long as its data comes.
+        let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
+        transfer.landing.copy(buffer, transfer.received, now_here);
+        transfer.received += now_here.len() as u32;
+        if is_complete {
+            match computed {
+                Some(computed) => self.inflow = Inflow::Digest { slot, computed },
+                None => {
+                    self.inflow = Inflow::Head;
+                    self.end_data(slot, pool, requests);
+                }
+            }
+        }
+        Step::Took(now_here.len())
+    }
+
+    /// An H2CData is over: the transfer is, too, when nothing is missing.
+    fn end_data(&mut self, slot: u16, pool: &Pool, requests: &mut Vec<Request>) {
+        let (command_id, transfer, _) = self.slots.receiving(slot).expect("a transfer whose data came");
+        if transfer.received < transfer.expected {
+            return;
+        }
+        if transfer.damaged {
+            self.slots.release(slot);
+            self.respond(command_id, Status::TRANSIENT_TRANSPORT_ERROR, 0, 0);
+        } else {
+            self.launch_received(slot, requests);
+        }
+        self.grant(pool);
+    }
+
+    /// Gives buffers to the transfers that wait for them, in turn, and asks for their data. What is
+    /// asked for at a time stays within the connection's share, and leaves a quarter of the pool to
+    /// commands that cannot wait for anything but the engine; a connection that has asked for nothing
+    /// may always ask for one.
+    pub(crate) fn grant(&mut self, pool: &Pool) {
+        while let Some((slot, bytes)) = self.slots.first_waiting() {
+            let open = self.slots.receiving_bytes();
+            let share = self.target.settings().receive_bytes_max;
+            let common = pool.budget_bytes() - pool.budget_bytes() / 4;
+            if open > 0 && (open + bytes > share || pool.out_bytes() + bytes > common) {
+                return;
+            }
+            let Some(buffer) = pool.take(bytes) else { return };
+            let (command_id, expected) = self.slots.start_receiving(slot, buffer);
+            self.replies.ask(command_id, slot, expected);
+        }
+    }
+}
