@@ -97,11 +97,9 @@ impl Lost {
         match self {
             Lost::Refused(status) | Lost::Setup(status) => status.is_final(),
             Lost::Authentication | Lost::NoNamespace | Lost::NotKeyValue => true,
-            Lost::Closed
-            | Lost::TimedOut
-            | Lost::Fault(_)
-            | Lost::Terminated { .. }
-            | Lost::Controller => false,
+            Lost::Closed | Lost::TimedOut | Lost::Fault(_) | Lost::Terminated { .. } | Lost::Controller => {
+                false
+            }
         }
     }
 }

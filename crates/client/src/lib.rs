@@ -12,7 +12,7 @@
 //! ```
 //!
 //! # Layout
-//! - [`url`]: `nvme+tcp://HOST:PORT/NQN?nsid=N`.
+//! - [`url`]: names of namespaces, as in the example.
 //! - [`settings`]: what a client may be told, with defaults.
 //! - [`error`]: what can go wrong, and which of it may have happened all the same.
 //! - [`request`]: commands and answers, and how they become queue entries and come back.

@@ -130,20 +130,12 @@ enum Reading {
     /// At the start of a PDU.
     Header,
     /// In the data of a C2HData.
-    Data { slot: u16, left: u32, frame: Frame, crc: Option<Crc32cDebug> },
+    Data { slot: u16, left: u32, frame: Frame },
     /// At the digest behind it.
     Digest { slot: u16, frame: Frame, computed: u32 },
 }
 
-struct Crc32cDebug(Crc32c);
-impl std::fmt::Debug for Crc32cDebug {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Crc32c")
-    }
-}
-
 /// One queue. See the module's text.
-#[derive(Debug)]
 pub struct Queue {
     open: bool,
     asked: IcRequest,
@@ -154,6 +146,14 @@ pub struct Queue {
     free: Vec<u16>,
     outbox: Outbox,
     reading: Reading,
+    /// The digest of the data being read, where digests are on.
+    crc: Crc32c,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Queue(open {}, {} in flight, {:?})", self.open, self.in_flight(), self.reading)
+    }
 }
 
 impl Queue {
@@ -172,6 +172,7 @@ impl Queue {
             free: (0..depth).rev().collect(),
             outbox,
             reading: Reading::Header,
+            crc: Crc32c::new(),
         }
     }
 
@@ -334,19 +335,19 @@ impl Queue {
     fn step(&mut self, bytes: &[u8], pool: &Pool, sink: &mut impl FnMut(Event)) -> Result<usize, Lost> {
         match &mut self.reading {
             Reading::Header => self.header(bytes, pool, sink),
-            Reading::Data { slot, left, frame, crc } => {
+            Reading::Data { slot, left, frame } => {
                 let count = bytes.len().min(*left as usize);
                 let piece = &bytes[..count];
                 let (index, frame) = (*slot, *frame);
-                if let Some(crc) = crc {
-                    crc.0.update(piece);
-                }
                 *left -= count as u32;
                 let ended = *left == 0;
-                let computed = crc.as_ref().map_or(0, |crc| crc.0.finish());
+                if frame.trailer_bytes > 0 {
+                    self.crc.update(piece);
+                }
                 self.take_data(index, piece);
                 if ended {
                     if frame.trailer_bytes > 0 {
+                        let computed = self.crc.finish();
                         self.reading = Reading::Digest { slot: index, frame, computed };
                     } else {
                         self.end_of_data(index, &frame, sink);
@@ -465,8 +466,10 @@ impl Queue {
             let room = if frame.is_last() { end as usize } else { slot.incoming_bytes as usize };
             slot.incoming = Some(pool.take(room).unwrap_or_else(|| Buffer::zeroed(room)));
         }
-        let crc = (frame.trailer_bytes > 0).then(|| Crc32cDebug(Crc32c::new()));
-        self.reading = Reading::Data { slot: index, left: range.bytes, frame: *frame, crc };
+        if frame.trailer_bytes > 0 {
+            self.crc = Crc32c::new();
+        }
+        self.reading = Reading::Data { slot: index, left: range.bytes, frame: *frame };
         Ok(())
     }
 

@@ -122,12 +122,8 @@ mod tests {
         ];
         for (authority, host, port) in table {
             let url: Url = format!("nvme+tcp://{authority}/{NQN}?nsid=3").parse().unwrap();
-            let want = Url {
-                host: host.to_string(),
-                port,
-                subsystem: NQN.to_string(),
-                namespace: NamespaceId(3),
-            };
+            let want =
+                Url { host: host.to_string(), port, subsystem: NQN.to_string(), namespace: NamespaceId(3) };
             assert_eq!(url, want);
             assert_eq!(url.to_string().parse(), Ok(want));
         }

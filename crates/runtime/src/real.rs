@@ -9,6 +9,9 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+pub use octokv_sys::clock::now;
+pub use octokv_sys::thread::spawn as spawn_thread;
+
 /// How a core reaches its devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceDriver {

@@ -24,6 +24,8 @@ use std::sync::Arc;
 type Taken = Result<Option<Stall>, Fault>;
 
 const DONE: Taken = Ok(None);
+/// Memory for pages that a connection keeps between admin commands, in bytes.
+const PAGE_KEEP_BYTES: usize = 8192;
 
 impl Connection {
     /// Does what a command asks, as far as it can be done now.
@@ -257,7 +259,9 @@ impl Connection {
             self.replies.copy(sqe.command_id(), &page[..page.len().min(wanted)]);
             self.respond(sqe.command_id(), reply.status, reply.dw0, reply.dw1);
         }
-        self.page = page;
+        if page.capacity() <= PAGE_KEEP_BYTES {
+            self.page = page;
+        }
         if view.controller.life().generation != generation {
             self.slots.drop_events();
         }

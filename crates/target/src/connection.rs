@@ -22,7 +22,7 @@
 //! `outbox_bytes_max` plus what is at the engine. Tested in `tests/` of this room.
 
 use crate::controller::{Condition, Controller};
-use crate::intake::Inflow;
+use crate::intake::{DataDigest, Inflow};
 use crate::kv;
 use crate::outbox::Outbox;
 use crate::replies::Replies;
@@ -140,6 +140,7 @@ pub struct Connection {
     peer: SocketAddr,
     state: State,
     pub(crate) inflow: Inflow,
+    pub(crate) data_digest: DataDigest,
     pub(crate) replies: Replies,
     pub(crate) slots: Slots,
     pub(crate) counts: Counts,
@@ -164,6 +165,7 @@ impl Connection {
             peer,
             state: State::AwaitIcReq { until },
             inflow: Inflow::Head,
+            data_digest: DataDigest::new(),
             replies: Replies::new(),
             slots: Slots::new(0),
             counts: Counts::default(),
@@ -230,8 +232,6 @@ impl Connection {
             State::Terminating { until } if *until <= now => self.set_state(State::Closed),
             State::Admin(controller) | State::Discovery(controller) => {
                 let limit = self.target.settings().discovery_idle_limit;
-                // What came since the last sign that was passed on counts too.
-                controller.note_sign(self.signed);
                 if controller.silence_deadline(limit) <= now {
                     controller.end(Condition::Expired);
                     self.counts.keep_alive_expired += 1;
@@ -324,6 +324,7 @@ impl Connection {
         }
         if matches!(self.state, State::Terminating { .. } | State::Closed) {
             self.inflow = Inflow::Head;
+            self.slots.drop_all_but_running();
         }
     }
 

@@ -216,11 +216,10 @@ impl Controller {
             self.reset(book);
         }
         let condition = self.life().condition;
-        if written.shutdown() != 0 && before.shutdown() == 0 {
-            if matches!(condition, Condition::Disabled | Condition::Ready) {
-                self.set_condition(book, Condition::ShutDown);
-            }
-        } else if written.shutdown() == 0 && condition == Condition::ShutDown {
+        let wants_shutdown = written.shutdown() != 0;
+        if wants_shutdown && matches!(condition, Condition::Disabled | Condition::Ready) {
+            self.set_condition(book, Condition::ShutDown);
+        } else if !wants_shutdown && condition == Condition::ShutDown {
             let next = if written.is_enabled() { Condition::Ready } else { Condition::Disabled };
             self.set_condition(book, next);
         }

@@ -22,22 +22,28 @@ use octokv_wire::pdu::{
 use octokv_wire::{Fault, Status};
 
 /// Where in a PDU the next byte is.
+#[derive(Debug)]
 pub(crate) enum Inflow {
     /// At its beginning.
     Head,
-    /// In the data of an H2CData for this slot; `left` bytes of it are to come.
-    Data { slot: u16, left: u32, digest: Option<Crc32c> },
+    /// In the data of an H2CData for this slot; `left` bytes of it are to come, a digest perhaps behind.
+    Data { slot: u16, left: u32, has_digest: bool },
     /// At the digest behind that data, which must be this.
     Digest { slot: u16, computed: u32 },
 }
 
-impl std::fmt::Debug for Inflow {
+/// The digest of the data of the H2CData under way, as far as it is here.
+pub(crate) struct DataDigest(Crc32c);
+
+impl DataDigest {
+    pub fn new() -> DataDigest {
+        DataDigest(Crc32c::new())
+    }
+}
+
+impl std::fmt::Debug for DataDigest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Inflow::Head => f.write_str("Head"),
-            Inflow::Data { slot, left, .. } => write!(f, "Data({left} B for slot {slot})"),
-            Inflow::Digest { slot, .. } => write!(f, "Digest(slot {slot})"),
-        }
+        f.write_str("DataDigest")
     }
 }
 
@@ -237,37 +243,38 @@ impl Connection {
         if frame.is_last() && data.bytes < left {
             return Err(Fault::LastFlag { flags: frame.flags });
         }
-        let digest = (frame.trailer_bytes > 0).then(Crc32c::new);
-        self.inflow = Inflow::Data { slot: data.tag, left: data.bytes, digest };
+        let has_digest = frame.trailer_bytes > 0;
+        if has_digest {
+            self.data_digest = DataDigest::new();
+        }
+        self.inflow = Inflow::Data { slot: data.tag, left: data.bytes, has_digest };
         Ok(())
     }
 
     fn take_data(&mut self, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
-        let Inflow::Data { slot, left, digest } = &mut self.inflow else {
+        let Inflow::Data { slot, left, has_digest } = &mut self.inflow else {
             unreachable!("data is taken only within data");
         };
         if bytes.is_empty() {
             return Step::Starved;
         }
-        let slot = *slot;
+        let (slot, has_digest) = (*slot, *has_digest);
         let now_here = &bytes[..bytes.len().min(*left as usize)];
-        if let Some(digest) = digest {
-            digest.update(now_here);
-        }
         *left -= now_here.len() as u32;
         let is_complete = *left == 0;
-        let computed = digest.as_ref().map(Crc32c::finish);
+        if has_digest {
+            self.data_digest.0.update(now_here);
+        }
         // A transfer ends only by its last byte: its slot is there as long as its data comes.
         let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
         transfer.landing.copy(buffer, transfer.received, now_here);
         transfer.received += now_here.len() as u32;
         if is_complete {
-            match computed {
-                Some(computed) => self.inflow = Inflow::Digest { slot, computed },
-                None => {
-                    self.inflow = Inflow::Head;
-                    self.end_data(slot, pool, requests);
-                }
+            if has_digest {
+                self.inflow = Inflow::Digest { slot, computed: self.data_digest.0.finish() };
+            } else {
+                self.inflow = Inflow::Head;
+                self.end_data(slot, pool, requests);
             }
         }
         Step::Took(now_here.len())

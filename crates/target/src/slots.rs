@@ -251,6 +251,15 @@ impl Slots {
         self.slots.iter().filter(|slot| matches!(slot.phase, Phase::Event)).count()
     }
 
+    /// Frees every slot that is not at the engine: the connection ends, and their commands get no answer.
+    pub fn drop_all_but_running(&mut self) {
+        for slot in 0..self.slots.len() as u16 {
+            if !matches!(self.slots[usize::from(slot)].phase, Phase::Free | Phase::Running(_)) {
+                self.release(slot);
+            }
+        }
+    }
+
     /// Frees the slots of event requests: a reset controller answers none.
     pub fn drop_events(&mut self) {
         while let Some(slot) = self.event(None) {

@@ -193,7 +193,8 @@ impl Volume {
         before.map(|place| Extent { location: place.location, units: place.units })
     }
 
-    pub(super) fn statistics(&self) -> Statistics {
+    /// Figures.
+    pub fn statistics(&self) -> Statistics {
         let mut statistics = Statistics {
             capacity_bytes: self.capacity_bytes(),
             used_bytes: self.used_bytes.load(Ordering::Relaxed),

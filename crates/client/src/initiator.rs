@@ -1,0 +1,430 @@
+//! One controller and its queues, as a machine without I/O: set up, used, lost, set up again.
+//!
+//! In: time, bytes by queue, commands, news of connections. Out: bytes by queue, answers through a sink,
+//! [`Effect`]s (open or close the connection of a queue). Queue 0 is the admin queue.
+//!
+//! ```text
+//!            start            set up              all queues connected
+//!  Waiting ────────▶ Setting ────────▶ Queues ──────────────────────────▶ Live ──close──▶ Draining
+//!     ▲                 │                 │                                │                 │
+//!     └── pause ────────┴─────── lost ────┴────────────────────────────────┘          shut down or late
+//!                       └─ never live, final, or no more attempts ─▶ Over ◀──────────────────┘
+//! ```
+//! Invariants: one loss takes down the whole controller: all its connections are closed and every
+//! command in flight is answered exactly once; commands are taken only while live; what is sent to a
+//! controller of before is never read as an answer of now (its connections are gone).
+
+use crate::error::{Error, Lost};
+use crate::queue::{Event, Queue};
+use crate::request::{Answer, Command, Kind, Prepared, answer};
+use crate::settings::{Settings, pause};
+use crate::setup::{self, Facts, Next, Step};
+use octokv_base::{Nanos, Pool};
+use octokv_wire::fabrics::Configuration;
+use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;
+use std::io::IoSlice;
+
+/// What the driver of the machine has to do, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Connect this queue's connection.
+    Open(u16),
+    /// Send what it takes at once, then close this queue's connection.
+    Close(u16),
+}
+
+/// Where a controller stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Until the next attempt.
+    Waiting { until: Nanos },
+    /// The admin queue connects and a step is under way; `again_at` when CSTS is to be read again.
+    Setting { step: Step, deadline: Nanos, again_at: Option<Nanos> },
+    /// So many I/O queues are still connecting.
+    Queues { left: u16, deadline: Nanos },
+    /// In use; the next sign of life is due at `alive_at`.
+    Live { alive_at: Nanos },
+    /// Waits for the last answers, then for the controller's shutdown.
+    Draining { deadline: Nanos, shutting_down: bool },
+    /// Ended, and why; none after a close.
+    Over(Option<Lost>),
+}
+
+const READY_POLL: Nanos = Nanos::from_millis(1);
+const DRAIN_LIMIT: Nanos = Nanos::from_secs(1);
+const ADMIN_DEPTH: u16 = setup::ADMIN_ENTRIES as u16 - 1;
+
+/// One controller. See the module's text.
+#[derive(Debug)]
+pub struct Initiator {
+    settings: Settings,
+    pool: Pool,
+    state: State,
+    facts: Facts,
+    queues: Vec<Queue>,
+    effects: Vec<Effect>,
+    own: Vec<Event>,
+    was_live: bool,
+    lost_at: Nanos,
+    attempts: u32,
+    last_loss: Option<Lost>,
+    check_at: Nanos,
+    turn: usize,
+}
+
+impl Initiator {
+    /// A machine that begins to connect at once.
+    pub fn new(settings: Settings, now: Nanos) -> Initiator {
+        let pool = Pool::new(settings.pool_bytes);
+        let mut initiator = Initiator {
+            settings,
+            pool,
+            state: State::Waiting { until: now },
+            facts: Facts::unknown(),
+            queues: Vec::new(),
+            effects: Vec::new(),
+            own: Vec::new(),
+            was_live: false,
+            lost_at: now,
+            attempts: 0,
+            last_loss: None,
+            check_at: now,
+            turn: 0,
+        };
+        initiator.start(now);
+        initiator
+    }
+
+    /// Whether commands can be submitted.
+    pub fn is_live(&self) -> bool {
+        matches!(self.state, State::Live { .. })
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, State::Over(_))
+    }
+
+    /// Why the last connection was lost, or why it ended.
+    pub fn last_loss(&self) -> Option<Lost> {
+        self.last_loss
+    }
+
+    /// What is known of the controller and its namespace, once it was live.
+    pub fn facts(&self) -> Option<&Facts> {
+        self.was_live.then_some(&self.facts)
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The pool that the data of answers comes from.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// How many commands can be submitted now.
+    pub fn room(&self) -> usize {
+        if !self.is_live() { 0 } else { self.queues.iter().skip(1).map(Queue::room).sum() }
+    }
+
+    /// How many of the caller's commands wait for an answer.
+    pub fn in_flight(&self) -> usize {
+        self.queues.iter().skip(1).map(Queue::in_flight).sum()
+    }
+
+    /// What is to be done with connections; empties the list.
+    pub fn take_effects(&mut self, into: &mut Vec<Effect>) {
+        into.append(&mut self.effects);
+    }
+
+    /// Appends what a queue has to send.
+    pub fn slices<'a>(&'a self, queue: u16, into: &mut Vec<IoSlice<'a>>) {
+        if let Some(queue) = self.queues.get(usize::from(queue)) {
+            queue.slices(into);
+        }
+    }
+
+    /// Whether a queue has nothing to send.
+    pub fn is_flushed(&self, queue: u16) -> bool {
+        self.queues.get(usize::from(queue)).is_none_or(Queue::is_flushed)
+    }
+
+    /// The socket of a queue took so many bytes.
+    pub fn sent(&mut self, queue: u16, bytes: usize) {
+        self.queues[usize::from(queue)].sent(bytes);
+    }
+
+    /// Puts a command on its way. The caller has seen [`Initiator::room`].
+    ///
+    /// # Errors
+    /// What is wrong with the command; nothing was done.
+    ///
+    /// # Panics
+    /// When there is no room.
+    #[inline]
+    pub fn submit(&mut self, now: Nanos, command: Command<'_>, token: u64) -> Result<(), Error> {
+        let prepared = Prepared::new(command, self.settings.namespace, &self.facts)?;
+        let count = self.queues.len() - 1;
+        let index = (0..count).map(|i| 1 + (self.turn + i) % count).find(|&i| self.queues[i].room() > 0);
+        let index = index.expect("the caller looked for room");
+        self.turn = index;
+        let deadline = now + self.settings.command_timeout;
+        self.queues[index].submit(prepared, token, deadline, &self.pool);
+        Ok(())
+    }
+
+    /// Takes bytes from the head of what came on a queue's connection; gives how many. The caller gives
+    /// the rest again with more behind it.
+    pub fn receive(
+        &mut self,
+        queue: u16,
+        now: Nanos,
+        bytes: &[u8],
+        sink: &mut impl FnMut(u64, Result<Answer, Error>),
+    ) -> usize {
+        if matches!(self.state, State::Waiting { .. } | State::Over(_)) {
+            // The connection is about to be closed: whatever still comes on it belongs to nobody.
+            return bytes.len();
+        }
+        let Initiator { queues, pool, own, .. } = self;
+        let Some(machine) = queues.get_mut(usize::from(queue)) else { return bytes.len() };
+        let result = machine.receive(bytes, pool, &mut |event| match event {
+            Event::Done(done) if done.kind != Kind::Own => {
+                sink(done.token, answer(done.kind, &done.cqe, done.data, done.digest_ok));
+            }
+            own_event => own.push(own_event),
+        });
+        if !self.own.is_empty() {
+            let mut events = std::mem::take(&mut self.own);
+            for event in events.drain(..) {
+                self.own_event(queue, now, event, sink);
+            }
+            self.own = events;
+        }
+        match result {
+            Ok(taken) => taken,
+            Err(lost) => {
+                self.lose(now, lost, sink);
+                bytes.len()
+            }
+        }
+    }
+
+    /// The connection of a queue is gone, or could not be made.
+    pub fn connection_lost(&mut self, now: Nanos, sink: &mut impl FnMut(u64, Result<Answer, Error>)) {
+        match self.state {
+            State::Waiting { .. } | State::Over(_) => {}
+            State::Draining { .. } => self.end(None, sink),
+            State::Setting { .. } | State::Queues { .. } | State::Live { .. } => {
+                self.lose(now, Lost::Closed, sink);
+            }
+        }
+    }
+
+    /// Ends the session: takes no more commands, waits for the answers of those in flight (a second at
+    /// most), shuts the controller down.
+    pub fn close(&mut self, now: Nanos, sink: &mut impl FnMut(u64, Result<Answer, Error>)) {
+        match self.state {
+            State::Live { .. } => {
+                self.state = State::Draining { deadline: now + DRAIN_LIMIT, shutting_down: false };
+                self.drain();
+            }
+            State::Waiting { .. } | State::Setting { .. } | State::Queues { .. } => self.end(None, sink),
+            State::Draining { .. } | State::Over(_) => {}
+        }
+    }
+
+    /// Lets time pass.
+    pub fn tick(&mut self, now: Nanos, sink: &mut impl FnMut(u64, Result<Answer, Error>)) {
+        match self.state {
+            State::Waiting { until } if until <= now => self.start(now),
+            State::Setting { deadline, .. } | State::Queues { deadline, .. } if deadline <= now => {
+                self.lose(now, Lost::TimedOut, sink);
+            }
+            State::Setting { step, deadline, again_at: Some(at) } if at <= now => {
+                self.state = State::Setting { step, deadline, again_at: None };
+                self.ask(step, now);
+            }
+            State::Live { alive_at } => {
+                if self.check_at <= now {
+                    self.check_at = now + self.check_every();
+                    if self.queues.iter().any(|queue| queue.is_overdue(now)) {
+                        return self.lose(now, Lost::TimedOut, sink);
+                    }
+                }
+                if alive_at <= now && self.queues[0].room() > 0 {
+                    self.own_command(0, setup::keep_alive(), now);
+                    self.state = State::Live { alive_at: now + Nanos(self.settings.keep_alive.0 / 2) };
+                }
+            }
+            State::Draining { deadline, .. } if deadline <= now => self.end(None, sink),
+            State::Draining { .. } => self.drain(),
+            State::Waiting { .. } | State::Setting { .. } | State::Queues { .. } | State::Over(_) => {}
+        }
+    }
+
+    /// When [`Initiator::tick`] has something to do.
+    pub fn next_deadline(&self) -> Nanos {
+        match self.state {
+            State::Waiting { until } => until,
+            State::Setting { deadline, again_at, .. } => again_at.unwrap_or(deadline).min(deadline),
+            State::Queues { deadline, .. } | State::Draining { deadline, .. } => deadline,
+            State::Live { alive_at } if self.queues.iter().all(|queue| queue.in_flight() == 0) => alive_at,
+            State::Live { alive_at } => alive_at.min(self.check_at),
+            State::Over(_) => Nanos::NEVER,
+        }
+    }
+
+    fn check_every(&self) -> Nanos {
+        Nanos((self.settings.command_timeout.0 / 8).clamp(1_000_000, 100_000_000))
+    }
+
+    /// Begins to connect.
+    fn start(&mut self, now: Nanos) {
+        self.queues.clear();
+        self.queues.push(self.new_queue(ADMIN_DEPTH));
+        self.effects.push(Effect::Open(0));
+        let deadline = now + self.settings.connect_timeout;
+        self.state = State::Setting { step: Step::Connect, deadline, again_at: None };
+    }
+
+    fn new_queue(&self, depth: u16) -> Queue {
+        let Settings { header_digest, data_digest, .. } = self.settings;
+        Queue::new(depth, ADMIN_CAPSULE_DATA_BYTES, header_digest, data_digest)
+    }
+
+    fn ask(&mut self, step: Step, now: Nanos) {
+        let command = setup::request(step, &self.settings);
+        self.own_command(0, command, now);
+    }
+
+    fn own_command(&mut self, queue: u16, command: Prepared<'_>, now: Nanos) {
+        let deadline = now + self.settings.command_timeout;
+        self.queues[usize::from(queue)].submit(command, 0, deadline, &self.pool);
+    }
+
+    /// An initialised connection, or the answer to a command of our own.
+    fn own_event(
+        &mut self,
+        queue: u16,
+        now: Nanos,
+        event: Event,
+        sink: &mut impl FnMut(u64, Result<Answer, Error>),
+    ) {
+        match (self.state, event) {
+            (State::Setting { step: Step::Connect, .. }, Event::Opened) => self.ask(Step::Connect, now),
+            (State::Setting { step, deadline, .. }, Event::Done(done)) => {
+                match setup::next(step, &done.cqe, &done.data, &self.settings, &mut self.facts) {
+                    Ok(Next::Step(step)) => {
+                        self.state = State::Setting { step, deadline, again_at: None };
+                        self.ask(step, now);
+                    }
+                    Ok(Next::Wait) => {
+                        let again_at = Some(now + READY_POLL);
+                        self.state = State::Setting { step, deadline, again_at };
+                    }
+                    Ok(Next::Done) => self.open_queues(deadline),
+                    Err(lost) => self.lose(now, lost, sink),
+                }
+            }
+            (State::Queues { .. }, Event::Opened) => {
+                let entries = u32::from(self.facts.depth(self.settings.depth)) + 1;
+                let connect = setup::connect(queue, entries, self.facts.controller_id, &self.settings);
+                self.own_command(queue, connect, now);
+            }
+            (State::Queues { left, deadline }, Event::Done(done)) => {
+                let status = done.cqe.status();
+                if !status.is_success() {
+                    return self.lose(now, Lost::Refused(status), sink);
+                }
+                self.queues[usize::from(queue)].set_capsule_data_bytes(self.facts.capsule_data_bytes);
+                self.state = State::Queues { left: left - 1, deadline };
+                if left == 1 {
+                    self.go_live(now);
+                }
+            }
+            (State::Live { .. }, Event::Done(done)) if !done.cqe.status().is_success() => {
+                self.lose(now, Lost::Setup(done.cqe.status()), sink);
+            }
+            (State::Draining { shutting_down: true, .. }, Event::Done(_)) => self.end(None, sink),
+            // A keep alive was answered; or the controller was lost within the same bytes.
+            (
+                State::Live { .. }
+                | State::Draining { .. }
+                | State::Waiting { .. }
+                | State::Over(_)
+                | State::Setting { .. },
+                Event::Done(_) | Event::Opened,
+            ) => {}
+        }
+    }
+
+    fn open_queues(&mut self, deadline: Nanos) {
+        let depth = self.facts.depth(self.settings.depth);
+        for id in 1..=self.facts.queues {
+            self.queues.push(self.new_queue(depth));
+            self.effects.push(Effect::Open(id));
+        }
+        self.state = State::Queues { left: self.facts.queues, deadline };
+    }
+
+    fn go_live(&mut self, now: Nanos) {
+        self.was_live = true;
+        self.attempts = 0;
+        self.last_loss = None;
+        self.check_at = now + self.check_every();
+        self.state = State::Live { alive_at: now + Nanos(self.settings.keep_alive.0 / 2) };
+    }
+
+    /// Sends the shutdown when the last answer has come.
+    fn drain(&mut self) {
+        if let State::Draining { deadline, shutting_down: false } = self.state
+            && self.in_flight() == 0
+        {
+            let sqe = setup::set_configuration(Configuration::ENABLED.with_shutdown());
+            self.queues[0].submit(Prepared::own(sqe, 0), 0, deadline, &self.pool);
+            self.state = State::Draining { deadline, shutting_down: true };
+        }
+    }
+
+    fn lose(&mut self, now: Nanos, lost: Lost, sink: &mut impl FnMut(u64, Result<Answer, Error>)) {
+        if self.attempts == 0 {
+            self.lost_at = now;
+        }
+        let wait = pause(self.settings.reconnect, self.attempts, now.since(self.lost_at));
+        self.attempts += 1;
+        match wait {
+            Some(wait) if self.was_live && !lost.is_final() => {
+                self.last_loss = Some(lost);
+                self.orphan(lost, sink);
+                self.state = State::Waiting { until: now + wait };
+            }
+            _ => self.end(Some(lost), sink),
+        }
+    }
+
+    fn end(&mut self, lost: Option<Lost>, sink: &mut impl FnMut(u64, Result<Answer, Error>)) {
+        self.last_loss = lost.or(self.last_loss);
+        self.orphan(lost.unwrap_or(Lost::Closed), sink);
+        self.state = State::Over(lost);
+    }
+
+    /// Closes every connection and answers every command in flight.
+    fn orphan(&mut self, lost: Lost, sink: &mut impl FnMut(u64, Result<Answer, Error>)) {
+        self.effects.retain(|effect| matches!(effect, Effect::Close(_)));
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            self.effects.push(Effect::Close(index as u16));
+            queue.abandon(|orphan| {
+                if orphan.kind == Kind::Own {
+                    return;
+                }
+                let unknown = orphan.sent && !orphan.kind.is_repeatable();
+                let error = if unknown { Error::OutcomeUnknown } else { Error::Disconnected(lost) };
+                sink(orphan.token, Err(error));
+            });
+        }
+    }
+}

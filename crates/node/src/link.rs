@@ -1,0 +1,128 @@
+//! One connection: its socket, its machine, and the bytes between them.
+//!
+//! In: bytes from the socket, by way of the core's one receive buffer; outcomes of requests. Out: requests,
+//! and replies by one gathered send. Holds: what was received and not yet taken (part of a PDU, or all
+//! of it while the machine waits for buffers).
+//!
+//! Invariants: bytes reach the machine in order, each once; while bytes wait that the machine would not
+//! take, nothing more is received, so the peer's TCP window closes.
+
+use octokv_base::{Nanos, Pool};
+use octokv_runtime::{Received, Sent, SocketId, Sockets};
+use octokv_target::{Connection, Request};
+use std::io::IoSlice;
+
+/// One connection of a core.
+pub struct Link {
+    pub(crate) socket: SocketId,
+    pub(crate) connection: Connection,
+    /// Received and not taken.
+    pending: Vec<u8>,
+    /// The machine would not take what is pending until something of its own ends.
+    stalled: bool,
+    /// Whether the socket is closed already, and only requests are still out.
+    pub(crate) socket_closed: bool,
+    /// Whether it is on the core's list of links with something to send.
+    pub(crate) listed: bool,
+}
+
+impl Link {
+    /// A fresh connection.
+    pub fn new(socket: SocketId, connection: Connection) -> Link {
+        Link { socket, connection, pending: Vec::new(), stalled: false, socket_closed: false, listed: false }
+    }
+
+    /// Whether it waits for something of its own before it takes more bytes.
+    pub fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    /// Receives what the socket has, at most a buffer full, and has the machine take it. True when bytes
+    /// came, or the end.
+    pub fn receive(
+        &mut self,
+        now: Nanos,
+        sockets: &mut impl Sockets,
+        buffer: &mut [u8],
+        pool: &Pool,
+        requests: &mut Vec<Request>,
+    ) -> bool {
+        if self.stalled || self.socket_closed || self.connection.is_closed() {
+            return false;
+        }
+        let kept = self.pending.len();
+        if kept + buffer.len() / 4 > buffer.len() {
+            // More than any PDU is pending and none of it was taken: only a stall does that.
+            self.stalled = true;
+            return false;
+        }
+        match sockets.receive(self.socket, &mut buffer[kept..]) {
+            Received::Nothing => false,
+            Received::Closed => {
+                self.connection.peer_closed();
+                true
+            }
+            Received::Bytes(count) => {
+                buffer[..kept].copy_from_slice(&self.pending);
+                let bytes = &buffer[..kept + count];
+                let consumed = self.connection.receive(now, bytes, pool, requests);
+                self.stalled = consumed.stalled.is_some();
+                self.pending.clear();
+                self.pending.extend_from_slice(&bytes[consumed.bytes..]);
+                true
+            }
+        }
+    }
+
+    /// Offers a stalled machine its pending bytes again. True when it took some.
+    pub fn resume(&mut self, now: Nanos, pool: &Pool, requests: &mut Vec<Request>) -> bool {
+        if !self.stalled || self.connection.is_closed() {
+            return false;
+        }
+        let consumed = self.connection.receive(now, &self.pending, pool, requests);
+        self.stalled = consumed.stalled.is_some();
+        self.pending.drain(..consumed.bytes);
+        if self.pending.is_empty() && self.pending.capacity() > 64 * 1024 {
+            self.pending = Vec::new();
+        }
+        consumed.bytes > 0
+    }
+
+    /// Sends what waits, as much as the socket takes in one go. True when it took some.
+    pub fn send(&mut self, sockets: &mut impl Sockets, slices: &mut Vec<IoSlice<'static>>) -> bool {
+        if self.socket_closed || self.connection.outbox().is_empty() {
+            return false;
+        }
+        let mut list = recycled(std::mem::take(slices));
+        self.connection.outbox().slices(&mut list);
+        let sent = sockets.send(self.socket, &list);
+        *slices = recycled(list);
+        match sent {
+            Sent::Bytes(count) => self.connection.outbox().advance(count),
+            Sent::Full => return false,
+            Sent::Broken => self.connection.peer_closed(),
+        }
+        true
+    }
+}
+
+/// The same allocation, empty, for slices of another lifetime.
+fn recycled<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
+    slices.clear();
+    slices.into_iter().map(|_| unreachable!("it is empty")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recycling_keeps_the_allocation() {
+        let bytes = [0; 8];
+        let mut slices = Vec::with_capacity(100);
+        slices.push(IoSlice::new(&bytes));
+        let start = slices.as_ptr() as usize;
+        let recycled: Vec<IoSlice<'static>> = recycled(slices);
+        assert_eq!((recycled.as_ptr() as usize, recycled.capacity(), recycled.len()), (start, 100, 0));
+    }
+}

@@ -1,0 +1,417 @@
+//! One core of a node: takes turns, each of which moves everything on that can move.
+//!
+//! ```text
+//!   turn:  timers ─▶ accept ─▶ mailbox ─▶ sockets (P1) ─▶ requests become engine tasks ─▶ tasks that were woken
+//!          ─▶ device completions (P2) ─▶ tasks that these woke ─▶ outcomes to connections ─▶ one send each
+//! ```
+//! In: a driver (kernel or virtual), an engine, a target. Out: whether the turn did anything. Holds: the
+//! connections of this core and the tasks of their requests. The three stages target, kv and device are
+//! timed apart.
+//!
+//! Invariants: a request's answer leaves by the connection it came on; a link is forgotten only when none of
+//! its requests is out; what does not fit (tasks, buffers, unsent replies) stops the reading of sockets.
+//! The first core accepts and deals connections to all cores in turn.
+
+use crate::link::Link;
+use crate::perform::Performer;
+use octokv_base::map::Map;
+use octokv_base::{Nanos, Pool};
+use octokv_engine::Engine;
+use octokv_runtime::{Channel, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Tasks};
+use octokv_target::{Closing, Connection, Operation, Outcome, Request, Target};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Bytes received at once: one linear buffer per core. Measured: less costs system calls.
+pub const RECEIVE_BYTES: usize = 1 << 20;
+/// How often a core with connections looks at their deadlines, at the least.
+const TICK: Nanos = Nanos::from_millis(50);
+
+/// What cores tell each other.
+pub enum Message {
+    /// Take over a connection that was just accepted.
+    Adopt {
+        /// The socket.
+        socket: DetachedSocket,
+        /// Our address.
+        local: SocketAddr,
+        /// The host's address.
+        peer: SocketAddr,
+    },
+}
+
+/// What a reactor is made of.
+pub struct Parts<S, E> {
+    /// This core's sockets.
+    pub sockets: S,
+    /// Our own address on a socket, where the driver knows it.
+    pub local_address: fn(&S, SocketId) -> Option<SocketAddr>,
+    /// The listeners of this core, with their addresses; only the first core has any.
+    pub listeners: Vec<(ListenerId, SocketAddr)>,
+    /// This core's end of the mesh.
+    pub mailbox: Mailbox<Message>,
+    /// This core's number among the node's.
+    pub core: usize,
+    /// Time, timers, tasks.
+    pub handle: Handle,
+    /// The subsystem.
+    pub target: Arc<Target>,
+    /// The engine, buffers and device of this core.
+    pub performer: Rc<Performer<E>>,
+    /// The most requests at a time.
+    pub requests_max: usize,
+}
+
+/// A request on its way to the engine.
+struct Job {
+    link: u32,
+    slot: u32,
+    operation: Operation,
+}
+
+struct Finished {
+    link: u32,
+    slot: u32,
+    outcome: Outcome,
+}
+
+/// One core. `F` is the future of one request, made by `M`.
+struct Reactor<S, F, M> {
+    sockets: S,
+    local_address: fn(&S, SocketId) -> Option<SocketAddr>,
+    listeners: Vec<(ListenerId, SocketAddr)>,
+    mailbox: Mailbox<Message>,
+    core: usize,
+    handle: Handle,
+    channel: Channel,
+    target: Arc<Target>,
+    pool: Pool,
+    buffer: Box<[u8]>,
+    links: Vec<Option<Link>>,
+    free_links: Vec<u32>,
+    by_socket: Map<SocketId, u32>,
+    ready: Vec<SocketId>,
+    requests: Vec<Request>,
+    jobs: VecDeque<Job>,
+    tasks: Tasks<F>,
+    make: M,
+    finished: Rc<RefCell<Vec<Finished>>>,
+    delivering: Vec<Finished>,
+    /// Links with bytes to send.
+    unsent: Vec<u32>,
+    slices: Vec<IoSlice<'static>>,
+    undealt: VecDeque<(SocketId, SocketAddr, SocketAddr)>,
+    next_core: usize,
+    next_tick: Nanos,
+    draining: bool,
+}
+
+/// A core as whoever drives it sees it.
+pub trait Turns<S> {
+    /// Does everything there is to do now. False when there was nothing.
+    fn turn(&mut self, now: Nanos) -> bool;
+    /// The sockets, for a driver that sleeps on them.
+    fn sockets(&mut self) -> &mut S;
+    /// Takes no more connections and no more commands; those begun are finished.
+    fn drain(&mut self);
+    /// Whether, while draining, nothing is left to finish.
+    fn is_drained(&mut self) -> bool;
+    /// How many connections this core has.
+    fn connections(&self) -> usize;
+}
+
+/// Makes a core's reactor.
+pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turns<S> {
+    let finished: Rc<RefCell<Vec<Finished>>> = Rc::default();
+    let (performer, done) = (Rc::clone(&parts.performer), Rc::clone(&finished));
+    let make = move |job: Job| {
+        let (performer, done) = (Rc::clone(&performer), Rc::clone(&done));
+        async move {
+            let Job { link, slot, operation } = job;
+            let outcome = performer.perform(operation).await;
+            done.borrow_mut().push(Finished { link, slot, outcome });
+        }
+    };
+    assemble(parts, finished, make)
+}
+
+fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
+    parts: Parts<S, E>,
+    finished: Rc<RefCell<Vec<Finished>>>,
+    make: M,
+) -> Reactor<S, F, M> {
+    let doorbell = Arc::clone(parts.handle.doorbell());
+    Reactor {
+        sockets: parts.sockets,
+        local_address: parts.local_address,
+        listeners: parts.listeners,
+        mailbox: parts.mailbox,
+        core: parts.core,
+        channel: parts.handle.channel(),
+        handle: parts.handle,
+        target: parts.target,
+        pool: parts.performer.pool.clone(),
+        buffer: vec![0; RECEIVE_BYTES].into(),
+        links: Vec::new(),
+        free_links: Vec::new(),
+        by_socket: Map::default(),
+        ready: Vec::new(),
+        requests: Vec::new(),
+        jobs: VecDeque::new(),
+        tasks: Tasks::new(parts.requests_max, doorbell),
+        make,
+        finished,
+        delivering: Vec::new(),
+        unsent: Vec::new(),
+        slices: Vec::new(),
+        undealt: VecDeque::new(),
+        next_core: 0,
+        next_tick: Nanos::ZERO,
+        draining: false,
+    }
+}
+
+impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S, F, M> {
+    fn turn(&mut self, now: Nanos) -> bool {
+        let mut worked = self.handle.begin_turn(now) > 0;
+        let mut target = self.accept(now);
+        target |= self.take_messages(now);
+        target |= self.receive(now);
+        self.handle.busy().lap(Stage::Target, target);
+        let kv = self.start_jobs() | (self.handle.run_background() > 0) | (self.tasks.poll_ready() > 0);
+        self.handle.busy().lap(Stage::Kv, kv);
+        let device = self.channel.poll() > 0;
+        self.handle.busy().lap(Stage::Device, device);
+        let kv_again = (self.handle.run_background() > 0) | (self.tasks.poll_ready() > 0);
+        self.handle.busy().lap(Stage::Kv, kv_again);
+        let mut replied = self.deliver(now);
+        replied |= self.send();
+        replied |= self.tick(now);
+        self.handle.busy().lap(Stage::Target, replied);
+        worked |= target | kv | device | kv_again | replied;
+        worked
+    }
+
+    fn sockets(&mut self) -> &mut S {
+        &mut self.sockets
+    }
+
+    fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    fn is_drained(&mut self) -> bool {
+        let done = |link: &mut Link| {
+            link.connection.in_flight() == 0 && (link.socket_closed || link.connection.outbox().is_empty())
+        };
+        self.jobs.is_empty() && self.tasks.running() == 0 && self.links.iter_mut().flatten().all(done)
+    }
+
+    fn connections(&self) -> usize {
+        self.links.iter().flatten().count()
+    }
+}
+
+impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
+    fn accept(&mut self, now: Nanos) -> bool {
+        if self.draining {
+            return false;
+        }
+        let mut worked = false;
+        for index in 0..self.listeners.len() {
+            let (listener, address) = self.listeners[index];
+            while let Some((socket, peer)) = self.sockets.accept(listener) {
+                let local = (self.local_address)(&self.sockets, socket).unwrap_or(address);
+                self.undealt.push_back((socket, local, peer));
+                worked = true;
+            }
+        }
+        while let Some((socket, local, peer)) = self.undealt.pop_front() {
+            let to = self.next_core;
+            if to == self.core {
+                self.adopt(socket, local, peer, now);
+            } else if self.mailbox.room(to) == 0 {
+                self.undealt.push_front((socket, local, peer));
+                break;
+            } else if let Some(socket) = self.sockets.detach(socket) {
+                let sent = self.mailbox.send(to, Message::Adopt { socket, local, peer });
+                assert!(sent.is_ok(), "the ring had room");
+            }
+            self.next_core = (to + 1) % self.mailbox.cores();
+        }
+        worked
+    }
+
+    fn take_messages(&mut self, now: Nanos) -> bool {
+        let mut worked = false;
+        while let Some(Message::Adopt { socket, local, peer }) = self.mailbox.receive() {
+            let socket = self.sockets.attach(socket);
+            self.adopt(socket, local, peer, now);
+            worked = true;
+        }
+        worked
+    }
+
+    fn adopt(&mut self, socket: SocketId, local: SocketAddr, peer: SocketAddr, now: Nanos) {
+        tracing::debug!(%peer, core = self.core, "connected");
+        let link = Link::new(socket, Connection::new(Arc::clone(&self.target), local, peer, now));
+        let index = self.free_links.pop().unwrap_or_else(|| {
+            self.links.push(None);
+            (self.links.len() - 1) as u32
+        });
+        self.links[index as usize] = Some(link);
+        self.by_socket.insert(socket, index);
+        self.next_tick = now;
+    }
+
+    fn receive(&mut self, now: Nanos) -> bool {
+        if self.draining || !self.jobs.is_empty() {
+            return false;
+        }
+        let mut worked = false;
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
+        self.sockets.ready(&mut ready);
+        for socket in &ready {
+            let Some(&index) = self.by_socket.get(socket) else { continue };
+            let Some(link) = &mut self.links[index as usize] else { continue };
+            if link.receive(now, &mut self.sockets, &mut self.buffer, &self.pool, &mut self.requests) {
+                worked = true;
+                self.take_requests(index);
+                self.has_news(index);
+            }
+        }
+        self.ready = ready;
+        worked
+    }
+
+    fn take_requests(&mut self, link: u32) {
+        let job = |request: Request| Job { link, slot: request.slot, operation: request.operation };
+        self.jobs.extend(self.requests.drain(..).map(job));
+    }
+
+    /// Puts a link on the list of those that may have something to send or may be over.
+    fn has_news(&mut self, index: u32) {
+        if let Some(link) = &mut self.links[index as usize]
+            && !link.listed
+        {
+            link.listed = true;
+            self.unsent.push(index);
+        }
+    }
+
+    fn start_jobs(&mut self) -> bool {
+        let mut worked = false;
+        while !self.tasks.is_full()
+            && let Some(job) = self.jobs.pop_front()
+        {
+            worked = true;
+            let spawned = self.tasks.spawn((self.make)(job));
+            assert!(spawned.is_ok(), "there was room for it");
+        }
+        worked
+    }
+
+    /// Hands outcomes to their connections, and offers stalled ones their bytes again.
+    fn deliver(&mut self, now: Nanos) -> bool {
+        std::mem::swap(&mut self.delivering, &mut *self.finished.borrow_mut());
+        if self.delivering.is_empty() {
+            return false;
+        }
+        let mut delivering = std::mem::take(&mut self.delivering);
+        for Finished { link: index, slot, outcome } in delivering.drain(..) {
+            let link = self.links[index as usize].as_mut().expect("kept while its requests are out");
+            link.connection.complete(now, slot, outcome);
+            self.has_news(index);
+        }
+        self.delivering = delivering;
+        true
+    }
+
+    fn send(&mut self) -> bool {
+        let mut worked = false;
+        let mut unsent = std::mem::take(&mut self.unsent);
+        unsent.retain(|&index| {
+            let Some(link) = &mut self.links[index as usize] else { return false };
+            let mut sent = link.send(&mut self.sockets, &mut self.slices);
+            sent |= self.close_if_over(index);
+            worked |= sent;
+            let Some(link) = &mut self.links[index as usize] else { return false };
+            link.listed = !link.socket_closed && !link.connection.outbox().is_empty();
+            link.listed
+        });
+        debug_assert!(self.unsent.is_empty());
+        self.unsent = unsent;
+        worked
+    }
+
+    /// Closes a link's socket once its machine is over and its last bytes are out, and forgets the link
+    /// once its last request has ended.
+    fn close_if_over(&mut self, index: u32) -> bool {
+        let Some(link) = &mut self.links[index as usize] else { return false };
+        if !link.connection.is_closed() || !link.connection.outbox().is_empty() {
+            return false;
+        }
+        let mut worked = false;
+        if !link.socket_closed {
+            link.socket_closed = true;
+            self.sockets.close(link.socket);
+            self.by_socket.remove(&link.socket);
+            log_end(&link.connection);
+            worked = true;
+        }
+        if link.connection.in_flight() == 0 {
+            self.links[index as usize] = None;
+            self.free_links.push(index);
+            worked = true;
+        }
+        worked
+    }
+
+    /// Lets time pass for the connections, and offers stalled ones their bytes again.
+    fn tick(&mut self, now: Nanos) -> bool {
+        let mut worked = false;
+        let due = now >= self.next_tick;
+        let mut next = Nanos::NEVER;
+        for index in 0..self.links.len() as u32 {
+            let Some(link) = &mut self.links[index as usize] else { continue };
+            if link.is_stalled() && self.jobs.is_empty() && !self.draining {
+                if link.resume(now, &self.pool, &mut self.requests) {
+                    worked = true;
+                }
+                self.take_requests(index);
+                self.has_news(index);
+            }
+            if !due {
+                continue;
+            }
+            let Some(link) = &mut self.links[index as usize] else { continue };
+            link.connection.tick(now);
+            next = next.min(link.connection.next_deadline());
+            self.has_news(index);
+        }
+        if due {
+            self.next_tick = if next == Nanos::NEVER { next } else { next.min(now + TICK).max(now + Nanos(1)) };
+        }
+        let stalled = self.links.iter().flatten().any(Link::is_stalled);
+        let waiting = if stalled { now + Nanos::from_millis(1) } else { Nanos::NEVER };
+        self.handle.want_turn_at(self.next_tick.min(waiting));
+        // What a tick or a resumed machine had to say goes out at once.
+        worked | (!self.jobs.is_empty() && self.start_jobs()) | self.send()
+    }
+}
+
+fn log_end(connection: &Connection) {
+    let (peer, host) = (connection.peer(), connection.host_nqn().unwrap_or("unknown"));
+    match connection.closing_reason() {
+        None | Some(Closing::Disconnected | Closing::PeerClosed | Closing::ControllerEnded) => {
+            tracing::debug!(%peer, host, "disconnected");
+        }
+        Some(reason) => tracing::warn!(%peer, host, ?reason, "connection refused or ended"),
+    }
+}

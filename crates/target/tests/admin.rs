@@ -1,0 +1,278 @@
+//! Admin commands: what hosts ask before they trust a controller, and what it tells them unasked.
+
+mod common;
+
+use common::*;
+use octokv_base::{NamespaceId, Nanos};
+use octokv_wire::command::{admin, csi, event, feature};
+use octokv_wire::fabrics::{Configuration, NEW_CONTROLLER, property};
+use octokv_wire::identify::{self, Descriptor, cns};
+use octokv_wire::kv::opcode;
+use octokv_wire::log::{Effects, ErrorEntry, Health, id};
+use octokv_wire::{Sqe, Status, extension};
+
+fn list(host: &mut Host, page: u8, command_set: u8, after: u32) -> Vec<u32> {
+    let done = host.identify(page, command_set, after);
+    assert!(done.status().is_success(), "{:?}", done.status());
+    identify::read::<identify::NamespaceList>(&done.data).unwrap().ids().map(|id| id.0).collect()
+}
+
+#[test]
+fn the_controller_says_what_linux_and_spdk_need() {
+    let target = target();
+    let mut host = Host::admin(&target);
+    let done = host.identify(cns::CONTROLLER, 0, 0);
+    let page: &identify::Controller = identify::read(&done.data).unwrap();
+    assert_eq!(page.controller_id.get(), target.controllers()[0].id);
+    assert_eq!((page.controller_type, page.multi_path, page.version.get()), (1, 2, 0x20000));
+    assert_eq!((page.sqe_sizes, page.cqe_sizes), (0x66, 0x44));
+    assert_eq!((page.namespaces.get(), page.commands_max.get()), (2, 1024));
+    assert_eq!((page.capsule_data_bytes(), page.data_bytes_max()), (16 * 1024, Some(2 << 20)));
+    assert_eq!(page.response_capsule_units.get(), 1);
+    assert!(page.keep_alive_granularity.get() > 0 && page.sgl_support.get() & 3 != 0);
+    assert!(page.subsystem.starts_with(NQN.as_bytes()));
+    assert_eq!(page.announcement().unwrap().key_bytes_max, 1024);
+    assert_eq!(page.announcement().unwrap().features, extension::FEATURE_LONG_KEYS);
+}
+
+#[test]
+fn namespaces_are_listed_and_described_by_every_page() {
+    let mut host = Host::admin(&target());
+    assert_eq!(list(&mut host, cns::NAMESPACE_LIST, 0, 0), [1, 2]);
+    assert_eq!(list(&mut host, cns::NAMESPACE_LIST, 0, 1), [2]);
+    assert_eq!(list(&mut host, cns::NAMESPACE_LIST_OF_SET, csi::KEY_VALUE, 0), [1, 2]);
+    assert!(list(&mut host, cns::NAMESPACE_LIST_OF_SET, csi::NVM, 0).is_empty());
+    assert_eq!(list(&mut host, cns::ALLOCATED_LIST, 0, 0), [1, 2]);
+    let done = host.identify(cns::NAMESPACE, 0, 1);
+    let page: &identify::Namespace = identify::read(&done.data).unwrap();
+    assert_eq!((page.size.get(), page.capacity.get(), page.used.get()), (1 << 18, 1 << 18, 256));
+    let done = host.identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, 2);
+    let page: &identify::KvNamespace = identify::read(&done.data).unwrap();
+    assert_eq!((page.size_bytes.get(), page.used_bytes.get(), page.nguid), (1 << 30, 1 << 20, [2; 16]));
+    assert_eq!(page.kv_formats[0].key_bytes_max.get(), 16);
+    assert_eq!(page.kv_formats[0].value_bytes_max.get(), 2 << 20);
+    let done = host.identify(cns::DESCRIPTORS, 0, 2);
+    let descriptors = identify::decode_descriptors(&done.data);
+    assert_eq!(descriptors, [Descriptor::Nguid([2; 16]), Descriptor::CommandSet(csi::KEY_VALUE)]);
+    let done = host.identify(cns::NAMESPACE_INDEPENDENT, 0, 1);
+    assert_eq!(done.data[14] & 1, 1, "ready");
+    let done = host.identify(cns::COMMAND_SETS, 0, 0);
+    assert_eq!(done.data[..16], [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn pages_that_do_not_exist_are_refused() {
+    let mut host = Host::admin(&target());
+    for (page, command_set, nsid, status) in [
+        (cns::NAMESPACE, 0, 9, Status::INVALID_NAMESPACE),
+        (cns::NAMESPACE, 0, u32::MAX, Status::INVALID_NAMESPACE),
+        (cns::DESCRIPTORS, 0, 0, Status::INVALID_NAMESPACE),
+        (cns::NAMESPACE_OF_SET, csi::KEY_VALUE, 3, Status::INVALID_NAMESPACE),
+        (cns::NAMESPACE_OF_SET, csi::NVM, 1, Status::INVALID_FIELD),
+        (cns::NAMESPACE_OF_SET, 2, 1, Status::INVALID_FIELD),
+        (cns::CONTROLLER_OF_SET, 2, 0, Status::INVALID_FIELD),
+        (cns::NAMESPACE_LIST, 0, u32::MAX, Status::INVALID_NAMESPACE),
+        (0x77, 0, 0, Status::INVALID_FIELD),
+    ] {
+        let done = host.identify(page, command_set, nsid);
+        assert!(done.status().is(status) && done.data.is_empty(), "CNS {page:02x} NSID {nsid:x}");
+    }
+    for command_set in [csi::NVM, csi::KEY_VALUE] {
+        assert!(host.identify(cns::CONTROLLER_OF_SET, command_set, 0).status().is_success());
+    }
+    assert_eq!(host.identify(0x13, 0, 0).data[..4], [1, 0, 1, 0], "the list of controllers");
+}
+
+#[test]
+fn a_host_that_knows_of_blocks_alone_sees_no_namespace() {
+    let mut host = Host::initialized(&target(), false, false);
+    host.connect(0, NEW_CONTROLLER).unwrap();
+    host.set_property(property::CC, u64::from(Configuration::ENABLED_NVM.0));
+    assert!(list(&mut host, cns::NAMESPACE_LIST, 0, 0).is_empty());
+}
+
+#[test]
+fn a_host_that_wants_less_than_a_page_gets_the_start_of_it() {
+    let mut host = Host::admin(&target());
+    let mut sqe = Sqe::new(admin::IDENTIFY, 900);
+    sqe.cdw10 = u32::from(cns::CONTROLLER).into();
+    sqe.sgl = octokv_wire::Sgl::transport(64);
+    assert_eq!(host.run(sqe, &[]).data.len(), 64);
+}
+
+#[test]
+fn the_effects_log_names_every_key_value_command() {
+    let mut host = Host::admin(&target());
+    let done = host.log(id::EFFECTS, csi::KEY_VALUE, 0, 4096);
+    let effects: &Effects = identify::read(&done.data).unwrap();
+    for (opcode, want) in [
+        (opcode::STORE, 3),
+        (opcode::DELETE, 3),
+        (opcode::RETRIEVE, 1),
+        (opcode::LIST, 1),
+        (opcode::EXIST, 1),
+        (opcode::FLUSH, 1),
+        (0x81, 3),
+        (0x83, 1),
+        (0x05, 0),
+    ] {
+        assert_eq!(effects.io[usize::from(opcode)].get(), want, "{opcode:02x}");
+    }
+    assert_eq!(effects.admin[usize::from(admin::IDENTIFY)].get(), 1);
+    assert!(host.log(id::EFFECTS, csi::NVM, 0, 4096).status().is_success());
+    assert!(host.log(id::EFFECTS, 9, 0, 4096).status().is(Status::INVALID_FIELD));
+}
+
+#[test]
+fn logs_are_read_by_offset_and_zeros_follow_their_end() {
+    let mut host = Host::admin(&target());
+    let whole = host.log(id::EFFECTS, csi::KEY_VALUE, 0, 4096).data;
+    let mut pieces = Vec::new();
+    for offset in (0..4096).step_by(512) {
+        pieces.extend(host.log(id::EFFECTS, csi::KEY_VALUE, offset, 512).data);
+    }
+    assert_eq!(pieces, whole);
+    assert_eq!(host.log(id::FIRMWARE, 0, 508, 8).data, [0; 8]);
+    assert_eq!(host.log(id::FIRMWARE, 0, 1 << 40, 8).data, [0; 8]);
+    assert!(host.log(id::FIRMWARE, 0, 0, 1 << 30).status().is(Status::INVALID_FIELD), "bounded");
+    assert!(host.log(id::DISCOVERY, 0, 0, 1024).status().is(Status::INVALID_LOG_PAGE));
+    assert!(host.log(0xee, 0, 0, 1024).status().is(Status::INVALID_LOG_PAGE));
+    assert_eq!(host.log(id::SUPPORTED, 0, 0, 1024).data[4 * 5], 1);
+    assert_eq!(host.log(id::ANA, 0, 0, 1024).data[..10], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+}
+
+#[test]
+fn health_and_errors_are_counted() {
+    let target = target();
+    let mut host = Host::admin(&target);
+    let mut io = Host::io(&host, 1);
+    io.store(b"k", &value(1000), 0);
+    io.keyed(0xff, b"k");
+    io.pass(Nanos::from_millis(10));
+    let done = host.log(id::HEALTH, 0, 0, 512);
+    let health: &Health = identify::read(&done.data).unwrap();
+    assert_eq!((health.writes.get(), health.units_written.get(), health.errors.get()), (1, 1, 1));
+    let done = host.log(id::ERROR, 0, 0, 64);
+    let entry: &ErrorEntry = identify::read(&done.data).unwrap();
+    assert_eq!((entry.count.get(), entry.queue_id.get(), entry.nsid.get()), (1, 1, 1));
+    assert!(Status::from_field(entry.status.get()).is(Status::INVALID_OPCODE));
+}
+
+#[test]
+fn features_hold_what_they_may_hold() {
+    let mut host = Host::admin(&target());
+    // 8 queues of each kind are granted as asked, 65535 are not.
+    assert_eq!(host.set_feature(feature::QUEUES, 0, 0x0007_0007).dw0(), 0x0007_0007);
+    assert_eq!(host.set_feature(feature::QUEUES, 0, 0x00ff_00ff).dw0(), 0x003f_003f);
+    assert_eq!(host.get_feature(feature::QUEUES, 0).dw0(), 0x003f_003f);
+    assert!(host.set_feature(feature::QUEUES, 0, 0xffff_ffff).status().is(Status::INVALID_FIELD));
+    assert!(host.set_feature(feature::KEEP_ALIVE, 0, 15_000).status().is_success());
+    assert_eq!(host.get_feature(feature::KEEP_ALIVE, 0).dw0(), 15_000);
+    assert!(host.set_feature(feature::KEEP_ALIVE, 0, u32::MAX).status().is(Status::KEEP_ALIVE_INVALID));
+    assert!(host.set_feature(feature::ASYNC_EVENTS, 0, 0x900).status().is_success());
+    assert_eq!(host.get_feature(feature::ASYNC_EVENTS, 0).dw0(), 0x900);
+    assert!(host.set_feature(feature::ASYNC_EVENTS, 0, 1 << 31).status().is(Status::INVALID_FIELD));
+    assert!(host.set_feature(feature::COMMAND_SET_PROFILE, 0, 0).status().is_success());
+    let rejected = host.set_feature(feature::COMMAND_SET_PROFILE, 0, 1).status();
+    assert!(rejected.is(Status::COMMAND_SET_REJECTED));
+    assert_eq!(host.get_feature(feature::WRITE_CACHE, 0).dw0(), 0);
+    assert!(host.set_feature(feature::WRITE_CACHE, 0, 1).status().is(Status::FEATURE_NOT_CHANGEABLE));
+    assert!(host.set_feature(feature::HOST_IDENTIFIER, 0, 1).status().is(Status::COMMAND_SEQUENCE_ERROR));
+    let host_id = host.admin_command(admin::GET_FEATURES, 0, u32::from(feature::HOST_IDENTIFIER), 1);
+    assert_eq!(host_id.data, [9; 16]);
+    for unknown in [0x00, 0x0d, 0x16, 0x99, 0xff] {
+        assert!(host.get_feature(unknown, 0).status().is(Status::INVALID_FIELD), "{unknown:02x}");
+        assert!(host.set_feature(unknown, 0, 0).status().is(Status::INVALID_FIELD), "{unknown:02x}");
+    }
+    let save = u32::from(feature::KEEP_ALIVE) | 1 << 31;
+    let saved = host.admin_command(admin::SET_FEATURES, 0, save, 1000);
+    assert!(saved.status().is(Status::FEATURE_NOT_SAVEABLE));
+    let supported = u32::from(feature::KV_CONFIGURATION) | 3 << 8;
+    assert_eq!(host.admin_command(admin::GET_FEATURES, 1, supported, 0).dw0(), 0b110);
+}
+
+#[test]
+fn a_reset_forgets_features_and_event_requests() {
+    let mut host = Host::admin(&target());
+    host.set_feature(feature::ASYNC_EVENTS, 0, event::NAMESPACE_CHANGED_BIT);
+    host.set_feature(feature::KV_CONFIGURATION, 1, 1);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    host.set_property(property::CC, 0);
+    host.enable();
+    assert_eq!(host.get_feature(feature::ASYNC_EVENTS, 0).dw0(), 0);
+    assert_eq!(host.get_feature(feature::KV_CONFIGURATION, 1).dw0(), 0);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    assert!(host.replies.is_empty(), "the identifier was free again");
+}
+
+#[test]
+fn event_requests_wait_for_a_notice_that_the_host_wants() {
+    let target = target();
+    let mut host = Host::admin(&target);
+    host.set_feature(feature::ASYNC_EVENTS, 0, event::NAMESPACE_CHANGED_BIT);
+    for id in 500..504 {
+        host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, id), &[]);
+    }
+    assert!(host.replies.is_empty());
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 504), &[]);
+    assert!(host.done().status().is(Status::EVENT_LIMIT_EXCEEDED));
+    target.namespace_changed(NamespaceId(2));
+    host.pass(Nanos::from_millis(600));
+    let done = host.done();
+    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, event::NAMESPACE_CHANGED));
+    target.namespace_changed(NamespaceId(1));
+    host.pass(Nanos::from_millis(600));
+    assert!(host.replies.is_empty(), "held back until the log is read");
+    // The read's completion comes first, then the notice that it lets go.
+    host.connection.outbox();
+    let done = host.log(id::CHANGED_NAMESPACES, 0, 0, 4096);
+    assert_eq!(done.data[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(host.done().dw0(), event::NAMESPACE_CHANGED);
+    assert_eq!(host.log(id::CHANGED_NAMESPACES, 0, 0, 4096).data, [0; 4096]);
+}
+
+#[test]
+fn an_event_request_can_be_aborted_and_nothing_else() {
+    let mut host = Host::admin(&target());
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    assert!(host.done().status().is(Status::COMMAND_ID_CONFLICT));
+    assert_eq!(host.admin_command(admin::ABORT, 0, 501 << 16, 0).dw0(), 1);
+    assert_eq!(host.admin_command(admin::ABORT, 0, 500 << 16 | 1, 0).dw0(), 1);
+    let aborted = host.admin_command(admin::ABORT, 0, 500 << 16, 0);
+    assert_eq!((aborted.status(), aborted.cqe.command_id.get()), (Status::ABORT_REQUESTED, 500));
+    assert_eq!(host.done().dw0(), 0);
+}
+
+#[test]
+fn unknown_admin_commands_and_properties_are_refused() {
+    let mut host = Host::admin(&target());
+    for opcode in [0x00, 0x01, 0x04, 0x05, 0x0d, 0x10, 0x11, 0x15, 0x80, 0xc0, 0xff] {
+        let status = host.admin_command(opcode, 0, 0, 0).status();
+        assert!(status.is(Status::INVALID_OPCODE), "{opcode:02x}: {status:?}");
+    }
+    let id = host.id();
+    let wrong = [
+        octokv_wire::fabrics::Command::PropertyGet { offset: 0x30, wide: false },
+        octokv_wire::fabrics::Command::PropertyGet { offset: property::CAP, wide: false },
+        octokv_wire::fabrics::Command::PropertyGet { offset: property::CC, wide: true },
+        octokv_wire::fabrics::Command::PropertySet { offset: property::CAP, wide: true, value: 0 },
+        octokv_wire::fabrics::Command::PropertySet { offset: property::CSTS, wide: false, value: 0 },
+    ];
+    for command in wrong {
+        assert!(host.run(command.encode(id), &[]).status().is(Status::INVALID_FIELD), "{command:?}");
+    }
+    let authentication = octokv_wire::fabrics::Command::AuthenticationSend.encode(id);
+    assert!(host.run(authentication, &[]).status().is(Status::INVALID_OPCODE));
+}
+
+#[test]
+fn a_configuration_that_cannot_be_makes_the_controller_fail_until_it_is_reset() {
+    let mut host = Host::initialized(&target(), false, false);
+    host.connect(0, NEW_CONTROLLER).unwrap();
+    host.set_property(property::CC, u64::from(Configuration::ENABLED.0 | 1 << 7));
+    assert_eq!(host.get_property(property::CSTS, false), 2);
+    assert!(host.identify(cns::CONTROLLER, 0, 0).status().is(Status::COMMAND_SEQUENCE_ERROR));
+    host.set_property(property::CC, 0);
+    host.enable();
+}
