@@ -148,7 +148,7 @@ fn what_is_not_a_volume_of_ours_is_refused_and_left_alone() {
         assert!(error.to_string().contains(want), "{error}");
         assert!(disk.contents().iter().all(|&b| b == byte));
     }
-    let memory: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(64 << 10, 4096)));
+    let memory: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(64 << 10, 4096).unwrap()));
     let opened = block_on(open(&memory, &common::pool(), subject.settings(), &subject.format), || ());
     assert!(opened.is_err_and(|error| error.to_string().contains("are needed")));
     assert!(memory.geometry().holds(Lba(0), 4096));

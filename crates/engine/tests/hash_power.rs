@@ -317,7 +317,7 @@ fn a_write_that_lands_elsewhere_or_nowhere_never_gives_a_wrong_byte() {
 
 #[test]
 fn a_failed_write_is_reported_and_the_value_before_stays() {
-    let memory: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(4 << 20, 512)));
+    let memory: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(4 << 20, 512).unwrap()));
     let plan = Plan::default();
     let device: Rc<dyn Device> = Rc::new(FaultDevice::new(memory, plan.clone()));
     let engine = block_on(subject().open(device), || ()).expect("opens");

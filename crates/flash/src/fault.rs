@@ -211,7 +211,7 @@ mod tests {
     fn device(rule: Rule) -> FaultDevice {
         let plan = Plan::default();
         plan.add(rule);
-        FaultDevice::new(Rc::new(MemoryDevice::new(Memory::new(1 << 20, 4096))), plan)
+        FaultDevice::new(Rc::new(MemoryDevice::new(Memory::new(1 << 20, 4096).unwrap())), plan)
     }
 
     fn read(device: &FaultDevice, at: u64) -> Result<Buffer, DeviceError> {

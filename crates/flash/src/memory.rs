@@ -1,35 +1,45 @@
 //! A device of memory: as fast as copying, gone with the process.
 //!
 //! In: reads and writes of any core. Out: their completion, at once. Holds: the blocks, in stripes of
-//! [`STRIPE_BYTES`] with a lock each, so that cores meet only on the same stripe.
+//! whole huge pages with a lock each, so that cores meet only on the same stripe.
 //! Invariants: all memory is touched when the device is made, so no write pays for a first touch; a
 //! write of one stripe is seen whole or not at all, of several stripes by parts, as on a disk.
 
 use crate::{Device, Done, Geometry, Pending};
 use octokv_base::{Buffer, Lba};
+use octokv_runtime::HugeBytes;
 use parking_lot::Mutex;
+use std::io;
 use std::sync::Arc;
 
-const STRIPE_BYTES: usize = 256 * 1024;
+/// Stripes have this many bytes, or more where there would be more than [`STRIPES_MAX`] of them.
+const STRIPE_BYTES_MIN: usize = 2 << 20;
+const STRIPES_MAX: u64 = 4096;
 
 /// The memory itself, shared by the devices of all cores.
 pub struct Memory {
-    stripes: Box<[Mutex<Box<[u8]>>]>,
+    stripes: Box<[Mutex<HugeBytes>]>,
+    stripe_bytes: usize,
     geometry: Geometry,
 }
 
 impl Memory {
     /// `bytes` of zeroed blocks, rounded down to whole blocks.
-    pub fn new(bytes: u64, block_bytes: u32) -> Arc<Memory> {
+    ///
+    /// # Errors
+    /// When the system has not so much memory.
+    pub fn new(bytes: u64, block_bytes: u32) -> io::Result<Arc<Memory>> {
         let blocks = bytes / u64::from(block_bytes);
-        let stripes = (blocks * u64::from(block_bytes)).div_ceil(STRIPE_BYTES as u64);
-        let touched = || {
-            let mut stripe = vec![0_u8; STRIPE_BYTES].into_boxed_slice();
+        let bytes = blocks * u64::from(block_bytes);
+        let stripe_bytes = bytes.div_ceil(STRIPES_MAX).next_multiple_of(STRIPE_BYTES_MIN as u64) as usize;
+        let touched = |_| {
+            let mut stripe = HugeBytes::new(stripe_bytes)?;
             stripe.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
-            Mutex::new(stripe)
+            Ok(Mutex::new(stripe))
         };
+        let stripes: io::Result<Box<[_]>> = (0..bytes.div_ceil(stripe_bytes as u64)).map(touched).collect();
         let geometry = Geometry { block_bytes, blocks, volatile: true };
-        Arc::new(Memory { stripes: (0..stripes).map(|_| touched()).collect(), geometry })
+        Ok(Arc::new(Memory { stripes: stripes?, stripe_bytes, geometry }))
     }
 
     /// Calls `each` with every stripe's part of `len` bytes from byte `offset`, in order.
@@ -37,9 +47,9 @@ impl Memory {
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
-            let within = (at % STRIPE_BYTES as u64) as usize;
-            let part = (STRIPE_BYTES - within).min(len - done);
-            let mut stripe = self.stripes[(at / STRIPE_BYTES as u64) as usize].lock();
+            let within = (at % self.stripe_bytes as u64) as usize;
+            let part = (self.stripe_bytes - within).min(len - done);
+            let mut stripe = self.stripes[(at / self.stripe_bytes as u64) as usize].lock();
             each(&mut stripe[within..within + part], done..done + part);
             done += part;
         }
@@ -100,11 +110,11 @@ mod tests {
 
     #[test]
     fn what_is_written_across_stripes_is_read_back() {
-        let memory = Memory::new(1 << 20, 512);
+        let memory = Memory::new(8 << 20, 512).unwrap();
         let (one, other) = (MemoryDevice::new(Arc::clone(&memory)), MemoryDevice::new(memory));
         let mut buffer = Buffer::zeroed(8192);
         buffer.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
-        let at = Lba((STRIPE_BYTES as u64 - 4096) / 512);
+        let at = Lba((STRIPE_BYTES_MIN as u64 - 4096) / 512);
         block_on(one.write(at, buffer), || ()).result.unwrap();
         let read = block_on(other.read(at, Buffer::zeroed(8192)), || ()).into_read().unwrap();
         assert!(read.iter().enumerate().all(|(i, &byte)| byte == i as u8));
@@ -112,7 +122,7 @@ mod tests {
 
     #[test]
     fn blocks_beyond_the_end_are_refused() {
-        let device = MemoryDevice::new(Memory::new(1 << 20, 4096));
+        let device = MemoryDevice::new(Memory::new(1 << 20, 4096).unwrap());
         let done = block_on(device.read(Lba(256), Buffer::zeroed(4096)), || ());
         assert_eq!(done.result, Err(crate::DeviceError::OutOfRange));
         assert!(done.buffer.is_some());

@@ -396,7 +396,8 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             self.has_news(index);
         }
         if due {
-            self.next_tick = if next == Nanos::NEVER { next } else { next.min(now + TICK).max(now + Nanos(1)) };
+            self.next_tick =
+                if next == Nanos::NEVER { next } else { next.min(now + TICK).max(now + Nanos(1)) };
         }
         let stalled = self.links.iter().flatten().any(Link::is_stalled);
         let waiting = if stalled { now + Nanos::from_millis(1) } else { Nanos::NEVER };

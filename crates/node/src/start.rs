@@ -9,7 +9,7 @@
 use crate::perform::Performer;
 use crate::reactor::{Message, Parts, Turns, reactor};
 use crate::settings::{DeviceSettings, NodeSettings};
-use octokv_base::{Nanos, NamespaceId, Pool};
+use octokv_base::{NamespaceId, Nanos, Pool};
 use octokv_engine::hash::superblock::NotOurs;
 use octokv_engine::hash::{self, HashEngine, OpenError, OpenSettings, Report, Volume};
 use octokv_engine::{Fault, Statistics};
@@ -133,7 +133,8 @@ impl Store {
     fn open(settings: &DeviceSettings) -> Result<(Store, bool), StartError> {
         match settings {
             DeviceSettings::Memory { bytes, block_bytes } => {
-                Ok((Store::Memory(Memory::new(*bytes, *block_bytes)), false))
+                let memory = Memory::new(*bytes, *block_bytes).map_err(StartError::System)?;
+                Ok((Store::Memory(memory), false))
             }
             DeviceSettings::File { path, create_bytes } => {
                 let name = path.display().to_string();
@@ -184,7 +185,10 @@ struct Shared {
 }
 
 /// A channel for the calling thread alone.
-fn own_channel(driver: DeviceDriver, depth: usize) -> Result<(Channel, Arc<Doorbell>, DeviceDriver), StartError> {
+fn own_channel(
+    driver: DeviceDriver,
+    depth: usize,
+) -> Result<(Channel, Arc<Doorbell>, DeviceDriver), StartError> {
     let doorbell = Doorbell::new().map_err(StartError::System)?;
     let (queue, driver) = device_queue(driver, depth, &doorbell).map_err(StartError::System)?;
     Ok((Channel::new(queue, depth), doorbell, driver))
@@ -306,8 +310,7 @@ pub fn start(settings: NodeSettings) -> Result<RunningNode, StartError> {
     };
     let threads = spawn_reactors(&settings.cores, body);
     let threads = threads.map_err(|error| StartError::Core { core: settings.cores[0], error })?;
-    let mut node =
-        RunningNode { settings, store, volume, target, addresses: Vec::new(), shared, threads };
+    let mut node = RunningNode { settings, store, volume, target, addresses: Vec::new(), shared, threads };
     for _ in 0..node.threads.len() {
         match reports.recv() {
             Ok(Ok(addresses)) => node.addresses.extend(addresses),
@@ -366,8 +369,9 @@ impl Core {
                 listeners.push(listening.map_err(|error| StartError::Listen { address, error })?);
             }
         }
-        let idle = Idle::new(settings.polling, Arc::clone(&doorbell), &mut sockets, channel.wait_descriptor())
-            .map_err(StartError::System)?;
+        let idle =
+            Idle::new(settings.polling, Arc::clone(&doorbell), &mut sockets, channel.wait_descriptor())
+                .map_err(StartError::System)?;
         let handle = Handle::new(doorbell, channel, Busy::real());
         let pool = Pool::new(settings.buffer_bytes);
         let name = Rc::from(self.store.name());

@@ -1,1 +1,62 @@
-fn main() {}
+//! The command line: `octokv serve`, the client's commands, `bench`, `check`, `demo`.
+//!
+//! Exit codes: 0 done, 1 the operation failed, 2 usage (arguments or the configuration file), 3 the key
+//! does not exist. Results go to standard output; messages, progress and events to standard error.
+//!
+//! # Layout
+//! - [`arguments`]: what can be typed.
+//! - [`config`]: the configuration file and the flags over it, as settings of a node; `octokv.example.toml`.
+//! - [`diagnosis`]: what is wrong with a configuration file: where, which key, what was meant.
+//! - [`size`]: sizes as people write them.
+//! - [`outcome`]: how a command ends: exit codes and messages.
+//! - [`serve`]: a node until it is told to end.
+//! - [`keys`]: put, get, delete, exist, list.
+//! - [`check`]: verify a device.
+//! - [`bench`]: load, a table, a document.
+//! - [`demo`]: everything once, within seconds, on a temporary file.
+//! - [`child`]: a server process of this same binary.
+//! - [`meter`]: progress: a bar on a terminal, plain lines elsewhere.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the binary: files, processes and threads begin here"
+)]
+
+mod arguments;
+mod bench;
+mod check;
+mod child;
+mod config;
+mod demo;
+mod diagnosis;
+mod keys;
+mod meter;
+mod outcome;
+mod serve;
+mod size;
+
+use arguments::{Arguments, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_max_level(arguments.log.filter())
+        .init();
+    let result = match arguments.command {
+        Command::Serve(serve) => serve::run(&serve),
+        Command::Put(put) => keys::put(&put),
+        Command::Get(get) => keys::get(&get),
+        Command::Delete(delete) => keys::delete(&delete),
+        Command::Exist(exist) => keys::exist(&exist),
+        Command::List(list) => keys::list(&list),
+        Command::Check(check) => check::run(&check),
+        Command::Bench(bench) => bench::run(&bench),
+        Command::Demo => demo::run(),
+    };
+    outcome::exit(result)
+}

@@ -116,8 +116,8 @@ pub trait DeviceQueue {
     fn poll(&mut self, done: &mut Vec<(u32, Completed)>);
     /// How many operations are submitted and not yet given back by `poll`.
     fn in_flight(&self) -> usize;
-    /// A descriptor that is readable when `poll` has answers to give, for a reactor to sleep on. None
-    /// where the queue rings the reactor's doorbell itself.
+    /// An eventfd that is signalled when there are answers after a `poll` that gave none, for a reactor
+    /// to sleep on. None where the queue rings the reactor's doorbell itself.
     fn wait_descriptor(&self) -> Option<RawFd> {
         None
     }

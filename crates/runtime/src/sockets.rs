@@ -52,6 +52,8 @@ pub struct RealSockets {
     /// Sockets with an edge, in the order of their first; may name closed ones.
     edges: Vec<u32>,
     blocked: usize,
+    /// Another descriptor had news since the last `wait`.
+    signalled: bool,
     turns: u32,
 }
 
@@ -65,6 +67,7 @@ impl RealSockets {
             listeners: Vec::new(),
             edges: Vec::new(),
             blocked: 0,
+            signalled: false,
             turns: 0,
         })
     }
@@ -74,15 +77,18 @@ impl RealSockets {
         self.poller.add(event, OTHER, Watch::Level)
     }
 
-    /// Has [`RealSockets::wait`] end when a descriptor that lives elsewhere is readable.
+    /// Has [`RealSockets::wait`] end with each signal of an eventfd that lives elsewhere.
     pub fn also_wake_for_raw(&mut self, descriptor: RawFd) -> io::Result<()> {
-        self.poller.add_raw(descriptor, OTHER, Watch::Level)
+        self.poller.add_raw(descriptor, OTHER, Watch::Signals)
     }
 
     /// Blocks until a socket may have bytes, room or an end, until one of the other descriptors is
     /// readable, or until `span` has passed.
     pub fn wait(&mut self, span: Nanos) {
+        // A signal that a look in passing took from the poller still counts.
+        let span = if self.signalled { Nanos::ZERO } else { span };
         self.poll(span);
+        self.signalled = false;
     }
 
     /// How many sockets there are.
@@ -101,7 +107,7 @@ impl RealSockets {
     }
 
     fn poll(&mut self, span: Nanos) {
-        let RealSockets { poller, entries, listeners, edges, blocked, .. } = self;
+        let RealSockets { poller, entries, listeners, edges, blocked, signalled, .. } = self;
         poller.wait(span, |Event { token, readable, writable }| {
             let index = (token & 0xffff_ffff) as usize;
             match token & !0xffff_ffff {
@@ -116,7 +122,7 @@ impl RealSockets {
                         edges.push(index as u32);
                     }
                 }
-                _ => {}
+                _ => *signalled = true,
             }
         });
     }

@@ -9,7 +9,7 @@ use crate::threads::ThreadQueue;
 use octokv_sys::file::OwnedFile;
 use octokv_sys::uring::Ring;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 /// A queue of one core over its ring. Made and used by one thread.
@@ -72,6 +72,6 @@ impl DeviceQueue for UringQueue {
     }
 
     fn wait_descriptor(&self) -> Option<RawFd> {
-        Some(self.ring.descriptor_to_wait_on())
+        Some(self.ring.signal().as_fd().as_raw_fd())
     }
 }

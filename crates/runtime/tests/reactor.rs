@@ -255,10 +255,13 @@ fn reactors_run_on_their_cores_and_time_is_accounted_by_stage() {
     let body = |index: usize| {
         let busy = Busy::real();
         let reader = busy.reader();
-        let start = clock::now();
-        while clock::now().since(start) < Nanos::from_millis(5) {}
+        let work = || {
+            let start = clock::now();
+            while clock::now().since(start) < Nanos::from_millis(5) {}
+        };
+        work();
         busy.lap(Stage::Kv, true);
-        while clock::now().since(start) < Nanos::from_millis(10) {}
+        work();
         busy.lap(Stage::Target, false);
         (index, thread::current_core(), reader.spent())
     };

@@ -5,6 +5,7 @@
 //!
 //! # Layout
 //! - [`clock`]: monotonic time, and the processor's tick counter for cheap spans.
+//! - [`memory`]: large zeroed memory in huge pages.
 //! - [`event`]: a descriptor that one thread signals and another waits for.
 //! - [`poll`]: waiting for many descriptors (epoll).
 //! - [`socket`]: non-blocking TCP.
@@ -25,6 +26,7 @@ pub mod allocation;
 pub mod clock;
 pub mod event;
 pub mod file;
+pub mod memory;
 pub mod poll;
 pub mod process;
 pub mod signal;

@@ -27,6 +27,8 @@ pub enum Watch {
     Edges,
     /// Told as long as it is readable.
     Level,
+    /// Told once per signal; it need never be drained. For an [`crate::event::EventFd`].
+    Signals,
 }
 
 const EVENTS_PER_WAIT: usize = 256;
@@ -60,6 +62,7 @@ impl Poller {
         let interest = match watch {
             Watch::Edges => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
             Watch::Level => libc::EPOLLIN,
+            Watch::Signals => libc::EPOLLIN | libc::EPOLLET,
         };
         let mut event = libc::epoll_event { events: interest as u32, u64: token };
         self.control(libc::EPOLL_CTL_ADD, descriptor, &mut event)

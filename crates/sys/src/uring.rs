@@ -10,16 +10,22 @@
 //!
 //! One thread makes a ring and uses it (SINGLE_ISSUER, DEFER_TASKRUN: completions are worked off only
 //! when that thread enters the kernel, told by a flag in shared memory, so an empty poll is a load).
-//! The ring's descriptor is readable when there is something to complete: it can be slept on.
+//!
+//! Sleeping: the ring signals an eventfd with each completion that follows an empty [`Ring::complete`].
+//! (The ring's own descriptor will not do: with DEFER_TASKRUN the kernel does not wake those who poll
+//! it before the work is worked off, which is what the sleeper would do.) While completions are found
+//! at every call, the kernel is told not to signal.
 
+use crate::event::EventFd;
 use crate::file::{OwnedFile, PUNCH, trim_result};
 use io_uring::{IoUring, opcode, squeue, types};
 use octokv_base::Buffer;
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// The longest transfer that the kernel takes in one piece, in bytes.
 pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
@@ -46,6 +52,9 @@ pub struct Ring {
     /// Entries that found the submission queue full.
     line: VecDeque<squeue::Entry>,
     files: Vec<Arc<OwnedFile>>,
+    signal: EventFd,
+    /// Whether the kernel signals completions.
+    armed: bool,
     /// The kernel ties a SINGLE_ISSUER ring to a thread, so it does not move between threads.
     _one_thread: PhantomData<*const ()>,
 }
@@ -59,8 +68,12 @@ impl Ring {
             Some(libc::EINVAL) => Ring::build(entries, false),
             _ => Err(error),
         })?;
+        let signal = EventFd::new()?;
+        ring.submitter().register_eventfd(signal.as_fd().as_raw_fd())?;
         Ok(Ring {
             ring,
+            signal,
+            armed: true,
             flights: Vec::with_capacity(entries as usize),
             free: Vec::with_capacity(entries as usize),
             in_flight: 0,
@@ -136,9 +149,10 @@ impl Ring {
         self.in_flight
     }
 
-    /// Readable when [`Ring::complete`] has something to give.
-    pub fn descriptor_to_wait_on(&self) -> RawFd {
-        self.ring.as_raw_fd()
+    /// Signalled after the last [`Ring::complete`] that gave nothing: there is something now. To be
+    /// watched by its signals.
+    pub fn signal(&self) -> &EventFd {
+        &self.signal
     }
 
     /// Sends on what was submitted and gives what is complete to `each`: ticket, buffer, result. A
@@ -148,7 +162,29 @@ impl Ring {
             return;
         }
         self.enter();
-        self.reap(&mut each);
+        if self.reap(&mut each) > 0 {
+            self.disarm();
+        } else if !self.armed {
+            self.arm();
+            // What came before the kernel knew that it is to signal, it did not signal.
+            self.enter();
+            self.reap(&mut each);
+        }
+    }
+
+    fn arm(&mut self) {
+        self.armed = true;
+        self.ring.completion().enable_eventfd();
+        fence(Ordering::SeqCst);
+    }
+
+    /// Only where the kernel's "there is work" and its look at our wish are ordered (x86-64): elsewhere
+    /// a completion could fall between the two and be signalled to nobody.
+    fn disarm(&mut self) {
+        if self.armed && cfg!(target_arch = "x86_64") {
+            self.armed = false;
+            self.ring.completion().disable_eventfd();
+        }
     }
 
     fn enter(&mut self) {
@@ -175,7 +211,8 @@ impl Ring {
         }
     }
 
-    fn reap(&mut self, each: &mut impl FnMut(u32, Option<Buffer>, Result<(), i32>)) {
+    fn reap(&mut self, each: &mut impl FnMut(u32, Option<Buffer>, Result<(), i32>)) -> usize {
+        let before = self.in_flight;
         let Ring { ring, flights, free, in_flight, .. } = self;
         for entry in ring.completion() {
             let index = entry.user_data() as usize;
@@ -185,6 +222,7 @@ impl Ring {
             let result = flight.result(entry.result());
             each(flight.ticket, flight.buffer, result);
         }
+        before - self.in_flight
     }
 
     /// Blocks until at least one operation is complete, if any is in flight. For drop and for tools.

@@ -40,6 +40,8 @@ use std::sync::Arc;
 const LINGER: Nanos = Nanos::from_secs(1);
 /// How often a live connection looks at its controller when nothing comes.
 const WATCH: Nanos = Nanos::from_millis(500);
+/// How often a connection whose transfers wait for buffers looks for some.
+const BUFFER_WATCH: Nanos = Nanos::from_millis(1);
 /// Signs of life are passed on at most this often.
 const SIGN_SPACING: Nanos = Nanos::from_millis(5);
 
@@ -48,8 +50,8 @@ const SIGN_SPACING: Nanos = Nanos::from_millis(5);
 pub struct Consumed {
     /// How many bytes of the head were taken; the caller keeps the rest and gives it again.
     pub bytes: usize,
-    /// Why complete commands (or announced values) wait although their bytes are here. While this is
-    /// set, call `receive` again each turn, also without new bytes.
+    /// Why a complete command waits although its bytes are here. While this is set, call `receive` with
+    /// the same bytes again each turn, and receive no more from the socket.
     pub stalled: Option<Stall>,
 }
 
@@ -58,7 +60,7 @@ pub struct Consumed {
 pub enum Stall {
     /// A slot: as many commands as the queue holds are being worked on.
     Slots,
-    /// A buffer of the pool, or the connection's share of it.
+    /// A buffer of the pool.
     Buffers,
     /// The host, which does not read its replies.
     Outbox,
@@ -150,6 +152,8 @@ pub struct Connection {
     host_nqn: Option<String>,
     /// Within the bound of connections.
     pub(crate) has_room: bool,
+    /// The pool, while transfers wait for buffers of it.
+    pub(crate) wanted_pool: Option<Pool>,
     ticked: Nanos,
     signed: Nanos,
 }
@@ -173,6 +177,7 @@ impl Connection {
             closing: None,
             host_nqn: None,
             has_room,
+            wanted_pool: None,
             ticked: now,
             signed: now,
         }
@@ -192,6 +197,22 @@ impl Connection {
             self.note_sign(now);
         }
         self.take_in(now, bytes, pool, requests)
+    }
+
+    /// Where the bytes that come next belong, while a value is on its way: a socket may be read straight
+    /// into it, provided that every byte received before was given to [`Connection::receive`] and taken.
+    /// Then tell by [`Connection::landed`] how many came. Worth it for large values.
+    pub fn landing(&mut self) -> Option<&mut [u8]> {
+        self.landing_place()
+    }
+
+    /// `count` bytes were received into [`Connection::landing`].
+    ///
+    /// # Panics
+    /// When the landing had no room for so many.
+    pub fn landed(&mut self, now: Nanos, count: usize, pool: &Pool, requests: &mut Vec<Request>) {
+        self.note_sign(now);
+        self.take_landed(count, pool, requests);
     }
 
     /// Ends the request of `slot`: its completion, with data where there is some, goes to the outbox.
@@ -219,12 +240,14 @@ impl Connection {
             self.replies.keep(command_id, buffer, from, to);
         }
         self.respond(command_id, answer.status, answer.dw0, 0);
+        self.grant_waiting();
     }
 
-    /// Lets time pass: limits, notices, and what other cores did to the controller.
+    /// Lets time pass: limits, notices, buffers that came free, and what other cores did to the controller.
     pub fn tick(&mut self, now: Nanos) {
         self.ticked = now;
         self.watch();
+        self.grant_waiting();
         match &self.state {
             State::AwaitIcReq { until } | State::AwaitConnect { until } if *until <= now => {
                 self.close(Closing::Handshake);
@@ -259,6 +282,7 @@ impl Connection {
                 let limit = self.target.settings().discovery_idle_limit;
                 controller.silence_deadline(limit).min(self.ticked + WATCH)
             }
+            State::Io(_) if self.wanted_pool.is_some() => self.ticked + BUFFER_WATCH,
             State::Io(_) => self.ticked + WATCH,
             State::Closed => Nanos::NEVER,
         }
@@ -324,6 +348,7 @@ impl Connection {
         }
         if matches!(self.state, State::Terminating { .. } | State::Closed) {
             self.inflow = Inflow::Head;
+            self.wanted_pool = None;
             self.slots.drop_all_but_running();
         }
     }

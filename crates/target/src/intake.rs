@@ -22,7 +22,7 @@ use octokv_wire::pdu::{
 use octokv_wire::{Fault, Status};
 
 /// Where in a PDU the next byte is.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Inflow {
     /// At its beginning.
     Head,
@@ -83,8 +83,25 @@ impl Connection {
                 Step::Stalled(why) => break Some(why),
             }
         };
-        let waiting = self.slots.first_waiting().map(|_| Stall::Buffers);
-        Consumed { bytes: taken, stalled: stalled.or(waiting) }
+        self.remember_pool(pool);
+        Consumed { bytes: taken, stalled }
+    }
+
+    /// Keeps the pool at hand while a transfer waits for a buffer of it.
+    fn remember_pool(&mut self, pool: &Pool) {
+        let is_waiting = self.slots.first_waiting().is_some();
+        if is_waiting != self.wanted_pool.is_some() {
+            self.wanted_pool = is_waiting.then(|| pool.clone());
+        }
+    }
+
+    /// Asks for data that waited for buffers, where there are some now.
+    #[inline]
+    pub(crate) fn grant_waiting(&mut self) {
+        if let Some(pool) = self.wanted_pool.take() {
+            self.grant(&pool);
+            self.remember_pool(&pool);
+        }
     }
 
     fn step(&mut self, now: Nanos, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
@@ -92,11 +109,10 @@ impl Connection {
             // What the host still sends is of no interest.
             return if bytes.is_empty() { Step::Starved } else { Step::Took(bytes.len()) };
         }
-        match &mut self.inflow {
+        match self.inflow {
             Inflow::Head => self.take_pdu(now, bytes, pool, requests),
             Inflow::Data { .. } => self.take_data(bytes, pool, requests),
             Inflow::Digest { slot, computed } => {
-                let (slot, computed) = (*slot, *computed);
                 let Some(received) = bytes.first_chunk::<DIGEST_BYTES>() else { return Step::Starved };
                 self.inflow = Inflow::Head;
                 if u32::from_le_bytes(*received) != computed {
@@ -252,32 +268,62 @@ impl Connection {
     }
 
     fn take_data(&mut self, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
-        let Inflow::Data { slot, left, has_digest } = &mut self.inflow else {
+        let Inflow::Data { slot, left, has_digest } = self.inflow else {
             unreachable!("data is taken only within data");
         };
         if bytes.is_empty() {
             return Step::Starved;
         }
-        let (slot, has_digest) = (*slot, *has_digest);
-        let now_here = &bytes[..bytes.len().min(*left as usize)];
-        *left -= now_here.len() as u32;
-        let is_complete = *left == 0;
+        let here = &bytes[..bytes.len().min(left as usize)];
         if has_digest {
-            self.data_digest.0.update(now_here);
+            self.data_digest.0.update(here);
         }
         // A transfer ends only by its last byte: its slot is there as long as its data comes.
         let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
-        transfer.landing.copy(buffer, transfer.received, now_here);
-        transfer.received += now_here.len() as u32;
-        if is_complete {
-            if has_digest {
-                self.inflow = Inflow::Digest { slot, computed: self.data_digest.0.finish() };
-            } else {
-                self.inflow = Inflow::Head;
-                self.end_data(slot, pool, requests);
-            }
+        transfer.landing.copy(buffer, transfer.received, here);
+        self.move_on(here.len() as u32, pool, requests);
+        Step::Took(here.len())
+    }
+
+    /// The next `count` bytes of data are in their place.
+    fn move_on(&mut self, count: u32, pool: &Pool, requests: &mut Vec<Request>) {
+        let Inflow::Data { slot, left, has_digest } = &mut self.inflow else {
+            unreachable!("data is taken only within data");
+        };
+        *left -= count;
+        let (slot, is_complete, has_digest) = (*slot, *left == 0, *has_digest);
+        let (_, transfer, _) = self.slots.receiving(slot).expect("a transfer whose data comes");
+        transfer.received += count;
+        if !is_complete {
+            return;
         }
-        Step::Took(now_here.len())
+        if has_digest {
+            self.inflow = Inflow::Digest { slot, computed: self.data_digest.0.finish() };
+        } else {
+            self.inflow = Inflow::Head;
+            self.end_data(slot, pool, requests);
+        }
+    }
+
+    pub(crate) fn landing_place(&mut self) -> Option<&mut [u8]> {
+        let Inflow::Data { slot, left, .. } = self.inflow else { return None };
+        let (_, transfer, buffer) = self.slots.receiving(slot)?;
+        let (at, run) = transfer.landing.place(transfer.received);
+        let room = run.min(left as usize);
+        buffer.get_mut(at..at + room)
+    }
+
+    pub(crate) fn take_landed(&mut self, count: usize, pool: &Pool, requests: &mut Vec<Request>) {
+        let Inflow::Data { slot, has_digest, .. } = self.inflow else {
+            panic!("{count} bytes were received into no landing");
+        };
+        let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
+        let (at, run) = transfer.landing.place(transfer.received);
+        assert!(count <= run, "{count} bytes were received into {run}");
+        if has_digest {
+            self.data_digest.0.update(&buffer[at..at + count]);
+        }
+        self.move_on(count as u32, pool, requests);
     }
 
     /// An H2CData is over: the transfer is, too, when nothing is missing.

@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn keys_whose_tags_collide_are_kept_apart() {
         let pool = Pool::new(1 << 20);
-        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(1 << 20, 512)));
+        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(1 << 20, 512).unwrap()));
         let settings = OpenSettings { durability: crate::Durability::Flush, cores: 1 };
         let format = FormatSettings { unit_bytes: 512, ..FormatSettings::default() };
         let volume = block_on(open(&device, &pool, settings, &format), || ()).unwrap();

@@ -72,7 +72,7 @@ pub fn small(seed: u64, cores: usize) -> (PowerDisk, Vec<Rc<HashEngine>>, Random
 pub fn volatile(bytes: u64, unit_bytes: u32) -> HashEngine {
     let mut subject = Hash::default();
     subject.format.unit_bytes = unit_bytes;
-    let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(bytes, 512)));
+    let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(bytes, 512).unwrap()));
     let volume = block_on(open(&device, &pool(), subject.settings(), &subject.format), || ()).unwrap();
     HashEngine::new(volume, 0, device, pool())
 }

@@ -1,6 +1,8 @@
 //! A host and an engine for one connection, in memory: what the tests of this room talk to it with.
 #![allow(dead_code)] // Each test file uses its part.
 
+pub mod hostile;
+
 use octokv_base::{Buffer, Key, NamespaceId, Nanos, Pool, crc32c, value_offset};
 use octokv_target::{
     Connection, Consumed, NamespaceInfo, Operation, Outcome, Request, StoreMode, Target, TargetSettings,
@@ -113,8 +115,7 @@ impl Host {
     }
 
     pub fn initialize(&mut self, header_digest: bool, data_digest: bool) {
-        let request =
-            IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
+        let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
         self.send(&request.encode());
         let Some(Reply::Ic(response)) = self.replies.pop_front() else {
             panic!("no ICResp: {:?}", self.connection.closing_reason());
@@ -271,8 +272,7 @@ impl Host {
         host: &str,
         change: impl FnOnce(&mut Connect),
     ) -> Done {
-        let mut connect =
-            Connect { format: 0, queue_id, entries: 32, attributes: 0, keep_alive_ms: 0 };
+        let mut connect = Connect { format: 0, queue_id, entries: 32, attributes: 0, keep_alive_ms: 0 };
         change(&mut connect);
         let id = self.id();
         let sqe = fabrics::Command::Connect(connect).encode(id);
@@ -373,7 +373,8 @@ impl Host {
 
     pub fn retrieve(&mut self, key: &[u8], limit: u32) -> Done {
         let id = self.id();
-        let mut sqe = kv::Command::Retrieve { key: Key::new(key).unwrap(), limit_bytes: limit }.encode(id, NSID);
+        let mut sqe =
+            kv::Command::Retrieve { key: Key::new(key).unwrap(), limit_bytes: limit }.encode(id, NSID);
         sqe.sgl = Sgl::transport(limit);
         self.run(sqe, &[])
     }

@@ -1,0 +1,254 @@
+//! The async and blocking clients over TCP, against the real target in a thread of its own: use from
+//! many threads, a node that goes away and comes back, a node that is busy, errors on the way in.
+
+mod support;
+
+use octokv_base::{Nanos, Pool};
+use octokv_client::{Client, Error, Lost, Reconnect, Settings, StoreMode, blocking};
+use octokv_runtime::real::{now, spawn_thread};
+use octokv_runtime::{RealSockets, Received, Sent, Sockets};
+use octokv_target::{Connection, Target};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+use support::{NQN, Store, pattern, target};
+
+struct Server {
+    address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    store: Arc<Mutex<Store>>,
+}
+
+impl Server {
+    fn start(at: &str, target: Arc<Target>, store: Arc<Mutex<Store>>) -> Server {
+        let (tell, told) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (at, ours, shared) = (at.parse().unwrap(), Arc::clone(&stop), Arc::clone(&store));
+        let thread = spawn_thread("node", move || serve(at, &target, &shared, &ours, &tell)).unwrap();
+        let address = told.recv().expect("the server listens");
+        Server { address, stop, thread: Some(thread), store }
+    }
+
+    fn url(&self) -> String {
+        format!("nvme+tcp://{}/{NQN}?nsid=1", self.address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || !matches!(ended, Some(Err(_))), "the server panicked");
+    }
+}
+
+fn serve(
+    at: SocketAddr,
+    target: &Arc<Target>,
+    store: &Mutex<Store>,
+    stop: &AtomicBool,
+    tell: &mpsc::Sender<SocketAddr>,
+) {
+    let mut sockets = RealSockets::new().unwrap();
+    let (listener, address) = sockets.listen(at).unwrap();
+    tell.send(address).unwrap();
+    let pool = Pool::new(64 << 20);
+    let mut connections = Vec::new();
+    let (mut buffer, mut requests) = (vec![0; 1 << 20], Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        sockets.wait(Nanos::from_millis(1));
+        sockets.ready(&mut Vec::new());
+        while let Some((socket, peer)) = sockets.accept(listener) {
+            let connection = Connection::new(Arc::clone(target), address, peer, now());
+            connections.push((socket, connection, Vec::new()));
+        }
+        connections.retain_mut(|(socket, connection, held)| {
+            match sockets.receive(*socket, &mut buffer) {
+                Received::Bytes(bytes) => held.extend_from_slice(&buffer[..bytes]),
+                Received::Nothing => {}
+                Received::Closed => {
+                    connection.peer_closed();
+                    sockets.close(*socket);
+                    return false;
+                }
+            }
+            loop {
+                let consumed = connection.receive(now(), held, &pool, &mut requests);
+                held.drain(..consumed.bytes);
+                if consumed.bytes == 0 && requests.is_empty() {
+                    break;
+                }
+                for request in requests.drain(..) {
+                    let outcome = store.lock().unwrap().execute(request.operation);
+                    connection.complete(now(), request.slot, outcome);
+                }
+            }
+            connection.tick(now());
+            while !connection.outbox().is_empty() {
+                let mut slices = Vec::new();
+                connection.outbox().slices(&mut slices);
+                match sockets.send(*socket, &slices) {
+                    Sent::Bytes(bytes) => connection.outbox().advance(bytes),
+                    Sent::Full => break,
+                    Sent::Broken => return false,
+                }
+            }
+            true
+        });
+    }
+}
+
+fn server() -> Server {
+    Server::start("127.0.0.1:0", target(|_| {}), Arc::default())
+}
+
+#[test]
+fn the_blocking_client_does_what_its_methods_say() {
+    let server = server();
+    let client = blocking::Client::connect(&server.url()).unwrap();
+    client.put(b"hello", b"world").unwrap();
+    assert_eq!(client.get(b"hello").unwrap().as_deref(), Some(b"world".as_slice()));
+    assert_eq!(client.get(b"nobody").unwrap(), None);
+    assert_eq!(client.exist(b"hello").unwrap(), Some(5));
+    assert_eq!(client.exist(b"nobody").unwrap(), None);
+    assert!(!client.put_with(b"hello", b"x", StoreMode::AddOnly).unwrap());
+    assert!(!client.put_with(b"nobody", b"x", StoreMode::UpdateOnly).unwrap());
+    assert!(client.put_with(b"hello", &pattern(300_000), StoreMode::UpdateOnly).unwrap());
+    assert_eq!(client.get(b"hello").unwrap(), Some(pattern(300_000)));
+    client.put(b"empty", b"").unwrap();
+    assert_eq!(client.get(b"empty").unwrap(), Some(vec![]));
+    client.put(&[b'x'; 1024], b"long").unwrap();
+    assert_eq!(client.get(&[b'x'; 1024]).unwrap().as_deref(), Some(b"long".as_slice()));
+    assert_eq!(client.get(b"").unwrap_err(), Error::KeyBytes { have: 0, max: 1024 });
+    assert_eq!(client.get(&[0; 1025]).unwrap_err(), Error::KeyBytes { have: 1025, max: 1024 });
+    client.flush().unwrap();
+    assert!(client.delete(b"hello").unwrap());
+    assert_eq!(client.get(b"hello").unwrap(), None);
+}
+
+#[test]
+fn a_listing_goes_on_over_many_pages() {
+    let server = server();
+    let names: Vec<Vec<u8>> = (0..20_000u32).map(|i| format!("key-{i:08}").into_bytes()).collect();
+    for name in &names {
+        server.store.lock().unwrap().values.insert(name.clone(), vec![]);
+    }
+    let client = blocking::Client::connect(&server.url()).unwrap();
+    assert_eq!(client.list(b"", usize::MAX).unwrap(), names);
+    assert_eq!(client.list(&names[7], 10_000).unwrap(), names[7..10_007]);
+    assert_eq!(client.list(b"z", 10).unwrap(), Vec::<Vec<u8>>::new());
+    assert_eq!(client.list(b"", 0).unwrap(), Vec::<Vec<u8>>::new());
+}
+
+#[test]
+fn many_threads_share_one_client() {
+    let server = server();
+    let settings = Settings { queues: 2, data_digest: true, ..Settings::default() };
+    let client = blocking::Client::connect_with(&server.url(), settings).unwrap();
+    let work = |number: u8| {
+        let client = client.clone();
+        let body = move || {
+            for round in 0..200usize {
+                let (key, value) = ([number, round as u8], pattern(usize::from(number) * 1000 + round));
+                client.put(&key, &value).unwrap();
+                assert_eq!(client.get(&key).unwrap(), Some(value));
+            }
+        };
+        spawn_thread("caller", body).unwrap()
+    };
+    let threads: Vec<_> = (0..8).map(work).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(client.list(b"", usize::MAX).unwrap().len(), 1600);
+}
+
+#[test]
+fn many_futures_fly_at_once_on_any_executor() {
+    let server = server();
+    let client = blocking::Client::connect(&server.url()).unwrap();
+    let client: &Client = client.as_async();
+    let mut futures: Vec<_> = (0..500u16)
+        .map(|i| Box::pin(async move { client.put(&i.to_le_bytes(), &i.to_be_bytes()).await }))
+        .collect();
+    let mut context = Context::from_waker(Waker::noop());
+    while !futures.is_empty() {
+        futures.retain_mut(|future| match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => {
+                result.unwrap();
+                false
+            }
+            Poll::Pending => true,
+        });
+        std::thread::yield_now();
+    }
+    assert_eq!(server.store.lock().unwrap().values.len(), 500);
+}
+
+#[test]
+fn a_read_survives_a_restart_of_the_node() {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let first = Server::start("127.0.0.1:0", target(|_| {}), Arc::clone(&store));
+    let address = first.address.to_string();
+    let client = blocking::Client::connect(&first.url()).unwrap();
+    client.put(b"k", b"v").unwrap();
+    drop(first);
+    // Nobody is there now: the read waits for the node to come back.
+    let mut read = pin!(client.as_async().get(b"k"));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(read.as_mut().poll(&mut context).is_pending());
+    let _second = Server::start(&address, target(|_| {}), store);
+    let answer = loop {
+        if let Poll::Ready(answer) = read.as_mut().poll(&mut context) {
+            break answer;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(answer.unwrap().as_deref(), Some(b"v".as_slice()));
+    client.put(b"k", b"w").unwrap();
+}
+
+#[test]
+fn a_busy_node_is_asked_again() {
+    let server = server();
+    let client = blocking::Client::connect(&server.url()).unwrap();
+    server.store.lock().unwrap().busy = 3;
+    client.put(b"k", b"v").unwrap();
+    assert_eq!(server.store.lock().unwrap().executed, 4);
+}
+
+#[test]
+fn a_node_that_never_comes_back_is_given_up() {
+    let server = server();
+    let reconnect = Reconnect::BackOff {
+        first: Nanos::from_millis(1),
+        longest: Nanos::from_millis(1),
+        give_up: Nanos::from_millis(20),
+    };
+    let settings = Settings { reconnect, ..Settings::default() };
+    let client = blocking::Client::connect_with(&server.url(), settings).unwrap();
+    let address = server.address;
+    drop(server);
+    let gone = Error::Connect(address, Lost::Closed);
+    assert_eq!(client.get(b"k").unwrap_err(), gone);
+    assert_eq!(client.get(b"k").unwrap_err(), gone);
+}
+
+#[test]
+fn errors_on_the_way_in_name_what_is_wrong() {
+    let connect = |url: &str| blocking::Client::connect(url).unwrap_err().to_string();
+    assert!(connect("http://x").contains("\"http://x\" is not a URL"));
+    let free = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+    let refused = connect(&format!("nvme+tcp://{free}/{NQN}"));
+    assert!(refused.contains("cannot connect to 127.0.0.1:1"), "{refused}");
+    let unknown = connect(&format!("nvme+tcp://no-such-host.invalid/{NQN}"));
+    assert!(unknown.contains("\"no-such-host.invalid\" has no address"), "{unknown}");
+    let server = server();
+    let other = connect(&format!("nvme+tcp://{}/nqn.2026-11.io.octokv:other", server.address));
+    assert!(other.contains("refused the connection"), "{other}");
+    let missing = connect(&format!("nvme+tcp://{}/{NQN}?nsid=7", server.address));
+    assert!(missing.contains("the namespace does not exist"), "{missing}");
+}

@@ -1,0 +1,268 @@
+//! What can be typed: commands, flags, and their help.
+
+use crate::config::{Durability, Driver, Engine, Hash, Polling};
+use crate::size::Size;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use octokv_bench::Workload;
+use octokv_client::Url;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use tracing_subscriber::filter::LevelFilter;
+
+/// Where a node is looked for unless told otherwise.
+pub const DEFAULT_URL: &str = "nvme+tcp://127.0.0.1:4420/nqn.2026-11.io.octokv:node?nsid=1";
+
+/// octokv: an open, persistent NVMe Key-Value target.
+#[derive(Debug, Parser)]
+#[command(name = "octokv", version, about, max_term_width = 100)]
+pub struct Arguments {
+    /// Which events are told on standard error, one line each.
+    #[arg(long, global = true, value_name = "LEVEL", default_value = "warn")]
+    pub log: Level,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How much is told.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Level {
+    /// Nothing.
+    Off,
+    /// What went wrong here.
+    Error,
+    /// Also what was refused.
+    Warn,
+    /// Also who comes and goes.
+    Info,
+    /// Also what may help to find a mistake.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl Level {
+    /// As the subscriber knows it.
+    pub fn filter(self) -> LevelFilter {
+        match self {
+            Level::Off => LevelFilter::OFF,
+            Level::Error => LevelFilter::ERROR,
+            Level::Warn => LevelFilter::WARN,
+            Level::Info => LevelFilter::INFO,
+            Level::Debug => LevelFilter::DEBUG,
+            Level::Trace => LevelFilter::TRACE,
+        }
+    }
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a storage node; prints one line when it is ready, ends in order on SIGTERM or SIGINT.
+    Serve(Serve),
+    /// Store a value.
+    Put(Put),
+    /// Write a value to standard output, as it is.
+    Get(Get),
+    /// Remove a key and its value.
+    Delete(Delete),
+    /// Print the length of a key's value in bytes.
+    Exist(Exist),
+    /// List keys, one per line, in the node's order.
+    List(List),
+    /// Read and verify everything on a device; changes nothing. The node must not be running.
+    Check(Check),
+    /// Put load on a node and report throughput and latency.
+    Bench(Bench),
+    /// A node and a client on a temporary file: puts, gets, a kill, a restart, figures.
+    Demo,
+}
+
+/// Flags of `serve`. Each overrides the configuration file; see octokv.example.toml for the defaults.
+#[derive(Debug, Default, Args)]
+pub struct Serve {
+    /// Settings, as in octokv.example.toml.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A file, a block device, or "memory"; a missing file is created and formatted.
+    #[arg(long, value_name = "PATH")]
+    pub device: Option<String>,
+    /// How large a missing file, or memory, is made.
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<Size>,
+    /// Give up whatever the device holds and format it.
+    #[arg(long)]
+    pub format: bool,
+    /// The storage engine.
+    #[arg(long)]
+    pub engine: Option<Engine>,
+    /// When formatting: the granularity of space in bytes, 512 to 4096.
+    #[arg(long, value_name = "BYTES")]
+    pub unit: Option<Size>,
+    /// When formatting: how keys are hashed.
+    #[arg(long)]
+    pub hash: Option<Hash>,
+    /// When a write is acknowledged.
+    #[arg(long)]
+    pub durability: Option<Durability>,
+    /// Address to listen on, IPv4 or [IPv6]; port 0 takes a free one. May be given several times.
+    #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',')]
+    pub listen: Vec<SocketAddr>,
+    /// Processors to run on, one reactor each.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub cores: Vec<usize>,
+    /// The subsystem's name.
+    #[arg(long)]
+    pub nqn: Option<String>,
+    /// How the device is reached.
+    #[arg(long)]
+    pub driver: Option<Driver>,
+    /// What an idle core does.
+    #[arg(long)]
+    pub polling: Option<Polling>,
+}
+
+/// Which namespace.
+#[derive(Debug, Args)]
+pub struct At {
+    /// The namespace.
+    #[arg(long, env = "OCTOKV_URL", default_value = DEFAULT_URL)]
+    pub url: Url,
+}
+
+/// How keys and values are written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Form {
+    /// Keys and values on the command line, and keys that are printed, are hexadecimal.
+    #[arg(long)]
+    pub hex: bool,
+}
+
+/// Arguments of `put`.
+#[derive(Debug, Args)]
+pub struct Put {
+    /// The key.
+    pub key: OsString,
+    /// The value.
+    #[arg(required_unless_present = "file", conflicts_with = "file")]
+    pub value: Option<OsString>,
+    /// Take the value from a file; "-" is standard input.
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Fail when the key exists.
+    #[arg(long, conflicts_with = "update_only")]
+    pub add_only: bool,
+    /// Fail when the key does not exist (exit code 3).
+    #[arg(long)]
+    pub update_only: bool,
+    #[command(flatten)]
+    pub form: Form,
+    #[command(flatten)]
+    pub at: At,
+}
+
+/// Arguments of `get`.
+#[derive(Debug, Args)]
+pub struct Get {
+    /// The key.
+    pub key: OsString,
+    #[command(flatten)]
+    pub form: Form,
+    #[command(flatten)]
+    pub at: At,
+}
+
+/// Arguments of `delete`.
+#[derive(Debug, Args)]
+pub struct Delete {
+    /// The key.
+    pub key: OsString,
+    #[command(flatten)]
+    pub form: Form,
+    #[command(flatten)]
+    pub at: At,
+}
+
+/// Arguments of `exist`.
+#[derive(Debug, Args)]
+pub struct Exist {
+    /// The key.
+    pub key: OsString,
+    #[command(flatten)]
+    pub form: Form,
+    #[command(flatten)]
+    pub at: At,
+}
+
+/// Arguments of `list`.
+#[derive(Debug, Args)]
+pub struct List {
+    /// Begin at this key, or where it would be.
+    #[arg(long, value_name = "KEY")]
+    pub start: Option<OsString>,
+    /// Print at most so many.
+    #[arg(long, value_name = "COUNT")]
+    pub limit: Option<usize>,
+    #[command(flatten)]
+    pub form: Form,
+    #[command(flatten)]
+    pub at: At,
+}
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// The file or block device.
+    #[arg(long, value_name = "PATH")]
+    pub device: PathBuf,
+}
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// fillseq, fillrandom, overwrite, readrandom, deleterandom; a list runs in order.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "fillrandom,readrandom")]
+    pub workload: Vec<Workload>,
+    /// Bytes of a key.
+    #[arg(long, value_name = "BYTES", default_value = "16")]
+    pub key_size: Size,
+    /// Bytes of a value.
+    #[arg(long, value_name = "BYTES", default_value = "16384")]
+    pub value_size: Size,
+    /// Independent clients, each on a connection of its own.
+    #[arg(long, value_name = "COUNT", default_value_t = 12)]
+    pub threads: usize,
+    /// Operations in flight on each.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub depth: usize,
+    /// Different keys.
+    #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
+    pub num: u64,
+    /// Operations of each workload [default: as many as there are keys].
+    #[arg(long, value_name = "COUNT", conflicts_with = "seconds")]
+    pub ops: Option<u64>,
+    /// How long each workload runs.
+    #[arg(long)]
+    pub seconds: Option<f64>,
+    /// Seconds in which operations are done and not counted, before each workload.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    pub warm_up: f64,
+    /// Processors that make the load, one OS thread each [default: one thread, anywhere].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub client_cores: Vec<usize>,
+    /// What the load's OS threads do while they wait for answers.
+    #[arg(long, default_value = "adaptive")]
+    pub client_polling: Polling,
+    /// Draws keys and makes values; the same seed stores the same values.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Do not compare values that are read with what was stored.
+    #[arg(long)]
+    pub no_verify: bool,
+    /// Write the results, with machine and settings, to a file; "-" is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub at: At,
+}

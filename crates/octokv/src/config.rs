@@ -1,0 +1,487 @@
+//! Settings of a node: defaults, the configuration file over them, the flags over that.
+//!
+//! The file is flat TOML with the keys of [`Config`]; `octokv.example.toml` documents every one with its
+//! default, and a test holds it to that.
+
+use crate::arguments::Serve;
+use crate::diagnosis;
+use crate::size::Size;
+use clap::ValueEnum;
+use octokv_base::Nanos;
+use octokv_engine::hash::superblock::HashKind;
+use octokv_engine::hash::FormatSettings;
+use octokv_node::{DeviceSettings, EngineKind, NodeSettings};
+use octokv_runtime::DeviceDriver;
+use octokv_target::TargetSettings;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::Path;
+
+/// The device that is this process's memory.
+pub const MEMORY: &str = "memory";
+/// Block size of the memory device: the smallest that there is, so that any unit fits.
+const MEMORY_BLOCK_BYTES: u32 = 512;
+
+macro_rules! choices {
+    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident),+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        pub enum $name { $($(#[$of])* $variant),+ }
+    };
+}
+
+choices! {
+    /// The storage engine.
+    Engine {
+        /// A hash index in memory.
+        Hash
+    }
+}
+choices! {
+    /// How keys are hashed.
+    Hash {
+        /// XXH3-128: fast.
+        Xxh3,
+        /// SHA-1, as in the OctoKV paper.
+        Sha1
+    }
+}
+choices! {
+    /// When a write is acknowledged.
+    Durability {
+        /// When it survives power loss.
+        Flush,
+        /// When the device completed it.
+        Device
+    }
+}
+choices! {
+    /// How a device is reached.
+    Driver {
+        /// io_uring where the kernel allows it, else threads.
+        Auto,
+        /// io_uring or an error.
+        Uring,
+        /// Worker threads.
+        Threads
+    }
+}
+choices! {
+    /// What an idle core does.
+    Polling {
+        /// Spins a little, then sleeps.
+        Adaptive,
+        /// Spins always: the lowest latency, a whole core.
+        Busy,
+        /// Sleeps at once: the least processor time.
+        Sleep
+    }
+}
+
+impl Polling {
+    /// As the runtime knows it.
+    pub fn policy(self, spin: Nanos) -> octokv_runtime::Polling {
+        match self {
+            Polling::Adaptive => octokv_runtime::Polling::Adaptive { spin },
+            Polling::Busy => octokv_runtime::Polling::Busy,
+            Polling::Sleep => octokv_runtime::Polling::Sleep,
+        }
+    }
+}
+
+/// Everything that a configuration file may say. The example file says what each is.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub device: String,
+    pub size: Size,
+    pub engine: Engine,
+    pub unit: Size,
+    pub hash: Hash,
+    pub bitmap_partitions: u32,
+    pub value_bytes_max: Size,
+    pub key_bytes_max: u16,
+    pub durability: Durability,
+    pub driver: Driver,
+    pub device_depth: usize,
+    pub listen: Vec<SocketAddr>,
+    pub nqn: String,
+    pub serial: String,
+    pub model: String,
+    pub cores: Vec<usize>,
+    pub polling: Polling,
+    pub spin_us: u64,
+    pub buffer_bytes: Size,
+    pub requests_max: usize,
+    pub connections_max: usize,
+    pub controllers_max: usize,
+    pub controllers_per_host_max: usize,
+    pub io_queues_max: u16,
+    pub queue_depth: u16,
+    pub in_capsule_bytes: Size,
+    pub h2c_data_bytes_max: Size,
+    pub receive_bytes_max: Size,
+    pub outbox_bytes_max: Size,
+    pub event_requests_max: u8,
+    pub keep_alive_max_s: u64,
+    pub handshake_limit_s: u64,
+    pub discovery_idle_limit_s: u64,
+    pub stop_limit_s: u64,
+}
+
+/// The keys of [`Config`], in its order: among them the right name for a wrong one is looked for.
+pub const KEYS: &[&str] = &[
+    "device",
+    "size",
+    "engine",
+    "unit",
+    "hash",
+    "bitmap_partitions",
+    "value_bytes_max",
+    "key_bytes_max",
+    "durability",
+    "driver",
+    "device_depth",
+    "listen",
+    "nqn",
+    "serial",
+    "model",
+    "cores",
+    "polling",
+    "spin_us",
+    "buffer_bytes",
+    "requests_max",
+    "connections_max",
+    "controllers_max",
+    "controllers_per_host_max",
+    "io_queues_max",
+    "queue_depth",
+    "in_capsule_bytes",
+    "h2c_data_bytes_max",
+    "receive_bytes_max",
+    "outbox_bytes_max",
+    "event_requests_max",
+    "keep_alive_max_s",
+    "handshake_limit_s",
+    "discovery_idle_limit_s",
+    "stop_limit_s",
+];
+
+const SECOND: u64 = 1_000_000_000;
+
+impl Default for Config {
+    /// What a node does without being told anything.
+    fn default() -> Config {
+        let node = NodeSettings::default();
+        let (target, format) = (&node.target, &node.format);
+        let (device, size) = match &node.device {
+            DeviceSettings::File { path, create_bytes } => {
+                (path.display().to_string(), create_bytes.unwrap_or(1 << 30))
+            }
+            DeviceSettings::Memory { bytes, .. } => (MEMORY.to_owned(), *bytes),
+        };
+        let (polling, spin) = match node.polling {
+            octokv_runtime::Polling::Adaptive { spin } => (Polling::Adaptive, spin),
+            octokv_runtime::Polling::Busy => (Polling::Busy, Nanos::ZERO),
+            octokv_runtime::Polling::Sleep => (Polling::Sleep, Nanos::ZERO),
+        };
+        Config {
+            device,
+            size: Size(size),
+            engine: Engine::Hash,
+            unit: Size(u64::from(format.unit_bytes)),
+            hash: match format.hash {
+                HashKind::Xxh3 => Hash::Xxh3,
+                HashKind::Sha1 => Hash::Sha1,
+            },
+            bitmap_partitions: 1 << format.partitions_log2,
+            value_bytes_max: Size(u64::from(format.value_bytes_max)),
+            key_bytes_max: target.key_bytes_max,
+            durability: match node.durability {
+                octokv_engine::Durability::Flush => Durability::Flush,
+                octokv_engine::Durability::Device => Durability::Device,
+            },
+            driver: match node.driver {
+                DeviceDriver::Auto => Driver::Auto,
+                DeviceDriver::Uring => Driver::Uring,
+                DeviceDriver::Threads => Driver::Threads,
+            },
+            device_depth: node.device_depth,
+            listen: node.listen.clone(),
+            nqn: node.nqn.clone(),
+            serial: target.serial.clone(),
+            model: target.model.clone(),
+            cores: node.cores.clone(),
+            polling,
+            spin_us: spin.0 / 1_000,
+            buffer_bytes: Size(node.buffer_bytes as u64),
+            requests_max: node.requests_max,
+            connections_max: node.connections_max,
+            controllers_max: target.controllers_max,
+            controllers_per_host_max: target.controllers_per_host_max,
+            io_queues_max: target.io_queues_max,
+            queue_depth: target.queue_depth,
+            in_capsule_bytes: Size(u64::from(target.in_capsule_bytes)),
+            h2c_data_bytes_max: Size(u64::from(target.max_h2c_data)),
+            receive_bytes_max: Size(target.receive_bytes_max as u64),
+            outbox_bytes_max: Size(target.outbox_bytes_max as u64),
+            event_requests_max: target.event_requests_max,
+            keep_alive_max_s: target.keep_alive_max.0 / SECOND,
+            handshake_limit_s: target.handshake_limit.0 / SECOND,
+            discovery_idle_limit_s: target.discovery_idle_limit.0 / SECOND,
+            stop_limit_s: node.stop_limit.0 / SECOND,
+        }
+    }
+}
+
+/// A setting whose value cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid {
+    /// Its key.
+    pub key: &'static str,
+    /// What it must be.
+    pub must: String,
+}
+
+/// The settings of a node: from the file and the flags of `serve`.
+///
+/// # Errors
+/// What is wrong and where it is said.
+pub fn node_settings(flags: &Serve) -> Result<NodeSettings, String> {
+    let (mut config, source) = match &flags.config {
+        None => (Config::default(), None),
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| format!("configuration {}: {error}", path.display()))?;
+            (parse(path, &text)?, Some((path, text)))
+        }
+    };
+    config.overlay(flags);
+    let settings = config.settings(flags.format);
+    settings.map_err(|Invalid { key, must }| {
+        let place = source.as_ref().and_then(|(path, text)| diagnosis::place_of(path, text, key));
+        let place = place.map_or_else(String::new, |place| format!("{place}: "));
+        format!("{place}{key} must be {must}")
+    })
+}
+
+/// A configuration file's settings over the defaults.
+///
+/// # Errors
+/// The file, line and key that are wrong, and the nearest right name.
+pub fn parse(path: &Path, text: &str) -> Result<Config, String> {
+    toml::from_str(text).map_err(|error| diagnosis::describe(path, text, &error))
+}
+
+fn limit<T: PartialOrd>(key: &'static str, value: &T, from: T, to: T, must: &str) -> Result<(), Invalid> {
+    if *value < from || *value > to {
+        return Err(Invalid { key, must: must.to_owned() });
+    }
+    Ok(())
+}
+
+impl Config {
+    fn overlay(&mut self, flags: &Serve) {
+        fn over<T: Clone>(setting: &mut T, flag: &Option<T>) {
+            if let Some(value) = flag {
+                setting.clone_from(value);
+            }
+        }
+        over(&mut self.device, &flags.device);
+        over(&mut self.size, &flags.size);
+        over(&mut self.engine, &flags.engine);
+        over(&mut self.unit, &flags.unit);
+        over(&mut self.hash, &flags.hash);
+        over(&mut self.durability, &flags.durability);
+        over(&mut self.nqn, &flags.nqn);
+        over(&mut self.driver, &flags.driver);
+        over(&mut self.polling, &flags.polling);
+        if !flags.listen.is_empty() {
+            self.listen.clone_from(&flags.listen);
+        }
+        if !flags.cores.is_empty() {
+            self.cores.clone_from(&flags.cores);
+        }
+    }
+
+    /// What a room would take for a mistake of ours is refused here by name.
+    fn check(&self) -> Result<(), Invalid> {
+        let bad = |key, must: &str| Err(Invalid { key, must: must.to_owned() });
+        if !matches!(self.unit.0, 512 | 1024 | 2048 | 4096) {
+            return bad("unit", "512, 1024, 2048 or 4096 bytes");
+        }
+        if !self.bitmap_partitions.is_power_of_two() || self.bitmap_partitions > 4096 {
+            return bad("bitmap_partitions", "a power of two from 1 to 4096");
+        }
+        if self.device.is_empty() {
+            return bad("device", "a path, or \"memory\"");
+        }
+        if let Err(why) = octokv_wire::nqn::check(&self.nqn) {
+            return bad("nqn", &format!("a name of the form nqn.YYYY-MM.DOMAIN:NAME ({why})"));
+        }
+        let printable = |text: &str| text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+        if !printable(&self.serial) || self.serial.len() > 20 {
+            return bad("serial", "up to 20 printable ASCII characters");
+        }
+        if !printable(&self.model) || self.model.len() > 40 {
+            return bad("model", "up to 40 printable ASCII characters");
+        }
+        limit("value_bytes_max", &self.value_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
+        limit("key_bytes_max", &self.key_bytes_max, 16, 1024, "16 to 1024")?;
+        limit("device_depth", &self.device_depth, 1, 32_768, "1 to 32768")?;
+        limit("requests_max", &self.requests_max, 1, 1 << 24, "1 to 16777216")?;
+        limit("connections_max", &self.connections_max, 1, 1 << 20, "1 to 1048576")?;
+        limit("controllers_max", &self.controllers_max, 1, 0xff00, "1 to 65280")?;
+        limit("controllers_per_host_max", &self.controllers_per_host_max, 1, 0xff00, "1 to 65280")?;
+        limit("io_queues_max", &self.io_queues_max, 1, 65_534, "1 to 65534")?;
+        limit("queue_depth", &self.queue_depth, 2, u16::MAX, "2 to 65535")?;
+        limit("in_capsule_bytes", &self.in_capsule_bytes.0, 0, 64 << 10, "at most 64KiB")?;
+        if !self.in_capsule_bytes.0.is_multiple_of(16) {
+            return bad("in_capsule_bytes", "a multiple of 16");
+        }
+        limit("h2c_data_bytes_max", &self.h2c_data_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
+        if !self.h2c_data_bytes_max.0.is_multiple_of(4) {
+            return bad("h2c_data_bytes_max", "a multiple of 4");
+        }
+        let longest = self.value_bytes_max.0;
+        limit("receive_bytes_max", &self.receive_bytes_max.0, longest, u64::MAX, "value_bytes_max or more")?;
+        limit("outbox_bytes_max", &self.outbox_bytes_max.0, 4096, u64::MAX, "4KiB or more")?;
+        limit("event_requests_max", &self.event_requests_max, 1, u8::MAX, "1 to 255")?;
+        limit("keep_alive_max_s", &self.keep_alive_max_s, 1, 4_294_967, "1 to 4294967")?;
+        limit("handshake_limit_s", &self.handshake_limit_s, 1, 86_400, "1 to 86400")?;
+        limit("discovery_idle_limit_s", &self.discovery_idle_limit_s, 1, 86_400, "1 to 86400")?;
+        limit("stop_limit_s", &self.stop_limit_s, 0, 3_600, "at most 3600")?;
+        limit("spin_us", &self.spin_us, 0, 1_000_000, "at most 1000000")
+    }
+
+    /// As a node takes them.
+    fn settings(&self, reformat: bool) -> Result<NodeSettings, Invalid> {
+        self.check()?;
+        let device = if self.device == MEMORY {
+            DeviceSettings::Memory { bytes: self.size.0, block_bytes: MEMORY_BLOCK_BYTES }
+        } else {
+            DeviceSettings::File { path: self.device.clone().into(), create_bytes: Some(self.size.0) }
+        };
+        let defaults = NodeSettings::default();
+        let format = FormatSettings {
+            unit_bytes: self.unit.0 as u32,
+            hash: match self.hash {
+                Hash::Xxh3 => HashKind::Xxh3,
+                Hash::Sha1 => HashKind::Sha1,
+            },
+            partitions_log2: self.bitmap_partitions.ilog2() as u8,
+            value_bytes_max: self.value_bytes_max.0 as u32,
+            ..defaults.format
+        };
+        let target = TargetSettings {
+            serial: self.serial.clone(),
+            model: self.model.clone(),
+            controllers_max: self.controllers_max,
+            controllers_per_host_max: self.controllers_per_host_max,
+            connections_max: self.connections_max,
+            io_queues_max: self.io_queues_max,
+            queue_depth: self.queue_depth,
+            in_capsule_bytes: self.in_capsule_bytes.0 as u32,
+            max_h2c_data: self.h2c_data_bytes_max.0 as u32,
+            value_bytes_max: self.value_bytes_max.0 as u32,
+            key_bytes_max: self.key_bytes_max,
+            receive_bytes_max: self.receive_bytes_max.0 as usize,
+            outbox_bytes_max: self.outbox_bytes_max.0 as usize,
+            keep_alive_max: Nanos::from_secs(self.keep_alive_max_s),
+            handshake_limit: Nanos::from_secs(self.handshake_limit_s),
+            discovery_idle_limit: Nanos::from_secs(self.discovery_idle_limit_s),
+            event_requests_max: self.event_requests_max,
+            ..TargetSettings::new(&self.nqn)
+        };
+        Ok(NodeSettings {
+            device,
+            engine: match self.engine {
+                Engine::Hash => EngineKind::Hash,
+            },
+            format,
+            reformat,
+            durability: match self.durability {
+                Durability::Flush => octokv_engine::Durability::Flush,
+                Durability::Device => octokv_engine::Durability::Device,
+            },
+            listen: self.listen.clone(),
+            cores: self.cores.clone(),
+            nqn: self.nqn.clone(),
+            polling: self.polling.policy(Nanos::from_micros(self.spin_us)),
+            driver: match self.driver {
+                Driver::Auto => DeviceDriver::Auto,
+                Driver::Uring => DeviceDriver::Uring,
+                Driver::Threads => DeviceDriver::Threads,
+            },
+            device_depth: self.device_depth,
+            buffer_bytes: self.buffer_bytes.0 as usize,
+            connections_max: self.connections_max,
+            requests_max: self.requests_max,
+            target,
+            stop_limit: Nanos::from_secs(self.stop_limit_s),
+            ..defaults
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../../../octokv.example.toml");
+
+    fn read(text: &str) -> Result<Config, String> {
+        parse(Path::new("octokv.toml"), text)
+    }
+
+    #[test]
+    fn the_example_documents_every_setting_with_its_default() {
+        assert_eq!(read(EXAMPLE), Ok(Config::default()));
+        let table: toml::Table = EXAMPLE.parse().unwrap();
+        let mut named: Vec<&str> = table.keys().map(String::as_str).collect();
+        let mut keys = KEYS.to_vec();
+        named.sort_unstable();
+        keys.sort_unstable();
+        assert_eq!(named, keys);
+        for (number, line) in EXAMPLE.lines().enumerate().filter(|(_, line)| line.contains(" = ")) {
+            if !line.starts_with('#') {
+                let before = EXAMPLE.lines().nth(number - 1).unwrap();
+                assert!(before.starts_with("# "), "no comment above {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_file_the_settings_are_the_nodes_own_defaults() {
+        let ours = format!("{:?}", Config::default().settings(false).unwrap());
+        assert_eq!(ours, format!("{:?}", NodeSettings::default()));
+    }
+
+    #[test]
+    fn flags_override_the_file() {
+        let mut config = read("device = \"a\"\nsize = \"1MiB\"\ncores = [3]").unwrap();
+        let flags = Serve { device: Some("b".into()), cores: vec![0, 1], ..Serve::default() };
+        config.overlay(&flags);
+        assert_eq!((config.device.as_str(), config.size, config.cores), ("b", Size(1 << 20), vec![0, 1]));
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused_by_name() {
+        let table = [
+            ("unit = 5000", "unit"),
+            ("bitmap_partitions = 3", "bitmap_partitions"),
+            ("nqn = \"node\"", "nqn"),
+            ("queue_depth = 1", "queue_depth"),
+            ("in_capsule_bytes = 100", "in_capsule_bytes"),
+            ("h2c_data_bytes_max = 4098", "h2c_data_bytes_max"),
+            ("receive_bytes_max = \"1MiB\"", "receive_bytes_max"),
+            ("value_bytes_max = 100", "value_bytes_max"),
+            ("serial = \"0123456789012345678901\"", "serial"),
+        ];
+        for (text, key) in table {
+            let refused = read(text).unwrap().settings(false).unwrap_err();
+            assert_eq!(refused.key, key);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Large zeroed memory, in huge pages where the kernel has them: fewer misses of the address translation.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// The size and alignment of a huge page, in bytes.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Zeroed bytes of our own, aligned to [`HUGE_PAGE_BYTES`].
+#[derive(Debug)]
+pub struct HugeBytes {
+    start: NonNull<u8>,
+    len: usize,
+    /// The mapping that holds them: start and length.
+    mapping: (NonNull<libc::c_void>, usize),
+}
+
+// SAFETY: it owns its memory alone, as a boxed slice does.
+unsafe impl Send for HugeBytes {}
+// SAFETY: shared references give shared bytes only.
+unsafe impl Sync for HugeBytes {}
+
+impl HugeBytes {
+    /// `len` zeroed bytes; more than none.
+    pub fn new(len: usize) -> io::Result<HugeBytes> {
+        assert!(len > 0, "no bytes need no memory");
+        let mapped = len.next_multiple_of(HUGE_PAGE_BYTES) + HUGE_PAGE_BYTES;
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new anonymous mapping touches nothing that exists.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), mapped, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let mapping = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
+        let shift = mapping.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        // SAFETY: the mapping is larger than `len` by a huge page, so the aligned address is within it.
+        let aligned = unsafe { mapping.cast::<u8>().add(shift) };
+        // SAFETY: the range lies within our mapping. Advice only: a kernel without huge pages refuses it.
+        let _ = unsafe { libc::madvise(aligned.as_ptr().cast(), mapped - shift, libc::MADV_HUGEPAGE) };
+        Ok(HugeBytes { start: aligned, len, mapping: (mapping, mapped) })
+    }
+}
+
+impl Deref for HugeBytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `start` has `len` bytes, zeroed by the kernel, that live until `drop`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for HugeBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` says that nobody else looks at them.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for HugeBytes {
+    fn drop(&mut self) {
+        let (start, len) = self.mapping;
+        // SAFETY: the mapping was made in `new`, and nothing refers to it any more.
+        let done = unsafe { libc::munmap(start.as_ptr(), len) };
+        debug_assert_eq!(done, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_are_aligned_zeroed_and_writable_to_the_end() {
+        for len in [1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5] {
+            let mut bytes = HugeBytes::new(len).unwrap();
+            assert_eq!((bytes.as_ptr() as usize % HUGE_PAGE_BYTES, bytes.len()), (0, len));
+            assert!(bytes.iter().all(|&byte| byte == 0));
+            bytes[len - 1] = 7;
+            assert_eq!(bytes[len - 1], 7);
+        }
+    }
+}
