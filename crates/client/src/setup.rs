@@ -73,6 +73,21 @@ impl Facts {
         }
     }
 
+    fn learn_controller(&mut self, page: &identify::Controller) {
+        self.capsule_data_bytes = page.capsule_data_bytes();
+        self.data_bytes_max = page.data_bytes_max().map_or(u32::MAX, |most| most.min(1 << 31) as u32);
+        self.announcement = page.announcement();
+        self.commands_max = page.commands_max.get();
+    }
+
+    fn learn_namespace(&mut self, page: &identify::KvNamespace) {
+        let format = page.kv_formats[usize::from(page.format & 0xf)];
+        self.kv_key_bytes_max = format.key_bytes_max.get();
+        self.kv_value_bytes_max = format.value_bytes_max.get();
+        self.size_bytes = page.size_bytes.get();
+        self.used_bytes = page.used_bytes.get();
+    }
+
     /// Whether the extension's commands with long keys can be used. Their keys travel in the capsule.
     pub fn long_keys(&self) -> bool {
         let announced = |a: &Announcement| a.features & extension::FEATURE_LONG_KEYS != 0;
@@ -258,11 +273,7 @@ pub fn next(
             ControllerStatus { ready: true, .. } => Step::Controller,
         },
         Step::Controller => {
-            let page: &identify::Controller = identify::read(data).ok_or(short)?;
-            facts.capsule_data_bytes = page.capsule_data_bytes();
-            facts.data_bytes_max = page.data_bytes_max().map_or(u32::MAX, |most| most.min(1 << 31) as u32);
-            facts.announcement = page.announcement();
-            facts.commands_max = page.commands_max.get();
+            facts.learn_controller(identify::read(data).ok_or(short)?);
             Step::Namespaces
         }
         Step::Namespaces => {
@@ -280,12 +291,7 @@ pub fn next(
             Step::Namespace
         }
         Step::Namespace => {
-            let page: &identify::KvNamespace = identify::read(data).ok_or(short)?;
-            let format = page.kv_formats[usize::from(page.format & 0xf)];
-            facts.kv_key_bytes_max = format.key_bytes_max.get();
-            facts.kv_value_bytes_max = format.value_bytes_max.get();
-            facts.size_bytes = page.size_bytes.get();
-            facts.used_bytes = page.used_bytes.get();
+            facts.learn_namespace(identify::read(data).ok_or(short)?);
             Step::Queues
         }
         Step::Queues => {

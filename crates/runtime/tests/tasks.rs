@@ -74,7 +74,7 @@ fn a_full_slab_gives_the_future_back_and_freed_slots_are_used_again() {
     let first = tasks.spawn(wait_for(&gates[0])).ok().unwrap();
     assert!(tasks.spawn(wait_for(&gates[1])).is_ok());
     assert!(tasks.is_full());
-    let refused = tasks.spawn(wait_for(&gates[2])).err().expect("the slab is full");
+    let Err(refused) = tasks.spawn(wait_for(&gates[2])) else { panic!("the slab is full") };
     gates[0].set(true);
     assert_eq!(tasks.poll_ready(), 0, "nobody was woken");
     wakers.borrow()[0].wake_by_ref();

@@ -7,7 +7,7 @@ use crate::admin::{self, View};
 use crate::connection::{Closing, Connection, IoQueue, Stall, State};
 use crate::controller::{Controller, Purpose};
 use crate::errors::Failure;
-use crate::intake::Capsule;
+use crate::intake::{Capsule, transfer_budget};
 use crate::kv::{self, Intent, Plan};
 use crate::request::{Operation, Request};
 use crate::slots::{Landing, Phase, Slots, Transfer};
@@ -114,7 +114,13 @@ impl Connection {
                     }
                     SglKind::None | SglKind::Transport { .. } => &[],
                 };
-                Ok(self.launch(sqe.command_id(), id, intent, landing, in_capsule, pool, requests))
+                let stall = self.launch(sqe.command_id(), id, intent, landing, in_capsule, pool, requests);
+                // The buffer would have to come from transfers whose data is behind this command.
+                let mine = self.slots.receiving_bytes();
+                if stall.is_some() && mine > transfer_budget(pool.budget_bytes(), true) {
+                    return Err(Status::COMMAND_INTERRUPTED);
+                }
+                Ok(stall)
             }
         }
     }

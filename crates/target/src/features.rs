@@ -6,7 +6,7 @@
 use crate::admin::{Reply, View};
 use crate::controller::Purpose;
 use octokv_base::Nanos;
-use octokv_wire::command::{event, feature};
+use octokv_wire::command::feature;
 use octokv_wire::{Sqe, Status};
 use std::sync::atomic::Ordering;
 
@@ -111,12 +111,8 @@ pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe) -> Result<Reply, Statu
     let mut book = view.controller.book();
     match id {
         feature::QUEUES => return Ok(Reply::dword(set_queues(view, value)?)),
-        feature::ASYNC_EVENTS => {
-            if value & !notices(view.controller.purpose) != 0 {
-                return Err(INVALID_FIELD);
-            }
-            book.events.wanted = value;
-        }
+        // Hosts may wish for events that never come.
+        feature::ASYNC_EVENTS => book.events.wanted = value,
         feature::ARBITRATION => book.features.arbitration = value,
         feature::ERROR_RECOVERY => book.features.error_recovery = value,
         feature::WRITE_ATOMICITY => book.features.write_atomicity = value,
@@ -136,15 +132,6 @@ pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe) -> Result<Reply, Statu
         _ => return Err(INVALID_FIELD),
     }
     Ok(Reply::success())
-}
-
-/// The notices that a controller can give: OAES, and what feature 0Bh takes. The low byte are the health
-/// warnings, which never come.
-pub(crate) fn notices(purpose: Purpose) -> u32 {
-    match purpose {
-        Purpose::Io => event::NAMESPACE_CHANGED_BIT | event::ANA_CHANGED_BIT | 0x1ff,
-        Purpose::Discovery => event::DISCOVERY_CHANGED_BIT,
-    }
 }
 
 fn set_keep_alive(view: &View<'_>, now: Nanos, milliseconds: u32) -> Result<Reply, Status> {

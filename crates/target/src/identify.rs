@@ -2,10 +2,10 @@
 
 use crate::admin::View;
 use crate::controller::Purpose;
+use crate::errors;
 use crate::settings::NamespaceInfo;
-use crate::{errors, features};
 use octokv_base::NamespaceId;
-use octokv_wire::command::csi;
+use octokv_wire::command::{csi, event};
 use octokv_wire::extension::{self, Announcement};
 use octokv_wire::identify::{self as page, Descriptor, Request, cns, controller_type, set_text};
 use octokv_wire::{Sqe, Status, kv, nqn};
@@ -124,8 +124,9 @@ fn controller(view: &View<'_>) -> Box<page::Controller> {
     it.data_pages_log2 = settings.value_bytes_max.div_ceil(4096).next_power_of_two().ilog2().max(1) as u8;
     it.controller_id = U16::new(view.controller.id);
     it.version = U32::new(NVME_VERSION);
-    it.events = U32::new(features::notices(view.controller.purpose) & !0x1ff | u32::from(is_io) << 8);
-    it.attributes = U32::new(1 | 1 << 6); // 128-bit host identifiers; any command keeps alive.
+    let notices = if is_io { event::NAMESPACE_CHANGED_BIT } else { event::DISCOVERY_CHANGED_BIT };
+    it.events = U32::new(notices);
+    it.attributes = U32::new(1); // 128-bit host identifiers.
     it.controller_type = if is_io { controller_type::IO } else { controller_type::DISCOVERY };
     it.abort_limit = 3;
     it.event_limit = settings.event_requests_max.saturating_sub(1);

@@ -341,21 +341,53 @@ impl Connection {
         self.grant(pool);
     }
 
-    /// Gives buffers to the transfers that wait for them, in turn, and asks for their data. What is
-    /// asked for at a time stays within the connection's share, and leaves a quarter of the pool to
-    /// commands that cannot wait for anything but the engine; a connection that has asked for nothing
-    /// may always ask for one.
+    /// Gives buffers to the transfers that wait for them, in turn, and asks for their data.
     pub(crate) fn grant(&mut self, pool: &Pool) {
+        let share = self.target.settings().receive_bytes_max;
         while let Some((slot, bytes)) = self.slots.first_waiting() {
-            let open = self.slots.receiving_bytes();
-            let share = self.target.settings().receive_bytes_max;
-            let common = pool.budget_bytes() - pool.budget_bytes() / 4;
-            if open > 0 && (open + bytes > share || pool.out_bytes() + bytes > common) {
+            if !may_grant(bytes, self.slots.receiving_bytes(), share, pool.out_bytes(), pool.budget_bytes()) {
                 return;
             }
             let Some(buffer) = pool.take(bytes) else { return };
             let (command_id, expected) = self.slots.start_receiving(slot, buffer);
             self.replies.ask(command_id, slot, expected);
+        }
+    }
+}
+
+/// What transfers may take of a pool of this budget: the rest is for commands that wait for nothing but
+/// the engine, so that these always end, and no connection waits with its own data behind such a command.
+pub(crate) const fn transfer_budget(budget_bytes: usize, is_first: bool) -> usize {
+    budget_bytes - budget_bytes / if is_first { 8 } else { 4 }
+}
+
+/// Whether a connection with `open` bytes of transfers under way, of its `share`, may begin one more when
+/// `out` bytes of the pool's budget are in use. An unused pool grants any.
+fn may_grant(bytes: usize, open: usize, share: usize, out: usize, budget: usize) -> bool {
+    let is_first = open == 0;
+    let within_share = is_first || open + bytes <= share;
+    within_share && (out == 0 || out + bytes <= transfer_budget(budget, is_first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_are_granted_within_the_share_and_leave_a_rest_of_the_pool() {
+        let table = [
+            // want, bytes, open, share, out, budget
+            (true, 10, 0, 5, 0, 80), // The first may exceed the share.
+            (true, 10, 20, 30, 20, 80),
+            (false, 11, 20, 30, 20, 80),
+            (true, 10, 10, 99, 50, 80),
+            (false, 11, 10, 99, 50, 80), // A quarter of the pool is left.
+            (true, 10, 0, 99, 60, 80),
+            (false, 11, 0, 99, 60, 80), // An eighth, when it is the connection's first.
+            (true, 90, 0, 99, 0, 80),   // The pool itself refuses this one.
+        ];
+        for (want, bytes, open, share, out, budget) in table {
+            assert_eq!(may_grant(bytes, open, share, out, budget), want, "{bytes} {open} {share} {out}");
         }
     }
 }

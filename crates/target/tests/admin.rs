@@ -171,7 +171,6 @@ fn features_hold_what_they_may_hold() {
     assert!(host.set_feature(feature::KEEP_ALIVE, 0, u32::MAX).status().is(Status::KEEP_ALIVE_INVALID));
     assert!(host.set_feature(feature::ASYNC_EVENTS, 0, 0x900).status().is_success());
     assert_eq!(host.get_feature(feature::ASYNC_EVENTS, 0).dw0(), 0x900);
-    assert!(host.set_feature(feature::ASYNC_EVENTS, 0, 1 << 31).status().is(Status::INVALID_FIELD));
     assert!(host.set_feature(feature::COMMAND_SET_PROFILE, 0, 0).status().is_success());
     let rejected = host.set_feature(feature::COMMAND_SET_PROFILE, 0, 1).status();
     assert!(rejected.is(Status::COMMAND_SET_REJECTED));

@@ -356,6 +356,22 @@ fn without_buffers_a_capsule_waits_and_a_transfer_is_asked_for_later() {
 }
 
 #[test]
+fn a_capsule_that_waits_for_its_own_connections_data_is_interrupted() {
+    let (_admin, mut io) = queue();
+    io.pool = Pool::new(64 * 1024);
+    io.send_command(&store_sqe(1, b"t", 60_000, Sgl::transport(60_000), 0), &[]);
+    let Some(Reply::Ask(_)) = io.replies.front() else { panic!("an unused pool grants any") };
+    let ask = io.replies.pop_front();
+    let refused = io.run(store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
+    assert_eq!(refused.status(), Status::COMMAND_INTERRUPTED);
+    io.replies.extend(ask);
+    io.answer_ask(&value(60_000), 60_000);
+    io.work();
+    assert!(io.done().status().is_success());
+    assert!(io.store(b"k", b"v", 0).status().is_success());
+}
+
+#[test]
 fn open_transfers_stay_within_the_share_of_a_connection() {
     let mut settings = TargetSettings::new(NQN);
     settings.receive_bytes_max = 3 << 20;

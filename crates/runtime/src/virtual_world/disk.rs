@@ -76,6 +76,9 @@ pub enum CrashPlan {
 pub const SECTOR_BYTES: usize = 512;
 const PAGE: usize = 4096;
 type Page = [u8; PAGE];
+/// A page of the contents; none reads as zeroes.
+type Content = Option<Rc<Page>>;
+type Pages = Vec<Content>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DiskEvent {
@@ -90,7 +93,7 @@ struct Unflushed {
     offset: u64,
     bytes: u64,
     /// By page, from the first that is touched: what was there, and what is there now.
-    pages: Vec<(Option<Rc<Page>>, Option<Rc<Page>>)>,
+    pages: Vec<(Content, Content)>,
 }
 
 struct Pending {
@@ -403,5 +406,4 @@ impl Disk {
     }
 }
 
-type Pages = Vec<Option<Rc<Page>>>;
 const EINVAL: i32 = 22;

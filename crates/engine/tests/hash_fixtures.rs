@@ -1,0 +1,29 @@
+//! Volumes of every format version that was ever released are still read.
+
+mod common;
+
+use common::Hash;
+use octokv_base::Random;
+use octokv_engine::Engine;
+use octokv_engine::conformance::{Subject, key_of, operation_of};
+use octokv_flash::power::PowerDisk;
+use octokv_runtime::block_on;
+use std::rc::Rc;
+
+/// Twenty keys, ten before and ten after a checkpoint, the fourth deleted; killed, not closed.
+#[test]
+fn version_1_of_the_hash_engine() {
+    let disk = PowerDisk::new(include_bytes!("fixtures/hash-v1.img").to_vec(), 512);
+    let mut random = Random::new(1);
+    let mut settle = || {
+        disk.complete(&mut random);
+    };
+    let engine = block_on(Hash::default().open(Rc::new(disk.clone())), &mut settle).expect("opens");
+    assert_eq!(engine.statistics().keys, 19);
+    for index in 0..20 {
+        let key = key_of(index);
+        let found = block_on(engine.get(&key), &mut settle).expect("no fault");
+        let want = (index != 3).then_some((index, 100 + index as usize));
+        assert_eq!(found.map(|value| (operation_of(&key, value.as_bytes()), value.bytes)), want);
+    }
+}

@@ -1,0 +1,184 @@
+//! Everything once, within seconds, on a temporary file: puts, gets, a kill under load, a restart, figures.
+//!
+//! Three acts: a node in this process and a client; a node in a process of its own, killed while it
+//! writes, started again and held to what it acknowledged; load on it, with figures.
+
+use crate::bench::{HOST, client_settings, measure};
+use crate::child::{Server, address_of};
+use crate::outcome::{Failure, Outcome};
+use crate::serve;
+use crate::size::Size;
+use anyhow::{Context, anyhow, ensure};
+use octokv_base::Nanos;
+use octokv_bench::ledger::{Flow, Ledger};
+use octokv_bench::worker::{DEFAULT_POLLING, connect, disconnect};
+use octokv_bench::{End, Plan, Workload};
+use octokv_client::blocking::Client;
+use octokv_client::{Reconnect, Session, Settings, Url};
+use octokv_node::{DeviceSettings, NodeSettings};
+use octokv_runtime::RealSockets;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const DEVICE_BYTES: u64 = 256 << 20;
+const LEDGER_KEYS: usize = 2_000;
+const LEDGER_DEPTH: usize = 64;
+/// The kill comes when so many writes of the load are acknowledged, or so much time has passed.
+const KILL_AFTER_WRITES: u64 = 5_000;
+const KILL_AFTER: Nanos = Nanos::from_millis(1_500);
+const FIGURES_TIME: Nanos = Nanos::from_millis(800);
+
+/// Runs `octokv demo`.
+pub fn run() -> Outcome {
+    println!("octokv demo: a key-value storage node over NVMe/TCP, on a temporary file\n");
+    // Dropped at the end, however that comes: the directory and the file go with it.
+    let directory = directory()?;
+    let device = directory.path().join("device");
+    first_steps(&device)?;
+    crash(&device)?;
+    figures(&device)?;
+    directory.close().context("the temporary directory")?;
+    println!("The temporary file is gone. Next: octokv serve, then octokv put KEY VALUE (see README.md)");
+    Ok(())
+}
+
+/// Where the device goes: the system's place for temporary files, unless it cannot hold one.
+fn directory() -> Result<TempDir, Failure> {
+    let mut places = vec![std::env::temp_dir()];
+    places.extend(std::env::current_dir());
+    let usable = |place: &PathBuf| {
+        let directory = TempDir::with_prefix_in("octokv-demo-", place).ok()?;
+        let probe = directory.path().join("probe");
+        octokv_sys::file::open_device(&probe, Some(1 << 20), true).ok()?;
+        std::fs::remove_file(probe).ok()?;
+        Some(directory)
+    };
+    let found = places.iter().find_map(usable);
+    found.ok_or_else(|| {
+        let names: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+        anyhow!("no place for a temporary device (O_DIRECT is needed) in {}", names.join(", ")).into()
+    })
+}
+
+fn first_steps(device: &Path) -> Outcome {
+    println!("1. A node on a file of {}, and a client", Size(DEVICE_BYTES));
+    let node = serve::start(NodeSettings {
+        device: DeviceSettings::File { path: device.to_owned(), create_bytes: Some(DEVICE_BYTES) },
+        listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
+        ..NodeSettings::default()
+    })?;
+    let url = serve::url(&node)?;
+    println!("   serving  {url}");
+    let client = Client::connect(&url.to_string()).context("the node just started")?;
+    let picture: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let values: [(&str, &[u8]); 3] =
+        [("hello", b"world"), ("greeting", "Grüezi mitenand".as_bytes()), ("picture", &picture)];
+    for (key, value) in values {
+        client.put(key.as_bytes(), value).with_context(|| format!("put {key}"))?;
+        println!("   put      {key:<10} {:>7} bytes", value.len());
+    }
+    for (key, value) in values {
+        let found = client.get(key.as_bytes()).with_context(|| format!("get {key}"))?;
+        ensure_right(found.as_deref() == Some(value), key)?;
+        let text = std::str::from_utf8(value).map_or("the same bytes".to_owned(), |text| format!("\"{text}\""));
+        println!("   get      {key:<10} {text}");
+    }
+    let count = client.list(b"", usize::MAX).context("list")?.len();
+    println!("   list     {count} keys");
+    client.delete(b"picture").context("delete")?;
+    let gone = client.exist(b"picture").context("exist")?.is_none();
+    ensure_right(gone, "picture")?;
+    println!("   delete   picture, and its space is free again");
+    drop(client);
+    node.stop().map_err(|error| anyhow!("{error}"))?;
+    println!("   stopped in order\n");
+    Ok(())
+}
+
+fn ensure_right(right: bool, key: &str) -> Outcome {
+    Ok((|| {
+        ensure!(right, "key {key} does not have the value that was put");
+        Ok(())
+    })()?)
+}
+
+fn crash(device: &Path) -> Outcome {
+    println!("2. A server process, killed (SIGKILL) in the middle of {LEDGER_DEPTH} writes at a time");
+    let mut server = Server::start(device)?;
+    let mut session = session(&server.url)?;
+    let mut ledger = Ledger::new(LEDGER_KEYS, 2026);
+    let begin = (HOST.now)();
+    let (mut killed, mut problem) = (None, None);
+    let written = ledger.write(&mut session, HOST.now, LEDGER_DEPTH, |acknowledged| {
+        let elapsed = (HOST.now)().since(begin);
+        if killed.is_none() && (acknowledged >= KILL_AFTER_WRITES || elapsed >= KILL_AFTER) {
+            killed = Some(elapsed);
+            problem = server.kill().err();
+        }
+        Flow::GoOn
+    });
+    written.map_err(|error| anyhow!("{error}"))?;
+    if let Some(error) = problem {
+        return Err(error.into());
+    }
+    let elapsed = killed.ok_or_else(|| anyhow!("the server was lost before it was killed"))?;
+    println!(
+        "   killed   after {:.1} s: {} writes acknowledged (durable: each behind a flush), {} on their way",
+        elapsed.as_secs_f64(),
+        ledger.acknowledged(),
+        ledger.in_doubt()
+    );
+    drop(server);
+    let begin = (HOST.now)();
+    let server = Server::start(device)?;
+    let restart_ms = (HOST.now)().since(begin).as_secs_f64() * 1e3;
+    println!("   restart  ready after {restart_ms:.0} ms");
+    let mut session = self::session(&server.url)?;
+    let keys = ledger.verify(&mut session, HOST.now, LEDGER_DEPTH).map_err(|error| anyhow!("{error}"))?;
+    disconnect(session, HOST.now);
+    println!("   verify   every acknowledged write is there: {keys} keys read back and compared\n");
+    Ok(())
+}
+
+fn session(url: &Url) -> Result<Session<RealSockets>, Failure> {
+    let settings =
+        Settings { depth: LEDGER_DEPTH as u16, reconnect: Reconnect::Never, ..client_settings(url) };
+    let session = connect(address_of(url)?, settings, HOST.now);
+    Ok(session.map_err(|error| anyhow!("{error}"))?)
+}
+
+fn figures(device: &Path) -> Outcome {
+    println!("3. Figures of this machine: 4 KiB values, every put durable before it is acknowledged");
+    let server = Server::start(device)?;
+    let table = [(Workload::FillRandom, 12, 1), (Workload::ReadRandom, 12, 1), (Workload::ReadRandom, 1, 128)];
+    println!("   {:<24} {:>10} {:>12} {:>12}", "", "ops/s", "mean", "p99");
+    for (workload, threads, depth) in table {
+        let plan = Plan {
+            workloads: vec![workload],
+            value_bytes: 4096,
+            keys: 8_192,
+            threads,
+            depth,
+            end: End::Time(FIGURES_TIME),
+            ..Plan::default()
+        };
+        let figures = measure(&plan, &server.url, &[None], DEFAULT_POLLING)?;
+        for f in figures {
+            let name = match workload {
+                Workload::ReadRandom => "get",
+                _ => "put",
+            };
+            let shape = match depth {
+                1 => format!("{name}, {threads} clients"),
+                _ => format!("{name}, {depth} in flight"),
+            };
+            println!(
+                "   {shape:<24} {:>10.0} {:>9.0} us {:>9.0} us",
+                f.throughput_ops_s, f.latency_us_mean, f.latency_us_p99
+            );
+        }
+    }
+    println!();
+    Ok(())
+}
