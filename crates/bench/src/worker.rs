@@ -214,7 +214,9 @@ impl<S: Sockets> Worker<'_, S> {
                 }
                 Ok(Answer::NotFound) => tally.answered(started, now, false),
                 Ok(_) => tally.answered(started, now, true),
-                Err(error) => failure = Some(failed(shared.workload, data::key(index, plan.key_bytes), error)),
+                Err(error) => {
+                    failure = Some(failed(shared.workload, data::key(index, plan.key_bytes), error))
+                }
             }
         });
         if done > 0 {

@@ -21,7 +21,7 @@
 //! - [`setup`]: the order in which a controller is set up, as a table.
 //! - [`initiator`]: machine of one controller: its queues, keep alive, loss and reconnection.
 //! - [`session`]: the machine on sockets.
-//! - [`thread`]: the I/O thread of a [`Client`], which repeats what is safe to repeat.
+//! - `thread`: the I/O thread of a [`Client`], which repeats what is safe to repeat.
 //! - [`client`], [`blocking`]: the front doors.
 
 pub mod blocking;

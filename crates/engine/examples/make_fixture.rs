@@ -21,12 +21,8 @@ fn main() {
     let mut settle = || {
         disk.complete(&mut random);
     };
-    let settings = FormatSettings {
-        unit_bytes: 512,
-        value_bytes_max: 64 << 10,
-        seed: 1,
-        ..FormatSettings::default()
-    };
+    let settings =
+        FormatSettings { unit_bytes: 512, value_bytes_max: 64 << 10, seed: 1, ..FormatSettings::default() };
     block_on(format(&*device, &settings), &mut settle).expect("formats");
     let pool = Pool::new(1 << 20);
     let open_settings = OpenSettings { durability: Durability::Flush, cores: 1 };

@@ -12,6 +12,9 @@ use octokv_runtime::{Received, Sent, SocketId, Sockets};
 use octokv_target::{Connection, Request};
 use std::io::IoSlice;
 
+/// From so many missing bytes of a value on, a receive of their own is cheaper than a copy of them.
+const IN_PLACE_BYTES_MIN: usize = 16 * 1024;
+
 /// One connection of a core.
 pub struct Link {
     pub(crate) socket: SocketId,
@@ -50,6 +53,9 @@ impl Link {
         if self.stalled || self.socket_closed || self.connection.is_closed() {
             return false;
         }
+        if let Some(received) = self.receive_in_place(now, sockets, pool, requests) {
+            return received;
+        }
         let kept = self.pending.len();
         if kept + buffer.len() / 4 > buffer.len() {
             // More than any PDU is pending and none of it was taken: only a stall does that.
@@ -72,6 +78,27 @@ impl Link {
                 true
             }
         }
+    }
+
+    /// Where much of a large value is still to come, receives it straight into the record that the device
+    /// will write. `None` where that is not so.
+    fn receive_in_place(
+        &mut self,
+        now: Nanos,
+        sockets: &mut impl Sockets,
+        pool: &Pool,
+        requests: &mut Vec<Request>,
+    ) -> Option<bool> {
+        if !self.pending.is_empty() {
+            return None;
+        }
+        let place = self.connection.landing().filter(|place| place.len() >= IN_PLACE_BYTES_MIN)?;
+        match sockets.receive(self.socket, place) {
+            Received::Nothing => return Some(false),
+            Received::Closed => self.connection.peer_closed(),
+            Received::Bytes(count) => self.connection.landed(now, count, pool, requests),
+        }
+        Some(true)
     }
 
     /// Offers a stalled machine its pending bytes again. True when it took some.

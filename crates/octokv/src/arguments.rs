@@ -1,13 +1,16 @@
 //! What can be typed: commands, flags, and their help.
 
-use crate::config::{Durability, Driver, Engine, Hash, Polling};
+use crate::config::{Driver, Durability, Engine, Hash, Polling};
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
 use octokv_client::Url;
+use octokv_sim::Scenario;
 use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::str::FromStr;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Where a node is looked for unless told otherwise.
@@ -75,6 +78,8 @@ pub enum Command {
     Check(Check),
     /// Put load on a node and report throughput and latency.
     Bench(Bench),
+    /// Play whole worlds with faults, each from a seed; a failure prints its replay line.
+    Sim(Sim),
     /// A node and a client on a temporary file: puts, gets, a kill, a restart, figures.
     Demo,
 }
@@ -216,6 +221,38 @@ pub struct Check {
     /// The file or block device.
     #[arg(long, value_name = "PATH")]
     pub device: PathBuf,
+}
+
+/// Arguments of `sim`.
+#[derive(Debug, Args)]
+pub struct Sim {
+    /// Which seeds: from A up to, and without, B [default: 0..100; with --minutes all from 0].
+    #[arg(long, value_name = "A..B")]
+    pub seeds: Option<Seeds>,
+    /// calm, crashes, network, disk or everything [default: each in turn].
+    #[arg(long, value_name = "NAME", value_parser = scenario)]
+    pub scenario: Option<Scenario>,
+    /// Begin no further seed after so many minutes.
+    #[arg(long)]
+    pub minutes: Option<f64>,
+}
+
+/// Seeds as they are typed: `A..B`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seeds(pub Range<u64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Seeds, String> {
+        let seeds = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+        let seeds = seeds.filter(|seeds: &Range<u64>| !seeds.is_empty());
+        seeds.map(Seeds).ok_or_else(|| "seeds are A..B, two numbers, A less than B".to_owned())
+    }
+}
+
+fn scenario(name: &str) -> Result<Scenario, String> {
+    let names = Scenario::ALL.map(Scenario::name).join(", ");
+    Scenario::by_name(name).ok_or_else(|| format!("there are {names}"))
 }
 
 /// Arguments of `bench`.

@@ -40,7 +40,8 @@ pub fn run(bench: &Bench) -> Outcome {
     }
     for &workload in &plan.workloads {
         let one = Plan { workloads: vec![workload], ..plan.clone() };
-        let figures = measure(&one, &bench.at.url, &cores, bench.client_polling.policy(SPIN))?;
+        let polling = bench.client_polling.policy(SPIN);
+        let figures = measure(&one, &bench.at.url, &cores, polling, Meter::new(workload.name()))?;
         for line in &figures {
             if !to_stdout {
                 writeln!(std::io::stdout(), "{}", table_line(line))?;
@@ -60,10 +61,10 @@ pub fn measure(
     url: &Url,
     cores: &[Option<usize>],
     polling: Polling,
+    mut meter: Meter,
 ) -> Result<Vec<Figures>, Failure> {
     let address = address_of(url)?;
     let client = client_settings(url);
-    let mut meter = Meter::new(plan.workloads.first().map_or("", |workload| workload.name()));
     let figures = run_plan(plan, address, &client, cores, polling, HOST, |progress| {
         meter.show(progress.part, &format!("{} operations", progress.operations));
     });

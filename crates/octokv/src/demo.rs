@@ -5,6 +5,7 @@
 
 use crate::bench::{HOST, client_settings, measure};
 use crate::child::{Server, address_of};
+use crate::meter::Meter;
 use crate::outcome::{Failure, Outcome};
 use crate::serve;
 use crate::size::Size;
@@ -27,7 +28,8 @@ const LEDGER_DEPTH: usize = 64;
 /// The kill comes when so many writes of the load are acknowledged, or so much time has passed.
 const KILL_AFTER_WRITES: u64 = 5_000;
 const KILL_AFTER: Nanos = Nanos::from_millis(1_500);
-const FIGURES_TIME: Nanos = Nanos::from_millis(800);
+const FIGURES_KEYS: u64 = 4_000;
+const FIGURES_TIME: Nanos = Nanos::from_millis(700);
 
 /// Runs `octokv demo`.
 pub fn run() -> Outcome {
@@ -81,7 +83,8 @@ fn first_steps(device: &Path) -> Outcome {
     for (key, value) in values {
         let found = client.get(key.as_bytes()).with_context(|| format!("get {key}"))?;
         ensure_right(found.as_deref() == Some(value), key)?;
-        let text = std::str::from_utf8(value).map_or("the same bytes".to_owned(), |text| format!("\"{text}\""));
+        let text =
+            std::str::from_utf8(value).map_or("the same bytes".to_owned(), |text| format!("\"{text}\""));
         println!("   get      {key:<10} {text}");
     }
     let count = client.list(b"", usize::MAX).context("list")?.len();
@@ -151,30 +154,28 @@ fn session(url: &Url) -> Result<Session<RealSockets>, Failure> {
 fn figures(device: &Path) -> Outcome {
     println!("3. Figures of this machine: 4 KiB values, every put durable before it is acknowledged");
     let server = Server::start(device)?;
-    let table = [(Workload::FillRandom, 12, 1), (Workload::ReadRandom, 12, 1), (Workload::ReadRandom, 1, 128)];
     println!("   {:<24} {:>10} {:>12} {:>12}", "", "ops/s", "mean", "p99");
-    for (workload, threads, depth) in table {
+    let (puts, time) = (End::Operations(FIGURES_KEYS), End::Time(FIGURES_TIME));
+    let table = [
+        ("put, 12 clients", Workload::FillSequential, 12, 1, puts),
+        ("get, 12 clients", Workload::ReadRandom, 12, 1, time),
+        ("get, 128 in flight", Workload::ReadRandom, 1, 128, time),
+    ];
+    for (name, workload, threads, depth, end) in table {
         let plan = Plan {
             workloads: vec![workload],
+            // Another length than the ledger's keys have: they stay apart.
+            key_bytes: 12,
             value_bytes: 4096,
-            keys: 8_192,
+            keys: FIGURES_KEYS,
             threads,
             depth,
-            end: End::Time(FIGURES_TIME),
+            end,
             ..Plan::default()
         };
-        let figures = measure(&plan, &server.url, &[None], DEFAULT_POLLING)?;
-        for f in figures {
-            let name = match workload {
-                Workload::ReadRandom => "get",
-                _ => "put",
-            };
-            let shape = match depth {
-                1 => format!("{name}, {threads} clients"),
-                _ => format!("{name}, {depth} in flight"),
-            };
+        for f in measure(&plan, &server.url, &[None], DEFAULT_POLLING, Meter::silent())? {
             println!(
-                "   {shape:<24} {:>10.0} {:>9.0} us {:>9.0} us",
+                "   {name:<24} {:>10.0} {:>9.0} us {:>9.0} us",
                 f.throughput_ops_s, f.latency_us_mean, f.latency_us_p99
             );
         }

@@ -1,4 +1,4 @@
-//! The command line: `octokv serve`, the client's commands, `bench`, `check`, `demo`.
+//! The command line: `octokv serve`, the client's commands, `bench`, `check`, `sim`, `demo`.
 //!
 //! Exit codes: 0 done, 1 the operation failed, 2 usage (arguments or the configuration file), 3 the key
 //! does not exist. Results go to standard output; messages, progress and events to standard error.
@@ -13,6 +13,7 @@
 //! - [`keys`]: put, get, delete, exist, list.
 //! - [`check`]: verify a device.
 //! - [`bench`]: load, a table, a document.
+//! - [`sim`]: worlds with faults, from seeds.
 //! - [`demo`]: everything once, within seconds, on a temporary file.
 //! - [`child`]: a server process of this same binary.
 //! - [`meter`]: progress: a bar on a terminal, plain lines elsewhere.
@@ -34,6 +35,7 @@ mod keys;
 mod meter;
 mod outcome;
 mod serve;
+mod sim;
 mod size;
 
 use arguments::{Arguments, Command};
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::List(list) => keys::list(&list),
         Command::Check(check) => check::run(&check),
         Command::Bench(bench) => bench::run(&bench),
+        Command::Sim(sim) => sim::run(&sim),
         Command::Demo => demo::run(),
     };
     outcome::exit(result)

@@ -2,17 +2,19 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
 /// Parts of the whole that a bar, or the lines, are made of.
 const PARTS: u64 = 1000;
-/// Without a terminal, one line per so many parts.
-const PARTS_PER_LINE: u64 = 250;
+/// Without a terminal, one line in so much time; what takes less says nothing.
+const TIME_PER_LINE: Duration = Duration::from_secs(5);
 
 /// The progress of one piece of work.
 pub struct Meter {
     what: String,
     bar: Option<ProgressBar>,
-    told: u64,
+    lines: bool,
+    told: Instant,
 }
 
 impl Meter {
@@ -25,7 +27,13 @@ impl Meter {
             bar.set_prefix(what.to_owned());
             bar
         });
-        Meter { what: what.to_owned(), bar, told: 0 }
+        let lines = bar.is_none();
+        Meter { what: what.to_owned(), bar, lines, told: Instant::now() }
+    }
+
+    /// Of work that is over before anybody wonders: shows nothing.
+    pub fn silent() -> Meter {
+        Meter { what: String::new(), bar: None, lines: false, told: Instant::now() }
     }
 
     /// Shows that `part` (0 to 1) is done.
@@ -36,8 +44,8 @@ impl Meter {
                 bar.set_message(message.to_owned());
                 bar.set_position(parts);
             }
-            None if parts / PARTS_PER_LINE > self.told => {
-                self.told = parts / PARTS_PER_LINE;
+            None if self.lines && self.told.elapsed() >= TIME_PER_LINE => {
+                self.told = Instant::now();
                 eprintln!("{}: {} %, {message}", self.what, parts * 100 / PARTS);
             }
             None => {}

@@ -18,7 +18,7 @@ pub fn run(flags: &Serve) -> Outcome {
         DeviceSettings::Memory { .. } => config::MEMORY.to_owned(),
         DeviceSettings::File { path, .. } => path.display().to_string(),
     };
-    let node = octokv_node::start(settings).map_err(refused)?;
+    let node = start(settings)?;
     for address in node.addresses() {
         tracing::info!(%address, device, nqn = node.nqn(), keys = node.statistics().keys, "listening");
     }
@@ -33,9 +33,19 @@ pub fn run(flags: &Serve) -> Outcome {
     Ok(())
 }
 
-/// A node on these settings, for the demo.
+/// A node on these settings. A file that is made for it and turns out to be of no use does not stay.
 pub fn start(settings: NodeSettings) -> Result<RunningNode, Failure> {
-    octokv_node::start(settings).map_err(refused)
+    let missing = match &settings.device {
+        DeviceSettings::File { path, .. } if !path.exists() => Some(path.clone()),
+        DeviceSettings::File { .. } | DeviceSettings::Memory { .. } => None,
+    };
+    octokv_node::start(settings).map_err(|error| {
+        if let (StartError::Volume { .. }, Some(path)) = (&error, missing) {
+            // Where it cannot be removed, the error that follows names it all the same.
+            let _ = std::fs::remove_file(path);
+        }
+        refused(error)
+    })
 }
 
 /// Where a running node is found: its first address.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::Scratch;
-use octokv_base::{Buffer, Nanos};
+use octokv_base::{Buffer, Nanos, Random};
 use octokv_runtime::{
     Busy, Channel, DeviceDriver, Doorbell, Handle, Idle, ListenerId, Mailbox, Operation, Polling,
     RealSockets, Received, Sent, SocketId, Sockets, Stage, Tasks, device_queue, mesh,
@@ -127,7 +127,7 @@ fn an_idle_reactor_uses_no_core_and_wakes_for_the_first_byte() {
     println!("first byte after a pause: {first:?}; {cpu:?} of {lived:?}; {sleeps} sleeps");
     assert!(sleeps >= 10);
     assert!(first[5] < Nanos::from_millis(5), "half of the first bytes took longer than {:?}", first[5]);
-    assert!(cpu.0 * 20 < lived.0, "idle, it used {cpu:?} of {lived:?}");
+    assert!(cpu.0 * 100 < lived.0, "idle, it used {cpu:?} of {lived:?}");
 }
 
 #[test]
@@ -151,58 +151,69 @@ fn a_sleeping_reactor_wakes_for_timers_and_for_its_device() {
                 counted.set(round + 1);
             }
         });
-        let start = clock::now();
         while rounds.get() < 100 {
-            let busy = echo.turn();
-            echo.rest(busy);
-            assert!(clock::now().since(start) < Nanos::from_secs(60), "asleep for ever");
+            if !echo.turn() {
+                let soon = echo.handle.now() + Nanos::from_secs(5);
+                let next = echo.handle.next_deadline().min(soon);
+                echo.idle.rest(false, echo.handle.now(), next, &mut echo.sockets);
+                assert!(clock::now() < soon, "after round {}, nothing woke it", rounds.get());
+            }
         }
         assert!(echo.idle.sleeps() >= 100, "{driver:?} slept {} times", echo.idle.sleeps());
     }
 }
 
-/// One side of a game of ping-pong between two cores by mailbox, both asleep between strokes.
-fn play(mut mailbox: Mailbox<u64>, me: usize, strokes: u64, doorbell: Arc<Doorbell>) -> Nanos {
+/// Sleeps until rung. A sleep that only its timer ended is a lost wake-up.
+fn sleep(idle: &mut Idle, sockets: &mut RealSockets) {
+    let before = clock::now();
+    idle.rest(false, before, before + Nanos::from_secs(5), sockets);
+    let slept = clock::now().since(before);
+    assert!(slept < Nanos::from_secs(4), "a sleep of {slept:?}: a wake-up was lost");
+}
+
+/// Lets a random moment pass, so that whatever the other core does falls into every window of ours.
+fn dawdle(random: &mut Random) {
+    let span = Nanos(random.below(20_000));
+    let start = clock::now();
+    while clock::now().since(start) < span {}
+}
+
+const STROKES: u64 = 20_000;
+
+/// One side of a game of ping-pong between two cores by mailbox; strokes alternate, and each side
+/// sleeps while the other plays.
+fn play(mut mailbox: Mailbox<u64>, me: usize, doorbell: Arc<Doorbell>) {
     let mut sockets = RealSockets::new().unwrap();
     let mut idle = Idle::new(Polling::Sleep, Arc::clone(&doorbell), &mut sockets, None).unwrap();
-    let mut longest = Nanos::ZERO;
-    let mut next = me as u64;
+    let mut random = Random::new(me as u64);
+    let mut expected = 1 - me as u64;
     if me == 0 {
         mailbox.send(1, 0).unwrap();
-        next = 2;
     }
-    let mut expected = if me == 0 { 1 } else { 0 };
-    while expected < strokes {
+    while expected < STROKES {
         doorbell.begin_turn();
-        let before = clock::now();
-        match mailbox.receive() {
+        let received = mailbox.receive();
+        dawdle(&mut random);
+        match received {
             Some(stroke) => {
                 assert_eq!(stroke, expected);
+                mailbox.send(1 - me, stroke + 1).unwrap();
                 expected += 2;
-                next = next.max(stroke + 1);
-                mailbox.send(1 - me, next).unwrap();
-                next += 2;
             }
-            None => {
-                idle.rest(false, before, before + Nanos::from_secs(5), &mut sockets);
-                longest = longest.max(clock::now().since(before));
-            }
+            None => sleep(&mut idle, &mut sockets),
         }
     }
-    longest
 }
 
 #[test]
 fn no_wake_up_between_cores_is_lost() {
-    const STROKES: u64 = 20_000;
     let doorbells: Vec<_> = (0..2).map(|_| Doorbell::new().unwrap()).collect();
     let mut boxes = mesh::<u64>(&doorbells, 16);
     let (other_box, own_box) = (boxes.pop().unwrap(), boxes.pop().unwrap());
     let other_bell = Arc::clone(&doorbells[1]);
-    let other = thread::spawn("pong", move || play(other_box, 1, STROKES, other_bell)).unwrap();
-    let longest = play(own_box, 0, STROKES, Arc::clone(&doorbells[0]));
-    let longest = longest.max(other.join().unwrap());
-    assert!(longest < Nanos::from_secs(4), "a sleep of {longest:?}: only its timer ended it");
+    let other = thread::spawn("pong", move || play(other_box, 1, other_bell)).unwrap();
+    play(own_box, 0, Arc::clone(&doorbells[0]));
+    other.join().unwrap();
 }
 
 #[test]
@@ -213,7 +224,9 @@ fn no_wake_up_of_a_task_by_another_core_is_lost() {
     let published = Arc::new(AtomicU64::new(0));
     let publisher = Arc::clone(&published);
     let other = thread::spawn("waker", move || {
+        let mut random = Random::new(7);
         for (round, waker) in (1..).zip(wakers) {
+            dawdle(&mut random);
             publisher.store(round, Ordering::Release);
             waker.wake();
         }
@@ -222,6 +235,7 @@ fn no_wake_up_of_a_task_by_another_core_is_lost() {
     let mut sockets = RealSockets::new().unwrap();
     let mut idle = Idle::new(Polling::Sleep, Arc::clone(&doorbell), &mut sockets, None).unwrap();
     let mut tasks = Tasks::new(100, Arc::clone(&doorbell));
+    let mut random = Random::new(8);
     let seen = Arc::clone(&published);
     let task = async move {
         for round in 1..=ROUNDS {
@@ -240,10 +254,10 @@ fn no_wake_up_of_a_task_by_another_core_is_lost() {
     while tasks.running() > 0 {
         doorbell.begin_turn();
         let busy = tasks.poll_ready() > 0;
-        let before = clock::now();
-        idle.rest(busy, before, before + Nanos::from_secs(5), &mut sockets);
-        let slept = clock::now().since(before);
-        assert!(slept < Nanos::from_secs(4), "a sleep of {slept:?}: only its timer ended it");
+        dawdle(&mut random);
+        if !busy {
+            sleep(&mut idle, &mut sockets);
+        }
     }
     other.join().unwrap();
     assert_eq!(published.load(Ordering::Acquire), ROUNDS);

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The largest unit of transfer that we work with, in bytes.
 pub const BLOCK_BYTES_MAX: u32 = 4096;
@@ -86,9 +87,24 @@ pub struct OwnedFile {
     created: bool,
 }
 
+/// How long a device that is held is waited for. A process that was killed keeps it for a moment after its
+/// end: until the kernel has ended the transfers that it left behind, and they may still reach the medium.
+const HELD_PATIENCE: Duration = Duration::from_secs(2);
+const HELD_PAUSE: Duration = Duration::from_millis(1);
+
 /// Opens a device for this process alone. A missing file is created with `create` bytes where that is
 /// given. `direct` goes past the page cache.
 pub fn open_device(path: &Path, create: Option<u64>, direct: bool) -> Result<OwnedFile, OpenError> {
+    let deadline = Instant::now() + HELD_PATIENCE;
+    loop {
+        match open_once(path, create, direct) {
+            Err(OpenError::Held) if Instant::now() < deadline => std::thread::sleep(HELD_PAUSE),
+            opened => return opened,
+        }
+    }
+}
+
+fn open_once(path: &Path, create: Option<u64>, direct: bool) -> Result<OwnedFile, OpenError> {
     let direct = if direct { libc::O_DIRECT } else { 0 };
     match (std::fs::metadata(path), create) {
         (Ok(metadata), _) => {

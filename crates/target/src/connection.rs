@@ -1,8 +1,8 @@
 //! One TCP connection, from its first byte to its last.
 //!
 //! In: bytes from the head of a linear receive buffer, outcomes of requests, the time. Out: requests,
-//! and bytes in the [`Outbox`]. What PDUs do is in [`intake`](crate::intake), what commands do in
-//! [`commands`](crate::commands).
+//! and bytes in the [`Outbox`]. What PDUs do is in `intake`, what commands do in
+//! `commands`.
 //!
 //! ```text
 //!  AwaitIcReq ──ICReq──▶ AwaitConnect ──Connect, queue 0──▶ Admin      (I/O controller)
@@ -16,7 +16,7 @@
 //!      ▼                     ▼ too slow               ▼ H2CTermReq, socket closed
 //!    Closed ◀────────────────┴────────────────────────┘
 //! ```
-//! Invariants: the state changes only by [`Connection::set_state`], which lets the controller go where
+//! Invariants: the state changes only by `set_state`, which lets the controller go where
 //! the connection leaves it; every request that went out is completed exactly once, whatever the state;
 //! the memory held is bounded: slots by the queue's size, buffers by `receive_bytes_max`, replies by
 //! `outbox_bytes_max` plus what is at the engine. Tested in `tests/` of this room.

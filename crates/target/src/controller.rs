@@ -15,7 +15,7 @@
 //! any of these ── keep alive ran out ──▶ Expired      (its connections close)
 //! any of these ── admin connection ended ──▶ Gone     (its connections close)
 //! ```
-//! Invariants: `life` changes only under the lock of `book`, by [`Controller::set_condition`]; each reset
+//! Invariants: `life` changes only under the lock of `book`, by `set_condition`; each reset
 //! makes a new generation, and I/O connections live only in the generation that they connected in; no
 //! queue identifier is connected twice.
 

@@ -1,6 +1,6 @@
 //! The target as a whole: its namespaces, its controllers, its listeners, and who may connect.
 //!
-//! In: Connect commands of any core ([`Target::admit`]), ends of controllers, changes of listeners and
+//! In: Connect commands of any core (`admit`), ends of controllers, changes of listeners and
 //! namespaces. Out: controllers to share, or the status that refuses. Locks are taken only here at
 //! connects, ends, notices and reports: no I/O command takes one.
 //!

@@ -67,7 +67,7 @@ pub mod feature {
     pub const ERROR_RECOVERY: u8 = 0x05;
     /// Volatile write cache.
     pub const WRITE_CACHE: u8 = 0x06;
-    /// Number of queues: CDW11 [15:0] submission, [31:16] completion, 0's based; the same in DW0.
+    /// Number of queues: CDW11 bits 15:0 submission, bits 31:16 completion, 0's based; the same in DW0.
     pub const QUEUES: u8 = 0x07;
     /// Write atomicity.
     pub const WRITE_ATOMICITY: u8 = 0x0a;
@@ -139,7 +139,7 @@ impl Direction {
 pub struct Sqe {
     /// What to do.
     pub opcode: u8,
-    /// Fused operation [1:0], PRP or SGL [7:6] (01b for Fabrics).
+    /// Fused operation bits 1:0, PRP or SGL bits 7:6 (01b for Fabrics).
     pub flags: u8,
     /// Command identifier.
     pub command_id: U16,

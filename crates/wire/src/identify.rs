@@ -129,7 +129,7 @@ pub struct Controller {
     pub abort_limit: u8,
     /// AERL: event requests at a time, 0's based.
     pub event_limit: u8,
-    /// FRMW: bit 0 slot 1 is read only, [3:1] slots.
+    /// FRMW: bit 0 slot 1 is read only, bits 3:1 slots.
     pub firmware_slots: u8,
     /// LPA: bit 1 effects log, bit 2 extended log data, bit 3 telemetry, bit 5 all pages.
     pub log_attributes: u8,
@@ -153,7 +153,7 @@ pub struct Controller {
     /// NANAGRPID.
     pub ana_groups: U32,
     zero_352: [u8; 160],
-    /// SQES: [3:0] required, [7:4] most, log2 of bytes.
+    /// SQES: bits 3:0 required, bits 7:4 most, log2 of bytes.
     pub sqe_sizes: u8,
     /// CQES, as SQES.
     pub cqe_sizes: u8,
@@ -167,10 +167,10 @@ pub struct Controller {
     pub fused: U16,
     /// FNA.
     pub format: u8,
-    /// VWC: bit 0 a volatile cache, [2:1] flush with all namespaces.
+    /// VWC: bit 0 a volatile cache, bits 2:1 flush with all namespaces.
     pub write_cache: u8,
     zero_526: [u8; 10],
-    /// SGLS: [1:0] supported, bit 20 offset in capsule.
+    /// SGLS: bits 1:0 supported, bit 20 offset in capsule.
     pub sgl_support: U32,
     /// MNAN: the most namespaces allowed.
     pub namespaces_max: U32,
@@ -334,7 +334,7 @@ pub struct KvNamespace {
     pub reservations: u8,
     /// FPI.
     pub format_progress: u8,
-    /// KVFC: [3:0] the format in use.
+    /// KVFC: bits 3:0 the format in use.
     pub format: u8,
     zero_30: [u8; 2],
     /// NOVG: optimal granularity of values, in bytes; 0 unknown.

@@ -15,6 +15,7 @@
 use super::HashEngine;
 use super::journal::{self, BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchHeader, Entry, batch_units_max};
 use super::space::Extent;
+use crate::planted::{self, Bug};
 use crate::{Durability, Fault};
 use octokv_base::Buffer;
 use octokv_flash::DeviceError;
@@ -292,6 +293,12 @@ impl HashEngine {
         }
     }
 
+    /// Makes the changes of a batch in the index and notes the space that they free.
+    fn publish(&self, scratch: &mut Scratch, at: JournalPosition) {
+        let numbered = scratch.entries.iter().zip(at.entry..);
+        scratch.freed.extend(numbered.filter_map(|(entry, number)| self.volume.apply(entry, number)));
+    }
+
     /// Writes one batch of what waits, applies it and answers it. The caller leads.
     async fn write_batch(&self) -> Result<(), Fault> {
         let (volume, commits) = (&self.volume, &self.volume.commits);
@@ -299,6 +306,9 @@ impl HashEngine {
             self.checkpoint_when(|| !commits.has_room()).await?;
         }
         let (mut scratch, at) = commits.take_batch();
+        if planted::is(Bug::PublishBeforeDurable) {
+            self.publish(&mut scratch, at);
+        }
         let incarnation = volume.superblock.lock().incarnation;
         let header = commits.header_of(at, volume.id(), incarnation);
         let [mut first, mut second] = scratch.copies;
@@ -315,15 +325,18 @@ impl HashEngine {
         let (first, second) = (write(0, first), write(1, second));
         let (first, second) = (first.await, second.await);
         first.result.and(second.result)?;
-        if volume.durability == Durability::Flush {
+        if volume.durability == Durability::Flush && !planted::is(Bug::SkipFlush) {
             self.device.flush().await.result?;
         }
         let lost = Fault::Device(DeviceError::Io(0));
         scratch.copies = [first.buffer.ok_or(lost)?, second.buffer.ok_or(lost)?];
-        let numbered = scratch.entries.iter().zip(at.entry..);
-        scratch.freed.extend(numbered.filter_map(|(entry, number)| volume.apply(entry, number)));
+        if !planted::is(Bug::PublishBeforeDurable) {
+            self.publish(&mut scratch, at);
+        }
         // Only now: a reader may find a record until its entry is out of the index.
-        volume.epochs.free(&scratch.freed);
+        if !planted::is(Bug::ReuseSpaceEarly) {
+            volume.epochs.free(&scratch.freed);
+        }
         commits.batch_is_done(at, units, header.flushed_through, scratch);
         Ok(())
     }

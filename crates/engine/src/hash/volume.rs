@@ -6,11 +6,12 @@ use super::Places;
 use super::commit::{Commits, JournalPosition};
 use super::index::{Place, Slot, TAG_BITS, Table, check_of};
 use super::journal::Entry;
-use super::keylock::KeyLocks;
+use super::keylock::{Held, KeyLocks};
 use super::readers::Epochs;
 use super::record::Identity;
 use super::space::{Extent, Space};
 use super::superblock::{HashKind, Superblock};
+use crate::planted::{self, Bug};
 use crate::{Durability, Statistics};
 use octokv_base::{Key, Lba};
 use parking_lot::Mutex;
@@ -132,6 +133,12 @@ impl Volume {
         &self.segments[self.split(hash).0]
     }
 
+    /// Waits until no other writer has the key of this hash, and keeps others waiting.
+    pub(super) async fn lock(&self, hash: u128) -> Held<'_> {
+        let key = if planted::is(Bug::SkipKeyLock) { u128::from(self.next_stamp()) } else { hash };
+        self.segment(hash).locks.lock(key).await
+    }
+
     /// Where a key of this hash may be.
     pub(super) fn places(&self, hash: u128) -> Places {
         let (segment, tag) = self.split(hash);
@@ -234,7 +241,7 @@ pub(super) fn hash_of(superblock: &Superblock, key: &Key) -> u128 {
 /// The partition (the top bits) and the tag (the bits that follow) of a hash.
 pub(super) fn split(hash: u128, segments_log2: u8) -> (usize, u64) {
     let segment = if segments_log2 == 0 { 0 } else { hash >> (128 - u32::from(segments_log2)) };
-    (segment as usize, ((hash << segments_log2) >> (128 - TAG_BITS)) as u64)
+    (segment as usize, ((hash << segments_log2) >> (128 - TAG_BITS)) as u64 & planted::tag_mask())
 }
 
 /// Makes the change of `entry` in a table and gives the place that it took out, if any.

@@ -1,0 +1,70 @@
+//! Bugs to be found: switches that break one promise each, so that tests can see the simulator go red.
+//!
+//! Only with the feature `planted-bugs`, which only tests turn on, can a bug be planted (for the calling
+//! thread); without it [`is`] is constant and the engine has no trace of them.
+
+/// One promise broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// Writes are acknowledged without the flush that makes them durable.
+    SkipFlush,
+    /// A record's space is free before its replacement is durable.
+    ReuseSpaceEarly,
+    /// Freed space is used again while readers are on it.
+    IgnoreReaders,
+    /// Readers see a change before it is durable.
+    PublishBeforeDurable,
+    /// Not a bug, but a stage for one: nearly all tags collide.
+    NarrowTags,
+    /// Tags collide, and what is read is not compared with the key.
+    SkipKeyCompare,
+    /// Values are answered without their checksum being compared.
+    SkipValueChecksum,
+    /// Recovery takes journal entries whose records a crash has torn.
+    TrustTornRecords,
+    /// A checkpoint says that it covers what happened while it was written.
+    CheckpointTooNew,
+    /// Writers of one key do not wait for each other.
+    SkipKeyLock,
+}
+
+#[cfg(feature = "planted-bugs")]
+mod switch {
+    use super::Bug;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Plants a bug for this thread, or with `None` takes it out.
+    pub fn plant(bug: Option<Bug>) {
+        PLANTED.set(bug);
+    }
+
+    /// The bug that is planted for this thread.
+    pub fn planted() -> Option<Bug> {
+        PLANTED.get()
+    }
+
+    /// Whether this bug is planted.
+    pub fn is(bug: Bug) -> bool {
+        PLANTED.get() == Some(bug)
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+pub use switch::{is, plant, planted};
+
+/// Whether this bug is planted: never.
+#[cfg(not(feature = "planted-bugs"))]
+#[inline(always)]
+pub const fn is(_: Bug) -> bool {
+    false
+}
+
+/// The bits of a tag that count.
+#[inline(always)]
+pub(crate) fn tag_mask() -> u64 {
+    if is(Bug::NarrowTags) || is(Bug::SkipKeyCompare) { 3 } else { u64::MAX }
+}

@@ -1,0 +1,54 @@
+//! Deterministic simulation: seeds played one after another until one fails, all are done, or time is up.
+//!
+//! A failure prints the command that plays it again.
+
+use crate::arguments::{Seeds, Sim};
+use crate::meter::Meter;
+use crate::outcome::{Failure, Outcome};
+use anyhow::anyhow;
+use octokv_base::Nanos;
+use octokv_sim::Settings;
+use octokv_sys::clock;
+
+/// Seeds of a run for which neither seeds nor minutes are given.
+const SEEDS: u64 = 100;
+
+/// Runs `octokv sim`.
+pub fn run(sim: &Sim) -> Outcome {
+    let limit = match sim.minutes {
+        None => Nanos::NEVER,
+        Some(minutes) if (0.0..=1e6).contains(&minutes) => Nanos((minutes * 60e9) as u64),
+        Some(minutes) => {
+            return Err(Failure::Usage(format!("--minutes {minutes}: must be from 0 to 1000000")));
+        }
+    };
+    let Seeds(seeds) = sim.seeds.clone().unwrap_or(Seeds(match sim.minutes {
+        Some(_) => 0..u64::MAX,
+        None => 0..SEEDS,
+    }));
+    let settings = Settings { scenario: sim.scenario, ..Settings::new(seeds.clone()) };
+    let (begin, mut played, mut crashes) = (clock::now(), 0u64, 0);
+    let mut meter = Meter::new("sim");
+    // The panic of a world under test is a finding, and the outcome tells of it.
+    std::panic::set_hook(Box::new(|_| {}));
+    let outcome = octokv_sim::run(&settings, |report| {
+        played += 1;
+        crashes += report.figures.crashes;
+        let elapsed = clock::now().since(begin);
+        let by_seeds = played as f64 / (seeds.end - seeds.start) as f64;
+        let by_time = elapsed.as_secs_f64() / limit.as_secs_f64();
+        meter.show(by_seeds.max(by_time), &format!("{played} seeds, {crashes} crashes"));
+        elapsed < limit
+    });
+    drop(std::panic::take_hook());
+    drop(meter);
+    if let Some(failure) = &outcome.failure {
+        return Err(anyhow!("{failure}").into());
+    }
+    let seconds = clock::now().since(begin).as_secs_f64();
+    println!(
+        "{} seeds held every promise: {} operations, {crashes} crashes, {seconds:.1} s",
+        outcome.seeds, outcome.operations
+    );
+    Ok(())
+}

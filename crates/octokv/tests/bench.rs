@@ -1,0 +1,114 @@
+//! `octokv bench` and `octokv demo` through the binary: the document's shape, wrong values found, nothing left.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start processes and make files"
+)]
+
+mod common;
+
+use common::{OCTOKV, Server, directory, octokv};
+use serde_json::Value;
+use std::process::Command;
+
+#[test]
+fn a_bench_prints_a_table_and_writes_the_document() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    let file = directory.path().join("bench.json");
+    let arguments = [
+        "bench",
+        "--workload",
+        "fillseq,overwrite,fillrandom,readrandom,deleterandom",
+        "--value-size",
+        "1000",
+        "--threads",
+        "3",
+        "--depth",
+        "4",
+        "--num",
+        "300",
+        "--json",
+        file.to_str().unwrap(),
+    ];
+    let said = server.run(&arguments);
+    let names = ["workload", "fillseq", "overwrite", "fillrandom", "readrandom", "deleterandom"];
+    let first: Vec<&str> = said.fine().lines().map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert_eq!(first, names);
+    let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(document["schema"], "octokv-bench/1");
+    assert!(document["command"].as_str().unwrap().contains("--value-size 1000"));
+    assert!(document["machine"]["cores"].as_u64().unwrap() > 0);
+    assert_eq!(document["settings"]["threads"], 3);
+    let results = document["results"].as_array().unwrap();
+    assert_eq!(results.len(), 5);
+    for (result, name) in results.iter().zip(&names[1..]) {
+        assert_eq!(result["workload"], *name);
+        assert_eq!(result["operations"], 300);
+        assert_eq!(result["not_found"], 0);
+        let figure = |name: &str| result[name].as_f64().unwrap();
+        assert!(figure("throughput_ops_s") > 0.0);
+        assert!(figure("latency_us_p50") <= figure("latency_us_p99"));
+        assert!(figure("latency_us_p99") <= figure("latency_us_p99_9"));
+        assert!(figure("latency_us_p99_9") <= figure("latency_us_max"));
+        assert!(figure("latency_us_mean") <= figure("latency_us_max"));
+        assert!(result.as_object().unwrap().values().all(|value| !value.is_object() && !value.is_array()));
+    }
+}
+
+#[test]
+fn a_bench_by_time_ends_in_time_and_counts_what_is_missing() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    let arguments =
+        ["bench", "--workload", "readrandom", "--seconds", "0.2", "--warm-up", "0.1", "--json", "-"];
+    let said = server.run(&arguments);
+    let document: Value = serde_json::from_str(said.fine()).unwrap();
+    let result = &document["results"][0];
+    let elapsed = result["elapsed_s"].as_f64().unwrap();
+    assert!((0.19..5.0).contains(&elapsed), "{elapsed}");
+    assert_eq!(result["operations"], result["not_found"]);
+    assert_eq!(document["settings"]["warm_up_s"], 0.1);
+}
+
+#[test]
+fn a_value_that_no_workload_stored_is_an_error() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    let bench = |seed: &str, workload: &str| {
+        let fixed = ["bench", "--value-size", "500", "--num", "10", "--ops", "50", "--threads", "2"];
+        let flags = ["--seed", seed, "--workload", workload];
+        server.run(&fixed.iter().chain(&flags).copied().collect::<Vec<_>>())
+    };
+    bench("1", "fillseq,readrandom").fine();
+    let wrong = bench("2", "readrandom");
+    assert_eq!(wrong.code, 1);
+    assert!(wrong.stderr.contains("key 00000000") && wrong.stderr.contains("500 bytes"), "{}", wrong.stderr);
+}
+
+#[test]
+fn more_than_the_node_grants_is_refused_by_name() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    let threads = server.run(&["bench", "--threads", "100", "--ops", "1"]);
+    assert_eq!(threads.code, 1);
+    assert!(threads.stderr.contains("100 threads"), "{}", threads.stderr);
+    let depth = server.run(&["bench", "--threads", "1", "--depth", "5000", "--ops", "1"]);
+    assert_eq!(depth.code, 1);
+    assert!(depth.stderr.contains("depth of 5000"), "{}", depth.stderr);
+    assert!(octokv(["bench", "--help"]).fine().contains("--workload"));
+}
+
+#[test]
+fn the_demo_shows_everything_and_leaves_nothing() {
+    let directory = directory();
+    let said = Command::new(OCTOKV).arg("demo").env("TMPDIR", directory.path()).output().unwrap();
+    let (out, err) = (String::from_utf8(said.stdout).unwrap(), String::from_utf8(said.stderr).unwrap());
+    assert!(said.status.success(), "{out}{err}");
+    for part in ["put ", "get ", "list ", "killed ", "restart ", "every acknowledged write is there", "p99"] {
+        assert!(out.contains(part), "no \"{part}\" in {out}");
+    }
+    assert_eq!(err, "");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,178 @@
+//! What the tests of the binary share: a server process, the client's commands, a place for files.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    dead_code,
+    reason = "tests start processes and make files, and not every test uses every helper"
+)]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use tempfile::TempDir;
+
+/// The binary under test.
+pub const OCTOKV: &str = env!("CARGO_BIN_EXE_octokv");
+
+/// A directory on a file system with direct transfers, gone at the end.
+pub fn directory() -> TempDir {
+    TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// What a finished command said.
+pub struct Said {
+    pub code: i32,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+impl Said {
+    fn new(output: Output) -> Said {
+        Said {
+            code: output.status.code().expect("the command was not killed"),
+            stdout: output.stdout,
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).unwrap()
+    }
+
+    /// Asserts exit code 0 and silence on standard error, and gives standard output.
+    #[track_caller]
+    pub fn fine(&self) -> &str {
+        assert_eq!((self.code, self.stderr.as_str()), (0, ""));
+        self.text()
+    }
+
+    /// Asserts the exit code, one line on standard error that holds every part, and no output.
+    #[track_caller]
+    pub fn refused(&self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, code, "{}", self.stderr);
+        for part in parts {
+            assert!(self.stderr.contains(part), "no \"{part}\" in {}", self.stderr);
+        }
+        assert!(self.stdout.is_empty(), "{}", self.text());
+    }
+}
+
+/// Runs the binary to its end.
+pub fn octokv<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Said {
+    Said::new(command(arguments).output().unwrap())
+}
+
+/// Runs the binary to its end with something on standard input.
+pub fn octokv_fed<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>, input: &[u8]) -> Said {
+    let mut child = command(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    Said::new(child.wait_with_output().unwrap())
+}
+
+fn command<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(OCTOKV);
+    command.args(arguments).env_remove("OCTOKV_URL").stdin(Stdio::null());
+    command
+}
+
+/// Runs `octokv serve` where it is to refuse.
+pub fn refused_to_serve(device: &Path, arguments: &[&str]) -> Said {
+    let fixed = ["serve", "--listen", "127.0.0.1:0", "--device", device.to_str().unwrap()];
+    octokv(fixed.iter().chain(arguments))
+}
+
+/// A running `octokv serve`.
+pub struct Server {
+    child: Child,
+    pub url: String,
+    stderr: PathBuf,
+}
+
+impl Server {
+    /// Starts one with these arguments and waits for the ready line. `directory` keeps its last words.
+    pub fn start_with(directory: &Path, arguments: &[&str]) -> Server {
+        let stderr = directory.join(format!("stderr-{}", arguments.len()));
+        let mut child = command(["serve"].iter().chain(arguments))
+            .stdout(Stdio::piped())
+            .stderr(File::create(&stderr).unwrap())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let Some(url) = line.strip_prefix("ready ") else {
+            let status = child.wait().unwrap();
+            panic!("{status}, said \"{line}\", {}", std::fs::read_to_string(stderr).unwrap());
+        };
+        let url = url.trim_end().to_owned();
+        Server { child, url, stderr }
+    }
+
+    /// Starts one on the file `device` of a directory, on any free port.
+    pub fn start(directory: &Path, size: &str) -> Server {
+        let device = directory.join("device");
+        let device = device.to_str().unwrap();
+        Server::start_with(directory, &["--device", device, "--size", size, "--listen", "127.0.0.1:0"])
+    }
+
+    /// Runs a command of the client against it.
+    pub fn run(&self, arguments: &[&str]) -> Said {
+        octokv(arguments.iter().copied().chain(["--url", &self.url]))
+    }
+
+    /// Puts a value and asserts that it worked.
+    #[track_caller]
+    pub fn put(&self, key: &str, value: &str) {
+        assert_eq!(self.run(&["put", key, value]).fine(), "");
+    }
+
+    /// Asserts the value of a key.
+    #[track_caller]
+    pub fn has(&self, key: &str, value: &str) {
+        assert_eq!(self.run(&["get", key]).fine(), value);
+    }
+
+    /// `HOST:PORT` of its ready line.
+    pub fn authority(&self) -> &str {
+        self.url.strip_prefix("nvme+tcp://").unwrap().split('/').next().unwrap()
+    }
+
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(&self.stderr).unwrap()
+    }
+
+    /// SIGKILL, and waits for its end.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// A signal by name, and how it ended then.
+    pub fn signal(&mut self, name: &str) -> ExitStatus {
+        let pid = self.child.id().to_string();
+        // The shell's own kill: nothing needs to be installed.
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap();
+        assert!(sent.success());
+        self.child.wait().unwrap()
+    }
+
+    /// Ends it in order.
+    #[track_caller]
+    pub fn stop(mut self) {
+        let status = self.signal("TERM");
+        assert!(status.success(), "{status}: {}", self.said());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,183 @@
+//! Devices that are not what they should be: refused by name, and left as they are; and what `check` finds.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start processes and make files"
+)]
+
+mod common;
+
+use common::{Server, directory, octokv, refused_to_serve};
+use octokv_client::Error;
+use octokv_client::blocking::Client;
+use std::path::Path;
+
+fn check(device: &Path) -> common::Said {
+    octokv(["check", "--device", device.to_str().unwrap()])
+}
+
+#[test]
+fn a_device_of_another_format_is_refused_and_left_as_it_is() {
+    let directory = directory();
+    let device = directory.path().join("device");
+    let foreign: Vec<u8> = (0..64u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(&device, &foreign).unwrap();
+    let name = device.to_str().unwrap();
+    refused_to_serve(&device, &["--size", "64MiB"]).refused(1, &[name, "--format"]);
+    check(&device).refused(1, &[name]);
+    assert!(std::fs::read(&device).unwrap() == foreign, "the device was written to");
+    let arguments = ["--device", name, "--listen", "127.0.0.1:0", "--format"];
+    let server = Server::start_with(directory.path(), &arguments);
+    server.put("key", "value");
+    server.has("key", "value");
+}
+
+#[test]
+fn a_volume_of_another_version_or_engine_is_refused_and_left_as_it_is() {
+    let directory = directory();
+    let device = directory.path().join("device");
+    Server::start(directory.path(), "64MiB").stop();
+    let formatted = std::fs::read(&device).unwrap();
+    // Byte 12 is the version, byte 14 the engine, bytes 8 to 12 the checksum of 12 to 512 (docs/FORMATS.md).
+    for (at, part) in [(12, "version 77"), (14, "number 77")] {
+        let mut other = formatted.clone();
+        for superblock in [0, 4096, 8192, 12288] {
+            other[superblock + at] = 77;
+            let crc = octokv_base::crc32c(&other[superblock + 12..superblock + 512]);
+            other[superblock + 8..superblock + 12].copy_from_slice(&crc.to_le_bytes());
+        }
+        std::fs::write(&device, &other).unwrap();
+        refused_to_serve(&device, &[]).refused(1, &[device.to_str().unwrap(), part, "--format"]);
+        assert!(std::fs::read(&device).unwrap() == other, "the device was written to");
+    }
+}
+
+#[test]
+fn format_gives_up_what_the_device_holds() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    server.put("old", "value");
+    server.stop();
+    let device = directory.path().join("device");
+    let arguments = ["--device", device.to_str().unwrap(), "--listen", "127.0.0.1:0", "--format"];
+    let server = Server::start_with(directory.path(), &arguments);
+    server.run(&["get", "old"]).refused(3, &["old"]);
+}
+
+#[test]
+fn a_device_held_by_another_process_is_refused() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    let device = directory.path().join("device");
+    let name = device.to_str().unwrap();
+    refused_to_serve(&device, &[]).refused(1, &[name, "in use"]);
+    check(&device).refused(1, &[name, "in use"]);
+    server.put("still", "served");
+}
+
+#[test]
+fn a_truncated_device_is_refused_and_left_as_it_is() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    server.put("key", "value");
+    server.stop();
+    let device = directory.path().join("device");
+    let whole = std::fs::read(&device).unwrap();
+    std::fs::write(&device, &whole[..32 << 20]).unwrap();
+    refused_to_serve(&device, &[]).refused(1, &[device.to_str().unwrap(), "33554432"]);
+    assert!(std::fs::read(&device).unwrap() == whole[..32 << 20], "the device was written to");
+    std::fs::write(&device, &whole).unwrap();
+    Server::start(directory.path(), "64MiB").has("key", "value");
+}
+
+#[test]
+fn a_size_that_is_too_small_is_refused_with_the_size_it_takes_and_leaves_no_file() {
+    let directory = directory();
+    let device = directory.path().join("device");
+    refused_to_serve(&device, &["--size", "64KiB"]).refused(1, &[device.to_str().unwrap(), "65536"]);
+    assert!(!device.exists(), "a file that is no device was left behind");
+}
+
+#[test]
+fn what_is_no_device_is_refused() {
+    let directory = directory();
+    refused_to_serve(directory.path(), &[]).refused(1, &["neither a regular file nor a block device"]);
+    let nowhere = directory.path().join("no/such/directory/device");
+    refused_to_serve(&nowhere, &[]).refused(1, &[nowhere.to_str().unwrap()]);
+    check(&directory.path().join("missing")).refused(1, &["missing", "does not exist"]);
+}
+
+#[test]
+fn a_full_device_says_so_and_keeps_serving_reads_and_deletes() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "32MiB");
+    let client = Client::connect(&server.url).unwrap();
+    let value = |i: usize| vec![i as u8; 60_000];
+    let full = (0..10_000).find_map(|i| match client.put(format!("key-{i}").as_bytes(), &value(i)) {
+        Ok(()) => None,
+        Err(error) => Some((i, error)),
+    });
+    let (count, error) = full.expect("32 MiB do not hold 600 MB");
+    assert_eq!(error, Error::CapacityExceeded);
+    assert!(count > 100, "{count} values of 60 kB fit into 32 MiB");
+    server.run(&["put", "one-more", &"x".repeat(60_000)]).refused(1, &["one-more", "capacity exceeded"]);
+    for i in 0..count {
+        assert_eq!(client.get(format!("key-{i}").as_bytes()), Ok(Some(value(i))));
+    }
+    server.run(&["delete", "key-0"]).fine();
+    server.run(&["delete", "key-1"]).fine();
+    server.put("one-more", &"x".repeat(60_000));
+    drop(client);
+    server.stop();
+    let checked = check(&directory.path().join("device"));
+    assert!(checked.fine().contains(&format!("keys      {}\n", count - 1)), "{}", checked.text());
+}
+
+#[test]
+fn check_passes_on_a_sound_device_and_changes_nothing() {
+    let directory = directory();
+    let mut server = Server::start(directory.path(), "64MiB");
+    for i in 0..20 {
+        server.put(&format!("key-{i}"), "value");
+    }
+    server.kill();
+    let device = directory.path().join("device");
+    let before = std::fs::read(&device).unwrap();
+    let checked = check(&device);
+    assert_eq!(checked.code, 0, "{}", checked.stderr);
+    for part in ["closed    not in order", "keys      20\n", "problems  0\n"] {
+        assert!(checked.text().contains(part), "{}", checked.text());
+    }
+    assert!(std::fs::read(&device).unwrap() == before, "the device was written to");
+}
+
+#[test]
+fn a_flipped_byte_is_found_by_check_and_never_leaves_the_node() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    let value = "a value that is easily found, and long enough to be nothing else".repeat(40);
+    server.put("sound", &value.to_uppercase());
+    server.put("rotten", &value);
+    server.stop();
+    let device = directory.path().join("device");
+    let mut bytes = std::fs::read(&device).unwrap();
+    let at = bytes.windows(value.len()).position(|window| window == value.as_bytes()).unwrap();
+    bytes[at + 1000] ^= 0x10;
+    std::fs::write(&device, &bytes).unwrap();
+
+    let checked = check(&device);
+    assert_eq!(checked.code, 1);
+    assert!(checked.text().contains("key rotten: value damaged"), "{}", checked.text());
+    assert!(checked.text().contains("problem: block "), "{}", checked.text());
+    assert!(checked.stderr.contains("1 problem"), "{}", checked.stderr);
+
+    let server = Server::start(directory.path(), "64MiB");
+    server.run(&["get", "rotten"]).refused(1, &["rotten", "cannot be read back"]);
+    server.has("sound", &value.to_uppercase());
+    let said = server.said();
+    let told = said.lines().find(|line| line.contains("rotten")).expect("the node tells of it");
+    assert!(told.contains(device.to_str().unwrap()), "{told}");
+    server.put("rotten", "mended");
+    server.has("rotten", "mended");
+}

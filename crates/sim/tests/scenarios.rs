@@ -1,0 +1,68 @@
+//! Every scenario holds its promises over many seeds, and a seed repeats to the last event.
+
+use octokv_sim::{Plan, Scenario, Settings, play_seed, run};
+
+fn holds(scenario: Scenario) {
+    let settings = Settings { scenario: Some(scenario), repeat_every: 10, ..Settings::new(0..60) };
+    let began = std::time::Instant::now();
+    let outcome = run(&settings, |_| true);
+    if let Some(failure) = outcome.failure {
+        panic!("{failure}");
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    println!("{}: {:.0} simulated operations/s", scenario.name(), outcome.operations as f64 / seconds);
+    assert!(outcome.seeds == 60 && outcome.operations > 30_000, "{outcome:?}");
+}
+
+#[test]
+fn calm_holds() {
+    holds(Scenario::Calm);
+}
+
+#[test]
+fn crashes_hold() {
+    holds(Scenario::Crashes);
+}
+
+#[test]
+fn network_holds() {
+    holds(Scenario::Network);
+}
+
+#[test]
+fn disk_holds() {
+    holds(Scenario::Disk);
+}
+
+#[test]
+fn everything_holds() {
+    holds(Scenario::Everything);
+}
+
+#[test]
+fn the_faults_of_a_scenario_really_happen() {
+    let of = |scenario| {
+        let figures = (100..112).map(|seed| play_seed(seed, scenario, false).unwrap());
+        figures.fold([0; 4], |sum, one| {
+            let [crashes, checkpoints, errors, rotten] = sum;
+            [
+                crashes + one.crashes,
+                checkpoints + one.checkpoints,
+                errors + one.device_errors,
+                rotten + one.rotten_bits,
+            ]
+        })
+    };
+    let [crashes, checkpoints, ..] = of(Scenario::Crashes);
+    assert!(crashes > 12 && checkpoints > 0, "{crashes} crashes, {checkpoints} checkpoints");
+    let [.., errors, rotten] = of(Scenario::Disk);
+    assert!(errors > 12 && rotten > 6, "{errors} errors, {rotten} rotten bits");
+}
+
+#[test]
+fn a_plan_depends_on_seed_and_scenario_alone() {
+    let drawn = |seed, scenario| format!("{:?}", Plan::draw(seed, scenario));
+    assert_eq!(drawn(1, Scenario::Everything), drawn(1, Scenario::Everything));
+    assert_ne!(drawn(1, Scenario::Everything), drawn(2, Scenario::Everything));
+    assert_ne!(drawn(1, Scenario::Calm), drawn(1, Scenario::Network));
+}
