@@ -152,7 +152,7 @@ pub struct Put {
     /// The value.
     #[arg(required_unless_present = "file", conflicts_with = "file")]
     pub value: Option<OsString>,
-    /// Take the value from a file; "-" is standard input.
+    /// Take the value from a file, byte for byte; "-" is standard input.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Fail when the key exists.

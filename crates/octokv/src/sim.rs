@@ -47,8 +47,10 @@ pub fn run(sim: &Sim) -> Outcome {
     }
     let seconds = clock::now().since(begin).as_secs_f64();
     println!(
-        "{} seeds held every promise: {} operations, {crashes} crashes, {seconds:.1} s",
-        outcome.seeds, outcome.operations
+        "{} {} held every promise: {} operations, {crashes} crashes, {seconds:.1} s",
+        outcome.seeds,
+        if outcome.seeds == 1 { "seed" } else { "seeds" },
+        outcome.operations
     );
     Ok(())
 }

@@ -17,7 +17,7 @@ fn a_few_seeds_of_every_scenario_hold_every_promise() {
 #[test]
 fn time_ends_a_run_and_a_scenario_is_chosen_by_name() {
     let said = octokv(["sim", "--minutes", "0", "--scenario", "calm"]);
-    assert!(said.fine().starts_with("1 seeds held every promise: "), "{}", said.text());
+    assert!(said.fine().starts_with("1 seed held every promise: "), "{}", said.text());
 }
 
 #[test]

@@ -74,6 +74,16 @@ struct Seat {
     closing: Option<Nanos>,
 }
 
+/// One host of clients, as others see it.
+pub struct Host {
+    /// The machine.
+    pub host: HostId,
+    /// What its clients are like.
+    pub plan: HostPlan,
+    /// How many sessions there are, for whoever waits for rest.
+    pub live: Rc<Cell<usize>>,
+}
+
 /// The clients of one host, as a reactor runs them.
 pub struct Clients {
     world: VirtualWorld,
@@ -85,7 +95,6 @@ pub struct Clients {
     shared: Rc<RefCell<Shared>>,
     seats: Vec<Seat>,
     next_token: u64,
-    /// How many sessions there are, for whoever waits for rest.
     live: Rc<Cell<usize>>,
 }
 
@@ -93,21 +102,20 @@ impl Clients {
     /// The clients of `host`, of the node at `node`.
     pub fn new(
         world: &VirtualWorld,
-        host: HostId,
+        host: &Host,
         node: SocketAddr,
-        plan: HostPlan,
         random: Random,
         handle: Handle,
         shared: &Rc<RefCell<Shared>>,
-        live: &Rc<Cell<usize>>,
     ) -> Clients {
+        let Host { host, plan, live } = host;
         let seat = |_| Seat { session: None, waiting: Map::default(), again_at: Nanos::ZERO, closing: None };
         live.set(0);
         Clients {
             world: world.clone(),
-            host,
+            host: *host,
             node,
-            plan,
+            plan: *plan,
             random,
             handle,
             shared: Rc::clone(shared),

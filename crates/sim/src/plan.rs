@@ -261,10 +261,7 @@ impl Plan {
         let count = between(random, 1, 3);
         let hosts: Vec<HostPlan> = (0..count).map(|_| draw_host(random, scenario, &node)).collect();
         let count = between(random, 2, 5);
-        let mut rounds: Vec<Round> = (0..count).map(|_| draw_round(random, scenario, hosts.len())).collect();
-        if node.durability == Durability::Device {
-            rounds.iter_mut().for_each(Round::keep_what_completed);
-        }
+        let rounds: Vec<Round> = (0..count).map(|_| draw_round(random, scenario, hosts.len())).collect();
         let load = draw_load(random, &node);
         Plan {
             seed,
@@ -275,19 +272,6 @@ impl Plan {
             link: draw_link(random),
             turn_cost: Nanos(between(random, 200, 4_000)),
             rounds,
-        }
-    }
-}
-
-impl Round {
-    /// Has power cuts of the node keep whatever the device completed: `durability = "device"` is for
-    /// devices that do.
-    fn keep_what_completed(&mut self) {
-        let End::Crash { stop, again, .. } = &mut self.end else { return };
-        for stop in std::iter::once(stop).chain(again.iter_mut().map(|(_, stop)| stop)) {
-            if matches!(stop, Stop::PowerCut(_)) {
-                *stop = Stop::PowerCut(CrashPlan::KeepAll);
-            }
         }
     }
 }

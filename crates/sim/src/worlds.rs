@@ -9,7 +9,7 @@
 
 use crate::disk::DiskFaults;
 use crate::history::{History, Seen, State};
-use crate::host::{Clients, Shared};
+use crate::host::{Clients, Host, Shared};
 use crate::machine::{Audited, Later, Machine, Opened, handle_without_devices};
 use crate::plan::{End, FaultKind, HostPlan, Plan, Round};
 use crate::register::{Verdict, explain, is_one_of, survivors};
@@ -17,7 +17,7 @@ use octokv_base::random::mix;
 use octokv_base::{Key, Nanos, Random};
 use octokv_engine::Durability;
 use octokv_engine::conformance::key_of;
-use octokv_runtime::virtual_world::{CrashPlan, HostId, Stop, VirtualWorld, WorldSettings};
+use octokv_runtime::virtual_world::{CrashPlan, Stop, VirtualWorld, WorldSettings};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -49,18 +49,12 @@ const PATIENCE: Nanos = Nanos::from_secs(60);
 /// How long a volume at rest takes to say so in its journal.
 const SETTLING: Nanos = Nanos::from_millis(60);
 
-struct ClientHost {
-    host: HostId,
-    plan: HostPlan,
-    live: Rc<Cell<usize>>,
-}
-
 struct Play<'a> {
     plan: &'a Plan,
     world: VirtualWorld,
     random: Random,
     machine: Machine,
-    hosts: Vec<ClientHost>,
+    hosts: Vec<Host>,
     shared: Rc<RefCell<Shared>>,
     faults: DiskFaults,
     /// Faults in force, and until when.
@@ -106,7 +100,7 @@ impl<'a> Play<'a> {
             resting: false,
         };
         let shared = Rc::new(RefCell::new(shared));
-        let host = |plan: &HostPlan| ClientHost { host: world.add_host(), plan: *plan, live: Rc::default() };
+        let host = |plan: &HostPlan| Host { host: world.add_host(), plan: *plan, live: Rc::default() };
         let hosts = plan.hosts.iter().map(host).collect();
         let (active, rotten) = (Vec::new(), Vec::new());
         let figures = Figures::default();
@@ -150,13 +144,11 @@ impl<'a> Play<'a> {
     }
 
     fn start_clients(&mut self, index: usize) {
-        let ClientHost { host, plan, live } = &self.hosts[index];
-        let handle = handle_without_devices(&self.world, *host);
-        let random = self.random.fork();
-        let node = self.machine.address();
-        let mut clients =
-            Clients::new(&self.world, *host, node, *plan, random, handle.clone(), &self.shared, live);
-        self.world.add_reactor(*host, handle, move |now| clients.turn(now));
+        let host = &self.hosts[index];
+        let handle = handle_without_devices(&self.world, host.host);
+        let (node, random) = (self.machine.address(), self.random.fork());
+        let mut clients = Clients::new(&self.world, host, node, random, handle.clone(), &self.shared);
+        self.world.add_reactor(host.host, handle, move |now| clients.turn(now));
     }
 
     /// Runs until `done`; an error when that takes longer than anything may.

@@ -28,7 +28,7 @@ const MAGIC: [u8; 4] = *b"OKVC";
 /// The fixed part of an image, in bytes.
 pub const IMAGE_HEADER_BYTES: usize = 48;
 const CHUNK_BYTES: usize = 256 * 1024;
-/// How often an idle volume looks for something to do.
+/// How long after a change a volume is put in order, at the latest.
 const MAINTAIN_EVERY: Nanos = Nanos::from_millis(20);
 
 /// What stands in front of a partition's entries.
@@ -209,18 +209,19 @@ impl HashEngine {
     /// One core runs it, for as long as the volume is used. A failed checkpoint leaves the one before in
     /// force and is tried again; the fault is handed to `report`.
     pub async fn maintain(&self, handle: &Handle, mut report: impl FnMut(Fault)) {
-        loop {
+        let commits = &self.volume.commits;
+        while !self.volume.volatile && !commits.has_failed() {
+            commits.changes().await;
             handle.sleep(MAINTAIN_EVERY).await;
-            if self.volume.volatile || self.volume.commits.has_failed() {
-                continue;
-            }
-            let commits = &self.volume.commits;
             if commits.wants_checkpoint()
                 && let Err(fault) = self.checkpoint_when(|| commits.wants_checkpoint()).await
             {
                 report(fault);
             }
-            self.mark().await;
+            match self.settle().await {
+                Ok(()) => self.mark().await,
+                Err(fault) => report(fault),
+            }
         }
     }
 }

@@ -58,10 +58,14 @@ struct State {
     tail_used: u64,
     /// Batches up to this one are durable.
     flushed_through: u64,
+    /// Space freed by batches after that one: a power cut may yet bring back who had it.
+    limbo: Vec<Extent>,
     /// The last batch with changes, and what the newest batch says of durability.
     last_changes: u64,
     last_said: u64,
     batches: u64,
+    /// Who keeps the volume in order, asleep until there are changes to mark.
+    maintainer: Option<Waker>,
     /// Reused by each leader in turn.
     scratch: Option<Scratch>,
 }
@@ -102,9 +106,11 @@ impl Commits {
             under_way: None,
             tail_used: 0,
             flushed_through: durable,
+            limbo: Vec::new(),
             last_changes: durable,
             last_said: 0,
             batches: 0,
+            maintainer: None,
             scratch: Some(scratch),
         };
         Commits {
@@ -187,8 +193,15 @@ impl Commits {
         BatchHeader { volume, batch: at.batch, first_entry: at.entry, incarnation, flushed_through }
     }
 
-    /// Notes that the batch is durable and its changes are in the index, and answers those who waited.
-    fn batch_is_done(&self, at: JournalPosition, units: u32, said: u64, mut scratch: Scratch) {
+    /// The last batch that was written, and the space that waits for it to be durable; `None` when it is.
+    fn take_limbo(&self) -> Option<(u64, Vec<Extent>)> {
+        let mut state = self.state.lock();
+        let last = state.next.batch - 1;
+        (state.flushed_through < last).then(|| (last, std::mem::take(&mut state.limbo)))
+    }
+
+    /// Notes that the batch is written and its changes are in the index, and answers those who waited.
+    fn batch_is_done(&self, at: JournalPosition, units: u32, said: u64, durable: bool, mut scratch: Scratch) {
         let mut state = self.state.lock();
         let count = scratch.entries.len();
         state.next = JournalPosition {
@@ -198,7 +211,9 @@ impl Commits {
             used: at.used + u64::from(units),
         };
         state.under_way = None;
-        state.flushed_through = at.batch;
+        if durable {
+            state.flushed_through = at.batch;
+        }
         state.last_said = said;
         state.batches += 1;
         if count > 0 {
@@ -206,6 +221,9 @@ impl Commits {
         }
         state.committed += count as u64;
         scratch.wakers.extend(state.waiting.drain(..count).filter_map(|waiting| waiting.waker));
+        if state.last_said < state.last_changes {
+            scratch.wakers.extend(state.maintainer.take());
+        }
         drop(state);
         scratch.wakers.drain(..).for_each(Waker::wake);
         self.state.lock().scratch = Some(scratch);
@@ -224,6 +242,19 @@ impl Commits {
 
     fn is_committed(&self, ticket: u64) -> bool {
         self.state.lock().committed > ticket
+    }
+
+    /// Waits until there are changes that the journal does not yet say are durable.
+    pub(super) async fn changes(&self) {
+        poll_fn(|context| {
+            let mut state = self.state.lock();
+            if state.last_said < state.last_changes {
+                return Poll::Ready(());
+            }
+            state.maintainer = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Whether the newest batch does not yet say that the last changes are durable, and nobody leads.
@@ -280,6 +311,27 @@ impl HashEngine {
         Ok(())
     }
 
+    /// Makes durable what was acknowledged without a flush, and lets the space that it freed be used.
+    pub(super) async fn settle(&self) -> Result<(), Fault> {
+        let (volume, commits) = (&self.volume, &self.volume.commits);
+        // Whoever comes second waits for the space that the first has taken out of limbo.
+        let _held = volume.checkpointing.lock(1).await;
+        let Some((batch, freed)) = commits.take_limbo() else { return Ok(()) };
+        let flushed = self.device.flush().await.result;
+        let mut state = commits.state.lock();
+        match flushed {
+            Ok(()) => {
+                state.flushed_through = state.flushed_through.max(batch);
+                volume.epochs.free(&freed);
+                Ok(())
+            }
+            Err(error) => {
+                state.limbo.extend(freed);
+                Err(error.into())
+            }
+        }
+    }
+
     /// Says in the journal that the last changes are durable, so that replay need not verify their records
     /// and takes damage to them for damage, not for a write that a crash cut short. For when there is
     /// nothing else to do; [`HashEngine::maintain`] does it.
@@ -325,7 +377,8 @@ impl HashEngine {
         let (first, second) = (write(0, first), write(1, second));
         let (first, second) = (first.await, second.await);
         first.result.and(second.result)?;
-        if volume.durability == Durability::Flush && !planted::is(Bug::SkipFlush) {
+        let durable = volume.durability == Durability::Flush;
+        if durable && !planted::is(Bug::SkipFlush) {
             self.device.flush().await.result?;
         }
         let lost = Fault::Device(DeviceError::Io(0));
@@ -334,10 +387,12 @@ impl HashEngine {
             self.publish(&mut scratch, at);
         }
         // Only now: a reader may find a record until its entry is out of the index.
-        if !planted::is(Bug::ReuseSpaceEarly) {
-            volume.epochs.free(&scratch.freed);
+        match durable {
+            _ if planted::is(Bug::ReuseSpaceEarly) => {}
+            true => volume.epochs.free(&scratch.freed),
+            false => commits.state.lock().limbo.extend_from_slice(&scratch.freed),
         }
-        commits.batch_is_done(at, units, header.flushed_through, scratch);
+        commits.batch_is_done(at, units, header.flushed_through, durable, scratch);
         Ok(())
     }
 }

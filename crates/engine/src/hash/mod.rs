@@ -166,11 +166,9 @@ impl HashEngine {
         key: &Key,
         record: Buffer,
         value_bytes: usize,
+        extent: Extent,
         places: Places,
     ) -> Result<Put, Fault> {
-        let unit = self.volume.unit_bytes();
-        let units = record_bytes(key.len(), value_bytes).div_ceil(unit) as u64;
-        let Some(extent) = self.volume.allocate(hash, units) else { return Ok(Put::Full) };
         let written = self.write_record(extent, key, record, value_bytes, &places).await;
         let (old, stamp) = match written {
             Ok(written) => written,
@@ -189,7 +187,7 @@ impl HashEngine {
             new: extent.location,
             old: old.map_or(0, |place| place.location),
             stamp,
-            units: units as u32,
+            units: extent.units as u32,
         };
         self.commit(entry).await?;
         Ok(Put::Stored)
@@ -208,7 +206,7 @@ impl Engine for HashEngine {
         }
         let hash = volume.hash(key);
         let _held = volume.lock(hash).await;
-        let _reading = self.readers.enter(&volume.epochs);
+        let mut reading = self.readers.enter(&volume.epochs);
         let mut places = volume.places(hash);
         if mode != PutMode::Upsert {
             let old = self.resolve(&places, key).await?;
@@ -219,7 +217,24 @@ impl Engine for HashEngine {
             }
             places = old.into_iter().collect();
         }
-        self.store(hash, key, record, value_bytes, places).await
+        let units = record_bytes(key.len(), value_bytes).div_ceil(volume.unit_bytes()) as u64;
+        let extent = match volume.allocate(hash, units) {
+            Some(extent) => extent,
+            None => {
+                // What waits for a flush only may become free, and not while this one counts as a reader.
+                drop(reading);
+                self.settle().await?;
+                reading = self.readers.enter(&volume.epochs);
+                let Some(extent) = volume.allocate(hash, units) else { return Ok(Put::Full) };
+                if mode == PutMode::Upsert {
+                    places = volume.places(hash);
+                }
+                extent
+            }
+        };
+        let stored = self.store(hash, key, record, value_bytes, extent, places).await;
+        drop(reading);
+        stored
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Value>, Fault> {
@@ -286,6 +301,7 @@ impl Engine for HashEngine {
     }
 
     async fn flush(&self) -> Result<(), Fault> {
+        self.settle().await?;
         Ok(self.device.flush().await.result?)
     }
 
