@@ -36,7 +36,12 @@ pub trait Subject {
 /// when it was woken, so a lost wake-up shows as a standstill.
 #[derive(Default)]
 pub struct Crowd {
-    tasks: Vec<(Pin<Box<dyn Future<Output = ()>>>, Arc<Flag>)>,
+    tasks: Vec<Member>,
+}
+
+struct Member {
+    future: Pin<Box<dyn Future<Output = ()>>>,
+    woken: Arc<Flag>,
 }
 
 struct Flag(AtomicBool);
@@ -50,7 +55,7 @@ impl Wake for Flag {
 impl Crowd {
     /// Adds a future.
     pub fn add(&mut self, future: impl Future<Output = ()> + 'static) {
-        self.tasks.push((Box::pin(future), Arc::new(Flag(AtomicBool::new(true)))));
+        self.tasks.push(Member { future: Box::pin(future), woken: Arc::new(Flag(AtomicBool::new(true))) });
     }
 
     /// How many have not finished.
@@ -65,16 +70,16 @@ impl Crowd {
 
     /// Polls one woken future. False when none is woken.
     pub fn step(&mut self, random: &mut Random) -> bool {
-        let woken = |task: &(_, Arc<Flag>)| task.1.0.load(Ordering::SeqCst);
-        let ready: Vec<usize> = (0..self.tasks.len()).filter(|&at| woken(&self.tasks[at])).collect();
+        let woken = |at: &usize| self.tasks[*at].woken.0.load(Ordering::SeqCst);
+        let ready: Vec<usize> = (0..self.tasks.len()).filter(woken).collect();
         if ready.is_empty() {
             return false;
         }
         let at = ready[random.below(ready.len() as u64) as usize];
-        let (task, flag) = &mut self.tasks[at];
-        flag.0.store(false, Ordering::SeqCst);
-        let waker = Waker::from(Arc::clone(flag));
-        if task.as_mut().poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
+        let Member { future, woken } = &mut self.tasks[at];
+        woken.0.store(false, Ordering::SeqCst);
+        let waker = Waker::from(Arc::clone(woken));
+        if future.as_mut().poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
             drop(self.tasks.swap_remove(at));
         }
         true
@@ -83,12 +88,8 @@ impl Crowd {
     /// Runs all to their end; `world` makes progress outside them and says whether it could.
     pub fn run(&mut self, random: &mut Random, mut world: impl FnMut(&mut Random) -> bool) {
         while !self.tasks.is_empty() {
-            let outside_first = random.one_in(2);
-            let moved = if outside_first {
-                world(random) || self.step(random)
-            } else {
-                self.step(random) || world(random)
-            };
+            let outside_first = random.one_in(2) && world(random);
+            let moved = outside_first || self.step(random) || world(random);
             assert!(moved, "standstill: {} operations wait for nothing", self.tasks.len());
         }
     }

@@ -157,8 +157,10 @@ fn after(event: &Event, value: Option<u64>, horizon: u64) -> Option<Option<u64>>
 mod tests {
     use super::*;
 
-    /// Each call as (begin, end, call, outcome), on one key.
-    fn explained(calls: &[(u64, u64, Call, Option<Outcome>)]) -> bool {
+    /// A call's begin, end, kind and outcome.
+    type Row = (u64, u64, Call, Option<Outcome>);
+
+    fn explained(calls: &[Row]) -> bool {
         let mut events: Vec<Event> = calls
             .iter()
             .map(|&(began, ended, call, outcome)| Event { call, outcome, began, ended })
@@ -172,7 +174,7 @@ mod tests {
         let write = |n| Call::Write(Some(n));
         let done = Some(Outcome::Written);
         let saw = |n| Some(Outcome::Seen(n));
-        let rows: [(bool, &[(u64, u64, Call, Option<Outcome>)]); 8] = [
+        let rows: [(bool, &[Row]); 8] = [
             (true, &[(1, 2, write(1), done), (3, 4, Call::Read, saw(Some(1)))]),
             (false, &[(1, 2, write(1), done), (3, 4, Call::Read, saw(None))]),
             // Overlapping: either value, but not back again.

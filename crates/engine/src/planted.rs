@@ -10,6 +10,8 @@ pub enum Bug {
     SkipFlush,
     /// A record's space is free before its replacement is durable.
     ReuseSpaceEarly,
+    /// With acknowledgement by the device, freed space is used again before a flush.
+    FreeUnflushed,
     /// Freed space is used again while readers are on it.
     IgnoreReaders,
     /// Readers see a change before it is durable.

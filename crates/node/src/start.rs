@@ -9,17 +9,18 @@
 use crate::perform::Performer;
 use crate::reactor::{Message, Parts, Turns, reactor};
 use crate::settings::{DeviceSettings, NodeSettings};
-use octokv_base::{NamespaceId, Nanos, Pool};
-use octokv_engine::hash::superblock::NotOurs;
+use octokv_base::{Buffer, Lba, NamespaceId, Nanos, Pool};
+use octokv_engine::hash::superblock::{NotOurs, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS};
 use octokv_engine::hash::{self, HashEngine, OpenError, OpenSettings, Report, Volume};
 use octokv_engine::{Fault, Statistics};
-use octokv_flash::{Device, FileDevice, Geometry, Memory, MemoryDevice};
+use octokv_flash::{Device, DeviceError, FileDevice, Geometry, Memory, MemoryDevice};
 use octokv_runtime::real::spawn_reactors;
 use octokv_runtime::{
     Busy, Channel, DeviceDriver, Doorbell, Handle, Idle, Mailbox, Media, RealSockets, Sockets, block_on,
     device_queue, mesh,
 };
 use octokv_sys::file::{OpenError as FileError, open_device};
+use octokv_sys::process::random_u64;
 use octokv_sys::{clock, thread};
 use octokv_target::{NamespaceInfo, Target};
 use std::net::SocketAddr;
@@ -130,6 +131,8 @@ enum Store {
 }
 
 impl Store {
+    /// Opens it, and says whether it is a file that was made for us and may be formatted: just now, or by a
+    /// start that was killed before it had formatted it.
     fn open(settings: &DeviceSettings) -> Result<(Store, bool), StartError> {
         match settings {
             DeviceSettings::Memory { bytes, block_bytes } => {
@@ -140,8 +143,11 @@ impl Store {
                 let name = path.display().to_string();
                 let file = open_device(path, *create_bytes, true)
                     .map_err(|error| StartError::Device { name, error })?;
-                let created = file.created();
-                Ok((Store::File(Media::file(file)), created))
+                let new = file.created()
+                    || (create_bytes.is_some()
+                        && !file.is_block_device()
+                        && !file.holds_data_from(FORMATTED_BYTES));
+                Ok((Store::File(Media::file(file)), new))
             }
         }
     }
@@ -201,37 +207,32 @@ fn finish<T>(channel: &Channel, future: impl Future<Output = T>) -> T {
     })
 }
 
-fn random_seed(settings: &NodeSettings) -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    // The one place where a node asks the system for randomness: the standard library's own seed.
-    #[expect(clippy::disallowed_types, reason = "a new volume's number comes from the system")]
-    let system = || std::collections::hash_map::RandomState::new().build_hasher().finish();
-    settings.seed.unwrap_or_else(system)
-}
-
-/// Opens the volume, after formatting the device where that is asked for or it was just made.
-fn open_volume(settings: &NodeSettings, store: &Store, created: bool) -> Result<Arc<Volume>, StartError> {
+/// Opens the volume, after formatting the device where that is asked for or the file is `new`.
+fn open_volume(settings: &NodeSettings, store: &Store, new: bool) -> Result<Arc<Volume>, StartError> {
     let (channel, ..) = own_channel(settings.driver, settings.device_depth)?;
     let device = store.view(&channel).map_err(StartError::System)?;
     let failed = |error| StartError::Volume { name: store.name(), error };
     let mut format = settings.format;
-    format.seed = random_seed(settings);
+    format.seed = match settings.seed {
+        Some(seed) => seed,
+        None => random_u64().map_err(StartError::System)?,
+    };
     let pool = Pool::new(64 << 20);
-    let blank_file = matches!(&settings.device, DeviceSettings::File { create_bytes: Some(_), .. })
-        && !device.geometry().volatile
-        && finish(&channel, is_blank(&*device)).map_err(|error| failed(error.into()))?;
-    if settings.reformat || created || blank_file {
+    let unwritten = new && finish(&channel, is_blank(&*device)).map_err(|error| failed(error.into()))?;
+    if settings.reformat || unwritten {
         finish(&channel, hash::format(&*device, &format)).map_err(failed)?;
     }
     let open = OpenSettings { durability: settings.durability, cores: settings.cores.len() };
     finish(&channel, hash::open(&device, &pool, open, &format)).map_err(failed)
 }
 
-/// Whether nothing was ever written to the front of the device: what a crash leaves of a file that was
-/// created and not yet formatted.
-async fn is_blank(device: &dyn Device) -> Result<bool, octokv_flash::DeviceError> {
-    let bytes = (1 << 20).min(device.geometry().bytes() as usize);
-    let buffer = device.read(octokv_base::Lba(0), octokv_base::Buffer::zeroed(bytes)).await.into_read()?;
+/// The part of a file that a format writes, in bytes.
+const FORMATTED_BYTES: u64 = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
+
+/// Whether the part that a format writes is all zeros.
+async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
+    let bytes = FORMATTED_BYTES.min(device.geometry().bytes()) as usize;
+    let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
     Ok(buffer.iter().all(|&byte| byte == 0))
 }
 
@@ -283,8 +284,8 @@ fn refuse_bad_settings(settings: &NodeSettings) -> Result<(), StartError> {
 /// Starts a node. When this returns, it serves.
 pub fn start(settings: NodeSettings) -> Result<RunningNode, StartError> {
     refuse_bad_settings(&settings)?;
-    let (store, created) = Store::open(&settings.device)?;
-    let volume = open_volume(&settings, &store, created)?;
+    let (store, new) = Store::open(&settings.device)?;
+    let volume = open_volume(&settings, &store, new)?;
     let mut target = settings.target.clone();
     target.nqn.clone_from(&settings.nqn);
     target.connections_max = settings.connections_max;
@@ -336,10 +337,18 @@ struct Core {
     report: Sender<Result<Vec<SocketAddr>, StartError>>,
 }
 
+/// A core that is ready to serve.
+struct Prepared {
+    parts: Parts<RealSockets, HashEngine>,
+    idle: Idle,
+    /// Where it listens.
+    addresses: Vec<SocketAddr>,
+}
+
 impl Core {
     fn run(&self, index: usize) {
         match self.prepare(index) {
-            Ok((parts, idle, addresses)) => {
+            Ok(Prepared { parts, idle, addresses }) => {
                 // The starter waits for every core's word before anybody is served.
                 let _ = self.report.send(Ok(addresses));
                 self.serve(index, parts, idle);
@@ -348,10 +357,7 @@ impl Core {
         }
     }
 
-    fn prepare(
-        &self,
-        index: usize,
-    ) -> Result<(Parts<RealSockets, HashEngine>, Idle, Vec<SocketAddr>), StartError> {
+    fn prepare(&self, index: usize) -> Result<Prepared, StartError> {
         let settings = &self.settings;
         let doorbell = Arc::clone(&self.shared.doorbells[index]);
         let (queue, driver) =
@@ -393,7 +399,7 @@ impl Core {
             performer,
             requests_max: settings.requests_max,
         };
-        Ok((parts, idle, addresses))
+        Ok(Prepared { parts, idle, addresses })
     }
 
     fn serve(&self, index: usize, parts: Parts<RealSockets, HashEngine>, mut idle: Idle) {

@@ -67,3 +67,21 @@ fn every_acknowledged_write_survives_fifty_kills_under_load() {
     let checked = octokv(["check", "--device", device.to_str().unwrap()]);
     assert!(checked.fine().contains(&format!("keys      {keys}\n")), "{}", checked.text());
 }
+
+#[test]
+fn a_ledger_notices_a_node_that_forgot() {
+    let directory = directory();
+    let mut ledger = Ledger::new(KEYS, 8);
+    let server = Server::start(directory.path(), "64MiB");
+    let mut writing = session(&server);
+    let enough = |acknowledged| if acknowledged >= 100 { Flow::Enough } else { Flow::GoOn };
+    ledger.write(&mut writing, now, DEPTH, enough).unwrap();
+    assert_eq!(ledger.in_doubt(), 0);
+    disconnect(writing, now);
+    server.stop();
+    let device = directory.path().join("device");
+    let arguments = ["--device", device.to_str().unwrap(), "--listen", "127.0.0.1:0", "--format"];
+    let emptied = Server::start_with(directory.path(), &arguments);
+    let broken = ledger.verify(&mut session(&emptied), now, DEPTH).unwrap_err();
+    assert!(broken.to_string().contains("now it does not exist"), "{broken}");
+}

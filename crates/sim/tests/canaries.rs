@@ -46,6 +46,11 @@ fn space_that_is_reused_before_its_replacement_is_durable_is_found() {
 }
 
 #[test]
+fn space_that_is_reused_before_any_flush_is_found() {
+    is_found(Bug::FreeUnflushed, Scenario::Crashes, 100);
+}
+
+#[test]
 fn space_that_is_reused_under_a_reader_is_found() {
     is_found(Bug::IgnoreReaders, Scenario::Calm, 60);
 }

@@ -226,6 +226,14 @@ impl OwnedFile {
         self.created
     }
 
+    /// Whether anything was ever written from byte `offset` on, as far as the file system can tell: what is
+    /// allocated and never written does not count. True where it cannot tell.
+    pub fn holds_data_from(&self, offset: u64) -> bool {
+        // SAFETY: lseek on a descriptor that we own touches no memory; nothing here uses its position.
+        let found = unsafe { libc::lseek(self.file.as_raw_fd(), offset as libc::off_t, libc::SEEK_DATA) };
+        found >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENXIO)
+    }
+
     /// Fills `into` from `offset`, blocking. Fails with EIO at the end of the device.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         self.file.read_exact_at(into, offset).map_err(errno)

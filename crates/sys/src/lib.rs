@@ -9,7 +9,7 @@
 //! - [`event`]: a descriptor that one thread signals and another waits for.
 //! - [`poll`]: waiting for many descriptors (epoll).
 //! - [`socket`]: non-blocking TCP.
-//! - [`mod@file`]: a regular file or block device as storage: exclusive, direct, with its size and block.
+//! - [`file`](mod@file): a regular file or block device as storage: exclusive, direct, with its size and block.
 //! - [`uring`]: storage operations on an io_uring that owns the buffers in flight.
 //! - [`thread`]: threads by name and core.
 //! - [`signal`]: SIGTERM and SIGINT as a flag.

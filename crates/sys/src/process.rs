@@ -1,6 +1,7 @@
 //! What this process costs.
 
 use octokv_base::Nanos;
+use std::io;
 
 /// Memory of this process that is in RAM, in bytes; zero where the kernel does not say.
 pub fn resident_bytes() -> u64 {
@@ -9,6 +10,17 @@ pub fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split_ascii_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok());
     pages.unwrap_or(0) * page
+}
+
+/// A number of the system's own randomness.
+pub fn random_u64() -> io::Result<u64> {
+    let mut bytes = [0_u8; 8];
+    // SAFETY: getrandom writes at most the given length into `bytes`, which lives through the call.
+    let done = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    match done {
+        8 => Ok(u64::from_ne_bytes(bytes)),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Processor time that the calling thread has used.
@@ -31,6 +43,11 @@ fn cpu_time(clock: libc::clockid_t) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_system_does_not_repeat_itself() {
+        assert_ne!(random_u64().unwrap(), random_u64().unwrap());
+    }
 
     #[test]
     fn a_process_has_memory_and_uses_time() {

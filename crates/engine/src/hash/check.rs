@@ -4,7 +4,6 @@ use super::index::{Place, check_of};
 use super::open::{OpenError, load};
 use super::record;
 use super::volume::{hash_of, split};
-use crate::Durability;
 use octokv_base::{Key, Lba, Pool};
 use octokv_flash::Device;
 use std::fmt;
@@ -75,7 +74,7 @@ pub async fn check(
     pool: &Pool,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Report, OpenError> {
-    let loaded = load(device, Durability::Flush).await?;
+    let loaded = load(device).await?;
     let superblock = loaded.superblock;
     let unit_bytes = u64::from(superblock.unit_bytes);
     let unit_blocks = unit_bytes / u64::from(device.geometry().block_bytes);

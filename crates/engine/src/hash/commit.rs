@@ -15,6 +15,7 @@
 use super::HashEngine;
 use super::journal::{self, BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchHeader, Entry, batch_units_max};
 use super::space::Extent;
+use super::volume::Volume;
 use crate::planted::{self, Bug};
 use crate::{Durability, Fault};
 use octokv_base::Buffer;
@@ -188,15 +189,22 @@ impl Commits {
         (scratch, at)
     }
 
-    fn header_of(&self, at: JournalPosition, volume: u64, incarnation: u32) -> BatchHeader {
+    fn header_of(&self, at: JournalPosition, volume: &Volume) -> BatchHeader {
         let flushed_through = self.state.lock().flushed_through;
-        BatchHeader { volume, batch: at.batch, first_entry: at.entry, incarnation, flushed_through }
+        BatchHeader {
+            volume: volume.id(),
+            batch: at.batch,
+            first_entry: at.entry,
+            incarnation: volume.superblock.lock().incarnation,
+            unflushed: volume.durability == Durability::Device,
+            flushed_through,
+        }
     }
 
     /// The last batch that was written, and the space that waits for it to be durable; `None` when it is.
     fn take_limbo(&self) -> Option<(u64, Vec<Extent>)> {
         let mut state = self.state.lock();
-        let last = state.next.batch - 1;
+        let last = state.next.batch.saturating_sub(1);
         (state.flushed_through < last).then(|| (last, std::mem::take(&mut state.limbo)))
     }
 
@@ -361,8 +369,7 @@ impl HashEngine {
         if planted::is(Bug::PublishBeforeDurable) {
             self.publish(&mut scratch, at);
         }
-        let incarnation = volume.superblock.lock().incarnation;
-        let header = commits.header_of(at, volume.id(), incarnation);
+        let header = commits.header_of(at, volume);
         let [mut first, mut second] = scratch.copies;
         first.set_len(first.capacity());
         let units = journal::encode(&mut first, &header, &scratch.entries, volume.fixed().unit_bytes);
@@ -387,10 +394,12 @@ impl HashEngine {
             self.publish(&mut scratch, at);
         }
         // Only now: a reader may find a record until its entry is out of the index.
-        match durable {
-            _ if planted::is(Bug::ReuseSpaceEarly) => {}
-            true => volume.epochs.free(&scratch.freed),
-            false => commits.state.lock().limbo.extend_from_slice(&scratch.freed),
+        if planted::is(Bug::ReuseSpaceEarly) {
+            // It is free already.
+        } else if durable || planted::is(Bug::FreeUnflushed) {
+            volume.epochs.free(&scratch.freed);
+        } else {
+            commits.state.lock().limbo.extend_from_slice(&scratch.freed);
         }
         commits.batch_is_done(at, units, header.flushed_through, durable, scratch);
         Ok(())

@@ -3,7 +3,7 @@
 //! ```text
 //!   batch   0 magic "OKVJ"        24 first entry u64       40 flushed through u64 (batch)
 //!           4 CRC-32C u32         32 incarnation u32       48 entries u32    52 units u32
-//!           8 volume u64          36 zero u32              56 zero u64
+//!           8 volume u64          36 unflushed u32            56 zero u64
 //!          16 batch u64           64 entries, then zeros to the end of the last unit
 //!   entry   0 hash u128           24 old location u64 (0 = the key is new)   40 units u32
 //!          16 new location u64 (0 = the key goes)   32 stamp u64             44 zero u32
@@ -13,7 +13,8 @@
 //! acknowledged after a flush, was flushed). A batch never wraps: where fewer than [`BATCH_UNITS_MAX`]
 //! units are left before the end of the ring, the next begins at its start.
 //!
-//! "Flushed through" says which earlier batches, with the records they name, are durable for sure: what
+//! "Unflushed" is 1 where the writer did not wait for the batch before to be flushed: after a power cut such
+//! a batch may be there without the one before. "Flushed through" says which earlier batches, with the records they name, are durable for sure: what
 //! replay need not verify record by record.
 
 use octokv_base::crc32c;
@@ -60,6 +61,8 @@ pub struct BatchHeader {
     pub first_entry: u64,
     /// The opening that wrote it.
     pub incarnation: u32,
+    /// Whether it was written without waiting for the batch before to be durable.
+    pub unflushed: bool,
     /// This batch and those before it are durable, with their records.
     pub flushed_through: u64,
 }
@@ -75,6 +78,7 @@ pub fn encode(bytes: &mut [u8], header: &BatchHeader, entries: &[Entry], unit_by
     bytes[16..24].copy_from_slice(&header.batch.to_le_bytes());
     bytes[24..32].copy_from_slice(&header.first_entry.to_le_bytes());
     bytes[32..36].copy_from_slice(&header.incarnation.to_le_bytes());
+    bytes[36..40].copy_from_slice(&u32::from(header.unflushed).to_le_bytes());
     bytes[40..48].copy_from_slice(&header.flushed_through.to_le_bytes());
     bytes[48..52].copy_from_slice(&(entries.len() as u32).to_le_bytes());
     bytes[52..56].copy_from_slice(&units.to_le_bytes());
@@ -130,6 +134,7 @@ impl<'a> Unchecked<'a> {
             batch: u64_at(16),
             first_entry: u64_at(24),
             incarnation: u32_at(32),
+            unflushed: u32_at(36) != 0,
             flushed_through: u64_at(40),
         };
         Some(Batch { header, units, entries: &bytes[BATCH_HEADER_BYTES..end] })
@@ -158,7 +163,14 @@ mod tests {
     use octokv_base::Random;
 
     fn example(count: usize, unit_bytes: u32) -> (Vec<u8>, BatchHeader, Vec<Entry>, u32) {
-        let header = BatchHeader { volume: 1, batch: 2, first_entry: 3, incarnation: 4, flushed_through: 1 };
+        let header = BatchHeader {
+            volume: 1,
+            batch: 2,
+            first_entry: 3,
+            incarnation: 4,
+            unflushed: true,
+            flushed_through: 1,
+        };
         let entry = |i: usize| Entry { hash: i as u128, new: i as u64 + 1, old: 0, stamp: 9, units: 5 };
         let entries: Vec<Entry> = (0..count).map(entry).collect();
         let mut bytes = vec![0xff; 36 * 1024];

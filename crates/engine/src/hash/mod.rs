@@ -17,12 +17,13 @@
 //! # Layout
 //! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: what lies on the device.
 //! - [`index`], [`space`], [`readers`], [`keylock`]: what lies in memory.
-//! - [`commit`]: group commit. [`open`]: format, recovery. [`check`]: reads and verifies everything.
+//! - [`commit`]: group commit. [`format`], [`open`]: a new volume, recovery. [`check`]: reads and verifies everything.
 //! - [`volume`]: what all cores share. This file: the operations.
 
 pub mod check;
 pub mod checkpoint;
 mod commit;
+pub mod format;
 pub mod index;
 pub mod journal;
 mod keylock;
@@ -34,7 +35,8 @@ pub mod superblock;
 mod volume;
 
 pub use check::{Problem, Report, check};
-pub use open::{FormatSettings, OpenError, format, open};
+pub use format::{FormatSettings, format};
+pub use open::{OpenError, open};
 pub use superblock::HashKind;
 pub use volume::{OpenSettings, Volume};
 

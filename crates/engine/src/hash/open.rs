@@ -1,4 +1,4 @@
-//! Format and open: a device becomes a volume, and a volume's index is found again after any crash.
+//! Open: a volume's index is found again after any crash.
 //!
 //! ```text
 //!   superblock (highest generation) ─▶ checkpoint images ─▶ journal batches from the checkpoint on
@@ -11,54 +11,23 @@
 use super::HashEngine;
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, ImageHeader, write_superblock};
 use super::commit::JournalPosition;
-use super::index::{SLOT_BYTES, Slot, UNITS_MAX, check_of};
+use super::format::{FormatSettings, plan};
+use super::index::{SLOT_BYTES, Slot, check_of};
 use super::journal::{self, Entry, batch_units_max};
-use super::record::{self, record_bytes};
+use super::record;
 use super::space::{Extent, Space};
 use super::superblock::{
-    Checkpoint, HashKind, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
-    Unchecked, superblock_units,
+    NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, Unchecked,
 };
 use super::volume::{Contents, OpenSettings, Segment, Volume, apply, split};
 use crate::planted::{self, Bug};
-use crate::{Durability, Fault};
+use crate::Fault;
 use octokv_base::map::Map;
-use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Pool, Random};
-use octokv_flash::{Device, DeviceError, Geometry};
+use octokv_base::{Buffer, Lba, Pool};
+use octokv_flash::{Device, DeviceError};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// How a device is formatted.
-#[derive(Clone, Copy, Debug)]
-pub struct FormatSettings {
-    /// The granularity of space in bytes: 512 to 4096, and no less than the device's block. A record takes
-    /// whole units.
-    pub unit_bytes: u32,
-    /// The hash.
-    pub hash: HashKind,
-    /// log2 of the bitmap's partitions (OctoKV's n).
-    pub partitions_log2: u8,
-    /// The longest value, in bytes.
-    pub value_bytes_max: u32,
-    /// The namespace.
-    pub namespace: u32,
-    /// Where the volume's random numbers come from.
-    pub seed: u64,
-}
-
-impl Default for FormatSettings {
-    fn default() -> FormatSettings {
-        FormatSettings {
-            unit_bytes: 4096,
-            hash: HashKind::Xxh3,
-            partitions_log2: 4,
-            value_bytes_max: 2 << 20,
-            namespace: 1,
-            seed: 0,
-        }
-    }
-}
 
 /// Why a volume was not opened. Nothing was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,76 +117,6 @@ impl fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
-/// The shape of a volume on a device. Volatile devices get neither journal nor checkpoints.
-fn plan(geometry: Geometry, settings: &FormatSettings) -> Result<Superblock, OpenError> {
-    let unit_bytes = settings.unit_bytes;
-    if geometry.block_bytes > unit_bytes {
-        return Err(OpenError::BlockTooLarge { block_bytes: geometry.block_bytes, unit_bytes });
-    }
-    let units = geometry.bytes() / u64::from(unit_bytes);
-    let ring_most = (512 << 20) / unit_bytes;
-    let ring_least = 8 * batch_units_max(unit_bytes);
-    let segments_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
-    let (journal_units, area_units) = match geometry.volatile {
-        true => (1, 0),
-        false => {
-            let ring = (units / 128).clamp(u64::from(ring_least), u64::from(ring_most));
-            let images = (IMAGE_HEADER_BYTES as u64) << segments_log2;
-            (ring as u32, (images + SLOT_BYTES as u64 * units).div_ceil(u64::from(unit_bytes)))
-        }
-    };
-    let data_first = superblock_units(unit_bytes) + 2 * u64::from(journal_units) + 4 * area_units;
-    let least = data_first + 64;
-    if units < least {
-        let need_bytes = least * u64::from(unit_bytes);
-        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
-    }
-    let longest = record_bytes(KEY_BYTES_MAX, settings.value_bytes_max as usize) as u64;
-    let longest_units = longest.div_ceil(u64::from(unit_bytes));
-    if longest_units > UNITS_MAX {
-        let most_bytes = UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
-        return Err(OpenError::ValuesTooLong { most_bytes });
-    }
-    // A partition that holds few of the longest records would waste much of its end.
-    let data_units = units - data_first;
-    let partitions = (data_units / (16 * longest_units)).max(1).ilog2() as u8;
-    let mut random = Random::new(settings.seed);
-    Ok(Superblock {
-        volume: random.next_u64(),
-        hash_seed: random.next_u64(),
-        hash: settings.hash,
-        unit_bytes,
-        journal_units,
-        area_units,
-        data_first,
-        data_units,
-        segments_log2,
-        partitions_log2: settings.partitions_log2.min(partitions),
-        namespace: settings.namespace,
-        value_bytes_max: settings.value_bytes_max,
-        generation: 0,
-        incarnation: 0,
-        checkpoint: Checkpoint { batch: 1, ..Checkpoint::default() },
-        clean: true,
-    })
-}
-
-/// Makes an empty volume of the device, whatever it held.
-pub async fn format(device: &dyn Device, settings: &FormatSettings) -> Result<(), OpenError> {
-    let superblock = plan(device.geometry(), settings)?;
-    if device.geometry().volatile {
-        return Ok(());
-    }
-    // The other generation's place may hold an older volume's superblock: it goes first.
-    let blocks = SUPERBLOCK_STRIDE_BYTES / u64::from(device.geometry().block_bytes);
-    let zeros = Buffer::zeroed((SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES) as usize);
-    device.write(Lba(0), zeros).await.result?;
-    device.flush().await.result?;
-    write_superblock(device, &superblock).await?;
-    debug_assert!(blocks > 0);
-    Ok(())
-}
-
 /// Opens the volume on a device for use by `settings.cores` cores, and finds its index again. A volatile
 /// device is formatted with `format` first.
 pub async fn open(
@@ -232,7 +131,7 @@ pub async fn open(
         let contents = empty_contents(&superblock, JournalPosition::default());
         return Ok(Volume::new(superblock, contents, geometry.block_bytes, true, settings));
     }
-    let mut loaded = load(&**device, settings.durability).await?;
+    let mut loaded = load(&**device).await?;
     loaded.superblock.incarnation += 1;
     loaded.superblock.generation += 1;
     loaded.superblock.clean = false;
@@ -271,7 +170,7 @@ fn empty_contents(superblock: &Superblock, position: JournalPosition) -> Content
 }
 
 /// Reads what a volume holds.
-pub(super) async fn load(device: &dyn Device, durability: Durability) -> Result<Loaded, OpenError> {
+pub(super) async fn load(device: &dyn Device) -> Result<Loaded, OpenError> {
     let (superblock, damaged) = read_superblock(device).await?;
     let geometry = device.geometry();
     let need_bytes = superblock.units() * u64::from(superblock.unit_bytes);
@@ -291,7 +190,7 @@ pub(super) async fn load(device: &dyn Device, durability: Durability) -> Result<
         dropped: 0,
     };
     loader.read_checkpoint().await?;
-    let position = loader.replay(durability).await?;
+    let position = loader.replay().await?;
     let space = loader.claim_space()?;
     let Loader { segments, damaged_copies, dropped, .. } = loader;
     let must_checkpoint = dropped > 0 || damaged_copies > 0;
@@ -425,7 +324,7 @@ impl Loader<'_> {
     }
 
     /// Applies the journal from the checkpoint on, and gives where it goes on.
-    async fn replay(&mut self, durability: Durability) -> Result<JournalPosition, OpenError> {
+    async fn replay(&mut self) -> Result<JournalPosition, OpenError> {
         let ring = self.superblock.journal_units;
         let most = batch_units_max(self.superblock.unit_bytes);
         let start = self.superblock.checkpoint;
@@ -460,9 +359,7 @@ impl Loader<'_> {
                 break;
             }
         }
-        if durability == Durability::Flush {
-            self.refuse_a_gap(at, incarnation).await?;
-        }
+        self.refuse_a_gap(at, incarnation).await?;
         self.apply_verified(kept).await?;
         Ok(at)
     }
@@ -526,8 +423,7 @@ impl Loader<'_> {
         at: JournalPosition,
         incarnation: u32,
     ) -> Result<Option<(journal::BatchHeader, u32, Vec<Entry>)>, OpenError> {
-        for copy in 0..2 {
-            let window = &mut windows[copy];
+        for (copy, window) in windows.iter_mut().enumerate() {
             self.fill(window, copy as u64, at.unit).await?;
             let bytes = &window.bytes[(at.unit - window.first) as usize * self.unit_bytes()..];
             let Some(batch) = journal::Unchecked(bytes).check(self.superblock.unit_bytes) else { continue };
@@ -554,8 +450,9 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// After the end of the journal no later batch can be, for each waited for the one before: if there is
-    /// one, a batch in between is damaged in both copies, and what it changed is not known.
+    /// After the end of the journal no later batch can be that waited for the one before, or knows it to be
+    /// durable: if there is one, a batch in between is damaged in both copies, and what it changed is not
+    /// known.
     async fn refuse_a_gap(&mut self, end: JournalPosition, incarnation: u32) -> Result<(), OpenError> {
         let most = batch_units_max(self.superblock.unit_bytes);
         let ring = self.superblock.journal_units;
@@ -570,6 +467,7 @@ impl Loader<'_> {
                         batch.header.volume == self.superblock.volume
                             && batch.header.batch > end.batch
                             && batch.header.incarnation >= incarnation
+                            && (!batch.header.unflushed || batch.header.flushed_through >= end.batch)
                     });
                     if later {
                         let lba = (self.superblock.journal_first(0) + u64::from(end.unit)) * self.unit_blocks;

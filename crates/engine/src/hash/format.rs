@@ -1,0 +1,114 @@
+//! Format: a device becomes an empty volume.
+//!
+//! In: a device's shape and the settings of the volume. Out: a superblock on the device; nothing else is written,
+//! for nothing else is read of a volume whose superblock names no checkpoint and whose journal is not its own.
+
+use super::checkpoint::{IMAGE_HEADER_BYTES, write_superblock};
+use super::index::{SLOT_BYTES, UNITS_MAX};
+use super::journal::batch_units_max;
+use super::open::OpenError;
+use super::record::record_bytes;
+use super::superblock::{
+    Checkpoint, HashKind, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, superblock_units,
+};
+use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Random};
+use octokv_flash::{Device, Geometry};
+
+/// How a device is formatted.
+#[derive(Clone, Copy, Debug)]
+pub struct FormatSettings {
+    /// The granularity of space in bytes: 512 to 4096, and no less than the device's block. A record takes
+    /// whole units.
+    pub unit_bytes: u32,
+    /// The hash.
+    pub hash: HashKind,
+    /// log2 of the bitmap's partitions (OctoKV's n).
+    pub partitions_log2: u8,
+    /// The longest value, in bytes.
+    pub value_bytes_max: u32,
+    /// The namespace.
+    pub namespace: u32,
+    /// Where the volume's random numbers come from.
+    pub seed: u64,
+}
+
+impl Default for FormatSettings {
+    fn default() -> FormatSettings {
+        FormatSettings {
+            unit_bytes: 4096,
+            hash: HashKind::Xxh3,
+            partitions_log2: 4,
+            value_bytes_max: 2 << 20,
+            namespace: 1,
+            seed: 0,
+        }
+    }
+}
+
+/// The shape of a volume on a device. Volatile devices get neither journal nor checkpoints.
+pub(super) fn plan(geometry: Geometry, settings: &FormatSettings) -> Result<Superblock, OpenError> {
+    let unit_bytes = settings.unit_bytes;
+    if geometry.block_bytes > unit_bytes {
+        return Err(OpenError::BlockTooLarge { block_bytes: geometry.block_bytes, unit_bytes });
+    }
+    let units = geometry.bytes() / u64::from(unit_bytes);
+    let ring_most = (512 << 20) / unit_bytes;
+    let ring_least = 8 * batch_units_max(unit_bytes);
+    let segments_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
+    let (journal_units, area_units) = match geometry.volatile {
+        true => (1, 0),
+        false => {
+            let ring = (units / 128).clamp(u64::from(ring_least), u64::from(ring_most));
+            let images = (IMAGE_HEADER_BYTES as u64) << segments_log2;
+            (ring as u32, (images + SLOT_BYTES as u64 * units).div_ceil(u64::from(unit_bytes)))
+        }
+    };
+    let data_first = superblock_units(unit_bytes) + 2 * u64::from(journal_units) + 4 * area_units;
+    let least = data_first + 64;
+    if units < least {
+        let need_bytes = least * u64::from(unit_bytes);
+        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
+    }
+    let longest = record_bytes(KEY_BYTES_MAX, settings.value_bytes_max as usize) as u64;
+    let longest_units = longest.div_ceil(u64::from(unit_bytes));
+    if longest_units > UNITS_MAX {
+        let most_bytes = UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
+        return Err(OpenError::ValuesTooLong { most_bytes });
+    }
+    // A partition that holds few of the longest records would waste much of its end.
+    let data_units = units - data_first;
+    let partitions = (data_units / (16 * longest_units)).max(1).ilog2() as u8;
+    let mut random = Random::new(settings.seed);
+    Ok(Superblock {
+        volume: random.next_u64(),
+        hash_seed: random.next_u64(),
+        hash: settings.hash,
+        unit_bytes,
+        journal_units,
+        area_units,
+        data_first,
+        data_units,
+        segments_log2,
+        partitions_log2: settings.partitions_log2.min(partitions),
+        namespace: settings.namespace,
+        value_bytes_max: settings.value_bytes_max,
+        generation: 0,
+        incarnation: 0,
+        checkpoint: Checkpoint { batch: 1, ..Checkpoint::default() },
+        clean: true,
+    })
+}
+
+/// Makes an empty volume of the device, whatever it held.
+pub async fn format(device: &dyn Device, settings: &FormatSettings) -> Result<(), OpenError> {
+    let superblock = plan(device.geometry(), settings)?;
+    if device.geometry().volatile {
+        return Ok(());
+    }
+    // The other generation's place may hold an older volume's superblock: it goes first.
+    let zeros = Buffer::zeroed((SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES) as usize);
+    device.write(Lba(0), zeros).await.result?;
+    device.flush().await.result?;
+    write_superblock(device, &superblock).await?;
+    Ok(())
+}
