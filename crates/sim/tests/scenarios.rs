@@ -2,6 +2,7 @@
 
 use octokv_sim::{Plan, Scenario, Settings, play_seed, run};
 
+#[expect(clippy::disallowed_methods, reason = "prints the simulator's speed")]
 fn holds(scenario: Scenario) {
     let settings = Settings { scenario: Some(scenario), repeat_every: 10, ..Settings::new(0..60) };
     let began = std::time::Instant::now();

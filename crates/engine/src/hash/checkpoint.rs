@@ -193,6 +193,7 @@ impl HashEngine {
             journal_unit: position.unit,
             batch: position.batch,
             entry: position.entry.saturating_sub(1),
+            incarnation: superblock.incarnation,
         };
         if let Err(error) = write_superblock(&*self.device, &superblock).await {
             // Which superblock is on the device cannot be known, nor which journal it needs.

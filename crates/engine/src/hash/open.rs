@@ -12,16 +12,16 @@ use super::HashEngine;
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, ImageHeader, write_superblock};
 use super::commit::JournalPosition;
 use super::format::{FormatSettings, plan};
-use super::index::{SLOT_BYTES, Slot, check_of};
+use super::index::{SLOT_BYTES, Slot, UNITS_MAX, check_of};
 use super::journal::{self, Entry, batch_units_max};
 use super::record;
 use super::space::{Extent, Space};
 use super::superblock::{
-    NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, Unchecked,
+    COUNT_MAX, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, Unchecked,
 };
 use super::volume::{Contents, OpenSettings, Segment, Volume, apply, split};
-use crate::planted::{self, Bug};
 use crate::Fault;
+use crate::planted::{self, Bug};
 use octokv_base::map::Map;
 use octokv_base::{Buffer, Lba, Pool};
 use octokv_flash::{Device, DeviceError};
@@ -313,11 +313,14 @@ impl Loader<'_> {
         if (volume, checkpoint, segment) != expected {
             return None;
         }
+        let slot = |bytes: &[u8]| Slot::from_bytes(bytes.try_into().expect("sixteen bytes"));
+        if slots.chunks_exact(SLOT_BYTES).any(|bytes| slot(bytes).is_none()) {
+            return None;
+        }
         let mut entries = self.segments[index].entries.lock();
         entries.applied = applied;
         entries.table.reserve(slots.len() / SLOT_BYTES);
-        for bytes in slots.chunks_exact(SLOT_BYTES) {
-            let slot = Slot::from_bytes(bytes.try_into().expect("sixteen bytes"))?;
+        for slot in slots.chunks_exact(SLOT_BYTES).filter_map(slot) {
             entries.table.insert(slot.tag(), slot.place());
         }
         Some(IMAGE_HEADER_BYTES + slots.len())
@@ -330,7 +333,7 @@ impl Loader<'_> {
         let start = self.superblock.checkpoint;
         let mut at =
             JournalPosition { unit: start.journal_unit, batch: start.batch, entry: start.entry + 1, used: 0 };
-        let mut incarnation = 0;
+        let mut incarnation = start.incarnation;
         let mut kept: Vec<(u64, u64, Vec<Entry>)> = Vec::new();
         let mut windows = [Window::default(), Window::default()];
         loop {
@@ -400,13 +403,18 @@ impl Loader<'_> {
         Ok(())
     }
 
+    /// Whether an entry names a record that the volume can hold: a checksum vouches for bytes, not for sense.
+    fn is_possible(&self, entry: &Entry) -> bool {
+        let (first, end) = (self.superblock.data_first, self.superblock.units());
+        let units = u64::from(entry.units);
+        entry.new == 0
+            || ((1..=UNITS_MAX).contains(&units)
+                && (first..end).contains(&entry.new)
+                && entry.new + units <= end)
+    }
+
     async fn record_is_whole(&self, entry: &Entry) -> Result<bool, OpenError> {
         let bytes = entry.units as usize * self.unit_bytes();
-        let beyond =
-            entry.new.checked_add(u64::from(entry.units)).is_none_or(|end| end > self.superblock.units());
-        if beyond || entry.new < self.superblock.data_first || bytes == 0 {
-            return Ok(false);
-        }
         let buffer = self.read(entry.new, 0, bytes).await?;
         let Ok((header, _)) = record::Unchecked(&buffer).header() else { return Ok(false) };
         let identity = header.identity;
@@ -431,7 +439,12 @@ impl Loader<'_> {
             let expected = header.volume == self.superblock.volume && header.batch == at.batch;
             if expected && header.incarnation >= incarnation {
                 // A copy that is only older was torn by the crash; a second one that is right is enough.
-                return Ok(Some((header, batch.units, batch.entries().collect())));
+                let entries: Vec<Entry> = batch.entries().collect();
+                if header.first_entry >= COUNT_MAX || !entries.iter().all(|entry| self.is_possible(entry)) {
+                    let lba = (self.superblock.journal_first(0) + u64::from(at.unit)) * self.unit_blocks;
+                    return Err(OpenError::Damaged { what: "journal batch", lba });
+                }
+                return Ok(Some((header, batch.units, entries)));
             }
         }
         Ok(None)

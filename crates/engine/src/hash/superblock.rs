@@ -9,7 +9,7 @@
 //!   14 engine u16            72 incarnation u32       104 journal batch u64 (the first to replay)
 //!   16 volume u64            76 hash u8 (kind)        112 entry u64 (the last that the journal gave out)
 //!   24 hash seed u64         77 segments log2 u8      120 namespace u32     124 clean u32
-//!   32 unit_bytes u32        78 partitions log2 u16   128 value_bytes_max u32   132 zeros to 512
+//!   32 unit_bytes u32        78 partitions log2 u16   128 value_bytes_max u32   132 checkpoint incarnation u32   136 zeros to 512
 //!   36 journal_units u32     80 checkpoint id u64
 //!   40 area_units u64
 //! ```
@@ -34,6 +34,8 @@ pub const fn superblock_units(unit_bytes: u32) -> u64 {
 pub const VERSION: u16 = 1;
 /// The hash engine's number.
 pub const ENGINE_HASH: u16 = 1;
+/// Numbers that count up stay below this: nobody writes so many batches, and adding to them cannot overflow.
+pub const COUNT_MAX: u64 = 1 << 62;
 const MAGIC: [u8; 8] = *b"OCTOKV\0\0";
 
 /// How a key becomes its 128-bit hash.
@@ -97,6 +99,8 @@ pub struct Checkpoint {
     pub batch: u64,
     /// The last entry number given out before it.
     pub entry: u64,
+    /// The opening that wrote it: a batch of an earlier one is no part of what follows it.
+    pub incarnation: u32,
 }
 
 /// Why a device is not opened.
@@ -145,6 +149,7 @@ impl Superblock {
         put(&mut b, 120, &self.namespace.to_le_bytes());
         put(&mut b, 124, &u32::from(self.clean).to_le_bytes());
         put(&mut b, 128, &self.value_bytes_max.to_le_bytes());
+        put(&mut b, 132, &self.checkpoint.incarnation.to_le_bytes());
         let crc = crc32c(&b[12..]);
         put(&mut b, 8, &crc.to_le_bytes());
         b
@@ -200,6 +205,7 @@ impl Unchecked<'_> {
             journal_unit: u32_at(92),
             batch: u64_at(104),
             entry: u64_at(112),
+            incarnation: u32_at(132),
         };
         let superblock = Superblock {
             volume: u64_at(16),
@@ -232,6 +238,10 @@ impl Superblock {
             && self.data_first.checked_add(self.data_units).is_some_and(|end| end < 1 << 36)
             && self.segments_log2 <= 20
             && self.partitions_log2 <= 12
+            && [self.generation, self.checkpoint.id, self.checkpoint.batch, self.checkpoint.entry]
+                .iter()
+                .all(|&count| count < COUNT_MAX)
+            && self.incarnation < u32::MAX
             && self.checkpoint.journal_unit < self.journal_units
             && self.checkpoint.bytes.div_ceil(u64::from(self.unit_bytes)) <= self.area_units
     }
@@ -265,6 +275,7 @@ mod tests {
                 journal_unit: 7,
                 batch: 8,
                 entry: 99,
+                incarnation: 5,
             },
             clean: true,
         }
