@@ -38,6 +38,6 @@ fn main() {
         block_on(put, &mut settle).expect("stores");
     }
     block_on(engine.delete(&key_of(3)), &mut settle).expect("deletes");
-    block_on(engine.mark(), &mut settle);
+    block_on(engine.mark(), &mut settle).expect("marks");
     std::fs::write(&path, disk.contents()).expect("writes the file");
 }

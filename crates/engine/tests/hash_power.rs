@@ -136,7 +136,7 @@ fn traced(seed: u64, operations: u64) -> (PowerDisk, Trace) {
     let mut settle = || {
         disk.complete(&mut random);
     };
-    block_on(engine.mark(), &mut settle);
+    block_on(engine.mark(), &mut settle).expect("marks");
     drop((crowd, engine));
     (disk, Rc::try_unwrap(trace).ok().expect("all calls are over").into_inner())
 }
@@ -276,7 +276,7 @@ fn stored_under(plan: &Plan, image: Vec<u8>, random: &mut Random) -> (Vec<u8>, B
             stored.insert(key, Some(operation));
         }
     }
-    block_on(engine.mark(), &mut settle);
+    block_on(engine.mark(), &mut settle).expect("marks");
     (disk.contents(), stored)
 }
 
@@ -364,4 +364,87 @@ fn after_a_failed_journal_write_nothing_is_acknowledged_until_the_volume_is_open
     let found = read_all(&disk, &engine)[&key];
     assert!(matches!(found, Ok(Some(900 | 901))), "{found:?}");
     assert!(pool().budget_bytes() > 0);
+}
+
+#[test]
+fn a_block_that_cannot_be_read_costs_at_most_one_key() {
+    let (disk, _) = traced(13, 300);
+    let image = disk.contents();
+    let (reference_disk, engine) = open(image.clone()).expect("opens");
+    let good = read_all(&reference_disk, &engine);
+    let mut named = 0;
+    for block in 0..image.len() as u64 / 512 {
+        let (disk, plan) = (PowerDisk::new(image.clone(), 512), Plan::default());
+        plan.add(Rule::within(On::Read, Lba(block), Lba(block + 1), DeviceFault::Error(5)));
+        let device: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::new(disk.clone()), plan));
+        let mut random = Random::new(1);
+        let opened = block_on(subject().open(device), || {
+            disk.complete(&mut random);
+        });
+        let engine = opened.unwrap_or_else(|error| panic!("block {block}: {error}"));
+        let found = read_all(&disk, &engine);
+        let faults: Vec<&Key> =
+            found.iter().filter(|(key, read)| *read != &good[*key]).map(|(key, _)| key).collect();
+        assert!(faults.len() <= 1, "block {block} hurt {faults:?}");
+        for key in faults {
+            assert!(matches!(found[key], Err(Fault::Device(_))), "block {block}: {:?}", found[key]);
+            named += 1;
+        }
+    }
+    assert!(named > 20, "only {named} blocks held anything");
+}
+
+#[test]
+fn a_failed_checkpoint_is_tried_again_and_a_failed_flush_ends_the_writing() {
+    let (disk, _) = traced(14, 300);
+    let (disk, plan) = (PowerDisk::new(disk.contents(), 512), Plan::default());
+    let device: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::new(disk.clone()), plan.clone()));
+    let mut random = Random::new(15);
+    let mut settle = || {
+        disk.complete(&mut random);
+    };
+    let engine = block_on(subject().open(device), &mut settle).expect("opens");
+    // One write of a checkpoint fails: areas lie between the journal's two copies and the records.
+    let areas = 16384 / 512 + 2 * 512;
+    plan.add(Rule::within(On::Write, Lba(areas), Lba(areas + 100), DeviceFault::Error(5)).once(0));
+    for operation in 1..1_200 {
+        let key = key_of(operation % KEYS);
+        let value = value_of(&key, operation, 100);
+        let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100);
+        assert_eq!(block_on(put, &mut settle), Ok(Put::Stored), "operation {operation}");
+    }
+    assert!(engine.statistics().checkpoints > 0);
+    plan.add(Rule::always(On::Flush, DeviceFault::Error(5)).once(0));
+    assert!(matches!(block_on(engine.flush(), &mut settle), Err(Fault::Device(_))));
+    let key = key_of(1);
+    let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
+    assert_eq!(block_on(put, &mut settle), Err(Fault::ReadOnly));
+}
+
+#[test]
+fn damage_to_any_image_of_a_large_checkpoint_is_mended_by_its_copy() {
+    let disk = PowerDisk::new(vec![0; 64 << 20], 512);
+    let mut random = Random::new(16);
+    let mut settle = || {
+        disk.complete(&mut random);
+    };
+    block_on(subject().format(Rc::new(disk.clone())), &mut settle);
+    let mut hash = subject();
+    hash.durability = octokv_engine::Durability::Device;
+    let engine = block_on(hash.open(Rc::new(disk.clone())), &mut settle).expect("opens");
+    for index in 0..70_000_u64 {
+        let key = Key::new(&index.to_le_bytes()).unwrap();
+        let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
+        assert_eq!(block_on(put, &mut settle), Ok(Put::Stored));
+    }
+    block_on(engine.checkpoint(true), &mut settle).expect("writes");
+    let image = disk.contents();
+    let images: Vec<usize> = (0..image.len() - 4).filter(|&at| &image[at..at + 4] == b"OKVC").collect();
+    let first_copy = &images[images.len() - images.len() / 2 * 2..][..images.len() / 2];
+    for &at in first_copy.iter().step_by(3) {
+        let mut damaged = image.clone();
+        damaged[at] ^= 1;
+        let (_, engine) = open(damaged).unwrap_or_else(|error| panic!("image at {at}: {error}"));
+        assert_eq!(engine.statistics().keys, 70_000, "image at {at}");
+    }
 }

@@ -60,7 +60,8 @@ pub struct Report {
     pub capacity_bytes: u64,
     /// Journal entries of the last moment before a crash whose records never became whole.
     pub dropped: u64,
-    /// Blocks of metadata of which one copy is damaged; the next opening mends them.
+    /// Pieces of metadata of which one copy is damaged. Those that opening met it mends; the others are written
+    /// anew by the next checkpoint.
     pub damaged_copies: u64,
     /// Records that cannot be read back as they were written.
     pub problems: Vec<Problem>,

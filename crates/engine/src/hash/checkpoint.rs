@@ -15,6 +15,7 @@
 //! old checkpoint and the journal that belongs to it.
 
 use super::HashEngine;
+use super::commit::Unfinished;
 use super::index::{SLOT_BYTES, Slot};
 use super::superblock::{Checkpoint, SUPERBLOCK_STRIDE_BYTES, Superblock};
 use crate::Fault;
@@ -30,6 +31,8 @@ pub const IMAGE_HEADER_BYTES: usize = 48;
 const CHUNK_BYTES: usize = 256 * 1024;
 /// How long after a change a volume is put in order, at the latest.
 const MAINTAIN_EVERY: Nanos = Nanos::from_millis(20);
+/// How long after a failed checkpoint the next is tried.
+const AFTER_FAILURE: Nanos = Nanos::from_secs(1);
 
 /// What stands in front of a partition's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +168,9 @@ impl HashEngine {
         }
         let mut position = volume.commits.replay_from();
         let mut superblock = *volume.superblock.lock();
-        let (area, id) = (1 - superblock.checkpoint.area.unwrap_or(1), superblock.checkpoint.id + 1);
+        let (area, id) = (1 - superblock.checkpoint.area.unwrap_or(1), volume.next_checkpoint());
+        // Where this is dropped half-way, writes to the area may still land during the next one.
+        let attempt = Unfinished(&volume.commits);
         let mut writer = AreaWriter { engine: self, area, pending: Vec::new(), written: 0 };
         let mut slots = Vec::new();
         for (index, segment) in volume.segments.iter().enumerate() {
@@ -177,9 +182,15 @@ impl HashEngine {
             };
             let header = ImageHeader { volume: volume.id(), checkpoint: id, segment: index as u32, applied };
             encode(&mut writer.pending, &header, &slots);
-            writer.write(false).await?;
+            if let Err(fault) = writer.write(false).await {
+                attempt.finished();
+                return Err(fault);
+            }
         }
-        writer.write(true).await?;
+        if let Err(fault) = writer.write(true).await {
+            attempt.finished();
+            return Err(fault);
+        }
         if planted::is(Bug::CheckpointTooNew) {
             position = volume.commits.replay_from();
         }
@@ -195,11 +206,9 @@ impl HashEngine {
             entry: position.entry.saturating_sub(1),
             incarnation: superblock.incarnation,
         };
-        if let Err(error) = write_superblock(&*self.device, &superblock).await {
-            // Which superblock is on the device cannot be known, nor which journal it needs.
-            volume.commits.fail();
-            return Err(error.into());
-        }
+        // Where this fails, which superblock is on the device cannot be known, nor which journal it needs.
+        write_superblock(&*self.device, &superblock).await?;
+        attempt.finished();
         *volume.superblock.lock() = superblock;
         volume.commits.release_before(position);
         volume.checkpoints.fetch_add(1, Ordering::Relaxed);
@@ -211,17 +220,23 @@ impl HashEngine {
     /// force and is tried again; the fault is handed to `report`.
     pub async fn maintain(&self, handle: &Handle, mut report: impl FnMut(Fault)) {
         let commits = &self.volume.commits;
+        let mut pause = MAINTAIN_EVERY;
         while !self.volume.volatile && !commits.has_failed() {
             commits.changes().await;
-            handle.sleep(MAINTAIN_EVERY).await;
+            handle.sleep(pause).await;
+            pause = MAINTAIN_EVERY;
             if commits.wants_checkpoint()
                 && let Err(fault) = self.checkpoint_when(|| commits.wants_checkpoint()).await
             {
                 report(fault);
+                pause = AFTER_FAILURE;
             }
-            match self.settle().await {
+            let settled = match self.settle().await {
                 Ok(()) => self.mark().await,
-                Err(fault) => report(fault),
+                Err(fault) => Err(fault),
+            };
+            if let Err(fault) = settled {
+                report(fault);
             }
         }
     }

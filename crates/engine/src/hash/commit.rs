@@ -26,6 +26,9 @@ use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
 
+/// How often a checkpoint is tried for which a batch waits.
+const CHECKPOINT_TRIES: u32 = 3;
+
 /// A place in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalPosition {
@@ -248,6 +251,12 @@ impl Commits {
         }
     }
 
+    /// Whether nothing is being written.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        self.has_failed() || (!state.leading && state.waiting.is_empty())
+    }
+
     fn is_committed(&self, ticket: u64) -> bool {
         self.state.lock().committed > ticket
     }
@@ -271,6 +280,23 @@ impl Commits {
         let wanted = state.last_said < state.last_changes && !state.leading && state.waiting.is_empty();
         state.leading |= wanted;
         wanted
+    }
+}
+
+/// Work that must come to its end: where it is dropped or fails half-way, what the device holds is not
+/// known, and nothing more is written until the volume is opened again.
+pub(super) struct Unfinished<'a>(pub(super) &'a Commits);
+
+impl Unfinished<'_> {
+    /// It has come to its end.
+    pub(super) fn finished(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.fail();
     }
 }
 
@@ -309,12 +335,11 @@ impl HashEngine {
     /// Writes batches until the change of `ticket` is among them.
     async fn lead(&self, ticket: u64) -> Result<(), Fault> {
         let commits = &self.volume.commits;
+        let lead = Unfinished(commits);
         while !commits.is_committed(ticket) {
-            if let Err(fault) = self.write_batch().await {
-                commits.fail();
-                return Err(fault);
-            }
+            self.write_batch().await?;
         }
+        lead.finished();
         commits.step_down();
         Ok(())
     }
@@ -325,32 +350,25 @@ impl HashEngine {
         // Whoever comes second waits for the space that the first has taken out of limbo.
         let _held = volume.checkpointing.lock(1).await;
         let Some((batch, freed)) = commits.take_limbo() else { return Ok(()) };
-        let flushed = self.device.flush().await.result;
+        self.flush_device().await?;
         let mut state = commits.state.lock();
-        match flushed {
-            Ok(()) => {
-                state.flushed_through = state.flushed_through.max(batch);
-                volume.epochs.free(&freed);
-                Ok(())
-            }
-            Err(error) => {
-                state.limbo.extend(freed);
-                Err(error.into())
-            }
-        }
+        state.flushed_through = state.flushed_through.max(batch);
+        volume.epochs.free(&freed);
+        Ok(())
     }
 
     /// Says in the journal that the last changes are durable, so that replay need not verify their records
     /// and takes damage to them for damage, not for a write that a crash cut short. For when there is
     /// nothing else to do; [`HashEngine::maintain`] does it.
-    pub async fn mark(&self) {
+    pub async fn mark(&self) -> Result<(), Fault> {
         let commits = &self.volume.commits;
         if !commits.has_failed() && commits.take_lead_to_mark() {
-            match self.write_batch().await {
-                Ok(()) => commits.step_down(),
-                Err(_) => commits.fail(),
-            }
+            let lead = Unfinished(commits);
+            self.write_batch().await?;
+            lead.finished();
+            commits.step_down();
         }
+        Ok(())
     }
 
     /// Makes the changes of a batch in the index and notes the space that they free.
@@ -359,12 +377,26 @@ impl HashEngine {
         scratch.freed.extend(numbered.filter_map(|(entry, number)| self.volume.apply(entry, number)));
     }
 
+    /// Waits for a checkpoint, or writes it, until a batch fits the ring. One that fails leaves the one before
+    /// in force, so it is tried again; only a device that fails every time ends the writing.
+    async fn make_room(&self) -> Result<(), Fault> {
+        let commits = &self.volume.commits;
+        let mut tries = CHECKPOINT_TRIES;
+        while !commits.has_room() {
+            if let Err(fault) = self.checkpoint_when(|| !commits.has_room()).await {
+                tries -= 1;
+                if tries == 0 || commits.has_failed() {
+                    return Err(fault);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Writes one batch of what waits, applies it and answers it. The caller leads.
     async fn write_batch(&self) -> Result<(), Fault> {
         let (volume, commits) = (&self.volume, &self.volume.commits);
-        while !commits.has_room() {
-            self.checkpoint_when(|| !commits.has_room()).await?;
-        }
+        self.make_room().await?;
         let (mut scratch, at) = commits.take_batch();
         if planted::is(Bug::PublishBeforeDurable) {
             self.publish(&mut scratch, at);

@@ -4,12 +4,13 @@
 //! for nothing else is read of a volume whose superblock names no checkpoint and whose journal is not its own.
 
 use super::checkpoint::{IMAGE_HEADER_BYTES, write_superblock};
-use super::index::{SLOT_BYTES, UNITS_MAX};
+use super::index::{LOCATION_MAX, SLOT_BYTES, UNITS_MAX};
 use super::journal::batch_units_max;
 use super::open::OpenError;
 use super::record::record_bytes;
 use super::superblock::{
-    Checkpoint, HashKind, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, superblock_units,
+    Checkpoint, HashKind, RING_BATCHES_MIN, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
+    superblock_units,
 };
 use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Random};
 use octokv_flash::{Device, Geometry};
@@ -51,9 +52,10 @@ pub(super) fn plan(geometry: Geometry, settings: &FormatSettings) -> Result<Supe
     if geometry.block_bytes > unit_bytes {
         return Err(OpenError::BlockTooLarge { block_bytes: geometry.block_bytes, unit_bytes });
     }
-    let units = geometry.bytes() / u64::from(unit_bytes);
+    // What is beyond the last place that an index entry can name is left unused.
+    let units = (geometry.bytes() / u64::from(unit_bytes)).min(LOCATION_MAX);
     let ring_most = (512 << 20) / unit_bytes;
-    let ring_least = 8 * batch_units_max(unit_bytes);
+    let ring_least = RING_BATCHES_MIN * batch_units_max(unit_bytes);
     let segments_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
     let (journal_units, area_units) = match geometry.volatile {
         true => (1, 0),
@@ -102,12 +104,20 @@ pub(super) fn plan(geometry: Geometry, settings: &FormatSettings) -> Result<Supe
 /// Makes an empty volume of the device, whatever it held.
 pub async fn format(device: &dyn Device, settings: &FormatSettings) -> Result<(), OpenError> {
     let superblock = plan(device.geometry(), settings)?;
+    assert!(device.geometry().volatile || superblock.is_sane(), "settings of no volume: {settings:?}");
     if device.geometry().volatile {
         return Ok(());
     }
     // The other generation's place may hold an older volume's superblock: it goes first.
     let zeros = Buffer::zeroed((SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES) as usize);
     device.write(Lba(0), zeros).await.result?;
+    device.flush().await.result?;
+    // A volume of the same number was here where the seed is the same: its journal must not follow ours.
+    for copy in 0..2 {
+        let unit_blocks = u64::from(superblock.unit_bytes / device.geometry().block_bytes);
+        let first = Buffer::zeroed((batch_units_max(superblock.unit_bytes) * superblock.unit_bytes) as usize);
+        device.write(Lba(superblock.journal_first(copy) * unit_blocks), first).await.result?;
+    }
     device.flush().await.result?;
     write_superblock(device, &superblock).await?;
     Ok(())

@@ -142,17 +142,15 @@ impl Table {
         if (self.len + 1) * 100 > self.homes * 88 {
             self.resize((self.homes + self.homes / 6).max(self.homes + 8));
         }
-        loop {
-            let at = self.seek(tag);
-            let free = (at..self.slots.len()).find(|&i| self.slots[i].is_empty()).expect("an empty end");
-            if free + 1 < self.slots.len() {
-                self.slots.copy_within(at..free, at + 1);
-                self.slots[at] = Slot::new(tag, place);
-                self.len += 1;
-                return;
-            }
-            self.resize(self.homes + self.homes / 6 + 8);
+        let at = self.seek(tag);
+        let free = (at..self.slots.len()).find(|&i| self.slots[i].is_empty()).expect("an empty end");
+        if free + 1 == self.slots.len() {
+            // The last slot stays empty: a walk ends there.
+            self.slots.resize(self.slots.len() + SPILL, Slot::EMPTY);
         }
+        self.slots.copy_within(at..free, at + 1);
+        self.slots[at] = Slot::new(tag, place);
+        self.len += 1;
     }
 
     /// Puts `new` where the entry of `tag` at location `old` was and gives what was there. `None` when
@@ -203,23 +201,18 @@ impl Table {
     }
 
     fn resize(&mut self, homes: usize) {
-        let mut homes = homes;
-        'larger: loop {
-            let mut slots = vec![Slot::EMPTY; homes + SPILL];
-            let mut next = 0;
-            for slot in self.slots.iter().copied().filter(|slot| !slot.is_empty()) {
-                let home = ((u128::from(slot.tag()) * homes as u128) >> TAG_BITS) as usize;
-                let at = home.max(next);
-                if at + 1 >= slots.len() {
-                    homes += homes / 6 + 8;
-                    continue 'larger;
-                }
-                slots[at] = slot;
-                next = at + 1;
+        let mut slots = vec![Slot::EMPTY; homes + SPILL];
+        let mut next = 0;
+        for slot in self.slots.iter().copied().filter(|slot| !slot.is_empty()) {
+            let home = ((u128::from(slot.tag()) * homes as u128) >> TAG_BITS) as usize;
+            let at = home.max(next);
+            if at + 1 >= slots.len() {
+                slots.resize(at + 1 + SPILL, Slot::EMPTY);
             }
-            (self.slots, self.homes) = (slots, homes);
-            return;
+            slots[at] = slot;
+            next = at + 1;
         }
+        (self.slots, self.homes) = (slots, homes);
     }
 }
 
@@ -279,6 +272,16 @@ mod tests {
             let expected: Vec<u64> = model.keys().map(|key| key.0).collect();
             assert_eq!(listed, expected);
         }
+    }
+
+    #[test]
+    fn any_number_of_equal_tags_at_the_end_of_the_range_is_kept() {
+        let (mut table, tag) = (Table::default(), (1 << TAG_BITS) - 1);
+        (1..1_000).for_each(|location| table.insert(tag, place(location)));
+        assert_eq!(table.lookup(tag).count(), 999);
+        assert!(table.bytes() < 100_000, "{} bytes", table.bytes());
+        (1..1_000).for_each(|location| assert!(table.remove(tag, location).is_some()));
+        assert!(table.is_empty());
     }
 
     #[test]

@@ -60,6 +60,13 @@ impl KeyLocks {
     }
 }
 
+impl KeyLocks {
+    /// Whether nobody holds a lock.
+    pub fn is_free(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut locks = self.locks.0.lock();

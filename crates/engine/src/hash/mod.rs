@@ -64,6 +64,9 @@ pub struct HashEngine {
     readers: Readers,
 }
 
+/// As much of a record as holds any key: another key of the same tag may be longer than the one looked for.
+const FRONT_BYTES: usize = HEADER_BYTES + octokv_base::KEY_BYTES_MAX;
+
 /// What a record on the device has to do with a key.
 enum Found {
     /// It is the key's record.
@@ -89,6 +92,16 @@ impl HashEngine {
         self.volume.lba(location)
     }
 
+    /// Flushes the device. After a failure nothing more is written: the system tells of writes that it could
+    /// not keep once, and which they were cannot be known.
+    async fn flush_device(&self) -> Result<(), Fault> {
+        let flushed = self.device.flush().await.result;
+        if flushed.is_err() {
+            self.volume.commits.fail();
+        }
+        Ok(flushed?)
+    }
+
     /// Reads a record, or as much of its front as `front_bytes`, and compares it with `key`.
     async fn read(&self, place: Place, key: &Key, front_bytes: usize) -> Result<Found, Fault> {
         let unit = self.volume.unit_bytes();
@@ -110,7 +123,7 @@ impl HashEngine {
     async fn resolve(&self, places: &Places, key: &Key) -> Result<Option<Place>, Fault> {
         let mut damaged = None;
         for &place in places {
-            match self.read(place, key, HEADER_BYTES + key.len()).await? {
+            match self.read(place, key, FRONT_BYTES).await? {
                 Found::Same(..) => return Ok(Some(place)),
                 Found::Other => {}
                 Found::Damaged => damaged = Some(place),
@@ -265,7 +278,7 @@ impl Engine for HashEngine {
     }
 
     async fn exist(&self, key: &Key) -> Result<Option<usize>, Fault> {
-        let found = self.find(key, HEADER_BYTES + key.len()).await?;
+        let found = self.find(key, FRONT_BYTES).await?;
         Ok(found.map(|(header, ..)| header.value_bytes))
     }
 
@@ -304,7 +317,7 @@ impl Engine for HashEngine {
 
     async fn flush(&self) -> Result<(), Fault> {
         self.settle().await?;
-        Ok(self.device.flush().await.result?)
+        self.flush_device().await
     }
 
     fn statistics(&self) -> Statistics {

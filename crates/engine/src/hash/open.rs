@@ -188,6 +188,7 @@ pub(super) async fn load(device: &dyn Device) -> Result<Loaded, OpenError> {
         segments: empty_contents(&superblock, JournalPosition::default()).segments,
         damaged_copies: damaged,
         dropped: 0,
+        from_second_copy: false,
     };
     loader.read_checkpoint().await?;
     let position = loader.replay().await?;
@@ -204,14 +205,23 @@ async fn read_superblock(device: &dyn Device) -> Result<(Superblock, u64), OpenE
     if geometry.bytes() < area_bytes {
         return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes: area_bytes });
     }
-    let buffer = device.read(Lba(0), Buffer::zeroed(area_bytes as usize)).await.into_read()?;
-    let mut found = Vec::new();
-    for bytes in buffer.chunks_exact(SUPERBLOCK_STRIDE_BYTES as usize) {
-        let bytes: &[u8; SUPERBLOCK_BYTES] = bytes[..SUPERBLOCK_BYTES].try_into().expect("512 bytes");
-        found.push(Unchecked(bytes).check());
+    let (mut found, mut failed) = (Vec::new(), None);
+    for place in 0..SUPERBLOCKS {
+        let at = Lba(place * SUPERBLOCK_STRIDE_BYTES / u64::from(geometry.block_bytes));
+        let buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
+        found.push(match device.read(at, buffer).await.into_read() {
+            Ok(bytes) => Unchecked(bytes[..SUPERBLOCK_BYTES].try_into().expect("512 bytes")).check(),
+            Err(error) => {
+                failed = Some(error);
+                Err(NotOurs::Damaged)
+            }
+        });
     }
     let newest = found.iter().filter_map(|found| found.ok()).max_by_key(|superblock| superblock.generation);
     let Some(newest) = newest else {
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
         let errors: Vec<NotOurs> = found.iter().filter_map(|found| found.err()).collect();
         let telling = |error: &&NotOurs| matches!(error, NotOurs::Version(_) | NotOurs::Engine(_));
         let damaged = errors.contains(&NotOurs::Damaged).then_some(&NotOurs::Damaged);
@@ -234,6 +244,8 @@ struct Loader<'a> {
     segments: Box<[Segment]>,
     damaged_copies: u64,
     dropped: u64,
+    /// Whether the batch that was read last came from the second copy.
+    from_second_copy: bool,
 }
 
 /// Bytes per read of a checkpoint or journal.
@@ -254,23 +266,29 @@ impl Loader<'_> {
         Ok(buffer[within..within + bytes].to_vec())
     }
 
+    /// Reads a part of one of two copies; nothing where the device cannot, for the other copy may do.
+    async fn read_copy(&self, unit: u64, offset: u64, bytes: usize) -> Vec<u8> {
+        self.read(unit, offset, bytes).await.unwrap_or_default()
+    }
+
     async fn read_checkpoint(&mut self) -> Result<(), OpenError> {
         let Some(area) = self.superblock.checkpoint.area else { return Ok(()) };
         let total = self.superblock.checkpoint.bytes;
         let (mut window, mut window_at, mut offset) = (Vec::new(), 0_u64, 0_u64);
         for index in 0..self.segments.len() {
             let rest = total - offset;
-            let mut image = &window[(offset - window_at) as usize..];
+            let first = self.superblock.area_first(area, 0);
+            // Where an image was taken from the other copy, the next may begin behind this window.
+            let mut image = window.get((offset - window_at) as usize..).unwrap_or(&[]);
             let need = checkpoint::Unchecked(image).claimed_bytes().unwrap_or(IMAGE_HEADER_BYTES);
             if image.len() < need || image.is_empty() {
                 window_at = offset;
-                let first = self.superblock.area_first(area, 0);
-                let bytes = need.max(WINDOW_BYTES).min(rest as usize);
-                window = self.read(first, offset, bytes).await?;
+                let bytes = (WINDOW_BYTES as u64).min(rest) as usize;
+                window = self.read_copy(first, offset, bytes).await;
                 image = &window;
                 let need = checkpoint::Unchecked(image).claimed_bytes().unwrap_or(0);
                 if need > window.len() && need as u64 <= rest {
-                    window = self.read(first, offset, need).await?;
+                    window = self.read_copy(first, offset, need).await;
                     image = &window;
                 }
             }
@@ -297,12 +315,12 @@ impl Loader<'_> {
         if rest < IMAGE_HEADER_BYTES as u64 {
             return Err(damaged);
         }
-        let header = self.read(first, offset, IMAGE_HEADER_BYTES).await?;
+        let header = self.read_copy(first, offset, IMAGE_HEADER_BYTES).await;
         let need = checkpoint::Unchecked(&header).claimed_bytes().ok_or(damaged)?;
         if need as u64 > rest {
             return Err(damaged);
         }
-        let image = self.read(first, offset, need).await?;
+        let image = self.read_copy(first, offset, need).await;
         self.take_image(index, &image).ok_or(damaged)
     }
 
@@ -335,6 +353,7 @@ impl Loader<'_> {
             JournalPosition { unit: start.journal_unit, batch: start.batch, entry: start.entry + 1, used: 0 };
         let mut incarnation = start.incarnation;
         let mut kept: Vec<(u64, u64, Vec<Entry>)> = Vec::new();
+        let mut doubtful = false;
         let mut windows = [Window::default(), Window::default()];
         loop {
             if at.unit + most > ring {
@@ -344,6 +363,9 @@ impl Loader<'_> {
             let Some((header, units, entries)) = self.batch_at(&mut windows, at, incarnation).await? else {
                 break;
             };
+            // The last batch may have reached one copy alone; one before it was written to both.
+            self.damaged_copies += u64::from(std::mem::take(&mut doubtful));
+            doubtful = self.from_second_copy;
             incarnation = header.incarnation;
             at.entry = header.first_entry + entries.len() as u64;
             kept.push((header.batch, header.first_entry, entries));
@@ -356,7 +378,9 @@ impl Loader<'_> {
             // Durable, so nothing of it needs to be verified: apply it, and keep the list short.
             let durable = kept.partition_point(|(batch, ..)| *batch <= header.flushed_through);
             for (_, first, entries) in kept.drain(..durable) {
-                self.apply_durable(first, &entries);
+                for (entry, number) in entries.iter().zip(first..) {
+                    self.apply(entry, number)?;
+                }
             }
             if at.used >= u64::from(ring) {
                 break;
@@ -367,36 +391,46 @@ impl Loader<'_> {
         Ok(at)
     }
 
-    fn apply_durable(&mut self, first: u64, entries: &[Entry]) {
-        for (entry, number) in entries.iter().zip(first..) {
-            self.apply(entry, number);
-        }
+    /// Whether the checkpoint's image of the entry's partition has it already.
+    fn is_applied(&self, entry: &Entry, number: u64) -> bool {
+        let (segment, _) = split(entry.hash, self.superblock.segments_log2);
+        number <= self.segments[segment].entries.lock().applied
     }
 
-    fn apply(&mut self, entry: &Entry, number: u64) {
+    fn apply(&mut self, entry: &Entry, number: u64) -> Result<(), OpenError> {
+        if self.is_applied(entry, number) {
+            return Ok(());
+        }
         let (segment, tag) = split(entry.hash, self.superblock.segments_log2);
         let mut entries = self.segments[segment].entries.lock();
-        if number > entries.applied {
-            entries.applied = number;
-            apply(&mut entries.table, tag, entry);
+        entries.applied = number;
+        let before = apply(&mut entries.table, tag, entry);
+        if entry.old != 0 && before.is_none() {
+            // What it replaces was written by an entry before it, or is in the image.
+            return Err(OpenError::Damaged { what: "index entry", lba: entry.old * self.unit_blocks });
         }
+        Ok(())
     }
 
     /// Applies batches that no flush vouches for: an entry whose record is not whole is passed over, and a
-    /// later entry that would replace it replaces what it would have replaced.
+    /// later entry of the key that would replace it replaces what it would have replaced.
     async fn apply_verified(&mut self, batches: Vec<(u64, u64, Vec<Entry>)>) -> Result<(), OpenError> {
-        let mut instead: Map<u64, u64> = Map::default();
+        let mut instead: Map<(u128, u64), u64> = Map::default();
         for (_, first, entries) in batches {
             for (mut entry, number) in entries.into_iter().zip(first..) {
-                if let Some(&old) = instead.get(&entry.old) {
+                // What an image has is durable, and its old space may be somebody else's by now.
+                if self.is_applied(&entry, number) {
+                    continue;
+                }
+                if let Some(&old) = instead.get(&(entry.hash, entry.old)) {
                     entry.old = old;
                 }
                 let trusted = entry.new == 0 || planted::is(Bug::TrustTornRecords);
-                if trusted || self.record_is_whole(&entry).await? {
-                    self.apply(&entry, number);
+                if trusted || self.record_is_whole(&entry).await {
+                    self.apply(&entry, number)?;
                 } else {
                     self.dropped += 1;
-                    instead.insert(entry.new, entry.old);
+                    instead.insert((entry.hash, entry.new), entry.old);
                 }
             }
         }
@@ -413,15 +447,17 @@ impl Loader<'_> {
                 && entry.new + units <= end)
     }
 
-    async fn record_is_whole(&self, entry: &Entry) -> Result<bool, OpenError> {
+    /// Whether the record of an entry was written whole. One that the device cannot read counts as written:
+    /// whoever asks for its key is told of the device's failure.
+    async fn record_is_whole(&self, entry: &Entry) -> bool {
         let bytes = entry.units as usize * self.unit_bytes();
-        let buffer = self.read(entry.new, 0, bytes).await?;
-        let Ok((header, _)) = record::Unchecked(&buffer).header() else { return Ok(false) };
+        let Ok(buffer) = self.read(entry.new, 0, bytes).await else { return true };
+        let Ok((header, _)) = record::Unchecked(&buffer).header() else { return false };
         let identity = header.identity;
         let same = identity.volume == self.superblock.volume
             && identity.location == entry.new
             && check_of(identity.stamp) == check_of(entry.stamp);
-        Ok(same && header.value(&buffer).is_ok())
+        same && header.value(&buffer).is_ok()
     }
 
     /// The batch expected at a position, from whichever copy has it.
@@ -431,36 +467,48 @@ impl Loader<'_> {
         at: JournalPosition,
         incarnation: u32,
     ) -> Result<Option<(journal::BatchHeader, u32, Vec<Entry>)>, OpenError> {
+        let mut unreadable = 0;
         for (copy, window) in windows.iter_mut().enumerate() {
-            self.fill(window, copy as u64, at.unit).await?;
+            self.fill(window, copy as u64, at.unit).await;
             let bytes = &window.bytes[(at.unit - window.first) as usize * self.unit_bytes()..];
+            unreadable += u32::from(bytes.is_empty());
             let Some(batch) = journal::Unchecked(bytes).check(self.superblock.unit_bytes) else { continue };
             let header = batch.header;
             let expected = header.volume == self.superblock.volume && header.batch == at.batch;
             if expected && header.incarnation >= incarnation {
                 // A copy that is only older was torn by the crash; a second one that is right is enough.
                 let entries: Vec<Entry> = batch.entries().collect();
+                let lba = (self.superblock.journal_first(0) + u64::from(at.unit)) * self.unit_blocks;
                 if header.first_entry >= COUNT_MAX || !entries.iter().all(|entry| self.is_possible(entry)) {
-                    let lba = (self.superblock.journal_first(0) + u64::from(at.unit)) * self.unit_blocks;
                     return Err(OpenError::Damaged { what: "journal batch", lba });
                 }
+                self.from_second_copy = copy == 1;
                 return Ok(Some((header, batch.units, entries)));
             }
+        }
+        if unreadable == 2 {
+            // Whether there was a batch cannot be known.
+            let lba = (self.superblock.journal_first(0) + u64::from(at.unit)) * self.unit_blocks;
+            return Err(OpenError::Damaged { what: "journal batch", lba });
         }
         Ok(None)
     }
 
-    async fn fill(&self, window: &mut Window, copy: u64, unit: u32) -> Result<(), OpenError> {
+    /// Has the window hold a batch at `unit`; where the device cannot read so much at once, that batch alone,
+    /// and where it cannot even that, nothing.
+    async fn fill(&self, window: &mut Window, copy: u64, unit: u32) {
         let most = batch_units_max(self.superblock.unit_bytes);
         let units_held = (window.bytes.len() / self.unit_bytes()) as u32;
         if window.first <= unit && unit + most <= window.first + units_held {
-            return Ok(());
+            return;
         }
         let units = ((WINDOW_BYTES / self.unit_bytes()) as u32).min(self.superblock.journal_units - unit);
         let first = self.superblock.journal_first(copy) + u64::from(unit);
-        window.bytes = self.read(first, 0, units as usize * self.unit_bytes()).await?;
         window.first = unit;
-        Ok(())
+        window.bytes = self.read_copy(first, 0, units as usize * self.unit_bytes()).await;
+        if window.bytes.is_empty() {
+            window.bytes = self.read_copy(first, 0, most as usize * self.unit_bytes()).await;
+        }
     }
 
     /// After the end of the journal no later batch can be that waited for the one before, or knows it to be
@@ -473,7 +521,7 @@ impl Loader<'_> {
             for from in [end.unit, 0] {
                 let units = (3 * most).min(ring - from);
                 let first = self.superblock.journal_first(copy) + u64::from(from);
-                let bytes = self.read(first, 0, units as usize * self.unit_bytes()).await?;
+                let bytes = self.read_copy(first, 0, units as usize * self.unit_bytes()).await;
                 for start in (0..bytes.len()).step_by(self.unit_bytes()) {
                     let batch = journal::Unchecked(&bytes[start..]).check(self.superblock.unit_bytes);
                     let later = batch.is_some_and(|batch| {

@@ -17,6 +17,7 @@
 //! written twice, the copy after the first is durable: a torn write leaves the other generation, a rotten
 //! block leaves the copy.
 
+use super::journal::batch_units_max;
 use octokv_base::crc32c;
 
 /// The bytes that matter; the rest of the unit is zero.
@@ -34,6 +35,8 @@ pub const fn superblock_units(unit_bytes: u32) -> u64 {
 pub const VERSION: u16 = 1;
 /// The hash engine's number.
 pub const ENGINE_HASH: u16 = 1;
+/// The journal holds at least so many of the largest batches.
+pub const RING_BATCHES_MIN: u32 = 8;
 /// Numbers that count up stay below this: nobody writes so many batches, and adding to them cannot overflow.
 pub const COUNT_MAX: u64 = 1 << 62;
 const MAGIC: [u8; 8] = *b"OCTOKV\0\0";
@@ -231,7 +234,7 @@ impl Unchecked<'_> {
 
 impl Superblock {
     /// Whether the fields agree with each other: a checksum vouches for bytes, not for sense.
-    fn is_sane(&self) -> bool {
+    pub(super) fn is_sane(&self) -> bool {
         matches!(self.unit_bytes, 512 | 1024 | 2048 | 4096)
             && self.area_units < 1 << 36
             && self.area_first(0, 4) == self.data_first
@@ -242,6 +245,7 @@ impl Superblock {
                 .iter()
                 .all(|&count| count < COUNT_MAX)
             && self.incarnation < u32::MAX
+            && self.journal_units >= RING_BATCHES_MIN * batch_units_max(self.unit_bytes)
             && self.checkpoint.journal_unit < self.journal_units
             && self.checkpoint.bytes.div_ceil(u64::from(self.unit_bytes)) <= self.area_units
     }

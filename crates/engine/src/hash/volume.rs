@@ -50,6 +50,7 @@ pub struct Volume {
     stamp: AtomicU64,
     used_bytes: Arc<AtomicU64>,
     pub(super) checkpoints: AtomicU64,
+    checkpoints_tried: AtomicU64,
     /// Held while a checkpoint is written.
     pub(super) checkpointing: KeyLocks,
 }
@@ -82,6 +83,7 @@ impl Volume {
             stamp: AtomicU64::new(u64::from(superblock.incarnation) << 40),
             used_bytes: Arc::new(AtomicU64::new(used)),
             checkpoints: AtomicU64::new(0),
+            checkpoints_tried: AtomicU64::new(0),
             checkpointing: KeyLocks::default(),
             superblock: Mutex::new(superblock),
         })
@@ -198,6 +200,18 @@ impl Volume {
         self.used_bytes.fetch_add(u64::from(entry.units) * unit, Ordering::Relaxed);
         self.used_bytes.fetch_sub(gone, Ordering::Relaxed);
         before.map(|place| Extent { location: place.location, units: place.units })
+    }
+
+    /// Whether no change is on its way to the journal and no checkpoint is being written: to end a core's work
+    /// before that would cut it short.
+    pub fn is_idle(&self) -> bool {
+        self.commits.is_idle() && (self.commits.has_failed() || self.checkpointing.is_free())
+    }
+
+    /// A number that no checkpoint of this volume had before, tried or done.
+    pub(super) fn next_checkpoint(&self) -> u64 {
+        let tried = self.checkpoints_tried.fetch_add(1, Ordering::Relaxed);
+        (u64::from(self.fixed.incarnation) << 24) + tried + 1
     }
 
     /// Figures.
