@@ -1,6 +1,7 @@
 //! One connection: its socket, its machine, and the bytes between them.
 //!
-//! In: bytes from the socket, by way of the core's one receive buffer; outcomes of requests. Out: requests,
+//! In: bytes from the socket, by way of the core's one receive buffer or, of a large value, straight into its
+//! record; outcomes of requests. Out: requests,
 //! and replies by one gathered send. Holds: what was received and not yet taken (part of a PDU, or all
 //! of it while the machine waits for buffers).
 //!
@@ -15,6 +16,9 @@ use std::io::IoSlice;
 /// From so many missing bytes of a value on, a receive of their own is cheaper than a copy of them.
 const IN_PLACE_BYTES_MIN: usize = 16 * 1024;
 
+/// How long a host may take for the last bytes of a connection that has ended.
+const LAST_BYTES: Nanos = Nanos::from_secs(1);
+
 /// One connection of a core.
 pub struct Link {
     pub(crate) socket: SocketId,
@@ -23,6 +27,8 @@ pub struct Link {
     pending: Vec<u8>,
     /// The machine would not take what is pending until something of its own ends.
     stalled: bool,
+    /// When it was first seen that the connection has ended with bytes to send.
+    ended: Option<Nanos>,
     /// Whether the socket is closed already, and only requests are still out.
     pub(crate) socket_closed: bool,
     /// Whether it is on the core's list of links with something to send.
@@ -32,7 +38,15 @@ pub struct Link {
 impl Link {
     /// A fresh connection.
     pub fn new(socket: SocketId, connection: Connection) -> Link {
-        Link { socket, connection, pending: Vec::new(), stalled: false, socket_closed: false, listed: false }
+        Link {
+            socket,
+            connection,
+            pending: Vec::new(),
+            stalled: false,
+            ended: None,
+            socket_closed: false,
+            listed: false,
+        }
     }
 
     /// Whether it waits for something of its own before it takes more bytes.
@@ -103,7 +117,10 @@ impl Link {
 
     /// Offers a stalled machine its pending bytes again. True when it took some.
     pub fn resume(&mut self, now: Nanos, pool: &Pool, requests: &mut Vec<Request>) -> bool {
-        if !self.stalled || self.connection.is_closed() {
+        if self.connection.is_closed() {
+            self.stalled = false;
+        }
+        if !self.stalled {
             return false;
         }
         let consumed = self.connection.receive(now, &self.pending, pool, requests);
@@ -113,6 +130,19 @@ impl Link {
             self.pending = Vec::new();
         }
         consumed.bytes > 0
+    }
+
+    /// Gives up on a host that does not take the last bytes of a connection that has ended. True when it did.
+    pub fn give_up_when_late(&mut self, now: Nanos) -> bool {
+        if self.socket_closed || !self.connection.is_closed() || self.connection.outbox().is_empty() {
+            return false;
+        }
+        let since = *self.ended.get_or_insert(now);
+        if now.since(since) < LAST_BYTES {
+            return false;
+        }
+        self.connection.peer_closed();
+        true
     }
 
     /// Sends what waits, as much as the socket takes in one go. True when it took some.

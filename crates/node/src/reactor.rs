@@ -226,6 +226,12 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         for index in 0..self.listeners.len() {
             let (listener, address) = self.listeners[index];
             while let Some((socket, peer)) = self.sockets.accept(listener) {
+                if !self.target.has_room() {
+                    tracing::warn!(%peer, "refused: connections_max are open");
+                    self.sockets.close(socket);
+                    worked = true;
+                    continue;
+                }
                 let local = (self.local_address)(&self.sockets, socket).unwrap_or(address);
                 self.undealt.push_back((socket, local, peer));
                 worked = true;
@@ -258,7 +264,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
     }
 
     fn adopt(&mut self, socket: SocketId, local: SocketAddr, peer: SocketAddr, now: Nanos) {
-        tracing::debug!(%peer, core = self.core, "connected");
+        tracing::info!(%peer, core = self.core, "connected");
         let link = Link::new(socket, Connection::new(Arc::clone(&self.target), local, peer, now));
         let index = self.free_links.pop().unwrap_or_else(|| {
             self.links.push(None);
@@ -317,7 +323,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         worked
     }
 
-    /// Hands outcomes to their connections, and offers stalled ones their bytes again.
+    /// Hands outcomes to their connections.
     fn deliver(&mut self, now: Nanos) -> bool {
         std::mem::swap(&mut self.delivering, &mut *self.finished.borrow_mut());
         if self.delivering.is_empty() {
@@ -393,6 +399,10 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             let Some(link) = &mut self.links[index as usize] else { continue };
             link.connection.tick(now);
             next = next.min(link.connection.next_deadline());
+            if link.connection.is_closed() {
+                worked |= link.give_up_when_late(now);
+                next = next.min(now + TICK);
+            }
             self.has_news(index);
         }
         if due {
@@ -411,7 +421,7 @@ fn log_end(connection: &Connection) {
     let (peer, host) = (connection.peer(), connection.host_nqn().unwrap_or("unknown"));
     match connection.closing_reason() {
         None | Some(Closing::Disconnected | Closing::PeerClosed | Closing::ControllerEnded) => {
-            tracing::debug!(%peer, host, "disconnected");
+            tracing::info!(%peer, host, "disconnected");
         }
         Some(reason) => tracing::warn!(%peer, host, ?reason, "connection refused or ended"),
     }

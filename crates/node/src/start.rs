@@ -20,7 +20,7 @@ use octokv_runtime::{
     device_queue, mesh,
 };
 use octokv_sys::file::{OpenError as FileError, open_device};
-use octokv_sys::process::random_u64;
+use octokv_sys::process::{raise_descriptor_limit, random_u64};
 use octokv_sys::{clock, thread};
 use octokv_target::{NamespaceInfo, Target};
 use std::net::SocketAddr;
@@ -34,6 +34,9 @@ use std::{fmt, io};
 
 /// Messages between two cores that may be on their way at a time.
 const MAILBOX_MESSAGES: usize = 256;
+
+/// How soon a core that could end looks again whether the others have finished their writing.
+const LOOK_AGAIN: Nanos = Nanos::from_millis(1);
 
 /// Why a node did not start.
 #[derive(Debug)]
@@ -284,8 +287,15 @@ fn refuse_bad_settings(settings: &NodeSettings) -> Result<(), StartError> {
 /// Starts a node. When this returns, it serves.
 pub fn start(settings: NodeSettings) -> Result<RunningNode, StartError> {
     refuse_bad_settings(&settings)?;
+    raise_descriptor_limit();
     let (store, new) = Store::open(&settings.device)?;
     let volume = open_volume(&settings, &store, new)?;
+    let longest = volume.value_bytes_max();
+    if settings.buffer_bytes < 4 * longest {
+        let why =
+            format!("the volume holds values of up to {longest} bytes: room for four of them is needed");
+        return Err(StartError::Setting { name: "buffer_bytes", why });
+    }
     let mut target = settings.target.clone();
     target.nqn.clone_from(&settings.nqn);
     target.connections_max = settings.connections_max;
@@ -413,10 +423,12 @@ impl Core {
                 reactor.drain();
                 stop_at = now + self.settings.stop_limit;
             }
-            if now >= stop_at || (stop_at != Nanos::NEVER && reactor.is_drained()) {
+            // Whatever hosts do, a batch or checkpoint that was begun is written to its end.
+            let over = now >= stop_at || (stop_at != Nanos::NEVER && reactor.is_drained());
+            if over && self.volume.is_idle() {
                 break;
             }
-            let deadline = handle.next_deadline().min(stop_at);
+            let deadline = if over { now + LOOK_AGAIN } else { handle.next_deadline().min(stop_at) };
             idle.rest(busy, clock::now(), deadline, reactor.sockets());
         }
         tracing::debug!(core = index, "reactor stopped");
@@ -426,7 +438,8 @@ impl Core {
 
 async fn keep_in_order(performer: Rc<Performer<HashEngine>>) {
     let device = Rc::clone(&performer.device);
-    let report = |fault: Fault| tracing::error!(device = &*device, %fault, "checkpoint failed");
+    let report =
+        |fault: Fault| tracing::error!(device = &*device, %fault, "keeping the volume in order failed");
     performer.engine.maintain(&performer.handle, report).await;
 }
 

@@ -14,7 +14,7 @@
 //! - [`thread`]: threads by name and core.
 //! - [`signal`]: SIGTERM and SIGINT as a flag.
 //! - [`allocation`]: an allocator that counts, for tests and reports.
-//! - [`process`]: what this process costs.
+//! - [`process`]: what this process costs and may use.
 
 #![allow(
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! What this process costs.
+//! This process: what it costs, what it may use, and the system's randomness.
 
 use octokv_base::Nanos;
 use std::io;
@@ -20,6 +20,18 @@ pub fn random_u64() -> io::Result<u64> {
     match done {
         8 => Ok(u64::from_ne_bytes(bytes)),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Lets this process open as many files and sockets as the system allows it at most. Where that is refused,
+/// it stays as it was.
+pub fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid rlimit that lives through the call.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: the call only reads `limit`.
+        let _ = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     }
 }
 

@@ -37,7 +37,9 @@ impl Connection {
         pool: &Pool,
         requests: &mut Vec<Request>,
     ) -> Taken {
-        if self.replies.outbox.bytes() > self.target.settings().outbox_bytes_max {
+        // What is at the engine counts as if it were answered: a host that does not read holds no more.
+        let owed = self.replies.outbox.bytes() as u64 + self.slots.answer_bytes();
+        if owed > self.target.settings().outbox_bytes_max as u64 {
             return Ok(Some(Stall::Outbox));
         }
         match self.state() {

@@ -37,7 +37,8 @@ pub struct TargetSettings {
     pub key_bytes_max: u16,
     /// The most bytes of values that one connection may have announced and not yet sent in full.
     pub receive_bytes_max: usize,
-    /// Above so many unsent bytes a connection takes no further command.
+    /// While so many bytes are unsent, or may come of the requests at the engine, a connection takes no further
+    /// command.
     pub outbox_bytes_max: usize,
     /// The longest keep-alive time a host may ask for; longer ones are refused.
     pub keep_alive_max: Nanos,
@@ -69,7 +70,7 @@ impl TargetSettings {
             value_bytes_max: 2 * 1024 * 1024,
             key_bytes_max: octokv_base::KEY_BYTES_MAX as u16,
             receive_bytes_max: 32 * 1024 * 1024,
-            outbox_bytes_max: 16 * 1024 * 1024,
+            outbox_bytes_max: 32 * 1024 * 1024,
             keep_alive_max: Nanos::from_secs(3600),
             handshake_limit: Nanos::from_secs(10),
             discovery_idle_limit: Nanos::from_secs(120),

@@ -90,6 +90,16 @@ pub(crate) enum Running {
     Flush,
 }
 
+impl Running {
+    /// The most bytes of data that the answer brings.
+    fn answer_bytes_max(self) -> u64 {
+        match self {
+            Running::Retrieve { limit_bytes } | Running::List { limit_bytes } => u64::from(limit_bytes),
+            Running::Store | Running::Delete { .. } | Running::Exist { .. } | Running::Flush => 0,
+        }
+    }
+}
+
 /// What a slot is doing.
 #[derive(Debug)]
 pub(crate) enum Phase {
@@ -119,6 +129,8 @@ pub(crate) struct Slots {
     limit: usize,
     waiting: VecDeque<u16>,
     running: usize,
+    /// The most bytes that the answers of those may bring.
+    answer_bytes: u64,
     receiving_bytes: usize,
     /// One bit for each command identifier: whether it is in use.
     used_ids: Box<[u64]>,
@@ -133,6 +145,7 @@ impl Slots {
             limit: usize::from(entries),
             waiting: VecDeque::new(),
             running: 0,
+            answer_bytes: 0,
             receiving_bytes: 0,
             used_ids: vec![0; if entries == 0 { 0 } else { 1 << 10 }].into_boxed_slice(),
         }
@@ -146,6 +159,11 @@ impl Slots {
     /// Requests at the engine.
     pub fn running(&self) -> usize {
         self.running
+    }
+
+    /// The most bytes of data that the answers of the requests at the engine may bring.
+    pub fn answer_bytes(&self) -> u64 {
+        self.answer_bytes
     }
 
     /// Bytes of values that the host was asked for and that are not all here.
@@ -193,7 +211,10 @@ impl Slots {
         match &next {
             Phase::Waiting(_) => self.waiting.push_back(slot),
             Phase::Receiving(_, buffer) => self.receiving_bytes += buffer.capacity(),
-            Phase::Running(_) => self.running += 1,
+            Phase::Running(running) => {
+                self.running += 1;
+                self.answer_bytes += running.answer_bytes_max();
+            }
             Phase::Free | Phase::Event => {}
         }
         let previous = std::mem::replace(&mut self.slots[usize::from(slot)].phase, next);
@@ -201,7 +222,10 @@ impl Slots {
             Phase::Waiting(_) if self.waiting.front() == Some(&slot) => drop(self.waiting.pop_front()),
             Phase::Waiting(_) => self.waiting.retain(|&waiting| waiting != slot),
             Phase::Receiving(_, buffer) => self.receiving_bytes -= buffer.capacity(),
-            Phase::Running(_) => self.running -= 1,
+            Phase::Running(running) => {
+                self.running -= 1;
+                self.answer_bytes -= running.answer_bytes_max();
+            }
             Phase::Free | Phase::Event => {}
         }
         previous
