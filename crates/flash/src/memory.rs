@@ -31,7 +31,8 @@ impl Memory {
     pub fn new(bytes: u64, block_bytes: u32) -> io::Result<Arc<Memory>> {
         let blocks = bytes / u64::from(block_bytes);
         let bytes = blocks * u64::from(block_bytes);
-        let stripe_bytes = bytes.div_ceil(STRIPES_MAX).next_multiple_of(STRIPE_BYTES_MIN as u64) as usize;
+        let least = bytes.div_ceil(STRIPES_MAX).max(1);
+        let stripe_bytes = least.next_multiple_of(STRIPE_BYTES_MIN as u64) as usize;
         let touched = |_| {
             let mut stripe = HugeBytes::new(stripe_bytes)?;
             stripe.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
@@ -118,6 +119,11 @@ mod tests {
         block_on(one.write(at, buffer), || ()).result.unwrap();
         let read = block_on(other.read(at, Buffer::zeroed(8192)), || ()).into_read().unwrap();
         assert!(read.iter().enumerate().all(|(i, &byte)| byte == i as u8));
+    }
+
+    #[test]
+    fn a_device_of_no_bytes_has_no_blocks() {
+        assert_eq!(MemoryDevice::new(Memory::new(1, 512).unwrap()).geometry().blocks, 0);
     }
 
     #[test]

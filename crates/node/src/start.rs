@@ -281,6 +281,12 @@ fn refuse_bad_settings(settings: &NodeSettings) -> Result<(), StartError> {
     if settings.nqn.is_empty() || settings.nqn.len() > 223 {
         return refuse("nqn", "must have 1 to 223 bytes");
     }
+    if settings.nqn == octokv_wire::nqn::DISCOVERY {
+        return refuse("nqn", "this name belongs to discovery");
+    }
+    if matches!(settings.device, DeviceSettings::File { create_bytes: Some(0), .. }) {
+        return refuse("size", "a device of no bytes holds nothing");
+    }
     Ok(())
 }
 
@@ -297,6 +303,7 @@ pub fn start(settings: NodeSettings) -> Result<RunningNode, StartError> {
         return Err(StartError::Setting { name: "buffer_bytes", why });
     }
     let mut target = settings.target.clone();
+    target.receive_bytes_max = target.receive_bytes_max.max(2 * longest);
     target.nqn.clone_from(&settings.nqn);
     target.connections_max = settings.connections_max;
     target.value_bytes_max = target.value_bytes_max.max(volume.value_bytes_max() as u32);

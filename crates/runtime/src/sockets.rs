@@ -162,7 +162,7 @@ impl Sockets for RealSockets {
         let listener = Listener::bind(at)?;
         let address = listener.address()?;
         let index = self.listeners.len() as u32;
-        self.poller.add(&listener, LISTENER | u64::from(index), Watch::Level)?;
+        self.poller.add(&listener, LISTENER | u64::from(index), Watch::Signals)?;
         self.listeners.push(Listening { listener, waiting: true });
         Ok((ListenerId(index), address))
     }
@@ -172,13 +172,16 @@ impl Sockets for RealSockets {
         if !listening.waiting {
             return None;
         }
-        // Watched by level: what stays in line (out of descriptors) shows up again.
-        let accepted = listening.listener.accept().ok().flatten();
-        let Some((stream, peer)) = accepted else {
-            listening.waiting = false;
-            return None;
-        };
-        Some((self.insert(stream).ok()?, peer))
+        match listening.listener.accept() {
+            Ok(Some((stream, peer))) => Some((self.insert(stream).ok()?, peer)),
+            Ok(None) => {
+                listening.waiting = false;
+                None
+            }
+            // Out of descriptors, say: what stays in line is asked for again at every turn, and since the
+            // listener is watched by edges it does not keep the core awake.
+            Err(_) => None,
+        }
     }
 
     fn connect(&mut self, to: SocketAddr) -> io::Result<SocketId> {

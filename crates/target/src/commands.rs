@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 type Taken = Result<Option<Stall>, Fault>;
 
+/// Unsent bytes above which a connection that is not yet anybody's takes no further command.
+const UNCONNECTED_BYTES_MAX: u64 = 4096;
 const DONE: Taken = Ok(None);
 /// Memory for pages that a connection keeps between admin commands, in bytes.
 const PAGE_KEEP_BYTES: usize = 8192;
@@ -39,7 +41,11 @@ impl Connection {
     ) -> Taken {
         // What is at the engine counts as if it were answered: a host that does not read holds no more.
         let owed = self.replies.outbox.bytes() as u64 + self.slots.answer_bytes();
-        if owed > self.target.settings().outbox_bytes_max as u64 {
+        let most = match self.state() {
+            State::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
+            _ => self.target.settings().outbox_bytes_max as u64,
+        };
+        if owed > most {
             return Ok(Some(Stall::Outbox));
         }
         match self.state() {

@@ -42,6 +42,8 @@ const LINGER: Nanos = Nanos::from_secs(1);
 const WATCH: Nanos = Nanos::from_millis(500);
 /// How often a connection whose transfers wait for buffers looks for some.
 const BUFFER_WATCH: Nanos = Nanos::from_millis(1);
+/// How long the data of a transfer may stop coming before the connection is given up: its buffers are wanted.
+const TRANSFER_LIMIT: Nanos = Nanos::from_secs(30);
 /// Signs of life are passed on at most this often.
 const SIGN_SPACING: Nanos = Nanos::from_millis(5);
 
@@ -79,6 +81,8 @@ pub enum Closing {
     Handshake,
     /// The host was silent for longer than its keep-alive time.
     KeepAlive,
+    /// The host announced data and did not send them.
+    Transfer,
     /// The controller was reset or has ended.
     ControllerEnded,
     /// The socket was closed or broke.
@@ -262,6 +266,9 @@ impl Connection {
                 } else {
                     self.tell_events();
                 }
+            }
+            State::Io(_) if self.slots.receiving_bytes() > 0 && now.since(self.signed) >= TRANSFER_LIMIT => {
+                self.close(Closing::Transfer);
             }
             State::AwaitIcReq { .. }
             | State::AwaitConnect { .. }

@@ -185,3 +185,12 @@ fn buffers_of_a_terminated_connection_go_back() {
     assert!(io.connection.is_closed());
     assert_eq!(io.pool.out_bytes(), 0, "not even while the connection is kept");
 }
+
+#[test]
+fn data_that_were_announced_and_do_not_come_end_the_connection() {
+    let (_admin, mut io, _range) = open_transfer();
+    io.pass(octokv_base::Nanos::from_secs(29));
+    assert!(!io.connection.is_closed());
+    io.pass(octokv_base::Nanos::from_secs(2));
+    assert_eq!(io.connection.closing_reason(), Some(Closing::Transfer));
+}
