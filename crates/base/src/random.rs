@@ -35,11 +35,6 @@ impl Random {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number in `0.0..1.0`.
-    pub fn unit_f64(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
     /// True once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0

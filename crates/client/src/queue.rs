@@ -12,7 +12,7 @@
 //! ```
 //! Invariants: a slot's value lives until no part of it waits in the outbox; data from the peer goes
 //! only where a waiting command has room for it, in order; whatever the peer sends, a [`Lost`] is the
-//! worst. Tested with a scripted peer in `tests/peer.rs` and with the real target in `tests/target.rs`.
+//! worst. Tested with a scripted peer in `tests/queue.rs` and with the real target in `tests/target.rs`.
 
 use crate::error::Lost;
 use crate::outbox::{COPY_BYTES_MAX, Outbox};

@@ -74,6 +74,12 @@ struct Job {
     operation: Operation,
 }
 
+impl Job {
+    fn new(link: u32, request: Request) -> Job {
+        Job { link, slot: request.slot, operation: request.operation }
+    }
+}
+
 struct Finished {
     link: u32,
     slot: u32,
@@ -96,6 +102,8 @@ struct Reactor<S, F, M> {
     free_links: Vec<u32>,
     by_socket: Map<SocketId, u32>,
     ready: Vec<SocketId>,
+    /// Links that received in this turn.
+    news: Vec<u32>,
     requests: Vec<Request>,
     jobs: VecDeque<Job>,
     tasks: Tasks<F>,
@@ -161,6 +169,7 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         free_links: Vec::new(),
         by_socket: Map::default(),
         ready: Vec::new(),
+        news: Vec::new(),
         requests: Vec::new(),
         jobs: VecDeque::new(),
         tasks: Tasks::new(parts.requests_max, doorbell),
@@ -283,22 +292,33 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.clear();
         self.sockets.ready(&mut ready);
+        let Reactor { sockets, buffer, pool, requests, jobs, tasks, make, links, handle, .. } = self;
+        let mut news = std::mem::take(&mut self.news);
         for socket in &ready {
             let Some(&index) = self.by_socket.get(socket) else { continue };
-            let Some(link) = &mut self.links[index as usize] else { continue };
-            if link.receive(now, &mut self.sockets, &mut self.buffer, &self.pool, &mut self.requests) {
+            let Some(link) = &mut links[index as usize] else { continue };
+            let run = |requests: &mut Vec<Request>| {
+                handle.busy().lap(Stage::Target, true);
+                jobs.extend(requests.drain(..).map(|request| Job::new(index, request)));
+                let started = start_jobs(jobs, tasks, make);
+                handle.busy().lap(Stage::Kv, started);
+                jobs.is_empty()
+            };
+            if link.receive(now, sockets, buffer, pool, run, requests) {
                 worked = true;
-                self.take_requests(index);
-                self.has_news(index);
+                news.push(index);
             }
         }
+        for index in news.drain(..) {
+            self.has_news(index);
+        }
+        self.news = news;
         self.ready = ready;
         worked
     }
 
     fn take_requests(&mut self, link: u32) {
-        let job = |request: Request| Job { link, slot: request.slot, operation: request.operation };
-        self.jobs.extend(self.requests.drain(..).map(job));
+        self.jobs.extend(self.requests.drain(..).map(|request| Job::new(link, request)));
     }
 
     /// Puts a link on the list of those that may have something to send or may be over.
@@ -312,15 +332,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
     }
 
     fn start_jobs(&mut self) -> bool {
-        let mut worked = false;
-        while !self.tasks.is_full()
-            && let Some(job) = self.jobs.pop_front()
-        {
-            worked = true;
-            let spawned = self.tasks.spawn((self.make)(job));
-            assert!(spawned.is_ok(), "there was room for it");
-        }
-        worked
+        start_jobs(&mut self.jobs, &mut self.tasks, &self.make)
     }
 
     /// Hands outcomes to their connections.
@@ -415,6 +427,23 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         // What a tick or a resumed machine had to say goes out at once.
         worked | (!self.jobs.is_empty() && self.start_jobs()) | self.send()
     }
+}
+
+/// Makes tasks of jobs while there is room. A task that need not wait is over at once.
+fn start_jobs<F: Future<Output = ()>>(
+    jobs: &mut VecDeque<Job>,
+    tasks: &mut Tasks<F>,
+    make: &impl Fn(Job) -> F,
+) -> bool {
+    let mut worked = false;
+    while !tasks.is_full()
+        && let Some(job) = jobs.pop_front()
+    {
+        worked = true;
+        let spawned = tasks.spawn(make(job));
+        assert!(spawned.is_ok(), "there was room for it");
+    }
+    worked
 }
 
 fn log_end(connection: &Connection) {

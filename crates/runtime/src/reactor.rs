@@ -1,4 +1,4 @@
-//! When a core spins and when it sleeps.
+//! When a core spins and when it sleeps. The reactor itself, what a core does in a turn, is `octokv_node::reactor`.
 //!
 //! A reactor is a function `turn(&mut self) -> bool` that does whatever there is to do and says whether
 //! there was anything. On real cores a thread runs

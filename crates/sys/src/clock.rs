@@ -13,12 +13,6 @@ pub fn now() -> Nanos {
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Seconds since 1970, by the wall clock: for what people read, never for ordering.
-pub fn unix_seconds() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |span| span.as_secs())
-}
-
 /// The processor's tick counter. Only differences mean something, and only through a [`TickScale`].
 #[cfg(target_arch = "x86_64")]
 pub fn ticks() -> u64 {

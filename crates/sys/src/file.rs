@@ -10,7 +10,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -293,15 +292,4 @@ impl AsFd for OwnedFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
-}
-
-/// Bytes that the file system of `path`'s directory can still take from us.
-pub fn available_bytes(path: &Path) -> io::Result<u64> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let parent = std::ffi::CString::new(parent.as_os_str().as_bytes())?;
-    // SAFETY: all-zero is a valid statvfs.
-    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `parent` is a C string and `found` a statvfs; both live through the call.
-    let done = unsafe { libc::statvfs(parent.as_ptr(), &mut found) };
-    if done == 0 { Ok(found.f_bavail * found.f_frsize) } else { Err(io::Error::last_os_error()) }
 }

@@ -11,7 +11,7 @@ use octokv_wire::command::event;
 pub enum Notice {
     /// A namespace changed: log 04h says which.
     NamespaceChanged,
-    /// The access to namespaces changed: log 0Ch.
+    /// The access to namespaces changed: log 0Ch. Nothing causes it yet.
     AccessChanged,
     /// The discovery log changed: log 70h.
     DiscoveryChanged,

@@ -43,8 +43,6 @@ pub mod property {
     pub const NSSR: u32 = 0x20;
     /// Ready timeouts, 4 B.
     pub const CRTO: u32 = 0x68;
-    /// The VS of NVMe 2.1.
-    pub const VERSION_2_1: u32 = 0x0002_0100;
 }
 
 /// Bytes of the data of Connect.
@@ -116,10 +114,6 @@ impl Configuration {
     /// The same with a normal shutdown asked for.
     pub fn with_shutdown(self) -> Configuration {
         Configuration(self.0 & !(3 << 14) | 1 << 14)
-    }
-    /// The same, not enabled.
-    pub fn disabled(self) -> Configuration {
-        Configuration(self.0 & !1)
     }
 }
 

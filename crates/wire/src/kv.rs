@@ -7,7 +7,7 @@
 //! KV opcodes 01h and 02h are those of NVM Write and Read: dispatch on the namespace's command set. Junk
 //! in reserved fields is let through, since deployed clients send some.
 
-use crate::command::{Direction, Sqe};
+use crate::command::Sqe;
 use crate::status::Status;
 use octokv_base::Key;
 use zerocopy::byteorder::little_endian::U32;
@@ -218,11 +218,6 @@ fn key_of(sqe: &Sqe) -> Result<Key, Status> {
         key if key.is_empty() => Err(Status::KV_INVALID_KEY_SIZE.do_not_retry()),
         key => Ok(key),
     }
-}
-
-/// Which way a KV opcode's data goes.
-pub const fn direction(opcode: u8) -> Direction {
-    Direction::of(opcode)
 }
 
 /// Bytes that a key takes in a list buffer.

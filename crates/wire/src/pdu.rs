@@ -24,8 +24,6 @@ pub const COMMON_BYTES: usize = 8;
 pub const IC_BYTES: usize = 128;
 /// Bytes of a digest.
 pub const DIGEST_BYTES: usize = 4;
-/// The longest prefix (header, digest, padding) that a PDU can have in front of its data, in bytes.
-pub const PREFIX_BYTES_MAX: usize = 255;
 /// Bytes that admin and Fabrics commands may carry in their capsule.
 pub const ADMIN_CAPSULE_DATA_BYTES: u32 = 8192;
 /// The longest termination request, in bytes.
@@ -152,11 +150,6 @@ impl Link {
     /// Before anything was agreed on: no digests.
     pub const fn plain() -> Link {
         Link { header_digest: false, data_digest: false, send_alignment: 4, receive_data_bytes_max: 1 << 24 }
-    }
-
-    /// What these IC digest bits mean, bit 0 header, bit 1 data.
-    pub fn digest_bits(&self) -> u8 {
-        u8::from(self.header_digest) | u8::from(self.data_digest) << 1
     }
 
     /// The alignment in bytes of an HPDA or CPDA (0's based, in units of 4 B).

@@ -1,7 +1,9 @@
-//! Puts the checks together: reads the tree once, runs every check on it, prints what was found.
+//! Puts the checks together: reads the tree once, runs every check on it, prints what was found; then, unless told
+//! otherwise, runs rustfmt and clippy.
 //! In: the workspace's files and `cargo metadata`. Out: findings, sorted by place.
-//! Invariant: a check is a pure function of a [`Tree`]; only this file and `tree` touch the disk.
-//! Tests: each check has, beside it, a planted violation that it must see.
+//! Invariant: a check is a function of what was read, a [`Tree`] or the packages; only this file and `tree` touch the
+//! disk or start a process.
+//! Tests: beside each check, planted violations that it must see.
 //!
 //! # Layout
 //! - [`tree`]: the files of the repository in memory, and findings.

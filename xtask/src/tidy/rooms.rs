@@ -1,6 +1,7 @@
-//! Which room may depend on which: the table of docs/ARCHITECTURE.md, held against `cargo metadata`.
+//! Which room may depend on which: the table below, held against `cargo metadata`. docs/ARCHITECTURE.md shows the
+//! rooms that exist to readers; no check compares that page with this table, which also has rooms yet to come.
 //! In: the workspace's packages with their direct dependencies. Out: findings.
-//! Invariant: dependencies point one way; a room that is not in the table does not exist. Dev-dependencies are
+//! Invariant: dependencies point one way; a package that is not in the table is a finding. Dev-dependencies are
 //! free: they build tests, which no room stands on.
 
 use anyhow::{Context, Result};

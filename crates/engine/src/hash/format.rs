@@ -1,7 +1,8 @@
 //! Format: a device becomes an empty volume.
 //!
-//! In: a device's shape and the settings of the volume. Out: a superblock on the device; nothing else is written,
-//! for nothing else is read of a volume whose superblock names no checkpoint and whose journal is not its own.
+//! In: a device's shape and the settings of the volume. Out: zeros over all superblocks, zeros where the first batch
+//! of each journal copy goes, then one superblock in both copies. Nothing else is written, for nothing else is read
+//! of a volume whose superblock names no checkpoint and whose journal holds no first batch.
 
 use super::checkpoint::{IMAGE_HEADER_BYTES, write_superblock};
 use super::index::{LOCATION_MAX, SLOT_BYTES, UNITS_MAX};

@@ -64,7 +64,7 @@ pub struct HashEngine {
     readers: Readers,
 }
 
-/// As much of a record as holds any key: another key of the same tag may be longer than the one looked for.
+/// As much of a record as holds any key.
 const FRONT_BYTES: usize = HEADER_BYTES + octokv_base::KEY_BYTES_MAX;
 
 /// What a record on the device has to do with a key.
@@ -107,7 +107,13 @@ impl HashEngine {
         let unit = self.volume.unit_bytes();
         let bytes = front_bytes.next_multiple_of(unit).min(place.units as usize * unit);
         let buffer = self.pool.take(bytes).ok_or(Fault::NoMemory)?;
-        let buffer = self.device.read(self.lba(place.location), buffer).await.into_read()?;
+        let mut buffer = self.device.read(self.lba(place.location), buffer).await.into_read()?;
+        let most = FRONT_BYTES.next_multiple_of(unit).min(place.units as usize * unit);
+        if bytes < most && record::Unchecked(&buffer).header().is_err() {
+            // Another key of the same tag may be longer than the one looked for.
+            let larger = self.pool.take(most).ok_or(Fault::NoMemory)?;
+            buffer = self.device.read(self.lba(place.location), larger).await.into_read()?;
+        }
         let Ok((header, found)) = record::Unchecked(&buffer).header() else { return Ok(Found::Damaged) };
         if !self.volume.is_the_record(place, header.identity) {
             return Ok(Found::Damaged);
@@ -123,7 +129,7 @@ impl HashEngine {
     async fn resolve(&self, places: &Places, key: &Key) -> Result<Option<Place>, Fault> {
         let mut damaged = None;
         for &place in places {
-            match self.read(place, key, FRONT_BYTES).await? {
+            match self.read(place, key, HEADER_BYTES + key.len()).await? {
                 Found::Same(..) => return Ok(Some(place)),
                 Found::Other => {}
                 Found::Damaged => damaged = Some(place),
@@ -278,7 +284,7 @@ impl Engine for HashEngine {
     }
 
     async fn exist(&self, key: &Key) -> Result<Option<usize>, Fault> {
-        let found = self.find(key, FRONT_BYTES).await?;
+        let found = self.find(key, HEADER_BYTES + key.len()).await?;
         Ok(found.map(|(header, ..)| header.value_bytes))
     }
 
@@ -356,6 +362,19 @@ mod tests {
         assert_eq!(block_on(engine.delete(&other), || ()), Ok(Delete::NotFound));
         put(&other, 2);
         assert_eq!(engine.volume.places(hash).len(), 2, "beside it, not in its place");
+        // A key that is longer than a block holds is no damage to the short one that shares its tag.
+        let long = Key::new(&[b'l'; 1_000]).unwrap();
+        let short = Key::new(b"short").unwrap();
+        put(&long, 3);
+        let place = engine.volume.places(engine.volume.hash(&long))[0];
+        let stamp = 2;
+        assert_eq!(index::check_of(stamp), place.check);
+        let (hash, new, units) = (engine.volume.hash(&short), place.location, place.units as u32);
+        engine.volume.apply(&Entry { hash, new, old: 0, stamp, units }, 0);
+        assert!(get(&short).is_none());
+        assert_eq!(block_on(engine.exist(&short), || ()), Ok(None));
+        put(&short, 4);
+        assert_eq!(get(&long).unwrap().as_bytes(), value_of(&long, 3, 50));
         assert_eq!(get(&one).unwrap().as_bytes(), value_of(&one, 1, 50));
         assert_eq!(get(&other).unwrap().as_bytes(), value_of(&other, 2, 50));
     }
