@@ -7,13 +7,15 @@
 
 use crate::{Device, Done, Geometry, Pending};
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::HugeBytes;
+use octokv_runtime::{HugeBytes, expect_write};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 
 /// Stripes have this many bytes, or more where there would be more than [`STRIPES_MAX`] of them.
 const STRIPE_BYTES_MIN: usize = 2 << 20;
+/// As much of a record as is worth asking for ahead.
+const EXPECTED_BYTES_MAX: usize = 8192;
 const STRIPES_MAX: u64 = 4096;
 
 /// The memory itself, shared by the devices of all cores.
@@ -95,6 +97,13 @@ impl Device for MemoryDevice {
         let (offset, len) = (self.offset(at), buffer.len());
         self.memory.parts(offset, len, |stripe, range| stripe.copy_from_slice(&buffer[range]));
         Pending::ready(Done { buffer: Some(buffer), result: Ok(()) })
+    }
+    fn expect_write(&self, at: Lba, blocks: u64) {
+        // A long record is a stream, which the processor sees coming by itself.
+        let bytes = (blocks as usize * self.memory.geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
+        if self.memory.geometry.holds(at, bytes) {
+            self.memory.parts(self.offset(at), bytes, |stripe, _| expect_write(stripe));
+        }
     }
     fn flush(&self) -> Pending {
         Pending::ready(Done { buffer: None, result: Ok(()) })

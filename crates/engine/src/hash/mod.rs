@@ -253,6 +253,8 @@ impl Engine for HashEngine {
                 extent
             }
         };
+        let at = self.lba(extent.location);
+        self.device.expect_write(at, self.lba(extent.location + units).0 - at.0);
         let stored = self.store(hash, key, record, value_bytes, extent, places).await;
         drop(reading);
         stored
