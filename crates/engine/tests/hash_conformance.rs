@@ -3,12 +3,12 @@
 mod common;
 
 use common::{Hash, small, volatile};
-use octokv_base::{Buffer, Key, Random, value_offset};
-use octokv_engine::conformance::{self, key_of, operation_of, record_of, value_of};
-use octokv_engine::hash::{HashKind, open};
+use octokv_base::{Buffer, Key, Lba, Random, value_offset};
+use octokv_engine::conformance::{self, Subject, key_of, operation_of, record_of, value_of};
+use octokv_engine::hash::{HashEngine, HashKind, open};
 use octokv_engine::{Delete, Durability, Engine, Put, PutMode};
 use octokv_flash::power::PowerDisk;
-use octokv_flash::{Device, Memory, MemoryDevice};
+use octokv_flash::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -59,8 +59,7 @@ fn a_memory_device_serves_without_a_journal() {
 }
 
 /// Fills to `percent` of the space with values of `least..most` bytes, then overwrites many times over.
-fn overwrite_at(percent: u64, rounds: u64, least: u64, most: u64) {
-    let engine = volatile(64 << 20, 512);
+fn overwrite_at(engine: &HashEngine, percent: u64, rounds: u64, least: u64, most: u64) {
     let (mut random, mut model, mut next) = (Random::new(percent), BTreeMap::new(), 0_u64);
     let put = |key: &Key, operation, length: usize| {
         let value = value_of(key, operation, length);
@@ -94,8 +93,51 @@ fn overwrite_at(percent: u64, rounds: u64, least: u64, most: u64) {
 
 #[test]
 fn space_is_used_again_under_steady_overwrite_at_90_percent() {
-    overwrite_at(90, 20, 4_000, 4_001);
-    overwrite_at(90, 10, 100, 12_000);
+    overwrite_at(&volatile(64 << 20, 512), 90, 20, 4_000, 4_001);
+    overwrite_at(&volatile(64 << 20, 512), 90, 10, 100, 12_000);
+}
+
+/// Memory that says it keeps what it is given.
+struct Kept(MemoryDevice);
+
+impl Device for Kept {
+    fn geometry(&self) -> Geometry {
+        Geometry { volatile: false, ..self.0.geometry() }
+    }
+    fn name(&self) -> &str {
+        "kept"
+    }
+    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
+        self.0.read(at, buffer)
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
+        self.0.write(at, buffer)
+    }
+    fn flush(&self) -> Pending {
+        self.0.flush()
+    }
+    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+        self.0.trim(at, blocks)
+    }
+}
+
+#[test]
+fn space_is_used_again_with_a_journal_under_steady_overwrite_and_after_reopening() {
+    for durability in [Durability::Flush, Durability::Device] {
+        let mut subject = Hash { durability, ..Hash::default() };
+        subject.format.unit_bytes = 512;
+        let memory = MemoryDevice::new(Memory::new(64 << 20, 512).unwrap());
+        let device: Rc<dyn Device> = Rc::new(Kept(memory));
+        block_on(subject.format(Rc::clone(&device)), || ());
+        let engine = block_on(subject.open(Rc::clone(&device)), || ()).unwrap();
+        overwrite_at(&engine, 90, 6, 100, 12_000);
+        let before = engine.statistics();
+        assert!(before.checkpoints > 2, "the ring went round");
+        drop(engine);
+        let engine = block_on(subject.open(device), || ()).unwrap();
+        let after = engine.statistics();
+        assert_eq!((after.keys, after.used_bytes), (before.keys, before.used_bytes));
+    }
 }
 
 #[test]

@@ -176,3 +176,18 @@ fn a_wrong_configuration_is_refused_by_file_line_and_key_and_touches_nothing() {
     }
     octokv(["serve", "--config", "nowhere.toml"]).refused(2, &["nowhere.toml"]);
 }
+
+#[test]
+fn an_idle_node_with_a_connected_host_uses_less_than_a_hundredth_of_a_core() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    let client = octokv_client::blocking::Client::connect(&server.url).unwrap();
+    client.put(b"key", b"value").unwrap();
+    let before = server.ticks();
+    // A span of time is what is measured here; nothing is waited for.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let used = server.ticks() - before;
+    assert!(used < 4, "{used} hundredths of a second in 4 s");
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    server.stop();
+}

@@ -19,6 +19,13 @@ pub fn expect_write(bytes: &mut [u8]) {
     let _ = bytes;
 }
 
+/// Gives memory that was freed back to the system, as far as whole pages of it are free. Takes milliseconds.
+pub fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim may be called at any time, on any thread.
+    let _ = unsafe { libc::malloc_trim(0) };
+}
+
 /// The size and alignment of a huge page, in bytes.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 

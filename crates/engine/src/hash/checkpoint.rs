@@ -22,7 +22,7 @@ use crate::Fault;
 use crate::planted::{self, Bug};
 use octokv_base::{Buffer, Lba, Nanos, crc32c};
 use octokv_flash::{Device, DeviceError};
-use octokv_runtime::Handle;
+use octokv_runtime::{Handle, give_back};
 use std::sync::atomic::Ordering;
 
 const MAGIC: [u8; 4] = *b"OKVC";
@@ -212,6 +212,9 @@ impl HashEngine {
         *volume.superblock.lock() = superblock;
         volume.commits.release_before(position);
         volume.checkpoints.fetch_add(1, Ordering::Relaxed);
+        drop((writer, slots));
+        // Tables that grew since the last checkpoint have left holes behind.
+        give_back();
         Ok(())
     }
 

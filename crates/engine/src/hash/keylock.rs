@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// The locks of one partition's keys.
+/// The locks of some keys.
 #[derive(Default)]
 pub struct KeyLocks(Mutex<Map<u128, Line>>);
 

@@ -20,11 +20,13 @@ use smallvec::{Array, SmallVec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Parts of the table of key locks: cores that write different keys rarely meet.
+const LOCKS: usize = 64;
+
 /// One partition of the index.
 #[derive(Default)]
 pub struct Segment {
     pub(super) entries: Mutex<Entries>,
-    pub(super) locks: KeyLocks,
 }
 
 /// The index entries of a partition, and how far the journal has been applied to them.
@@ -44,6 +46,8 @@ pub struct Volume {
     /// Whether the device keeps nothing, so that there is no journal.
     pub(super) volatile: bool,
     pub(super) segments: Box<[Segment]>,
+    /// The locks of keys that are being written, by their hash.
+    locks: [KeyLocks; LOCKS],
     pub(super) space: Space,
     pub(super) epochs: Epochs,
     pub(super) commits: Commits,
@@ -77,6 +81,7 @@ impl Volume {
             durability: settings.durability,
             volatile,
             segments: contents.segments,
+            locks: std::array::from_fn(|_| KeyLocks::default()),
             space: contents.space,
             epochs: Epochs::new(settings.cores),
             commits: Commits::new(contents.position, superblock.journal_units, superblock.unit_bytes),
@@ -131,14 +136,10 @@ impl Volume {
         split(hash, self.fixed.segments_log2)
     }
 
-    pub(super) fn segment(&self, hash: u128) -> &Segment {
-        &self.segments[self.split(hash).0]
-    }
-
     /// Waits until no other writer has the key of this hash, and keeps others waiting.
     pub(super) async fn lock(&self, hash: u128) -> Held<'_> {
         let key = if planted::is(Bug::SkipKeyLock) { u128::from(self.next_stamp()) } else { hash };
-        self.segment(hash).locks.lock(key).await
+        self.locks[(hash >> 64) as usize % LOCKS].lock(key).await
     }
 
     /// Where a key of this hash may be.

@@ -138,6 +138,13 @@ impl Server {
         assert_eq!(self.run(&["get", key]).fine(), value);
     }
 
+    /// Processor time it has used, in hundredths of a second.
+    pub fn ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+
     /// `HOST:PORT` of its ready line.
     pub fn authority(&self) -> &str {
         self.url.strip_prefix("nvme+tcp://").unwrap().split('/').next().unwrap()

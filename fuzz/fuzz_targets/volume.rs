@@ -1,0 +1,21 @@
+//! A volume whose metadata were changed at will, under right checksums: opened or refused, never a panic.
+#![no_main]
+
+#[path = "../../crates/engine/tests/common/hostile.rs"]
+mod hostile;
+
+use hostile::{IMAGE, mend_checksum, structures, survive};
+use libfuzzer_sys::fuzz_target;
+use octokv_base::Random;
+
+fuzz_target!(|input: &[u8]| {
+    let (structures, mut image) = (structures(), IMAGE.to_vec());
+    for patch in input.chunks_exact(4) {
+        // Which structure, which of its bytes behind the checksum, and what it becomes.
+        let at = structures[usize::from(patch[0]) % structures.len()];
+        let byte = at + 8 + usize::from(u16::from_le_bytes([patch[1], patch[2]]) % 504);
+        image[byte] = patch[3];
+        mend_checksum(&mut image, at);
+    }
+    survive(image, &mut Random::new(input.len() as u64));
+});
