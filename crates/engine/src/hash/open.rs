@@ -25,6 +25,7 @@ use crate::planted::{self, Bug};
 use octokv_base::map::Map;
 use octokv_base::{Buffer, Lba, Pool};
 use octokv_flash::{Device, DeviceError};
+use octokv_runtime::give_back;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -143,6 +144,8 @@ pub async fn open(
         let engine = HashEngine::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
         engine.checkpoint(false).await?;
     }
+    // What recovery needed besides the index.
+    give_back();
     Ok(volume)
 }
 
