@@ -19,7 +19,7 @@ pub fn mend_checksum(image: &mut [u8], at: usize) {
         b"OCTO" => (at + 12, at + 512),
         b"OKVJ" => (at + 8, at + 64 + u32_at(at + 48).min(660) * 48),
         b"OKVC" => (at + 8, at + 48 + u32_at(at + 28).min(4096) * 16),
-        b"OKVR" => (at + 8, at + 48 + u32_at(at + 40).min(1024) & 0xffff),
+        b"OKVR" => (at + 8, at + 48 + (u32_at(at + 40) & 0xffff).min(1024)),
         _ => return,
     };
     let Some(bytes) = image.get(from..end.max(from)) else { return };
