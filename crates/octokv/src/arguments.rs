@@ -274,7 +274,7 @@ pub struct Bench {
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub depth: usize,
     /// Different keys.
-    #[arg(long, value_name = "COUNT", default_value_t = 100_000)]
+    #[arg(long, value_name = "COUNT", default_value_t = 20_000)]
     pub num: u64,
     /// Operations of each workload [default: as many as there are keys].
     #[arg(long, value_name = "COUNT", conflicts_with = "seconds")]
