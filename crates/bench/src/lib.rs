@@ -7,7 +7,7 @@
 //! - [`plan`]: what to run: workloads, sizes, when to stop; and what makes no sense.
 //! - [`data`]: keys and values made from an index and a seed, and values checked against them.
 //! - [`worker`]: one OS thread: a session, its streams, their latencies.
-//! - [`run`]: the workers of a workload together.
+//! - [`run`](mod@run): the workers of a workload together.
 //! - [`report`]: figures as a table and as a JSON document.
 //! - [`ledger`]: writers that remember what was acknowledged, to be held against a node after a crash.
 

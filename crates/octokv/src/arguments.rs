@@ -111,7 +111,7 @@ pub struct Serve {
     /// When a write is acknowledged.
     #[arg(long)]
     pub durability: Option<Durability>,
-    /// Address to listen on, IPv4 or [IPv6]; port 0 takes a free one. May be given several times.
+    /// Address to listen on, IPv4 or an IPv6 one in brackets; port 0 takes a free one. May be given several times.
     #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',')]
     pub listen: Vec<SocketAddr>,
     /// Processors to run on, one reactor each.

@@ -12,7 +12,7 @@
 //! - [`serve`]: a node until it is told to end.
 //! - [`keys`]: put, get, delete, exist, list.
 //! - [`check`]: verify a device.
-//! - [`bench`]: load, a table, a document.
+//! - [`bench`](mod@bench): load, a table, a document.
 //! - [`sim`]: worlds with faults, from seeds.
 //! - [`demo`]: everything once, within seconds, on a temporary file.
 //! - [`child`]: a server process of this same binary.

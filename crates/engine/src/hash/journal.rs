@@ -10,7 +10,7 @@
 //! ```
 //! The checksum covers bytes 8 to the end of the entries. Batches are numbered without gaps and written
 //! one after another, the next only when the one before has completed (and, where writes are
-//! acknowledged after a flush, was flushed). A batch never wraps: where fewer than [`BATCH_UNITS_MAX`]
+//! acknowledged after a flush, was flushed). A batch never wraps: where fewer than [`batch_units_max`]
 //! units are left before the end of the ring, the next begins at its start.
 //!
 //! "Unflushed" is 1 where the writer did not wait for the batch before to be flushed: after a power cut such

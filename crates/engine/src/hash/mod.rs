@@ -16,9 +16,9 @@
 //!
 //! # Layout
 //! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: what lies on the device.
-//! - [`index`], [`space`], [`readers`], [`keylock`]: what lies in memory.
-//! - [`commit`]: group commit. [`format`], [`open`]: a new volume, recovery. [`check`]: reads and verifies everything.
-//! - [`volume`]: what all cores share. This file: the operations.
+//! - [`index`], [`space`], `readers`, `keylock`: what lies in memory.
+//! - `commit`: group commit. [`format`](mod@format), [`open`](mod@open): a new volume, recovery. [`check`](mod@check): reads and verifies everything.
+//! - `volume`: what all cores share. This file: the operations.
 
 pub mod check;
 pub mod checkpoint;
