@@ -3,7 +3,7 @@
 //! # Layout
 //! - this file: the [`Device`] contract, its answers and its faults.
 //! - [`memory`]: blocks in this process's memory; nothing survives it.
-//! - [`file`]: a regular file or a raw block device, through a core's device channel.
+//! - [`file`](mod@file): a regular file or a raw block device, through a core's device channel.
 //! - [`fault`]: a wrapper that makes any device fail: rot, misdirection, staleness, errors, slowness.
 //! - [`power`]: a disk whose power can be cut at any write or flush, for tests. (The simulator's disks are those of
 //!   `octokv_runtime::virtual_world`.)

@@ -17,7 +17,9 @@
 //! # Layout
 //! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: what lies on the device.
 //! - [`index`], [`space`], `readers`, `keylock`: what lies in memory.
-//! - `commit`: group commit. [`format`](mod@format), [`open`](mod@open): a new volume, recovery. [`check`](mod@check): reads and verifies everything.
+//! - `commit`: group commit.
+//! - [`format`](mod@format), [`open`](mod@open): a new volume, recovery.
+//! - [`check`](mod@check): reads and verifies everything.
 //! - `volume`: what all cores share. This file: the operations.
 
 pub mod check;
