@@ -439,8 +439,9 @@ fn damage_to_any_image_of_a_large_checkpoint_is_mended_by_its_copy() {
     block_on(engine.checkpoint(true), &mut settle).expect("writes");
     let image = disk.contents();
     let images: Vec<usize> = (0..image.len() - 4).filter(|&at| &image[at..at + 4] == b"OKVC").collect();
-    let first_copy = &images[images.len() - images.len() / 2 * 2..][..images.len() / 2];
-    for &at in first_copy.iter().step_by(3) {
+    assert!(images.len() >= 64, "{} images", images.len());
+    // Every one: those that span the end of what is read at a time are the ones to get wrong.
+    for &at in &images {
         let mut damaged = image.clone();
         damaged[at] ^= 1;
         let (_, engine) = open(damaged).unwrap_or_else(|error| panic!("image at {at}: {error}"));
