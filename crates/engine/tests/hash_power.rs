@@ -13,6 +13,7 @@ use octokv_flash::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::rc::Rc;
 
 const KEYS: u64 = 24;
@@ -447,4 +448,28 @@ fn damage_to_any_image_of_a_large_checkpoint_is_mended_by_its_copy() {
         let (_, engine) = open(damaged).unwrap_or_else(|error| panic!("image at {at}: {error}"));
         assert_eq!(engine.statistics().keys, 70_000, "image at {at}");
     }
+}
+
+#[test]
+fn a_checkpoint_that_is_cut_short_ends_the_writing_and_loses_nothing() {
+    let (disk, _) = traced(17, 300);
+    let (disk, engine) = open(disk.contents()).expect("opens");
+    let good = read_all(&disk, &engine);
+    let (mut random, before) = (Random::new(18), disk.events());
+    let mut checkpoint = Box::pin(engine.checkpoint(false));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    while disk.events() < before + 3 {
+        assert!(checkpoint.as_mut().poll(&mut context).is_pending());
+        disk.complete(&mut random);
+    }
+    drop(checkpoint);
+    let mut settle = || {
+        disk.complete(&mut random);
+    };
+    let key = key_of(1);
+    let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
+    assert_eq!(block_on(put, &mut settle), Err(Fault::ReadOnly));
+    assert_eq!(block_on(engine.checkpoint(true), &mut settle), Err(Fault::ReadOnly));
+    let (disk, engine) = open(disk.contents()).expect("opens");
+    assert_eq!(read_all(&disk, &engine), good);
 }

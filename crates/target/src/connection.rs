@@ -197,10 +197,12 @@ impl Connection {
         requests: &mut Vec<Request>,
     ) -> Consumed {
         self.watch();
-        if !bytes.is_empty() {
+        let consumed = self.take_in(now, bytes, pool, requests);
+        // Bytes that are offered again because nothing was taken of them are no sign of life.
+        if consumed.bytes > 0 {
             self.note_sign(now);
         }
-        self.take_in(now, bytes, pool, requests)
+        consumed
     }
 
     /// Where the bytes that come next belong, while a value is on its way: a socket may be read straight
