@@ -4,7 +4,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check kernel-test bench fuzz clean
+.PHONY: help demo build test check kernel-test bench hostile soak fuzz clean
 
 help:
 	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart, figures'
@@ -12,6 +12,8 @@ help:
 	@echo 'make check        the quick part: house rules, rustfmt, clippy, unit tests'
 	@echo 'make kernel-test  the Linux kernel as a client, alone'
 	@echo 'make bench        the figures of docs/BENCHMARKS.md, beside a rival on the same disk'
+	@echo 'make hostile      what attacks cost an honest host: its latency, quiet and under each'
+	@echo 'make soak         a node in everything at once for MINUTES (default 30), held to its figures of before'
 	@echo 'make fuzz         every fuzz target for FUZZ_SECONDS (default 60) each'
 
 build:
@@ -35,6 +37,12 @@ kernel-test: build
 bench: build
 	scripts/install-test-packages
 	scripts/bench
+
+hostile:
+	scripts/hostile
+
+soak:
+	scripts/soak $(MINUTES)
 
 fuzz:
 	scripts/fuzz

@@ -1,8 +1,10 @@
 # shellcheck shell=dash
 # The harness alone, without a target: nvme-cli runs in the guest, the fabrics driver is there, and a port
 # where nobody listens is refused cleanly. Run by `tests/kernel/run --smoke`.
-# shellcheck source=tests/kernel/guest-lib.sh
-. /guest-lib.sh
+# shellcheck source=guest/lib.sh
+. /lib.sh
+# shellcheck source=tests/kernel/keys-lib.sh
+. /keys-lib.sh
 
 step "nvme-cli runs"
 nvme version >/tmp/out 2>/tmp/err || fail "nvme version failed"

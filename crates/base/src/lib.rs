@@ -8,12 +8,14 @@
 //! - [`buffer`]: page-aligned memory that moves from socket to device and back, and its bounded pool.
 //! - [`checksum`]: CRC-32C (Castagnoli), the checksum of everything on the wire and on media.
 //! - [`random`]: a seeded generator.
+//! - [`planted`]: the switch for bugs that tests of the tests plant.
 //! - [`map`]: hash maps whose order does not change from run to run.
 
 pub mod buffer;
 pub mod checksum;
 pub mod key;
 pub mod map;
+pub mod planted;
 pub mod random;
 pub mod units;
 

@@ -140,7 +140,8 @@ impl Ledger {
     /// of acknowledged writes, has enough, or until the node is lost.
     ///
     /// # Errors
-    /// When a write is refused. A lost node is no error: what was on its way is in doubt.
+    /// When a write is refused; those on their way are waited for first, since one that is left behind may land after
+    /// a later look. A lost node is no error: what was on its way is in doubt.
     pub fn write(
         &mut self,
         session: &mut Session<RealSockets>,
@@ -149,8 +150,9 @@ impl Ledger {
         mut during: impl FnMut(u64) -> Flow,
     ) -> Result<(), Failure> {
         let mut value = vec![0; VALUE_BYTES_MAX];
-        let (mut open, mut enough) = (0, false);
+        let (mut open, mut enough, mut refused) = (0, false, None);
         loop {
+            enough |= refused.is_some();
             enough |= during(self.acknowledged) == Flow::Enough;
             while !enough && open < depth.min(self.entries.len() / 2) {
                 match self.submit(session, &mut value)? {
@@ -158,18 +160,14 @@ impl Ledger {
                     false => break,
                 }
             }
-            let mut failure = None;
             let busy = session.poll(now(), |token, answer| {
                 open -= 1;
                 if let Err(error) = self.answered(token as usize, answer) {
-                    failure = Some(error);
+                    refused.get_or_insert(error);
                 }
             });
-            if let Some(failure) = failure {
-                return Err(failure);
-            }
             if session.ended().is_some() || (enough && open == 0) {
-                return Ok(());
+                return refused.map_or(Ok(()), Err);
             }
             if !busy {
                 session.sockets_mut().wait(PATIENCE);
@@ -216,7 +214,13 @@ impl Ledger {
             // Sent in part or not at all counts as in doubt too: it cannot be told from here.
             Err(Error::OutcomeUnknown | Error::Disconnected(_)) => Ok(()),
             Ok(other) => unreachable!("a write was answered with {other:?}"),
-            Err(error) => Err(Failure::Command(data::key(index as u64, KEY_BYTES), error)),
+            Err(error) => {
+                if matches!(error, Error::CapacityExceeded | Error::Busy) {
+                    // The node says that it was not done.
+                    entry.open = None;
+                }
+                Err(Failure::Command(data::key(index as u64, KEY_BYTES), error))
+            }
         }
     }
 

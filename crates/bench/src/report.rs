@@ -4,6 +4,7 @@
 //! its names carry their units.
 
 use crate::plan::{End, Plan, Workload};
+use crate::system::System;
 use hdrhistogram::Histogram;
 use octokv_base::Nanos;
 use serde::Serialize;
@@ -58,7 +59,9 @@ impl Tally {
 pub struct Figures {
     /// Its name.
     pub workload: &'static str,
-    /// Connections.
+    /// The system that it ran on.
+    pub system: &'static str,
+    /// Connections, or streams of operations.
     pub threads: usize,
     /// Operations in flight on each.
     pub depth: usize,
@@ -92,7 +95,7 @@ pub struct Figures {
 
 impl Figures {
     /// Of a tally.
-    pub fn new(workload: Workload, plan: &Plan, tally: &Tally) -> Figures {
+    pub fn new(workload: Workload, system: &'static str, plan: &Plan, tally: &Tally) -> Figures {
         let operations = tally.found + tally.missing;
         let elapsed_s = tally.last.since(tally.counted_from).as_secs_f64();
         let per_second = |amount: f64| if elapsed_s > 0.0 { amount / elapsed_s } else { 0.0 };
@@ -105,6 +108,7 @@ impl Figures {
         let quantile = |q: f64| tally.latency_ns.value_at_quantile(q) as f64 / 1e3;
         Figures {
             workload: workload.name(),
+            system,
             threads: plan.threads,
             depth: plan.depth,
             key_bytes: plan.key_bytes,
@@ -142,8 +146,14 @@ pub struct Machine {
 /// What was asked for.
 #[derive(Clone, Debug, Serialize)]
 pub struct Settings {
-    /// The namespace.
+    /// The system.
+    pub system: &'static str,
+    /// The namespace, or the directory of the files.
     pub url: String,
+    /// Files, where the system works on files.
+    pub files: Option<usize>,
+    /// When the engine in this process acknowledges a write, where there is one.
+    pub durability: Option<&'static str>,
     /// Connections.
     pub threads: usize,
     /// Operations in flight on each.
@@ -167,14 +177,17 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of a plan.
-    pub fn new(url: &str, plan: &Plan) -> Settings {
+    /// Of a plan on a system; `place` is where its data is.
+    pub fn new(system: &System, place: &str, plan: &Plan) -> Settings {
         let (operations, seconds) = match plan.end {
             End::Operations(count) => (Some(count), None),
             End::Time(span) => (None, Some(span.as_secs_f64())),
         };
         Settings {
-            url: url.to_owned(),
+            system: system.name(),
+            url: place.to_owned(),
+            files: system.files(),
+            durability: system.durability(),
             threads: plan.threads,
             depth: plan.depth,
             key_bytes: plan.key_bytes,
@@ -207,8 +220,9 @@ pub struct Document {
 /// The [`Document::schema`] that this code writes.
 pub const SCHEMA: &str = "octokv-bench/1";
 
-const COLUMNS: [(&str, usize); 10] = [
+const COLUMNS: [(&str, usize); 11] = [
     ("workload", 12),
+    ("system", 13),
     ("operations", 11),
     ("seconds", 8),
     ("ops/s", 10),
@@ -234,8 +248,9 @@ pub fn table_head() -> String {
 pub fn table_line(figures: &Figures) -> String {
     let f = figures;
     let mut line = format!(
-        "{:<12} {:>11} {:>8.2} {:>10.0} {:>8.1} {:>9.1} {:>9.1} {:>9.1} {:>10.1} {:>10.1}",
+        "{:<12} {:>13} {:>11} {:>8.2} {:>10.0} {:>8.1} {:>9.1} {:>9.1} {:>9.1} {:>10.1} {:>10.1}",
         f.workload,
+        f.system,
         f.operations,
         f.elapsed_s,
         f.throughput_ops_s,
@@ -265,7 +280,7 @@ mod tests {
         other.answered(Nanos(1_000_000), Nanos(2_001_000), false);
         one.add(&other);
         let plan = Plan { value_bytes: 1 << 20, ..Plan::default() };
-        Figures::new(Workload::ReadRandom, &plan, &one)
+        Figures::new(Workload::ReadRandom, "kv", &plan, &one)
     }
 
     #[test]
@@ -285,6 +300,7 @@ mod tests {
         let (head, line) = (table_head(), table_line(&figures()));
         let end = |text: &str, of: &str| text.find(of).unwrap() + of.len();
         assert_eq!(end(&head, "operations"), end(&line, " 100"));
+        assert_eq!(end(&head, "system"), end(&line, " kv"));
         assert!(line.ends_with("(1 not found)"));
     }
 }

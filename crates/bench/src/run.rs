@@ -3,9 +3,12 @@
 use crate::data::Values;
 use crate::plan::{End, Plan, Workload};
 use crate::report::{Figures, Tally};
-use crate::{Clock, worker};
-use octokv_base::{Key, Nanos};
+use crate::system::System;
+use crate::{Clock, host_kvs, remote_engine, worker};
+use octokv_base::{Key, Nanos, Random};
 use octokv_client::{Reconnect, Settings};
+use octokv_engine::Fault;
+use octokv_engine::hash::OpenError;
 use octokv_runtime::Polling;
 use std::fmt;
 use std::net::SocketAddr;
@@ -67,6 +70,24 @@ pub enum Error {
         /// How.
         error: octokv_client::Error,
     },
+    /// The device under the engine holds no volume that can be used.
+    Open {
+        /// The device's name.
+        name: String,
+        /// Why.
+        error: OpenError,
+    },
+    /// The engine failed.
+    Engine {
+        /// In which workload.
+        workload: Workload,
+        /// On which key.
+        key: Key,
+        /// How.
+        fault: Fault,
+    },
+    /// The engine could not write its last checkpoint.
+    Close(Fault),
     /// A value that was read is not what a workload with these sizes and this seed stores.
     Wrong {
         /// Whose.
@@ -90,6 +111,17 @@ impl fmt::Display for Error {
                 write!(f, "the load cannot be started: {}", std::io::Error::from_raw_os_error(*errno))
             }
             Error::Command { workload, key, error } => write!(f, "{}, key {key}: {error}", workload.name()),
+            Error::Open { name, error } => {
+                write!(f, "device {name}: {error}")?;
+                match error {
+                    OpenError::NotOurs(_) => {
+                        f.write_str("; it was left as it is (--format gives up what it holds)")
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Error::Engine { workload, key, fault } => write!(f, "{}, key {key}: {fault}", workload.name()),
+            Error::Close(fault) => write!(f, "the last checkpoint failed: {fault}"),
             Error::Wrong { key, have_bytes } => write!(
                 f,
                 "key {key} has a value of {have_bytes} bytes that a workload with this value size and seed \
@@ -105,6 +137,7 @@ impl std::error::Error for Error {}
 pub(crate) struct Shared {
     pub plan: Plan,
     pub workload: Workload,
+    pub system: System,
     pub address: SocketAddr,
     pub client: Settings,
     pub host: Host,
@@ -119,61 +152,70 @@ pub(crate) struct Shared {
     pub failed: AtomicBool,
 }
 
-/// Runs every workload of a plan, each with connections of its own, one worker per entry of `cores`.
+/// Where the node is, and how to connect to it.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Its address.
+    pub address: SocketAddr,
+    /// The settings of sessions with it.
+    pub client: Settings,
+}
+
+/// Runs every workload of a plan on a system, each with connections of its own, one worker per entry of `cores`
+/// (for an engine over files, which has no node, one per operation in flight).
 /// `progress` is told about five times a second.
 ///
 /// # Errors
 /// The first thing that failed; what was stored by then stays.
 pub fn run(
     plan: &Plan,
-    address: SocketAddr,
-    client: &Settings,
+    system: &System,
+    node: &Node,
     cores: &[Option<usize>],
     polling: Polling,
     host: Host,
     mut progress: impl FnMut(Progress),
 ) -> Result<Vec<Figures>, Error> {
-    let client = Settings { reconnect: Reconnect::Never, ..client.clone() };
+    let client = Settings { reconnect: Reconnect::Never, ..node.client.clone() };
     let mut figures = Vec::new();
     for &workload in &plan.workloads {
-        let cores = &cores[..cores.len().min(plan.threads)];
+        let workers = system.workers(plan, cores);
         let shared = Arc::new(Shared {
             plan: plan.clone(),
             workload,
-            address,
+            system: system.clone(),
+            address: node.address,
             client: client.clone(),
             host,
             polling,
             values: Values::new(plan.seed, plan.value_bytes),
-            workers: cores.len(),
+            workers: workers.len(),
             next: AtomicU64::new(0),
             done: AtomicU64::new(0),
             connected: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
         });
-        let tally = run_workers(&shared, cores, &mut progress)?;
-        figures.push(Figures::new(workload, plan, &tally));
+        let tally = run_workers(&shared, &workers, &mut progress)?;
+        figures.push(Figures::new(workload, system.name(), plan, &tally));
     }
     Ok(figures)
 }
 
 fn run_workers(
     shared: &Arc<Shared>,
-    cores: &[Option<usize>],
+    workers: &[(Option<usize>, usize)],
     progress: &mut impl FnMut(Progress),
 ) -> Result<Tally, Error> {
     let (report, reports) = channel();
-    let plan = &shared.plan;
-    for (number, &core) in cores.iter().enumerate() {
-        let threads = plan.threads / cores.len() + usize::from(number < plan.threads % cores.len());
+    for (number, &(core, threads)) in workers.iter().enumerate() {
         let (worker, report) = (Arc::clone(shared), report.clone());
         let body = Box::new(move || {
             // Lost only when the receiver gave up, and then nobody wants it.
-            let _ = report.send(worker::drive(&worker, number, threads));
+            let _ = report.send(drive(&worker, number, threads));
         });
         if let Err(error) = (shared.host.spawn)(core, body) {
             shared.failed.store(true, Ordering::Release);
-            shared.connected.fetch_add(cores.len(), Ordering::AcqRel);
+            shared.connected.fetch_add(workers.len(), Ordering::AcqRel);
             return Err(Error::Thread(error.raw_os_error().unwrap_or_default()));
         }
     }
@@ -201,7 +243,45 @@ fn run_workers(
     }
 }
 
+/// What a worker's thread does.
+fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Tally, Error> {
+    match &shared.system {
+        System::Kv => worker::drive(shared, number, threads),
+        System::RemoteEngine(engine) => remote_engine::drive(shared, *engine),
+        System::HostKvs(store) => host_kvs::drive(shared, store, number),
+    }
+}
+
 impl Shared {
+    /// The key of the next operation; none when the workload has no more.
+    pub fn next_index(&self, random: &mut Random) -> Option<u64> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if let End::Operations(count) = self.plan.end
+            && number >= count
+        {
+            return None;
+        }
+        Some(match self.workload {
+            Workload::FillSequential => number % self.plan.keys,
+            Workload::FillRandom | Workload::Overwrite | Workload::ReadRandom | Workload::DeleteRandom => {
+                random.below(self.plan.keys)
+            }
+        })
+    }
+
+    /// When a workload that began then ends by itself.
+    pub fn until(&self, begin: Nanos) -> Nanos {
+        match self.plan.end {
+            End::Time(span) => begin + self.plan.warm_up + span,
+            End::Operations(_) => Nanos::NEVER,
+        }
+    }
+
+    /// Where the keys of worker `number` come from.
+    pub fn random(&self, number: usize) -> Random {
+        Random::new(self.plan.seed ^ (number as u64 + 1) << 32 ^ self.workload as u64)
+    }
+
     fn progress(&self, elapsed: Nanos) -> Progress {
         let operations = self.done.load(Ordering::Relaxed);
         let part = match self.plan.end {

@@ -10,7 +10,7 @@
 //! 16 bytes do, in [`Key`]).
 
 use crate::data::{self, Values};
-use crate::plan::{End, Plan, Workload};
+use crate::plan::{Plan, Workload};
 use crate::run::{Error, Shared};
 use crate::{Clock, report::Tally};
 use octokv_base::{Buffer, Key, Nanos, Random};
@@ -102,15 +102,12 @@ pub(crate) fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Ta
         shared,
         session,
         values: &shared.values,
-        random: Random::new(shared.plan.seed ^ (number as u64 + 1) << 32 ^ shared.workload as u64),
+        random: shared.random(number),
         streams: vec![Stream { index: 0, started: begin }; count],
         waiting: (0..count as u32).rev().collect(),
         tally: Tally::new(begin + shared.plan.warm_up),
     };
-    let until = match shared.plan.end {
-        End::Time(span) => begin + shared.plan.warm_up + span,
-        End::Operations(_) => Nanos::NEVER,
-    };
+    let until = shared.until(begin);
     loop {
         let over = worker.submit_all(now(), until)?;
         if over && worker.waiting.len() == count {
@@ -147,7 +144,7 @@ impl<S: Sockets> Worker<'_, S> {
             return Ok(true);
         }
         while let Some(&stream) = self.waiting.last() {
-            let Some(index) = self.next_index() else { return Ok(true) };
+            let Some(index) = self.shared.next_index(&mut self.random) else { return Ok(true) };
             self.streams[stream as usize] = Stream { index, started: now };
             let command = self.command(index);
             match self.session.submit(command, u64::from(stream)) {
@@ -161,21 +158,6 @@ impl<S: Sockets> Worker<'_, S> {
             };
         }
         Ok(false)
-    }
-
-    fn next_index(&mut self) -> Option<u64> {
-        let number = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        if let End::Operations(count) = self.plan.end
-            && number >= count
-        {
-            return None;
-        }
-        Some(match self.shared.workload {
-            Workload::FillSequential => number % self.plan.keys,
-            Workload::FillRandom | Workload::Overwrite | Workload::ReadRandom | Workload::DeleteRandom => {
-                self.random.below(self.plan.keys)
-            }
-        })
     }
 
     fn command(&mut self, index: u64) -> Command<'static> {

@@ -112,6 +112,22 @@ impl Client {
         wait(self.0.flush())
     }
 
+    /// As [`crate::Client::read_blocks`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_blocks(&self, first: u64, count: u64) -> Result<Vec<u8>, Error> {
+        wait(self.0.read_blocks(first, count))
+    }
+
+    /// As [`crate::Client::write_blocks`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_blocks(&self, first: u64, data: &[u8]) -> Result<(), Error> {
+        wait(self.0.write_blocks(first, data))
+    }
+
     /// The async client inside.
     pub fn as_async(&self) -> &crate::Client {
         &self.0

@@ -8,8 +8,9 @@ use crate::request::{Answer, Data};
 use crate::settings::Settings;
 use crate::setup::Facts;
 use crate::thread::{self, Request, Shared};
-use octokv_base::{KEY_BYTES_MAX, Key};
+use octokv_base::{KEY_BYTES_MAX, Key, Lba};
 use octokv_wire::kv::{StoreMode, UncheckedList};
+use octokv_wire::nvm::Range;
 use std::sync::Arc;
 
 /// A connected client of one namespace.
@@ -170,6 +171,55 @@ impl Client {
     /// When the node cannot be asked, or its device failed.
     pub async fn flush(&self) -> Result<(), Error> {
         self.ask(Request::Flush).await.map(|_| ())
+    }
+
+    /// Reads `count` blocks from block `first` on, of a namespace of blocks.
+    ///
+    /// # Errors
+    /// When they do not exist or cannot be read, or the namespace holds keys and values.
+    pub async fn read_blocks(&self, first: u64, count: u64) -> Result<Vec<u8>, Error> {
+        let (block_bytes, most_bytes) = self.block_limits()?;
+        let have = self.0.facts.blocks.map_or(0, |blocks| blocks.count);
+        if first.checked_add(count).is_none_or(|end| end > have) {
+            return Err(Error::BlockRange { first, count, have });
+        }
+        let mut bytes = Vec::new();
+        let mut done = 0;
+        while done < count {
+            let blocks = (count - done).min(u64::from(most_bytes / block_bytes)) as u32;
+            let range = Range { lba: Lba(first + done), blocks };
+            if let Answer::Blocks { data } = self.ask(Request::Read { range }).await? {
+                bytes.extend_from_slice(&data);
+            }
+            done += u64::from(blocks);
+        }
+        Ok(bytes)
+    }
+
+    /// Writes whole blocks from block `first` on, of a namespace of blocks. They are durable after a
+    /// [`Client::flush`]. What is more than one command takes is written by several, in order.
+    ///
+    /// # Errors
+    /// As [`Client::read_blocks`]; [`Error::OutcomeUnknown`] when the connection was lost before the answer.
+    pub async fn write_blocks(&self, first: u64, data: &[u8]) -> Result<(), Error> {
+        let (block_bytes, most_bytes) = self.block_limits()?;
+        if !data.len().is_multiple_of(block_bytes as usize) {
+            let (have, max) = (data.len() as u64, u64::from(most_bytes));
+            return Err(Error::BlockBytes { have, block_bytes, max });
+        }
+        let mut lba = Lba(first);
+        for part in data.chunks(most_bytes as usize) {
+            self.ask(Request::Write { lba, data: part.into(), force_unit_access: false }).await?;
+            lba = Lba(lba.0 + (part.len() / block_bytes as usize) as u64);
+        }
+        Ok(())
+    }
+
+    /// Bytes of a block, and the most of one command.
+    fn block_limits(&self) -> Result<(u32, u32), Error> {
+        let facts = &self.0.facts;
+        let blocks = facts.blocks.ok_or(Error::NotBlocks)?;
+        Ok((blocks.block_bytes, blocks.command_bytes_max(facts.data_bytes_max)))
     }
 
     fn key(&self, bytes: &[u8]) -> Result<Key, Error> {

@@ -42,6 +42,28 @@ pub enum Error {
         /// The longest.
         max: u64,
     },
+    /// The command is for keys, and the namespace holds blocks.
+    NotKeyValue,
+    /// The command is for blocks, and the namespace holds keys and values.
+    NotBlocks,
+    /// Blocks that the namespace does not have, or none, or more than a command can name.
+    BlockRange {
+        /// The first.
+        first: u64,
+        /// How many.
+        count: u64,
+        /// How many the namespace has.
+        have: u64,
+    },
+    /// Data that is no whole blocks, or none, or more than a command can carry.
+    BlockBytes {
+        /// Its length.
+        have: u64,
+        /// The length of a block.
+        block_bytes: u32,
+        /// The most.
+        max: u64,
+    },
     /// The namespace has no room left.
     CapacityExceeded,
     /// The node is busy or not ready: try again later.
@@ -87,8 +109,13 @@ pub enum Lost {
     Authentication,
     /// The namespace does not exist.
     NoNamespace,
-    /// The namespace is not one of the Key Value command set.
-    NotKeyValue,
+    /// The namespace is neither of the Key Value nor of the NVM command set.
+    CommandSet,
+    /// The namespace's blocks are none that this client can use: their size is no power of two from 512 B to
+    /// 64 KiB or more than a command can carry, they have metadata, or there are none.
+    BlockFormat,
+    /// The namespace of blocks is another than before the connection was lost.
+    OtherNamespace,
 }
 
 impl Lost {
@@ -96,7 +123,8 @@ impl Lost {
     pub fn is_final(&self) -> bool {
         match self {
             Lost::Refused(status) | Lost::Setup(status) => status.is_final(),
-            Lost::Authentication | Lost::NoNamespace | Lost::NotKeyValue => true,
+            Lost::Authentication | Lost::NoNamespace => true,
+            Lost::CommandSet | Lost::BlockFormat | Lost::OtherNamespace => true,
             Lost::Closed | Lost::TimedOut | Lost::Fault(_) | Lost::Terminated { .. } | Lost::Controller => {
                 false
             }
@@ -118,7 +146,13 @@ impl fmt::Display for Lost {
             Lost::Controller => f.write_str("the controller reports a fatal error"),
             Lost::Authentication => f.write_str("the node wants authentication"),
             Lost::NoNamespace => f.write_str("the namespace does not exist"),
-            Lost::NotKeyValue => f.write_str("the namespace is not a Key Value namespace"),
+            Lost::CommandSet => f.write_str(
+                "the namespace holds neither keys and values nor blocks: its command set is not known here",
+            ),
+            Lost::BlockFormat => {
+                f.write_str("the namespace's blocks are of a size or format that is not known here")
+            }
+            Lost::OtherNamespace => f.write_str("the namespace is another than before"),
         }
     }
 }
@@ -144,9 +178,17 @@ impl fmt::Display for Error {
             Error::ValueBytes { have, max } => {
                 write!(f, "a value of {have} B; the namespace takes values of up to {max} B")
             }
+            Error::NotKeyValue => f.write_str("the namespace holds blocks, not keys and values"),
+            Error::NotBlocks => f.write_str("the namespace holds keys and values, not blocks"),
+            Error::BlockRange { first, count, have } => {
+                write!(f, "{count} blocks from block {first} on; the namespace has {have}")
+            }
+            Error::BlockBytes { have, block_bytes, max } => {
+                write!(f, "{have} B of data; a command takes whole blocks of {block_bytes} B, up to {max} B")
+            }
             Error::CapacityExceeded => f.write_str("capacity exceeded: delete something first"),
             Error::Busy => f.write_str("the node is busy or not ready"),
-            Error::Unrecovered => f.write_str("the value cannot be read back from its device"),
+            Error::Unrecovered => f.write_str("the data cannot be read back from its device"),
             Error::DataDigest => f.write_str("the data changed on its way (digest error)"),
             Error::DataLength { said, came } => write!(f, "{came} B of data came of {said} B"),
             Error::Status(status) => write!(f, "the node answered: {status}"),

@@ -12,13 +12,15 @@
 //! ```
 //! Invariants: one loss takes down the whole controller: all its connections are closed and every
 //! command in flight is answered exactly once; commands are taken only while live; what is sent to a
-//! controller of before is never read as an answer of now (its connections are gone).
+//! controller of before is never read as an answer of now (its connections are gone); a namespace of blocks
+//! that is another than before ends it. While live an event request is out; when it tells of a change, the
+//! namespace is looked at again.
 
 use crate::error::{Error, Lost};
-use crate::queue::{Event, Queue};
+use crate::queue::{Done, Event, Queue};
 use crate::request::{Answer, Command, Kind, Prepared, answer};
 use crate::settings::{Settings, pause};
-use crate::setup::{self, Facts, Next, Step};
+use crate::setup::{self, Blocks, Facts, Next, Step};
 use octokv_base::{Nanos, Pool};
 use octokv_wire::fabrics::Configuration;
 use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;
@@ -52,6 +54,14 @@ enum State {
 
 const READY_POLL: Nanos = Nanos::from_millis(1);
 const DRAIN_LIMIT: Nanos = Nanos::from_secs(1);
+/// What commands of our own, while live, are for: their tokens.
+const KEEP_ALIVE: u64 = 0;
+const EVENT: u64 = 1;
+const CHANGED: u64 = 2;
+const LOOK: u64 = 3;
+const SHUTDOWN: u64 = 4;
+/// Room that keep alives leave on the admin queue: for an event request, a look at the namespace, a shutdown.
+const ADMIN_RESERVE: usize = 3;
 const ADMIN_DEPTH: u16 = setup::ADMIN_ENTRIES as u16 - 1;
 
 /// One controller. See the module's text.
@@ -65,6 +75,12 @@ pub struct Initiator {
     effects: Vec<Effect>,
     own: Vec<Event>,
     was_live: bool,
+    /// How often it went live.
+    lives: u64,
+    /// An event request is out.
+    listening: bool,
+    /// A look at the namespace after a change is under way: its step, and what was learnt by then.
+    look: Option<(Step, Facts)>,
     lost_at: Nanos,
     attempts: u32,
     last_loss: Option<Lost>,
@@ -85,6 +101,9 @@ impl Initiator {
             effects: Vec::new(),
             own: Vec::new(),
             was_live: false,
+            lives: 0,
+            listening: false,
+            look: None,
             lost_at: now,
             attempts: 0,
             last_loss: None,
@@ -113,6 +132,11 @@ impl Initiator {
     /// What is known of the controller and its namespace, once it was live.
     pub fn facts(&self) -> Option<&Facts> {
         self.was_live.then_some(&self.facts)
+    }
+
+    /// How often it went live: two commands of one life met the same controller.
+    pub fn lives(&self) -> u64 {
+        self.lives
     }
 
     /// The settings.
@@ -192,9 +216,7 @@ impl Initiator {
         let Initiator { queues, pool, own, .. } = self;
         let Some(machine) = queues.get_mut(usize::from(queue)) else { return bytes.len() };
         let result = machine.receive(bytes, pool, &mut |event| match event {
-            Event::Done(done) if done.kind != Kind::Own => {
-                sink(done.token, answer(done.kind, &done.cqe, done.data, done.digest_ok));
-            }
+            Event::Done(done) if !done.kind.is_own() => sink(done.token, answer(done)),
             own_event => own.push(own_event),
         });
         if !self.own.is_empty() {
@@ -255,8 +277,8 @@ impl Initiator {
                         return self.lose(now, Lost::TimedOut, sink);
                     }
                 }
-                if alive_at <= now && self.queues[0].room() > 0 {
-                    self.own_command(0, setup::keep_alive(), now);
+                if alive_at <= now && self.queues[0].room() > ADMIN_RESERVE {
+                    self.own_command(0, setup::keep_alive(), KEEP_ALIVE, now);
                     self.state = State::Live { alive_at: now + Nanos(self.settings.keep_alive.0 / 2) };
                 }
             }
@@ -272,10 +294,16 @@ impl Initiator {
             State::Waiting { until } => until,
             State::Setting { deadline, again_at, .. } => again_at.unwrap_or(deadline).min(deadline),
             State::Queues { deadline, .. } | State::Draining { deadline, .. } => deadline,
-            State::Live { alive_at } if self.queues.iter().all(|queue| queue.in_flight() == 0) => alive_at,
+            State::Live { alive_at } if self.is_idle() => alive_at,
             State::Live { alive_at } => alive_at.min(self.check_at),
             State::Over(_) => Nanos::NEVER,
         }
+    }
+
+    /// Whether no command waits for an answer that is due: an event request may wait for ever.
+    fn is_idle(&self) -> bool {
+        let waiting = self.queues.iter().map(Queue::in_flight).sum::<usize>();
+        waiting == usize::from(self.listening)
     }
 
     fn check_every(&self) -> Nanos {
@@ -285,6 +313,7 @@ impl Initiator {
     /// Begins to connect.
     fn start(&mut self, now: Nanos) {
         self.queues.clear();
+        (self.listening, self.look) = (false, None);
         self.queues.push(self.new_queue(ADMIN_DEPTH));
         self.effects.push(Effect::Open(0));
         let deadline = now + self.settings.connect_timeout;
@@ -298,12 +327,15 @@ impl Initiator {
 
     fn ask(&mut self, step: Step, now: Nanos) {
         let command = setup::request(step, &self.settings);
-        self.own_command(0, command, now);
+        self.own_command(0, command, LOOK, now);
     }
 
-    fn own_command(&mut self, queue: u16, command: Prepared<'_>, now: Nanos) {
-        let deadline = now + self.settings.command_timeout;
-        self.queues[usize::from(queue)].submit(command, 0, deadline, &self.pool);
+    fn own_command(&mut self, queue: u16, command: Prepared<'_>, token: u64, now: Nanos) {
+        let deadline = match command.kind {
+            Kind::Event => Nanos::NEVER,
+            _ => now + self.settings.command_timeout,
+        };
+        self.queues[usize::from(queue)].submit(command, token, deadline, &self.pool);
     }
 
     /// An initialised connection, or the answer to a command of our own.
@@ -317,7 +349,9 @@ impl Initiator {
         match (self.state, event) {
             (State::Setting { step: Step::Connect, .. }, Event::Opened) => self.ask(Step::Connect, now),
             (State::Setting { step, deadline, .. }, Event::Done(done)) => {
-                match setup::next(step, &done.cqe, &done.data, &self.settings, &mut self.facts) {
+                let before = if self.was_live { self.facts.blocks } else { None };
+                let next = setup::next(step, &done.cqe, &done.data, &self.settings, &mut self.facts);
+                match next.and_then(|next| is_still(before, self.facts.blocks).map(|()| next)) {
                     Ok(Next::Step(step)) => {
                         self.state = State::Setting { step, deadline, again_at: None };
                         self.ask(step, now);
@@ -333,7 +367,7 @@ impl Initiator {
             (State::Queues { .. }, Event::Opened) => {
                 let entries = u32::from(self.facts.depth(self.settings.depth)) + 1;
                 let connect = setup::connect(queue, entries, self.facts.controller_id, &self.settings);
-                self.own_command(queue, connect, now);
+                self.own_command(queue, connect, LOOK, now);
             }
             (State::Queues { left, deadline }, Event::Done(done)) => {
                 let status = done.cqe.status();
@@ -346,11 +380,15 @@ impl Initiator {
                     self.go_live(now);
                 }
             }
-            (State::Live { .. }, Event::Done(done)) if !done.cqe.status().is_success() => {
-                self.lose(now, Lost::Setup(done.cqe.status()), sink);
+            (State::Live { .. }, Event::Done(done)) => {
+                if let Err(lost) = self.live_answer(now, &done) {
+                    self.lose(now, lost, sink);
+                }
             }
-            (State::Draining { shutting_down: true, .. }, Event::Done(_)) => self.end(None, sink),
-            // A keep alive was answered; or the controller was lost within the same bytes.
+            (State::Draining { shutting_down: true, .. }, Event::Done(done)) if done.token == SHUTDOWN => {
+                self.end(None, sink);
+            }
+            // Nobody needs the answer any more; or the controller was lost within the same bytes.
             (
                 State::Live { .. }
                 | State::Draining { .. }
@@ -359,6 +397,55 @@ impl Initiator {
                 | State::Setting { .. },
                 Event::Done(_) | Event::Opened,
             ) => {}
+        }
+    }
+
+    /// The answer to a command of our own while live.
+    fn live_answer(&mut self, now: Nanos, done: &Done) -> Result<(), Lost> {
+        let status = done.cqe.status();
+        match done.token {
+            EVENT => {
+                self.listening = false;
+                if status.is_success() {
+                    // Whatever it is about: reading the list lets the next change be told.
+                    self.own_command(0, setup::changed_namespaces(), CHANGED, now);
+                }
+                Ok(())
+            }
+            // A controller that has no such list may still have told the truth.
+            CHANGED => {
+                self.look = Some((Step::Namespaces, self.facts.clone()));
+                self.ask(Step::Namespaces, now);
+                Ok(())
+            }
+            LOOK => self.look_on(now, done),
+            _ if status.is_success() => Ok(()),
+            _ => Err(Lost::Setup(status)),
+        }
+    }
+
+    /// Goes on looking whether the namespace is there, and is what it was.
+    fn look_on(&mut self, now: Nanos, done: &Done) -> Result<(), Lost> {
+        let Some((step, mut facts)) = self.look.take() else { return Ok(()) };
+        match setup::next(step, &done.cqe, &done.data, &self.settings, &mut facts)? {
+            Next::Step(next @ (Step::Descriptors | Step::Namespace | Step::Blocks)) => {
+                self.look = Some((next, facts));
+                self.ask(next, now);
+            }
+            Next::Step(_) | Next::Wait | Next::Done => {
+                is_still(self.facts.blocks, facts.blocks)?;
+                self.facts = facts;
+                self.listen(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the controller tell of the next change.
+    fn listen(&mut self, now: Nanos) {
+        if self.facts.tells_changes && !self.listening {
+            self.listening = true;
+            self.own_command(0, setup::event_request(), EVENT, now);
         }
     }
 
@@ -373,10 +460,12 @@ impl Initiator {
 
     fn go_live(&mut self, now: Nanos) {
         self.was_live = true;
+        self.lives += 1;
         self.attempts = 0;
         self.last_loss = None;
         self.check_at = now + self.check_every();
         self.state = State::Live { alive_at: now + Nanos(self.settings.keep_alive.0 / 2) };
+        self.listen(now);
     }
 
     /// Sends the shutdown when the last answer has come.
@@ -385,7 +474,7 @@ impl Initiator {
             && self.in_flight() == 0
         {
             let sqe = setup::set_configuration(Configuration::ENABLED.with_shutdown());
-            self.queues[0].submit(Prepared::own(sqe, 0), 0, deadline, &self.pool);
+            self.queues[0].submit(Prepared::own(sqe, 0), SHUTDOWN, deadline, &self.pool);
             self.state = State::Draining { deadline, shutting_down: true };
         }
     }
@@ -418,7 +507,7 @@ impl Initiator {
         for (index, queue) in self.queues.iter_mut().enumerate() {
             self.effects.push(Effect::Close(index as u16));
             queue.abandon(|orphan| {
-                if orphan.kind == Kind::Own {
+                if orphan.kind.is_own() {
                     return;
                 }
                 let unknown = orphan.sent && !orphan.kind.is_repeatable();
@@ -426,5 +515,14 @@ impl Initiator {
                 sink(orphan.token, Err(error));
             });
         }
+    }
+}
+
+/// Whether a namespace of blocks is what it was before.
+fn is_still(before: Option<Blocks>, now: Option<Blocks>) -> Result<(), Lost> {
+    match (before, now) {
+        (Some(before), Some(now)) if now.is_still(&before) => Ok(()),
+        (None, _) => Ok(()),
+        (Some(_), _) => Err(Lost::OtherNamespace),
     }
 }

@@ -1,4 +1,4 @@
-//! The initiator: stores into and reads from a Key Value namespace over NVMe/TCP.
+//! The initiator: uses a namespace of keys and values, or of blocks, over NVMe/TCP.
 //!
 //! Three ways in, each on top of the next: [`blocking::Client`] and [`Client`] (async, any executor) own an
 //! I/O thread; [`Session`] is polled by whoever owns the core (the load generator, the simulator); the
@@ -16,20 +16,26 @@
 //! - [`settings`]: what a client may be told, with defaults.
 //! - [`error`]: what can go wrong, and which of it may have happened all the same.
 //! - [`request`]: commands and answers, and how they become queue entries and come back.
+//! - `block`: commands on blocks.
 //! - [`outbox`]: bytes that wait to be sent; values are referenced, not copied.
 //! - [`queue`]: machine of one queue on one TCP connection: PDUs, transfers, digests.
 //! - [`setup`]: the order in which a controller is set up, as a table.
 //! - [`initiator`]: machine of one controller: its queues, keep alive, loss and reconnection.
 //! - [`session`]: the machine on sockets.
+//! - [`remote`]: a namespace of blocks as a [`octokv_flash::Device`], for an engine on this side.
+//! - [`planted`]: bugs for tests of the tests.
 //! - `thread`: the I/O thread of a [`Client`], which repeats what is safe to repeat.
 //! - [`client`], [`blocking`]: the front doors.
 
+mod block;
 pub mod blocking;
 pub mod client;
 pub mod error;
 pub mod initiator;
 pub mod outbox;
+pub mod planted;
 pub mod queue;
+pub mod remote;
 pub mod request;
 pub mod session;
 pub mod settings;
@@ -40,8 +46,9 @@ pub mod url;
 pub use client::Client;
 pub use error::{Error, Lost};
 pub use octokv_wire::kv::StoreMode;
+pub use remote::{Remote, RemoteDevice};
 pub use request::{Answer, Command, Value};
 pub use session::{Rejected, Session};
 pub use settings::{Reconnect, Settings};
-pub use setup::Facts;
+pub use setup::{Blocks, Facts};
 pub use url::Url;

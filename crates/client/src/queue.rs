@@ -11,8 +11,8 @@
 //!                               └──completion before all was sent──▶ Leaving ──all sent──▶ Free
 //! ```
 //! Invariants: a slot's value lives until no part of it waits in the outbox; data from the peer goes
-//! only where a waiting command has room for it, in order; whatever the peer sends, a [`Lost`] is the
-//! worst. Tested with a scripted peer in `tests/queue.rs` and with the real target in `tests/target.rs`.
+//! only where a waiting command has room for it, in order; success is not believed of a command whose data has
+//! not left; whatever the peer sends, a [`Lost`] is the worst. Tested with a scripted peer in `tests/queue.rs` and with the real target in `tests/target.rs`.
 
 use crate::error::Lost;
 use crate::outbox::{COPY_BYTES_MAX, Outbox};
@@ -45,6 +45,8 @@ pub struct Done {
     pub data: Data,
     /// Whether the data's digests, where there were any, were right.
     pub digest_ok: bool,
+    /// The buffer whose data the command carried, unless parts of it are still being sent.
+    pub host: Option<Buffer>,
 }
 
 /// A command that a lost connection leaves without an answer.
@@ -73,6 +75,13 @@ impl Payload {
             Payload::Buffer { buffer, from, to } => &buffer[*from..*to],
         }
     }
+
+    fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Payload::None | Payload::Shared(_) => None,
+            Payload::Buffer { buffer, .. } => Some(buffer),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +106,8 @@ struct Slot {
     transfer_bytes: u32,
     asked_bytes: u32,
     unsent_parts: u32,
+    /// Where what is to be sent of it so far ends in the stream of sent bytes.
+    ends_at: u64,
     incoming: Option<Buffer>,
     incoming_bytes: u32,
     received_bytes: u32,
@@ -116,6 +127,7 @@ impl Slot {
             transfer_bytes: 0,
             asked_bytes: 0,
             unsent_parts: 0,
+            ends_at: 0,
             incoming: None,
             incoming_bytes: 0,
             received_bytes: 0,
@@ -222,7 +234,7 @@ impl Queue {
     pub fn submit(&mut self, command: Prepared<'_>, token: u64, deadline: Nanos, pool: &Pool) {
         let index = self.free.pop().expect("the caller looked for room");
         let host_bytes = command.host_bytes();
-        let Prepared { mut sqe, kind, key, value, incoming_bytes } = command;
+        let Prepared { mut sqe, kind, key, value, incoming_bytes, into } = command;
         let in_capsule = host_bytes > 0 && host_bytes <= self.capsule_data_bytes as usize;
         sqe.command_id.set(index);
         sqe.sgl = match (host_bytes, in_capsule) {
@@ -234,9 +246,11 @@ impl Queue {
         let capsule_bytes = if in_capsule { host_bytes } else { 0 };
         let link = self.link;
         self.outbox.append(|staging| pdu::encode_command(&sqe, capsule_bytes, &link, staging));
-        let small = |value: &Value<'_>| value.bytes().len() <= COPY_BYTES_MAX;
+        let small = value.as_ref().is_none_or(|value| value.bytes().len() <= COPY_BYTES_MAX);
         let (payload, copied) = match value {
-            Some(value) if in_capsule && small(&value) => (Payload::None, Some(value)),
+            // A buffer goes back to its owner with the answer.
+            Some(value @ Value::Buffer { .. }) => (keep(value, pool), None),
+            Some(value) if in_capsule && small => (Payload::None, Some(value)),
             Some(value) => (keep(value, pool), None),
             None => (Payload::None, None),
         };
@@ -249,6 +263,7 @@ impl Queue {
             key,
             payload,
             transfer_bytes: if in_capsule { 0 } else { host_bytes as u32 },
+            incoming: into,
             incoming_bytes,
             ..Slot::free()
         };
@@ -257,6 +272,7 @@ impl Queue {
         } else if in_capsule {
             self.put_data(index, 0, host_bytes);
         }
+        self.slots[usize::from(index)].ends_at = self.outbox.put_total();
     }
 
     /// In-capsule data that is copied whole: the key and a small value.
@@ -391,7 +407,7 @@ impl Queue {
         match (frame.header(bytes).map_err(Lost::Fault)?, self.open) {
             (Header::Response(cqe), true) => {
                 let (cqe, index) = (*cqe, cqe.command_id.get());
-                if !self.is_waiting(index) {
+                if !self.is_waiting(index) || (cqe.status().is_success() && !self.is_all_sent(index)) {
                     return Err(Lost::Fault(Fault::CommandId { command_id: index }));
                 }
                 self.complete(index, cqe, sink);
@@ -431,6 +447,12 @@ impl Queue {
 
     fn is_waiting(&self, index: u16) -> bool {
         self.slots.get(usize::from(index)).is_some_and(|slot| slot.state == Use::Waiting)
+    }
+
+    /// Whether a command's data has left, all of it: none can be carried out before.
+    fn is_all_sent(&self, index: u16) -> bool {
+        let slot = &self.slots[usize::from(index)];
+        slot.asked_bytes == slot.transfer_bytes && self.outbox.sent_total() >= slot.ends_at
     }
 
     #[inline]
@@ -494,25 +516,29 @@ impl Queue {
             self.put_data(index, offset as usize, bytes as usize);
             offset += bytes;
         }
+        self.slots[usize::from(index)].ends_at = self.outbox.put_total();
         Ok(())
     }
 
     #[inline]
     fn complete(&mut self, index: u16, cqe: Cqe, sink: &mut impl FnMut(Event)) {
         let slot = &mut self.slots[usize::from(index)];
+        let leaving = slot.unsent_parts > 0;
+        let payload =
+            if leaving { Payload::None } else { std::mem::replace(&mut slot.payload, Payload::None) };
         let done = Done {
             token: slot.token,
             kind: slot.kind,
             cqe,
             data: Data::new(slot.incoming.take(), slot.received_bytes as usize),
             digest_ok: slot.digest_ok,
+            host: payload.into_buffer(),
         };
-        if slot.unsent_parts > 0 {
+        if leaving {
             slot.state = Use::Leaving;
         } else {
             slot.state = Use::Free;
             slot.key = None;
-            slot.payload = Payload::None;
             self.free.push(index);
         }
         sink(Event::Done(done));

@@ -2,13 +2,17 @@
 //!
 //! Keys of up to 16 bytes go by the standard commands; longer ones, and what only the extension can say
 //! (a value's length without the value, long keys in a listing), by octokv's vendor commands where the
-//! controller announces them.
+//! controller announces them. Commands on blocks are those of the NVM command set (`block`). A command that is
+//! not of the namespace's command set is refused here.
 
+use crate::block;
 use crate::error::Error;
+use crate::queue::Done;
 use crate::setup::Facts;
-use octokv_base::{Buffer, Key, NamespaceId};
+use octokv_base::{Buffer, Key, Lba, NamespaceId};
 use octokv_wire::kv::{self, StoreMode, StoreOptions};
-use octokv_wire::{Cqe, Sqe, Status, extension};
+use octokv_wire::nvm::Range;
+use octokv_wire::{Sqe, Status, extension};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -78,8 +82,50 @@ pub enum Command<'a> {
         /// Bytes of the list.
         limit_bytes: u32,
     },
-    /// Make everything acknowledged durable.
+    /// Make everything acknowledged durable; of a namespace of either kind.
     Flush,
+    /// Read blocks.
+    Read {
+        /// Which.
+        range: Range,
+        /// Where to put them; its length is theirs. None for a buffer of the session's pool.
+        into: Option<Buffer>,
+    },
+    /// Write blocks.
+    Write {
+        /// The first.
+        lba: Lba,
+        /// Whole blocks.
+        data: Value<'a>,
+        /// Answer only when they are durable.
+        force_unit_access: bool,
+    },
+    /// Compare blocks with data.
+    Compare {
+        /// The first.
+        lba: Lba,
+        /// Whole blocks.
+        data: Value<'a>,
+    },
+    /// Make blocks read as zeros.
+    WriteZeroes {
+        /// Which.
+        range: Range,
+        /// Answer only when that is durable.
+        force_unit_access: bool,
+        /// Their space may be given back.
+        deallocate: bool,
+    },
+    /// Say that what blocks hold is not wanted any more.
+    Deallocate {
+        /// Which; at most 256 ranges.
+        ranges: &'a [Range],
+    },
+    /// See whether blocks can be read.
+    Verify {
+        /// Which.
+        range: Range,
+    },
 }
 
 /// Bytes that came with an answer. Dropping it gives the memory back to the session's pool.
@@ -92,6 +138,13 @@ pub struct Data {
 impl Data {
     pub(crate) fn new(buffer: Option<Buffer>, bytes: usize) -> Data {
         Data { buffer, bytes }
+    }
+
+    /// The buffer that they came into: the caller's, where one was given. None where no bytes came.
+    pub fn into_buffer(self) -> Option<Buffer> {
+        let mut buffer = self.buffer?;
+        buffer.set_len(self.bytes);
+        Some(buffer)
     }
 }
 
@@ -138,6 +191,26 @@ pub enum Answer {
     NotFound,
     /// There is a value already, and the Store was add only.
     AlreadyExists,
+    /// The blocks that were read, all of them.
+    Blocks {
+        /// What they hold.
+        data: Data,
+    },
+    /// The blocks are written, zeroed or given up.
+    Written {
+        /// The buffer that they were sent from, where they were.
+        buffer: Option<Buffer>,
+    },
+    /// The blocks can be read; or they hold what they were compared with.
+    Verified,
+    /// The blocks hold something else than they were compared with.
+    Different,
+    /// Of commands on blocks: the node was busy, or the data's digest was wrong. Nothing was done, or what
+    /// came is of no use: ask again.
+    Again {
+        /// What was to be written, where it came in a buffer, or what was to be read into.
+        buffer: Option<Buffer>,
+    },
 }
 
 /// What a command in flight is for.
@@ -163,14 +236,44 @@ pub enum Kind {
     List,
     /// [`Command::Flush`].
     Flush,
+    /// An event request: it has no deadline.
+    Event,
+    /// [`Command::Read`] of so many bytes.
+    Read {
+        /// All of the blocks.
+        bytes: u32,
+    },
+    /// [`Command::Write`].
+    Write,
+    /// [`Command::Compare`].
+    Compare,
+    /// [`Command::WriteZeroes`] or [`Command::Deallocate`].
+    Change,
+    /// [`Command::Verify`].
+    Verify,
 }
 
 impl Kind {
+    /// Whether it is the initiator's own.
+    pub fn is_own(self) -> bool {
+        matches!(self, Kind::Own | Kind::Event)
+    }
+
+    /// Whether it is a command on blocks.
+    pub fn is_of_blocks(self) -> bool {
+        match self {
+            Kind::Read { .. } | Kind::Write | Kind::Compare | Kind::Change | Kind::Verify => true,
+            Kind::Own | Kind::Event | Kind::Flush => false,
+            Kind::Store | Kind::Retrieve { .. } | Kind::Delete | Kind::Exist { .. } | Kind::List => false,
+        }
+    }
+
     /// Whether carrying it out twice, or not knowing whether it was, harms nobody.
     pub fn is_repeatable(self) -> bool {
         match self {
             Kind::Retrieve { .. } | Kind::Exist { .. } | Kind::List | Kind::Flush => true,
-            Kind::Store | Kind::Delete | Kind::Own => false,
+            Kind::Read { .. } | Kind::Compare | Kind::Verify => true,
+            Kind::Store | Kind::Delete | Kind::Write | Kind::Change | Kind::Own | Kind::Event => false,
         }
     }
 }
@@ -188,19 +291,36 @@ pub struct Prepared<'a> {
     pub value: Option<Value<'a>>,
     /// The most data that may come back, in bytes.
     pub incoming_bytes: u32,
+    /// Where to put it, if not into a buffer of the pool.
+    pub into: Option<Buffer>,
 }
 
 impl<'a> Prepared<'a> {
     /// A command without data of the host's, of the initiator itself.
     pub fn own(sqe: Sqe, incoming_bytes: u32) -> Prepared<'a> {
-        Prepared { sqe, kind: Kind::Own, key: None, value: None, incoming_bytes }
+        Prepared::without_data(sqe, Kind::Own, incoming_bytes)
+    }
+
+    /// A command without data of the host's.
+    pub fn without_data(sqe: Sqe, kind: Kind, incoming_bytes: u32) -> Prepared<'a> {
+        Prepared { sqe, kind, key: None, value: None, incoming_bytes, into: None }
     }
 
     /// The entry and data of a command, for a namespace of these facts.
     ///
     /// # Errors
-    /// [`Error::KeyBytes`] or [`Error::ValueBytes`].
+    /// What is wrong with it.
     pub fn new(command: Command<'a>, namespace: NamespaceId, facts: &Facts) -> Result<Prepared<'a>, Error> {
+        if let Command::Flush = command {
+            return Ok(standard(&kv::Command::Flush, Kind::Flush, 0, namespace));
+        }
+        match &facts.blocks {
+            Some(blocks) => block::prepare(command, namespace, facts, blocks),
+            None => Prepared::of_keys(command, namespace, facts),
+        }
+    }
+
+    fn of_keys(command: Command<'a>, namespace: NamespaceId, facts: &Facts) -> Result<Prepared<'a>, Error> {
         match command {
             Command::Store { key, value, mode } => store(key, value, mode, namespace, facts),
             Command::Retrieve { key, limit_bytes } => {
@@ -243,6 +363,12 @@ impl<'a> Prepared<'a> {
                 Ok(standard(&command, Kind::List, limit_bytes, namespace))
             }
             Command::Flush => Ok(standard(&kv::Command::Flush, Kind::Flush, 0, namespace)),
+            Command::Read { .. }
+            | Command::Write { .. }
+            | Command::Compare { .. }
+            | Command::WriteZeroes { .. }
+            | Command::Deallocate { .. }
+            | Command::Verify { .. } => Err(Error::NotBlocks),
         }
     }
 
@@ -285,7 +411,7 @@ fn store<'a>(
 }
 
 fn standard<'a>(command: &kv::Command, kind: Kind, incoming_bytes: u32, to: NamespaceId) -> Prepared<'a> {
-    Prepared { sqe: command.encode(0, to), kind, key: None, value: None, incoming_bytes }
+    Prepared::without_data(command.encode(0, to), kind, incoming_bytes)
 }
 
 fn long<'a>(
@@ -296,17 +422,21 @@ fn long<'a>(
     to: NamespaceId,
 ) -> Prepared<'a> {
     let key = (!key.is_empty()).then_some(key);
-    Prepared { sqe: command.encode(0, to), kind, key, value: None, incoming_bytes }
+    Prepared { key, ..Prepared::without_data(command.encode(0, to), kind, incoming_bytes) }
 }
 
 /// The answer of a completion and the data that came before it.
 ///
 /// # Errors
 /// What the node's status, or the lack of data, means.
-pub fn answer(kind: Kind, cqe: &Cqe, data: Data, digest_ok: bool) -> Result<Answer, Error> {
+pub fn answer(done: Done) -> Result<Answer, Error> {
+    let Done { kind, cqe, data, digest_ok, host, .. } = done;
     let (status, dw0) = (cqe.status(), cqe.dw0.get());
+    if kind.is_of_blocks() && (is_for_now(status) || (status.is_success() && !digest_ok)) {
+        return Ok(Answer::Again { buffer: host.or(data.buffer) });
+    }
     if !status.is_success() {
-        return refusal(status);
+        return refusal(kind, status);
     }
     if !digest_ok {
         return Err(Error::DataDigest);
@@ -323,12 +453,33 @@ pub fn answer(kind: Kind, cqe: &Cqe, data: Data, digest_ok: bool) -> Result<Answ
         Kind::Delete => Answer::Deleted,
         Kind::Exist { with_length } => Answer::Exists { value_bytes: with_length.then_some(dw0) },
         Kind::List => Answer::Keys { list: data },
-        Kind::Flush | Kind::Own => Answer::Flushed,
+        Kind::Flush | Kind::Own | Kind::Event => Answer::Flushed,
+        Kind::Read { bytes } if data.len() as u32 != bytes => {
+            return Err(Error::DataLength { said: bytes, came: data.len() as u32 });
+        }
+        Kind::Read { .. } => Answer::Blocks { data },
+        Kind::Write | Kind::Change => Answer::Written { buffer: host },
+        Kind::Compare | Kind::Verify => Answer::Verified,
     })
 }
 
-fn refusal(status: Status) -> Result<Answer, Error> {
+/// Whether the same command may succeed a little later.
+fn is_for_now(status: Status) -> bool {
+    let passing =
+        [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED, Status::TRANSIENT_TRANSPORT_ERROR];
+    passing.into_iter().any(|passing| status.is(passing))
+}
+
+fn refusal(kind: Kind, status: Status) -> Result<Answer, Error> {
     let plain = Status::new(status.code_type(), status.code());
+    if kind.is_of_blocks() {
+        // The codes from 80h on mean other things than for keys.
+        return match plain {
+            block::COMPARE_FAILURE => Ok(Answer::Different),
+            Status::MEDIA_UNRECOVERED_READ => Err(Error::Unrecovered),
+            _ => Err(Error::Status(status)),
+        };
+    }
     Err(match plain {
         Status::KV_KEY_DOES_NOT_EXIST => return Ok(Answer::NotFound),
         Status::KV_KEY_EXISTS => return Ok(Answer::AlreadyExists),
@@ -343,6 +494,7 @@ fn refusal(status: Status) -> Result<Answer, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use octokv_wire::Cqe;
     use octokv_wire::extension::Announcement;
 
     fn key(bytes: usize) -> Key {
@@ -383,14 +535,16 @@ mod tests {
 
     #[test]
     fn statuses_become_answers_or_errors() {
-        let of = |status: Status| answer(Kind::Store, &Cqe::new(0, 0, status, 0, 0), Data::default(), true);
+        let done =
+            |kind, cqe| Done { token: 0, kind, cqe, data: Data::default(), digest_ok: true, host: None };
+        let of = |status: Status| answer(done(Kind::Store, Cqe::new(0, 0, status, 0, 0)));
         assert!(matches!(of(Status::SUCCESS), Ok(Answer::Stored)));
         assert!(matches!(of(Status::KV_KEY_DOES_NOT_EXIST.do_not_retry()), Ok(Answer::NotFound)));
         assert!(matches!(of(Status::KV_KEY_EXISTS), Ok(Answer::AlreadyExists)));
         assert_eq!(of(Status::KV_CAPACITY_EXCEEDED).unwrap_err(), Error::CapacityExceeded);
         assert_eq!(of(Status::INVALID_FIELD).unwrap_err(), Error::Status(Status::INVALID_FIELD));
         let cqe = Cqe::new(0, 0, Status::SUCCESS, 10, 0);
-        let short = answer(Kind::Retrieve { limit_bytes: 100 }, &cqe, Data::default(), true);
+        let short = answer(done(Kind::Retrieve { limit_bytes: 100 }, cqe));
         assert_eq!(short.unwrap_err(), Error::DataLength { said: 10, came: 0 });
     }
 }

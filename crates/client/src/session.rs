@@ -86,9 +86,19 @@ impl<S: Sockets> Session<S> {
         self.address
     }
 
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        self.initiator.settings()
+    }
+
     /// What is known of the controller and namespace, once it was live.
     pub fn facts(&self) -> Option<&Facts> {
         self.initiator.facts()
+    }
+
+    /// How often it went live: two commands of one life met the same controller.
+    pub fn lives(&self) -> u64 {
+        self.initiator.lives()
     }
 
     /// How many commands can be submitted now.

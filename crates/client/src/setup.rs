@@ -2,19 +2,20 @@
 //!
 //! ```text
 //! Connect ▶ Capabilities ▶ Enable ▶ Ready (again until CSTS.RDY) ▶ Controller ▶ Namespaces
-//!         ▶ Descriptors ▶ Namespace ▶ Queues ▶ (the I/O queues connect) ▶ live
+//!         ▶ Descriptors ▶ Namespace, of keys or Blocks ▶ Events ▶ Queues ▶ (the I/O queues connect) ▶ live
 //! ```
-//! [`request`] and [`next`] are pure: the initiator carries them out.
+//! [`request`] and [`next`] are pure: the initiator carries them out. The steps from Namespaces to Blocks are
+//! taken again when the node tells that namespaces changed.
 
 use crate::error::Lost;
 use crate::request::{Kind, Prepared, Value};
 use crate::settings::Settings;
 use octokv_base::NamespaceId;
-use octokv_wire::command::{Sqe, admin, csi, feature};
+use octokv_wire::command::{Sqe, admin, csi, event, feature};
 use octokv_wire::extension::{self, Announcement};
 use octokv_wire::fabrics::{self, Capabilities, Configuration, Connected, ControllerStatus, property};
 use octokv_wire::identify::{self, Descriptor, cns};
-use octokv_wire::{Cqe, Status, kv};
+use octokv_wire::{Cqe, Status, kv, log, nvm};
 
 /// What is known of a controller and its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +42,59 @@ pub struct Facts {
     pub size_bytes: u64,
     /// Bytes of it that are used, when it was connected.
     pub used_bytes: u64,
+    /// What is known of a namespace of blocks; none where it holds keys and values.
+    pub blocks: Option<Blocks>,
+    /// Whether the controller takes Dataset Management.
+    pub deallocates: bool,
+    /// Whether the controller tells of namespaces that changed.
+    pub tells_changes: bool,
+}
+
+/// What is known of a namespace of blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocks {
+    /// Bytes of a block: a power of two from 512 to 65536.
+    pub block_bytes: u32,
+    /// How many there are.
+    pub count: u64,
+    /// The namespace's globally unique identifier; zeros where it has none.
+    pub nguid: [u8; 16],
+}
+
+/// The bit of ONCS that says so.
+const DATASET_MANAGEMENT: u16 = 1 << 2;
+
+/// The smallest and the largest block that we work with, as powers of two.
+const BLOCK_LOG2: std::ops::RangeInclusive<u8> = 9..=16;
+
+impl Blocks {
+    /// The most data of one command: whole blocks, no more than it can name.
+    pub fn command_bytes_max(&self, data_bytes_max: u32) -> u32 {
+        let named = u64::from(nvm::BLOCKS_MAX) * u64::from(self.block_bytes);
+        let most = named.min(u64::from(data_bytes_max)).min(1 << 31);
+        (most - most % u64::from(self.block_bytes)) as u32
+    }
+
+    /// Of the page of a namespace, where its format is one that we can use.
+    fn of(page: &identify::Namespace, data_bytes_max: u32) -> Option<Blocks> {
+        let index = page.format & 0xf | (page.format >> 1) & 0x30;
+        if index > page.formats {
+            return None;
+        }
+        let [low, high, block_log2, _] = page.block_formats[usize::from(index)];
+        if (low, high) != (0, 0) || !BLOCK_LOG2.contains(&block_log2) {
+            return None;
+        }
+        let (block_bytes, count) = (1 << block_log2, page.size.get());
+        count.checked_mul(u64::from(block_bytes)).filter(|&bytes| bytes > 0)?;
+        let blocks = Blocks { block_bytes, count, nguid: page.nguid };
+        (blocks.command_bytes_max(data_bytes_max) > 0).then_some(blocks)
+    }
+
+    /// Whether data that was here before is here still, as far as names and sizes tell.
+    pub fn is_still(&self, before: &Blocks) -> bool {
+        self.nguid == before.nguid && self.block_bytes == before.block_bytes && self.count >= before.count
+    }
 }
 
 impl Facts {
@@ -57,6 +111,9 @@ impl Facts {
             kv_value_bytes_max: 0,
             size_bytes: 0,
             used_bytes: 0,
+            blocks: None,
+            deallocates: false,
+            tells_changes: false,
         }
     }
 
@@ -78,9 +135,24 @@ impl Facts {
         self.data_bytes_max = page.data_bytes_max().map_or(u32::MAX, |most| most.min(1 << 31) as u32);
         self.announcement = page.announcement();
         self.commands_max = page.commands_max.get();
+        self.tells_changes = page.events.get() & event::NAMESPACE_CHANGED_BIT != 0;
+        self.deallocates = page.nvm_commands.get() & DATASET_MANAGEMENT != 0;
+    }
+
+    fn learn_blocks(&mut self, page: &identify::Namespace) -> Result<(), Lost> {
+        if page.size.get() == 0 {
+            // A page of zeros: it was there a step ago and is no more (NVMe Base 2.1, 5.1.13.2.1).
+            return Err(Lost::NoNamespace);
+        }
+        let blocks = Blocks::of(page, self.data_bytes_max).ok_or(Lost::BlockFormat)?;
+        self.size_bytes = blocks.count * u64::from(blocks.block_bytes);
+        self.used_bytes = page.used.get().min(blocks.count) * u64::from(blocks.block_bytes);
+        self.blocks = Some(blocks);
+        Ok(())
     }
 
     fn learn_namespace(&mut self, page: &identify::KvNamespace) {
+        self.blocks = None;
         let format = page.kv_formats[usize::from(page.format & 0xf)];
         self.kv_key_bytes_max = format.key_bytes_max.get();
         self.kv_value_bytes_max = format.value_bytes_max.get();
@@ -148,8 +220,12 @@ pub enum Step {
     Namespaces,
     /// Which command set has it?
     Descriptors,
-    /// Its limits.
+    /// Its limits, where it holds keys and values.
     Namespace,
+    /// Its blocks, where it holds blocks.
+    Blocks,
+    /// Ask to be told of namespaces that change.
+    Events,
     /// Ask for I/O queues.
     Queues,
 }
@@ -182,11 +258,8 @@ pub fn connect(queue_id: u16, entries: u32, controller_id: u16, settings: &Setti
         host: &settings.host,
     };
     Prepared {
-        sqe: fabrics::Command::Connect(command).encode(0),
-        kind: Kind::Own,
-        key: None,
         value: Some(Value::Shared(data.encode().as_slice().into())),
-        incoming_bytes: 0,
+        ..Prepared::own(fabrics::Command::Connect(command).encode(0), 0)
     }
 }
 
@@ -210,6 +283,13 @@ pub fn request(step: Step, settings: &Settings) -> Prepared<'static> {
         }
         Step::Descriptors => identify(cns::DESCRIPTORS, 0, settings.namespace),
         Step::Namespace => identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, settings.namespace),
+        Step::Blocks => identify(cns::NAMESPACE, 0, settings.namespace),
+        Step::Events => {
+            let mut sqe = Sqe::new(admin::SET_FEATURES, 0);
+            sqe.cdw10.set(u32::from(feature::ASYNC_EVENTS));
+            sqe.cdw11.set(event::NAMESPACE_CHANGED_BIT);
+            Prepared::own(sqe, 0)
+        }
         Step::Queues => {
             let mut sqe = Sqe::new(admin::SET_FEATURES, 0);
             let most = u32::from(settings.queues.max(1) - 1);
@@ -231,6 +311,28 @@ pub fn keep_alive() -> Prepared<'static> {
     Prepared::own(Sqe::new(admin::KEEP_ALIVE, 0), 0)
 }
 
+/// An event request, which is answered when there is something to tell.
+pub fn event_request() -> Prepared<'static> {
+    Prepared::without_data(Sqe::new(admin::ASYNC_EVENT_REQUEST, 0), Kind::Event, 0)
+}
+
+/// Reads the list of namespaces that changed, so that the next change is told, too.
+pub fn changed_namespaces() -> Prepared<'static> {
+    let request = log::Request {
+        id: log::id::CHANGED_NAMESPACES,
+        specific: 0,
+        retain_event: false,
+        bytes: CHANGED_BYTES,
+        offset: 0,
+        csi: 0,
+        namespace: NamespaceId(u32::MAX),
+    };
+    Prepared::own(request.encode(0), CHANGED_BYTES as u32)
+}
+
+/// Bytes of that list.
+const CHANGED_BYTES: u64 = 4096;
+
 /// Takes the answer of a step into `facts` and says what follows.
 ///
 /// # Errors
@@ -246,8 +348,15 @@ pub fn next(
     if !status.is_success() {
         return Err(match step {
             Step::Connect => Lost::Refused(status),
-            Step::Descriptors | Step::Namespace if status.is(Status::INVALID_NAMESPACE) => Lost::NoNamespace,
-            Step::Namespace => Lost::NotKeyValue,
+            Step::Descriptors | Step::Namespace | Step::Blocks if status.is(Status::INVALID_NAMESPACE) => {
+                Lost::NoNamespace
+            }
+            Step::Namespace => Lost::CommandSet,
+            Step::Events => {
+                // Nobody is obliged to tell.
+                facts.tells_changes = false;
+                return Ok(Next::Step(Step::Queues));
+            }
             _ => Lost::Setup(status),
         });
     }
@@ -285,15 +394,22 @@ pub fn next(
         }
         Step::Descriptors => {
             let sets = identify::decode_descriptors(data);
-            if !sets.contains(&Descriptor::CommandSet(csi::KEY_VALUE)) {
-                return Err(Lost::NotKeyValue);
+            let has = |set| sets.contains(&Descriptor::CommandSet(set));
+            match (has(csi::KEY_VALUE), has(csi::NVM)) {
+                (true, _) => Step::Namespace,
+                (false, true) => Step::Blocks,
+                (false, false) => return Err(Lost::CommandSet),
             }
-            Step::Namespace
         }
         Step::Namespace => {
             facts.learn_namespace(identify::read(data).ok_or(short)?);
-            Step::Queues
+            after_namespace(facts)
         }
+        Step::Blocks => {
+            facts.learn_blocks(identify::read(data).ok_or(short)?)?;
+            after_namespace(facts)
+        }
+        Step::Events => Step::Queues,
         Step::Queues => {
             let dw0 = cqe.dw0.get();
             let granted = (dw0 & 0xffff).min(dw0 >> 16) + 1;
@@ -302,6 +418,10 @@ pub fn next(
         }
     };
     Ok(Next::Step(following))
+}
+
+fn after_namespace(facts: &Facts) -> Step {
+    if facts.tells_changes { Step::Events } else { Step::Queues }
 }
 
 #[cfg(test)]
@@ -319,6 +439,11 @@ mod tests {
         let mut controller = identify::Controller::zeroed();
         controller.command_capsule_units.set((16384 + 64) / 16);
         controller.data_pages_log2 = 9;
+        controller.events.set(event::NAMESPACE_CHANGED_BIT);
+        let mut block_namespace = identify::Namespace::zeroed();
+        block_namespace.size.set(1000);
+        block_namespace.block_formats[0][2] = 12;
+        let of_blocks = identify::encode_descriptors(&[Descriptor::CommandSet(0)]);
         let list = identify::NamespaceList::above(0, [NamespaceId(1)].into_iter());
         let descriptors = identify::encode_descriptors(&[Descriptor::CommandSet(1)]);
         let mut namespace = identify::KvNamespace::zeroed();
@@ -334,7 +459,11 @@ mod tests {
             (Step::Controller, success(0, 0), controller.as_bytes(), Next::Step(Step::Namespaces)),
             (Step::Namespaces, success(0, 0), list.as_bytes(), Next::Step(Step::Descriptors)),
             (Step::Descriptors, success(0, 0), &descriptors, Next::Step(Step::Namespace)),
-            (Step::Namespace, success(0, 0), namespace.as_bytes(), Next::Step(Step::Queues)),
+            (Step::Descriptors, success(0, 0), &of_blocks, Next::Step(Step::Blocks)),
+            (Step::Blocks, success(0, 0), block_namespace.as_bytes(), Next::Step(Step::Events)),
+            (Step::Namespace, success(0, 0), namespace.as_bytes(), Next::Step(Step::Events)),
+            (Step::Events, success(0, 0), &[], Next::Step(Step::Queues)),
+            (Step::Events, Cqe::new(0, 0, Status::INVALID_FIELD, 0, 0), &[], Next::Step(Step::Queues)),
             (Step::Queues, success(0x0001_0002, 0), &[], Next::Done),
         ];
         for (step, cqe, data, want) in table {
@@ -350,6 +479,8 @@ mod tests {
         let settings = Settings::default();
         let failed = |status| Cqe::new(0, 0, status, 0, 0);
         let nothing = vec![0; identify::PAGE_BYTES];
+        // Eight blocks, of a size that is not said.
+        let odd: Vec<u8> = [&[8], &nothing[1..]].concat();
         let refused = Status::CONNECT_INVALID_HOST;
         let table = [
             (Step::Connect, failed(refused), &[][..], Lost::Refused(refused)),
@@ -358,12 +489,45 @@ mod tests {
             (Step::Enable, failed(Status::INVALID_FIELD), &[], Lost::Setup(Status::INVALID_FIELD)),
             (Step::Controller, success(0, 0), &nothing[1..], Lost::Setup(Status::DATA_TRANSFER_ERROR)),
             (Step::Namespaces, success(0, 0), &nothing, Lost::NoNamespace),
-            (Step::Descriptors, success(0, 0), &nothing, Lost::NotKeyValue),
-            (Step::Namespace, failed(Status::INVALID_FIELD), &[], Lost::NotKeyValue),
+            (Step::Descriptors, success(0, 0), &nothing, Lost::CommandSet),
+            (Step::Namespace, failed(Status::INVALID_FIELD), &[], Lost::CommandSet),
+            (Step::Blocks, success(0, 0), &nothing, Lost::NoNamespace),
+            (Step::Blocks, success(0, 0), &odd, Lost::BlockFormat),
+            (Step::Blocks, failed(Status::INVALID_NAMESPACE), &[], Lost::NoNamespace),
             (Step::Namespace, failed(Status::INVALID_NAMESPACE), &[], Lost::NoNamespace),
         ];
         for (step, cqe, data, want) in table {
             assert_eq!(next(step, &cqe, data, &settings, &mut Facts::unknown()), Err(want), "{step:?}");
         }
+    }
+
+    #[test]
+    fn random_pages_never_panic_and_what_is_taken_makes_sense() {
+        let mut random = octokv_base::Random::new(11);
+        let steps = [Step::Controller, Step::Namespaces, Step::Descriptors, Step::Namespace, Step::Blocks];
+        let mut page = vec![0; identify::PAGE_BYTES];
+        let mut taken = 0;
+        for round in 0..20_000u32 {
+            random.fill(&mut page);
+            if round % 2 == 0 {
+                // Nearly right: no metadata, few blocks, a format that there is.
+                page[..8].copy_from_slice(&random.below(1 << 40).to_le_bytes());
+                (page[25], page[26]) = (63, page[26] & 0x6f);
+                page[128..384].chunks_mut(4).for_each(|format| (format[0], format[1]) = (0, 0));
+            }
+            let cut = if random.one_in(8) { random.below(4097) as usize } else { 4096 };
+            let mut facts = Facts::unknown();
+            for step in steps {
+                let _ = next(step, &success(0, 0), &page[..cut], &Settings::default(), &mut facts);
+            }
+            if let Some(blocks) = facts.blocks {
+                taken += 1;
+                let most = blocks.command_bytes_max(facts.data_bytes_max);
+                assert!(blocks.block_bytes.is_power_of_two() && (512..=65536).contains(&blocks.block_bytes));
+                assert!(most > 0 && most % blocks.block_bytes == 0 && most <= facts.data_bytes_max);
+                assert!(facts.size_bytes > 0 && facts.used_bytes <= facts.size_bytes);
+            }
+        }
+        assert!(taken > 100, "{taken} pages of blocks were right");
     }
 }

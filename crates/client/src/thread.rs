@@ -15,10 +15,11 @@ use crate::session::{Rejected, Session};
 use crate::settings::Settings;
 use crate::setup::Facts;
 use crate::url::Url;
-use octokv_base::{Key, Nanos};
+use octokv_base::{Key, Lba, Nanos};
 use octokv_runtime::real::{now, spawn_thread};
 use octokv_runtime::{Doorbell, Idle, Polling, RealSockets};
 use octokv_wire::kv::StoreMode;
+use octokv_wire::nvm::Range;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -35,6 +36,8 @@ pub(crate) enum Request {
     Exist { key: Key },
     List { start: Key, limit_bytes: u32 },
     Flush,
+    Read { range: Range },
+    Write { lba: Lba, data: Arc<[u8]>, force_unit_access: bool },
 }
 
 impl Request {
@@ -46,6 +49,10 @@ impl Request {
             Request::Exist { key } => Command::Exist { key },
             Request::List { start, limit_bytes } => Command::List { start, limit_bytes },
             Request::Flush => Command::Flush,
+            Request::Read { range } => Command::Read { range, into: None },
+            Request::Write { lba, data, force_unit_access } => {
+                Command::Write { lba, data: Value::Shared(data), force_unit_access }
+            }
         }
     }
 }
@@ -357,7 +364,10 @@ impl Thread {
             let in_time = job.deadline > now;
             match result {
                 Err(Error::Disconnected(_)) if in_time => self.backlog.push_front(job),
-                Err(Error::Busy) if in_time => self.paused.push_back((now + BUSY_PAUSE, job)),
+                Err(Error::Busy) | Ok(Answer::Again { .. }) if in_time => {
+                    self.paused.push_back((now + BUSY_PAUSE, job));
+                }
+                Ok(Answer::Again { .. }) => job.reply.keep(Err(Error::Busy)),
                 result => job.reply.keep(result),
             }
         }

@@ -118,6 +118,10 @@ impl std::error::Error for Fault {}
 pub trait KeySink {
     /// Offers the next key.
     fn offer(&mut self, key: &[u8]) -> bool;
+    /// Waited for before each page of a listing: a listing may be long, and others have commands too.
+    fn turn(&mut self) -> impl Future<Output = ()> {
+        std::future::ready(())
+    }
 }
 
 impl<F: FnMut(&[u8]) -> bool> KeySink for F {

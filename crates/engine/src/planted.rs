@@ -30,40 +30,7 @@ pub enum Bug {
     SkipKeyLock,
 }
 
-#[cfg(feature = "planted-bugs")]
-mod switch {
-    use super::Bug;
-    use std::cell::Cell;
-
-    thread_local! {
-        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
-    }
-
-    /// Plants a bug for this thread, or with `None` takes it out.
-    pub fn plant(bug: Option<Bug>) {
-        PLANTED.set(bug);
-    }
-
-    /// The bug that is planted for this thread.
-    pub fn planted() -> Option<Bug> {
-        PLANTED.get()
-    }
-
-    /// Whether this bug is planted.
-    pub fn is(bug: Bug) -> bool {
-        PLANTED.get() == Some(bug)
-    }
-}
-
-#[cfg(feature = "planted-bugs")]
-pub use switch::{is, plant, planted};
-
-/// Whether this bug is planted: never.
-#[cfg(not(feature = "planted-bugs"))]
-#[inline(always)]
-pub const fn is(_: Bug) -> bool {
-    false
-}
+octokv_base::planted_bugs!(Bug);
 
 /// The bits of a tag that count.
 #[inline(always)]

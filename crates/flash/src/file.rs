@@ -26,6 +26,12 @@ impl FileDevice {
     }
 }
 
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        self.channel.close(self.file);
+    }
+}
+
 impl Device for FileDevice {
     fn geometry(&self) -> Geometry {
         self.geometry

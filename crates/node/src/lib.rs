@@ -1,18 +1,42 @@
-//! One storage node: a device, an engine and a target, run by reactors.
+//! One storage node: devices, engines and a target, run by reactors.
 //!
 //! # Layout
-//! - [`reactor`](mod@reactor): one core's turn: sockets, messages, engine, device, replies. Runs on any driver.
+//! - [`reactor`](mod@reactor): one core's turn: sockets, messages, stores, device, replies. Runs on any driver.
 //! - [`link`]: one connection's bytes between its socket and its machine.
-//! - [`perform`]: one request of a host, carried out by an engine.
-//! - `start`: a node on the kernel's sockets and devices: open, listen, run, stop.
+//! - [`stores`]: which store does the requests of which namespace on a core.
+//! - [`perform`]: one request of a host on keys, carried out by an engine.
+//! - [`pace`]: long flows of one core that take turns.
+//! - [`blocks`], [`ranges`]: one request on blocks, carried out by a device; one writer at a time per range.
+//! - `backing`: what is under a namespace: its device, opened once, and its volume.
+//! - `core`: one core on the kernel's sockets and devices: its turns, and what the node orders.
+//! - `driver`: io_uring or worker threads, decided once, and what is said of it.
+//! - `gate`: how often something that hosts can cause is told.
+//! - `until`: a background task that can be told to end.
+//! - `start`: the node: open, listen, run, add and remove namespaces, stop.
 //! - [`settings`]: what a node is told.
+//! - [`planted`]: bugs for tests of the tests.
 
+mod backing;
+pub mod blocks;
+mod core;
+mod driver;
+mod gate;
 pub mod link;
+pub mod pace;
 pub mod perform;
+pub mod planted;
+pub mod ranges;
 pub mod reactor;
 pub mod settings;
 mod start;
+pub mod stores;
+mod until;
 
+pub use self::core::CoreReport;
+pub use backing::{check_device, namespace_of};
+pub use driver::Unavailable;
+pub use octokv_sys::file::OpenError;
 pub use reactor::{Message, Parts, Turns, reactor};
-pub use settings::{DeviceSettings, EngineKind, NodeSettings};
-pub use start::{RunningNode, StartError, StopError, check_device, namespace_of, start};
+pub use settings::{Content, DeviceSettings, EngineKind, Existing, NamespaceSettings, NodeSettings};
+pub use start::{ANA_GROUPS_MAX, NAMESPACE_ID_MAX};
+pub use start::{ChangeError, NamespaceReport, RunningNode, StartError, StopError, start};

@@ -18,7 +18,10 @@ const IN_PLACE_BYTES_MIN: usize = 16 * 1024;
 
 /// Bytes that the machine takes before what they ask for is carried out: the buffers of a few commands stay in
 /// the core's first caches, where those of a whole receive would not.
-const SLICE_BYTES: usize = 32 * 1024;
+pub(crate) const SLICE_BYTES: usize = 32 * 1024;
+
+/// Memory for bytes that wait which a connection keeps when none do.
+const PENDING_KEEP_BYTES: usize = 64 * 1024;
 
 /// How long a host may take for the last bytes of a connection that has ended.
 const LAST_BYTES: Nanos = Nanos::from_secs(1);
@@ -27,8 +30,10 @@ const LAST_BYTES: Nanos = Nanos::from_secs(1);
 pub struct Link {
     pub(crate) socket: SocketId,
     pub(crate) connection: Connection,
-    /// Received and not taken.
+    /// Received and not taken, from `pending_from` on.
     pending: Vec<u8>,
+    /// Bytes at the head of `pending` that were taken since: moving the rest each time would cost more than taking.
+    pending_from: usize,
     /// The machine would not take what is pending until something of its own ends.
     stalled: bool,
     /// When it was first seen that the connection has ended with bytes to send.
@@ -46,6 +51,7 @@ impl Link {
             socket,
             connection,
             pending: Vec::new(),
+            pending_from: 0,
             stalled: false,
             ended: None,
             socket_closed: false,
@@ -58,14 +64,16 @@ impl Link {
         self.stalled
     }
 
-    /// Receives what the socket has, at most a buffer full, and has the machine take it, a slice at a time:
-    /// after each, `run` carries out what was asked, and says whether there is room for more. True when bytes
-    /// came, or the end.
+    /// Receives what the socket has, at most `bytes_max` and what the buffer holds, and has the machine take it, a
+    /// slice at a time: after each, `run` carries out what was asked, and says whether there is room for more. True
+    /// when bytes came, or the end.
+    #[allow(clippy::too_many_arguments)] // One core's parts, lent for one receive.
     pub fn receive(
         &mut self,
         now: Nanos,
         sockets: &mut impl Sockets,
         buffer: &mut [u8],
+        bytes_max: usize,
         pool: &Pool,
         mut run: impl FnMut(&mut Vec<Request>) -> bool,
         requests: &mut Vec<Request>,
@@ -77,23 +85,25 @@ impl Link {
             run(requests);
             return received;
         }
-        let kept = self.pending.len();
+        let kept = self.pending.len() - self.pending_from;
         if kept + buffer.len() / 4 > buffer.len() {
             // More than any PDU is pending and none of it was taken: only a stall does that.
             self.stalled = true;
             return false;
         }
-        match sockets.receive(self.socket, &mut buffer[kept..]) {
+        let end = buffer.len().min(kept + bytes_max);
+        match sockets.receive(self.socket, &mut buffer[kept..end]) {
             Received::Nothing => false,
             Received::Closed => {
                 self.connection.peer_closed();
                 true
             }
             Received::Bytes(count) => {
-                buffer[..kept].copy_from_slice(&self.pending);
+                buffer[..kept].copy_from_slice(&self.pending[self.pending_from..]);
                 let bytes = &buffer[..kept + count];
                 let taken = self.take(now, bytes, pool, run, requests);
                 self.pending.clear();
+                self.pending_from = 0;
                 self.pending.extend_from_slice(&bytes[taken..]);
                 true
             }
@@ -158,10 +168,22 @@ impl Link {
         if !self.stalled {
             return false;
         }
-        let consumed = self.connection.receive(now, &self.pending, pool, requests);
-        self.stalled = consumed.stalled.is_some();
-        self.pending.drain(..consumed.bytes);
-        if self.pending.is_empty() && self.pending.capacity() > 64 * 1024 {
+        let rest = &self.pending[self.pending_from..];
+        // One slice, as of bytes that have just come: other connections have their turn, too.
+        let slice = &rest[..rest.len().min(SLICE_BYTES)];
+        let mut consumed = self.connection.receive(now, slice, pool, requests);
+        if consumed.bytes == 0 && consumed.stalled.is_none() && slice.len() < rest.len() {
+            // The front of a PDU that ends behind this slice.
+            consumed = self.connection.receive(now, rest, pool, requests);
+        }
+        self.pending_from += consumed.bytes;
+        let left = self.pending.len() - self.pending_from;
+        self.stalled = consumed.stalled.is_some() || (consumed.bytes > 0 && left > 0);
+        if left == 0 || self.pending_from >= left {
+            self.pending.drain(..self.pending_from);
+            self.pending_from = 0;
+        }
+        if self.pending.is_empty() && self.pending.capacity() > PENDING_KEEP_BYTES {
             self.pending = Vec::new();
         }
         consumed.bytes > 0

@@ -1,10 +1,11 @@
-//! One request of a host, carried out by an engine: the operation's words into the engine's and back.
+//! One request on a Key Value namespace, carried out by an engine: the operation's words into the engine's and back.
 //!
 //! In: an operation whose key, lengths and buffers the target has checked. Out: exactly one outcome.
 //! Faults of the world are logged here, once, with key and device; the host gets a status.
 
-use octokv_base::{Key, Nanos, Pool};
-use octokv_engine::{Delete, Engine, Fault, Put, PutMode};
+use crate::pace::{Pace, Place};
+use octokv_base::{Buffer, Key, Nanos, Pool};
+use octokv_engine::{Delete, Engine, Fault, KeySink, Put, PutMode};
 use octokv_runtime::Handle;
 use octokv_target::{Operation, Outcome, StoreMode};
 use octokv_wire::kv::ListWriter;
@@ -26,6 +27,38 @@ pub struct Performer<E> {
     pub handle: Handle,
     /// What the device is called in messages.
     pub device: Rc<str>,
+    /// Listings, which may be long, take turns.
+    pub listings: Pace,
+}
+
+/// A buffer of a core, waited for where there is none at once.
+pub(crate) async fn take_buffer(pool: &Pool, handle: &Handle, bytes: usize) -> Option<Buffer> {
+    let give_up = handle.now() + BUFFER_WAIT;
+    loop {
+        match pool.take(bytes) {
+            None if handle.now() < give_up => handle.sleep(BUFFER_RETRY).await,
+            taken => return taken,
+        }
+    }
+}
+
+/// Where the keys of one listing go.
+struct Listing<'a> {
+    writer: ListWriter<'a>,
+    long_keys: bool,
+    place: Place<'a>,
+    handle: &'a Handle,
+}
+
+impl KeySink for Listing<'_> {
+    fn offer(&mut self, key: &[u8]) -> bool {
+        // A standard command has no way to name a longer key.
+        (!self.long_keys && key.len() > STANDARD_KEY_BYTES) || self.writer.push(key)
+    }
+
+    async fn turn(&mut self) {
+        self.place.turn(self.handle).await;
+    }
 }
 
 impl<E: Engine> Performer<E> {
@@ -65,6 +98,14 @@ impl<E: Engine> Performer<E> {
                 Ok(()) => Outcome::Flushed,
                 Err(fault) => self.failed("flush", &Key::new(&[]).expect("short"), fault),
             },
+            Operation::Read { .. }
+            | Operation::Write { .. }
+            | Operation::Compare { .. }
+            | Operation::WriteZeroes { .. }
+            | Operation::Deallocate { .. }
+            | Operation::Verify { .. } => {
+                unreachable!("the target dispatches on the namespace's command set")
+            }
         }
     }
 
@@ -87,12 +128,13 @@ impl<E: Engine> Performer<E> {
 
     async fn list(&self, start: &Key, limit_bytes: usize, long_keys: bool) -> Outcome {
         let Some(mut buffer) = self.pool.take(limit_bytes) else { return Outcome::Busy };
-        let Some(mut writer) = ListWriter::new(&mut buffer) else { return Outcome::InvalidValueSize };
-        // A standard command has no way to name a longer key.
-        let mut sink = |key: &[u8]| (!long_keys && key.len() > STANDARD_KEY_BYTES) || writer.push(key);
+        let Some(writer) = ListWriter::new(&mut buffer) else { return Outcome::InvalidValueSize };
+        let place = self.listings.enter();
+        let mut sink = Listing { writer, long_keys, place, handle: &self.handle };
         match self.engine.list(start, &mut sink).await {
             Ok(()) => {
-                let bytes = writer.bytes();
+                let bytes = sink.writer.bytes();
+                drop(sink);
                 Outcome::Listing { buffer, bytes }
             }
             Err(fault) => self.failed("list", start, fault),

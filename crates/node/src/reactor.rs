@@ -4,7 +4,7 @@
 //!   turn:  timers ─▶ accept ─▶ mailbox ─▶ sockets (P1) ─▶ requests become engine tasks ─▶ tasks that were woken
 //!          ─▶ device completions (P2) ─▶ tasks that these woke ─▶ outcomes to connections ─▶ one send each
 //! ```
-//! In: a driver (kernel or virtual), an engine, a target. Out: whether the turn did anything. Holds: the
+//! In: a driver (kernel or virtual), the stores of the namespaces, a target. Out: whether the turn did anything. Holds: the
 //! connections of this core and the tasks of their requests. The three stages target, kv and device are
 //! timed apart.
 //!
@@ -12,10 +12,12 @@
 //! its requests is out; what does not fit (tasks, buffers, unsent replies) stops the reading of sockets.
 //! The first core accepts and deals connections to all cores in turn.
 
-use crate::link::Link;
-use crate::perform::Performer;
+use crate::gate::Gate;
+use crate::link::{Link, SLICE_BYTES};
+use crate::planted::{self, Bug};
+use crate::stores::{Removed, Stores};
 use octokv_base::map::Map;
-use octokv_base::{Nanos, Pool};
+use octokv_base::{NamespaceId, Nanos, Pool};
 use octokv_engine::Engine;
 use octokv_runtime::{Channel, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Tasks};
 use octokv_target::{Closing, Connection, Operation, Outcome, Request, Target};
@@ -31,6 +33,9 @@ use std::sync::Arc;
 pub const RECEIVE_BYTES: usize = 1 << 20;
 /// How often a core with connections looks at their deadlines, at the least.
 const TICK: Nanos = Nanos::from_millis(50);
+
+/// Connections that are accepted in one turn, of each listener: a flood of them leaves time for those that are there.
+const ACCEPTS_PER_TURN: usize = 4;
 
 /// What cores tell each other.
 pub enum Message {
@@ -61,8 +66,10 @@ pub struct Parts<S, E> {
     pub handle: Handle,
     /// The subsystem.
     pub target: Arc<Target>,
-    /// The engine, buffers and device of this core.
-    pub performer: Rc<Performer<E>>,
+    /// What does the requests of each namespace on this core.
+    pub stores: Rc<Stores<E>>,
+    /// The buffers of this core.
+    pub pool: Pool,
     /// The most requests at a time.
     pub requests_max: usize,
 }
@@ -71,12 +78,14 @@ pub struct Parts<S, E> {
 struct Job {
     link: u32,
     slot: u32,
+    namespace: NamespaceId,
     operation: Operation,
 }
 
 impl Job {
     fn new(link: u32, request: Request) -> Job {
-        Job { link, slot: request.slot, operation: request.operation }
+        let Request { slot, namespace, operation } = request;
+        Job { link, slot, namespace, operation }
     }
 }
 
@@ -104,8 +113,12 @@ struct Reactor<S, F, M> {
     ready: Vec<SocketId>,
     /// Links that received in this turn.
     news: Vec<u32>,
+    /// How many did in the last turn.
+    talkers: usize,
     requests: Vec<Request>,
     jobs: VecDeque<Job>,
+    /// Namespaces whose stores were taken out since the last turn.
+    removed: Removed,
     tasks: Tasks<F>,
     make: M,
     finished: Rc<RefCell<Vec<Finished>>>,
@@ -117,6 +130,8 @@ struct Reactor<S, F, M> {
     next_core: usize,
     next_tick: Nanos,
     draining: bool,
+    /// What is told of hosts that come and go.
+    gate: Gate,
 }
 
 /// A core as whoever drives it sees it.
@@ -131,17 +146,29 @@ pub trait Turns<S> {
     fn is_drained(&mut self) -> bool;
     /// How many connections this core has.
     fn connections(&self) -> usize;
+    /// How many requests this core has begun and not ended.
+    fn requests(&self) -> usize;
 }
 
 /// Makes a core's reactor.
 pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turns<S> {
     let finished: Rc<RefCell<Vec<Finished>>> = Rc::default();
-    let (performer, done) = (Rc::clone(&parts.performer), Rc::clone(&finished));
+    let (stores, done) = (Rc::clone(&parts.stores), Rc::clone(&finished));
     let make = move |job: Job| {
-        let (performer, done) = (Rc::clone(&performer), Rc::clone(&done));
+        let Job { link, slot, namespace, operation } = job;
+        let (store, done, stores) = (stores.get(namespace), Rc::clone(&done), Rc::clone(&stores));
         async move {
-            let Job { link, slot, operation } = job;
-            let outcome = performer.perform(operation).await;
+            let mut outcome = match store {
+                Some(store) => store.perform(operation).await,
+                // It was removed while the command was on its way here.
+                None => Outcome::NotReady,
+            };
+            if planted::is(Bug::RemoveDropsRequests) && stores.get(namespace).is_none() {
+                return;
+            }
+            if planted::is(Bug::RemoveRefusesRequests) && stores.get(namespace).is_none() {
+                outcome = Outcome::NotReady;
+            }
             done.borrow_mut().push(Finished { link, slot, outcome });
         }
     };
@@ -163,15 +190,17 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         channel: parts.handle.channel(),
         handle: parts.handle,
         target: parts.target,
-        pool: parts.performer.pool.clone(),
+        pool: parts.pool,
         buffer: vec![0; RECEIVE_BYTES].into(),
         links: Vec::new(),
         free_links: Vec::new(),
         by_socket: Map::default(),
         ready: Vec::new(),
         news: Vec::new(),
+        talkers: 0,
         requests: Vec::new(),
         jobs: VecDeque::new(),
+        removed: parts.stores.removed(),
         tasks: Tasks::new(parts.requests_max, doorbell),
         make,
         finished,
@@ -182,12 +211,14 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         next_core: 0,
         next_tick: Nanos::ZERO,
         draining: false,
+        gate: Gate::default(),
     }
 }
 
 impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S, F, M> {
     fn turn(&mut self, now: Nanos) -> bool {
         let mut worked = self.handle.begin_turn(now) > 0;
+        worked |= self.refuse_removed();
         let mut target = self.accept(now);
         target |= self.take_messages(now);
         target |= self.receive(now);
@@ -224,6 +255,10 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S
     fn connections(&self) -> usize {
         self.links.iter().flatten().count()
     }
+
+    fn requests(&self) -> usize {
+        self.jobs.len() + self.tasks.running()
+    }
 }
 
 impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
@@ -234,13 +269,8 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         let mut worked = false;
         for index in 0..self.listeners.len() {
             let (listener, address) = self.listeners[index];
-            while let Some((socket, peer)) = self.sockets.accept(listener) {
-                if !self.target.has_room() {
-                    tracing::warn!(%peer, "refused: connections_max are open");
-                    self.sockets.close(socket);
-                    worked = true;
-                    continue;
-                }
+            for _ in 0..ACCEPTS_PER_TURN {
+                let Some((socket, peer)) = self.sockets.accept(listener) else { break };
                 let local = (self.local_address)(&self.sockets, socket).unwrap_or(address);
                 self.undealt.push_back((socket, local, peer));
                 worked = true;
@@ -273,6 +303,14 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
     }
 
     fn adopt(&mut self, socket: SocketId, local: SocketAddr, peer: SocketAddr, now: Nanos) {
+        // Asked here and not at accept, where those that were not adopted yet do not count.
+        if !self.target.has_room() {
+            if let Some(untold) = self.gate.open(now) {
+                tracing::warn!(%peer, untold, "refused: connections_max are open");
+            }
+            self.sockets.close(socket);
+            return;
+        }
         tracing::info!(%peer, core = self.core, "connected");
         let link = Link::new(socket, Connection::new(Arc::clone(&self.target), local, peer, now));
         let index = self.free_links.pop().unwrap_or_else(|| {
@@ -294,6 +332,8 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         self.sockets.ready(&mut ready);
         let Reactor { sockets, buffer, pool, requests, jobs, tasks, make, links, handle, .. } = self;
         let mut news = std::mem::take(&mut self.news);
+        // One that has the core to itself is received from as much as there is; several have slices in turn.
+        let bytes_max = if self.talkers > 1 { SLICE_BYTES } else { RECEIVE_BYTES };
         for socket in &ready {
             let Some(&index) = self.by_socket.get(socket) else { continue };
             let Some(link) = &mut links[index as usize] else { continue };
@@ -304,17 +344,36 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
                 handle.busy().lap(Stage::Kv, started);
                 jobs.is_empty()
             };
-            if link.receive(now, sockets, buffer, pool, run, requests) {
+            if link.receive(now, sockets, buffer, bytes_max, pool, run, requests) {
                 worked = true;
                 news.push(index);
             }
         }
+        self.talkers = news.len();
         for index in news.drain(..) {
             self.has_news(index);
         }
         self.news = news;
         self.ready = ready;
         worked
+    }
+
+    /// Ends the requests that wait for a task and whose namespace was removed: another may have its identifier when
+    /// their turn comes.
+    fn refuse_removed(&mut self) -> bool {
+        if self.removed.borrow().is_empty() {
+            return false;
+        }
+        let removed = self.removed.take();
+        let finished = &mut *self.finished.borrow_mut();
+        self.jobs.retain(|job| {
+            let stays = !removed.contains(&job.namespace);
+            if !stays {
+                finished.push(Finished { link: job.link, slot: job.slot, outcome: Outcome::NotReady });
+            }
+            stays
+        });
+        true
     }
 
     fn take_requests(&mut self, link: u32) {
@@ -380,7 +439,9 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             link.socket_closed = true;
             self.sockets.close(link.socket);
             self.by_socket.remove(&link.socket);
-            log_end(&link.connection);
+            if let Some(untold) = self.gate.open(self.handle.now()) {
+                log_end(&link.connection, untold);
+            }
             worked = true;
         }
         if link.connection.in_flight() == 0 {
@@ -446,12 +507,17 @@ fn start_jobs<F: Future<Output = ()>>(
     worked
 }
 
-fn log_end(connection: &Connection) {
+/// `untold` such lines were left out before this one.
+fn log_end(connection: &Connection, untold: u64) {
     let (peer, host) = (connection.peer(), connection.host_nqn().unwrap_or("unknown"));
+    if let Some(status) = connection.refused() {
+        tracing::warn!(%peer, host, %status, untold, "a connect was refused");
+        return;
+    }
     match connection.closing_reason() {
         None | Some(Closing::Disconnected | Closing::PeerClosed | Closing::ControllerEnded) => {
-            tracing::info!(%peer, host, "disconnected");
+            tracing::info!(%peer, host, untold, "disconnected");
         }
-        Some(reason) => tracing::warn!(%peer, host, ?reason, "connection refused or ended"),
+        Some(reason) => tracing::warn!(%peer, host, ?reason, untold, "connection refused or ended"),
     }
 }

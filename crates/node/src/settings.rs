@@ -1,10 +1,10 @@
 //! What a node is told when it starts. Checked by [`crate::start`], which names what cannot be.
 
-use octokv_base::Nanos;
+use octokv_base::{NamespaceId, Nanos};
 use octokv_engine::Durability;
 use octokv_engine::hash::FormatSettings;
 use octokv_runtime::{DeviceDriver, Polling};
-use octokv_target::TargetSettings;
+use octokv_target::{AnaState, HealthFacts, Hosts, TargetSettings};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -40,10 +40,57 @@ pub enum EngineKind {
     Hash,
 }
 
+/// What a namespace is made of.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// Keys and values, kept by an engine.
+    KeyValue {
+        /// How a new volume is made.
+        format: FormatSettings,
+    },
+    /// Logical blocks.
+    Blocks {
+        /// Bytes of one: 512 or 4096.
+        block_bytes: u32,
+    },
+}
+
+/// What is done about what a device holds already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// A volume of keys is opened, for keys; anything that does not belong there is refused and left as it is.
+    Check,
+    /// It is given up.
+    GiveUp,
+    /// For blocks: hosts get it as it is.
+    Keep,
+}
+
+/// One namespace of a node.
+#[derive(Clone, Debug)]
+pub struct NamespaceSettings {
+    /// Its identifier.
+    pub id: NamespaceId,
+    /// What holds it.
+    pub device: DeviceSettings,
+    /// What it is made of.
+    pub content: Content,
+    /// What is done about what the device holds already.
+    pub existing: Existing,
+    /// Its group of asymmetric access, 1 to 32.
+    pub ana_group: u32,
+    /// Whether the node starts only with it. One that is not required and whose device cannot be used is told among
+    /// [`RunningNode::offline`](crate::RunningNode::offline).
+    pub required: bool,
+    /// Tells a namespace of blocks from every other that there ever was: a part of its NGUID. A volume of keys has its
+    /// own.
+    pub identity: u64,
+}
+
 /// Everything a node is told.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
-    /// What holds the data.
+    /// What holds namespace 1, of keys.
     pub device: DeviceSettings,
     /// Which engine.
     pub engine: EngineKind,
@@ -51,6 +98,8 @@ pub struct NodeSettings {
     pub format: FormatSettings,
     /// Whether whatever the device holds is given up for a new volume.
     pub reformat: bool,
+    /// The namespaces besides namespace 1.
+    pub namespaces: Vec<NamespaceSettings>,
     /// When writes are acknowledged.
     pub durability: Durability,
     /// Where to listen; port 0 takes any free one.
@@ -73,6 +122,14 @@ pub struct NodeSettings {
     pub requests_max: usize,
     /// The protocol's bounds. Its NQN and its bound on connections are taken from above.
     pub target: TargetSettings,
+    /// Who may connect.
+    pub hosts: Hosts,
+    /// Discovery services that hosts are referred to.
+    pub referrals: Vec<SocketAddr>,
+    /// Groups of asymmetric access that are not optimized.
+    pub ana: Vec<(u32, AnaState)>,
+    /// What the health log tells of the time before this start.
+    pub health: HealthFacts,
     /// How long a stop waits for hosts to take their last replies.
     pub stop_limit: Nanos,
     /// Where a new volume's random numbers come from; `None` asks the system.
@@ -86,6 +143,7 @@ impl Default for NodeSettings {
             engine: EngineKind::Hash,
             format: FormatSettings::default(),
             reformat: false,
+            namespaces: Vec::new(),
             durability: Durability::Flush,
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))],
             cores: vec![0],
@@ -97,6 +155,10 @@ impl Default for NodeSettings {
             connections_max: 1024,
             requests_max: 16 * 1024,
             target: TargetSettings::new(DEFAULT_NQN),
+            hosts: Hosts::Any,
+            referrals: Vec::new(),
+            ana: Vec::new(),
+            health: HealthFacts::default(),
             stop_limit: Nanos::from_secs(2),
             seed: None,
         }

@@ -1,42 +1,46 @@
-//! A node on the kernel's sockets and devices: open the device, recover, listen, run, stop.
+//! A node on the kernel's sockets and devices: open the devices, recover, listen, run, change, stop.
 //!
 //! ```text
-//!   start: device ─▶ volume (format or recover) ─▶ a thread per core ─▶ core 0 listens ─▶ ready
+//!   start: devices ─▶ volumes (format or recover) ─▶ a thread per core ─▶ core 0 listens ─▶ ready
+//!   add:   device ─▶ volume ─▶ each core ─▶ hosts hear of it
+//!   remove: hosts hear of it ─▶ each core, the first one last ─▶ checkpoint ─▶ device
 //!   stop:  flag ─▶ cores finish what was begun ─▶ threads end ─▶ checkpoint, marked clean
 //! ```
 //! Invariants: nothing is written to a device that is not ours; a start that fails leaves no thread behind.
 
-use crate::perform::Performer;
-use crate::reactor::{Message, Parts, Turns, reactor};
-use crate::settings::{DeviceSettings, NodeSettings};
-use octokv_base::{Buffer, Lba, NamespaceId, Nanos, Pool};
-use octokv_engine::hash::superblock::{NotOurs, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS};
-use octokv_engine::hash::{self, HashEngine, OpenError, OpenSettings, Report, Volume};
+use crate::backing::{Contents, Held, Opening};
+use crate::core::{Core, CoreReport, Order, Orders, Shared};
+use crate::driver::{Unavailable, decide};
+use crate::settings::{Content, DeviceSettings, Existing, NamespaceSettings, NodeSettings};
+use octokv_base::NamespaceId;
+use octokv_engine::hash::OpenError;
+use octokv_engine::hash::superblock::NotOurs;
 use octokv_engine::{Fault, Statistics};
-use octokv_flash::{Device, DeviceError, FileDevice, Geometry, Memory, MemoryDevice};
 use octokv_runtime::real::spawn_reactors;
-use octokv_runtime::{
-    Busy, Channel, DeviceDriver, Doorbell, Handle, Idle, Mailbox, Media, RealSockets, Sockets, block_on,
-    device_queue, mesh,
-};
-use octokv_sys::file::{OpenError as FileError, open_device};
-use octokv_sys::process::{raise_descriptor_limit, random_u64};
-use octokv_sys::{clock, thread};
-use octokv_target::{NamespaceInfo, Target};
+use octokv_runtime::{Doorbell, mesh};
+use octokv_sys::file::OpenError as FileError;
+use octokv_sys::process::raise_descriptor_limit;
+use octokv_sys::thread;
+use octokv_target::Target;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use std::{fmt, io};
+
+/// The highest identifier of a namespace.
+pub const NAMESPACE_ID_MAX: u32 = 1024;
+/// The highest group of asymmetric access.
+pub const ANA_GROUPS_MAX: u32 = 32;
 
 /// Messages between two cores that may be on their way at a time.
 const MAILBOX_MESSAGES: usize = 256;
 
-/// How soon a core that could end looks again whether the others have finished their writing.
-const LOOK_AGAIN: Nanos = Nanos::from_millis(1);
+/// How often one who waits for a core's answer looks whether the node still runs.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Why a node did not start.
 #[derive(Debug)]
@@ -69,6 +73,8 @@ pub enum StartError {
         /// Why.
         error: io::Error,
     },
+    /// io_uring was asked for and cannot be had.
+    Driver(Unavailable),
     /// A setting cannot be.
     Setting {
         /// Which.
@@ -98,6 +104,7 @@ impl fmt::Display for StartError {
             }
             StartError::Listen { address, error } => write!(f, "cannot listen on {address}: {error}"),
             StartError::Core { core, error } => write!(f, "cannot run on core {core}: {error}"),
+            StartError::Driver(unavailable) => unavailable.fmt(f),
             StartError::Setting { name, why } => write!(f, "{name}: {why}"),
             StartError::System(error) => error.fmt(f),
         }
@@ -126,131 +133,104 @@ impl fmt::Display for StopError {
 
 impl std::error::Error for StopError {}
 
-/// What is under the volume, opened once for the process.
-#[derive(Clone)]
-enum Store {
-    Memory(Arc<Memory>),
-    File(Media),
+/// Why the namespaces of a running node were not changed.
+#[derive(Debug)]
+pub enum ChangeError {
+    /// There is a namespace of this identifier.
+    Exists(NamespaceId),
+    /// There is none.
+    Missing(NamespaceId),
+    /// Its device cannot be used.
+    Open(StartError),
+    /// A value of its volume may be longer than this node was started for.
+    ValueTooLong {
+        /// What the volume takes, in bytes.
+        volume: usize,
+        /// What the node takes, in bytes.
+        node: u32,
+    },
+    /// The node is stopping.
+    Stopping,
+    /// It is removed, but was not closed in order: the next opening replays its journal.
+    NotClosed(Fault),
 }
 
-impl Store {
-    /// Opens it, and says whether it is a file that was made for us and may be formatted: just now, or by a
-    /// start that was killed before it had formatted it.
-    fn open(settings: &DeviceSettings) -> Result<(Store, bool), StartError> {
-        match settings {
-            DeviceSettings::Memory { bytes, block_bytes } => {
-                let memory = Memory::new(*bytes, *block_bytes).map_err(StartError::System)?;
-                Ok((Store::Memory(memory), false))
-            }
-            DeviceSettings::File { path, create_bytes } => {
-                let name = path.display().to_string();
-                let file = open_device(path, *create_bytes, true)
-                    .map_err(|error| StartError::Device { name, error })?;
-                let new = file.created()
-                    || (create_bytes.is_some()
-                        && !file.is_block_device()
-                        && !file.holds_data_from(FORMATTED_BYTES));
-                Ok((Store::File(Media::file(file)), new))
-            }
-        }
-    }
-
-    fn name(&self) -> String {
+impl fmt::Display for ChangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Store::Memory(_) => "memory".to_owned(),
-            Store::File(media) => media.name.to_string(),
+            ChangeError::Exists(id) => write!(f, "there is a namespace {id} already"),
+            ChangeError::Missing(id) => write!(f, "there is no namespace {id}"),
+            ChangeError::Open(error) => error.fmt(f),
+            ChangeError::ValueTooLong { volume, node } => write!(
+                f,
+                "the volume holds values of up to {volume} bytes, and this node was started with \
+                 value_bytes_max = {node}"
+            ),
+            ChangeError::Stopping => f.write_str("the node is stopping"),
+            ChangeError::NotClosed(fault) => {
+                write!(f, "it is removed; its volume was not closed in order: {fault}")
+            }
         }
     }
+}
 
-    /// One core's view of the device.
-    fn view(&self, channel: &Channel) -> io::Result<Rc<dyn Device>> {
-        Ok(match self {
-            Store::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
-            Store::File(media) => {
-                let blocks = media.size_bytes / u64::from(media.block_bytes);
-                let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
-                Rc::new(FileDevice::new(channel.clone(), channel.open(media)?, geometry, self.name()))
-            }
-        })
-    }
+impl std::error::Error for ChangeError {}
+
+/// A namespace as an operator sees it.
+#[derive(Clone, Debug)]
+pub struct NamespaceReport {
+    /// What it was made by.
+    pub settings: NamespaceSettings,
+    /// What its device is called.
+    pub device: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// How many of them are in use.
+    pub used_bytes: u64,
+    /// How many keys it has; none where it is of blocks.
+    pub keys: Option<u64>,
 }
 
 /// A node that runs until it is stopped.
 pub struct RunningNode {
-    settings: NodeSettings,
-    store: Store,
-    volume: Arc<Volume>,
+    settings: Arc<NodeSettings>,
+    held: Mutex<BTreeMap<NamespaceId, Held>>,
+    offline: Mutex<Vec<(NamespaceSettings, StartError)>>,
+    /// Held while the namespaces are changed.
+    changing: Mutex<()>,
     target: Arc<Target>,
     addresses: Vec<SocketAddr>,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the cores of a node share besides the volume and the target.
-struct Shared {
-    stopping: AtomicBool,
-    doorbells: Vec<Arc<Doorbell>>,
-    mailboxes: Vec<Mutex<Option<Mailbox<Message>>>>,
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A channel for the calling thread alone.
-fn own_channel(
-    driver: DeviceDriver,
-    depth: usize,
-) -> Result<(Channel, Arc<Doorbell>, DeviceDriver), StartError> {
-    let doorbell = Doorbell::new().map_err(StartError::System)?;
-    let (queue, driver) = device_queue(driver, depth, &doorbell).map_err(StartError::System)?;
-    Ok((Channel::new(queue, depth), doorbell, driver))
-}
-
-/// Runs a future of the calling thread's channel to its end.
-fn finish<T>(channel: &Channel, future: impl Future<Output = T>) -> T {
-    block_on(future, || {
-        channel.poll();
-    })
-}
-
-/// Opens the volume, after formatting the device where that is asked for or the file is `new`.
-fn open_volume(settings: &NodeSettings, store: &Store, new: bool) -> Result<Arc<Volume>, StartError> {
-    let (channel, ..) = own_channel(settings.driver, settings.device_depth)?;
-    let device = store.view(&channel).map_err(StartError::System)?;
-    let failed = |error| StartError::Volume { name: store.name(), error };
-    let mut format = settings.format;
-    format.seed = match settings.seed {
-        Some(seed) => seed,
-        None => random_u64().map_err(StartError::System)?,
-    };
-    let pool = Pool::new(64 << 20);
-    let unwritten = new && finish(&channel, is_blank(&*device)).map_err(|error| failed(error.into()))?;
-    if settings.reformat || unwritten {
-        finish(&channel, hash::format(&*device, &format)).map_err(failed)?;
+impl NodeSettings {
+    fn opening(&self) -> Opening {
+        Opening {
+            driver: self.driver,
+            device_depth: self.device_depth,
+            durability: self.durability,
+            cores: self.cores.len(),
+            seed: self.seed,
+        }
     }
-    let open = OpenSettings { durability: settings.durability, cores: settings.cores.len() };
-    finish(&channel, hash::open(&device, &pool, open, &format)).map_err(failed)
-}
 
-/// The part of a file that a format writes, in bytes.
-const FORMATTED_BYTES: u64 = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
-
-/// Whether the part that a format writes is all zeros.
-async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
-    let bytes = FORMATTED_BYTES.min(device.geometry().bytes()) as usize;
-    let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
-    Ok(buffer.iter().all(|&byte| byte == 0))
-}
-
-/// The namespace that hosts see of a volume.
-pub fn namespace_of(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
-    let mut nguid = [0; 16];
-    nguid[..8].copy_from_slice(b"octokv\0\x01");
-    nguid[8..].copy_from_slice(&volume.id().to_be_bytes());
-    NamespaceInfo {
-        id: NamespaceId(1),
-        nguid,
-        size_bytes: volume.capacity_bytes(),
-        used_bytes: volume.used_bytes(),
-        value_bytes_max: volume.value_bytes_max() as u32,
-        key_bytes_max,
+    /// Namespace 1, and the others.
+    fn all_namespaces(&self) -> impl Iterator<Item = NamespaceSettings> + '_ {
+        let first = NamespaceSettings {
+            id: NamespaceId(1),
+            device: self.device.clone(),
+            content: Content::KeyValue { format: self.format },
+            existing: if self.reformat { Existing::GiveUp } else { Existing::Check },
+            ana_group: 1,
+            required: true,
+            identity: 0,
+        };
+        std::iter::once(first).chain(self.namespaces.iter().cloned())
     }
 }
 
@@ -290,13 +270,67 @@ fn refuse_bad_settings(settings: &NodeSettings) -> Result<(), StartError> {
     Ok(())
 }
 
+/// What a namespace must be, whatever the node.
+fn refuse_bad_namespace(settings: &NamespaceSettings) -> Result<(), StartError> {
+    let refuse = |name, why: &str| Err(StartError::Setting { name, why: why.to_owned() });
+    if settings.id.0 == 0 || settings.id.0 > NAMESPACE_ID_MAX {
+        return refuse("nsid", &format!("must be 1 to {NAMESPACE_ID_MAX}"));
+    }
+    if !(1..=ANA_GROUPS_MAX).contains(&settings.ana_group) {
+        return refuse("ana_group", &format!("must be 1 to {ANA_GROUPS_MAX}"));
+    }
+    if let Content::Blocks { block_bytes } = settings.content
+        && !matches!(block_bytes, 512 | 4096)
+    {
+        return refuse("block_size", "must be 512 or 4096");
+    }
+    if matches!(settings.device, DeviceSettings::File { create_bytes: Some(0), .. }) {
+        return refuse("size", "a device of no bytes holds nothing");
+    }
+    Ok(())
+}
+
+/// Refuses a volume that is a copy of another: hosts could not tell them apart.
+fn no_copy(held: &BTreeMap<NamespaceId, Held>, new: Held) -> Result<Held, StartError> {
+    let nguid = new.info(0).nguid;
+    match held.iter().find(|(_, one)| one.info(0).nguid == nguid) {
+        None => Ok(new),
+        Some((twin, _)) => {
+            let why = format!("{} is a copy of the volume of namespace {twin}", new.name());
+            Err(StartError::Setting { name: "device", why })
+        }
+    }
+}
+
 /// Starts a node. When this returns, it serves.
-pub fn start(settings: NodeSettings) -> Result<RunningNode, StartError> {
+pub fn start(mut settings: NodeSettings) -> Result<RunningNode, StartError> {
     refuse_bad_settings(&settings)?;
+    settings.driver = decide(settings.driver)?;
     raise_descriptor_limit();
-    let (store, new) = Store::open(&settings.device)?;
-    let volume = open_volume(&settings, &store, new)?;
-    let longest = volume.value_bytes_max();
+    let (mut held, mut offline) = (BTreeMap::new(), Vec::new());
+    for namespace in settings.all_namespaces() {
+        refuse_bad_namespace(&namespace)?;
+        if held.contains_key(&namespace.id) {
+            let why = match namespace.required {
+                true => format!("{} is there twice", namespace.id),
+                false => format!(
+                    "{} is configured, and was also added while the node ran (state file)",
+                    namespace.id
+                ),
+            };
+            return Err(StartError::Setting { name: "nsid", why });
+        }
+        let open = Held::open(&namespace, settings.opening()).and_then(|open| no_copy(&held, open));
+        match open {
+            Ok(open) => drop(held.insert(namespace.id, open)),
+            Err(error) if namespace.required => return Err(error),
+            Err(error) => {
+                tracing::error!(nsid = namespace.id.0, %error, "a namespace that was added is not served");
+                offline.push((namespace, error));
+            }
+        }
+    }
+    let longest = held.values().filter_map(Held::value_bytes_max).max().unwrap_or(0);
     if settings.buffer_bytes < 4 * longest {
         let why =
             format!("the volume holds values of up to {longest} bytes: room for four of them is needed");
@@ -306,20 +340,29 @@ pub fn start(settings: NodeSettings) -> Result<RunningNode, StartError> {
     target.receive_bytes_max = target.receive_bytes_max.max(2 * longest);
     target.nqn.clone_from(&settings.nqn);
     target.connections_max = settings.connections_max;
-    target.value_bytes_max = target.value_bytes_max.max(volume.value_bytes_max() as u32);
-    let namespace = namespace_of(&volume, target.key_bytes_max);
-    let target = Target::new(target, vec![namespace]);
+    target.value_bytes_max = target.value_bytes_max.max(longest as u32);
+    let infos = held.values().map(|held| held.info(target.key_bytes_max)).collect();
+    let target = Target::new(target, infos);
+    target.set_hosts(settings.hosts.clone());
+    target.set_referrals(settings.referrals.clone());
+    target.set_health(settings.health);
+    settings.ana.iter().for_each(|&(group, state)| target.set_ana_state(group, state));
     let doorbells: Result<Vec<_>, _> = settings.cores.iter().map(|_| Doorbell::new()).collect();
     let doorbells = doorbells.map_err(StartError::System)?;
     let mailboxes = mesh(&doorbells, MAILBOX_MESSAGES).into_iter().map(|one| Mutex::new(Some(one)));
-    let shared =
-        Arc::new(Shared { stopping: AtomicBool::new(false), mailboxes: mailboxes.collect(), doorbells });
+    let shared = Arc::new(Shared {
+        stopping: AtomicBool::new(false),
+        mailboxes: mailboxes.collect(),
+        orders: doorbells.iter().map(|_| Orders::default()).collect(),
+        doorbells,
+    });
+    let settings = Arc::new(settings);
     let (report, reports) = channel();
     let body = {
+        let to_each = |_: &usize| Mutex::new(held.values().cloned().collect());
         let core = Core {
-            settings: settings.clone(),
-            store: store.clone(),
-            volume: Arc::clone(&volume),
+            settings: Arc::clone(&settings),
+            held: settings.cores.iter().map(to_each).collect(),
             target: Arc::clone(&target),
             shared: Arc::clone(&shared),
             report,
@@ -328,7 +371,9 @@ pub fn start(settings: NodeSettings) -> Result<RunningNode, StartError> {
     };
     let threads = spawn_reactors(&settings.cores, body);
     let threads = threads.map_err(|error| StartError::Core { core: settings.cores[0], error })?;
-    let mut node = RunningNode { settings, store, volume, target, addresses: Vec::new(), shared, threads };
+    let (held, offline, changing) = (Mutex::new(held), Mutex::new(offline), Mutex::default());
+    let mut node =
+        RunningNode { settings, held, offline, changing, target, addresses: Vec::new(), shared, threads };
     for _ in 0..node.threads.len() {
         match reports.recv() {
             Ok(Ok(addresses)) => node.addresses.extend(addresses),
@@ -343,113 +388,6 @@ pub fn start(settings: NodeSettings) -> Result<RunningNode, StartError> {
     Ok(node)
 }
 
-/// What a core's thread is given.
-#[derive(Clone)]
-struct Core {
-    settings: NodeSettings,
-    store: Store,
-    volume: Arc<Volume>,
-    target: Arc<Target>,
-    shared: Arc<Shared>,
-    report: Sender<Result<Vec<SocketAddr>, StartError>>,
-}
-
-/// A core that is ready to serve.
-struct Prepared {
-    parts: Parts<RealSockets, HashEngine>,
-    idle: Idle,
-    /// Where it listens.
-    addresses: Vec<SocketAddr>,
-}
-
-impl Core {
-    fn run(&self, index: usize) {
-        match self.prepare(index) {
-            Ok(Prepared { parts, idle, addresses }) => {
-                // The starter waits for every core's word before anybody is served.
-                let _ = self.report.send(Ok(addresses));
-                self.serve(index, parts, idle);
-            }
-            Err(error) => drop(self.report.send(Err(error))),
-        }
-    }
-
-    fn prepare(&self, index: usize) -> Result<Prepared, StartError> {
-        let settings = &self.settings;
-        let doorbell = Arc::clone(&self.shared.doorbells[index]);
-        let (queue, driver) =
-            device_queue(settings.driver, settings.device_depth, &doorbell).map_err(StartError::System)?;
-        if index == 0 && settings.driver == DeviceDriver::Auto && driver == DeviceDriver::Threads {
-            tracing::warn!("io_uring is not available here: devices run on worker threads");
-        }
-        let channel = Channel::new(queue, settings.device_depth);
-        let device = self.store.view(&channel).map_err(StartError::System)?;
-        let mut sockets = RealSockets::new().map_err(StartError::System)?;
-        let mut listeners = Vec::new();
-        if index == 0 {
-            for &address in &settings.listen {
-                let listening = sockets.listen(address);
-                listeners.push(listening.map_err(|error| StartError::Listen { address, error })?);
-            }
-        }
-        let idle =
-            Idle::new(settings.polling, Arc::clone(&doorbell), &mut sockets, channel.wait_descriptor())
-                .map_err(StartError::System)?;
-        let handle = Handle::new(doorbell, channel, Busy::real());
-        let pool = Pool::new(settings.buffer_bytes);
-        let name = Rc::from(self.store.name());
-        let engine = HashEngine::new(Arc::clone(&self.volume), index, Rc::clone(&device), pool.clone());
-        let performer = Rc::new(Performer { engine, pool, handle: handle.clone(), device: name });
-        if index == 0 {
-            handle.spawn(keep_in_order(Rc::clone(&performer)));
-        }
-        let mailbox = self.shared.mailboxes[index].lock().unwrap_or_else(PoisonError::into_inner).take();
-        let addresses = listeners.iter().map(|(_, address)| *address).collect();
-        let parts = Parts {
-            sockets,
-            local_address: RealSockets::local_address,
-            listeners,
-            mailbox: mailbox.expect("each core starts once"),
-            core: index,
-            handle,
-            target: Arc::clone(&self.target),
-            performer,
-            requests_max: settings.requests_max,
-        };
-        Ok(Prepared { parts, idle, addresses })
-    }
-
-    fn serve(&self, index: usize, parts: Parts<RealSockets, HashEngine>, mut idle: Idle) {
-        let handle = parts.handle.clone();
-        let mut reactor = reactor(parts);
-        let mut stop_at = Nanos::NEVER;
-        loop {
-            let now = clock::now();
-            let busy = reactor.turn(now);
-            if self.shared.stopping.load(Ordering::Acquire) && stop_at == Nanos::NEVER {
-                reactor.drain();
-                stop_at = now + self.settings.stop_limit;
-            }
-            // Whatever hosts do, a batch or checkpoint that was begun is written to its end.
-            let over = now >= stop_at || (stop_at != Nanos::NEVER && reactor.is_drained());
-            if over && self.volume.is_idle() {
-                break;
-            }
-            let deadline = if over { now + LOOK_AGAIN } else { handle.next_deadline().min(stop_at) };
-            idle.rest(busy, clock::now(), deadline, reactor.sockets());
-        }
-        tracing::debug!(core = index, "reactor stopped");
-        handle.shutdown();
-    }
-}
-
-async fn keep_in_order(performer: Rc<Performer<HashEngine>>) {
-    let device = Rc::clone(&performer.device);
-    let report =
-        |fault: Fault| tracing::error!(device = &*device, %fault, "keeping the volume in order failed");
-    performer.engine.maintain(&performer.handle, report).await;
-}
-
 impl RunningNode {
     /// Where it listens, ports resolved.
     pub fn addresses(&self) -> &[SocketAddr] {
@@ -461,14 +399,145 @@ impl RunningNode {
         &self.settings.nqn
     }
 
-    /// The engine's figures.
+    /// The engines' figures, those of all namespaces of keys together.
     pub fn statistics(&self) -> Statistics {
-        self.volume.statistics()
+        let mut sum = Statistics::default();
+        for held in lock(&self.held).values() {
+            if let Contents::Keys(volume) = &held.contents {
+                let one = volume.statistics();
+                sum.keys += one.keys;
+                sum.capacity_bytes += one.capacity_bytes;
+                sum.used_bytes += one.used_bytes;
+                sum.index_bytes += one.index_bytes;
+                sum.batches += one.batches;
+                sum.checkpoints += one.checkpoints;
+            }
+        }
+        sum
     }
 
     /// The protocol's figures.
     pub fn target(&self) -> &Arc<Target> {
         &self.target
+    }
+
+    /// What it was started with.
+    pub fn settings(&self) -> &NodeSettings {
+        &self.settings
+    }
+
+    /// The namespaces, by rising identifier.
+    pub fn namespaces(&self) -> Vec<NamespaceReport> {
+        lock(&self.held).values().map(|held| self.report_of(held)).collect()
+    }
+
+    /// The namespaces that are not served although they were asked for, and why; not those that are served since.
+    pub fn offline(&self) -> Vec<(NamespaceSettings, String)> {
+        lock(&self.offline).iter().map(|(settings, error)| (settings.clone(), error.to_string())).collect()
+    }
+
+    fn report_of(&self, held: &Held) -> NamespaceReport {
+        let info = held.info(self.target.settings().key_bytes_max);
+        let keys = match &held.contents {
+            Contents::Keys(volume) => Some(volume.statistics().keys),
+            Contents::Blocks(_) => None,
+        };
+        NamespaceReport {
+            settings: held.settings.clone(),
+            device: held.name(),
+            size_bytes: info.size_bytes,
+            used_bytes: info.used(),
+            keys,
+        }
+    }
+
+    /// Opens a namespace and serves it; connected hosts hear of it.
+    ///
+    /// # Errors
+    /// What is in the way; then nothing has changed, save that a device that was to be made or given up may have been.
+    pub fn add_namespace(&self, settings: &NamespaceSettings) -> Result<NamespaceReport, ChangeError> {
+        let _changing = lock(&self.changing);
+        refuse_bad_namespace(settings).map_err(ChangeError::Open)?;
+        if lock(&self.held).contains_key(&settings.id) {
+            return Err(ChangeError::Exists(settings.id));
+        }
+        let held = Held::open(settings, self.settings.opening());
+        let held = held.and_then(|held| no_copy(&lock(&self.held), held)).map_err(ChangeError::Open)?;
+        let longest = held.value_bytes_max().unwrap_or(0);
+        let most = self.target.settings().value_bytes_max;
+        if longest > most as usize {
+            return Err(ChangeError::ValueTooLong { volume: longest, node: most });
+        }
+        for core in 0..self.threads.len() {
+            let attached = self.tell(core, |answer| Order::Attach(Box::new(held.clone()), answer));
+            if let Err(error) = attached {
+                self.detach(settings.id)?;
+                return Err(error);
+            }
+        }
+        lock(&self.held).insert(settings.id, held.clone());
+        lock(&self.offline).retain(|(one, _)| one.id != settings.id);
+        let added = self.target.add_namespace(held.info(self.target.settings().key_bytes_max));
+        assert!(added.is_ok(), "namespace {} is held and was not", settings.id);
+        Ok(self.report_of(&held))
+    }
+
+    /// Serves a namespace no more: requests that were begun end, then its volume is closed in order and its device let
+    /// go. Connected hosts hear of it.
+    ///
+    /// # Errors
+    /// [`ChangeError::Missing`], [`ChangeError::Stopping`]; [`ChangeError::NotClosed`] when it is removed all the same.
+    pub fn remove_namespace(&self, id: NamespaceId) -> Result<(), ChangeError> {
+        let _changing = lock(&self.changing);
+        let Some(held) = lock(&self.held).remove(&id) else {
+            let mut offline = lock(&self.offline);
+            let before = offline.len();
+            offline.retain(|(one, _)| one.id != id);
+            return if offline.len() < before { Ok(()) } else { Err(ChangeError::Missing(id)) };
+        };
+        self.target.remove_namespace(id);
+        self.detach(id)?;
+        held.close(self.settings.opening()).map_err(ChangeError::NotClosed)
+    }
+
+    /// Takes a namespace from every core: from the first one last, which keeps its volume in order.
+    fn detach(&self, id: NamespaceId) -> Result<(), ChangeError> {
+        (0..self.threads.len()).rev().try_for_each(|core| self.tell(core, |answer| Order::Detach(id, answer)))
+    }
+
+    fn tell(
+        &self,
+        core: usize,
+        order: impl FnOnce(Sender<io::Result<()>>) -> Order,
+    ) -> Result<(), ChangeError> {
+        let answer: io::Result<()> = self.ask(core, order).ok_or(ChangeError::Stopping)?;
+        answer.map_err(|error| ChangeError::Open(StartError::System(error)))
+    }
+
+    /// A core's answer to an order; `None` when the node stops before it comes.
+    fn ask<T>(&self, core: usize, order: impl FnOnce(Sender<T>) -> Order) -> Option<T> {
+        let (answer, answers) = channel();
+        self.shared.order(core, order(answer));
+        loop {
+            match answers.recv_timeout(PATIENCE) {
+                Ok(answer) => return Some(answer),
+                Err(RecvTimeoutError::Timeout)
+                    if !self.shared.stopping.load(Ordering::Acquire) && !self.threads[core].is_finished() => {
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Whether a volume of keys takes no more writes since its device failed.
+    pub fn is_read_only(&self) -> bool {
+        let failed = |held: &Held| matches!(&held.contents, Contents::Keys(volume) if volume.is_read_only());
+        lock(&self.held).values().any(failed)
+    }
+
+    /// How each core is; fewer when the node is stopping.
+    pub fn cores(&self) -> Vec<CoreReport> {
+        (0..self.threads.len()).map_while(|core| self.ask(core, Order::Report)).collect()
     }
 
     fn end_threads(&mut self) -> bool {
@@ -477,20 +546,19 @@ impl RunningNode {
         self.threads.drain(..).map(JoinHandle::join).fold(true, |all, one| all & one.is_ok())
     }
 
-    /// Finishes what was begun, closes every connection, and closes the volume in order.
+    /// Finishes what was begun, closes every connection, and closes the volumes in order.
     pub fn stop(mut self) -> Result<(), StopError> {
         if !self.end_threads() {
             return Err(StopError::CoreEnded);
         }
-        let close = || -> Result<(), Fault> {
-            let no_queue = |_| Fault::ReadOnly;
-            let (channel, ..) =
-                own_channel(self.settings.driver, self.settings.device_depth).map_err(no_queue)?;
-            let device = self.store.view(&channel).map_err(|_| Fault::ReadOnly)?;
-            let engine = HashEngine::new(Arc::clone(&self.volume), 0, device, Pool::new(1 << 20));
-            finish(&channel, engine.checkpoint(true))
-        };
-        close().map_err(StopError::Checkpoint)
+        let opening = self.settings.opening();
+        let mut all = Ok(());
+        for held in lock(&self.held).values() {
+            if let Err(fault) = held.close(opening) {
+                all = Err(StopError::Checkpoint(fault));
+            }
+        }
+        all
     }
 }
 
@@ -498,16 +566,4 @@ impl Drop for RunningNode {
     fn drop(&mut self) {
         self.end_threads();
     }
-}
-
-/// Reads and verifies everything on a device; changes nothing. `progress` is told how many of how many
-/// keys are done.
-pub fn check_device(path: &Path, progress: impl FnMut(u64, u64)) -> Result<Report, StartError> {
-    let settings = DeviceSettings::File { path: path.to_owned(), create_bytes: None };
-    let (store, _) = Store::open(&settings)?;
-    let (channel, ..) = own_channel(DeviceDriver::Auto, 64)?;
-    let device = store.view(&channel).map_err(StartError::System)?;
-    let pool = Pool::new(64 << 20);
-    let failed = |error| StartError::Volume { name: store.name(), error };
-    finish(&channel, hash::check(&*device, &pool, progress)).map_err(failed)
 }

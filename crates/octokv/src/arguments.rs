@@ -1,5 +1,6 @@
 //! What can be typed: commands, flags, and their help.
 
+use crate::admin;
 use crate::config::{Driver, Durability, Engine, Hash, Polling};
 use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -17,6 +18,9 @@ use tracing_subscriber::filter::LevelFilter;
 pub const DEFAULT_URL: &str = "nvme+tcp://127.0.0.1:4420/nqn.2026-11.io.octokv:node?nsid=1";
 
 /// octokv: an open, persistent NVMe Key-Value target.
+///
+/// Results go to standard output, messages and events to standard error. Exit codes: 0 done, 1 the operation failed,
+/// 2 usage (arguments, the configuration file, or a change that cannot be), 3 the key does not exist.
 #[derive(Debug, Parser)]
 #[command(name = "octokv", version, about, max_term_width = 100)]
 pub struct Arguments {
@@ -63,7 +67,25 @@ impl Level {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a storage node; prints one line when it is ready, ends in order on SIGTERM or SIGINT.
+    ///
+    /// Each flag overrides its setting in the configuration file. octokv.example.toml has every setting, those without
+    /// a flag too, with its default.
     Serve(Serve),
+    /// Add, remove and list the namespaces of a running node.
+    ///
+    /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
+    #[command(subcommand)]
+    Ns(admin::Ns),
+    /// Say which hosts may connect to a running node.
+    ///
+    /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
+    #[command(subcommand)]
+    Host(admin::Host),
+    /// Say how well a running node reaches groups of namespaces (asymmetric namespace access).
+    ///
+    /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
+    #[command(subcommand)]
+    Ana(admin::Ana),
     /// Store a value.
     Put(Put),
     /// Write a value to standard output, as it is.
@@ -72,14 +94,16 @@ pub enum Command {
     Delete(Delete),
     /// Print the length of a key's value in bytes.
     Exist(Exist),
-    /// List keys, one per line, in the node's order.
+    /// List keys, one per line, in the node's order (by their hashes).
     List(List),
     /// Read and verify everything on a device; changes nothing. The node must not be running.
     Check(Check),
-    /// Put load on a node and report throughput and latency.
+    /// Put load on a node, or on an engine in this process, and report throughput and latency.
     Bench(Bench),
     /// Play whole worlds with faults, each from a seed; a failure prints its replay line.
     Sim(Sim),
+    /// Run a paper's experiment here and print its figures beside those of this machine.
+    Reproduce(Reproduce),
     /// A node and a client on a temporary file: puts, gets, a kill, a restart, figures.
     Demo,
 }
@@ -90,13 +114,13 @@ pub struct Serve {
     /// Settings, as in octokv.example.toml.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A file, a block device, or "memory"; a missing file is created and formatted.
+    /// What holds namespace 1: a file, a block device, or "memory"; a missing file is created and formatted.
     #[arg(long, value_name = "PATH")]
     pub device: Option<String>,
-    /// How large a missing file, or memory, is made.
+    /// How large a missing file, or memory, is made; an existing device keeps its size.
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
-    /// Give up whatever the device holds and format it.
+    /// Give up whatever the device of namespace 1 holds and format it.
     #[arg(long)]
     pub format: bool,
     /// The storage engine.
@@ -120,18 +144,26 @@ pub struct Serve {
     /// The subsystem's name.
     #[arg(long)]
     pub nqn: Option<String>,
-    /// How the device is reached.
+    /// How devices are reached.
     #[arg(long)]
     pub driver: Option<Driver>,
     /// What an idle core does.
     #[arg(long)]
     pub polling: Option<Polling>,
+    /// Where what is changed while the node runs is kept: a file, "auto" (beside a device that is a file, with ".state"
+    /// at the end) or "none". Without one nothing can be changed.
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<String>,
+    /// The administration socket: a path, "auto" (/run/octokv/PORT.sock for root, else under $XDG_RUNTIME_DIR) or
+    /// "none".
+    #[arg(long, value_name = "SOCKET")]
+    pub admin: Option<String>,
 }
 
 /// Which namespace.
 #[derive(Debug, Args)]
 pub struct At {
-    /// The namespace.
+    /// The namespace: nvme+tcp://HOST:PORT/NQN?nsid=N.
     #[arg(long, env = "OCTOKV_URL", default_value = DEFAULT_URL)]
     pub url: Url,
 }
@@ -155,7 +187,7 @@ pub struct Put {
     /// Take the value from a file, byte for byte; "-" is standard input.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Fail when the key exists.
+    /// Fail when the key exists (exit code 1).
     #[arg(long, conflicts_with = "update_only")]
     pub add_only: bool,
     /// Fail when the key does not exist (exit code 3).
@@ -206,7 +238,7 @@ pub struct List {
     /// Begin at this key, or where it would be.
     #[arg(long, value_name = "KEY")]
     pub start: Option<OsString>,
-    /// Print at most so many.
+    /// Print at most so many [default: all].
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<usize>,
     #[command(flatten)]
@@ -229,7 +261,7 @@ pub struct Sim {
     /// Which seeds: from A up to, and without, B [default: 0..100; with --minutes all from 0].
     #[arg(long, value_name = "A..B")]
     pub seeds: Option<Seeds>,
-    /// calm, crashes, network, disk or everything [default: each in turn].
+    /// calm, crashes, network, disk, everything, blocks, namespaces or remote [default: each in turn].
     #[arg(long, value_name = "NAME", value_parser = scenario)]
     pub scenario: Option<Scenario>,
     /// Begin no further seed after so many minutes.
@@ -255,9 +287,36 @@ fn scenario(name: &str) -> Result<Scenario, String> {
     Scenario::by_name(name).ok_or_else(|| format!("there are {names}"))
 }
 
+/// Arguments of `reproduce`.
+#[derive(Debug, Args)]
+pub struct Reproduce {
+    /// Whose figures.
+    pub paper: Paper,
+    /// One round of a few operations: shows that everything runs, and its figures say little.
+    #[arg(long)]
+    pub quick: bool,
+    /// Where the node's files are made for as long as it takes [default: the place for temporary files].
+    #[arg(long, value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+    /// Write the figures to a file; "-" is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// The papers whose experiments can be run.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Paper {
+    /// The poster on key-value storage over the network: RocksDB on a remote disk, our engine on either side.
+    Netkvs,
+}
+
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct Bench {
+    /// What is put under load: Key Value commands to the node, the engine here on the node's blocks, or the engine
+    /// here on files of this machine.
+    #[arg(long, value_name = "NAME", default_value = "kv")]
+    pub system: SystemName,
     /// fillseq, fillrandom, overwrite, readrandom, deleterandom; a list runs in order.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "fillrandom,readrandom")]
     pub workload: Vec<Workload>,
@@ -267,7 +326,7 @@ pub struct Bench {
     /// Bytes of a value.
     #[arg(long, value_name = "BYTES", default_value = "16384")]
     pub value_size: Size,
-    /// Independent clients, each on a connection of its own.
+    /// Independent clients, each on a connection of its own (with host-kvs: OS threads).
     #[arg(long, value_name = "COUNT", default_value_t = 12)]
     pub threads: usize,
     /// Operations in flight on each.
@@ -279,7 +338,7 @@ pub struct Bench {
     /// Operations of each workload [default: as many as there are keys].
     #[arg(long, value_name = "COUNT", conflicts_with = "seconds")]
     pub ops: Option<u64>,
-    /// How long each workload runs.
+    /// How long each workload runs, instead of a number of operations.
     #[arg(long)]
     pub seconds: Option<f64>,
     /// Seconds in which operations are done and not counted, before each workload.
@@ -300,6 +359,29 @@ pub struct Bench {
     /// Write the results, with machine and settings, to a file; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// With remote-engine: when the engine here acknowledges a write [default: flush].
+    #[arg(long)]
+    pub durability: Option<Durability>,
+    /// With remote-engine or host-kvs: give up what the namespace or the files hold and format them.
+    #[arg(long)]
+    pub format: bool,
+    /// With host-kvs: the directory of its files, which must be there; missing files are made.
+    #[arg(long, value_name = "DIR")]
+    pub host_kvs_dir: Option<PathBuf>,
+    /// With host-kvs: how many files there are [default: as many as threads].
+    #[arg(long, value_name = "COUNT")]
+    pub host_kvs_files: Option<usize>,
     #[command(flatten)]
     pub at: At,
+}
+
+/// Which system is put under load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SystemName {
+    /// Key Value commands to the node.
+    Kv,
+    /// The hash engine in this process, on the node's namespace of blocks.
+    RemoteEngine,
+    /// The hash engine in this process, on files, synced with each put.
+    HostKvs,
 }

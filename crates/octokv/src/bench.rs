@@ -1,18 +1,23 @@
-//! Load on a node: runs the workloads, prints a table, writes the document.
+//! Load on a node, or on an engine in this process: runs the workloads, prints a table, writes the document.
 
-use crate::arguments::Bench;
+use crate::arguments::{Bench, SystemName};
 use crate::child::address_of;
+use crate::config;
 use crate::meter::Meter;
 use crate::outcome::{Failure, Outcome};
 use anyhow::{Context, anyhow};
 use octokv_base::Nanos;
+use octokv_bench::host_kvs::{DbFile, HostKvs, file_bytes};
 use octokv_bench::report::{Document, Figures, Machine, SCHEMA, Settings, table_head, table_line};
-use octokv_bench::{End, Host, Plan, run as run_plan};
+use octokv_bench::{End, EngineSettings, Host, Node, Plan, System, remote_engine, run as run_plan};
 use octokv_client::Url;
+use octokv_engine::Durability;
 use octokv_runtime::Polling;
-use octokv_sys::{clock, thread};
+use octokv_sys::{clock, file, process, thread};
 use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 
 /// How long the load's threads spin before they sleep, where they do.
 const SPIN: Nanos = Nanos::from_micros(100);
@@ -26,9 +31,13 @@ pub const HOST: Host = Host {
     },
 };
 
+/// Memory for what an engine in this process has in work.
+const POOL_BYTES: usize = 256 << 20;
+
 /// Runs `octokv bench`.
 pub fn run(bench: &Bench) -> Outcome {
     let plan = plan(bench)?;
+    let system = system(bench, &plan)?;
     let cores: Vec<Option<usize>> = match bench.client_cores.as_slice() {
         [] => vec![None],
         cores => cores.iter().copied().map(Some).collect(),
@@ -41,7 +50,8 @@ pub fn run(bench: &Bench) -> Outcome {
     for &workload in &plan.workloads {
         let one = Plan { workloads: vec![workload], ..plan.clone() };
         let polling = bench.client_polling.policy(SPIN);
-        let figures = measure(&one, &bench.at.url, &cores, polling, Meter::new(workload.name()))?;
+        let meter = Meter::new(workload.name());
+        let figures = measure_on(&system, &one, &bench.at.url, &cores, polling, meter)?;
         for line in &figures {
             if !to_stdout {
                 writeln!(std::io::stdout(), "{}", table_line(line))?;
@@ -50,26 +60,109 @@ pub fn run(bench: &Bench) -> Outcome {
         results.extend(figures);
     }
     if let Some(file) = &bench.json {
-        write_document(file, bench, &plan, results)?;
+        write_document(file, bench, &system, &plan, results)?;
+    }
+    if let System::HostKvs(store) = &system {
+        store.close().map_err(|error| anyhow!("{error}"))?;
     }
     Ok(())
 }
 
-/// Runs a plan against a namespace.
+/// Runs a plan of Key Value commands against a namespace.
 pub fn measure(
+    plan: &Plan,
+    url: &Url,
+    cores: &[Option<usize>],
+    polling: Polling,
+    meter: Meter,
+) -> Result<Vec<Figures>, Failure> {
+    measure_on(&System::Kv, plan, url, cores, polling, meter)
+}
+
+fn measure_on(
+    system: &System,
     plan: &Plan,
     url: &Url,
     cores: &[Option<usize>],
     polling: Polling,
     mut meter: Meter,
 ) -> Result<Vec<Figures>, Failure> {
-    let address = address_of(url)?;
-    let client = client_settings(url);
-    let figures = run_plan(plan, address, &client, cores, polling, HOST, |progress| {
+    let of_node = !matches!(system, System::HostKvs(_));
+    let address = if of_node { address_of(url)? } else { NOWHERE };
+    let node = Node { address, client: client_settings(url) };
+    let figures = run_plan(plan, system, &node, cores, polling, HOST, |progress| {
         meter.show(progress.part, &format!("{} operations", progress.operations));
     });
-    Ok(figures.map_err(|error| anyhow!("{error} (--url {url})"))?)
+    Ok(figures
+        .map_err(|error| if of_node { anyhow!("{error} (--url {url})") } else { anyhow!("{error}") })?)
 }
+
+/// The address of a node where there is none.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// The system that is asked for, ready to be put under load.
+fn system(bench: &Bench, plan: &Plan) -> Result<System, Failure> {
+    let of = |flag: &str, given: bool, allowed: bool, systems: &str| match given && !allowed {
+        true => Err(Failure::Usage(format!("--{flag} is for --system {systems}"))),
+        false => Ok(()),
+    };
+    let (remote, host) = (bench.system == SystemName::RemoteEngine, bench.system == SystemName::HostKvs);
+    of("durability", bench.durability.is_some(), remote, "remote-engine")?;
+    of("format", bench.format, remote || host, "remote-engine or host-kvs")?;
+    of("host-kvs-dir", bench.host_kvs_dir.is_some(), host, "host-kvs")?;
+    of("host-kvs-files", bench.host_kvs_files.is_some(), host, "host-kvs")?;
+    let seed = process::random_u64().context("random numbers for a format")?;
+    match bench.system {
+        SystemName::Kv => Ok(System::Kv),
+        SystemName::RemoteEngine => {
+            if bench.client_cores.len() > 1 {
+                let what = "--client-cores: with --system remote-engine the engine runs on one core";
+                return Err(Failure::Usage(what.to_owned()));
+            }
+            let durability = match bench.durability {
+                None | Some(config::Durability::Flush) => Durability::Flush,
+                Some(config::Durability::Device) => Durability::Device,
+            };
+            let engine = EngineSettings { durability, pool_bytes: POOL_BYTES, seed };
+            let url = &bench.at.url;
+            let node = Node { address: address_of(url)?, client: client_settings(url) };
+            remote_engine::prepare(plan, &node, engine, bench.format, clock::now)
+                .map_err(|error| anyhow!("{error} (--url {url})"))?;
+            Ok(System::RemoteEngine(engine))
+        }
+        SystemName::HostKvs => {
+            let Some(directory) = &bench.host_kvs_dir else {
+                return Err(Failure::Usage("--system host-kvs needs --host-kvs-dir DIR".to_owned()));
+            };
+            let files = open_files(directory, bench, plan)?;
+            let store = HostKvs::open(files, plan, POOL_BYTES, seed).map_err(|error| anyhow!("{error}"))?;
+            Ok(System::HostKvs(Arc::new(store)))
+        }
+    }
+}
+
+/// The files of a Host KVS: those that are there, or new ones.
+fn open_files(directory: &Path, bench: &Bench, plan: &Plan) -> Result<Vec<DbFile>, Failure> {
+    let count = bench.host_kvs_files.unwrap_or(plan.threads);
+    if !(1..=FILES_MAX).contains(&count) {
+        return Err(Failure::Usage(format!("--host-kvs-files {count}: must be from 1 to {FILES_MAX}")));
+    }
+    let bytes = file_bytes(plan, count);
+    let open = |number: usize| -> anyhow::Result<DbFile> {
+        let path = directory.join(format!("octokv-host-kvs-{number}.db"));
+        let named = || format!("file {}", path.display());
+        if bench.format && path.exists() {
+            std::fs::remove_file(&path).with_context(named)?;
+        }
+        let buffered = file::open_device(&path, Some(bytes), false).with_context(named)?;
+        let direct = buffered.direct_view().with_context(named)?;
+        Ok(DbFile { buffered, direct })
+    };
+    Ok((0..count).map(open).collect::<anyhow::Result<_>>()?)
+}
+
+/// The most files of a Host KVS.
+const FILES_MAX: usize = 1024;
 
 /// Settings of a session with a namespace.
 pub fn client_settings(url: &Url) -> octokv_client::Settings {
@@ -108,13 +201,23 @@ fn plan(bench: &Bench) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
-fn write_document(file: &Path, bench: &Bench, plan: &Plan, results: Vec<Figures>) -> Outcome {
+fn write_document(
+    file: &Path,
+    bench: &Bench,
+    system: &System,
+    plan: &Plan,
+    results: Vec<Figures>,
+) -> Outcome {
+    let place = match &bench.host_kvs_dir {
+        Some(directory) => directory.display().to_string(),
+        None => bench.at.url.to_string(),
+    };
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let document = Document {
         schema: SCHEMA,
         command: words.join(" "),
         machine: machine(),
-        settings: Settings::new(&bench.at.url.to_string(), plan),
+        settings: Settings::new(system, &place, plan),
         results,
     };
     let mut text = serde_json::to_string_pretty(&document).context("the document")?;
@@ -126,7 +229,7 @@ fn write_document(file: &Path, bench: &Bench, plan: &Plan, results: Vec<Figures>
 }
 
 /// What is known of this machine.
-fn machine() -> Machine {
+pub fn machine() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| -> Option<String> {
         let line = text.lines().find(|line| line.starts_with(name))?;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use octokv_client::Url;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -17,10 +18,15 @@ pub struct Server {
 impl Server {
     /// Starts one on a device and waits for its ready line.
     pub fn start(device: &Path) -> Result<Server> {
+        Server::with(&["--listen".as_ref(), "127.0.0.1:0".as_ref(), "--device".as_ref(), device.as_os_str()])
+    }
+
+    /// Starts one with these flags and waits for its ready line.
+    pub fn with(flags: &[&OsStr]) -> Result<Server> {
         let binary = std::env::current_exe().context("this program's own file")?;
         let mut child = Command::new(binary)
-            .args(["serve", "--listen", "127.0.0.1:0", "--device"])
-            .arg(device)
+            .arg("serve")
+            .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -1,10 +1,11 @@
 //! Settings of a node: defaults, the configuration file over them, the flags over that.
 //!
-//! The file is flat TOML with the keys of [`Config`]; `octokv.example.toml` documents every one with its
+//! The file is TOML with the keys of [`Config`], flat but for the `[[namespace]]` tables; `octokv.example.toml` documents every one with its
 //! default, and a test holds it to that.
 
 use crate::arguments::Serve;
 use crate::diagnosis;
+use crate::namespace;
 use crate::size::Size;
 use clap::ValueEnum;
 use octokv_base::Nanos;
@@ -14,8 +15,9 @@ use octokv_node::{DeviceSettings, EngineKind, NodeSettings};
 use octokv_runtime::DeviceDriver;
 use octokv_target::TargetSettings;
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The device that is this process's memory.
 pub const MEMORY: &str = "memory";
@@ -128,6 +130,11 @@ pub struct Config {
     pub handshake_limit_s: u64,
     pub discovery_idle_limit_s: u64,
     pub stop_limit_s: u64,
+    pub hosts: BTreeSet<String>,
+    pub referrals: Vec<SocketAddr>,
+    pub state: String,
+    pub admin: String,
+    pub namespace: Vec<namespace::Table>,
 }
 
 /// The keys of [`Config`], in its order: among them the right name for a wrong one is looked for.
@@ -166,7 +173,47 @@ pub const KEYS: &[&str] = &[
     "handshake_limit_s",
     "discovery_idle_limit_s",
     "stop_limit_s",
+    "hosts",
+    "referrals",
+    "state",
+    "admin",
+    "namespace",
 ];
+
+/// Where something of the node is: a path, or a word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Where it belongs, if anywhere.
+    Auto,
+    /// Nowhere.
+    None,
+    /// Here.
+    At(PathBuf),
+}
+
+const AUTO: &str = "auto";
+const NONE: &str = "none";
+
+impl Place {
+    fn of(word: &str) -> Place {
+        match word {
+            AUTO => Place::Auto,
+            NONE => Place::None,
+            path => Place::At(path.into()),
+        }
+    }
+}
+
+/// What concerns changing the node while it runs.
+#[derive(Clone, Debug)]
+pub struct Administration {
+    /// Where changes are kept.
+    pub state: Place,
+    /// Where they are asked for.
+    pub socket: Place,
+    /// Who may connect, as configured.
+    pub hosts: BTreeSet<String>,
+}
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -231,6 +278,11 @@ impl Default for Config {
             handshake_limit_s: target.handshake_limit.0 / SECOND,
             discovery_idle_limit_s: target.discovery_idle_limit.0 / SECOND,
             stop_limit_s: node.stop_limit.0 / SECOND,
+            hosts: [octokv_control::operator::ANY.to_owned()].into(),
+            referrals: node.referrals.clone(),
+            state: AUTO.to_owned(),
+            admin: AUTO.to_owned(),
+            namespace: Vec::new(),
         }
     }
 }
@@ -248,7 +300,7 @@ pub struct Invalid {
 ///
 /// # Errors
 /// What is wrong and where it is said.
-pub fn node_settings(flags: &Serve) -> Result<NodeSettings, String> {
+pub fn node_settings(flags: &Serve) -> Result<(NodeSettings, Administration), String> {
     let (mut config, source) = match &flags.config {
         None => (Config::default(), None),
         Some(path) => {
@@ -259,7 +311,8 @@ pub fn node_settings(flags: &Serve) -> Result<NodeSettings, String> {
     };
     config.overlay(flags);
     let settings = config.settings(flags.format);
-    settings.map_err(|Invalid { key, must }| {
+    let administration = config.administration();
+    settings.map(|settings| (settings, administration)).map_err(|Invalid { key, must }| {
         let place = source.as_ref().and_then(|(path, text)| diagnosis::place_of(path, text, key));
         let place = place.map_or_else(String::new, |place| format!("{place}: "));
         format!("{place}{key} must be {must}")
@@ -297,6 +350,8 @@ impl Config {
         over(&mut self.nqn, &flags.nqn);
         over(&mut self.driver, &flags.driver);
         over(&mut self.polling, &flags.polling);
+        over(&mut self.state, &flags.state);
+        over(&mut self.admin, &flags.admin);
         if !flags.listen.is_empty() {
             self.listen.clone_from(&flags.listen);
         }
@@ -319,6 +374,16 @@ impl Config {
         }
         if let Err(why) = octokv_wire::nqn::check(&self.nqn) {
             return bad("nqn", &format!("a name of the form nqn.YYYY-MM.DOMAIN:NAME ({why})"));
+        }
+        for host in self.hosts.iter().filter(|host| *host != octokv_control::operator::ANY) {
+            if let Err(why) = octokv_wire::nqn::check(host) {
+                return bad("hosts", &format!("\"any\", or names of hosts; \"{host}\" is none ({why})"));
+            }
+        }
+        for (key, place) in [("state", &self.state), ("admin", &self.admin)] {
+            if place.is_empty() {
+                return bad(key, "a path, \"auto\" or \"none\"");
+            }
         }
         let printable = |text: &str| text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
         if !printable(&self.serial) || self.serial.len() > 20 {
@@ -355,6 +420,14 @@ impl Config {
         limit("spin_us", &self.spin_us, 0, 1_000_000, "at most 1000000")
     }
 
+    fn administration(&self) -> Administration {
+        Administration {
+            state: Place::of(&self.state),
+            socket: Place::of(&self.admin),
+            hosts: self.hosts.clone(),
+        }
+    }
+
     /// As a node takes them.
     fn settings(&self, reformat: bool) -> Result<NodeSettings, Invalid> {
         self.check()?;
@@ -374,6 +447,11 @@ impl Config {
             value_bytes_max: self.value_bytes_max.0 as u32,
             ..defaults.format
         };
+        let namespaces = self
+            .namespace
+            .iter()
+            .map(|table| table.settings(format, &self.nqn))
+            .collect::<Result<Vec<_>, _>>();
         let target = TargetSettings {
             serial: self.serial.clone(),
             model: self.model.clone(),
@@ -420,6 +498,9 @@ impl Config {
             requests_max: self.requests_max,
             target,
             stop_limit: Nanos::from_secs(self.stop_limit_s),
+            referrals: self.referrals.clone(),
+            hosts: octokv_control::operator::hosts_of(&self.hosts),
+            namespaces: namespaces?,
             ..defaults
         })
     }

@@ -35,7 +35,7 @@ const FIGURES_TIME: Nanos = Nanos::from_millis(700);
 pub fn run() -> Outcome {
     println!("octokv demo: a key-value storage node over NVMe/TCP, on a temporary file\n");
     // Dropped at the end, however that comes: the directory and the file go with it.
-    let directory = directory()?;
+    let directory = directory("octokv-demo-")?;
     let device = directory.path().join("device");
     first_steps(&device)?;
     crash(&device)?;
@@ -46,11 +46,11 @@ pub fn run() -> Outcome {
 }
 
 /// Where the device goes: the system's place for temporary files, unless it cannot hold one.
-fn directory() -> Result<TempDir, Failure> {
+pub fn directory(prefix: &str) -> Result<TempDir, Failure> {
     let mut places = vec![std::env::temp_dir()];
     places.extend(std::env::current_dir());
     let usable = |place: &PathBuf| {
-        let directory = TempDir::with_prefix_in("octokv-demo-", place).ok()?;
+        let directory = TempDir::with_prefix_in(prefix, place).ok()?;
         let probe = directory.path().join("probe");
         octokv_sys::file::open_device(&probe, Some(1 << 20), true).ok()?;
         std::fs::remove_file(probe).ok()?;

@@ -1,19 +1,23 @@
-//! The command line: `octokv serve`, the client's commands, `bench`, `check`, `sim`, `demo`.
+//! The command line: `octokv serve`; `ns`, `host` and `ana` for a node that runs; the client's commands, `bench`,
+//! `check`, `sim`, `reproduce`, `demo`.
 //!
-//! Exit codes: 0 done, 1 the operation failed, 2 usage (arguments or the configuration file), 3 the key
-//! does not exist. Results go to standard output; messages, progress and events to standard error.
+//! Exit codes: 0 done, 1 the operation failed, 2 usage (arguments, the configuration file, or a change that cannot
+//! be), 3 the key does not exist. Results go to standard output; messages, progress and events to standard error.
 //!
 //! # Layout
 //! - [`arguments`]: what can be typed.
 //! - [`config`]: the configuration file and the flags over it, as settings of a node; `octokv.example.toml`.
 //! - [`diagnosis`]: what is wrong with a configuration file: where, which key, what was meant.
+//! - [`namespace`]: `[[namespace]]` tables of that file.
 //! - [`size`]: sizes as people write them.
 //! - [`outcome`]: how a command ends: exit codes and messages.
 //! - [`serve`]: a node until it is told to end.
+//! - [`admin`]: ns, host, ana: changing a node that runs.
 //! - [`keys`]: put, get, delete, exist, list.
 //! - [`check`]: verify a device.
 //! - [`bench`](mod@bench): load, a table, a document.
 //! - [`sim`]: worlds with faults, from seeds.
+//! - [`reproduce`]: papers' experiments, their figures beside ours.
 //! - [`demo`]: everything once, within seconds, on a temporary file.
 //! - [`child`]: a server process of this same binary.
 //! - [`meter`]: progress: a bar on a terminal, plain lines elsewhere.
@@ -24,6 +28,7 @@
     reason = "the binary: files, processes and threads begin here"
 )]
 
+mod admin;
 mod arguments;
 mod bench;
 mod check;
@@ -33,7 +38,9 @@ mod demo;
 mod diagnosis;
 mod keys;
 mod meter;
+mod namespace;
 mod outcome;
+mod reproduce;
 mod serve;
 mod sim;
 mod size;
@@ -51,6 +58,9 @@ fn main() -> ExitCode {
         .init();
     let result = match arguments.command {
         Command::Serve(serve) => serve::run(&serve),
+        Command::Ns(ns) => admin::ns(&ns),
+        Command::Host(host) => admin::host(&host),
+        Command::Ana(ana) => admin::ana(&ana),
         Command::Put(put) => keys::put(&put),
         Command::Get(get) => keys::get(&get),
         Command::Delete(delete) => keys::delete(&delete),
@@ -59,6 +69,7 @@ fn main() -> ExitCode {
         Command::Check(check) => check::run(&check),
         Command::Bench(bench) => bench::run(&bench),
         Command::Sim(sim) => sim::run(&sim),
+        Command::Reproduce(reproduce) => reproduce::run(&reproduce),
         Command::Demo => demo::run(),
     };
     outcome::exit(result)

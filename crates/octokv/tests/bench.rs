@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{OCTOKV, Server, directory, octokv};
+use common::{OCTOKV, Server, beside_the_driver, directory, octokv};
 use serde_json::Value;
 use std::process::Command;
 
@@ -41,10 +41,12 @@ fn a_bench_prints_a_table_and_writes_the_document() {
     assert!(document["command"].as_str().unwrap().contains("--value-size 1000"));
     assert!(document["machine"]["cores"].as_u64().unwrap() > 0);
     assert_eq!(document["settings"]["threads"], 3);
+    assert_eq!(document["settings"]["system"], "kv");
     let results = document["results"].as_array().unwrap();
     assert_eq!(results.len(), 5);
     for (result, name) in results.iter().zip(&names[1..]) {
         assert_eq!(result["workload"], *name);
+        assert_eq!(result["system"], "kv");
         assert_eq!(result["operations"], 300);
         assert_eq!(result["not_found"], 0);
         let figure = |name: &str| result[name].as_f64().unwrap();
@@ -109,6 +111,6 @@ fn the_demo_shows_everything_and_leaves_nothing() {
     for part in ["put ", "get ", "list ", "killed ", "restart ", "every acknowledged write is there", "p99"] {
         assert!(out.contains(part), "no \"{part}\" in {out}");
     }
-    assert_eq!(err, "");
+    assert_eq!(beside_the_driver(&err), "");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }

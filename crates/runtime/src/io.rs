@@ -50,7 +50,20 @@ pub enum Operation {
     },
 }
 
-/// The device's answer. The buffer of a read or write comes back in any case.
+impl Operation {
+    fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => Some(buffer),
+            Operation::Flush | Operation::Trim { .. } => None,
+        }
+    }
+}
+
+/// EBADF.
+const BAD_FILE: i32 = 9;
+
+/// The device's answer. The buffer of a read or write comes back, except from a remote device whose operation
+/// failed: it may have gone with the connection.
 #[derive(Debug)]
 pub struct Completed {
     /// The operation's buffer, if it had one.
@@ -110,6 +123,8 @@ impl Media {
 pub trait DeviceQueue {
     /// Makes a device known to this queue.
     fn open(&mut self, media: &Media) -> io::Result<FileId>;
+    /// Forgets a device once its operations are over; nothing names it any more.
+    fn close(&mut self, file: FileId);
     /// Takes an operation; never refuses one, and never blocks. The ticket comes back with its answer.
     fn submit(&mut self, ticket: u32, file: FileId, operation: Operation);
     /// Sends on what was submitted and adds what has been answered.
@@ -169,6 +184,25 @@ impl Channel {
     /// Makes a device known to this core.
     pub fn open(&self, media: &Media) -> io::Result<FileId> {
         self.0.borrow_mut().queue.open(media)
+    }
+
+    /// Forgets a device. Operations of it that wait for their turn fail with EBADF.
+    pub fn close(&self, file: FileId) {
+        let mut inner = self.0.borrow_mut();
+        for index in (0..inner.waiting.len()).rev() {
+            let slot = inner.waiting[index];
+            if matches!(&inner.slots[slot as usize].state, State::Waiting(of, _) if *of == file) {
+                inner.waiting.remove(index);
+                inner.flying += 1;
+                let waiting = std::mem::replace(&mut inner.slots[slot as usize].state, State::Flying);
+                let State::Waiting(_, operation) = waiting else { unreachable!("it waited a line ago") };
+                let completed = Completed { buffer: operation.into_buffer(), result: Err(BAD_FILE) };
+                if let Some(waker) = inner.land(slot, completed) {
+                    waker.wake();
+                }
+            }
+        }
+        inner.queue.close(file);
     }
 
     /// Hands an operation over. It starts at the next [`Channel::poll`] at the latest.

@@ -34,6 +34,7 @@ struct Shared {
     line: Mutex<Line>,
     work: Condvar,
     answers: Mutex<Vec<(u32, Completed)>>,
+    /// How long `answers` is; changed only with its lock held.
     answered: AtomicUsize,
     doorbell: Arc<Doorbell>,
 }
@@ -42,7 +43,8 @@ struct Shared {
 pub struct ThreadQueue {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    files: Vec<Arc<OwnedFile>>,
+    /// None once it is closed.
+    files: Vec<Option<Arc<OwnedFile>>>,
     in_flight: usize,
 }
 
@@ -81,8 +83,10 @@ impl Shared {
     fn work(&self) {
         while let Some(Job { ticket, file, operation }) = self.next() {
             let completed = carry_out(&file, operation);
-            lock(&self.answers).push((ticket, completed));
-            self.answered.fetch_add(1, Ordering::Release);
+            let mut answers = lock(&self.answers);
+            answers.push((ticket, completed));
+            self.answered.store(answers.len(), Ordering::Release);
+            drop(answers);
             self.doorbell.ring();
         }
     }
@@ -118,12 +122,22 @@ fn carry_out(file: &OwnedFile, operation: Operation) -> Completed {
 
 impl DeviceQueue for ThreadQueue {
     fn open(&mut self, media: &Media) -> io::Result<FileId> {
-        self.files.push(media.kernel()?);
-        Ok(FileId((self.files.len() - 1) as u32))
+        let file = Some(media.kernel()?);
+        let place = self.files.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.files.push(None);
+            self.files.len() - 1
+        });
+        self.files[place] = file;
+        Ok(FileId(place as u32))
+    }
+
+    fn close(&mut self, file: FileId) {
+        // Jobs in line have the file to themselves.
+        self.files[file.0 as usize] = None;
     }
 
     fn submit(&mut self, ticket: u32, file: FileId, operation: Operation) {
-        let file = Arc::clone(&self.files[file.0 as usize]);
+        let file = Arc::clone(self.files[file.0 as usize].as_ref().expect("a file that is open"));
         self.submit_on(ticket, file, operation);
     }
 
@@ -133,7 +147,7 @@ impl DeviceQueue for ThreadQueue {
             return;
         }
         let mut answers = lock(&self.shared.answers);
-        self.shared.answered.fetch_sub(answers.len(), Ordering::Relaxed);
+        self.shared.answered.store(0, Ordering::Relaxed);
         self.in_flight -= answers.len();
         done.append(&mut answers);
     }

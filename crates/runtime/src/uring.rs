@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// A queue of one core over its ring. Made and used by one thread.
 pub struct UringQueue {
     ring: Ring,
-    files: Vec<Arc<OwnedFile>>,
+    /// By the ring's number of each; none once it is closed.
+    files: Vec<Option<Arc<OwnedFile>>>,
     discards: Option<ThreadQueue>,
     doorbell: Arc<Doorbell>,
 }
@@ -28,15 +29,19 @@ impl UringQueue {
         Ok(UringQueue { ring, files: Vec::new(), discards: None, doorbell })
     }
 
+    fn file(&self, file: FileId) -> &Arc<OwnedFile> {
+        self.files[file.0 as usize].as_ref().expect("a file that is open")
+    }
+
     fn discard(&mut self, ticket: u32, file: FileId, operation: Operation) {
-        let file = Arc::clone(&self.files[file.0 as usize]);
+        let owned = Arc::clone(self.file(file));
         if self.discards.is_none() {
             self.discards = ThreadQueue::new(1, Arc::clone(&self.doorbell)).ok();
         }
         match &mut self.discards {
-            Some(queue) => queue.submit_on(ticket, file, operation),
+            Some(queue) => queue.submit_on(ticket, owned, operation),
             // No thread to be had. A trim is advice: a flush in its place does no harm and answers.
-            None => self.ring.flush(ticket, 0),
+            None => self.ring.flush(ticket, file.0),
         }
     }
 }
@@ -44,8 +49,16 @@ impl UringQueue {
 impl DeviceQueue for UringQueue {
     fn open(&mut self, media: &Media) -> io::Result<FileId> {
         let file = media.kernel()?;
-        self.files.push(Arc::clone(&file));
-        Ok(FileId(self.ring.register(file)))
+        let id = self.ring.register(Arc::clone(&file));
+        let place = id as usize;
+        self.files.resize(self.files.len().max(place + 1), None);
+        self.files[place] = Some(file);
+        Ok(FileId(id))
+    }
+
+    fn close(&mut self, file: FileId) {
+        self.files[file.0 as usize] = None;
+        self.ring.release(file.0);
     }
 
     fn submit(&mut self, ticket: u32, file: FileId, operation: Operation) {
@@ -53,7 +66,7 @@ impl DeviceQueue for UringQueue {
             Operation::Read { offset, buffer } => self.ring.read(ticket, file.0, offset, buffer),
             Operation::Write { offset, buffer } => self.ring.write(ticket, file.0, offset, buffer),
             Operation::Flush => self.ring.flush(ticket, file.0),
-            Operation::Trim { .. } if self.files[file.0 as usize].is_block_device() => {
+            Operation::Trim { .. } if self.file(file).is_block_device() => {
                 self.discard(ticket, file, operation);
             }
             Operation::Trim { offset, bytes } => self.ring.trim(ticket, file.0, offset, bytes),

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Scratch;
+use common::{Scratch, drivers};
 use octokv_base::{Buffer, Nanos, Random};
 use octokv_runtime::{
     Busy, Channel, DeviceDriver, Doorbell, Handle, Idle, ListenerId, Mailbox, Operation, Polling,
@@ -132,7 +132,7 @@ fn an_idle_reactor_uses_no_core_and_wakes_for_the_first_byte() {
 
 #[test]
 fn a_sleeping_reactor_wakes_for_timers_and_for_its_device() {
-    for driver in [DeviceDriver::Uring, DeviceDriver::Threads] {
+    for driver in drivers() {
         let scratch = Scratch::new(&format!("wakes-{driver:?}"));
         let (mut echo, _) = Echo::new(Polling::Sleep, driver);
         let channel = echo.handle.channel();
@@ -160,6 +160,50 @@ fn a_sleeping_reactor_wakes_for_timers_and_for_its_device() {
             }
         }
         assert!(echo.idle.sleeps() >= 100, "{driver:?} slept {} times", echo.idle.sleeps());
+    }
+}
+
+#[test]
+fn no_wake_up_by_a_device_is_lost() {
+    const ROUNDS: u64 = 20_000;
+    for driver in drivers() {
+        let scratch = Scratch::new(&format!("lost-{driver:?}"));
+        let (mut echo, _) = Echo::new(Polling::Sleep, driver);
+        let channel = echo.handle.channel();
+        let file = channel.open(&scratch.media).unwrap();
+        let blocks = scratch.media.size_bytes / 4096;
+        let answered = std::rc::Rc::new(std::cell::Cell::new(0));
+        // Several at a time, so that answers meet in every window: while the core looks, while it goes to sleep.
+        for task in 0..3 {
+            let (channel, answered) = (channel.clone(), std::rc::Rc::clone(&answered));
+            echo.handle.spawn(async move {
+                let mut buffer = Buffer::zeroed(4096);
+                for round in 0..ROUNDS / 3 {
+                    let read = Operation::Read { offset: (round * 7 + task) % blocks * 4096, buffer };
+                    buffer = channel.submit(file, read).await.buffer.unwrap();
+                    if round % 8 == 0 {
+                        // Reads of blocks that were never written may be over at once; a flush is waited for.
+                        assert_eq!(channel.submit(file, Operation::Flush).await.result, Ok(()));
+                    }
+                    answered.set(answered.get() + 1);
+                }
+            });
+        }
+        let mut random = Random::new(9);
+        for turn in 0.. {
+            if answered.get() == ROUNDS / 3 * 3 {
+                break;
+            }
+            let busy = echo.turn();
+            // Half of the time answers come while the core looks elsewhere, half of the time while it sleeps.
+            if turn / 64 % 2 == 0 {
+                dawdle(&mut random);
+            }
+            if !busy {
+                sleep(&mut echo.idle, &mut echo.sockets);
+            }
+        }
+        assert!(echo.idle.sleeps() > 0, "{driver:?} never slept");
     }
 }
 

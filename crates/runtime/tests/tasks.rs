@@ -25,6 +25,7 @@ impl DeviceQueue for Echo {
     fn open(&mut self, _: &Media) -> io::Result<FileId> {
         Ok(FileId(0))
     }
+    fn close(&mut self, _: FileId) {}
     fn submit(&mut self, ticket: u32, _: FileId, operation: Operation) {
         let buffer = match operation {
             Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => Some(buffer),

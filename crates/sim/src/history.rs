@@ -42,8 +42,10 @@ pub enum Call {
         /// How.
         mode: StoreMode,
     },
-    /// Deletes.
+    /// Deletes; of a block, zeroes it.
     Delete,
+    /// Gives a block up: it may be zeroed by that, or stay what it is.
+    GiveUp,
     /// Reads the value.
     Get,
     /// Asks whether there is one; lists do so, too.
@@ -61,6 +63,8 @@ pub enum Seen {
     Length(u32),
     /// Some value.
     Something,
+    /// Not the value of this operation.
+    Other(u64),
     /// A value that cannot be read.
     Damaged,
 }
@@ -87,6 +91,8 @@ pub struct Event {
     pub began: u64,
     /// When it came back; the end of time while it has not.
     pub ended: u64,
+    /// Whether its end says that it survives a power cut, without a flush.
+    pub durable: bool,
 }
 
 /// A call that has begun.
@@ -169,13 +175,27 @@ impl History {
         operation
     }
 
+    /// The operation whose value was last asked to be put under a key in this segment, or was there when it began;
+    /// 0 for none.
+    pub fn last_write(&self, key: usize) -> u64 {
+        let last = self.events[key].iter().rev().find_map(|event| match event.call {
+            Call::Put { operation, .. } => Some(operation),
+            Call::Delete => Some(0),
+            _ => None,
+        });
+        last.unwrap_or(match self.starts[key] {
+            State::Holds { operation, .. } => operation,
+            State::Missing | State::Damaged => 0,
+        })
+    }
+
     /// Notes that a call begins.
     pub fn begin(&mut self, key: usize, call: Call) -> CallId {
         let began = self.tick(key as u64);
         if !self.open {
             return CallId { segment: u64::MAX, key, index: 0, began };
         }
-        self.events[key].push(Event { call, outcome: None, began, ended: u64::MAX });
+        self.events[key].push(Event { call, outcome: None, began, ended: u64::MAX, durable: false });
         CallId { segment: self.segment, key, index: self.events[key].len() - 1, began }
     }
 
@@ -196,6 +216,14 @@ impl History {
             (event.outcome, event.ended) = (Some(outcome), ended);
         }
         Ok(())
+    }
+
+    /// Notes that a write was acknowledged that survives a power cut by itself.
+    pub fn end_durable(&mut self, id: CallId) -> Result<(), String> {
+        if id.segment == self.segment {
+            self.events[id.key][id.index].durable = true;
+        }
+        self.end(id, Outcome::Done)
     }
 
     /// Notes that a call surely did nothing, and told nothing.
@@ -221,7 +249,8 @@ impl History {
         let ended = self.tick(5);
         if id.segment == self.segment {
             let outcome = Some(Outcome::Saw(seen));
-            self.events[key].push(Event { call: Call::Exist, outcome, began: id.began, ended });
+            let (call, began) = (Call::Exist, id.began);
+            self.events[key].push(Event { call, outcome, began, ended, durable: false });
         }
     }
 
@@ -237,7 +266,7 @@ impl History {
                 State::Damaged => Seen::Damaged,
             };
             let outcome = Some(Outcome::Saw(seen));
-            self.events[key].push(Event { call: Call::Get, outcome, began, ended });
+            self.events[key].push(Event { call: Call::Get, outcome, began, ended, durable: false });
         }
     }
 

@@ -155,7 +155,7 @@ impl Clients {
             if resting || now < seat.again_at {
                 return false;
             }
-            let settings = self.settings();
+            let settings = settings_of(self.host, &self.plan);
             let sockets = self.world.sockets(self.host);
             let seat = &mut self.seats[index];
             seat.session = Some(Session::new(sockets, self.node, settings, now));
@@ -176,29 +176,6 @@ impl Clients {
             busy = true;
         }
         busy
-    }
-
-    fn settings(&self) -> Settings {
-        let plan = &self.plan;
-        Settings {
-            host: format!("nqn.2026-11.io.octokv:client-{}", self.host.0),
-            host_id: [self.host.0 as u8; 16],
-            queues: plan.queues,
-            depth: plan.depth,
-            header_digest: plan.header_digest,
-            data_digest: plan.data_digest,
-            command_timeout: plan.command_timeout,
-            connect_timeout: Nanos::from_secs(2),
-            keep_alive: plan.keep_alive,
-            reconnect: Reconnect::BackOff {
-                first: Nanos::from_millis(1),
-                longest: Nanos::from_millis(50),
-                give_up: Nanos::from_secs(5),
-            },
-            receive_bytes: 64 << 10,
-            pool_bytes: 64 << 20,
-            ..Settings::default()
-        }
     }
 
     fn poll(&mut self, index: usize, now: Nanos) -> bool {
@@ -290,6 +267,29 @@ impl Drop for Clients {
     }
 }
 
+/// What the sessions of a host are told.
+pub(crate) fn settings_of(host: HostId, plan: &HostPlan) -> Settings {
+    Settings {
+        host: format!("nqn.2026-11.io.octokv:client-{}", host.0),
+        host_id: [host.0 as u8; 16],
+        queues: plan.queues,
+        depth: plan.depth,
+        header_digest: plan.header_digest,
+        data_digest: plan.data_digest,
+        command_timeout: plan.command_timeout,
+        connect_timeout: Nanos::from_secs(2),
+        keep_alive: plan.keep_alive,
+        reconnect: Reconnect::BackOff {
+            first: Nanos::from_millis(1),
+            longest: Nanos::from_millis(50),
+            give_up: Nanos::from_secs(5),
+        },
+        receive_bytes: 64 << 10,
+        pool_bytes: 64 << 20,
+        ..Settings::default()
+    }
+}
+
 /// Whether a session ended as none does, whatever happens to hosts, links and disks.
 fn is_broken_rule(lost: &Lost) -> bool {
     match lost {
@@ -298,7 +298,9 @@ fn is_broken_rule(lost: &Lost) -> bool {
         | Lost::Terminated { .. }
         | Lost::Authentication
         | Lost::NoNamespace
-        | Lost::NotKeyValue => true,
+        | Lost::CommandSet
+        | Lost::BlockFormat
+        | Lost::OtherNamespace => true,
     }
 }
 
@@ -451,7 +453,8 @@ impl Shared {
     }
 }
 
-fn draw(random: &mut Random, shares: &[u64]) -> usize {
+/// Which of these shares, by lot.
+pub(crate) fn draw(random: &mut Random, shares: &[u64]) -> usize {
     let mut left = random.below(shares.iter().sum());
     for (index, &share) in shares.iter().enumerate() {
         if left < share {
@@ -462,7 +465,8 @@ fn draw(random: &mut Random, shares: &[u64]) -> usize {
     0
 }
 
-fn draw_length(random: &mut Random, most: u64) -> usize {
+/// A length of at most so much, sometimes none.
+pub(crate) fn draw_length(random: &mut Random, most: u64) -> usize {
     if random.one_in(25) {
         return 0;
     }

@@ -9,17 +9,23 @@
 //! - [`plan`]: one seed's world, as data.
 //! - [`worlds`]: one world, played from its plan.
 //! - [`machine`]: the node under test. [`host`]: its clients. [`disk`]: a device that fails.
+//! - [`blocks`]: worlds of namespaces of blocks, and of an operator who changes them.
+//! - [`remote`]: worlds with the engine on a client, over a namespace of blocks.
 //! - [`history`]: what clients asked and heard. [`register`]: whether that can be explained.
 
+pub mod blocks;
 pub mod disk;
 pub mod history;
 pub mod host;
 pub mod machine;
 pub mod plan;
 pub mod register;
+pub mod remote;
 pub mod worlds;
 
+pub use blocks::plan::BlocksPlan;
 pub use plan::{Plan, Scenario};
+pub use remote::plan::RemotePlan;
 pub use worlds::{Figures, play};
 
 use std::fmt;
@@ -123,10 +129,9 @@ pub fn run(settings: &Settings, mut progress: impl FnMut(&Report) -> bool) -> Ou
 
 /// Plays one seed, a second time too where asked to. The error says what does not hold.
 pub fn play_seed(seed: u64, scenario: Scenario, twice: bool) -> Result<Figures, String> {
-    let plan = Plan::draw(seed, scenario);
-    let figures = play_caught(&plan)?;
+    let figures = play_caught(seed, scenario)?;
     if twice {
-        let again = play_caught(&plan)?;
+        let again = play_caught(seed, scenario)?;
         if again != figures {
             return Err(format!("the same seed played twice differs: {figures:?} and {again:?}"));
         }
@@ -134,9 +139,16 @@ pub fn play_seed(seed: u64, scenario: Scenario, twice: bool) -> Result<Figures, 
     Ok(figures)
 }
 
-fn play_caught(plan: &Plan) -> Result<Figures, String> {
+fn play_caught(seed: u64, scenario: Scenario) -> Result<Figures, String> {
+    let play = || match scenario {
+        Scenario::Blocks | Scenario::Namespaces => blocks::play(&BlocksPlan::draw(seed, scenario)),
+        Scenario::Remote => remote::play(&RemotePlan::draw(seed)),
+        Scenario::Calm | Scenario::Crashes | Scenario::Network | Scenario::Disk | Scenario::Everything => {
+            play(&Plan::draw(seed, scenario))
+        }
+    };
     // An assertion of the code under test is a finding like any other.
-    let played = catch_unwind(AssertUnwindSafe(|| play(plan)));
+    let played = catch_unwind(AssertUnwindSafe(play));
     played.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));

@@ -11,12 +11,14 @@
 
 use crate::disk::{DiskFaults, FaultyDisk};
 use crate::plan::NodePlan;
-use octokv_base::{Key, Pool};
+use octokv_base::{Key, NamespaceId, Pool};
 use octokv_engine::hash::superblock::{self, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, Superblock};
 use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenError, OpenSettings, Report, Volume};
 use octokv_engine::{Engine, Fault};
 use octokv_flash::{Device, FileDevice, Geometry};
+use octokv_node::pace::Pace;
 use octokv_node::perform::Performer;
+use octokv_node::stores::{Store, Stores};
 use octokv_node::{Parts, Turns, namespace_of, reactor};
 use octokv_runtime::virtual_world::{DiskId, HostId, Stop, VirtualSockets, VirtualWorld};
 use octokv_runtime::{Busy, Channel, Doorbell, Handle, Mailbox, Sockets, mesh};
@@ -194,8 +196,11 @@ impl Machine {
         let device = self.device(&handle);
         let pool = Pool::new(self.plan.pool_bytes);
         let engine = HashEngine::new(Arc::clone(volume), index, device, pool.clone());
-        let performer =
-            Rc::new(Performer { engine, pool, handle: handle.clone(), device: Rc::from("virtual disk") });
+        let (own, device) = (pool.clone(), Rc::from("virtual disk"));
+        let listings = Pace::default();
+        let performer = Rc::new(Performer { engine, pool: own, handle: handle.clone(), device, listings });
+        let stores = Rc::new(Stores::default());
+        stores.insert(NamespaceId(1), Store::Keys(Rc::clone(&performer)));
         let mut sockets = self.world.sockets(self.host);
         let mut listeners = Vec::new();
         if index == 0 {
@@ -211,7 +216,8 @@ impl Machine {
             core: index,
             handle: handle.clone(),
             target: Arc::clone(target),
-            performer: Rc::clone(&performer),
+            stores,
+            pool,
             requests_max: self.plan.requests_max,
         });
         let (connections, is_idle) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
@@ -348,7 +354,7 @@ impl Machine {
 }
 
 /// Reads every key, one after another.
-async fn audit(engine: &HashEngine, keys: &[Key]) -> Vec<Audited> {
+pub(crate) async fn audit(engine: &HashEngine, keys: &[Key]) -> Vec<Audited> {
     let mut found = Vec::with_capacity(keys.len());
     for key in keys {
         found.push(match engine.get(key).await {

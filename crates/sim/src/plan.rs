@@ -22,12 +22,26 @@ pub enum Scenario {
     Disk,
     /// All of them.
     Everything,
+    /// Namespaces of blocks, in any of these weathers.
+    Blocks,
+    /// The same, and an operator who adds and removes namespaces, turns hosts away and changes access.
+    Namespaces,
+    /// The hash engine on a client, over a namespace of blocks of the node.
+    Remote,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Scenario; 5] =
-        [Scenario::Calm, Scenario::Crashes, Scenario::Network, Scenario::Disk, Scenario::Everything];
+    pub const ALL: [Scenario; 8] = [
+        Scenario::Calm,
+        Scenario::Crashes,
+        Scenario::Network,
+        Scenario::Disk,
+        Scenario::Everything,
+        Scenario::Blocks,
+        Scenario::Namespaces,
+        Scenario::Remote,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -37,6 +51,9 @@ impl Scenario {
             Scenario::Network => "network",
             Scenario::Disk => "disk",
             Scenario::Everything => "everything",
+            Scenario::Blocks => "blocks",
+            Scenario::Namespaces => "namespaces",
+            Scenario::Remote => "remote",
         }
     }
 
@@ -45,15 +62,15 @@ impl Scenario {
         Scenario::ALL.into_iter().find(|scenario| scenario.name() == name)
     }
 
-    fn crashes(self) -> bool {
+    pub(crate) fn crashes(self) -> bool {
         matches!(self, Scenario::Crashes | Scenario::Everything)
     }
 
-    fn network(self) -> bool {
+    pub(crate) fn network(self) -> bool {
         matches!(self, Scenario::Network | Scenario::Everything)
     }
 
-    fn disk(self) -> bool {
+    pub(crate) fn disk(self) -> bool {
         matches!(self, Scenario::Disk | Scenario::Everything)
     }
 }
@@ -244,11 +261,11 @@ pub enum End {
     },
 }
 
-fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
+pub(crate) fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
     of[random.below(of.len() as u64) as usize]
 }
 
-fn between(random: &mut Random, low: u64, high: u64) -> u64 {
+pub(crate) fn between(random: &mut Random, low: u64, high: u64) -> u64 {
     low + random.below(high - low + 1)
 }
 
@@ -276,7 +293,7 @@ impl Plan {
     }
 }
 
-fn draw_node(random: &mut Random) -> NodePlan {
+pub(crate) fn draw_node(random: &mut Random) -> NodePlan {
     let unit_bytes = pick(random, &[512, 1024, 4096, 4096]);
     let block_bytes = if random.one_in(2) { 512 } else { unit_bytes };
     let value_bytes_max = pick(random, &[4_096, 8 << 10, 40_000, 200_000]);
@@ -310,7 +327,7 @@ fn draw_node(random: &mut Random) -> NodePlan {
     }
 }
 
-fn draw_host(random: &mut Random, scenario: Scenario, node: &NodePlan) -> HostPlan {
+pub(crate) fn draw_host(random: &mut Random, scenario: Scenario, node: &NodePlan) -> HostPlan {
     let impatient = scenario.network() && random.one_in(2);
     HostPlan {
         sessions: between(random, 1, 3) as usize,
@@ -329,7 +346,7 @@ fn draw_host(random: &mut Random, scenario: Scenario, node: &NodePlan) -> HostPl
     }
 }
 
-fn draw_load(random: &mut Random, node: &NodePlan) -> Load {
+pub(crate) fn draw_load(random: &mut Random, node: &NodePlan) -> Load {
     let some = |random: &mut Random, most: u64| random.below(most + 1);
     let mut mix =
         [10 + some(random, 30), some(random, 10), some(random, 10), 10 + some(random, 40), 0, 0, 0, 0, 0];
@@ -343,7 +360,7 @@ fn draw_load(random: &mut Random, node: &NodePlan) -> Load {
     Load { keys: pick(random, &[3, 8, 20, 64]), long_keys, value_bytes: bytes, mix }
 }
 
-fn draw_link(random: &mut Random) -> LinkSettings {
+pub(crate) fn draw_link(random: &mut Random) -> LinkSettings {
     LinkSettings {
         latency: Nanos::from_micros(between(random, 1, 100)),
         jitter: Nanos::from_micros(between(random, 0, 50)),
@@ -353,7 +370,7 @@ fn draw_link(random: &mut Random) -> LinkSettings {
     }
 }
 
-fn draw_round(random: &mut Random, scenario: Scenario, hosts: usize) -> Round {
+pub(crate) fn draw_round(random: &mut Random, scenario: Scenario, hosts: usize) -> Round {
     let operations = between(random, 60, 500);
     let mut faults = Vec::new();
     let count = if scenario == Scenario::Calm { 0 } else { random.below(5) };
@@ -367,7 +384,7 @@ fn draw_round(random: &mut Random, scenario: Scenario, hosts: usize) -> Round {
     Round { operations, faults, end: draw_end(random, scenario) }
 }
 
-fn draw_stop(random: &mut Random) -> Stop {
+pub(crate) fn draw_stop(random: &mut Random) -> Stop {
     let plans = [CrashPlan::KeepAll, CrashPlan::LoseAll, CrashPlan::Some, CrashPlan::Torn];
     match random.below(3) {
         0 => Stop::Killed,

@@ -47,7 +47,7 @@ pub fn explain(start: State, events: &[Event]) -> Verdict {
     for event in events {
         match (event.outcome, event.call) {
             (Some(_), _) => search.known.push(*event),
-            (None, Call::Put { .. } | Call::Delete) => search.unknown.push(*event),
+            (None, Call::Put { .. } | Call::Delete | Call::GiveUp) => search.unknown.push(*event),
             (None, Call::Get | Call::Exist) => {}
         }
     }
@@ -69,13 +69,16 @@ impl Search {
             if taken.low == self.known.len() {
                 return Verdict::Explained;
             }
-            if self.is_still_read(&taken) || !seen.insert(taken.clone()) {
+            if !seen.insert(taken.clone()) {
                 continue;
             }
             if seen.len() > STATES_MAX {
                 return Verdict::Undecided;
             }
-            self.branch(&taken, horizon, &mut stack);
+            self.give_up(&taken, &mut stack);
+            if !self.is_still_read(&taken) {
+                self.branch(&taken, horizon, &mut stack);
+            }
         }
         Verdict::Unexplained
     }
@@ -116,6 +119,17 @@ impl Search {
         let State::Holds { operation, .. } = taken.state else { return false };
         let open = |&at: &usize| at >= taken.low && !taken.rest.contains(&at);
         self.readers.get(&operation).is_some_and(|readers| readers.iter().any(open))
+    }
+
+    /// A block that was given up may have stayed what it was.
+    fn give_up(&self, taken: &Taken, stack: &mut Vec<Taken>) {
+        for at in self.candidates(taken).0 {
+            if self.known[at].call == Call::GiveUp {
+                let mut then = taken.clone();
+                then.take(at);
+                stack.push(then);
+            }
+        }
     }
 
     fn branch(&self, taken: &Taken, horizon: u64, stack: &mut Vec<Taken>) {
@@ -181,7 +195,7 @@ fn after(event: &Event, state: State) -> Option<State> {
             fits.then_some(State::Holds { operation, bytes })
         }
         (Call::Delete, Some(Outcome::Refused)) => missing.then_some(state),
-        (Call::Delete, _) => Some(State::Missing),
+        (Call::Delete | Call::GiveUp, _) => Some(State::Missing),
         (Call::Get, Some(Outcome::Saw(seen))) => agrees(seen, state).then_some(state),
         // The length may be whole where the value is not, and a listing passes over what has no key left.
         (Call::Exist, Some(Outcome::Saw(seen))) => {
@@ -197,24 +211,29 @@ fn agrees(seen: Seen, state: State) -> bool {
         (Seen::Something, State::Holds { .. } | State::Damaged) => true,
         (Seen::Value(saw), State::Holds { operation, .. }) => saw == operation,
         (Seen::Length(saw), State::Holds { bytes, .. }) => saw == bytes,
+        (Seen::Other(saw), State::Holds { operation, .. }) => saw != operation,
+        (Seen::Other(_), State::Missing | State::Damaged) => true,
         _ => false,
     }
 }
 
-/// What a key may hold after a power cut that may lose what was acknowledged and not flushed: whatever was
-/// stored, less what was surely replaced before an acknowledged flush began.
-pub fn survivors(start: State, events: &[Event], flushes: &[u64]) -> Vec<State> {
+/// What a key that held one of `starts` may hold after a power cut that may lose what was acknowledged and not flushed: whatever was
+/// stored, less what was surely replaced before an acknowledged flush began, or by what was acknowledged as durable.
+pub fn survivors(starts: &[State], events: &[Event], flushes: &[u64]) -> Vec<State> {
     let last_flush = flushes.iter().copied().max().unwrap_or(0);
     let is_write = |event: &&Event| {
-        matches!(event.call, Call::Put { .. } | Call::Delete) && event.outcome != Some(Outcome::Refused)
+        matches!(event.call, Call::Put { .. } | Call::Delete | Call::GiveUp)
+            && event.outcome != Some(Outcome::Refused)
     };
     let writes: Vec<&Event> = events.iter().filter(is_write).collect();
     let replaced = |ended: u64| {
-        writes.iter().any(|by| by.outcome.is_some() && by.began > ended && by.ended < last_flush)
+        let lasts = |by: &Event| by.outcome.is_some() && (by.ended < last_flush || by.durable);
+        // What was given up may be there still.
+        writes.iter().any(|by| by.call != Call::GiveUp && by.began > ended && lasts(by))
     };
     let mut survivors = Vec::new();
     if !replaced(0) {
-        survivors.push(start);
+        survivors.extend_from_slice(starts);
     }
     for write in &writes {
         if write.outcome.is_none() || !replaced(write.ended) {
@@ -248,7 +267,8 @@ mod tests {
     }
 
     fn verdict(calls: &[(u64, u64, Call, Option<Outcome>)]) -> bool {
-        let event = |&(began, ended, call, outcome): &_| Event { call, outcome, began, ended };
+        let event =
+            |&(began, ended, call, outcome): &_| Event { call, outcome, began, ended, durable: false };
         let events: Vec<Event> = calls.iter().map(event).collect();
         match explain(State::Missing, &events) {
             Verdict::Explained => true,
@@ -332,11 +352,55 @@ mod tests {
             outcome: Some(Outcome::Done),
             began,
             ended,
+            durable: false,
         };
         let events = [event(1, 1, 2), event(2, 3, 4)];
         let value = |operation| State::Holds { operation, bytes: 10 };
-        assert_eq!(survivors(State::Missing, &events, &[]), [State::Missing, value(1), value(2)]);
-        assert_eq!(survivors(State::Missing, &events, &[3]), [value(1), value(2)]);
-        assert_eq!(survivors(State::Missing, &events, &[5]), [value(2)]);
+        assert_eq!(survivors(&[State::Missing], &events, &[]), [State::Missing, value(1), value(2)]);
+        assert_eq!(survivors(&[State::Missing], &events, &[3]), [value(1), value(2)]);
+        assert_eq!(survivors(&[State::Missing], &events, &[5]), [value(2)]);
+        let durable = [event(1, 1, 2), Event { durable: true, ..event(2, 3, 4) }, event(3, 5, 6)];
+        assert_eq!(survivors(&[State::Missing], &durable, &[]), [value(2), value(3)]);
+        let given_up = [event(1, 1, 2), Event { call: Call::GiveUp, durable: true, ..event(2, 3, 4) }];
+        assert_eq!(survivors(&[State::Missing], &given_up, &[3]), [value(1), State::Missing]);
+    }
+
+    #[test]
+    fn what_is_given_up_is_zeroed_by_that_or_stays() {
+        use Call::{Get, GiveUp};
+        let done = Some(Outcome::Done);
+        let saw = |seen| Some(Outcome::Saw(seen));
+        let (one, two, nothing) = (saw(Seen::Value(1)), saw(Seen::Value(2)), saw(Seen::Nothing));
+        assert!(verdict(&[(1, 2, put(1), done), (3, 4, GiveUp, done), (5, 6, Get, one)]));
+        assert!(verdict(&[(1, 2, put(1), done), (3, 4, GiveUp, done), (5, 6, Get, nothing)]));
+        // Once it is zero it is no more what it was, and it is not zeroed later.
+        assert!(!verdict(&[
+            (1, 2, put(1), done),
+            (3, 4, GiveUp, done),
+            (5, 6, Get, nothing),
+            (7, 8, Get, one)
+        ]));
+        assert!(!verdict(&[
+            (1, 2, put(1), done),
+            (3, 4, GiveUp, done),
+            (5, 6, put(2), done),
+            (7, 8, Get, nothing)
+        ]));
+        // Beside a write, after which it may come.
+        assert!(verdict(&[
+            (1, 2, put(1), done),
+            (3, 9, GiveUp, done),
+            (4, 5, Get, one),
+            (6, 7, put(2), done),
+            (10, 11, Get, nothing)
+        ]));
+        assert!(verdict(&[
+            (1, 2, put(1), done),
+            (3, 9, GiveUp, done),
+            (4, 5, put(2), done),
+            (10, 11, Get, two)
+        ]));
+        assert!(verdict(&[(1, 2, put(1), done), (3, 4, Get, saw(Seen::Other(2)))]));
+        assert!(!verdict(&[(1, 2, put(1), done), (3, 4, Get, saw(Seen::Other(1)))]));
     }
 }

@@ -38,6 +38,12 @@ pub struct Figures {
     pub device_errors: u64,
     /// Bits that rotted.
     pub rotten_bits: u64,
+    /// Lives of an engine on a client that ended since they might have lost what they wrote.
+    pub fenced: u64,
+    /// Changes of an operator.
+    pub changes: u64,
+    /// Commands refused because of them.
+    pub turned_away: u64,
     /// Keys whose calls were too entangled to judge.
     pub undecided: u64,
     /// The same for the same seed, always.
@@ -380,7 +386,7 @@ impl<'a> Play<'a> {
         for (key, state) in states.iter().enumerate() {
             before.push(history.events(key).len());
             if relaxed && *state != State::Damaged {
-                let may = survivors(history.starts()[key], history.events(key), history.flushes());
+                let may = survivors(&history.starts()[key..=key], history.events(key), history.flushes());
                 if !is_one_of(*state, &may) {
                     let key = &history.keys()[key];
                     return Err(format!("after the power cut {key} holds {state:?}, not one of {may:?}"));
@@ -486,7 +492,8 @@ mod superblock {
     pub const STRIDE: u64 = octokv_engine::hash::superblock::SUPERBLOCK_STRIDE_BYTES;
 }
 
-fn unexplained(history: &History, key: usize, events: &[crate::history::Event]) -> String {
+/// What is said of calls that no order explains.
+pub(crate) fn unexplained(history: &History, key: usize, events: &[crate::history::Event]) -> String {
     let mut text = format!("no order explains the calls of {}", history.keys()[key]);
     text.push_str(&format!(", which held {:?} at first:\n", history.starts()[key]));
     let mut sorted = events.to_vec();

@@ -26,3 +26,17 @@ fn nothing_is_called_durable_before_a_flush() {
     holds(Scenario::Crashes, &[3, 5, 7, 11, 16, 25]);
     holds(Scenario::Everything, &[8, 33, 37]);
 }
+
+/// A block of the device that was given back while a part of another block in it was being written came back with
+/// what it had held.
+#[test]
+fn what_was_given_up_does_not_come_back_with_a_write_beside_it() {
+    holds(Scenario::Blocks, &[483]);
+}
+
+/// A namespace that was removed between two steps of a session's setup was taken for one of a format that nobody
+/// knows, for good.
+#[test]
+fn a_namespace_that_goes_while_a_session_is_set_up_is_missing_and_no_more() {
+    holds(Scenario::Namespaces, &[73]);
+}

@@ -41,6 +41,21 @@ fn everything_holds() {
 }
 
 #[test]
+fn blocks_hold() {
+    holds(Scenario::Blocks);
+}
+
+#[test]
+fn namespaces_hold() {
+    holds(Scenario::Namespaces);
+}
+
+#[test]
+fn remote_holds() {
+    holds(Scenario::Remote);
+}
+
+#[test]
 fn the_faults_of_a_scenario_really_happen() {
     let of = |scenario| {
         let figures = (100..112).map(|seed| play_seed(seed, scenario, false).unwrap());
@@ -58,6 +73,34 @@ fn the_faults_of_a_scenario_really_happen() {
     assert!(crashes > 12 && checkpoints > 0, "{crashes} crashes, {checkpoints} checkpoints");
     let [.., errors, rotten] = of(Scenario::Disk);
     assert!(errors > 12 && rotten > 6, "{errors} errors, {rotten} rotten bits");
+}
+
+#[test]
+fn what_worlds_of_blocks_are_about_really_happens() {
+    let of = |scenario| {
+        let figures = (100..116).map(|seed| play_seed(seed, scenario, false).unwrap());
+        figures.fold([0; 6], |sum, one| {
+            let [crashes, errors, changes, away, fenced, undecided] = sum;
+            [
+                crashes + one.crashes,
+                errors + one.device_errors,
+                changes + one.changes,
+                away + one.turned_away,
+                fenced + one.fenced,
+                undecided + one.undecided,
+            ]
+        })
+    };
+    let [crashes, errors, changes, ..] = of(Scenario::Blocks);
+    assert!(
+        crashes > 6 && errors > 6 && changes == 0,
+        "{crashes} crashes, {errors} errors, {changes} changes"
+    );
+    let [_, _, changes, away, ..] = of(Scenario::Namespaces);
+    assert!(changes > 100 && away > 100, "{changes} changes, {away} commands turned away");
+    let [crashes, errors, _, _, fenced, undecided] = of(Scenario::Remote);
+    assert!(crashes > 6 && errors > 6 && fenced > 6, "{crashes} crashes, {errors} errors, {fenced} fenced");
+    assert_eq!(undecided, 0);
 }
 
 #[test]

@@ -248,6 +248,23 @@ impl OwnedFile {
         self.file.sync_data().map_err(errno)
     }
 
+    /// As [`OwnedFile::sync_data`], and the file's times and everything else that is known of it (fsync).
+    pub fn sync_all(&self) -> Result<(), i32> {
+        self.file.sync_all().map_err(errno)
+    }
+
+    /// The same file past the page cache, whatever this descriptor does. The lock stays with this one.
+    ///
+    /// # Errors
+    /// [`OpenError::NoDirect`], or what else the kernel refuses.
+    pub fn direct_view(&self) -> Result<OwnedFile, OpenError> {
+        let again = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let mut options = OpenOptions::new();
+        let opened = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(again);
+        let file = opened.map_err(|error| no_direct(error, libc::O_DIRECT))?;
+        finish(file, &self.path, self.block_device, self.created)
+    }
+
     /// Gives a range back to the file system or disk, blocking. Where neither knows how, nothing is done.
     pub fn trim(&self, offset: u64, bytes: u64) -> Result<(), i32> {
         let done = if self.block_device { self.discard(offset, bytes) } else { self.punch(offset, bytes) };

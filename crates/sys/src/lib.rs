@@ -15,6 +15,7 @@
 //! - [`signal`]: SIGTERM and SIGINT as a flag.
 //! - [`allocation`]: an allocator that counts, for tests and reports.
 //! - [`process`]: what this process costs and may use.
+//! - [`seccomp`]: io_uring taken away from a thread and what it starts, as a container does.
 
 #![allow(
     clippy::disallowed_methods,
@@ -29,6 +30,7 @@ pub mod file;
 pub mod memory;
 pub mod poll;
 pub mod process;
+pub mod seccomp;
 pub mod signal;
 pub mod socket;
 pub mod thread;

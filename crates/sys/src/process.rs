@@ -12,6 +12,19 @@ pub fn resident_bytes() -> u64 {
     pages.unwrap_or(0) * page
 }
 
+/// Memory that this machine can give without taking it from anybody, in bytes; `None` where the kernel does not say.
+pub fn available_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Whether this process runs as the superuser.
+pub fn is_root() -> bool {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// A number of the system's own randomness.
 pub fn random_u64() -> io::Result<u64> {
     let mut bytes = [0_u8; 8];
@@ -64,6 +77,7 @@ mod tests {
     #[test]
     fn a_process_has_memory_and_uses_time() {
         assert!(resident_bytes() > 100_000);
+        assert!(available_memory_bytes().is_some_and(|bytes| bytes > 1 << 20));
         let before = thread_cpu();
         while thread_cpu() == before {}
         assert!(process_cpu() >= before);

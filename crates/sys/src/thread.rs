@@ -39,6 +39,13 @@ pub fn pin(core: usize) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Lets every other thread of the machine go before the calling one: the lowest priority (nice 19).
+pub fn give_way() -> io::Result<()> {
+    // SAFETY: a system call with plain arguments; 0 is the calling thread.
+    let done = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Starts a thread with a name (the first 15 bytes show in `top`).
 pub fn spawn<T: Send + 'static>(
     name: &str,

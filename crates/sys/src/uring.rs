@@ -30,8 +30,23 @@ use std::sync::atomic::{Ordering, fence};
 /// The longest transfer that the kernel takes in one piece, in bytes.
 pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
+/// Why the calling thread cannot have io_uring, as an error number: EPERM where it is forbidden (by a container's
+/// filter or `kernel.io_uring_disabled`), ENOSYS where the kernel lacks it. `None` where it works, and where it fails
+/// for another reason: then [`Ring::new`] says which.
+pub fn refusal() -> Option<i32> {
+    let error = Ring::new(1).err()?.raw_os_error()?;
+    is_refusal(error).then_some(error)
+}
+
+/// Whether an error of [`Ring::new`] says that io_uring is forbidden or missing here, rather than that something is
+/// short.
+pub fn is_refusal(errno: i32) -> bool {
+    matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS)
+}
+
 struct Flight {
     ticket: u32,
+    file: u32,
     buffer: Option<Buffer>,
     kind: Kind,
 }
@@ -43,6 +58,15 @@ enum Kind {
     Trim,
 }
 
+/// A file that operations may name.
+struct Registered {
+    /// None once it was released: the place may be taken by another.
+    file: Option<Arc<OwnedFile>>,
+    in_flight: u32,
+    /// Nobody names it any more: let go of it with its last operation.
+    is_released: bool,
+}
+
 /// One core's ring.
 pub struct Ring {
     ring: IoUring,
@@ -51,7 +75,7 @@ pub struct Ring {
     in_flight: usize,
     /// Entries that found the submission queue full.
     line: VecDeque<squeue::Entry>,
-    files: Vec<Arc<OwnedFile>>,
+    files: Vec<Registered>,
     signal: EventFd,
     /// Whether the kernel signals completions.
     armed: bool,
@@ -94,8 +118,22 @@ impl Ring {
 
     /// Keeps a file for operations; gives its index.
     pub fn register(&mut self, file: Arc<OwnedFile>) -> u32 {
-        self.files.push(file);
+        let registered = Registered { file: Some(file), in_flight: 0, is_released: false };
+        if let Some(place) = self.files.iter().position(|one| one.file.is_none()) {
+            self.files[place] = registered;
+            return place as u32;
+        }
+        self.files.push(registered);
         (self.files.len() - 1) as u32
+    }
+
+    /// Lets go of a file, with the last of its operations. No new one may name it.
+    pub fn release(&mut self, file: u32) {
+        let registered = &mut self.files[file as usize];
+        registered.is_released = true;
+        if registered.in_flight == 0 {
+            registered.file = None;
+        }
     }
 
     /// Fills `buffer` from `offset`.
@@ -103,7 +141,7 @@ impl Ring {
         assert!(buffer.len() <= TRANSFER_BYTES_MAX, "{} bytes in one transfer", buffer.len());
         let (start, bytes) = (buffer.as_mut_ptr(), buffer.len() as u32);
         let entry = opcode::Read::new(self.descriptor(file), start, bytes).offset(offset).build();
-        self.launch(Flight { ticket, buffer: Some(buffer), kind: Kind::Transfer }, entry);
+        self.launch(Flight { ticket, file, buffer: Some(buffer), kind: Kind::Transfer }, entry);
     }
 
     /// Writes `buffer` at `offset`.
@@ -111,24 +149,26 @@ impl Ring {
         assert!(buffer.len() <= TRANSFER_BYTES_MAX, "{} bytes in one transfer", buffer.len());
         let (start, bytes) = (buffer.as_ptr(), buffer.len() as u32);
         let entry = opcode::Write::new(self.descriptor(file), start, bytes).offset(offset).build();
-        self.launch(Flight { ticket, buffer: Some(buffer), kind: Kind::Transfer }, entry);
+        self.launch(Flight { ticket, file, buffer: Some(buffer), kind: Kind::Transfer }, entry);
     }
 
     /// Makes every write that was completed survive a power cut (fdatasync).
     pub fn flush(&mut self, ticket: u32, file: u32) {
         let flags = types::FsyncFlags::DATASYNC;
         let entry = opcode::Fsync::new(self.descriptor(file)).flags(flags).build();
-        self.launch(Flight { ticket, buffer: None, kind: Kind::Flush }, entry);
+        self.launch(Flight { ticket, file, buffer: None, kind: Kind::Flush }, entry);
     }
 
     /// Gives a range of a regular file back to its file system.
     pub fn trim(&mut self, ticket: u32, file: u32, offset: u64, bytes: u64) {
         let entry = opcode::Fallocate::new(self.descriptor(file), bytes).offset(offset).mode(PUNCH).build();
-        self.launch(Flight { ticket, buffer: None, kind: Kind::Trim }, entry);
+        self.launch(Flight { ticket, file, buffer: None, kind: Kind::Trim }, entry);
     }
 
     fn descriptor(&self, file: u32) -> types::Fd {
-        types::Fd(self.files[file as usize].as_fd().as_raw_fd())
+        // Only a bug of ours names a file after its release.
+        let registered = self.files[file as usize].file.as_ref().expect("a file that was not released");
+        types::Fd(registered.as_fd().as_raw_fd())
     }
 
     fn launch(&mut self, flight: Flight, entry: squeue::Entry) {
@@ -136,6 +176,7 @@ impl Ring {
             self.flights.push(None);
             (self.flights.len() - 1) as u32
         });
+        self.files[flight.file as usize].in_flight += 1;
         self.flights[index as usize] = Some(flight);
         self.in_flight += 1;
         let entry = entry.user_data(u64::from(index));
@@ -213,12 +254,17 @@ impl Ring {
 
     fn reap(&mut self, each: &mut impl FnMut(u32, Option<Buffer>, Result<(), i32>)) -> usize {
         let before = self.in_flight;
-        let Ring { ring, flights, free, in_flight, .. } = self;
+        let Ring { ring, flights, free, in_flight, files, .. } = self;
         for entry in ring.completion() {
             let index = entry.user_data() as usize;
             let flight = flights[index].take().expect("the kernel completes what was submitted, once");
             free.push(index as u32);
             *in_flight -= 1;
+            let registered = &mut files[flight.file as usize];
+            registered.in_flight -= 1;
+            if registered.is_released && registered.in_flight == 0 {
+                registered.file = None;
+            }
             let result = flight.result(entry.result());
             each(flight.ticket, flight.buffer, result);
         }
@@ -255,7 +301,7 @@ impl Flight {
 
 fn push(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
     // SAFETY: the memory that the entry names is in `flights`, where it stays until the completion with
-    // this entry's index has been reaped, or for ever (`drop`); the file is in `files`, which only grows.
+    // this entry's index has been reaped, or for ever (`drop`); the file is in `files` until its last operation.
     unsafe { ring.submission().push(entry) }.is_ok()
 }
 

@@ -1,6 +1,6 @@
 //! Admin commands: each is answered at once, from what the controller and the target know.
 //!
-//! In: an entry and the time. Out: a [`Reply`], and its data in `page`. Event requests and aborts, which
+//! In: an entry, the data of its capsule and the time. Out: a [`Reply`], and its data in `page`. Event requests and aborts, which
 //! touch the queue itself, are the connection's.
 
 use crate::controller::{Condition, Controller, Purpose};
@@ -41,8 +41,9 @@ impl Reply {
     }
 }
 
-/// Does an admin command other than event requests and aborts; its data is put into `page`.
-pub(crate) fn execute(view: &View<'_>, now: Nanos, sqe: &Sqe, page: &mut Vec<u8>) -> Reply {
+/// Does an admin command other than event requests and aborts, which came with `data`; what goes back is put
+/// into `page`.
+pub(crate) fn execute(view: &View<'_>, now: Nanos, sqe: &Sqe, data: &[u8], page: &mut Vec<u8>) -> Reply {
     let reply = match sqe.opcode {
         FABRICS => fabrics(view, sqe),
         admin::KEEP_ALIVE => Ok(Reply::success()), // Any command is a sign of life.
@@ -50,7 +51,7 @@ pub(crate) fn execute(view: &View<'_>, now: Nanos, sqe: &Sqe, page: &mut Vec<u8>
         admin::IDENTIFY => identify::identify(view, sqe, page).map(|()| Reply::success()),
         admin::GET_LOG_PAGE => logs::get(view, sqe, page).map(|()| Reply::success()),
         admin::GET_FEATURES => features::get(view, sqe, page),
-        admin::SET_FEATURES => features::set(view, now, sqe),
+        admin::SET_FEATURES => features::set(view, now, sqe, data),
         _ => Err(Status::INVALID_OPCODE.do_not_retry()),
     };
     reply.unwrap_or_else(|status| {
@@ -81,6 +82,18 @@ fn fabrics(view: &View<'_>, sqe: &Sqe) -> Result<Reply, Status> {
     }
 }
 
+/// What an entry writes to CC, where that asks for a normal shutdown.
+pub(crate) fn normal_shutdown(sqe: &Sqe) -> Option<Configuration> {
+    const NORMAL: u8 = 1;
+    match Command::check(sqe) {
+        Ok(Command::PropertySet { offset: property::CC, wide: false, value }) if sqe.opcode == FABRICS => {
+            let written = Configuration(value as u32);
+            (written.shutdown() == NORMAL).then_some(written)
+        }
+        _ => None,
+    }
+}
+
 fn get_property(view: &View<'_>, offset: u32, wide: bool) -> Result<Reply, Status> {
     let value = match (offset, wide) {
         (property::CAP, true) => capabilities(view).encode(),
@@ -89,7 +102,8 @@ fn get_property(view: &View<'_>, offset: u32, wide: bool) -> Result<Reply, Statu
         (property::CSTS, false) => u64::from(view.controller.status_property()),
         // Hosts may look at the subsystem reset and the ready times, which this target does not have.
         (property::NSSR | property::CRTO, false) => 0,
-        _ => return Err(Status::INVALID_FIELD.do_not_retry()),
+        // Without "do not retry": nvme-cli 2.3 walks through all registers and knows only the bare status for absent.
+        _ => return Err(Status::INVALID_FIELD),
     };
     Ok(Reply { status: Status::SUCCESS, dw0: value as u32, dw1: (value >> 32) as u32 })
 }

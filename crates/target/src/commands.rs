@@ -5,20 +5,20 @@
 
 use crate::admin::{self, View};
 use crate::connection::{Closing, Connection, IoQueue, Stall, State};
-use crate::controller::{Controller, Purpose};
+use crate::controller::{Condition, Controller, Purpose};
 use crate::errors::Failure;
 use crate::intake::{Capsule, transfer_budget};
-use crate::kv::{self, Intent, Plan};
-use crate::request::{Operation, Request};
-use crate::slots::{Landing, Phase, Slots, Transfer};
-use crate::statistics::Counts;
+use crate::plans::{self, Context, Intent, Launch, Plan};
+use crate::request::{Operation, Outcome, Request};
+use crate::settings::NamespaceKind;
+use crate::slots::{Landing, Phase, Running, Slots, Transfer};
 use crate::subsystem::Refusal;
-use octokv_base::{NamespaceId, Nanos, Pool};
+use octokv_base::{Lba, NamespaceId, Nanos, Pool};
 use octokv_wire::command::{FABRICS, admin as opcode};
 use octokv_wire::fabrics::{
-    self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, Connected, UncheckedConnectData,
+    self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, Configuration, Connected, UncheckedConnectData,
 };
-use octokv_wire::{Fault, SglKind, Sqe, Status, extension};
+use octokv_wire::{Fault, SglKind, Sqe, Status};
 use std::sync::Arc;
 
 type Taken = Result<Option<Stall>, Fault>;
@@ -86,7 +86,7 @@ impl Connection {
                 }
             };
         }
-        self.take_admin(now, sqe);
+        self.take_admin(now, sqe, capsule.data, requests);
         DONE
     }
 
@@ -100,13 +100,33 @@ impl Connection {
         requests: &mut Vec<Request>,
     ) -> Result<Option<Stall>, Status> {
         let sgl = sqe.sgl.check()?;
-        let id = sqe.namespace();
-        let (index, namespace) = self.target.namespace(id).ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
-        let transfer_max = self.target.settings().value_bytes_max;
-        match kv::plan(sqe, index as u32, namespace, sgl.bytes(), transfer_max)? {
+        self.target.table.refresh(&mut self.namespaces);
+        let entry = self.namespaces.entry(sqe.namespace());
+        let entry = entry.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
+        if let Some(refusal) = entry.refusal {
+            return Err(refusal);
+        }
+        let State::Io(queue) = self.state() else { unreachable!("an I/O command in {:?}", self.state()) };
+        if !queue.all_sets && matches!(entry.info.kind, NamespaceKind::KeyValue { .. }) {
+            return Err(Status::INVALID_NAMESPACE.do_not_retry());
+        }
+        let settings = self.target.settings();
+        let context = Context {
+            namespace: &entry.info,
+            sgl,
+            listing_bytes_max: settings.value_bytes_max,
+            transfer_bytes_max: settings.transfer_bytes_max(),
+            write_cache: queue.controller.write_cache(),
+        };
+        let (namespace, serial) = (entry.info.id, entry.serial);
+        match plans::plan(sqe, &context)? {
             Plan::Launch(operation, running) => {
                 let slot = self.slots.take(sqe.command_id(), Phase::Running(running));
-                self.push(slot, id, operation, requests);
+                self.push(slot, namespace, operation, requests);
+                Ok(None)
+            }
+            Plan::Answer(status) => {
+                self.respond(sqe.command_id(), status, 0, 0);
                 Ok(None)
             }
             Plan::Data { intent, landing, bytes } => {
@@ -117,12 +137,24 @@ impl Connection {
                     _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
                     SglKind::InCapsule { .. } => &data[..bytes as usize],
                     SglKind::Transport { .. } if bytes > 0 => {
-                        self.expect_data(sqe.command_id(), intent, landing, bytes, pool);
+                        let (expected, received, damaged, asked) = (bytes, 0, false, self.ticked);
+                        let transfer = Transfer {
+                            namespace,
+                            serial,
+                            intent,
+                            landing,
+                            expected,
+                            received,
+                            asked,
+                            damaged,
+                        };
+                        self.slots.take(sqe.command_id(), Phase::Waiting(transfer));
+                        self.grant(pool);
                         return Ok(None);
                     }
                     SglKind::None | SglKind::Transport { .. } => &[],
                 };
-                let stall = self.launch(sqe.command_id(), id, intent, landing, in_capsule, pool, requests);
+                let stall = self.launch(sqe, intent, landing, in_capsule, pool, requests);
                 // The buffer would have to come from transfers whose data is behind this command.
                 let mine = self.slots.receiving_bytes();
                 if stall.is_some() && mine > transfer_budget(pool.budget_bytes(), true) {
@@ -133,40 +165,34 @@ impl Connection {
         }
     }
 
-    /// A command whose data comes later: its R2T goes out when there is a buffer.
-    fn expect_data(&mut self, command_id: u16, intent: Intent, landing: Landing, bytes: u32, pool: &Pool) {
-        let transfer = Transfer { intent, landing, expected: bytes, received: 0, damaged: false };
-        self.slots.take(command_id, Phase::Waiting(transfer));
-        self.grant(pool);
-    }
-
     /// A command all of whose data is `data`.
-    #[allow(clippy::too_many_arguments)] // One command's parts; a struct for one call says no more.
     fn launch(
         &mut self,
-        command_id: u16,
-        id: NamespaceId,
+        sqe: &Sqe,
         intent: Intent,
         landing: Landing,
         data: &[u8],
         pool: &Pool,
         requests: &mut Vec<Request>,
     ) -> Option<Stall> {
-        let (operation, running) = match intent {
-            Intent::Long { namespace, command } if !matches!(command, extension::Command::Store { .. }) => {
-                kv::launch_keyed(command, data, namespace)
-            }
-            Intent::Store { .. } | Intent::Long { .. } => {
-                let Some(mut buffer) = pool.take(landing.buffer_bytes(data.len() as u32)) else {
-                    return Some(Stall::Buffers);
-                };
-                landing.copy(&mut buffer, 0, data);
-                let (_, operation, running) = kv::launch(intent, buffer);
-                (operation, running)
-            }
+        let namespace = sqe.namespace();
+        let launch = if intent.keeps_data() {
+            let Some(mut buffer) = pool.take(landing.buffer_bytes(data.len() as u32)) else {
+                return Some(Stall::Buffers);
+            };
+            landing.copy(&mut buffer, 0, data);
+            intent.launch(buffer, namespace)
+        } else {
+            intent.launch_from(data, namespace)
         };
-        let slot = self.slots.take(command_id, Phase::Running(running));
-        self.push(slot, id, operation, requests);
+        match launch {
+            Launch::Ask(operation, running) => {
+                let slot = self.slots.take(sqe.command_id(), Phase::Running(running));
+                self.push(slot, namespace, operation, requests);
+            }
+            Launch::Answer(status) if status.is_success() => self.respond(sqe.command_id(), status, 0, 0),
+            Launch::Answer(status) => self.refuse(sqe, status),
+        }
         None
     }
 
@@ -175,15 +201,34 @@ impl Connection {
         let Phase::Receiving(transfer, buffer) = self.slots.set(slot, Phase::Free) else {
             unreachable!("slot {slot} has no data");
         };
-        let (index, operation, running) = kv::launch(transfer.intent, buffer);
-        self.slots.set(slot, Phase::Running(running));
-        let id = self.target.namespaces()[index as usize].id;
-        self.push(slot, id, operation, requests);
+        let Transfer { namespace, serial, intent, .. } = transfer;
+        self.target.table.refresh(&mut self.namespaces);
+        // The namespace may have gone meanwhile, and another one have taken its identifier.
+        let is_there = self.namespaces.entry(namespace).is_some_and(|entry| entry.serial == serial);
+        let launch = if is_there {
+            intent.launch(buffer, namespace)
+        } else {
+            Launch::Answer(Status::INVALID_NAMESPACE.do_not_retry())
+        };
+        match launch {
+            Launch::Ask(operation, running) => {
+                self.slots.set(slot, Phase::Running(running));
+                self.push(slot, namespace, operation, requests);
+            }
+            Launch::Answer(status) => {
+                let (command_id, _) = self.slots.release(slot);
+                if !status.is_success() {
+                    self.note_failure(command_id, namespace, None, status);
+                }
+                self.respond(command_id, status, 0, 0);
+            }
+        }
     }
 
     #[inline]
     fn push(&mut self, slot: u16, namespace: NamespaceId, operation: Operation, requests: &mut Vec<Request>) {
-        count(&mut self.counts, &operation);
+        self.counts.operation(&operation);
+        self.slots.set_namespace(slot, namespace);
         requests.push(Request { slot: u32::from(slot), namespace, operation });
     }
 
@@ -211,6 +256,7 @@ impl Connection {
     fn connect(&mut self, now: Nanos, sqe: &Sqe, capsule: Capsule<'_>) {
         self.counts.admin_commands += 1;
         if let Err(refusal) = self.try_connect(now, sqe, capsule) {
+            self.refused = Some(refusal.status);
             self.respond(sqe.command_id(), refusal.status, refusal.dw0, 0);
         }
     }
@@ -226,6 +272,7 @@ impl Connection {
         }
         let data = capsule.data.get(..CONNECT_DATA_BYTES).and_then(UncheckedConnectData::new);
         let data = data.ok_or(Refusal::of(Status::INVALID_SGL_LENGTH))?.check()?;
+        self.name_host(data.host);
         if !self.has_room {
             return Err(Refusal { status: Status::CONNECT_CONTROLLER_BUSY, dw0: 0 });
         }
@@ -240,31 +287,39 @@ impl Connection {
         self.set_state(match (connect.queue_id, controller.purpose) {
             (0, Purpose::Io) => State::Admin(controller),
             (0, Purpose::Discovery) => State::Discovery(controller),
-            (id, _) => State::Io(IoQueue { controller, id, generation: admission.generation }),
+            (id, _) => {
+                let all_sets = controller.all_sets();
+                State::Io(IoQueue { controller, id, generation: admission.generation, all_sets })
+            }
         });
         self.respond(sqe.command_id(), Status::SUCCESS, connected.encode(), 0);
         Ok(())
     }
 
     /// A command of an admin queue.
-    fn take_admin(&mut self, now: Nanos, sqe: &Sqe) {
+    fn take_admin(&mut self, now: Nanos, sqe: &Sqe, data: &[u8], requests: &mut Vec<Request>) {
         self.counts.admin_commands += 1;
         let Some(controller) = self.state().controller().cloned() else {
             unreachable!("an admin command in {:?}", self.state());
         };
+        if let Some(written) = admin::normal_shutdown(sqe)
+            && self.begin_shutdown(&controller, sqe, written, requests)
+        {
+            return;
+        }
         let view = View { target: &Arc::clone(&self.target), controller: &controller, local: self.local };
         match sqe.opcode {
             opcode::ASYNC_EVENT_REQUEST => self.hold_event_request(&view, sqe),
             opcode::ABORT => self.abort(&view, sqe),
-            _ => self.answer_admin(&view, now, sqe),
+            _ => self.answer_admin(&view, now, sqe, data),
         }
     }
 
-    fn answer_admin(&mut self, view: &View<'_>, now: Nanos, sqe: &Sqe) {
+    fn answer_admin(&mut self, view: &View<'_>, now: Nanos, sqe: &Sqe, data: &[u8]) {
         let mut page = std::mem::take(&mut self.page);
         page.clear();
         let generation = view.controller.life().generation;
-        let reply = admin::execute(view, now, sqe, &mut page);
+        let reply = admin::execute(view, now, sqe, data, &mut page);
         if !reply.status.is_success() {
             self.refuse(sqe, reply.status);
         } else {
@@ -280,6 +335,58 @@ impl Connection {
             self.slots.drop_events();
         }
         // A log that was read may have held back the next notice.
+        self.tell_events();
+    }
+
+    /// A host that shuts its controller down finds all that it was told is written durable when it is done:
+    /// every namespace is flushed before. Says whether there is something to flush.
+    fn begin_shutdown(
+        &mut self,
+        controller: &Controller,
+        sqe: &Sqe,
+        written: Configuration,
+        requests: &mut Vec<Request>,
+    ) -> bool {
+        self.target.table.refresh(&mut self.namespaces);
+        let namespaces = Arc::clone(&self.namespaces);
+        let is_possible = controller.purpose == Purpose::Io
+            && controller.life().condition == Condition::Ready
+            && !namespaces.is_empty()
+            && !self.slots.shuts_down();
+        if is_possible {
+            let before = controller.book().configuration;
+            let running = Running::ShutDown { left: namespaces.len() as u32, before, written };
+            let slot = self.slots.take(sqe.command_id(), Phase::Running(running));
+            for namespace in namespaces.iter() {
+                self.push(slot, namespace.id, Operation::Flush, requests);
+            }
+        }
+        is_possible
+    }
+
+    /// A flush of a shutdown ended. One that failed is told where errors are: a shutdown cannot fail.
+    pub(crate) fn note_flush(&mut self, outcome: &Outcome) {
+        if matches!(outcome, Outcome::Unrecovered | Outcome::WriteFault) {
+            self.counts.media_errors += 1;
+        }
+    }
+
+    /// The last flush of a shutdown ended.
+    pub(crate) fn end_shutdown(&mut self, command_id: u16, before: Configuration, written: Configuration) {
+        let State::Admin(controller) = self.state() else {
+            return; // The connection ended meanwhile.
+        };
+        let controller = Arc::clone(controller);
+        let generation = controller.life().generation;
+        // The host may have reset the controller meanwhile: that stays.
+        let is_as_before = controller.book().configuration == before;
+        if is_as_before {
+            controller.configure(written);
+        }
+        self.respond(command_id, Status::SUCCESS, 0, 0);
+        if controller.life().generation != generation {
+            self.slots.drop_events();
+        }
         self.tell_events();
     }
 
@@ -326,38 +433,39 @@ impl Connection {
 
     /// Fails a command, and notes it in the error log.
     fn refuse(&mut self, sqe: &Sqe, status: Status) {
+        self.note_failure(sqe.command_id(), sqe.namespace(), None, status);
+        self.respond(sqe.command_id(), status, 0, 0);
+    }
+
+    /// Notes a command that failed in the error log.
+    pub(crate) fn note_failure(
+        &self,
+        command_id: u16,
+        namespace: NamespaceId,
+        lba: Option<Lba>,
+        status: Status,
+    ) {
         let queue_id = match self.state() {
             State::Io(queue) => queue.id,
             _ => 0,
         };
-        let (command_id, nsid) = (sqe.command_id(), sqe.nsid.get());
-        self.target.errors.note(Failure { queue_id, command_id, nsid, status });
-        self.respond(command_id, status, 0, 0);
+        self.target.errors.note(Failure { queue_id, command_id, nsid: namespace.0, lba, status });
     }
 
     /// A completion.
     #[inline]
     pub(crate) fn respond(&mut self, command_id: u16, status: Status, dw0: u32, dw1: u32) {
         if !status.is_success() {
-            let is_miss = status.is(Status::KV_KEY_DOES_NOT_EXIST) || status.is(Status::KV_KEY_EXISTS);
-            let counter = if is_miss { &mut self.counts.misses } else { &mut self.counts.errors };
+            let counter = if is_answer(status) { &mut self.counts.misses } else { &mut self.counts.errors };
             *counter += 1;
         }
         self.replies.respond(command_id, status, dw0, dw1);
     }
 }
 
-#[inline]
-fn count(counts: &mut Counts, operation: &Operation) {
-    match operation {
-        Operation::Store { value_bytes, .. } => {
-            counts.stores += 1;
-            counts.stored_bytes += u64::from(*value_bytes);
-        }
-        Operation::Retrieve { .. } => counts.retrieves += 1,
-        Operation::Delete { .. } => counts.deletes += 1,
-        Operation::Exist { .. } => counts.exists += 1,
-        Operation::List { .. } => counts.lists += 1,
-        Operation::Flush => counts.flushes += 1,
-    }
+/// Whether a status that is no success is what the host asked for, and no error.
+pub(crate) fn is_answer(status: Status) -> bool {
+    status.is(Status::KV_KEY_DOES_NOT_EXIST)
+        || status.is(Status::KV_KEY_EXISTS)
+        || status.is(Status::MEDIA_COMPARE_FAILURE)
 }

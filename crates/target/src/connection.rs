@@ -21,18 +21,20 @@
 //! the memory held is bounded: slots by the queue's size, buffers by `receive_bytes_max`, replies by
 //! `outbox_bytes_max` plus what is at the engine. Tested in `tests/` of this room.
 
+use crate::commands::is_answer;
 use crate::controller::{Condition, Controller};
 use crate::intake::{DataDigest, Inflow};
-use crate::kv;
+use crate::namespaces::Namespaces;
 use crate::outbox::Outbox;
+use crate::plans;
 use crate::replies::Replies;
 use crate::request::{Outcome, Request};
-use crate::slots::{Phase, Slots};
+use crate::slots::{Phase, Running, Slots};
 use crate::statistics::Counts;
 use crate::subsystem::Target;
 use octokv_base::{Nanos, Pool};
-use octokv_wire::Fault;
 use octokv_wire::pdu::{End, Terminate};
+use octokv_wire::{Fault, Status};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -44,6 +46,8 @@ const WATCH: Nanos = Nanos::from_millis(500);
 const BUFFER_WATCH: Nanos = Nanos::from_millis(1);
 /// How long the data of a transfer may stop coming before the connection is given up: its buffers are wanted.
 const TRANSFER_LIMIT: Nanos = Nanos::from_secs(30);
+/// And how slowly it may come in all, beyond that, in bytes a second.
+const TRANSFER_BYTES_S_MIN: u64 = 256 << 10;
 /// Signs of life are passed on at most this often.
 const SIGN_SPACING: Nanos = Nanos::from_millis(5);
 
@@ -109,6 +113,8 @@ pub(crate) struct IoQueue {
     pub controller: Arc<Controller>,
     pub id: u16,
     pub generation: u32,
+    /// Whether the host turned all command sets on.
+    pub all_sets: bool,
 }
 
 impl State {
@@ -142,6 +148,8 @@ impl State {
 #[derive(Debug)]
 pub struct Connection {
     pub(crate) target: Arc<Target>,
+    /// The namespaces as last looked at.
+    pub(crate) namespaces: Arc<Namespaces>,
     pub(crate) local: SocketAddr,
     peer: SocketAddr,
     state: State,
@@ -154,11 +162,13 @@ pub struct Connection {
     pub(crate) page: Vec<u8>,
     closing: Option<Closing>,
     host_nqn: Option<String>,
+    /// How the last Connect was refused.
+    pub(crate) refused: Option<Status>,
     /// Within the bound of connections.
     pub(crate) has_room: bool,
     /// The pool, while transfers wait for buffers of it.
     pub(crate) wanted_pool: Option<Pool>,
-    ticked: Nanos,
+    pub(crate) ticked: Nanos,
     signed: Nanos,
 }
 
@@ -167,8 +177,10 @@ impl Connection {
     pub fn new(target: Arc<Target>, local: SocketAddr, peer: SocketAddr, now: Nanos) -> Connection {
         let has_room = target.connection_opened();
         let until = now + target.settings().handshake_limit;
+        let namespaces = target.namespaces();
         Connection {
             target,
+            namespaces,
             local,
             peer,
             state: State::AwaitIcReq { until },
@@ -180,6 +192,7 @@ impl Connection {
             page: Vec::new(),
             closing: None,
             host_nqn: None,
+            refused: None,
             has_room,
             wanted_pool: None,
             ticked: now,
@@ -221,29 +234,45 @@ impl Connection {
         self.take_landed(count, pool, requests);
     }
 
-    /// Ends the request of `slot`: its completion, with data where there is some, goes to the outbox.
+    /// Ends a request of `slot`: its completion, with data where there is some, goes to the outbox.
     ///
     /// # Panics
     /// When no request of that slot is out, or the outcome is not one of its operation.
     pub fn complete(&mut self, _now: Nanos, slot: u32, outcome: Outcome) {
+        if !self.slots.count_down(slot as u16) {
+            self.note_flush(&outcome);
+            return;
+        }
+        let namespace = self.slots.namespace(slot as u16);
         let (command_id, phase) = self.slots.release(slot as u16);
         let Phase::Running(running) = phase else {
             unreachable!("slot {slot} was completed and is {phase:?}");
         };
+        if let Running::ShutDown { before, written, .. } = running {
+            self.note_flush(&outcome);
+            self.end_shutdown(command_id, before, written);
+            return;
+        }
         let State::Io(queue) = &self.state else {
             return; // The connection ended meanwhile: nobody waits for the answer.
         };
-        if matches!(outcome, Outcome::Unrecovered) {
+        if matches!(outcome, Outcome::Unrecovered | Outcome::WriteFault) {
             self.counts.media_errors += 1;
         }
-        let missing_fails = |index: u32| {
-            let configuration = queue.controller.kv_configuration(index as usize);
-            configuration.load(std::sync::atomic::Ordering::Relaxed) & 1 != 0
+        let missing_fails = |id| queue.controller.missing_fails(id);
+        let answer = plans::answer(running, outcome, missing_fails);
+        let lba = match running {
+            Running::Blocks(work) => Some(work.lba()),
+            _ => None,
         };
-        let answer = kv::answer(running, outcome, missing_fails);
         if let Some((buffer, from, to)) = answer.data {
-            self.counts.retrieved_bytes += (to - from) as u64;
+            let sent =
+                if lba.is_some() { &mut self.counts.read_bytes } else { &mut self.counts.retrieved_bytes };
+            *sent += (to - from) as u64;
             self.replies.keep(command_id, buffer, from, to);
+        }
+        if !answer.status.is_success() && !is_answer(answer.status) {
+            self.note_failure(command_id, namespace, lba, answer.status);
         }
         self.respond(command_id, answer.status, answer.dw0, 0);
         self.grant_waiting();
@@ -269,9 +298,7 @@ impl Connection {
                     self.tell_events();
                 }
             }
-            State::Io(_) if self.slots.receiving_bytes() > 0 && now.since(self.signed) >= TRANSFER_LIMIT => {
-                self.close(Closing::Transfer);
-            }
+            State::Io(_) if self.transfer_is_late(now) => self.close(Closing::Transfer),
             State::AwaitIcReq { .. }
             | State::AwaitConnect { .. }
             | State::Io(_)
@@ -279,6 +306,15 @@ impl Connection {
             | State::Closed => {}
         }
         self.pass_counts();
+    }
+
+    /// Whether data that was asked for does not come, or so slowly that its buffers are held for nothing: a host that
+    /// sends a byte now and then, or other commands, holds them no longer than one that sends nothing.
+    fn transfer_is_late(&self, now: Nanos) -> bool {
+        let Some(asked) = self.slots.oldest_transfer() else { return false };
+        let bytes = self.slots.receiving_bytes() as u64;
+        let whole = TRANSFER_LIMIT + Nanos::from_millis(bytes * 1000 / TRANSFER_BYTES_S_MIN);
+        now.since(self.signed) >= TRANSFER_LIMIT || now.since(asked) >= whole
     }
 
     /// When [`Connection::tick`] must be called at the latest.
@@ -323,9 +359,21 @@ impl Connection {
         self.slots.running()
     }
 
-    /// The host, once it has connected.
+    /// What the host calls itself, once it has tried to connect.
     pub fn host_nqn(&self) -> Option<&str> {
         self.host_nqn.as_deref()
+    }
+
+    /// What its last Connect was refused with, where it was.
+    pub fn refused(&self) -> Option<Status> {
+        self.refused
+    }
+
+    /// Keeps what the host calls itself, connected or not.
+    pub(crate) fn name_host(&mut self, nqn: &str) {
+        if self.host_nqn.as_deref() != Some(nqn) {
+            self.host_nqn = Some(nqn.to_owned());
+        }
     }
 
     /// The host's address.
@@ -342,7 +390,9 @@ impl Connection {
         assert!(self.state.may_become(&next), "{:?} -> {next:?}", self.state);
         self.pass_counts();
         if let Some(controller) = next.controller() {
-            self.host_nqn = Some(controller.host.nqn.clone());
+            let nqn = controller.host.nqn.clone();
+            self.refused = None;
+            self.name_host(&nqn);
         }
         match std::mem::replace(&mut self.state, next) {
             State::Admin(controller) | State::Discovery(controller) => {

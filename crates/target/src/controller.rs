@@ -13,7 +13,7 @@
 //!   │ └─────────▶ Failed (CSTS.CFS; the host may reset)
 //!   └── CC.EN 1→0 ──┘
 //! any of these ── keep alive ran out ──▶ Expired      (its connections close)
-//! any of these ── admin connection ended ──▶ Gone     (its connections close)
+//! any of these ── admin connection ended, or its host may connect no more ──▶ Gone (its connections close)
 //! ```
 //! Invariants: `life` changes only under the lock of `book`, by `set_condition`; each reset
 //! makes a new generation, and I/O connections live only in the generation that they connected in; no
@@ -21,12 +21,14 @@
 
 use crate::events::Events;
 use crate::features::Features;
+use crate::settings::{NamespaceInfo, NamespaceKind};
 use crate::statistics::Statistics;
-use octokv_base::Nanos;
+use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::Status;
 use octokv_wire::fabrics::{Configuration, ControllerStatus};
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// What a controller is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +53,7 @@ pub enum Condition {
     Failed,
     /// The host fell silent for longer than its keep-alive time.
     Expired,
-    /// Its admin connection ended.
+    /// Its admin connection ended, or its host may connect no more.
     Gone,
 }
 
@@ -114,6 +116,9 @@ fn status_of(condition: Condition, enabled: bool) -> ControllerStatus {
     }
 }
 
+/// CC.CSS of a host that turned all command sets on.
+const ALL_SETS: u8 = 6;
+
 /// The host that a controller belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
@@ -132,6 +137,8 @@ pub(crate) struct Book {
     pub features: Features,
     /// Notices for the host.
     pub events: Events,
+    /// The namespaces on which Delete of a missing key fails (feature 20h).
+    missing_fails: BTreeSet<NamespaceId>,
     /// One bit per connected I/O queue.
     queues: Vec<u64>,
 }
@@ -150,14 +157,16 @@ pub struct Controller {
     life: AtomicU64,
     keep_alive_ms: AtomicU32,
     last_sign: AtomicU64,
-    /// KV configuration (feature 20h), one for each namespace of the target.
-    kv_configuration: Box<[AtomicU32]>,
+    /// Whether Delete of a missing key fails on any namespace (feature 20h): `book` knows on which.
+    any_missing_fails: AtomicBool,
+    /// Feature 06h: whether writes of blocks may stay in a volatile cache.
+    write_cache: AtomicBool,
     book: Mutex<Book>,
 }
 
 impl Controller {
-    /// A disabled controller of `namespaces` namespaces.
-    pub(crate) fn new(id: u16, purpose: Purpose, host: Host, namespaces: usize, now: Nanos) -> Controller {
+    /// A disabled controller.
+    pub(crate) fn new(id: u16, purpose: Purpose, host: Host, now: Nanos) -> Controller {
         Controller {
             id,
             purpose,
@@ -166,11 +175,13 @@ impl Controller {
             life: AtomicU64::new(0),
             keep_alive_ms: AtomicU32::new(0),
             last_sign: AtomicU64::new(now.0),
-            kv_configuration: (0..namespaces).map(|_| AtomicU32::new(0)).collect(),
+            any_missing_fails: AtomicBool::new(false),
+            write_cache: AtomicBool::new(true),
             book: Mutex::new(Book {
                 configuration: Configuration::default(),
                 features: Features::default(),
                 events: Events::default(),
+                missing_fails: BTreeSet::new(),
                 queues: Vec::new(),
             }),
         }
@@ -230,9 +241,9 @@ impl Controller {
         book.features = Features::default();
         book.events = Events::default();
         book.queues.clear();
-        for configuration in &self.kv_configuration {
-            configuration.store(0, Ordering::Relaxed);
-        }
+        book.missing_fails.clear();
+        self.any_missing_fails.store(false, Ordering::Relaxed);
+        self.set_write_cache(true);
     }
 
     /// CSTS now.
@@ -313,11 +324,61 @@ impl Controller {
         self.book.lock().queues.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// KV configuration (feature 20h) of the namespace at `index` of the target.
+    /// Whether Delete of a missing key fails on this namespace (feature 20h). It takes a lock only where
+    /// the host has turned that on for any.
     #[inline]
-    pub(crate) fn kv_configuration(&self, index: usize) -> &AtomicU32 {
-        &self.kv_configuration[index]
+    pub(crate) fn missing_fails(&self, id: NamespaceId) -> bool {
+        self.any_missing_fails.load(Ordering::Relaxed) && self.book.lock().missing_fails.contains(&id)
     }
+
+    /// Sets whether Delete of a missing key fails on these namespaces.
+    pub(crate) fn set_missing_fails(&self, ids: impl Iterator<Item = NamespaceId>, fails: bool) {
+        let book = &mut *self.book.lock();
+        for id in ids {
+            if fails {
+                book.missing_fails.insert(id);
+            } else {
+                book.missing_fails.remove(&id);
+            }
+        }
+        self.any_missing_fails.store(!book.missing_fails.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Whether writes of blocks may stay in a volatile cache: one load.
+    #[inline]
+    pub(crate) fn write_cache(&self) -> bool {
+        self.write_cache.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_write_cache(&self, on: bool) {
+        self.write_cache.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether the host turned all command sets on.
+    pub(crate) fn all_sets(&self) -> bool {
+        self.book.lock().configuration.command_set() == ALL_SETS
+    }
+
+    /// A namespace is gone: one that takes its identifier is another.
+    pub(crate) fn forget_namespace(&self, id: NamespaceId) {
+        if self.missing_fails(id) {
+            self.set_missing_fails(std::iter::once(id), false);
+        }
+    }
+
+    /// Tells the host that a namespace came, went or changed, if it may see it.
+    pub(crate) fn namespace_changed(&self, info: &NamespaceInfo) {
+        let book = &mut *self.book.lock();
+        if sees(book.configuration, info) {
+            book.events.namespace_changed(info.id.0);
+        }
+    }
+}
+
+/// Whether a host that wrote this CC sees a namespace. One that did not turn all command sets on knows of
+/// blocks alone, and must not take a Key Value namespace for a disk.
+pub(crate) fn sees(cc: Configuration, namespace: &NamespaceInfo) -> bool {
+    cc.command_set() == ALL_SETS || matches!(namespace.kind, NamespaceKind::Block { .. })
 }
 
 #[cfg(test)]
@@ -329,7 +390,7 @@ mod tests {
 
     fn controller() -> Controller {
         let host = Host { nqn: "nqn.2014-08.org.nvmexpress:uuid:1".to_owned(), id: [1; 16] };
-        Controller::new(5, Purpose::Io, host, 2, Nanos::ZERO)
+        Controller::new(5, Purpose::Io, host, Nanos::ZERO)
     }
 
     fn after(writes: &[u32]) -> (Condition, u32) {

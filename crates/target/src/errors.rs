@@ -1,7 +1,8 @@
 //! The last commands that failed in a way worth telling: log page 01h.
 //!
-//! Answers (no such key, key exists) are no errors and do not come here.
+//! Answers (no such key, key exists, blocks that differ) are no errors and do not come here.
 
+use octokv_base::Lba;
 use octokv_wire::Status;
 use octokv_wire::log::ErrorEntry;
 use parking_lot::Mutex;
@@ -19,6 +20,8 @@ pub(crate) struct Failure {
     pub queue_id: u16,
     pub command_id: u16,
     pub nsid: u32,
+    /// The first block, where the command was about blocks.
+    pub lba: Option<Lba>,
     pub status: Status,
 }
 
@@ -56,6 +59,7 @@ impl ErrorLog {
             entry.command_id = U16::new(failure.command_id);
             entry.status = U16::new(failure.status.to_field());
             entry.location = U16::new(NO_LOCATION);
+            entry.lba = U64::new(failure.lba.map_or(0, |lba| lba.0));
             entry.nsid = U32::new(failure.nsid);
             entry.transport = TRANSPORT_TCP;
         }
@@ -71,7 +75,7 @@ mod tests {
     fn the_newest_errors_are_kept_and_all_are_counted() {
         let log = ErrorLog::default();
         for command_id in 0..20 {
-            log.note(Failure { queue_id: 1, command_id, nsid: 1, status: Status::INVALID_FIELD });
+            log.note(Failure { queue_id: 1, command_id, nsid: 1, lba: None, status: Status::INVALID_FIELD });
         }
         let entries = log.entries();
         assert_eq!((entries[0].count.get(), entries[0].command_id.get()), (20, 19));

@@ -4,6 +4,7 @@
 //! Each kind of notice is told once and then held back until the host has read its log page (NVMe Base
 //! 2.1, 5.2.2), so that a host which does not read gets no second one, and nothing grows.
 
+use crate::health::{WARNING_READ_ONLY, WARNING_SPARE};
 use octokv_wire::command::event;
 
 /// A kind of notice.
@@ -11,15 +12,31 @@ use octokv_wire::command::event;
 pub enum Notice {
     /// A namespace changed: log 04h says which.
     NamespaceChanged,
-    /// The access to namespaces changed: log 0Ch. Nothing causes it yet.
+    /// The access to namespaces changed: log 0Ch.
     AccessChanged,
     /// The discovery log changed: log 70h.
     DiscoveryChanged,
+    /// Spare capacity is below its threshold: log 02h.
+    SpareLow,
+    /// The media takes no more writes: log 02h.
+    ReadOnly,
 }
 
-const NOTICES: [Notice; 3] = [Notice::NamespaceChanged, Notice::AccessChanged, Notice::DiscoveryChanged];
+const NOTICES: [Notice; 5] = [
+    Notice::NamespaceChanged,
+    Notice::AccessChanged,
+    Notice::DiscoveryChanged,
+    Notice::SpareLow,
+    Notice::ReadOnly,
+];
 
 impl Notice {
+    /// Those for critical warnings.
+    pub(crate) fn of_warnings(warnings: u8) -> impl Iterator<Item = Notice> {
+        let health = [(WARNING_SPARE, Notice::SpareLow), (WARNING_READ_ONLY, Notice::ReadOnly)];
+        health.into_iter().filter(move |(bit, _)| warnings & bit != 0).map(|(_, notice)| notice)
+    }
+
     fn bit(self) -> u8 {
         1 << self as u8
     }
@@ -29,6 +46,9 @@ impl Notice {
             Notice::NamespaceChanged => event::NAMESPACE_CHANGED_BIT,
             Notice::AccessChanged => event::ANA_CHANGED_BIT,
             Notice::DiscoveryChanged => event::DISCOVERY_CHANGED_BIT,
+            // The low byte has the bits of the health log's critical warnings.
+            Notice::SpareLow => WARNING_SPARE as u32,
+            Notice::ReadOnly => WARNING_READ_ONLY as u32,
         }
     }
 
@@ -37,6 +57,8 @@ impl Notice {
             Notice::NamespaceChanged => event::NAMESPACE_CHANGED,
             Notice::AccessChanged => event::ANA_CHANGED,
             Notice::DiscoveryChanged => event::DISCOVERY_CHANGED,
+            Notice::SpareLow => event::SPARE_LOW,
+            Notice::ReadOnly => event::RELIABILITY,
         }
     }
 

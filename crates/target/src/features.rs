@@ -5,10 +5,10 @@
 
 use crate::admin::{Reply, View};
 use crate::controller::Purpose;
-use octokv_base::Nanos;
-use octokv_wire::command::feature;
-use octokv_wire::{Sqe, Status};
-use std::sync::atomic::Ordering;
+use crate::settings::NamespaceInfo;
+use octokv_base::{NamespaceId, Nanos};
+use octokv_wire::command::{csi, feature};
+use octokv_wire::{Sqe, Status, log};
 
 /// Values of features that only their own Get reads.
 #[derive(Debug, Default)]
@@ -17,13 +17,16 @@ pub(crate) struct Features {
     error_recovery: u32,
     write_atomicity: u32,
     temperature: u32,
+    /// What the host says of itself: bytes 0 to 2 of host behaviour support.
+    host_behavior: [u8; 3],
 }
 
 /// The extended host identifier: data of feature 81h.
 const HOST_ID_BYTES: u32 = 16;
+/// Data of feature 16h.
+const HOST_BEHAVIOR_BYTES: usize = 512;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
-const NOT_CHANGEABLE: Status = Status::FEATURE_NOT_CHANGEABLE.do_not_retry();
 
 /// What SEL of Get Features asks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,6 +46,7 @@ fn exists(id: u8, purpose: Purpose) -> bool {
         | feature::WRITE_CACHE
         | feature::QUEUES
         | feature::WRITE_ATOMICITY
+        | feature::HOST_BEHAVIOR
         | feature::COMMAND_SET_PROFILE
         | feature::KV_CONFIGURATION
         | feature::HOST_IDENTIFIER => purpose == Purpose::Io,
@@ -51,7 +55,15 @@ fn exists(id: u8, purpose: Purpose) -> bool {
 }
 
 fn is_changeable(id: u8) -> bool {
-    !matches!(id, feature::WRITE_CACHE | feature::HOST_IDENTIFIER | feature::POWER_MANAGEMENT)
+    !matches!(id, feature::HOST_IDENTIFIER | feature::POWER_MANAGEMENT)
+}
+
+/// The features of a controller, and the scope of each: log 12h.
+pub(crate) fn supported(purpose: Purpose) -> impl Iterator<Item = (u8, u32)> {
+    (0..=u8::MAX).filter(move |&id| exists(id, purpose)).map(|id| match id {
+        feature::KV_CONFIGURATION | feature::ERROR_RECOVERY => (id, log::SCOPE_NAMESPACE),
+        _ => (id, log::SCOPE_CONTROLLER),
+    })
 }
 
 /// Get Features.
@@ -78,9 +90,18 @@ pub(crate) fn get(view: &View<'_>, sqe: &Sqe, page: &mut Vec<u8>) -> Result<Repl
         return Ok(Reply::success());
     }
     let current = select == Select::Current;
+    if id == feature::HOST_BEHAVIOR {
+        page.resize(HOST_BEHAVIOR_BYTES, 0);
+        if current {
+            page[..3].copy_from_slice(&view.controller.book().features.host_behavior);
+        }
+        return Ok(Reply::success());
+    }
     let book = view.controller.book();
     Ok(Reply::dword(match id {
         feature::QUEUES => granted_queues(view, u32::MAX - 1),
+        feature::WRITE_CACHE if current => u32::from(view.controller.write_cache()),
+        feature::WRITE_CACHE => 1,
         feature::KEEP_ALIVE if current => view.controller.keep_alive_ms(),
         feature::ASYNC_EVENTS if current => book.events.wanted,
         feature::ARBITRATION if current => book.features.arbitration,
@@ -88,15 +109,16 @@ pub(crate) fn get(view: &View<'_>, sqe: &Sqe, page: &mut Vec<u8>) -> Result<Repl
         feature::WRITE_ATOMICITY if current => book.features.write_atomicity,
         feature::TEMPERATURE if current => book.features.temperature,
         feature::KV_CONFIGURATION if current => {
-            let index = namespaces_of(view, sqe)?.start;
-            view.controller.kv_configuration(index).load(Ordering::Relaxed)
+            drop(book);
+            let first = namespaces_of(view, sqe)?[0];
+            return Ok(Reply::dword(u32::from(view.controller.missing_fails(first))));
         }
         _ => 0,
     }))
 }
 
 /// Set Features.
-pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe) -> Result<Reply, Status> {
+pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe, data: &[u8]) -> Result<Reply, Status> {
     let (cdw10, value) = (sqe.cdw10.get(), sqe.cdw11.get());
     let id = cdw10 as u8;
     if !exists(id, view.controller.purpose) {
@@ -108,6 +130,11 @@ pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe) -> Result<Reply, Statu
     if id == feature::KEEP_ALIVE {
         return set_keep_alive(view, now, value);
     }
+    if id == feature::KV_CONFIGURATION {
+        let ids = namespaces_of(view, sqe)?;
+        view.controller.set_missing_fails(ids.into_iter(), value & 1 != 0);
+        return Ok(Reply::success());
+    }
     let mut book = view.controller.book();
     match id {
         feature::QUEUES => return Ok(Reply::dword(set_queues(view, value)?)),
@@ -117,18 +144,17 @@ pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe) -> Result<Reply, Statu
         feature::ERROR_RECOVERY => book.features.error_recovery = value,
         feature::WRITE_ATOMICITY => book.features.write_atomicity = value,
         feature::TEMPERATURE => book.features.temperature = value,
-        feature::KV_CONFIGURATION => {
-            for index in namespaces_of(view, sqe)? {
-                view.controller.kv_configuration(index).store(value & 1, Ordering::Relaxed);
-            }
+        feature::WRITE_CACHE => view.controller.set_write_cache(value & 1 != 0),
+        feature::HOST_BEHAVIOR => {
+            // It has to come in the capsule: nothing is asked for on an admin queue.
+            let said = data.get(..HOST_BEHAVIOR_BYTES).ok_or(Status::INVALID_SGL_LENGTH.do_not_retry())?;
+            book.features.host_behavior = [said[0], said[1], said[2]];
         }
-        // There is one power state, one profile and no volatile cache: only what is so may be set.
+        // There is one power state and one profile: only what is so may be set.
         feature::POWER_MANAGEMENT if value & 0x1f == 0 => {}
         feature::COMMAND_SET_PROFILE if value & 0x1ff == 0 => {}
         feature::COMMAND_SET_PROFILE => return Err(Status::COMMAND_SET_REJECTED.do_not_retry()),
-        feature::WRITE_CACHE if value & 1 == 0 => {}
         feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
-        feature::WRITE_CACHE => return Err(NOT_CHANGEABLE),
         _ => return Err(INVALID_FIELD),
     }
     Ok(Reply::success())
@@ -155,13 +181,12 @@ fn granted_queues(view: &View<'_>, asked: u32) -> u32 {
     most.min(asked & 0xffff) | most.min(asked >> 16) << 16
 }
 
-/// The namespaces that a feature of namespaces is meant for, by their places.
-fn namespaces_of(view: &View<'_>, sqe: &Sqe) -> Result<std::ops::Range<usize>, Status> {
-    const ALL: u32 = u32::MAX;
-    if sqe.nsid.get() == ALL && !view.target.namespaces().is_empty() {
-        return Ok(0..view.target.namespaces().len());
-    }
-    let found = view.target.namespace(sqe.namespace());
-    let (index, _) = found.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
-    Ok(index..index + 1)
+/// The Key Value namespaces that a feature of theirs is meant for; at least one.
+fn namespaces_of(view: &View<'_>, sqe: &Sqe) -> Result<Vec<NamespaceId>, Status> {
+    const ALL: NamespaceId = NamespaceId(u32::MAX);
+    let (asked, namespaces) = (sqe.namespace(), view.target.namespaces());
+    let is_meant =
+        |one: &&NamespaceInfo| (asked == ALL || one.id == asked) && one.command_set() == csi::KEY_VALUE;
+    let ids: Vec<NamespaceId> = namespaces.iter().filter(is_meant).map(|one| one.id).collect();
+    if ids.is_empty() { Err(Status::INVALID_NAMESPACE.do_not_retry()) } else { Ok(ids) }
 }

@@ -1,13 +1,13 @@
 //! Identify: what a controller and its namespaces say of themselves, as Linux and SPDK need it.
 
 use crate::admin::View;
-use crate::controller::Purpose;
+use crate::controller::{Purpose, sees};
 use crate::errors;
-use crate::settings::NamespaceInfo;
-use octokv_base::NamespaceId;
+use crate::namespaces::ANA_GROUPS_MAX;
+use crate::settings::{NamespaceInfo, NamespaceKind};
 use octokv_wire::command::{csi, event};
 use octokv_wire::extension::{self, Announcement};
-use octokv_wire::identify::{self as page, Descriptor, Request, cns, controller_type, set_text};
+use octokv_wire::identify::{self as page, Descriptor, Request, cns, controller_type, optional, set_text};
 use octokv_wire::{Sqe, Status, kv, nqn};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -17,13 +17,16 @@ pub(crate) const NVME_VERSION: u32 = 0x0002_0000;
 /// The version of the Key Value command set.
 const KV_VERSION: u32 = 0x0001_0300;
 /// What a Key Value namespace's size is counted in where a host asks for blocks.
-const BLOCK_BYTES_LOG2: u8 = 12;
-/// Controllers attached to a namespace, and controllers of the subsystem.
-const CNS_CONTROLLERS_OF_NAMESPACE: u8 = 0x12;
-const CNS_CONTROLLERS: u8 = 0x13;
-/// The allocated namespace, and allocated namespaces of a command set.
-const CNS_ALLOCATED: u8 = 0x11;
-const CNS_ALLOCATED_LIST_OF_SET: u8 = 0x1a;
+const KV_BLOCK_BYTES: u32 = 4096;
+/// Namespaces that may be there at a time, and identifiers that they usually have (MNAN, NN). A host
+/// makes room by them, and more may come while it is connected.
+const NAMESPACES_MAX: u32 = 1024;
+/// A change of access takes no longer.
+const ANA_SECONDS: u8 = 10;
+/// ANACAP: every state is told, and a namespace's group does not change while it is attached.
+const ANA_CAPABILITIES: u8 = 0b0101_1111;
+/// VWC: there may be a volatile cache; a Flush of all namespaces at once is not supported.
+const WRITE_CACHE: u8 = 1 | 0b10 << 1;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE.do_not_retry();
@@ -34,45 +37,59 @@ pub(crate) fn identify(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<
     if view.controller.purpose == Purpose::Discovery && request.cns != cns::CONTROLLER {
         return Err(INVALID_FIELD);
     }
+    let csi_is = |csi| request.csi == csi;
     match request.cns {
         cns::CONTROLLER => out.extend_from_slice(controller(view).as_bytes()),
-        cns::NAMESPACE | CNS_ALLOCATED => {
-            out.extend_from_slice(block_view(named(view, &request)?).as_bytes())
+        cns::NAMESPACE | cns::ALLOCATED => describe(view, &request, out, |namespace, out| {
+            out.extend_from_slice(block_view(namespace).as_bytes());
+            Ok(())
+        })?,
+        cns::NAMESPACE_LIST | cns::ALLOCATED_LIST => list(view, &request, |_| true, out)?,
+        cns::NAMESPACE_LIST_OF_SET | cns::ALLOCATED_LIST_OF_SET
+            if csi_is(csi::NVM) || csi_is(csi::KEY_VALUE) =>
+        {
+            list(view, &request, |namespace| csi_is(namespace.command_set()), out)?
         }
-        cns::NAMESPACE_LIST => list(view, &request, all_sets(view), out)?,
-        cns::ALLOCATED_LIST => list(view, &request, true, out)?,
-        cns::NAMESPACE_LIST_OF_SET | CNS_ALLOCATED_LIST_OF_SET => match request.csi {
-            csi::KEY_VALUE => list(view, &request, true, out)?,
-            csi::NVM => list(view, &request, false, out)?,
-            _ => return Err(INVALID_FIELD),
-        },
         cns::DESCRIPTORS => {
             let namespace = named(view, &request)?;
-            let ids = [Descriptor::Nguid(namespace.nguid), Descriptor::CommandSet(csi::KEY_VALUE)];
+            let ids = [Descriptor::Nguid(namespace.nguid), Descriptor::CommandSet(namespace.command_set())];
             out.extend_from_slice(&page::encode_descriptors(&ids));
         }
-        cns::NAMESPACE_OF_SET if request.csi == csi::KEY_VALUE => {
-            out.extend_from_slice(kv_view(named(view, &request)?).as_bytes());
+        cns::NAMESPACE_OF_SET if csi_is(csi::NVM) || csi_is(csi::KEY_VALUE) => {
+            describe(view, &request, out, |namespace, out| match namespace.command_set() {
+                set if !csi_is(set) => Err(INVALID_FIELD),
+                csi::KEY_VALUE => {
+                    out.extend_from_slice(kv_view(namespace).as_bytes());
+                    Ok(())
+                }
+                // No protection information, no other formats: there is nothing to say.
+                _ => {
+                    out.resize(page::PAGE_BYTES, 0);
+                    Ok(())
+                }
+            })?
         }
-        cns::CONTROLLER_OF_SET if request.csi == csi::KEY_VALUE => {
+        cns::CONTROLLER_OF_SET if csi_is(csi::KEY_VALUE) => {
             let mut limits = page::KvController::zeroed();
             limits.version = U32::new(KV_VERSION);
             out.extend_from_slice(limits.as_bytes());
         }
-        // No limits of its own.
-        cns::CONTROLLER_OF_SET if request.csi == csi::NVM => out.resize(page::PAGE_BYTES, 0),
-        cns::NAMESPACE_INDEPENDENT => {
-            named(view, &request)?;
+        cns::CONTROLLER_OF_SET if csi_is(csi::NVM) => {
+            out.extend_from_slice(block_limits(view).as_bytes());
+        }
+        cns::NAMESPACE_INDEPENDENT => describe(view, &request, out, |namespace, out| {
             let mut independent = page::NamespaceIndependent::zeroed();
             independent.sharing = 1;
+            independent.ana_group = U32::new(namespace.ana_group);
             independent.status = 1;
             out.extend_from_slice(independent.as_bytes());
-        }
-        CNS_CONTROLLERS_OF_NAMESPACE => {
+            Ok(())
+        })?,
+        cns::CONTROLLERS_OF_NAMESPACE => {
             named(view, &request)?;
             controllers(view, request.controller_id, out);
         }
-        CNS_CONTROLLERS => controllers(view, request.controller_id, out),
+        cns::CONTROLLERS => controllers(view, request.controller_id, out),
         cns::COMMAND_SETS => {
             let mut sets = page::CommandSets::zeroed();
             sets.combinations[0] = U64::new(1 << csi::NVM | 1 << csi::KEY_VALUE);
@@ -83,23 +100,52 @@ pub(crate) fn identify(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<
     Ok(())
 }
 
-fn named<'a>(view: &View<'a>, request: &Request) -> Result<&'a NamespaceInfo, Status> {
-    view.target.namespace(request.namespace).map(|(_, namespace)| namespace).ok_or(INVALID_NAMESPACE)
+/// The namespace of a request, where this host sees it.
+fn named(view: &View<'_>, request: &Request) -> Result<NamespaceInfo, Status> {
+    let cc = view.controller.book().configuration;
+    let namespaces = view.target.namespaces();
+    let seen = namespaces.get(request.namespace).filter(|namespace| sees(cc, namespace));
+    seen.cloned().ok_or(INVALID_NAMESPACE)
 }
 
-/// Whether the host turned all command sets on. One that did not knows of blocks alone, and must not
-/// take a Key Value namespace for a disk.
-fn all_sets(view: &View<'_>) -> bool {
-    view.controller.book().configuration.command_set() == 6
+/// Puts the page of the namespace of a request in: zeros for an identifier that no namespace has now.
+fn describe(
+    view: &View<'_>,
+    request: &Request,
+    out: &mut Vec<u8>,
+    page: impl Fn(&NamespaceInfo, &mut Vec<u8>) -> Result<(), Status>,
+) -> Result<(), Status> {
+    match named(view, request) {
+        Ok(namespace) => page(&namespace, out),
+        Err(_) if (1..=highest_id(view)).contains(&request.namespace.0) => {
+            out.resize(page::PAGE_BYTES, 0);
+            Ok(())
+        }
+        Err(status) => Err(status),
+    }
 }
 
-fn list(view: &View<'_>, request: &Request, shown: bool, out: &mut Vec<u8>) -> Result<(), Status> {
+/// NN: the highest identifier that a namespace may have, as far as hosts are told.
+fn highest_id(view: &View<'_>) -> u32 {
+    let namespaces = view.target.namespaces();
+    namespaces.iter().next_back().map_or(0, |namespace| namespace.id.0).max(NAMESPACES_MAX)
+}
+
+/// The identifiers, from the request's on, of the namespaces that this host sees and that are `wanted`.
+fn list(
+    view: &View<'_>,
+    request: &Request,
+    wanted: impl Fn(&NamespaceInfo) -> bool,
+    out: &mut Vec<u8>,
+) -> Result<(), Status> {
     let after = request.namespace.0;
     if after >= u32::MAX - 1 {
         return Err(INVALID_NAMESPACE);
     }
-    let all = view.target.namespaces().iter().map(|namespace| namespace.id).filter(|_| shown);
-    out.extend_from_slice(page::NamespaceList::above(after, all).as_bytes());
+    let cc = view.controller.book().configuration;
+    let namespaces = view.target.namespaces();
+    let shown = namespaces.iter().filter(|one| sees(cc, one) && wanted(one)).map(|one| one.id);
+    out.extend_from_slice(page::NamespaceList::above(after, shown).as_bytes());
     Ok(())
 }
 
@@ -121,17 +167,17 @@ fn controller(view: &View<'_>) -> Box<page::Controller> {
     set_text(&mut it.model, &settings.model);
     set_text(&mut it.firmware, &settings.firmware);
     it.multi_path = 1 << 1; // Several controllers.
-    it.data_pages_log2 = settings.value_bytes_max.div_ceil(4096).next_power_of_two().ilog2().max(1) as u8;
+    it.data_pages_log2 = settings.transfer_pages_log2();
     it.controller_id = U16::new(view.controller.id);
     it.version = U32::new(NVME_VERSION);
-    let notices = if is_io { event::NAMESPACE_CHANGED_BIT } else { event::DISCOVERY_CHANGED_BIT };
-    it.events = U32::new(notices);
+    let io_notices = event::NAMESPACE_CHANGED_BIT | event::ANA_CHANGED_BIT;
+    it.events = U32::new(if is_io { io_notices } else { event::DISCOVERY_CHANGED_BIT });
     it.attributes = U32::new(1); // 128-bit host identifiers.
     it.controller_type = if is_io { controller_type::IO } else { controller_type::DISCOVERY };
     it.abort_limit = 3;
     it.event_limit = settings.event_requests_max.saturating_sub(1);
     it.firmware_slots = 1 << 1 | 1; // One, read only.
-    it.log_attributes = 1 << 1 | 1 << 2 | 1 << 5; // Effects, long offsets, the log of logs.
+    it.log_attributes = 1 << 1 | 1 << 2 | 1 << 5; // Effects, long offsets, scopes and the log of logs.
     it.error_entries = errors::ENTRIES as u8 - 1;
     it.keep_alive_granularity = U16::new(1);
     it.sqe_sizes = 0x66;
@@ -144,9 +190,17 @@ fn controller(view: &View<'_>) -> Box<page::Controller> {
     it.fabrics_commands = U16::new(1); // Disconnect.
     if is_io {
         it.subsystem = nqn::encode(&settings.nqn);
-        let highest = view.target.namespaces().last().map_or(0, |namespace| namespace.id.0);
-        it.namespaces = U32::new(highest);
-        it.namespaces_max = U32::new(view.target.namespaces().len() as u32);
+        it.namespaces = U32::new(highest_id(view));
+        it.namespaces_max = U32::new(NAMESPACES_MAX.max(view.target.namespaces().len() as u32));
+        it.multi_path |= 1 << 3; // Asymmetric access is told.
+        it.ana_seconds = ANA_SECONDS;
+        it.ana_capabilities = ANA_CAPABILITIES;
+        it.ana_group_max = U32::new(ANA_GROUPS_MAX);
+        it.ana_groups = U32::new(ANA_GROUPS_MAX);
+        it.nvm_commands = U16::new(
+            optional::COMPARE | optional::DATASET_MANAGEMENT | optional::WRITE_ZEROES | optional::VERIFY,
+        );
+        it.write_cache = WRITE_CACHE;
         it.announce(&Announcement {
             version: extension::VERSION,
             key_bytes_max: settings.key_bytes_max,
@@ -158,16 +212,30 @@ fn controller(view: &View<'_>) -> Box<page::Controller> {
     it
 }
 
-/// A Key Value namespace in blocks: SPDK's host drops one whose capacity is zero.
+/// Work without data is bounded as if it had some.
+fn block_limits(view: &View<'_>) -> Box<page::NvmController> {
+    let mut limits = page::NvmController::zeroed();
+    limits.verify_pages_log2 = view.target.settings().transfer_pages_log2();
+    limits.zeroes_pages_log2 = limits.verify_pages_log2;
+    limits
+}
+
+/// A namespace in blocks: also one of keys, since SPDK's host drops one whose capacity is zero. What
+/// deallocated blocks read as is not told: devices differ.
 fn block_view(namespace: &NamespaceInfo) -> Box<page::Namespace> {
-    let blocks = |bytes: u64| bytes >> BLOCK_BYTES_LOG2;
+    let block_bytes = match namespace.kind {
+        NamespaceKind::Block { block_bytes } => block_bytes,
+        NamespaceKind::KeyValue { .. } => KV_BLOCK_BYTES,
+    };
+    let block = u64::from(block_bytes);
     let mut it = page::Namespace::zeroed();
-    it.size = U64::new(blocks(namespace.size_bytes).max(1));
+    it.size = U64::new((namespace.size_bytes / block).max(1));
     it.capacity = it.size;
-    it.used = U64::new(blocks(namespace.used()).min(it.size.get()));
+    it.used = U64::new(namespace.used().div_ceil(block).min(it.size.get()));
     it.sharing = 1;
+    it.ana_group = U32::new(namespace.ana_group);
     it.nguid = namespace.nguid;
-    it.block_formats[0] = [0, 0, BLOCK_BYTES_LOG2, 0];
+    it.block_formats[0] = [0, 0, block_bytes.ilog2() as u8, 0];
     it
 }
 
@@ -176,13 +244,9 @@ fn kv_view(namespace: &NamespaceInfo) -> Box<page::KvNamespace> {
     it.size_bytes = U64::new(namespace.size_bytes);
     it.used_bytes = U64::new(namespace.used());
     it.sharing = 1;
+    it.ana_group = U32::new(namespace.ana_group);
     it.nguid = namespace.nguid;
     it.kv_formats[0].key_bytes_max = U16::new(kv::KEY_BYTES_MAX as u16);
-    it.kv_formats[0].value_bytes_max = U32::new(namespace.value_bytes_max);
+    it.kv_formats[0].value_bytes_max = U32::new(namespace.key_value_limits().0);
     it
-}
-
-/// The namespaces of a target, for the logs that name them.
-pub(crate) fn namespace_ids(view: &View<'_>) -> Vec<NamespaceId> {
-    view.target.namespaces().iter().map(|namespace| namespace.id).collect()
 }

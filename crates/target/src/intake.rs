@@ -349,7 +349,7 @@ impl Connection {
                 return;
             }
             let Some(buffer) = pool.take(bytes) else { return };
-            let (command_id, expected) = self.slots.start_receiving(slot, buffer);
+            let (command_id, expected) = self.slots.start_receiving(slot, buffer, self.ticked);
             self.replies.ask(command_id, slot, expected);
         }
     }

@@ -1,80 +1,75 @@
 //! Key Value commands: from an entry to what the engine is asked, and from its answer to a completion.
 //!
 //! In: the entry of a command on a Key Value namespace, later its data. Out: a [`Plan`], then an
-//! [`Operation`]; at the end a status and DW0. Nothing is held here. All of a target's namespaces are of
-//! the Key Value command set, so that every opcode is read as that set has it; NVM's and the iterators'
-//! opcodes, which it does not have, are invalid.
+//! [`Operation`]; at the end a status and DW0. Nothing is held here. The iterators' opcodes, which this
+//! target does not have yet, are invalid.
 //!
 //! Statuses are those of the KV command set (1.1), table by table; hosts that round CDW10 up or leave
 //! junk in reserved fields are served.
 
+use crate::plans::{Answer, Context, Intent as AnyIntent, Launch, Plan};
 use crate::request::{Operation, Outcome, StoreMode};
 use crate::settings::NamespaceInfo;
 use crate::slots::{Landing, Running};
-use octokv_base::{Buffer, Key, key::RECORD_HEADER_BYTES, value_offset};
+use octokv_base::{Buffer, Key, NamespaceId, key::RECORD_HEADER_BYTES, value_offset};
 use octokv_wire::{Sqe, Status, extension, kv};
 
 /// What a command whose data is under way will be.
 #[derive(Debug)]
 pub(crate) enum Intent {
     /// A Store whose key came with the entry.
-    Store { namespace: u32, key: Key, mode: StoreMode, value_bytes: u32 },
+    Store { key: Key, mode: StoreMode, value_bytes: u32 },
     /// A command of the extension: its key leads its data.
-    Long { namespace: u32, command: extension::Command },
+    Long { command: extension::Command },
 }
 
-/// What a command needs before it can be asked of the engine.
-#[derive(Debug)]
-pub(crate) enum Plan {
-    /// Nothing more.
-    Launch(Operation, Running),
-    /// So many bytes of data, in a buffer laid out so.
-    Data { intent: Intent, landing: Landing, bytes: u32 },
+impl Intent {
+    pub fn keeps_data(&self) -> bool {
+        match self {
+            Intent::Store { .. } => true,
+            Intent::Long { command } => matches!(command, extension::Command::Store { .. }),
+        }
+    }
 }
 
-/// The plan for an entry on the namespace at `index`, whose SGL speaks of `sgl_bytes` bytes, where no
-/// answer may be longer than `transfer_bytes_max`.
+/// The plan for an entry on a Key Value namespace.
 #[inline]
-pub(crate) fn plan(
-    sqe: &Sqe,
-    index: u32,
-    namespace: &NamespaceInfo,
-    sgl_bytes: u32,
-    transfer_bytes_max: u32,
-) -> Result<Plan, Status> {
+pub(crate) fn plan(sqe: &Sqe, context: &Context<'_>) -> Result<Plan, Status> {
+    let (namespace, sgl_bytes) = (context.namespace, context.sgl.bytes());
+    let listing_max = context.listing_bytes_max;
     if sqe.opcode & 0x80 != 0 {
-        return plan_long(sqe, index, namespace, transfer_bytes_max);
+        return plan_long(sqe, namespace, listing_max);
     }
     Ok(match kv::Command::check(sqe)? {
         kv::Command::Flush => Plan::Launch(Operation::Flush, Running::Flush),
         kv::Command::Store { key, options, value_bytes } => {
             check_value_bytes(value_bytes, namespace)?;
             let landing = Landing { split: 0, value_at: value_offset(key.len()) as u32 };
-            let intent = Intent::Store { namespace: index, key, mode: options.mode, value_bytes };
-            Plan::Data { intent, landing, bytes: value_bytes }
+            let intent = Intent::Store { key, mode: options.mode, value_bytes };
+            Plan::Data { intent: AnyIntent::KeyValue(intent), landing, bytes: value_bytes }
         }
         kv::Command::Retrieve { key, limit_bytes } => {
             let limit_bytes = limit_bytes.min(sgl_bytes);
             Plan::Launch(Operation::Retrieve { key, limit_bytes }, Running::Retrieve { limit_bytes })
         }
         kv::Command::Delete { key } => {
-            Plan::Launch(Operation::Delete { key }, Running::Delete { namespace_index: index })
+            Plan::Launch(Operation::Delete { key }, Running::Delete { namespace: namespace.id })
         }
         kv::Command::Exist { key } => {
             Plan::Launch(Operation::Exist { key }, Running::Exist { tell_length: false })
         }
         kv::Command::List { start, limit_bytes } => {
-            let limit_bytes = list_limit(limit_bytes.min(sgl_bytes), transfer_bytes_max)?;
+            let limit_bytes = list_limit(limit_bytes.min(sgl_bytes), listing_max)?;
             let operation = Operation::List { start, limit_bytes, long_keys: false };
             Plan::Launch(operation, Running::List { limit_bytes })
         }
     })
 }
 
-fn plan_long(sqe: &Sqe, index: u32, namespace: &NamespaceInfo, transfer_max: u32) -> Result<Plan, Status> {
+fn plan_long(sqe: &Sqe, namespace: &NamespaceInfo, transfer_max: u32) -> Result<Plan, Status> {
     let mut command = extension::Command::check(sqe)?;
     let key_bytes = command.key_bytes();
-    if key_bytes > namespace.key_bytes_max.max(kv::KEY_BYTES_MAX as u16) {
+    if key_bytes > namespace.key_value_limits().1.max(kv::KEY_BYTES_MAX as u16) {
         return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
     }
     let mut landing = Landing::PLAIN;
@@ -93,11 +88,11 @@ fn plan_long(sqe: &Sqe, index: u32, namespace: &NamespaceInfo, transfer_max: u32
     }
     // A value's and a key's bounds were checked: their sum is far below 2^32.
     let bytes = command.host_data_bytes() as u32;
-    Ok(Plan::Data { intent: Intent::Long { namespace: index, command }, landing, bytes })
+    Ok(Plan::Data { intent: AnyIntent::KeyValue(Intent::Long { command }), landing, bytes })
 }
 
 fn check_value_bytes(value_bytes: u32, namespace: &NamespaceInfo) -> Result<(), Status> {
-    if value_bytes > namespace.value_bytes_max {
+    if value_bytes > namespace.key_value_limits().0 {
         return Err(Status::KV_INVALID_VALUE_SIZE.do_not_retry());
     }
     Ok(())
@@ -110,33 +105,27 @@ fn list_limit(limit_bytes: u32, transfer_bytes_max: u32) -> Result<u32, Status> 
     Ok(limit_bytes.min(transfer_bytes_max))
 }
 
-/// What to ask of the engine, now that the data is in `buffer`, laid out as its plan said; and of the
-/// namespace at which index.
-pub(crate) fn launch(intent: Intent, buffer: Buffer) -> (u32, Operation, Running) {
+/// What to ask of the engine, now that the data is in `buffer`, laid out as its plan said.
+pub(crate) fn launch(intent: Intent, buffer: Buffer, namespace: NamespaceId) -> Launch {
     match intent {
-        Intent::Store { namespace, key, mode, value_bytes } => {
-            (namespace, Operation::Store { key, mode, record: buffer, value_bytes }, Running::Store)
+        Intent::Store { key, mode, value_bytes } => {
+            Launch::Ask(Operation::Store { key, mode, record: buffer, value_bytes }, Running::Store)
         }
-        Intent::Long {
-            namespace,
-            command: extension::Command::Store { options, key_bytes, value_bytes },
-        } => {
+        Intent::Long { command: extension::Command::Store { options, key_bytes, value_bytes } } => {
             let from = RECORD_HEADER_BYTES;
             let key = key_of(&buffer[from..from + usize::from(key_bytes)]);
             let operation = Operation::Store { key, mode: options.mode, record: buffer, value_bytes };
-            (namespace, operation, Running::Store)
+            Launch::Ask(operation, Running::Store)
         }
-        Intent::Long { namespace, command } => {
-            let (operation, running) = launch_keyed(command, &buffer, namespace);
-            (namespace, operation, running)
-        }
+        Intent::Long { .. } => launch_from(intent, &buffer, namespace),
     }
 }
 
 /// What to ask of the engine for a command of the extension, other than Store, whose data is `data`.
-pub(crate) fn launch_keyed(command: extension::Command, data: &[u8], index: u32) -> (Operation, Running) {
+pub(crate) fn launch_from(intent: Intent, data: &[u8], namespace: NamespaceId) -> Launch {
+    let Intent::Long { command } = intent else { unreachable!("{intent:?} keeps its buffer") };
     let key = key_of(&data[..usize::from(command.key_bytes())]);
-    match command {
+    let (operation, running) = match command {
         extension::Command::Retrieve { limit_bytes, .. } => {
             (Operation::Retrieve { key, limit_bytes }, Running::Retrieve { limit_bytes })
         }
@@ -144,12 +133,11 @@ pub(crate) fn launch_keyed(command: extension::Command, data: &[u8], index: u32)
             let operation = Operation::List { start: key, limit_bytes, long_keys: true };
             (operation, Running::List { limit_bytes })
         }
-        extension::Command::Delete { .. } => {
-            (Operation::Delete { key }, Running::Delete { namespace_index: index })
-        }
+        extension::Command::Delete { .. } => (Operation::Delete { key }, Running::Delete { namespace }),
         extension::Command::Exist { .. } => (Operation::Exist { key }, Running::Exist { tell_length: true }),
         extension::Command::Store { .. } => unreachable!("a Store keeps its buffer"),
-    }
+    };
+    Launch::Ask(operation, running)
 }
 
 fn key_of(bytes: &[u8]) -> Key {
@@ -157,32 +145,16 @@ fn key_of(bytes: &[u8]) -> Key {
     Key::new(bytes).expect("a key within the bound of the room `base`")
 }
 
-/// A completion, and the data in front of it.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub status: Status,
-    pub dw0: u32,
-    /// The buffer, and where in it the data begins and ends.
-    pub data: Option<(Buffer, usize, usize)>,
-}
-
-impl Answer {
-    fn of(status: Status, dw0: u32) -> Answer {
-        Answer { status, dw0, data: None }
-    }
-
-    fn with(buffer: Buffer, from: usize, bytes: usize, dw0: u32) -> Answer {
-        let data = (bytes > 0).then_some((buffer, from, from + bytes));
-        Answer { status: Status::SUCCESS, dw0, data }
-    }
-}
-
 /// How the engine's outcome is told. `missing_fails` says whether Delete of a missing key does.
 ///
 /// # Panics
 /// When the outcome is one of another operation: only our own mistake.
 #[inline]
-pub(crate) fn answer(running: Running, outcome: Outcome, missing_fails: impl Fn(u32) -> bool) -> Answer {
+pub(crate) fn answer(
+    running: Running,
+    outcome: Outcome,
+    missing_fails: impl Fn(NamespaceId) -> bool,
+) -> Answer {
     match (running, outcome) {
         (Running::Store, Outcome::Stored)
         | (Running::Delete { .. }, Outcome::Deleted)
@@ -198,7 +170,7 @@ pub(crate) fn answer(running: Running, outcome: Outcome, missing_fails: impl Fn(
         (Running::Exist { tell_length }, Outcome::Exists { value_bytes }) => {
             Answer::of(Status::SUCCESS, if tell_length { value_bytes } else { 0 })
         }
-        (Running::Delete { namespace_index }, Outcome::NotFound) if !missing_fails(namespace_index) => {
+        (Running::Delete { namespace }, Outcome::NotFound) if !missing_fails(namespace) => {
             Answer::of(Status::SUCCESS, 0)
         }
         (running, outcome) => Answer::of(failure(running, &outcome), 0),
@@ -220,6 +192,11 @@ fn failure(running: Running, outcome: &Outcome) -> Status {
         | Outcome::Deleted
         | Outcome::Exists { .. }
         | Outcome::Listing { .. }
-        | Outcome::Flushed => unreachable!("{running:?} ended as {outcome:?}"),
+        | Outcome::Flushed
+        | Outcome::Blocks { .. }
+        | Outcome::Written
+        | Outcome::Verified
+        | Outcome::Different
+        | Outcome::WriteFault => unreachable!("{running:?} ended as {outcome:?}"),
     }
 }

@@ -1,22 +1,24 @@
-//! Get Log Page: errors, health, firmware, changed namespaces, effects, access, discovery.
+//! Get Log Page: errors, health, firmware, changed namespaces, effects, access, features, discovery.
 //!
 //! Pages are built whole, which is rare and small, and cut at the offset that the host asked for. What a
 //! host asks for is bounded by the longest transfer.
 
 use crate::admin::View;
-use crate::controller::Purpose;
-use crate::identify::namespace_ids;
+use crate::controller::{Purpose, sees};
+use crate::features;
+use crate::health::SPARE_THRESHOLD_PERCENT;
+use crate::settings::NamespaceInfo;
 use octokv_base::NamespaceId;
 use octokv_wire::command::{FABRICS, admin, csi};
 use octokv_wire::discovery::{self, Entry, SubsystemKind};
-use octokv_wire::log::{self, AnaGroup, AnaState, Effects, Health, Request, id};
-use octokv_wire::{Sqe, Status, extension, kv};
+use octokv_wire::log::{self, AnaGroup, Effects, Health, Request, id};
+use octokv_wire::{Sqe, Status, extension, kv, nqn, nvm};
 use std::net::{IpAddr, SocketAddr};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U128};
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
-const IO_PAGES: [u8; 8] = [
+const IO_PAGES: [u8; 9] = [
     id::SUPPORTED,
     id::ERROR,
     id::HEALTH,
@@ -24,10 +26,11 @@ const IO_PAGES: [u8; 8] = [
     id::CHANGED_NAMESPACES,
     id::EFFECTS,
     id::ANA,
-    id::DISCOVERY,
+    id::FEATURES,
+    id::MANAGEMENT,
 ];
-/// The one ANA group of all namespaces, on a path that is as good as any.
-const ANA_GROUP: u32 = 1;
+const DISCOVERY_PAGES: [u8; 6] =
+    [id::SUPPORTED, id::ERROR, id::EFFECTS, id::FEATURES, id::MANAGEMENT, id::DISCOVERY];
 
 /// Fills `out` with what a Get Log Page asks for.
 pub(crate) fn get(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
@@ -46,23 +49,42 @@ pub(crate) fn get(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), S
 
 fn page(view: &View<'_>, request: &Request) -> Result<Vec<u8>, Status> {
     let is_io = view.controller.purpose == Purpose::Io;
+    let pages: &[u8] = if is_io { &IO_PAGES } else { &DISCOVERY_PAGES };
+    if !pages.contains(&request.id) {
+        return Err(Status::INVALID_LOG_PAGE.do_not_retry());
+    }
     Ok(match request.id {
-        id::SUPPORTED if is_io => log::Supported::of(&IO_PAGES[..IO_PAGES.len() - 1]).as_bytes().to_vec(),
-        id::SUPPORTED => log::Supported::of(&[id::SUPPORTED, id::DISCOVERY]).as_bytes().to_vec(),
-        id::DISCOVERY if !is_io => discovery_page(view),
-        id::ERROR if is_io => view.target.errors.entries().as_bytes().to_vec(),
-        id::HEALTH if is_io => health(view).as_bytes().to_vec(),
-        id::FIRMWARE if is_io => log::firmware(&view.target.settings().firmware).to_vec(),
-        id::CHANGED_NAMESPACES if is_io => changed(view, request),
+        id::SUPPORTED => log::Supported::of(pages).as_bytes().to_vec(),
+        id::ERROR => view.target.errors.entries().as_bytes().to_vec(),
+        id::HEALTH => health(view).as_bytes().to_vec(),
+        id::FIRMWARE => log::firmware(&view.target.settings().firmware).to_vec(),
+        id::CHANGED_NAMESPACES => changed(view, request),
         id::EFFECTS if is_io => effects(request.csi)?,
-        id::ANA if is_io => {
-            let groups_only = request.specific & 1 != 0;
-            let namespaces = if groups_only { Vec::new() } else { namespace_ids(view) };
-            let state = AnaState::Optimized;
-            log::ana(0, &[AnaGroup { id: ANA_GROUP, changes: 0, state, namespaces: &namespaces }])
-        }
-        _ => return Err(Status::INVALID_LOG_PAGE.do_not_retry()),
+        id::EFFECTS => admin_effects().as_bytes().to_vec(),
+        id::ANA => access(view, request),
+        id::FEATURES => log::features(features::supported(view.controller.purpose)),
+        // There is no management interface.
+        id::MANAGEMENT => vec![0; log::FEATURES_BYTES],
+        id::DISCOVERY => discovery_page(view),
+        other => unreachable!("log {other:02x}h is listed and has no page"),
     })
+}
+
+/// The groups and, unless only they are asked for, the namespaces in them that this host sees.
+fn access(view: &View<'_>, request: &Request) -> Vec<u8> {
+    let groups_only = request.specific & 1 != 0;
+    let cc = view.controller.book().configuration;
+    let table = view.target.namespaces();
+    let members = |group: u32| -> Vec<NamespaceId> {
+        let is_member = |one: &&NamespaceInfo| !groups_only && one.ana_group == group && sees(cc, one);
+        table.iter().filter(is_member).map(|one| one.id).collect()
+    };
+    let lists: Vec<_> = table.groups().map(|(id, group)| (id, group, members(id))).collect();
+    let mut groups = Vec::with_capacity(lists.len());
+    for (id, group, namespaces) in &lists {
+        groups.push(AnaGroup { id: *id, changes: group.changes, state: group.state, namespaces });
+    }
+    log::ana(table.ana_changes(), &groups)
 }
 
 /// The changed namespaces. Only a read from the start that lets the event go empties the list.
@@ -85,22 +107,29 @@ fn changed(view: &View<'_>, request: &Request) -> Vec<u8> {
 fn health(view: &View<'_>) -> Health {
     const ROOM_TEMPERATURE_KELVIN: u16 = 300;
     const UNIT_BYTES: u64 = 512_000;
-    let counts = view.target.statistics();
+    let (counts, facts) = (view.target.statistics(), view.target.health());
     let number = |value: u64| U128::new(u128::from(value));
     let mut health = Health::zeroed();
     health.temperature = U16::new(ROOM_TEMPERATURE_KELVIN);
-    health.spare = 100;
-    health.units_read = number(counts.retrieved_bytes.div_ceil(UNIT_BYTES));
-    health.units_written = number(counts.stored_bytes.div_ceil(UNIT_BYTES));
-    health.reads = number(counts.retrieves + counts.lists + counts.exists);
-    health.writes = number(counts.stores + counts.deletes);
+    health.warnings = facts.warnings();
+    health.spare = facts.available_spare_percent;
+    health.spare_threshold = SPARE_THRESHOLD_PERCENT;
+    health.units_read = number((counts.retrieved_bytes + counts.read_bytes).div_ceil(UNIT_BYTES));
+    health.units_written = number((counts.stored_bytes + counts.written_bytes).div_ceil(UNIT_BYTES));
+    let reads = counts.retrieves + counts.lists + counts.exists;
+    health.reads = number(reads + counts.block_reads + counts.block_checks);
+    health.writes = number(counts.stores + counts.deletes + counts.block_writes);
+    health.busy_minutes = number(facts.busy_seconds / 60);
+    health.power_cycles = number(facts.power_cycles);
+    health.power_hours = number(facts.power_on_seconds / 3600);
+    health.unsafe_shutdowns = number(facts.unsafe_shutdowns);
     health.media_errors = number(counts.media_errors);
     health.errors = number(view.target.errors.count());
     health
 }
 
-/// Which commands there are. Without this page Linux lets only the superuser pass commands through.
-fn effects(command_set: u8) -> Result<Vec<u8>, Status> {
+/// The admin commands.
+fn admin_effects() -> Box<Effects> {
     let mut effects = Effects::zeroed();
     for opcode in [
         admin::GET_LOG_PAGE,
@@ -112,38 +141,63 @@ fn effects(command_set: u8) -> Result<Vec<u8>, Status> {
         admin::KEEP_ALIVE,
         FABRICS,
     ] {
-        effects.admin(opcode, 0);
+        effects.admin(opcode, log::SCOPE_CONTROLLER);
     }
-    match command_set {
-        csi::NVM => {}
-        csi::KEY_VALUE => {
-            let reading = [kv::opcode::FLUSH, kv::opcode::RETRIEVE, kv::opcode::LIST, kv::opcode::EXIST];
-            reading.into_iter().for_each(|opcode| effects.io(opcode, 0));
-            let long = [extension::opcode::RETRIEVE, extension::opcode::LIST, extension::opcode::EXIST];
-            long.into_iter().for_each(|opcode| effects.io(opcode, 0));
-            for opcode in
-                [kv::opcode::STORE, kv::opcode::DELETE, extension::opcode::STORE, extension::opcode::DELETE]
-            {
-                effects.io(opcode, log::CHANGES_CONTENT);
-            }
-        }
+    effects
+}
+
+/// Which commands there are. Without this page Linux lets only the superuser pass commands through.
+fn effects(command_set: u8) -> Result<Vec<u8>, Status> {
+    let mut effects = admin_effects();
+    let (reading, writing): (&[u8], &[u8]) = match command_set {
+        csi::NVM => (
+            &[nvm::opcode::FLUSH, nvm::opcode::READ, nvm::opcode::COMPARE, nvm::opcode::VERIFY],
+            &[nvm::opcode::WRITE, nvm::opcode::WRITE_ZEROES, nvm::opcode::DATASET_MANAGEMENT],
+        ),
+        csi::KEY_VALUE => (
+            &[
+                kv::opcode::FLUSH,
+                kv::opcode::RETRIEVE,
+                kv::opcode::LIST,
+                kv::opcode::EXIST,
+                extension::opcode::RETRIEVE,
+                extension::opcode::LIST,
+                extension::opcode::EXIST,
+            ],
+            &[kv::opcode::STORE, kv::opcode::DELETE, extension::opcode::STORE, extension::opcode::DELETE],
+        ),
         _ => return Err(INVALID_FIELD),
-    }
+    };
+    // Without a scope, which need not be told: Linux 6.1 takes it for an unusual effect and says so.
+    reading.iter().for_each(|&opcode| effects.io(opcode, 0));
+    writing.iter().for_each(|&opcode| effects.io(opcode, log::CHANGES_CONTENT));
     Ok(effects.as_bytes().to_vec())
 }
 
+/// This discovery service and, where the host may connect to it, the subsystem, at each listener; then
+/// other discovery services.
 fn discovery_page(view: &View<'_>) -> Vec<u8> {
-    let listeners = view.target.listeners();
-    let entry = |(index, &address): (usize, &SocketAddr)| {
-        Some(Entry {
-            kind: SubsystemKind::Storage,
-            subsystem: view.target.settings().nqn.clone(),
-            address: reachable(address, view.local)?,
-            port_id: index as u16 + 1,
-        })
-    };
-    let entries: Vec<Entry> = listeners.addresses.iter().enumerate().filter_map(entry).collect();
-    discovery::encode(listeners.generation, &entries)
+    let (places, hosts) = view.target.discovery_facts();
+    let settings = view.target.settings();
+    let is_shown = hosts.allows(&view.controller.host.nqn);
+    let mut entries = Vec::new();
+    for (index, &listener) in places.listeners.iter().enumerate() {
+        let Some(address) = reachable(listener, view.local) else { continue };
+        let port_id = index as u16 + 1;
+        let entry = |kind, name: &str| Entry { kind, subsystem: name.to_owned(), address, port_id };
+        entries.push(entry(SubsystemKind::Current, nqn::DISCOVERY));
+        if is_shown {
+            entries.push(entry(SubsystemKind::Storage, &settings.nqn));
+        }
+    }
+    let first = places.listeners.len() + 1;
+    entries.extend(places.referrals.iter().zip(first..).map(|(&address, port_id)| Entry {
+        kind: SubsystemKind::Referral,
+        subsystem: nqn::DISCOVERY.to_owned(),
+        address,
+        port_id: port_id as u16,
+    }));
+    discovery::encode(places.generation, &entries)
 }
 
 /// How the host that is connected to `local` reaches a listener: at its address, or, where it listens on

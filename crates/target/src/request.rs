@@ -2,17 +2,19 @@
 //!
 //! A [`Request`] owns all that its operation needs; the connection keeps only the slot. Exactly one
 //! [`Outcome`] comes back for every request, through [`Connection::complete`](crate::Connection::complete),
-//! also when the connection has closed meanwhile.
+//! also when the connection has closed meanwhile. Only a host's shutdown makes several requests of one slot: a
+//! flush of each namespace.
 
-use octokv_base::{Buffer, Key, NamespaceId};
+use octokv_base::{Buffer, Key, Lba, NamespaceId};
 
 pub use octokv_wire::kv::StoreMode;
+pub use octokv_wire::nvm::Range;
 
 /// One command that is checked, complete, and now the engine's.
 #[derive(Debug)]
 pub struct Request {
     /// Names the command to [`Connection::complete`](crate::Connection::complete); below the queue's
-    /// size, and free again once completed.
+    /// size, and free again once the command's last request is completed.
     pub slot: u32,
     /// The namespace; always one of the target's.
     pub namespace: NamespaceId,
@@ -60,8 +62,48 @@ pub enum Operation {
         /// Whether keys of more than 16 bytes may be named: only the extension's command can carry them.
         long_keys: bool,
     },
-    /// Make durable everything acknowledged before.
+    /// Make durable everything acknowledged before; of either command set.
     Flush,
+    /// Read blocks; the target has checked that they exist, for this and the operations below.
+    Read {
+        /// Which.
+        range: Range,
+    },
+    /// Write blocks.
+    Write {
+        /// The first.
+        lba: Lba,
+        /// Whole blocks, from its start to its end.
+        data: Buffer,
+        /// Answer only when they are durable.
+        force_unit_access: bool,
+    },
+    /// Compare blocks with data.
+    Compare {
+        /// The first.
+        lba: Lba,
+        /// Whole blocks.
+        data: Buffer,
+    },
+    /// Make blocks read as zeros.
+    WriteZeroes {
+        /// Which.
+        range: Range,
+        /// Answer only when that is durable.
+        force_unit_access: bool,
+        /// Their space may be given back.
+        deallocate: bool,
+    },
+    /// Blocks that are not wanted any more: their space may be given back, and they may read as zeros.
+    Deallocate {
+        /// Which; none is empty.
+        ranges: Vec<Range>,
+    },
+    /// Read blocks to see whether they can be read.
+    Verify {
+        /// Which.
+        range: Range,
+    },
 }
 
 /// How a request ended.
@@ -94,6 +136,19 @@ pub enum Outcome {
     },
     /// Everything acknowledged before is durable.
     Flushed,
+    /// The blocks of a Read, whole, at the start of `buffer`.
+    Blocks {
+        /// What holds them.
+        buffer: Buffer,
+    },
+    /// Written, zeroed or deallocated, as durably as was asked.
+    Written,
+    /// The blocks hold what they were compared with, or can be read.
+    Verified,
+    /// The blocks hold something else.
+    Different,
+    /// The blocks could not be written.
+    WriteFault,
     /// No value has this key.
     NotFound,
     /// A value has this key already.

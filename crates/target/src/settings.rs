@@ -1,8 +1,11 @@
-//! What a target is told once, when it starts: its name, its namespaces, and every bound.
+//! What a target is told once, when it starts: its name and every bound; and what a namespace is.
 //!
 //! Nothing here changes while a target runs, except a namespace's use, which its engine counts.
+//! Namespaces may come and go.
 
+use crate::namespaces::ANA_GROUPS_MAX;
 use octokv_base::{NamespaceId, Nanos};
+use octokv_wire::command::csi;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -79,6 +82,16 @@ impl TargetSettings {
         }
     }
 
+    /// MDTS: the most bytes of a command is 4 KiB times 2 to the power of this.
+    pub(crate) fn transfer_pages_log2(&self) -> u8 {
+        self.value_bytes_max.div_ceil(4096).next_power_of_two().ilog2().max(1) as u8
+    }
+
+    /// MDTS in bytes.
+    pub(crate) fn transfer_bytes_max(&self) -> u64 {
+        4096 << self.transfer_pages_log2()
+    }
+
     /// Panics where a bound could not be kept or announced: a mistake of whoever made the settings.
     pub(crate) fn assert_sound(&self) {
         assert!(!self.nqn.is_empty() && self.nqn.len() <= 223, "a subsystem NQN has 1 to 223 bytes");
@@ -95,7 +108,24 @@ impl TargetSettings {
     }
 }
 
-/// One key-value namespace, as hosts see it. Clones share the use.
+/// What a namespace is made of: its command set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamespaceKind {
+    /// Keys and values.
+    KeyValue {
+        /// The longest value it keeps.
+        value_bytes_max: u32,
+        /// The longest key it keeps through the extension's commands; at most 16 means standard keys only.
+        key_bytes_max: u16,
+    },
+    /// Logical blocks.
+    Block {
+        /// Bytes of one: 512 or 4096.
+        block_bytes: u32,
+    },
+}
+
+/// One namespace, as hosts see it. Clones share the use.
 #[derive(Clone, Debug)]
 pub struct NamespaceInfo {
     /// Its identifier: 1 and up, unique within the target.
@@ -106,13 +136,44 @@ pub struct NamespaceInfo {
     pub size_bytes: u64,
     /// How many bytes of it are in use; its engine keeps this current.
     pub used_bytes: Arc<AtomicU64>,
-    /// The longest value it keeps.
-    pub value_bytes_max: u32,
-    /// The longest key it keeps through the extension's commands; at most 16 means standard keys only.
-    pub key_bytes_max: u16,
+    /// Its command set, and that set's bounds.
+    pub kind: NamespaceKind,
+    /// The group of asymmetric access (ANAGRPID) that it belongs to, 1 to 32.
+    pub ana_group: u32,
 }
 
 impl NamespaceInfo {
+    /// The longest value and the longest key; zero for a namespace of blocks.
+    pub fn key_value_limits(&self) -> (u32, u16) {
+        match self.kind {
+            NamespaceKind::KeyValue { value_bytes_max, key_bytes_max } => (value_bytes_max, key_bytes_max),
+            NamespaceKind::Block { .. } => (0, 0),
+        }
+    }
+
+    /// Its command set's identifier (CSI).
+    pub fn command_set(&self) -> u8 {
+        match self.kind {
+            NamespaceKind::KeyValue { .. } => csi::KEY_VALUE,
+            NamespaceKind::Block { .. } => csi::NVM,
+        }
+    }
+
+    /// Panics where it could not be announced: a mistake of whoever made it.
+    pub(crate) fn assert_sound(&self, settings: &TargetSettings) {
+        assert!(self.id.0 > 0 && self.id.0 < u32::MAX - 1, "a namespace's identifier is 1 to FFFFFFFDh");
+        assert!((1..=ANA_GROUPS_MAX).contains(&self.ana_group), "ANA group {}", self.ana_group);
+        match self.kind {
+            NamespaceKind::KeyValue { value_bytes_max, .. } => {
+                assert!(value_bytes_max <= settings.value_bytes_max, "values beyond the settings' bound");
+            }
+            NamespaceKind::Block { block_bytes } => {
+                assert!(matches!(block_bytes, 512 | 4096), "blocks of {block_bytes} B");
+                assert!(self.size_bytes >= u64::from(block_bytes), "a namespace has a block");
+            }
+        }
+    }
+
     /// How many bytes are in use now.
     pub fn used(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)

@@ -13,8 +13,10 @@
 //! storage is used again, so that nothing is allocated once a queue has been as deep as it will be;
 //! `Waiting` slots get their buffers in the order in which they came.
 
-use crate::kv::Intent;
-use octokv_base::Buffer;
+use crate::nvm::Work;
+use crate::plans::Intent;
+use octokv_base::{Buffer, NamespaceId, Nanos};
+use octokv_wire::fabrics::Configuration;
 use std::collections::VecDeque;
 
 /// Where bytes of a command's data go in its buffer: the first `split` at the place of the key behind an
@@ -61,6 +63,9 @@ impl Landing {
 /// Data that a host was or will be asked for.
 #[derive(Debug)]
 pub(crate) struct Transfer {
+    /// The namespace that the command is for, and the serial number that it had then.
+    pub namespace: NamespaceId,
+    pub serial: u64,
     /// What to do when the data is here.
     pub intent: Intent,
     /// Where its bytes go.
@@ -69,6 +74,8 @@ pub(crate) struct Transfer {
     pub expected: u32,
     /// How many are here.
     pub received: u32,
+    /// When they were asked for.
+    pub asked: Nanos,
     /// A data digest was wrong: the command fails once all of its data has passed.
     pub damaged: bool,
 }
@@ -80,14 +87,19 @@ pub(crate) enum Running {
     Store,
     /// Retrieve, with the host's limit.
     Retrieve { limit_bytes: u32 },
-    /// Delete; the namespace's place among the target's says whose configuration rules.
-    Delete { namespace_index: u32 },
+    /// Delete; the namespace's configuration rules what a missing key means.
+    Delete { namespace: NamespaceId },
     /// Exist; only the extension's command tells the value's length.
     Exist { tell_length: bool },
     /// List, with the host's limit.
     List { limit_bytes: u32 },
-    /// Flush.
+    /// Flush of a Key Value namespace.
     Flush,
+    /// Anything on blocks.
+    Blocks(Work),
+    /// The write of CC that shuts the controller down: so many flushes are out, and then, if CC is still
+    /// what it was, it becomes this.
+    ShutDown { left: u32, before: Configuration, written: Configuration },
 }
 
 impl Running {
@@ -95,10 +107,18 @@ impl Running {
     fn answer_bytes_max(self) -> u64 {
         match self {
             Running::Retrieve { limit_bytes } | Running::List { limit_bytes } => u64::from(limit_bytes),
-            Running::Store | Running::Delete { .. } | Running::Exist { .. } | Running::Flush => 0,
+            Running::Blocks(Work::Read { bytes, .. }) => u64::from(bytes),
+            Running::Store
+            | Running::Delete { .. }
+            | Running::Exist { .. }
+            | Running::Flush
+            | Running::Blocks(_)
+            | Running::ShutDown { .. } => 0,
         }
     }
 }
+
+const NONE: NamespaceId = NamespaceId(0);
 
 /// What a slot is doing.
 #[derive(Debug)]
@@ -118,6 +138,8 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 struct Slot {
     command_id: u16,
+    /// The namespace of a request at the engine.
+    namespace: NamespaceId,
     phase: Phase,
 }
 
@@ -187,12 +209,41 @@ impl Slots {
         self.used_ids[usize::from(command_id >> 6)] |= 1 << (command_id & 63);
         let slot = self.free.pop().unwrap_or_else(|| {
             assert!(self.slots.len() < self.limit, "all {} slots are in use", self.limit);
-            self.slots.push(Slot { command_id: 0, phase: Phase::Free });
+            self.slots.push(Slot { command_id: 0, namespace: NONE, phase: Phase::Free });
             (self.slots.len() - 1) as u16
         });
-        self.slots[usize::from(slot)] = Slot { command_id, phase: Phase::Free };
+        self.slots[usize::from(slot)] = Slot { command_id, namespace: NONE, phase: Phase::Free };
         self.set(slot, phase);
         slot
+    }
+
+    /// A slot's request is one on this namespace.
+    #[inline]
+    pub fn set_namespace(&mut self, slot: u16, namespace: NamespaceId) {
+        self.slots[usize::from(slot)].namespace = namespace;
+    }
+
+    /// The namespace of a slot's request.
+    pub fn namespace(&self, slot: u16) -> NamespaceId {
+        self.slots[usize::from(slot)].namespace
+    }
+
+    /// One of the slot's requests ended; says whether it was the last. Only a shutdown has several.
+    #[inline]
+    pub fn count_down(&mut self, slot: u16) -> bool {
+        match &mut self.slots[usize::from(slot)].phase {
+            Phase::Running(Running::ShutDown { left, .. }) => {
+                *left -= 1;
+                *left == 0
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether a shutdown waits for its flushes.
+    pub fn shuts_down(&self) -> bool {
+        let is_shutdown = |slot: &Slot| matches!(slot.phase, Phase::Running(Running::ShutDown { .. }));
+        self.slots.iter().any(is_shutdown)
     }
 
     /// Frees a slot; gives its command identifier and what it was doing.
@@ -251,15 +302,28 @@ impl Slots {
     }
 
     /// Gives a waiting slot its buffer; gives its command's identifier and the bytes to ask for.
-    pub fn start_receiving(&mut self, slot: u16, buffer: Buffer) -> (u16, u32) {
+    pub fn start_receiving(&mut self, slot: u16, buffer: Buffer, now: Nanos) -> (u16, u32) {
         match self.set(slot, Phase::Free) {
-            Phase::Waiting(transfer) => {
+            Phase::Waiting(mut transfer) => {
                 let expected = transfer.expected;
+                transfer.asked = now;
                 self.set(slot, Phase::Receiving(transfer, buffer));
                 (self.slots[usize::from(slot)].command_id, expected)
             }
             phase => unreachable!("slot {slot} gets a buffer and is {phase:?}"),
         }
+    }
+
+    /// When the data was asked for that has been on its way for the longest time.
+    pub fn oldest_transfer(&self) -> Option<Nanos> {
+        if self.receiving_bytes == 0 {
+            return None;
+        }
+        let asked = self.slots.iter().filter_map(|slot| match &slot.phase {
+            Phase::Receiving(transfer, _) => Some(transfer.asked),
+            Phase::Free | Phase::Waiting(_) | Phase::Running(_) | Phase::Event => None,
+        });
+        asked.min()
     }
 
     /// A slot that holds an event request: that of `command_id`, or any.
@@ -295,7 +359,6 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_wire::extension;
 
     #[test]
     fn a_queue_has_as_many_slots_as_entries_and_uses_them_again() {
@@ -319,18 +382,22 @@ mod tests {
     fn waiting_slots_get_their_buffers_in_turn() {
         let mut slots = Slots::new(4);
         let transfer = |expected| Transfer {
-            intent: Intent::Long { namespace: 0, command: extension::Command::Delete { key_bytes: 1 } },
+            namespace: NamespaceId(1),
+            serial: 0,
+            intent: Intent::Block(crate::nvm::Intent::Compare { lba: octokv_base::Lba(0) }),
             landing: Landing { split: 0, value_at: 64 },
             expected,
             received: 0,
+            asked: Nanos::ZERO,
             damaged: false,
         };
         let first = slots.take(1, Phase::Waiting(transfer(100)));
         let second = slots.take(2, Phase::Waiting(transfer(200)));
         assert_eq!(slots.first_waiting(), Some((first, 164)));
-        assert_eq!(slots.start_receiving(first, Buffer::zeroed(164)), (1, 100));
+        assert_eq!(slots.start_receiving(first, Buffer::zeroed(164), Nanos(7)), (1, 100));
         assert_eq!(slots.first_waiting(), Some((second, 264)));
         assert_eq!(slots.receiving_bytes(), 4096);
+        assert_eq!(slots.oldest_transfer(), Some(Nanos(7)));
         assert!(slots.receiving(first).is_some() && slots.receiving(second).is_none());
         assert!(slots.receiving(77).is_none());
         slots.release(second);

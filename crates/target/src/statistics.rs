@@ -4,6 +4,7 @@
 //! ticks and at its end, so that cores do not share a cache line per command. Readers see the past
 //! within one tick.
 
+use crate::request::Operation;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counts {
@@ -48,17 +49,31 @@ counts! {
     lists,
     /// Flush commands.
     flushes,
+    /// Read commands, of blocks.
+    block_reads,
+    /// Write commands, of blocks.
+    block_writes,
+    /// Compare and Verify commands.
+    block_checks,
+    /// Write Zeroes commands.
+    block_zeroes,
+    /// Dataset Management commands that gave ranges back.
+    deallocations,
+    /// Bytes of blocks that were sent to hosts, or that hosts had compared.
+    read_bytes,
+    /// Bytes of blocks that hosts sent for Write commands.
+    written_bytes,
     /// Admin commands, Fabrics commands included.
     admin_commands,
     /// Bytes of values that hosts sent for Store commands.
     stored_bytes,
     /// Bytes of values and listings that were sent to hosts.
     retrieved_bytes,
-    /// Answers "key does not exist" and "key exists": no errors.
+    /// Answers "key does not exist", "key exists" and "compare failure": no errors.
     misses,
     /// Commands that failed otherwise.
     errors,
-    /// Values that could not be read back.
+    /// Values and blocks that could not be read back, or written.
     media_errors,
     /// Data digests that were wrong.
     digest_errors,
@@ -66,6 +81,36 @@ counts! {
     transport_faults,
     /// Controllers that ended because their host fell silent.
     keep_alive_expired,
+}
+
+impl Counts {
+    /// One more that the engine is asked.
+    #[inline]
+    pub(crate) fn operation(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Store { value_bytes, .. } => {
+                self.stores += 1;
+                self.stored_bytes += u64::from(*value_bytes);
+            }
+            Operation::Retrieve { .. } => self.retrieves += 1,
+            Operation::Delete { .. } => self.deletes += 1,
+            Operation::Exist { .. } => self.exists += 1,
+            Operation::List { .. } => self.lists += 1,
+            Operation::Flush => self.flushes += 1,
+            Operation::Read { .. } => self.block_reads += 1,
+            Operation::Write { data, .. } => {
+                self.block_writes += 1;
+                self.written_bytes += data.len() as u64;
+            }
+            Operation::Compare { data, .. } => {
+                self.block_checks += 1;
+                self.read_bytes += data.len() as u64;
+            }
+            Operation::Verify { .. } => self.block_checks += 1,
+            Operation::WriteZeroes { .. } => self.block_zeroes += 1,
+            Operation::Deallocate { .. } => self.deallocations += 1,
+        }
+    }
 }
 
 #[cfg(test)]

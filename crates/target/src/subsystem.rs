@@ -1,19 +1,21 @@
-//! The target as a whole: its namespaces, its controllers, its listeners, and who may connect.
+//! The target as a whole: its controllers, and who may connect.
 //!
-//! In: Connect commands of any core (`admit`), ends of controllers, changes of listeners and
-//! namespaces. Out: controllers to share, or the status that refuses. Locks are taken only here at
-//! connects, ends, notices and reports: no I/O command takes one.
+//! In: Connect commands of any core (`admit`), ends of controllers. Out: controllers to share, or the
+//! status that refuses. Locks are taken only here at connects, ends, notices and reports: no I/O command
+//! takes one. What may change while it runs is in `changes`.
 //!
 //! Invariants: controllers, controllers per host and connections never exceed the settings; a
 //! controller's identifier is unique among those that live.
 
 use crate::controller::{Condition, Controller, Host, Purpose};
 use crate::errors::ErrorLog;
-use crate::events::Notice;
+use crate::health::HealthFacts;
+use crate::hosts::Hosts;
+use crate::namespaces::Table;
 use crate::settings::{NamespaceInfo, TargetSettings};
 use crate::statistics::{Counts, Statistics};
+use octokv_base::Nanos;
 use octokv_base::map::Map;
-use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::fabrics::{self, BadName, Connect, ConnectData, NEW_CONTROLLER};
 use octokv_wire::{Status, nqn};
 use parking_lot::Mutex;
@@ -32,28 +34,35 @@ const ANY_CONTROLLER: u16 = 0xfffe;
 #[derive(Debug)]
 pub struct Target {
     settings: TargetSettings,
-    namespaces: Vec<NamespaceInfo>,
+    /// Its namespaces and their access.
+    pub(crate) table: Table,
     /// What all connections did.
     pub(crate) statistics: Statistics,
     /// What went wrong lately, for log 01h.
     pub(crate) errors: ErrorLog,
     connections: AtomicUsize,
-    registry: Mutex<Registry>,
-    listeners: Mutex<Listeners>,
+    pub(crate) registry: Mutex<Registry>,
+    pub(crate) places: Mutex<Places>,
+    pub(crate) health: Mutex<HealthFacts>,
 }
 
+/// The controllers that live, and the hosts that may have some.
 #[derive(Debug)]
-struct Registry {
-    controllers: Map<u16, Arc<Controller>>,
+pub(crate) struct Registry {
+    pub controllers: Map<u16, Arc<Controller>>,
+    pub hosts: Hosts,
     next_id: u16,
 }
 
-/// Where the target listens.
+/// Where the target listens, and where others do.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Listeners {
-    /// Changes with every change.
+pub(crate) struct Places {
+    /// Changes with every change of the discovery log.
     pub generation: u64,
-    pub addresses: Vec<SocketAddr>,
+    /// The target's own.
+    pub listeners: Vec<SocketAddr>,
+    /// Other discovery services.
+    pub referrals: Vec<SocketAddr>,
 }
 
 /// A controller as an operator sees it.
@@ -92,6 +101,10 @@ impl Refusal {
         let dw0 = fabrics::invalid_parameter(offset, false);
         Refusal { status: Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), dw0 }
     }
+    fn host() -> Refusal {
+        let dw0 = fabrics::invalid_parameter(512, true);
+        Refusal { status: Status::CONNECT_INVALID_HOST.do_not_retry(), dw0 }
+    }
     fn data(offset: u16) -> Refusal {
         let dw0 = fabrics::invalid_parameter(offset, true);
         Refusal { status: Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), dw0 }
@@ -113,73 +126,32 @@ pub(crate) struct Admission {
 }
 
 impl Target {
-    /// A target of these settings and namespaces.
+    /// A target of these settings and namespaces, open to every host.
     ///
     /// # Panics
-    /// When a bound of the settings cannot be kept, or two namespaces have one identifier.
-    pub fn new(settings: TargetSettings, mut namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
+    /// When a bound of the settings cannot be kept, a namespace is beyond them, or two have one
+    /// identifier or NGUID.
+    pub fn new(settings: TargetSettings, namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
         settings.assert_sound();
-        namespaces.sort_by_key(|namespace| namespace.id);
-        assert!(namespaces.windows(2).all(|pair| pair[0].id < pair[1].id), "namespace ids are unique");
-        assert!(namespaces.iter().all(|one| one.id.0 > 0 && one.id.0 < u32::MAX - 1), "namespace id");
-        assert!(namespaces.iter().all(|one| one.value_bytes_max <= settings.value_bytes_max), "MDTS");
+        namespaces.iter().for_each(|one| one.assert_sound(&settings));
+        let table = Table::new(namespaces).expect("namespaces of their own identifiers and NGUIDs");
         let next_id = settings.first_controller_id;
+        let registry = Registry { controllers: Map::default(), hosts: Hosts::Any, next_id };
         Arc::new(Target {
             settings,
-            namespaces,
+            table,
             statistics: Statistics::default(),
             errors: ErrorLog::default(),
             connections: AtomicUsize::new(0),
-            registry: Mutex::new(Registry { controllers: Map::default(), next_id }),
-            listeners: Mutex::new(Listeners::default()),
+            registry: Mutex::new(registry),
+            places: Mutex::new(Places::default()),
+            health: Mutex::new(HealthFacts::default()),
         })
-    }
-
-    /// Where the target listens: what the discovery log tells. Discovery controllers hear of a change.
-    pub fn set_listeners(&self, addresses: Vec<SocketAddr>) {
-        let mut listeners = self.listeners.lock();
-        if listeners.addresses == addresses {
-            return;
-        }
-        *listeners = Listeners { generation: listeners.generation + 1, addresses };
-        drop(listeners);
-        self.each_controller(Purpose::Discovery, |controller| {
-            controller.book().events.notify(Notice::DiscoveryChanged);
-        });
-    }
-
-    /// Tells every host that something about a namespace (its size, its readiness) changed.
-    pub fn namespace_changed(&self, id: NamespaceId) {
-        self.each_controller(Purpose::Io, |controller| controller.book().events.namespace_changed(id.0));
-    }
-
-    fn each_controller(&self, purpose: Purpose, tell: impl Fn(&Controller)) {
-        let registry = self.registry.lock();
-        registry.controllers.values().filter(|one| one.purpose == purpose).for_each(|one| tell(one));
     }
 
     /// What the target was started with.
     pub fn settings(&self) -> &TargetSettings {
         &self.settings
-    }
-
-    /// The namespaces, by rising identifier.
-    pub fn namespaces(&self) -> &[NamespaceInfo] {
-        &self.namespaces
-    }
-
-    /// The namespace of this identifier, and its place among all.
-    #[inline]
-    pub fn namespace(&self, id: NamespaceId) -> Option<(usize, &NamespaceInfo)> {
-        // Mostly the identifiers are 1, 2, 3, …
-        let guess = (id.0 as usize).wrapping_sub(1);
-        if let Some(namespace) = self.namespaces.get(guess)
-            && namespace.id == id
-        {
-            return Some((guess, namespace));
-        }
-        let index = self.namespaces.binary_search_by_key(&id, |namespace| namespace.id).ok()?;
-        Some((index, &self.namespaces[index]))
     }
 
     /// What all connections did, up to their last ticks.
@@ -211,10 +183,6 @@ impl Target {
     /// Whether one more connection may be accepted.
     pub fn has_room(&self) -> bool {
         self.connections() < self.settings.connections_max
-    }
-
-    pub(crate) fn listeners(&self) -> Listeners {
-        self.listeners.lock().clone()
     }
 
     /// Counts a connection; says whether it is within the bound.
@@ -271,6 +239,9 @@ impl Target {
             return Err(Refusal::entry(48));
         }
         let registry = &mut *self.registry.lock();
+        if purpose == Purpose::Io && !registry.hosts.allows(data.host) {
+            return Err(Refusal::host());
+        }
         let of_host = registry.controllers.values().filter(|one| one.host.nqn == data.host).count();
         if registry.controllers.len() >= self.settings.controllers_max
             || of_host >= self.settings.controllers_per_host_max
@@ -279,14 +250,20 @@ impl Target {
         }
         let id = registry.free_id(self.settings.first_controller_id).ok_or(Refusal::busy())?;
         let host = Host { nqn: data.host.to_owned(), id: data.host_id };
-        let controller = Arc::new(Controller::new(id, purpose, host, self.namespaces.len(), now));
+        let controller = Arc::new(Controller::new(id, purpose, host, now));
         controller.set_keep_alive(connect.keep_alive_ms, now);
         registry.controllers.insert(id, Arc::clone(&controller));
         Ok(Admission { controller, generation: 0 })
     }
 
     fn find_controller(&self, queue_id: u16, data: &ConnectData<'_>) -> Result<Admission, Refusal> {
-        let found = self.registry.lock().controllers.get(&data.controller_id).cloned();
+        let found = {
+            let registry = self.registry.lock();
+            if !registry.hosts.allows(data.host) {
+                return Err(Refusal::host());
+            }
+            registry.controllers.get(&data.controller_id).cloned()
+        };
         let controller = found.filter(|one| one.purpose == Purpose::Io).ok_or(Refusal::data(16))?;
         if controller.host.nqn != data.host {
             return Err(Refusal::data(512));

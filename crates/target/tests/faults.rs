@@ -194,3 +194,19 @@ fn data_that_were_announced_and_do_not_come_end_the_connection() {
     io.pass(octokv_base::Nanos::from_secs(2));
     assert_eq!(io.connection.closing_reason(), Some(Closing::Transfer));
 }
+
+#[test]
+fn data_that_come_a_byte_at_a_time_hold_their_buffers_no_longer_than_data_that_do_not_come() {
+    let (_admin, mut io, range) = open_transfer();
+    let pdu = io.data_pdu(range, &value(range.bytes as usize), flags::LAST);
+    let mut bytes = pdu.iter();
+    for second in 0..30 {
+        assert!(!io.connection.is_closed(), "after {second} s");
+        io.send(&[*bytes.next().unwrap()]);
+        io.pass(octokv_base::Nanos::from_secs(1));
+    }
+    io.send(&[*bytes.next().unwrap()]);
+    io.pass(octokv_base::Nanos::from_secs(3));
+    assert_eq!(io.connection.closing_reason(), Some(Closing::Transfer));
+    assert_eq!(io.pool.out_bytes(), 0);
+}

@@ -52,8 +52,8 @@ fn a_stream_cut_anywhere_gives_the_same_answers() {
         io.send(&[byte]);
     }
     io.work();
-    assert_eq!(io.values.len(), 2);
-    assert_eq!(io.values[&(1, Key::new(b"b").unwrap())], large);
+    assert_eq!(io.engine.values.len(), 2);
+    assert_eq!(io.engine.values[&(1, Key::new(b"b").unwrap())], large);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_value_may_be_received_straight_into_its_place() {
         io.send(rest);
         io.work();
         assert!(io.done().status().is_success());
-        assert_eq!(io.values[&(1, Key::new(&both[..20]).unwrap())], both[20..]);
+        assert_eq!(io.engine.values[&(1, Key::new(&both[..20]).unwrap())], both[20..]);
     }
 }
 
@@ -219,7 +219,7 @@ fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
     io.answer_ask(&both, 123);
     io.work();
     assert!(io.done().status().is_success());
-    assert_eq!(io.values[&(1, Key::new(&key).unwrap())], stored);
+    assert_eq!(io.engine.values[&(1, Key::new(&key).unwrap())], stored);
 
     let mut sqe = extension::Command::Retrieve { key_bytes: 300, limit_bytes: 8192 }.encode(2, NSID);
     sqe.sgl = Sgl::in_capsule(300);
@@ -238,7 +238,7 @@ fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
     let mut sqe = extension::Command::Delete { key_bytes: 300 }.encode(5, NSID);
     sqe.sgl = Sgl::in_capsule(300);
     assert!(io.run(sqe, &key).status().is_success());
-    assert!(io.values.is_empty());
+    assert!(io.engine.values.is_empty());
     let sqe = extension::Command::Delete { key_bytes: 1025 }.encode(6, NSID);
     assert!(io.run(sqe, &[]).status().is(Status::KV_INVALID_KEY_SIZE));
     let mut short = extension::Command::Delete { key_bytes: 20 }.encode(7, NSID);
@@ -448,7 +448,7 @@ fn small_pieces_of_the_sgl_rules_are_kept() {
         let done = io.run(store_sqe(id, b"k", value_bytes, sgl, 0), &value(data_bytes));
         assert!(done.status().is(status), "{sgl:?} {value_bytes}: {:?}", done.status());
     }
-    assert_eq!(io.values[&(1, Key::new(b"k").unwrap())].len(), 60);
+    assert_eq!(io.engine.values[&(1, Key::new(b"k").unwrap())].len(), 60);
 }
 
 #[test]

@@ -99,6 +99,10 @@ pub mod event {
     pub const ANA_CHANGED: u32 = dword(2, 0x03, 0x0c);
     /// DW0: discovery log changed, read log 70h.
     pub const DISCOVERY_CHANGED: u32 = dword(2, 0xf0, 0x70);
+    /// DW0: reliability degraded, or the media read only; read log 02h.
+    pub const RELIABILITY: u32 = dword(1, 0x00, 0x02);
+    /// DW0: spare capacity below its threshold, read log 02h.
+    pub const SPARE_LOW: u32 = dword(1, 0x02, 0x02);
     /// DW0: keep-alive ran out or another error, read log 01h.
     pub const ERROR: u32 = dword(0, 0x03, 0x01);
 

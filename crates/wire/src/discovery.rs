@@ -3,7 +3,7 @@
 //! ```text
 //! 0     generation u64   8 records u64   16 format u16 = 0                       1024 B
 //! 1024  each entry: 0 transport 1 family 2 kind 3 requirements 4 port u16 6 controller u16
-//!       8 admin entries u16  32 service [32]  256 subsystem [256]  512 address [256]  768 security  1024 B
+//!       8 admin entries u16  10 flags u16  32 service [32]  256 subsystem [256]  512 address [256]  768 security  1024 B
 //! ```
 
 use crate::nqn;
@@ -20,6 +20,10 @@ const FAMILY_IPV6: u8 = 2;
 const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
 const DYNAMIC_CONTROLLER: u16 = 0xffff;
 const ADMIN_ENTRIES: u16 = 32;
+/// EFLAGS bit DUPRETINFO: every entry with it tells the same.
+const SAME_EVERYWHERE: u16 = 1 << 0;
+/// EFLAGS bit EPCSD: the discovery controller takes a keep-alive time and stays.
+const STAYS: u16 = 1 << 1;
 
 /// What an entry refers to (SUBTYPE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +100,10 @@ pub fn encode(generation: u64, entries: &[Entry]) -> Vec<u8> {
         layout.port_id = U16::new(entry.port_id);
         layout.controller_id = U16::new(DYNAMIC_CONTROLLER);
         layout.admin_entries = U16::new(ADMIN_ENTRIES);
+        layout.flags = U16::new(match entry.kind {
+            SubsystemKind::Current => SAME_EVERYWHERE | STAYS,
+            SubsystemKind::Referral | SubsystemKind::Storage => 0,
+        });
         crate::identify::set_text(&mut layout.service, &entry.address.port().to_string());
         layout.subsystem = nqn::encode(&entry.subsystem);
         crate::identify::set_text(&mut layout.address, &entry.address.ip().to_string());
@@ -168,7 +176,8 @@ mod tests {
         assert_eq!(page.len(), 3 * RECORD_BYTES);
         assert_eq!(summary(&page), Some(Summary { generation: 7, records: 2 }));
         assert_eq!(entries(&page).collect::<Vec<_>>(), sample());
-        assert_eq!(page[1024..1036], [3, 1, 3, 2, 1, 0, 255, 255, 32, 0, 0, 0]);
+        assert_eq!(page[1024..1036], [3, 1, 3, 2, 1, 0, 255, 255, 32, 0, 3, 0]);
+        assert_eq!(page[2048..2060], [3, 2, 2, 2, 1, 0, 255, 255, 32, 0, 0, 0]);
         assert_eq!(&page[1024 + 32..1024 + 40], b"4420    ");
         assert_eq!(&page[2048 + 512..2048 + 516], b"::1 ");
     }

@@ -1,7 +1,13 @@
 //! Identify: what a controller and its namespaces say of themselves (NVMe Base 2.1, 5.1.13).
 //!
 //! Each page is 4096 bytes and a type here; `zerocopy::IntoBytes::as_bytes` gives the bytes to send and
-//! [`read`] the page of bytes that came. Fields that octokv does not use are zero and have no name.
+//! [`read`] the page of bytes that came. Fields that octokv does not use are zero and have no name. The pages of
+//! namespaces are in [`crate::namespace`], and also named here.
+
+pub use crate::namespace::{
+    Descriptor, KvFormat, KvNamespace, Namespace, NamespaceIndependent, NamespaceList, decode_descriptors,
+    encode_descriptors,
+};
 
 use crate::command::{Sqe, admin};
 use crate::extension::{ANNOUNCEMENT_BYTES, ANNOUNCEMENT_OFFSET, Announcement};
@@ -33,6 +39,14 @@ pub mod cns {
     pub const NAMESPACE_INDEPENDENT: u8 = 0x08;
     /// Allocated namespaces above CDW1.
     pub const ALLOCATED_LIST: u8 = 0x10;
+    /// Allocated namespace, NVM command set.
+    pub const ALLOCATED: u8 = 0x11;
+    /// Controllers attached to a namespace.
+    pub const CONTROLLERS_OF_NAMESPACE: u8 = 0x12;
+    /// Controllers of the subsystem.
+    pub const CONTROLLERS: u8 = 0x13;
+    /// Allocated namespaces of a command set above CDW1.
+    pub const ALLOCATED_LIST_OF_SET: u8 = 0x1a;
     /// Combinations of command sets.
     pub const COMMAND_SETS: u8 = 0x1c;
 }
@@ -255,121 +269,6 @@ pub fn text(field: &[u8]) -> String {
     String::from_utf8_lossy(field).trim_end_matches([' ', '\0']).to_string()
 }
 
-/// CNS 00h: a namespace as the NVM command set sees it. For a Key Value namespace the sizes must not be
-/// 0, or SPDK's host drops it.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
-#[repr(C)]
-pub struct Namespace {
-    /// NSZE, in blocks.
-    pub size: U64,
-    /// NCAP, in blocks.
-    pub capacity: U64,
-    /// NUSE, in blocks.
-    pub used: U64,
-    /// NSFEAT.
-    pub features: u8,
-    /// NLBAF, 0's based.
-    pub formats: u8,
-    /// FLBAS.
-    pub format: u8,
-    zero_27: [u8; 3],
-    /// NMIC: bit 0 shared.
-    pub sharing: u8,
-    zero_31: [u8; 61],
-    /// ANAGRPID.
-    pub ana_group: U32,
-    zero_96: [u8; 8],
-    /// NGUID.
-    pub nguid: [u8; 16],
-    /// EUI64.
-    pub eui64: [u8; 8],
-    /// LBAF: {metadata bytes u16, log2 of block bytes u8, performance u8}.
-    pub block_formats: [[u8; 4]; 64],
-    zero_384: [u8; 3712],
-}
-const _: () = assert!(size_of::<Namespace>() == PAGE_BYTES);
-const _: () = assert!(offset_of!(Namespace, ana_group) == 92);
-const _: () = assert!(offset_of!(Namespace, nguid) == 104);
-const _: () = assert!(offset_of!(Namespace, block_formats) == 128);
-
-impl Namespace {
-    /// A page of zeros.
-    pub fn zeroed() -> Box<Namespace> {
-        Box::new(Namespace::new_zeroed())
-    }
-}
-
-/// One key-value format of a namespace.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, Debug)]
-#[repr(C)]
-pub struct KvFormat {
-    /// KVKML: the longest key, in bytes, at most 16.
-    pub key_bytes_max: U16,
-    zero_2: u8,
-    /// Additional options.
-    pub options: u8,
-    /// KVVML: the longest value, in bytes.
-    pub value_bytes_max: U32,
-    /// MNK: the most keys; 0 no limit.
-    pub keys_max: U32,
-    zero_12: [u8; 4],
-}
-
-/// CNS 05h, CSI 01h: a Key Value namespace.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
-#[repr(C)]
-pub struct KvNamespace {
-    /// NSZE, in bytes.
-    pub size_bytes: U64,
-    zero_8: [u8; 8],
-    /// NUSE, in bytes.
-    pub used_bytes: U64,
-    /// NSFEAT.
-    pub features: u8,
-    /// NKVF: formats, 0's based.
-    pub formats: u8,
-    /// NMIC: bit 0 shared.
-    pub sharing: u8,
-    /// RESCAP.
-    pub reservations: u8,
-    /// FPI.
-    pub format_progress: u8,
-    /// KVFC: bits 3:0 the format in use.
-    pub format: u8,
-    zero_30: [u8; 2],
-    /// NOVG: optimal granularity of values, in bytes; 0 unknown.
-    pub value_granularity_bytes: U32,
-    /// ANAGRPID.
-    pub ana_group: U32,
-    zero_40: [u8; 3],
-    /// NSATTR.
-    pub attributes: u8,
-    /// NVMSETID.
-    pub nvm_set: U16,
-    /// ENDGID.
-    pub endurance_group: U16,
-    /// NGUID.
-    pub nguid: [u8; 16],
-    /// EUI64.
-    pub eui64: [u8; 8],
-    /// KVF.
-    pub kv_formats: [KvFormat; 16],
-    zero_328: [u8; 3768],
-}
-const _: () = assert!(size_of::<KvNamespace>() == PAGE_BYTES);
-const _: () = assert!(size_of::<KvFormat>() == 16);
-const _: () = assert!(offset_of!(KvNamespace, format) == 29);
-const _: () = assert!(offset_of!(KvNamespace, ana_group) == 36);
-const _: () = assert!(offset_of!(KvNamespace, nguid) == 48);
-const _: () = assert!(offset_of!(KvNamespace, kv_formats) == 72);
-
-impl KvNamespace {
-    /// A page of zeros.
-    pub fn zeroed() -> Box<KvNamespace> {
-        Box::new(KvNamespace::new_zeroed())
-    }
-}
-
 /// CNS 06h, CSI 01h: the controller's Key Value limits.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
@@ -387,61 +286,43 @@ impl KvController {
     }
 }
 
-/// CNS 08h: a namespace, independent of command sets.
+/// CNS 06h, CSI 00h: the controller's limits of commands on blocks.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct NamespaceIndependent {
-    /// NSFEAT.
-    pub features: u8,
-    /// NMIC: bit 0 shared.
-    pub sharing: u8,
-    /// RESCAP.
-    pub reservations: u8,
-    /// FPI.
-    pub format_progress: u8,
-    /// ANAGRPID.
-    pub ana_group: U32,
-    /// NSATTR.
-    pub attributes: u8,
-    zero_9: u8,
-    /// NVMSETID.
-    pub nvm_set: U16,
-    /// ENDGID.
-    pub endurance_group: U16,
-    /// NSTAT: bit 0 ready.
-    pub status: u8,
-    zero_15: [u8; 4081],
+pub struct NvmController {
+    /// VSL: the most of one Verify is 2^this × 4 KiB; 0 no limit.
+    pub verify_pages_log2: u8,
+    /// WZSL: the most of one Write Zeroes, as VSL.
+    pub zeroes_pages_log2: u8,
+    /// WUSL: the most of one Write Uncorrectable, as VSL.
+    pub uncorrectable_pages_log2: u8,
+    /// DMRL: the most ranges of one Dataset Management; 0 no limit.
+    pub ranges_max: u8,
+    /// DMRSL: the most blocks of one range; 0 no limit.
+    pub range_blocks_max: U32,
+    /// DMSL: the most blocks of all ranges; 0 no limit.
+    pub ranges_blocks_max: U64,
+    zero_16: [u8; 4080],
 }
-const _: () = assert!(size_of::<NamespaceIndependent>() == PAGE_BYTES);
-const _: () = assert!(offset_of!(NamespaceIndependent, status) == 14);
+const _: () = assert!(size_of::<NvmController>() == PAGE_BYTES);
 
-impl NamespaceIndependent {
+impl NvmController {
     /// A page of zeros.
-    pub fn zeroed() -> Box<NamespaceIndependent> {
-        Box::new(NamespaceIndependent::new_zeroed())
+    pub fn zeroed() -> Box<NvmController> {
+        Box::new(NvmController::new_zeroed())
     }
 }
 
-/// CNS 02h and 07h: namespaces that are above a given one, ascending, 0 behind the last.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
-#[repr(C)]
-pub struct NamespaceList([U32; 1024]);
-const _: () = assert!(size_of::<NamespaceList>() == PAGE_BYTES);
-
-impl NamespaceList {
-    /// Of the first 1024 of `all` (ascending) that are above `after`.
-    pub fn above(after: u32, all: impl Iterator<Item = NamespaceId>) -> Box<NamespaceList> {
-        let mut list = Box::new(NamespaceList::new_zeroed());
-        for (slot, id) in list.0.iter_mut().zip(all.filter(|id| id.0 > after)) {
-            *slot = U32::new(id.0);
-        }
-        list
-    }
-
-    /// The namespaces in it.
-    pub fn ids(&self) -> impl Iterator<Item = NamespaceId> + '_ {
-        self.0.iter().map(|id| NamespaceId(id.get())).take_while(|id| id.0 != 0)
-    }
+/// ONCS bits: optional commands on blocks.
+pub mod optional {
+    /// Compare.
+    pub const COMPARE: u16 = 1 << 0;
+    /// Dataset Management.
+    pub const DATASET_MANAGEMENT: u16 = 1 << 2;
+    /// Write Zeroes.
+    pub const WRITE_ZEROES: u16 = 1 << 3;
+    /// Verify.
+    pub const VERIFY: u16 = 1 << 7;
 }
 
 /// CNS 1Ch: combinations of I/O command sets, each a bit vector (bit 0 NVM, bit 1 Key Value).
@@ -458,61 +339,6 @@ impl CommandSets {
     pub fn zeroed() -> Box<CommandSets> {
         Box::new(CommandSets::new_zeroed())
     }
-}
-
-/// An identification descriptor of a namespace, CNS 03h.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Descriptor {
-    /// NIDT 1.
-    Eui64([u8; 8]),
-    /// NIDT 2.
-    Nguid([u8; 16]),
-    /// NIDT 3.
-    Uuid([u8; 16]),
-    /// NIDT 4: the command set identifier.
-    CommandSet(u8),
-}
-
-/// The page of these descriptors, as many as have room.
-pub fn encode_descriptors(descriptors: &[Descriptor]) -> [u8; PAGE_BYTES] {
-    let mut page = [0; PAGE_BYTES];
-    let mut at = 0;
-    for descriptor in descriptors {
-        let (kind, id): (u8, &[u8]) = match descriptor {
-            Descriptor::Eui64(id) => (1, id),
-            Descriptor::Nguid(id) => (2, id),
-            Descriptor::Uuid(id) => (3, id),
-            Descriptor::CommandSet(csi) => (4, std::slice::from_ref(csi)),
-        };
-        let Some(slot) = page.get_mut(at..at + 4 + id.len()) else { break };
-        slot[0] = kind;
-        slot[1] = id.len() as u8;
-        slot[4..].copy_from_slice(id);
-        at += 4 + id.len();
-    }
-    page
-}
-
-/// The descriptors of a page; those of unknown type or wrong length are passed over.
-pub fn decode_descriptors(page: &[u8]) -> Vec<Descriptor> {
-    let mut found = Vec::new();
-    let mut rest = page;
-    while let Some((&[kind, len, _, _], after)) = rest.split_first_chunk::<4>() {
-        let Some(id) = after.get(..usize::from(len)) else { break };
-        if kind == 0 {
-            break;
-        }
-        rest = &after[usize::from(len)..];
-        let descriptor = match kind {
-            1 => id.try_into().ok().map(Descriptor::Eui64),
-            2 => id.try_into().ok().map(Descriptor::Nguid),
-            3 => id.try_into().ok().map(Descriptor::Uuid),
-            4 if len == 1 => Some(Descriptor::CommandSet(id[0])),
-            _ => None,
-        };
-        found.extend(descriptor);
-    }
-    found
 }
 
 #[cfg(test)]
@@ -544,27 +370,6 @@ mod tests {
         assert_eq!((read.capsule_data_bytes(), read.data_bytes_max()), (16384, Some(2 << 20)));
         assert_eq!(text(&read.serial), "OKV??");
         assert!(super::read::<Controller>(&bytes[1..]).is_none());
-    }
-
-    #[test]
-    fn lists_start_above_a_namespace() {
-        let all = || [1, 3, 9].into_iter().map(NamespaceId);
-        let list = NamespaceList::above(1, all());
-        assert_eq!(list.ids().collect::<Vec<_>>(), [NamespaceId(3), NamespaceId(9)]);
-        assert_eq!(NamespaceList::above(u32::MAX, all()).ids().count(), 0);
-    }
-
-    #[test]
-    fn descriptors_come_back_as_they_went() {
-        let all = [
-            Descriptor::Eui64([1; 8]),
-            Descriptor::Nguid([2; 16]),
-            Descriptor::Uuid([3; 16]),
-            Descriptor::CommandSet(1),
-        ];
-        let page = encode_descriptors(&all);
-        assert_eq!(page[..5], [1, 8, 0, 0, 1]);
-        assert_eq!(decode_descriptors(&page), all);
     }
 
     #[test]

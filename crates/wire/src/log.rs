@@ -25,6 +25,10 @@ pub mod id {
     pub const EFFECTS: u8 = 0x05;
     /// Asymmetric namespace access.
     pub const ANA: u8 = 0x0c;
+    /// Features supported and their effects.
+    pub const FEATURES: u8 = 0x12;
+    /// Management interface commands supported and their effects.
+    pub const MANAGEMENT: u8 = 0x13;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
 }
@@ -231,6 +235,24 @@ const _: () = assert!(size_of::<Effects>() == 4096);
 pub const SUPPORTED: u32 = 1;
 /// Effects bit LBCC: changes what is stored.
 pub const CHANGES_CONTENT: u32 = 1 << 1;
+
+/// Effects bits CSP and FSP: of one namespace.
+pub const SCOPE_NAMESPACE: u32 = 1 << 20;
+/// Effects bits CSP and FSP: of the controller.
+pub const SCOPE_CONTROLLER: u32 = 1 << 21;
+
+/// Bytes of logs 12h and 13h.
+pub const FEATURES_BYTES: usize = 4096;
+
+/// Log 12h: which features there are, each with its scope.
+pub fn features(supported: impl Iterator<Item = (u8, u32)>) -> Vec<u8> {
+    let mut page = vec![0; FEATURES_BYTES];
+    for (feature, scope) in supported {
+        let at = usize::from(feature) * 4;
+        page[at..at + 4].copy_from_slice(&(SUPPORTED | scope).to_le_bytes());
+    }
+    page
+}
 
 impl Effects {
     /// No commands.

@@ -111,7 +111,9 @@ statuses! {
     COMMAND_INTERRUPTED = 0, 0x21, "command interrupted";
     /// The requested I/O command set is not enabled.
     COMMAND_SET_DISABLED = 0, 0x2b, "I/O command set not supported";
-    /// KV: no room.
+    /// NVM: blocks beyond the namespace's end.
+    LBA_OUT_OF_RANGE = 0, 0x80, "LBA out of range";
+    /// No room.
     KV_CAPACITY_EXCEEDED = 0, 0x81, "capacity exceeded";
     /// The namespace is not ready; also "busy, try again".
     NAMESPACE_NOT_READY = 0, 0x82, "namespace not ready";
@@ -155,6 +157,14 @@ statuses! {
     AUTHENTICATION_REQUIRED = 1, 0x91, "authentication required";
     /// Media: read error that could not be mended.
     MEDIA_UNRECOVERED_READ = 2, 0x81, "unrecovered read error";
+    /// Media: the data could not be written.
+    MEDIA_WRITE_FAULT = 2, 0x80, "write fault";
+    /// Media: the blocks hold something else than what they were compared with.
+    MEDIA_COMPARE_FAILURE = 2, 0x85, "compare failure";
+    /// Path: the namespace will never be reachable on this path again.
+    ANA_PERSISTENT_LOSS = 3, 0x01, "asymmetric access persistent loss";
+    /// Path: the access is changing, try again.
+    ANA_TRANSITION = 3, 0x03, "asymmetric access transition";
     /// Path: the namespace is not reachable on this path.
     ANA_INACCESSIBLE = 3, 0x02, "asymmetric access inaccessible";
     /// octokv: no such iterator.

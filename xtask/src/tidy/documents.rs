@@ -14,6 +14,8 @@ const REQUIRED: &[&str] = &[
     "docs/PROTOCOL.md",
     "docs/TESTING.md",
     "docs/BENCHMARKS.md",
+    "docs/REPRODUCTION.md",
+    "docs/ADMINISTRATION.md",
     "docs/decisions/README.md",
 ];
 

@@ -22,10 +22,13 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("cluster", &["base", "wire"]),
     ("client", &["base", "wire", "runtime", "flash"]),
     ("node", &["base", "sys", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client"]),
-    ("control", &["base", "node"]),
+    ("control", &["base", "wire", "engine", "target", "node"]),
     // Not sys: what the simulator runs on is virtual.
     ("sim", &["base", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client", "node"]),
-    ("bench", &["base", "wire", "runtime", "flash", "client"]),
+    // Runs the engine in the client's process, on blocks and on files: docs/decisions/0006.
+    ("bench", &["base", "sys", "wire", "runtime", "flash", "engine", "client"]),
+    // Control for the other side of its door; what is attacked is a process.
+    ("hostile", &["base", "sys", "wire", "runtime", "client", "bench", "control"]),
     (
         "octokv",
         &[
@@ -41,7 +44,7 @@ const FOREIGN: &[(&str, &[&str], &str)] = &[
     ("libc", &["sys"], "the kernel is spoken to in sys"),
     ("io-uring", &["sys"], "the kernel is spoken to in sys"),
     ("rustix", &["sys"], "the kernel is spoken to in sys"),
-    ("anyhow", &["octokv", "xtask"], "rooms have typed errors"),
+    ("anyhow", &["octokv", "hostile", "xtask"], "rooms have typed errors"),
     ("tokio", &["control"], "the data cores have their own executor"),
     ("tokio-uring", &[], "it is not maintained"),
     ("glommio", &[], "it is not maintained"),

@@ -2,10 +2,14 @@
 
 #![allow(dead_code)] // Each test file uses its part.
 
+pub mod puppet;
+
 use octokv_base::{Buffer, Key, NamespaceId, Nanos, Pool, Random, value_offset};
 use octokv_client::{Answer, Command, Error, Session, Settings, StoreMode, Value};
 use octokv_runtime::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
-use octokv_target::{Connection, NamespaceInfo, Operation, Outcome, Request, Target, TargetSettings};
+use octokv_target::{
+    Connection, NamespaceInfo, NamespaceKind, Operation, Outcome, Request, Target, TargetSettings,
+};
 use octokv_wire::kv::ListWriter;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,8 +32,11 @@ pub fn target(change: impl FnOnce(&mut TargetSettings)) -> Arc<Target> {
         nguid: [7; 16],
         size_bytes: 1 << 30,
         used_bytes: Default::default(),
-        value_bytes_max: settings.value_bytes_max,
-        key_bytes_max: settings.key_bytes_max,
+        kind: NamespaceKind::KeyValue {
+            value_bytes_max: settings.value_bytes_max,
+            key_bytes_max: settings.key_bytes_max,
+        },
+        ana_group: 1,
     };
     Target::new(settings, vec![namespace])
 }
@@ -97,6 +104,7 @@ impl Store {
                 Outcome::Listing { buffer, bytes }
             }
             Operation::Flush => Outcome::Flushed,
+            other => unreachable!("no namespace of blocks here: {other:?}"),
         }
     }
 }

@@ -58,6 +58,9 @@ use std::sync::Arc;
 /// Places that a key may be at: one, unless tags collide.
 type Places = SmallVec<[Place; 2]>;
 
+/// Keys of a listing that are read at once, between two of its turns.
+const LIST_PAGE_KEYS: usize = 16;
+
 /// One core's handle on a volume.
 pub struct HashEngine {
     volume: Arc<Volume>,
@@ -297,8 +300,9 @@ impl Engine for HashEngine {
             true => (0, 0),
             false => self.volume.split(self.volume.hash(start)),
         };
-        let mut reads = SmallVec::<[_; 32]>::new();
+        let mut reads = SmallVec::<[_; LIST_PAGE_KEYS]>::new();
         while segment < self.volume.segments.len() {
+            sink.turn().await;
             let _reading = self.readers.enter(&self.volume.epochs);
             let next = self.volume.page_of(segment, tag, &mut reads, |slot| {
                 let bytes =

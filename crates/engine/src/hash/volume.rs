@@ -209,6 +209,11 @@ impl Volume {
         self.commits.is_idle() && (self.commits.has_failed() || self.checkpointing.is_free())
     }
 
+    /// Whether a journal write failed, so that nothing more is written until it is opened again.
+    pub fn is_read_only(&self) -> bool {
+        self.commits.has_failed()
+    }
+
     /// A number that no checkpoint of this volume had before, tried or done.
     pub(super) fn next_checkpoint(&self) -> u64 {
         let tried = self.checkpoints_tried.fetch_add(1, Ordering::Relaxed);

@@ -7,6 +7,7 @@
     reason = "tests start processes and make files, and not every test uses every helper"
 )]
 
+use octokv_sys::seccomp::{Refusal, refuse_io_uring};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -15,6 +16,14 @@ use tempfile::TempDir;
 
 /// The binary under test.
 pub const OCTOKV: &str = env!("CARGO_BIN_EXE_octokv");
+
+/// What a node says where io_uring is refused to it.
+pub const WITHOUT_IO_URING: &str = "io_uring is not available here";
+
+/// What is left of standard error without the line that a node owes where io_uring is refused to it.
+pub fn beside_the_driver(stderr: &str) -> String {
+    stderr.split_inclusive('\n').filter(|line| !line.contains(WITHOUT_IO_URING)).collect()
+}
 
 /// A directory on a file system with direct transfers, gone at the end.
 pub fn directory() -> TempDir {
@@ -59,6 +68,17 @@ impl Said {
     }
 }
 
+/// Runs `body` on a thread of its own to which, with all that it starts, io_uring is refused.
+pub fn without_io_uring<T: Send>(refusal: Refusal, body: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| {
+            refuse_io_uring(refusal).unwrap();
+            body()
+        });
+        refused.join().unwrap()
+    })
+}
+
 /// Runs the binary to its end.
 pub fn octokv<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Said {
     Said::new(command(arguments).output().unwrap())
@@ -99,7 +119,9 @@ impl Server {
     /// Starts one with these arguments and waits for the ready line. `directory` keeps its last words.
     pub fn start_with(directory: &Path, arguments: &[&str]) -> Server {
         let stderr = directory.join(format!("stderr-{}", arguments.len()));
-        let mut child = command(["serve"].iter().chain(arguments))
+        // Nodes that a test kills leave no sockets in a directory of the machine's.
+        let own: &[&str] = if arguments.contains(&"--admin") { &[] } else { &["--admin", "none"] };
+        let mut child = command(["serve"].iter().chain(arguments).chain(own))
             .stdout(Stdio::piped())
             .stderr(File::create(&stderr).unwrap())
             .spawn()
@@ -145,13 +167,24 @@ impl Server {
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// `HOST:PORT` of its ready line.
     pub fn authority(&self) -> &str {
         self.url.strip_prefix("nvme+tcp://").unwrap().split('/').next().unwrap()
     }
 
-    pub fn said(&self) -> String {
+    /// All that it said on standard error.
+    pub fn all_said(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap()
+    }
+
+    /// What it said on standard error, beside the one line that it owes where io_uring is refused to it.
+    pub fn said(&self) -> String {
+        beside_the_driver(&self.all_said())
     }
 
     /// SIGKILL, and waits for its end.

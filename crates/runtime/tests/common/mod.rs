@@ -4,8 +4,9 @@
 #![allow(clippy::disallowed_methods, reason = "a test removes its file")]
 
 use octokv_base::Nanos;
-use octokv_runtime::{Channel, Completed, Media, Ticket, block_on};
+use octokv_runtime::{Channel, Completed, DeviceDriver, Doorbell, Media, Ticket, block_on, device_queue};
 use octokv_sys::file::open_device;
+use octokv_sys::uring;
 use std::path::{Path, PathBuf};
 
 /// A file of 4 MiB on a disk, opened with O_DIRECT, gone at the end.
@@ -37,4 +38,16 @@ pub fn wait(channel: &Channel, ticket: Ticket) -> Completed {
         channel.poll();
         assert!(octokv_sys::clock::now().since(start) < Nanos::from_secs(60), "no answer in a minute");
     })
+}
+
+/// The drivers that the kernel lets this process have: both, or worker threads alone where io_uring is forbidden or
+/// missing. Then asking for it by name gets that very refusal, which is asserted here.
+pub fn drivers() -> Vec<DeviceDriver> {
+    let Some(errno) = uring::refusal() else {
+        return vec![DeviceDriver::Uring, DeviceDriver::Threads];
+    };
+    let refused = device_queue(DeviceDriver::Uring, 8, &Doorbell::silent());
+    let error = refused.err().expect("io_uring is refused to whoever names it");
+    assert_eq!(error.raw_os_error(), Some(errno));
+    vec![DeviceDriver::Threads]
 }

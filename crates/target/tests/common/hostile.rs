@@ -1,238 +1,449 @@
-//! A hostile host, driven by bytes: sound PDUs, spoiled ones and noise, in every state of a connection.
+//! A hostile host and a restless operator, driven by bytes: sound PDUs, spoiled ones and noise, in every
+//! state of a connection, while namespaces, hosts and access change.
 //!
-//! Shared by the bounded random test of this room and by the fuzz target.
+//! Shared by the bounded random test of this room, the replay of the kept corpus, and the fuzz target. One
+//! play must cost little, since there are hundreds of millions of them: every bound of the settings is as
+//! small as it may be, start states come from bytes that were encoded once, the pools outlive a play, and
+//! data is cut from one pattern. A script is read byte by byte: each step takes one for what to do and
+//! few for how.
+//!
+//! What is held in every step: nothing panics; no pool gives more than its budget; no connection keeps
+//! more than its bounds, taken or unsent; every PDU that leaves is sound; no command is answered twice.
+//! And at the end: every buffer, connection and controller is gone.
 
+use super::script::{self, Script};
 use super::*;
-use octokv_target::Counts;
-use octokv_wire::extension;
-use octokv_wire::pdu::flags;
+use octokv_target::controller::{Condition, Purpose};
+use octokv_target::{AnaState, ControllerReport, Counts, HealthFacts, Hosts};
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::LazyLock;
 
-/// Choices, taken from bytes; zeros when they are used up.
-pub struct Script<'a>(&'a [u8]);
+/// The most of a value and of a transfer.
+pub const VALUE_BYTES_MAX: u32 = 16 << 10;
+/// The most in a capsule.
+pub const CAPSULE_BYTES_MAX: u32 = 2 << 10;
+const OUTBOX_BYTES_MAX: usize = 24 << 10;
+/// Besides what may be unsent before a command is taken: its answer, and completions without data.
+const ANSWER_BYTES_MAX: usize = VALUE_BYTES_MAX as usize + 4096;
+const ENTRIES: u16 = 16;
+const STEPS_MAX: usize = 256;
+/// Bytes of a PDU that may wait to be taken whole: headers, padding, a capsule of an admin queue, digests.
+const PDU_BYTES_MAX: usize = 255 + 8192 + 8;
 
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        match self.0.split_first() {
-            Some((&first, rest)) => {
-                self.0 = rest;
-                first
-            }
-            None => 0,
-        }
-    }
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-    fn below(&mut self, bound: u32) -> u32 {
-        self.word() % bound
-    }
-    fn one_in(&mut self, n: u8) -> bool {
-        self.byte().is_multiple_of(n)
-    }
+/// What is alike in all plays.
+struct Constants {
+    settings: TargetSettings,
+    namespaces: [NamespaceInfo; 3],
+    /// The bytes that bring a connection into its state, for each choice of digests.
+    admin: [Vec<u8>; 4],
+    discovery: [Vec<u8>; 4],
+    io: [Vec<u8>; 4],
+    initial: [Vec<u8>; 4],
+    address: SocketAddr,
 }
 
-fn settings() -> TargetSettings {
+static CONSTANTS: LazyLock<Constants> = LazyLock::new(|| {
     let mut settings = TargetSettings::new(NQN);
-    settings.queue_depth = 16;
-    settings.receive_bytes_max = 1 << 20;
-    settings.outbox_bytes_max = 256 << 10;
-    settings.value_bytes_max = 256 << 10;
-    settings
+    settings.queue_depth = ENTRIES;
+    settings.receive_bytes_max = 32 << 10;
+    settings.outbox_bytes_max = OUTBOX_BYTES_MAX;
+    settings.value_bytes_max = VALUE_BYTES_MAX;
+    settings.in_capsule_bytes = CAPSULE_BYTES_MAX;
+    settings.max_h2c_data = 4096;
+    let digests = [0, 1, 2, 3].map(|bits| (bits & 1 != 0, bits & 2 != 0));
+    Constants {
+        settings,
+        namespaces: [namespace_of(0, 1), namespace_of(1, 2), namespace_of(2, 3)],
+        admin: digests.map(|digests| script::beginning(digests, Some((0, NQN)), 0)),
+        discovery: digests.map(|digests| script::beginning(digests, Some((0, nqn::DISCOVERY)), 0)),
+        io: digests.map(|digests| script::beginning(digests, Some((1, NQN)), 1)),
+        initial: digests.map(|digests| script::beginning(digests, None, 0)),
+        address: "10.0.0.1:4420".parse().unwrap(),
+    }
+});
+
+thread_local! {
+    // One is ample for the largest transfer, the other holds hardly two.
+    static POOLS: [Pool; 2] = [Pool::new(256 << 10), Pool::new(40 << 10)];
+    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A host in the state that the script picks, and the admin connection that it may need.
-fn start(script: &mut Script<'_>) -> (Option<Host>, Host) {
-    let mut namespace = namespace(1);
-    namespace.value_bytes_max = 256 << 10;
-    let target = Target::new(settings(), vec![namespace]);
-    let (header_digest, data_digest) = (script.one_in(3), script.one_in(3));
-    let mut host = match script.byte() % 10 {
-        0 => return (None, Host::new(&target)),
-        1 => return (None, Host::initialized(&target, header_digest, data_digest)),
-        2 => return (None, Host::admin_with(&target, header_digest, data_digest)),
-        3 => return (None, Host::discovery(&target)),
-        _ => {
-            let admin = Host::admin(&target);
-            let mut io = Host::at(&target, admin.now);
-            io.initialize(header_digest, data_digest);
-            let id = target.controllers()[0].id;
-            let done = io.connect_as(1, id, NQN, HOST_NQN, |connect| connect.entries = 16);
-            assert!(done.status().is_success());
-            (admin, io)
-        }
+/// A namespace of one of three kinds, small enough that its end is near.
+fn namespace_of(kind: u8, id: u32) -> NamespaceInfo {
+    let kind = match kind % 3 {
+        0 => NamespaceKind::KeyValue { value_bytes_max: VALUE_BYTES_MAX, key_bytes_max: 64 },
+        1 => NamespaceKind::Block { block_bytes: 512 },
+        _ => NamespaceKind::Block { block_bytes: 4096 },
     };
-    host.1.pool = Pool::new(if script.one_in(2) { 4 << 20 } else { 400 << 10 });
-    (Some(host.0), host.1)
+    NamespaceInfo { size_bytes: 64 << 10, kind, ana_group: 1 + id % 2, ..namespace(id) }
 }
 
-/// Plays a script to its end, or the connection's; gives what was done. Panics only where the target is
-/// wrong.
+/// One connection as its host and its node have it.
+pub struct Peer {
+    pub connection: Connection,
+    pub link: Link,
+    /// Transfers that were asked for and not all sent.
+    pub asks: Vec<Data>,
+    /// Requests at the engine, each with what its namespace was.
+    requests: Vec<(Request, Option<NamespaceInfo>)>,
+    /// Sent and not yet taken by the connection.
+    unsent: Vec<u8>,
+    received: Vec<u8>,
+    /// It began as an I/O queue.
+    pub is_io: bool,
+    /// The host reads what comes.
+    reads: bool,
+    /// Commands sent and answers received, as long as all that was sent was sound.
+    commands: u64,
+    answers: u64,
+    pub spoiled: bool,
+}
+
+/// All that a play has.
+struct World {
+    target: Arc<Target>,
+    pool: Pool,
+    now: Nanos,
+    engine: Engine,
+    peers: Vec<Peer>,
+    fresh: Vec<Request>,
+}
+
+impl World {
+    /// The world in the state that the script picks.
+    fn new(script: &mut Script<'_>) -> World {
+        let constants = &*CONSTANTS;
+        let target = Target::new(constants.settings.clone(), constants.namespaces.to_vec());
+        let choice = script.byte();
+        let pool = POOLS.with(|pools| pools[usize::from(choice & 1)].clone());
+        let now = Nanos::from_secs(100);
+        let mut world =
+            World { target, pool, now, engine: Engine::default(), peers: Vec::new(), fresh: Vec::new() };
+        let digests = usize::from(choice >> 1 & 3);
+        if choice >> 3 > 8 {
+            let admin = world.open(&constants.admin[0], 0);
+            world.peers.push(admin);
+        }
+        let main = world.open_as(choice >> 3, digests);
+        world.peers.insert(0, main);
+        world
+    }
+
+    /// A connection in one of the states.
+    fn open_as(&mut self, state: u8, digests: usize) -> Peer {
+        let constants = &*CONSTANTS;
+        let controllers = self.target.controllers();
+        let serves =
+            |one: &&ControllerReport| one.purpose == Purpose::Io && one.condition == Condition::Ready;
+        let io = controllers.iter().filter(serves).map(|one| one.id).max();
+        match (state, io) {
+            (0, _) => self.open(&[], 0),
+            (1, _) => self.open(&constants.initial[digests], digests),
+            (2..=5, _) | (_, None) => self.open(&constants.admin[digests], digests),
+            (6..=8, _) => self.open(&constants.discovery[digests], digests),
+            (_, Some(1)) => Peer { is_io: true, ..self.open(&constants.io[digests], digests) },
+            (_, Some(id)) => {
+                let digest = (digests & 1 != 0, digests & 2 != 0);
+                let beginning = script::beginning(digest, Some((1, NQN)), id);
+                Peer { is_io: true, ..self.open(&beginning, digests) }
+            }
+        }
+    }
+
+    /// A connection that has got so far.
+    fn open(&mut self, beginning: &[u8], digests: usize) -> Peer {
+        let address = CONSTANTS.address;
+        let mut connection = Connection::new(Arc::clone(&self.target), address, address, self.now);
+        let consumed = connection.receive(self.now, beginning, &self.pool, &mut self.fresh);
+        assert_eq!(consumed.bytes, beginning.len());
+        let outbox = connection.outbox();
+        outbox.advance(outbox.bytes());
+        let mut link = Link::plain();
+        (link.header_digest, link.data_digest) = (digests & 1 != 0, digests & 2 != 0);
+        let spare = || SPARE.with(|spare| spare.borrow_mut().pop().unwrap_or_default());
+        Peer {
+            connection,
+            link,
+            asks: Vec::new(),
+            requests: Vec::new(),
+            unsent: spare(),
+            received: spare(),
+            is_io: false,
+            reads: true,
+            commands: 0,
+            answers: 0,
+            spoiled: false,
+        }
+    }
+
+    /// Gives a connection what its host sent, and reads what comes back.
+    fn pump(&mut self, at: usize) {
+        let peer = &mut self.peers[at];
+        let consumed = peer.connection.receive(self.now, &peer.unsent, &self.pool, &mut self.fresh);
+        peer.unsent.drain(..consumed.bytes);
+        if consumed.stalled.is_none() {
+            assert!(peer.unsent.len() <= PDU_BYTES_MAX, "{} B were not taken", peer.unsent.len());
+        }
+        self.take_requests(at);
+    }
+
+    fn take_requests(&mut self, at: usize) {
+        let peer = &mut self.peers[at];
+        if !self.fresh.is_empty() {
+            let namespaces = self.target.namespaces();
+            let tagged = self.fresh.drain(..).map(|request| {
+                let info = namespaces.get(request.namespace).cloned();
+                assert!(info.is_some(), "a request on no namespace: {request:?}");
+                (request, info)
+            });
+            peer.requests.extend(tagged);
+        }
+        if peer.reads {
+            peer.read();
+        }
+    }
+
+    /// Ends some of a connection's requests, from either end, rightly or not.
+    fn complete(&mut self, at: usize, count: usize, how: u8) {
+        for _ in 0..count {
+            let peer = &mut self.peers[at];
+            if peer.requests.is_empty() {
+                break;
+            }
+            let newest = how & 1 != 0;
+            let (request, info) = if newest { peer.requests.pop().unwrap() } else { peer.requests.remove(0) };
+            let Request { slot, namespace, operation } = request;
+            let outcome = match how >> 1 & 15 {
+                0 => Outcome::Busy,
+                1 => Outcome::NotReady,
+                2 => Outcome::Unrecovered,
+                3 => Outcome::CapacityExceeded,
+                _ => self.engine.perform(info.as_ref(), namespace, operation),
+            };
+            peer.connection.complete(self.now, slot, outcome);
+        }
+        self.pump(at);
+    }
+
+    /// What the operator does.
+    fn operate(&mut self, script: &mut Script<'_>) {
+        let (what, how) = (script.byte(), script.byte());
+        let id = NamespaceId(1 + u32::from(how % 4));
+        match what % 8 {
+            0 => drop(self.target.add_namespace(namespace_of(how >> 2, id.0))),
+            1 => drop(self.target.remove_namespace(id)),
+            2 => self.target.namespace_changed(id),
+            3 => {
+                let states = [
+                    AnaState::Optimized,
+                    AnaState::NonOptimized,
+                    AnaState::Inaccessible,
+                    AnaState::PersistentLoss,
+                    AnaState::Change,
+                ];
+                self.target.set_ana_state(1 + u32::from(how & 1), states[usize::from(how >> 1) % 5]);
+            }
+            4 => self.target.set_hosts(match how % 8 {
+                0 => Hosts::Listed(Default::default()),
+                1..=3 => Hosts::Listed([HOST_NQN.to_owned()].into()),
+                _ => Hosts::Any,
+            }),
+            5 => self.target.set_listeners(vec![CONSTANTS.address; usize::from(how % 4)]),
+            6 => self.target.set_referrals(vec![CONSTANTS.address; usize::from(how % 3)]),
+            _ => self.target.set_health(HealthFacts {
+                available_spare_percent: how,
+                read_only: how & 1 != 0,
+                ..HealthFacts::default()
+            }),
+        }
+    }
+
+    /// Lets time pass on all connections.
+    fn pass(&mut self, span: Nanos) {
+        self.now = self.now + span;
+        for peer in &mut self.peers {
+            if peer.connection.next_deadline() <= self.now {
+                peer.connection.tick(self.now);
+            }
+            if peer.reads {
+                peer.read();
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        assert!(self.pool.out_bytes() <= self.pool.budget_bytes());
+        for peer in &mut self.peers {
+            assert!(peer.connection.in_flight() <= usize::from(ENTRIES.max(128)));
+            // A shutdown is one command, and several requests.
+            assert!(peer.connection.in_flight() <= peer.requests.len());
+            assert_eq!(peer.connection.in_flight() == 0, peer.requests.is_empty());
+            let unsent = peer.connection.outbox().bytes();
+            assert!(unsent <= OUTBOX_BYTES_MAX + ANSWER_BYTES_MAX, "{unsent} B are unsent");
+        }
+    }
+
+    /// A host whose connection ended comes again.
+    fn reopen(&mut self, script: &mut Script<'_>, at: usize) {
+        while !self.peers[at].requests.is_empty() {
+            self.complete(at, usize::MAX, 0b11110);
+        }
+        let choice = script.byte();
+        let state = if at == 0 { choice >> 3 } else { 2 };
+        let peer = self.open_as(state, usize::from(choice >> 1 & 3));
+        std::mem::replace(&mut self.peers[at], peer).spare();
+    }
+
+    /// One step of the script for connection `at`.
+    fn step(&mut self, script: &mut Script<'_>, at: usize) {
+        if self.peers[at].connection.is_closed() {
+            return self.reopen(script, at);
+        }
+        match script.byte() {
+            0..=39 => {
+                let how = script.byte();
+                self.complete(at, usize::from(how >> 5) + 1, how);
+            }
+            40..=55 => self.operate(script),
+            56..=63 => self.pass(Nanos::from_millis(u64::from(script.byte()) * 4)),
+            64..=65 => self.pass(Nanos::from_secs(u64::from(script.byte()))),
+            66..=69 => self.peers[at].reads ^= true,
+            70..=75 => self.land(at, script),
+            76 => self.peers[at].connection.peer_closed(),
+            choice => {
+                let World { peers, .. } = self;
+                let peer = &mut peers[at];
+                let from = peer.unsent.len();
+                let commands = script::next_bytes(script, peer, choice);
+                peer.commands += commands;
+                // Rarely a bit is wrong, or the rest comes later.
+                let sent = peer.unsent.len() - from;
+                let spoil = script.byte();
+                if spoil < 3 && sent > 0 {
+                    let bit = usize::from(script.byte()) | usize::from(script.byte()) << 8;
+                    peer.unsent[from + bit / 8 % sent] ^= 1 << (bit % 8);
+                    peer.spoiled = true;
+                } else if spoil < 24 && sent > 0 {
+                    let cut = from + usize::from(script.byte()) % sent;
+                    let rest = peer.unsent.split_off(cut);
+                    self.pump(at);
+                    self.peers[at].unsent.extend(rest);
+                }
+                self.pump(at);
+            }
+        }
+    }
+
+    /// Data that is received straight into its place.
+    fn land(&mut self, at: usize, script: &mut Script<'_>) {
+        let World { peers, pool, fresh, now, .. } = self;
+        let peer = &mut peers[at];
+        if !peer.unsent.is_empty() {
+            return;
+        }
+        let Some(place) = peer.connection.landing() else { return };
+        let count = place.len().min(usize::from(script.byte()) * 16);
+        place[..count].copy_from_slice(script::pattern(count));
+        peer.connection.landed(*now, count, pool, fresh);
+        // The host will not send these bytes again.
+        peer.spoiled = true;
+        self.take_requests(at);
+    }
+}
+
+impl Peer {
+    /// What was sent and not yet taken, for the script to append to.
+    pub fn take_unsent(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.unsent)
+    }
+
+    /// Puts it back.
+    pub fn give_unsent(&mut self, unsent: Vec<u8>) {
+        self.unsent = unsent;
+    }
+
+    /// Ends it, and keeps its memory for another.
+    fn spare(self) {
+        let Peer { mut unsent, mut received, .. } = self;
+        unsent.clear();
+        received.clear();
+        SPARE.with(|spare| spare.borrow_mut().extend([unsent, received]));
+    }
+
+    /// Reads all that is unsent, and holds it against the rules.
+    fn read(&mut self) {
+        let outbox = self.connection.outbox();
+        if outbox.is_empty() {
+            return;
+        }
+        while !outbox.is_empty() {
+            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(8);
+            outbox.slices(&mut slices);
+            let mut bytes = 0;
+            for slice in &slices {
+                self.received.extend_from_slice(slice);
+                bytes += slice.len();
+            }
+            drop(slices);
+            outbox.advance(bytes);
+        }
+        let mut at = 0;
+        while let Some(unchecked) = Unchecked::new(&self.received[at..]) {
+            let frame = unchecked.check(End::Host, &self.link).expect("a sound PDU from the target");
+            let pdu = &self.received[at..at + frame.pdu_bytes()];
+            at += frame.pdu_bytes();
+            let (from, bytes) = (frame.prefix_bytes as usize, frame.data_bytes as usize);
+            let data = &pdu[from..from + bytes];
+            if frame.trailer_bytes > 0 {
+                assert_eq!(pdu[from + bytes..], crc32c(data).to_le_bytes(), "data digest");
+            }
+            match frame.header(pdu).expect("a right header digest") {
+                Header::IcResponse(ic) => {
+                    let ic = ic.check_response().unwrap();
+                    (self.link.header_digest, self.link.data_digest) = (ic.header_digest, ic.data_digest);
+                }
+                Header::Response(_) => self.answers += 1,
+                Header::Data(range) => {
+                    assert_eq!(range.bytes as usize, data.len());
+                    assert!(frame.is_last() && !frame.is_success() && !data.is_empty());
+                }
+                Header::ReadyToTransfer(range) => {
+                    assert!(range.bytes > 0);
+                    self.asks.push(range);
+                }
+                Header::Terminate(_) => {}
+                Header::IcRequest(_) | Header::Command(_) => panic!("{:?} to a host", frame.kind),
+            }
+        }
+        assert_eq!(at, self.received.len(), "the target sent half a PDU");
+        self.received.clear();
+        assert!(self.spoiled || self.answers <= self.commands, "more answers than commands");
+    }
+}
+
+/// Plays a script to its end; gives what was done. Panics only where the target
+/// is wrong.
 pub fn play(bytes: &[u8]) -> Counts {
     let script = &mut Script(bytes);
-    let (mut admin, mut host) = start(script);
-    let mut asks = Vec::new();
-    while !script.0.is_empty() && !host.connection.is_closed() {
-        let mut bytes = next_bytes(script, &mut host, &mut asks);
-        if script.one_in(150) && !bytes.is_empty() {
-            let at = script.below(bytes.len() as u32) as usize;
-            bytes[at] ^= 1 << (script.byte() % 8);
+    let mut world = World::new(script);
+    for _ in 0..STEPS_MAX {
+        if script.is_over() {
+            break;
         }
-        let cut = if script.one_in(4) { script.below(bytes.len() as u32 + 1) as usize } else { 0 };
-        let (first, rest) = bytes.split_at(cut);
-        host.send(first);
-        host.send(rest);
-        let some = script.below(host.requests.len() as u32 + 1) as usize;
-        let later = host.requests.split_off(some);
-        host.work();
-        host.requests.splice(0..0, later);
-        if script.one_in(30) {
-            host.pass(Nanos::from_millis(u64::from(script.byte())));
-        }
-        if script.one_in(100)
-            && let Some(admin) = &mut admin
-        {
-            admin.set_property(property::CC, 0);
-            admin.enable();
-        }
-        asks.extend(host.replies.drain(..).filter_map(|reply| match reply {
-            Reply::Ask(range) => Some(range),
-            _ => None,
-        }));
-        check(&host);
+        let at = usize::from(world.peers.len() > 1 && script.one_in(6));
+        world.step(script, at);
+        world.check();
     }
-    host.work();
-    drop(host.connection);
-    assert_eq!(host.pool.out_bytes(), 0, "a buffer was lost");
-    host.target.statistics()
-}
-
-fn check(host: &Host) {
-    assert!(host.pool.out_bytes() <= host.pool.budget_bytes());
-    assert!(host.connection.in_flight() <= 128);
-    let longest = 255 + 16 * 1024 + 8;
-    if host.last.is_some_and(|last| last.stalled.is_none()) {
-        assert!(host.unsent.len() <= longest, "{} B were not taken", host.unsent.len());
-    }
-}
-
-fn next_bytes(script: &mut Script<'_>, host: &mut Host, asks: &mut Vec<Data>) -> Vec<u8> {
-    let id = u16::from(script.byte() % 24);
-    let bytes = script.below(20_000) >> (script.byte() % 14);
-    match script.byte() % 14 {
-        0 if script.one_in(20) => (0..script.byte() % 64).map(|_| script.byte()).collect(),
-        0 => Vec::new(),
-        1 | 2 => {
-            let data = value(bytes as usize % (16 << 10));
-            let sqe = store_sqe(id, b"t", data.len(), Sgl::in_capsule(data.len() as u32), 0);
-            host.capsule(&sqe, &data)
+    for at in 0..world.peers.len() {
+        while !world.peers[at].requests.is_empty() {
+            world.peers[at].reads = true;
+            world.complete(at, usize::MAX, 0b11110);
         }
-        3 | 4 => {
-            let long = bytes * (1 + u32::from(script.byte() % 12));
-            host.capsule(&store_sqe(id, b"t", long as usize, Sgl::transport(long), 0), &[])
-        }
-        5..=7 => answer(script, host, asks),
-        8 => {
-            let mut sqe =
-                kv::Command::Retrieve { key: Key::new(b"t").unwrap(), limit_bytes: bytes }.encode(id, NSID);
-            sqe.sgl = Sgl::transport(bytes);
-            host.capsule(&sqe, &[])
-        }
-        9 => {
-            let key = value(1 + bytes as usize % 1100);
-            let key_bytes = key.len() as u16;
-            let command = match script.byte() % 3 {
-                0 => extension::Command::Delete { key_bytes },
-                1 => extension::Command::List { key_bytes, limit_bytes: bytes },
-                _ => extension::Command::Retrieve { key_bytes, limit_bytes: bytes },
-            };
-            let mut sqe = command.encode(id, NSID);
-            sqe.sgl = Sgl::in_capsule(u32::from(key_bytes));
-            host.capsule(&sqe, &key)
-        }
-        10 => {
-            let offset = [0, 8, 0x14, 0x1c, script.word()][usize::from(script.byte() % 5)];
-            let value = u64::from(script.word());
-            let command = if script.one_in(2) {
-                fabrics::Command::PropertySet { offset, wide: false, value }
-            } else {
-                fabrics::Command::PropertyGet { offset, wide: script.one_in(2) }
-            };
-            host.capsule(&command.encode(id), &[])
-        }
-        11 => any_entry(script, host, id),
-        12 => {
-            let connect = Connect {
-                format: 0,
-                queue_id: u16::from(script.byte() % 3),
-                entries: 1 + script.below(20),
-                attributes: script.byte(),
-                keep_alive_ms: script.below(10_000),
-            };
-            let controller_id = if script.one_in(2) { NEW_CONTROLLER } else { 1 };
-            let subsystem = if script.one_in(3) { nqn::DISCOVERY } else { NQN };
-            let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host: HOST_NQN };
-            host.capsule(&fabrics::Command::Connect(connect).encode(id), &data.encode())
-        }
-        _ => beginning_or_end(script, host),
     }
-}
-
-/// An ICReq, or rarely a termination request.
-fn beginning_or_end(script: &mut Script<'_>, host: &Host) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    if script.one_in(40) {
-        let terminate = Terminate { fatal: 1, information: script.word() };
-        terminate.encode(End::Host, &[1; 30], &mut bytes);
-    } else if host.connection.host_nqn().is_none() && host.connection.closing_reason().is_none() {
-        let (header_digest, data_digest) = (script.one_in(2), script.one_in(2));
-        let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
-        bytes.extend(request.encode());
-    }
-    bytes
-}
-
-/// An H2CData for a transfer that was asked for, or nearly.
-fn answer(script: &mut Script<'_>, host: &Host, asks: &mut Vec<Data>) -> Vec<u8> {
-    let Some(ask) = asks.pop() else { return Vec::new() };
-    let mut range = ask;
-    let is_whole = script.one_in(2);
-    if !is_whole {
-        range.bytes = 1 + script.below(ask.bytes);
-    }
-    if is_whole || range.bytes == ask.bytes {
-        return host.data_pdu(range, &value(range.bytes as usize), flags::LAST);
-    }
-    let (left, offset) = (ask.bytes - range.bytes, ask.offset + range.bytes);
-    asks.push(Data { offset, bytes: left, ..ask });
-    match script.byte() % 64 {
-        0 => range.offset ^= 4,
-        1 => range.tag ^= 1,
-        2 => range.command_id ^= 1,
-        3 => return host.data_pdu(range, &value(range.bytes as usize), flags::LAST),
-        _ => {}
-    }
-    host.data_pdu(range, &value(range.bytes as usize), 0)
-}
-
-/// An entry of any fields, mostly of an opcode that exists.
-fn any_entry(script: &mut Script<'_>, host: &Host, id: u16) -> Vec<u8> {
-    const OPCODES: [u8; 20] = [
-        0x00, 0x01, 0x02, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x10, 0x14, 0x18, 0x7f, 0x81, 0x83, 0x87, 0x91, 0x95,
-        0xa1, 0x06, 0x02,
-    ];
-    let mut bytes = [0; 64];
-    bytes.iter_mut().for_each(|byte| *byte = if script.one_in(3) { script.byte() } else { 0 });
-    let mut sqe = Sqe::from_bytes(&bytes);
-    sqe.command_id = id.into();
-    sqe.opcode = if script.one_in(8) { script.byte() } else { OPCODES[usize::from(script.byte()) % 20] };
-    if !script.one_in(8) {
-        sqe.nsid = [0, 1, 2, u32::MAX][usize::from(script.byte() % 4)].into();
-        sqe.sgl = match script.byte() % 3 {
-            0 => Sgl::transport(4096),
-            1 => Sgl::in_capsule(u32::from(script.byte())),
-            _ => Sgl::transport(0),
-        };
-    }
-    let data = value(usize::from(script.byte()));
-    host.capsule(&sqe, &data)
+    world.peers.into_iter().for_each(Peer::spare);
+    assert_eq!(world.pool.out_bytes(), 0, "a buffer was lost");
+    assert_eq!(world.target.connections(), 0, "a connection was lost");
+    assert!(world.target.controllers().is_empty(), "a controller was lost");
+    world.target.statistics()
 }

@@ -1,16 +1,21 @@
 //! A host and an engine for one connection, in memory: what the tests of this room talk to it with.
 #![allow(dead_code)] // Each test file uses its part.
 
+pub mod engine;
 pub mod hostile;
+pub mod script;
+
+pub use engine::Engine;
 
 use octokv_base::{Buffer, Key, NamespaceId, Nanos, Pool, crc32c, value_offset};
 use octokv_target::{
-    Connection, Consumed, NamespaceInfo, Operation, Outcome, Request, StoreMode, Target, TargetSettings,
+    Connection, Consumed, NamespaceInfo, NamespaceKind, Operation, Outcome, Request, StoreMode, Target,
+    TargetSettings,
 };
 use octokv_wire::command::admin;
 use octokv_wire::fabrics::{self, Configuration, Connect, ConnectData, NEW_CONTROLLER, property};
 use octokv_wire::pdu::{self, Data, End, Header, IcRequest, IcResponse, Kind, Link, Terminate, Unchecked};
-use octokv_wire::{Cqe, Sgl, Sqe, Status, identify, kv, log, nqn};
+use octokv_wire::{Cqe, Sgl, Sqe, Status, identify, kv, log, nqn, nvm};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -28,9 +33,21 @@ pub fn namespace(id: u32) -> NamespaceInfo {
         nguid: [id as u8; 16],
         size_bytes: 1 << 30,
         used_bytes: Arc::new(AtomicU64::new(1 << 20)),
-        value_bytes_max: 2 << 20,
-        key_bytes_max: 1024,
+        kind: NamespaceKind::KeyValue { value_bytes_max: 2 << 20, key_bytes_max: 1024 },
+        ana_group: 1,
     }
+}
+
+/// A namespace of 64 MiB in blocks of this size.
+pub fn block_namespace(id: u32, block_bytes: u32) -> NamespaceInfo {
+    let kind = NamespaceKind::Block { block_bytes };
+    NamespaceInfo { size_bytes: 64 << 20, kind, ..namespace(id) }
+}
+
+/// A target with a Key Value namespace, one of 512 B blocks and one of 4096 B blocks.
+pub fn mixed_target() -> Arc<Target> {
+    let namespaces = vec![namespace(1), block_namespace(2, 512), block_namespace(3, 4096)];
+    Target::new(TargetSettings::new(NQN), namespaces)
 }
 
 pub fn target_of(settings: TargetSettings) -> Arc<Target> {
@@ -74,7 +91,7 @@ pub struct Host {
     pub now: Nanos,
     pub link: Link,
     pub requests: Vec<Request>,
-    pub values: BTreeMap<(u32, Key), Vec<u8>>,
+    pub engine: Engine,
     pub replies: VecDeque<Reply>,
     /// Sent and not yet taken by the connection.
     pub unsent: Vec<u8>,
@@ -98,7 +115,7 @@ impl Host {
             now,
             link: Link::plain(),
             requests: Vec::new(),
-            values: BTreeMap::new(),
+            engine: Engine::default(),
             replies: VecDeque::new(),
             unsent: Vec::new(),
             last: None,
@@ -325,10 +342,14 @@ impl Host {
     }
 
     pub fn log(&mut self, page: u8, csi: u8, offset: u64, bytes: u64) -> Done {
+        self.log_with(page, 0, csi, offset, bytes)
+    }
+
+    pub fn log_with(&mut self, page: u8, specific: u8, csi: u8, offset: u64, bytes: u64) -> Done {
         let id = self.id();
         let mut sqe = log::Request {
             id: page,
-            specific: 0,
+            specific,
             retain_event: false,
             bytes,
             offset,
@@ -387,62 +408,35 @@ impl Host {
         self.run(sqe, &[])
     }
 
+    /// A command on blocks: its data in the capsule where it fits, else asked for; what it reads.
+    pub fn on_blocks(&mut self, namespace: u32, command: nvm::Command, data: &[u8]) -> Done {
+        let id = self.id();
+        let mut sqe = command.encode(id, NamespaceId(namespace));
+        let room = match command {
+            nvm::Command::Read { .. } => 4 << 20,
+            _ => data.len() as u32,
+        };
+        if data.is_empty() || data.len() > 16 * 1024 {
+            sqe.sgl = Sgl::transport(room);
+            self.send_command(&sqe, &[]);
+            if matches!(self.replies.front(), Some(Reply::Ask(_))) {
+                self.answer_ask(data, 100_000);
+            }
+            self.work();
+            return self.done();
+        }
+        sqe.sgl = Sgl::in_capsule(room);
+        self.run(sqe, data)
+    }
+
     /// Does all requests, as an engine would.
     pub fn work(&mut self) {
         while !self.requests.is_empty() {
             for request in std::mem::take(&mut self.requests) {
-                let outcome = self.outcome(request.namespace, request.operation);
+                let outcome = self.engine.outcome(&self.target, request.namespace, request.operation);
                 self.connection.complete(self.now, request.slot, outcome);
             }
             self.pump();
-        }
-    }
-
-    fn outcome(&mut self, namespace: NamespaceId, operation: Operation) -> Outcome {
-        let values = &mut self.values;
-        match operation {
-            Operation::Store { key, mode, record, value_bytes } => {
-                let from = value_offset(key.len());
-                assert_eq!(record.len(), from + value_bytes as usize);
-                let place = (namespace.0, key);
-                match mode {
-                    StoreMode::AddOnly if values.contains_key(&place) => Outcome::AlreadyExists,
-                    StoreMode::UpdateOnly if !values.contains_key(&place) => Outcome::NotFound,
-                    StoreMode::Upsert | StoreMode::AddOnly | StoreMode::UpdateOnly => {
-                        values.insert(place, record[from..].to_vec());
-                        Outcome::Stored
-                    }
-                }
-            }
-            Operation::Retrieve { key, .. } => match values.get(&(namespace.0, key)) {
-                Some(value) => {
-                    let mut buffer = Buffer::zeroed(value.len() + 64);
-                    buffer[64..].copy_from_slice(value);
-                    Outcome::Value { buffer, offset: 64, bytes: value.len() }
-                }
-                None => Outcome::NotFound,
-            },
-            Operation::Delete { key } => match values.remove(&(namespace.0, key)) {
-                Some(_) => Outcome::Deleted,
-                None => Outcome::NotFound,
-            },
-            Operation::Exist { key } => match values.get(&(namespace.0, key)) {
-                Some(value) => Outcome::Exists { value_bytes: value.len() as u32 },
-                None => Outcome::NotFound,
-            },
-            Operation::List { start, limit_bytes, long_keys } => {
-                let mut buffer = Buffer::zeroed(limit_bytes as usize);
-                let mut list = kv::ListWriter::new(&mut buffer).unwrap();
-                for (at, key) in values.range((namespace.0, start)..).map(|(place, _)| place) {
-                    let fits = long_keys || key.len() <= 16;
-                    if *at != namespace.0 || (fits && !list.push(key.as_bytes())) {
-                        break;
-                    }
-                }
-                let bytes = list.bytes();
-                Outcome::Listing { buffer, bytes }
-            }
-            Operation::Flush => Outcome::Flushed,
         }
     }
 

@@ -1,0 +1,316 @@
+//! The honest host: stores and reads at a fixed rate, checks every byte, and takes the time.
+//!
+//! ```text
+//!   due times at a fixed rate ──▶ store or retrieve, in turn ──▶ answer: right bytes? how late after it was due?
+//! ```
+//! In: a node, a rate. Out: [`Report`]. Latency counts from when an operation was due, so that a node that stalls is
+//! not spared what it kept waiting. Each key has at most one operation on its way: what a read may find is known
+//! exactly. Invariant: a wrong byte, a missing key or a lost connection ends the host with an error; that the node
+//! says "busy" is an answer.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use hdrhistogram::Histogram;
+use octokv_base::{Key, Nanos, random::mix};
+use octokv_bench::data::Values;
+use octokv_bench::worker::{connect, disconnect};
+use octokv_client::{Answer, Command, Error, Reconnect, Session, Settings, StoreMode, Value};
+use octokv_runtime::RealSockets;
+use octokv_sys::clock::now;
+use octokv_sys::thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use crate::peer::Victim;
+
+/// What a host is to do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Operations a second.
+    pub rate: u64,
+    /// Values have this many bytes at the most.
+    pub value_bytes_max: usize,
+    /// And this many at the least.
+    pub value_bytes_min: usize,
+    /// Its keys begin with this: hosts stay apart.
+    pub prefix: &'static str,
+    /// How many keys.
+    pub keys: usize,
+    /// Whether its thread spins rather than sleeps between operations: for exact times.
+    pub spins: bool,
+    /// Its host NQN.
+    pub host: &'static str,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan {
+            rate: 500,
+            value_bytes_max: 6000,
+            value_bytes_min: 1,
+            prefix: "honest",
+            keys: 128,
+            spins: false,
+            host: "nqn.2026-11.io.octokv:honest",
+        }
+    }
+}
+
+/// Into which figures an operation goes that is due now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Into none.
+    Uncounted,
+    /// Nobody attacks.
+    Quiet,
+    /// Somebody does.
+    Attacked,
+}
+
+/// What a host saw.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Operations answered rightly.
+    pub served: u64,
+    /// Operations that the node was too busy for.
+    pub busy: u64,
+    /// The longest time from when an operation was due to its answer, in nanoseconds.
+    pub worst_ns: u64,
+    /// Those times while nobody attacked, in nanoseconds.
+    pub quiet: Histogram<u64>,
+    /// And while somebody did.
+    pub attacked: Histogram<u64>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    phase: AtomicU8,
+    served: AtomicU64,
+    worst_ns: AtomicU64,
+}
+
+/// A host at work on a thread of its own.
+pub struct Honest {
+    shared: Arc<Shared>,
+    thread: JoinHandle<Result<Report>>,
+}
+
+impl Honest {
+    /// Connects, stores every key once, and goes on at the plan's rate.
+    ///
+    /// # Errors
+    /// When the node refuses, or is not what it should be.
+    pub fn start(victim: &Victim, plan: Plan) -> Result<Honest> {
+        let settings = Settings {
+            subsystem: victim.nqn.clone(),
+            host: plan.host.to_owned(),
+            depth: 64,
+            reconnect: Reconnect::Never,
+            receive_bytes: 64 << 10,
+            pool_bytes: 8 << 20,
+            ..Settings::default()
+        };
+        let session = connect(victim.address, settings, now).map_err(|error| anyhow!("{error}"))?;
+        let shared = Arc::<Shared>::default();
+        let mut work = Work::new(session, plan, Arc::clone(&shared));
+        work.fill()?;
+        let thread = thread::spawn("honest", move || work.run())?;
+        Ok(Honest { shared, thread })
+    }
+
+    /// Operations answered so far.
+    pub fn served(&self) -> u64 {
+        self.shared.served.load(Ordering::Acquire)
+    }
+
+    /// The longest wait counts from here on.
+    pub fn forget_the_worst(&self) {
+        self.shared.worst_ns.store(0, Ordering::Release);
+    }
+
+    /// From now on operations go into these figures.
+    pub fn enter(&self, phase: Phase) {
+        self.shared.phase.store(phase as u8, Ordering::Release);
+    }
+
+    /// Whether it has ended by itself, which only an error does.
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Ends it; gives what it saw.
+    ///
+    /// # Errors
+    /// The first thing that was not right.
+    pub fn finish(self) -> Result<Report> {
+        self.shared.stop.store(true, Ordering::Release);
+        self.thread.join().map_err(|_| anyhow!("the honest host panicked"))?.context("the honest host")
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    version: u64,
+    /// What is on its way: when it was due, into which figures it goes, and the version that it stores.
+    open: Option<(Nanos, u8, Option<u64>)>,
+}
+
+struct Work {
+    session: Session<RealSockets>,
+    plan: Plan,
+    shared: Arc<Shared>,
+    values: Values,
+    entries: Vec<Entry>,
+    value: Vec<u8>,
+    next_version: u64,
+    turn: u64,
+    report: Report,
+}
+
+impl Work {
+    fn new(session: Session<RealSockets>, plan: Plan, shared: Arc<Shared>) -> Work {
+        let histogram = || Histogram::new_with_bounds(1, 120_000_000_000, 3).expect("bounds of a histogram");
+        Work {
+            session,
+            values: Values::new(77, plan.value_bytes_max),
+            entries: vec![Entry { version: 0, open: None }; plan.keys],
+            value: vec![0; plan.value_bytes_max],
+            plan,
+            shared,
+            next_version: 1,
+            turn: 0,
+            report: Report { served: 0, busy: 0, worst_ns: 0, quiet: histogram(), attacked: histogram() },
+        }
+    }
+
+    fn key(&self, index: usize) -> Key {
+        Key::new(format!("{}{index:06}", self.plan.prefix).as_bytes()).expect("a short key")
+    }
+
+    fn bytes_of(&self, version: u64) -> usize {
+        let span = (self.plan.value_bytes_max - self.plan.value_bytes_min) as u64 + 1;
+        self.plan.value_bytes_min + (mix(version) % span) as usize
+    }
+
+    /// Begins an operation that was due at `due`. False when no key or no slot is free.
+    fn begin(&mut self, due: Nanos, stores: bool) -> Result<bool> {
+        let count = self.entries.len() as u64;
+        let found = (0..count).map(|step| ((self.turn + step) % count) as usize);
+        let Some(index) = found.into_iter().find(|&index| self.entries[index].open.is_none()) else {
+            return Ok(false);
+        };
+        if self.session.room() == 0 {
+            ensure!(self.session.ended().is_none(), "{:?}", self.session.ended());
+            return Ok(false);
+        }
+        self.turn = index as u64 + 1;
+        let key = self.key(index);
+        let version = stores.then_some(self.next_version);
+        let submitted = match version {
+            Some(version) => {
+                let bytes = self.bytes_of(version);
+                self.values.make(version, &mut self.value[..bytes]);
+                let value = Value::Slice(&self.value[..bytes]);
+                self.session.submit(Command::Store { key, value, mode: StoreMode::Upsert }, index as u64)
+            }
+            None => self.session.submit(Command::Retrieve { key, limit_bytes: u32::MAX }, index as u64),
+        };
+        submitted.map_err(|rejected| anyhow!("{rejected:?}"))?;
+        self.next_version += u64::from(stores);
+        let phase = self.shared.phase.load(Ordering::Acquire);
+        self.entries[index].open = Some((due, phase, version));
+        Ok(true)
+    }
+
+    /// Takes what came; gives whether anything did.
+    fn poll(&mut self) -> Result<bool> {
+        let mut answers = Vec::new();
+        let busy = self.session.poll(now(), |token, answer| answers.push((token as usize, answer)));
+        let at = now();
+        for (index, answer) in answers {
+            let (due, phase, version) = self.entries[index].open.take().context("an answer to nothing")?;
+            match (answer, version) {
+                (Ok(Answer::Stored), Some(version)) => self.entries[index].version = version,
+                (Ok(Answer::Value { data, full_bytes }), None) => {
+                    let version = self.entries[index].version;
+                    let right = data.len() == full_bytes as usize
+                        && data.len() == self.bytes_of(version)
+                        && self.values.is_right(version, &data);
+                    ensure!(right, "key {} has a wrong value of {full_bytes} B", self.key(index));
+                }
+                (Err(Error::Busy), _) => {
+                    self.report.busy += 1;
+                    continue;
+                }
+                (answer, _) => bail!("key {}: {answer:?}", self.key(index)),
+            }
+            let late_ns = at.since(due).0.max(1);
+            self.report.served += 1;
+            self.shared.worst_ns.fetch_max(late_ns, Ordering::AcqRel);
+            match phase {
+                1 => self.report.quiet.saturating_record(late_ns),
+                2 => self.report.attacked.saturating_record(late_ns),
+                _ => {}
+            }
+        }
+        self.shared.served.store(self.report.served, Ordering::Release);
+        ensure!(self.session.ended().is_none(), "lost its connection: {:?}", self.session.ended());
+        Ok(busy)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.entries.iter().all(|entry| entry.open.is_none())
+    }
+
+    /// Stores every key once.
+    fn fill(&mut self) -> Result<()> {
+        while self.entries.iter().any(|entry| entry.version == 0) {
+            let fresh = self.entries.iter().position(|entry| entry.version == 0 && entry.open.is_none());
+            if let Some(index) = fresh {
+                self.turn = index as u64;
+                self.begin(now(), true)?;
+            }
+            if !self.poll()? {
+                self.session.sockets_mut().wait(Nanos::from_millis(1));
+            }
+        }
+        while !self.is_idle() {
+            self.poll()?;
+        }
+        self.shared.worst_ns.store(0, Ordering::Release);
+        Ok(())
+    }
+
+    fn run(mut self) -> Result<Report> {
+        let interval = Nanos(1_000_000_000 / self.plan.rate.max(1));
+        let (mut due, mut count) = (now() + interval, 0_u64);
+        while !self.shared.stop.load(Ordering::Acquire) {
+            while due <= now() && self.begin(due, count % 2 == 0)? {
+                count += 1;
+                due = due + interval;
+            }
+            if !self.poll()? && !self.plan.spins {
+                let span = due.since(now()).min(Nanos::from_millis(5));
+                self.session.sockets_mut().wait(span);
+            }
+        }
+        self.report.worst_ns = self.shared.worst_ns.load(Ordering::Acquire);
+        // Everything that was stored is read once more.
+        while !self.is_idle() {
+            self.poll()?;
+        }
+        for index in 0..self.entries.len() {
+            self.turn = index as u64;
+            while !self.begin(now(), false)? {
+                self.poll()?;
+            }
+        }
+        while !self.is_idle() {
+            self.poll()?;
+        }
+        disconnect(self.session, now);
+        Ok(self.report)
+    }
+}

@@ -1,0 +1,332 @@
+//! What is under a namespace: a device opened once for the process, and the volume on it.
+//!
+//! In: settings of a namespace. Out: a [`Held`] namespace, open and recovered, of which each core makes its own
+//! [`Store`]. Runs on the caller's thread, with a device channel of its own.
+//! Invariants: nothing is written to a device that is not ours, unless it is to be given up; an open file is
+//! locked until nothing names it.
+
+use crate::blocks::{BlockVolume, Blocks};
+use crate::pace::Pace;
+use crate::perform::Performer;
+use crate::settings::{Content, DeviceSettings, Existing, NamespaceSettings};
+use crate::start::StartError;
+use crate::stores::Store;
+use octokv_base::{Buffer, Lba, Pool};
+use octokv_engine::hash::superblock::{
+    self, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS,
+};
+use octokv_engine::hash::{self, HashEngine, OpenSettings, Report, Volume};
+use octokv_engine::{Durability, Fault};
+use octokv_flash::{Device, DeviceError, FileDevice, Geometry, Memory, MemoryDevice};
+use octokv_runtime::{Channel, DeviceDriver, Doorbell, Handle, Media, block_on, device_queue};
+use octokv_sys::file::open_device;
+use octokv_sys::process::{available_memory_bytes, random_u64};
+use octokv_target::{NamespaceInfo, NamespaceKind};
+use std::io;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// The part of a file that a format writes, in bytes.
+const FORMATTED_BYTES: u64 = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
+
+/// A device, opened once for the process.
+#[derive(Clone)]
+enum Backing {
+    Memory(Arc<Memory>),
+    File(Media),
+}
+
+impl Backing {
+    /// Opens it, and says whether it is a file that was made for us and may be formatted: just now, or by a
+    /// start that was killed before it had formatted it.
+    fn open(settings: &DeviceSettings) -> Result<(Backing, bool), StartError> {
+        match settings {
+            DeviceSettings::Memory { bytes, block_bytes } => {
+                // It is touched as it fills: more than there is would end this process, or another.
+                if let Some(available) = available_memory_bytes().filter(|available| bytes > available) {
+                    let why =
+                        format!("{bytes} bytes of memory are more than the {available} that are available");
+                    return Err(StartError::Setting { name: "size", why });
+                }
+                let memory = Memory::new(*bytes, *block_bytes).map_err(StartError::System)?;
+                Ok((Backing::Memory(memory), false))
+            }
+            DeviceSettings::File { path, create_bytes } => {
+                let name = path.display().to_string();
+                let file = open_device(path, *create_bytes, true)
+                    .map_err(|error| StartError::Device { name, error })?;
+                let new = file.created()
+                    || (create_bytes.is_some()
+                        && !file.is_block_device()
+                        && !file.holds_data_from(FORMATTED_BYTES));
+                Ok((Backing::File(Media::file(file)), new))
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Backing::Memory(_) => "memory".to_owned(),
+            Backing::File(media) => media.name.to_string(),
+        }
+    }
+
+    /// One core's view of the device.
+    fn view(&self, channel: &Channel) -> io::Result<Rc<dyn Device>> {
+        Ok(match self {
+            Backing::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
+            Backing::File(media) => {
+                let blocks = media.size_bytes / u64::from(media.block_bytes);
+                let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
+                Rc::new(FileDevice::new(channel.clone(), channel.open(media)?, geometry, self.name()))
+            }
+        })
+    }
+}
+
+/// How devices are opened and volumes recovered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opening {
+    pub driver: DeviceDriver,
+    pub device_depth: usize,
+    pub durability: Durability,
+    pub cores: usize,
+    /// Where a new volume's random numbers come from; `None` asks the system.
+    pub seed: Option<u64>,
+}
+
+/// What cores share of the contents of a namespace.
+#[derive(Clone)]
+pub(crate) enum Contents {
+    Keys(Arc<Volume>),
+    Blocks(Arc<BlockVolume>),
+}
+
+/// A namespace that is open.
+#[derive(Clone)]
+pub(crate) struct Held {
+    pub settings: NamespaceSettings,
+    pub contents: Contents,
+    backing: Backing,
+}
+
+/// What a core makes its stores of.
+pub(crate) struct CoreParts<'a> {
+    pub core: usize,
+    pub channel: &'a Channel,
+    pub pool: &'a Pool,
+    pub handle: &'a Handle,
+}
+
+impl Held {
+    /// Opens a namespace, after formatting its device where that is asked for or the file is new.
+    pub fn open(settings: &NamespaceSettings, opening: Opening) -> Result<Held, StartError> {
+        let (backing, new) = Backing::open(&settings.device)?;
+        let (channel, ..) = own_channel(opening.driver, opening.device_depth)?;
+        let device = backing.view(&channel).map_err(StartError::System)?;
+        let contents = match &settings.content {
+            Content::KeyValue { .. } => {
+                Contents::Keys(open_volume(settings, opening, (&channel, &device), new)?)
+            }
+            Content::Blocks { block_bytes } => {
+                make_free(settings, &channel, &*device)?;
+                let volume = BlockVolume::new(*block_bytes, device.geometry().bytes());
+                if volume.size_bytes() == 0 {
+                    let why = format!("{} holds not one block of {block_bytes} bytes", backing.name());
+                    return Err(StartError::Setting { name: "size", why });
+                }
+                Contents::Blocks(volume)
+            }
+        };
+        Ok(Held { settings: settings.clone(), contents, backing })
+    }
+
+    /// What the device is called.
+    pub fn name(&self) -> String {
+        self.backing.name()
+    }
+
+    /// The longest value of a Key Value namespace.
+    pub fn value_bytes_max(&self) -> Option<usize> {
+        match &self.contents {
+            Contents::Keys(volume) => Some(volume.value_bytes_max()),
+            Contents::Blocks(_) => None,
+        }
+    }
+
+    /// The namespace as hosts see it.
+    pub fn info(&self, key_bytes_max: u16) -> NamespaceInfo {
+        let NamespaceSettings { id, ana_group, identity, .. } = self.settings;
+        match &self.contents {
+            Contents::Keys(volume) => NamespaceInfo { id, ana_group, ..namespace_of(volume, key_bytes_max) },
+            Contents::Blocks(volume) => NamespaceInfo {
+                id,
+                nguid: nguid(2, identity),
+                size_bytes: volume.size_bytes(),
+                used_bytes: Arc::new(AtomicU64::new(volume.size_bytes())),
+                kind: NamespaceKind::Block { block_bytes: volume.block_bytes() },
+                ana_group,
+            },
+        }
+    }
+
+    /// One core's store of it.
+    pub fn store(&self, parts: &CoreParts<'_>) -> io::Result<Store<HashEngine>> {
+        let CoreParts { core, channel, pool, handle } = *parts;
+        let device = self.backing.view(channel)?;
+        let name = Rc::from(self.name());
+        let (pool, handle) = (pool.clone(), handle.clone());
+        Ok(match &self.contents {
+            Contents::Keys(volume) => {
+                let engine = HashEngine::new(Arc::clone(volume), core, device, pool.clone());
+                Store::Keys(Rc::new(Performer {
+                    engine,
+                    pool,
+                    handle,
+                    device: name,
+                    listings: Pace::default(),
+                }))
+            }
+            Contents::Blocks(volume) => {
+                Store::Blocks(Blocks { volume: Arc::clone(volume), device, pool, handle, name })
+            }
+        })
+    }
+
+    /// Closes it in order, once no core uses it.
+    pub fn close(&self, opening: Opening) -> Result<(), Fault> {
+        let no_queue = |_| Fault::ReadOnly;
+        let (channel, ..) = own_channel(opening.driver, opening.device_depth).map_err(no_queue)?;
+        let device = self.backing.view(&channel).map_err(|_| Fault::ReadOnly)?;
+        match &self.contents {
+            Contents::Keys(volume) => {
+                let engine = HashEngine::new(Arc::clone(volume), 0, device, Pool::new(1 << 20));
+                finish(&channel, engine.checkpoint(true))
+            }
+            Contents::Blocks(_) => finish(&channel, device.flush()).result.map_err(Fault::Device),
+        }
+    }
+}
+
+/// A channel for the calling thread alone.
+pub(crate) fn own_channel(
+    driver: DeviceDriver,
+    depth: usize,
+) -> Result<(Channel, Arc<Doorbell>, DeviceDriver), StartError> {
+    let doorbell = Doorbell::new().map_err(StartError::System)?;
+    let (queue, driver) = device_queue(driver, depth, &doorbell).map_err(StartError::System)?;
+    Ok((Channel::new(queue, depth), doorbell, driver))
+}
+
+/// Runs a future of the calling thread's channel to its end.
+fn finish<T>(channel: &Channel, future: impl Future<Output = T>) -> T {
+    block_on(future, || {
+        channel.poll();
+    })
+}
+
+/// Opens the volume, after formatting the device where that is asked for or the file is `new`.
+fn open_volume(
+    settings: &NamespaceSettings,
+    opening: Opening,
+    (channel, device): (&Channel, &Rc<dyn Device>),
+    new: bool,
+) -> Result<Arc<Volume>, StartError> {
+    let Content::KeyValue { format } = &settings.content else { unreachable!("keys are asked for") };
+    let failed = |error| StartError::Volume { name: device.name().to_owned(), error };
+    let mut format = *format;
+    format.seed = match opening.seed {
+        Some(seed) => seed,
+        None => random_u64().map_err(StartError::System)?,
+    };
+    let pool = Pool::new(64 << 20);
+    let unwritten = new && finish(channel, is_blank(&**device)).map_err(|error| failed(error.into()))?;
+    if settings.existing == Existing::GiveUp || unwritten {
+        finish(channel, hash::format(&**device, &format)).map_err(failed)?;
+    }
+    let open = OpenSettings { durability: opening.durability, cores: opening.cores };
+    finish(channel, hash::open(device, &pool, open, &format)).map_err(failed)
+}
+
+/// Whether the part that a format writes is all zeros.
+async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
+    let bytes = FORMATTED_BYTES.min(device.geometry().bytes()) as usize;
+    let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
+    Ok(buffer.iter().all(|&byte| byte == 0))
+}
+
+/// A device that holds a volume of keys is not taken for blocks, unless it is to be given up: then the volume is
+/// wiped out, so that nobody takes what is left for one.
+fn make_free(settings: &NamespaceSettings, channel: &Channel, device: &dyn Device) -> Result<(), StartError> {
+    if settings.existing == Existing::Keep {
+        return Ok(());
+    }
+    let failed =
+        |error: DeviceError| StartError::Volume { name: device.name().to_owned(), error: error.into() };
+    let held = finish(channel, holds_keys(device)).map_err(failed)?;
+    if held && settings.existing == Existing::Check {
+        let why = format!(
+            "{} holds an octokv volume of keys; it was left as it is (--format gives up what it holds, --keep \
+             serves it to hosts as blocks)",
+            device.name()
+        );
+        return Err(StartError::Setting { name: "device", why });
+    }
+    if held {
+        finish(channel, wipe(device)).map_err(failed)?;
+    }
+    Ok(())
+}
+
+async fn holds_keys(device: &dyn Device) -> Result<bool, DeviceError> {
+    let bytes = FORMATTED_BYTES.min(device.geometry().bytes()) as usize;
+    let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
+    let places = (0..SUPERBLOCKS as usize).map(|place| place * SUPERBLOCK_STRIDE_BYTES as usize);
+    let found = places.filter_map(|at| buffer.get(at..at + SUPERBLOCK_BYTES));
+    let is_ours = |bytes: &[u8]| {
+        let bytes = bytes.try_into().expect("as long as a superblock");
+        !matches!(superblock::Unchecked(bytes).check(), Err(NotOurs::Foreign | NotOurs::Blank))
+    };
+    Ok(found.into_iter().any(is_ours))
+}
+
+async fn wipe(device: &dyn Device) -> Result<(), DeviceError> {
+    let bytes = FORMATTED_BYTES.min(device.geometry().bytes()) as usize;
+    device.write(Lba(0), Buffer::zeroed(bytes)).await.result?;
+    device.flush().await.result
+}
+
+/// A namespace identifier of 16 bytes that is ours, of this kind, with this number.
+fn nguid(kind: u8, identity: u64) -> [u8; 16] {
+    let mut nguid = [0; 16];
+    nguid[..7].copy_from_slice(b"octokv\0");
+    nguid[7] = kind;
+    nguid[8..].copy_from_slice(&identity.to_be_bytes());
+    nguid
+}
+
+/// The namespace 1 that hosts see of a volume.
+pub fn namespace_of(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
+    NamespaceInfo {
+        id: octokv_base::NamespaceId(1),
+        nguid: nguid(1, volume.id()),
+        size_bytes: volume.capacity_bytes(),
+        used_bytes: volume.used_bytes(),
+        kind: NamespaceKind::KeyValue { value_bytes_max: volume.value_bytes_max() as u32, key_bytes_max },
+        ana_group: 1,
+    }
+}
+
+/// Reads and verifies everything on a device; changes nothing. `progress` is told how many of how many
+/// keys are done.
+pub fn check_device(path: &Path, progress: impl FnMut(u64, u64)) -> Result<Report, StartError> {
+    let settings = DeviceSettings::File { path: path.to_owned(), create_bytes: None };
+    let (backing, _) = Backing::open(&settings)?;
+    let (channel, ..) = own_channel(DeviceDriver::Auto, 64)?;
+    let device = backing.view(&channel).map_err(StartError::System)?;
+    let pool = Pool::new(64 << 20);
+    let failed = |error| StartError::Volume { name: backing.name(), error };
+    finish(&channel, hash::check(&*device, &pool, progress)).map_err(failed)
+}

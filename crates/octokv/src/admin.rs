@@ -1,0 +1,255 @@
+//! `octokv ns`, `octokv host`, `octokv ana`: changing a node that runs, through its administration socket.
+
+use crate::outcome::{Failure, Outcome};
+use crate::size::Size;
+use anyhow::anyhow;
+use clap::{Args, Subcommand, ValueEnum};
+use octokv_control::client::{self, Error, segment};
+use octokv_control::words::{AddNamespace, AnaChange, AnaGroup, Existing, Kind, Namespace};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Where a node is looked for.
+#[derive(Debug, Args)]
+pub struct At {
+    /// The node's administration socket [default: that of the node on port 4420, /run/octokv/4420.sock for root, else
+    /// under $XDG_RUNTIME_DIR].
+    #[arg(long, env = "OCTOKV_ADMIN", value_name = "SOCKET")]
+    pub admin: Option<PathBuf>,
+    /// Print what is listed or added as a JSON document.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Namespaces.
+#[derive(Debug, Subcommand)]
+pub enum Ns {
+    /// Serve one more namespace, now and after every restart; connected hosts hear of it.
+    Add(Add),
+    /// Serve a namespace no more; its device keeps what it holds.
+    Remove {
+        /// Its identifier.
+        nsid: u32,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Print the namespaces, one per line, those that are not served too.
+    List {
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// What a namespace is made of.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Made {
+    /// Keys and values.
+    Kv,
+    /// Logical blocks.
+    Block,
+}
+
+/// Arguments of `ns add`.
+#[derive(Debug, Args)]
+pub struct Add {
+    /// What it is made of.
+    #[arg(long)]
+    pub kind: Made,
+    /// A file, a block device, or "memory"; a missing file is created where a size is given.
+    #[arg(long, value_name = "PATH")]
+    pub device: String,
+    /// How large a missing file, or memory, is made; what exists keeps its size.
+    #[arg(long)]
+    pub size: Option<Size>,
+    /// Bytes of a block, for blocks: 512 or 4096 [default: 4096].
+    #[arg(long, value_name = "BYTES")]
+    pub block_size: Option<Size>,
+    /// Its identifier, 1 to 1024 [default: the lowest free one].
+    #[arg(long)]
+    pub nsid: Option<u32>,
+    /// Its group of asymmetric access, 1 to 32 [default: 1].
+    #[arg(long, value_name = "GROUP")]
+    pub ana_group: Option<u32>,
+    /// Give up what the device holds: for keys it is formatted, for blocks a volume of keys is wiped out.
+    #[arg(long, conflicts_with = "keep")]
+    pub format: bool,
+    /// For blocks: serve the device as it is, even where it holds a volume of keys.
+    #[arg(long)]
+    pub keep: bool,
+    #[command(flatten)]
+    pub at: At,
+}
+
+/// Who may connect.
+#[derive(Debug, Subcommand)]
+pub enum Host {
+    /// Let a host connect, or any.
+    Allow {
+        /// The host's NQN, or "any".
+        nqn: String,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Let a host connect no more, or no longer any; those that may not are disconnected.
+    Deny {
+        /// The host's NQN, or "any".
+        nqn: String,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Print who may connect, one per line; "any" stands for every host.
+    List {
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// Groups of asymmetric namespace access.
+#[derive(Debug, Subcommand)]
+pub enum Ana {
+    /// Tell hosts how well a group's namespaces are reached here.
+    Set {
+        /// The group, 1 to 32.
+        group: u32,
+        /// optimized, non-optimized, inaccessible, persistent-loss or change.
+        state: String,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Print the groups and their states, one per line.
+    List {
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// The administration socket of a node on this port, where this user may have one.
+pub fn default_socket(port: u16) -> Option<PathBuf> {
+    let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
+        _ if octokv_sys::process::is_root() => PathBuf::from("/run"),
+        Some(directory) if !directory.is_empty() => directory.into(),
+        _ => return None,
+    };
+    Some(directory.join("octokv").join(format!("{port}.sock")))
+}
+
+impl At {
+    fn socket(&self) -> Result<PathBuf, Failure> {
+        let default = || default_socket(octokv_node::settings::DEFAULT_PORT);
+        let none = || Failure::Usage("--admin SOCKET is needed: there is no XDG_RUNTIME_DIR".to_owned());
+        self.admin.clone().or_else(default).ok_or_else(none)
+    }
+}
+
+fn failed(error: Error) -> Failure {
+    match error {
+        Error::Refused(400, why) => Failure::Usage(why),
+        other => Failure::Failed(anyhow!("{other}")),
+    }
+}
+
+/// Runs `octokv ns`.
+pub fn ns(command: &Ns) -> Outcome {
+    match command {
+        Ns::Add(add) => {
+            let asked = AddNamespace {
+                nsid: add.nsid,
+                kind: match add.kind {
+                    Made::Kv => Kind::Kv,
+                    Made::Block => Kind::Block,
+                },
+                device: absolute(&add.device)?,
+                size_bytes: add.size.map(|size| size.0),
+                block_bytes: add.block_size.map(|size| size.0.try_into().unwrap_or(u32::MAX)),
+                ana_group: add.ana_group,
+                existing: match (add.format, add.keep) {
+                    (true, _) => Existing::GiveUp,
+                    (_, true) => Existing::Keep,
+                    _ => Existing::Check,
+                },
+            };
+            let socket = add.at.socket()?;
+            let added: Namespace = client::post(&socket, "/v1/namespaces", &asked).map_err(failed)?;
+            if add.at.json { document(&added) } else { table(&[added]) }
+        }
+        Ns::Remove { nsid, at } => {
+            client::delete(&at.socket()?, &format!("/v1/namespaces/{nsid}")).map_err(failed)
+        }
+        Ns::List { at } => {
+            let all: Vec<Namespace> = client::get(&at.socket()?, "/v1/namespaces").map_err(failed)?;
+            if at.json { document(&all) } else { table(&all) }
+        }
+    }
+}
+
+/// The node has a directory of its own.
+fn absolute(device: &str) -> Result<String, Failure> {
+    if device == crate::config::MEMORY || device.is_empty() {
+        return Ok(device.to_owned());
+    }
+    let path = std::path::absolute(Path::new(device))?;
+    path.into_os_string().into_string().map_err(|_| Failure::Usage("--device: no UTF-8".to_owned()))
+}
+
+fn document(value: &impl serde::Serialize) -> Outcome {
+    let text = serde_json::to_string_pretty(value).map_err(|error| anyhow!("{error}"))?;
+    Ok(writeln!(std::io::stdout(), "{text}")?)
+}
+
+fn table(all: &[Namespace]) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    for one in all {
+        let what = match (one.kind, one.block_bytes, one.keys) {
+            (Kind::Block, Some(bytes), _) => format!("blocks of {bytes} B"),
+            (_, _, Some(keys)) => format!("{keys} keys"),
+            _ => String::new(),
+        };
+        let kind = match one.kind {
+            Kind::Kv => "kv",
+            Kind::Block => "block",
+        };
+        let (size, from) = (Size(one.size_bytes).to_string(), if one.added { "added" } else { "configured" });
+        write!(out, "{:<5} {kind:<6} {size:>10}  {what:<18} group {:<3} ", one.nsid, one.ana_group)?;
+        write!(out, "{from:<11} {}", one.device)?;
+        match &one.offline {
+            Some(why) => writeln!(out, "  NOT SERVED: {why}")?,
+            None => writeln!(out)?,
+        }
+    }
+    Ok(())
+}
+
+/// Runs `octokv host`.
+pub fn host(command: &Host) -> Outcome {
+    let path = |nqn: &str| format!("/v1/hosts/{}", segment(nqn));
+    match command {
+        Host::Allow { nqn, at } => client::put(&at.socket()?, &path(nqn), None::<&()>).map_err(failed),
+        Host::Deny { nqn, at } => client::delete(&at.socket()?, &path(nqn)).map_err(failed),
+        Host::List { at } => {
+            let names: Vec<String> = client::get(&at.socket()?, "/v1/hosts").map_err(failed)?;
+            if at.json {
+                return document(&names);
+            }
+            let mut out = std::io::stdout().lock();
+            Ok(names.iter().try_for_each(|name| writeln!(out, "{name}"))?)
+        }
+    }
+}
+
+/// Runs `octokv ana`.
+pub fn ana(command: &Ana) -> Outcome {
+    match command {
+        Ana::Set { group, state, at } => {
+            let change = AnaChange { state: state.clone() };
+            client::put(&at.socket()?, &format!("/v1/ana/{group}"), Some(&change)).map_err(failed)
+        }
+        Ana::List { at } => {
+            let groups: Vec<AnaGroup> = client::get(&at.socket()?, "/v1/ana").map_err(failed)?;
+            if at.json {
+                return document(&groups);
+            }
+            let mut out = std::io::stdout().lock();
+            Ok(groups.iter().try_for_each(|one| writeln!(out, "{:<3} {}", one.group, one.state))?)
+        }
+    }
+}

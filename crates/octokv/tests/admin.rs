@@ -1,0 +1,429 @@
+//! Changing a node that runs, through the binary: namespaces, hosts, access states, and what survives.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start processes and make files"
+)]
+
+mod common;
+
+use common::{Said, Server, directory, octokv};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:1b4e28ba-2fa1-11d2-883f-0016d3cca427";
+
+/// A node on a file of a directory, with its administration socket there.
+struct Node {
+    server: Server,
+    socket: PathBuf,
+}
+
+impl Node {
+    fn start(directory: &Path) -> Node {
+        Node::start_with(directory, &[])
+    }
+
+    fn start_with(directory: &Path, more: &[&str]) -> Node {
+        let (device, socket) = (directory.join("device"), directory.join("admin.sock"));
+        let fixed = ["--size", "64MiB", "--listen", "127.0.0.1:0", "--device", device.to_str().unwrap()];
+        let admin = ["--admin", socket.to_str().unwrap()];
+        let arguments: Vec<&str> = fixed.iter().chain(&admin).chain(more).copied().collect();
+        Node { server: Server::start_with(directory, &arguments), socket }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        octokv(arguments.iter().copied().chain(["--admin", self.socket.to_str().unwrap()]))
+    }
+
+    fn list(&self) -> Vec<Value> {
+        let said = self.run(&["ns", "list", "--json"]);
+        serde_json::from_str::<Vec<Value>>(said.fine()).unwrap()
+    }
+
+    fn nsids(&self) -> Vec<u64> {
+        self.list().iter().map(|one| one["nsid"].as_u64().unwrap()).collect()
+    }
+
+    fn url(&self, nsid: u32) -> String {
+        self.server.url.replace("nsid=1", &format!("nsid={nsid}"))
+    }
+
+    fn asks(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(&self.socket).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+fn path(directory: &Path, name: &str) -> String {
+    directory.join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn namespaces_are_added_used_and_found_again_after_a_restart_and_after_a_kill() {
+    let directory = directory();
+    let directory = directory.path();
+    let node = Node::start(directory);
+    let keys = path(directory, "keys");
+    node.run(&["ns", "add", "--kind", "kv", "--device", &keys, "--size", "64MiB"]).fine();
+    let blocks = path(directory, "blocks");
+    node.run(&["ns", "add", "--kind", "block", "--device", &blocks, "--size", "16MiB", "--nsid", "7"]).fine();
+    octokv(["put", "key", "second", "--url", &node.url(2)]).fine();
+    node.server.put("key", "first");
+    assert_eq!(node.nsids(), [1, 2, 7]);
+    let before = node.list();
+    node.server.stop();
+    for kill in [true, false] {
+        let mut node = Node::start(directory);
+        assert_eq!(node.list().len(), 3);
+        for (one, was) in node.list().iter().zip(&before) {
+            for field in ["nsid", "kind", "device", "size_bytes", "block_bytes", "added"] {
+                assert_eq!(one[field], was[field], "{field}");
+            }
+        }
+        assert_eq!(octokv(["get", "key", "--url", &node.url(2)]).fine(), "second");
+        node.server.has("key", "first");
+        if kill {
+            node.server.kill();
+        } else {
+            node.run(&["ns", "remove", "2"]).fine();
+            assert_eq!(node.nsids(), [1, 7]);
+            octokv(["get", "key", "--url", &node.url(2)]).refused(1, &["namespace"]);
+            node.server.stop();
+        }
+    }
+    let node = Node::start(directory);
+    assert_eq!(node.nsids(), [1, 7], "what was removed stays removed");
+    // Its device kept what it held, and was closed in order.
+    let checked = octokv(["check", "--device", &keys]);
+    assert!(checked.fine().contains("closed    in order"), "{}", checked.text());
+    node.run(&["ns", "add", "--kind", "kv", "--device", &keys]).fine();
+    assert_eq!(octokv(["get", "key", "--url", &node.url(2)]).fine(), "second");
+}
+
+#[test]
+fn a_namespace_that_cannot_be_is_refused_by_name_and_leaves_nothing() {
+    let directory = directory();
+    let directory = directory.path();
+    let node = Node::start(directory);
+    let (device, new) = (path(directory, "device"), path(directory, "new"));
+    let table: &[(&[&str], i32, &[&str])] = &[
+        (&["--kind", "block", "--device", &new], 2, &["new", "does not exist", "--size"]),
+        (&["--kind", "block", "--device", &device], 2, &["device", "in use"]),
+        (&["--kind", "block", "--device", "memory"], 2, &["size"]),
+        (&["--kind", "block", "--device", ""], 2, &["device"]),
+        (
+            &["--kind", "block", "--device", &new, "--size", "1MiB", "--block-size", "1024"],
+            2,
+            &["512 or 4096"],
+        ),
+        (&["--kind", "block", "--device", &new, "--size", "0"], 2, &["size"]),
+        (&["--kind", "block", "--device", &new, "--size", "100"], 2, &["not one block"]),
+        (&["--kind", "kv", "--device", &new, "--size", "1MiB", "--block-size", "512"], 2, &["block_size"]),
+        (&["--kind", "kv", "--device", &new, "--size", "64KiB"], 2, &["new"]),
+        (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--keep"], 2, &["keep"]),
+        (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "1"], 1, &["namespace 1 already"]),
+        (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "0"], 2, &["nsid"]),
+        (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "5000"], 2, &["nsid"]),
+        (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--ana-group", "33"], 2, &["ana_group"]),
+        (&["--kind", "block", "--device", &path(directory, ""), "--size", "1MiB"], 2, &["neither"]),
+    ];
+    for (arguments, code, parts) in table {
+        let all: Vec<&str> = ["ns", "add"].iter().chain(*arguments).copied().collect();
+        node.run(&all).refused(*code, parts);
+        assert!(!Path::new(&new).exists(), "{arguments:?} left a file");
+        assert_eq!(node.nsids(), [1], "{arguments:?}");
+    }
+    node.run(&["ns", "remove", "1"]).refused(2, &["configuration"]);
+    node.run(&["ns", "remove", "3"]).refused(1, &["no namespace 3"]);
+    assert!(!std::fs::read_to_string(directory.join("device.state")).unwrap().contains("[[namespace]]"));
+}
+
+#[test]
+fn a_namespace_that_was_there_at_the_start_lets_go_of_its_device_when_it_is_removed() {
+    let directory = directory();
+    let directory = directory.path();
+    let device = |kind| path(directory, kind);
+    let node = Node::start(directory);
+    for kind in ["kv", "block"] {
+        node.run(&["ns", "add", "--kind", kind, "--device", &device(kind), "--size", "16MiB"]).fine();
+    }
+    node.server.stop();
+    let node = Node::start(directory);
+    for (nsid, kind) in [("2", "kv"), ("3", "block")] {
+        node.run(&["ns", "remove", nsid]).fine();
+        node.run(&["ns", "add", "--kind", kind, "--device", &device(kind), "--nsid", nsid]).fine();
+    }
+    assert_eq!(node.nsids(), [1, 2, 3]);
+}
+
+#[test]
+fn a_link_to_nothing_is_refused_and_stays() {
+    let directory = directory();
+    let node = Node::start(directory.path());
+    let link = path(directory.path(), "link");
+    std::os::unix::fs::symlink(directory.path().join("nowhere"), &link).unwrap();
+    for size in [&["--size", "1MiB"][..], &[]] {
+        let add = ["ns", "add", "--kind", "block", "--device", &link];
+        node.run(&[&add, size].concat()).refused(2, &["link"]);
+        assert!(std::fs::symlink_metadata(&link).is_ok(), "it was not made by the node");
+    }
+}
+
+#[test]
+fn a_copy_of_a_volume_is_not_served_beside_it() {
+    let directory = directory();
+    let directory = directory.path();
+    let node = Node::start(directory);
+    node.server.put("key", "value");
+    node.server.stop();
+    let copy = path(directory, "copy");
+    std::fs::copy(directory.join("device"), &copy).unwrap();
+    let node = Node::start(directory);
+    node.run(&["ns", "add", "--kind", "kv", "--device", &copy])
+        .refused(2, &["copy of the volume of namespace 1"]);
+    node.server.has("key", "value");
+    assert_eq!(node.nsids(), [1]);
+    node.run(&["ns", "add", "--kind", "kv", "--device", &copy, "--format"]).fine();
+    node.server.stop();
+    std::fs::copy(directory.join("device"), &copy).unwrap();
+    let node = Node::start(directory);
+    node.server.has("key", "value");
+    assert_eq!(node.run(&["ns", "list"]).fine().matches("NOT SERVED").count(), 1);
+}
+
+#[test]
+fn a_volume_of_keys_is_served_as_blocks_only_when_that_is_said() {
+    let directory = directory();
+    let directory = directory.path();
+    let node = Node::start(directory);
+    let keys = path(directory, "keys");
+    node.run(&["ns", "add", "--kind", "kv", "--device", &keys, "--size", "64MiB"]).fine();
+    node.run(&["ns", "remove", "2"]).fine();
+    let add = ["ns", "add", "--kind", "block", "--device", &keys];
+    node.run(&add).refused(2, &["holds an octokv volume", "--format", "--keep"]);
+    node.run(&[&add[..], &["--keep"]].concat()).fine();
+    node.run(&["ns", "remove", "2"]).fine();
+    octokv(["check", "--device", &keys]).fine();
+    node.run(&[&add[..], &["--format"]].concat()).fine();
+    node.run(&["ns", "remove", "2"]).fine();
+    octokv(["check", "--device", &keys]).refused(1, &["keys"]);
+    node.run(&add).fine();
+}
+
+#[test]
+fn a_namespace_whose_device_is_gone_is_told_and_the_others_are_served() {
+    let directory = directory();
+    let directory = directory.path();
+    let node = Node::start(directory);
+    let blocks = path(directory, "blocks");
+    node.run(&["ns", "add", "--kind", "block", "--device", &blocks, "--size", "1MiB"]).fine();
+    node.server.put("key", "value");
+    node.server.stop();
+    std::fs::remove_file(&blocks).unwrap();
+    let node = Node::start(directory);
+    node.server.has("key", "value");
+    assert!(!Path::new(&blocks).exists(), "an empty one is not made in its place");
+    let offline = &node.list()[1];
+    assert!(offline["offline"].as_str().unwrap().contains("does not exist"), "{offline}");
+    assert!(node.run(&["ns", "list"]).fine().contains("NOT SERVED"));
+    node.run(&["ns", "remove", "2"]).fine();
+    assert_eq!(node.nsids(), [1]);
+}
+
+#[test]
+fn hosts_are_allowed_and_denied_while_the_node_runs_and_after_a_restart() {
+    let directory = directory();
+    let directory = directory.path();
+    let mut node = Node::start(directory);
+    assert_eq!(node.run(&["host", "list"]).fine(), "any\n");
+    node.run(&["host", "deny", HOST]).refused(1, &["any host may connect"]);
+    node.run(&["host", "allow", "me"]).refused(2, &["me", "nqn."]);
+    node.run(&["host", "allow", HOST]).fine();
+    node.server.put("key", "value");
+    node.run(&["host", "deny", "any"]).fine();
+    let refused = || octokv(["get", "key", "--url", &node.server.url]);
+    refused().refused(1, &["invalid host"]);
+    assert_eq!(node.run(&["host", "list"]).fine(), format!("{HOST}\n"));
+    node.server.kill();
+    let node = Node::start(directory);
+    octokv(["get", "key", "--url", &node.server.url]).refused(1, &["invalid host"]);
+    node.run(&["host", "allow", "any"]).fine();
+    node.server.has("key", "value");
+}
+
+#[test]
+fn a_host_that_is_denied_is_disconnected() {
+    let directory = directory();
+    let node = Node::start(directory.path());
+    let client = octokv_client::blocking::Client::connect(&node.server.url).unwrap();
+    client.put(b"key", b"value").unwrap();
+    node.run(&["host", "deny", "any"]).fine();
+    assert!(client.put(b"key", b"other").is_err());
+    node.run(&["host", "allow", "any"]).fine();
+    node.server.has("key", "value");
+}
+
+#[test]
+fn access_states_are_told_to_hosts_and_kept() {
+    let directory = directory();
+    let node = Node::start(directory.path());
+    node.server.put("key", "value");
+    node.run(&["ana", "set", "1", "nowhere"]).refused(2, &["optimized", "inaccessible"]);
+    node.run(&["ana", "set", "0", "optimized"]).refused(2, &["1 to 32"]);
+    node.run(&["ana", "set", "1", "inaccessible"]).fine();
+    octokv(["get", "key", "--url", &node.server.url]).refused(1, &["inaccessible"]);
+    node.server.stop();
+    let node = Node::start(directory.path());
+    assert!(node.run(&["ana", "list"]).fine().starts_with("1   inaccessible"));
+    octokv(["get", "key", "--url", &node.server.url]).refused(1, &["inaccessible"]);
+    node.run(&["ana", "set", "1", "non-optimized"]).fine();
+    node.server.has("key", "value");
+}
+
+#[test]
+fn namespaces_of_the_configuration_file_are_served_and_checked() {
+    let directory = directory();
+    let directory = directory.path();
+    let config = path(directory, "octokv.toml");
+    let write = |text: &str| std::fs::write(&config, text).unwrap();
+    let blocks = path(directory, "blocks");
+    write(&format!(
+        "[[namespace]]\nnsid = 3\nkind = \"block\"\ndevice = \"{blocks}\"\nsize = \"1MiB\"\nblock_size = 512\n"
+    ));
+    let node = Node::start_with(directory, &["--config", &config]);
+    let list = node.list();
+    assert_eq!((&list[1]["nsid"], &list[1]["block_bytes"]), (&3.into(), &512.into()));
+    assert_eq!(list[1]["added"], false);
+    node.run(&["ns", "remove", "3"]).refused(2, &["configuration"]);
+    node.server.stop();
+    for (text, part) in [
+        ("[[namespace]]\nnsid = 1\nkind = \"kv\"\ndevice = \"x\"\n", "nsid"),
+        ("[[namespace]]\nnsid = 2\nkind = \"disk\"\ndevice = \"x\"\n", "kv"),
+        ("[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"memory\"\n", "size"),
+        ("[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"x\"\nblock_size = 1000\n", "block_size"),
+        (
+            "[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"/nowhere/x\"\nsize = \"1MiB\"\n",
+            "/nowhere/x",
+        ),
+        ("hosts = [\"me\"]\n", "hosts"),
+        ("referrals = [\"here\"]\n", "referrals"),
+    ] {
+        write(text);
+        let device = path(directory, "device");
+        let said = octokv(["serve", "--config", &config, "--device", &device, "--listen", "127.0.0.1:0"]);
+        assert_ne!(said.code, 0, "{text}");
+        assert!(said.stderr.contains(part), "{text}: {}", said.stderr);
+    }
+}
+
+#[test]
+fn a_node_that_keeps_no_state_refuses_changes_and_says_how_it_would_keep_one() {
+    let directory = directory();
+    let directory = directory.path();
+    let node = Node::start_with(directory, &["--state", "none"]);
+    let new = path(directory, "new");
+    let add = ["ns", "add", "--kind", "block", "--device", &new, "--size", "1MiB"];
+    node.run(&add).refused(1, &["--state FILE"]);
+    node.run(&["host", "deny", "any"]).refused(1, &["--state FILE"]);
+    assert!(!Path::new(&new).exists());
+    assert!(!directory.join("device.state").exists());
+    node.server.put("key", "value");
+}
+
+#[test]
+fn two_nodes_do_not_share_a_state_file() {
+    let directory = directory();
+    let directory = directory.path();
+    let state = path(directory, "state");
+    let node = Node::start_with(directory, &["--state", &state]);
+    let other = path(directory, "other");
+    let serve =
+        ["serve", "--device", &other, "--size", "64MiB", "--listen", "127.0.0.1:0", "--state", &state];
+    octokv(serve).refused(1, &["state", "another node"]);
+    assert!(!Path::new(&other).exists(), "it made nothing");
+    node.run(&["host", "deny", "any"]).fine();
+    node.server.stop();
+    assert!(std::fs::read_to_string(&state).unwrap().contains("hosts = []"));
+}
+
+#[test]
+fn a_damaged_state_file_refuses_the_start_and_is_left_as_it_is() {
+    let directory = directory();
+    let state = directory.path().join("device.state");
+    Node::start(directory.path()).server.stop();
+    std::fs::write(&state, "version = 1\nnamespaces = 7\n").unwrap();
+    let device = path(directory.path(), "device");
+    let said = octokv(["serve", "--device", &device, "--listen", "127.0.0.1:0"]);
+    said.refused(1, &["device.state", "namespaces"]);
+    assert_eq!(std::fs::read_to_string(&state).unwrap(), "version = 1\nnamespaces = 7\n");
+}
+
+#[test]
+fn the_socket_is_its_owners_alone_and_only_a_dead_nodes_is_replaced() {
+    let directory = directory();
+    let directory = directory.path();
+    let mut node = Node::start(directory);
+    let mode = std::fs::metadata(&node.socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let (other, socket) = (path(directory, "other"), node.socket.to_str().unwrap().to_owned());
+    let serve =
+        ["serve", "--device", &other, "--size", "64MiB", "--listen", "127.0.0.1:0", "--admin", &socket];
+    octokv(serve).refused(1, &["admin.sock", "another node"]);
+    node.server.kill();
+    assert!(Path::new(&socket).exists(), "a killed node leaves its socket");
+    let node = Node::start(directory);
+    assert_eq!(node.nsids(), [1]);
+    node.server.stop();
+    assert!(!Path::new(&socket).exists(), "one that ends in order does not");
+    std::fs::write(&socket, "precious").unwrap();
+    octokv(serve).refused(1, &["admin.sock", "no socket"]);
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "precious");
+}
+
+#[test]
+fn whoever_speaks_nonsense_to_the_socket_gets_an_answer_and_stops_nobody() {
+    let directory = directory();
+    let node = Node::start(directory.path());
+    let table = [
+        ("GET /v1/nothing HTTP/1.0\r\n\r\n", "404"),
+        ("DELETE /v1/namespaces/x HTTP/1.0\r\n\r\n", "400"),
+        ("PUT /v1/ana/1 HTTP/1.0\r\n\r\n", "400"),
+        (
+            "POST /v1/namespaces HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}",
+            "400",
+        ),
+        ("\0\0\0\0\r\n\r\n", "400"),
+    ];
+    for (request, status) in table {
+        let answer = node.asks(request);
+        assert!(answer.starts_with("HTTP/1.") && answer.contains(status), "{request:?}: {answer}");
+    }
+    // One who says nothing more does not hold the node's end.
+    let mut silent = UnixStream::connect(&node.socket).unwrap();
+    silent.write_all(b"POST /v1/namespaces HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n").unwrap();
+    node.server.stop();
+}
+
+#[test]
+fn without_a_node_the_commands_say_where_they_looked() {
+    let directory = directory();
+    let socket = path(directory.path(), "none.sock");
+    octokv(["ns", "list", "--admin", &socket]).refused(1, &["no node answers", "none.sock"]);
+    // Somebody who is no node.
+    let listener = UnixListener::bind(&socket).unwrap();
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 1000]);
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes");
+    });
+    octokv(["ns", "list", "--admin", &socket]).refused(1, &["no"]);
+    thread.join().unwrap();
+}

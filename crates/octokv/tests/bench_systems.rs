@@ -1,0 +1,136 @@
+//! `octokv bench --system` through the binary: the engine on this side, on a node's blocks and on files.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start processes and make files"
+)]
+
+mod common;
+
+use common::{Said, Server, directory, octokv};
+use serde_json::Value;
+use std::path::Path;
+
+/// A node with namespace 2 of blocks; gives the URLs of both.
+fn node(directory: &Path) -> (Server, String) {
+    let (device, socket) = (directory.join("device"), directory.join("admin.sock"));
+    let blocks = directory.join("blocks");
+    let fixed = ["--size", "64MiB", "--listen", "127.0.0.1:0", "--device", device.to_str().unwrap()];
+    let admin = ["--admin", socket.to_str().unwrap()];
+    let arguments: Vec<&str> = fixed.iter().chain(&admin).copied().collect();
+    let server = Server::start_with(directory, &arguments);
+    let add = ["ns", "add", "--kind", "block", "--size", "128MiB", "--device", blocks.to_str().unwrap()];
+    octokv(add.iter().chain(&admin)).fine();
+    let url = server.url.replace("nsid=1", "nsid=2");
+    (server, url)
+}
+
+const SMALL: [&str; 9] = ["bench", "--threads", "3", "--depth", "2", "--num", "200", "--value-size", "6000"];
+
+fn bench(more: &[&str]) -> Said {
+    octokv(SMALL.iter().chain(more))
+}
+
+/// The results of a document on standard output, after a run that went well.
+fn results(said: &Said) -> Vec<Value> {
+    let document: Value = serde_json::from_str(said.fine()).unwrap();
+    assert_eq!(document["schema"], "octokv-bench/1");
+    let results = document["results"].as_array().unwrap().clone();
+    assert!(results.iter().all(|result| result["system"] == document["settings"]["system"]));
+    results
+}
+
+/// Every workload on a system, each named with it in the table, everything found and compared.
+fn runs_every_workload(system: &str, place: &[&str]) {
+    let all = "fillseq,overwrite,fillrandom,readrandom,deleterandom";
+    let run = |workload, more: &[&str]| {
+        let fixed = ["--system", system, "--workload", workload];
+        bench(&[&fixed, place, more].concat())
+    };
+    let said = run(all, &[]);
+    for line in said.fine().lines().skip(1) {
+        assert_eq!(line.split_whitespace().nth(1), Some(system), "{line}");
+    }
+    assert_eq!(said.text().lines().count(), 6);
+    // It is there the next time.
+    let results_of = |workload, more: &[&str]| results(&run(workload, &[&["--json", "-"], more].concat()));
+    for (result, name) in results_of("fillseq,readrandom", &[]).iter().zip(["fillseq", "readrandom"]) {
+        assert_eq!((&result["workload"], &result["system"]), (&name.into(), &system.into()));
+        assert_eq!((result["operations"].as_u64(), result["not_found"].as_u64()), (Some(200), Some(0)));
+    }
+    let again = results_of("readrandom", &[]);
+    assert_eq!((again[0]["not_found"].as_u64(), again[0]["verified"].as_bool()), (Some(0), Some(true)));
+    let wrong = run("readrandom", &["--seed", "2"]);
+    assert!(wrong.code == 1 && wrong.stderr.contains("6000 bytes"), "{}", wrong.stderr);
+    let formatted = results_of("readrandom", &["--format"]);
+    assert_eq!(formatted[0]["not_found"].as_u64(), Some(200));
+}
+
+#[test]
+fn the_engine_on_this_side_runs_every_workload_on_a_nodes_blocks() {
+    let directory = directory();
+    let (_server, url) = node(directory.path());
+    runs_every_workload("remote-engine", &["--url", &url]);
+    let device = ["--system", "remote-engine", "--durability", "device", "--json", "-", "--url", &url];
+    assert_eq!(results(&bench(&device)).len(), 2);
+}
+
+#[test]
+fn the_engine_on_this_side_runs_every_workload_on_files() {
+    let directory = directory();
+    let place = directory.path().to_str().unwrap();
+    runs_every_workload("host-kvs", &["--host-kvs-dir", place, "--host-kvs-files", "2"]);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn a_system_is_not_taken_for_another() {
+    let directory = directory();
+    let (server, url) = node(directory.path());
+    let blocks = bench(&["--url", &url]);
+    assert!(blocks.code == 1 && blocks.stderr.contains("holds blocks"), "{}", blocks.stderr);
+    let keys = bench(&["--system", "remote-engine", "--url", &server.url]);
+    assert!(keys.code == 1 && keys.stderr.contains("holds keys and values"), "{}", keys.stderr);
+    octokv(["get", "k", "--url", &url]).refused(1, &["holds blocks"]);
+}
+
+#[test]
+fn what_others_wrote_is_left_alone_unless_it_is_given_up() {
+    let directory = directory();
+    let (_server, url) = node(directory.path());
+    let client = octokv_client::blocking::Client::connect(&url).unwrap();
+    let theirs = vec![0x5a; 3 * 4096];
+    client.write_blocks(0, &theirs).unwrap();
+    let foreign = bench(&["--system", "remote-engine", "--url", &url]);
+    let stderr = &foreign.stderr;
+    assert!(
+        foreign.code == 1 && stderr.contains("something else") && stderr.contains("--format"),
+        "{stderr}"
+    );
+    assert_eq!(client.read_blocks(0, 3), Ok(theirs));
+    bench(&["--system", "remote-engine", "--url", &url, "--format"]).fine();
+
+    let file = directory.path().join("octokv-host-kvs-0.db");
+    std::fs::write(&file, vec![0x5a; 256 << 20]).unwrap();
+    let place = directory.path().to_str().unwrap();
+    let host = ["--system", "host-kvs", "--host-kvs-dir", place, "--host-kvs-files", "1"];
+    let foreign = bench(&host);
+    let stderr = &foreign.stderr;
+    assert!(foreign.code == 1 && stderr.contains("octokv-host-kvs-0.db"), "{stderr}");
+    assert!(std::fs::read(&file).unwrap().iter().all(|&byte| byte == 0x5a));
+}
+
+#[test]
+fn flags_of_another_system_are_usage_errors() {
+    let usage = |more: &[&str], part: &str| bench(more).refused(2, &[part]);
+    usage(&["--format"], "--format is for");
+    usage(&["--durability", "device"], "--durability is for");
+    usage(&["--host-kvs-dir", "/tmp"], "--host-kvs-dir is for");
+    usage(&["--system", "host-kvs"], "--host-kvs-dir DIR");
+    usage(&["--system", "host-kvs", "--host-kvs-dir", "/tmp", "--host-kvs-files", "0"], "from 1 to");
+    usage(&["--system", "remote-engine", "--client-cores", "0,1"], "one core");
+    let missing = ["--system", "host-kvs", "--host-kvs-dir", "/nowhere/at/all"];
+    let said = bench(&missing);
+    assert!(said.code == 1 && said.stderr.contains("/nowhere/at/all"), "{}", said.stderr);
+}

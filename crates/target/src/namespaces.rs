@@ -1,0 +1,293 @@
+//! The namespaces of a target at one time, and how they can be reached.
+//!
+//! In: namespaces that come and go, and states of the groups of asymmetric access. Out: a table that
+//! never changes, since each change makes a new one of a higher generation. A connection keeps the table
+//! that it knows and compares generations with each command, so that no command takes a lock.
+//!
+//! Invariants: identifiers rise and are unique, and so are NGUIDs; a namespace that takes the identifier of one that
+//! was removed has another serial number; every namespace's group is in the table.
+
+use crate::settings::NamespaceInfo;
+use octokv_base::NamespaceId;
+use octokv_wire::Status;
+use octokv_wire::log::AnaState;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The highest identifier of a group of asymmetric access, and how many there may be.
+pub const ANA_GROUPS_MAX: u32 = 32;
+
+/// A namespace was not added: its identifier or its NGUID is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceExists {
+    /// Whose it is.
+    pub id: NamespaceId,
+}
+
+impl std::fmt::Display for NamespaceExists {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "namespace {} exists with this identifier or NGUID", self.id.0)
+    }
+}
+
+impl std::error::Error for NamespaceExists {}
+
+/// A namespace in the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub info: NamespaceInfo,
+    /// Tells it from another one that had, or will have, its identifier.
+    pub serial: u64,
+    /// What its I/O commands are answered with, where its group is not accessible.
+    pub refusal: Option<Status>,
+}
+
+/// A group of namespaces that change their access together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group {
+    pub state: AnaState,
+    /// Changes of its state or its members; 1 when it was new.
+    pub changes: u64,
+}
+
+/// The namespaces of a target at one time, by rising identifier.
+#[derive(Clone, Debug, Default)]
+pub struct Namespaces {
+    generation: u64,
+    all: Vec<Entry>,
+    groups: BTreeMap<u32, Group>,
+    /// Changes of any group; 1 when the target was new.
+    ana_changes: u64,
+}
+
+/// What the I/O commands of a group in this state are answered with, where they are not served.
+fn refusal(state: AnaState) -> Option<Status> {
+    match state {
+        AnaState::Optimized | AnaState::NonOptimized => None,
+        AnaState::Inaccessible => Some(Status::ANA_INACCESSIBLE),
+        AnaState::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
+        AnaState::Change => Some(Status::ANA_TRANSITION),
+    }
+}
+
+impl Namespaces {
+    /// All of them.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &NamespaceInfo> {
+        self.all.iter().map(|entry| &entry.info)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The namespace of this identifier.
+    pub fn get(&self, id: NamespaceId) -> Option<&NamespaceInfo> {
+        self.entry(id).map(|entry| &entry.info)
+    }
+
+    #[inline]
+    pub(crate) fn entry(&self, id: NamespaceId) -> Option<&Entry> {
+        // Mostly the identifiers are 1, 2, 3, …
+        if let Some(entry) = self.all.get((id.0 as usize).wrapping_sub(1))
+            && entry.info.id == id
+        {
+            return Some(entry);
+        }
+        let index = self.all.binary_search_by_key(&id, |entry| entry.info.id).ok()?;
+        Some(&self.all[index])
+    }
+
+    /// The groups that have or had a namespace or were given a state, by rising identifier.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (u32, Group)> {
+        self.groups.iter().map(|(&id, &group)| (id, group))
+    }
+
+    /// Changes of the groups since the target was new, from 1.
+    pub(crate) fn ana_changes(&self) -> u64 {
+        self.ana_changes + 1
+    }
+
+    fn add(&mut self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
+        if let Some(taken) = self.iter().find(|one| one.id == info.id || one.nguid == info.nguid) {
+            return Err(NamespaceExists { id: taken.id });
+        }
+        let state = self.group_changed(info.ana_group).state;
+        let at = self.all.partition_point(|entry| entry.info.id < info.id);
+        let entry = Entry { info, serial: self.generation, refusal: refusal(state) };
+        self.all.insert(at, entry);
+        Ok(())
+    }
+
+    fn remove(&mut self, id: NamespaceId) -> Option<NamespaceInfo> {
+        let index = self.all.binary_search_by_key(&id, |entry| entry.info.id).ok()?;
+        let entry = self.all.remove(index);
+        self.group_changed(entry.info.ana_group);
+        Some(entry.info)
+    }
+
+    /// Says whether that is a change.
+    fn set_state(&mut self, id: u32, state: AnaState) -> bool {
+        assert!((1..=ANA_GROUPS_MAX).contains(&id), "ANA group {id}");
+        let before = self.groups.get(&id).map_or(AnaState::Optimized, |group| group.state);
+        if before == state {
+            return false;
+        }
+        self.group_changed(id).state = state;
+        let members = self.all.iter_mut().filter(|entry| entry.info.ana_group == id);
+        members.for_each(|entry| entry.refusal = refusal(state));
+        true
+    }
+
+    fn group_changed(&mut self, id: u32) -> &mut Group {
+        self.ana_changes += 1;
+        let group = self.groups.entry(id).or_insert(Group { state: AnaState::Optimized, changes: 0 });
+        group.changes += 1;
+        group
+    }
+}
+
+/// The table in force.
+#[derive(Debug)]
+pub(crate) struct Table {
+    generation: AtomicU64,
+    current: Mutex<Arc<Namespaces>>,
+}
+
+impl Table {
+    pub fn new(all: Vec<NamespaceInfo>) -> Result<Table, NamespaceExists> {
+        let table =
+            Table { generation: AtomicU64::new(0), current: Mutex::new(Arc::new(Namespaces::default())) };
+        let mut first = Namespaces::default();
+        for info in all {
+            first.generation += 1;
+            first.add(info)?;
+        }
+        // What was so from the start is no change.
+        first.ana_changes = 0;
+        first.groups.values_mut().for_each(|group| group.changes = 1);
+        table.generation.store(first.generation, Ordering::Release);
+        *table.current.lock() = Arc::new(first);
+        Ok(table)
+    }
+
+    /// The table now.
+    pub fn read(&self) -> Arc<Namespaces> {
+        Arc::clone(&self.current.lock())
+    }
+
+    /// Makes `known` the table now: one load where it is already.
+    #[inline]
+    pub fn refresh(&self, known: &mut Arc<Namespaces>) {
+        if known.generation != self.generation.load(Ordering::Acquire) {
+            *known = self.read();
+        }
+    }
+
+    pub fn add(&self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
+        self.change(|table| table.add(info))
+    }
+
+    pub fn remove(&self, id: NamespaceId) -> Option<NamespaceInfo> {
+        self.change(|table| table.remove(id))
+    }
+
+    /// Says whether that is a change.
+    pub fn set_state(&self, group: u32, state: AnaState) -> bool {
+        self.change(|table| table.set_state(group, state))
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut Namespaces) -> R) -> R {
+        let current = &mut *self.current.lock();
+        let mut next = Namespaces::clone(current);
+        next.generation += 1;
+        let result = change(&mut next);
+        let generation = next.generation;
+        *current = Arc::new(next);
+        self.generation.store(generation, Ordering::Release);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::NamespaceKind;
+
+    fn info(id: u32, ana_group: u32) -> NamespaceInfo {
+        NamespaceInfo {
+            id: NamespaceId(id),
+            nguid: [id as u8; 16],
+            size_bytes: 1 << 20,
+            used_bytes: Arc::default(),
+            kind: NamespaceKind::Block { block_bytes: 512 },
+            ana_group,
+        }
+    }
+
+    fn ids(table: &Table) -> Vec<u32> {
+        table.read().iter().map(|one| one.id.0).collect()
+    }
+
+    #[test]
+    fn namespaces_stay_in_order_and_unique() {
+        let table = Table::new(vec![info(5, 1), info(2, 1)]).unwrap();
+        table.add(info(3, 1)).unwrap();
+        assert_eq!(ids(&table), [2, 3, 5]);
+        assert_eq!(table.add(info(3, 2)), Err(NamespaceExists { id: NamespaceId(3) }));
+        let twin = NamespaceInfo { id: NamespaceId(9), ..info(5, 1) };
+        assert_eq!(table.add(twin), Err(NamespaceExists { id: NamespaceId(5) }));
+        assert_eq!(table.remove(NamespaceId(5)).unwrap().id, NamespaceId(5));
+        assert!(table.remove(NamespaceId(5)).is_none());
+        assert_eq!(ids(&table), [2, 3]);
+        let now = table.read();
+        assert!(now.get(NamespaceId(3)).is_some() && now.get(NamespaceId(0)).is_none());
+    }
+
+    #[test]
+    fn a_known_table_is_replaced_only_by_a_change() {
+        let table = Table::new(vec![info(1, 1)]).unwrap();
+        let mut known = table.read();
+        let serial = known.entry(NamespaceId(1)).unwrap().serial;
+        let same = Arc::clone(&known);
+        table.refresh(&mut known);
+        assert!(Arc::ptr_eq(&known, &same));
+        table.remove(NamespaceId(1)).unwrap();
+        table.add(info(1, 1)).unwrap();
+        table.refresh(&mut known);
+        assert_ne!(known.entry(NamespaceId(1)).unwrap().serial, serial, "another namespace");
+        assert!(same.get(NamespaceId(1)).is_some(), "who keeps an old table still reads it");
+    }
+
+    #[test]
+    fn groups_rule_their_namespaces_and_count_their_changes() {
+        let table = Table::new(vec![info(1, 1), info(2, 2)]).unwrap();
+        let group = |id| table.read().groups().find(|group| group.0 == id).unwrap().1;
+        assert_eq!((table.read().ana_changes(), group(1).changes, group(2).changes), (1, 1, 1));
+        let refusal = |id| table.read().entry(NamespaceId(id)).unwrap().refusal;
+        let states = [
+            (AnaState::NonOptimized, None),
+            (AnaState::Inaccessible, Some(Status::ANA_INACCESSIBLE)),
+            (AnaState::PersistentLoss, Some(Status::ANA_PERSISTENT_LOSS)),
+            (AnaState::Change, Some(Status::ANA_TRANSITION)),
+            (AnaState::Optimized, None),
+        ];
+        for (state, want) in states {
+            assert!(table.set_state(2, state));
+            assert!(!table.set_state(2, state), "no change");
+            assert_eq!((refusal(1), refusal(2)), (None, want));
+        }
+        assert_eq!((table.read().ana_changes(), group(1).changes, group(2).changes), (6, 1, 6));
+        table.set_state(2, AnaState::Inaccessible);
+        table.add(info(3, 2)).unwrap();
+        assert_eq!(refusal(3), Some(Status::ANA_INACCESSIBLE), "a new member is as its group");
+        assert_eq!(group(2).changes, 8);
+    }
+}

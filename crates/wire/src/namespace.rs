@@ -1,0 +1,262 @@
+//! The Identify pages that describe and list namespaces (NVMe Base 2.1, 5.1.13).
+//!
+//! As [`crate::identify`] has the others, where these are named, too.
+
+use crate::identify::PAGE_BYTES;
+use octokv_base::NamespaceId;
+use std::mem::offset_of;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// CNS 00h: a namespace as the NVM command set sees it. For a Key Value namespace the sizes must not be
+/// 0, or SPDK's host drops it.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
+#[repr(C)]
+pub struct Namespace {
+    /// NSZE, in blocks.
+    pub size: U64,
+    /// NCAP, in blocks.
+    pub capacity: U64,
+    /// NUSE, in blocks.
+    pub used: U64,
+    /// NSFEAT.
+    pub features: u8,
+    /// NLBAF, 0's based.
+    pub formats: u8,
+    /// FLBAS.
+    pub format: u8,
+    zero_27: [u8; 3],
+    /// NMIC: bit 0 shared.
+    pub sharing: u8,
+    zero_31: [u8; 61],
+    /// ANAGRPID.
+    pub ana_group: U32,
+    zero_96: [u8; 8],
+    /// NGUID.
+    pub nguid: [u8; 16],
+    /// EUI64.
+    pub eui64: [u8; 8],
+    /// LBAF: {metadata bytes u16, log2 of block bytes u8, performance u8}.
+    pub block_formats: [[u8; 4]; 64],
+    zero_384: [u8; 3712],
+}
+const _: () = assert!(size_of::<Namespace>() == PAGE_BYTES);
+const _: () = assert!(offset_of!(Namespace, ana_group) == 92);
+const _: () = assert!(offset_of!(Namespace, nguid) == 104);
+const _: () = assert!(offset_of!(Namespace, block_formats) == 128);
+
+impl Namespace {
+    /// A page of zeros.
+    pub fn zeroed() -> Box<Namespace> {
+        Box::new(Namespace::new_zeroed())
+    }
+}
+
+/// One key-value format of a namespace.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, Debug)]
+#[repr(C)]
+pub struct KvFormat {
+    /// KVKML: the longest key, in bytes, at most 16.
+    pub key_bytes_max: U16,
+    zero_2: u8,
+    /// Additional options.
+    pub options: u8,
+    /// KVVML: the longest value, in bytes.
+    pub value_bytes_max: U32,
+    /// MNK: the most keys; 0 no limit.
+    pub keys_max: U32,
+    zero_12: [u8; 4],
+}
+
+/// CNS 05h, CSI 01h: a Key Value namespace.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
+#[repr(C)]
+pub struct KvNamespace {
+    /// NSZE, in bytes.
+    pub size_bytes: U64,
+    zero_8: [u8; 8],
+    /// NUSE, in bytes.
+    pub used_bytes: U64,
+    /// NSFEAT.
+    pub features: u8,
+    /// NKVF: formats, 0's based.
+    pub formats: u8,
+    /// NMIC: bit 0 shared.
+    pub sharing: u8,
+    /// RESCAP.
+    pub reservations: u8,
+    /// FPI.
+    pub format_progress: u8,
+    /// KVFC: bits 3:0 the format in use.
+    pub format: u8,
+    zero_30: [u8; 2],
+    /// NOVG: optimal granularity of values, in bytes; 0 unknown.
+    pub value_granularity_bytes: U32,
+    /// ANAGRPID.
+    pub ana_group: U32,
+    zero_40: [u8; 3],
+    /// NSATTR.
+    pub attributes: u8,
+    /// NVMSETID.
+    pub nvm_set: U16,
+    /// ENDGID.
+    pub endurance_group: U16,
+    /// NGUID.
+    pub nguid: [u8; 16],
+    /// EUI64.
+    pub eui64: [u8; 8],
+    /// KVF.
+    pub kv_formats: [KvFormat; 16],
+    zero_328: [u8; 3768],
+}
+const _: () = assert!(size_of::<KvNamespace>() == PAGE_BYTES);
+const _: () = assert!(size_of::<KvFormat>() == 16);
+const _: () = assert!(offset_of!(KvNamespace, format) == 29);
+const _: () = assert!(offset_of!(KvNamespace, ana_group) == 36);
+const _: () = assert!(offset_of!(KvNamespace, nguid) == 48);
+const _: () = assert!(offset_of!(KvNamespace, kv_formats) == 72);
+
+impl KvNamespace {
+    /// A page of zeros.
+    pub fn zeroed() -> Box<KvNamespace> {
+        Box::new(KvNamespace::new_zeroed())
+    }
+}
+
+/// CNS 08h: a namespace, independent of command sets.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
+#[repr(C)]
+pub struct NamespaceIndependent {
+    /// NSFEAT.
+    pub features: u8,
+    /// NMIC: bit 0 shared.
+    pub sharing: u8,
+    /// RESCAP.
+    pub reservations: u8,
+    /// FPI.
+    pub format_progress: u8,
+    /// ANAGRPID.
+    pub ana_group: U32,
+    /// NSATTR.
+    pub attributes: u8,
+    zero_9: u8,
+    /// NVMSETID.
+    pub nvm_set: U16,
+    /// ENDGID.
+    pub endurance_group: U16,
+    /// NSTAT: bit 0 ready.
+    pub status: u8,
+    zero_15: [u8; 4081],
+}
+const _: () = assert!(size_of::<NamespaceIndependent>() == PAGE_BYTES);
+const _: () = assert!(offset_of!(NamespaceIndependent, status) == 14);
+
+impl NamespaceIndependent {
+    /// A page of zeros.
+    pub fn zeroed() -> Box<NamespaceIndependent> {
+        Box::new(NamespaceIndependent::new_zeroed())
+    }
+}
+
+/// CNS 02h and 07h: namespaces that are above a given one, ascending, 0 behind the last.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
+#[repr(C)]
+pub struct NamespaceList([U32; 1024]);
+const _: () = assert!(size_of::<NamespaceList>() == PAGE_BYTES);
+
+impl NamespaceList {
+    /// Of the first 1024 of `all` (ascending) that are above `after`.
+    pub fn above(after: u32, all: impl Iterator<Item = NamespaceId>) -> Box<NamespaceList> {
+        let mut list = Box::new(NamespaceList::new_zeroed());
+        for (slot, id) in list.0.iter_mut().zip(all.filter(|id| id.0 > after)) {
+            *slot = U32::new(id.0);
+        }
+        list
+    }
+
+    /// The namespaces in it.
+    pub fn ids(&self) -> impl Iterator<Item = NamespaceId> + '_ {
+        self.0.iter().map(|id| NamespaceId(id.get())).take_while(|id| id.0 != 0)
+    }
+}
+
+/// An identification descriptor of a namespace, CNS 03h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Descriptor {
+    /// NIDT 1.
+    Eui64([u8; 8]),
+    /// NIDT 2.
+    Nguid([u8; 16]),
+    /// NIDT 3.
+    Uuid([u8; 16]),
+    /// NIDT 4: the command set identifier.
+    CommandSet(u8),
+}
+
+/// The page of these descriptors, as many as have room.
+pub fn encode_descriptors(descriptors: &[Descriptor]) -> [u8; PAGE_BYTES] {
+    let mut page = [0; PAGE_BYTES];
+    let mut at = 0;
+    for descriptor in descriptors {
+        let (kind, id): (u8, &[u8]) = match descriptor {
+            Descriptor::Eui64(id) => (1, id),
+            Descriptor::Nguid(id) => (2, id),
+            Descriptor::Uuid(id) => (3, id),
+            Descriptor::CommandSet(csi) => (4, std::slice::from_ref(csi)),
+        };
+        let Some(slot) = page.get_mut(at..at + 4 + id.len()) else { break };
+        slot[0] = kind;
+        slot[1] = id.len() as u8;
+        slot[4..].copy_from_slice(id);
+        at += 4 + id.len();
+    }
+    page
+}
+
+/// The descriptors of a page; those of unknown type or wrong length are passed over.
+pub fn decode_descriptors(page: &[u8]) -> Vec<Descriptor> {
+    let mut found = Vec::new();
+    let mut rest = page;
+    while let Some((&[kind, len, _, _], after)) = rest.split_first_chunk::<4>() {
+        let Some(id) = after.get(..usize::from(len)) else { break };
+        if kind == 0 {
+            break;
+        }
+        rest = &after[usize::from(len)..];
+        let descriptor = match kind {
+            1 => id.try_into().ok().map(Descriptor::Eui64),
+            2 => id.try_into().ok().map(Descriptor::Nguid),
+            3 => id.try_into().ok().map(Descriptor::Uuid),
+            4 if len == 1 => Some(Descriptor::CommandSet(id[0])),
+            _ => None,
+        };
+        found.extend(descriptor);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_start_above_a_namespace() {
+        let all = || [1, 3, 9].into_iter().map(NamespaceId);
+        let list = NamespaceList::above(1, all());
+        assert_eq!(list.ids().collect::<Vec<_>>(), [NamespaceId(3), NamespaceId(9)]);
+        assert_eq!(NamespaceList::above(u32::MAX, all()).ids().count(), 0);
+    }
+
+    #[test]
+    fn descriptors_come_back_as_they_went() {
+        let all = [
+            Descriptor::Eui64([1; 8]),
+            Descriptor::Nguid([2; 16]),
+            Descriptor::Uuid([3; 16]),
+            Descriptor::CommandSet(1),
+        ];
+        let page = encode_descriptors(&all);
+        assert_eq!(page[..5], [1, 8, 0, 0, 1]);
+        assert_eq!(decode_descriptors(&page), all);
+    }
+}

@@ -1,0 +1,248 @@
+//! The NVM command set (NVM Command Set 1.1): the fields of each command on logical blocks.
+//!
+//! ```text
+//! SQE   0 opcode   40 CDW10-11 first block   48 CDW12  0-15 blocks, 0's based   25 deallocate   30 FUA
+//! Dataset Management   40 CDW10 0-7 ranges, 0's based   44 CDW11 bit 2 deallocate
+//! Range   0 attributes u32   4 blocks u32   8 first block u64
+//! ```
+//! Opcodes 01h and 02h are those of KV Store and Retrieve: dispatch on the namespace's command set.
+
+use crate::command::Sqe;
+use crate::status::Status;
+use octokv_base::{Lba, NamespaceId};
+use zerocopy::byteorder::little_endian::U32;
+
+/// Opcodes.
+pub mod opcode {
+    /// Flush.
+    pub const FLUSH: u8 = 0x00;
+    /// Write.
+    pub const WRITE: u8 = 0x01;
+    /// Read.
+    pub const READ: u8 = 0x02;
+    /// Compare.
+    pub const COMPARE: u8 = 0x05;
+    /// Write Zeroes.
+    pub const WRITE_ZEROES: u8 = 0x08;
+    /// Dataset Management.
+    pub const DATASET_MANAGEMENT: u8 = 0x09;
+    /// Verify.
+    pub const VERIFY: u8 = 0x0c;
+}
+
+/// The most blocks of one command.
+pub const BLOCKS_MAX: u32 = 1 << 16;
+/// The most ranges of one Dataset Management.
+pub const RANGES_MAX: u32 = 256;
+/// Bytes of one of its ranges.
+pub const RANGE_BYTES: usize = 16;
+
+const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+const DEALLOCATE_ZEROES: u32 = 1 << 25;
+const DEALLOCATE_RANGES: u32 = 1 << 2;
+
+/// Blocks that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Range {
+    /// The first.
+    pub lba: Lba,
+    /// How many.
+    pub blocks: u32,
+}
+
+/// One command of the NVM command set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Make everything written so far durable.
+    Flush,
+    /// Write blocks.
+    Write {
+        /// Which.
+        range: Range,
+        /// Whether they are durable when the command completes.
+        force_unit_access: bool,
+    },
+    /// Read blocks.
+    Read {
+        /// Which.
+        range: Range,
+    },
+    /// Compare blocks with the command's data.
+    Compare {
+        /// Which.
+        range: Range,
+    },
+    /// Make blocks read as zeros.
+    WriteZeroes {
+        /// Which.
+        range: Range,
+        /// Whether they are durable when the command completes.
+        force_unit_access: bool,
+        /// Whether their space may be given back.
+        deallocate: bool,
+    },
+    /// Say of ranges, which are the command's data, that they are not wanted any more, or nothing of use.
+    DatasetManagement {
+        /// How many ranges.
+        ranges: u32,
+        /// Whether they may be given back.
+        deallocate: bool,
+    },
+    /// Read blocks to see whether they can be read.
+    Verify {
+        /// Which.
+        range: Range,
+    },
+}
+
+impl Command {
+    /// The command of an entry for a namespace of blocks. Whether the blocks exist is for the namespace
+    /// to say.
+    ///
+    /// # Errors
+    /// [`Status::INVALID_OPCODE`].
+    #[inline]
+    pub fn check(sqe: &Sqe) -> Result<Command, Status> {
+        let cdw12 = sqe.cdw12.get();
+        let lba = Lba(u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32);
+        let range = Range { lba, blocks: (cdw12 & 0xffff) + 1 };
+        let force_unit_access = cdw12 & FORCE_UNIT_ACCESS != 0;
+        Ok(match sqe.opcode {
+            opcode::FLUSH => Command::Flush,
+            opcode::WRITE => Command::Write { range, force_unit_access },
+            opcode::READ => Command::Read { range },
+            opcode::COMPARE => Command::Compare { range },
+            opcode::WRITE_ZEROES => {
+                let deallocate = cdw12 & DEALLOCATE_ZEROES != 0;
+                Command::WriteZeroes { range, force_unit_access, deallocate }
+            }
+            opcode::DATASET_MANAGEMENT => Command::DatasetManagement {
+                ranges: (sqe.cdw10.get() & 0xff) + 1,
+                deallocate: sqe.cdw11.get() & DEALLOCATE_RANGES != 0,
+            },
+            opcode::VERIFY => Command::Verify { range },
+            _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
+        })
+    }
+
+    /// The opcode.
+    pub fn opcode(&self) -> u8 {
+        match self {
+            Command::Flush => opcode::FLUSH,
+            Command::Write { .. } => opcode::WRITE,
+            Command::Read { .. } => opcode::READ,
+            Command::Compare { .. } => opcode::COMPARE,
+            Command::WriteZeroes { .. } => opcode::WRITE_ZEROES,
+            Command::DatasetManagement { .. } => opcode::DATASET_MANAGEMENT,
+            Command::Verify { .. } => opcode::VERIFY,
+        }
+    }
+
+    /// The entry for this command, its data pointer left empty.
+    ///
+    /// # Panics
+    /// When it has no blocks or ranges, or more than a command can name.
+    pub fn encode(&self, command_id: u16, namespace: NamespaceId) -> Sqe {
+        let mut sqe = Sqe::new(self.opcode(), command_id);
+        sqe.nsid = U32::new(namespace.0);
+        let flag = |set: bool, bit: u32| if set { bit } else { 0 };
+        match *self {
+            Command::Flush => {}
+            Command::Read { range } | Command::Compare { range } | Command::Verify { range } => {
+                set_range(&mut sqe, range, 0);
+            }
+            Command::Write { range, force_unit_access } => {
+                set_range(&mut sqe, range, flag(force_unit_access, FORCE_UNIT_ACCESS));
+            }
+            Command::WriteZeroes { range, force_unit_access, deallocate } => {
+                let flags = flag(force_unit_access, FORCE_UNIT_ACCESS) | flag(deallocate, DEALLOCATE_ZEROES);
+                set_range(&mut sqe, range, flags);
+            }
+            Command::DatasetManagement { ranges, deallocate } => {
+                assert!((1..=RANGES_MAX).contains(&ranges), "{ranges} ranges in one command");
+                sqe.cdw10 = U32::new(ranges - 1);
+                sqe.cdw11 = U32::new(flag(deallocate, DEALLOCATE_RANGES));
+            }
+        }
+        sqe
+    }
+}
+
+fn set_range(sqe: &mut Sqe, range: Range, flags: u32) {
+    assert!((1..=BLOCKS_MAX).contains(&range.blocks), "{} blocks in one command", range.blocks);
+    sqe.cdw10 = U32::new(range.lba.0 as u32);
+    sqe.cdw11 = U32::new((range.lba.0 >> 32) as u32);
+    sqe.cdw12 = U32::new((range.blocks - 1) | flags);
+}
+
+/// The ranges in the data of a Dataset Management: as many whole ones as there are.
+pub fn decode_ranges(data: &[u8]) -> impl Iterator<Item = Range> + '_ {
+    data.chunks_exact(RANGE_BYTES).map(|range| {
+        let word = |at: usize| u32::from_le_bytes([range[at], range[at + 1], range[at + 2], range[at + 3]]);
+        Range { lba: Lba(u64::from(word(8)) | u64::from(word(12)) << 32), blocks: word(4) }
+    })
+}
+
+/// Appends a range as the data of a Dataset Management has it.
+pub fn encode_range(range: Range, out: &mut Vec<u8>) {
+    out.extend_from_slice(&0u32.to_le_bytes());
+    out.extend_from_slice(&range.blocks.to_le_bytes());
+    out.extend_from_slice(&range.lba.0.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Random;
+
+    const RANGE: Range = Range { lba: Lba(0x1_2345_6789), blocks: 8 };
+
+    #[test]
+    fn commands_come_back_as_they_went() {
+        let commands = [
+            Command::Flush,
+            Command::Write { range: RANGE, force_unit_access: true },
+            Command::Write { range: Range { lba: Lba(0), blocks: BLOCKS_MAX }, force_unit_access: false },
+            Command::Read { range: RANGE },
+            Command::Compare { range: RANGE },
+            Command::WriteZeroes { range: RANGE, force_unit_access: false, deallocate: true },
+            Command::WriteZeroes { range: RANGE, force_unit_access: true, deallocate: false },
+            Command::DatasetManagement { ranges: 256, deallocate: true },
+            Command::Verify { range: RANGE },
+        ];
+        for command in commands {
+            assert_eq!(Command::check(&command.encode(1, NamespaceId(2))), Ok(command));
+        }
+    }
+
+    #[test]
+    fn a_write_is_where_the_kernel_puts_it() {
+        let sqe = Command::Write { range: RANGE, force_unit_access: true }.encode(7, NamespaceId(1));
+        assert_eq!((sqe.cdw10.get(), sqe.cdw11.get()), (0x2345_6789, 1));
+        assert_eq!(sqe.cdw12.get(), 1 << 30 | 7);
+    }
+
+    #[test]
+    fn ranges_come_back_as_they_went_and_a_piece_of_one_is_none() {
+        let ranges = [RANGE, Range { lba: Lba(u64::MAX), blocks: 0 }];
+        let mut data = Vec::new();
+        ranges.iter().for_each(|&range| encode_range(range, &mut data));
+        assert_eq!(data.len(), 2 * RANGE_BYTES);
+        assert_eq!(decode_ranges(&data).collect::<Vec<_>>(), ranges);
+        assert_eq!(decode_ranges(&data[..31]).count(), 1);
+    }
+
+    #[test]
+    fn random_entries_never_panic() {
+        let mut random = Random::new(3);
+        for _ in 0..20_000 {
+            let mut bytes = [0; 64];
+            random.fill(&mut bytes);
+            bytes[0] &= 0x0f;
+            if let Ok(command) = Command::check(&Sqe::from_bytes(&bytes)) {
+                let again = Command::check(&command.encode(1, NamespaceId(1)));
+                assert_eq!(again, Ok(command));
+            }
+        }
+    }
+}

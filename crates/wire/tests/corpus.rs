@@ -1,0 +1,30 @@
+//! Every input that fuzzing found worth keeping is decoded again.
+#![allow(clippy::disallowed_methods)] // A test reads files.
+
+mod inputs;
+
+use std::path::Path;
+
+fn replay(target: &str, decode: fn(&[u8])) {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let mut decoded = 0;
+    for entry in std::fs::read_dir(&kept).expect("the kept corpus") {
+        let path = entry.expect("an entry of the kept corpus").path();
+        let input = std::fs::read(&path).expect("an input of the kept corpus");
+        if std::panic::catch_unwind(|| decode(&input)).is_err() {
+            panic!("{}", path.display());
+        }
+        decoded += 1;
+    }
+    assert!(decoded >= 20, "{decoded} inputs of {target} are kept");
+}
+
+#[test]
+fn every_kept_stream_of_pdus_is_decoded() {
+    replay("pdu", inputs::pdu);
+}
+
+#[test]
+fn every_kept_entry_and_page_is_decoded() {
+    replay("command", inputs::command);
+}
