@@ -25,6 +25,9 @@ const CLOSING: Duration = Duration::from_secs(2);
 /// How often the health log is told how the node is, and how many times as rarely the state file.
 const NOTE_EVERY: Duration = Duration::from_secs(30);
 const KEEP_EVERY: u32 = 20;
+/// Threads that wait for data cores and devices in the place of the door's own, and how long one stays without work.
+const WAITING_THREADS: usize = 2;
+const WAITING_THREAD_IDLE: Duration = Duration::from_secs(2);
 
 /// What runs beside the data cores until this is dropped: the door, where there is one, and notes on the node's
 /// health.
@@ -42,7 +45,13 @@ impl Server {
     /// What is in the way.
     pub fn start(path: Option<&Path>, operator: Arc<Operator>) -> io::Result<Server> {
         let listener = path.map(bind).transpose()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(WAITING_THREADS)
+            .thread_keep_alive(WAITING_THREAD_IDLE)
+            .thread_name("octokv-wait")
+            .build()?;
         let (stop, stopped) = watch::channel(false);
         let body = move || {
             if let Err(error) = runtime.block_on(serve(listener, operator, stopped)) {
