@@ -153,6 +153,11 @@ impl Pool {
         self.0.out_bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes of the budget that are not handed out.
+    pub fn free_bytes(&self) -> usize {
+        self.0.budget_bytes.saturating_sub(self.out_bytes())
+    }
+
     /// Bytes of memory that it has: those that are out, and those that it keeps for the next.
     pub fn held_bytes(&self) -> usize {
         self.0.held_bytes.load(Ordering::Relaxed)

@@ -91,7 +91,7 @@ fn serve(
             connection.tick(now());
             while !connection.outbox().is_empty() {
                 let mut slices = Vec::new();
-                connection.outbox().slices(&mut slices);
+                connection.outbox().slices(&mut slices, usize::MAX);
                 match sockets.send(*socket, &slices) {
                     Sent::Bytes(bytes) => connection.outbox().advance(bytes),
                     Sent::Full => break,

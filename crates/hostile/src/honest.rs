@@ -23,6 +23,9 @@ use std::thread::JoinHandle;
 
 use crate::peer::Victim;
 
+/// The longest that a host sleeps.
+const REST: Nanos = Nanos::from_millis(5);
+
 /// What a host is to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -36,8 +39,8 @@ pub struct Plan {
     pub prefix: &'static str,
     /// How many keys.
     pub keys: usize,
-    /// Whether its thread spins rather than sleeps between operations: for exact times.
-    pub spins: bool,
+    /// Whether its thread goes before every other of the machine: for times that are the node's.
+    pub goes_first: bool,
     /// Its host NQN.
     pub host: &'static str,
 }
@@ -50,7 +53,7 @@ impl Default for Plan {
             value_bytes_min: 1,
             prefix: "honest",
             keys: 128,
-            spins: false,
+            goes_first: false,
             host: "nqn.2026-11.io.octokv:honest",
         }
     }
@@ -116,7 +119,13 @@ impl Honest {
         let shared = Arc::<Shared>::default();
         let mut work = Work::new(session, plan, Arc::clone(&shared));
         work.fill()?;
-        let thread = thread::spawn("honest", move || work.run())?;
+        let goes_first = work.plan.goes_first;
+        let thread = thread::spawn("honest", move || {
+            if goes_first {
+                thread::go_first().context("a real-time priority")?;
+            }
+            work.run()
+        })?;
         Ok(Honest { shared, thread })
     }
 
@@ -291,8 +300,9 @@ impl Work {
                 count += 1;
                 due = due + interval;
             }
-            if !self.poll()? && !self.plan.spins {
-                let span = due.since(now()).min(Nanos::from_millis(5));
+            if !self.poll()? {
+                // What was due already waits for a free slot, and so for an answer.
+                let span = if due <= now() { REST } else { due.since(now()).min(REST) };
                 self.session.sockets_mut().wait(span);
             }
         }

@@ -75,7 +75,7 @@ fn row(settings: &Settings, node: &Node, attack: &'static Attack) -> Result<()> 
         value_bytes_min: 4096,
         value_bytes_max: 4096,
         keys: 512,
-        spins: true,
+        goes_first: true,
         ..Plan::default()
     };
     let honest = Honest::start(node.victim(), plan)?;

@@ -12,6 +12,7 @@
 //! - `driver`: io_uring or worker threads, decided once, and what is said of it.
 //! - `gate`: how often something that hosts can cause is told.
 //! - `until`: a background task that can be told to end.
+//! - `share`: how much of a turn one connection may have.
 //! - `start`: the node: open, listen, run, add and remove namespaces, stop.
 //! - [`settings`]: what a node is told.
 //! - [`planted`]: bugs for tests of the tests.
@@ -28,6 +29,7 @@ pub mod planted;
 pub mod ranges;
 pub mod reactor;
 pub mod settings;
+mod share;
 mod start;
 pub mod stores;
 mod until;

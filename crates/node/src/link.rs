@@ -8,6 +8,8 @@
 //! Invariants: bytes reach the machine in order, each once; while bytes wait that the machine would not
 //! take, nothing more is received, so the peer's TCP window closes.
 
+use crate::reactor::RECEIVE_BYTES;
+use crate::share::Quantum;
 use octokv_base::{Nanos, Pool};
 use octokv_runtime::{Received, Sent, SocketId, Sockets};
 use octokv_target::{Connection, Request};
@@ -18,7 +20,17 @@ const IN_PLACE_BYTES_MIN: usize = 16 * 1024;
 
 /// Bytes that the machine takes before what they ask for is carried out: the buffers of a few commands stay in
 /// the core's first caches, where those of a whole receive would not.
-pub(crate) const SLICE_BYTES: usize = 32 * 1024;
+const SLICE_BYTES: usize = 32 * 1024;
+/// And the first of a receive, each twice the one before: what they ask for may take long, and time is looked at
+/// between slices.
+const SLICE_BYTES_FIRST: usize = RECEIVE_BYTES_MIN;
+
+/// Bytes received at once when each command costs much: one command without data.
+const RECEIVE_BYTES_MIN: usize = 72;
+
+/// Bytes that are sent at once, at the least while that many wait, and at the most. A send of few costs the same.
+const SEND_BYTES_MIN: usize = 32 * 1024;
+const SEND_BYTES: usize = 1 << 20;
 
 /// Memory for bytes that wait which a connection keeps when none do.
 const PENDING_KEEP_BYTES: usize = 64 * 1024;
@@ -42,6 +54,19 @@ pub struct Link {
     pub(crate) socket_closed: bool,
     /// Whether it is on the core's list of links with something to send.
     pub(crate) listed: bool,
+    /// Bytes received at once.
+    pub(crate) quantum: Quantum,
+    /// Bytes sent at once.
+    pub(crate) send_quantum: Quantum,
+}
+
+/// What became of the time and the room for a link's requests after some of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// There is more of both.
+    More,
+    /// The link has had its share of the turn, or requests wait for room.
+    Enough,
 }
 
 impl Link {
@@ -56,6 +81,8 @@ impl Link {
             ended: None,
             socket_closed: false,
             listed: false,
+            quantum: Quantum::new(RECEIVE_BYTES_MIN, RECEIVE_BYTES),
+            send_quantum: Quantum::new(SEND_BYTES_MIN, SEND_BYTES),
         }
     }
 
@@ -64,22 +91,22 @@ impl Link {
         self.stalled
     }
 
-    /// Receives what the socket has, at most `bytes_max` and what the buffer holds, and has the machine take it, a
-    /// slice at a time: after each, `run` carries out what was asked, and says whether there is room for more. True
-    /// when bytes came, or the end.
+    /// Receives what the socket has, at most a quantum and what the buffer holds, and has the machine take it, a
+    /// slice at a time: after each, `run` carries out what was asked, and says whether there is room for more. Gives
+    /// the number of bytes that came, 0 for the end, those that were taken where not all were; `None` when nothing
+    /// was there.
     #[allow(clippy::too_many_arguments)] // One core's parts, lent for one receive.
     pub fn receive(
         &mut self,
         now: Nanos,
         sockets: &mut impl Sockets,
         buffer: &mut [u8],
-        bytes_max: usize,
         pool: &Pool,
-        mut run: impl FnMut(&mut Vec<Request>) -> bool,
+        mut run: impl FnMut(&mut Vec<Request>) -> Room,
         requests: &mut Vec<Request>,
-    ) -> bool {
+    ) -> Option<usize> {
         if self.stalled || self.socket_closed || self.connection.is_closed() {
-            return false;
+            return None;
         }
         if let Some(received) = self.receive_in_place(now, sockets, pool, requests) {
             run(requests);
@@ -89,14 +116,14 @@ impl Link {
         if kept + buffer.len() / 4 > buffer.len() {
             // More than any PDU is pending and none of it was taken: only a stall does that.
             self.stalled = true;
-            return false;
+            return None;
         }
-        let end = buffer.len().min(kept + bytes_max);
+        let end = buffer.len().min(kept + self.quantum.bytes());
         match sockets.receive(self.socket, &mut buffer[kept..end]) {
-            Received::Nothing => false,
+            Received::Nothing => None,
             Received::Closed => {
                 self.connection.peer_closed();
-                true
+                Some(0)
             }
             Received::Bytes(count) => {
                 buffer[..kept].copy_from_slice(&self.pending[self.pending_from..]);
@@ -105,7 +132,7 @@ impl Link {
                 self.pending.clear();
                 self.pending_from = 0;
                 self.pending.extend_from_slice(&bytes[taken..]);
-                true
+                Some(if self.stalled { taken } else { count })
             }
         }
     }
@@ -116,16 +143,18 @@ impl Link {
         now: Nanos,
         bytes: &[u8],
         pool: &Pool,
-        mut run: impl FnMut(&mut Vec<Request>) -> bool,
+        mut run: impl FnMut(&mut Vec<Request>) -> Room,
         requests: &mut Vec<Request>,
     ) -> usize {
-        let (mut taken, mut slice) = (0, SLICE_BYTES);
+        let (mut taken, mut slice) = (0, SLICE_BYTES_FIRST);
         while taken < bytes.len() {
             let end = (taken + slice).min(bytes.len());
             let consumed = self.connection.receive(now, &bytes[taken..end], pool, requests);
             taken += consumed.bytes;
             self.stalled = consumed.stalled.is_some();
-            self.stalled |= !run(requests);
+            let enough = run(requests) == Room::Enough;
+            // What is left is offered again when there is time and room.
+            self.stalled |= enough && taken < bytes.len() && consumed.bytes > 0;
             if self.stalled {
                 break;
             }
@@ -133,7 +162,7 @@ impl Link {
                 // The front of a PDU that ends behind this slice, or that has not come whole.
                 (0, false) => slice *= 2,
                 (_, true) => break,
-                _ => slice = SLICE_BYTES,
+                _ => slice = (slice * 2).min(SLICE_BYTES),
             }
         }
         taken
@@ -147,30 +176,36 @@ impl Link {
         sockets: &mut impl Sockets,
         pool: &Pool,
         requests: &mut Vec<Request>,
-    ) -> Option<bool> {
+    ) -> Option<Option<usize>> {
         if !self.pending.is_empty() {
             return None;
         }
         let place = self.connection.landing().filter(|place| place.len() >= IN_PLACE_BYTES_MIN)?;
-        match sockets.receive(self.socket, place) {
-            Received::Nothing => return Some(false),
-            Received::Closed => self.connection.peer_closed(),
-            Received::Bytes(count) => self.connection.landed(now, count, pool, requests),
-        }
-        Some(true)
+        let bytes = place.len().min(self.quantum.bytes().max(IN_PLACE_BYTES_MIN));
+        Some(match sockets.receive(self.socket, &mut place[..bytes]) {
+            Received::Nothing => None,
+            Received::Closed => {
+                self.connection.peer_closed();
+                Some(0)
+            }
+            Received::Bytes(count) => {
+                self.connection.landed(now, count, pool, requests);
+                Some(count)
+            }
+        })
     }
 
-    /// Offers a stalled machine its pending bytes again. True when it took some.
-    pub fn resume(&mut self, now: Nanos, pool: &Pool, requests: &mut Vec<Request>) -> bool {
+    /// Offers a stalled machine its pending bytes again. Gives how many it took.
+    pub fn resume(&mut self, now: Nanos, pool: &Pool, requests: &mut Vec<Request>) -> usize {
         if self.connection.is_closed() {
             self.stalled = false;
         }
         if !self.stalled {
-            return false;
+            return 0;
         }
         let rest = &self.pending[self.pending_from..];
-        // One slice, as of bytes that have just come: other connections have their turn, too.
-        let slice = &rest[..rest.len().min(SLICE_BYTES)];
+        // As much as of bytes that have just come: other connections have their turn, too.
+        let slice = &rest[..rest.len().min(SLICE_BYTES).min(self.quantum.bytes())];
         let mut consumed = self.connection.receive(now, slice, pool, requests);
         if consumed.bytes == 0 && consumed.stalled.is_none() && slice.len() < rest.len() {
             // The front of a PDU that ends behind this slice.
@@ -186,7 +221,7 @@ impl Link {
         if self.pending.is_empty() && self.pending.capacity() > PENDING_KEEP_BYTES {
             self.pending = Vec::new();
         }
-        consumed.bytes > 0
+        consumed.bytes
     }
 
     /// Gives up on a host that does not take the last bytes of a connection that has ended. True when it did.
@@ -202,21 +237,27 @@ impl Link {
         true
     }
 
-    /// Sends what waits, as much as the socket takes in one go. True when it took some.
-    pub fn send(&mut self, sockets: &mut impl Sockets, slices: &mut Vec<IoSlice<'static>>) -> bool {
+    /// Sends what waits, at most a quantum, as much as the socket takes in one go. Gives how many bytes it took, 0
+    /// when the connection is broken; `None` when there was nothing to send, or no room.
+    pub fn send(&mut self, sockets: &mut impl Sockets, slices: &mut Vec<IoSlice<'static>>) -> Option<usize> {
         if self.socket_closed || self.connection.outbox().is_empty() {
-            return false;
+            return None;
         }
         let mut list = recycled(std::mem::take(slices));
-        self.connection.outbox().slices(&mut list);
+        self.connection.outbox().slices(&mut list, self.send_quantum.bytes());
         let sent = sockets.send(self.socket, &list);
         *slices = recycled(list);
         match sent {
-            Sent::Bytes(count) => self.connection.outbox().advance(count),
-            Sent::Full => return false,
-            Sent::Broken => self.connection.peer_closed(),
+            Sent::Full => None,
+            Sent::Bytes(count) => {
+                self.connection.outbox().advance(count);
+                Some(count)
+            }
+            Sent::Broken => {
+                self.connection.peer_closed();
+                Some(0)
+            }
         }
-        true
     }
 }
 

@@ -13,8 +13,9 @@
 //! The first core accepts and deals connections to all cores in turn.
 
 use crate::gate::Gate;
-use crate::link::{Link, SLICE_BYTES};
+use crate::link::{Link, Room};
 use crate::planted::{self, Bug};
+use crate::share;
 use crate::stores::{Removed, Stores};
 use octokv_base::map::Map;
 use octokv_base::{NamespaceId, Nanos, Pool};
@@ -35,7 +36,7 @@ pub const RECEIVE_BYTES: usize = 1 << 20;
 const TICK: Nanos = Nanos::from_millis(50);
 
 /// Connections that are accepted in one turn, of each listener: a flood of them leaves time for those that are there.
-const ACCEPTS_PER_TURN: usize = 4;
+const ACCEPTS_PER_TURN: usize = 2;
 
 /// What cores tell each other.
 pub enum Message {
@@ -115,6 +116,12 @@ struct Reactor<S, F, M> {
     news: Vec<u32>,
     /// How many did in the last turn.
     talkers: usize,
+    /// Where the next turn begins with the sockets that are ready, where the last one had no time for all.
+    next_ready: Option<SocketId>,
+    /// The same for links with bytes that are offered again.
+    next_stalled: u32,
+    /// How long this turn has dealt with what hosts sent.
+    spent: Nanos,
     requests: Vec<Request>,
     jobs: VecDeque<Job>,
     /// Namespaces whose stores were taken out since the last turn.
@@ -198,6 +205,9 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         ready: Vec::new(),
         news: Vec::new(),
         talkers: 0,
+        next_ready: None,
+        next_stalled: 0,
+        spent: Nanos::ZERO,
         requests: Vec::new(),
         jobs: VecDeque::new(),
         removed: parts.stores.removed(),
@@ -218,6 +228,7 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
 impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S, F, M> {
     fn turn(&mut self, now: Nanos) -> bool {
         let mut worked = self.handle.begin_turn(now) > 0;
+        self.spent = Nanos::ZERO;
         worked |= self.refuse_removed();
         let mut target = self.accept(now);
         target |= self.take_messages(now);
@@ -269,7 +280,8 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         let mut worked = false;
         for index in 0..self.listeners.len() {
             let (listener, address) = self.listeners[index];
-            for _ in 0..ACCEPTS_PER_TURN {
+            // The other cores may have no room for them: then the kernel's line holds newcomers.
+            for _ in self.undealt.len()..ACCEPTS_PER_TURN {
                 let Some((socket, peer)) = self.sockets.accept(listener) else { break };
                 let local = (self.local_address)(&self.sockets, socket).unwrap_or(address);
                 self.undealt.push_back((socket, local, peer));
@@ -311,7 +323,9 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             self.sockets.close(socket);
             return;
         }
-        tracing::info!(%peer, core = self.core, "connected");
+        if let Some(untold) = self.gate.open(now) {
+            tracing::info!(%peer, core = self.core, untold, "connected");
+        }
         let link = Link::new(socket, Connection::new(Arc::clone(&self.target), local, peer, now));
         let index = self.free_links.pop().unwrap_or_else(|| {
             self.links.push(None);
@@ -330,21 +344,31 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.clear();
         self.sockets.ready(&mut ready);
+        // Whoever had no time in the last turn is first in this one.
+        let first = self.next_ready.take().and_then(|next| ready.iter().position(|&socket| socket == next));
+        ready.rotate_left(first.unwrap_or(0));
+        let share = share::share(self.talkers);
         let Reactor { sockets, buffer, pool, requests, jobs, tasks, make, links, handle, .. } = self;
         let mut news = std::mem::take(&mut self.news);
-        // One that has the core to itself is received from as much as there is; several have slices in turn.
-        let bytes_max = if self.talkers > 1 { SLICE_BYTES } else { RECEIVE_BYTES };
         for socket in &ready {
+            if share::is_over(self.spent) {
+                self.next_ready = Some(*socket);
+                break;
+            }
             let Some(&index) = self.by_socket.get(socket) else { continue };
             let Some(link) = &mut links[index as usize] else { continue };
+            let mut of_link = Nanos::ZERO;
             let run = |requests: &mut Vec<Request>| {
-                handle.busy().lap(Stage::Target, true);
+                of_link = of_link + handle.busy().lap(Stage::Target, true);
                 jobs.extend(requests.drain(..).map(|request| Job::new(index, request)));
                 let started = start_jobs(jobs, tasks, make);
-                handle.busy().lap(Stage::Kv, started);
-                jobs.is_empty()
+                of_link = of_link + handle.busy().lap(Stage::Kv, started);
+                if jobs.is_empty() && of_link < share { Room::More } else { Room::Enough }
             };
-            if link.receive(now, sockets, buffer, bytes_max, pool, run, requests) {
+            if let Some(bytes) = link.receive(now, sockets, buffer, pool, run, requests) {
+                of_link = of_link + handle.busy().lap(Stage::Target, true);
+                link.quantum.learn(bytes, of_link, share);
+                self.spent = self.spent + of_link;
                 worked = true;
                 news.push(index);
             }
@@ -410,18 +434,33 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         true
     }
 
+    /// Sends what links have to say, and closes those that are over. What there is no time for is left to the next turn.
     fn send(&mut self) -> bool {
-        let mut worked = false;
+        let (mut worked, mut spent) = (false, Nanos::ZERO);
         let mut unsent = std::mem::take(&mut self.unsent);
+        let share = share::share(unsent.len());
+        let (mut kept, mut first) = (0, None);
         unsent.retain(|&index| {
             let Some(link) = &mut self.links[index as usize] else { return false };
-            let mut sent = link.send(&mut self.sockets, &mut self.slices);
-            sent |= self.close_if_over(index);
-            worked |= sent;
+            if share::is_over(spent) {
+                first.get_or_insert(kept);
+                worked = true;
+                return true;
+            }
+            let sent = link.send(&mut self.sockets, &mut self.slices);
+            worked |= sent.is_some() | self.close_if_over(index);
+            let of_link = self.handle.busy().lap(Stage::Target, worked);
+            spent = spent + of_link;
             let Some(link) = &mut self.links[index as usize] else { return false };
+            if let Some(bytes) = sent {
+                link.send_quantum.learn(bytes, of_link, share);
+            }
             link.listed = !link.socket_closed && !link.connection.outbox().is_empty();
+            kept += usize::from(link.listed);
             link.listed
         });
+        // Whoever had no time is first in the next turn.
+        unsent.rotate_left(first.unwrap_or(0));
         debug_assert!(self.unsent.is_empty());
         self.unsent = unsent;
         worked
@@ -452,23 +491,46 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         worked
     }
 
-    /// Lets time pass for the connections, and offers stalled ones their bytes again.
-    fn tick(&mut self, now: Nanos) -> bool {
+    /// Offers stalled machines their bytes again, in turn, while this turn has time.
+    fn resume(&mut self, now: Nanos) -> bool {
+        if self.draining || !self.jobs.is_empty() {
+            return false;
+        }
         let mut worked = false;
+        let share = share::share(self.links.iter().flatten().filter(|link| link.is_stalled()).count());
+        let count = self.links.len() as u32;
+        let first = self.next_stalled;
+        for index in (0..count).map(|step| (first + step) % count) {
+            let Some(link) = self.links[index as usize].as_mut().filter(|link| link.is_stalled()) else {
+                continue;
+            };
+            if share::is_over(self.spent) || !self.jobs.is_empty() {
+                self.next_stalled = index;
+                break;
+            }
+            let bytes = link.resume(now, &self.pool, &mut self.requests);
+            let mut of_link = self.handle.busy().lap(Stage::Target, bytes > 0);
+            self.take_requests(index);
+            let started = self.start_jobs();
+            of_link = of_link + self.handle.busy().lap(Stage::Kv, started);
+            if let Some(link) = &mut self.links[index as usize]
+                && bytes > 0
+            {
+                link.quantum.learn(bytes, of_link, share);
+                worked = true;
+            }
+            self.spent = self.spent + of_link;
+            self.has_news(index);
+        }
+        worked
+    }
+
+    /// Lets time pass for the connections.
+    fn tick(&mut self, now: Nanos) -> bool {
+        let mut worked = self.resume(now);
         let due = now >= self.next_tick;
         let mut next = Nanos::NEVER;
-        for index in 0..self.links.len() as u32 {
-            let Some(link) = &mut self.links[index as usize] else { continue };
-            if link.is_stalled() && self.jobs.is_empty() && !self.draining {
-                if link.resume(now, &self.pool, &mut self.requests) {
-                    worked = true;
-                }
-                self.take_requests(index);
-                self.has_news(index);
-            }
-            if !due {
-                continue;
-            }
+        for index in (0..self.links.len() as u32).filter(|_| due) {
             let Some(link) = &mut self.links[index as usize] else { continue };
             link.connection.tick(now);
             next = next.min(link.connection.next_deadline());

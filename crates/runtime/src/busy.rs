@@ -58,14 +58,13 @@ impl Busy {
     }
 
     /// Ends a stretch of work: the time since the last lap goes to `stage` when it did something, to
-    /// [`Stage::Idle`] when it did not.
-    pub fn lap(&self, stage: Stage, worked: bool) {
-        if self.counters.scale.is_none() {
-            return;
-        }
+    /// [`Stage::Idle`] when it did not. Gives how long it was: nothing in virtual time.
+    pub fn lap(&self, stage: Stage, worked: bool) -> Nanos {
+        let Some(scale) = self.counters.scale else { return Nanos::ZERO };
         let now = ticks();
         let span = now.saturating_sub(self.last_ticks.replace(now));
         self.add(if worked { stage } else { Stage::Idle }, span);
+        scale.nanos(span)
     }
 
     /// Adds the cost of work in virtual time. Does nothing in real time, which passes by itself.

@@ -28,7 +28,7 @@ fn zeroing_that_does_not_wait_for_writes_is_found() {
 #[test]
 fn giving_back_what_a_write_is_patching_is_found() {
     // Three commands must meet within microseconds: rare, so the search begins near where it was found.
-    is_found(Bug::TrimWithoutLock, Scenario::Blocks, 470..500);
+    is_found(Bug::TrimWithoutLock, Scenario::Blocks, 1370..1400);
 }
 
 #[test]

@@ -43,7 +43,9 @@ impl Connection {
         let owed = self.replies.outbox.bytes() as u64 + self.slots.answer_bytes();
         let most = match self.state() {
             State::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
-            _ => self.target.settings().outbox_bytes_max as u64,
+            // And no connection is owed more than is left for the others (the dynamic thresholds of Choudhury and
+            // Hahne, 1998): however many do not read, as much as each of them holds is free.
+            _ => self.target.settings().outbox_bytes_max.min(pool.free_bytes()) as u64,
         };
         if owed > most {
             return Ok(Some(Stall::Outbox));

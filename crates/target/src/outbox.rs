@@ -52,10 +52,13 @@ impl Outbox {
         self.bytes == 0
     }
 
-    /// Appends the waiting bytes as slices, from the first, at most [`SLICES_MAX`] of them.
-    pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>) {
-        let mut staged = self.staging_head;
+    /// Appends the waiting bytes as slices, from the first, at most [`SLICES_MAX`] of them and `bytes_max` bytes.
+    pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>, bytes_max: usize) {
+        let (mut staged, mut left) = (self.staging_head, bytes_max);
         for part in self.parts.iter().take(SLICES_MAX) {
+            if left == 0 {
+                break;
+            }
             let slice = match part {
                 Part::Copied { bytes } => {
                     staged += bytes;
@@ -63,6 +66,8 @@ impl Outbox {
                 }
                 Part::Kept { buffer, from, to } => &buffer[*from..*to],
             };
+            let slice = &slice[..slice.len().min(left)];
+            left -= slice.len();
             into.push(IoSlice::new(slice));
         }
     }
@@ -180,7 +185,7 @@ mod tests {
 
     fn all(outbox: &Outbox) -> Vec<u8> {
         let mut slices = Vec::new();
-        outbox.slices(&mut slices);
+        outbox.slices(&mut slices, usize::MAX);
         slices.iter().flat_map(|slice| slice.iter().copied()).collect()
     }
 
@@ -233,7 +238,7 @@ mod tests {
                 outbox.advance(outbox.bytes() - want.len().min(100_000));
                 want.drain(..want.len() - outbox.bytes());
                 let mut slices = Vec::new();
-                outbox.slices(&mut slices);
+                outbox.slices(&mut slices, usize::MAX);
                 let got: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
                 assert_eq!(got, want.iter().copied().take(got.len()).collect::<Vec<_>>());
             }

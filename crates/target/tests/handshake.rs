@@ -49,7 +49,7 @@ fn data_for_the_host_begins_where_it_asked() {
     let capsule = host.capsule(&sqe, &[]);
     host.connection.receive(host.now, &capsule, &host.pool, &mut host.requests);
     let mut slices = Vec::new();
-    host.connection.outbox().slices(&mut slices);
+    host.connection.outbox().slices(&mut slices, usize::MAX);
     assert_eq!(slices[0][3], 64, "the data offset of the C2HData");
     drop(slices);
     host.drain();

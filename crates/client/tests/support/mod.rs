@@ -185,7 +185,7 @@ impl Memory {
             let outbox = wire.connection.outbox();
             while !outbox.is_empty() {
                 let mut slices = Vec::new();
-                outbox.slices(&mut slices);
+                outbox.slices(&mut slices, usize::MAX);
                 wire.to_client.extend(slices.iter().flat_map(|slice| slice.iter()));
                 let count = slices.iter().map(|slice| slice.len()).sum();
                 outbox.advance(count);

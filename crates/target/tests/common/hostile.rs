@@ -379,7 +379,7 @@ impl Peer {
         }
         while !outbox.is_empty() {
             let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(8);
-            outbox.slices(&mut slices);
+            outbox.slices(&mut slices, usize::MAX);
             let mut bytes = 0;
             for slice in &slices {
                 self.received.extend_from_slice(slice);

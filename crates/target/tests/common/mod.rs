@@ -193,7 +193,7 @@ impl Host {
         let outbox = self.connection.outbox();
         while !outbox.is_empty() {
             let mut slices: Vec<IoSlice<'_>> = Vec::new();
-            outbox.slices(&mut slices);
+            outbox.slices(&mut slices, usize::MAX);
             let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
             outbox.advance(bytes.len());
             self.received.extend(bytes);
