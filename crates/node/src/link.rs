@@ -23,7 +23,9 @@ const IN_PLACE_BYTES_MIN: usize = 16 * 1024;
 const SLICE_BYTES: usize = 32 * 1024;
 /// And the first of a receive, each twice the one before: what they ask for may take long, and time is looked at
 /// between slices.
-const SLICE_BYTES_FIRST: usize = RECEIVE_BYTES_MIN;
+const SLICE_BYTES_FIRST: usize = 2048;
+/// Of a connection whose commands were costly, and of a fresh one: this part of a quantum.
+const SLICE_PART_FIRST: usize = 32;
 
 /// Bytes received at once when each command costs much: one command without data.
 const RECEIVE_BYTES_MIN: usize = 72;
@@ -146,7 +148,8 @@ impl Link {
         mut run: impl FnMut(&mut Vec<Request>) -> Room,
         requests: &mut Vec<Request>,
     ) -> usize {
-        let (mut taken, mut slice) = (0, SLICE_BYTES_FIRST);
+        let first = (self.quantum.bytes() / SLICE_PART_FIRST).clamp(RECEIVE_BYTES_MIN, SLICE_BYTES_FIRST);
+        let (mut taken, mut slice) = (0, first);
         while taken < bytes.len() {
             let end = (taken + slice).min(bytes.len());
             let consumed = self.connection.receive(now, &bytes[taken..end], pool, requests);

@@ -366,7 +366,6 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
                 if jobs.is_empty() && of_link < share { Room::More } else { Room::Enough }
             };
             if let Some(bytes) = link.receive(now, sockets, buffer, pool, run, requests) {
-                of_link = of_link + handle.busy().lap(Stage::Target, true);
                 link.quantum.learn(bytes, of_link, share);
                 self.spent = self.spent + of_link;
                 worked = true;

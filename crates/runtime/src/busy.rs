@@ -38,7 +38,13 @@ pub struct Busy {
     counters: Arc<Counters>,
     last_ticks: Cell<u64>,
     charged: Cell<u64>,
+    /// The scale as it was, and when it is looked at again: a look costs more than a lap.
+    ns_per_tick: Cell<f64>,
+    scaled_until_ticks: Cell<u64>,
 }
+
+/// For so many ticks the scale is not looked at again: a millisecond or two.
+const SCALED_TICKS: u64 = 1 << 22;
 
 impl Busy {
     /// An account in real time, by the processor's tick counter.
@@ -53,18 +59,28 @@ impl Busy {
 
     fn with(scale: Option<TickScale>) -> Busy {
         let spent = std::array::from_fn(|_| AtomicU64::new(0));
-        let last_ticks = Cell::new(ticks());
-        Busy { counters: Arc::new(Counters { spent, scale }), last_ticks, charged: Cell::new(0) }
+        let now = ticks();
+        Busy {
+            counters: Arc::new(Counters { spent, scale }),
+            last_ticks: Cell::new(now),
+            charged: Cell::new(0),
+            ns_per_tick: Cell::new(0.0),
+            scaled_until_ticks: Cell::new(now + SCALED_TICKS),
+        }
     }
 
     /// Ends a stretch of work: the time since the last lap goes to `stage` when it did something, to
-    /// [`Stage::Idle`] when it did not. Gives how long it was: nothing in virtual time.
+    /// [`Stage::Idle`] when it did not. Gives how long it was: nothing in virtual time, and in the first millisecond.
     pub fn lap(&self, stage: Stage, worked: bool) -> Nanos {
         let Some(scale) = self.counters.scale else { return Nanos::ZERO };
         let now = ticks();
         let span = now.saturating_sub(self.last_ticks.replace(now));
         self.add(if worked { stage } else { Stage::Idle }, span);
-        scale.nanos(span)
+        if now >= self.scaled_until_ticks.get() {
+            self.scaled_until_ticks.set(now + SCALED_TICKS);
+            self.ns_per_tick.set(scale.nanos(1 << 20).0 as f64 / (1 << 20) as f64);
+        }
+        Nanos((span as f64 * self.ns_per_tick.get()) as u64)
     }
 
     /// Adds the cost of work in virtual time. Does nothing in real time, which passes by itself.
