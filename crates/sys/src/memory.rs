@@ -9,11 +9,21 @@ use std::ptr::NonNull;
 /// Measured on the memory device, 4 KiB stores over the network, old and new alternating: 7 to 13 % more a second.
 pub fn expect_write(bytes: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
-    for line in bytes.chunks(64) {
-        // SAFETY: a prefetch has no effect that a program can see, whatever its address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(line.as_ptr().cast())
+    {
+        let expect = |line: &u8| {
+            // SAFETY: a prefetch has no effect that a program can see, whatever its address.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(
+                    std::ptr::from_ref(line).cast(),
+                )
+            };
         };
+        // Of a known length, so that the loop over its lines is unrolled.
+        let (parts, rest) = bytes.as_chunks::<512>();
+        for part in parts {
+            part.iter().step_by(64).for_each(expect);
+        }
+        rest.iter().step_by(64).for_each(expect);
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = bytes;

@@ -75,21 +75,21 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub fn encode(bytes: &mut [u8], identity: Identity, key: &Key, value_bytes: usize) {
     let (key, offset) = (key.as_bytes(), value_offset(key.len()));
     let value_crc = crc32c(&bytes[offset..offset + value_bytes]);
-    bytes[0..4].copy_from_slice(&MAGIC);
-    bytes[8..16].copy_from_slice(&identity.volume.to_le_bytes());
-    bytes[16..24].copy_from_slice(&identity.stamp.to_le_bytes());
-    bytes[24..32].copy_from_slice(&identity.location.to_le_bytes());
-    bytes[32..36].copy_from_slice(&(value_bytes as u32).to_le_bytes());
-    bytes[36..40].copy_from_slice(&value_crc.to_le_bytes());
-    bytes[40..42].copy_from_slice(&(key.len() as u16).to_le_bytes());
-    bytes[42] = VERSION;
-    bytes[43] = 0;
-    bytes[44..48].copy_from_slice(&identity.namespace.to_le_bytes());
-    let key_end = HEADER_BYTES + key.len();
-    bytes[HEADER_BYTES..key_end].copy_from_slice(key);
-    bytes[key_end..offset].fill(0);
-    bytes[offset + value_bytes..].fill(0);
-    let header_crc = crc32c(&bytes[8..key_end]);
+    let (header, rest) = bytes.split_first_chunk_mut::<HEADER_BYTES>().expect("a record has a header");
+    header[0..4].copy_from_slice(&MAGIC);
+    header[8..16].copy_from_slice(&identity.volume.to_le_bytes());
+    header[16..24].copy_from_slice(&identity.stamp.to_le_bytes());
+    header[24..32].copy_from_slice(&identity.location.to_le_bytes());
+    header[32..36].copy_from_slice(&(value_bytes as u32).to_le_bytes());
+    header[36..40].copy_from_slice(&value_crc.to_le_bytes());
+    header[40..42].copy_from_slice(&(key.len() as u16).to_le_bytes());
+    header[42] = VERSION;
+    header[43] = 0;
+    header[44..48].copy_from_slice(&identity.namespace.to_le_bytes());
+    rest[..key.len()].copy_from_slice(key);
+    rest[key.len()..offset - HEADER_BYTES].fill(0);
+    rest[offset - HEADER_BYTES + value_bytes..].fill(0);
+    let header_crc = crc32c(&bytes[8..HEADER_BYTES + key.len()]);
     bytes[4..8].copy_from_slice(&header_crc.to_le_bytes());
 }
 

@@ -110,21 +110,36 @@ struct Partition {
     summary: Vec<u64>,
     /// `floors[i]`: no free run of at least `i + 1` units begins below it.
     floors: [u64; FLOORS],
+    /// Which of them are above 0: few, since records of one store are of few lengths.
+    raised: u64,
+}
+
+/// The numbers of the bits that are set.
+fn bits(mut set: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = (set != 0).then(|| set.trailing_zeros() as usize)?;
+        set &= set - 1;
+        Some(bit)
+    })
+}
+
+/// The lowest `count` bits, of which there are at most [`FLOORS`].
+fn lowest(count: u64) -> u64 {
+    u64::MAX >> (64 - count.clamp(1, FLOORS as u64))
 }
 
 impl Partition {
     fn new(units: u64) -> Partition {
         let words = units.div_ceil(64) as usize;
-        let mut partition =
-            Partition { words: vec![0; words], summary: vec![0; words.div_ceil(64)], floors: [0; FLOORS] };
+        let summary = vec![0; words.div_ceil(64)];
+        let mut partition = Partition { words: vec![0; words], summary, floors: [0; FLOORS], raised: 0 };
         partition.set_free(0, units);
         partition
     }
 
     /// Where a search for `units` may begin: a run that long is also a run of every shorter length.
     fn floor(&self, units: u64) -> u64 {
-        let upto = (units as usize).min(FLOORS);
-        self.floors[..upto].iter().copied().max().unwrap_or(0)
+        bits(self.raised & lowest(units)).map(|length| self.floors[length]).max().unwrap_or(0)
     }
 
     fn allocate(&mut self, units: u64) -> Option<u64> {
@@ -132,6 +147,7 @@ impl Partition {
         let next = found.map_or(self.words.len() as u64 * 64, |at| at + units);
         if let Some(floor) = self.floors.get_mut(units as usize - 1) {
             *floor = next;
+            self.raised |= 1 << (units - 1);
         }
         let at = found?;
         self.mark(at, units, false);
@@ -200,7 +216,10 @@ impl Partition {
             start -= 1;
         }
         if at - start < FLOORS as u64 {
-            self.floors.iter_mut().for_each(|floor| *floor = (*floor).min(start));
+            // A floor of a longer run stands: none begins here.
+            for length in bits(self.raised & lowest(self.run_length(start, FLOORS as u64))) {
+                self.floors[length] = self.floors[length].min(start);
+            }
         }
     }
 

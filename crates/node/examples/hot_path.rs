@@ -1,0 +1,27 @@
+//! Stores or retrieves so many values by one core of a node, in memory, for a tool that counts instructions: what is
+//! counted for twice as many operations, less what is counted for these, is the operations' alone.
+//!
+//! Usage: `hot_path store|retrieve VALUE_BYTES BATCHES`, where a batch is 32 commands.
+
+#[path = "../tests/support/rig.rs"]
+mod rig;
+
+use rig::{Rig, keys};
+
+const DEPTH: usize = 32;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| arguments.get(at).and_then(|text| text.parse::<usize>().ok());
+    let (Some(what), Some(bytes), Some(batches)) = (arguments.first(), number(1), number(2)) else {
+        eprintln!("usage: hot_path store|retrieve VALUE_BYTES BATCHES");
+        std::process::exit(2);
+    };
+    let mut rig = Rig::new(64 << 20, DEPTH as u16);
+    let mut batch = rig.record(&keys(0, DEPTH), Some(&vec![7; bytes]));
+    if what == "retrieve" {
+        batch = rig.record(&keys(0, DEPTH), None);
+    }
+    let answered = rig.play(&batch, batches);
+    println!("{} operations, {answered} bytes of answers", batches * DEPTH);
+}

@@ -1,0 +1,44 @@
+//! A request allocates nothing: buffers come from the pool, tasks from their slab, replies reuse their memory.
+
+#[path = "support/rig.rs"]
+mod rig;
+
+use octokv_sys::allocation::{CountingAllocator, count};
+use rig::{Rig, keys};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const DEPTH: usize = 32;
+
+/// Allocations of so many rounds of a batch that has been played before.
+fn allocations(store: Option<usize>, rounds: usize) -> u64 {
+    let mut rig = Rig::new(256 << 20, DEPTH as u16);
+    let bytes = store.unwrap_or(4096);
+    let value = vec![7; bytes];
+    let mut batch = rig.record(&keys(0, DEPTH), Some(&value));
+    if store.is_none() {
+        batch = rig.record(&keys(0, DEPTH), None);
+    }
+    // Until everything has grown to its size, and the journal has gone round.
+    rig.play(&batch, 3000);
+    let before = count();
+    let answered = rig.play(&batch, rounds);
+    let allocated = count() - before;
+    assert!(before > 100, "the allocator counts");
+    // The rig keeps count, so that a batch that went nowhere is seen.
+    assert!(answered >= (rounds * DEPTH * 24) as u64, "{answered} bytes of answers");
+    allocated
+}
+
+#[test]
+fn a_retrieve_allocates_nothing() {
+    assert_eq!(allocations(None, 500), 0);
+}
+
+#[test]
+fn a_store_allocates_nothing() {
+    for bytes in [64, 4096] {
+        assert_eq!(allocations(Some(bytes), 500), 0, "of {bytes} B");
+    }
+}
