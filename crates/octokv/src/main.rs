@@ -47,7 +47,12 @@ mod size;
 
 use arguments::{Arguments, Command};
 use clap::Parser;
+use octokv_sys::pages::PageAllocator;
 use std::process::ExitCode;
+
+/// Values' buffers cost their memory when bytes land in them.
+#[global_allocator]
+static ALLOCATOR: PageAllocator = PageAllocator;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();

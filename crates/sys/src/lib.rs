@@ -14,6 +14,7 @@
 //! - [`thread`]: threads by name and core.
 //! - [`signal`]: SIGTERM and SIGINT as a flag.
 //! - [`allocation`]: an allocator that counts, for tests and reports.
+//! - [`pages`]: an allocator that takes large page-aligned memory from the kernel as it is touched.
 //! - [`process`]: what this process costs and may use.
 //! - [`seccomp`]: io_uring taken away from a thread and what it starts, as a container does.
 
@@ -28,6 +29,7 @@ pub mod clock;
 pub mod event;
 pub mod file;
 pub mod memory;
+pub mod pages;
 pub mod poll;
 pub mod process;
 pub mod seccomp;
