@@ -38,6 +38,9 @@ const TICK: Nanos = Nanos::from_millis(50);
 /// Connections that are accepted in one turn, of each listener: a flood of them leaves time for those that are there.
 const ACCEPTS_PER_TURN: usize = 2;
 
+/// Connections that are closed at once: replies go before them, and a flood of them leaves time.
+const CLOSES_AT_ONCE: usize = 2;
+
 /// What cores tell each other.
 pub enum Message {
     /// Take over a connection that was just accepted.
@@ -120,8 +123,9 @@ struct Reactor<S, F, M> {
     next_ready: Option<SocketId>,
     /// The same for links with bytes that are offered again.
     next_stalled: u32,
-    /// How long this turn has dealt with what hosts sent.
+    /// How long this turn has dealt with what hosts sent, and with sending.
     spent: Nanos,
+    spent_sending: Nanos,
     requests: Vec<Request>,
     jobs: VecDeque<Job>,
     /// Namespaces whose stores were taken out since the last turn.
@@ -208,6 +212,7 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         next_ready: None,
         next_stalled: 0,
         spent: Nanos::ZERO,
+        spent_sending: Nanos::ZERO,
         requests: Vec::new(),
         jobs: VecDeque::new(),
         removed: parts.stores.removed(),
@@ -229,6 +234,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S
     fn turn(&mut self, now: Nanos) -> bool {
         let mut worked = self.handle.begin_turn(now) > 0;
         self.spent = Nanos::ZERO;
+        self.spent_sending = Nanos::ZERO;
         worked |= self.refuse_removed();
         let mut target = self.accept(now);
         target |= self.take_messages(now);
@@ -435,7 +441,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
 
     /// Sends what links have to say, and closes those that are over. What there is no time for is left to the next turn.
     fn send(&mut self) -> bool {
-        let (mut worked, mut spent) = (false, Nanos::ZERO);
+        let (mut worked, mut spent, mut closes) = (false, self.spent_sending, 0);
         let mut unsent = std::mem::take(&mut self.unsent);
         let share = share::share(unsent.len());
         let (mut kept, mut first) = (0, None);
@@ -446,8 +452,15 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
                 worked = true;
                 return true;
             }
+            if link.connection.is_closed() && closes >= CLOSES_AT_ONCE {
+                kept += 1;
+                worked = true;
+                return true;
+            }
             let sent = link.send(&mut self.sockets, &mut self.slices);
-            worked |= sent.is_some() | self.close_if_over(index);
+            let closed = self.close_if_over(index);
+            closes += usize::from(closed);
+            worked |= sent.is_some() | closed;
             let of_link = self.handle.busy().lap(Stage::Target, worked);
             spent = spent + of_link;
             let Some(link) = &mut self.links[index as usize] else { return false };
@@ -458,6 +471,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             kept += usize::from(link.listed);
             link.listed
         });
+        self.spent_sending = spent;
         // Whoever had no time is first in the next turn.
         unsent.rotate_left(first.unwrap_or(0));
         debug_assert!(self.unsent.is_empty());
