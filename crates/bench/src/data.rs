@@ -28,6 +28,15 @@ pub fn key(index: u64, key_bytes: usize) -> Key {
     Key::new(&bytes[..key_bytes]).expect("a plan has no longer keys")
 }
 
+/// A key that no index has, and that lies beside the one of `index`: its last byte is no digit.
+pub fn missing_key(index: u64, key_bytes: usize) -> Key {
+    let mut bytes = [0; KEY_BYTES_MAX];
+    bytes[..key_bytes].copy_from_slice(key(index, key_bytes).as_bytes());
+    // '0' to '9' become 'p' to 'y'.
+    bytes[key_bytes - 1] |= 0x40;
+    Key::new(&bytes[..key_bytes]).expect("as long as the other")
+}
+
 /// Makes and checks the values of one seed.
 pub struct Values {
     seed: u64,
@@ -76,6 +85,12 @@ mod tests {
         assert_eq!(key(1234, 16).as_bytes(), b"0000000000001234");
         assert_eq!(key(0, 1).as_bytes(), b"0");
         assert_eq!(key(7, 20).as_bytes(), b"00000000000000000007");
+    }
+
+    #[test]
+    fn a_missing_key_is_the_key_of_no_index() {
+        assert_eq!(missing_key(1239, 6).as_bytes(), b"00123y");
+        assert_eq!(missing_key(0, 1).as_bytes(), b"p");
     }
 
     #[test]

@@ -10,10 +10,11 @@
 //! until its fsync is over (no group commit), and reads go past the page cache (O_DIRECT) while writes go through
 //! it. The engine is the node's own: a put writes its record and both copies of a journal entry before its fsync.
 
-use crate::operate::{format_settings, operate};
-use crate::plan::{Plan, Workload};
-use crate::report::Tally;
+use crate::operate::{Operated, format_settings, operate};
+use crate::plan::Plan;
 use crate::run::{Error, Shared};
+use crate::tally::{Answered, Tally};
+use crate::workload::Action;
 use octokv_base::random::mix;
 use octokv_base::{Buffer, Lba, Pool, value_offset};
 use octokv_engine::Durability;
@@ -51,7 +52,8 @@ pub struct HostKvs {
 /// How large each of `files` files must be for a plan, in bytes: values with their heads, as many as keys fall on
 /// it, a quarter more for those that do so by chance and for what replaces them, and metadata.
 pub fn file_bytes(plan: &Plan, files: usize) -> u64 {
-    let record = (value_offset(plan.key_bytes) + plan.value_bytes).next_multiple_of(4096) as u64;
+    let record =
+        (value_offset(plan.key_sizes.most()) + plan.value_sizes.most()).next_multiple_of(4096) as u64;
     let in_flight = (plan.threads * plan.depth) as u64;
     let records = (plan.keys / files as u64) * 5 / 4 + in_flight + 256;
     let data = records.saturating_mul(record);
@@ -72,7 +74,7 @@ impl HostKvs {
             let file = Arc::new(file);
             let device: Rc<dyn Device> = Rc::new(FileOfPage::new(&file));
             let failed = |error| Error::Open { name: device.name().to_owned(), error };
-            let format = format_settings(plan.value_bytes, mix(seed ^ number as u64));
+            let format = format_settings(plan.value_sizes.most(), mix(seed ^ number as u64));
             let open = || now_or_never(hash::open(&device, &pool, settings, &format));
             let volume = match open() {
                 Err(OpenError::NotOurs(NotOurs::Blank)) => {
@@ -124,22 +126,24 @@ pub(crate) fn drive(shared: &Shared, store: &HostKvs, number: usize) -> Result<T
     }
     let now = shared.host.now;
     let begin = now();
-    let (mut random, until) = (shared.random(number), shared.until(begin));
+    let (mut chooser, until) = (shared.chooser(number), shared.until(begin));
     let mut tally = Tally::new(begin + shared.plan.warm_up);
     loop {
         let started = now();
         if started >= until || shared.failed.load(Ordering::Relaxed) {
             return Ok(tally);
         }
-        let Some(index) = shared.next_index(&mut random) else { return Ok(tally) };
-        let at = mix(index) as usize % engines.len();
-        let changes = shared.workload != Workload::ReadRandom;
+        let Some(operation) = shared.next_operation(&mut chooser) else { return Ok(tally) };
+        let at = mix(operation.index) as usize % engines.len();
+        let changes = !matches!(operation.action, Action::Read | Action::ReadMissing);
         let writing = &store.stores[at].writing;
         let held = changes.then(|| writing.lock().unwrap_or_else(PoisonError::into_inner));
-        let done = now_or_never(operate(shared, &engines[at], &store.pool, index));
+        let done = now_or_never(operate(shared, &engines[at], &store.pool, operation));
         drop(held);
         match done {
-            Ok(found) => tally.answered(started, now(), found),
+            Ok(Operated { found, value_bytes }) => {
+                tally.answered(Answered { started, now: now(), found, value_bytes, keys_listed: 0 });
+            }
             Err(error) => {
                 shared.failed.store(true, Ordering::Release);
                 return Err(error);

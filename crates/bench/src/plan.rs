@@ -1,65 +1,11 @@
-//! What to run: a list of workloads over one key space, and when each ends.
+//! What to run: a list of workloads over one key space, how fast, and when each ends.
 
-use octokv_base::{KEY_BYTES_MAX, Nanos};
+use crate::data;
+use crate::distribution::{Distribution, THETA, THETAS};
+use crate::sizes::{Sizes, WEIGHTS_MAX};
+use crate::workload::{Action, Workload};
+use octokv_base::{KEY_BYTES_MAX, Key, Nanos};
 use std::fmt;
-
-/// What every operation of a workload does, and to which keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workload {
-    /// Stores the keys in order, from the first.
-    FillSequential,
-    /// Stores keys drawn at random.
-    FillRandom,
-    /// The same; the name says that the keys are there already.
-    Overwrite,
-    /// Reads keys drawn at random.
-    ReadRandom,
-    /// Deletes keys drawn at random.
-    DeleteRandom,
-}
-
-impl Workload {
-    /// All of them.
-    pub const ALL: [Workload; 5] = [
-        Workload::FillSequential,
-        Workload::FillRandom,
-        Workload::Overwrite,
-        Workload::ReadRandom,
-        Workload::DeleteRandom,
-    ];
-
-    /// Its name on the command line and in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Workload::FillSequential => "fillseq",
-            Workload::FillRandom => "fillrandom",
-            Workload::Overwrite => "overwrite",
-            Workload::ReadRandom => "readrandom",
-            Workload::DeleteRandom => "deleterandom",
-        }
-    }
-}
-
-/// A workload's name that is none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownWorkload(pub String);
-
-impl fmt::Display for UnknownWorkload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = Workload::ALL.map(Workload::name).join(", ");
-        write!(f, "there is no workload \"{}\"; there are {names}", self.0)
-    }
-}
-
-impl std::error::Error for UnknownWorkload {}
-
-impl std::str::FromStr for Workload {
-    type Err = UnknownWorkload;
-    fn from_str(text: &str) -> Result<Workload, UnknownWorkload> {
-        let found = Workload::ALL.into_iter().find(|workload| workload.name() == text);
-        found.ok_or_else(|| UnknownWorkload(text.to_owned()))
-    }
-}
 
 /// When a workload ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,12 +21,18 @@ pub enum End {
 pub struct Plan {
     /// Run one after the other.
     pub workloads: Vec<Workload>,
-    /// Length of every key, in bytes.
-    pub key_bytes: usize,
-    /// Length of every value, in bytes.
-    pub value_bytes: usize,
-    /// How many different keys there are.
+    /// Lengths of keys.
+    pub key_sizes: Sizes,
+    /// Lengths of values.
+    pub value_sizes: Sizes,
+    /// How many different keys there are before any is inserted.
     pub keys: u64,
+    /// How keys are drawn; none for what each workload has by itself.
+    pub distribution: Option<Distribution>,
+    /// The skew of the distributions that have one.
+    pub theta: f64,
+    /// Operations begun per second, over all threads; none to begin one whenever one has ended.
+    pub rate: Option<f64>,
     /// Independent clients: each a connection of its own.
     pub threads: usize,
     /// Operations in flight on each.
@@ -99,9 +51,12 @@ impl Default for Plan {
     fn default() -> Plan {
         Plan {
             workloads: vec![Workload::FillRandom, Workload::ReadRandom],
-            key_bytes: 16,
-            value_bytes: 16384,
+            key_sizes: Sizes::Fixed(16),
+            value_sizes: Sizes::Fixed(16384),
             keys: 100_000,
+            distribution: None,
+            theta: THETA,
+            rate: None,
             threads: 12,
             depth: 1,
             end: End::Operations(100_000),
@@ -113,13 +68,13 @@ impl Default for Plan {
 }
 
 /// What makes no sense in a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Invalid {
     /// Nothing to run, or nothing to run it with: a count is zero.
     Zero(&'static str),
     /// Keys of this length cannot have so many values.
     KeyBytes {
-        /// The length asked for.
+        /// The shortest length asked for.
         have: usize,
         /// The shortest that does.
         least: usize,
@@ -131,6 +86,12 @@ pub enum Invalid {
         /// The most.
         most: usize,
     },
+    /// Lengths that cannot be drawn.
+    Sizes(&'static str),
+    /// A skew that cannot be drawn with.
+    Theta(f64),
+    /// So many operations per second cannot be begun.
+    Rate(f64),
 }
 
 impl fmt::Display for Invalid {
@@ -144,6 +105,16 @@ impl fmt::Display for Invalid {
                 )
             }
             Invalid::Depth { have, most } => write!(f, "a depth of {have}: a connection takes {most}"),
+            Invalid::Sizes(what) => write!(
+                f,
+                "{what}: a range ends no lower than it begins; of 1 to {WEIGHTS_MAX} weights one is not zero"
+            ),
+            Invalid::Theta(have) => {
+                write!(f, "--zipf {have}: must be from {} to {}", THETAS.start(), THETAS.end())
+            }
+            Invalid::Rate(have) => {
+                write!(f, "a rate of {have}: must be from {} to {}", RATES.start(), RATES.end())
+            }
         }
     }
 }
@@ -152,6 +123,10 @@ impl std::error::Error for Invalid {}
 
 /// The most commands in flight on one connection.
 pub const DEPTH_MAX: usize = 65_534;
+/// The rates that can be asked for, in operations per second.
+pub const RATES: std::ops::RangeInclusive<f64> = 0.1..=1e8;
+/// More operations per second than any machine does; bounds the keys that a span of time can insert.
+const OPERATIONS_PER_SECOND_MAX: u64 = 10_000_000;
 
 impl Plan {
     /// What is wrong with it.
@@ -170,14 +145,65 @@ impl Plan {
         if let Some((_, what)) = counts.into_iter().find(|(count, _)| *count == 0) {
             return Err(Invalid::Zero(what));
         }
-        let least = (self.keys - 1).max(1).ilog10() as usize + 1;
-        if !(least..=KEY_BYTES_MAX).contains(&self.key_bytes) {
-            return Err(Invalid::KeyBytes { have: self.key_bytes, least });
+        let all = [(&self.key_sizes, "key sizes"), (&self.value_sizes, "value sizes")];
+        if let Some((_, what)) = all.into_iter().find(|(sizes, _)| !sizes.makes_sense()) {
+            return Err(Invalid::Sizes(what));
+        }
+        let last = (self.keys - 1).saturating_add(self.inserted_max()).max(1);
+        let least = last.ilog10() as usize + 1;
+        if self.key_sizes.least() < least || self.key_sizes.most() > KEY_BYTES_MAX {
+            let wrong = if self.key_sizes.least() < least { Sizes::least } else { Sizes::most };
+            return Err(Invalid::KeyBytes { have: wrong(&self.key_sizes), least });
         }
         if self.depth > DEPTH_MAX {
             return Err(Invalid::Depth { have: self.depth, most: DEPTH_MAX });
         }
-        Ok(())
+        if !THETAS.contains(&self.theta) {
+            return Err(Invalid::Theta(self.theta));
+        }
+        match self.rate {
+            Some(rate) if !RATES.contains(&rate) => Err(Invalid::Rate(rate)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The most keys that one of its workloads can insert.
+    fn inserted_max(&self) -> u64 {
+        let inserts = self.workloads.iter().any(|workload| workload.does(Action::Insert));
+        match self.end {
+            _ if !inserts => 0,
+            End::Operations(count) => count,
+            End::Time(span) => ((self.warm_up + span).0 / 1_000_000_000 + 1) * OPERATIONS_PER_SECOND_MAX,
+        }
+    }
+
+    /// How a workload draws keys; none where it takes them in order.
+    pub fn distribution_of(&self, workload: Workload) -> Option<Distribution> {
+        workload.distribution().map(|own| self.distribution.unwrap_or(own))
+    }
+
+    /// The length of an index's key.
+    #[inline]
+    pub fn key_bytes(&self, index: u64) -> usize {
+        // Another seed than for values: long keys are not those of long values.
+        self.key_sizes.of(index, self.seed ^ 1 << 63)
+    }
+
+    /// The key of an index.
+    #[inline]
+    pub fn key(&self, index: u64) -> Key {
+        data::key(index, self.key_bytes(index))
+    }
+
+    /// A key that nothing stores, beside that of an index.
+    pub fn missing_key(&self, index: u64) -> Key {
+        data::missing_key(index, self.key_bytes(index))
+    }
+
+    /// The length of an index's value.
+    #[inline]
+    pub fn value_bytes(&self, index: u64) -> usize {
+        self.value_sizes.of(index, self.seed)
     }
 }
 
@@ -186,27 +212,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_to_workloads_and_back() {
-        for workload in Workload::ALL {
-            assert_eq!(workload.name().parse(), Ok(workload));
-        }
-        let error = "fillsec".parse::<Workload>().unwrap_err().to_string();
-        assert!(error.contains("fillsec") && error.contains("fillseq"), "{error}");
-    }
-
-    #[test]
     fn plans_that_make_no_sense_are_refused() {
         let plan = Plan::default;
+        let short = || Plan { key_sizes: Sizes::Fixed(1), ..plan() };
+        let inserts = || Plan { workloads: vec![Workload::YcsbD], ..plan() };
+        let key_bytes = |have, least| Err(Invalid::KeyBytes { have, least });
+        let second = End::Time(Nanos::from_secs(1));
         let table = [
             (plan(), Ok(())),
             (Plan { workloads: vec![], ..plan() }, Err(Invalid::Zero("workloads"))),
             (Plan { threads: 0, ..plan() }, Err(Invalid::Zero("threads"))),
             (Plan { end: End::Operations(0), ..plan() }, Err(Invalid::Zero("operations"))),
-            (Plan { keys: 1, key_bytes: 1, ..plan() }, Ok(())),
-            (Plan { keys: 10, key_bytes: 1, ..plan() }, Ok(())),
-            (Plan { keys: 11, key_bytes: 1, ..plan() }, Err(Invalid::KeyBytes { have: 1, least: 2 })),
-            (Plan { key_bytes: 1025, ..plan() }, Err(Invalid::KeyBytes { have: 1025, least: 5 })),
+            (Plan { keys: 1, ..short() }, Ok(())),
+            (Plan { keys: 10, ..short() }, Ok(())),
+            (Plan { keys: 11, ..short() }, key_bytes(1, 2)),
+            (Plan { key_sizes: Sizes::Fixed(1025), ..plan() }, key_bytes(1025, 5)),
+            (Plan { key_sizes: Sizes::Uniform { least: 4, most: 9 }, ..plan() }, key_bytes(4, 5)),
+            (Plan { key_sizes: Sizes::Uniform { least: 5, most: 1025 }, ..plan() }, key_bytes(1025, 5)),
+            (Plan { key_sizes: Sizes::Fixed(5), ..inserts() }, key_bytes(5, 6)),
+            (Plan { key_sizes: Sizes::Fixed(6), ..inserts() }, Ok(())),
+            (Plan { key_sizes: Sizes::Fixed(6), end: second, ..inserts() }, key_bytes(6, 8)),
+            (Plan { key_sizes: Sizes::Fixed(6), end: second, ..plan() }, Ok(())),
             (Plan { depth: 70_000, ..plan() }, Err(Invalid::Depth { have: 70_000, most: DEPTH_MAX })),
+            (
+                Plan { value_sizes: Sizes::Uniform { least: 2, most: 1 }, ..plan() },
+                Err(Invalid::Sizes("value sizes")),
+            ),
+            (Plan { theta: 0.0, ..plan() }, Err(Invalid::Theta(0.0))),
+            (Plan { theta: 10.0, ..plan() }, Ok(())),
+            (Plan { rate: Some(0.0), ..plan() }, Err(Invalid::Rate(0.0))),
+            (Plan { rate: Some(f64::INFINITY), ..plan() }, Err(Invalid::Rate(f64::INFINITY))),
+            (Plan { rate: Some(1e6), ..plan() }, Ok(())),
         ];
         for (plan, want) in table {
             assert_eq!(plan.check(), want, "{plan:?}");

@@ -7,13 +7,14 @@
 //! Each of the plan's threads × depth operations in flight is a task that does one operation after another.
 //! The connections are as many as with Key Value commands, one per thread, or as the node grants.
 
-use crate::operate::{format_settings, operate};
-use crate::report::Tally;
+use crate::choose::Chooser;
+use crate::operate::{Operated, format_settings, operate};
 use crate::run::{Error, Node, Shared};
 use crate::system::EngineSettings;
+use crate::tally::{Answered, Tally};
 use crate::worker::{connect, disconnect};
 use crate::{Clock, Plan};
-use octokv_base::{Buffer, Lba, Nanos, Pool, Random};
+use octokv_base::{Buffer, Lba, Nanos, Pool};
 use octokv_client::{Reconnect, Remote, Settings};
 use octokv_engine::hash::superblock::{SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS};
 use octokv_engine::hash::{self, HashEngine, OpenError, OpenSettings};
@@ -84,7 +85,7 @@ pub fn prepare(
     let ground = Ground::connect(node.address, client, now)?;
     let blank = ground.finish(is_blank(&*ground.device)).map_err(|error| ground.failed(error))?;
     if format || blank {
-        let settings = format_settings(plan.value_bytes, engine.seed);
+        let settings = format_settings(plan.value_sizes.most(), engine.seed);
         let formatted = ground.finish(hash::format(&*ground.device, &settings));
         formatted.map_err(|error| ground.failed(error))?;
     }
@@ -104,7 +105,7 @@ struct Run<'a> {
     shared: &'a Shared,
     engine: Rc<HashEngine>,
     pool: Pool,
-    random: RefCell<Random>,
+    chooser: RefCell<Chooser>,
     tally: RefCell<Tally>,
     failure: RefCell<Option<Error>>,
     until: Nanos,
@@ -119,9 +120,13 @@ impl Run<'_> {
             if started >= self.until || self.shared.failed.load(Ordering::Relaxed) {
                 return;
             }
-            let Some(index) = self.shared.next_index(&mut self.random.borrow_mut()) else { return };
-            match operate(self.shared, &*self.engine, &self.pool, index).await {
-                Ok(found) => self.tally.borrow_mut().answered(started, now(), found),
+            let operation = self.shared.next_operation(&mut self.chooser.borrow_mut());
+            let Some(operation) = operation else { return };
+            match operate(self.shared, &*self.engine, &self.pool, operation).await {
+                Ok(Operated { found, value_bytes }) => {
+                    let answered = Answered { started, now: now(), found, value_bytes, keys_listed: 0 };
+                    self.tally.borrow_mut().answered(answered);
+                }
                 Err(error) => {
                     self.shared.failed.store(true, Ordering::Release);
                     self.failure.borrow_mut().get_or_insert(error);
@@ -143,7 +148,7 @@ pub(crate) fn drive(shared: &Shared, settings: EngineSettings) -> Result<Tally, 
     let ground = Ground::connect(shared.address, Settings { queues, depth, ..shared.client.clone() }, now)?;
     let pool = Pool::new(settings.pool_bytes);
     let open = OpenSettings { durability: settings.durability, cores: 1 };
-    let format = format_settings(plan.value_bytes, settings.seed);
+    let format = format_settings(plan.value_sizes.most(), settings.seed);
     let volume = ground.finish(hash::open(&ground.device, &pool, open, &format));
     let volume = volume.map_err(|error| ground.failed(error))?;
     let engine = Rc::new(HashEngine::new(volume, 0, Rc::clone(&ground.device), pool.clone()));
@@ -152,7 +157,7 @@ pub(crate) fn drive(shared: &Shared, settings: EngineSettings) -> Result<Tally, 
         shared,
         engine: Rc::clone(&engine),
         pool,
-        random: RefCell::new(shared.random(0)),
+        chooser: RefCell::new(shared.chooser(0)),
         tally: RefCell::new(Tally::new(begin + plan.warm_up)),
         failure: RefCell::new(None),
         until: shared.until(begin),

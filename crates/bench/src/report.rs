@@ -1,58 +1,15 @@
 //! Figures of a run: counted by the workers, added up, shown as a table and as a document.
 //!
-//! The document is one object: `schema`, `command`, `machine`, `settings`, `results`; each result is flat and
-//! its names carry their units.
+//! The document is one object: `schema`, `octokv_version`, `command`, `machine`, `settings`, `results`; the names of a
+//! result carry their units, and but for its `series` it is flat. docs/BENCHMARKS.md lists them.
 
-use crate::plan::{End, Plan, Workload};
+use crate::plan::{End, Plan};
+use crate::series::Point;
 use crate::system::System;
-use hdrhistogram::Histogram;
-use octokv_base::Nanos;
+use crate::tally::Tally;
+use crate::workload::Workload;
 use serde::Serialize;
 use std::fmt::Write;
-
-/// The longest latency that is told apart from longer ones, in nanoseconds.
-const LATENCY_NS_MAX: u64 = 600_000_000_000;
-
-/// What one worker, or all together, counted.
-pub struct Tally {
-    counted_from: Nanos,
-    last: Nanos,
-    found: u64,
-    missing: u64,
-    latency_ns: Histogram<u64>,
-}
-
-impl Tally {
-    /// Counts operations that are answered from then on.
-    pub fn new(counted_from: Nanos) -> Tally {
-        let latency_ns = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("bounds that make sense");
-        Tally { counted_from, last: counted_from, found: 0, missing: 0, latency_ns }
-    }
-
-    /// An operation was answered.
-    #[inline]
-    pub fn answered(&mut self, started: Nanos, now: Nanos, found: bool) {
-        if now < self.counted_from {
-            return;
-        }
-        self.last = self.last.max(now);
-        self.latency_ns.saturating_record(now.since(started).0);
-        if found {
-            self.found += 1;
-        } else {
-            self.missing += 1;
-        }
-    }
-
-    /// Adds what another worker counted at the same time.
-    pub fn add(&mut self, other: &Tally) {
-        self.counted_from = self.counted_from.min(other.counted_from);
-        self.last = self.last.max(other.last);
-        self.found += other.found;
-        self.missing += other.missing;
-        self.latency_ns.add(&other.latency_ns).expect("both have the same bounds");
-    }
-}
 
 /// What one workload came to.
 #[derive(Clone, Debug, Serialize)]
@@ -65,14 +22,30 @@ pub struct Figures {
     pub threads: usize,
     /// Operations in flight on each.
     pub depth: usize,
-    /// Key length.
-    pub key_bytes: usize,
-    /// Value length.
-    pub value_bytes: usize,
+    /// Key length, where all have one.
+    pub key_bytes: Option<usize>,
+    /// Key lengths as they are typed.
+    pub key_sizes: String,
+    /// Value length, where all have one.
+    pub value_bytes: Option<usize>,
+    /// Value lengths as they are typed.
+    pub value_sizes: String,
+    /// How keys are drawn; none where they are taken in order.
+    pub distribution: Option<&'static str>,
+    /// Its skew, where it has one.
+    pub zipf_theta: Option<f64>,
+    /// Operations per second that were to begin; none where each began when one had ended.
+    pub rate_ops_s: Option<f64>,
+    /// With a rate: how late the next operation would have been at the end.
+    pub behind_s: Option<f64>,
+    /// With a rate: operations that were to begin within the time and did not.
+    pub backlog_operations: Option<u64>,
     /// Operations counted.
     pub operations: u64,
     /// Of them, on keys that were not there.
     pub not_found: u64,
+    /// Keys that were listed.
+    pub keys_listed: u64,
     /// Whether every value read was compared.
     pub verified: bool,
     /// From the first counted moment to the last answer.
@@ -91,41 +64,72 @@ pub struct Figures {
     pub latency_us_p99_9: f64,
     /// The longest.
     pub latency_us_max: f64,
+    /// Length of an interval of the series.
+    pub series_interval_s: f64,
+    /// The same figures over time.
+    pub series: Vec<Point>,
+    /// Latencies by part of the operations that are no longer; for plots.
+    #[serde(skip)]
+    pub latency_curve: Vec<Quantile>,
+}
+
+/// A point of the distribution of latencies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Quantile {
+    /// Of the operations, the part that took no longer, 0 to 1.
+    pub part: f64,
+    /// How long.
+    pub latency_us: f64,
 }
 
 impl Figures {
     /// Of a tally.
-    pub fn new(workload: Workload, system: &'static str, plan: &Plan, tally: &Tally) -> Figures {
+    pub fn new(workload: Workload, system: &'static str, plan: &Plan, tally: Tally) -> Figures {
         let operations = tally.found + tally.missing;
         let elapsed_s = tally.last.since(tally.counted_from).as_secs_f64();
         let per_second = |amount: f64| if elapsed_s > 0.0 { amount / elapsed_s } else { 0.0 };
-        let moved = match workload {
-            Workload::FillSequential | Workload::FillRandom | Workload::Overwrite | Workload::ReadRandom => {
-                tally.found as f64 * plan.value_bytes as f64
-            }
-            Workload::DeleteRandom => 0.0,
-        };
-        let quantile = |q: f64| tally.latency_ns.value_at_quantile(q) as f64 / 1e3;
+        let quantile = |part: f64| tally.latency_ns.value_at_quantile(part) as f64 / 1e3;
+        let distribution = plan.distribution_of(workload);
+        let (interval, series) = tally.series.points(tally.last);
         Figures {
             workload: workload.name(),
             system,
             threads: plan.threads,
             depth: plan.depth,
-            key_bytes: plan.key_bytes,
-            value_bytes: plan.value_bytes,
+            key_bytes: plan.key_sizes.fixed(),
+            key_sizes: plan.key_sizes.to_string(),
+            value_bytes: plan.value_sizes.fixed(),
+            value_sizes: plan.value_sizes.to_string(),
+            distribution: distribution.map(|kind| kind.name()),
+            zipf_theta: distribution.filter(|kind| kind.is_skewed()).map(|_| plan.theta),
+            rate_ops_s: plan.rate,
+            behind_s: plan.rate.map(|_| tally.backlog.behind.as_secs_f64()),
+            backlog_operations: plan.rate.map(|_| tally.backlog.operations),
             operations,
             not_found: tally.missing,
-            verified: plan.verify && workload == Workload::ReadRandom,
+            keys_listed: tally.keys_listed,
+            verified: plan.verify && workload.reads(),
             elapsed_s,
             throughput_ops_s: per_second(operations as f64),
-            throughput_mib_s: per_second(moved) / f64::from(1 << 20),
+            throughput_mib_s: per_second(tally.value_bytes as f64) / f64::from(1 << 20),
             latency_us_mean: tally.latency_ns.mean() / 1e3,
             latency_us_p50: quantile(0.5),
             latency_us_p99: quantile(0.99),
             latency_us_p99_9: quantile(0.999),
             latency_us_max: tally.latency_ns.max() as f64 / 1e3,
+            series_interval_s: interval.as_secs_f64(),
+            series,
+            latency_curve: curve_parts(operations)
+                .map(|part| Quantile { part, latency_us: quantile(part) })
+                .collect(),
         }
     }
+}
+
+/// Parts of so many operations, ten to each factor of ten of what is left: 0, 0.2, ... 0.9, 0.92, ... 0.99, ...
+fn curve_parts(operations: u64) -> impl Iterator<Item = f64> {
+    let steps = (operations.max(1) as f64).log10() * 10.0;
+    (0..=steps as u32).map(|step| 1.0 - 10f64.powf(-f64::from(step) / 10.0))
 }
 
 /// The machine that measured.
@@ -158,12 +162,22 @@ pub struct Settings {
     pub threads: usize,
     /// Operations in flight on each.
     pub depth: usize,
-    /// Key length.
-    pub key_bytes: usize,
-    /// Value length.
-    pub value_bytes: usize,
-    /// Different keys.
+    /// Key length, where all have one.
+    pub key_bytes: Option<usize>,
+    /// Key lengths as they are typed.
+    pub key_sizes: String,
+    /// Value length, where all have one.
+    pub value_bytes: Option<usize>,
+    /// Value lengths as they are typed.
+    pub value_sizes: String,
+    /// Different keys, before any is inserted.
     pub keys: u64,
+    /// How keys are drawn, where that was asked for; else each workload has its own way.
+    pub distribution: Option<&'static str>,
+    /// The skew of those distributions that have one.
+    pub zipf_theta: f64,
+    /// Operations per second that were asked for; one after the other. Empty where each begins when one has ended.
+    pub rates_ops_s: Vec<f64>,
     /// Operations of each workload, where they end it.
     pub operations: Option<u64>,
     /// Time of each workload, where it ends it.
@@ -177,8 +191,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of a plan on a system; `place` is where its data is.
-    pub fn new(system: &System, place: &str, plan: &Plan) -> Settings {
+    /// Of a plan on a system; `place` is where its data is, `rates` those that the plan is run at.
+    pub fn new(system: &System, place: &str, plan: &Plan, rates: &[f64]) -> Settings {
         let (operations, seconds) = match plan.end {
             End::Operations(count) => (Some(count), None),
             End::Time(span) => (None, Some(span.as_secs_f64())),
@@ -190,9 +204,14 @@ impl Settings {
             durability: system.durability(),
             threads: plan.threads,
             depth: plan.depth,
-            key_bytes: plan.key_bytes,
-            value_bytes: plan.value_bytes,
+            key_bytes: plan.key_sizes.fixed(),
+            key_sizes: plan.key_sizes.to_string(),
+            value_bytes: plan.value_sizes.fixed(),
+            value_sizes: plan.value_sizes.to_string(),
             keys: plan.keys,
+            distribution: plan.distribution.map(|kind| kind.name()),
+            zipf_theta: plan.theta,
+            rates_ops_s: rates.to_vec(),
             operations,
             seconds,
             warm_up_s: plan.warm_up.as_secs_f64(),
@@ -207,18 +226,20 @@ impl Settings {
 pub struct Document {
     /// Which document this is, and its version.
     pub schema: &'static str,
+    /// The version of octokv that wrote it.
+    pub octokv_version: &'static str,
     /// The command line that made it.
     pub command: String,
     /// On which machine.
     pub machine: Machine,
     /// With which settings.
     pub settings: Settings,
-    /// One per workload.
+    /// One per workload and rate.
     pub results: Vec<Figures>,
 }
 
 /// The [`Document::schema`] that this code writes.
-pub const SCHEMA: &str = "octokv-bench/1";
+pub const SCHEMA: &str = "octokv-bench/2";
 
 const COLUMNS: [(&str, usize); 11] = [
     ("workload", 12),
@@ -264,23 +285,34 @@ pub fn table_line(figures: &Figures) -> String {
     if f.not_found > 0 {
         let _ = write!(line, "  ({} not found)", f.not_found);
     }
+    if let (Some(rate), Some(behind_s)) = (f.rate_ops_s, f.behind_s) {
+        let _ = write!(line, "  (rate {rate}, {behind_s:.3} s behind)");
+    }
     line
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tally::Answered;
+    use octokv_base::Nanos;
 
     fn figures() -> Figures {
         let (mut one, mut other) = (Tally::new(Nanos(1_000)), Tally::new(Nanos(2_000)));
-        one.answered(Nanos(0), Nanos(999), true); // In the warm-up: not counted.
+        let answered = |started, now, found| Answered {
+            started: Nanos(started),
+            now: Nanos(now),
+            found,
+            value_bytes: if found { 1 << 20 } else { 0 },
+            keys_listed: 0,
+        };
+        one.answered(answered(0, 999, true)); // In the warm-up: not counted.
         for i in 1..=99u64 {
-            one.answered(Nanos(0), Nanos(i * 1_000), true);
+            one.answered(answered(0, i * 1_000, true));
         }
-        other.answered(Nanos(1_000_000), Nanos(2_001_000), false);
-        one.add(&other);
-        let plan = Plan { value_bytes: 1 << 20, ..Plan::default() };
-        Figures::new(Workload::ReadRandom, "kv", &plan, &one)
+        other.answered(answered(1_000_000, 2_001_000, false));
+        one.add(other);
+        Figures::new(Workload::ReadRandom, "kv", &Plan::default(), one)
     }
 
     #[test]
@@ -293,6 +325,16 @@ mod tests {
         assert!((f.latency_us_p50 - 50.0).abs() < 0.1);
         assert!((f.latency_us_p99 - 99.0).abs() < 0.1);
         assert!((f.latency_us_max / 1_001.0 - 1.0).abs() < 0.001);
+    }
+
+    #[test]
+    fn a_curve_goes_as_far_as_there_are_operations() {
+        let f = figures();
+        let last = f.latency_curve.last().unwrap();
+        assert_eq!((f.latency_curve.len(), f.latency_curve[0].part), (21, 0.0));
+        assert!((last.part - 0.99).abs() < 1e-9 && last.latency_us >= 99.0, "{last:?}");
+        assert_eq!(curve_parts(0).count(), 1);
+        assert_eq!(f.series.iter().map(|point| point.operations).sum::<u64>(), 100);
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! The workers of a workload together: started, watched, added up.
 
+use crate::choose::{Chooser, Keys, Operation};
 use crate::data::Values;
-use crate::plan::{End, Plan, Workload};
-use crate::report::{Figures, Tally};
+use crate::plan::{End, Plan};
+use crate::report::Figures;
 use crate::system::System;
+use crate::tally::Tally;
+use crate::workload::Workload;
 use crate::{Clock, host_kvs, remote_engine, worker};
 use octokv_base::{Key, Nanos, Random};
 use octokv_client::{Reconnect, Settings};
@@ -95,6 +98,11 @@ pub enum Error {
         /// How long it is, in bytes.
         have_bytes: usize,
     },
+    /// The node's list of keys says more than it holds.
+    List {
+        /// Where it was to begin.
+        from: Key,
+    },
 }
 
 impl fmt::Display for Error {
@@ -127,6 +135,7 @@ impl fmt::Display for Error {
                 "key {key} has a value of {have_bytes} bytes that a workload with this value size and seed \
                  never stored"
             ),
+            Error::List { from } => write!(f, "the list of keys from {from} on is malformed"),
         }
     }
 }
@@ -143,6 +152,7 @@ pub(crate) struct Shared {
     pub host: Host,
     pub polling: Polling,
     pub values: Values,
+    pub keys: Keys,
     pub workers: usize,
     /// Operations given out.
     pub next: AtomicU64,
@@ -188,7 +198,8 @@ pub fn run(
             client: client.clone(),
             host,
             polling,
-            values: Values::new(plan.seed, plan.value_bytes),
+            values: Values::new(plan.seed, plan.value_sizes.most()),
+            keys: Keys::new(plan.keys, plan.threads * plan.depth),
             workers: workers.len(),
             next: AtomicU64::new(0),
             done: AtomicU64::new(0),
@@ -196,7 +207,7 @@ pub fn run(
             failed: AtomicBool::new(false),
         });
         let tally = run_workers(&shared, &workers, &mut progress)?;
-        figures.push(Figures::new(workload, system.name(), plan, &tally));
+        figures.push(Figures::new(workload, system.name(), plan, tally));
     }
     Ok(figures)
 }
@@ -226,7 +237,7 @@ fn run_workers(
         match reports.recv_timeout(Duration::from_millis(200)) {
             Ok(Ok(tally)) => match &mut total {
                 None => total = Some(tally),
-                Some(total) => total.add(&tally),
+                Some(total) => total.add(tally),
             },
             Ok(Err(error)) => failure = failure.or(Some(error)),
             Err(RecvTimeoutError::Timeout) => {
@@ -253,20 +264,16 @@ fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Tally, Error>
 }
 
 impl Shared {
-    /// The key of the next operation; none when the workload has no more.
-    pub fn next_index(&self, random: &mut Random) -> Option<u64> {
+    /// The next operation; none when the workload has no more.
+    #[inline]
+    pub fn next_operation(&self, chooser: &mut Chooser) -> Option<Operation> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         if let End::Operations(count) = self.plan.end
             && number >= count
         {
             return None;
         }
-        Some(match self.workload {
-            Workload::FillSequential => number % self.plan.keys,
-            Workload::FillRandom | Workload::Overwrite | Workload::ReadRandom | Workload::DeleteRandom => {
-                random.below(self.plan.keys)
-            }
-        })
+        Some(chooser.operation(number, &self.plan, &self.keys))
     }
 
     /// When a workload that began then ends by itself.
@@ -277,9 +284,10 @@ impl Shared {
         }
     }
 
-    /// Where the keys of worker `number` come from.
-    pub fn random(&self, number: usize) -> Random {
-        Random::new(self.plan.seed ^ (number as u64 + 1) << 32 ^ self.workload as u64)
+    /// Where the operations of worker `number` come from.
+    pub fn chooser(&self, number: usize) -> Chooser {
+        let random = Random::new(self.plan.seed ^ (number as u64 + 1) << 32 ^ self.workload as u64);
+        Chooser::new(&self.plan, self.workload, random)
     }
 
     fn progress(&self, elapsed: Nanos) -> Progress {

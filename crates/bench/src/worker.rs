@@ -3,19 +3,25 @@
 //! ```text
 //!            submit                    answer
 //!  waiting ──────────▶ in flight ───────────────▶ waiting      (threads × depth streams)
+//!                          ▲          │ of the read of a read-modify-write
+//!                          └─ writing ◀
 //! ```
-//! A turn submits for every waiting stream, then polls once. Latency is from just before the submission
-//! to the moment the answer is handed over; nothing is corrected or left out.
+//! A turn submits for every waiting stream, with a rate only what is due, then polls once. Latency is from just before
+//! the submission, with a rate from when that was meant to be ([`crate::pace`]), to the moment the answer is handed
+//! over; nothing is corrected or left out.
 //! Invariants: each stream has at most one operation in flight; no operation allocates (keys longer than
 //! 16 bytes do, in [`Key`]).
 
-use crate::data::{self, Values};
-use crate::plan::{Plan, Workload};
+use crate::Clock;
+use crate::choose::{Chooser, Operation};
+use crate::pace::Pace;
 use crate::run::{Error, Shared};
-use crate::{Clock, report::Tally};
-use octokv_base::{Buffer, Key, Nanos, Random};
+use crate::tally::{Answered, Tally};
+use crate::workload::{Action, Workload};
+use octokv_base::{Buffer, Key, Nanos};
 use octokv_client::{Answer, Command, Rejected, Session, Settings, StoreMode, Value};
 use octokv_runtime::{Doorbell, Idle, Polling, RealSockets, Sockets};
+use octokv_wire::kv::{LIST_HEADER_BYTES, UncheckedList, list_entry_bytes};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
@@ -62,18 +68,29 @@ pub fn disconnect(mut session: Session<RealSockets>, now: Clock) {
 
 #[derive(Clone, Copy)]
 struct Stream {
-    index: u64,
+    operation: Operation,
     started: Nanos,
+    /// What the read of a read-modify-write came to.
+    read: Option<Outcome>,
+}
+
+/// What an answer says.
+#[derive(Clone, Copy)]
+struct Outcome {
+    found: bool,
+    value_bytes: u64,
+    keys_listed: u64,
 }
 
 struct Worker<'a, S: Sockets> {
-    plan: &'a Plan,
     shared: &'a Shared,
     session: Session<S>,
-    values: &'a Values,
-    random: Random,
+    chooser: Chooser,
+    pace: Option<Pace>,
     streams: Vec<Stream>,
     waiting: Vec<u32>,
+    /// Streams that have read what they are to store again.
+    writing: Vec<u32>,
     tally: Tally,
 }
 
@@ -97,14 +114,15 @@ pub(crate) fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Ta
         .map_err(|error| Error::Thread(error.raw_os_error().unwrap_or_default()))?;
     let count = threads * shared.plan.depth;
     let begin = now();
+    let idle_operation = Operation { action: Action::Read, index: 0, list_keys: 0 };
     let mut worker = Worker {
-        plan: &shared.plan,
         shared,
         session,
-        values: &shared.values,
-        random: shared.random(number),
-        streams: vec![Stream { index: 0, started: begin }; count],
+        chooser: shared.chooser(number),
+        pace: shared.plan.rate.map(|rate| Pace::new(rate, number, shared.workers, begin)),
+        streams: vec![Stream { operation: idle_operation, started: begin, read: None }; count],
         waiting: (0..count as u32).rev().collect(),
+        writing: Vec::with_capacity(count),
         tally: Tally::new(begin + shared.plan.warm_up),
     };
     let until = shared.until(begin);
@@ -114,10 +132,13 @@ pub(crate) fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Ta
             break;
         }
         let busy = worker.poll(now)?;
-        let deadline = worker.session.next_deadline().min(until);
+        let deadline = worker.session.next_deadline().min(until).min(worker.next_start());
         idle.rest(busy, now(), deadline, worker.session.sockets_mut());
     }
-    let Worker { session, tally, .. } = worker;
+    let Worker { session, mut tally, pace, .. } = worker;
+    if let Some(pace) = pace {
+        tally.ended_behind(pace.backlog(until));
+    }
     disconnect(session, now);
     Ok(tally)
 }
@@ -138,68 +159,108 @@ fn join_in(shared: &Shared, threads: usize) -> Result<Session<RealSockets>, Erro
 }
 
 impl<S: Sockets> Worker<'_, S> {
-    /// Puts every waiting stream on its way. True when the workload has no more operations.
+    /// Puts every waiting stream on its way, with a rate those that are due. True when the workload has no more
+    /// operations.
     fn submit_all(&mut self, now: Nanos, until: Nanos) -> Result<bool, Error> {
+        // These have begun long ago.
+        while let Some(&stream) = self.writing.last() {
+            self.submit(stream)?;
+            self.writing.pop();
+        }
         if now >= until || self.shared.failed.load(Ordering::Relaxed) {
             return Ok(true);
         }
         while let Some(&stream) = self.waiting.last() {
-            let Some(index) = self.shared.next_index(&mut self.random) else { return Ok(true) };
-            self.streams[stream as usize] = Stream { index, started: now };
-            let command = self.command(index);
-            match self.session.submit(command, u64::from(stream)) {
-                Ok(()) => self.waiting.pop(),
-                Err(Rejected::Invalid(error)) => return Err(self.failed(index, error)),
-                // There was room for every stream when the session went live, and it never reconnects.
-                Err(Rejected::Full | Rejected::NotConnected | Rejected::Over) => {
-                    let error = self.session.ended().unwrap_or(octokv_client::Error::Closed);
-                    return Err(Error::Connect(error));
-                }
-            };
+            let started = self.pace.map_or(now, |pace| pace.next());
+            if started > now {
+                return Ok(false);
+            }
+            let Some(operation) = self.shared.next_operation(&mut self.chooser) else { return Ok(true) };
+            if let Some(pace) = &mut self.pace {
+                pace.take(now);
+            }
+            self.streams[stream as usize] = Stream { operation, started, read: None };
+            self.submit(stream)?;
+            self.waiting.pop();
         }
         Ok(false)
     }
 
-    fn command(&mut self, index: u64) -> Command<'static> {
-        let key = data::key(index, self.plan.key_bytes);
-        match self.shared.workload {
-            Workload::FillSequential | Workload::FillRandom | Workload::Overwrite => {
-                let to = self.plan.value_bytes;
+    /// When the next operation is to begin, where one could.
+    fn next_start(&self) -> Nanos {
+        match self.pace {
+            Some(pace) if !self.waiting.is_empty() => pace.next(),
+            _ => Nanos::NEVER,
+        }
+    }
+
+    fn submit(&mut self, stream: u32) -> Result<(), Error> {
+        let Stream { operation, read, .. } = self.streams[stream as usize];
+        let command = self.command(operation, read.is_some());
+        match self.session.submit(command, u64::from(stream)) {
+            Ok(()) => Ok(()),
+            Err(Rejected::Invalid(error)) => {
+                self.shared.failed.store(true, Ordering::Release);
+                let key = self.shared.plan.key(operation.index);
+                Err(failed(self.shared.workload, key, error))
+            }
+            // There was room for every stream when the session went live, and it never reconnects.
+            Err(Rejected::Full | Rejected::NotConnected | Rejected::Over) => {
+                let error = self.session.ended().unwrap_or(octokv_client::Error::Closed);
+                Err(Error::Connect(error))
+            }
+        }
+    }
+
+    fn command(&mut self, operation: Operation, has_read: bool) -> Command<'static> {
+        let (Operation { action, index, list_keys }, plan) = (operation, &self.shared.plan);
+        let key = plan.key(index);
+        match action {
+            Action::ReadModifyWrite if !has_read => Command::Retrieve { key, limit_bytes: u32::MAX },
+            Action::Store | Action::Insert | Action::ReadModifyWrite => {
+                let to = plan.value_bytes(index);
                 // The pool has room for every stream; where a plan is larger, memory is.
                 let mut buffer = self.session.pool().take(to).unwrap_or_else(|| Buffer::zeroed(to));
-                self.values.make(index, &mut buffer[..to]);
+                self.shared.values.make(index, &mut buffer[..to]);
                 Command::Store { key, value: Value::Buffer { buffer, from: 0, to }, mode: StoreMode::Upsert }
             }
-            Workload::ReadRandom => Command::Retrieve { key, limit_bytes: u32::MAX },
-            Workload::DeleteRandom => Command::Delete { key },
+            Action::Read => Command::Retrieve { key, limit_bytes: u32::MAX },
+            Action::ReadMissing => Command::Retrieve { key: plan.missing_key(index), limit_bytes: u32::MAX },
+            Action::Delete => Command::Delete { key },
+            Action::List => {
+                let entries = list_keys as usize * list_entry_bytes(plan.key_sizes.most());
+                Command::List { start: key, limit_bytes: (LIST_HEADER_BYTES + entries) as u32 }
+            }
         }
     }
 
     fn poll(&mut self, clock: Clock) -> Result<bool, Error> {
-        let Worker { plan, shared, session, values, streams, waiting, tally, .. } = self;
+        let Worker { shared, session, streams, waiting, writing, tally, .. } = self;
         let mut failure = None;
         let mut done = 0;
         let busy = session.poll(clock(), |token, answer| {
-            let Stream { index, started } = streams[token as usize];
+            let stream = &mut streams[token as usize];
+            let outcome = match outcome(shared, stream.operation, answer) {
+                Ok(outcome) => outcome,
+                Err(error) => {
+                    waiting.push(token as u32);
+                    return failure = Some(error);
+                }
+            };
+            if stream.operation.action == Action::ReadModifyWrite && stream.read.is_none() {
+                stream.read = Some(outcome);
+                return writing.push(token as u32);
+            }
             waiting.push(token as u32);
             done += 1;
-            let now = clock();
-            match answer {
-                Ok(Answer::Value { data, full_bytes }) => {
-                    let bytes = plan.value_bytes;
-                    let whole = full_bytes as usize == bytes && data.len() == bytes;
-                    if plan.verify && !(whole && values.is_right(index, &data)) {
-                        let have_bytes = full_bytes as usize;
-                        failure = Some(Error::Wrong { key: data::key(index, plan.key_bytes), have_bytes });
-                    }
-                    tally.answered(started, now, true);
-                }
-                Ok(Answer::NotFound) => tally.answered(started, now, false),
-                Ok(_) => tally.answered(started, now, true),
-                Err(error) => {
-                    failure = Some(failed(shared.workload, data::key(index, plan.key_bytes), error))
-                }
-            }
+            let read_bytes = stream.read.map_or(0, |read| read.value_bytes);
+            tally.answered(Answered {
+                started: stream.started,
+                now: clock(),
+                found: stream.read.unwrap_or(outcome).found,
+                value_bytes: outcome.value_bytes + read_bytes,
+                keys_listed: outcome.keys_listed,
+            });
         });
         if done > 0 {
             shared.done.fetch_add(done, Ordering::Relaxed);
@@ -212,10 +273,44 @@ impl<S: Sockets> Worker<'_, S> {
             None => Ok(busy),
         }
     }
+}
 
-    fn failed(&self, index: u64, error: octokv_client::Error) -> Error {
-        self.shared.failed.store(true, Ordering::Release);
-        failed(self.shared.workload, data::key(index, self.plan.key_bytes), error)
+/// What an answer says, held against what it may say.
+#[inline]
+fn outcome(
+    shared: &Shared,
+    operation: Operation,
+    answer: Result<Answer, octokv_client::Error>,
+) -> Result<Outcome, Error> {
+    let (Operation { action, index, .. }, plan) = (operation, &shared.plan);
+    let outcome = |found, value_bytes| Ok(Outcome { found, value_bytes, keys_listed: 0 });
+    match answer {
+        Ok(Answer::Value { data, full_bytes }) => {
+            let bytes = plan.value_bytes(index);
+            let whole = full_bytes as usize == bytes && data.len() == bytes;
+            let may_be = action != Action::ReadMissing && whole;
+            if plan.verify && !(may_be && shared.values.is_right(index, &data)) {
+                let missing = action == Action::ReadMissing;
+                let key = if missing { plan.missing_key(index) } else { plan.key(index) };
+                return Err(Error::Wrong { key, have_bytes: full_bytes as usize });
+            }
+            outcome(true, data.len() as u64)
+        }
+        Ok(Answer::NotFound) => outcome(false, 0),
+        Ok(Answer::Stored) => {
+            if action == Action::Insert {
+                shared.keys.added(index);
+            }
+            outcome(true, plan.value_bytes(index) as u64)
+        }
+        Ok(Answer::Keys { list }) => {
+            let from = plan.key(index);
+            let Ok(keys) = UncheckedList(&list).check() else { return Err(Error::List { from }) };
+            let found = keys.keys().next() == Some(from.as_bytes());
+            Ok(Outcome { found, value_bytes: 0, keys_listed: u64::from(keys.count()) })
+        }
+        Ok(_) => outcome(true, 0),
+        Err(error) => Err(failed(shared.workload, plan.key(index), error)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::admin;
 use crate::config::{Driver, Durability, Engine, Hash, Polling};
-use crate::size::Size;
+use crate::size::{Lengths, Size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
 use octokv_client::Url;
@@ -317,15 +317,28 @@ pub struct Bench {
     /// here on files of this machine.
     #[arg(long, value_name = "NAME", default_value = "kv")]
     pub system: SystemName,
-    /// fillseq, fillrandom, overwrite, readrandom, deleterandom; a list runs in order.
+    /// fillseq, fillrandom, overwrite, readseq, readrandom, readmissing, seekrandom, deleterandom, ycsb-a to ycsb-f,
+    /// ycsb-w; a list runs in order.
+    ///
+    /// Keys: fillseq and readseq take them in order, ycsb-d draws the latest, other ycsb-* by zipf, the rest uniformly.
+    /// readmissing reads keys that nothing stores. seekrandom lists 100 keys from one on. YCSB needs its keys: run
+    /// fillseq first, with the same --num, sizes and seed. ycsb-a: 50 % reads, 50 % updates; -b: 95 % and 5 %; -c: reads;
+    /// -d: 95 % reads, 5 % inserts; -e: 95 % lists of 1 to 100 keys, without their values, 5 % inserts; -f: 50 % reads,
+    /// 50 % read-modify-writes, each one operation; -w: updates. Inserted keys follow --num in order.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "fillrandom,readrandom")]
     pub workload: Vec<Workload>,
-    /// Bytes of a key.
+    /// Bytes of a key: N, or A..B for lengths from A to B, each as often as any other.
     #[arg(long, value_name = "BYTES", default_value = "16")]
-    pub key_size: Size,
-    /// Bytes of a value.
+    pub key_size: Lengths,
+    /// Bytes of a value: N, A..B, or lengths with weights such as 4096:9,65536:1.
     #[arg(long, value_name = "BYTES", default_value = "16384")]
-    pub value_size: Size,
+    pub value_size: Lengths,
+    /// How keys are drawn [default: each workload's own].
+    #[arg(long)]
+    pub distribution: Option<Distribution>,
+    /// Skew of zipf and latest, 0.01 to 10 [default: 0.99].
+    #[arg(long, value_name = "THETA")]
+    pub zipf: Option<f64>,
     /// Independent clients, each on a connection of its own (with host-kvs: OS threads).
     #[arg(long, value_name = "COUNT", default_value_t = 12)]
     pub threads: usize,
@@ -341,6 +354,13 @@ pub struct Bench {
     /// How long each workload runs, instead of a number of operations.
     #[arg(long)]
     pub seconds: Option<f64>,
+    /// Begin so many operations a second, over all threads, whether or not others have ended; their latency counts from
+    /// when they were meant to begin [default: each stream begins one when its last has ended].
+    #[arg(long, value_name = "PER_SECOND")]
+    pub rate: Option<f64>,
+    /// Run each workload at each of these rates.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "rate")]
+    pub rates: Vec<f64>,
     /// Seconds in which operations are done and not counted, before each workload.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub warm_up: f64,
@@ -359,6 +379,10 @@ pub struct Bench {
     /// Write the results, with machine and settings, to a file; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Draw the results into files of a directory, which must be there: N-WORKLOAD-latency.svg,
+    /// N-WORKLOAD-throughput.svg, with --rates N-WORKLOAD-rates.svg; N counts the workloads from 1.
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
     /// With remote-engine: when the engine here acknowledges a write [default: flush].
     #[arg(long)]
     pub durability: Option<Durability>,
@@ -373,6 +397,17 @@ pub struct Bench {
     pub host_kvs_files: Option<usize>,
     #[command(flatten)]
     pub at: At,
+}
+
+/// How keys are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Distribution {
+    /// All alike.
+    Uniform,
+    /// Some often, most seldom, the often drawn ones anywhere.
+    Zipf,
+    /// The newest most often.
+    Latest,
 }
 
 /// Which system is put under load.

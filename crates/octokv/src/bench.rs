@@ -1,4 +1,11 @@
 //! Load on a node, or on an engine in this process: runs the workloads, prints a table, writes the document.
+//!
+//! # Layout
+//! - [`plan`]: the flags as a plan, and what is wrong with them.
+//! - [`plots`]: the files of `--svg`.
+
+mod plan;
+mod plots;
 
 use crate::arguments::{Bench, SystemName};
 use crate::child::address_of;
@@ -9,7 +16,8 @@ use anyhow::{Context, anyhow};
 use octokv_base::Nanos;
 use octokv_bench::host_kvs::{DbFile, HostKvs, file_bytes};
 use octokv_bench::report::{Document, Figures, Machine, SCHEMA, Settings, table_head, table_line};
-use octokv_bench::{End, EngineSettings, Host, Node, Plan, System, remote_engine, run as run_plan};
+use octokv_bench::workload::Action;
+use octokv_bench::{EngineSettings, Host, Node, Plan, System, remote_engine, run as run_plan};
 use octokv_client::Url;
 use octokv_engine::Durability;
 use octokv_runtime::Polling;
@@ -36,31 +44,42 @@ const POOL_BYTES: usize = 256 << 20;
 
 /// Runs `octokv bench`.
 pub fn run(bench: &Bench) -> Outcome {
-    let plan = plan(bench)?;
+    let plan = plan::of(bench)?;
+    if let Some(directory) = &bench.svg {
+        plots::check(directory)?;
+    }
     let system = system(bench, &plan)?;
     let cores: Vec<Option<usize>> = match bench.client_cores.as_slice() {
         [] => vec![None],
         cores => cores.iter().copied().map(Some).collect(),
     };
     let to_stdout = bench.json.as_deref() == Some(Path::new("-"));
+    // One list per workload, of one result per rate.
     let mut results = Vec::new();
     if !to_stdout {
         writeln!(std::io::stdout(), "{}", table_head())?;
     }
     for &workload in &plan.workloads {
-        let one = Plan { workloads: vec![workload], ..plan.clone() };
-        let polling = bench.client_polling.policy(SPIN);
-        let meter = Meter::new(workload.name());
-        let figures = measure_on(&system, &one, &bench.at.url, &cores, polling, meter)?;
-        for line in &figures {
-            if !to_stdout {
-                writeln!(std::io::stdout(), "{}", table_line(line))?;
+        let mut of_workload = Vec::new();
+        for rate in plan::rates(bench) {
+            let one = Plan { workloads: vec![workload], rate, ..plan.clone() };
+            let polling = bench.client_polling.policy(SPIN);
+            let meter = Meter::new(workload.name());
+            let figures = measure_on(&system, &one, &bench.at.url, &cores, polling, meter)?;
+            for line in &figures {
+                if !to_stdout {
+                    writeln!(std::io::stdout(), "{}", table_line(line))?;
+                }
             }
+            of_workload.extend(figures);
         }
-        results.extend(figures);
+        results.push(of_workload);
+    }
+    if let Some(directory) = &bench.svg {
+        plots::write(directory, &results, !bench.rates.is_empty())?;
     }
     if let Some(file) = &bench.json {
-        write_document(file, bench, &system, &plan, results)?;
+        write_document(file, bench, &system, &plan, results.concat())?;
     }
     if let System::HostKvs(store) = &system {
         store.close().map_err(|error| anyhow!("{error}"))?;
@@ -111,6 +130,13 @@ fn system(bench: &Bench, plan: &Plan) -> Result<System, Failure> {
     of("format", bench.format, remote || host, "remote-engine or host-kvs")?;
     of("host-kvs-dir", bench.host_kvs_dir.is_some(), host, "host-kvs")?;
     of("host-kvs-files", bench.host_kvs_files.is_some(), host, "host-kvs")?;
+    let kv = !remote && !host;
+    of("rate", bench.rate.is_some(), kv, "kv")?;
+    of("rates", !bench.rates.is_empty(), kv, "kv")?;
+    if let Some(workload) = plan.workloads.iter().find(|workload| workload.does(Action::List) && !kv) {
+        let what = format!("--workload {}: lists of keys are for --system kv", workload.name());
+        return Err(Failure::Usage(what));
+    }
     let seed = process::random_u64().context("random numbers for a format")?;
     match bench.system {
         SystemName::Kv => Ok(System::Kv),
@@ -173,34 +199,6 @@ pub fn client_settings(url: &Url) -> octokv_client::Settings {
     }
 }
 
-fn plan(bench: &Bench) -> Result<Plan, Failure> {
-    let span = |name: &str, seconds: f64| match seconds {
-        seconds if (0.0..=1e6).contains(&seconds) => Ok(Nanos((seconds * 1e9) as u64)),
-        _ => Err(Failure::Usage(format!("--{name} {seconds}: must be from 0 to 1000000"))),
-    };
-    let bytes = |name: &str, size: u64, most: u64| match usize::try_from(size) {
-        Ok(bytes) if size <= most => Ok(bytes),
-        _ => Err(Failure::Usage(format!("--{name} {size}: must be at most {most}"))),
-    };
-    let plan = Plan {
-        workloads: bench.workload.clone(),
-        key_bytes: bytes("key-size", bench.key_size.0, octokv_base::KEY_BYTES_MAX as u64)?,
-        value_bytes: bytes("value-size", bench.value_size.0, 1 << 30)?,
-        keys: bench.num,
-        threads: bench.threads,
-        depth: bench.depth,
-        end: match bench.seconds {
-            Some(seconds) => End::Time(span("seconds", seconds)?),
-            None => End::Operations(bench.ops.unwrap_or(bench.num)),
-        },
-        warm_up: span("warm-up", bench.warm_up)?,
-        seed: bench.seed,
-        verify: !bench.no_verify,
-    };
-    plan.check().map_err(|invalid| Failure::Usage(invalid.to_string()))?;
-    Ok(plan)
-}
-
 fn write_document(
     file: &Path,
     bench: &Bench,
@@ -215,9 +213,10 @@ fn write_document(
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let document = Document {
         schema: SCHEMA,
+        octokv_version: env!("CARGO_PKG_VERSION"),
         command: words.join(" "),
         machine: machine(),
-        settings: Settings::new(system, &place, plan),
+        settings: Settings::new(system, &place, plan, &plan::rates(bench).flatten().collect::<Vec<_>>()),
         results,
     };
     let mut text = serde_json::to_string_pretty(&document).context("the document")?;

@@ -13,7 +13,7 @@ use anyhow::{Context, anyhow, ensure};
 use octokv_base::Nanos;
 use octokv_bench::ledger::{Flow, Ledger};
 use octokv_bench::worker::{DEFAULT_POLLING, connect, disconnect};
-use octokv_bench::{End, Plan, Workload};
+use octokv_bench::{End, Plan, Sizes, Workload};
 use octokv_client::blocking::Client;
 use octokv_client::{Reconnect, Session, Settings, Url};
 use octokv_node::{DeviceSettings, NodeSettings};
@@ -165,8 +165,8 @@ fn figures(device: &Path) -> Outcome {
         let plan = Plan {
             workloads: vec![workload],
             // Another length than the ledger's keys have: they stay apart.
-            key_bytes: 12,
-            value_bytes: 4096,
+            key_sizes: Sizes::Fixed(12),
+            value_sizes: Sizes::Fixed(4096),
             keys: FIGURES_KEYS,
             threads,
             depth,

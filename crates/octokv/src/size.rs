@@ -1,6 +1,7 @@
-//! Sizes as people write them: `4096`, `"512MiB"`, `"1GiB"`, `"4KB"`.
+//! Sizes as people write them: `4096`, `"512MiB"`, `"1GiB"`, `"4KB"`; and several: `100..2000`, `4KiB:9,64KiB:1`.
 
 use bytesize::ByteSize;
+use octokv_bench::Sizes;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
 use std::str::FromStr;
@@ -49,9 +50,64 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
+/// Lengths of keys or values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lengths(pub Sizes);
+
+impl FromStr for Lengths {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Lengths, String> {
+        let one = |text: &str| -> Result<usize, String> {
+            let Size(bytes) = text.parse()?;
+            usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are too many"))
+        };
+        let weighted = |part: &str| {
+            let (bytes, share) = part.split_once(':').ok_or("every length needs a weight: BYTES:WEIGHT")?;
+            let share =
+                share.trim().parse().map_err(|_| format!("\"{share}\" is no weight: a whole number"))?;
+            Ok::<_, String>((one(bytes)?, share))
+        };
+        let sizes = if let Some((least, most)) = text.split_once("..") {
+            Sizes::Uniform { least: one(least)?, most: one(most)? }
+        } else if text.contains([',', ':']) {
+            Sizes::Weighted(text.split(',').map(weighted).collect::<Result<_, _>>()?)
+        } else {
+            Sizes::Fixed(one(text)?)
+        };
+        match sizes.makes_sense() {
+            true => Ok(Lengths(sizes)),
+            false => {
+                Err("a range ends no lower than it begins; of 1 to 64 weights one is not zero".to_owned())
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lengths_are_one_a_range_or_weighted() {
+        let table = [
+            ("4KiB", Some(Sizes::Fixed(4096))),
+            ("100..2000", Some(Sizes::Uniform { least: 100, most: 2000 })),
+            ("1KiB..2KiB", Some(Sizes::Uniform { least: 1024, most: 2048 })),
+            ("4096:9,64KiB:1", Some(Sizes::Weighted(vec![(4096, 9), (65536, 1)]))),
+            ("7:1", Some(Sizes::Weighted(vec![(7, 1)]))),
+            ("2000..100", None),
+            ("..100", None),
+            ("100..", None),
+            ("4096,100", None),
+            ("4096:x", None),
+            ("4096:-1", None),
+            ("4096:0", None),
+            ("", None),
+        ];
+        for (text, want) in table {
+            assert_eq!(text.parse().ok(), want.map(Lengths), "{text}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_as_people_write_them() {

@@ -35,7 +35,7 @@ fn bench(more: &[&str]) -> Said {
 /// The results of a document on standard output, after a run that went well.
 fn results(said: &Said) -> Vec<Value> {
     let document: Value = serde_json::from_str(said.fine()).unwrap();
-    assert_eq!(document["schema"], "octokv-bench/1");
+    assert_eq!(document["schema"], "octokv-bench/2");
     let results = document["results"].as_array().unwrap().clone();
     assert!(results.iter().all(|result| result["system"] == document["settings"]["system"]));
     results
@@ -59,6 +59,10 @@ fn runs_every_workload(system: &str, place: &[&str]) {
         assert_eq!((&result["workload"], &result["system"]), (&name.into(), &system.into()));
         assert_eq!((result["operations"].as_u64(), result["not_found"].as_u64()), (Some(200), Some(0)));
     }
+    for result in results_of("ycsb-a,ycsb-b,ycsb-c,ycsb-d,ycsb-f,ycsb-w,readseq", &[]) {
+        assert_eq!((result["operations"].as_u64(), result["not_found"].as_u64()), (Some(200), Some(0)));
+    }
+    assert_eq!(results_of("readmissing", &[])[0]["not_found"].as_u64(), Some(200));
     let again = results_of("readrandom", &[]);
     assert_eq!((again[0]["not_found"].as_u64(), again[0]["verified"].as_bool()), (Some(0), Some(true)));
     let wrong = run("readrandom", &["--seed", "2"]);
@@ -128,6 +132,10 @@ fn flags_of_another_system_are_usage_errors() {
     usage(&["--durability", "device"], "--durability is for");
     usage(&["--host-kvs-dir", "/tmp"], "--host-kvs-dir is for");
     usage(&["--system", "host-kvs"], "--host-kvs-dir DIR");
+    usage(&["--system", "host-kvs", "--rate", "5"], "--rate is for --system kv");
+    usage(&["--system", "remote-engine", "--rates", "5,6"], "--rates is for --system kv");
+    usage(&["--system", "remote-engine", "--workload", "seekrandom"], "seekrandom");
+    usage(&["--system", "host-kvs", "--workload", "fillseq,ycsb-e"], "ycsb-e: lists of keys are for");
     usage(&["--system", "host-kvs", "--host-kvs-dir", "/tmp", "--host-kvs-files", "0"], "from 1 to");
     usage(&["--system", "remote-engine", "--client-cores", "0,1"], "one core");
     let missing = ["--system", "host-kvs", "--host-kvs-dir", "/nowhere/at/all"];

@@ -1,0 +1,217 @@
+//! Figures as pictures: the distribution of latencies, throughput over time, latency against throughput.
+//! In: figures of one workload, one or one per rate. Out: SVG documents, as text; who calls writes the files.
+//! Fonts are the viewer's: nothing is looked up here.
+
+use crate::report::Figures;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::prelude::*;
+use std::ops::Range;
+
+const SIZE: (u32, u32) = (900, 540);
+const FONT: &str = "sans-serif";
+/// Latencies below are drawn there: a logarithm has no zero.
+const LATENCY_US_MIN: f64 = 0.1;
+
+/// A line and its name.
+struct Line {
+    name: String,
+    points: Vec<(f64, f64)>,
+}
+
+/// What is written along an axis, and how its numbers are.
+struct Axes<'a> {
+    x: &'a str,
+    y: &'a str,
+    x_label: &'a dyn Fn(&f64) -> String,
+}
+
+/// Which part of the operations took how long at most; one line per rate.
+pub fn latency(workload: &str, results: &[Figures]) -> String {
+    let of = |figures: &Figures| Line {
+        name: name(figures),
+        points: figures
+            .latency_curve
+            .iter()
+            .map(|quantile| (-(1.0 - quantile.part).log10(), quantile.latency_us.max(LATENCY_US_MIN)))
+            .collect(),
+    };
+    let lines: Vec<Line> = results.iter().map(of).collect();
+    let (x, y) = (0.0..end(&lines, |point| point.0), logarithmic(&lines));
+    let axes = Axes { x: "operations that take no longer", y: "latency (us)", x_label: &percent };
+    document(&format!("{workload}: latency"), x, y.log_scale(), &axes, &lines)
+}
+
+/// Operations per second over time; one line per rate.
+pub fn throughput(workload: &str, results: &[Figures]) -> String {
+    let of = |figures: &Figures| Line {
+        name: name(figures),
+        points: figures
+            .series
+            .iter()
+            .map(|point| (point.start_s + figures.series_interval_s / 2.0, point.throughput_ops_s))
+            .collect(),
+    };
+    let lines: Vec<Line> = results.iter().map(of).collect();
+    let (x, y) = (0.0..end(&lines, |point| point.0), 0.0..end(&lines, |point| point.1));
+    let axes = Axes { x: "time (s)", y: "operations/s", x_label: &plain };
+    document(&format!("{workload}: throughput"), x, y, &axes, &lines)
+}
+
+/// The median and the 99th percentile of latency against throughput, over the rates.
+pub fn rates(workload: &str, results: &[Figures]) -> String {
+    let line = |name: &str, latency_us: fn(&Figures) -> f64| Line {
+        name: name.to_owned(),
+        points: results
+            .iter()
+            .map(|figures| (figures.throughput_ops_s, latency_us(figures).max(LATENCY_US_MIN)))
+            .collect(),
+    };
+    let lines =
+        [line("p50", |figures| figures.latency_us_p50), line("p99", |figures| figures.latency_us_p99)];
+    let (x, y) = (0.0..end(&lines, |point| point.0), logarithmic(&lines));
+    let axes = Axes { x: "operations/s", y: "latency (us)", x_label: &plain };
+    document(&format!("{workload}: latency against throughput"), x, y.log_scale(), &axes, &lines)
+}
+
+fn name(figures: &Figures) -> String {
+    match figures.rate_ops_s {
+        None => format!("{} x {} in flight", figures.threads, figures.depth),
+        Some(rate) => format!("rate {rate}/s"),
+    }
+}
+
+/// Where an axis ends: a little after the last point.
+fn end(lines: &[Line], of: fn(&(f64, f64)) -> f64) -> f64 {
+    let last = lines.iter().flat_map(|line| &line.points).map(of).fold(0.0, f64::max);
+    if last > 0.0 { last * 1.08 } else { 1.0 }
+}
+
+/// The range of an axis that goes by factors.
+fn logarithmic(lines: &[Line]) -> Range<f64> {
+    let points = || lines.iter().flat_map(|line| &line.points).map(|point| point.1);
+    let (least, most) = (points().fold(f64::INFINITY, f64::min), points().fold(LATENCY_US_MIN, f64::max));
+    least.min(most) / 1.5..most * 1.5
+}
+
+fn plain(x: &f64) -> String {
+    format!("{}", (x * 1000.0).round() / 1000.0)
+}
+
+/// `x` factors of ten before all: 0 is 0 %, 1 is 90 %, 2 is 99 %.
+fn percent(x: &f64) -> String {
+    let decimals = (x.ceil() as usize).saturating_sub(2);
+    format!("{:.decimals$} %", 100.0 * (1.0 - 10f64.powf(-x)))
+}
+
+/// The whole picture.
+fn document<Y>(title: &str, x: Range<f64>, y: Y, axes: &Axes<'_>, lines: &[Line]) -> String
+where
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let mut text = String::new();
+    // Memory takes everything, and no font is looked up that could be missing.
+    draw(&mut text, title, x, y, axes, lines).expect("a picture in memory");
+    let escaped = title.replace('&', "&amp;").replace('<', "&lt;");
+    let after = text.find("<svg").and_then(|at| Some(at + text[at..].find('>')? + 1));
+    text.insert_str(after.expect("an SVG document begins so"), &format!("\n<title>{escaped}</title>"));
+    text
+}
+
+fn draw<Y>(
+    text: &mut String,
+    title: &str,
+    x: Range<f64>,
+    y: Y,
+    axes: &Axes<'_>,
+    lines: &[Line],
+) -> Result<(), DrawingAreaErrorKind<std::io::Error>>
+where
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(title, (FONT, 22))
+        .margin(14)
+        .x_label_area_size(46)
+        .y_label_area_size(84)
+        .build_cartesian_2d(x, y)?;
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .x_desc(axes.x)
+        .y_desc(axes.y)
+        .label_style((FONT, 14))
+        .x_label_formatter(axes.x_label)
+        .y_label_formatter(&plain)
+        .draw()?;
+    for (number, line) in lines.iter().enumerate() {
+        let color = Palette99::pick(number).to_rgba();
+        let points = || line.points.iter().copied();
+        chart
+            .draw_series(LineSeries::new(points(), color.stroke_width(2)))?
+            .label(&line.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+        chart.draw_series(points().map(|point| Circle::new(point, 2, color.filled())))?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .label_font((FONT, 14))
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.3))
+        .draw()?;
+    root.present()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tally::{Answered, Tally};
+    use crate::{Plan, Workload};
+    use octokv_base::Nanos;
+
+    fn figures(rate: Option<f64>, operations: u64) -> Figures {
+        let mut tally = Tally::new(Nanos::ZERO);
+        for number in 0..operations {
+            let (started, now) =
+                (Nanos(number * 1_000_000), Nanos(number * 1_000_000 + 77_000 + number * 900));
+            tally.answered(Answered { started, now, found: true, value_bytes: 1, keys_listed: 0 });
+        }
+        Figures::new(Workload::YcsbA, "kv", &Plan { rate, ..Plan::default() }, tally)
+    }
+
+    #[test]
+    fn pictures_have_titles_axes_and_a_line_for_each_result() {
+        let results = [figures(Some(500.0), 900), figures(Some(1000.0), 2000)];
+        for (draw, parts) in [
+            (latency as fn(&str, &[Figures]) -> String, ["ycsb-a: latency", "latency (us)", "99 %"]),
+            (throughput, ["ycsb-a: throughput", "operations/s", "time (s)"]),
+            (rates, ["ycsb-a: latency against throughput", "p50", "p99"]),
+        ] {
+            let text = draw("ycsb-a", &results);
+            assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
+            assert!(text.contains(&format!("<title>{}</title>", parts[0])), "{text}");
+            parts.iter().for_each(|part| assert!(text.contains(part), "no {part} in {text}"));
+            assert_eq!(text.matches("stroke-width=\"2\"").count(), 4, "two lines and their names: {text}");
+        }
+        assert!(latency("ycsb-a", &results).contains("rate 500/s"));
+    }
+
+    #[test]
+    fn nothing_counted_is_a_picture_too() {
+        for draw in [latency, throughput, rates] {
+            assert!(draw("fillseq", &[figures(None, 0)]).contains("</svg>"));
+        }
+    }
+
+    #[test]
+    fn parts_are_named_as_people_say_them() {
+        let table = [(0.0, "0 %"), (1.0, "90 %"), (2.0, "99 %"), (3.0, "99.9 %"), (4.0, "99.99 %")];
+        for (x, want) in table {
+            assert_eq!(percent(&x), want);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Workloads: what their operations do, in which shares, and how they draw keys unless told otherwise.
+//!
+//! ```text
+//!   fillseq fillrandom overwrite     store                ycsb-a   50 % read   50 % update              zipf
+//!   readseq readrandom readmissing   read                 ycsb-b   95 % read    5 % update              zipf
+//!   seekrandom                       list                 ycsb-c  100 % read                            zipf
+//!   deleterandom                     delete               ycsb-d   95 % read    5 % insert              latest
+//!   ycsb-w         100 % update      zipf                 ycsb-e   95 % list    5 % insert              zipf
+//!                                                         ycsb-f   50 % read   50 % read-modify-write   zipf
+//! ```
+//! The mixes are those of YCSB's core workloads (Cooper et al., SoCC 2010, table 2, and the workload files). Their load
+//! phase is `fillseq`. Inserted keys follow `num` in order; each workload of a run begins there again.
+
+use crate::distribution::Distribution;
+use std::fmt;
+
+/// The most keys that one List asks for.
+pub const SCAN_KEYS_MAX: u32 = 100;
+
+/// What one operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Stores the value of a key that may be there.
+    Store,
+    /// Stores the value of the next new key.
+    Insert,
+    /// Reads a value.
+    Read,
+    /// Reads a key that nothing ever stores.
+    ReadMissing,
+    /// Reads a value, then stores it; one operation.
+    ReadModifyWrite,
+    /// Deletes a key.
+    Delete,
+    /// Lists keys from one on, 1 to 100 of them; reads no values.
+    List,
+}
+
+/// What every operation of a workload does, and to which keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// Stores the keys in order, from the first.
+    FillSequential,
+    /// Stores keys drawn at random.
+    FillRandom,
+    /// The same; the name says that the keys are there already.
+    Overwrite,
+    /// Reads keys drawn at random.
+    ReadRandom,
+    /// Deletes keys drawn at random.
+    DeleteRandom,
+    /// Reads the keys in order, from the first.
+    ReadSequential,
+    /// Reads keys that no workload stores, each like one that is drawn.
+    ReadMissing,
+    /// Lists 100 keys from one drawn at random.
+    SeekRandom,
+    /// Update heavy.
+    YcsbA,
+    /// Read mostly.
+    YcsbB,
+    /// Read only.
+    YcsbC,
+    /// Read latest.
+    YcsbD,
+    /// Short ranges.
+    YcsbE,
+    /// Read-modify-write.
+    YcsbF,
+    /// Write only.
+    YcsbW,
+}
+
+impl Workload {
+    /// All of them.
+    pub const ALL: [Workload; 15] = [
+        Workload::FillSequential,
+        Workload::FillRandom,
+        Workload::Overwrite,
+        Workload::ReadSequential,
+        Workload::ReadRandom,
+        Workload::ReadMissing,
+        Workload::SeekRandom,
+        Workload::DeleteRandom,
+        Workload::YcsbA,
+        Workload::YcsbB,
+        Workload::YcsbC,
+        Workload::YcsbD,
+        Workload::YcsbE,
+        Workload::YcsbF,
+        Workload::YcsbW,
+    ];
+
+    /// Its name on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::FillSequential => "fillseq",
+            Workload::FillRandom => "fillrandom",
+            Workload::Overwrite => "overwrite",
+            Workload::ReadSequential => "readseq",
+            Workload::ReadRandom => "readrandom",
+            Workload::ReadMissing => "readmissing",
+            Workload::SeekRandom => "seekrandom",
+            Workload::DeleteRandom => "deleterandom",
+            Workload::YcsbA => "ycsb-a",
+            Workload::YcsbB => "ycsb-b",
+            Workload::YcsbC => "ycsb-c",
+            Workload::YcsbD => "ycsb-d",
+            Workload::YcsbE => "ycsb-e",
+            Workload::YcsbF => "ycsb-f",
+            Workload::YcsbW => "ycsb-w",
+        }
+    }
+
+    /// What its operations do, each with its share in percent.
+    pub fn mix(self) -> &'static [(Action, u64)] {
+        match self {
+            Workload::FillSequential | Workload::FillRandom | Workload::Overwrite | Workload::YcsbW => {
+                &[(Action::Store, 100)]
+            }
+            Workload::ReadSequential | Workload::ReadRandom | Workload::YcsbC => &[(Action::Read, 100)],
+            Workload::ReadMissing => &[(Action::ReadMissing, 100)],
+            Workload::SeekRandom => &[(Action::List, 100)],
+            Workload::DeleteRandom => &[(Action::Delete, 100)],
+            Workload::YcsbA => &[(Action::Read, 50), (Action::Store, 50)],
+            Workload::YcsbB => &[(Action::Read, 95), (Action::Store, 5)],
+            Workload::YcsbD => &[(Action::Read, 95), (Action::Insert, 5)],
+            Workload::YcsbE => &[(Action::List, 95), (Action::Insert, 5)],
+            Workload::YcsbF => &[(Action::Read, 50), (Action::ReadModifyWrite, 50)],
+        }
+    }
+
+    /// How it draws keys unless told otherwise; none where it takes them in order.
+    pub fn distribution(self) -> Option<Distribution> {
+        match self {
+            Workload::FillSequential | Workload::ReadSequential => None,
+            Workload::FillRandom
+            | Workload::Overwrite
+            | Workload::ReadRandom
+            | Workload::ReadMissing
+            | Workload::SeekRandom
+            | Workload::DeleteRandom => Some(Distribution::Uniform),
+            Workload::YcsbD => Some(Distribution::Latest),
+            Workload::YcsbA
+            | Workload::YcsbB
+            | Workload::YcsbC
+            | Workload::YcsbE
+            | Workload::YcsbF
+            | Workload::YcsbW => Some(Distribution::Zipf),
+        }
+    }
+
+    /// Whether some of its operations do this.
+    pub fn does(self, action: Action) -> bool {
+        self.mix().iter().any(|(has, _)| *has == action)
+    }
+
+    /// Whether it reads values.
+    pub fn reads(self) -> bool {
+        [Action::Read, Action::ReadMissing, Action::ReadModifyWrite]
+            .into_iter()
+            .any(|action| self.does(action))
+    }
+}
+
+/// A workload's name that is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownWorkload(pub String);
+
+impl fmt::Display for UnknownWorkload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Workload::ALL.map(Workload::name).join(", ");
+        write!(f, "there is no workload \"{}\"; there are {names}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownWorkload {}
+
+impl std::str::FromStr for Workload {
+    type Err = UnknownWorkload;
+    fn from_str(text: &str) -> Result<Workload, UnknownWorkload> {
+        let found = Workload::ALL.into_iter().find(|workload| workload.name() == text);
+        found.ok_or_else(|| UnknownWorkload(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_to_workloads_and_back() {
+        for workload in Workload::ALL {
+            assert_eq!(workload.name().parse(), Ok(workload));
+        }
+        let error = "fillsec".parse::<Workload>().unwrap_err().to_string();
+        assert!(error.contains("fillsec") && error.contains("fillseq"), "{error}");
+    }
+
+    #[test]
+    fn the_shares_of_every_mix_are_a_hundred() {
+        for workload in Workload::ALL {
+            assert_eq!(workload.mix().iter().map(|(_, share)| share).sum::<u64>(), 100, "{workload:?}");
+        }
+    }
+}
