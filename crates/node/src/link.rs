@@ -208,11 +208,12 @@ impl Link {
         }
         let rest = &self.pending[self.pending_from..];
         // As much as of bytes that have just come: other connections have their turn, too.
-        let slice = &rest[..rest.len().min(SLICE_BYTES).min(self.quantum.bytes())];
-        let mut consumed = self.connection.receive(now, slice, pool, requests);
-        if consumed.bytes == 0 && consumed.stalled.is_none() && slice.len() < rest.len() {
+        let mut slice = rest.len().min(SLICE_BYTES).min(self.quantum.bytes());
+        let mut consumed = self.connection.receive(now, &rest[..slice], pool, requests);
+        while consumed.bytes == 0 && consumed.stalled.is_none() && slice < rest.len() {
             // The front of a PDU that ends behind this slice.
-            consumed = self.connection.receive(now, rest, pool, requests);
+            slice = (slice * 2).min(rest.len());
+            consumed = self.connection.receive(now, &rest[..slice], pool, requests);
         }
         self.pending_from += consumed.bytes;
         let left = self.pending.len() - self.pending_from;
