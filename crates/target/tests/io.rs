@@ -396,6 +396,38 @@ fn open_transfers_stay_within_the_share_of_a_connection() {
 }
 
 #[test]
+fn hosts_that_read_nothing_leave_as_much_as_each_of_them_holds() {
+    let admin = Host::admin(&target());
+    let pool = octokv_base::Pool::new(1 << 20);
+    let mut hosts: Vec<Host> = (1..=3).map(|queue| Host::io(&admin, queue)).collect();
+    let mut sqe = kv::Command::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(0, NSID);
+    sqe.sgl = Sgl::transport(16_000);
+    let mut stalled = [false; 3];
+    for id in 0_u16..100 {
+        sqe.command_id = id.into();
+        for (io, stalled) in hosts.iter_mut().zip(&mut stalled) {
+            let bytes = io.capsule(&sqe, &[]);
+            *stalled |=
+                io.connection.receive(io.now, &bytes, &pool, &mut io.requests).stalled == Some(Stall::Outbox);
+            for request in std::mem::take(&mut io.requests) {
+                let buffer = pool.take(16_000).expect("nobody may take the last of them");
+                io.connection.complete(
+                    io.now,
+                    request.slot,
+                    Outcome::Value { buffer, offset: 0, bytes: 16_000 },
+                );
+            }
+        }
+    }
+    assert_eq!(stalled, [true; 3]);
+    // A quarter each, and a quarter is free, give or take a reply.
+    assert!(pool.free_bytes().abs_diff((1 << 20) / 4) < 3 * 16_384, "{} B are free", pool.free_bytes());
+    for io in &mut hosts {
+        assert!(io.connection.outbox().bytes().abs_diff((1 << 20) / 4) < 3 * 16_384);
+    }
+}
+
+#[test]
 fn a_host_that_does_not_read_its_replies_is_not_served() {
     let mut settings = TargetSettings::new(NQN);
     settings.outbox_bytes_max = 100_000;
