@@ -9,7 +9,7 @@
 //! take, nothing more is received, so the peer's TCP window closes.
 
 use crate::reactor::RECEIVE_BYTES;
-use crate::share::Quantum;
+use crate::share::{Quantum, Talk};
 use octokv_base::{Nanos, Pool};
 use octokv_runtime::{Received, Sent, SocketId, Sockets};
 use octokv_target::{Connection, Request};
@@ -60,6 +60,8 @@ pub struct Link {
     pub(crate) quantum: Quantum,
     /// Bytes sent at once.
     pub(crate) send_quantum: Quantum,
+    /// How much it took of turns of late.
+    pub(crate) talk: Talk,
 }
 
 /// What became of the time and the room for a link's requests after some of them.
@@ -85,6 +87,7 @@ impl Link {
             listed: false,
             quantum: Quantum::new(RECEIVE_BYTES_MIN, RECEIVE_BYTES),
             send_quantum: Quantum::new(SEND_BYTES_MIN, SEND_BYTES),
+            talk: Talk::default(),
         }
     }
 

@@ -15,7 +15,7 @@
 use crate::gate::Gate;
 use crate::link::{Link, Room};
 use crate::planted::{self, Bug};
-use crate::share;
+use crate::share::Turn;
 use crate::stores::{Removed, Stores};
 use octokv_base::map::Map;
 use octokv_base::{NamespaceId, Nanos, Pool};
@@ -123,9 +123,8 @@ struct Reactor<S, F, M> {
     next_ready: Option<SocketId>,
     /// The same for links with bytes that are offered again.
     next_stalled: u32,
-    /// How long this turn has dealt with what hosts sent, and with sending.
-    spent: Nanos,
-    spent_sending: Nanos,
+    /// What this turn has spent, and may.
+    this_turn: Turn,
     requests: Vec<Request>,
     jobs: VecDeque<Job>,
     /// Namespaces whose stores were taken out since the last turn.
@@ -211,8 +210,7 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         talkers: 0,
         next_ready: None,
         next_stalled: 0,
-        spent: Nanos::ZERO,
-        spent_sending: Nanos::ZERO,
+        this_turn: Turn::new(),
         requests: Vec::new(),
         jobs: VecDeque::new(),
         removed: parts.stores.removed(),
@@ -233,8 +231,7 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
 impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S, F, M> {
     fn turn(&mut self, now: Nanos) -> bool {
         let mut worked = self.handle.begin_turn(now) > 0;
-        self.spent = Nanos::ZERO;
-        self.spent_sending = Nanos::ZERO;
+        self.this_turn.begin(now);
         worked |= self.refuse_removed();
         let mut target = self.accept(now);
         target |= self.take_messages(now);
@@ -353,11 +350,11 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         // Whoever had no time in the last turn is first in this one.
         let first = self.next_ready.take().and_then(|next| ready.iter().position(|&socket| socket == next));
         ready.rotate_left(first.unwrap_or(0));
-        let share = share::share(self.talkers);
+        let share = self.this_turn.share(self.talkers);
         let Reactor { sockets, buffer, pool, requests, jobs, tasks, make, links, handle, .. } = self;
         let mut news = std::mem::take(&mut self.news);
         for socket in &ready {
-            if share::is_over(self.spent) {
+            if self.this_turn.is_over() {
                 self.next_ready = Some(*socket);
                 break;
             }
@@ -373,7 +370,8 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             };
             if let Some(bytes) = link.receive(now, sockets, buffer, pool, run, requests) {
                 link.quantum.learn(bytes, of_link, share);
-                self.spent = self.spent + of_link;
+                self.this_turn.receiving = self.this_turn.receiving + of_link;
+                self.this_turn.took(&mut link.talk, of_link);
                 worked = true;
                 news.push(index);
             }
@@ -441,13 +439,13 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
 
     /// Sends what links have to say, and closes those that are over. What there is no time for is left to the next turn.
     fn send(&mut self) -> bool {
-        let (mut worked, mut spent, mut closes) = (false, self.spent_sending, 0);
+        let (mut worked, mut closes) = (false, 0);
         let mut unsent = std::mem::take(&mut self.unsent);
-        let share = share::share(unsent.len());
+        let share = self.this_turn.share(unsent.len());
         let (mut kept, mut first) = (0, None);
         unsent.retain(|&index| {
             let Some(link) = &mut self.links[index as usize] else { return false };
-            if share::is_over(spent) {
+            if self.this_turn.is_over_for_sending() {
                 first.get_or_insert(kept);
                 worked = true;
                 return true;
@@ -462,16 +460,16 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             closes += usize::from(closed);
             worked |= sent.is_some() | closed;
             let of_link = self.handle.busy().lap(Stage::Target, worked);
-            spent = spent + of_link;
+            self.this_turn.sending = self.this_turn.sending + of_link;
             let Some(link) = &mut self.links[index as usize] else { return false };
             if let Some(bytes) = sent {
+                self.this_turn.took(&mut link.talk, of_link);
                 link.send_quantum.learn(bytes, of_link, share);
             }
             link.listed = !link.socket_closed && !link.connection.outbox().is_empty();
             kept += usize::from(link.listed);
             link.listed
         });
-        self.spent_sending = spent;
         // Whoever had no time is first in the next turn.
         unsent.rotate_left(first.unwrap_or(0));
         debug_assert!(self.unsent.is_empty());
@@ -510,14 +508,14 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             return false;
         }
         let mut worked = false;
-        let share = share::share(self.links.iter().flatten().filter(|link| link.is_stalled()).count());
+        let share = self.this_turn.share(self.links.iter().flatten().filter(|link| link.is_stalled()).count());
         let count = self.links.len() as u32;
         let first = self.next_stalled;
         for index in (0..count).map(|step| (first + step) % count) {
             let Some(link) = self.links[index as usize].as_mut().filter(|link| link.is_stalled()) else {
                 continue;
             };
-            if share::is_over(self.spent) || !self.jobs.is_empty() {
+            if self.this_turn.is_over() || !self.jobs.is_empty() {
                 self.next_stalled = index;
                 break;
             }
@@ -530,9 +528,10 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
                 && bytes > 0
             {
                 link.quantum.learn(bytes, of_link, share);
+                self.this_turn.took(&mut link.talk, of_link);
                 worked = true;
             }
-            self.spent = self.spent + of_link;
+            self.this_turn.receiving = self.this_turn.receiving + of_link;
             self.has_news(index);
         }
         worked
