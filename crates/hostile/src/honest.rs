@@ -80,10 +80,26 @@ pub struct Report {
     pub busy: u64,
     /// The longest time from when an operation was due to its answer, in nanoseconds.
     pub worst_ns: u64,
-    /// Those times while nobody attacked, in nanoseconds.
-    pub quiet: Histogram<u64>,
+    /// Times while nobody attacked.
+    pub quiet: Times,
     /// And while somebody did.
-    pub attacked: Histogram<u64>,
+    pub attacked: Times,
+}
+
+/// How long operations took, in nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Times {
+    /// From when they were due.
+    pub from_due: Histogram<u64>,
+    /// From when the host came to begin them: what passed before is its machine's, not the node's.
+    pub from_begin: Histogram<u64>,
+}
+
+impl Times {
+    fn new() -> Times {
+        let histogram = || Histogram::new_with_bounds(1, 120_000_000_000, 3).expect("bounds of a histogram");
+        Times { from_due: histogram(), from_begin: histogram() }
+    }
 }
 
 #[derive(Default)]
@@ -162,8 +178,18 @@ impl Honest {
 #[derive(Clone, Copy)]
 struct Entry {
     version: u64,
-    /// What is on its way: when it was due, into which figures it goes, and the version that it stores.
-    open: Option<(Nanos, u8, Option<u64>)>,
+    open: Option<Open>,
+}
+
+/// An operation on its way.
+#[derive(Clone, Copy)]
+struct Open {
+    due: Nanos,
+    begun: Nanos,
+    /// Into which figures it goes.
+    phase: u8,
+    /// What it stores, if it does.
+    version: Option<u64>,
 }
 
 struct Work {
@@ -180,7 +206,6 @@ struct Work {
 
 impl Work {
     fn new(session: Session<RealSockets>, plan: Plan, shared: Arc<Shared>) -> Work {
-        let histogram = || Histogram::new_with_bounds(1, 120_000_000_000, 3).expect("bounds of a histogram");
         Work {
             session,
             values: Values::new(77, plan.value_bytes_max),
@@ -190,7 +215,7 @@ impl Work {
             shared,
             next_version: 1,
             turn: 0,
-            report: Report { served: 0, busy: 0, worst_ns: 0, quiet: histogram(), attacked: histogram() },
+            report: Report { served: 0, busy: 0, worst_ns: 0, quiet: Times::new(), attacked: Times::new() },
         }
     }
 
@@ -205,6 +230,7 @@ impl Work {
 
     /// Begins an operation that was due at `due`. False when no key or no slot is free.
     fn begin(&mut self, due: Nanos, stores: bool) -> Result<bool> {
+        let begun = now();
         let count = self.entries.len() as u64;
         let found = (0..count).map(|step| ((self.turn + step) % count) as usize);
         let Some(index) = found.into_iter().find(|&index| self.entries[index].open.is_none()) else {
@@ -229,7 +255,7 @@ impl Work {
         submitted.map_err(|rejected| anyhow!("{rejected:?}"))?;
         self.next_version += u64::from(stores);
         let phase = self.shared.phase.load(Ordering::Acquire);
-        self.entries[index].open = Some((due, phase, version));
+        self.entries[index].open = Some(Open { due, begun, phase, version });
         Ok(true)
     }
 
@@ -239,7 +265,8 @@ impl Work {
         let busy = self.session.poll(now(), |token, answer| answers.push((token as usize, answer)));
         let at = now();
         for (index, answer) in answers {
-            let (due, phase, version) = self.entries[index].open.take().context("an answer to nothing")?;
+            let Open { due, begun, phase, version } =
+                self.entries[index].open.take().context("an answer to nothing")?;
             match (answer, version) {
                 (Ok(Answer::Stored), Some(version)) => self.entries[index].version = version,
                 (Ok(Answer::Value { data, full_bytes }), None) => {
@@ -258,11 +285,13 @@ impl Work {
             let late_ns = at.since(due).0.max(1);
             self.report.served += 1;
             self.shared.worst_ns.fetch_max(late_ns, Ordering::AcqRel);
-            match phase {
-                1 => self.report.quiet.saturating_record(late_ns),
-                2 => self.report.attacked.saturating_record(late_ns),
-                _ => {}
-            }
+            let times = match phase {
+                1 => &mut self.report.quiet,
+                2 => &mut self.report.attacked,
+                _ => continue,
+            };
+            times.from_due.saturating_record(late_ns);
+            times.from_begin.saturating_record(at.since(begun).0.max(1));
         }
         self.shared.served.store(self.report.served, Ordering::Release);
         ensure!(self.session.ended().is_none(), "lost its connection: {:?}", self.session.ended());

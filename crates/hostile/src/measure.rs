@@ -7,7 +7,8 @@
 //! Quiet and attacked slices take turns within one run, so that a machine that is slow for a while is slow for both.
 //! The node has the first core; the honest host and the attackers have the last one, the attackers at the lowest
 //! priority, so that they take only time that the honest host leaves. What still is contention between them shows in
-//! the first row, `control`: as much load from well-behaved hosts.
+//! the first row, `control`: as much load from well-behaved hosts; and in the columns that count from `begin`, which
+//! leave out how late the honest host itself came to begin an operation, before the node knew of it.
 
 use crate::attacks::{Attack, Attacker};
 use crate::honest::{Honest, Phase, Plan};
@@ -60,8 +61,17 @@ pub fn run(settings: &Settings, attacks: &[&'static Attack]) -> Result<()> {
         settings.slice.as_millis()
     );
     println!(
-        "{:<15} {:>9} {:>9} {:>9} {:>9} {:>6} {:>6}  {:>8}  what",
-        "attack", "quiet p50", "p99 us", "under p50", "p99 us", "p50 x", "p99 x", "RSS MiB"
+        "{:<15} {:>9} {:>9} {:>9} {:>9} {:>6}  {:>10} {:>9} {:>6}  {:>8}  what",
+        "us, from due:",
+        "quiet p50",
+        "p99",
+        "under p50",
+        "p99",
+        "p99 x",
+        "begin: p99",
+        "under p99",
+        "p99 x",
+        "RSS MiB"
     );
     for attack in attacks {
         row(settings, &node, attack).with_context(|| format!("{}: {}", attack.name, node.said()))?;
@@ -95,15 +105,19 @@ fn row(settings: &Settings, node: &Node, attack: &'static Attack) -> Result<()> 
     let us =
         |histogram: &hdrhistogram::Histogram<u64>, part| histogram.value_at_quantile(part) as f64 / 1000.0;
     let (quiet, under) = (&report.quiet, &report.attacked);
+    let (due, due_under) = (us(&quiet.from_due, 0.99), us(&under.from_due, 0.99));
+    let (begin, begin_under) = (us(&quiet.from_begin, 0.99), us(&under.from_begin, 0.99));
     println!(
-        "{:<15} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>6.2} {:>6.2}  {:>8}  {}",
+        "{:<15} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>6.2}  {:>10.0} {:>9.0} {:>6.2}  {:>8}  {}",
         attack.name,
-        us(quiet, 0.5),
-        us(quiet, 0.99),
-        us(under, 0.5),
-        us(under, 0.99),
-        us(under, 0.5) / us(quiet, 0.5),
-        us(under, 0.99) / us(quiet, 0.99),
+        us(&quiet.from_due, 0.5),
+        due,
+        us(&under.from_due, 0.5),
+        due_under,
+        due_under / due,
+        begin,
+        begin_under,
+        begin_under / begin,
         node.holdings()?.resident_bytes >> 20,
         attack.what
     );

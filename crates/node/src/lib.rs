@@ -22,6 +22,7 @@ pub mod blocks;
 mod core;
 mod driver;
 mod gate;
+mod line;
 pub mod link;
 pub mod pace;
 pub mod perform;

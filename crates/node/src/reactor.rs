@@ -13,6 +13,7 @@
 //! The first core accepts and deals connections to all cores in turn.
 
 use crate::gate::Gate;
+use crate::line::Line;
 use crate::link::{Link, Room};
 use crate::planted::{self, Bug};
 use crate::share::Turn;
@@ -119,10 +120,10 @@ struct Reactor<S, F, M> {
     news: Vec<u32>,
     /// How many did in the last turn.
     talkers: usize,
-    /// Where the next turn begins with the sockets that are ready, where the last one had no time for all.
-    next_ready: Option<SocketId>,
-    /// The same for links with bytes that are offered again.
-    next_stalled: u32,
+    /// In what order links receive, send, and are offered their bytes again.
+    receiving: Line,
+    sending: Line,
+    resuming: Line,
     /// What this turn has spent, and may.
     this_turn: Turn,
     requests: Vec<Request>,
@@ -208,8 +209,9 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         ready: Vec::new(),
         news: Vec::new(),
         talkers: 0,
-        next_ready: None,
-        next_stalled: 0,
+        receiving: Line::default(),
+        sending: Line::default(),
+        resuming: Line::default(),
         this_turn: Turn::new(),
         requests: Vec::new(),
         jobs: VecDeque::new(),
@@ -347,18 +349,14 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.clear();
         self.sockets.ready(&mut ready);
-        // Whoever had no time in the last turn is first in this one.
-        let first = self.next_ready.take().and_then(|next| ready.iter().position(|&socket| socket == next));
-        ready.rotate_left(first.unwrap_or(0));
         let share = self.this_turn.share(self.talkers);
         let Reactor { sockets, buffer, pool, requests, jobs, tasks, make, links, handle, .. } = self;
+        self.receiving.form(ready.iter().filter_map(|socket| {
+            let index = *self.by_socket.get(socket)?;
+            Some((index, links[index as usize].as_ref()?.talk.asks_much()))
+        }));
         let mut news = std::mem::take(&mut self.news);
-        for socket in &ready {
-            if self.this_turn.is_over() {
-                self.next_ready = Some(*socket);
-                break;
-            }
-            let Some(&index) = self.by_socket.get(socket) else { continue };
+        while let Some(index) = self.receiving.next(self.this_turn.is_over()) {
             let Some(link) = &mut links[index as usize] else { continue };
             let mut of_link = Nanos::ZERO;
             let run = |requests: &mut Vec<Request>| {
@@ -376,6 +374,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
                 news.push(index);
             }
         }
+        self.receiving.end();
         self.talkers = news.len();
         for index in news.drain(..) {
             self.has_news(index);
@@ -440,20 +439,18 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
     /// Sends what links have to say, and closes those that are over. What there is no time for is left to the next turn.
     fn send(&mut self) -> bool {
         let (mut worked, mut closes) = (false, 0);
-        let mut unsent = std::mem::take(&mut self.unsent);
-        let share = self.this_turn.share(unsent.len());
-        let (mut kept, mut first) = (0, None);
-        unsent.retain(|&index| {
-            let Some(link) = &mut self.links[index as usize] else { return false };
-            if self.this_turn.is_over_for_sending() {
-                first.get_or_insert(kept);
-                worked = true;
-                return true;
-            }
+        let share = self.this_turn.share(self.unsent.len());
+        let mut line = std::mem::take(&mut self.sending);
+        line.form(self.unsent.drain(..).filter_map(|index| {
+            let link = self.links[index as usize].as_ref()?;
+            Some((index, link.talk.asks_much()))
+        }));
+        while let Some(index) = line.next(self.this_turn.is_over_for_sending()) {
+            let Some(link) = &mut self.links[index as usize] else { continue };
             if link.connection.is_closed() && closes >= CLOSES_AT_ONCE {
-                kept += 1;
+                self.unsent.push(index);
                 worked = true;
-                return true;
+                continue;
             }
             let sent = link.send(&mut self.sockets, &mut self.slices);
             let closed = self.close_if_over(index);
@@ -461,19 +458,21 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             worked |= sent.is_some() | closed;
             let of_link = self.handle.busy().lap(Stage::Target, worked);
             self.this_turn.sending = self.this_turn.sending + of_link;
-            let Some(link) = &mut self.links[index as usize] else { return false };
+            let Some(link) = &mut self.links[index as usize] else { continue };
             if let Some(bytes) = sent {
                 self.this_turn.took(&mut link.talk, of_link);
                 link.send_quantum.learn(bytes, of_link, share);
             }
             link.listed = !link.socket_closed && !link.connection.outbox().is_empty();
-            kept += usize::from(link.listed);
-            link.listed
-        });
-        // Whoever had no time is first in the next turn.
-        unsent.rotate_left(first.unwrap_or(0));
-        debug_assert!(self.unsent.is_empty());
-        self.unsent = unsent;
+            if link.listed {
+                self.unsent.push(index);
+            }
+        }
+        line.end();
+        let reached = self.unsent.len();
+        self.unsent.extend(line.rest());
+        worked |= self.unsent.len() > reached;
+        self.sending = line;
         worked
     }
 
@@ -508,17 +507,16 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             return false;
         }
         let mut worked = false;
-        let share = self.this_turn.share(self.links.iter().flatten().filter(|link| link.is_stalled()).count());
-        let count = self.links.len() as u32;
-        let first = self.next_stalled;
-        for index in (0..count).map(|step| (first + step) % count) {
-            let Some(link) = self.links[index as usize].as_mut().filter(|link| link.is_stalled()) else {
-                continue;
-            };
-            if self.this_turn.is_over() || !self.jobs.is_empty() {
-                self.next_stalled = index;
-                break;
-            }
+        let mut line = std::mem::take(&mut self.resuming);
+        let stalled = self.links.iter().enumerate().filter_map(|(index, link)| {
+            link.as_ref().is_some_and(Link::is_stalled).then_some((index as u32, true))
+        });
+        line.form(stalled);
+        let share = self.this_turn.share(line.len());
+        while self.jobs.is_empty()
+            && let Some(index) = line.next(self.this_turn.is_over())
+        {
+            let Some(link) = &mut self.links[index as usize] else { continue };
             let bytes = link.resume(now, &self.pool, &mut self.requests);
             let mut of_link = self.handle.busy().lap(Stage::Target, bytes > 0);
             self.take_requests(index);
@@ -534,6 +532,8 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             self.this_turn.receiving = self.this_turn.receiving + of_link;
             self.has_news(index);
         }
+        line.end();
+        self.resuming = line;
         worked
     }
 

@@ -52,6 +52,14 @@ pub struct Talk {
     /// One more than the window it last talked in.
     window: u64,
     much: bool,
+    much_before: bool,
+}
+
+impl Talk {
+    /// Whether a connection asks for much, by what it took of late.
+    pub fn asks_much(self) -> bool {
+        self.much || self.much_before
+    }
 }
 
 impl Turn {
@@ -108,7 +116,7 @@ impl Turn {
     pub fn took(&mut self, talk: &mut Talk, spent: Nanos) {
         let first = talk.window != self.window + 1;
         if first {
-            *talk = Talk { window: self.window + 1, much: false };
+            *talk = Talk { window: self.window + 1, much: false, much_before: talk.much };
             self.talked += 1;
         }
         if !talk.much && spent > LITTLE {
