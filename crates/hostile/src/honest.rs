@@ -9,7 +9,6 @@
 //! says "busy" is an answer.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use hdrhistogram::Histogram;
 use octokv_base::{Key, Nanos, random::mix};
 use octokv_bench::data::Values;
 use octokv_bench::worker::{connect, disconnect};
@@ -18,7 +17,7 @@ use octokv_runtime::RealSockets;
 use octokv_sys::clock::now;
 use octokv_sys::thread;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crate::peer::Victim;
@@ -61,7 +60,7 @@ impl Default for Plan {
 
 /// Into which figures an operation goes that is due now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
+#[repr(u32)]
 pub enum Phase {
     /// Into none.
     Uncounted,
@@ -69,6 +68,14 @@ pub enum Phase {
     Quiet,
     /// Somebody does.
     Attacked,
+}
+
+const PHASES: u32 = 3;
+
+impl Phase {
+    fn of(slice: u32) -> Phase {
+        [Phase::Uncounted, Phase::Quiet, Phase::Attacked][(slice % PHASES) as usize]
+    }
 }
 
 /// What a host saw.
@@ -80,32 +87,26 @@ pub struct Report {
     pub busy: u64,
     /// The longest time from when an operation was due to its answer, in nanoseconds.
     pub worst_ns: u64,
-    /// Times while nobody attacked.
-    pub quiet: Times,
-    /// And while somebody did.
-    pub attacked: Times,
+    /// What was taken in each slice of time that counts, in their order.
+    pub slices: Vec<Slice>,
 }
 
-/// How long operations took, in nanoseconds.
+/// A stretch of time that counts as one: how long its operations took, in nanoseconds.
 #[derive(Clone, Debug)]
-pub struct Times {
+pub struct Slice {
+    /// Whether somebody attacked.
+    pub phase: Phase,
     /// From when they were due.
-    pub from_due: Histogram<u64>,
+    pub from_due_ns: Vec<u64>,
     /// From when the host came to begin them: what passed before is its machine's, not the node's.
-    pub from_begin: Histogram<u64>,
-}
-
-impl Times {
-    fn new() -> Times {
-        let histogram = || Histogram::new_with_bounds(1, 120_000_000_000, 3).expect("bounds of a histogram");
-        Times { from_due: histogram(), from_begin: histogram() }
-    }
+    pub from_begin_ns: Vec<u64>,
 }
 
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    phase: AtomicU8,
+    /// How many slices there were, and the phase of this one.
+    slice: AtomicU32,
     served: AtomicU64,
     worst_ns: AtomicU64,
 }
@@ -155,9 +156,10 @@ impl Honest {
         self.shared.worst_ns.store(0, Ordering::Release);
     }
 
-    /// From now on operations go into these figures.
+    /// Operations that are begun from now on are a slice of their own.
     pub fn enter(&self, phase: Phase) {
-        self.shared.phase.store(phase as u8, Ordering::Release);
+        let before = self.shared.slice.load(Ordering::Acquire) / PHASES;
+        self.shared.slice.store((before + 1) * PHASES + phase as u32, Ordering::Release);
     }
 
     /// Whether it has ended by itself, which only an error does.
@@ -186,8 +188,7 @@ struct Entry {
 struct Open {
     due: Nanos,
     begun: Nanos,
-    /// Into which figures it goes.
-    phase: u8,
+    slice: u32,
     /// What it stores, if it does.
     version: Option<u64>,
 }
@@ -202,6 +203,8 @@ struct Work {
     next_version: u64,
     turn: u64,
     report: Report,
+    /// The last slice that something was taken of.
+    slice: Option<u32>,
 }
 
 impl Work {
@@ -215,7 +218,8 @@ impl Work {
             shared,
             next_version: 1,
             turn: 0,
-            report: Report { served: 0, busy: 0, worst_ns: 0, quiet: Times::new(), attacked: Times::new() },
+            report: Report { served: 0, busy: 0, worst_ns: 0, slices: Vec::new() },
+            slice: None,
         }
     }
 
@@ -254,8 +258,8 @@ impl Work {
         };
         submitted.map_err(|rejected| anyhow!("{rejected:?}"))?;
         self.next_version += u64::from(stores);
-        let phase = self.shared.phase.load(Ordering::Acquire);
-        self.entries[index].open = Some(Open { due, begun, phase, version });
+        let slice = self.shared.slice.load(Ordering::Acquire);
+        self.entries[index].open = Some(Open { due, begun, slice, version });
         Ok(true)
     }
 
@@ -265,7 +269,7 @@ impl Work {
         let busy = self.session.poll(now(), |token, answer| answers.push((token as usize, answer)));
         let at = now();
         for (index, answer) in answers {
-            let Open { due, begun, phase, version } =
+            let Open { due, begun, slice, version } =
                 self.entries[index].open.take().context("an answer to nothing")?;
             match (answer, version) {
                 (Ok(Answer::Stored), Some(version)) => self.entries[index].version = version,
@@ -285,13 +289,17 @@ impl Work {
             let late_ns = at.since(due).0.max(1);
             self.report.served += 1;
             self.shared.worst_ns.fetch_max(late_ns, Ordering::AcqRel);
-            let times = match phase {
-                1 => &mut self.report.quiet,
-                2 => &mut self.report.attacked,
-                _ => continue,
-            };
-            times.from_due.saturating_record(late_ns);
-            times.from_begin.saturating_record(at.since(begun).0.max(1));
+            if Phase::of(slice) == Phase::Uncounted {
+                continue;
+            }
+            if self.slice != Some(slice) {
+                self.slice = Some(slice);
+                let (from_due_ns, from_begin_ns) = Default::default();
+                self.report.slices.push(Slice { phase: Phase::of(slice), from_due_ns, from_begin_ns });
+            }
+            let slice = self.report.slices.last_mut().expect("just begun");
+            slice.from_due_ns.push(late_ns);
+            slice.from_begin_ns.push(at.since(begun).0.max(1));
         }
         self.shared.served.store(self.report.served, Ordering::Release);
         ensure!(self.session.ended().is_none(), "lost its connection: {:?}", self.session.ended());

@@ -5,13 +5,14 @@
 //!                         ─ settles ─ counted ─                     open loop: late counts from when it was due
 //! ```
 //! Quiet and attacked slices take turns within one run, so that a machine that is slow for a while is slow for both.
+//! Of each slice a quantile is taken, and the median of these is told, so that a pause of the machine is not.
 //! The node has the first core; the honest host and the attackers have the last one, the attackers at the lowest
 //! priority, so that they take only time that the honest host leaves. What still is contention between them shows in
 //! the first row, `control`: as much load from well-behaved hosts; and in the columns that count from `begin`, which
 //! leave out how late the honest host itself came to begin an operation, before the node knew of it.
 
 use crate::attacks::{Attack, Attacker};
-use crate::honest::{Honest, Phase, Plan};
+use crate::honest::{Honest, Phase, Plan, Slice};
 use crate::peer::{Peer, Victim};
 use crate::process::Node;
 use anyhow::{Context, Result};
@@ -102,26 +103,43 @@ fn row(settings: &Settings, node: &Node, attack: &'static Attack) -> Result<()> 
     }
     attacker.end();
     let report = honest.finish()?;
-    let us =
-        |histogram: &hdrhistogram::Histogram<u64>, part| histogram.value_at_quantile(part) as f64 / 1000.0;
-    let (quiet, under) = (&report.quiet, &report.attacked);
-    let (due, due_under) = (us(&quiet.from_due, 0.99), us(&under.from_due, 0.99));
-    let (begin, begin_under) = (us(&quiet.from_begin, 0.99), us(&under.from_begin, 0.99));
+    let slices = &report.slices;
+    let quiet_p50 = typical_us(slices, Phase::Quiet, 0.5, |slice| &slice.from_due_ns);
+    let p50 = typical_us(slices, Phase::Attacked, 0.5, |slice| &slice.from_due_ns);
+    let quiet_due = typical_us(slices, Phase::Quiet, 0.99, |slice| &slice.from_due_ns);
+    let due = typical_us(slices, Phase::Attacked, 0.99, |slice| &slice.from_due_ns);
+    let quiet_begin = typical_us(slices, Phase::Quiet, 0.99, |slice| &slice.from_begin_ns);
+    let begin = typical_us(slices, Phase::Attacked, 0.99, |slice| &slice.from_begin_ns);
     println!(
         "{:<15} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>6.2}  {:>10.0} {:>9.0} {:>6.2}  {:>8}  {}",
         attack.name,
-        us(&quiet.from_due, 0.5),
+        quiet_p50,
+        quiet_due,
+        p50,
         due,
-        us(&under.from_due, 0.5),
-        due_under,
-        due_under / due,
+        due / quiet_due,
+        quiet_begin,
         begin,
-        begin_under,
-        begin_under / begin,
+        begin / quiet_begin,
         node.holdings()?.resident_bytes >> 20,
         attack.what
     );
     Ok(())
+}
+
+/// A quantile of each slice of a phase, and of these the median, in microseconds: of what happens in most slices
+/// nothing is lost, and a pause of the machine in one of them is left out.
+fn typical_us(slices: &[Slice], phase: Phase, quantile: f64, times: impl Fn(&Slice) -> &Vec<u64>) -> f64 {
+    let of_slice = |slice: &Slice| at(times(slice).clone(), quantile);
+    let all = slices.iter().filter(|slice| slice.phase == phase).map(of_slice).collect();
+    at(all, 0.5) as f64 / 1000.0
+}
+
+/// The value at a quantile, 0 where there is none.
+fn at(mut values: Vec<u64>, quantile: f64) -> u64 {
+    values.sort_unstable();
+    let index = (values.len() as f64 * quantile) as usize;
+    values.get(index.min(values.len().saturating_sub(1))).copied().unwrap_or(0)
 }
 
 /// Gives a node keys, so that lists are long.
