@@ -13,6 +13,7 @@
 //! - `gate`: how often something that hosts can cause is told.
 //! - `until`: a background task that can be told to end.
 //! - `share`: how much of a turn one connection may have.
+//! - `line`: in what order connections have it.
 //! - `start`: the node: open, listen, run, add and remove namespaces, stop.
 //! - [`settings`]: what a node is told.
 //! - [`planted`]: bugs for tests of the tests.
