@@ -147,6 +147,18 @@ pub struct Statistics {
     pub checkpoints: u64,
 }
 
+/// What an operation that comes soon will look at: given one after the other, each while other operations are
+/// carried out, they bring it to the processor's caches step by step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// The part of the index that the key is in.
+    Index,
+    /// Its entry there.
+    Entry,
+    /// The front of its record, with the key.
+    Record,
+}
+
 /// One core's handle on a key-value store.
 ///
 /// Any core may run any operation on any key; concurrent operations on one key are linearizable. A
@@ -171,6 +183,8 @@ pub trait Engine {
     fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), Fault>>;
     /// Makes all that was acknowledged durable, whatever the durability.
     fn flush(&self) -> impl Future<Output = Result<(), Fault>>;
+    /// Says that an operation on the key comes soon. A hint, that changes no answer.
+    fn expect(&self, _key: &Key, _hint: Hint) {}
     /// Figures.
     fn statistics(&self) -> Statistics;
 }

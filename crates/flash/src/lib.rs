@@ -104,6 +104,8 @@ pub trait Device {
     fn write(&self, at: Lba, buffer: Buffer) -> Pending;
     /// Says that the blocks will be written soon. A hint: most devices have no use for it.
     fn expect_write(&self, _at: Lba, _blocks: u64) {}
+    /// Says that the blocks will be read soon. A hint, too.
+    fn expect_read(&self, _at: Lba, _blocks: u64) {}
     /// Makes every write that has completed durable.
     fn flush(&self) -> Pending;
     /// Says that what the blocks hold is no longer wanted. They then read as anything.

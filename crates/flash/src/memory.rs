@@ -7,7 +7,7 @@
 
 use crate::{Device, Done, Geometry, Pending};
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::{HugeBytes, expect_write};
+use octokv_runtime::{HugeBytes, expect_read, expect_write};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -103,6 +103,12 @@ impl Device for MemoryDevice {
         let bytes = (blocks as usize * self.memory.geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
         if self.memory.geometry.holds(at, bytes) {
             self.memory.parts(self.offset(at), bytes, |stripe, _| expect_write(stripe));
+        }
+    }
+    fn expect_read(&self, at: Lba, blocks: u64) {
+        let bytes = (blocks as usize * self.memory.geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
+        if self.memory.geometry.holds(at, bytes) {
+            self.memory.parts(self.offset(at), bytes, |stripe, _| expect_read(stripe));
         }
     }
     fn flush(&self) -> Pending {

@@ -12,6 +12,7 @@
 //! - `driver`: io_uring or worker threads, decided once, and what is said of it.
 //! - `gate`: how often something that hosts can cause is told.
 //! - `until`: a background task that can be told to end.
+//! - `jobs`: requests on their way to an engine, and what they will look at soon.
 //! - `share`: how much of a turn one connection may have.
 //! - `line`: in what order connections have it.
 //! - `start`: the node: open, listen, run, add and remove namespaces, stop.
@@ -23,6 +24,7 @@ pub mod blocks;
 mod core;
 mod driver;
 mod gate;
+mod jobs;
 mod line;
 pub mod link;
 pub mod pace;

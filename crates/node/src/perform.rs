@@ -5,7 +5,7 @@
 
 use crate::pace::{Pace, Place};
 use octokv_base::{Buffer, Key, Nanos, Pool};
-use octokv_engine::{Delete, Engine, Fault, KeySink, Put, PutMode};
+use octokv_engine::{Delete, Engine, Fault, Hint, KeySink, Put, PutMode};
 use octokv_runtime::Handle;
 use octokv_target::{Operation, Outcome, StoreMode};
 use octokv_wire::kv::ListWriter;
@@ -106,6 +106,17 @@ impl<E: Engine> Performer<E> {
             | Operation::Verify { .. } => {
                 unreachable!("the target dispatches on the namespace's command set")
             }
+        }
+    }
+
+    /// Says that an operation comes soon.
+    pub fn expect(&self, operation: &Operation, hint: Hint) {
+        if let Operation::Store { key, .. }
+        | Operation::Retrieve { key, .. }
+        | Operation::Delete { key }
+        | Operation::Exist { key } = operation
+        {
+            self.engine.expect(key, hint);
         }
     }
 

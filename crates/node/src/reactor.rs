@@ -13,16 +13,17 @@
 //! The first core accepts and deals connections to all cores in turn.
 
 use crate::gate::Gate;
+use crate::jobs::{Job, Jobs};
 use crate::line::Line;
 use crate::link::{Link, Room};
 use crate::planted::{self, Bug};
 use crate::share::Turn;
 use crate::stores::{Removed, Stores};
 use octokv_base::map::Map;
-use octokv_base::{NamespaceId, Nanos, Pool};
+use octokv_base::{Nanos, Pool};
 use octokv_engine::Engine;
 use octokv_runtime::{Channel, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Tasks};
-use octokv_target::{Closing, Connection, Operation, Outcome, Request, Target};
+use octokv_target::{Closing, Connection, Outcome, Request, Target};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -79,21 +80,6 @@ pub struct Parts<S, E> {
     pub requests_max: usize,
 }
 
-/// A request on its way to the engine.
-struct Job {
-    link: u32,
-    slot: u32,
-    namespace: NamespaceId,
-    operation: Operation,
-}
-
-impl Job {
-    fn new(link: u32, request: Request) -> Job {
-        let Request { slot, namespace, operation } = request;
-        Job { link, slot, namespace, operation }
-    }
-}
-
 struct Finished {
     link: u32,
     slot: u32,
@@ -127,7 +113,7 @@ struct Reactor<S, F, M> {
     /// What this turn has spent, and may.
     this_turn: Turn,
     requests: Vec<Request>,
-    jobs: VecDeque<Job>,
+    jobs: Jobs,
     /// Namespaces whose stores were taken out since the last turn.
     removed: Removed,
     tasks: Tasks<F>,
@@ -183,12 +169,15 @@ pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turn
             done.borrow_mut().push(Finished { link, slot, outcome });
         }
     };
-    assemble(parts, finished, make)
+    let stores = Rc::clone(&parts.stores);
+    let jobs = Jobs::new(move |job, hint| stores.expect(job.namespace, &job.operation, hint));
+    assemble(parts, finished, jobs, make)
 }
 
 fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
     parts: Parts<S, E>,
     finished: Rc<RefCell<Vec<Finished>>>,
+    jobs: Jobs,
     make: M,
 ) -> Reactor<S, F, M> {
     let doorbell = Arc::clone(parts.handle.doorbell());
@@ -214,7 +203,7 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         resuming: Line::default(),
         this_turn: Turn::new(),
         requests: Vec::new(),
-        jobs: VecDeque::new(),
+        jobs,
         removed: parts.stores.removed(),
         tasks: Tasks::new(parts.requests_max, doorbell),
         make,
@@ -361,8 +350,8 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             let mut of_link = Nanos::ZERO;
             let run = |requests: &mut Vec<Request>| {
                 of_link = of_link + handle.busy().lap(Stage::Target, true);
-                jobs.extend(requests.drain(..).map(|request| Job::new(index, request)));
-                let started = start_jobs(jobs, tasks, make);
+                jobs.take(index, requests);
+                let started = jobs.start(tasks, make);
                 of_link = of_link + handle.busy().lap(Stage::Kv, started);
                 if jobs.is_empty() && of_link < share { Room::More } else { Room::Enough }
             };
@@ -402,10 +391,6 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         true
     }
 
-    fn take_requests(&mut self, link: u32) {
-        self.jobs.extend(self.requests.drain(..).map(|request| Job::new(link, request)));
-    }
-
     /// Puts a link on the list of those that may have something to send or may be over.
     fn has_news(&mut self, index: u32) {
         if let Some(link) = &mut self.links[index as usize]
@@ -417,7 +402,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
     }
 
     fn start_jobs(&mut self) -> bool {
-        start_jobs(&mut self.jobs, &mut self.tasks, &self.make)
+        self.jobs.start(&mut self.tasks, &self.make)
     }
 
     /// Hands outcomes to their connections.
@@ -519,7 +504,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             let Some(link) = &mut self.links[index as usize] else { continue };
             let bytes = link.resume(now, &self.pool, &mut self.requests);
             let mut of_link = self.handle.busy().lap(Stage::Target, bytes > 0);
-            self.take_requests(index);
+            self.jobs.take(index, &mut self.requests);
             let started = self.start_jobs();
             of_link = of_link + self.handle.busy().lap(Stage::Kv, started);
             if let Some(link) = &mut self.links[index as usize]
@@ -562,23 +547,6 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         // What a tick or a resumed machine had to say goes out at once.
         worked | (!self.jobs.is_empty() && self.start_jobs()) | self.send()
     }
-}
-
-/// Makes tasks of jobs while there is room. A task that need not wait is over at once.
-fn start_jobs<F: Future<Output = ()>>(
-    jobs: &mut VecDeque<Job>,
-    tasks: &mut Tasks<F>,
-    make: &impl Fn(Job) -> F,
-) -> bool {
-    let mut worked = false;
-    while !tasks.is_full()
-        && let Some(job) = jobs.pop_front()
-    {
-        worked = true;
-        let spawned = tasks.spawn(make(job));
-        assert!(spawned.is_ok(), "there was room for it");
-    }
-    worked
 }
 
 /// `untold` such lines were left out before this one.

@@ -7,7 +7,7 @@
 use crate::blocks::Blocks;
 use crate::perform::Performer;
 use octokv_base::NamespaceId;
-use octokv_engine::Engine;
+use octokv_engine::{Engine, Hint};
 use octokv_target::{Operation, Outcome};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,6 +26,17 @@ impl<E: Engine> Store<E> {
         match self {
             Store::Keys(performer) => performer.perform(operation).await,
             Store::Blocks(blocks) => blocks.perform(operation).await,
+        }
+    }
+}
+
+impl<E: Engine> Stores<E> {
+    /// Says that an operation comes soon.
+    pub fn expect(&self, id: NamespaceId, operation: &Operation, hint: Hint) {
+        if let Some(store) = self.get(id)
+            && let Store::Keys(performer) = &*store
+        {
+            performer.expect(operation, hint);
         }
     }
 }

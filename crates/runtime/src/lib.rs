@@ -40,7 +40,7 @@ pub use driver::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
 pub use executor::{TaskId, Tasks, block_on, yield_now};
 pub use handle::{Handle, Sleep};
 pub use io::{Channel, Completed, DeviceQueue, FileId, Media, Operation, Ticket};
-pub use octokv_sys::memory::{HugeBytes, expect_write, give_back};
+pub use octokv_sys::memory::{HugeBytes, expect, expect_read, expect_write, give_back};
 pub use reactor::{Idle, Polling};
 pub use real::{DeviceDriver, device_queue};
 pub use ring::{Mailbox, mesh};

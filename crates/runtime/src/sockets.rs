@@ -52,7 +52,8 @@ pub struct RealSockets {
     /// Sockets with an edge, in the order of their first; may name closed ones.
     edges: Vec<u32>,
     blocked: usize,
-    /// Another descriptor had news since the last `wait`.
+    /// A listener or another descriptor had news since the last `wait`: what a look in passing took from the poller,
+    /// nobody has acted on yet.
     signalled: bool,
     turns: u32,
 }
@@ -111,7 +112,10 @@ impl RealSockets {
         poller.wait(span, |Event { token, readable, writable }| {
             let index = (token & 0xffff_ffff) as usize;
             match token & !0xffff_ffff {
-                LISTENER => listeners[index].waiting = true,
+                LISTENER => {
+                    listeners[index].waiting = true;
+                    *signalled = true;
+                }
                 0 => {
                     let Some(entry) = entries[index].as_mut() else { return };
                     if writable && std::mem::replace(&mut entry.blocked, false) {

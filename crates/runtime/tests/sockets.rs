@@ -196,3 +196,20 @@ fn with_many_sockets_only_those_with_news_are_ready_until_they_say_nothing() {
     assert_eq!(news, [pairs[3].1]);
     assert_eq!(sockets.receive(pairs[3].1, &mut [0; 4]), Received::Closed);
 }
+
+#[test]
+fn a_connection_that_a_look_in_passing_has_seen_is_not_slept_over() {
+    let mut sockets = RealSockets::new().unwrap();
+    let (listener, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    assert!(sockets.accept(listener).is_none(), "from here on only the poller tells of connections");
+    let _peer = std::net::TcpStream::connect(address).unwrap();
+    // A core that has nothing to do looks at its sockets some more times, after it has asked its listeners, and sleeps.
+    let mut ready = Vec::new();
+    for _ in 0..100 {
+        sockets.ready(&mut ready);
+    }
+    let began = now();
+    sockets.wait(Nanos::from_secs(60));
+    assert!(now().since(began) < Nanos::from_secs(30), "it slept over the connection");
+    assert!(sockets.accept(listener).is_some());
+}

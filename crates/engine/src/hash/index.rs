@@ -137,6 +137,13 @@ impl Table {
             .map(|slot| slot.place())
     }
 
+    /// Says that `tag` will be looked up soon.
+    pub fn expect(&self, tag: u64) {
+        if let Some(slot) = self.slots.get(self.home(tag)) {
+            octokv_runtime::expect(slot);
+        }
+    }
+
     /// Adds an entry beside any others of its tag.
     pub fn insert(&mut self, tag: u64, place: Place) {
         if (self.len + 1) * 100 > self.homes * 90 {

@@ -43,7 +43,7 @@ pub use superblock::HashKind;
 pub use volume::{OpenSettings, Volume};
 
 use crate::planted::{self, Bug};
-use crate::{Delete, Engine, Fault, KeySink, Put, PutMode, Statistics, Value};
+use crate::{Delete, Engine, Fault, Hint, KeySink, Put, PutMode, Statistics, Value};
 use index::Place;
 use journal::Entry;
 use octokv_base::{Buffer, Key, Lba, Pool};
@@ -332,6 +332,20 @@ impl Engine for HashEngine {
     async fn flush(&self) -> Result<(), Fault> {
         self.settle().await?;
         self.flush_device().await
+    }
+
+    fn expect(&self, key: &Key, hint: Hint) {
+        let hash = self.volume.hash(key);
+        match hint {
+            Hint::Index => self.volume.expect(hash, false),
+            Hint::Entry => self.volume.expect(hash, true),
+            // Without entering as a reader: what is there meanwhile is not looked at. Of a long record the rest is a
+            // stream, which the processor sees coming by itself.
+            Hint::Record => {
+                let place = self.volume.places(hash).first().copied();
+                place.into_iter().for_each(|place| self.device.expect_read(self.lba(place.location), 1));
+            }
+        }
     }
 
     fn statistics(&self) -> Statistics {

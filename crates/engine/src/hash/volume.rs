@@ -148,6 +148,17 @@ impl Volume {
         self.segments[segment].entries.lock().table.lookup(tag).collect()
     }
 
+    /// Says that a key of this hash will be looked up soon: first what knows of its part of the index, later its
+    /// entry.
+    pub(super) fn expect(&self, hash: u128, entry: bool) {
+        let (segment, tag) = self.split(hash);
+        let entries = &self.segments[segment].entries;
+        match entry {
+            false => octokv_runtime::expect(entries),
+            true => entries.lock().table.expect(tag),
+        }
+    }
+
     /// Whether a record read at `place` is the one that the index means.
     pub(super) fn is_the_record(&self, place: Place, identity: Identity) -> bool {
         identity.volume == self.fixed.volume
