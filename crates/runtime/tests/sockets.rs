@@ -202,7 +202,8 @@ fn a_connection_that_a_look_in_passing_has_seen_is_not_slept_over() {
     let mut sockets = RealSockets::new().unwrap();
     let (listener, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     assert!(sockets.accept(listener).is_none(), "from here on only the poller tells of connections");
-    let _peer = std::net::TcpStream::connect(address).unwrap();
+    let mut peer = RealSockets::new().unwrap();
+    peer.connect(address).unwrap();
     // A core that has nothing to do looks at its sockets some more times, after it has asked its listeners, and sleeps.
     let mut ready = Vec::new();
     for _ in 0..100 {
