@@ -92,7 +92,8 @@ impl<E: Engine> Performer<E> {
                 Err(fault) => self.failed("exist", &key, fault),
             },
             Operation::List { start, limit_bytes, long_keys } => {
-                self.list(&start, limit_bytes as usize, long_keys).await
+                // In memory of its own: a task has room for the largest of its futures, and is moved into its place.
+                Box::pin(self.list(&start, limit_bytes as usize, long_keys)).await
             }
             Operation::Flush => match self.engine.flush().await {
                 Ok(()) => Outcome::Flushed,

@@ -249,7 +249,8 @@ impl Engine for HashEngine {
             None => {
                 // What waits for a flush only may become free, and not while this one counts as a reader.
                 drop(reading);
-                self.settle().await?;
+                // In memory of its own: every task has room for the largest of its futures, and this one is rare.
+                Box::pin(self.settle()).await?;
                 reading = self.readers.enter(&volume.epochs);
                 let Some(extent) = volume.allocate(hash, units) else { return Ok(Put::Full) };
                 if mode == PutMode::Upsert {
