@@ -1,0 +1,134 @@
+//! How many gets and puts a second the hash engine does on one core and memory: no sockets, no protocol, no tasks.
+//!
+//! Expected, by arithmetic: a get of 64 B looks at one line of what knows of its part of the index, one of the entry, and
+//! nine of the record: 0.1 µs each for the first two and 0.2 µs for the rest where nothing is in a cache, and about as
+//! much work: 2 M/s, and near 4 M/s where hints bring all of it in time. A put looks at the old record's front and
+//! writes the new one: half of that.
+//! The strategies take turns within one process every few milliseconds. Run with `cargo bench -p octokv-engine`.
+#![allow(clippy::disallowed_methods)] // A bench reads the clock.
+
+use octokv_base::{Key, Pool, Random, value_offset};
+use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, open};
+use octokv_engine::{Durability, Engine, Hint, Put, PutMode};
+use octokv_flash::{Device, Memory, MemoryDevice};
+use octokv_runtime::block_on;
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+const VALUE_BYTES: usize = 64;
+const UNIT_BYTES: usize = 512;
+const SLICE: Duration = Duration::from_millis(10);
+const SLICES: usize = 60;
+/// Operations between two looks at the clock.
+const BATCH: usize = 128;
+
+/// How many operations before its own each hint is given.
+struct Strategy {
+    name: &'static str,
+    ahead: &'static [(usize, Hint)],
+}
+
+const STRATEGIES: [Strategy; 5] = [
+    Strategy { name: "no hints", ahead: &[] },
+    Strategy { name: "entry 4", ahead: &[(4, Hint::Entry)] },
+    Strategy {
+        name: "index 5, entry 4, record 2",
+        ahead: &[(5, Hint::Index), (4, Hint::Entry), (2, Hint::Record)],
+    },
+    Strategy {
+        name: "index 12, entry 8, record 4",
+        ahead: &[(12, Hint::Index), (8, Hint::Entry), (4, Hint::Record)],
+    },
+    Strategy {
+        name: "index 24, entry 16, record 8",
+        ahead: &[(24, Hint::Index), (16, Hint::Entry), (8, Hint::Record)],
+    },
+];
+
+/// The answer of an operation that need not wait.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => panic!("memory answers at once"),
+    }
+}
+
+fn engine(keys: usize) -> (HashEngine, Pool) {
+    let pool = Pool::new(64 << 20);
+    let bytes = keys as u64 * UNIT_BYTES as u64 * 2 + (64 << 20);
+    let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(bytes, 512).expect("memory")));
+    let settings = OpenSettings { durability: Durability::Flush, cores: 1 };
+    let format = FormatSettings { unit_bytes: UNIT_BYTES as u32, ..FormatSettings::default() };
+    let volume = block_on(open(&device, &pool, settings, &format), || ()).expect("opens");
+    (HashEngine::new(volume, 0, device, pool.clone()), pool)
+}
+
+fn put(engine: &HashEngine, pool: &Pool, key: &Key) {
+    let offset = value_offset(key.len());
+    let mut record = pool.take(offset + VALUE_BYTES).expect("a buffer of the bench");
+    record[offset..].fill(7);
+    let stored = at_once(engine.put(key, PutMode::Upsert, record, VALUE_BYTES));
+    assert_eq!(stored, Ok(Put::Stored));
+}
+
+fn get(engine: &HashEngine, key: &Key) {
+    let value = at_once(engine.get(key)).expect("no fault").expect("it was stored");
+    assert_eq!(value.bytes, VALUE_BYTES);
+}
+
+/// Operations per second of one slice, keys drawn at random.
+fn slice(
+    keys: &[Key],
+    random: &mut Random,
+    engine: &HashEngine,
+    ahead: &[(usize, Hint)],
+    mut one: impl FnMut(&Key),
+) -> f64 {
+    let (begin, mut done) = (Instant::now(), 0);
+    while begin.elapsed() < SLICE {
+        let drawn: [&Key; BATCH] = std::array::from_fn(|_| &keys[random.below(keys.len() as u64) as usize]);
+        for (at, key) in drawn.iter().enumerate() {
+            for &(ahead, hint) in ahead {
+                if let Some(later) = drawn.get(at + ahead) {
+                    engine.expect(later, hint);
+                }
+            }
+            one(key);
+        }
+        done += BATCH;
+    }
+    done as f64 / begin.elapsed().as_secs_f64()
+}
+
+fn main() {
+    println!("{:10} {:5} {:32} {:>12} {:>12}", "keys", "", "thousand/s", "median", "best");
+    for count in [20_000, 1_000_000] {
+        let (engine, pool) = engine(count);
+        let keys: Vec<Key> =
+            (0..count).map(|i| Key::new(format!("{i:016}").as_bytes()).expect("short")).collect();
+        keys.iter().for_each(|key| put(&engine, &pool, key));
+        let mut random = Random::new(7);
+        for stores in [false, true] {
+            let mut rates = [const { Vec::new() }; STRATEGIES.len()];
+            for _ in 0..SLICES {
+                for (strategy, rates) in STRATEGIES.iter().zip(&mut rates) {
+                    rates.push(match stores {
+                        true => {
+                            slice(&keys, &mut random, &engine, strategy.ahead, |key| put(&engine, &pool, key))
+                        }
+                        false => slice(&keys, &mut random, &engine, strategy.ahead, |key| get(&engine, key)),
+                    });
+                }
+            }
+            for (strategy, mut rates) in STRATEGIES.iter().zip(rates) {
+                rates.sort_by(f64::total_cmp);
+                let (median, best) = (rates[SLICES / 2] / 1e3, rates[SLICES - 1] / 1e3);
+                let what = if stores { "put" } else { "get" };
+                println!("{count:10} {what:5} {:32} {median:12.0} {best:12.0}", strategy.name);
+            }
+        }
+    }
+}
