@@ -364,7 +364,8 @@ pub struct Bench {
     /// Seconds in which operations are done and not counted, before each workload.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub warm_up: f64,
-    /// Processors that make the load, one OS thread each [default: one thread, anywhere].
+    /// Processors that make the load, one OS thread each, dealt among the namespaces [default: one thread for each
+    /// namespace, anywhere].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub client_cores: Vec<usize>,
     /// What the load's OS threads do while they wait for answers.
@@ -395,8 +396,10 @@ pub struct Bench {
     /// With host-kvs: how many files there are [default: as many as threads].
     #[arg(long, value_name = "COUNT")]
     pub host_kvs_files: Option<usize>,
-    #[command(flatten)]
-    pub at: At,
+    /// The namespace: nvme+tcp://HOST:PORT/NQN?nsid=N. Given several times, threads, keys and operations are dealt among
+    /// them: key i is on number i modulo how many there are.
+    #[arg(long, env = "OCTOKV_URL", default_value = DEFAULT_URL)]
+    pub url: Vec<Url>,
 }
 
 /// How keys are drawn.
