@@ -20,6 +20,7 @@
 //! - `operate`: one operation on an engine.
 //! - [`run`](mod@run): the workers of a workload together.
 //! - [`tally`]: what workers count; [`series`]: the same over time.
+//! - [`peers`]: other stores under the same workloads, and ratios to ours.
 //! - [`report`]: figures as a table and as a JSON document.
 //! - [`plot`]: figures as pictures.
 //! - [`ledger`]: writers that remember what was acknowledged, to be held against a node after a crash.
@@ -31,6 +32,7 @@ pub mod host_kvs;
 pub mod ledger;
 mod operate;
 pub mod pace;
+pub mod peers;
 pub mod plan;
 pub mod plot;
 pub mod remote_engine;

@@ -3,6 +3,8 @@
 //! The document is one object: `schema`, `octokv_version`, `command`, `machine`, `settings`, `results`; the names of a
 //! result carry their units, and but for `series` and `targets` it is flat. docs/BENCHMARKS.md lists them.
 
+use crate::peers::Account;
+use crate::peers::compare::Comparison;
 use crate::plan::{End, Plan};
 use crate::series::Point;
 use crate::system::System;
@@ -18,6 +20,8 @@ pub struct Figures {
     pub workload: &'static str,
     /// The system that it ran on.
     pub system: &'static str,
+    /// Beside peers: in which round, from 1 on.
+    pub round: Option<usize>,
     /// Connections, or streams of operations.
     pub threads: usize,
     /// Operations in flight on each.
@@ -134,6 +138,7 @@ impl Figures {
         Figures {
             workload: workload.name(),
             system,
+            round: None,
             threads: plan.threads,
             depth: plan.depth,
             key_bytes: plan.key_sizes.fixed(),
@@ -278,8 +283,14 @@ pub struct Document {
     pub machine: Machine,
     /// With which settings.
     pub settings: Settings,
-    /// One per workload and rate.
+    /// One per workload and rate; beside peers one per round, workload and side, in the order in which they ran.
     pub results: Vec<Figures>,
+    /// Beside peers: what they were.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<Account>,
+    /// Beside peers: ratios and medians, one per workload and peer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub comparisons: Vec<Comparison>,
 }
 
 /// The [`Document::schema`] that this code writes.
@@ -328,6 +339,9 @@ pub fn table_line(figures: &Figures) -> String {
     );
     if f.not_found > 0 {
         let _ = write!(line, "  ({} not found)", f.not_found);
+    }
+    if let Some(round) = f.round {
+        let _ = write!(line, "  (round {round})");
     }
     if let (Some(rate), Some(behind_s)) = (f.rate_ops_s, f.behind_s) {
         let _ = write!(line, "  (rate {rate}, {behind_s:.3} s behind)");

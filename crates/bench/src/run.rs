@@ -2,6 +2,8 @@
 
 use crate::choose::{Chooser, Keys, Operation};
 use crate::data::Values;
+use crate::peers::resp::Fault as ServerFault;
+use crate::peers::resp_worker;
 use crate::plan::{End, Plan};
 use crate::report::{Figures, TargetFigures};
 use crate::share::Share;
@@ -90,6 +92,17 @@ pub enum Error {
         /// How.
         fault: Fault,
     },
+    /// A peer's server failed.
+    Server {
+        /// The peer.
+        name: &'static str,
+        /// In which workload.
+        workload: Workload,
+        /// On which key, where it was one.
+        key: Option<Key>,
+        /// How.
+        fault: ServerFault,
+    },
     /// The engine could not write its last checkpoint.
     Close(Fault),
     /// A value that was read is not what a workload with these sizes and this seed stores.
@@ -130,6 +143,13 @@ impl fmt::Display for Error {
                 }
             }
             Error::Engine { workload, key, fault } => write!(f, "{}, key {key}: {fault}", workload.name()),
+            Error::Server { name, workload, key, fault } => {
+                write!(f, "{}, ", workload.name())?;
+                if let Some(key) = key {
+                    write!(f, "key {key}, ")?;
+                }
+                write!(f, "server {name}: {fault}")
+            }
             Error::Close(fault) => write!(f, "the last checkpoint failed: {fault}"),
             Error::Wrong { key, have_bytes } => write!(
                 f,
@@ -343,6 +363,7 @@ fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Tally, Error>
         System::Kv => worker::drive(shared, number, threads),
         System::RemoteEngine(engine) => remote_engine::drive(shared, *engine),
         System::HostKvs(store) => host_kvs::drive(shared, store, number),
+        System::Resp(_) => resp_worker::drive(shared, number, threads),
     }
 }
 

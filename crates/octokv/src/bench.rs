@@ -1,10 +1,12 @@
 //! Load on a node, or on an engine in this process: runs the workloads, prints a table, writes the document.
 //!
 //! # Layout
+//! - [`against`]: peers in turns with the node.
 //! - [`plan`]: the flags as a plan, and what is wrong with them.
 //! - [`plots`]: the files of `--svg`.
 //! - [`targets`]: the nodes of `--url`, and what is wrong with several.
 
+mod against;
 mod plan;
 mod plots;
 mod targets;
@@ -15,6 +17,7 @@ use crate::arguments::{Bench, SystemName};
 use crate::config;
 use crate::meter::Meter;
 use crate::outcome::{Failure, Outcome};
+use against::{Beside, Peers};
 use anyhow::{Context, anyhow};
 use octokv_base::Nanos;
 use octokv_bench::host_kvs::{DbFile, HostKvs, file_bytes};
@@ -49,6 +52,7 @@ const POOL_BYTES: usize = 256 << 20;
 /// Runs `octokv bench`.
 pub fn run(bench: &Bench) -> Outcome {
     let plan = plan::of(bench)?;
+    against::check(bench)?;
     if let Some(directory) = &bench.svg {
         plots::check(directory)?;
     }
@@ -62,7 +66,36 @@ pub fn run(bench: &Bench) -> Outcome {
         [] => vec![None],
         cores => cores.iter().copied().map(Some).collect(),
     };
+    let polling = bench.client_polling.policy(SPIN);
     let to_stdout = bench.json.as_deref() == Some(Path::new("-"));
+    let ours = |plan: &Plan| {
+        let meter = Meter::new(plan.workloads[0].name());
+        Ok(measure_on(&system, plan, &nodes, &cores, polling, meter)?.remove(0))
+    };
+    let beside = match bench.against.as_slice() {
+        [] => Beside { figures: alone(bench, &plan, to_stdout, ours)?, ..Beside::default() },
+        _ => {
+            let plan = Plan { rate: bench.rate, ..plan.clone() };
+            let peers = Peers::new(bench, &plan, &cores, polling)?;
+            peers.run(&plan, ours, !to_stdout)?
+        }
+    };
+    if let Some(file) = &bench.json {
+        write_document(file, bench, &system, &plan, beside)?;
+    }
+    if let System::HostKvs(store) = &system {
+        store.close().map_err(|error| anyhow!("{error}"))?;
+    }
+    Ok(())
+}
+
+/// Runs every workload at every rate; tells each at its end and draws them all.
+fn alone(
+    bench: &Bench,
+    plan: &Plan,
+    to_stdout: bool,
+    mut ours: impl FnMut(&Plan) -> Result<Figures, Failure>,
+) -> Result<Vec<Figures>, Failure> {
     // One list per workload, of one result per rate.
     let mut results = Vec::new();
     if !to_stdout {
@@ -71,28 +104,26 @@ pub fn run(bench: &Bench) -> Outcome {
     for &workload in &plan.workloads {
         let mut of_workload = Vec::new();
         for rate in plan::rates(bench) {
-            let one = Plan { workloads: vec![workload], rate, ..plan.clone() };
-            let polling = bench.client_polling.policy(SPIN);
-            let meter = Meter::new(workload.name());
-            let figures = measure_on(&system, &one, &nodes, &cores, polling, meter)?;
-            for line in figures.iter().filter(|_| !to_stdout) {
-                writeln!(std::io::stdout(), "{}", table_line(line))?;
-                for target in &line.targets {
-                    writeln!(std::io::stdout(), "{}", target_line(target))?;
-                }
+            let figures = ours(&Plan { workloads: vec![workload], rate, ..plan.clone() })?;
+            if !to_stdout {
+                tell(&figures)?;
             }
-            of_workload.extend(figures);
+            of_workload.push(figures);
         }
         results.push(of_workload);
     }
     if let Some(directory) = &bench.svg {
         plots::write(directory, &results, !bench.rates.is_empty())?;
     }
-    if let Some(file) = &bench.json {
-        write_document(file, bench, &system, &plan, results.concat())?;
-    }
-    if let System::HostKvs(store) = &system {
-        store.close().map_err(|error| anyhow!("{error}"))?;
+    Ok(results.concat())
+}
+
+/// The lines of one workload.
+fn tell(figures: &Figures) -> Outcome {
+    let mut out = std::io::stdout();
+    writeln!(out, "{}", table_line(figures))?;
+    for target in &figures.targets {
+        writeln!(out, "{}", target_line(target))?;
     }
     Ok(())
 }
@@ -216,13 +247,7 @@ fn check_document(file: &Path) -> Outcome {
     Ok(())
 }
 
-fn write_document(
-    file: &Path,
-    bench: &Bench,
-    system: &System,
-    plan: &Plan,
-    results: Vec<Figures>,
-) -> Outcome {
+fn write_document(file: &Path, bench: &Bench, system: &System, plan: &Plan, beside: Beside) -> Outcome {
     let places = match &bench.host_kvs_dir {
         Some(directory) => vec![directory.display().to_string()],
         None => bench.url.iter().map(Url::to_string).collect(),
@@ -234,7 +259,9 @@ fn write_document(
         command: words.join(" "),
         machine: machine(),
         settings: Settings::new(system, &places, plan, &plan::rates(bench).flatten().collect::<Vec<_>>()),
-        results,
+        results: beside.figures,
+        peers: beside.accounts,
+        comparisons: beside.comparisons,
     };
     let mut text = serde_json::to_string_pretty(&document).context("the document")?;
     text.push('\n');
