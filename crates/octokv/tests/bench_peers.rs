@@ -29,13 +29,13 @@ const SMALL: [&str; 9] = ["bench", "--threads", "3", "--depth", "2", "--num", "3
 #[track_caller]
 fn is_clean(place: &Path) {
     assert_eq!(std::fs::read_dir(place).unwrap().count(), 0);
-    let text = place.to_str().unwrap();
     for process in std::fs::read_dir("/proc").unwrap() {
-        let line = std::fs::read(process.unwrap().path().join("cmdline")).unwrap_or_default();
-        let words = String::from_utf8_lossy(&line).replace('\0', " ");
-        // Its options may be long gone from its name; those that we start keep them.
-        let is_peer = words.starts_with("db_bench") || words.starts_with("redis-server");
-        assert!(!(is_peer && words.contains(text)), "{words}");
+        let process = process.unwrap().path();
+        // A server takes its options out of its name, and its directory is the one that it works in.
+        let options = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        let works_in = std::fs::read_link(process.join("cwd")).unwrap_or_default();
+        let is_of_db = String::from_utf8_lossy(&options).contains(&format!("--db={}", place.display()));
+        assert!(!is_of_db && !works_in.starts_with(place), "{}", process.display());
     }
 }
 

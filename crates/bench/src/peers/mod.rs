@@ -29,7 +29,7 @@ use children::Children;
 use octokv_runtime::Polling;
 use serde::Serialize;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A store beside ours.
@@ -135,6 +135,8 @@ impl std::str::FromStr for Kind {
 pub struct Ground {
     /// Its directory, for itself alone; whether it is there is the peer's business.
     pub directory: PathBuf,
+    /// Makes that directory, or makes it anew: empty.
+    pub empty: fn(&Path) -> std::io::Result<()>,
     /// What starts its processes and ends them.
     pub children: Arc<Children>,
     /// Clock and threads.
@@ -151,12 +153,8 @@ impl Ground {
     /// # Errors
     /// What the system says.
     fn empty_directory(&self) -> Result<(), Error> {
-        let failed = |error| Error::Files { directory: self.directory.clone(), error };
-        match std::fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
-        std::fs::create_dir_all(&self.directory).map_err(failed)
+        let directory = &self.directory;
+        (self.empty)(directory).map_err(|error| Error::Files { directory: directory.clone(), error })
     }
 }
 

@@ -4,7 +4,7 @@
 //!   request  *3 CRLF $3 CRLF SET CRLF $16 CRLF key CRLF $4096 CRLF value CRLF
 //!   reply    +OK CRLF    -ERR why CRLF    :1 CRLF    $4096 CRLF value CRLF    $-1 CRLF
 //! ```
-//! In: bytes in any pieces. Out: replies, in order, each borrowed until the next is asked for. Invariants: no bytes
+//! In: bytes in any pieces. Out: replies, in order, each borrowed until the next is taken. Invariants: no bytes
 //! panic; a value lies where it was received and is copied nowhere; a reply is taken whole or not at all.
 //! Source: "RESP protocol spec", redis.io/docs/latest/develop/reference/protocol-spec. Arrays are not needed here.
 
@@ -143,7 +143,7 @@ impl Decoder {
     ///
     /// # Errors
     /// When the bytes are none; nothing can be told from what follows them.
-    pub fn next(&mut self) -> Result<Option<Reply<'_>>, Corrupt> {
+    pub fn take(&mut self) -> Result<Option<Reply<'_>>, Corrupt> {
         let held = &self.buffer[self.held.clone()];
         if held.is_empty() || held.len() < self.wanted_bytes {
             return Ok(None);
@@ -215,7 +215,7 @@ mod tests {
         for piece in bytes.chunks(piece_bytes) {
             feed(&mut decoder, piece);
             loop {
-                match decoder.next() {
+                match decoder.take() {
                     Ok(Some(reply)) => found.push(format!("{reply:?}")),
                     Ok(None) => break,
                     Err(corrupt) => return (found, Err(corrupt)),
@@ -290,7 +290,7 @@ mod tests {
     fn a_length_that_is_announced_takes_no_memory_before_room_is_asked_for() {
         let mut decoder = Decoder::default();
         feed(&mut decoder, b"$1000000\r\n");
-        assert_eq!(decoder.next(), Ok(None));
+        assert_eq!(decoder.take(), Ok(None));
         assert!(decoder.buffer.len() < 100_000);
         assert!(decoder.room().len() >= 1_000_002 && decoder.buffer.len() < 1_100_000);
     }

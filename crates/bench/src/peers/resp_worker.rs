@@ -211,7 +211,7 @@ impl Worker<'_> {
     fn take_reply(&mut self, number: usize) -> Result<bool, Error> {
         let (shared, now) = (self.shared, self.shared.host.now);
         let Connection { in_flight, decoder, .. } = &mut self.connections[number];
-        let reply = match decoder.next() {
+        let reply = match decoder.take() {
             Ok(Some(reply)) => reply,
             Ok(None) => return Ok(false),
             Err(corrupt) => return Err(failed(shared, None, Fault::Corrupt(corrupt))),

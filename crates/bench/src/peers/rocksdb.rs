@@ -208,7 +208,7 @@ impl Printed {
             |line: &&str| line.split_ascii_whitespace().next() == Some(workload) && line.contains(" ops/sec");
         // Progress may stand before it on the same line, ended by a carriage return.
         let lines: Vec<&str> = text.split(['\n', '\r']).map(str::trim).collect();
-        let at = lines.iter().position(|line| is_head(line))?;
+        let at = lines.iter().position(is_head)?;
         let (head, histogram) = (lines[at], lines[at..].join("\n"));
         let after = |word: &str| number(histogram.split_once(word)?.1.split_ascii_whitespace().next()?);
         let before = |word: &str| number(head.split_once(word)?.0.split_ascii_whitespace().next_back()?);

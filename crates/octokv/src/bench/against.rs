@@ -19,8 +19,8 @@ use octokv_bench::report::{Figures, table_head};
 use octokv_bench::{Plan, Progress};
 use octokv_runtime::Polling;
 use octokv_sys::{signal, thread};
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -113,6 +113,7 @@ impl Peers {
         let peer = |&kind: &Kind| {
             kind.peer(Ground {
                 directory: directory.path().join(kind.name()),
+                empty,
                 children: Arc::clone(&children),
                 host: HOST,
                 cores: cores.to_vec(),
@@ -236,6 +237,14 @@ fn tell_ratios(
         }
     }
     Ok(())
+}
+
+/// A directory without anything in it, whatever was there.
+fn empty(directory: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => std::fs::create_dir(directory),
+    }
 }
 
 /// Whether a program is found as a shell finds it.
