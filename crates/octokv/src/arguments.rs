@@ -411,6 +411,10 @@ pub struct Bench {
     /// like with like [default: the working directory].
     #[arg(long, value_name = "DIR")]
     pub peer_dir: Option<PathBuf>,
+    /// With --against redis or valkey: what the load's OS threads do while they wait for that server, which has no cores
+    /// of its own that a spinning thread would leave it [default: sleep].
+    #[arg(long)]
+    pub peer_polling: Option<Polling>,
     /// The namespace: nvme+tcp://HOST:PORT/NQN?nsid=N. Given several times, threads, keys and operations are dealt among
     /// them: key i is on number i modulo how many there are.
     #[arg(long, env = "OCTOKV_URL", default_value = DEFAULT_URL)]

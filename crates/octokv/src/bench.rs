@@ -35,7 +35,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// How long the load's threads spin before they sleep, where they do.
-const SPIN: Nanos = Nanos::from_micros(100);
+pub const SPIN: Nanos = Nanos::from_micros(100);
 
 /// What this process gives the generator.
 pub const HOST: Host = Host {
@@ -76,7 +76,7 @@ pub fn run(bench: &Bench) -> Outcome {
         [] => Beside { figures: alone(bench, &plan, to_stdout, ours)?, ..Beside::default() },
         _ => {
             let plan = Plan { rate: bench.rate, ..plan.clone() };
-            let peers = Peers::new(bench, &plan, &cores, polling)?;
+            let peers = Peers::new(bench, &plan, &cores)?;
             peers.run(&plan, ours, !to_stdout)?
         }
     };

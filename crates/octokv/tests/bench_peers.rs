@@ -200,6 +200,7 @@ fn what_makes_no_sense_with_peers_is_a_usage_error() {
     usage(&["--against", "redis,redis"], "redis is given twice");
     usage(&["--rounds", "3"], "--rounds is for --against");
     usage(&["--peer-dir", "/tmp"], "--peer-dir is for --against");
+    usage(&["--peer-polling", "busy"], "--peer-polling is for --against");
     usage(&["--against", "redis", "--rounds", "0"], "from 1 to");
     usage(&["--against", "redis", "--rates", "5,6"], "not --rates");
     usage(&["--against", "redis", "--svg", "/tmp"], "--svg draws no peers");

@@ -16,6 +16,7 @@ use crate::system::System;
 use crate::workload::{Action, Workload};
 use octokv_base::Nanos;
 use octokv_client::Settings;
+use octokv_runtime::Polling;
 use octokv_sys::socket::Listener;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -44,6 +45,11 @@ impl Redis {
     pub fn new(kind: Kind, ground: Ground) -> Redis {
         let mut account = Account::new(kind);
         account.note("it holds every value in memory: its reads touch no disk");
+        account.note(match ground.polling {
+            Polling::Busy => "our generator spins while it waits for it",
+            Polling::Adaptive { .. } => "our generator spins, then sleeps while it waits for it",
+            Polling::Sleep => "our generator sleeps while it waits for it",
+        });
         Redis { kind, ground, account, server: None }
     }
 

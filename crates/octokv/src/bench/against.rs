@@ -8,7 +8,8 @@
 //! connected, started or made before every mistake that can be known was told.
 
 use crate::arguments::{Bench, SystemName};
-use crate::bench::{HOST, tell};
+use crate::bench::{HOST, SPIN, tell};
+use crate::config::Polling;
 use crate::meter::Meter;
 use crate::outcome::{Failure, Outcome};
 use anyhow::{Context, anyhow};
@@ -17,7 +18,6 @@ use octokv_bench::peers::compare::{Comparison, compare, table};
 use octokv_bench::peers::{Account, Ground, Kind, Peer};
 use octokv_bench::report::{Figures, table_head};
 use octokv_bench::{Plan, Progress};
-use octokv_runtime::Polling;
 use octokv_sys::{signal, thread};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -57,7 +57,11 @@ pub struct Beside {
 pub fn check(bench: &Bench) -> Outcome {
     let usage = |what: String| Err(Failure::Usage(what));
     if bench.against.is_empty() {
-        let flags = [("rounds", bench.rounds.is_some()), ("peer-dir", bench.peer_dir.is_some())];
+        let flags = [
+            ("rounds", bench.rounds.is_some()),
+            ("peer-dir", bench.peer_dir.is_some()),
+            ("peer-polling", bench.peer_polling.is_some()),
+        ];
         return match flags.into_iter().find(|(_, given)| *given) {
             Some((flag, _)) => usage(format!("--{flag} is for --against")),
             None => Ok(()),
@@ -85,12 +89,7 @@ impl Peers {
     ///
     /// # Errors
     /// When a program is not there, a peer cannot do the plan, or no files can be made.
-    pub fn new(
-        bench: &Bench,
-        plan: &Plan,
-        cores: &[Option<usize>],
-        polling: Polling,
-    ) -> Result<Peers, Failure> {
+    pub fn new(bench: &Bench, plan: &Plan, cores: &[Option<usize>]) -> Result<Peers, Failure> {
         for &kind in &bench.against {
             if !is_there(kind.program()) {
                 let (name, program, package) = (kind.name(), kind.program(), kind.package());
@@ -110,6 +109,7 @@ impl Peers {
         let directory =
             tempfile::Builder::new().prefix("octokv-peers-").tempdir_in(absolute).map_err(unusable)?;
         let children = Arc::new(Children::default());
+        let polling = bench.peer_polling.unwrap_or(Polling::Sleep).policy(SPIN);
         let peer = |&kind: &Kind| {
             kind.peer(Ground {
                 directory: directory.path().join(kind.name()),
