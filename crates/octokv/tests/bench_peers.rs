@@ -89,6 +89,7 @@ fn peers_take_turns_with_the_node_and_leave_nothing() {
             );
             assert_eq!(figure["ratios"].as_array().unwrap().len(), 2);
         }
+        assert_eq!((&comparison["found"]["ours"], &comparison["found"]["peer"]), (&1.0.into(), &1.0.into()));
     }
     let accounts = document["peers"].as_array().unwrap();
     let embedded: Vec<_> = accounts.iter().map(|one| one["embedded"].as_bool().unwrap()).collect();

@@ -32,6 +32,9 @@ pub struct Comparison {
     pub latency_us_mean: Compared,
     /// 99 in 100 operations are no longer: below 1 likewise.
     pub latency_us_p99: Compared,
+    /// The part of the operations whose key was there, 0 to 1. Where it differs, so does what was done: a key that is
+    /// not there costs less than a value.
+    pub found: Compared,
 }
 
 /// Compares a list of turns with their neighbours: `ours[i]` and `peers[i]` are of one workload and one round.
@@ -49,6 +52,7 @@ pub fn compare(ours: &[&Figures], peers: &[&Figures]) -> Comparison {
         throughput_ops_s: figure(|turn| turn.throughput_ops_s),
         latency_us_mean: figure(|turn| turn.latency_us_mean),
         latency_us_p99: figure(|turn| turn.latency_us_p99),
+        found: figure(|turn| 1.0 - turn.not_found as f64 / turn.operations.max(1) as f64),
     }
 }
 
@@ -80,7 +84,7 @@ pub fn table(comparisons: &[Comparison], rounds: usize) -> String {
     for c in comparisons {
         let (ops, mean, p99) = (&c.throughput_ops_s, &c.latency_us_mean, &c.latency_us_p99);
         // Writing to a string cannot fail.
-        let _ = writeln!(
+        let _ = write!(
             text,
             "{:<12} {:>13} {:>10.0} {:>10.0} {:>8.2} {:>9.1} {:>9.1} {:>8.2} {:>9.1} {:>9.1} {:>8.2}",
             c.workload,
@@ -95,6 +99,12 @@ pub fn table(comparisons: &[Comparison], rounds: usize) -> String {
             p99.peer,
             p99.ratio
         );
+        let found = [c.found.ours, c.found.peer];
+        if found.iter().any(|part| *part < 1.0) {
+            let [ours, peer] = found.map(|part| part * 100.0);
+            let _ = write!(text, "   (keys found: {ours:.1} %, peer {peer:.1} %)");
+        }
+        text.push('\n');
     }
     text
 }
@@ -125,6 +135,18 @@ mod tests {
         assert_eq!((compared.latency_us_mean.ratio, compared.latency_us_p99.ratio), (3.0, 1.0));
         let table = table(&[compared], 3);
         assert!(table.contains("medians of 3 rounds") && table.contains(" 1.25 "), "{table}");
+        assert!(!table.contains("keys found"), "{table}");
+    }
+
+    #[test]
+    fn keys_that_were_not_there_are_told() {
+        let half = Figures { operations: 10, not_found: 5, ..turn("kv", 1.0, 1.0) };
+        let all = Figures { operations: 10, ..turn("redis", 1.0, 1.0) };
+        let table = table(&[compare(&[&half], &[&all])], 1);
+        assert!(
+            table.contains("(keys found: 50.0 %, peer 100.0 %)") && table.contains("(1 round)"),
+            "{table}"
+        );
     }
 
     #[test]
