@@ -4,7 +4,7 @@
 //!   none ──▶ running ──▶ ended, its files removed          a fill begins with a new server in an empty directory
 //! ```
 //! Its own load generator draws no keys by zipf and compares no values, so ours speaks its protocol
-//! ([`super::resp_worker`]): the same connections, depth, keys, values and clock as with a node, over TCP as with one.
+//! (`resp_worker`): the same connections, depth, keys, values and clock as with a node, over TCP as with one.
 //! Invariants: a write is answered when the append-only file with it is synced (`appendfsync always`); nothing rewrites
 //! that file meanwhile; the server ends with this value.
 
