@@ -4,6 +4,7 @@
 
 use crate::distribution::Drawer;
 use crate::plan::Plan;
+use crate::share::Share;
 use crate::workload::{Action, SCAN_KEYS_MAX, Workload};
 use octokv_base::Random;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,8 +44,8 @@ impl Chooser {
         };
         let index = match (action, &mut self.drawer) {
             (Action::Insert, _) => keys.add(),
-            (_, None) => number % plan.keys,
-            (_, Some(drawer)) => drawer.draw(keys.present(), &mut self.random),
+            (_, None) => keys.share.index(number % plan.keys),
+            (_, Some(drawer)) => keys.share.index(drawer.draw(keys.present(), &mut self.random)),
         };
         let list_keys = match self.workload {
             Workload::SeekRandom => SCAN_KEYS_MAX,
@@ -67,23 +68,25 @@ fn drawn(mix: &[(Action, u64)], mut at: u64) -> Action {
     unreachable!("the shares of a mix are a hundred")
 }
 
-/// The keys that are there: `0..present`.
+/// The keys of a target that are there: the first `present` of its share.
 pub(crate) struct Keys {
+    share: Share,
     present: AtomicU64,
     inserts: Mutex<Inserts>,
 }
 
 struct Inserts {
+    /// The next one's place in the share.
     next: u64,
-    /// On their way; never more than streams.
+    /// Places of those on their way; never more than streams.
     open: Vec<u64>,
 }
 
 impl Keys {
-    /// So many, and inserts of so many streams.
-    pub fn new(count: u64, streams: usize) -> Keys {
+    /// So many of a share, and inserts of so many streams.
+    pub fn new(share: Share, count: u64, streams: usize) -> Keys {
         let inserts = Mutex::new(Inserts { next: count, open: Vec::with_capacity(streams) });
-        Keys { present: AtomicU64::new(count), inserts }
+        Keys { share, present: AtomicU64::new(count), inserts }
     }
 
     fn present(&self) -> u64 {
@@ -93,16 +96,17 @@ impl Keys {
     /// The index of a new key.
     fn add(&self) -> u64 {
         let mut inserts = self.inserts.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = inserts.next;
+        let nth = inserts.next;
         inserts.next += 1;
-        inserts.open.push(index);
-        index
+        inserts.open.push(nth);
+        self.share.index(nth)
     }
 
     /// A new key was stored.
     pub fn added(&self, index: u64) {
+        let nth = self.share.nth(index);
         let mut inserts = self.inserts.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = inserts.open.iter().position(|&open| open == index).expect("it was on its way");
+        let at = inserts.open.iter().position(|&open| open == nth).expect("it was on its way");
         inserts.open.swap_remove(at);
         let present = inserts.open.iter().copied().min().unwrap_or(inserts.next);
         self.present.store(present, Ordering::Relaxed);
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn keys_are_there_when_all_before_them_are() {
-        let keys = Keys::new(10, 4);
+        let keys = Keys::new(Share::WHOLE, 10, 4);
         assert_eq!([keys.add(), keys.add(), keys.add()], [10, 11, 12]);
         keys.added(11);
         assert_eq!(keys.present(), 10);
@@ -127,10 +131,31 @@ mod tests {
     }
 
     #[test]
+    fn a_target_draws_and_adds_the_keys_of_its_share_alone() {
+        for share in Share::all(3) {
+            let plan = Plan { keys: share.count(100), ..Plan::default() };
+            for workload in Workload::ALL {
+                let keys = Keys::new(share, plan.keys, 1);
+                let mut chooser = Chooser::new(&plan, workload, Random::new(1));
+                for number in 0..1000 {
+                    let Operation { action, index, .. } = chooser.operation(number, &plan, &keys);
+                    assert_eq!(index % 3, share.number, "{workload:?}");
+                    match action {
+                        Action::Insert => keys.added(index),
+                        _ => assert!(share.nth(index) < keys.present()),
+                    }
+                }
+            }
+            let keys = Keys::new(share, plan.keys, 1);
+            assert_eq!(keys.add(), share.index(plan.keys));
+        }
+    }
+
+    #[test]
     fn every_workload_does_its_share_of_everything_to_keys_that_are_there() {
         for workload in Workload::ALL {
             let plan = Plan { keys: 1000, ..Plan::default() };
-            let keys = Keys::new(plan.keys, 1);
+            let keys = Keys::new(Share::WHOLE, plan.keys, 1);
             let mut chooser = Chooser::new(&plan, workload, Random::new(1));
             let mut done = vec![0; workload.mix().len()];
             for number in 0..100_000 {
@@ -153,7 +178,7 @@ mod tests {
     #[test]
     fn a_distribution_that_is_given_replaces_the_workloads_own() {
         let plan = Plan { keys: 1000, distribution: Some(Distribution::Latest), ..Plan::default() };
-        let keys = Keys::new(plan.keys, 1);
+        let keys = Keys::new(Share::WHOLE, plan.keys, 1);
         let newest = |workload| {
             let mut chooser = Chooser::new(&plan, workload, Random::new(1));
             (0..1000).filter(|&number| chooser.operation(number, &plan, &keys).index >= 990).count()

@@ -120,8 +120,8 @@ fn now_or_never<T>(future: impl Future<Output = T>) -> T {
 /// Drives one stream of a workload on this thread.
 pub(crate) fn drive(shared: &Shared, store: &HostKvs, number: usize) -> Result<Tally, Error> {
     let engines: Vec<HashEngine> = store.stores.iter().map(|one| store.engine(one, number)).collect();
-    shared.connected.fetch_add(1, Ordering::AcqRel);
-    while shared.connected.load(Ordering::Acquire) < shared.workers {
+    shared.crew.connected.fetch_add(1, Ordering::AcqRel);
+    while shared.crew.connected.load(Ordering::Acquire) < shared.crew.workers {
         std::thread::yield_now();
     }
     let now = shared.host.now;
@@ -130,7 +130,7 @@ pub(crate) fn drive(shared: &Shared, store: &HostKvs, number: usize) -> Result<T
     let mut tally = Tally::new(begin + shared.plan.warm_up);
     loop {
         let started = now();
-        if started >= until || shared.failed.load(Ordering::Relaxed) {
+        if started >= until || shared.crew.failed.load(Ordering::Relaxed) {
             return Ok(tally);
         }
         let Some(operation) = shared.next_operation(&mut chooser) else { return Ok(tally) };
@@ -145,7 +145,7 @@ pub(crate) fn drive(shared: &Shared, store: &HostKvs, number: usize) -> Result<T
                 tally.answered(Answered { started, now: now(), found, value_bytes, keys_listed: 0 });
             }
             Err(error) => {
-                shared.failed.store(true, Ordering::Release);
+                shared.crew.failed.store(true, Ordering::Release);
                 return Err(error);
             }
         }

@@ -9,6 +9,7 @@
 //! - [`workload`]: what operations do and in which shares; YCSB's mixes.
 //! - [`distribution`]: which key is drawn: uniform, zipf, latest.
 //! - [`sizes`]: how long keys and values are.
+//! - [`share`]: what each of several targets has of a run.
 //! - `choose`: the next operation, and the keys that inserts add.
 //! - [`pace`]: the open loop: when operations are meant to begin.
 //! - [`data`]: keys and values made from an index and a seed, and values checked against them.
@@ -19,6 +20,7 @@
 //! - `operate`: one operation on an engine.
 //! - [`run`](mod@run): the workers of a workload together.
 //! - [`tally`]: what workers count; [`series`]: the same over time.
+//! - [`peers`]: other stores under the same workloads, and ratios to ours.
 //! - [`report`]: figures as a table and as a JSON document.
 //! - [`plot`]: figures as pictures.
 //! - [`ledger`]: writers that remember what was acknowledged, to be held against a node after a crash.
@@ -30,12 +32,14 @@ pub mod host_kvs;
 pub mod ledger;
 mod operate;
 pub mod pace;
+pub mod peers;
 pub mod plan;
 pub mod plot;
 pub mod remote_engine;
 pub mod report;
 pub mod run;
 pub mod series;
+pub mod share;
 pub mod sizes;
 pub mod system;
 pub mod tally;
@@ -45,7 +49,8 @@ pub mod workload;
 pub use distribution::Distribution;
 pub use ledger::Ledger;
 pub use plan::{End, Plan};
-pub use run::{Error, Host, Node, Progress, run};
+pub use run::{Error, Failed, Host, Node, Progress, run};
+pub use share::Share;
 pub use sizes::Sizes;
 pub use system::{EngineSettings, System};
 pub use workload::Workload;

@@ -2,6 +2,7 @@
 
 use crate::data;
 use crate::distribution::{Distribution, THETA, THETAS};
+use crate::share::Share;
 use crate::sizes::{Sizes, WEIGHTS_MAX};
 use crate::workload::{Action, Workload};
 use octokv_base::{KEY_BYTES_MAX, Key, Nanos};
@@ -92,6 +93,15 @@ pub enum Invalid {
     Theta(f64),
     /// So many operations per second cannot be begun.
     Rate(f64),
+    /// Fewer of something than targets, each of which needs one.
+    Targets {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        have: u64,
+        /// How many targets.
+        targets: usize,
+    },
 }
 
 impl fmt::Display for Invalid {
@@ -114,6 +124,9 @@ impl fmt::Display for Invalid {
             }
             Invalid::Rate(have) => {
                 write!(f, "a rate of {have}: must be from {} to {}", RATES.start(), RATES.end())
+            }
+            Invalid::Targets { what, have, targets } => {
+                write!(f, "{targets} targets (--url) need at least as many {what}; there are {have}")
             }
         }
     }
@@ -164,6 +177,36 @@ impl Plan {
         match self.rate {
             Some(rate) if !RATES.contains(&rate) => Err(Invalid::Rate(rate)),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether there is enough of it for so many targets.
+    ///
+    /// # Errors
+    /// The first thing that there is too little of.
+    pub fn check_targets(&self, targets: usize) -> Result<(), Invalid> {
+        let operations = match self.end {
+            End::Operations(count) => count,
+            End::Time(_) => u64::MAX,
+        };
+        let counts = [(self.threads as u64, "threads"), (self.keys, "keys"), (operations, "operations")];
+        match counts.into_iter().find(|(have, _)| *have < targets as u64) {
+            Some((have, what)) => Err(Invalid::Targets { what, have, targets }),
+            None => Ok(()),
+        }
+    }
+
+    /// What one of several targets has of it.
+    pub fn share(&self, share: Share) -> Plan {
+        Plan {
+            keys: share.count(self.keys),
+            threads: share.count(self.threads as u64) as usize,
+            rate: self.rate.map(|rate| rate / share.of as f64),
+            end: match self.end {
+                End::Operations(count) => End::Operations(share.count(count)),
+                End::Time(span) => End::Time(span),
+            },
+            ..self.clone()
         }
     }
 
@@ -247,5 +290,21 @@ mod tests {
         for (plan, want) in table {
             assert_eq!(plan.check(), want, "{plan:?}");
         }
+    }
+
+    #[test]
+    fn targets_share_a_plan_when_each_gets_some_of_it() {
+        let plan =
+            || Plan { threads: 5, keys: 7, end: End::Operations(4), rate: Some(10.0), ..Plan::default() };
+        let shares: Vec<Plan> = Share::all(2).map(|share| plan().share(share)).collect();
+        let of = |plan: &Plan| (plan.threads, plan.keys, plan.end, plan.rate);
+        assert_eq!(of(&shares[0]), (3, 4, End::Operations(2), Some(5.0)));
+        assert_eq!(of(&shares[1]), (2, 3, End::Operations(2), Some(5.0)));
+        let too_few = |what, have, targets| Err(Invalid::Targets { what, have, targets });
+        assert_eq!(plan().check_targets(4), Ok(()));
+        assert_eq!(plan().check_targets(5), too_few("operations", 4, 5));
+        assert_eq!(plan().check_targets(6), too_few("threads", 5, 6));
+        let timed = Plan { threads: 9, end: End::Time(Nanos::from_secs(1)), ..plan() };
+        assert_eq!(timed.check_targets(8), too_few("keys", 7, 8));
     }
 }

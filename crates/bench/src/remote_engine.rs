@@ -117,7 +117,7 @@ impl Run<'_> {
         let now = self.shared.host.now;
         loop {
             let started = now();
-            if started >= self.until || self.shared.failed.load(Ordering::Relaxed) {
+            if started >= self.until || self.shared.crew.failed.load(Ordering::Relaxed) {
                 return;
             }
             let operation = self.shared.next_operation(&mut self.chooser.borrow_mut());
@@ -128,7 +128,7 @@ impl Run<'_> {
                     self.tally.borrow_mut().answered(answered);
                 }
                 Err(error) => {
-                    self.shared.failed.store(true, Ordering::Release);
+                    self.shared.crew.failed.store(true, Ordering::Release);
                     self.failure.borrow_mut().get_or_insert(error);
                     return;
                 }
@@ -141,7 +141,7 @@ impl Run<'_> {
 /// Drives all streams of a workload on this thread.
 pub(crate) fn drive(shared: &Shared, settings: EngineSettings) -> Result<Tally, Error> {
     // There is one worker, so nobody waits for it and it waits for nobody.
-    shared.connected.fetch_add(1, Ordering::AcqRel);
+    shared.crew.connected.fetch_add(1, Ordering::AcqRel);
     let (plan, now) = (&shared.plan, shared.host.now);
     let depth = (plan.depth * OPERATIONS_OF_A_PUT).clamp(OPERATIONS_OF_A_PUT, DEPTH_MAX) as u16;
     let queues = u16::try_from(plan.threads).unwrap_or(u16::MAX);

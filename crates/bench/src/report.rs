@@ -1,8 +1,10 @@
 //! Figures of a run: counted by the workers, added up, shown as a table and as a document.
 //!
 //! The document is one object: `schema`, `octokv_version`, `command`, `machine`, `settings`, `results`; the names of a
-//! result carry their units, and but for its `series` it is flat. docs/BENCHMARKS.md lists them.
+//! result carry their units, and but for `series` and `targets` it is flat. docs/BENCHMARKS.md lists them.
 
+use crate::peers::Account;
+use crate::peers::compare::Comparison;
 use crate::plan::{End, Plan};
 use crate::series::Point;
 use crate::system::System;
@@ -18,6 +20,8 @@ pub struct Figures {
     pub workload: &'static str,
     /// The system that it ran on.
     pub system: &'static str,
+    /// Beside peers: in which round, from 1 on.
+    pub round: Option<usize>,
     /// Connections, or streams of operations.
     pub threads: usize,
     /// Operations in flight on each.
@@ -64,6 +68,9 @@ pub struct Figures {
     pub latency_us_p99_9: f64,
     /// The longest.
     pub latency_us_max: f64,
+    /// Where there are several targets, what each came to.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<TargetFigures>,
     /// Length of an interval of the series.
     pub series_interval_s: f64,
     /// The same figures over time.
@@ -71,6 +78,43 @@ pub struct Figures {
     /// Latencies by part of the operations that are no longer; for plots.
     #[serde(skip)]
     pub latency_curve: Vec<Quantile>,
+}
+
+/// What one of several targets came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct TargetFigures {
+    /// Which one.
+    pub url: String,
+    /// The connections that it was dealt.
+    pub threads: usize,
+    /// Operations counted.
+    pub operations: u64,
+    /// Of them, on keys that were not there.
+    pub not_found: u64,
+    /// Operations per second.
+    pub throughput_ops_s: f64,
+    /// Value bytes per second, in MiB.
+    pub throughput_mib_s: f64,
+    /// Latency of an operation: the mean.
+    pub latency_us_mean: f64,
+    /// 99 in 100 are no longer.
+    pub latency_us_p99: f64,
+}
+
+impl TargetFigures {
+    /// Of a target's tally.
+    pub fn new(url: &str, threads: usize, tally: &Tally) -> TargetFigures {
+        TargetFigures {
+            url: url.to_owned(),
+            threads,
+            operations: tally.found + tally.missing,
+            not_found: tally.missing,
+            throughput_ops_s: tally.per_second((tally.found + tally.missing) as f64),
+            throughput_mib_s: tally.per_second(tally.value_bytes as f64) / f64::from(1 << 20),
+            latency_us_mean: tally.latency_ns.mean() / 1e3,
+            latency_us_p99: tally.latency_ns.value_at_quantile(0.99) as f64 / 1e3,
+        }
+    }
 }
 
 /// A point of the distribution of latencies.
@@ -86,14 +130,15 @@ impl Figures {
     /// Of a tally.
     pub fn new(workload: Workload, system: &'static str, plan: &Plan, tally: Tally) -> Figures {
         let operations = tally.found + tally.missing;
-        let elapsed_s = tally.last.since(tally.counted_from).as_secs_f64();
-        let per_second = |amount: f64| if elapsed_s > 0.0 { amount / elapsed_s } else { 0.0 };
         let quantile = |part: f64| tally.latency_ns.value_at_quantile(part) as f64 / 1e3;
         let distribution = plan.distribution_of(workload);
+        let (elapsed_s, throughput_ops_s) = (tally.elapsed_s(), tally.per_second(operations as f64));
+        let throughput_mib_s = tally.per_second(tally.value_bytes as f64) / f64::from(1 << 20);
         let (interval, series) = tally.series.points(tally.last);
         Figures {
             workload: workload.name(),
             system,
+            round: None,
             threads: plan.threads,
             depth: plan.depth,
             key_bytes: plan.key_sizes.fixed(),
@@ -110,13 +155,14 @@ impl Figures {
             keys_listed: tally.keys_listed,
             verified: plan.verify && workload.reads(),
             elapsed_s,
-            throughput_ops_s: per_second(operations as f64),
-            throughput_mib_s: per_second(tally.value_bytes as f64) / f64::from(1 << 20),
+            throughput_ops_s,
+            throughput_mib_s,
             latency_us_mean: tally.latency_ns.mean() / 1e3,
             latency_us_p50: quantile(0.5),
             latency_us_p99: quantile(0.99),
             latency_us_p99_9: quantile(0.999),
             latency_us_max: tally.latency_ns.max() as f64 / 1e3,
+            targets: Vec::new(),
             series_interval_s: interval.as_secs_f64(),
             series,
             latency_curve: curve_parts(operations)
@@ -152,8 +198,10 @@ pub struct Machine {
 pub struct Settings {
     /// The system.
     pub system: &'static str,
-    /// The namespace, or the directory of the files.
+    /// The first namespace, or the directory of the files.
     pub url: String,
+    /// All namespaces; none where the system works on files.
+    pub urls: Vec<String>,
     /// Files, where the system works on files.
     pub files: Option<usize>,
     /// When the engine in this process acknowledges a write, where there is one.
@@ -191,15 +239,16 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of a plan on a system; `place` is where its data is, `rates` those that the plan is run at.
-    pub fn new(system: &System, place: &str, plan: &Plan, rates: &[f64]) -> Settings {
+    /// Of a plan on a system; `places` are where its data is, one at least, `rates` those that the plan is run at.
+    pub fn new(system: &System, places: &[String], plan: &Plan, rates: &[f64]) -> Settings {
         let (operations, seconds) = match plan.end {
             End::Operations(count) => (Some(count), None),
             End::Time(span) => (None, Some(span.as_secs_f64())),
         };
         Settings {
             system: system.name(),
-            url: place.to_owned(),
+            url: places[0].clone(),
+            urls: if system.files().is_some() { Vec::new() } else { places.to_vec() },
             files: system.files(),
             durability: system.durability(),
             threads: plan.threads,
@@ -234,8 +283,14 @@ pub struct Document {
     pub machine: Machine,
     /// With which settings.
     pub settings: Settings,
-    /// One per workload and rate.
+    /// One per workload and rate; beside peers one per round, workload and side, in the order in which they ran.
     pub results: Vec<Figures>,
+    /// Beside peers: what they were.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<Account>,
+    /// Beside peers: ratios and medians, one per workload and peer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub comparisons: Vec<Comparison>,
 }
 
 /// The [`Document::schema`] that this code writes.
@@ -285,8 +340,32 @@ pub fn table_line(figures: &Figures) -> String {
     if f.not_found > 0 {
         let _ = write!(line, "  ({} not found)", f.not_found);
     }
+    if let Some(round) = f.round {
+        let _ = write!(line, "  (round {round})");
+    }
     if let (Some(rate), Some(behind_s)) = (f.rate_ops_s, f.behind_s) {
         let _ = write!(line, "  (rate {rate}, {behind_s:.3} s behind)");
+    }
+    line
+}
+
+/// The line of one of several targets, under its workload's.
+pub fn target_line(target: &TargetFigures) -> String {
+    let t = target;
+    let mut line = format!(
+        "  {:<24} {:>11} {:>8} {:>10.0} {:>8.1} {:>9.1} {:>9} {:>9.1}  {}",
+        format!("{} of the threads", t.threads),
+        t.operations,
+        "",
+        t.throughput_ops_s,
+        t.throughput_mib_s,
+        t.latency_us_mean,
+        "",
+        t.latency_us_p99,
+        t.url
+    );
+    if t.not_found > 0 {
+        let _ = write!(line, "  ({} not found)", t.not_found);
     }
     line
 }

@@ -2,8 +2,11 @@
 
 use crate::choose::{Chooser, Keys, Operation};
 use crate::data::Values;
+use crate::peers::resp::Fault as ServerFault;
+use crate::peers::resp_worker;
 use crate::plan::{End, Plan};
-use crate::report::Figures;
+use crate::report::{Figures, TargetFigures};
+use crate::share::Share;
 use crate::system::System;
 use crate::tally::Tally;
 use crate::workload::Workload;
@@ -89,6 +92,17 @@ pub enum Error {
         /// How.
         fault: Fault,
     },
+    /// A peer's server failed.
+    Server {
+        /// The peer.
+        name: &'static str,
+        /// In which workload.
+        workload: Workload,
+        /// On which key, where it was one.
+        key: Option<Key>,
+        /// How.
+        fault: ServerFault,
+    },
     /// The engine could not write its last checkpoint.
     Close(Fault),
     /// A value that was read is not what a workload with these sizes and this seed stores.
@@ -129,6 +143,13 @@ impl fmt::Display for Error {
                 }
             }
             Error::Engine { workload, key, fault } => write!(f, "{}, key {key}: {fault}", workload.name()),
+            Error::Server { name, workload, key, fault } => {
+                write!(f, "{}, ", workload.name())?;
+                if let Some(key) = key {
+                    write!(f, "key {key}, ")?;
+                }
+                write!(f, "server {name}: {fault}")
+            }
             Error::Close(fault) => write!(f, "the last checkpoint failed: {fault}"),
             Error::Wrong { key, have_bytes } => write!(
                 f,
@@ -142,8 +163,26 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// What the workers of one workload share.
+/// A failure, and on which target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// Its place in the list of nodes.
+    pub target: usize,
+    /// What failed.
+    pub error: Error,
+}
+
+/// What the workers of all targets share: they begin together, and when one fails all end.
+pub(crate) struct Crew {
+    pub workers: usize,
+    pub connected: AtomicUsize,
+    pub failed: AtomicBool,
+}
+
+/// What the workers of one workload on one target share.
 pub(crate) struct Shared {
+    pub crew: Arc<Crew>,
+    /// The target's share of it.
     pub plan: Plan,
     pub workload: Workload,
     pub system: System,
@@ -153,105 +192,169 @@ pub(crate) struct Shared {
     pub polling: Polling,
     pub values: Values,
     pub keys: Keys,
+    /// Those of this target.
     pub workers: usize,
     /// Operations given out.
     pub next: AtomicU64,
     /// Operations answered.
     pub done: AtomicU64,
-    pub connected: AtomicUsize,
-    pub failed: AtomicBool,
 }
 
 /// Where the node is, and how to connect to it.
 #[derive(Clone, Debug)]
 pub struct Node {
+    /// Its name in reports.
+    pub name: String,
     /// Its address.
     pub address: SocketAddr,
     /// The settings of sessions with it.
     pub client: Settings,
 }
 
-/// Runs every workload of a plan on a system, each with connections of its own, one worker per entry of `cores`
-/// (for an engine over files, which has no node, one per operation in flight).
-/// `progress` is told about five times a second.
+/// Runs every workload of a plan on a system, each with connections of its own. `nodes` are its targets: one, or with
+/// Key Value commands several, among which threads, keys and operations are dealt ([`Share`]). A target has one worker
+/// per entry of `cores` that it is dealt, at least one (for an engine over files, which has no node, one per operation
+/// in flight). `progress` is told about five times a second.
 ///
 /// # Errors
-/// The first thing that failed; what was stored by then stays.
+/// The first thing that failed, and on which target; what was stored by then stays.
 pub fn run(
     plan: &Plan,
     system: &System,
-    node: &Node,
+    nodes: &[Node],
     cores: &[Option<usize>],
     polling: Polling,
     host: Host,
     mut progress: impl FnMut(Progress),
-) -> Result<Vec<Figures>, Error> {
-    let client = Settings { reconnect: Reconnect::Never, ..node.client.clone() };
+) -> Result<Vec<Figures>, Failed> {
     let mut figures = Vec::new();
     for &workload in &plan.workloads {
-        let workers = system.workers(plan, cores);
-        let shared = Arc::new(Shared {
-            plan: plan.clone(),
-            workload,
-            system: system.clone(),
-            address: node.address,
-            client: client.clone(),
-            host,
-            polling,
-            values: Values::new(plan.seed, plan.value_sizes.most()),
-            keys: Keys::new(plan.keys, plan.threads * plan.depth),
-            workers: workers.len(),
-            next: AtomicU64::new(0),
-            done: AtomicU64::new(0),
+        let targets: Vec<(Plan, Workers)> = Share::all(nodes.len())
+            .map(|share| {
+                let plan = plan.share(share);
+                let workers = system.workers(&plan, &share.deal(cores));
+                (plan, workers)
+            })
+            .collect();
+        let crew = Arc::new(Crew {
+            workers: targets.iter().map(|(_, workers)| workers.len()).sum(),
             connected: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
         });
-        let tally = run_workers(&shared, &workers, &mut progress)?;
-        figures.push(Figures::new(workload, system.name(), plan, tally));
+        let targets: Vec<(Arc<Shared>, Workers)> = (nodes.iter().zip(targets).zip(Share::all(nodes.len())))
+            .map(|((node, (plan, workers)), share)| {
+                let shared = Shared {
+                    crew: Arc::clone(&crew),
+                    workload,
+                    system: system.clone(),
+                    address: node.address,
+                    client: Settings { reconnect: Reconnect::Never, ..node.client.clone() },
+                    host,
+                    polling,
+                    values: Values::new(plan.seed, plan.value_sizes.most()),
+                    keys: Keys::new(share, plan.keys, plan.threads * plan.depth),
+                    workers: workers.len(),
+                    next: AtomicU64::new(0),
+                    done: AtomicU64::new(0),
+                    plan,
+                };
+                (Arc::new(shared), workers)
+            })
+            .collect();
+        let tallies = run_workers(&targets, plan, &mut progress)?;
+        figures.push(figures_of(workload, system, plan, nodes, tallies));
     }
     Ok(figures)
 }
 
+/// The OS threads of one target: the core of each and how many of the plan's threads it drives.
+type Workers = Vec<(Option<usize>, usize)>;
+
+/// The figures of all targets together, and where there are several those of each.
+fn figures_of(
+    workload: Workload,
+    system: &System,
+    plan: &Plan,
+    nodes: &[Node],
+    tallies: Vec<Tally>,
+) -> Figures {
+    let targets = match nodes {
+        [_] => Vec::new(),
+        several => several
+            .iter()
+            .zip(&tallies)
+            .zip(Share::all(nodes.len()))
+            .map(|((node, tally), share)| TargetFigures::new(&node.name, plan.share(share).threads, tally))
+            .collect(),
+    };
+    let total = tallies.into_iter().reduce(|mut total, tally| {
+        total.add(tally);
+        total
+    });
+    let mut figures = Figures::new(workload, system.name(), plan, total.expect("a run has a target"));
+    figures.targets = targets;
+    figures
+}
+
+/// Runs one workload on all targets; gives what each counted.
 fn run_workers(
-    shared: &Arc<Shared>,
-    workers: &[(Option<usize>, usize)],
+    targets: &[(Arc<Shared>, Workers)],
+    plan: &Plan,
     progress: &mut impl FnMut(Progress),
-) -> Result<Tally, Error> {
+) -> Result<Vec<Tally>, Failed> {
     let (report, reports) = channel();
-    for (number, &(core, threads)) in workers.iter().enumerate() {
-        let (worker, report) = (Arc::clone(shared), report.clone());
-        let body = Box::new(move || {
-            // Lost only when the receiver gave up, and then nobody wants it.
-            let _ = report.send(drive(&worker, number, threads));
-        });
-        if let Err(error) = (shared.host.spawn)(core, body) {
-            shared.failed.store(true, Ordering::Release);
-            shared.connected.fetch_add(workers.len(), Ordering::AcqRel);
-            return Err(Error::Thread(error.raw_os_error().unwrap_or_default()));
+    let (host, crew) = (targets[0].0.host, &targets[0].0.crew);
+    for (target, (shared, workers)) in targets.iter().enumerate() {
+        for (number, &(core, threads)) in workers.iter().enumerate() {
+            let (worker, report) = (Arc::clone(shared), report.clone());
+            let body = Box::new(move || {
+                // Lost only when the receiver gave up, and then nobody wants it.
+                let _ = report.send((target, drive(&worker, number, threads)));
+            });
+            if let Err(error) = (host.spawn)(core, body) {
+                crew.failed.store(true, Ordering::Release);
+                crew.connected.fetch_add(crew.workers, Ordering::AcqRel);
+                return Err(Failed {
+                    target,
+                    error: Error::Thread(error.raw_os_error().unwrap_or_default()),
+                });
+            }
         }
     }
     drop(report);
-    let begin = (shared.host.now)();
-    let (mut total, mut failure): (Option<Tally>, Option<Error>) = (None, None);
+    let begin = (host.now)();
+    let mut tallies: Vec<Option<Tally>> = targets.iter().map(|_| None).collect();
+    let mut failure: Option<Failed> = None;
     loop {
         match reports.recv_timeout(Duration::from_millis(200)) {
-            Ok(Ok(tally)) => match &mut total {
-                None => total = Some(tally),
+            Ok((target, Ok(tally))) => match &mut tallies[target] {
+                none @ None => *none = Some(tally),
                 Some(total) => total.add(tally),
             },
-            Ok(Err(error)) => failure = failure.or(Some(error)),
+            Ok((target, Err(error))) => failure = failure.or(Some(Failed { target, error })),
             Err(RecvTimeoutError::Timeout) => {
-                progress(shared.progress((shared.host.now)().since(begin)));
+                let done = targets.iter().map(|(shared, _)| shared.done.load(Ordering::Relaxed)).sum();
+                progress(progress_of(targets[0].0.workload, plan, done, (host.now)().since(begin)));
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    match (failure, total) {
-        (Some(error), _) => Err(error),
-        (None, Some(total)) => Ok(total),
-        // Every worker reports before it ends, unless it panicked, which its thread has said.
-        (None, None) => Err(Error::Thread(0)),
+    if let Some(failed) = failure {
+        return Err(failed);
     }
+    // Every worker reports before it ends, unless it panicked, which its thread has said.
+    let silent = |target| Failed { target, error: Error::Thread(0) };
+    let each = tallies.into_iter().enumerate().map(|(target, tally)| tally.ok_or_else(|| silent(target)));
+    each.collect()
+}
+
+/// How far a workload is when so many operations are done.
+fn progress_of(workload: Workload, plan: &Plan, operations: u64, elapsed: Nanos) -> Progress {
+    let part = match plan.end {
+        End::Operations(count) => operations as f64 / count as f64,
+        End::Time(span) => elapsed.as_secs_f64() / (span + plan.warm_up).as_secs_f64(),
+    };
+    Progress { workload, operations, part: part.min(1.0) }
 }
 
 /// What a worker's thread does.
@@ -260,6 +363,7 @@ fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Tally, Error>
         System::Kv => worker::drive(shared, number, threads),
         System::RemoteEngine(engine) => remote_engine::drive(shared, *engine),
         System::HostKvs(store) => host_kvs::drive(shared, store, number),
+        System::Resp(_) => resp_worker::drive(shared, number, threads),
     }
 }
 
@@ -288,14 +392,5 @@ impl Shared {
     pub fn chooser(&self, number: usize) -> Chooser {
         let random = Random::new(self.plan.seed ^ (number as u64 + 1) << 32 ^ self.workload as u64);
         Chooser::new(&self.plan, self.workload, random)
-    }
-
-    fn progress(&self, elapsed: Nanos) -> Progress {
-        let operations = self.done.load(Ordering::Relaxed);
-        let part = match self.plan.end {
-            End::Operations(count) => operations as f64 / count as f64,
-            End::Time(span) => elapsed.as_secs_f64() / (span + self.plan.warm_up).as_secs_f64(),
-        };
-        Progress { workload: self.workload, operations, part: part.min(1.0) }
     }
 }

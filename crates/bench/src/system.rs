@@ -4,6 +4,7 @@
 //!   kv             generator ─ Key Value commands ─▶ node: engine ─▶ device          (NetKVS's (d), OctoKV)
 //!   remote-engine  generator ─▶ engine ─ commands on blocks ─▶ node ─▶ device        (NetKVS's (c))
 //!   host-kvs       generator ─▶ engine ─▶ files of this machine, synced with each put (OctoKV's Host KVS)
+//!   redis, valkey  generator ─ RESP ─▶ server: memory, and a synced log on a file    (a peer, beside the first)
 //! ```
 
 use crate::host_kvs::HostKvs;
@@ -20,6 +21,8 @@ pub enum System {
     RemoteEngine(EngineSettings),
     /// The hash engine in this process, on files.
     HostKvs(Arc<HostKvs>),
+    /// A peer's server that speaks RESP, by its name ([`crate::peers`]).
+    Resp(&'static str),
 }
 
 /// How an engine in this process works.
@@ -40,13 +43,14 @@ impl System {
             System::Kv => "kv",
             System::RemoteEngine(_) => "remote-engine",
             System::HostKvs(_) => "host-kvs",
+            System::Resp(name) => name,
         }
     }
 
     /// How many files it works on.
     pub fn files(&self) -> Option<usize> {
         match self {
-            System::Kv | System::RemoteEngine(_) => None,
+            System::Kv | System::RemoteEngine(_) | System::Resp(_) => None,
             System::HostKvs(store) => Some(store.files()),
         }
     }
@@ -54,7 +58,7 @@ impl System {
     /// When its engine in this process acknowledges a write.
     pub fn durability(&self) -> Option<&'static str> {
         let durability = match self {
-            System::Kv => return None,
+            System::Kv | System::Resp(_) => return None,
             System::RemoteEngine(settings) => settings.durability,
             System::HostKvs(_) => Durability::Flush,
         };
@@ -67,7 +71,7 @@ impl System {
     /// The OS threads of a workload: the core of each and how many of the plan's threads it drives.
     pub fn workers(&self, plan: &Plan, cores: &[Option<usize>]) -> Vec<(Option<usize>, usize)> {
         match self {
-            System::Kv => {
+            System::Kv | System::Resp(_) => {
                 let count = cores.len().min(plan.threads);
                 let share = |number| plan.threads / count + usize::from(number < plan.threads % count);
                 cores[..count].iter().enumerate().map(|(number, &core)| (core, share(number))).collect()

@@ -73,6 +73,17 @@ impl Tally {
         }
     }
 
+    /// From the first counted moment to the last answer, in seconds.
+    pub fn elapsed_s(&self) -> f64 {
+        self.last.since(self.counted_from).as_secs_f64()
+    }
+
+    /// So much over that time, per second; 0 where no time has passed.
+    pub fn per_second(&self, amount: f64) -> f64 {
+        let elapsed_s = self.elapsed_s();
+        if elapsed_s > 0.0 { amount / elapsed_s } else { 0.0 }
+    }
+
     /// The open loop ended so far behind.
     pub fn ended_behind(&mut self, backlog: Backlog) {
         self.backlog = backlog;

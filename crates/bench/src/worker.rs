@@ -98,15 +98,15 @@ struct Worker<'a, S: Sockets> {
 pub(crate) fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Tally, Error> {
     let session = join_in(shared, threads);
     // Whether or not this one is connected, the others must not wait for it.
-    shared.failed.fetch_or(session.is_err(), Ordering::AcqRel);
-    shared.connected.fetch_add(1, Ordering::AcqRel);
+    shared.crew.failed.fetch_or(session.is_err(), Ordering::AcqRel);
+    shared.crew.connected.fetch_add(1, Ordering::AcqRel);
     let mut session = session?;
     let now = shared.host.now;
-    while shared.connected.load(Ordering::Acquire) < shared.workers {
+    while shared.crew.connected.load(Ordering::Acquire) < shared.crew.workers {
         session.poll(now(), |_, _| {});
         std::hint::spin_loop();
     }
-    if shared.failed.load(Ordering::Acquire) {
+    if shared.crew.failed.load(Ordering::Acquire) {
         disconnect(session, now);
         return Ok(Tally::new(now()));
     }
@@ -167,7 +167,7 @@ impl<S: Sockets> Worker<'_, S> {
             self.submit(stream)?;
             self.writing.pop();
         }
-        if now >= until || self.shared.failed.load(Ordering::Relaxed) {
+        if now >= until || self.shared.crew.failed.load(Ordering::Relaxed) {
             return Ok(true);
         }
         while let Some(&stream) = self.waiting.last() {
@@ -200,7 +200,7 @@ impl<S: Sockets> Worker<'_, S> {
         match self.session.submit(command, u64::from(stream)) {
             Ok(()) => Ok(()),
             Err(Rejected::Invalid(error)) => {
-                self.shared.failed.store(true, Ordering::Release);
+                self.shared.crew.failed.store(true, Ordering::Release);
                 let key = self.shared.plan.key(operation.index);
                 Err(failed(self.shared.workload, key, error))
             }
@@ -267,7 +267,7 @@ impl<S: Sockets> Worker<'_, S> {
         }
         match failure {
             Some(error) => {
-                shared.failed.store(true, Ordering::Release);
+                shared.crew.failed.store(true, Ordering::Release);
                 Err(error)
             }
             None => Ok(busy),

@@ -5,6 +5,7 @@ use crate::config::{Driver, Durability, Engine, Hash, Polling};
 use crate::size::{Lengths, Size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
+use octokv_bench::peers::Kind as Peer;
 use octokv_client::Url;
 use octokv_sim::Scenario;
 use std::ffi::OsString;
@@ -364,7 +365,8 @@ pub struct Bench {
     /// Seconds in which operations are done and not counted, before each workload.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub warm_up: f64,
-    /// Processors that make the load, one OS thread each [default: one thread, anywhere].
+    /// Processors that make the load, one OS thread each, dealt among the namespaces [default: one thread for each
+    /// namespace, anywhere].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub client_cores: Vec<usize>,
     /// What the load's OS threads do while they wait for answers.
@@ -395,8 +397,28 @@ pub struct Bench {
     /// With host-kvs: how many files there are [default: as many as threads].
     #[arg(long, value_name = "COUNT")]
     pub host_kvs_files: Option<usize>,
-    #[command(flatten)]
-    pub at: At,
+    /// Measure these beside the node, in turns, and print ratios: rocksdb (db_bench, embedded), redis, valkey (a server
+    /// of our own that syncs every write); a list, or given several times.
+    ///
+    /// All run on this machine with the plan's keys, values, threads, depth and length. rocksdb does fillseq, fillrandom,
+    /// overwrite, readrandom, readmissing and deleterandom; redis and valkey all but seekrandom and ycsb-e.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub against: Vec<Peer>,
+    /// With --against: how often ours and theirs take turns [default: 3].
+    #[arg(long, value_name = "COUNT")]
+    pub rounds: Option<usize>,
+    /// With --against: where the peers' files are for as long as it takes; on the disk of the node's device, to compare
+    /// like with like [default: the working directory].
+    #[arg(long, value_name = "DIR")]
+    pub peer_dir: Option<PathBuf>,
+    /// With --against redis or valkey: what the load's OS threads do while they wait for that server, which has no cores
+    /// of its own that a spinning thread would leave it [default: sleep].
+    #[arg(long)]
+    pub peer_polling: Option<Polling>,
+    /// The namespace: nvme+tcp://HOST:PORT/NQN?nsid=N. Given several times, threads, keys and operations are dealt among
+    /// them: key i is on number i modulo how many there are.
+    #[arg(long, env = "OCTOKV_URL", default_value = DEFAULT_URL)]
+    pub url: Vec<Url>,
 }
 
 /// How keys are drawn.

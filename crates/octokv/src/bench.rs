@@ -1,34 +1,41 @@
 //! Load on a node, or on an engine in this process: runs the workloads, prints a table, writes the document.
 //!
 //! # Layout
+//! - [`against`]: peers in turns with the node.
 //! - [`plan`]: the flags as a plan, and what is wrong with them.
 //! - [`plots`]: the files of `--svg`.
+//! - [`targets`]: the nodes of `--url`, and what is wrong with several.
 
+mod against;
 mod plan;
 mod plots;
+mod targets;
+
+pub use targets::client_settings;
 
 use crate::arguments::{Bench, SystemName};
-use crate::child::address_of;
 use crate::config;
 use crate::meter::Meter;
 use crate::outcome::{Failure, Outcome};
+use against::{Beside, Peers};
 use anyhow::{Context, anyhow};
 use octokv_base::Nanos;
 use octokv_bench::host_kvs::{DbFile, HostKvs, file_bytes};
-use octokv_bench::report::{Document, Figures, Machine, SCHEMA, Settings, table_head, table_line};
+use octokv_bench::report::{
+    Document, Figures, Machine, SCHEMA, Settings, table_head, table_line, target_line,
+};
 use octokv_bench::workload::Action;
-use octokv_bench::{EngineSettings, Host, Node, Plan, System, remote_engine, run as run_plan};
+use octokv_bench::{EngineSettings, Failed, Host, Node, Plan, System, remote_engine, run as run_plan};
 use octokv_client::Url;
 use octokv_engine::Durability;
 use octokv_runtime::Polling;
 use octokv_sys::{clock, file, process, thread};
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
 /// How long the load's threads spin before they sleep, where they do.
-const SPIN: Nanos = Nanos::from_micros(100);
+pub const SPIN: Nanos = Nanos::from_micros(100);
 
 /// What this process gives the generator.
 pub const HOST: Host = Host {
@@ -45,15 +52,50 @@ const POOL_BYTES: usize = 256 << 20;
 /// Runs `octokv bench`.
 pub fn run(bench: &Bench) -> Outcome {
     let plan = plan::of(bench)?;
+    against::check(bench)?;
     if let Some(directory) = &bench.svg {
         plots::check(directory)?;
     }
+    if let Some(file) = &bench.json {
+        check_document(file)?;
+    }
+    targets::check(bench, &plan)?;
     let system = system(bench, &plan)?;
+    let nodes = targets::nodes(bench)?;
     let cores: Vec<Option<usize>> = match bench.client_cores.as_slice() {
         [] => vec![None],
         cores => cores.iter().copied().map(Some).collect(),
     };
+    let polling = bench.client_polling.policy(SPIN);
     let to_stdout = bench.json.as_deref() == Some(Path::new("-"));
+    let ours = |plan: &Plan| {
+        let meter = Meter::new(plan.workloads[0].name());
+        Ok(measure_on(&system, plan, &nodes, &cores, polling, meter)?.remove(0))
+    };
+    let beside = match bench.against.as_slice() {
+        [] => Beside { figures: alone(bench, &plan, to_stdout, ours)?, ..Beside::default() },
+        _ => {
+            let plan = Plan { rate: bench.rate, ..plan.clone() };
+            let peers = Peers::new(bench, &plan, &cores)?;
+            peers.run(&plan, ours, !to_stdout)?
+        }
+    };
+    if let Some(file) = &bench.json {
+        write_document(file, bench, &system, &plan, beside)?;
+    }
+    if let System::HostKvs(store) = &system {
+        store.close().map_err(|error| anyhow!("{error}"))?;
+    }
+    Ok(())
+}
+
+/// Runs every workload at every rate; tells each at its end and draws them all.
+fn alone(
+    bench: &Bench,
+    plan: &Plan,
+    to_stdout: bool,
+    mut ours: impl FnMut(&Plan) -> Result<Figures, Failure>,
+) -> Result<Vec<Figures>, Failure> {
     // One list per workload, of one result per rate.
     let mut results = Vec::new();
     if !to_stdout {
@@ -62,27 +104,26 @@ pub fn run(bench: &Bench) -> Outcome {
     for &workload in &plan.workloads {
         let mut of_workload = Vec::new();
         for rate in plan::rates(bench) {
-            let one = Plan { workloads: vec![workload], rate, ..plan.clone() };
-            let polling = bench.client_polling.policy(SPIN);
-            let meter = Meter::new(workload.name());
-            let figures = measure_on(&system, &one, &bench.at.url, &cores, polling, meter)?;
-            for line in &figures {
-                if !to_stdout {
-                    writeln!(std::io::stdout(), "{}", table_line(line))?;
-                }
+            let figures = ours(&Plan { workloads: vec![workload], rate, ..plan.clone() })?;
+            if !to_stdout {
+                tell(&figures)?;
             }
-            of_workload.extend(figures);
+            of_workload.push(figures);
         }
         results.push(of_workload);
     }
     if let Some(directory) = &bench.svg {
         plots::write(directory, &results, !bench.rates.is_empty())?;
     }
-    if let Some(file) = &bench.json {
-        write_document(file, bench, &system, &plan, results.concat())?;
-    }
-    if let System::HostKvs(store) = &system {
-        store.close().map_err(|error| anyhow!("{error}"))?;
+    Ok(results.concat())
+}
+
+/// The lines of one workload.
+fn tell(figures: &Figures) -> Outcome {
+    let mut out = std::io::stdout();
+    writeln!(out, "{}", table_line(figures))?;
+    for target in &figures.targets {
+        writeln!(out, "{}", target_line(target))?;
     }
     Ok(())
 }
@@ -95,29 +136,25 @@ pub fn measure(
     polling: Polling,
     meter: Meter,
 ) -> Result<Vec<Figures>, Failure> {
-    measure_on(&System::Kv, plan, url, cores, polling, meter)
+    measure_on(&System::Kv, plan, &[targets::node(url)?], cores, polling, meter)
 }
 
 fn measure_on(
     system: &System,
     plan: &Plan,
-    url: &Url,
+    nodes: &[Node],
     cores: &[Option<usize>],
     polling: Polling,
     mut meter: Meter,
 ) -> Result<Vec<Figures>, Failure> {
-    let of_node = !matches!(system, System::HostKvs(_));
-    let address = if of_node { address_of(url)? } else { NOWHERE };
-    let node = Node { address, client: client_settings(url) };
-    let figures = run_plan(plan, system, &node, cores, polling, HOST, |progress| {
+    let figures = run_plan(plan, system, nodes, cores, polling, HOST, |progress| {
         meter.show(progress.part, &format!("{} operations", progress.operations));
     });
-    Ok(figures
-        .map_err(|error| if of_node { anyhow!("{error} (--url {url})") } else { anyhow!("{error}") })?)
+    Ok(figures.map_err(|Failed { target, error }| match nodes[target].name.as_str() {
+        "" => anyhow!("{error}"),
+        url => anyhow!("{error} (--url {url})"),
+    })?)
 }
-
-/// The address of a node where there is none.
-const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// The system that is asked for, ready to be put under load.
 fn system(bench: &Bench, plan: &Plan) -> Result<System, Failure> {
@@ -150,8 +187,8 @@ fn system(bench: &Bench, plan: &Plan) -> Result<System, Failure> {
                 Some(config::Durability::Device) => Durability::Device,
             };
             let engine = EngineSettings { durability, pool_bytes: POOL_BYTES, seed };
-            let url = &bench.at.url;
-            let node = Node { address: address_of(url)?, client: client_settings(url) };
+            let url = &bench.url[0];
+            let node = targets::node(url)?;
             remote_engine::prepare(plan, &node, engine, bench.format, clock::now)
                 .map_err(|error| anyhow!("{error} (--url {url})"))?;
             Ok(System::RemoteEngine(engine))
@@ -190,25 +227,30 @@ fn open_files(directory: &Path, bench: &Bench, plan: &Plan) -> Result<Vec<DbFile
 /// The most files of a Host KVS.
 const FILES_MAX: usize = 1024;
 
-/// Settings of a session with a namespace.
-pub fn client_settings(url: &Url) -> octokv_client::Settings {
-    octokv_client::Settings {
-        subsystem: url.subsystem.clone(),
-        namespace: url.namespace,
-        ..octokv_client::Settings::default()
+/// Whether a document can be written to a file, which stays as it is.
+///
+/// # Errors
+/// A usage error that says why not.
+fn check_document(file: &Path) -> Outcome {
+    let there = std::fs::metadata(file);
+    // What is no file and no directory is written to once, at the end.
+    if file == Path::new("-") || there.as_ref().is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+        return Ok(());
     }
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+    if let Err(error) = opened {
+        return Err(Failure::Usage(format!("--json {}: cannot be written: {error}", file.display())));
+    }
+    if there.is_err() {
+        std::fs::remove_file(file).with_context(|| format!("document {}", file.display()))?;
+    }
+    Ok(())
 }
 
-fn write_document(
-    file: &Path,
-    bench: &Bench,
-    system: &System,
-    plan: &Plan,
-    results: Vec<Figures>,
-) -> Outcome {
-    let place = match &bench.host_kvs_dir {
-        Some(directory) => directory.display().to_string(),
-        None => bench.at.url.to_string(),
+fn write_document(file: &Path, bench: &Bench, system: &System, plan: &Plan, beside: Beside) -> Outcome {
+    let places = match &bench.host_kvs_dir {
+        Some(directory) => vec![directory.display().to_string()],
+        None => bench.url.iter().map(Url::to_string).collect(),
     };
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let document = Document {
@@ -216,8 +258,10 @@ fn write_document(
         octokv_version: env!("CARGO_PKG_VERSION"),
         command: words.join(" "),
         machine: machine(),
-        settings: Settings::new(system, &place, plan, &plan::rates(bench).flatten().collect::<Vec<_>>()),
-        results,
+        settings: Settings::new(system, &places, plan, &plan::rates(bench).flatten().collect::<Vec<_>>()),
+        results: beside.figures,
+        peers: beside.accounts,
+        comparisons: beside.comparisons,
     };
     let mut text = serde_json::to_string_pretty(&document).context("the document")?;
     text.push('\n');

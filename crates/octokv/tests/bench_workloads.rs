@@ -184,7 +184,7 @@ fn pictures_are_drawn_for_every_workload() {
 fn mistakes_are_usage_errors_before_anything_is_done() {
     // Nobody listens there: what is refused is refused before.
     let nowhere = ["bench", "--url", "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:none?nsid=1"];
-    let table: [(&[&str], &str); 18] = [
+    let table: [(&[&str], &str); 20] = [
         (&["--workload", "ycsb-z"], "there is no workload"),
         (&["--distribution", "normal"], "uniform, zipf, latest"),
         (&["--distribution", "zipf", "--workload", "fillseq,readseq"], "draws keys"),
@@ -203,6 +203,8 @@ fn mistakes_are_usage_errors_before_anything_is_done() {
         (&["--key-size", "2..16"], "5 to 1024 bytes"),
         (&["--key-size", "5", "--workload", "ycsb-d", "--ops", "90000"], "6 to 1024 bytes"),
         (&["--svg", "/nowhere/at/all"], "/nowhere/at/all"),
+        (&["--json", "/nowhere/at/all"], "--json /nowhere/at/all: cannot be written"),
+        (&["--json", "/"], "--json /: cannot be written"),
     ];
     for (flags, part) in table {
         octokv(nowhere.iter().chain(flags)).refused(2, &[part]);

@@ -1,0 +1,297 @@
+//! RESP2, the protocol of Redis and Valkey: requests as bytes, bytes as replies.
+//!
+//! ```text
+//!   request  *3 CRLF $3 CRLF SET CRLF $16 CRLF key CRLF $4096 CRLF value CRLF
+//!   reply    +OK CRLF    -ERR why CRLF    :1 CRLF    $4096 CRLF value CRLF    $-1 CRLF
+//! ```
+//! In: bytes in any pieces. Out: replies, in order, each borrowed until the next is taken. Invariants: no bytes
+//! panic; a value lies where it was received and is copied nowhere; a reply is taken whole or not at all.
+//! Source: "RESP protocol spec", redis.io/docs/latest/develop/reference/protocol-spec. Arrays are not needed here.
+
+use std::fmt;
+use std::io::Write;
+use std::ops::Range;
+
+/// The longest value of a server, in bytes (`proto-max-bulk-len`).
+pub const VALUE_BYTES_MAX: usize = 512 << 20;
+/// A line that is longer is no reply to our requests.
+const LINE_BYTES_MAX: usize = 64 << 10;
+/// Room for so much is made before a receive.
+const ROOM_BYTES: usize = 64 << 10;
+
+/// A reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply<'a> {
+    /// `+`: done.
+    Simple(&'a [u8]),
+    /// `-`: refused, and why.
+    Refused(&'a [u8]),
+    /// `:`: a number.
+    Integer(i64),
+    /// `$`: a value.
+    Value(&'a [u8]),
+    /// `$-1`: no such key.
+    Nothing,
+}
+
+/// What is wrong with a server's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corrupt {
+    /// A reply begins with this byte.
+    Kind(u8),
+    /// A line has no end.
+    Line,
+    /// A number is none, or a length is not one.
+    Number,
+    /// A value does not end where its length says.
+    End,
+}
+
+/// How a server failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It closed the connection, or never took it.
+    Closed,
+    /// Its bytes are no replies.
+    Corrupt(Corrupt),
+    /// It refused a request, with these words.
+    Refused(String),
+    /// Its reply is none to this request.
+    Unexpected,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Closed => f.write_str("the connection was closed"),
+            Fault::Corrupt(corrupt) => write!(f, "its bytes are no replies ({corrupt:?})"),
+            Fault::Refused(words) => write!(f, "it says \"{words}\""),
+            Fault::Unexpected => f.write_str("its reply is none to this request"),
+        }
+    }
+}
+
+/// Adds `GET key`.
+pub fn get(out: &mut Vec<u8>, key: &[u8]) {
+    words(out, 2, b"GET", key);
+}
+
+/// Adds `DEL key`.
+pub fn delete(out: &mut Vec<u8>, key: &[u8]) {
+    words(out, 2, b"DEL", key);
+}
+
+/// Adds `SET key value`; `fill` makes the value in place.
+pub fn set(out: &mut Vec<u8>, key: &[u8], value_bytes: usize, fill: impl FnOnce(&mut [u8])) {
+    words(out, 3, b"SET", key);
+    length(out, b'$', value_bytes);
+    let from = out.len();
+    out.resize(from + value_bytes, 0);
+    fill(&mut out[from..]);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn words(out: &mut Vec<u8>, count: usize, name: &[u8], key: &[u8]) {
+    length(out, b'*', count);
+    for word in [name, key] {
+        length(out, b'$', word.len());
+        out.extend_from_slice(word);
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+fn length(out: &mut Vec<u8>, kind: u8, length: usize) {
+    out.push(kind);
+    // Writing to memory cannot fail.
+    let _ = write!(out, "{length}\r\n");
+}
+
+/// Makes replies of what is received.
+#[derive(Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    /// What is received and not yet taken.
+    held: Range<usize>,
+    /// How long the reply at the front is known to be; 0 where its first line has not come.
+    wanted_bytes: usize,
+}
+
+impl Decoder {
+    /// Room for what comes next: for the rest of a value that has begun, and never little.
+    pub fn room(&mut self) -> &mut [u8] {
+        if self.held.is_empty() {
+            self.held = 0..0;
+        }
+        let room = self.wanted_bytes.saturating_sub(self.held.len()).max(ROOM_BYTES);
+        if self.buffer.len() - self.held.end < room && self.held.start > 0 {
+            self.buffer.copy_within(self.held.clone(), 0);
+            self.held = 0..self.held.len();
+        }
+        if self.buffer.len() - self.held.end < room {
+            self.buffer.resize(self.held.end + room, 0);
+        }
+        &mut self.buffer[self.held.end..]
+    }
+
+    /// So many bytes have come to the front of the room.
+    pub fn received(&mut self, bytes: usize) {
+        self.held.end += bytes;
+        assert!(self.held.end <= self.buffer.len(), "no more comes than there was room for");
+    }
+
+    /// The next reply; none when it has not come whole.
+    ///
+    /// # Errors
+    /// When the bytes are none; nothing can be told from what follows them.
+    pub fn take(&mut self) -> Result<Option<Reply<'_>>, Corrupt> {
+        let held = &self.buffer[self.held.clone()];
+        if held.is_empty() || held.len() < self.wanted_bytes {
+            return Ok(None);
+        }
+        let Some(line) = line(held)? else { return Ok(None) };
+        let after_line = line.len() + 2;
+        let (kind, rest) = (line[0], 1..line.len());
+        let (value, bytes) = match kind {
+            b'+' | b'-' | b':' => (rest, after_line),
+            b'$' if &line[1..] == b"-1" => (rest, after_line),
+            b'$' => {
+                let length = usize::try_from(number(&line[1..])?).map_err(|_| Corrupt::Number)?;
+                if length > VALUE_BYTES_MAX {
+                    return Err(Corrupt::Number);
+                }
+                (after_line..after_line + length, after_line + length + 2)
+            }
+            other => return Err(Corrupt::Kind(other)),
+        };
+        if held.len() < bytes {
+            self.wanted_bytes = bytes;
+            return Ok(None);
+        }
+        if &held[bytes - 2..bytes] != b"\r\n" {
+            return Err(Corrupt::End);
+        }
+        let value = self.held.start + value.start..self.held.start + value.end;
+        self.held.start += bytes;
+        self.wanted_bytes = 0;
+        let value = &self.buffer[value];
+        Ok(Some(match kind {
+            b'+' => Reply::Simple(value),
+            b'-' => Reply::Refused(value),
+            b':' => Reply::Integer(number(value)?),
+            _ if bytes == after_line => Reply::Nothing,
+            _ => Reply::Value(value),
+        }))
+    }
+}
+
+/// The first line without its end; none when it has not come whole.
+fn line(held: &[u8]) -> Result<Option<&[u8]>, Corrupt> {
+    let window = &held[..held.len().min(LINE_BYTES_MAX)];
+    match window.windows(2).position(|pair| pair == b"\r\n") {
+        Some(0) => Err(Corrupt::Line),
+        Some(end) => Ok(Some(&held[..end])),
+        None if held.len() >= LINE_BYTES_MAX => Err(Corrupt::Line),
+        None => Ok(None),
+    }
+}
+
+fn number(digits: &[u8]) -> Result<i64, Corrupt> {
+    std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).ok_or(Corrupt::Number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Random;
+
+    fn feed(decoder: &mut Decoder, bytes: &[u8]) {
+        decoder.room()[..bytes.len()].copy_from_slice(bytes);
+        decoder.received(bytes.len());
+    }
+
+    /// All replies of bytes that come in pieces of a size, as text.
+    fn replies(bytes: &[u8], piece_bytes: usize) -> (Vec<String>, Result<(), Corrupt>) {
+        let (mut decoder, mut found) = (Decoder::default(), Vec::new());
+        for piece in bytes.chunks(piece_bytes) {
+            feed(&mut decoder, piece);
+            loop {
+                match decoder.take() {
+                    Ok(Some(reply)) => found.push(format!("{reply:?}")),
+                    Ok(None) => break,
+                    Err(corrupt) => return (found, Err(corrupt)),
+                }
+            }
+        }
+        (found, Ok(()))
+    }
+
+    #[test]
+    fn requests_are_as_the_protocol_has_them() {
+        let mut out = Vec::new();
+        get(&mut out, b"k1");
+        delete(&mut out, b"k2");
+        set(&mut out, b"k", 3, |value| value.copy_from_slice(b"abc"));
+        let want = "*2\r\n$3\r\nGET\r\n$2\r\nk1\r\n*2\r\n$3\r\nDEL\r\n$2\r\nk2\r\n\
+                    *3\r\n$3\r\nSET\r\n$1\r\nk\r\n$3\r\nabc\r\n";
+        assert_eq!(String::from_utf8(out).unwrap(), want);
+    }
+
+    #[test]
+    fn replies_come_out_whole_however_their_bytes_are_split() {
+        let long = vec![b'\n'; 200_000];
+        let mut bytes = b"+OK\r\n$-1\r\n:1\r\n-ERR no\r\n$0\r\n\r\n$4\r\na\r\nb\r\n$200000\r\n".to_vec();
+        bytes.extend_from_slice(&long);
+        bytes.extend_from_slice(b"\r\n:-7\r\n");
+        let value = |bytes: &[u8]| format!("{:?}", Reply::Value(bytes));
+        let want = vec![
+            format!("{:?}", Reply::Simple(b"OK")),
+            "Nothing".to_owned(),
+            "Integer(1)".to_owned(),
+            format!("{:?}", Reply::Refused(b"ERR no")),
+            value(b""),
+            value(b"a\r\nb"),
+            value(&long),
+            "Integer(-7)".to_owned(),
+        ];
+        for piece_bytes in [1, 2, 3, 7, 4096, 65_536] {
+            assert_eq!(replies(&bytes, piece_bytes), (want.clone(), Ok(())), "{piece_bytes}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_replies_are_told_and_never_panic() {
+        let table: [(&[u8], Corrupt); 9] = [
+            (b"\r\n", Corrupt::Line),
+            (b"*1\r\n", Corrupt::Kind(b'*')),
+            (b"\0\xff\r\n", Corrupt::Kind(0)),
+            (b":x\r\n", Corrupt::Number),
+            (b"$\r\n", Corrupt::Number),
+            (b"$-2\r\n", Corrupt::Number),
+            (b"$99999999999999999999\r\n", Corrupt::Number),
+            (b"$536870913\r\n", Corrupt::Number),
+            (b"$1\r\nabc", Corrupt::End),
+        ];
+        for (bytes, corrupt) in table {
+            assert_eq!(replies(bytes, 1).1, Err(corrupt), "{bytes:?}");
+            assert_eq!(replies(bytes, 100).1, Err(corrupt), "{bytes:?}");
+        }
+        assert_eq!(replies(&[b'+'; 70_000], 4096).1, Err(Corrupt::Line));
+        // What a request's answer could be changed into, byte by byte.
+        let mut random = Random::new(1);
+        let alphabet = b"+-:$*0123456789\r\n\r\nab\0\xff";
+        for _ in 0..50_000 {
+            let mut bytes = vec![0; 1 + random.below(40) as usize];
+            bytes.iter_mut().for_each(|byte| *byte = alphabet[random.below(alphabet.len() as u64) as usize]);
+            let _ = replies(&bytes, 1 + random.below(40) as usize);
+        }
+    }
+
+    #[test]
+    fn a_length_that_is_announced_takes_no_memory_before_room_is_asked_for() {
+        let mut decoder = Decoder::default();
+        feed(&mut decoder, b"$1000000\r\n");
+        assert_eq!(decoder.take(), Ok(None));
+        assert!(decoder.buffer.len() < 100_000);
+        assert!(decoder.room().len() >= 1_000_002 && decoder.buffer.len() < 1_100_000);
+    }
+}

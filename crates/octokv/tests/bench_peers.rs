@@ -1,0 +1,214 @@
+//! `octokv bench --against` through the binary: ratios and the document, nothing left of the peers, mistakes.
+//! Needs `db_bench` and `redis-server` (scripts/install-test-packages).
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start processes and make files"
+)]
+
+mod common;
+
+use common::{OCTOKV, Server, directory, octokv};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A place for the peers' files, and a small bench with them there.
+fn place(directory: &Path) -> PathBuf {
+    let place = directory.join("peers");
+    std::fs::create_dir(&place).unwrap();
+    place
+}
+
+const SMALL: [&str; 9] = ["bench", "--threads", "3", "--depth", "2", "--num", "300", "--value-size", "1000"];
+
+/// Nothing is left in the place, and no process works on it.
+#[track_caller]
+fn is_clean(place: &Path) {
+    assert_eq!(std::fs::read_dir(place).unwrap().count(), 0);
+    for process in std::fs::read_dir("/proc").unwrap() {
+        let process = process.unwrap().path();
+        // A server takes its options out of its name, and its directory is the one that it works in.
+        let options = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        let works_in = std::fs::read_link(process.join("cwd")).unwrap_or_default();
+        let is_of_db = String::from_utf8_lossy(&options).contains(&format!("--db={}", place.display()));
+        assert!(!is_of_db && !works_in.starts_with(place), "{}", process.display());
+    }
+}
+
+#[test]
+fn peers_take_turns_with_the_node_and_leave_nothing() {
+    let directory = directory();
+    let (server, place) = (Server::start(directory.path(), "64MiB"), place(directory.path()));
+    let file = directory.path().join("document.json");
+    let more = ["--workload", "fillseq,readrandom", "--rounds", "2", "--against", "redis,rocksdb"];
+    let places = ["--peer-dir", place.to_str().unwrap(), "--json", file.to_str().unwrap()];
+    let said = server.run(&[&SMALL, &more[..], &places].concat());
+    let text = said.fine();
+    for part in [
+        "ours / peer",
+        "medians of 2 rounds",
+        "as run:",
+        "--sync=1",
+        "--appendfsync always",
+        "cross no network",
+        "(round 2)",
+        "not measured",
+    ] {
+        assert!(text.contains(part), "no \"{part}\" in {text}");
+    }
+    is_clean(&place);
+
+    let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(document["schema"], "octokv-bench/2");
+    let results = document["results"].as_array().unwrap();
+    let turns: Vec<_> =
+        results.iter().map(|turn| (turn["round"].as_u64().unwrap(), &turn["system"])).collect();
+    let systems = ["kv", "redis", "rocksdb"];
+    for (at, turn) in turns.iter().enumerate() {
+        assert_eq!((turn.0, turn.1.as_str().unwrap()), (1 + at as u64 / 6, systems[at % 3]));
+    }
+    assert_eq!(turns.len(), 12);
+    for result in results {
+        assert_eq!((&result["operations"], &result["not_found"]), (&300.into(), &0.into()), "{result}");
+        assert!(result["latency_us_p99"].as_f64().unwrap() > 0.0, "{result}");
+        let verified = result["workload"] == "readrandom" && result["system"] != "rocksdb";
+        assert_eq!(result["verified"], verified, "{result}");
+    }
+    let comparisons = document["comparisons"].as_array().unwrap();
+    assert_eq!(comparisons.len(), 4);
+    for comparison in comparisons {
+        for figure in ["throughput_ops_s", "latency_us_mean", "latency_us_p99"] {
+            let figure = &comparison[figure];
+            assert!(
+                ["ours", "peer", "ratio"].iter().all(|side| figure[side].as_f64().unwrap() > 0.0),
+                "{figure}"
+            );
+            assert_eq!(figure["ratios"].as_array().unwrap().len(), 2);
+        }
+        assert_eq!((&comparison["found"]["ours"], &comparison["found"]["peer"]), (&1.0.into(), &1.0.into()));
+    }
+    let accounts = document["peers"].as_array().unwrap();
+    let embedded: Vec<_> = accounts.iter().map(|one| one["embedded"].as_bool().unwrap()).collect();
+    assert_eq!((accounts[0]["peer"].as_str(), embedded), (Some("redis"), vec![false, true]));
+    assert!(accounts.iter().all(|one| one["version"].as_str().unwrap().contains('.')), "{accounts:?}");
+    assert_eq!(accounts[1]["as_run"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_server_does_every_workload_that_lists_no_keys_and_every_value_verifies() {
+    let directory = directory();
+    let (server, place) = (Server::start(directory.path(), "64MiB"), place(directory.path()));
+    let all =
+        "readrandom,overwrite,readseq,readmissing,ycsb-a,ycsb-d,ycsb-f,deleterandom,readrandom,fillrandom";
+    let fixed = ["bench", "--threads", "3", "--depth", "2", "--num", "300", "--value-size", "10..3000"];
+    let more = ["--workload", all, "--rounds", "1", "--against", "redis", "--json", "-"];
+    server.run(&[&fixed[..], &["--workload", "fillseq"]].concat()).fine();
+    let said = server.run(&[&fixed[..], &more, &["--peer-dir", place.to_str().unwrap()]].concat());
+    let document: Value = serde_json::from_str(said.fine()).unwrap();
+    let results = document["results"].as_array().unwrap();
+    assert_eq!(results.len(), 20);
+    // The same keys are drawn of both, so both find the same.
+    for pair in results.chunks(2) {
+        assert_eq!((&pair[0]["system"], &pair[1]["system"]), (&"kv".into(), &"redis".into()));
+        assert_eq!(pair[1]["operations"], 300);
+        let exact = ["readrandom", "overwrite", "readseq", "readmissing"].map(Value::from);
+        if exact.contains(&pair[0]["workload"]) {
+            assert_eq!(pair[0]["not_found"], pair[1]["not_found"], "{pair:?}");
+        }
+    }
+    is_clean(&place);
+}
+
+#[test]
+fn a_signal_ends_the_peers_and_removes_their_files() {
+    let directory = directory();
+    let (server, place) = (Server::start(directory.path(), "64MiB"), place(directory.path()));
+    for against in ["redis", "rocksdb,redis"] {
+        let mut child = Command::new(OCTOKV)
+            .args(SMALL)
+            .args(["--workload", "overwrite", "--rounds", "1000", "--against", against, "--url", &server.url])
+            .args(["--peer-dir", place.to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // The server runs from its first turn on.
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains(" redis ")));
+        assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
+        let pid = child.id().to_string();
+        Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap();
+        // Whoever reads its output lets it go on until it hears of the signal.
+        lines.for_each(drop);
+        assert_eq!(child.wait().unwrap().code(), Some(130));
+        is_clean(&place);
+    }
+}
+
+#[test]
+fn a_peer_that_fails_is_told_with_its_last_words() {
+    let directory = directory();
+    let (server, place) = (Server::start(directory.path(), "64MiB"), place(directory.path()));
+    let programs = directory.path().join("programs");
+    std::fs::create_dir(&programs).unwrap();
+    let run = |against: &str| -> Output {
+        Command::new(OCTOKV)
+            .args(SMALL)
+            .args(["--against", against, "--url", &server.url, "--peer-dir", place.to_str().unwrap()])
+            .env("PATH", &programs)
+            .output()
+            .unwrap()
+    };
+    let failed = |against: &str, parts: &[&str]| {
+        let output = run(against);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        parts.iter().for_each(|part| assert!(stderr.contains(part), "no \"{part}\" in {stderr}"));
+        is_clean(&place);
+        String::from_utf8(output.stdout).unwrap()
+    };
+    // Before anything runs.
+    for (peer, program, package) in [
+        ("rocksdb", "db_bench", "rocksdb-tools"),
+        ("redis", "redis-server", "apt-get install redis-server"),
+        ("valkey", "valkey-server", "apt-get install valkey-server"),
+    ] {
+        assert_eq!(failed(peer, &[&format!("there is no {program}"), package]), "");
+    }
+    for program in ["db_bench", "redis-server", "valkey-server"] {
+        let path = programs.join(program);
+        std::fs::write(&path, "#!/bin/sh\necho out of everything\nexit 7\n").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    failed("rocksdb", &["db_bench failed", "out of everything"]);
+    failed("redis", &["redis-server failed", "out of everything"]);
+    failed("valkey", &["valkey-server failed"]);
+    std::fs::write(programs.join("db_bench"), "#!/bin/sh\necho fillrandom : done\n").unwrap();
+    failed("rocksdb", &["db_bench gave no figures", "fillrandom : done"]);
+}
+
+#[test]
+fn what_makes_no_sense_with_peers_is_a_usage_error() {
+    let usage = |flags: &[&str], part: &str| {
+        let nowhere = ["bench", "--url", "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:none?nsid=1"];
+        octokv(nowhere.iter().chain(flags)).refused(2, &[part]);
+    };
+    usage(&["--against", "lmdb"], "rocksdb, redis, valkey");
+    usage(&["--against", "redis,redis"], "redis is given twice");
+    usage(&["--rounds", "3"], "--rounds is for --against");
+    usage(&["--peer-dir", "/tmp"], "--peer-dir is for --against");
+    usage(&["--peer-polling", "busy"], "--peer-polling is for --against");
+    usage(&["--against", "redis", "--rounds", "0"], "from 1 to");
+    usage(&["--against", "redis", "--rates", "5,6"], "not --rates");
+    usage(&["--against", "redis", "--svg", "/tmp"], "--svg draws no peers");
+    usage(&["--against", "redis", "--workload", "seekrandom"], "--against redis: --workload seekrandom");
+    usage(&["--against", "rocksdb", "--workload", "ycsb-a"], "--against rocksdb: --workload ycsb-a");
+    usage(&["--against", "rocksdb", "--rate", "5"], "--against rocksdb: --rate");
+    usage(&["--against", "redis", "--peer-dir", "/nowhere/at/all"], "--peer-dir /nowhere/at/all");
+    let files = ["--against", "redis", "--system", "host-kvs", "--host-kvs-dir", "/tmp"];
+    usage(&files, "--against is for --system kv");
+}
