@@ -11,7 +11,7 @@ help:
 	@echo 'make test         install the packages that the tests need, then run every test (docs/TESTING.md)'
 	@echo 'make check        the quick part: house rules, rustfmt, clippy, unit tests'
 	@echo 'make kernel-test  the Linux kernel as a client, alone'
-	@echo 'make bench        the figures of docs/BENCHMARKS.md, beside a rival on the same disk'
+	@echo 'make bench        the figures of docs/BENCHMARKS.md, beside a peer on the same disk'
 	@echo 'make hostile      what attacks cost an honest host: its latency, quiet and under each'
 	@echo 'make soak         a node in everything at once for MINUTES (default 30), held to its figures of before'
 	@echo 'make fuzz         every fuzz target for FUZZ_SECONDS (default 60) each'

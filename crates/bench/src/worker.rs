@@ -132,7 +132,11 @@ pub(crate) fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Ta
             break;
         }
         let busy = worker.poll(now)?;
-        let deadline = worker.session.next_deadline().min(until).min(worker.next_start());
+        let deadline = worker
+            .session
+            .next_deadline()
+            .min(if over { Nanos::NEVER } else { until })
+            .min(worker.next_start());
         idle.rest(busy, now(), deadline, worker.session.sockets_mut());
     }
     let Worker { session, mut tally, pace, .. } = worker;

@@ -1,10 +1,10 @@
 //! How many gets and puts a second the hash engine does on one core and memory: no sockets, no protocol, no tasks.
 //!
 //! Expected, by arithmetic: a get of 64 B looks at one line of what knows of its part of the index, one of the entry, and
-//! nine of the record: 0.1 µs each for the first two and 0.2 µs for the rest where nothing is in a cache, and about as
+//! eight of the record: 0.1 µs each for the first two and 0.2 µs for the rest where nothing is in a cache, and about as
 //! much work: 2 M/s, and near 4 M/s where hints bring all of it in time. A put looks at the old record's front and
 //! writes the new one: half of that.
-//! The strategies take turns within one process every few milliseconds. Run with `cargo bench -p octokv-engine`.
+//! The strategies take turns within one process every 10 ms. Run with `cargo bench -p octokv-engine`.
 #![allow(clippy::disallowed_methods)] // A bench reads the clock.
 
 use octokv_base::{Key, Pool, Random, value_offset};

@@ -106,9 +106,16 @@ impl Device for MemoryDevice {
         }
     }
     fn expect_read(&self, at: Lba, blocks: u64) {
-        let bytes = (blocks as usize * self.memory.geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
-        if self.memory.geometry.holds(at, bytes) {
-            self.memory.parts(self.offset(at), bytes, |stripe, _| expect_read(stripe));
+        let Memory { stripes, stripe_bytes, geometry } = &*self.memory;
+        let bytes = (blocks as usize * geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
+        if !geometry.holds(at, bytes) {
+            return;
+        }
+        let (offset, stripe_bytes) = (self.offset(at), *stripe_bytes as u64);
+        let within = (offset % stripe_bytes) as usize;
+        // A hint is not worth a wait, nor what lies in the next stripe.
+        if let Some(stripe) = stripes.get((offset / stripe_bytes) as usize).and_then(Mutex::try_lock) {
+            expect_read(&stripe[within..(within + bytes).min(stripe.len())]);
         }
     }
     fn flush(&self) -> Pending {

@@ -58,7 +58,7 @@ impl Default for Plan {
     }
 }
 
-/// Into which figures an operation goes that is due now.
+/// Into which figures an operation goes that a host comes to begin now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Phase {
@@ -94,6 +94,7 @@ pub struct Report {
 /// A stretch of time that counts as one: how long its operations took, in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Slice {
+    number: u32,
     /// Whether somebody attacked.
     pub phase: Phase,
     /// From when they were due.
@@ -203,8 +204,8 @@ struct Work {
     next_version: u64,
     turn: u64,
     report: Report,
-    /// The last slice that something was taken of.
-    slice: Option<u32>,
+    /// When the host first came to begin the operation that is due, and in which slice, while it has no room for it.
+    came: Option<(Nanos, u32)>,
 }
 
 impl Work {
@@ -219,7 +220,7 @@ impl Work {
             next_version: 1,
             turn: 0,
             report: Report { served: 0, busy: 0, worst_ns: 0, slices: Vec::new() },
-            slice: None,
+            came: None,
         }
     }
 
@@ -234,7 +235,8 @@ impl Work {
 
     /// Begins an operation that was due at `due`. False when no key or no slot is free.
     fn begin(&mut self, due: Nanos, stores: bool) -> Result<bool> {
-        let begun = now();
+        let here = (now(), self.shared.slice.load(Ordering::Acquire));
+        let (begun, slice) = *self.came.get_or_insert(here);
         let count = self.entries.len() as u64;
         let found = (0..count).map(|step| ((self.turn + step) % count) as usize);
         let Some(index) = found.into_iter().find(|&index| self.entries[index].open.is_none()) else {
@@ -258,7 +260,7 @@ impl Work {
         };
         submitted.map_err(|rejected| anyhow!("{rejected:?}"))?;
         self.next_version += u64::from(stores);
-        let slice = self.shared.slice.load(Ordering::Acquire);
+        self.came = None;
         self.entries[index].open = Some(Open { due, begun, slice, version });
         Ok(true)
     }
@@ -292,12 +294,14 @@ impl Work {
             if Phase::of(slice) == Phase::Uncounted {
                 continue;
             }
-            if self.slice != Some(slice) {
-                self.slice = Some(slice);
+            let slices = &mut self.report.slices;
+            // An answer may come after those of the next slice have begun to come.
+            let of_slice = slices.iter().rposition(|known| known.number == slice).unwrap_or_else(|| {
                 let (from_due_ns, from_begin_ns) = Default::default();
-                self.report.slices.push(Slice { phase: Phase::of(slice), from_due_ns, from_begin_ns });
-            }
-            let slice = self.report.slices.last_mut().expect("just begun");
+                slices.push(Slice { number: slice, phase: Phase::of(slice), from_due_ns, from_begin_ns });
+                slices.len() - 1
+            });
+            let slice = &mut slices[of_slice];
             slice.from_due_ns.push(late_ns);
             slice.from_begin_ns.push(at.since(begun).0.max(1));
         }

@@ -14,6 +14,9 @@
 pub struct Line {
     little: Part,
     much: Part,
+    /// Who is on turn asks for much; and somebody of these has had a part.
+    on_turn_asks_much: bool,
+    much_had_part: bool,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +63,7 @@ impl Line {
         }
         self.little.begin();
         self.much.begin();
+        self.much_had_part = false;
     }
 
     /// How many are in it.
@@ -69,10 +73,17 @@ impl Line {
 
     /// Who is next, where `over` says whether the turn has had its time.
     pub fn next(&mut self, over: bool) -> Option<u32> {
+        self.on_turn_asks_much = false;
         if !over && let Some(next) = self.little.next() {
             return Some(next);
         }
-        if over && self.much.at > 0 { None } else { self.much.next() }
+        self.on_turn_asks_much = true;
+        if over && self.much_had_part { None } else { self.much.next() }
+    }
+
+    /// Who is on turn had something to do.
+    pub fn had_part(&mut self) {
+        self.much_had_part |= self.on_turn_asks_much;
     }
 
     /// Ends the line: who was not reached is remembered.
@@ -97,6 +108,7 @@ mod tests {
         let mut had = Vec::new();
         while let Some(member) = line.next(had.len() >= time) {
             had.push(member);
+            line.had_part();
         }
         line.end();
         let mut all: Vec<u32> = had.iter().copied().chain(line.rest()).collect();
@@ -127,6 +139,17 @@ mod tests {
         assert_eq!(turn(line, 3), [3, 4, 0, 6]);
         assert_eq!(turn(line, 3), [1, 2, 3, 7]);
         assert_eq!(turn(line, 0), [8], "a turn without time, too");
+    }
+
+    #[test]
+    fn who_asks_for_much_and_has_nothing_to_do_takes_nobodys_part() {
+        let line = &mut Line::default();
+        line.form([(5, true), (6, true), (7, true), (1, false)].into_iter());
+        assert_eq!((line.next(true), line.next(true)), (Some(5), Some(6)));
+        line.had_part();
+        assert_eq!(line.next(true), None);
+        line.end();
+        assert_eq!(line.rest().collect::<Vec<u32>>(), [1, 7]);
     }
 
     #[test]

@@ -96,6 +96,11 @@ impl Link {
         self.stalled
     }
 
+    /// Whether it takes more bytes of its socket now.
+    pub fn may_receive(&self) -> bool {
+        !self.stalled && !self.socket_closed && !self.connection.is_closed()
+    }
+
     /// Receives what the socket has, at most a quantum and what the buffer holds, and has the machine take it, a
     /// slice at a time: after each, `run` carries out what was asked, and says whether there is room for more. Gives
     /// the number of bytes that came, 0 for the end, those that were taken where not all were; `None` when nothing
@@ -110,7 +115,7 @@ impl Link {
         mut run: impl FnMut(&mut Vec<Request>) -> Room,
         requests: &mut Vec<Request>,
     ) -> Option<usize> {
-        if self.stalled || self.socket_closed || self.connection.is_closed() {
+        if !self.may_receive() {
             return None;
         }
         if let Some(received) = self.receive_in_place(now, sockets, pool, requests) {

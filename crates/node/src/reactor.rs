@@ -221,6 +221,8 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
 
 impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S, F, M> {
     fn turn(&mut self, now: Nanos) -> bool {
+        // What passed since the last turn, asleep perhaps, is nobody's.
+        self.handle.busy().lap(Stage::Idle, false);
         let mut worked = self.handle.begin_turn(now) > 0;
         self.this_turn.begin(now);
         worked |= self.refuse_removed();
@@ -342,8 +344,11 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         let Reactor { sockets, buffer, pool, requests, jobs, tasks, make, links, handle, .. } = self;
         self.receiving.form(ready.iter().filter_map(|socket| {
             let index = *self.by_socket.get(socket)?;
-            Some((index, links[index as usize].as_ref()?.talk.asks_much()))
+            let link = links[index as usize].as_ref().filter(|link| link.may_receive())?;
+            Some((index, self.this_turn.asks_much(link.talk)))
         }));
+        // What led up to this is not the first link's doing.
+        let mut before = handle.busy().since_lap();
         let mut news = std::mem::take(&mut self.news);
         while let Some(index) = self.receiving.next(self.this_turn.is_over()) {
             let Some(link) = &mut links[index as usize] else { continue };
@@ -355,7 +360,10 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
                 of_link = of_link + handle.busy().lap(Stage::Kv, started);
                 if jobs.is_empty() && of_link < share { Room::More } else { Room::Enough }
             };
-            if let Some(bytes) = link.receive(now, sockets, buffer, pool, run, requests) {
+            let received = link.receive(now, sockets, buffer, pool, run, requests);
+            of_link = of_link.since(std::mem::take(&mut before));
+            if let Some(bytes) = received {
+                self.receiving.had_part();
                 link.quantum.learn(bytes, of_link, share);
                 self.this_turn.receiving = self.this_turn.receiving + of_link;
                 self.this_turn.took(&mut link.talk, of_link);
@@ -428,8 +436,9 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         let mut line = std::mem::take(&mut self.sending);
         line.form(self.unsent.drain(..).filter_map(|index| {
             let link = self.links[index as usize].as_ref()?;
-            Some((index, link.talk.asks_much()))
+            Some((index, self.this_turn.asks_much(link.talk)))
         }));
+        let mut before = self.handle.busy().since_lap();
         while let Some(index) = line.next(self.this_turn.is_over_for_sending()) {
             let Some(link) = &mut self.links[index as usize] else { continue };
             if link.connection.is_closed() && closes >= CLOSES_AT_ONCE {
@@ -440,8 +449,11 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             let sent = link.send(&mut self.sockets, &mut self.slices);
             let closed = self.close_if_over(index);
             closes += usize::from(closed);
-            worked |= sent.is_some() | closed;
-            let of_link = self.handle.busy().lap(Stage::Target, worked);
+            if sent.is_some() | closed {
+                worked = true;
+                line.had_part();
+            }
+            let of_link = self.handle.busy().lap(Stage::Target, worked).since(std::mem::take(&mut before));
             self.this_turn.sending = self.this_turn.sending + of_link;
             let Some(link) = &mut self.links[index as usize] else { continue };
             if let Some(bytes) = sent {
@@ -498,12 +510,14 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         });
         line.form(stalled);
         let share = self.this_turn.share(line.len());
+        let mut before = self.handle.busy().since_lap();
         while self.jobs.is_empty()
             && let Some(index) = line.next(self.this_turn.is_over())
         {
             let Some(link) = &mut self.links[index as usize] else { continue };
             let bytes = link.resume(now, &self.pool, &mut self.requests);
-            let mut of_link = self.handle.busy().lap(Stage::Target, bytes > 0);
+            let lap = self.handle.busy().lap(Stage::Target, bytes > 0);
+            let mut of_link = lap.since(std::mem::take(&mut before));
             self.jobs.take(index, &mut self.requests);
             let started = self.start_jobs();
             of_link = of_link + self.handle.busy().lap(Stage::Kv, started);
@@ -512,6 +526,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
             {
                 link.quantum.learn(bytes, of_link, share);
                 self.this_turn.took(&mut link.talk, of_link);
+                line.had_part();
                 worked = true;
             }
             self.this_turn.receiving = self.this_turn.receiving + of_link;

@@ -16,13 +16,14 @@ use octokv_base::Nanos;
 /// How long all connections of a core may be dealt with before replies go out, where nobody asks for little beside
 /// somebody who asks for much. Measured: the throughput of one connection falls below it.
 const TURN: Nanos = Nanos::from_micros(100);
-/// How long where somebody does: what a request waits for at the most for others, beside its own time, on the way in,
-/// and once more on the way out.
+/// How long where somebody does. What is begun when it is over is not cut, and somebody who asks for much has a part in
+/// any case, so a request waits for others a little longer than this on the way in, and once more on the way out.
 const TURN_SHORT: Nanos = Nanos::from_micros(40);
 /// A share is not shorter than this: the system calls for one connection take about a third of it.
 const SHARE_MIN: Nanos = Nanos::from_micros(16);
-/// A connection that never took more of a turn than this within a window asks for little.
-const LITTLE: Nanos = Nanos(SHARE_MIN.0 * 3 / 4);
+/// A connection asks for little that within a window never took more than this of a turn to receive, or to send: less
+/// than a quantum comes to that is cut to a share.
+const LITTLE: Nanos = Nanos(SHARE_MIN.0 / 2);
 /// Over so long it is seen who asks for how much.
 const WINDOW: Nanos = Nanos::from_millis(10);
 /// What a connection begins with.
@@ -51,15 +52,9 @@ pub struct Turn {
 pub struct Talk {
     /// One more than the window it last talked in.
     window: u64,
+    /// Whether it asked for much then, and in the window before that.
     much: bool,
     much_before: bool,
-}
-
-impl Talk {
-    /// Whether a connection asks for much, by what it took of late.
-    pub fn asks_much(self) -> bool {
-        self.much || self.much_before
-    }
 }
 
 impl Turn {
@@ -92,6 +87,15 @@ impl Turn {
         self.much > 0 && self.talked > self.much
     }
 
+    /// Whether a connection asks for much, by what it took in this window and the one before.
+    pub fn asks_much(&self, talk: Talk) -> bool {
+        match talk.window.checked_sub(self.window) {
+            Some(0) => talk.much,
+            Some(1) => talk.much || talk.much_before,
+            _ => false,
+        }
+    }
+
     /// How long it may be.
     pub fn length(&self) -> Nanos {
         if self.mixed_before || self.is_mixed() { TURN_SHORT } else { TURN }
@@ -116,7 +120,8 @@ impl Turn {
     pub fn took(&mut self, talk: &mut Talk, spent: Nanos) {
         let first = talk.window != self.window + 1;
         if first {
-            *talk = Talk { window: self.window + 1, much: false, much_before: talk.much };
+            let much_before = talk.much && talk.window == self.window;
+            *talk = Talk { window: self.window + 1, much: false, much_before };
             self.talked += 1;
         }
         if !talk.much && spent > LITTLE {
@@ -220,8 +225,8 @@ mod tests {
             (&[][..], &[][..], TURN),
             (&[], &[90], TURN),
             (&[], &[3], TURN),
-            (&[], &[3, 4, 12], TURN),
-            (&[], &[90, 30, 13], TURN),
+            (&[], &[3, 4, 8], TURN),
+            (&[], &[90, 30, 9], TURN),
             (&[], &[90, 3], TURN_SHORT),
             (&[], &[3, 90], TURN_SHORT),
             (&[90, 3], &[90], TURN_SHORT),
@@ -230,6 +235,28 @@ mod tests {
         ] {
             assert_eq!(after(before, within).length(), length, "{before:?} and then {within:?}");
         }
+    }
+
+    #[test]
+    fn a_connection_that_asked_for_much_long_ago_is_as_good_as_any() {
+        let (mut turn, mut talk) = (Turn::new(), Talk::default());
+        let window = |number: u64| Nanos(WINDOW.0 * number);
+        turn.begin(window(5));
+        assert!(!turn.asks_much(talk));
+        turn.took(&mut talk, Nanos::from_micros(50));
+        assert!(turn.asks_much(talk));
+        turn.begin(window(6));
+        assert!(turn.asks_much(talk), "in the window before");
+        turn.took(&mut talk, Nanos::from_micros(1));
+        assert!(turn.asks_much(talk), "in the window before, though little since");
+        turn.begin(window(7));
+        turn.took(&mut talk, Nanos::from_micros(1));
+        assert!(!turn.asks_much(talk), "two windows of little");
+        turn.took(&mut talk, Nanos::from_micros(50));
+        turn.begin(window(900));
+        assert!(!turn.asks_much(talk), "silent for long");
+        turn.took(&mut talk, Nanos::from_micros(1));
+        assert!(!turn.asks_much(talk), "and back");
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Level {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a storage node; prints one line when it is ready, ends in order on SIGTERM or SIGINT.
+    /// Run a storage node; prints one line when it is ready, ends in order on SIGTERM, SIGINT or SIGHUP.
     ///
     /// Each flag overrides its setting in the configuration file. octokv.example.toml has every setting, those without
     /// a flag too, with its default.

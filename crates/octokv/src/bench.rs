@@ -232,9 +232,11 @@ const FILES_MAX: usize = 1024;
 /// # Errors
 /// A usage error that says why not.
 fn check_document(file: &Path) -> Outcome {
-    let there = std::fs::metadata(file);
+    let there = std::fs::symlink_metadata(file);
     // What is no file and no directory is written to once, at the end.
-    if file == Path::new("-") || there.as_ref().is_ok_and(|there| !there.is_file() && !there.is_dir()) {
+    if file == Path::new("-")
+        || there.as_ref().is_ok_and(|there| !there.is_file() && !there.is_dir() && !there.is_symlink())
+    {
         return Ok(());
     }
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);

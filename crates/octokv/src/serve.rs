@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub fn run(flags: &Serve) -> Outcome {
     let (mut settings, administration) = config::node_settings(flags).map_err(Failure::Usage)?;
     // Before anything is opened: a request to end that comes early is not lost.
-    let stop = octokv_sys::signal::install().context("SIGTERM and SIGINT cannot be waited for")?;
+    let stop = octokv_sys::signal::install().context("signals cannot be waited for")?;
     let device = device_name(&settings);
     let (mut file, _claim, before) = load(&settings, &administration)?;
     add(&mut settings, &before, &administration)?;

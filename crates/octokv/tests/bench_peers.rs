@@ -20,7 +20,8 @@ use std::process::{Command, Output, Stdio};
 fn place(directory: &Path) -> PathBuf {
     let place = directory.join("peers");
     std::fs::create_dir(&place).unwrap();
-    place
+    // As processes name it.
+    place.canonicalize().unwrap()
 }
 
 const SMALL: [&str; 9] = ["bench", "--threads", "3", "--depth", "2", "--num", "300", "--value-size", "1000"];

@@ -38,6 +38,8 @@ pub struct Busy {
     counters: Arc<Counters>,
     last_ticks: Cell<u64>,
     charged: Cell<u64>,
+    /// What was charged since the last lap.
+    charged_since_lap: Cell<u64>,
     /// The scale as it was, and when it is looked at again: a look costs more than a lap.
     ns_per_tick: Cell<f64>,
     scaled_until_ticks: Cell<u64>,
@@ -64,15 +66,17 @@ impl Busy {
             counters: Arc::new(Counters { spent, scale }),
             last_ticks: Cell::new(now),
             charged: Cell::new(0),
+            charged_since_lap: Cell::new(0),
             ns_per_tick: Cell::new(0.0),
             scaled_until_ticks: Cell::new(now + SCALED_TICKS),
         }
     }
 
     /// Ends a stretch of work: the time since the last lap goes to `stage` when it did something, to
-    /// [`Stage::Idle`] when it did not. Gives how long it was: nothing in virtual time, and in the first millisecond.
+    /// [`Stage::Idle`] when it did not. Gives how long it was: nothing in the first millisecond, and in virtual time
+    /// what was charged.
     pub fn lap(&self, stage: Stage, worked: bool) -> Nanos {
-        let Some(scale) = self.counters.scale else { return Nanos::ZERO };
+        let Some(scale) = self.counters.scale else { return Nanos(self.charged_since_lap.take()) };
         let now = ticks();
         let span = now.saturating_sub(self.last_ticks.replace(now));
         self.add(if worked { stage } else { Stage::Idle }, span);
@@ -83,11 +87,21 @@ impl Busy {
         Nanos((span as f64 * self.ns_per_tick.get()) as u64)
     }
 
+    /// How long the stretch is so far that the next lap will end, as that would give it.
+    pub fn since_lap(&self) -> Nanos {
+        let span = match self.counters.scale {
+            Some(_) => ticks().saturating_sub(self.last_ticks.get()),
+            None => return Nanos(self.charged_since_lap.get()),
+        };
+        Nanos((span as f64 * self.ns_per_tick.get()) as u64)
+    }
+
     /// Adds the cost of work in virtual time. Does nothing in real time, which passes by itself.
     pub fn charge(&self, stage: Stage, span: Nanos) {
         if self.counters.scale.is_none() {
             self.add(stage, span.0);
             self.charged.set(self.charged.get() + span.0);
+            self.charged_since_lap.set(self.charged_since_lap.get() + span.0);
         }
     }
 

@@ -44,7 +44,7 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     }
 }
 
-/// Has SIGTERM and SIGINT request the end instead of causing it. Once per process; later calls give
+/// Has SIGTERM, SIGINT and SIGHUP request the end instead of causing it. Once per process; later calls give
 /// the same flag.
 pub fn install() -> io::Result<&'static Stop> {
     if STOP.get().is_none() {
@@ -52,7 +52,7 @@ pub fn install() -> io::Result<&'static Stop> {
         // Lost only to a concurrent call that has just put in the same thing.
         let _ = STOP.set(stop);
     }
-    for signal in [libc::SIGTERM, libc::SIGINT] {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         // SAFETY: all-zero is a valid sigaction: no flags, an empty mask.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_signal as *const () as libc::sighandler_t;

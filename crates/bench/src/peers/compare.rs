@@ -19,6 +19,15 @@ pub struct Compared {
     pub ratios: Vec<f64>,
 }
 
+/// A part of the operations of both sides, medians over the rounds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Parts {
+    /// Ours.
+    pub ours: f64,
+    /// The peer's.
+    pub peer: f64,
+}
+
 /// A workload on ours and on a peer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
@@ -34,7 +43,7 @@ pub struct Comparison {
     pub latency_us_p99: Compared,
     /// The part of the operations whose key was there, 0 to 1. Where it differs, so does what was done: a key that is
     /// not there costs less than a value.
-    pub found: Compared,
+    pub found: Parts,
 }
 
 /// Compares a list of turns with their neighbours: `ours[i]` and `peers[i]` are of one workload and one round.
@@ -46,13 +55,17 @@ pub fn compare(ours: &[&Figures], peers: &[&Figures]) -> Comparison {
         let ratios: Vec<f64> = ours.iter().zip(&peers).map(|(ours, peer)| ours / peer).collect();
         Compared { ours: median(&ours), peer: median(&peers), ratio: median(&ratios), ratios }
     };
+    let found = |turns: &[&Figures]| {
+        let part = |turn: &&Figures| 1.0 - turn.not_found as f64 / turn.operations.max(1) as f64;
+        median(&turns.iter().map(part).collect::<Vec<f64>>())
+    };
     Comparison {
         workload: ours[0].workload,
         peer: peers[0].system,
         throughput_ops_s: figure(|turn| turn.throughput_ops_s),
         latency_us_mean: figure(|turn| turn.latency_us_mean),
         latency_us_p99: figure(|turn| turn.latency_us_p99),
-        found: figure(|turn| 1.0 - turn.not_found as f64 / turn.operations.max(1) as f64),
+        found: Parts { ours: found(ours), peer: found(peers) },
     }
 }
 

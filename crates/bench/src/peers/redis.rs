@@ -24,8 +24,9 @@ use std::process::Command;
 
 /// How often another port is tried when somebody took the one that was free.
 const TRIES: usize = 3;
-/// Operations in flight on a connection while it is loaded.
+/// Operations in flight on a connection while it is loaded, and bytes of values over all connections.
 const LOAD_DEPTH: usize = 16;
+const LOAD_BYTES: usize = 64 << 20;
 
 /// A server in a place.
 pub struct Redis {
@@ -166,10 +167,11 @@ impl Peer for Redis {
             self.restart()?;
         }
         if is_new && !fills {
+            let fits = LOAD_BYTES / plan.value_sizes.most().max(1) / plan.threads.max(1);
             let load = Plan {
                 workloads: vec![Workload::FillSequential],
                 end: End::Operations(plan.keys),
-                depth: plan.depth.max(LOAD_DEPTH),
+                depth: plan.depth.max(LOAD_DEPTH.min(fits)),
                 rate: None,
                 warm_up: Nanos::ZERO,
                 ..plan.clone()

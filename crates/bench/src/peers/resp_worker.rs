@@ -106,6 +106,7 @@ impl Worker<'_> {
                 Some(pace) if !self.waiting.is_empty() => pace.next(),
                 _ => Nanos::NEVER,
             };
+            let until = if over { Nanos::NEVER } else { until };
             idle.rest(busy, now(), until.min(next_start), &mut self.sockets);
         }
         if let Some(pace) = self.pace {

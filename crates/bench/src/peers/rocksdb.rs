@@ -4,7 +4,7 @@
 //!   ours                                  db_bench
 //!   fillseq, fillrandom                   the same, into an empty database
 //!   overwrite, readrandom                 the same, on the database that is there
-//!   readmissing, deleterandom             the same
+//!   readmissing                           the same
 //!   threads × depth in flight             as many threads, one operation each: db_bench has no other way
 //!   ops                                   divided by the threads, rounded up
 //! ```
@@ -30,14 +30,13 @@ const FILTER_BITS: u32 = 10;
 const KEY_BYTES_MIN: usize = 8;
 /// The most threads that are started.
 const THREADS_MAX: usize = 1024;
-/// The workloads that db_bench has, too.
-const WORKLOADS: [Workload; 6] = [
+/// The workloads that db_bench has, too. It deletes, but does not say of how many keys there were any.
+const WORKLOADS: [Workload; 5] = [
     Workload::FillSequential,
     Workload::FillRandom,
     Workload::Overwrite,
     Workload::ReadRandom,
     Workload::ReadMissing,
-    Workload::DeleteRandom,
 ];
 
 /// RocksDB in a place.
@@ -164,11 +163,7 @@ fn options(plan: &Plan, workload: Workload) -> Vec<String> {
         format!("--value_size={}", plan.value_sizes.most()),
         format!("--threads={}", streams(plan)),
     ];
-    let counted = match workload {
-        Workload::DeleteRandom => "deletes",
-        _ if reads => "reads",
-        _ => "writes",
-    };
+    let counted = if reads { "reads" } else { "writes" };
     options.push(match plan.end {
         End::Operations(count) => format!("--{counted}={}", count.div_ceil(streams(plan) as u64)),
         End::Time(span) => format!("--duration={}", span.0 / 1_000_000_000),
@@ -179,8 +174,9 @@ fn options(plan: &Plan, workload: Workload) -> Vec<String> {
     options.push(format!("--bloom_bits={FILTER_BITS}"));
     options.push(format!("--use_direct_reads={}", u8::from(reads)));
     options.push("--use_direct_io_for_flush_and_compaction=0".to_owned());
-    // The same seed would draw the keys of the last workload again; 0 would take one from the clock.
-    let seed = plan.seed.wrapping_add(workload as u64) & i64::MAX as u64;
+    // The same seed would draw the keys of the last workload again, and each thread may take one after it; 0 would
+    // take one from the clock.
+    let seed = plan.seed.wrapping_add((workload as u64) << 20) & i64::MAX as u64;
     options.push(format!("--seed={}", seed.max(1)));
     options.push("--histogram=1".to_owned());
     options
@@ -228,7 +224,7 @@ impl Printed {
     fn figures(self, plan: &Plan, workload: Workload) -> Figures {
         let of_plan = Figures::new(workload, Kind::RocksDb.name(), plan, Tally::new(Nanos::ZERO));
         let not_found = (self.operations as f64 * (1.0 - self.found)).round() as u64;
-        let moved = if workload == Workload::DeleteRandom { 0 } else { self.operations - not_found };
+        let moved = self.operations - not_found;
         let moved_mib = moved as f64 * plan.value_sizes.most() as f64 / f64::from(1 << 20);
         Figures {
             operations: self.operations,
@@ -320,7 +316,6 @@ mod tests {
         let timed = Plan { end: End::Time(Nanos::from_secs(7)), ..plan.clone() };
         let read = options(&timed, Workload::ReadRandom);
         has(&read, &["--duration=7", "--use_direct_reads=1", "--use_existing_db=1", "--sync=1"]);
-        has(&options(&plan, Workload::DeleteRandom), &["--deletes=17"]);
     }
 
     #[test]

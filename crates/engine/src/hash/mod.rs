@@ -340,10 +340,12 @@ impl Engine for HashEngine {
         match hint {
             Hint::Index => self.volume.expect(hash, false),
             Hint::Entry => self.volume.expect(hash, true),
+            // Other devices have no use for it.
+            Hint::Record if !self.volume.volatile => {}
             // Without entering as a reader: what is there meanwhile is not looked at. Of a long record the rest is a
             // stream, which the processor sees coming by itself.
             Hint::Record => {
-                let place = self.volume.places(hash).first().copied();
+                let place = self.volume.likely_place(hash);
                 place.into_iter().for_each(|place| self.device.expect_read(self.lba(place.location), 1));
             }
         }

@@ -155,8 +155,15 @@ impl Volume {
         let entries = &self.segments[segment].entries;
         match entry {
             false => octokv_runtime::expect(entries),
-            true => entries.lock().table.expect(tag),
+            // A hint is not worth a wait.
+            true => entries.try_lock().iter().for_each(|entries| entries.table.expect(tag)),
         }
+    }
+
+    /// Where a key of this hash is likely to be, for a hint.
+    pub(super) fn likely_place(&self, hash: u128) -> Option<Place> {
+        let (segment, tag) = self.split(hash);
+        self.segments[segment].entries.try_lock()?.table.lookup(tag).next()
     }
 
     /// Whether a record read at `place` is the one that the index means.

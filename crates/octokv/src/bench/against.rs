@@ -174,7 +174,7 @@ impl Peers {
         Ok(Beside { figures, accounts, comparisons })
     }
 
-    /// From now on SIGINT and SIGTERM end the peers, remove their files and end this process.
+    /// From now on SIGINT, SIGTERM and SIGHUP end the peers, remove their files and end this process.
     fn end_with_signals(&self) -> anyhow::Result<()> {
         let stop = signal::install().context("signals")?;
         let (children, directory) = (Arc::clone(&self.children), self.directory.path().to_owned());
