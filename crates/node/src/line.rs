@@ -19,21 +19,26 @@ pub struct Line {
     much_had_part: bool,
 }
 
+/// How many of those who had no time are remembered: the first of them may have nothing to do the next time.
+const FIRST: usize = 8;
+
 #[derive(Debug, Default)]
 struct Part {
     members: Vec<u32>,
     /// The next member, in this turn.
     at: usize,
-    /// Who had no time in the last one.
-    first: Option<u32>,
+    /// The first of those who had no time in the last one.
+    first: Vec<u32>,
 }
 
 impl Part {
     /// Those who had no time come first.
     fn begin(&mut self) {
-        let first =
-            self.first.take().and_then(|first| self.members.iter().position(|&member| member == first));
-        self.members.rotate_left(first.unwrap_or(0));
+        let mut places =
+            self.first.drain(..).filter_map(|first| self.members.iter().position(|&member| member == first));
+        let place = places.next().unwrap_or(0);
+        drop(places);
+        self.members.rotate_left(place);
         self.at = 0;
     }
 
@@ -44,7 +49,8 @@ impl Part {
     }
 
     fn end(&mut self) {
-        self.first = self.members.get(self.at).copied();
+        let rest = &self.members[self.at..];
+        self.first.extend_from_slice(&rest[..rest.len().min(FIRST)]);
     }
 
     fn rest(&self) -> impl Iterator<Item = u32> {

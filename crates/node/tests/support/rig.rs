@@ -7,18 +7,18 @@
 //! ```
 //! Time is a number that grows by 10 µs with each turn.
 
-use octokv_base::{Key, NamespaceId, Nanos, Pool};
+use octokv_base::{Buffer, Key, Lba, NamespaceId, Nanos, Pool};
 use octokv_client::{Answer, Command, Reconnect, Session, Settings, StoreMode, Value};
 use octokv_engine::Durability;
 use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings};
-use octokv_flash::{Device, Memory, MemoryDevice};
+use octokv_flash::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_node::pace::Pace;
 use octokv_node::perform::Performer;
 use octokv_node::stores::{Store, Stores};
 use octokv_node::{Parts, Turns, namespace_of, reactor};
 use octokv_runtime::{
     Busy, Channel, Completed, DetachedSocket, DeviceQueue, Doorbell, FileId, Handle, ListenerId, Media,
-    Operation, Received, Sent, SocketId, Sockets, mesh,
+    Operation, Received, Sent, SocketId, Sockets, Stage, mesh,
 };
 use octokv_target::{Target, TargetSettings};
 use std::cell::RefCell;
@@ -27,6 +27,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 const NQN: &str = "nqn.2026-11.io.octokv:node";
+const BLOCK_BYTES: u32 = 4096;
 const TURN: Nanos = Nanos::from_micros(10);
 /// Turns within which everything that is asked ends.
 const TURNS_MAX: usize = 10_000;
@@ -64,6 +65,45 @@ struct Wire {
     unread: Option<u64>,
 }
 
+/// What costs a core time, which is virtual here.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prices {
+    /// Each receive, and each send.
+    pub call: Nanos,
+    /// Each block of the device that is read.
+    pub block: Nanos,
+}
+
+/// A device in memory whose reads have a price.
+struct Priced {
+    memory: MemoryDevice,
+    handle: Handle,
+    prices: Prices,
+}
+
+impl Device for Priced {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+    fn name(&self) -> &str {
+        self.memory.name()
+    }
+    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
+        let blocks = buffer.len() / BLOCK_BYTES as usize;
+        self.handle.busy().charge(Stage::Kv, Nanos(self.prices.block.0 * blocks as u64));
+        self.memory.read(at, buffer)
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
+        self.memory.write(at, buffer)
+    }
+    fn flush(&self) -> Pending {
+        self.memory.flush()
+    }
+    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+        self.memory.trim(at, blocks)
+    }
+}
+
 #[derive(Default)]
 struct Wires {
     wires: Vec<Wire>,
@@ -74,6 +114,16 @@ struct Wires {
 pub struct Ends {
     wires: Rc<RefCell<Wires>>,
     is_node: bool,
+    /// Of the node's side: where its time is counted, and what a call costs.
+    handle: Option<(Handle, Prices)>,
+}
+
+impl Ends {
+    fn charge(&self) {
+        if let Some((handle, prices)) = &self.handle {
+            handle.busy().charge(Stage::Target, prices.call);
+        }
+    }
 }
 
 impl Sockets for Ends {
@@ -104,12 +154,16 @@ impl Sockets for Ends {
         let lane = if self.is_node { &mut wire.to_node } else { &mut wire.to_host };
         match lane.take(into) {
             0 => Received::Nothing,
-            count => Received::Bytes(count),
+            count => {
+                self.charge();
+                Received::Bytes(count)
+            }
         }
     }
     fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent {
         let wire = &mut self.wires.borrow_mut().wires[socket.0 as usize];
         let bytes = slices.iter().map(|slice| slice.len()).sum();
+        self.charge();
         match &mut wire.unread {
             Some(unread) if self.is_node => *unread += bytes as u64,
             _ => {
@@ -155,13 +209,24 @@ pub struct Rig {
 impl Rig {
     /// A node of one core whose host is connected, with this many commands at a time.
     pub fn new(device_bytes: u64, depth: u16) -> Rig {
+        Rig::with(device_bytes, depth, Prices::default())
+    }
+
+    /// The same where work takes time.
+    pub fn with(device_bytes: u64, depth: u16, prices: Prices) -> Rig {
         let wires: Rc<RefCell<Wires>> = Rc::default();
-        let ends = |is_node| Ends { wires: Rc::clone(&wires), is_node };
-        let core = core(device_bytes, ends(true));
+        let handle =
+            Handle::new(Doorbell::silent(), Channel::new(Box::new(NoQueue), 1), Busy::virtual_time());
+        let ends = |handle: Option<(Handle, Prices)>| Ends {
+            wires: Rc::clone(&wires),
+            is_node: handle.is_some(),
+            handle,
+        };
+        let core = core(device_bytes, ends(Some((handle.clone(), prices))), handle, prices);
         let settings = Settings { depth, reconnect: Reconnect::Never, ..Settings::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
-        let session = Session::new(ends(false), address, settings, now);
+        let session = Session::new(ends(None), address, settings, now);
         let mut rig = Rig { wires, core, session, now };
         for _ in 0..TURNS_MAX {
             if rig.session.is_live() {
@@ -170,6 +235,43 @@ impl Rig {
             rig.turn();
         }
         panic!("no connection: {:?}", rig.session.ended());
+    }
+
+    /// One more host, connected, and which wire its commands go over. What the node says to it is thrown away.
+    pub fn another(&mut self) -> usize {
+        let settings = Settings { depth: 32, reconnect: Reconnect::Never, ..Settings::default() };
+        let address = "127.0.0.1:4420".parse().expect("an address");
+        let ends = Ends { wires: Rc::clone(&self.wires), is_node: false, handle: None };
+        let mut session = Session::new(ends, address, settings, self.now);
+        for _ in 0..TURNS_MAX {
+            self.now = self.now + TURN;
+            session.poll(self.now, |_, _| ());
+            self.core.turn(self.now);
+            if session.is_live() {
+                let mut wires = self.wires.borrow_mut();
+                let index = wires.wires.len() - 1;
+                wires.wires[index].unread = Some(0);
+                return index;
+            }
+        }
+        panic!("no connection: {:?}", session.ended());
+    }
+
+    /// Puts bytes on a wire's way to the node.
+    pub fn say(&mut self, wire: usize, bytes: &[u8]) {
+        self.wires.borrow_mut().wires[wire].to_node.put(bytes);
+    }
+
+    /// Bytes on a wire's way that the node has not taken, and those that it has said there.
+    pub fn state(&self, wire: usize) -> (usize, u64) {
+        let wire = &self.wires.borrow().wires[wire];
+        (wire.to_node.bytes.len() - wire.to_node.taken, wire.unread.expect("of another host"))
+    }
+
+    /// Has the core take one turn, and lets the time pass that it took.
+    pub fn core_turn(&mut self) {
+        self.core.turn(self.now);
+        self.now = self.now + TURN;
     }
 
     fn turn(&mut self) -> (bool, usize) {
@@ -236,10 +338,9 @@ impl Rig {
     }
 }
 
-fn core(device_bytes: u64, sockets: Ends) -> Box<dyn Turns<Ends>> {
-    let handle = Handle::new(Doorbell::silent(), Channel::new(Box::new(NoQueue), 1), Busy::virtual_time());
-    let memory = Memory::new(device_bytes, 4096).expect("memory");
-    let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(memory));
+fn core(device_bytes: u64, sockets: Ends, handle: Handle, prices: Prices) -> Box<dyn Turns<Ends>> {
+    let memory = MemoryDevice::new(Memory::new(device_bytes, BLOCK_BYTES).expect("memory"));
+    let device: Rc<dyn Device> = Rc::new(Priced { memory, handle: handle.clone(), prices });
     let pool = Pool::new(64 << 20);
     let format = FormatSettings { seed: 7, ..FormatSettings::default() };
     let volume = at_once(async {

@@ -1,0 +1,80 @@
+//! A core's turns where time has a price: who asks for little is answered in the next one, and nobody is held up.
+
+#[path = "support/rig.rs"]
+mod rig;
+
+use octokv_base::Nanos;
+use rig::{Prices, Rig, keys};
+
+/// A value of 100 B costs 3 µs, and one of 64 KiB 35 µs.
+const PRICES: Prices = Prices { call: Nanos::from_micros(1), block: Nanos::from_micros(2) };
+const SHORT: [u8; 100] = [7; 100];
+const LONG: [u8; 64 << 10] = [7; 64 << 10];
+const FLOODERS: usize = 8;
+/// Long enough for what is seen of hosts to be seen and forgotten many times.
+const TURNS: usize = 20_000;
+
+#[test]
+fn who_asks_for_little_is_answered_at_once_and_those_who_flood_have_equal_parts() {
+    let mut rig = Rig::with(16 << 20, 32, PRICES);
+    rig.record(&keys(0, 1), Some(&SHORT));
+    rig.record(&keys(1, 1), Some(&LONG));
+    let one = rig.record(&keys(0, 1), None);
+    let many = rig.record(&keys(1, 1), None).repeat(8);
+    let flooders: Vec<usize> = (0..FLOODERS).map(|_| rig.another()).collect();
+    let little = rig.another();
+
+    let mut waits = Vec::new();
+    let mut asked = None;
+    for turn in 0..TURNS {
+        for &wire in &flooders {
+            if rig.state(wire).0 < many.len() {
+                rig.say(wire, &many);
+            }
+        }
+        // Not in step with the flooders' turns, and after they are known for what they are.
+        if asked.is_none() && turn % 37 == 0 {
+            rig.say(little, &one);
+            asked = Some((turn, rig.state(little).1));
+        }
+        rig.core_turn();
+        if let Some((begun, said)) = asked
+            && rig.state(little).1 > said
+        {
+            waits.push(turn + 1 - begun);
+            asked = None;
+        }
+    }
+    let longest = waits[10..].iter().max().unwrap();
+    assert!(*longest <= 2, "{longest} turns for one request beside those who flood");
+    assert!(waits.len() > TURNS / 37 - 10);
+
+    let answers: Vec<u64> = flooders.iter().map(|&wire| rig.state(wire).1).collect();
+    let (least, most) = (answers.iter().min().unwrap(), answers.iter().max().unwrap());
+    assert!(*least > 0 && most - least <= most / 10, "parts of those who flood: {answers:?}");
+}
+
+#[test]
+fn many_who_ask_for_little_do_not_hold_up_one_who_asks_for_much() {
+    let mut rig = Rig::with(16 << 20, 32, PRICES);
+    rig.record(&keys(0, 1), Some(&SHORT));
+    rig.record(&keys(1, 1), Some(&LONG));
+    let (one, long) = (rig.record(&keys(0, 1), None), rig.record(&keys(1, 1), None));
+    // Each asks for little, and together they fill a turn.
+    let crowd: Vec<usize> = (0..60).map(|_| rig.another()).collect();
+    let flooder = rig.another();
+    for _ in 0..TURNS / 10 {
+        for &wire in &crowd {
+            if rig.state(wire).0 == 0 {
+                rig.say(wire, &one);
+            }
+        }
+        if rig.state(flooder).0 == 0 {
+            rig.say(flooder, &long);
+        }
+        rig.core_turn();
+    }
+    let least = crowd.iter().map(|&wire| rig.state(wire).1).min().unwrap();
+    let much = rig.state(flooder).1;
+    assert!(least > 0 && much > 0, "{least} bytes for each of the crowd, {much} for the other");
+}
