@@ -7,6 +7,8 @@
 //! ```
 //! Time is a number that grows by 10 µs with each turn.
 
+#![allow(dead_code, reason = "each of its users has a part of it")]
+
 use octokv_base::{Buffer, Key, Lba, NamespaceId, Nanos, Pool};
 use octokv_client::{Answer, Command, Reconnect, Session, Settings, StoreMode, Value};
 use octokv_engine::Durability;
