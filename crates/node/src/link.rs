@@ -69,6 +69,8 @@ pub struct Link {
 pub enum Room {
     /// There is more of both.
     More,
+    /// There is more, but not for twice as many.
+    Some,
     /// The link has had its share of the turn, or requests wait for room.
     Enough,
 }
@@ -163,9 +165,9 @@ impl Link {
             let consumed = self.connection.receive(now, &bytes[taken..end], pool, requests);
             taken += consumed.bytes;
             self.stalled = consumed.stalled.is_some();
-            let enough = run(requests) == Room::Enough;
+            let room = run(requests);
             // What is left is offered again when there is time and room.
-            self.stalled |= enough && taken < bytes.len() && consumed.bytes > 0;
+            self.stalled |= room == Room::Enough && taken < bytes.len() && consumed.bytes > 0;
             if self.stalled {
                 break;
             }
@@ -173,6 +175,7 @@ impl Link {
                 // The front of a PDU that ends behind this slice, or that has not come whole.
                 (0, false) => slice *= 2,
                 (_, true) => break,
+                _ if room == Room::Some => {}
                 _ => slice = (slice * 2).min(SLICE_BYTES),
             }
         }

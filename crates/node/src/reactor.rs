@@ -358,7 +358,11 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
                 jobs.take(index, requests);
                 let started = jobs.start(tasks, make);
                 of_link = of_link + handle.busy().lap(Stage::Kv, started);
-                if jobs.is_empty() && of_link < share { Room::More } else { Room::Enough }
+                match jobs.is_empty() && of_link < share {
+                    true if of_link.0 < share.0 / 4 => Room::More,
+                    true => Room::Some,
+                    false => Room::Enough,
+                }
             };
             let received = link.receive(now, sockets, buffer, pool, run, requests);
             of_link = of_link.since(std::mem::take(&mut before));
