@@ -73,6 +73,23 @@ impl MemoryDevice {
     fn offset(&self, at: Lba) -> u64 {
         at.0 * u64::from(self.memory.geometry.block_bytes)
     }
+
+    /// Gives the front of a record to a hint. A hint is not worth a wait for a lock, nor what lies in the next stripe;
+    /// and a long record is a stream, which the processor sees coming by itself.
+    fn front(&self, at: Lba, blocks: u64, hint: impl FnOnce(&mut [u8])) {
+        let Memory { stripes, stripe_bytes, geometry } = &*self.memory;
+        let bytes = (blocks as usize * geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
+        if !geometry.holds(at, bytes) {
+            return;
+        }
+        let (offset, stripe_bytes) = (self.offset(at), *stripe_bytes as u64);
+        let within = (offset % stripe_bytes) as usize;
+        let stripe = stripes.get((offset / stripe_bytes) as usize).and_then(Mutex::try_lock);
+        if let Some(mut stripe) = stripe {
+            let end = (within + bytes).min(stripe.len());
+            hint(&mut stripe[within..end]);
+        }
+    }
 }
 
 impl Device for MemoryDevice {
@@ -99,24 +116,10 @@ impl Device for MemoryDevice {
         Pending::ready(Done { buffer: Some(buffer), result: Ok(()) })
     }
     fn expect_write(&self, at: Lba, blocks: u64) {
-        // A long record is a stream, which the processor sees coming by itself.
-        let bytes = (blocks as usize * self.memory.geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
-        if self.memory.geometry.holds(at, bytes) {
-            self.memory.parts(self.offset(at), bytes, |stripe, _| expect_write(stripe));
-        }
+        self.front(at, blocks, expect_write);
     }
     fn expect_read(&self, at: Lba, blocks: u64) {
-        let Memory { stripes, stripe_bytes, geometry } = &*self.memory;
-        let bytes = (blocks as usize * geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
-        if !geometry.holds(at, bytes) {
-            return;
-        }
-        let (offset, stripe_bytes) = (self.offset(at), *stripe_bytes as u64);
-        let within = (offset % stripe_bytes) as usize;
-        // A hint is not worth a wait, nor what lies in the next stripe.
-        if let Some(stripe) = stripes.get((offset / stripe_bytes) as usize).and_then(Mutex::try_lock) {
-            expect_read(&stripe[within..(within + bytes).min(stripe.len())]);
-        }
+        self.front(at, blocks, |front| expect_read(front));
     }
     fn flush(&self) -> Pending {
         Pending::ready(Done { buffer: None, result: Ok(()) })

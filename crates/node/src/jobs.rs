@@ -30,14 +30,6 @@ pub struct Job {
     pub operation: Operation,
 }
 
-impl Job {
-    /// The job of a link's request.
-    pub fn new(link: u32, request: Request) -> Job {
-        let Request { slot, namespace, operation } = request;
-        Job { link, slot, namespace, operation }
-    }
-}
-
 /// Passes a hint on to whoever will carry the job out.
 type Expect = dyn Fn(&Job, Hint);
 
@@ -55,7 +47,8 @@ impl Jobs {
 
     /// Adds a link's requests, and leaves the vector empty.
     pub fn take(&mut self, link: u32, requests: &mut Vec<Request>) {
-        self.waiting.extend(requests.drain(..).map(|request| Job::new(link, request)));
+        let job = |Request { slot, namespace, operation }| Job { link, slot, namespace, operation };
+        self.waiting.extend(requests.drain(..).map(job));
     }
 
     /// How many there are.
@@ -89,5 +82,56 @@ impl Jobs {
             assert!(spawned.is_ok(), "there was room for it");
         }
         worked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_runtime::Doorbell;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    /// What was said and done with so many requests, in order: a slot with a hint, or without one when it began.
+    fn course(count: u32) -> Vec<(u32, Option<Hint>)> {
+        let course: Rc<RefCell<Vec<_>>> = Rc::default();
+        let (hints, begins) = (Rc::clone(&course), Rc::clone(&course));
+        let mut jobs = Jobs::new(move |job, hint| hints.borrow_mut().push((job.slot, Some(hint))));
+        let request = |slot| Request { slot, namespace: NamespaceId(1), operation: Operation::Flush };
+        let mut requests: Vec<Request> = (0..count).map(request).collect();
+        jobs.take(7, &mut requests);
+        assert!(requests.is_empty() && jobs.len() == count as usize);
+        let mut tasks = Tasks::new(4, Doorbell::silent());
+        let make = |job: Job| {
+            begins.borrow_mut().push((job.slot, None));
+            std::future::ready(())
+        };
+        assert_eq!(jobs.start(&mut tasks, &make), count > 0);
+        assert!(jobs.is_empty());
+        course.take()
+    }
+
+    #[test]
+    fn each_request_is_announced_step_by_step_before_it_begins() {
+        let course = course(40);
+        let at = |slot, hint| course.iter().position(|step| *step == (slot, hint));
+        for slot in 0..40 {
+            let begun = at(slot, None).unwrap();
+            for (ahead, hint) in AHEAD {
+                let said = at(slot, Some(hint));
+                // Those of the first requests that would be due before any began are left out.
+                assert_eq!(said.is_some(), slot as usize >= ahead, "{slot} {hint:?}");
+                let Some(said) = said else { continue };
+                let since = course[said..begun].iter().filter(|(_, hint)| hint.is_none()).count();
+                assert_eq!(since, ahead, "{slot} {hint:?}");
+            }
+        }
+        assert_eq!(course.iter().filter(|(_, hint)| hint.is_none()).count(), 40, "each begins once");
+    }
+
+    #[test]
+    fn a_request_that_is_alone_costs_no_hints() {
+        assert_eq!(course(1), [(0, None)]);
+        assert_eq!(course(0), []);
     }
 }

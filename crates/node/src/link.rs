@@ -69,8 +69,8 @@ pub struct Link {
 pub enum Room {
     /// There is more of both.
     More,
-    /// There is more, but not for twice as many.
-    Some,
+    /// There is more, but a slice twice as long may take more than the link's share.
+    Scarce,
     /// The link has had its share of the turn, or requests wait for room.
     Enough,
 }
@@ -175,7 +175,7 @@ impl Link {
                 // The front of a PDU that ends behind this slice, or that has not come whole.
                 (0, false) => slice *= 2,
                 (_, true) => break,
-                _ if room == Room::Some => {}
+                _ if room == Room::Scarce => {}
                 _ => slice = (slice * 2).min(SLICE_BYTES),
             }
         }

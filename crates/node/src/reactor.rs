@@ -170,7 +170,11 @@ pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turn
         }
     };
     let stores = Rc::clone(&parts.stores);
-    let jobs = Jobs::new(move |job, hint| stores.expect(job.namespace, &job.operation, hint));
+    let jobs = Jobs::new(move |job, hint| {
+        if let Some(store) = stores.get(job.namespace) {
+            store.expect(&job.operation, hint);
+        }
+    });
     assemble(parts, finished, jobs, make)
 }
 
@@ -360,7 +364,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
                 of_link = of_link + handle.busy().lap(Stage::Kv, started);
                 match jobs.is_empty() && of_link < share {
                     true if of_link.0 < share.0 / 4 => Room::More,
-                    true => Room::Some,
+                    true => Room::Scarce,
                     false => Room::Enough,
                 }
             };

@@ -28,14 +28,10 @@ impl<E: Engine> Store<E> {
             Store::Blocks(blocks) => blocks.perform(operation).await,
         }
     }
-}
 
-impl<E: Engine> Stores<E> {
-    /// Says that an operation comes soon.
-    pub fn expect(&self, id: NamespaceId, operation: &Operation, hint: Hint) {
-        if let Some(store) = self.get(id)
-            && let Store::Keys(performer) = &*store
-        {
+    /// Says that an operation comes soon. For blocks there is nothing to look up.
+    pub fn expect(&self, operation: &Operation, hint: Hint) {
+        if let Store::Keys(performer) = self {
             performer.expect(operation, hint);
         }
     }

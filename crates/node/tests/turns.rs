@@ -25,6 +25,7 @@ fn who_asks_for_little_is_answered_at_once_and_those_who_flood_have_equal_parts(
     let little = rig.another();
 
     let mut waits = Vec::new();
+    let mut longest_turn = Nanos::ZERO;
     let mut asked = None;
     for turn in 0..TURNS {
         for &wire in &flooders {
@@ -37,7 +38,11 @@ fn who_asks_for_little_is_answered_at_once_and_those_who_flood_have_equal_parts(
             rig.say(little, &one);
             asked = Some((turn, rig.state(little).1));
         }
-        rig.core_turn();
+        let length = rig.core_turn();
+        // By then each is known for what it asks.
+        if turn > TURNS / 2 {
+            longest_turn = longest_turn.max(length);
+        }
         if let Some((begun, said)) = asked
             && rig.state(little).1 > said
         {
@@ -45,6 +50,8 @@ fn who_asks_for_little_is_answered_at_once_and_those_who_flood_have_equal_parts(
             asked = None;
         }
     }
+    // 40 µs, and what was begun within them on either way: a value, of 35.
+    assert!(longest_turn <= Nanos::from_micros(40 + 2 * 35 + 10), "a turn of {longest_turn:?}");
     let longest = waits[10..].iter().max().unwrap();
     assert!(*longest <= 2, "{longest} turns for one request beside those who flood");
     assert!(waits.len() > TURNS / 37 - 10);

@@ -338,15 +338,15 @@ impl Engine for HashEngine {
     fn expect(&self, key: &Key, hint: Hint) {
         let hash = self.volume.hash(key);
         match hint {
-            Hint::Index => self.volume.expect(hash, false),
-            Hint::Entry => self.volume.expect(hash, true),
+            Hint::Index => self.volume.expect_segment(hash),
+            Hint::Entry => self.volume.expect_entry(hash),
             // Other devices have no use for it.
             Hint::Record if !self.volume.volatile => {}
-            // Without entering as a reader: what is there meanwhile is not looked at. Of a long record the rest is a
-            // stream, which the processor sees coming by itself.
+            // Without entering as a reader: what is there meanwhile is not looked at.
             Hint::Record => {
-                let place = self.volume.likely_place(hash);
-                place.into_iter().for_each(|place| self.device.expect_read(self.lba(place.location), 1));
+                if let Some(place) = self.volume.likely_place(hash) {
+                    self.device.expect_read(self.lba(place.location), 1);
+                }
             }
         }
     }
@@ -362,6 +362,41 @@ mod tests {
     use crate::conformance::{record_of, value_of};
     use octokv_flash::{Memory, MemoryDevice};
     use octokv_runtime::block_on;
+
+    #[test]
+    fn hints_change_no_answer_and_may_come_for_anything_at_any_time() {
+        let pool = Pool::new(1 << 20);
+        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(1 << 20, 512).unwrap()));
+        let settings = OpenSettings { durability: crate::Durability::Flush, cores: 1 };
+        let format = FormatSettings { unit_bytes: 512, ..FormatSettings::default() };
+        let volume = block_on(open(&device, &pool, settings, &format), || ()).unwrap();
+        let engine = HashEngine::new(volume, 0, device, pool);
+        let keys: Vec<Key> = (0..50_u32).map(|i| Key::new(&i.to_le_bytes()).unwrap()).collect();
+        let hint = |key: &Key| {
+            for hint in [Hint::Record, Hint::Index, Hint::Entry, Hint::Record] {
+                engine.expect(key, hint);
+            }
+        };
+        // Where nothing is stored, where something is, and where it is no more.
+        keys.iter().for_each(hint);
+        for key in &keys {
+            let value = value_of(key, 1, 50);
+            let put = engine.put(key, PutMode::Upsert, record_of(key, &value), 50);
+            assert_eq!(block_on(put, || ()), Ok(Put::Stored));
+            hint(key);
+            let got = block_on(engine.get(key), || ()).unwrap().unwrap();
+            assert_eq!(got.as_bytes(), value);
+        }
+        for key in &keys {
+            assert_eq!(block_on(engine.delete(key), || ()), Ok(Delete::Deleted));
+            hint(key);
+            assert!(block_on(engine.get(key), || ()).unwrap().is_none());
+        }
+        // While another has the index or the memory.
+        let held: Vec<_> = engine.volume.segments.iter().map(|segment| segment.entries.lock()).collect();
+        keys.iter().for_each(hint);
+        drop(held);
+    }
 
     #[test]
     fn keys_whose_tags_collide_are_kept_apart() {

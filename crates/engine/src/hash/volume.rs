@@ -148,19 +148,20 @@ impl Volume {
         self.segments[segment].entries.lock().table.lookup(tag).collect()
     }
 
-    /// Says that a key of this hash will be looked up soon: first what knows of its part of the index, later its
-    /// entry.
-    pub(super) fn expect(&self, hash: u128, entry: bool) {
+    /// Says that what knows of the part of the index that this hash is in will be looked at soon.
+    pub(super) fn expect_segment(&self, hash: u128) {
+        octokv_runtime::expect(&self.segments[self.split(hash).0].entries);
+    }
+
+    /// Says that the entry of this hash will be. A hint is not worth a wait.
+    pub(super) fn expect_entry(&self, hash: u128) {
         let (segment, tag) = self.split(hash);
-        let entries = &self.segments[segment].entries;
-        match entry {
-            false => octokv_runtime::expect(entries),
-            // A hint is not worth a wait.
-            true => entries.try_lock().iter().for_each(|entries| entries.table.expect(tag)),
+        if let Some(entries) = self.segments[segment].entries.try_lock() {
+            entries.table.expect(tag);
         }
     }
 
-    /// Where a key of this hash is likely to be, for a hint.
+    /// Where a key of this hash is likely to be, for a hint, that does not wait.
     pub(super) fn likely_place(&self, hash: u128) -> Option<Place> {
         let (segment, tag) = self.split(hash);
         self.segments[segment].entries.try_lock()?.table.lookup(tag).next()

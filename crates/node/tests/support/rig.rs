@@ -205,6 +205,8 @@ pub struct Rig {
     wires: Rc<RefCell<Wires>>,
     core: Box<dyn Turns<Ends>>,
     session: Session<Ends>,
+    /// The core's.
+    handle: Handle,
     now: Nanos,
 }
 
@@ -224,12 +226,12 @@ impl Rig {
             is_node: handle.is_some(),
             handle,
         };
-        let core = core(device_bytes, ends(Some((handle.clone(), prices))), handle, prices);
+        let core = core(device_bytes, ends(Some((handle.clone(), prices))), handle.clone(), prices);
         let settings = Settings { depth, reconnect: Reconnect::Never, ..Settings::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
         let session = Session::new(ends(None), address, settings, now);
-        let mut rig = Rig { wires, core, session, now };
+        let mut rig = Rig { wires, core, session, handle, now };
         for _ in 0..TURNS_MAX {
             if rig.session.is_live() {
                 return rig;
@@ -270,10 +272,12 @@ impl Rig {
         (wire.to_node.bytes.len() - wire.to_node.taken, wire.unread.expect("of another host"))
     }
 
-    /// Has the core take one turn, and lets the time pass that it took.
-    pub fn core_turn(&mut self) {
+    /// Has the core take one turn, and gives how long it took.
+    pub fn core_turn(&mut self) -> Nanos {
+        self.handle.busy().take_charged();
         self.core.turn(self.now);
         self.now = self.now + TURN;
+        self.handle.busy().take_charged()
     }
 
     fn turn(&mut self) -> (bool, usize) {
