@@ -23,6 +23,7 @@
 //! - [`peers`]: other stores under the same workloads, and ratios to ours.
 //! - [`report`]: figures as a table and as a JSON document.
 //! - [`plot`]: figures as pictures.
+//! - [`names`]: workloads and peers by their names.
 //! - [`ledger`]: writers that remember what was acknowledged, to be held against a node after a crash.
 
 mod choose;
@@ -30,6 +31,7 @@ pub mod data;
 pub mod distribution;
 pub mod host_kvs;
 pub mod ledger;
+pub mod names;
 mod operate;
 pub mod pace;
 pub mod peers;

@@ -12,7 +12,7 @@
 //! phase is `fillseq`. Inserted keys follow `num` in order; each workload of a run begins there again.
 
 use crate::distribution::Distribution;
-use std::fmt;
+use crate::names::{self, UnknownName};
 
 /// The most keys that one List asks for.
 pub const SCAN_KEYS_MAX: u32 = 100;
@@ -163,24 +163,10 @@ impl Workload {
     }
 }
 
-/// A workload's name that is none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownWorkload(pub String);
-
-impl fmt::Display for UnknownWorkload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = Workload::ALL.map(Workload::name).join(", ");
-        write!(f, "there is no workload \"{}\"; there are {names}", self.0)
-    }
-}
-
-impl std::error::Error for UnknownWorkload {}
-
 impl std::str::FromStr for Workload {
-    type Err = UnknownWorkload;
-    fn from_str(text: &str) -> Result<Workload, UnknownWorkload> {
-        let found = Workload::ALL.into_iter().find(|workload| workload.name() == text);
-        found.ok_or_else(|| UnknownWorkload(text.to_owned()))
+    type Err = UnknownName;
+    fn from_str(text: &str) -> Result<Workload, UnknownName> {
+        names::find("workload", text, &Workload::ALL, Workload::name)
     }
 }
 

@@ -22,6 +22,7 @@ pub mod resp;
 pub(crate) mod resp_worker;
 pub mod rocksdb;
 
+use crate::names::{self, UnknownName};
 use crate::plan::Plan;
 use crate::report::Figures;
 use crate::run::{self, Host, Progress};
@@ -109,24 +110,10 @@ impl Kind {
     }
 }
 
-/// A peer's name that is none.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownPeer(pub String);
-
-impl fmt::Display for UnknownPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = Kind::ALL.map(Kind::name).join(", ");
-        write!(f, "there is no peer \"{}\"; there are {names}", self.0)
-    }
-}
-
-impl std::error::Error for UnknownPeer {}
-
 impl std::str::FromStr for Kind {
-    type Err = UnknownPeer;
-    fn from_str(text: &str) -> Result<Kind, UnknownPeer> {
-        let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
-        found.ok_or_else(|| UnknownPeer(text.to_owned()))
+    type Err = UnknownName;
+    fn from_str(text: &str) -> Result<Kind, UnknownName> {
+        names::find("peer", text, &Kind::ALL, Kind::name)
     }
 }
 
