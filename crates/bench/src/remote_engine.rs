@@ -202,7 +202,7 @@ fn turn_until_done(ground: &Ground, run: &Run<'_>) -> Result<(), Error> {
             break;
         }
         let deadline = ground.remote.next_deadline().min(handle.next_deadline());
-        ground.remote.with_session(|session| idle.rest(busy, now(), deadline, session.sockets_mut()));
+        ground.remote.with_session(|session| idle.rest(busy, now(), false, deadline, session.sockets_mut()));
     }
     handle.shutdown();
     Ok(())

@@ -137,7 +137,7 @@ pub(crate) fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Ta
             .next_deadline()
             .min(if over { Nanos::NEVER } else { until })
             .min(worker.next_start());
-        idle.rest(busy, now(), deadline, worker.session.sockets_mut());
+        idle.rest(busy, now(), false, deadline, worker.session.sockets_mut());
     }
     let Worker { session, mut tally, pace, .. } = worker;
     if let Some(pace) = pace {

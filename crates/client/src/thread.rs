@@ -249,7 +249,7 @@ fn connect_to(
             let facts = session.facts().cloned().unwrap_or_else(Facts::unknown);
             return Ok((session, idle, facts));
         }
-        idle.rest(busy, now(), session.next_deadline(), session.sockets_mut());
+        idle.rest(busy, now(), false, session.next_deadline(), session.sockets_mut());
     }
 }
 
@@ -309,7 +309,7 @@ impl Thread {
                 self.settle(now);
             }
             let deadline = self.next_deadline();
-            self.idle.rest(busy, now, deadline, self.session.sockets_mut());
+            self.idle.rest(busy, now, false, deadline, self.session.sockets_mut());
         }
     }
 

@@ -8,11 +8,17 @@
 pub enum Bug {
     /// Writes are acknowledged without the flush that makes them durable.
     SkipFlush,
+    /// A batch is flushed before the records that it names were written.
+    ForgetRecords,
+    /// A batch says that the one before is durable while that is still under way.
+    VouchTooEarly,
+    /// Tags collide, and recovery takes a put's word for which record it replaces.
+    ReplaceUnread,
     /// A record's space is free before its replacement is durable.
     ReuseSpaceEarly,
     /// With acknowledgement by the device, freed space is used again before a flush.
     FreeUnflushed,
-    /// Freed space is used again while readers are on it.
+    /// Freed space is used again while readers are on it, and at once.
     IgnoreReaders,
     /// Readers see a change before it is durable.
     PublishBeforeDurable,
@@ -35,5 +41,6 @@ octokv_base::planted_bugs!(Bug);
 /// The bits of a tag that count.
 #[inline(always)]
 pub(crate) fn tag_mask() -> u64 {
-    if is(Bug::NarrowTags) || is(Bug::SkipKeyCompare) { 3 } else { u64::MAX }
+    let narrow = is(Bug::NarrowTags) || is(Bug::SkipKeyCompare) || is(Bug::ReplaceUnread);
+    if narrow { 3 } else { u64::MAX }
 }

@@ -233,7 +233,8 @@ impl Core {
             }
             let soon = over || !namespaces.leaving.is_empty();
             let deadline = if soon { now + LOOK_AGAIN } else { handle.next_deadline().min(stop_at) };
-            idle.rest(busy, clock::now(), deadline, reactor.sockets());
+            let device_works = namespaces.channel.in_flight() > 0;
+            idle.rest(busy, clock::now(), device_works, deadline, reactor.sockets());
         }
         tracing::debug!(core = index, "reactor stopped");
         handle.shutdown();

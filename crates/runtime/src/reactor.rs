@@ -3,7 +3,7 @@
 //! A reactor is a function `turn(&mut self) -> bool` that does whatever there is to do and says whether
 //! there was anything. On real cores a thread runs
 //! ```text
-//!   loop { let busy = reactor.turn(); idle.rest(busy, now(), handle.next_deadline(), &mut sockets) }
+//!   loop { let busy = reactor.turn(); idle.rest(busy, now(), device_works, handle.next_deadline(), &mut sockets) }
 //! ```
 //! and in a virtual world the world calls the same function. One turn, in this order:
 //! `handle.begin_turn(now)`, sockets, mailbox, `handle.run_background()` and other tasks,
@@ -36,6 +36,10 @@ pub enum Polling {
     Sleep,
 }
 
+/// How long a core that spins at all goes on while its devices work. To wake a core takes longer than most of them
+/// need; one that takes longer than this is waited for asleep.
+const DEVICE_SPIN: Nanos = Nanos::from_millis(1);
+
 impl Default for Polling {
     /// Adaptive. Waking from sleep costs some 10–50 µs, so spinning about that long and a little more
     /// at most doubles the cost of a short pause.
@@ -53,11 +57,18 @@ pub enum Choice {
     Sleep(Nanos),
 }
 
-/// Chooses, given when work was last seen and when the next turn is due. Pure.
-pub fn choose(polling: Polling, now: Nanos, last_work: Nanos, next_deadline: Nanos) -> Choice {
+/// Chooses, given when work was last seen, whether devices are working, and when the next turn is due. Pure.
+pub fn choose(
+    polling: Polling,
+    now: Nanos,
+    last_work: Nanos,
+    device_works: bool,
+    next_deadline: Nanos,
+) -> Choice {
     let spin = match polling {
         Polling::Busy => return Choice::Turn,
         Polling::Sleep => Nanos::ZERO,
+        Polling::Adaptive { spin } if device_works => spin.max(DEVICE_SPIN),
         Polling::Adaptive { spin } => spin,
     };
     if next_deadline <= now || now.since(last_work) < spin {
@@ -93,13 +104,26 @@ impl Idle {
     }
 
     /// After a turn that was busy or not: comes back at once, or after a sleep. True when it slept.
-    pub fn rest(&mut self, busy: bool, now: Nanos, next_deadline: Nanos, sockets: &mut RealSockets) -> bool {
+    /// `device_works` says that answers of devices are awaited.
+    pub fn rest(
+        &mut self,
+        busy: bool,
+        now: Nanos,
+        device_works: bool,
+        next_deadline: Nanos,
+        sockets: &mut RealSockets,
+    ) -> bool {
         if busy {
             self.last_work = now;
             return false;
         }
-        let Choice::Sleep(span) = choose(self.polling, now, self.last_work, next_deadline) else {
-            std::hint::spin_loop();
+        let choice = choose(self.polling, now, self.last_work, device_works, next_deadline);
+        let Choice::Sleep(span) = choice else {
+            match device_works {
+                // The kernel's own threads do a part of that work, flushes above all, and on this core.
+                true => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
             return false;
         };
         if !self.doorbell.try_sleep() {
@@ -124,19 +148,21 @@ mod tests {
     #[test]
     fn a_core_spins_for_its_span_and_sleeps_to_the_next_deadline() {
         let adaptive = Polling::Adaptive { spin: Nanos(100) };
-        // now, last work, next deadline
+        // now, last work, whether a device works, next deadline
         let table = [
-            (Choice::Turn, adaptive, 50, 0, u64::MAX),
-            (Choice::Turn, adaptive, 99, 0, 1_000),
-            (Choice::Sleep(Nanos(900)), adaptive, 100, 0, 1_000),
-            (Choice::Sleep(Nanos::NEVER), adaptive, 100, 0, u64::MAX),
-            (Choice::Turn, adaptive, 1_000, 0, 1_000), // The timer is due.
-            (Choice::Turn, Polling::Busy, 1_000_000, 0, u64::MAX),
-            (Choice::Sleep(Nanos(1)), Polling::Sleep, 10, 10, 11),
-            (Choice::Turn, Polling::Sleep, 11, 0, 11),
+            (Choice::Turn, adaptive, 50, 0, false, u64::MAX),
+            (Choice::Turn, adaptive, 99, 0, false, 1_000),
+            (Choice::Sleep(Nanos(900)), adaptive, 100, 0, false, 1_000),
+            (Choice::Sleep(Nanos::NEVER), adaptive, 100, 0, false, u64::MAX),
+            (Choice::Turn, adaptive, 1_000, 0, false, 1_000), // The timer is due.
+            (Choice::Turn, adaptive, 999_999, 0, true, u64::MAX),
+            (Choice::Sleep(Nanos::NEVER), adaptive, 1_000_000, 0, true, u64::MAX),
+            (Choice::Turn, Polling::Busy, 1_000_000, 0, false, u64::MAX),
+            (Choice::Sleep(Nanos(1)), Polling::Sleep, 10, 10, true, 11),
+            (Choice::Turn, Polling::Sleep, 11, 0, false, 11),
         ];
-        for (want, polling, now, last_work, next) in table {
-            assert_eq!(choose(polling, Nanos(now), Nanos(last_work), Nanos(next)), want);
+        for (want, polling, now, last_work, works, next) in table {
+            assert_eq!(choose(polling, Nanos(now), Nanos(last_work), works, Nanos(next)), want);
         }
     }
 }

@@ -65,7 +65,7 @@ impl Echo {
 
     fn rest(&mut self, busy: bool) -> bool {
         let (now, next) = (self.handle.now(), self.handle.next_deadline());
-        self.idle.rest(busy, now, next, &mut self.sockets)
+        self.idle.rest(busy, now, false, next, &mut self.sockets)
     }
 }
 
@@ -158,7 +158,7 @@ fn a_sleeping_reactor_wakes_for_timers_and_for_its_device() {
             if !echo.turn() {
                 let soon = echo.handle.now() + Nanos::from_secs(5);
                 let next = echo.handle.next_deadline().min(soon);
-                echo.idle.rest(false, echo.handle.now(), next, &mut echo.sockets);
+                echo.idle.rest(false, echo.handle.now(), false, next, &mut echo.sockets);
                 assert!(clock::now() < soon, "after round {}, nothing woke it", rounds.get());
             }
         }
@@ -213,7 +213,7 @@ fn no_wake_up_by_a_device_is_lost() {
 /// Sleeps until rung. A sleep that only its timer ended is a lost wake-up.
 fn sleep(idle: &mut Idle, sockets: &mut RealSockets) {
     let before = clock::now();
-    idle.rest(false, before, before + Nanos::from_secs(5), sockets);
+    idle.rest(false, before, false, before + Nanos::from_secs(5), sockets);
     let slept = clock::now().since(before);
     assert!(slept < Nanos::from_secs(4), "a sleep of {slept:?}: a wake-up was lost");
 }

@@ -274,7 +274,12 @@ impl Plan {
     pub fn draw(seed: u64, scenario: Scenario) -> Plan {
         let mut random = Random::new(mix(seed.wrapping_mul(8) + scenario as u64));
         let random = &mut random;
-        let node = draw_node(random);
+        let mut node = draw_node(random);
+        if random.one_in(2) {
+            // Space is used again soon where there is little.
+            let room = u64::from(node.value_bytes_max) * between(random, 2, 8);
+            node.disk.size_bytes = (7 << 17) + room.next_multiple_of(4096);
+        }
         let count = between(random, 1, 3);
         let hosts: Vec<HostPlan> = (0..count).map(|_| draw_host(random, scenario, &node)).collect();
         let count = between(random, 2, 5);

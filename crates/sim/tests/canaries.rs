@@ -41,6 +41,21 @@ fn a_skipped_flush_is_found() {
 }
 
 #[test]
+fn a_batch_that_is_flushed_before_its_records_are_written_is_found() {
+    is_found(Bug::ForgetRecords, Scenario::Crashes, 600);
+}
+
+#[test]
+fn a_batch_that_vouches_for_one_under_way_is_found() {
+    is_found(Bug::VouchTooEarly, Scenario::Crashes, 100);
+}
+
+#[test]
+fn recovery_that_replaces_another_keys_record_is_found() {
+    is_found(Bug::ReplaceUnread, Scenario::Crashes, 300);
+}
+
+#[test]
 fn space_that_is_reused_before_its_replacement_is_durable_is_found() {
     is_found(Bug::ReuseSpaceEarly, Scenario::Crashes, 60);
 }
@@ -52,7 +67,7 @@ fn space_that_is_reused_before_any_flush_is_found() {
 
 #[test]
 fn space_that_is_reused_under_a_reader_is_found() {
-    is_found(Bug::IgnoreReaders, Scenario::Calm, 60);
+    is_found(Bug::IgnoreReaders, Scenario::Calm, 600);
 }
 
 #[test]
@@ -88,7 +103,7 @@ fn writers_that_do_not_wait_for_each_other_are_found() {
 #[test]
 fn colliding_tags_alone_are_no_bug() {
     for scenario in [Scenario::Calm, Scenario::Crashes] {
-        let outcome = played_with(Bug::NarrowTags, scenario, 40);
+        let outcome = played_with(Bug::NarrowTags, scenario, 150);
         assert_eq!(outcome.failure.map(|failure| failure.to_string()), None);
     }
 }

@@ -66,7 +66,7 @@ impl Connection {
             let running = self.slots.running() > 0;
             return if running { Ok(Some(Stall::Slots)) } else { Err(Fault::QueueOverrun { command_id }) };
         }
-        if self.slots.has(command_id) {
+        if self.slots.has(command_id) && !self.gives_up_event(sqe) {
             self.refuse(sqe, Status::COMMAND_ID_CONFLICT.do_not_retry());
             return DONE;
         }
@@ -90,6 +90,19 @@ impl Connection {
         }
         self.take_admin(now, sqe, capsule.data, requests);
         DONE
+    }
+
+    /// Whether a command has the identifier of an event request that waits, which then is over without an answer.
+    /// SPDK's host forgets its event requests when it shuts a controller down, and gives their identifiers to the
+    /// property commands that do it: refused, it could not shut down in order.
+    #[cold]
+    fn gives_up_event(&mut self, sqe: &Sqe) -> bool {
+        let held = self.slots.event(Some(sqe.command_id()));
+        let given_up = held.filter(|_| sqe.opcode == FABRICS);
+        if let Some(slot) = given_up {
+            self.slots.release(slot);
+        }
+        given_up.is_some()
     }
 
     /// A command of an I/O queue.

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::command::{admin, csi, event, feature};
-use octokv_wire::fabrics::{Configuration, NEW_CONTROLLER, property};
+use octokv_wire::fabrics::{self, Configuration, NEW_CONTROLLER, property};
 use octokv_wire::identify::{self, Descriptor, cns};
 use octokv_wire::kv::opcode;
 use octokv_wire::log::{self, Effects, ErrorEntry, Health, id};
@@ -264,6 +264,21 @@ fn an_event_request_can_be_aborted_and_nothing_else() {
     let aborted = host.admin_command(admin::ABORT, 0, 500 << 16, 0);
     assert_eq!((aborted.status(), aborted.cqe.command_id.get()), (Status::ABORT_REQUESTED, 500));
     assert_eq!(host.done().dw0(), 0);
+}
+
+#[test]
+fn a_property_command_may_take_the_identifier_of_an_event_request() {
+    // As SPDK's host does to shut a controller down.
+    let mut host = Host::admin(&target());
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    let get = fabrics::Command::PropertyGet { offset: property::CC, wide: false };
+    let done = host.run(get.encode(500), &[]);
+    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, Configuration::ENABLED.0));
+    assert_eq!(host.admin_command(admin::ABORT, 0, 500 << 16, 0).dw0(), 1, "the event request is over");
+    // Another command may not.
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 501), &[]);
+    host.send_command(&Sqe::new(admin::GET_FEATURES, 501), &[]);
+    assert!(host.done().status().is(Status::COMMAND_ID_CONFLICT));
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use octokv_base::Nanos;
-use octokv_target::{Closing, TargetSettings};
+use octokv_target::{Closing, Hosts, TargetSettings};
 use octokv_wire::fabrics::{self, Configuration, Connect, NEW_CONTROLLER, invalid_parameter, property};
 use octokv_wire::fault::Fatal;
 use octokv_wire::pdu::{End, IcRequest, Terminate};
@@ -224,6 +224,18 @@ fn a_queue_is_connected_only_by_its_host_and_once() {
     let id = second.id();
     let again = second.run(Sqe::new(2, id), &[]);
     assert!(again.status().is(Status::COMMAND_SEQUENCE_ERROR), "no command before Connect");
+}
+
+#[test]
+fn a_host_without_a_name_is_admitted_where_every_host_is() {
+    let target = target();
+    let connect = || {
+        let mut host = Host::initialized(&target, false, false);
+        host.connect_as(0, NEW_CONTROLLER, NQN, "", |_| {}).status()
+    };
+    assert_eq!(connect(), Status::SUCCESS);
+    target.set_hosts(Hosts::Listed([HOST_NQN.to_owned()].into()));
+    assert!(connect().is(Status::CONNECT_INVALID_HOST));
 }
 
 #[test]

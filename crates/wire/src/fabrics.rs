@@ -327,7 +327,8 @@ pub struct ConnectData<'a> {
     pub controller_id: u16,
     /// The subsystem's name.
     pub subsystem: &'a str,
-    /// The host's name.
+    /// The host's name. Empty where it gives none, as SPDK's tools do unless told to: whoever admits every host
+    /// may admit it.
     pub host: &'a str,
 }
 
@@ -356,7 +357,10 @@ impl UncheckedConnectData {
             host_id: self.host_id,
             controller_id: self.controller_id.get(),
             subsystem: nqn::decode(&self.subsystem).map_err(|why| BadName { offset: 256, why })?,
-            host: nqn::decode(&self.host).map_err(|why| BadName { offset: 512, why })?,
+            host: match nqn::decode(&self.host) {
+                Err(nqn::Invalid::Empty) => "",
+                name => name.map_err(|why| BadName { offset: 512, why })?,
+            },
         })
     }
 }

@@ -107,7 +107,7 @@ impl Worker<'_> {
                 _ => Nanos::NEVER,
             };
             let until = if over { Nanos::NEVER } else { until };
-            idle.rest(busy, now(), until.min(next_start), &mut self.sockets);
+            idle.rest(busy, now(), false, until.min(next_start), &mut self.sockets);
         }
         if let Some(pace) = self.pace {
             self.tally.ended_behind(pace.backlog(until));

@@ -8,14 +8,13 @@
 //!   entry   0 hash u128           24 old location u64 (0 = the key is new)   40 units u32
 //!          16 new location u64 (0 = the key goes)   32 stamp u64             44 zero u32
 //! ```
-//! The checksum covers bytes 8 to the end of the entries. Batches are numbered without gaps and written
-//! one after another, the next only when the one before has completed (and, where writes are
-//! acknowledged after a flush, was flushed). A batch never wraps: where fewer than [`batch_units_max`]
-//! units are left before the end of the ring, the next begins at its start.
+//! The checksum covers bytes 8 to the end of the entries. Batches are numbered without gaps. A batch never wraps:
+//! where fewer than [`batch_units_max`] units are left before the end of the ring, the next begins at its start. A
+//! batch is written beside the records that it names, and more than one is under way ([`super::commit`]).
 //!
-//! "Unflushed" is 1 where the writer did not wait for the batch before to be flushed: after a power cut such
-//! a batch may be there without the one before. "Flushed through" says which earlier batches, with the records they name, are durable for sure: what
-//! replay need not verify record by record.
+//! "Unflushed" is 1 where the writer did not wait for the batch before to be durable: after a power cut such a
+//! batch may be there without the one before. "Flushed through" says which earlier batches, with the records they
+//! name, are durable for sure: what replay need not verify record by record.
 
 use octokv_base::crc32c;
 
@@ -35,6 +34,11 @@ pub const fn batch_units_max(unit_bytes: u32) -> u32 {
     (BATCH_BYTES_MAX as u32).div_ceil(unit_bytes)
 }
 
+/// The units of a batch of so many entries.
+pub const fn units_of(entries: usize, unit_bytes: u32) -> u32 {
+    ((BATCH_HEADER_BYTES + entries * ENTRY_BYTES) as u32).div_ceil(unit_bytes)
+}
+
 /// One change of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -48,6 +52,13 @@ pub struct Entry {
     pub stamp: u64,
     /// How many units the new record spans.
     pub units: u32,
+}
+
+impl Entry {
+    /// This entry without its change: what numbers the entries that follow stays.
+    pub fn struck(self) -> Entry {
+        Entry { new: 0, old: 0, stamp: 0, units: 0, ..self }
+    }
 }
 
 /// What stands in front of a batch's entries.

@@ -4,8 +4,9 @@
 //! an index entry of 16 bytes a key, a bit a unit of space, and the journal batch being gathered.
 //!
 //! ```text
-//!   put   lock key ─▶ allocate ─▶ write record ─┬─▶ journal batch ─▶ flush ─▶ index ─▶ answer, old space free
-//!                         └─▶ read old's header ┘    (one write for all who wait)
+//!   put   lock key ─▶ allocate ─┬─▶ write record ──────┬─▶ flush ─▶ index ─▶ answer, old space free
+//!                               ├─▶ read old's header ─┤  (one batch and one flush for all who wait)
+//!                               └─▶ journal batch ─────┘
 //!   get   enter ─▶ index ─▶ read record ─▶ checksums, identity, key ─▶ answer
 //! ```
 //! The device: superblocks │ journal ×2 │ checkpoint areas A, B ×2 │ records. See docs/FORMATS.md.
@@ -17,11 +18,12 @@
 //! # Layout
 //! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: what lies on the device.
 //! - [`index`], [`space`], `readers`, `keylock`: what lies in memory.
-//! - `commit`: group commit.
-//! - [`format`](mod@format), [`open`](mod@open): a new volume, recovery.
+//! - `commit`, `batches`: group commit, and what it remembers.
+//! - [`format`](mod@format), [`open`](mod@open), `open_error`: a new volume, recovery, why there is none.
 //! - [`check`](mod@check): reads and verifies everything.
 //! - `volume`: what all cores share. This file: the operations.
 
+mod batches;
 pub mod check;
 pub mod checkpoint;
 mod commit;
@@ -30,6 +32,7 @@ pub mod index;
 pub mod journal;
 mod keylock;
 pub mod open;
+mod open_error;
 mod readers;
 pub mod record;
 pub mod space;
@@ -44,14 +47,17 @@ pub use volume::{OpenSettings, Volume};
 
 use crate::planted::{self, Bug};
 use crate::{Delete, Engine, Fault, Hint, KeySink, Put, PutMode, Statistics, Value};
+use batches::Landed;
+use commit::NO_RECORD;
 use index::Place;
 use journal::Entry;
 use octokv_base::{Buffer, Key, Lba, Pool};
-use octokv_flash::Device;
+use octokv_flash::{Device, Pending};
 use readers::Readers;
 use record::{HEADER_BYTES, Header, Identity, record_bytes};
 use smallvec::SmallVec;
 use space::Extent;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -67,6 +73,8 @@ pub struct HashEngine {
     device: Rc<dyn Device>,
     pool: Pool,
     readers: Readers,
+    /// Where this core takes space.
+    partition: Cell<usize>,
 }
 
 /// As much of a record as holds any key.
@@ -82,10 +90,19 @@ enum Found {
     Damaged,
 }
 
+/// The record that a put replaces.
+enum Before {
+    /// It was read.
+    Known(Option<Place>),
+    /// The only one of the key's tag.
+    Likely(Place),
+}
+
 impl HashEngine {
     /// Core `core`'s handle. `device` is that core's view of the volume's device.
     pub fn new(volume: Arc<Volume>, core: usize, device: Rc<dyn Device>, pool: Pool) -> HashEngine {
-        HashEngine { volume, device, pool, readers: Readers::new(core) }
+        let partition = Cell::new(volume.first_partition(core));
+        HashEngine { volume, device, pool, readers: Readers::new(core), partition }
     }
 
     /// What all cores share.
@@ -143,6 +160,20 @@ impl HashEngine {
         Ok(damaged)
     }
 
+    /// What a put of a key replaces. One that does not depend on it learns what the index says, which nearly
+    /// always is right, and does not wait.
+    async fn before(&self, mode: PutMode, hash: u128, key: &Key) -> Result<Before, Fault> {
+        let places = self.volume.places(hash);
+        if mode == PutMode::Upsert {
+            match places[..] {
+                [] => return Ok(Before::Known(None)),
+                [place] => return Ok(Before::Likely(place)),
+                _ => {}
+            }
+        }
+        Ok(Before::Known(self.resolve(&places, key).await?))
+    }
+
     /// Finds the key's record and reads `front_bytes` of it, or all where that is less.
     async fn find(&self, key: &Key, front_bytes: usize) -> Result<Option<(Header, Buffer, Place)>, Fault> {
         let _reading = self.readers.enter(&self.volume.epochs);
@@ -161,15 +192,14 @@ impl HashEngine {
         }
     }
 
-    /// Completes the record in its buffer and writes it, meanwhile finding the record that it replaces.
-    async fn write_record(
+    /// Completes the record in its buffer and begins to write it; gives its stamp.
+    fn begin_record(
         &self,
         extent: Extent,
         key: &Key,
         mut record: Buffer,
         value_bytes: usize,
-        places: &Places,
-    ) -> Result<(Option<Place>, u64), Fault> {
+    ) -> (u64, Pending) {
         let identity = Identity {
             volume: self.volume.id(),
             stamp: self.volume.next_stamp(),
@@ -178,14 +208,25 @@ impl HashEngine {
         };
         record.set_len(extent.units as usize * self.volume.unit_bytes());
         record::encode(&mut record, identity, key, value_bytes);
-        let write = self.device.write(self.lba(extent.location), record);
-        let old = self.resolve(places, key).await;
-        // The space is the device's until the write is over, whatever became of the read.
-        write.await.result?;
-        Ok((old?, identity.stamp))
+        (identity.stamp, self.device.write(self.lba(extent.location), record))
     }
 
-    /// Stores the record of a key whose lock is held; `old` is known where the mode asked for it.
+    /// Waits for a record's write, and meanwhile makes sure that the record that it replaces is the key's.
+    async fn land(&self, write: Pending, likely: Option<Place>, key: &Key) -> Result<Landed, Fault> {
+        let found = match likely {
+            Some(place) => Some(self.read(place, key, HEADER_BYTES + key.len()).await),
+            None => None,
+        };
+        // The space is the device's until the write is over, whatever became of the read.
+        write.await.result?;
+        Ok(match found.transpose()? {
+            Some(Found::Other) => Landed::Beside,
+            // Its tag says that a damaged one is the key's.
+            Some(Found::Same(..) | Found::Damaged) | None => Landed::AsSaid,
+        })
+    }
+
+    /// Stores the record of a key whose lock is held.
     async fn store(
         &self,
         hash: u128,
@@ -193,21 +234,18 @@ impl HashEngine {
         record: Buffer,
         value_bytes: usize,
         extent: Extent,
-        places: Places,
+        before: Before,
     ) -> Result<Put, Fault> {
-        let written = self.write_record(extent, key, record, value_bytes, &places).await;
-        let (old, stamp) = match written {
-            Ok(written) => written,
-            Err(fault) => {
-                self.volume.space.release(extent);
-                return Err(fault);
-            }
+        let (old, likely) = match before {
+            Before::Known(old) => (old, None),
+            Before::Likely(place) => (Some(place), Some(place)),
         };
         if planted::is(Bug::ReuseSpaceEarly)
             && let Some(Place { location, units, .. }) = old
         {
             self.volume.space.release(Extent { location, units });
         }
+        let (stamp, write) = self.begin_record(extent, key, record, value_bytes);
         let entry = Entry {
             hash,
             new: extent.location,
@@ -215,8 +253,18 @@ impl HashEngine {
             stamp,
             units: extent.units as u32,
         };
-        self.commit(entry).await?;
-        Ok(Put::Stored)
+        let landing = self.land(write, likely, key);
+        let done = match self.volume.volatile {
+            true => landing.await.map(|landed| self.change_at_once(entry, landed)),
+            false => self.commit(entry, Some(landing)).await?,
+        };
+        match done {
+            Ok(()) => Ok(Put::Stored),
+            Err(fault) => {
+                self.volume.space.release(extent);
+                Err(fault)
+            }
+        }
     }
 }
 
@@ -233,18 +281,14 @@ impl Engine for HashEngine {
         let hash = volume.hash(key);
         let _held = volume.lock(hash).await;
         let mut reading = self.readers.enter(&volume.epochs);
-        let mut places = volume.places(hash);
-        if mode != PutMode::Upsert {
-            let old = self.resolve(&places, key).await?;
-            match (mode, old) {
-                (PutMode::AddOnly, Some(_)) => return Ok(Put::Exists),
-                (PutMode::UpdateOnly, None) => return Ok(Put::NotFound),
-                _ => {}
-            }
-            places = old.into_iter().collect();
+        let mut before = self.before(mode, hash, key).await?;
+        match (mode, &before) {
+            (PutMode::AddOnly, Before::Known(Some(_))) => return Ok(Put::Exists),
+            (PutMode::UpdateOnly, Before::Known(None)) => return Ok(Put::NotFound),
+            _ => {}
         }
         let units = record_bytes(key.len(), value_bytes).div_ceil(volume.unit_bytes()) as u64;
-        let extent = match volume.allocate(hash, units) {
+        let extent = match volume.allocate(hash, &self.partition, units) {
             Some(extent) => extent,
             None => {
                 // What waits for a flush only may become free, and not while this one counts as a reader.
@@ -252,16 +296,16 @@ impl Engine for HashEngine {
                 // In memory of its own: every task has room for the largest of its futures, and this one is rare.
                 Box::pin(self.settle()).await?;
                 reading = self.readers.enter(&volume.epochs);
-                let Some(extent) = volume.allocate(hash, units) else { return Ok(Put::Full) };
-                if mode == PutMode::Upsert {
-                    places = volume.places(hash);
-                }
+                let Some(extent) = volume.allocate(hash, &self.partition, units) else {
+                    return Ok(Put::Full);
+                };
+                before = self.before(mode, hash, key).await?;
                 extent
             }
         };
         let at = self.lba(extent.location);
         self.device.expect_write(at, self.lba(extent.location + units).0 - at.0);
-        let stored = self.store(hash, key, record, value_bytes, extent, places).await;
+        let stored = self.store(hash, key, record, value_bytes, extent, before).await;
         drop(reading);
         stored
     }
@@ -287,7 +331,12 @@ impl Engine for HashEngine {
             self.resolve(&places, key).await?
         };
         let Some(old) = old else { return Ok(Delete::NotFound) };
-        self.commit(Entry { hash, new: 0, old: old.location, stamp: 0, units: 0 }).await?;
+        let entry = Entry { hash, new: 0, old: old.location, stamp: 0, units: 0 };
+        if volume.volatile {
+            self.change_at_once(entry, Landed::AsSaid);
+        } else {
+            let _no_record = self.commit(entry, NO_RECORD).await?;
+        }
         Ok(Delete::Deleted)
     }
 

@@ -9,114 +9,25 @@
 //! is passed over only where no flush vouches for it, and then its key keeps the value before.
 
 use super::HashEngine;
+use super::batches::JournalPosition;
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, ImageHeader, write_superblock};
-use super::commit::JournalPosition;
 use super::format::{FormatSettings, plan};
 use super::index::{SLOT_BYTES, Slot, UNITS_MAX, check_of};
 use super::journal::{self, Entry, batch_units_max};
+pub use super::open_error::OpenError;
 use super::record;
-use super::space::{Extent, Space};
+use super::space::{Extent, Fit, Space};
 use super::superblock::{
     COUNT_MAX, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, Unchecked,
 };
 use super::volume::{Contents, OpenSettings, Segment, Volume, apply, split};
-use crate::Fault;
 use crate::planted::{self, Bug};
 use octokv_base::map::Map;
 use octokv_base::{Buffer, Lba, Pool};
-use octokv_flash::{Device, DeviceError};
+use octokv_flash::Device;
 use octokv_runtime::give_back;
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Why a volume was not opened. Nothing was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenError {
-    /// The device is not a volume that this code knows.
-    NotOurs(NotOurs),
-    /// The device has fewer bytes than the volume needs, or than any volume does.
-    TooSmall {
-        /// The size of the device in bytes.
-        have_bytes: u64,
-        /// The size it must have at least, in bytes.
-        need_bytes: u64,
-    },
-    /// Values as long as the settings allow would span more units than a record may.
-    ValuesTooLong {
-        /// The longest values that units of this size allow, in bytes.
-        most_bytes: u64,
-    },
-    /// The device's blocks are larger than the volume's units.
-    BlockTooLarge {
-        /// The device's block size in bytes.
-        block_bytes: u32,
-        /// The volume's unit in bytes.
-        unit_bytes: u32,
-    },
-    /// Both copies of a block of metadata are damaged, which no crash alone does.
-    Damaged {
-        /// Which block of metadata.
-        what: &'static str,
-        /// Where it lies.
-        lba: u64,
-    },
-    /// The device failed.
-    Device(DeviceError),
-    /// No memory is left within the budget.
-    NoMemory,
-}
-
-impl From<DeviceError> for OpenError {
-    fn from(error: DeviceError) -> OpenError {
-        OpenError::Device(error)
-    }
-}
-
-impl From<Fault> for OpenError {
-    fn from(fault: Fault) -> OpenError {
-        match fault {
-            Fault::Device(error) => OpenError::Device(error),
-            Fault::Corrupt { lba } => OpenError::Damaged { what: "record", lba },
-            Fault::ReadOnly => OpenError::Damaged { what: "journal", lba: 0 },
-            Fault::NoMemory => OpenError::NoMemory,
-        }
-    }
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OpenError::NotOurs(NotOurs::Blank) => f.write_str("it is not formatted"),
-            OpenError::NotOurs(NotOurs::Foreign) => {
-                f.write_str("it holds something else than an octokv volume")
-            }
-            OpenError::NotOurs(NotOurs::Version(version)) => {
-                write!(f, "it is a volume of format version {version}, and this octokv knows version 1")
-            }
-            OpenError::NotOurs(NotOurs::Engine(engine)) => {
-                write!(f, "it is a volume of another engine (number {engine}), not of the hash engine")
-            }
-            OpenError::NotOurs(NotOurs::Damaged) => f.write_str("both copies of its superblock are damaged"),
-            OpenError::TooSmall { have_bytes, need_bytes } => {
-                write!(f, "it has {have_bytes} bytes, and {need_bytes} are needed")
-            }
-            OpenError::ValuesTooLong { most_bytes } => {
-                write!(f, "units of its size hold values of at most {most_bytes} bytes")
-            }
-            OpenError::BlockTooLarge { block_bytes, unit_bytes } => {
-                write!(f, "its blocks have {block_bytes} bytes, more than the volume's units of {unit_bytes}")
-            }
-            OpenError::Damaged { what, lba } => {
-                write!(f, "both copies of the {what} at block {lba} are damaged")
-            }
-            OpenError::Device(error) => write!(f, "it failed: {error}"),
-            OpenError::NoMemory => f.write_str("out of buffers"),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {}
 
 /// Opens the volume on a device for use by `settings.cores` cores, and finds its index again. A volatile
 /// device is formatted with `format` first.
@@ -129,7 +40,7 @@ pub async fn open(
     let geometry = device.geometry();
     if geometry.volatile {
         let superblock = plan(geometry, format)?;
-        let contents = empty_contents(&superblock, JournalPosition::default());
+        let contents = empty_contents(&superblock, JournalPosition::default(), Fit::First);
         return Ok(Volume::new(superblock, contents, geometry.block_bytes, true, settings));
     }
     let mut loaded = load(&**device).await?;
@@ -162,12 +73,12 @@ pub(super) struct Loaded {
     must_checkpoint: bool,
 }
 
-fn empty_contents(superblock: &Superblock, position: JournalPosition) -> Contents {
+fn empty_contents(superblock: &Superblock, position: JournalPosition, fit: Fit) -> Contents {
     let segments = (0..1_usize << superblock.segments_log2).map(|_| Segment::default()).collect();
     let partitions = 1 << superblock.partitions_log2;
     Contents {
         segments,
-        space: Space::new(superblock.data_first, superblock.data_units, partitions),
+        space: Space::new(superblock.data_first, superblock.data_units, partitions, fit),
         position,
     }
 }
@@ -188,16 +99,18 @@ pub(super) async fn load(device: &dyn Device) -> Result<Loaded, OpenError> {
         device,
         superblock,
         unit_blocks: u64::from(superblock.unit_bytes / geometry.block_bytes),
-        segments: empty_contents(&superblock, JournalPosition::default()).segments,
+        segments: empty_contents(&superblock, JournalPosition::default(), Fit::Next).segments,
         damaged_copies: damaged,
         dropped: 0,
+        mended: 0,
         from_second_copy: false,
     };
     loader.read_checkpoint().await?;
     let position = loader.replay().await?;
     let space = loader.claim_space()?;
-    let Loader { segments, damaged_copies, dropped, .. } = loader;
-    let must_checkpoint = dropped > 0 || damaged_copies > 0;
+    let Loader { segments, damaged_copies, dropped, mended, .. } = loader;
+    // Batches to come call those durable that were read, and what they say is then taken as it stands.
+    let must_checkpoint = dropped + mended + damaged_copies > 0;
     Ok(Loaded { superblock, segments, space, position, dropped, damaged_copies, must_checkpoint })
 }
 
@@ -247,6 +160,8 @@ struct Loader<'a> {
     segments: Box<[Segment]>,
     damaged_copies: u64,
     dropped: u64,
+    /// Entries that name another key's record as the one they replace.
+    mended: u64,
     /// Whether the batch that was read last came from the second copy.
     from_second_copy: bool,
 }
@@ -356,7 +271,7 @@ impl Loader<'_> {
             JournalPosition { unit: start.journal_unit, batch: start.batch, entry: start.entry + 1, used: 0 };
         let mut incarnation = start.incarnation;
         let mut kept: Vec<(u64, u64, Vec<Entry>)> = Vec::new();
-        let mut doubtful = false;
+        let mut from_second: Vec<u64> = Vec::new();
         let mut windows = [Window::default(), Window::default()];
         loop {
             if at.unit + most > ring {
@@ -366,9 +281,12 @@ impl Loader<'_> {
             let Some((header, units, entries)) = self.batch_at(&mut windows, at, incarnation).await? else {
                 break;
             };
-            // The last batch may have reached one copy alone; one before it was written to both.
-            self.damaged_copies += u64::from(std::mem::take(&mut doubtful));
-            doubtful = self.from_second_copy;
+            // A batch that nobody calls durable may have reached one copy alone; others were written to both.
+            if self.from_second_copy {
+                from_second.push(header.batch);
+            }
+            let vouched = from_second.partition_point(|&batch| batch <= header.flushed_through);
+            self.damaged_copies += from_second.drain(..vouched).count() as u64;
             incarnation = header.incarnation;
             at.entry = header.first_entry + entries.len() as u64;
             kept.push((header.batch, header.first_entry, entries));
@@ -429,7 +347,14 @@ impl Loader<'_> {
                     entry.old = old;
                 }
                 let trusted = entry.new == 0 || planted::is(Bug::TrustTornRecords);
-                if trusted || self.record_is_whole(&entry).await {
+                if trusted {
+                    self.apply(&entry, number)?;
+                } else if let Some(key) = self.whole_record(&entry).await {
+                    let unread = planted::is(Bug::ReplaceUnread);
+                    if entry.old != 0 && !unread && !self.may_replace(&entry, &key).await {
+                        entry.old = 0;
+                        self.mended += 1;
+                    }
                     self.apply(&entry, number)?;
                 } else {
                     self.dropped += 1;
@@ -450,17 +375,38 @@ impl Loader<'_> {
                 && entry.new + units <= end)
     }
 
-    /// Whether the record of an entry was written whole. One that the device cannot read counts as written:
-    /// whoever asks for its key is told of the device's failure.
-    async fn record_is_whole(&self, entry: &Entry) -> bool {
+    /// The key of an entry's record, if that was written whole. One that the device cannot read counts as
+    /// written, with a key that nobody knows: whoever asks for it is told of the device's failure.
+    async fn whole_record(&self, entry: &Entry) -> Option<Option<Vec<u8>>> {
         let bytes = entry.units as usize * self.unit_bytes();
-        let Ok(buffer) = self.read(entry.new, 0, bytes).await else { return true };
-        let Ok((header, _)) = record::Unchecked(&buffer).header() else { return false };
+        let Ok(buffer) = self.read(entry.new, 0, bytes).await else { return Some(None) };
+        let (header, key) = record::Unchecked(&buffer).header().ok()?;
         let identity = header.identity;
         let same = identity.volume == self.superblock.volume
             && identity.location == entry.new
             && check_of(identity.stamp) == check_of(entry.stamp);
-        same && header.value(&buffer).is_ok()
+        (same && header.value(&buffer).is_ok()).then(|| Some(key.to_vec()))
+    }
+
+    /// Whether what an entry would replace is its own key's. A crash can have come before an entry was mended
+    /// that named another key's record of the same tag: then that record is where the index has it, or the
+    /// other key has given it up. Its own key's may be there no more, for its space was free.
+    async fn may_replace(&self, entry: &Entry, key: &Option<Vec<u8>>) -> bool {
+        let (segment, tag) = split(entry.hash, self.superblock.segments_log2);
+        let place = {
+            let entries = self.segments[segment].entries.lock();
+            entries.table.lookup(tag).find(|place| place.location == entry.old)
+        };
+        let (Some(place), Some(key)) = (place, key) else { return place.is_some() };
+        let bytes = super::FRONT_BYTES.next_multiple_of(self.unit_bytes());
+        let bytes = bytes.min(place.units as usize * self.unit_bytes());
+        let Ok(buffer) = self.read(place.location, 0, bytes).await else { return true };
+        let Ok((header, found)) = record::Unchecked(&buffer).header() else { return true };
+        let identity = header.identity;
+        let is_there = identity.volume == self.superblock.volume
+            && identity.location == place.location
+            && check_of(identity.stamp) == place.check;
+        !is_there || found == key
     }
 
     /// The batch expected at a position, from whichever copy has it.
@@ -545,7 +491,7 @@ impl Loader<'_> {
 
     /// Marks the space of every record as used.
     fn claim_space(&self) -> Result<Space, OpenError> {
-        let space = empty_contents(&self.superblock, JournalPosition::default()).space;
+        let space = empty_contents(&self.superblock, JournalPosition::default(), Fit::Next).space;
         for segment in &self.segments {
             for slot in segment.entries.lock().table.from(0) {
                 let place = slot.place();

@@ -38,6 +38,11 @@ impl Epochs {
         }
     }
 
+    /// How many cores there are.
+    pub fn cores(&self) -> usize {
+        self.oldest.len()
+    }
+
     /// Queues space whose entries are out of the index already.
     pub fn free(&self, extents: &[Extent]) {
         if !extents.is_empty() {

@@ -1,14 +1,20 @@
-//! Which units of the device are free: OctoKV's block bitmap, in partitions of first-fit (OctoKV §IV.C).
+//! Which units of the device are free: OctoKV's block bitmap, in partitions (OctoKV §IV.C).
 //!
 //! Each partition has a bit per unit (1 = free) and above it a bit per 64 of those (1 = some are free), so
 //! that a search passes over full regions 4,096 units at a time. For each short length it keeps a floor
-//! below which no run of that length lies, so that first-fit does not start from the beginning.
+//! below which no run of that length lies, so that a search from the beginning need not start there.
+//!
+//! In memory, a run is the lowest that fits ([`Fit::First`], the paper's): what was used is used again. On a
+//! device it is the first behind the last one ([`Fit::Next`]), and a core stays with a partition until that is
+//! full: records of one turn lie side by side, and the system writes neighbours in one operation.
 //!
 //! Invariants: a unit is free in the bitmap exactly when no record, no reader and no write has it; floors
 //! never lie above a fitting run.
 //! Tested below against a model.
 
+use crate::planted::{self, Bug};
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A run of units.
@@ -20,9 +26,22 @@ pub struct Extent {
     pub units: u64,
 }
 
+/// Which of the runs that fit is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// The lowest of the partition.
+    First,
+    /// The lowest behind the one taken last; behind the last one of the partition, the lowest.
+    Next,
+}
+
+/// Below this part of free units, one in so many, the lowest run that fits is taken in any case.
+const SCARCE: u64 = 4;
+
 /// The free space of a device.
 pub struct Space {
     partitions: Box<[Mutex<Partition>]>,
+    fit: Fit,
     first: u64,
     partition_units: u64,
     units: u64,
@@ -31,7 +50,7 @@ pub struct Space {
 
 impl Space {
     /// `units` free units from `first` on, in `partitions` parts.
-    pub fn new(first: u64, units: u64, partitions: usize) -> Space {
+    pub fn new(first: u64, units: u64, partitions: usize, fit: Fit) -> Space {
         // Whole words, so that a partition begins at bit 0.
         let partition_units = units.div_ceil(partitions as u64).next_multiple_of(64);
         let part = |index: u64| {
@@ -40,6 +59,7 @@ impl Space {
         };
         Space {
             partitions: (0..partitions as u64).map(part).collect(),
+            fit,
             first,
             partition_units,
             units,
@@ -57,22 +77,38 @@ impl Space {
         self.free.load(Ordering::Relaxed)
     }
 
-    /// The lowest fitting run of the partition that `hash` chooses, else of the next that has one.
-    pub fn allocate(&self, hash: u64, units: u64) -> Option<Extent> {
+    /// A run of `units`, from the partition that `hash` chooses or, with [`Fit::Next`], from `stay`; else from the
+    /// next partition that has one, where the caller then stays.
+    pub fn allocate(&self, hash: u64, stay: &Cell<usize>, units: u64) -> Option<Extent> {
         if self.free_units() < units {
             return None;
         }
-        let count = self.partitions.len() as u64;
-        let home = ((u128::from(hash) * u128::from(count)) >> 64) as u64;
+        let count = self.partitions.len();
+        // Taking what is behind splits long runs that the lowest fit would leave whole.
+        let is_scarce = self.free_units() < self.units / SCARCE || planted::is(Bug::IgnoreReaders);
+        let fit = if is_scarce { Fit::First } else { self.fit };
+        let home = match fit {
+            Fit::First => ((u128::from(hash) * count as u128) >> 64) as usize,
+            Fit::Next => stay.get(),
+        };
         for step in 0..count {
             let index = (home + step) % count;
-            let found = self.partitions[index as usize].lock().allocate(units);
+            let found = self.partitions[index].lock().allocate(units, fit);
             if let Some(at) = found {
                 self.free.fetch_sub(units, Ordering::Relaxed);
-                return Some(Extent { location: self.first + index * self.partition_units + at, units });
+                stay.set(index);
+                return Some(Extent {
+                    location: self.first + index as u64 * self.partition_units + at,
+                    units,
+                });
             }
         }
         None
+    }
+
+    /// The partition where core `core` of `cores` begins.
+    pub fn start_of(&self, core: usize, cores: usize) -> usize {
+        core * self.partitions.len() / cores.max(1) % self.partitions.len()
     }
 
     /// Gives a run back.
@@ -112,6 +148,8 @@ struct Partition {
     floors: [u64; FLOORS],
     /// Which of them are above 0: few, since records of one store are of few lengths.
     raised: u64,
+    /// Behind the run that was taken last.
+    next: u64,
 }
 
 /// The numbers of the bits that are set.
@@ -132,7 +170,8 @@ impl Partition {
     fn new(units: u64) -> Partition {
         let words = units.div_ceil(64) as usize;
         let summary = vec![0; words.div_ceil(64)];
-        let mut partition = Partition { words: vec![0; words], summary, floors: [0; FLOORS], raised: 0 };
+        let mut partition =
+            Partition { words: vec![0; words], summary, floors: [0; FLOORS], raised: 0, next: 0 };
         partition.set_free(0, units);
         partition
     }
@@ -142,16 +181,30 @@ impl Partition {
         bits(self.raised & lowest(units)).map(|length| self.floors[length]).max().unwrap_or(0)
     }
 
-    fn allocate(&mut self, units: u64) -> Option<u64> {
-        let found = self.search(self.floor(units), units);
+    fn allocate(&mut self, units: u64, fit: Fit) -> Option<u64> {
+        let floor = self.floor(units);
+        let behind = match fit {
+            Fit::Next if self.next > floor => self.search(self.next, units),
+            _ => None,
+        };
+        let at = match behind {
+            Some(at) => at,
+            None => self.lowest_run(floor, units)?,
+        };
+        self.mark(at, units, false);
+        self.next = at + units;
+        Some(at)
+    }
+
+    /// The lowest run that fits; the floor follows it.
+    fn lowest_run(&mut self, floor: u64, units: u64) -> Option<u64> {
+        let found = self.search(floor, units);
         let next = found.map_or(self.words.len() as u64 * 64, |at| at + units);
         if let Some(floor) = self.floors.get_mut(units as usize - 1) {
             *floor = next;
             self.raised |= 1 << (units - 1);
         }
-        let at = found?;
-        self.mark(at, units, false);
-        Some(at)
+        found
     }
 
     fn search(&self, from: u64, units: u64) -> Option<u64> {
@@ -259,13 +312,14 @@ mod tests {
     use octokv_base::Random;
 
     #[test]
-    fn first_fit_agrees_with_a_model() {
-        for seed in 0..20 {
+    fn both_fits_agree_with_a_model() {
+        for (seed, fit) in (0..40).map(|seed| (seed, if seed % 2 == 0 { Fit::First } else { Fit::Next })) {
             let mut random = Random::new(seed);
             let units = 500 + random.below(4_000);
             let mut partition = Partition::new(units);
             let mut model = vec![true; units as usize];
             let mut held: Vec<Extent> = Vec::new();
+            let mut last_end = 0;
             for _ in 0..3_000 {
                 let most = if random.one_in(8) { 200 } else { 12 };
                 let length = 1 + random.below(most);
@@ -275,10 +329,20 @@ mod tests {
                     model[gone.location as usize..(gone.location + gone.units) as usize].fill(true);
                     continue;
                 }
-                let expected = model.windows(length as usize).position(|run| run.iter().all(|&free| free));
-                let got = partition.allocate(length);
-                assert_eq!(got, expected.map(|at| at as u64), "seed {seed}, {length} units");
+                let fitting = model.windows(length as usize).enumerate();
+                let mut fitting = fitting.filter(|(_, run)| run.iter().all(|&free| free)).map(|(at, _)| at);
+                let expected = match fit {
+                    Fit::First => fitting.next(),
+                    Fit::Next => {
+                        let lowest = fitting.next();
+                        let mut all = lowest.into_iter().chain(fitting);
+                        all.find(|&at| at >= last_end).or(lowest)
+                    }
+                };
+                let got = partition.allocate(length, fit);
+                assert_eq!(got, expected.map(|at| at as u64), "seed {seed}, {fit:?}, {length} units");
                 if let Some(at) = got {
+                    last_end = (at + length) as usize;
                     model[at as usize..(at + length) as usize].fill(false);
                     held.push(Extent { location: at, units: length });
                 }
@@ -288,17 +352,34 @@ mod tests {
 
     #[test]
     fn a_full_partition_takes_from_the_next_and_all_comes_back() {
-        let space = Space::new(10, 1_000, 4);
-        let mut held: Vec<Extent> = std::iter::from_fn(|| space.allocate(0, 3)).collect();
-        assert!(held.len() * 3 + 4 * 2 >= 1_000, "{} runs", held.len());
-        assert!(held.iter().all(|e| e.location >= 10 && e.location + 3 <= 1_010));
-        held.drain(..).for_each(|extent| space.release(extent));
-        assert_eq!(space.free_units(), 1_000);
+        for fit in [Fit::First, Fit::Next] {
+            let space = Space::new(10, 1_000, 4, fit);
+            let stay = Cell::new(space.start_of(1, 2));
+            let mut held: Vec<Extent> = std::iter::from_fn(|| space.allocate(0, &stay, 3)).collect();
+            assert!(held.len() * 3 + 4 * 2 >= 1_000, "{} runs", held.len());
+            assert!(held.iter().all(|e| e.location >= 10 && e.location + 3 <= 1_010));
+            held.drain(..).for_each(|extent| space.release(extent));
+            assert_eq!(space.free_units(), 1_000);
+        }
+    }
+
+    #[test]
+    fn what_one_core_takes_on_a_device_lies_side_by_side_whatever_the_keys() {
+        let space = Space::new(0, 4_096, 8, Fit::Next);
+        let (one, other) = (Cell::new(space.start_of(0, 2)), Cell::new(space.start_of(1, 2)));
+        for i in 0..50_u64 {
+            let hash = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            assert_eq!(space.allocate(hash, &one, 5).unwrap().location, i * 5);
+            assert_eq!(space.allocate(hash, &other, 3).unwrap().location, 2_048 + i * 3);
+        }
+        // Space that comes back before the last run is not taken while there is some behind it.
+        space.release(Extent { location: 0, units: 5 });
+        assert_eq!(space.allocate(0, &one, 5).unwrap().location, 250);
     }
 
     #[test]
     fn recovery_claims_each_unit_once_and_only_what_exists() {
-        let space = Space::new(10, 1_000, 4);
+        let space = Space::new(10, 1_000, 4, Fit::First);
         let claim = |location, units| space.claim(Extent { location, units });
         assert!(claim(10, 5));
         assert!(!claim(14, 2) && !claim(9, 1) && !claim(1_009, 2) && !claim(u64::MAX, 2));

@@ -3,7 +3,7 @@
 //! Every part has its own lock, held for a few memory accesses and never across an await.
 
 use super::Places;
-use super::commit::{Commits, JournalPosition};
+use super::batches::{Commits, JournalPosition};
 use super::index::{Place, Slot, TAG_BITS, Table, check_of};
 use super::journal::Entry;
 use super::keylock::{Held, KeyLocks};
@@ -17,6 +17,7 @@ use octokv_base::{Key, Lba};
 use parking_lot::Mutex;
 use sha1::{Digest, Sha1};
 use smallvec::{Array, SmallVec};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -196,13 +197,18 @@ impl Volume {
         (segment + 1, 0)
     }
 
+    /// The partition of the space where a core begins.
+    pub(super) fn first_partition(&self, core: usize) -> usize {
+        self.space.start_of(core, self.epochs.cores())
+    }
+
     /// Finds space for a record, first taking back what no reader is on any more.
-    pub(super) fn allocate(&self, hash: u128, units: u64) -> Option<Extent> {
+    pub(super) fn allocate(&self, hash: u128, stay: &Cell<usize>, units: u64) -> Option<Extent> {
         self.epochs.reclaim(8, |extent| self.space.release(extent));
         let high = (hash >> 64) as u64;
-        self.space.allocate(high, units).or_else(|| {
+        self.space.allocate(high, stay, units).or_else(|| {
             self.epochs.reclaim(usize::MAX, |extent| self.space.release(extent));
-            self.space.allocate(high, units)
+            self.space.allocate(high, stay, units)
         })
     }
 
