@@ -4,7 +4,7 @@
 //!   fillseq fillrandom overwrite     store                ycsb-a   50 % read   50 % update              zipf
 //!   readseq readrandom readmissing   read                 ycsb-b   95 % read    5 % update              zipf
 //!   seekrandom                       list                 ycsb-c  100 % read                            zipf
-//!   deleterandom                     delete               ycsb-d   95 % read    5 % insert              latest
+//!   deleteseq deleterandom           delete               ycsb-d   95 % read    5 % insert              latest
 //!   ycsb-w         100 % update      zipf                 ycsb-e   95 % list    5 % insert              zipf
 //!                                                         ycsb-f   50 % read   50 % read-modify-write   zipf
 //! ```
@@ -47,6 +47,8 @@ pub enum Workload {
     Overwrite,
     /// Reads keys drawn at random.
     ReadRandom,
+    /// Deletes the keys in order, from the first.
+    DeleteSequential,
     /// Deletes keys drawn at random.
     DeleteRandom,
     /// Reads the keys in order, from the first.
@@ -73,7 +75,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 15] = [
+    pub const ALL: [Workload; 16] = [
         Workload::FillSequential,
         Workload::FillRandom,
         Workload::Overwrite,
@@ -81,6 +83,7 @@ impl Workload {
         Workload::ReadRandom,
         Workload::ReadMissing,
         Workload::SeekRandom,
+        Workload::DeleteSequential,
         Workload::DeleteRandom,
         Workload::YcsbA,
         Workload::YcsbB,
@@ -101,6 +104,7 @@ impl Workload {
             Workload::ReadRandom => "readrandom",
             Workload::ReadMissing => "readmissing",
             Workload::SeekRandom => "seekrandom",
+            Workload::DeleteSequential => "deleteseq",
             Workload::DeleteRandom => "deleterandom",
             Workload::YcsbA => "ycsb-a",
             Workload::YcsbB => "ycsb-b",
@@ -121,7 +125,7 @@ impl Workload {
             Workload::ReadSequential | Workload::ReadRandom | Workload::YcsbC => &[(Action::Read, 100)],
             Workload::ReadMissing => &[(Action::ReadMissing, 100)],
             Workload::SeekRandom => &[(Action::List, 100)],
-            Workload::DeleteRandom => &[(Action::Delete, 100)],
+            Workload::DeleteSequential | Workload::DeleteRandom => &[(Action::Delete, 100)],
             Workload::YcsbA => &[(Action::Read, 50), (Action::Store, 50)],
             Workload::YcsbB => &[(Action::Read, 95), (Action::Store, 5)],
             Workload::YcsbD => &[(Action::Read, 95), (Action::Insert, 5)],
@@ -133,7 +137,7 @@ impl Workload {
     /// How it draws keys unless told otherwise; none where it takes them in order.
     pub fn distribution(self) -> Option<Distribution> {
         match self {
-            Workload::FillSequential | Workload::ReadSequential => None,
+            Workload::FillSequential | Workload::ReadSequential | Workload::DeleteSequential => None,
             Workload::FillRandom
             | Workload::Overwrite
             | Workload::ReadRandom
@@ -153,6 +157,11 @@ impl Workload {
     /// Whether some of its operations do this.
     pub fn does(self, action: Action) -> bool {
         self.mix().iter().any(|(has, _)| *has == action)
+    }
+
+    /// Whether it stores keys that need not be there before.
+    pub fn is_fill(self) -> bool {
+        matches!(self, Workload::FillSequential | Workload::FillRandom)
     }
 
     /// Whether it reads values.

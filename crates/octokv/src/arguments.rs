@@ -318,10 +318,10 @@ pub struct Bench {
     /// here on files of this machine.
     #[arg(long, value_name = "NAME", default_value = "kv")]
     pub system: SystemName,
-    /// fillseq, fillrandom, overwrite, readseq, readrandom, readmissing, seekrandom, deleterandom, ycsb-a to ycsb-f,
+    /// fillseq, fillrandom, overwrite, readseq, readrandom, readmissing, seekrandom, deleteseq, deleterandom, ycsb-a to ycsb-f,
     /// ycsb-w; a list runs in order.
     ///
-    /// Keys: fillseq and readseq take them in order, ycsb-d draws the latest, other ycsb-* by zipf, the rest uniformly.
+    /// Keys: fillseq, readseq and deleteseq take them in order, ycsb-d draws the latest, other ycsb-* by zipf, the rest uniformly.
     /// readmissing reads keys that nothing stores. seekrandom lists 100 keys from one on. YCSB needs its keys: run
     /// fillseq first, with the same --num, sizes and seed. ycsb-a: 50 % reads, 50 % updates; -b: 95 % and 5 %; -c: reads;
     /// -d: 95 % reads, 5 % inserts; -e: 95 % lists of 1 to 100 keys, without their values, 5 % inserts; -f: 50 % reads,

@@ -161,7 +161,7 @@ impl Peer for Redis {
     }
 
     fn run(&mut self, plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<Figures, Error> {
-        let fills = matches!(plan.workloads[0], Workload::FillSequential | Workload::FillRandom);
+        let fills = plan.workloads[0].is_fill();
         let is_new = self.server.is_none();
         if fills || is_new {
             self.restart()?;

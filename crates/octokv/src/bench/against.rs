@@ -13,11 +13,12 @@ use crate::config::Polling;
 use crate::meter::Meter;
 use crate::outcome::{Failure, Outcome};
 use anyhow::{Context, anyhow};
+use octokv_base::Nanos;
 use octokv_bench::peers::children::Children;
 use octokv_bench::peers::compare::{Comparison, compare, table};
 use octokv_bench::peers::{Account, Ground, Kind, Peer};
 use octokv_bench::report::{Figures, table_head};
-use octokv_bench::{Plan, Progress};
+use octokv_bench::{End, Plan, Progress, Workload};
 use octokv_sys::{signal, thread};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,8 @@ use tempfile::TempDir;
 const EXIT_INTERRUPTED: i32 = 130;
 /// How many rounds there are unless told otherwise.
 const ROUNDS: usize = 3;
+/// Keys that are deleted at a time by each thread before a fill.
+const EMPTYING_DEPTH: usize = 16;
 /// The most.
 const ROUNDS_MAX: usize = 1000;
 
@@ -148,6 +151,10 @@ impl Peers {
         for round in 1..=self.rounds {
             for &workload in &plan.workloads {
                 let one = Plan { workloads: vec![workload], ..plan.clone() };
+                if workload.is_fill() {
+                    // A peer is made empty, too, and its turn does not count the time.
+                    ours(&emptying(&one)).inspect_err(|_| wait_if_interrupted())?;
+                }
                 for side in 0..sides {
                     let turn = match side.checked_sub(1) {
                         None => ours(&one),
@@ -205,6 +212,19 @@ fn wait_if_interrupted() {
     }
 }
 
+/// What deletes the keys of a plan.
+fn emptying(plan: &Plan) -> Plan {
+    Plan {
+        workloads: vec![Workload::DeleteSequential],
+        depth: plan.depth.max(EMPTYING_DEPTH),
+        end: End::Operations(plan.keys),
+        distribution: None,
+        rate: None,
+        warm_up: Nanos::ZERO,
+        ..plan.clone()
+    }
+}
+
 fn turn_of(peer: &mut dyn Peer, plan: &Plan) -> Result<Figures, Failure> {
     let mut meter = Meter::new(&format!("{} {}", peer.kind().name(), plan.workloads[0].name()));
     let mut progress = |progress: Progress| {
@@ -221,7 +241,7 @@ fn tell_ratios(
     rounds: usize,
 ) -> std::io::Result<()> {
     write!(out, "\n{}\n", table(comparisons, rounds))?;
-    writeln!(out, "A fill begins with an empty peer; the node keeps its keys from round to round.")?;
+    writeln!(out, "A fill begins with an empty peer and without its keys on the node.")?;
     for account in accounts {
         let version = account.version.as_deref().unwrap_or("of unknown version");
         let network = match account.embedded {
