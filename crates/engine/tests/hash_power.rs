@@ -5,7 +5,7 @@ mod common;
 use common::Hash;
 use octokv_base::{Key, Lba, Random};
 use octokv_engine::conformance::{Crowd, Subject, key_of, operation_of, record_of, some_length, value_of};
-use octokv_engine::hash::HashEngine;
+use octokv_engine::hash::{HashEngine, superblock};
 use octokv_engine::{Engine, Fault, Put, PutMode};
 use octokv_flash::fault::{Fault as DeviceFault, FaultDevice, On, Plan, Rule};
 use octokv_flash::power::{Cut, History, PowerDisk};
@@ -190,6 +190,48 @@ fn a_second_power_cut_during_recovery_loses_nothing_either() {
             let image = recovering.cut(again, second, &mut random);
             let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
             promises_hold(&after, &engine, &trace, events, &context);
+        }
+    }
+}
+
+/// The bytes of a copy of the journal in an image.
+fn journal_of(image: &[u8], copy: u64) -> std::ops::Range<usize> {
+    let superblocks = image.chunks(4096).take(4).filter_map(|block| {
+        superblock::Unchecked(block[..superblock::SUPERBLOCK_BYTES].try_into().unwrap()).check().ok()
+    });
+    let newest = superblocks.max_by_key(|superblock| superblock.generation).expect("a volume");
+    let unit = newest.unit_bytes as usize;
+    let first = newest.journal_first(copy) as usize * unit;
+    first..first + newest.journal_units as usize * unit
+}
+
+#[test]
+fn after_a_power_cut_and_more_writes_one_copy_of_the_journal_is_enough() {
+    let (disk, trace) = traced(10, 290);
+    let (mut history, mut random) = (History::of(&disk), Random::new(6));
+    for events in (0..=disk.events()).step_by(5) {
+        history.advance(events);
+        for cut in Cut::ALL {
+            let context = format!("cut at {events}, {cut:?}");
+            let (recovered, engine) = open(history.image(cut, &mut random)).expect("opens");
+            // New batches call those durable that were read.
+            for operation in 1..=3 {
+                let key = key_of(KEYS + operation);
+                let value = value_of(&key, operation, 100);
+                let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100);
+                let stored = block_on(put, || {
+                    recovered.complete(&mut random);
+                });
+                assert_eq!(stored, Ok(Put::Stored), "{context}");
+            }
+            for copy in 0..2 {
+                let mut image = recovered.contents();
+                let journal = journal_of(&image, copy);
+                image[journal].fill(0);
+                let context = format!("{context}, without copy {copy}");
+                let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
+                promises_hold(&after, &engine, &trace, events, &context);
+            }
         }
     }
 }

@@ -68,7 +68,7 @@ pub fn choose(
     let spin = match polling {
         Polling::Busy => return Choice::Turn,
         Polling::Sleep => Nanos::ZERO,
-        Polling::Adaptive { spin } if device_works => spin.max(DEVICE_SPIN),
+        Polling::Adaptive { spin } if device_works && spin > Nanos::ZERO => spin.max(DEVICE_SPIN),
         Polling::Adaptive { spin } => spin,
     };
     if next_deadline <= now || now.since(last_work) < spin {
@@ -157,6 +157,7 @@ mod tests {
             (Choice::Turn, adaptive, 1_000, 0, false, 1_000), // The timer is due.
             (Choice::Turn, adaptive, 999_999, 0, true, u64::MAX),
             (Choice::Sleep(Nanos::NEVER), adaptive, 1_000_000, 0, true, u64::MAX),
+            (Choice::Sleep(Nanos::NEVER), Polling::Adaptive { spin: Nanos::ZERO }, 1, 0, true, u64::MAX),
             (Choice::Turn, Polling::Busy, 1_000_000, 0, false, u64::MAX),
             (Choice::Sleep(Nanos(1)), Polling::Sleep, 10, 10, true, 11),
             (Choice::Turn, Polling::Sleep, 11, 0, false, 11),

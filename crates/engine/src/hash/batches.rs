@@ -25,7 +25,7 @@ use std::task::{Context, Poll, Waker};
 
 /// Batches under way at once. One more makes a put wait for less of the batch before it, and shares its
 /// flush with fewer.
-const LEADERS_MAX: usize = 3;
+pub(super) const LEADERS_MAX: usize = 3;
 
 /// A place in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

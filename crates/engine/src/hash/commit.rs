@@ -86,7 +86,7 @@ impl HashEngine {
         let ticket =
             commits.join(entry, if is_under_way { Record::UnderWay } else { Record::Landed(Landed::AsSaid) });
         let mut result = Ok(());
-        let unwritten = is_under_way.then(|| Unfinished(commits));
+        let joined = Unfinished(commits);
         loop {
             let turn = poll_fn(|context| {
                 if let Some(landing) = record.as_mut().as_pin_mut()
@@ -111,9 +111,7 @@ impl HashEngine {
                 Turn::Done(Ok(())) => break,
             }
         }
-        if let Some(unwritten) = unwritten {
-            unwritten.finished();
-        }
+        joined.finished();
         Ok(result)
     }
 

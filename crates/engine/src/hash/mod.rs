@@ -296,10 +296,10 @@ impl Engine for HashEngine {
                 // In memory of its own: every task has room for the largest of its futures, and this one is rare.
                 Box::pin(self.settle()).await?;
                 reading = self.readers.enter(&volume.epochs);
+                before = self.before(mode, hash, key).await?;
                 let Some(extent) = volume.allocate(hash, &self.partition, units) else {
                     return Ok(Put::Full);
                 };
-                before = self.before(mode, hash, key).await?;
                 extent
             }
         };

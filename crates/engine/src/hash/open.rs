@@ -9,7 +9,7 @@
 //! is passed over only where no flush vouches for it, and then its key keeps the value before.
 
 use super::HashEngine;
-use super::batches::JournalPosition;
+use super::batches::{JournalPosition, LEADERS_MAX};
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, ImageHeader, write_superblock};
 use super::format::{FormatSettings, plan};
 use super::index::{SLOT_BYTES, Slot, UNITS_MAX, check_of};
@@ -20,10 +20,10 @@ use super::space::{Extent, Fit, Space};
 use super::superblock::{
     COUNT_MAX, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, Unchecked,
 };
-use super::volume::{Contents, OpenSettings, Segment, Volume, apply, split};
+use super::volume::{Contents, OpenSettings, Segment, Volume, apply, hash_of, split};
 use crate::planted::{self, Bug};
 use octokv_base::map::Map;
-use octokv_base::{Buffer, Lba, Pool};
+use octokv_base::{Buffer, Key, Lba, Pool};
 use octokv_flash::Device;
 use octokv_runtime::give_back;
 use std::rc::Rc;
@@ -102,15 +102,16 @@ pub(super) async fn load(device: &dyn Device) -> Result<Loaded, OpenError> {
         segments: empty_contents(&superblock, JournalPosition::default(), Fit::Next).segments,
         damaged_copies: damaged,
         dropped: 0,
-        mended: 0,
+        has_doubtful: false,
         from_second_copy: false,
     };
     loader.read_checkpoint().await?;
     let position = loader.replay().await?;
     let space = loader.claim_space()?;
-    let Loader { segments, damaged_copies, dropped, mended, .. } = loader;
-    // Batches to come call those durable that were read, and what they say is then taken as it stands.
-    let must_checkpoint = dropped + mended + damaged_copies > 0;
+    let Loader { segments, damaged_copies, dropped, has_doubtful, .. } = loader;
+    // Batches to come call those durable that were read, and what they say would then be taken as it stands; nor is it
+    // known whether both copies of the last ones are whole, or say the same.
+    let must_checkpoint = has_doubtful || damaged_copies > 0;
     Ok(Loaded { superblock, segments, space, position, dropped, damaged_copies, must_checkpoint })
 }
 
@@ -160,8 +161,8 @@ struct Loader<'a> {
     segments: Box<[Segment]>,
     damaged_copies: u64,
     dropped: u64,
-    /// Entries that name another key's record as the one they replace.
-    mended: u64,
+    /// Whether there are batches that no flush vouches for.
+    has_doubtful: bool,
     /// Whether the batch that was read last came from the second copy.
     from_second_copy: bool,
 }
@@ -308,6 +309,7 @@ impl Loader<'_> {
             }
         }
         self.refuse_a_gap(at, incarnation).await?;
+        self.has_doubtful = !kept.is_empty();
         self.apply_verified(kept).await?;
         Ok(at)
     }
@@ -353,7 +355,6 @@ impl Loader<'_> {
                     let unread = planted::is(Bug::ReplaceUnread);
                     if entry.old != 0 && !unread && !self.may_replace(&entry, &key).await {
                         entry.old = 0;
-                        self.mended += 1;
                     }
                     self.apply(&entry, number)?;
                 } else {
@@ -384,7 +385,7 @@ impl Loader<'_> {
         let identity = header.identity;
         let same = identity.volume == self.superblock.volume
             && identity.location == entry.new
-            && check_of(identity.stamp) == check_of(entry.stamp);
+            && identity.stamp == entry.stamp;
         (same && header.value(&buffer).is_ok()).then(|| Some(key.to_vec()))
     }
 
@@ -406,7 +407,12 @@ impl Loader<'_> {
         let is_there = identity.volume == self.superblock.volume
             && identity.location == place.location
             && check_of(identity.stamp) == place.check;
-        !is_there || found == key
+        // What merely looks like it by its check is of some other tag.
+        let is_of_tag = |key: &[u8]| {
+            let hash = Key::new(key).map(|key| hash_of(&self.superblock, &key));
+            hash.is_some_and(|hash| split(hash, self.superblock.segments_log2) == (segment, tag))
+        };
+        !is_there || found == key || !is_of_tag(found)
     }
 
     /// The batch expected at a position, from whichever copy has it.
@@ -468,7 +474,8 @@ impl Loader<'_> {
         let ring = self.superblock.journal_units;
         for copy in 0..2 {
             for from in [end.unit, 0] {
-                let units = (3 * most).min(ring - from);
+                // Of that many one has waited for the first, whichever were under way together.
+                let units = ((LEADERS_MAX as u32 + 1) * most).min(ring - from);
                 let first = self.superblock.journal_first(copy) + u64::from(from);
                 let bytes = self.read_copy(first, 0, units as usize * self.unit_bytes()).await;
                 for start in (0..bytes.len()).step_by(self.unit_bytes()) {
