@@ -94,7 +94,6 @@ fn connects_that_cannot_be_are_refused_with_the_field_that_is_wrong() {
             data(256),
         ),
         ("a subsystem without a name", Joining { subsystem: String::new(), ..admin() }, invalid, data(256)),
-        ("a host without a name", Joining { host: String::new(), ..admin() }, invalid, data(512)),
         ("a host name that is none", Joining { host: "a host".to_owned(), ..admin() }, invalid, data(512)),
         (
             "a record format that is not",

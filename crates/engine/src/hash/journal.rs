@@ -10,7 +10,7 @@
 //! ```
 //! The checksum covers bytes 8 to the end of the entries. Batches are numbered without gaps. A batch never wraps:
 //! where fewer than [`batch_units_max`] units are left before the end of the ring, the next begins at its start. A
-//! batch is written beside the records that it names, and more than one is under way ([`super::commit`]).
+//! batch is written beside the records that it names, and more than one is under way (`commit.rs`).
 //!
 //! "Unflushed" is 1 where the writer did not wait for the batch before to be durable: after a power cut such a
 //! batch may be there without the one before. "Flushed through" says which earlier batches, with the records they
