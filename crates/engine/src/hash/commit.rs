@@ -8,17 +8,17 @@
 //!        ▲           land; flushes; in the order of the batches applies them to the index and answers them ──┐
 //!        └────────── the next to wait leads the next batch ◀──────────────────────────────────────────────┘
 //! ```
-//! Invariants: a few batches are under way at a time , and no entry is in two of them; batches
-//! are numbered without gaps; a batch is flushed after its copies and every record that it names were written;
-//! changes reach the index, and those who wait their answer, in the order of the journal and only once
-//! their batch and all before it are durable; after a failed journal write no change is ever acknowledged
-//! again (whether that batch is on the device cannot be known).
+//! Invariants: a few batches are under way at a time, and no entry is in two of them; batches are numbered
+//! without gaps; a batch is flushed after its copies and every record that it names were written; changes reach
+//! the index, and those who wait their answer, in the order of the journal and only once their batch and all
+//! before it are durable; after a failed journal write no change is ever acknowledged again (whether that
+//! batch is on the device cannot be known).
 //!
-//! A batch may thus be on the device without its records, and without the batch before. Replay verifies the
-//! records of every batch that no later one calls durable ([`super::open`]), and of the two, none was
-//! acknowledged. Before the flush a
-//! change whose record could not be written is struck from its batch, and one that would have replaced another
-//! key's record is mended: what a put replaces is looked up in the index, and read to be sure, beside all this.
+//! A crash may thus leave a batch without its records, or without the batch before it; neither was acknowledged.
+//! Replay verifies the records of every batch that no later one calls durable ([`super::open`]). Before the
+//! flush a change whose record could not be written is struck from its batch, and one that would have replaced
+//! another key's record is mended: what a put replaces is looked up in the index, and read to be sure, beside
+//! all this.
 
 use super::HashEngine;
 use super::batches::{Commits, JournalPosition, Landed, Record, Scratch, Taken, Turn};
