@@ -27,18 +27,15 @@ use crate::planted::{self, Bug};
 use crate::{Durability, Fault};
 use octokv_base::Buffer;
 use octokv_flash::DeviceError;
+use std::cell::Cell;
 use std::future::{Future, Ready, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::Poll;
 
 /// How often a checkpoint is tried for which a batch waits.
 const CHECKPOINT_TRIES: u32 = 3;
 /// The longest record, in bytes, that is still on its way when a batch takes its change: longer ones would keep
 /// the others of the batch waiting.
 const RECORD_BESIDE_MAX: usize = 128 << 10;
-
-/// For changes that name no record.
-pub(super) const NO_RECORD: Option<Ready<Result<Landed, Fault>>> = None;
 
 /// Work that must come to its end: where it is dropped or fails half-way, what the device holds is not
 /// known, and nothing more is written until the volume is opened again.
@@ -70,31 +67,33 @@ impl HashEngine {
     pub(super) async fn commit(
         &self,
         mut entry: Entry,
-        record: Option<impl Future<Output = Result<Landed, Fault>>>,
+        record: impl Future<Output = Result<Landed, Fault>>,
     ) -> Result<Result<(), Fault>, Fault> {
         let commits = &self.volume.commits;
-        let is_long = entry.units as usize * self.volume.unit_bytes() > RECORD_BESIDE_MAX;
         let mut record = pin!(record);
-        if is_long && let Some(landing) = record.as_mut().as_pin_mut() {
-            match landing.await {
+        let is_long = entry.units as usize * self.volume.unit_bytes() > RECORD_BESIDE_MAX;
+        let mut state = Record::UnderWay;
+        if is_long {
+            match record.as_mut().await {
                 Ok(landed) => entry = landed.amended(entry),
                 Err(fault) => return Ok(Err(fault)),
             }
-            record.set(None);
+            state = Record::Landed(Landed::AsSaid);
         }
-        let is_under_way = record.is_some();
-        let ticket =
-            commits.join(entry, if is_under_way { Record::UnderWay } else { Record::Landed(Landed::AsSaid) });
-        let mut result = Ok(());
+        let ticket = commits.join(entry, state);
         let joined = Unfinished(commits);
+        let result = Cell::new(Ok(()));
+        let mut landing = pin!((!is_long).then_some(async {
+            let landed = record.await;
+            commits.record_is(ticket, Record::of(&landed));
+            result.set(landed.map(drop));
+        }));
         loop {
             let turn = poll_fn(|context| {
-                if let Some(landing) = record.as_mut().as_pin_mut()
-                    && let Poll::Ready(landed) = landing.poll(context)
+                if let Some(pending) = landing.as_mut().as_pin_mut()
+                    && pending.poll(context).is_ready()
                 {
-                    record.set(None);
-                    commits.record_is(ticket, Record::of(&landed));
-                    result = landed.map(drop);
+                    landing.set(None);
                 }
                 commits.turn(ticket, context)
             })
@@ -102,9 +101,8 @@ impl HashEngine {
             match turn {
                 Turn::Lead => {
                     let lead = Unfinished(commits);
-                    let landed = self.write_batch(Some(ticket), record.as_mut()).await?;
+                    self.write_batch(Some(ticket), landing.as_mut()).await?;
                     lead.finished();
-                    result = result.and(landed);
                     commits.step_down();
                 }
                 Turn::Done(Err(fault)) => return Err(fault),
@@ -112,7 +110,7 @@ impl HashEngine {
             }
         }
         joined.finished();
-        Ok(result)
+        Ok(result.get())
     }
 
     /// Makes durable what was acknowledged without a flush, and lets the space that it freed be used.
@@ -134,7 +132,7 @@ impl HashEngine {
         let commits = &self.volume.commits;
         if !commits.has_failed() && commits.take_lead_to_mark() {
             let lead = Unfinished(commits);
-            let _no_record = self.write_batch(None, pin!(NO_RECORD)).await?;
+            self.write_batch(None, pin!(None::<Ready<()>>)).await?;
             lead.finished();
             commits.step_down();
         }
@@ -192,18 +190,17 @@ impl HashEngine {
     }
 
     /// Writes one batch of what waits, applies it and answers it. The caller leads; `own` is its change and
-    /// `record` what writes that change's record, whose result is given. Nothing is written where another has
-    /// taken that change.
+    /// `landing` ends when that change's record has landed. Nothing is written where another has taken that change.
     async fn write_batch(
         &self,
         own: Option<u64>,
-        mut record: Pin<&mut Option<impl Future<Output = Result<Landed, Fault>>>>,
-    ) -> Result<Result<(), Fault>, Fault> {
+        mut landing: Pin<&mut Option<impl Future<Output = ()>>>,
+    ) -> Result<(), Fault> {
         let (volume, commits) = (&self.volume, &self.volume.commits);
         let (mut scratch, at, header) = loop {
             match commits.take_batch(own, volume) {
                 Taken::Batch(scratch, at, header) => break (scratch, at, header),
-                Taken::Gone => return Ok(Ok(())),
+                Taken::Gone => return Ok(()),
                 // In memory of its own: every task has room for the largest of its futures, and this one is rare.
                 Taken::NoRoom => Box::pin(self.make_room()).await?,
             }
@@ -212,12 +209,9 @@ impl HashEngine {
             self.publish(&mut scratch, at);
         }
         self.write_copies(&mut scratch, at.unit, &header).await?;
-        let mut result = Ok(());
-        if let (Some(ticket), Some(landing)) = (own, record.as_mut().as_pin_mut()) {
-            let landed = landing.await;
-            record.set(None);
-            commits.record_is(ticket, Record::of(&landed));
-            result = landed.map(drop);
+        if let Some(pending) = landing.as_mut().as_pin_mut() {
+            pending.await;
+            landing.set(None);
         }
         if !planted::is(Bug::ForgetRecords) {
             commits.records_of(at.batch).await?;
@@ -245,6 +239,6 @@ impl HashEngine {
             commits.keep_in_limbo(&scratch.freed);
         }
         commits.batch_is_done(header.flushed_through, durable, scratch);
-        Ok(result)
+        Ok(())
     }
 }

@@ -48,7 +48,6 @@ pub use volume::{OpenSettings, Volume};
 use crate::planted::{self, Bug};
 use crate::{Delete, Engine, Fault, Hint, KeySink, Put, PutMode, Statistics, Value};
 use batches::Landed;
-use commit::NO_RECORD;
 use index::Place;
 use journal::Entry;
 use octokv_base::{Buffer, Key, Lba, Pool};
@@ -58,6 +57,7 @@ use record::{HEADER_BYTES, Header, Identity, record_bytes};
 use smallvec::SmallVec;
 use space::Extent;
 use std::cell::Cell;
+use std::future::ready;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -256,7 +256,7 @@ impl HashEngine {
         let landing = self.land(write, likely, key);
         let done = match self.volume.volatile {
             true => landing.await.map(|landed| self.change_at_once(entry, landed)),
-            false => self.commit(entry, Some(landing)).await?,
+            false => self.commit(entry, landing).await?,
         };
         match done {
             Ok(()) => Ok(Put::Stored),
@@ -335,7 +335,7 @@ impl Engine for HashEngine {
         if volume.volatile {
             self.change_at_once(entry, Landed::AsSaid);
         } else {
-            let _no_record = self.commit(entry, NO_RECORD).await?;
+            self.commit(entry, ready(Ok(Landed::AsSaid))).await??;
         }
         Ok(Delete::Deleted)
     }
@@ -412,14 +412,18 @@ mod tests {
     use octokv_flash::{Memory, MemoryDevice};
     use octokv_runtime::block_on;
 
-    #[test]
-    fn hints_change_no_answer_and_may_come_for_anything_at_any_time() {
+    fn in_memory() -> HashEngine {
         let pool = Pool::new(1 << 20);
         let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(1 << 20, 512).unwrap()));
         let settings = OpenSettings { durability: crate::Durability::Flush, cores: 1 };
         let format = FormatSettings { unit_bytes: 512, ..FormatSettings::default() };
         let volume = block_on(open(&device, &pool, settings, &format), || ()).unwrap();
-        let engine = HashEngine::new(volume, 0, device, pool);
+        HashEngine::new(volume, 0, device, pool)
+    }
+
+    #[test]
+    fn hints_change_no_answer_and_may_come_for_anything_at_any_time() {
+        let engine = in_memory();
         let keys: Vec<Key> = (0..50_u32).map(|i| Key::new(&i.to_le_bytes()).unwrap()).collect();
         let hint = |key: &Key| {
             for hint in [Hint::Record, Hint::Index, Hint::Entry, Hint::Record] {
@@ -449,12 +453,7 @@ mod tests {
 
     #[test]
     fn keys_whose_tags_collide_are_kept_apart() {
-        let pool = Pool::new(1 << 20);
-        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(1 << 20, 512).unwrap()));
-        let settings = OpenSettings { durability: crate::Durability::Flush, cores: 1 };
-        let format = FormatSettings { unit_bytes: 512, ..FormatSettings::default() };
-        let volume = block_on(open(&device, &pool, settings, &format), || ()).unwrap();
-        let engine = HashEngine::new(volume, 0, device, pool);
+        let engine = in_memory();
         let (one, other) = (Key::new(b"one").unwrap(), Key::new(b"other").unwrap());
         let put = |key: &Key, operation| {
             let value = value_of(key, operation, 50);
