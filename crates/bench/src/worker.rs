@@ -219,8 +219,10 @@ impl<S: Sockets> Worker<'_, S> {
     fn command(&mut self, operation: Operation, has_read: bool) -> Command<'static> {
         let (Operation { action, index, list_keys }, plan) = (operation, &self.shared.plan);
         let key = plan.key(index);
+        // The room that a host has for a value; a longer answer than the plan has is told by its length.
+        let limit_bytes = plan.value_sizes.most() as u32;
         match action {
-            Action::ReadModifyWrite if !has_read => Command::Retrieve { key, limit_bytes: u32::MAX },
+            Action::ReadModifyWrite if !has_read => Command::Retrieve { key, limit_bytes },
             Action::Store | Action::Insert | Action::ReadModifyWrite => {
                 let to = plan.value_bytes(index);
                 // The pool has room for every stream; where a plan is larger, memory is.
@@ -228,8 +230,8 @@ impl<S: Sockets> Worker<'_, S> {
                 self.shared.values.make(index, &mut buffer[..to]);
                 Command::Store { key, value: Value::Buffer { buffer, from: 0, to }, mode: StoreMode::Upsert }
             }
-            Action::Read => Command::Retrieve { key, limit_bytes: u32::MAX },
-            Action::ReadMissing => Command::Retrieve { key: plan.missing_key(index), limit_bytes: u32::MAX },
+            Action::Read => Command::Retrieve { key, limit_bytes },
+            Action::ReadMissing => Command::Retrieve { key: plan.missing_key(index), limit_bytes },
             Action::Delete => Command::Delete { key },
             Action::List => {
                 let entries = list_keys as usize * list_entry_bytes(plan.key_sizes.most());

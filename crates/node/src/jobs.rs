@@ -1,18 +1,19 @@
 //! Requests on their way to an engine.
 //!
 //! ```text
-//!   front ─▶ job │ job │ job │ job │ job │ job │ …     begun one by one, while there is room for tasks
+//!   front ─▶ job │ job │ job │ job │ job │ job │ …     begun one by one, while there are workers
 //!             begun        record      entry     index       what each is said to look at soon
 //! ```
-//! In: requests, each with its link. Out: tasks that have begun. What a request looks at in the index and on a device of
+//! In: requests, each with its link. Out: jobs that workers have begun. What a request looks at in the index and on a device of
 //! memory is seldom in the processor's caches; asked for while the requests before it are carried out, it is there
 //! in time. A request that is alone costs nothing by this.
 
 use octokv_base::NamespaceId;
 use octokv_engine::Hint;
-use octokv_runtime::Tasks;
+use octokv_runtime::Workers;
 use octokv_target::{Operation, Request};
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::future::Future;
 
 /// How many requests before its own a hint is given: the time of about so many hides one trip to memory.
@@ -66,10 +67,10 @@ impl Jobs {
         self.waiting.retain(stays);
     }
 
-    /// Makes tasks of jobs while there is room. A task that need not wait is over at once. Gives whether there was one.
-    pub fn start<F: Future<Output = ()>>(&mut self, tasks: &mut Tasks<F>, make: &impl Fn(Job) -> F) -> bool {
+    /// Begins jobs while there are workers. One that need not wait is over at once. Gives whether there was one.
+    pub fn start<F: Future<Output = Infallible>>(&mut self, workers: &mut Workers<Job, F>) -> bool {
         let mut worked = false;
-        while !tasks.is_full()
+        while !workers.is_full()
             && let Some(job) = self.waiting.pop_front()
         {
             worked = true;
@@ -78,8 +79,7 @@ impl Jobs {
                     (self.expect)(later, hint);
                 }
             }
-            let spawned = tasks.spawn(make(job));
-            assert!(spawned.is_ok(), "there was room for it");
+            assert!(workers.start(job).is_ok(), "one was vacant");
         }
         worked
     }
@@ -88,7 +88,7 @@ impl Jobs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_runtime::Doorbell;
+    use octokv_runtime::{Desk, Doorbell};
     use std::cell::RefCell;
     use std::rc::Rc;
 
@@ -101,12 +101,16 @@ mod tests {
         let mut requests: Vec<Request> = (0..count).map(request).collect();
         jobs.take(7, &mut requests);
         assert!(requests.is_empty() && jobs.len() == count as usize);
-        let mut tasks = Tasks::new(4, Doorbell::silent());
-        let make = |job: Job| {
-            begins.borrow_mut().push((job.slot, None));
-            std::future::ready(())
-        };
-        assert_eq!(jobs.start(&mut tasks, &make), count > 0);
+        let mut workers = Workers::new(4, Doorbell::silent(), move |desk: Rc<Desk<Job>>| {
+            let begins = Rc::clone(&begins);
+            async move {
+                loop {
+                    let slot = desk.next().await.slot;
+                    begins.borrow_mut().push((slot, None));
+                }
+            }
+        });
+        assert_eq!(jobs.start(&mut workers), count > 0);
         assert!(jobs.is_empty());
         course.take()
     }

@@ -104,8 +104,8 @@ impl Link {
     }
 
     /// Receives what the socket has, at most a quantum and what the buffer holds, and has the machine take it, a
-    /// slice at a time: after each, `run` carries out what was asked, and says whether there is room for more. Gives
-    /// the number of bytes that came, 0 for the end, those that were taken where not all were; `None` when nothing
+    /// slice at a time: after each, `run` carries out what was asked and hands back what came of it, and says whether
+    /// there is room for more. Gives the number of bytes that came, 0 for the end, those that were taken where not all were; `None` when nothing
     /// was there.
     #[allow(clippy::too_many_arguments)] // One core's parts, lent for one receive.
     pub fn receive(
@@ -114,14 +114,14 @@ impl Link {
         sockets: &mut impl Sockets,
         buffer: &mut [u8],
         pool: &Pool,
-        mut run: impl FnMut(&mut Vec<Request>) -> Room,
+        mut run: impl FnMut(&mut Connection, &mut Vec<Request>) -> Room,
         requests: &mut Vec<Request>,
     ) -> Option<usize> {
         if !self.may_receive() {
             return None;
         }
         if let Some(received) = self.receive_in_place(now, sockets, pool, requests) {
-            run(requests);
+            run(&mut self.connection, requests);
             return received;
         }
         let kept = self.pending.len() - self.pending_from;
@@ -155,7 +155,7 @@ impl Link {
         now: Nanos,
         bytes: &[u8],
         pool: &Pool,
-        mut run: impl FnMut(&mut Vec<Request>) -> Room,
+        mut run: impl FnMut(&mut Connection, &mut Vec<Request>) -> Room,
         requests: &mut Vec<Request>,
     ) -> usize {
         let first = (self.quantum.bytes() / SLICE_PART_FIRST).clamp(RECEIVE_BYTES_MIN, SLICE_BYTES_FIRST);
@@ -164,14 +164,18 @@ impl Link {
             let end = (taken + slice).min(bytes.len());
             let consumed = self.connection.receive(now, &bytes[taken..end], pool, requests);
             taken += consumed.bytes;
-            self.stalled = consumed.stalled.is_some();
-            let room = run(requests);
+            let running = self.connection.in_flight();
+            let room = run(&mut self.connection, requests);
+            // What waited for an answer need not where one has come.
+            let settled = self.connection.in_flight() < running;
+            self.stalled = consumed.stalled.is_some() && !settled;
             // What is left is offered again when there is time and room.
             self.stalled |= room == Room::Enough && taken < bytes.len() && consumed.bytes > 0;
             if self.stalled {
                 break;
             }
             match (consumed.bytes, end == bytes.len()) {
+                _ if consumed.stalled.is_some() => {}
                 // The front of a PDU that ends behind this slice, or that has not come whole.
                 (0, false) => slice *= 2,
                 (_, true) => break,

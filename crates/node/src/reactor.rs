@@ -1,15 +1,15 @@
 //! One core of a node: takes turns, each of which moves everything on that can move.
 //!
 //! ```text
-//!   turn:  timers ─▶ accept ─▶ mailbox ─▶ sockets (P1) ─▶ requests become engine tasks ─▶ tasks that were woken
-//!          ─▶ device completions (P2) ─▶ tasks that these woke ─▶ outcomes to connections ─▶ one send each
+//!   turn:  timers ─▶ accept ─▶ mailbox ─▶ sockets (P1) ─▶ requests are given to workers ─▶ workers that were woken
+//!          ─▶ device completions (P2) ─▶ workers that these woke ─▶ outcomes to connections ─▶ one send each
 //! ```
 //! In: a driver (kernel or virtual), the stores of the namespaces, a target. Out: whether the turn did anything. Holds: the
-//! connections of this core and the tasks of their requests. The three stages target, kv and device are
+//! connections of this core and what works on their requests. The three stages target, kv and device are
 //! timed apart.
 //!
 //! Invariants: a request's answer leaves by the connection it came on; a link is forgotten only when none of
-//! its requests is out; what does not fit (tasks, buffers, unsent replies) stops the reading of sockets.
+//! its requests is out; what does not fit (workers, buffers, unsent replies) stops the reading of sockets.
 //! The first core accepts and deals connections to all cores in turn.
 
 use crate::gate::Gate;
@@ -22,10 +22,13 @@ use crate::stores::{Removed, Stores};
 use octokv_base::map::Map;
 use octokv_base::{Nanos, Pool};
 use octokv_engine::Engine;
-use octokv_runtime::{Channel, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Tasks};
+use octokv_runtime::{
+    Channel, Desk, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Workers,
+};
 use octokv_target::{Closing, Connection, Outcome, Request, Target};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::future::Future;
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -86,8 +89,8 @@ struct Finished {
     outcome: Outcome,
 }
 
-/// One core. `F` is the future of one request, made by `M`.
-struct Reactor<S, F, M> {
+/// One core. `F` is the future of what carries out its requests.
+struct Reactor<S, F> {
     sockets: S,
     local_address: fn(&S, SocketId) -> Option<SocketAddr>,
     listeners: Vec<(ListenerId, SocketAddr)>,
@@ -116,8 +119,7 @@ struct Reactor<S, F, M> {
     jobs: Jobs,
     /// Namespaces whose stores were taken out since the last turn.
     removed: Removed,
-    tasks: Tasks<F>,
-    make: M,
+    workers: Workers<Job, F>,
     finished: Rc<RefCell<Vec<Finished>>>,
     delivering: Vec<Finished>,
     /// Links with bytes to send.
@@ -151,40 +153,43 @@ pub trait Turns<S> {
 pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turns<S> {
     let finished: Rc<RefCell<Vec<Finished>>> = Rc::default();
     let (stores, done) = (Rc::clone(&parts.stores), Rc::clone(&finished));
-    let make = move |job: Job| {
-        let Job { link, slot, namespace, operation } = job;
-        let (store, done, stores) = (stores.get(namespace), Rc::clone(&done), Rc::clone(&stores));
+    let hire = move |desk: Rc<Desk<Job>>| {
+        let (done, stores) = (Rc::clone(&done), Rc::clone(&stores));
         async move {
-            let mut outcome = match store {
-                Some(store) => store.perform(operation).await,
-                // It was removed while the command was on its way here.
-                None => Outcome::NotReady,
-            };
-            if planted::is(Bug::RemoveDropsRequests) && stores.get(namespace).is_none() {
-                return;
+            loop {
+                let Job { link, slot, namespace, operation } = desk.next().await;
+                let mut outcome = match stores.get(namespace) {
+                    Some(store) => store.perform(operation).await,
+                    // It was removed while the command was on its way here.
+                    None => Outcome::NotReady,
+                };
+                if planted::is(Bug::RemoveDropsRequests) && stores.get(namespace).is_none() {
+                    continue;
+                }
+                if planted::is(Bug::RemoveRefusesRequests) && stores.get(namespace).is_none() {
+                    outcome = Outcome::NotReady;
+                }
+                done.borrow_mut().push(Finished { link, slot, outcome });
             }
-            if planted::is(Bug::RemoveRefusesRequests) && stores.get(namespace).is_none() {
-                outcome = Outcome::NotReady;
-            }
-            done.borrow_mut().push(Finished { link, slot, outcome });
         }
     };
+    let doorbell = Arc::clone(parts.handle.doorbell());
+    let workers = Workers::new(parts.requests_max, doorbell, hire);
     let stores = Rc::clone(&parts.stores);
     let jobs = Jobs::new(move |job, hint| {
         if let Some(store) = stores.get(job.namespace) {
             store.expect(&job.operation, hint);
         }
     });
-    assemble(parts, finished, jobs, make)
+    assemble(parts, finished, jobs, workers)
 }
 
-fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
+fn assemble<S: Sockets, E: Engine, F: Future<Output = Infallible>>(
     parts: Parts<S, E>,
     finished: Rc<RefCell<Vec<Finished>>>,
     jobs: Jobs,
-    make: M,
-) -> Reactor<S, F, M> {
-    let doorbell = Arc::clone(parts.handle.doorbell());
+    workers: Workers<Job, F>,
+) -> Reactor<S, F> {
     Reactor {
         sockets: parts.sockets,
         local_address: parts.local_address,
@@ -209,8 +214,7 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
         requests: Vec::new(),
         jobs,
         removed: parts.stores.removed(),
-        tasks: Tasks::new(parts.requests_max, doorbell),
-        make,
+        workers,
         finished,
         delivering: Vec::new(),
         unsent: Vec::new(),
@@ -223,7 +227,7 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = ()>, M: Fn(Job) -> F>(
     }
 }
 
-impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S, F, M> {
+impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
     fn turn(&mut self, now: Nanos) -> bool {
         // What passed since the last turn, asleep perhaps, is nobody's.
         self.handle.busy().lap(Stage::Idle, false);
@@ -234,11 +238,11 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S
         target |= self.take_messages(now);
         target |= self.receive(now);
         self.handle.busy().lap(Stage::Target, target);
-        let kv = self.start_jobs() | (self.handle.run_background() > 0) | (self.tasks.poll_ready() > 0);
+        let kv = self.start_jobs() | (self.handle.run_background() > 0) | (self.workers.poll_ready() > 0);
         self.handle.busy().lap(Stage::Kv, kv);
         let device = self.channel.poll() > 0;
         self.handle.busy().lap(Stage::Device, device);
-        let kv_again = (self.handle.run_background() > 0) | (self.tasks.poll_ready() > 0);
+        let kv_again = (self.handle.run_background() > 0) | (self.workers.poll_ready() > 0);
         self.handle.busy().lap(Stage::Kv, kv_again);
         let mut replied = self.deliver(now);
         replied |= self.send();
@@ -260,7 +264,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S
         let done = |link: &mut Link| {
             link.connection.in_flight() == 0 && (link.socket_closed || link.connection.outbox().is_empty())
         };
-        self.jobs.is_empty() && self.tasks.running() == 0 && self.links.iter_mut().flatten().all(done)
+        self.jobs.is_empty() && self.workers.running() == 0 && self.links.iter_mut().flatten().all(done)
     }
 
     fn connections(&self) -> usize {
@@ -268,11 +272,11 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Turns<S> for Reactor<S
     }
 
     fn requests(&self) -> usize {
-        self.jobs.len() + self.tasks.running()
+        self.jobs.len() + self.workers.running()
     }
 }
 
-impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
+impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
     fn accept(&mut self, now: Nanos) -> bool {
         if self.draining {
             return false;
@@ -345,7 +349,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         ready.clear();
         self.sockets.ready(&mut ready);
         let share = self.this_turn.share(self.talkers);
-        let Reactor { sockets, buffer, pool, requests, jobs, tasks, make, links, handle, .. } = self;
+        let Reactor { sockets, buffer, pool, requests, jobs, workers, links, handle, finished, .. } = self;
         self.receiving.form(ready.iter().filter_map(|socket| {
             let index = *self.by_socket.get(socket)?;
             let link = links[index as usize].as_ref().filter(|link| link.may_receive())?;
@@ -357,11 +361,15 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
         while let Some(index) = self.receiving.next(self.this_turn.is_over()) {
             let Some(link) = &mut links[index as usize] else { continue };
             let mut of_link = Nanos::ZERO;
-            let run = |requests: &mut Vec<Request>| {
+            let run = |connection: &mut Connection, requests: &mut Vec<Request>| {
                 of_link = of_link + handle.busy().lap(Stage::Target, true);
                 jobs.take(index, requests);
-                let started = jobs.start(tasks, make);
+                let started = jobs.start(workers);
                 of_link = of_link + handle.busy().lap(Stage::Kv, started);
+                // What is answered already is owed by its own length, and no more by what it might have come to.
+                for done in finished.borrow_mut().extract_if(.., |done| done.link == index) {
+                    connection.complete(now, done.slot, done.outcome);
+                }
                 match jobs.is_empty() && of_link < share {
                     true if of_link.0 < share.0 / 4 => Room::More,
                     true => Room::Scarce,
@@ -418,7 +426,7 @@ impl<S: Sockets, F: Future<Output = ()>, M: Fn(Job) -> F> Reactor<S, F, M> {
     }
 
     fn start_jobs(&mut self) -> bool {
-        self.jobs.start(&mut self.tasks, &self.make)
+        self.jobs.start(&mut self.workers)
     }
 
     /// Hands outcomes to their connections.

@@ -93,3 +93,21 @@ fn many_who_ask_for_little_do_not_hold_up_one_who_asks_for_much() {
     let fair = (TURNS / 40 * LONG.len()) as u64;
     assert!(least > 0 && much > fair, "{least} bytes for each of the crowd, {much} for the other");
 }
+
+#[test]
+fn a_host_with_room_for_long_values_has_its_short_ones_in_one_turn() {
+    let mut rig = Rig::new(16 << 20, 128);
+    rig.record(&keys(0, 50), Some(&SHORT));
+    // As long as the node's longest value, 50 times: more than a connection may be owed.
+    rig.read_bytes_max = u32::MAX;
+    let batch = rig.record(&keys(0, 50), None);
+    let host = rig.another();
+    let before = rig.state(host).1;
+    rig.say(host, &batch);
+    rig.core_turn();
+    let (left, said) = rig.state(host);
+    assert_eq!(left, 0, "all was taken");
+    assert!(said - before >= 50 * SHORT.len() as u64, "{} bytes were said", said - before);
+    rig.core_turn();
+    assert_eq!(rig.state(host).1, said, "nothing was left for later");
+}

@@ -20,17 +20,22 @@ use std::task::{Context, Poll, Wake, Waker};
 pub struct TaskId(pub u32);
 
 /// One bit per slot, set by wakers, and one summary bit per word of them.
-struct WakeBits {
+pub(crate) struct WakeBits {
     words: Box<[AtomicU64]>,
     summary: Box<[AtomicU64]>,
     doorbell: Arc<Doorbell>,
 }
 
 impl WakeBits {
-    fn new(slots: usize, doorbell: Arc<Doorbell>) -> WakeBits {
+    pub(crate) fn new(slots: usize, doorbell: Arc<Doorbell>) -> WakeBits {
         let zeroes = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
         let words = slots.div_ceil(64);
         WakeBits { words: zeroes(words), summary: zeroes(words.div_ceil(64)), doorbell }
+    }
+
+    /// What sets the bit of a slot.
+    pub(crate) fn waker(bits: &Arc<WakeBits>, index: usize) -> Waker {
+        Waker::from(Arc::new(SlotWaker { bits: Arc::clone(bits), index }))
     }
 
     fn set(&self, index: usize) {
@@ -43,7 +48,7 @@ impl WakeBits {
     }
 
     /// Takes all set bits and gives their indices, ascending, to `each`.
-    fn take(&self, mut each: impl FnMut(usize)) {
+    pub(crate) fn take(&self, mut each: impl FnMut(usize)) {
         for (upper, summary) in self.summary.iter().enumerate() {
             if summary.load(Ordering::Relaxed) == 0 {
                 continue;
@@ -61,7 +66,7 @@ impl WakeBits {
         }
     }
 
-    fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         self.summary.iter().any(|summary| summary.load(Ordering::Relaxed) != 0)
     }
 }
@@ -118,7 +123,7 @@ impl<F: Future<Output = ()>> Tasks<F> {
     fn grow(&mut self) -> usize {
         let index = self.slots.len();
         self.slots.push(Box::pin(None));
-        self.wakers.push(Waker::from(Arc::new(SlotWaker { bits: Arc::clone(&self.bits), index })));
+        self.wakers.push(WakeBits::waker(&self.bits, index));
         index
     }
 

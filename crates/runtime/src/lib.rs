@@ -8,6 +8,7 @@
 //! - [`driver`]: the socket half of the seam.
 //! - [`io`]: the device half: operations with owned buffers, a [`Channel`] per core, [`Ticket`] futures.
 //! - [`executor`]: [`Tasks`], a bounded slab of futures, and [`block_on`].
+//! - [`workers`]: [`Workers`], a bounded crew of futures that carry out one job after the other.
 //! - [`timer`]: deadlines, in order.
 //! - [`handle`]: what a task knows of its reactor: time, timers, background tasks, the device channel.
 //! - [`doorbell`]: waking a core that may be asleep, without a lost wake-up.
@@ -33,6 +34,7 @@ pub mod threads;
 pub mod timer;
 pub mod uring;
 pub mod virtual_world;
+pub mod workers;
 
 pub use busy::{Busy, BusyReader, Stage};
 pub use doorbell::Doorbell;
@@ -45,3 +47,4 @@ pub use reactor::{Idle, Polling};
 pub use real::{DeviceDriver, device_queue};
 pub use ring::{Mailbox, mesh};
 pub use sockets::RealSockets;
+pub use workers::{Desk, Workers};

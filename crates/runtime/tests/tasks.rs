@@ -2,7 +2,8 @@
 
 use octokv_base::{Buffer, Nanos};
 use octokv_runtime::{
-    Busy, Channel, Completed, DeviceQueue, Doorbell, FileId, Handle, Media, Operation, Tasks, yield_now,
+    Busy, Channel, Completed, Desk, DeviceQueue, Doorbell, FileId, Handle, Media, Operation, Tasks, Workers,
+    yield_now,
 };
 use octokv_sys::allocation::{self, CountingAllocator};
 use std::cell::{Cell, RefCell};
@@ -85,6 +86,49 @@ fn a_full_slab_gives_the_future_back_and_freed_slots_are_used_again() {
     wakers.borrow()[0].wake_by_ref();
     assert_eq!(tasks.poll_ready(), 1, "a waker of the slot's earlier task does no harm");
     assert_eq!(tasks.running(), 2);
+}
+
+#[test]
+fn a_worker_does_one_job_after_the_other_and_is_polled_only_while_it_has_one() {
+    let wakers: Rc<RefCell<Vec<Waker>>> = Rc::default();
+    let (polls, hired): (Rc<Cell<u32>>, Rc<Cell<u32>>) = Default::default();
+    let done: Rc<RefCell<Vec<u32>>> = Rc::default();
+    let (own_wakers, own_polls, own_done, own_hired) =
+        (Rc::clone(&wakers), Rc::clone(&polls), Rc::clone(&done), Rc::clone(&hired));
+    // A job is done at the poll after so many others.
+    let mut workers = Workers::new(2, Doorbell::silent(), move |desk: Rc<Desk<u32>>| {
+        own_hired.set(own_hired.get() + 1);
+        let (wakers, polls, done) = (Rc::clone(&own_wakers), Rc::clone(&own_polls), Rc::clone(&own_done));
+        async move {
+            loop {
+                let job = desk.next().await;
+                let mut left = job;
+                poll_fn(|context| {
+                    polls.set(polls.get() + 1);
+                    wakers.borrow_mut().push(context.waker().clone());
+                    left = left.saturating_sub(1);
+                    if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+                done.borrow_mut().push(job);
+            }
+        }
+    });
+    assert!(workers.start(1).is_ok());
+    assert_eq!((done.borrow().as_slice(), workers.running(), hired.get()), ([1].as_slice(), 0, 1));
+    let first = workers.start(3).unwrap();
+    let second = workers.start(2).unwrap();
+    assert!(workers.is_full() && first != second);
+    assert_eq!((workers.start(9), workers.running(), hired.get()), (Err(9), 2, 2));
+    assert_eq!(workers.poll_ready(), 0, "nobody was woken");
+    wakers.borrow()[2].wake_by_ref();
+    wakers.borrow()[2].wake_by_ref();
+    assert_eq!((workers.poll_ready(), done.borrow().as_slice()), (1, [1, 2].as_slice()));
+    let before = polls.get();
+    wakers.borrow()[2].wake_by_ref();
+    assert_eq!((workers.poll_ready(), polls.get()), (1, before), "it has no job and is not polled");
+    assert_eq!(workers.start(1), Ok(second), "who is vacant does the next");
+    assert_eq!((workers.running(), hired.get()), (1, 2));
 }
 
 #[test]

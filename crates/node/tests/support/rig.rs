@@ -208,6 +208,8 @@ pub struct Rig {
     /// The core's.
     handle: Handle,
     now: Nanos,
+    /// The room that the host has for a value that it reads.
+    pub read_bytes_max: u32,
 }
 
 impl Rig {
@@ -231,7 +233,7 @@ impl Rig {
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
         let session = Session::new(ends(None), address, settings, now);
-        let mut rig = Rig { wires, core, session, handle, now };
+        let mut rig = Rig { wires, core, session, handle, now, read_bytes_max: 64 << 10 };
         for _ in 0..TURNS_MAX {
             if rig.session.is_live() {
                 return rig;
@@ -243,7 +245,7 @@ impl Rig {
 
     /// One more host, connected, and which wire its commands go over. What the node says to it is thrown away.
     pub fn another(&mut self) -> usize {
-        let settings = Settings { depth: 32, reconnect: Reconnect::Never, ..Settings::default() };
+        let settings = Settings { depth: 128, reconnect: Reconnect::Never, ..Settings::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let ends = Ends { wires: Rc::clone(&self.wires), is_node: false, handle: None };
         let mut session = Session::new(ends, address, settings, self.now);
@@ -300,7 +302,7 @@ impl Rig {
                 Some(value) => {
                     Command::Store { key: key.clone(), value: Value::Slice(value), mode: StoreMode::Upsert }
                 }
-                None => Command::Retrieve { key: key.clone(), limit_bytes: 64 << 10 },
+                None => Command::Retrieve { key: key.clone(), limit_bytes: self.read_bytes_max },
             };
             self.session.submit(command, token).expect("there is room for a batch");
         }
