@@ -1,0 +1,25 @@
+//! Choices about who is served where and when: load balance between cores, fairness between tenants.
+//!
+//! Nothing here has a thread, does I/O or reads a clock. What is measured comes in as numbers and time as an argument; the
+//! node asks, and carries out what is chosen. What chooses for a window is a pure function; what decides for each
+//! request is a small passive structure, owned by one core.
+//!
+//! ```text
+//!   counters of a window ─▶ measure ─▶ figures ─▶ policy::choose ─▶ decision ─┬─▶ Router     here, or on which core
+//!                                                  │    │    │                ├─▶ Backward   now, or behind the others
+//!                                              balance inter intra            └─▶ Fair       who is next
+//! ```
+//!
+//! # Layout
+//! - [`ids`]: names of cores and flows.
+//! - [`settings`]: what an operator may set, and what is refused.
+//! - [`measure`]: counters of one window into figures; loads as if nothing had been moved.
+
+pub mod ids;
+pub mod measure;
+pub mod settings;
+
+pub use ids::{CoreId, FlowId};
+pub use measure::{Counters, Figures, measure};
+pub use octokv_base::Nanos;
+pub use settings::{FlowSettings, MoveFlows, Policy, SettingError, Settings};
