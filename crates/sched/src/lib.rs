@@ -14,12 +14,20 @@
 //! - [`ids`]: names of cores and flows.
 //! - [`settings`]: what an operator may set, and what is refused.
 //! - [`measure`]: counters of one window into figures; loads as if nothing had been moved.
+//! - [`plan`]: what a core is told about requests that are to run elsewhere.
+//! - [`balance`]: OctoKV's load balance.
+//! - [`route`]: a plan, carried out request by request.
 
+pub mod balance;
 pub mod ids;
 pub mod measure;
+pub mod plan;
+pub mod route;
 pub mod settings;
 
 pub use ids::{CoreId, FlowId};
 pub use measure::{Counters, Figures, measure};
 pub use octokv_base::Nanos;
+pub use plan::Plan;
+pub use route::{Route, Router};
 pub use settings::{FlowSettings, MoveFlows, Policy, SettingError, Settings};
