@@ -16,10 +16,12 @@
 //! - [`measure`]: counters of one window into figures; loads as if nothing had been moved.
 //! - [`plan`]: what a core is told about requests that are to run elsewhere.
 //! - [`balance`]: OctoKV's load balance.
+//! - [`inter`]: OctoFAS between cores.
 //! - [`route`]: a plan, carried out request by request.
 
 pub mod balance;
 pub mod ids;
+pub mod inter;
 pub mod measure;
 pub mod plan;
 pub mod route;
