@@ -18,15 +18,20 @@
 //! - [`balance`]: OctoKV's load balance.
 //! - [`inter`]: OctoFAS between cores.
 //! - [`route`]: a plan, carried out request by request.
+//! - [`intra`]: OctoFAS within a core: who is dense, and how often that goes back.
+//! - [`backward`]: the queue in which it does.
 
+pub mod backward;
 pub mod balance;
 pub mod ids;
 pub mod inter;
+pub mod intra;
 pub mod measure;
 pub mod plan;
 pub mod route;
 pub mod settings;
 
+pub use backward::Backward;
 pub use ids::{CoreId, FlowId};
 pub use measure::{Counters, Figures, measure};
 pub use octokv_base::Nanos;
