@@ -20,6 +20,7 @@
 //! - [`route`]: a plan, carried out request by request.
 //! - [`intra`]: OctoFAS within a core: who is dense, and how often that goes back.
 //! - [`backward`]: the queue in which it does.
+//! - [`policy`]: the choice for the next window.
 
 pub mod backward;
 pub mod balance;
@@ -28,6 +29,7 @@ pub mod inter;
 pub mod intra;
 pub mod measure;
 pub mod plan;
+pub mod policy;
 pub mod route;
 pub mod settings;
 
@@ -36,5 +38,6 @@ pub use ids::{CoreId, FlowId};
 pub use measure::{Counters, Figures, measure};
 pub use octokv_base::Nanos;
 pub use plan::Plan;
+pub use policy::{Chosen, Decision, FlowRule, choose};
 pub use route::{Route, Router};
 pub use settings::{FlowSettings, MoveFlows, Policy, SettingError, Settings};
