@@ -1,0 +1,253 @@
+//! The message queue of a core, in which requests of dense flows go back behind the others a few times before they run
+//! (OctoFAS §4.3.2, Algorithm 3).
+//!
+//! ```text
+//!   push ─▶ │ d0 │ s │ d2 │ d1 │ ─▶ poll, once each:  d0  ─▶ back, as d1
+//!           back ◀─────────────────────┘              s   ─▶ forward     B = 0: sparse, or come from another core
+//!                                                     d2  ─▶ forward     B = 2: it has gone back twice
+//!                                                     d1  ─▶ back, as d2
+//! ```
+//! In: events, and at each poll the time, how many may be forwarded, and B of each event. Out: events, forwarded. Passive;
+//! it holds at most as many as it was made for.
+//!
+//! B is asked for at each poll, so that a choice holds for what is in the queue already.
+//!
+//! # How long an event can stay
+//! A poll handles each event that is there when it begins once, and none that comes meanwhile. So with room to forward, an
+//! event leaves in poll B + 1 at the latest, whatever else comes, or in the first one at which it is older than
+//! `held_max`, whichever is sooner. Where a poll runs out of room, those that it did not reach are first in
+//! the next one: with room for at least one in each poll, an event leaves within (B + 1) × (events in the queue when it
+//! came + 1) + B polls, and age goes before rotation here too.
+//!
+//! Invariants: no event is lost or doubled; those with the same B leave in the order in which they came, but for old ones; a
+//! poll costs at most one step an event. Tests below.
+
+use octokv_base::Nanos;
+use std::collections::VecDeque;
+
+#[derive(Debug)]
+struct Entry<T> {
+    event: T,
+    came: Nanos,
+    rotated: u32,
+}
+
+/// What a poll did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// Events that were forwarded.
+    pub forwarded: usize,
+    /// Events that went back.
+    pub rotated: usize,
+}
+
+/// The queue.
+#[derive(Debug)]
+pub struct Backward<T> {
+    entries: VecDeque<Entry<T>>,
+    events_max: usize,
+    held_max: Nanos,
+}
+
+impl<T> Backward<T> {
+    /// An empty queue of at most `events_max` events, which no event waits in for longer than `held_max` and a poll.
+    pub fn new(events_max: usize, held_max: Nanos) -> Backward<T> {
+        Backward { entries: VecDeque::with_capacity(events_max), events_max, held_max }
+    }
+
+    /// Another limit, for what is in the queue as well.
+    pub fn set_held_max(&mut self, held_max: Nanos) {
+        self.held_max = held_max;
+    }
+
+    /// How many events there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Adds an event.
+    ///
+    /// # Errors
+    /// The event, where the queue is full: run it at once, or stop taking input.
+    pub fn push(&mut self, event: T, now: Nanos) -> Result<(), T> {
+        if self.entries.len() == self.events_max {
+            return Err(event);
+        }
+        self.entries.push_back(Entry { event, came: now, rotated: 0 });
+        Ok(())
+    }
+
+    /// Handles each event once: forwards it, up to `room` of them, or lets it go back. `backwardings` is B of an event; 0
+    /// is for what goes straight through.
+    pub fn poll(
+        &mut self,
+        now: Nanos,
+        room: usize,
+        backwardings: impl Fn(&T) -> u32,
+        mut forward: impl FnMut(T),
+    ) -> Polled {
+        let mut polled = Polled::default();
+        for _ in 0..self.entries.len() {
+            if polled.forwarded == room {
+                break;
+            }
+            let Some(mut entry) = self.entries.pop_front() else { break };
+            let old = now.since(entry.came) >= self.held_max;
+            if old || entry.rotated >= backwardings(&entry.event) {
+                polled.forwarded += 1;
+                forward(entry.event);
+            } else {
+                polled.rotated += 1;
+                entry.rotated += 1;
+                self.entries.push_back(entry);
+            }
+        }
+        polled
+    }
+
+    /// When the oldest event is to be forwarded whatever its B; [`Nanos::NEVER`] where there is none. A core that sleeps
+    /// wakes for it. Looks at every event.
+    pub fn next_deadline(&self) -> Nanos {
+        let oldest = self.entries.iter().map(|entry| entry.came).min();
+        oldest.map_or(Nanos::NEVER, |came| came + self.held_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Random;
+
+    const ROOM: usize = usize::MAX;
+
+    /// A queue of events that are pairs of a name and B, and what so many polls forward.
+    fn polls(events: &[(u32, u32)], room: usize, count: usize) -> Vec<Vec<u32>> {
+        let mut queue = Backward::new(64, Nanos::from_secs(1));
+        for &event in events {
+            queue.push(event, Nanos::ZERO).unwrap();
+        }
+        let mut course = Vec::new();
+        for _ in 0..count {
+            let mut forwarded = Vec::new();
+            queue.poll(Nanos::ZERO, room, |event| event.1, |event| forwarded.push(event.0));
+            course.push(forwarded);
+        }
+        course
+    }
+
+    #[test]
+    fn dense_events_go_back_b_times_and_others_straight_through() {
+        // Events with their B, room, and what each poll forwards.
+        type Row = (&'static [(u32, u32)], usize, &'static [&'static [u32]]);
+        let table: &[Row] = &[
+            (&[], ROOM, &[&[]]),
+            (&[(1, 0)], ROOM, &[&[1]]),
+            (&[(1, 2), (2, 0)], ROOM, &[&[2], &[], &[1], &[]]),
+            (&[(1, 1), (2, 0), (3, 1), (4, 0)], ROOM, &[&[2, 4], &[1, 3]]),
+            (&[(1, 3), (2, 1)], ROOM, &[&[], &[2], &[], &[1]]),
+            (&[(1, 0), (2, 0), (3, 0)], 2, &[&[1, 2], &[3]]),
+            (&[(1, 1), (2, 0), (3, 0)], 1, &[&[2], &[3], &[1]]),
+            (&[(1, 0)], 0, &[&[], &[]]),
+        ];
+        for (events, room, want) in table {
+            assert_eq!(polls(events, *room, want.len()), *want, "{events:?}");
+        }
+    }
+
+    #[test]
+    fn what_comes_during_a_poll_is_for_the_next() {
+        let mut queue = Backward::new(8, Nanos::from_secs(1));
+        queue.push(1, Nanos::ZERO).unwrap();
+        let mut came = Vec::new();
+        let polled = queue.poll(Nanos::ZERO, ROOM, |_| 0, |event| came.push(event + 1));
+        assert_eq!(polled, Polled { forwarded: 1, rotated: 0 });
+        came.into_iter().for_each(|event| queue.push(event, Nanos::ZERO).unwrap());
+        assert_eq!(queue.len(), 1);
+        assert_eq!(queue.poll(Nanos::ZERO, ROOM, |_| 5, |_| ()), Polled { forwarded: 0, rotated: 1 });
+        assert_eq!(queue.len(), 1, "a rotation handles an event once, not until it is out");
+    }
+
+    #[test]
+    fn a_full_queue_gives_the_event_back() {
+        let mut queue = Backward::new(2, Nanos::from_secs(1));
+        assert_eq!((queue.push(1, Nanos::ZERO), queue.push(2, Nanos::ZERO)), (Ok(()), Ok(())));
+        assert_eq!(queue.push(3, Nanos::ZERO), Err(3));
+        assert_eq!(queue.len(), 2);
+        queue.poll(Nanos::ZERO, 1, |_| 0, |_| ());
+        assert_eq!(queue.push(3, Nanos::ZERO), Ok(()));
+        assert_eq!(Backward::new(0, Nanos::ZERO).push(1, Nanos::ZERO), Err(1));
+    }
+
+    #[test]
+    fn an_old_event_leaves_whatever_its_b() {
+        let mut queue = Backward::new(8, Nanos(100));
+        assert_eq!(queue.next_deadline(), Nanos::NEVER);
+        queue.push("young", Nanos(50)).unwrap();
+        queue.push("old", Nanos(10)).unwrap();
+        assert_eq!(queue.next_deadline(), Nanos(110));
+        let forwarded = |queue: &mut Backward<&'static str>, now: u64| {
+            let mut forwarded = Vec::new();
+            queue.poll(Nanos(now), ROOM, |_| u32::MAX, |event| forwarded.push(event));
+            forwarded
+        };
+        assert!(forwarded(&mut queue, 109).is_empty());
+        assert_eq!(forwarded(&mut queue, 110), ["old"]);
+        assert_eq!(queue.next_deadline(), Nanos(150));
+        queue.set_held_max(Nanos(70));
+        assert_eq!(forwarded(&mut queue, 120), ["young"], "a new limit is for those that wait, too");
+    }
+
+    #[test]
+    fn a_new_b_is_for_what_waits_already() {
+        let mut queue = Backward::new(8, Nanos::from_secs(1));
+        queue.push((), Nanos::ZERO).unwrap();
+        for _ in 0..5 {
+            assert_eq!(queue.poll(Nanos::ZERO, ROOM, |_| 10, |_| ()).forwarded, 0);
+        }
+        assert_eq!(queue.poll(Nanos::ZERO, ROOM, |_| 5, |_| ()).forwarded, 1);
+    }
+
+    #[test]
+    fn no_event_stays_longer_than_its_b_says() {
+        let random = &mut Random::new(6);
+        for round in 0..200 {
+            let tight = round % 2 == 1;
+            let mut queue = Backward::new(32, Nanos::from_secs(1));
+            let (mut pushed, mut left, mut poll) = (0_u64, Vec::new(), 0_u64);
+            while poll < 400 || !queue.is_empty() {
+                for _ in 0..random.below(6) {
+                    let event = (pushed, random.below(5) as u32, poll, queue.len() as u64);
+                    if poll < 400 && queue.push(event, Nanos::ZERO).is_ok() {
+                        pushed += 1;
+                    }
+                }
+                let room = if tight { random.below(3) as usize + 1 } else { ROOM };
+                poll += 1;
+                let before = queue.len();
+                let polled = queue.poll(
+                    Nanos::ZERO,
+                    room,
+                    |event| event.1,
+                    |(name, b, came, ahead)| {
+                        let (b, polls) = (u64::from(b), poll - came);
+                        let most = if tight { (b + 1) * (ahead + 1) + b } else { b + 1 };
+                        assert!(polls <= most, "{polls} polls, not {most}");
+                        assert!(tight || polls == b + 1, "not before its time either");
+                        left.push((b, name));
+                    },
+                );
+                assert!(polled.forwarded + polled.rotated <= before && polled.forwarded <= room);
+            }
+            assert_eq!(left.len() as u64, pushed, "each leaves once");
+            for b in 0..5 {
+                let names = left.iter().filter(|event| event.0 == b).map(|event| event.1);
+                assert!(names.is_sorted(), "those with the same B keep their order");
+            }
+        }
+    }
+}
