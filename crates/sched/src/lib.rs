@@ -13,7 +13,7 @@
 //! # Layout
 //! - [`ids`]: names of cores and flows.
 //! - [`settings`]: what an operator may set, and what is refused.
-//! - [`measure`]: counters of one window into figures; loads as if nothing had been moved.
+//! - [`measure`](mod@measure): counters of one window into figures; loads as if nothing had been moved.
 //! - [`plan`]: what a core is told about requests that are to run elsewhere.
 //! - [`balance`]: OctoKV's load balance.
 //! - [`inter`]: OctoFAS between cores.
