@@ -21,9 +21,13 @@
 //! - [`intra`]: OctoFAS within a core: who is dense, and how often that goes back.
 //! - [`backward`]: the queue in which it does.
 //! - [`policy`]: the choice for the next window.
+//! - [`fair`]: a fair queue of our own, with weights and limits.
+//! - [`across`]: its weights on each core, for tenants that are on several.
 
+pub mod across;
 pub mod backward;
 pub mod balance;
+pub mod fair;
 pub mod ids;
 pub mod inter;
 pub mod intra;
@@ -34,6 +38,7 @@ pub mod route;
 pub mod settings;
 
 pub use backward::Backward;
+pub use fair::{Charge, Cost, Fair, FairBounds};
 pub use ids::{CoreId, FlowId};
 pub use measure::{Counters, Figures, measure};
 pub use octokv_base::Nanos;
