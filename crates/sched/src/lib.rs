@@ -13,7 +13,7 @@
 //! # Layout
 //! - [`ids`]: names of cores and flows.
 //! - [`settings`]: what an operator may set, and what is refused.
-//! - [`measure`]: counters of one window into figures; loads as if nothing had been moved.
+//! - [`measure`](mod@measure): counters of one window into figures; loads as if nothing had been moved.
 //! - [`plan`]: what a core is told about requests that are to run elsewhere.
 //! - [`balance`]: OctoKV's load balance.
 //! - [`inter`]: OctoFAS between cores.
@@ -21,9 +21,13 @@
 //! - [`intra`]: OctoFAS within a core: who is dense, and how often that goes back.
 //! - [`backward`]: the queue in which it does.
 //! - [`policy`]: the choice for the next window.
+//! - [`fair`]: a fair queue of our own, with weights and limits.
+//! - [`across`]: its weights on each core, for tenants that are on several.
 
+pub mod across;
 pub mod backward;
 pub mod balance;
+pub mod fair;
 pub mod ids;
 pub mod inter;
 pub mod intra;
@@ -34,6 +38,7 @@ pub mod route;
 pub mod settings;
 
 pub use backward::Backward;
+pub use fair::{Charge, Cost, Fair, FairBounds};
 pub use ids::{CoreId, FlowId};
 pub use measure::{Counters, Figures, measure};
 pub use octokv_base::Nanos;

@@ -4,7 +4,7 @@
 //! [`crate::inter`]); a [`Plan`] for [`crate::route::Router`].
 //!
 //! Invariants of a plan, whoever made it: a core sends or receives, never both; what a core may send is no more than its
-//! events; loads are [natural](crate::measure), so that a plan in force does not undo itself.
+//! events; loads are [natural](mod@crate::measure), so that a plan in force does not undo itself.
 
 use crate::ids::CoreId;
 use crate::measure::Figures;
