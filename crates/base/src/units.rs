@@ -30,6 +30,10 @@ impl Nanos {
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
+    /// So many times the span.
+    pub const fn times(self, count: usize) -> Nanos {
+        Nanos(self.0.saturating_mul(count as u64))
+    }
     /// The span since `earlier`, zero where `earlier` is later.
     pub fn since(self, earlier: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))

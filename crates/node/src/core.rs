@@ -11,7 +11,8 @@
 use crate::backing::{Contents, CoreParts, Held};
 use crate::driver::core_queue;
 use crate::perform::Performer;
-use crate::reactor::{Message, Parts, Turns, reactor};
+use crate::reactor::{Costs, Message, Parts, Turns, reactor};
+use crate::scheduling::Scheduling;
 use crate::settings::NodeSettings;
 use crate::start::StartError;
 use crate::stores::{Store, Stores};
@@ -39,6 +40,9 @@ pub(crate) struct Shared {
     pub doorbells: Vec<Arc<Doorbell>>,
     pub mailboxes: Vec<Mutex<Option<Mailbox<Message>>>>,
     pub orders: Vec<Orders>,
+    pub scheduling: Arc<Scheduling>,
+    /// By core: whether it has nothing left to finish. All go on until all have, since cores work for each other.
+    pub drained: Vec<AtomicBool>,
 }
 
 /// What one core is asked to do.
@@ -202,6 +206,8 @@ impl Core {
             stores: Rc::clone(&namespaces.stores),
             pool,
             requests_max: settings.requests_max,
+            scheduling: Arc::clone(&self.shared.scheduling),
+            costs: Costs::default(),
         };
         Ok(Prepared { parts, idle, namespaces, addresses })
     }
@@ -220,14 +226,14 @@ impl Core {
             let now = clock::now();
             let busy = reactor.turn(now);
             for order in self.shared.orders[index].take() {
-                namespaces.obey(order, &reactor);
+                namespaces.obey(order, &mut reactor, now);
             }
             namespaces.let_go();
             if self.shared.stopping.load(Ordering::Acquire) && stop_at == Nanos::NEVER {
                 reactor.drain();
                 stop_at = now + self.settings.stop_limit;
             }
-            let over = now >= stop_at || (stop_at != Nanos::NEVER && reactor.is_drained());
+            let over = now >= stop_at || (stop_at != Nanos::NEVER && self.are_drained(index, &mut reactor));
             if over && namespaces.are_idle() {
                 break;
             }
@@ -238,6 +244,18 @@ impl Core {
         }
         tracing::debug!(core = index, "reactor stopped");
         handle.shutdown();
+    }
+
+    /// Whether no core has anything left to finish. Once that is so it stays so: a core that is drained has no request at
+    /// another, and takes none in.
+    fn are_drained(&self, index: usize, reactor: &mut impl Turns<RealSockets>) -> bool {
+        let drained = reactor.is_drained();
+        self.shared.drained[index].store(drained, Ordering::Release);
+        if drained {
+            // Who waits for this one only sleeps.
+            self.shared.doorbells.iter().for_each(|doorbell| doorbell.ring());
+        }
+        self.shared.drained.iter().all(|drained| drained.load(Ordering::Acquire))
     }
 }
 
@@ -258,9 +276,12 @@ impl Namespaces {
         Ok(())
     }
 
-    fn obey(&mut self, order: Order, reactor: &impl Turns<RealSockets>) {
+    fn obey(&mut self, order: Order, reactor: &mut impl Turns<RealSockets>, now: Nanos) {
         match order {
-            Order::Attach(held, answer) => drop(answer.send(self.attach(*held))),
+            Order::Attach(held, answer) => {
+                reactor.refuse_absent(now);
+                drop(answer.send(self.attach(*held)));
+            }
             Order::Detach(id, answer) => {
                 let Some(at) = self.served.iter().position(|served| served.held.settings.id == id) else {
                     // It did not come to be served here.

@@ -8,10 +8,12 @@
 //! memory is seldom in the processor's caches; asked for while the requests before it are carried out, it is there
 //! in time. A request that is alone costs nothing by this.
 
+use crate::board::Stamp;
 use octokv_base::NamespaceId;
 use octokv_engine::Hint;
 use octokv_runtime::Workers;
-use octokv_target::{Operation, Request};
+use octokv_sched::{Charge, CoreId, FlowId};
+use octokv_target::Operation;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
@@ -20,7 +22,10 @@ use std::future::Future;
 const AHEAD: [(usize, Hint); 3] = [(12, Hint::Index), (8, Hint::Entry), (4, Hint::Record)];
 
 /// A request and where its answer goes.
+#[derive(Debug)]
 pub struct Job {
+    /// The core that has its connection.
+    pub home: CoreId,
     /// The connection.
     pub link: u32,
     /// The command.
@@ -29,6 +34,12 @@ pub struct Job {
     pub namespace: NamespaceId,
     /// What to do there.
     pub operation: Operation,
+    /// Whose it is.
+    pub flow: FlowId,
+    /// When it came.
+    pub stamp: Stamp,
+    /// What the fair queue of the core that it runs on has noted of it.
+    pub charge: Option<Charge>,
 }
 
 /// Passes a hint on to whoever will carry the job out.
@@ -46,10 +57,10 @@ impl Jobs {
         Jobs { waiting: VecDeque::new(), expect: Box::new(expect) }
     }
 
-    /// Adds a link's requests, and leaves the vector empty.
-    pub fn take(&mut self, link: u32, requests: &mut Vec<Request>) {
-        let job = |Request { slot, namespace, operation }| Job { link, slot, namespace, operation };
-        self.waiting.extend(requests.drain(..).map(job));
+    /// Adds one.
+    #[inline]
+    pub fn push(&mut self, job: Job) {
+        self.waiting.push_back(job);
     }
 
     /// How many there are.
@@ -63,8 +74,8 @@ impl Jobs {
     }
 
     /// Keeps those that `stays` says of.
-    pub fn retain(&mut self, stays: impl FnMut(&Job) -> bool) {
-        self.waiting.retain(stays);
+    pub fn retain(&mut self, stays: impl FnMut(&mut Job) -> bool) {
+        self.waiting.retain_mut(stays);
     }
 
     /// Begins jobs while there are workers. One that need not wait is over at once. Gives whether there was one.
@@ -97,10 +108,18 @@ mod tests {
         let course: Rc<RefCell<Vec<_>>> = Rc::default();
         let (hints, begins) = (Rc::clone(&course), Rc::clone(&course));
         let mut jobs = Jobs::new(move |job, hint| hints.borrow_mut().push((job.slot, Some(hint))));
-        let request = |slot| Request { slot, namespace: NamespaceId(1), operation: Operation::Flush };
-        let mut requests: Vec<Request> = (0..count).map(request).collect();
-        jobs.take(7, &mut requests);
-        assert!(requests.is_empty() && jobs.len() == count as usize);
+        let job = |slot| Job {
+            home: CoreId(0),
+            link: 7,
+            slot,
+            namespace: NamespaceId(1),
+            operation: Operation::Flush,
+            flow: FlowId(0),
+            stamp: Stamp::default(),
+            charge: None,
+        };
+        (0..count).for_each(|slot| jobs.push(job(slot)));
+        assert!(jobs.len() == count as usize);
         let mut workers = Workers::new(4, Doorbell::silent(), move |desk: Rc<Desk<Job>>| {
             let begins = Rc::clone(&begins);
             async move {

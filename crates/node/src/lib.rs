@@ -12,6 +12,9 @@
 //! - `driver`: io_uring or worker threads, decided once, and what is said of it.
 //! - `gate`: how often something that hosts can cause is told.
 //! - `until`: a background task that can be told to end.
+//! - `dispatch`: where a core's requests run, and when: the scheduler's choices, carried out.
+//! - [`scheduling`]: the monitor: what is measured of all cores every window, and what is chosen by it.
+//! - [`board`], [`flows`]: what a core has done, in figures that all read; who is which flow.
 //! - `jobs`: requests on their way to an engine, and what they will look at soon.
 //! - `share`: how much of a turn one connection may have.
 //! - `line`: in what order connections have it.
@@ -21,8 +24,11 @@
 
 mod backing;
 pub mod blocks;
+pub mod board;
 mod core;
+mod dispatch;
 mod driver;
+pub mod flows;
 mod gate;
 mod jobs;
 mod line;
@@ -32,6 +38,7 @@ pub mod perform;
 pub mod planted;
 pub mod ranges;
 pub mod reactor;
+pub mod scheduling;
 pub mod settings;
 mod share;
 mod start;
@@ -42,7 +49,7 @@ pub use self::core::CoreReport;
 pub use backing::{check_device, namespace_of};
 pub use driver::Unavailable;
 pub use octokv_sys::file::OpenError;
-pub use reactor::{Message, Parts, Turns, reactor};
+pub use reactor::{Costs, Message, Parts, Turns, reactor};
 pub use settings::{Content, DeviceSettings, EngineKind, Existing, NamespaceSettings, NodeSettings};
 pub use start::{ANA_GROUPS_MAX, NAMESPACE_ID_MAX};
 pub use start::{ChangeError, NamespaceReport, RunningNode, StartError, StopError, start};

@@ -12,6 +12,7 @@ use crate::reactor::RECEIVE_BYTES;
 use crate::share::{Quantum, Talk};
 use octokv_base::{Nanos, Pool};
 use octokv_runtime::{Received, Sent, SocketId, Sockets};
+use octokv_sched::FlowId;
 use octokv_target::{Connection, Request};
 use std::io::IoSlice;
 
@@ -62,6 +63,8 @@ pub struct Link {
     pub(crate) send_quantum: Quantum,
     /// How much it took of turns of late.
     pub(crate) talk: Talk,
+    /// Whose it is, once it has asked for something.
+    pub(crate) flow: Option<FlowId>,
 }
 
 /// What became of the time and the room for a link's requests after some of them.
@@ -90,6 +93,7 @@ impl Link {
             quantum: Quantum::new(RECEIVE_BYTES_MIN, RECEIVE_BYTES),
             send_quantum: Quantum::new(SEND_BYTES_MIN, SEND_BYTES),
             talk: Talk::default(),
+            flow: None,
         }
     }
 

@@ -26,6 +26,12 @@ pub enum Bug {
     RemoveDropsRequests,
     /// A request whose namespace was removed meanwhile is refused, although it is carried out.
     RemoveRefusesRequests,
+    /// The answer to a request that another core carried out is dropped where there is no room for it on its way.
+    LoseMovedAnswer,
+    /// Requests that are held back when another policy is chosen are forgotten.
+    StrandHeld,
+    /// A request that comes from another core when its namespace is gone waits for the next one of that identifier.
+    KeepAbsent,
 }
 
 octokv_base::planted_bugs!(Bug);

@@ -12,19 +12,24 @@
 //! its requests is out; what does not fit (workers, buffers, unsent replies) stops the reading of sockets.
 //! The first core accepts and deals connections to all cores in turn.
 
+use crate::board::{Stamp, Tally};
+use crate::dispatch::Dispatch;
+use crate::flows::OTHERS;
 use crate::gate::Gate;
 use crate::jobs::{Job, Jobs};
 use crate::line::Line;
 use crate::link::{Link, Room};
 use crate::planted::{self, Bug};
+use crate::scheduling::{Scheduling, Watch};
 use crate::share::Turn;
 use crate::stores::{Removed, Stores};
 use octokv_base::map::Map;
-use octokv_base::{Nanos, Pool};
+use octokv_base::{NamespaceId, Nanos, Pool};
 use octokv_engine::Engine;
 use octokv_runtime::{
     Channel, Desk, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Workers,
 };
+use octokv_sched::{Charge, CoreId, FlowId, Route};
 use octokv_target::{Closing, Connection, Outcome, Request, Target};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -43,6 +48,10 @@ const TICK: Nanos = Nanos::from_millis(50);
 /// Connections that are accepted in one turn, of each listener: a flood of them leaves time for those that are there.
 const ACCEPTS_PER_TURN: usize = 2;
 
+/// How long the requests of a fair queue are begun one after the other before sockets are looked at again: who asks for
+/// little may have come meanwhile.
+const FAIR_STRETCH: Nanos = Nanos::from_micros(20);
+
 /// Connections that are closed at once: replies go before them, and a flood of them leaves time.
 const CLOSES_AT_ONCE: usize = 2;
 
@@ -57,6 +66,22 @@ pub enum Message {
         /// The host's address.
         peer: SocketAddr,
     },
+    /// Carry out a request of a connection of mine.
+    Work(Job),
+    /// What came of a request of a connection of yours.
+    Done(Finished),
+}
+
+/// What requests cost a core of a virtual world, where nothing takes time by itself. On a real core time passes by itself,
+/// and these are not looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// To receive, take apart and answer one, on the core of its connection.
+    pub target: Nanos,
+    /// To carry one out, on the core that does.
+    pub kv: Nanos,
+    /// To hand its operations to the device and take its answers, there too.
+    pub device: Nanos,
 }
 
 /// What a reactor is made of.
@@ -81,12 +106,22 @@ pub struct Parts<S, E> {
     pub pool: Pool,
     /// The most requests at a time.
     pub requests_max: usize,
+    /// The monitor, and what is chosen.
+    pub scheduling: Arc<Scheduling>,
+    /// What requests cost in virtual time.
+    pub costs: Costs,
 }
 
-struct Finished {
+/// A request that has ended, on its way to its connection.
+#[derive(Debug)]
+pub struct Finished {
+    home: CoreId,
     link: u32,
     slot: u32,
     outcome: Outcome,
+    flow: FlowId,
+    stamp: Stamp,
+    charge: Option<Charge>,
 }
 
 /// One core. `F` is the future of what carries out its requests.
@@ -131,6 +166,17 @@ struct Reactor<S, F> {
     draining: bool,
     /// What is told of hosts that come and go.
     gate: Gate,
+    scheduling: Arc<Scheduling>,
+    /// The number of the last window that this core knows.
+    window: u64,
+    /// When it must end the one that runs, if it must.
+    window_ends: Nanos,
+    tally: Tally,
+    dispatch: Dispatch,
+    /// Outcomes for other cores that their rings had no room for.
+    outbound: VecDeque<Finished>,
+    costs: Costs,
+    is_served: Box<dyn Fn(NamespaceId) -> bool>,
 }
 
 /// A core as whoever drives it sees it.
@@ -147,17 +193,67 @@ pub trait Turns<S> {
     fn connections(&self) -> usize;
     /// How many requests this core has begun and not ended.
     fn requests(&self) -> usize;
+    /// Ends whatever has come for namespaces that are not served here: before one of the same identifier is.
+    fn refuse_absent(&mut self, now: Nanos);
+}
+
+/// What takes in the requests of this core's connections.
+struct Admission<'a> {
+    core: CoreId,
+    dispatch: &'a mut Dispatch,
+    jobs: &'a mut Jobs,
+    mailbox: &'a mut Mailbox<Message>,
+    tally: &'a Tally,
+    now: Nanos,
+}
+
+impl Admission<'_> {
+    /// Has a link's requests begin here or elsewhere, now or later, and leaves the vector empty.
+    fn admit(self, link: u32, flow: FlowId, requests: &mut Vec<Request>) {
+        let Admission { core, dispatch, jobs, mailbox, tally, now } = self;
+        let count = requests.len() as u64;
+        let stamp = tally.begun(flow, count);
+        let jobs_of = requests.drain(..).map(|Request { slot, namespace, operation }| Job {
+            home: core,
+            link,
+            slot,
+            namespace,
+            operation,
+            flow,
+            stamp,
+            charge: None,
+        });
+        if dispatch.is_plain() {
+            jobs_of.for_each(|job| jobs.push(job));
+            return tally.own_here(count);
+        }
+        let mut stayed = 0;
+        for job in jobs_of {
+            let sent = match dispatch.route(&job) {
+                Route::Here => Err(Message::Work(job)),
+                Route::Move(to) => mailbox.send(to.index(), Message::Work(job)).map(|()| tally.moved(to)),
+            };
+            // A ring that is full keeps its core busy enough.
+            if let Err(Message::Work(job)) = sent {
+                stayed += 1;
+                dispatch.keep(job, jobs, tally, now);
+            }
+        }
+        tally.own_here(stayed);
+    }
 }
 
 /// Makes a core's reactor.
 pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turns<S> {
     let finished: Rc<RefCell<Vec<Finished>>> = Rc::default();
     let (stores, done) = (Rc::clone(&parts.stores), Rc::clone(&finished));
+    let (account, costs) = (parts.handle.clone(), parts.costs);
     let hire = move |desk: Rc<Desk<Job>>| {
-        let (done, stores) = (Rc::clone(&done), Rc::clone(&stores));
+        let (done, stores, account) = (Rc::clone(&done), Rc::clone(&stores), account.clone());
         async move {
             loop {
-                let Job { link, slot, namespace, operation } = desk.next().await;
+                let Job { home, link, slot, namespace, operation, flow, stamp, charge } = desk.next().await;
+                account.busy().charge(Stage::Kv, costs.kv);
                 let mut outcome = match stores.get(namespace) {
                     Some(store) => store.perform(operation).await,
                     // It was removed while the command was on its way here.
@@ -169,7 +265,8 @@ pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turn
                 if planted::is(Bug::RemoveRefusesRequests) && stores.get(namespace).is_none() {
                     outcome = Outcome::NotReady;
                 }
-                done.borrow_mut().push(Finished { link, slot, outcome });
+                account.busy().charge(Stage::Device, costs.device);
+                done.borrow_mut().push(Finished { home, link, slot, outcome, flow, stamp, charge });
             }
         }
     };
@@ -184,12 +281,15 @@ pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turn
     assemble(parts, finished, jobs, workers)
 }
 
-fn assemble<S: Sockets, E: Engine, F: Future<Output = Infallible>>(
+fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
     parts: Parts<S, E>,
     finished: Rc<RefCell<Vec<Finished>>>,
     jobs: Jobs,
     workers: Workers<Job, F>,
 ) -> Reactor<S, F> {
+    let (cores, core) = (parts.mailbox.cores(), CoreId::at(parts.core));
+    let boards = Arc::clone(parts.scheduling.boards());
+    let stores = Rc::clone(&parts.stores);
     Reactor {
         sockets: parts.sockets,
         local_address: parts.local_address,
@@ -197,6 +297,14 @@ fn assemble<S: Sockets, E: Engine, F: Future<Output = Infallible>>(
         mailbox: parts.mailbox,
         core: parts.core,
         channel: parts.handle.channel(),
+        tally: Tally::new(boards, core, parts.handle.busy()),
+        dispatch: Dispatch::new(core, cores, parts.requests_max),
+        outbound: VecDeque::new(),
+        window: 0,
+        window_ends: Nanos::NEVER,
+        scheduling: parts.scheduling,
+        costs: parts.costs,
+        is_served: Box::new(move |namespace| stores.get(namespace).is_some()),
         handle: parts.handle,
         target: parts.target,
         pool: parts.pool,
@@ -231,20 +339,24 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
     fn turn(&mut self, now: Nanos) -> bool {
         // What passed since the last turn, asleep perhaps, is nobody's.
         self.handle.busy().lap(Stage::Idle, false);
+        self.handle.busy().begin_turn();
         let mut worked = self.handle.begin_turn(now) > 0;
         self.this_turn.begin(now);
+        self.tally.turn(now);
+        self.look_at_window(now);
         worked |= self.refuse_removed();
         let mut target = self.accept(now);
         target |= self.take_messages(now);
         target |= self.receive(now);
         self.handle.busy().lap(Stage::Target, target);
-        let kv = self.start_jobs() | (self.handle.run_background() > 0) | (self.workers.poll_ready() > 0);
-        self.handle.busy().lap(Stage::Kv, kv);
+        let kv =
+            self.begin_requests(now) | (self.handle.run_background() > 0) | (self.workers.poll_ready() > 0);
+        let mut spent = self.handle.busy().lap(Stage::Kv, kv);
         let device = self.channel.poll() > 0;
-        self.handle.busy().lap(Stage::Device, device);
+        spent = spent + self.handle.busy().lap(Stage::Device, device);
         let kv_again = (self.handle.run_background() > 0) | (self.workers.poll_ready() > 0);
-        self.handle.busy().lap(Stage::Kv, kv_again);
-        let mut replied = self.deliver(now);
+        spent = spent + self.handle.busy().lap(Stage::Kv, kv_again);
+        let mut replied = self.deliver(now, spent);
         replied |= self.send();
         replied |= self.tick(now);
         self.handle.busy().lap(Stage::Target, replied);
@@ -264,7 +376,8 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
         let done = |link: &mut Link| {
             link.connection.in_flight() == 0 && (link.socket_closed || link.connection.outbox().is_empty())
         };
-        self.jobs.is_empty() && self.workers.running() == 0 && self.links.iter_mut().flatten().all(done)
+        let here = self.jobs.len() + self.dispatch.len() + self.workers.running() + self.outbound.len();
+        here == 0 && self.links.iter_mut().flatten().all(done)
     }
 
     fn connections(&self) -> usize {
@@ -272,8 +385,30 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
     }
 
     fn requests(&self) -> usize {
-        self.jobs.len() + self.workers.running()
+        self.jobs.len() + self.dispatch.len() + self.workers.running()
     }
+
+    fn refuse_absent(&mut self, now: Nanos) {
+        if planted::is(Bug::KeepAbsent) {
+            return;
+        }
+        self.take_messages(now);
+        self.dispatch.release(&mut self.jobs);
+        let Reactor { jobs, finished, is_served, .. } = self;
+        jobs.retain(|job| {
+            let stays = is_served(job.namespace);
+            if !stays {
+                finished.borrow_mut().push(refused(job));
+            }
+            stays
+        });
+    }
+}
+
+/// What becomes of a request whose namespace is gone. What it was charged is given back with it.
+fn refused(job: &mut Job) -> Finished {
+    let Job { home, link, slot, flow, stamp, .. } = *job;
+    Finished { home, link, slot, outcome: Outcome::NotReady, flow, stamp, charge: job.charge.take() }
 }
 
 impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
@@ -310,12 +445,51 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
 
     fn take_messages(&mut self, now: Nanos) -> bool {
         let mut worked = false;
-        while let Some(Message::Adopt { socket, local, peer }) = self.mailbox.receive() {
-            let socket = self.sockets.attach(socket);
-            self.adopt(socket, local, peer, now);
+        while let Some(message) = self.mailbox.receive() {
             worked = true;
+            match message {
+                Message::Adopt { socket, local, peer } => {
+                    let socket = self.sockets.attach(socket);
+                    self.adopt(socket, local, peer, now);
+                }
+                Message::Work(mut job) => {
+                    job.stamp = self.tally.came(job.flow, job.stamp);
+                    self.dispatch.keep(job, &mut self.jobs, &self.tally, now);
+                }
+                Message::Done(done) => self.answer(now, done),
+            }
         }
         worked
+    }
+
+    /// Looks whether a window has ended, or is to be ended by this core.
+    fn look_at_window(&mut self, now: Nanos) {
+        self.window_ends = match self.scheduling.watch(self.core, now) {
+            Watch::Not => Nanos::NEVER,
+            Watch::Until(ends) => ends,
+            Watch::Handed(next) => {
+                self.mailbox.wake(next);
+                Nanos::NEVER
+            }
+        };
+        if self.scheduling.windows() != self.window {
+            self.take_choice(now);
+        }
+    }
+
+    /// Takes this core's part of what was chosen, and tells what the monitor needs for the next choice.
+    #[cold]
+    fn take_choice(&mut self, now: Nanos) {
+        let Some(window) = self.scheduling.window() else { return };
+        self.window = window.number;
+        self.dispatch.choose(&window, &mut self.jobs, now);
+        for link in self.links.iter().flatten() {
+            if let Some(flow) = link.flow
+                && let Some(round_trip) = self.sockets.round_trip(link.socket)
+            {
+                self.tally.round_trip(flow, round_trip);
+            }
+        }
     }
 
     fn adopt(&mut self, socket: SocketId, local: SocketAddr, peer: SocketAddr, now: Nanos) {
@@ -341,7 +515,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
     }
 
     fn receive(&mut self, now: Nanos) -> bool {
-        if self.draining || !self.jobs.is_empty() {
+        if self.draining || !self.jobs.is_empty() || self.dispatch.is_full() {
             return false;
         }
         let mut worked = false;
@@ -350,6 +524,8 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         self.sockets.ready(&mut ready);
         let share = self.this_turn.share(self.talkers);
         let Reactor { sockets, buffer, pool, requests, jobs, workers, links, handle, finished, .. } = self;
+        let Reactor { dispatch, mailbox, tally, scheduling, costs, .. } = self;
+        let core = CoreId::at(self.core);
         self.receiving.form(ready.iter().filter_map(|socket| {
             let index = *self.by_socket.get(socket)?;
             let link = links[index as usize].as_ref().filter(|link| link.may_receive())?;
@@ -361,13 +537,25 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         while let Some(index) = self.receiving.next(self.this_turn.is_over()) {
             let Some(link) = &mut links[index as usize] else { continue };
             let mut of_link = Nanos::ZERO;
+            let flow = *link.flow.get_or_insert_with(|| {
+                link.connection.host_nqn().map_or(OTHERS, |host| scheduling.flows().join(host))
+            });
             let run = |connection: &mut Connection, requests: &mut Vec<Request>| {
-                of_link = of_link + handle.busy().lap(Stage::Target, true);
-                jobs.take(index, requests);
+                handle.busy().charge(Stage::Target, costs.target.times(requests.len()));
+                let lap = handle.busy().lap(Stage::Target, true);
+                tally.worked(flow, lap);
+                Admission { core, dispatch, jobs, mailbox, tally, now }.admit(index, flow, requests);
                 let started = jobs.start(workers);
-                of_link = of_link + handle.busy().lap(Stage::Kv, started);
+                let second = handle.busy().lap(Stage::Kv, started);
+                tally.worked(flow, second);
+                of_link = of_link + lap + second;
                 // What is answered already is owed by its own length, and no more by what it might have come to.
-                for done in finished.borrow_mut().extract_if(.., |done| done.link == index) {
+                let own = |done: &mut Finished| done.home == core && done.link == index;
+                for done in finished.borrow_mut().extract_if(.., own) {
+                    if let Some(charge) = done.charge {
+                        dispatch.done(charge, &done.outcome);
+                    }
+                    tally.answered(done.flow, done.stamp, now + handle.busy().within_turn());
                     connection.complete(now, done.slot, done.outcome);
                 }
                 match jobs.is_empty() && of_link < share {
@@ -379,6 +567,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             let received = link.receive(now, sockets, buffer, pool, run, requests);
             of_link = of_link.since(std::mem::take(&mut before));
             if let Some(bytes) = received {
+                tally.bytes(flow, bytes);
                 self.receiving.had_part();
                 link.quantum.learn(bytes, of_link, share);
                 self.this_turn.receiving = self.this_turn.receiving + of_link;
@@ -404,11 +593,12 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             return false;
         }
         let removed = self.removed.take();
+        self.dispatch.release(&mut self.jobs);
         let finished = &mut *self.finished.borrow_mut();
         self.jobs.retain(|job| {
             let stays = !removed.contains(&job.namespace);
             if !stays {
-                finished.push(Finished { link: job.link, slot: job.slot, outcome: Outcome::NotReady });
+                finished.push(refused(job));
             }
             stays
         });
@@ -425,24 +615,66 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         }
     }
 
-    fn start_jobs(&mut self) -> bool {
-        self.jobs.start(&mut self.workers)
+    /// Begins what may begin: what waited for its turn among tenants, and what waits for a worker.
+    fn begin_requests(&mut self, now: Nanos) -> bool {
+        let mut worked = false;
+        loop {
+            let polled = self.dispatch.poll(&mut self.jobs, &self.tally, now);
+            let started = self.jobs.start(&mut self.workers);
+            worked |= polled | started;
+            // Those that have ended at once make room for the next ones, until others are to be heard.
+            let Reactor { dispatch, finished, handle, .. } = self;
+            if !started || !dispatch.is_charging() || handle.busy().since_lap() > FAIR_STRETCH {
+                return worked;
+            }
+            for done in finished.borrow_mut().iter_mut() {
+                if let Some(charge) = done.charge.take() {
+                    dispatch.done(charge, &done.outcome);
+                }
+            }
+        }
     }
 
-    /// Hands outcomes to their connections.
-    fn deliver(&mut self, now: Nanos) -> bool {
+    /// Hands outcomes to their connections, those of other cores' by their mailboxes. The time `spent` on requests that
+    /// waited for their devices is shared by those that ended.
+    fn deliver(&mut self, now: Nanos, spent: Nanos) -> bool {
         std::mem::swap(&mut self.delivering, &mut *self.finished.borrow_mut());
-        if self.delivering.is_empty() {
+        if self.delivering.is_empty() && self.outbound.is_empty() {
             return false;
         }
         let mut delivering = std::mem::take(&mut self.delivering);
-        for Finished { link: index, slot, outcome } in delivering.drain(..) {
-            let link = self.links[index as usize].as_mut().expect("kept while its requests are out");
-            link.connection.complete(now, slot, outcome);
-            self.has_news(index);
+        let each = Nanos(spent.0 / delivering.len().max(1) as u64);
+        for mut done in delivering.drain(..) {
+            self.tally.worked(done.flow, each);
+            if let Some(charge) = done.charge.take() {
+                self.dispatch.done(charge, &done.outcome);
+            }
+            if done.home.index() == self.core {
+                self.answer(now, done);
+            } else {
+                done.stamp = self.tally.ran_for(done.home, done.flow, done.stamp);
+                self.outbound.push_back(done);
+            }
         }
         self.delivering = delivering;
+        while let Some(done) = self.outbound.pop_front() {
+            if let Err(Message::Done(done)) = self.mailbox.send(done.home.index(), Message::Done(done)) {
+                if planted::is(Bug::LoseMovedAnswer) {
+                    continue;
+                }
+                self.outbound.push_front(done);
+                break;
+            }
+        }
         true
+    }
+
+    /// Hands one outcome to its connection on this core.
+    fn answer(&mut self, now: Nanos, done: Finished) {
+        let link = self.links[done.link as usize].as_mut().expect("kept while its requests are out");
+        self.tally.answered(done.flow, done.stamp, now + self.handle.busy().within_turn());
+        link.connection.complete(now, done.slot, done.outcome);
+        self.has_news(done.link);
     }
 
     /// Sends what links have to say, and closes those that are over. What there is no time for is left to the next turn.
@@ -473,6 +705,9 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             self.this_turn.sending = self.this_turn.sending + of_link;
             let Some(link) = &mut self.links[index as usize] else { continue };
             if let Some(bytes) = sent {
+                let flow = link.flow.unwrap_or(OTHERS);
+                self.tally.worked(flow, of_link);
+                self.tally.bytes(flow, bytes);
                 self.this_turn.took(&mut link.talk, of_link);
                 link.send_quantum.learn(bytes, of_link, share);
             }
@@ -507,6 +742,9 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             worked = true;
         }
         if link.connection.in_flight() == 0 {
+            if let Some(flow) = link.flow {
+                self.scheduling.flows().leave(flow);
+            }
             self.links[index as usize] = None;
             self.free_links.push(index);
             worked = true;
@@ -532,11 +770,16 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         {
             let Some(link) = &mut self.links[index as usize] else { continue };
             let bytes = link.resume(now, &self.pool, &mut self.requests);
+            let flow = link.flow.unwrap_or(OTHERS);
+            self.handle.busy().charge(Stage::Target, self.costs.target.times(self.requests.len()));
             let lap = self.handle.busy().lap(Stage::Target, bytes > 0);
             let mut of_link = lap.since(std::mem::take(&mut before));
-            self.jobs.take(index, &mut self.requests);
-            let started = self.start_jobs();
+            let Reactor { dispatch, jobs, mailbox, tally, requests, .. } = self;
+            Admission { core: CoreId::at(self.core), dispatch, jobs, mailbox, tally, now }
+                .admit(index, flow, requests);
+            let started = self.begin_requests(now);
             of_link = of_link + self.handle.busy().lap(Stage::Kv, started);
+            self.tally.worked(flow, of_link);
             if let Some(link) = &mut self.links[index as usize]
                 && bytes > 0
             {
@@ -574,9 +817,10 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         }
         let stalled = self.links.iter().flatten().any(Link::is_stalled);
         let waiting = if stalled { now + Nanos::from_millis(1) } else { Nanos::NEVER };
-        self.handle.want_turn_at(self.next_tick.min(waiting));
+        let scheduled = self.window_ends.min(self.dispatch.next_deadline(now));
+        self.handle.want_turn_at(self.next_tick.min(waiting).min(scheduled));
         // What a tick or a resumed machine had to say goes out at once.
-        worked | (!self.jobs.is_empty() && self.start_jobs()) | self.send()
+        worked | (!self.jobs.is_empty() && self.begin_requests(now)) | self.send()
     }
 }
 

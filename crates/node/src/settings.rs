@@ -132,6 +132,8 @@ pub struct NodeSettings {
     pub health: HealthFacts,
     /// How long a stop waits for hosts to take their last replies.
     pub stop_limit: Nanos,
+    /// Who is served where and when.
+    pub scheduling: octokv_sched::Settings,
     /// Where a new volume's random numbers come from; `None` asks the system.
     pub seed: Option<u64>,
 }
@@ -160,6 +162,7 @@ impl Default for NodeSettings {
             ana: Vec::new(),
             health: HealthFacts::default(),
             stop_limit: Nanos::from_secs(2),
+            scheduling: octokv_sched::Settings::default(),
             seed: None,
         }
     }

@@ -11,6 +11,7 @@
 use crate::backing::{Contents, Held, Opening};
 use crate::core::{Core, CoreReport, Order, Orders, Shared};
 use crate::driver::{Unavailable, decide};
+use crate::scheduling::Scheduling;
 use crate::settings::{Content, DeviceSettings, Existing, NamespaceSettings, NodeSettings};
 use octokv_base::NamespaceId;
 use octokv_engine::hash::OpenError;
@@ -18,6 +19,7 @@ use octokv_engine::hash::superblock::NotOurs;
 use octokv_engine::{Fault, Statistics};
 use octokv_runtime::real::spawn_reactors;
 use octokv_runtime::{Doorbell, mesh};
+use octokv_sys::clock;
 use octokv_sys::file::OpenError as FileError;
 use octokv_sys::process::raise_descriptor_limit;
 use octokv_sys::thread;
@@ -347,6 +349,9 @@ pub fn start(mut settings: NodeSettings) -> Result<RunningNode, StartError> {
     target.set_referrals(settings.referrals.clone());
     target.set_health(settings.health);
     settings.ana.iter().for_each(|&(group, state)| target.set_ana_state(group, state));
+    let scheduling = Scheduling::new(settings.cores.len(), settings.scheduling.clone(), clock::now);
+    let scheduling =
+        scheduling.map_err(|error| StartError::Setting { name: "sched", why: error.to_string() })?;
     let doorbells: Result<Vec<_>, _> = settings.cores.iter().map(|_| Doorbell::new()).collect();
     let doorbells = doorbells.map_err(StartError::System)?;
     let mailboxes = mesh(&doorbells, MAILBOX_MESSAGES).into_iter().map(|one| Mutex::new(Some(one)));
@@ -354,6 +359,8 @@ pub fn start(mut settings: NodeSettings) -> Result<RunningNode, StartError> {
         stopping: AtomicBool::new(false),
         mailboxes: mailboxes.collect(),
         orders: doorbells.iter().map(|_| Orders::default()).collect(),
+        drained: doorbells.iter().map(|_| AtomicBool::new(false)).collect(),
+        scheduling: Arc::new(scheduling),
         doorbells,
     });
     let settings = Arc::new(settings);
@@ -533,6 +540,11 @@ impl RunningNode {
     pub fn is_read_only(&self) -> bool {
         let failed = |held: &Held| matches!(&held.contents, Contents::Keys(volume) if volume.is_read_only());
         lock(&self.held).values().any(failed)
+    }
+
+    /// What is measured of its cores and flows, and what is chosen by it; its settings can be changed.
+    pub fn scheduling(&self) -> &Arc<Scheduling> {
+        &self.shared.scheduling
     }
 
     /// How each core is; fewer when the node is stopping.

@@ -28,12 +28,15 @@ pub fn run(sim: &Sim) -> Outcome {
     }));
     let settings = Settings { scenario: sim.scenario, ..Settings::new(seeds.clone()) };
     let (begin, mut played, mut crashes) = (clock::now(), 0u64, 0);
+    let (mut moved, mut held) = (0, 0);
     let mut meter = Meter::new("sim");
     // The panic of a world under test is a finding, and the outcome tells of it.
     std::panic::set_hook(Box::new(|_| {}));
     let outcome = octokv_sim::run(&settings, |report| {
         played += 1;
         crashes += report.figures.crashes;
+        moved += report.figures.moved;
+        held += report.figures.held;
         let elapsed = clock::now().since(begin);
         let by_seeds = played as f64 / (seeds.end - seeds.start) as f64;
         let by_time = elapsed.as_secs_f64() / limit.as_secs_f64();
@@ -47,7 +50,7 @@ pub fn run(sim: &Sim) -> Outcome {
     }
     let seconds = clock::now().since(begin).as_secs_f64();
     println!(
-        "{} {} held every promise: {} operations, {crashes} crashes, {seconds:.1} s",
+        "{} {} held every promise: {} operations ({moved} on another core, {held} in turn), {crashes} crashes, {seconds:.1} s",
         outcome.seeds,
         if outcome.seeds == 1 { "seed" } else { "seeds" },
         outcome.operations

@@ -37,6 +37,7 @@ struct Counters {
 pub struct Busy {
     counters: Arc<Counters>,
     last_ticks: Cell<u64>,
+    begun_ticks: Cell<u64>,
     charged: Cell<u64>,
     /// What was charged since the last lap.
     charged_since_lap: Cell<u64>,
@@ -65,11 +66,27 @@ impl Busy {
         Busy {
             counters: Arc::new(Counters { spent, scale }),
             last_ticks: Cell::new(now),
+            begun_ticks: Cell::new(now),
             charged: Cell::new(0),
             charged_since_lap: Cell::new(0),
             ns_per_tick: Cell::new(0.0),
             scaled_until_ticks: Cell::new(now + SCALED_TICKS),
         }
+    }
+
+    /// A turn begins, with the lap that has just ended.
+    pub fn begin_turn(&self) {
+        self.begun_ticks.set(self.last_ticks.get());
+    }
+
+    /// How much of the turn had passed at the last lap; in virtual time what was charged in it.
+    #[inline]
+    pub fn within_turn(&self) -> Nanos {
+        if self.counters.scale.is_none() {
+            return Nanos(self.charged.get());
+        }
+        let span = self.last_ticks.get().saturating_sub(self.begun_ticks.get());
+        Nanos((span as f64 * self.ns_per_tick.get()) as u64)
     }
 
     /// Ends a stretch of work: the time since the last lap goes to `stage` when it did something, to

@@ -7,6 +7,7 @@
 //! Invariants: bytes come out in the order they went in, none lost while the socket lives; a
 //! [`SocketId`] may name another socket after [`Sockets::close`] or [`Sockets::detach`].
 
+use octokv_base::Nanos;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 
@@ -75,6 +76,10 @@ pub trait Sockets {
     /// Adds to `out` the sockets that may have bytes (or news of their end) now, each at most once.
     /// A socket that was named and not received from until `Nothing` is named again.
     fn ready(&mut self, out: &mut Vec<SocketId>);
+    /// How long bytes take to the peer and back, as the driver last saw it; `None` where it does not know.
+    fn round_trip(&self, _socket: SocketId) -> Option<Nanos> {
+        None
+    }
     /// Closes a stream. Bytes that `send` took still go out.
     fn close(&mut self, socket: SocketId);
 }

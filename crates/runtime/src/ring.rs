@@ -58,6 +58,11 @@ impl<T> Mailbox<T> {
         None
     }
 
+    /// Wakes a core without a message.
+    pub fn wake(&self, core: usize) {
+        self.to[core].1.ring();
+    }
+
     /// How many more messages the ring to a core takes now.
     pub fn room(&self, to: usize) -> usize {
         self.to[to].0.slots()

@@ -237,6 +237,10 @@ impl Sockets for RealSockets {
         }
     }
 
+    fn round_trip(&self, socket: SocketId) -> Option<Nanos> {
+        self.entries.get(socket.0 as usize)?.as_ref()?.stream.round_trip()
+    }
+
     fn ready(&mut self, out: &mut Vec<SocketId>) {
         let few = self.len() <= FEW;
         self.turns = self.turns.wrapping_add(1);

@@ -55,12 +55,12 @@ pub struct Stages {
 }
 
 /// What one core did within the window.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CoreCounters {
     /// Time in each stage, without empty polls.
     pub busy: Stages,
-    /// Requests that are begun and not answered, on average or at the end: shown to operators, decides nothing.
-    pub queue_depth: u64,
+    /// Requests of its connections that were begun and not answered, on average: shown to operators, decides nothing.
+    pub queue_depth: f64,
     /// Requests of its own connections that ran here.
     pub own_here: u64,
     /// By core: requests of its own connections that it sent there.
@@ -89,7 +89,7 @@ pub struct FlowCounters {
 }
 
 /// What was counted in one window.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counters {
     /// How long it was.
     pub window: Nanos,
@@ -136,7 +136,7 @@ pub struct CoreFigures {
     /// Its load as if nothing had been moved.
     pub natural: Load,
     /// As it was counted.
-    pub queue_depth: u64,
+    pub queue_depth: f64,
     /// Requests of its own connections that ran within the window, wherever: those that `natural.movable` is made of.
     pub own_events: u64,
     /// Requests that it sent to other cores.

@@ -9,6 +9,7 @@
 //! - [`plan`]: one seed's world, as data.
 //! - [`worlds`]: one world, played from its plan.
 //! - [`machine`]: the node under test. [`host`]: its clients. [`disk`]: a device that fails.
+//! - [`scheduling`]: who is served where and when on it.
 //! - [`blocks`]: worlds of namespaces of blocks, and of an operator who changes them.
 //! - [`remote`]: worlds with the engine on a client, over a namespace of blocks.
 //! - [`history`]: what clients asked and heard. [`register`]: whether that can be explained.
@@ -21,6 +22,7 @@ pub mod machine;
 pub mod plan;
 pub mod register;
 pub mod remote;
+pub mod scheduling;
 pub mod worlds;
 
 pub use blocks::plan::BlocksPlan;

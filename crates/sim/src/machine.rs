@@ -18,6 +18,7 @@ use octokv_engine::{Engine, Fault};
 use octokv_flash::{Device, FileDevice, Geometry};
 use octokv_node::pace::Pace;
 use octokv_node::perform::Performer;
+use octokv_node::scheduling::Scheduling;
 use octokv_node::stores::{Store, Stores};
 use octokv_node::{Parts, Turns, namespace_of, reactor};
 use octokv_runtime::virtual_world::{DiskId, HostId, Stop, VirtualSockets, VirtualWorld};
@@ -74,6 +75,8 @@ pub struct Machine {
     faults: DiskFaults,
     /// Whether cores look after each turn whether they are idle; costs time.
     watched: Rc<Cell<bool>>,
+    /// The monitors of all its starts.
+    monitors: Vec<Arc<Scheduling>>,
     up: Option<Up>,
 }
 
@@ -83,7 +86,16 @@ impl Machine {
         let host = world.add_host();
         let disk = world.add_disk(host, plan.disk);
         let watched = Rc::new(Cell::new(false));
-        Machine { world: world.clone(), host, disk, plan, faults, watched, up: None }
+        Machine {
+            world: world.clone(),
+            host,
+            disk,
+            plan,
+            faults,
+            watched,
+            monitors: Vec::new(),
+            up: None,
+        }
     }
 
     /// Where it listens.
@@ -173,11 +185,13 @@ impl Machine {
         let namespace = namespace_of(&volume, settings.key_bytes_max);
         let target = Target::new(settings, vec![namespace]);
         target.set_listeners(vec![self.address()]);
+        let scheduling = plan.scheduling.start(self.monitors.len(), plan.cores);
+        self.monitors.push(Arc::clone(&scheduling));
         let doorbells: Vec<_> = (0..plan.cores).map(|_| Doorbell::silent()).collect();
         let mailboxes = mesh(&doorbells, MAILBOX_MESSAGES);
         let cores = mailboxes.into_iter().zip(&doorbells).enumerate();
         let cores = cores.map(|(index, (mailbox, doorbell))| {
-            self.start_core(index, mailbox, Arc::clone(doorbell), &volume, &target)
+            self.start_core(index, mailbox, Arc::clone(doorbell), &volume, &target, &scheduling)
         });
         let cores = cores.collect();
         self.up = Some(Up { volume, cores });
@@ -190,6 +204,7 @@ impl Machine {
         doorbell: Arc<Doorbell>,
         volume: &Arc<Volume>,
         target: &Arc<Target>,
+        scheduling: &Arc<Scheduling>,
     ) -> Core {
         let channel = self.channel();
         let handle = Handle::new(doorbell, channel.clone(), Busy::virtual_time());
@@ -219,6 +234,8 @@ impl Machine {
             stores,
             pool,
             requests_max: self.plan.requests_max,
+            scheduling: Arc::clone(scheduling),
+            costs: self.plan.scheduling.costs,
         });
         let (connections, is_idle) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
         let (count, idle, watched) = (Rc::clone(&connections), Rc::clone(&is_idle), Rc::clone(&self.watched));
@@ -244,6 +261,15 @@ impl Machine {
         // A host that is stopped and started at once: its disk has nothing in flight.
         self.world.stop_host(self.host, Stop::Killed);
         self.world.start_host(self.host);
+    }
+
+    /// Requests that ran on another core than that of their connection, and those that waited for their turn among
+    /// tenants, in all its lives.
+    pub fn moved_and_held(&self) -> (u64, u64) {
+        self.monitors
+            .iter()
+            .map(|monitor| monitor.moved_and_held())
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// Whether cores tell what they do; they know it only after their next turn.

@@ -3,6 +3,7 @@
 //! In: a seed and a [`Scenario`]. Out: a [`Plan`], the same for the same two on every machine. Nothing here
 //! runs anything; printed with `{:#?}`, a plan says all that a failing seed was about.
 
+use crate::scheduling::SchedulingPlan;
 use octokv_base::random::mix;
 use octokv_base::{Nanos, Random};
 use octokv_engine::Durability;
@@ -129,6 +130,8 @@ pub struct NodePlan {
     pub outbox_bytes_max: usize,
     /// The disk.
     pub disk: DiskSettings,
+    /// Who is served where and when.
+    pub scheduling: SchedulingPlan,
 }
 
 /// One host of clients.
@@ -329,6 +332,8 @@ pub(crate) fn draw_node(random: &mut Random) -> NodePlan {
         receive_bytes_max: pick(random, &[1, 4, 100]) * (value_bytes_max as usize + 8192),
         outbox_bytes_max: pick(random, &[4096, 100_000, 16 << 20]),
         disk,
+        // Of a source of its own, so that everything else is as it would be without it.
+        scheduling: SchedulingPlan::draw(&mut random.clone()),
     }
 }
 

@@ -32,6 +32,10 @@ pub struct Figures {
     pub elapsed: Nanos,
     /// Deaths of the node, those during recovery included.
     pub crashes: u64,
+    /// Requests that ran on another core than that of their connection.
+    pub moved: u64,
+    /// Requests that waited for their turn among tenants.
+    pub held: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
     /// Device operations that were made to fail.
@@ -139,6 +143,7 @@ impl<'a> Play<'a> {
         let shared = self.shared.borrow();
         self.figures.operations = shared.answered;
         self.figures.served = shared.served;
+        (self.figures.moved, self.figures.held) = self.machine.moved_and_held();
         self.figures.elapsed = self.world.now();
         self.figures.device_errors = self.faults.failed();
         self.figures.trace = mix(self.world.trace() ^ shared.history.digest());

@@ -11,8 +11,9 @@ use octokv_engine::planted::{self as engine_planted, Bug as EngineBug};
 use octokv_engine::{Durability, Engine, Fault, Put, PutMode};
 use octokv_flash::{Device, FileDevice, Geometry};
 use octokv_node::blocks::{BlockVolume, Blocks};
+use octokv_node::scheduling::Scheduling;
 use octokv_node::stores::{Store, Stores};
-use octokv_node::{Parts, Turns, reactor};
+use octokv_node::{Costs, Parts, Turns, reactor};
 use octokv_runtime::virtual_world::{
     CrashPlan, DiskId, DiskSettings, HostId, Stop, VirtualSockets, VirtualWorld, WorldSettings,
 };
@@ -23,6 +24,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 const KEYS: u64 = 12;
@@ -102,6 +104,7 @@ impl Place {
         let mut sockets = world.sockets(self.node);
         let listeners = vec![sockets.listen(self.address()).expect("nobody else is on this host")];
         let mailbox = mesh(&[doorbell], 4).pop().expect("one core");
+        let scheduling = Scheduling::new(1, octokv_sched::Settings::default(), || Nanos::ZERO);
         let mut turns = reactor(Parts {
             sockets,
             local_address: |_: &VirtualSockets, _| None,
@@ -113,6 +116,8 @@ impl Place {
             stores,
             pool,
             requests_max: 64,
+            scheduling: Arc::new(scheduling.expect("defaults")),
+            costs: Costs::default(),
         });
         world.add_reactor(self.node, handle, move |now| turns.turn(now));
     }

@@ -3,6 +3,7 @@
 //! Every stream has TCP_NODELAY and is closed on exec. Nothing here blocks; "would block" is a value,
 //! because it is the common case.
 
+use octokv_base::Nanos;
 use std::io::{self, IoSlice, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -140,6 +141,18 @@ impl Stream {
     /// Our own address.
     pub fn local(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
+    }
+
+    /// The kernel's smoothed estimate of the time to the peer and back; `None` before it has one.
+    pub fn round_trip(&self) -> Option<Nanos> {
+        // SAFETY: all-zero is a valid tcp_info.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+        let (fd, into) = (self.0.as_raw_fd(), (&raw mut info).cast());
+        // SAFETY: `into` has `len` bytes, of which the kernel writes at most so many.
+        let got = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, into, &raw mut len) };
+        let known = check(got).is_ok() && info.tcpi_rtt > 0;
+        known.then(|| Nanos::from_micros(u64::from(info.tcpi_rtt)))
     }
 
     /// Why the stream ended, if the kernel knows; asking forgets it.

@@ -16,8 +16,9 @@ use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings};
 use octokv_flash::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_node::pace::Pace;
 use octokv_node::perform::Performer;
+use octokv_node::scheduling::Scheduling;
 use octokv_node::stores::{Store, Stores};
-use octokv_node::{Parts, Turns, namespace_of, reactor};
+use octokv_node::{Costs, Parts, Turns, namespace_of, reactor};
 use octokv_runtime::{
     Busy, Channel, Completed, DetachedSocket, DeviceQueue, Doorbell, FileId, Handle, ListenerId, Media,
     Operation, Received, Sent, SocketId, Sockets, Stage, mesh,
@@ -27,6 +28,7 @@ use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 const BLOCK_BYTES: u32 = 4096;
@@ -371,6 +373,7 @@ fn core(device_bytes: u64, sockets: Ends, handle: Handle, prices: Prices) -> Box
     stores.insert(NamespaceId(1), Store::Keys(performer));
     let mailbox = mesh(&[Doorbell::silent()], 4).remove(0);
     let address = "127.0.0.1:4420".parse().expect("an address");
+    let scheduling = Scheduling::new(1, octokv_sched::Settings::default(), || Nanos::ZERO);
     Box::new(reactor(Parts {
         sockets,
         local_address: |_: &Ends, _| None,
@@ -382,6 +385,8 @@ fn core(device_bytes: u64, sockets: Ends, handle: Handle, prices: Prices) -> Box
         stores,
         pool,
         requests_max: 1024,
+        scheduling: Arc::new(scheduling.expect("defaults")),
+        costs: Costs::default(),
     }))
 }
 

@@ -11,7 +11,7 @@ fn busy(target_ms: u64, kv_ms: u64, device_ms: u64) -> Stages {
 }
 
 fn core(busy: Stages, own_here: u64, moved_to: &[u64], ran_for: &[u64]) -> CoreCounters {
-    CoreCounters { busy, queue_depth: 0, own_here, moved_to: moved_to.to_vec(), ran_for: ran_for.to_vec() }
+    CoreCounters { busy, queue_depth: 0.0, own_here, moved_to: moved_to.to_vec(), ran_for: ran_for.to_vec() }
 }
 
 fn of_cores(cores: Vec<CoreCounters>) -> Counters {

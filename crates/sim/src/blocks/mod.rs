@@ -130,6 +130,7 @@ impl<'a> Play<'a> {
         self.figures.served = shared.served;
         self.figures.turned_away = shared.turned_away;
         self.figures.changes = self.operator.changes();
+        (self.figures.moved, self.figures.held) = self.node.moved_and_held();
         self.figures.elapsed = self.world.now();
         self.figures.device_errors = self.faults.failed();
         let digest = shared.histories.iter().fold(0, |sum, history| mix(sum ^ history.digest()));

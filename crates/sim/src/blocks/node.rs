@@ -12,12 +12,13 @@ use octokv_base::{NamespaceId, Pool};
 use octokv_engine::hash::HashEngine;
 use octokv_flash::{Device, FileDevice, Geometry};
 use octokv_node::blocks::{BlockVolume, Blocks};
+use octokv_node::scheduling::Scheduling;
 use octokv_node::stores::{Store, Stores};
 use octokv_node::{Message, Parts, Turns, reactor};
 use octokv_runtime::virtual_world::{DiskId, HostId, Stop, VirtualSockets, VirtualWorld};
 use octokv_runtime::{Busy, Channel, Doorbell, Handle, Mailbox, Sockets, mesh};
 use octokv_target::{NamespaceInfo, NamespaceKind, Target, TargetSettings};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,11 +27,15 @@ const PORT: u16 = 4420;
 const MAILBOX_MESSAGES: usize = 4;
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 
+type Arriving = Rc<RefCell<Vec<(NamespaceId, Store<HashEngine>)>>>;
+
 struct Core {
     handle: Handle,
     channel: Channel,
     pool: Pool,
     stores: Rc<Stores<HashEngine>>,
+    /// Those that it takes in before its next turn.
+    arriving: Arriving,
     connections: Rc<Cell<usize>>,
     requests: Rc<Cell<usize>>,
     is_idle: Rc<Cell<bool>>,
@@ -61,6 +66,8 @@ pub struct Node {
     faults: DiskFaults,
     /// Whether cores look after each turn whether they are idle; costs time.
     watched: Rc<Cell<bool>>,
+    /// The monitors of all its starts.
+    monitors: Vec<Arc<Scheduling>>,
     up: Option<Up>,
 }
 
@@ -70,7 +77,16 @@ impl Node {
         let host = world.add_host();
         let disks = plan.disks.iter().map(|disk| world.add_disk(host, disk.disk)).collect();
         let (world, plan) = (world.clone(), plan.clone());
-        Node { world, host, disks, plan, faults, watched: Rc::default(), up: None }
+        Node {
+            world,
+            host,
+            disks,
+            plan,
+            faults,
+            watched: Rc::default(),
+            monitors: Vec::new(),
+            up: None,
+        }
     }
 
     /// Where it listens.
@@ -100,11 +116,13 @@ impl Node {
         };
         let target = Target::new(settings, Vec::new());
         target.set_listeners(vec![self.address()]);
+        let scheduling = plan.scheduling.start(self.monitors.len(), plan.cores);
+        self.monitors.push(Arc::clone(&scheduling));
         let doorbells: Vec<_> = (0..plan.cores).map(|_| Doorbell::silent()).collect();
         let mailboxes = mesh(&doorbells, MAILBOX_MESSAGES);
         let cores = mailboxes.into_iter().zip(&doorbells).enumerate();
         let start = |(index, (mailbox, doorbell)): (usize, (Mailbox<Message>, &Arc<Doorbell>))| {
-            self.start_core(index, mailbox, Arc::clone(doorbell), &target)
+            self.start_core(index, mailbox, Arc::clone(doorbell), &target, &scheduling)
         };
         let cores = cores.map(start).collect();
         self.up = Some(Up { target, cores });
@@ -116,6 +134,7 @@ impl Node {
         mailbox: Mailbox<Message>,
         doorbell: Arc<Doorbell>,
         target: &Arc<Target>,
+        scheduling: &Arc<Scheduling>,
     ) -> Core {
         let channel = Channel::new(Box::new(self.world.queue(self.host)), self.plan.node.device_depth);
         let handle = Handle::new(doorbell, channel.clone(), Busy::virtual_time());
@@ -137,13 +156,22 @@ impl Node {
             stores: Rc::clone(&stores),
             pool: pool.clone(),
             requests_max: self.plan.node.requests_max,
+            scheduling: Arc::clone(scheduling),
+            costs: self.plan.node.scheduling.costs,
         });
         let (connections, requests, is_idle) = (Rc::default(), Rc::default(), Rc::new(Cell::new(true)));
-        let core = Core { handle: handle.clone(), channel, pool, stores, connections, requests, is_idle };
+        let arriving = Arriving::default();
+        let (newcomers, served) = (Rc::clone(&arriving), Rc::clone(&stores));
+        let core =
+            Core { handle: handle.clone(), channel, pool, stores, arriving, connections, requests, is_idle };
         let (count, begun, idle) =
             (Rc::clone(&core.connections), Rc::clone(&core.requests), Rc::clone(&core.is_idle));
         let watched = Rc::clone(&self.watched);
         self.world.add_reactor(self.host, handle, move |now| {
+            if !newcomers.borrow().is_empty() {
+                turns.refuse_absent(now);
+                newcomers.borrow_mut().drain(..).for_each(|(id, store)| served.insert(id, store));
+            }
             let busy = turns.turn(now);
             if watched.get() {
                 count.set(turns.connections());
@@ -177,7 +205,9 @@ impl Node {
         let core = &up.cores[core];
         let (pool, handle) = (core.pool.clone(), core.handle.clone());
         let (volume, device, name) = (Arc::clone(volume), self.device(core, disk), Rc::from("virtual disk"));
-        core.stores.insert(id, Store::Blocks(Blocks { volume, device, pool, handle, name }));
+        let store = Store::Blocks(Blocks { volume, device, pool, handle, name });
+        core.arriving.borrow_mut().push((id, store));
+        core.handle.doorbell().ring();
     }
 
     /// Shows a namespace to hosts.
@@ -197,8 +227,9 @@ impl Node {
 
     /// Takes a namespace from one core.
     pub fn detach(&self, core: usize, id: NamespaceId, leaving: &mut Leaving) {
-        let store = self.up.as_ref().and_then(|up| up.cores[core].stores.remove(id));
-        leaving.0.extend(store);
+        let Some(up) = &self.up else { return };
+        up.cores[core].arriving.borrow_mut().retain(|(newcomer, _)| *newcomer != id);
+        leaving.0.extend(up.cores[core].stores.remove(id));
     }
 
     /// Nothing that leaves yet.
@@ -220,6 +251,15 @@ impl Node {
         self.up = None;
         self.faults.clear();
         self.world.stop_host(self.host, stop);
+    }
+
+    /// Requests that ran on another core than that of their connection, and those that waited for their turn among
+    /// tenants, in all its lives.
+    pub fn moved_and_held(&self) -> (u64, u64) {
+        self.monitors
+            .iter()
+            .map(|monitor| monitor.moved_and_held())
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// Whether cores tell what they do; they know it only after their next turn.

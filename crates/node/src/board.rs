@@ -1,0 +1,355 @@
+//! What a core has done, in figures that every core can read: the monitor's source.
+//!
+//! ```text
+//!   core, by its Tally: begun, worked, answered, moved, … ──▶ Board, plain stores ──▶ monitor: Seen, now and a window ago
+//! ```
+//! In: what the core's reactor says as it happens. Out: sums since the start. One core writes a [`Board`], any reads it;
+//! readers may see one figure a little before another.
+//!
+//! # Waiting behind other flows
+//! OctoFAS compares a flow's response time with what it would be alone, which cannot be measured while it is not. What
+//! can be measured is how long its core worked for others while a request of it was in the node: from the begin of
+//! the turn in which it was received to its answer. That is taken for its wait behind other flows, up to the whole
+//! time. What it leaves out: bytes that wait in the kernel for the next turn, and a device that works for others.
+
+use octokv_base::Nanos;
+use octokv_runtime::{Busy, BusyReader, Stage};
+use octokv_sched::measure::Stages;
+use octokv_sched::{CoreId, FlowId};
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// A sum that one core adds to and all read.
+#[derive(Default)]
+struct Sum(AtomicU64);
+
+impl Sum {
+    #[inline]
+    fn add(&self, what: u64) {
+        // One writer: no read-modify-write needed.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(what), Ordering::Relaxed);
+    }
+    fn set(&self, what: u64) {
+        self.0.store(what, Ordering::Relaxed);
+    }
+    fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+struct FlowBoard {
+    begun: Sum,
+    answered: Sum,
+    bytes: Sum,
+    latency_ns: Sum,
+    waited_ns: Sum,
+    work_ns: Sum,
+    round_trip_ns: Sum,
+}
+
+/// One core's figures.
+pub struct Board {
+    busy: OnceLock<BusyReader>,
+    own_here: Sum,
+    moved_to: Box<[Sum]>,
+    ran_for: Box<[Sum]>,
+    held: Sum,
+    flows: Box<[FlowBoard]>,
+}
+
+/// What a core had done of one flow's at some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowSeen {
+    /// Requests that came over its connections.
+    pub begun: u64,
+    /// Those of them that were answered.
+    pub answered: u64,
+    /// Bytes of its connections, both ways.
+    pub bytes: u64,
+    /// The sum of the answered requests' times in the node.
+    pub latency: Nanos,
+    /// How much of that the core worked for others.
+    pub waited: Nanos,
+    /// How long the core worked for it.
+    pub work: Nanos,
+    /// The network's round trip as the core last heard of it; nothing where it has not.
+    pub round_trip: Nanos,
+}
+
+/// What a core had done at some time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Its time.
+    pub busy: Stages,
+    /// Requests of its own connections that ran here.
+    pub own_here: u64,
+    /// By core, that it sent there.
+    pub moved_to: Vec<u64>,
+    /// By core, that it ran for others.
+    pub ran_for: Vec<u64>,
+    /// That did not begin in the order in which they came, but when their turn was.
+    pub held: u64,
+    /// By flow.
+    pub flows: Vec<FlowSeen>,
+}
+
+impl Board {
+    /// The figures of one of `cores` cores, with so many flows.
+    pub fn new(cores: usize, flows: u32) -> Board {
+        let sums = || (0..cores).map(|_| Sum::default()).collect();
+        Board {
+            busy: OnceLock::new(),
+            own_here: Sum::default(),
+            moved_to: sums(),
+            ran_for: sums(),
+            held: Sum::default(),
+            flows: (0..flows).map(|_| FlowBoard::default()).collect(),
+        }
+    }
+
+    /// All of them, now.
+    pub fn seen(&self) -> Seen {
+        let spent = self.busy.get().map(BusyReader::spent).unwrap_or_default();
+        let sums = |sums: &[Sum]| sums.iter().map(Sum::read).collect();
+        let flow = |flow: &FlowBoard| FlowSeen {
+            begun: flow.begun.read(),
+            answered: flow.answered.read(),
+            bytes: flow.bytes.read(),
+            latency: Nanos(flow.latency_ns.read()),
+            waited: Nanos(flow.waited_ns.read()),
+            work: Nanos(flow.work_ns.read()),
+            round_trip: Nanos(flow.round_trip_ns.read()),
+        };
+        Seen {
+            busy: Stages {
+                target: spent[Stage::Target as usize],
+                kv: spent[Stage::Kv as usize],
+                device: spent[Stage::Device as usize],
+            },
+            own_here: self.own_here.read(),
+            moved_to: sums(&self.moved_to),
+            ran_for: sums(&self.ran_for),
+            held: self.held.read(),
+            flows: self.flows.iter().map(flow).collect(),
+        }
+    }
+}
+
+/// When a request came, and how long its core had worked for others then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    begun: Nanos,
+    others: Nanos,
+    /// Behind others on a core that it was moved to.
+    waited_elsewhere: Nanos,
+}
+
+/// What the core itself remembers of a flow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    work: Nanos,
+    /// As it was at the begin of the last turn that worked for it.
+    work_before: Nanos,
+    turn: u64,
+}
+
+/// A core's pen on its own [`Board`].
+pub struct Tally {
+    boards: Arc<[Board]>,
+    core: CoreId,
+    turn: Cell<u64>,
+    /// The turn's begin, and how long the core had worked for all flows then, and has now.
+    now: Cell<Nanos>,
+    work_before: Cell<Nanos>,
+    work: Cell<Nanos>,
+    own: RefCell<Box<[Own]>>,
+}
+
+impl Tally {
+    /// The pen of one of the cores that `boards` are of; `busy` is its account of time.
+    pub fn new(boards: Arc<[Board]>, core: CoreId, busy: &Busy) -> Tally {
+        let flows = boards[core.index()].flows.len();
+        // A core that starts again, as in a simulation, goes on with the first account.
+        let _ = boards[core.index()].busy.set(busy.reader());
+        Tally {
+            boards,
+            core,
+            turn: Cell::new(0),
+            now: Cell::new(Nanos::ZERO),
+            work_before: Cell::new(Nanos::ZERO),
+            work: Cell::new(Nanos::ZERO),
+            own: RefCell::new(vec![Own::default(); flows].into()),
+        }
+    }
+
+    fn board(&self) -> &Board {
+        &self.boards[self.core.index()]
+    }
+
+    /// A turn begins.
+    pub fn turn(&self, now: Nanos) {
+        self.now.set(now);
+        self.turn.set(self.turn.get() + 1);
+        self.work_before.set(self.work.get());
+    }
+
+    /// The core has worked for a flow.
+    #[inline]
+    pub fn worked(&self, flow: FlowId, span: Nanos) {
+        let own = &mut self.own.borrow_mut()[flow.0 as usize];
+        if own.turn != self.turn.get() {
+            own.turn = self.turn.get();
+            own.work_before = own.work;
+        }
+        own.work = own.work + span;
+        self.work.set(self.work.get() + span);
+        self.board().flows[flow.0 as usize].work_ns.add(span.0);
+    }
+
+    /// So many requests of a flow came in this turn: the stamp of each.
+    #[inline]
+    pub fn begun(&self, flow: FlowId, requests: u64) -> Stamp {
+        self.board().flows[flow.0 as usize].begun.add(requests);
+        let own = self.own.borrow()[flow.0 as usize];
+        let before = if own.turn == self.turn.get() { own.work_before } else { own.work };
+        Stamp {
+            begun: self.now.get(),
+            others: self.work_before.get().since(before),
+            waited_elsewhere: Nanos::ZERO,
+        }
+    }
+
+    /// How long the core has worked for others than a flow.
+    fn others(&self, flow: FlowId) -> Nanos {
+        self.work.get().since(self.own.borrow()[flow.0 as usize].work)
+    }
+
+    /// A request of a flow is answered, at `now`.
+    #[inline]
+    pub fn answered(&self, flow: FlowId, stamp: Stamp, now: Nanos) {
+        let latency = now.since(stamp.begun);
+        let waited = self.others(flow).since(stamp.others) + stamp.waited_elsewhere;
+        let board = &self.board().flows[flow.0 as usize];
+        board.answered.add(1);
+        board.latency_ns.add(latency.0);
+        board.waited_ns.add(waited.min(latency).0);
+    }
+
+    /// So many bytes went over a flow's connections.
+    pub fn bytes(&self, flow: FlowId, bytes: usize) {
+        self.board().flows[flow.0 as usize].bytes.add(bytes as u64);
+    }
+
+    /// The network's round trip of a flow.
+    pub fn round_trip(&self, flow: FlowId, round_trip: Nanos) {
+        self.board().flows[flow.0 as usize].round_trip_ns.set(round_trip.0);
+    }
+
+    /// So many requests of this core's connections run here.
+    #[inline]
+    pub fn own_here(&self, requests: u64) {
+        self.board().own_here.add(requests);
+    }
+
+    /// A request of this core's connections is sent to another core.
+    pub fn moved(&self, to: CoreId) {
+        self.board().moved_to[to.index()].add(1);
+    }
+
+    /// A request waits for its turn among tenants.
+    pub fn held(&self) {
+        self.board().held.add(1);
+    }
+
+    /// A request of another core's came to run here: its stamp until it goes back by [`Tally::ran_for`].
+    pub fn came(&self, flow: FlowId, stamp: Stamp) -> Stamp {
+        // On the other core it waits for nobody meanwhile; here it does from now on. The difference is wrapping.
+        Stamp { waited_elsewhere: Nanos(stamp.waited_elsewhere.0.wrapping_sub(self.others(flow).0)), ..stamp }
+    }
+
+    /// It goes back to the core that it came from.
+    pub fn ran_for(&self, from: CoreId, flow: FlowId, stamp: Stamp) -> Stamp {
+        self.board().ran_for[from.index()].add(1);
+        Stamp { waited_elsewhere: Nanos(stamp.waited_elsewhere.0.wrapping_add(self.others(flow).0)), ..stamp }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: FlowId = FlowId(1);
+    const B: FlowId = FlowId(2);
+
+    fn tallies(cores: usize) -> (Arc<[Board]>, Vec<Tally>) {
+        let boards: Arc<[Board]> = (0..cores).map(|_| Board::new(cores, 4)).collect();
+        let tally = |core| Tally::new(Arc::clone(&boards), CoreId::at(core), &Busy::virtual_time());
+        let tallies = (0..cores).map(tally).collect();
+        (boards, tallies)
+    }
+
+    #[test]
+    fn a_request_waits_for_what_its_core_does_for_others_while_it_is_there() {
+        let (boards, tallies) = tallies(1);
+        let tally = &tallies[0];
+        tally.turn(Nanos(1_000));
+        tally.worked(B, Nanos(100));
+        // What was done for B in this turn came first.
+        let stamp = tally.begun(A, 1);
+        tally.worked(A, Nanos(30));
+        tally.turn(Nanos(2_000));
+        tally.worked(B, Nanos(7));
+        tally.worked(A, Nanos(20));
+        tally.answered(A, stamp, Nanos(2_050));
+        let seen = boards[0].seen();
+        let want = FlowSeen {
+            begun: 1,
+            answered: 1,
+            latency: Nanos(1_050),
+            waited: Nanos(107),
+            work: Nanos(50),
+            ..FlowSeen::default()
+        };
+        assert_eq!(seen.flows[A.0 as usize], want);
+        // What is its own flow's is no wait, in the same turn and before.
+        tally.turn(Nanos(3_000));
+        tally.worked(A, Nanos(500));
+        let stamp = tally.begun(A, 1);
+        tally.worked(A, Nanos(400));
+        tally.answered(A, stamp, Nanos(4_000));
+        assert_eq!(boards[0].seen().flows[A.0 as usize].waited, want.waited);
+    }
+
+    #[test]
+    fn nobody_waits_longer_than_the_answer_takes() {
+        let (boards, tallies) = tallies(1);
+        tallies[0].turn(Nanos(10));
+        let stamp = tallies[0].begun(A, 1);
+        tallies[0].worked(B, Nanos(900));
+        tallies[0].answered(A, stamp, Nanos(15));
+        let seen = boards[0].seen().flows[A.0 as usize];
+        assert_eq!((seen.latency, seen.waited), (Nanos(5), Nanos(5)));
+    }
+
+    #[test]
+    fn a_request_that_was_moved_waits_on_both_cores() {
+        let (boards, tallies) = tallies(2);
+        let (home, away) = (&tallies[0], &tallies[1]);
+        away.worked(B, Nanos(77));
+        home.turn(Nanos(100));
+        let stamp = home.begun(A, 1);
+        home.moved(CoreId(1));
+        home.worked(B, Nanos(5));
+        let stamp = away.came(A, stamp);
+        away.worked(B, Nanos(40));
+        away.worked(A, Nanos(10));
+        let stamp = away.ran_for(CoreId(0), A, stamp);
+        home.answered(A, stamp, Nanos(400));
+        let (one, other) = (boards[0].seen(), boards[1].seen());
+        assert_eq!((one.flows[1].waited, one.flows[1].latency), (Nanos(45), Nanos(300)));
+        assert_eq!((one.moved_to, other.ran_for), (vec![0, 1], vec![1, 0]));
+        assert_eq!(other.flows[1].answered, 0, "it is the connection's core that answers");
+    }
+}

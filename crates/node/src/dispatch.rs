@@ -1,0 +1,247 @@
+//! Where a core's requests run, and when: the choices of `octokv_sched`, carried out request by request.
+//!
+//! ```text
+//!   requests of this core's connections ─▶ route ── Move ──▶ mailbox of that core
+//!                                            │ Here
+//!   requests of other cores ─────────────────┴─▶ keep ─┬──────────────────────────────▶ jobs
+//!                                                      ├─▶ Backward: dense flows ─poll─▶ jobs
+//!                                                      └─▶ Fair ──────────────────poll─▶ jobs
+//! ```
+//! In: jobs, the window's choice, the time. Out: jobs that begin here, jobs for other cores. Owned by one core.
+//!
+//! Invariants: a job leaves by exactly one way, once; one that came from another core is not moved again; no job is
+//! held for longer than the policy's bound (`octokv_sched::backward`, `octokv_sched::fair`); where nothing is chosen a
+//! request costs one comparison.
+
+use crate::board::Tally;
+use crate::flows::FLOWS_MAX;
+use crate::jobs::{Job, Jobs};
+use crate::planted::{self, Bug};
+use crate::scheduling::Window;
+use octokv_base::Nanos;
+use octokv_sched::plan::CorePlan;
+use octokv_sched::{
+    Backward, Charge, Chosen, CoreId, Cost, Fair, FairBounds, FlowId, FlowSettings, Route, Router, Settings,
+};
+use octokv_target::{Operation, Outcome};
+use std::collections::VecDeque;
+
+/// What the window's choice says of one flow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rule {
+    moves: bool,
+    backwardings: u32,
+}
+
+/// One core's choices.
+pub struct Dispatch {
+    core: CoreId,
+    chosen: Chosen,
+    rules: Box<[Rule]>,
+    router: Router,
+    backward: Backward<Job>,
+    fair: Fair<Job>,
+    /// Whether the fair queue knows a flow.
+    known: Box<[bool]>,
+    /// What it is told of each.
+    flow: FlowSettings,
+    /// What the fair queue had no room for, in the order in which it came.
+    refused: VecDeque<Job>,
+    /// How long answers to a flow have been of late, in bytes.
+    answer_bytes: Box<[u64]>,
+    /// Whether requests just begin: nothing is chosen, so nothing waits here.
+    is_plain: bool,
+}
+
+/// What a request costs a core, as a guess: a base for each, and time for its bytes, as they were measured of the hash engine
+/// in memory (docs/BENCHMARKS.md, 64 B and 4 KiB).
+fn cost_of(bytes: u64) -> Cost {
+    const BASE_NS: u64 = 1_000;
+    const BYTES_PER_NS: u64 = 4;
+    Cost { ns: BASE_NS + bytes / BYTES_PER_NS, bytes }
+}
+
+impl Dispatch {
+    /// Of one of `cores` cores, which holds at most so many requests.
+    pub fn new(core: CoreId, cores: usize, requests_max: usize) -> Dispatch {
+        let settings = Settings::default();
+        let bounds = FairBounds {
+            flows_max: FLOWS_MAX,
+            requests_max: (requests_max as u32).max(FLOWS_MAX),
+            in_flight_max: settings.in_flight,
+        };
+        Dispatch {
+            core,
+            chosen: Chosen::Nothing,
+            rules: vec![Rule::default(); FLOWS_MAX as usize].into(),
+            router: Router::new(cores),
+            backward: Backward::new(requests_max, settings.held_max),
+            fair: Fair::new(bounds),
+            known: vec![false; FLOWS_MAX as usize].into(),
+            flow: settings.flow,
+            refused: VecDeque::new(),
+            answer_bytes: vec![0; FLOWS_MAX as usize].into(),
+            is_plain: true,
+        }
+    }
+
+    /// A window has ended: what is chosen holds from now on. Where that is something else than before, what waits begins.
+    pub fn choose(&mut self, window: &Window, jobs: &mut Jobs, now: Nanos) {
+        let decision = &window.decision;
+        for flow in 0..FLOWS_MAX {
+            let rule = decision.rule(FlowId(flow));
+            self.rules[flow as usize] = Rule { moves: rule.moves, backwardings: rule.backwardings };
+        }
+        self.router.install(decision.of_core(self.core).unwrap_or(&CorePlan::default()));
+        self.backward.set_held_max(window.settings.held_max);
+        self.fair.set_in_flight_max(window.settings.in_flight);
+        if decision.chosen != self.chosen && !planted::is(Bug::StrandHeld) {
+            self.release(jobs);
+        }
+        self.chosen = decision.chosen;
+        self.is_plain = self.chosen == Chosen::Nothing;
+        if self.flow != window.settings.flow {
+            for flow in (0..FLOWS_MAX).filter(|&flow| self.known[flow as usize]) {
+                self.fair.change(FlowId(flow), &window.settings.flow, now);
+            }
+        }
+        self.flow = window.settings.flow;
+    }
+
+    /// Whether requests just begin, in the order in which they come.
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.is_plain
+    }
+
+    /// A request of one of this core's connections: where it runs.
+    pub fn route(&mut self, job: &Job) -> Route {
+        if !self.rules[job.flow.0 as usize].moves {
+            return Route::Here;
+        }
+        self.router.route()
+    }
+
+    /// A request that runs here, now or later.
+    pub fn keep(&mut self, job: Job, jobs: &mut Jobs, tally: &Tally, now: Nanos) {
+        match self.chosen {
+            Chosen::Intra | Chosen::Hybrid if self.backwardings(&job) > 0 => {
+                // With no room there it is not dense any more for this once.
+                match self.backward.push(job, now) {
+                    Ok(()) => tally.held(),
+                    Err(job) => jobs.push(job),
+                }
+            }
+            Chosen::Fair => self.queue(job, jobs, tally, now),
+            Chosen::Nothing | Chosen::Balance(_) | Chosen::Inter | Chosen::Intra | Chosen::Hybrid => {
+                jobs.push(job);
+            }
+        }
+    }
+
+    /// How often a request goes back: those of other cores do not (OctoFAS Algorithm 2: the poller forwards them).
+    fn backwardings(&self, job: &Job) -> u32 {
+        if job.home == self.core { self.rules[job.flow.0 as usize].backwardings } else { 0 }
+    }
+
+    fn queue(&mut self, mut job: Job, jobs: &mut Jobs, tally: &Tally, now: Nanos) {
+        let flow = job.flow;
+        let cost = cost_of(match &job.operation {
+            Operation::Store { value_bytes, .. } => u64::from(*value_bytes),
+            Operation::Write { data, .. } | Operation::Compare { data, .. } => data.len() as u64,
+            // As long as those before: a host may name more room than its values need.
+            Operation::Retrieve { .. } | Operation::List { .. } | Operation::Read { .. } => {
+                self.answer_bytes[flow.0 as usize]
+            }
+            Operation::Delete { .. }
+            | Operation::Exist { .. }
+            | Operation::Flush
+            | Operation::WriteZeroes { .. }
+            | Operation::Deallocate { .. }
+            | Operation::Verify { .. } => 0,
+        });
+        if !std::mem::replace(&mut self.known[flow.0 as usize], true) {
+            self.fair.add(flow, &self.flow, now);
+        }
+        if let Some(charge) = self.fair.pass(flow, cost, now) {
+            job.charge = Some(charge);
+            jobs.push(job);
+            return;
+        }
+        match self.fair.offer(flow, cost, job, now) {
+            Ok(()) => tally.held(),
+            Err(job) => self.refused.push_back(job),
+        }
+    }
+
+    /// Lets those begin whose turn it is. Gives whether it did anything.
+    pub fn poll(&mut self, jobs: &mut Jobs, tally: &Tally, now: Nanos) -> bool {
+        if self.is_plain {
+            return false;
+        }
+        let mut worked = false;
+        if !self.backward.is_empty() {
+            let (core, rules) = (self.core, &self.rules);
+            let backwardings =
+                |job: &Job| if job.home == core { rules[job.flow.0 as usize].backwardings } else { 0 };
+            let polled = self.backward.poll(now, usize::MAX, backwardings, |job| jobs.push(job));
+            worked |= polled.forwarded + polled.rotated > 0;
+        }
+        while let Some((charge, mut job)) = self.fair.next(now) {
+            job.charge = Some(charge);
+            jobs.push(job);
+            worked = true;
+        }
+        for _ in 0..self.refused.len() {
+            let Some(job) = self.refused.pop_front() else { break };
+            self.keep(job, jobs, tally, now);
+        }
+        worked
+    }
+
+    /// A request has ended that was charged for.
+    pub fn done(&mut self, charge: Charge, outcome: &Outcome) {
+        let bytes = match outcome {
+            Outcome::Value { bytes, .. } | Outcome::Listing { bytes, .. } => Some(*bytes as u64),
+            Outcome::Blocks { buffer } => Some(buffer.len() as u64),
+            _ => None,
+        };
+        if let Some(bytes) = bytes {
+            let mean = &mut self.answer_bytes[charge.flow().0 as usize];
+            *mean = (*mean * 7 + bytes) / 8;
+        }
+        self.fair.done(charge, bytes.map(|bytes| cost_of(bytes).ns));
+    }
+
+    /// Whether requests that end have to be told to [`Dispatch::done`] before others begin.
+    #[inline]
+    pub fn is_charging(&self) -> bool {
+        self.fair.in_flight() > 0
+    }
+
+    /// Lets everything begin that waits here.
+    pub fn release(&mut self, jobs: &mut Jobs) {
+        self.backward.poll(Nanos::NEVER, usize::MAX, |_| 0, |job| jobs.push(job));
+        for flow in (0..FLOWS_MAX).filter(|&flow| std::mem::take(&mut self.known[flow as usize])) {
+            self.fair.remove(FlowId(flow), |job| jobs.push(job));
+        }
+        self.refused.drain(..).for_each(|job| jobs.push(job));
+    }
+
+    /// Whether no more is to be received: a flow has more waiting than its part.
+    pub fn is_full(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// How many requests wait here.
+    pub fn len(&self) -> usize {
+        self.backward.len() + self.fair.waiting() + self.refused.len()
+    }
+
+    /// When there will be something to do without anything having come.
+    pub fn next_deadline(&self, now: Nanos) -> Nanos {
+        // Requests that go back are looked at in every turn.
+        let backward = if self.backward.is_empty() { Nanos::NEVER } else { now };
+        backward.min(self.fair.next_deadline())
+    }
+}

@@ -1,0 +1,257 @@
+//! What is measured of a node, and what is chosen for its cores: the monitor, shared by all of them.
+//!
+//! ```text
+//!   every W, the least busy core:   boards ─▶ counters ─▶ sched::measure ─▶ sched::choose ─▶ Window
+//!   every core, at its next turn:   a new window? ─▶ takes its part (crate::dispatch), tells the network's round trips
+//! ```
+//! In: what cores write on their boards, settings of an operator. Out: the last [`Window`], its number. A core pays two
+//! loads a turn for it; who measures changes with the load (OctoKV §IV-D). A core that sleeps does not wake for a
+//! window but for the one that measures next.
+//!
+//! Invariants: one core measures at a time; a window's figures are differences of what cores had done at its begin and end,
+//! so that sums over windows are kept; settings are checked before they are here.
+
+use crate::board::{Board, FlowSeen, Seen};
+use crate::flows::{FLOWS_MAX, Flows};
+use octokv_base::Nanos;
+use octokv_sched::measure::{CoreCounters, FlowCounters, Stages};
+use octokv_sched::{Counters, Decision, Figures, FlowId, SettingError, Settings, choose, measure};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// What was measured in a window, and what was chosen by it.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// Its number, from 1 on.
+    pub number: u64,
+    /// When it ended.
+    pub ended: Nanos,
+    /// How long it was.
+    pub length: Nanos,
+    /// What is done until the next one ends.
+    pub decision: Decision,
+    /// What it was chosen by.
+    pub figures: Figures,
+    /// As it was counted.
+    pub counters: Counters,
+    /// The hosts of the flows, by number.
+    pub hosts: Vec<(FlowId, String)>,
+    /// What the policy was told.
+    pub settings: Settings,
+    /// Which core measured, and how long that took it; nothing in virtual time.
+    pub measured_by: usize,
+    /// How long.
+    pub took: Nanos,
+}
+
+struct Monitor {
+    settings: Settings,
+    /// What cores had done when the window began, and when that was; nothing before the first.
+    begun: Option<(Nanos, Vec<Seen>)>,
+    last: Option<Arc<Window>>,
+}
+
+/// The monitor, and what it reads.
+pub struct Scheduling {
+    boards: Arc<[Board]>,
+    flows: Flows,
+    monitor: Mutex<Monitor>,
+    /// How many windows have ended.
+    windows: AtomicU64,
+    /// When the window that runs ends, in nanoseconds, and which core ends it.
+    ends_ns: AtomicU64,
+    measures: AtomicUsize,
+    clock: Clock,
+}
+
+/// What a core has to do with the window that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Nothing.
+    Not,
+    /// It must have a turn then, to end it.
+    Until(Nanos),
+    /// It has just ended one, and this core ends the next: wake it, so that it knows.
+    Handed(usize),
+}
+
+/// Gives the time within a turn, to tell what measuring costs.
+pub type Clock = fn() -> Nanos;
+
+impl Scheduling {
+    /// Of a node of so many cores.
+    ///
+    /// # Errors
+    /// What the settings may not be.
+    pub fn new(cores: usize, settings: Settings, clock: Clock) -> Result<Scheduling, SettingError> {
+        settings.check()?;
+        Ok(Scheduling {
+            boards: (0..cores).map(|_| Board::new(cores, FLOWS_MAX)).collect(),
+            flows: Flows::default(),
+            monitor: Mutex::new(Monitor { settings, begun: None, last: None }),
+            windows: AtomicU64::new(0),
+            ends_ns: AtomicU64::new(0),
+            measures: AtomicUsize::new(0),
+            clock,
+        })
+    }
+
+    /// The cores' figures.
+    pub fn boards(&self) -> &Arc<[Board]> {
+        &self.boards
+    }
+
+    /// Who is which flow.
+    pub fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// How many windows have ended: a core looks whether it is another number than before.
+    #[inline]
+    pub fn windows(&self) -> u64 {
+        self.windows.load(Ordering::Acquire)
+    }
+
+    /// The last window.
+    pub fn window(&self) -> Option<Arc<Window>> {
+        self.monitor.lock().last.clone()
+    }
+
+    /// Since the start: requests that ran on another core than that of their connection, and those that waited for
+    /// their turn among tenants.
+    pub fn moved_and_held(&self) -> (u64, u64) {
+        let seen = self.boards.iter().map(Board::seen);
+        seen.fold((0, 0), |(moved, held), seen| (moved + seen.moved_to.iter().sum::<u64>(), held + seen.held))
+    }
+
+    /// What the policy is told.
+    pub fn settings(&self) -> Settings {
+        self.monitor.lock().settings.clone()
+    }
+
+    /// Tells it something else, which holds from the next window's end on.
+    ///
+    /// # Errors
+    /// What it may not be; then nothing has changed.
+    pub fn set(&self, settings: Settings) -> Result<(), SettingError> {
+        settings.check()?;
+        let mut monitor = self.monitor.lock();
+        // A shorter window does not wait for the end of a longer one.
+        if let Some((begun, _)) = monitor.begun {
+            let ends = (begun + settings.window).0;
+            self.ends_ns.store(ends.min(self.ends_ns.load(Ordering::Relaxed)), Ordering::Release);
+        }
+        monitor.settings = settings;
+        Ok(())
+    }
+
+    /// Called by every core in every turn. Ends the window when it is due and this core is the one to do it.
+    #[inline]
+    pub fn watch(&self, core: usize, now: Nanos) -> Watch {
+        if self.measures.load(Ordering::Relaxed) != core {
+            return Watch::Not;
+        }
+        let ends = Nanos(self.ends_ns.load(Ordering::Acquire));
+        if now < ends { Watch::Until(ends) } else { self.end_window(core, now) }
+    }
+
+    #[cold]
+    fn end_window(&self, core: usize, now: Nanos) -> Watch {
+        let mut monitor = self.monitor.lock();
+        let began = (self.clock)();
+        let seen: Vec<Seen> = self.boards.iter().map(Board::seen).collect();
+        let length = monitor.settings.window;
+        if let Some((begun, before)) = monitor.begun.take() {
+            let hosts = self.flows.names();
+            let counters = counters(now.since(begun), &before, &seen);
+            let figures = measure(&counters);
+            let decision = choose(&figures, &monitor.settings);
+            let number = self.windows.load(Ordering::Relaxed) + 1;
+            let next = figures.least_busy().index();
+            let window = Window {
+                number,
+                ended: now,
+                length: now.since(begun),
+                decision,
+                figures,
+                counters,
+                hosts,
+                settings: monitor.settings.clone(),
+                measured_by: core,
+                took: (self.clock)().since(began),
+            };
+            monitor.last = Some(Arc::new(window));
+            self.windows.store(number, Ordering::Release);
+            self.ends_ns.store((now + length).0, Ordering::Release);
+            self.measures.store(next, Ordering::Release);
+        } else {
+            self.ends_ns.store((now + length).0, Ordering::Release);
+        }
+        monitor.begun = Some((now, seen));
+        match self.measures.load(Ordering::Relaxed) {
+            next if next == core => Watch::Until(now + length),
+            next => Watch::Handed(next),
+        }
+    }
+}
+
+/// What was done between two looks at every core.
+fn counters(window: Nanos, before: &[Seen], now: &[Seen]) -> Counters {
+    let less = |now: &[u64], before: &[u64]| -> Vec<u64> {
+        now.iter().zip(before).map(|(now, before)| now.saturating_sub(*before)).collect()
+    };
+    let core = |(now, before): (&Seen, &Seen)| CoreCounters {
+        busy: Stages {
+            target: now.busy.target.since(before.busy.target),
+            kv: now.busy.kv.since(before.busy.kv),
+            device: now.busy.device.since(before.busy.device),
+        },
+        queue_depth: depth(window, now, before),
+        own_here: now.own_here.saturating_sub(before.own_here),
+        moved_to: less(&now.moved_to, &before.moved_to),
+        ran_for: less(&now.ran_for, &before.ran_for),
+    };
+    let flow = |number: u32| {
+        let at = number as usize;
+        let of_cores = || now.iter().zip(before).map(|(now, before)| (now.flows[at], before.flows[at]));
+        let sum = |figure: fn(&FlowSeen) -> u64| -> u64 {
+            of_cores().map(|(now, before)| figure(&now).saturating_sub(figure(&before))).sum()
+        };
+        let requests_by_core: Vec<u64> =
+            of_cores().map(|(now, before)| now.answered.saturating_sub(before.answered)).collect();
+        let waiting = of_cores().map(|(now, _)| now.begun.saturating_sub(now.answered)).sum();
+        // The mean over the cores that have one, by what came over them.
+        let trips = || of_cores().filter(|(now, _)| now.round_trip > Nanos::ZERO);
+        let weight = |now: &FlowSeen, before: &FlowSeen| now.answered.saturating_sub(before.answered).max(1);
+        let weights: u64 = trips().map(|(now, before)| weight(&now, &before)).sum();
+        let weighed: u128 = trips()
+            .map(|(now, before)| u128::from(now.round_trip.0) * u128::from(weight(&now, &before)))
+            .sum();
+        FlowCounters {
+            flow: FlowId(number),
+            requests_by_core,
+            bytes: sum(|seen| seen.bytes),
+            latency: Nanos(sum(|seen| seen.latency.0)),
+            waited: Nanos(sum(|seen| seen.waited.0)),
+            round_trip: Nanos((weighed / u128::from(weights.max(1))) as u64),
+            waiting,
+        }
+    };
+    let is_there = |flow: &FlowCounters| {
+        flow.waiting > 0 || flow.bytes > 0 || flow.requests_by_core.iter().any(|&n| n > 0)
+    };
+    Counters {
+        window,
+        cores: now.iter().zip(before).map(core).collect(),
+        flows: (0..FLOWS_MAX).map(flow).filter(is_there).collect(),
+    }
+}
+
+/// How many requests of its connections a core had on average, by Little's law: the time that those which were answered
+/// had been there, over the window's.
+fn depth(window: Nanos, now: &Seen, before: &Seen) -> f64 {
+    let flows = now.flows.iter().zip(&before.flows);
+    let latency: u64 = flows.map(|(now, before)| now.latency.since(before.latency).0).sum();
+    latency as f64 / window.0.max(1) as f64
+}
