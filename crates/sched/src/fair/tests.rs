@@ -97,14 +97,17 @@ fn a_flow_that_is_alone_passes() {
 #[test]
 fn who_passed_has_had_that_when_others_come() {
     let mut queue = weighted(1, &[1, 1]);
-    let charge = queue.pass(FlowId(0), cost(100), Nanos::ZERO).unwrap();
-    for request in 0..4 {
-        queue.offer(FlowId(0), cost(10), request, Nanos::ZERO).unwrap();
-        queue.offer(FlowId(1), cost(25), request, Nanos::ZERO).unwrap();
+    // And again, when a while has passed.
+    for _ in 0..2 {
+        let charge = queue.pass(FlowId(0), cost(100), Nanos::ZERO).unwrap();
+        for request in 0..4 {
+            queue.offer(FlowId(0), cost(10), request, Nanos::ZERO).unwrap();
+            queue.offer(FlowId(1), cost(25), request, Nanos::ZERO).unwrap();
+        }
+        queue.done(charge, None);
+        let course: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
+        assert_eq!(course, [1, 1, 1, 1, 0, 0, 0, 0]);
     }
-    queue.done(charge, None);
-    let course: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
-    assert_eq!(course, [1, 1, 1, 1, 0, 0, 0, 0]);
 }
 
 #[test]
@@ -338,6 +341,15 @@ fn limits_are_held_over_every_span_and_used_up() {
                 assert!(used, "{settings:?}: {operations} operations, {bytes} bytes");
             }
         }
+    }
+}
+
+#[test]
+fn a_limit_loses_nothing_by_rounding() {
+    for (rate, amount, times, seconds) in [(3, 1, 3000, 1000), (1 << 40, 1 << 20, 3 << 20, 3), (7, 0, 9, 0)] {
+        let mut limit = Limit::new(rate, Nanos::from_millis(1), Nanos::ZERO);
+        (0..times).for_each(|_| limit.took(amount, Nanos::ZERO));
+        assert_eq!(limit.opens_at(), Nanos::from_secs(seconds), "{amount} at {rate}/s");
     }
 }
 
