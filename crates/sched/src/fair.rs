@@ -61,6 +61,7 @@ const TAG_BITS: u32 = 26;
 /// No request costs more; one that says so counts as this (68 s). 2^36 × 2^26 fits into a `u64`, and 2^64 of them into
 /// a tag.
 const COST_MAX_NS: u64 = 1 << 36;
+const _: () = assert!(COST_MAX_NS.leading_zeros() >= TAG_BITS);
 
 /// What a request is expected to take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

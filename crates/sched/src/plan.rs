@@ -94,7 +94,7 @@ pub struct CorePlan {
 impl CorePlan {
     /// How many leave within a window.
     pub fn leaving(&self) -> u64 {
-        self.shares.iter().map(|share| share.events).sum()
+        self.shares.iter().map(|share| share.events).fold(0, u64::saturating_add)
     }
 }
 
@@ -119,7 +119,7 @@ impl Plan {
     /// How many events come to a core within a window.
     pub fn arriving(&self, core: CoreId) -> u64 {
         let shares = self.cores.iter().flat_map(|plan| &plan.shares);
-        shares.filter(|share| share.to == core).map(|share| share.events).sum()
+        shares.filter(|share| share.to == core).map(|share| share.events).fold(0, u64::saturating_add)
     }
 
     /// From events by sender and receiver; `cells[from][to]`.

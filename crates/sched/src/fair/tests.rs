@@ -97,14 +97,17 @@ fn a_flow_that_is_alone_passes() {
 #[test]
 fn who_passed_has_had_that_when_others_come() {
     let mut queue = weighted(1, &[1, 1]);
-    let charge = queue.pass(FlowId(0), cost(100), Nanos::ZERO).unwrap();
-    for request in 0..4 {
-        queue.offer(FlowId(0), cost(10), request, Nanos::ZERO).unwrap();
-        queue.offer(FlowId(1), cost(25), request, Nanos::ZERO).unwrap();
+    // And again, when a while has passed.
+    for _ in 0..2 {
+        let charge = queue.pass(FlowId(0), cost(100), Nanos::ZERO).unwrap();
+        for request in 0..4 {
+            queue.offer(FlowId(0), cost(10), request, Nanos::ZERO).unwrap();
+            queue.offer(FlowId(1), cost(25), request, Nanos::ZERO).unwrap();
+        }
+        queue.done(charge, None);
+        let course: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
+        assert_eq!(course, [1, 1, 1, 1, 0, 0, 0, 0]);
     }
-    queue.done(charge, None);
-    let course: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
-    assert_eq!(course, [1, 1, 1, 1, 0, 0, 0, 0]);
 }
 
 #[test]
@@ -167,12 +170,12 @@ fn a_flow_that_goes_leaves_nothing_but_what_it_owes() {
     queue.remove(FlowId(0), |request| gone.push(request));
     assert_eq!((gone, queue.waiting(), queue.in_flight()), (vec![1, 2], 0, 1));
     queue.add(FlowId(0), &of_weight(2), Nanos::ZERO);
-    queue.offer(FlowId(0), cost(100), 9, Nanos::ZERO).unwrap();
-    (0..3).for_each(|request| queue.offer(FlowId(1), cost(30), request, Nanos::ZERO).unwrap());
+    (8..10).for_each(|request| queue.offer(FlowId(0), cost(100), request, Nanos::ZERO).unwrap());
+    (0..6).for_each(|request| queue.offer(FlowId(1), cost(30), request, Nanos::ZERO).unwrap());
     // It owed 100 ns, which at its new weight is a tag of 50: two requests of the other go first.
     queue.done(running, Some(1_000_000));
     let course: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
-    assert_eq!(course, [1, 1, 0, 1], "what ran of the old one is not the new one's");
+    assert_eq!(course, [1, 1, 0, 1, 1, 0, 1, 1], "what ran of the old one is not the new one's");
     // After a rest nothing is owed.
     queue.remove(FlowId(0), |_| ());
     queue.add(FlowId(0), &of_weight(1), Nanos::ZERO);
@@ -342,6 +345,15 @@ fn limits_are_held_over_every_span_and_used_up() {
 }
 
 #[test]
+fn a_limit_loses_nothing_by_rounding() {
+    for (rate, amount, times, seconds) in [(3, 1, 3000, 1000), (1 << 40, 1 << 20, 3 << 20, 3), (7, 0, 9, 0)] {
+        let mut limit = Limit::new(rate, Nanos::from_millis(1), Nanos::ZERO);
+        (0..times).for_each(|_| limit.took(amount, Nanos::ZERO));
+        assert_eq!(limit.opens_at(), Nanos::from_secs(seconds), "{amount} at {rate}/s");
+    }
+}
+
+#[test]
 fn who_is_at_a_limit_holds_nobody_up_and_saves_nothing_up() {
     let mut queue = weighted(1, &[1, 1]);
     let limited = FlowSettings { operations_per_s: Some(100), burst: Nanos::from_millis(1), ..of_weight(1) };
@@ -360,10 +372,20 @@ fn who_is_at_a_limit_holds_nobody_up_and_saves_nothing_up() {
     let course: Vec<Option<u32>> = (0..4).map(|_| serve(&mut queue, 10 * ms)).collect();
     assert_eq!(course.iter().filter(|flow| **flow == Some(0)).count(), 1, "{course:?}");
     assert!(queue.pass(FlowId(1), cost(1), Nanos(10 * ms)).is_none(), "somebody waits");
-    // Without the limit it goes on in turn, and does not catch up.
-    queue.change(FlowId(0), &of_weight(1), Nanos(10 * ms));
+    let course: Vec<Option<u32>> = (0..8).map(|_| serve(&mut queue, 100 * ms)).collect();
+    let own = course.iter().filter(|flow| **flow == Some(0)).count();
+    assert_eq!(own, 1, "what was not used within the burst is gone: {course:?}");
+    // With a longer burst, looked at late, it may send several at once: in turn with the other.
+    let limited = FlowSettings { operations_per_s: Some(100), burst: Nanos::from_secs(1), ..of_weight(1) };
+    queue.change(FlowId(0), &limited, Nanos(100 * ms));
+    (0..40).for_each(|_| _ = serve(&mut queue, 100 * ms));
+    (0..100).for_each(|request| queue.offer(FlowId(1), cost(10), request, Nanos(100 * ms)).unwrap());
+    let course: Vec<Option<u32>> = (0..8).map(|_| serve(&mut queue, 600 * ms)).collect();
+    assert_eq!(course.iter().filter(|flow| **flow == Some(0)).count(), 4, "it does not catch up: {course:?}");
+    // Nor without the limit.
+    queue.change(FlowId(0), &of_weight(1), Nanos(600 * ms));
     assert_eq!(queue.next_deadline(), Nanos::NEVER);
-    let own = (0..20).filter(|_| serve(&mut queue, 10 * ms) == Some(0)).count();
+    let own = (0..20).filter(|_| serve(&mut queue, 600 * ms) == Some(0)).count();
     assert!((9..=11).contains(&own), "{own}");
 }
 
