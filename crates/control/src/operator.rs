@@ -103,6 +103,7 @@ fn settings_of(added: &Added, format: FormatSettings) -> Result<NamespaceSetting
     Ok(NamespaceSettings {
         id: NamespaceId(added.nsid),
         device: device_of(&added.device, added.size_bytes, added.kind, block_bytes),
+        nand: None,
         content: match added.kind {
             Kind::Kv => Content::KeyValue { format: FormatSettings { namespace: added.nsid, ..format } },
             Kind::Block => Content::Blocks { block_bytes },

@@ -4,6 +4,7 @@
 //! - this file: the [`Device`] contract, its answers and its faults.
 //! - [`memory`]: blocks in this process's memory; nothing survives it.
 //! - [`file`](mod@file): a regular file or a raw block device, through a core's device channel.
+//! - [`nand`]: simulated flash over any device: its answers take the time of a real drive's.
 //! - [`fault`]: a wrapper that makes any device fail: rot, misdirection, staleness, errors, slowness.
 //! - [`power`]: a disk whose power can be cut at any write or flush, for tests. (The simulator's disks are those of
 //!   `octokv_runtime::virtual_world`.)
@@ -11,10 +12,12 @@
 pub mod fault;
 pub mod file;
 pub mod memory;
+pub mod nand;
 pub mod power;
 
 pub use file::FileDevice;
 pub use memory::{Memory, MemoryDevice};
+pub use nand::NandDevice;
 
 use octokv_base::{Buffer, Lba};
 use octokv_runtime::io::{Completed, Ticket};
@@ -130,7 +133,7 @@ impl Pending {
     pub fn ticket(ticket: Ticket) -> Pending {
         Pending(State::Ticket(ticket))
     }
-    /// Whatever `future` says; costs an allocation, so for tests and faults.
+    /// Whatever `future` says; costs an allocation, so for tests, faults and simulated devices.
     pub fn later(future: impl Future<Output = Done> + 'static) -> Pending {
         Pending(State::Later(Box::pin(future)))
     }

@@ -45,6 +45,11 @@ impl Memory {
         Ok(Arc::new(Memory { stripes: stripes?, stripe_bytes, geometry }))
     }
 
+    /// Its shape.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
     /// Calls `each` with every stripe's part of `len` bytes from byte `offset`, in order.
     fn parts(&self, offset: u64, len: usize, mut each: impl FnMut(&mut [u8], std::ops::Range<usize>)) {
         let mut done = 0;

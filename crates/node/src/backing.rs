@@ -17,11 +17,13 @@ use octokv_engine::hash::superblock::{
 };
 use octokv_engine::hash::{self, HashEngine, OpenSettings, Report, Volume};
 use octokv_engine::{Durability, Fault};
-use octokv_flash::{Device, DeviceError, FileDevice, Geometry, Memory, MemoryDevice};
-use octokv_runtime::{Channel, DeviceDriver, Doorbell, Handle, Media, block_on, device_queue};
+use octokv_flash::nand::{Drive, Model, SharedModel};
+use octokv_flash::{Device, DeviceError, FileDevice, Geometry, Memory, MemoryDevice, NandDevice};
+use octokv_runtime::{Busy, Channel, DeviceDriver, Doorbell, Handle, Media, block_on, device_queue, real};
 use octokv_sys::file::open_device;
 use octokv_sys::process::{available_memory_bytes, random_u64};
 use octokv_target::{NamespaceInfo, NamespaceKind};
+use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
@@ -33,15 +35,56 @@ const FORMATTED_BYTES: u64 = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
 
 /// A device, opened once for the process.
 #[derive(Clone)]
-enum Backing {
+struct Backing {
+    store: Storage,
+    /// The drive whose times its answers take.
+    drive: Option<SharedModel>,
+}
+
+#[derive(Clone)]
+enum Storage {
     Memory(Arc<Memory>),
     File(Media),
 }
 
 impl Backing {
+    /// Opens it, and says whether it may be formatted: see [`Storage::open`], and memory that plays a drive.
+    fn open(settings: &DeviceSettings, drive: Option<&Drive>) -> Result<(Backing, bool), StartError> {
+        let (store, new) = Storage::open(settings)?;
+        let Some(drive) = drive else { return Ok((Backing { store, drive: None }, new)) };
+        let (bytes, block_bytes) = store.size();
+        if bytes > drive.capacity_bytes {
+            let why = format!(
+                "{bytes} bytes are more than a {} has: {} bytes",
+                drive.product, drive.capacity_bytes
+            );
+            return Err(StartError::Setting { name: "size", why });
+        }
+        let new = new || matches!(store, Storage::Memory(_));
+        let model = Model::new(*drive, block_bytes);
+        let model = if new { model } else { model.holding_old() };
+        tracing::info!(device = store.name(), drive = drive.product, "answers take a drive's time");
+        Ok((Backing { store, drive: Some(Arc::new(Mutex::new(model))) }, new))
+    }
+
+    fn name(&self) -> String {
+        self.store.name()
+    }
+
+    /// One core's view of the device.
+    fn view(&self, handle: &Handle) -> io::Result<Rc<dyn Device>> {
+        let device = self.store.view(&handle.channel())?;
+        Ok(match &self.drive {
+            None => device,
+            Some(model) => Rc::new(NandDevice::new(device, Arc::clone(model), handle.clone())),
+        })
+    }
+}
+
+impl Storage {
     /// Opens it, and says whether it is a file that was made for us and may be formatted: just now, or by a
     /// start that was killed before it had formatted it.
-    fn open(settings: &DeviceSettings) -> Result<(Backing, bool), StartError> {
+    fn open(settings: &DeviceSettings) -> Result<(Storage, bool), StartError> {
         match settings {
             DeviceSettings::Memory { bytes, block_bytes } => {
                 // It is touched as it fills: more than there is would end this process, or another.
@@ -51,7 +94,7 @@ impl Backing {
                     return Err(StartError::Setting { name: "size", why });
                 }
                 let memory = Memory::new(*bytes, *block_bytes).map_err(StartError::System)?;
-                Ok((Backing::Memory(memory), false))
+                Ok((Storage::Memory(memory), false))
             }
             DeviceSettings::File { path, create_bytes } => {
                 let name = path.display().to_string();
@@ -61,23 +104,31 @@ impl Backing {
                     || (create_bytes.is_some()
                         && !file.is_block_device()
                         && !file.holds_data_from(FORMATTED_BYTES));
-                Ok((Backing::File(Media::file(file)), new))
+                Ok((Storage::File(Media::file(file)), new))
             }
         }
     }
 
     fn name(&self) -> String {
         match self {
-            Backing::Memory(_) => "memory".to_owned(),
-            Backing::File(media) => media.name.to_string(),
+            Storage::Memory(_) => "memory".to_owned(),
+            Storage::File(media) => media.name.to_string(),
+        }
+    }
+
+    /// Its size, and that of a block, in bytes.
+    fn size(&self) -> (u64, u32) {
+        match self {
+            Storage::Memory(memory) => (memory.geometry().bytes(), memory.geometry().block_bytes),
+            Storage::File(media) => (media.size_bytes, media.block_bytes),
         }
     }
 
     /// One core's view of the device.
     fn view(&self, channel: &Channel) -> io::Result<Rc<dyn Device>> {
         Ok(match self {
-            Backing::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
-            Backing::File(media) => {
+            Storage::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
+            Storage::File(media) => {
                 let blocks = media.size_bytes / u64::from(media.block_bytes);
                 let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
                 Rc::new(FileDevice::new(channel.clone(), channel.open(media)?, geometry, self.name()))
@@ -115,7 +166,6 @@ pub(crate) struct Held {
 /// What a core makes its stores of.
 pub(crate) struct CoreParts<'a> {
     pub core: usize,
-    pub channel: &'a Channel,
     pub pool: &'a Pool,
     pub handle: &'a Handle,
 }
@@ -123,15 +173,15 @@ pub(crate) struct CoreParts<'a> {
 impl Held {
     /// Opens a namespace, after formatting its device where that is asked for or the file is new.
     pub fn open(settings: &NamespaceSettings, opening: Opening) -> Result<Held, StartError> {
-        let (backing, new) = Backing::open(&settings.device)?;
-        let (channel, ..) = own_channel(opening.driver, opening.device_depth)?;
-        let device = backing.view(&channel).map_err(StartError::System)?;
+        let (backing, new) = Backing::open(&settings.device, settings.nand)?;
+        let handle = own_handle(opening.driver, opening.device_depth)?;
+        let device = backing.view(&handle).map_err(StartError::System)?;
         let contents = match &settings.content {
             Content::KeyValue { .. } => {
-                Contents::Keys(open_volume(settings, opening, (&channel, &device), new)?)
+                Contents::Keys(open_volume(settings, opening, (&handle, &device), new)?)
             }
             Content::Blocks { block_bytes } => {
-                make_free(settings, &channel, &*device)?;
+                make_free(settings, &handle, &*device)?;
                 let volume = BlockVolume::new(*block_bytes, device.geometry().bytes());
                 if volume.size_bytes() == 0 {
                     let why = format!("{} holds not one block of {block_bytes} bytes", backing.name());
@@ -174,8 +224,8 @@ impl Held {
 
     /// One core's store of it.
     pub fn store(&self, parts: &CoreParts<'_>) -> io::Result<Store<HashEngine>> {
-        let CoreParts { core, channel, pool, handle } = *parts;
-        let device = self.backing.view(channel)?;
+        let CoreParts { core, pool, handle } = *parts;
+        let device = self.backing.view(handle)?;
         let name = Rc::from(self.name());
         let (pool, handle) = (pool.clone(), handle.clone());
         Ok(match &self.contents {
@@ -198,31 +248,32 @@ impl Held {
     /// Closes it in order, once no core uses it.
     pub fn close(&self, opening: Opening) -> Result<(), Fault> {
         let no_queue = |_| Fault::ReadOnly;
-        let (channel, ..) = own_channel(opening.driver, opening.device_depth).map_err(no_queue)?;
-        let device = self.backing.view(&channel).map_err(|_| Fault::ReadOnly)?;
+        let handle = own_handle(opening.driver, opening.device_depth).map_err(no_queue)?;
+        let device = self.backing.view(&handle).map_err(|_| Fault::ReadOnly)?;
         match &self.contents {
             Contents::Keys(volume) => {
                 let engine = HashEngine::new(Arc::clone(volume), 0, device, Pool::new(1 << 20));
-                finish(&channel, engine.checkpoint(true))
+                finish(&handle, engine.checkpoint(true))
             }
-            Contents::Blocks(_) => finish(&channel, device.flush()).result.map_err(Fault::Device),
+            Contents::Blocks(_) => finish(&handle, device.flush()).result.map_err(Fault::Device),
         }
     }
 }
 
-/// A channel for the calling thread alone.
-pub(crate) fn own_channel(
-    driver: DeviceDriver,
-    depth: usize,
-) -> Result<(Channel, Arc<Doorbell>, DeviceDriver), StartError> {
+/// Devices and timers for the calling thread alone.
+fn own_handle(driver: DeviceDriver, depth: usize) -> Result<Handle, StartError> {
     let doorbell = Doorbell::new().map_err(StartError::System)?;
-    let (queue, driver) = device_queue(driver, depth, &doorbell).map_err(StartError::System)?;
-    Ok((Channel::new(queue, depth), doorbell, driver))
+    let (queue, _) = device_queue(driver, depth, &doorbell).map_err(StartError::System)?;
+    let handle = Handle::new(doorbell, Channel::new(queue, depth), Busy::real());
+    handle.begin_turn(real::now());
+    Ok(handle)
 }
 
-/// Runs a future of the calling thread's channel to its end.
-fn finish<T>(channel: &Channel, future: impl Future<Output = T>) -> T {
+/// Runs a future of the calling thread's devices to its end.
+fn finish<T>(handle: &Handle, future: impl Future<Output = T>) -> T {
+    let channel = handle.channel();
     block_on(future, || {
+        handle.begin_turn(real::now());
         channel.poll();
     })
 }
@@ -231,7 +282,7 @@ fn finish<T>(channel: &Channel, future: impl Future<Output = T>) -> T {
 fn open_volume(
     settings: &NamespaceSettings,
     opening: Opening,
-    (channel, device): (&Channel, &Rc<dyn Device>),
+    (handle, device): (&Handle, &Rc<dyn Device>),
     new: bool,
 ) -> Result<Arc<Volume>, StartError> {
     let Content::KeyValue { format } = &settings.content else { unreachable!("keys are asked for") };
@@ -242,12 +293,12 @@ fn open_volume(
         None => random_u64().map_err(StartError::System)?,
     };
     let pool = Pool::new(64 << 20);
-    let unwritten = new && finish(channel, is_blank(&**device)).map_err(|error| failed(error.into()))?;
+    let unwritten = new && finish(handle, is_blank(&**device)).map_err(|error| failed(error.into()))?;
     if settings.existing == Existing::GiveUp || unwritten {
-        finish(channel, hash::format(&**device, &format)).map_err(failed)?;
+        finish(handle, hash::format(&**device, &format)).map_err(failed)?;
     }
     let open = OpenSettings { durability: opening.durability, cores: opening.cores };
-    finish(channel, hash::open(device, &pool, open, &format)).map_err(failed)
+    finish(handle, hash::open(device, &pool, open, &format)).map_err(failed)
 }
 
 /// Whether the part that a format writes is all zeros.
@@ -259,13 +310,13 @@ async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
 
 /// A device that holds a volume of keys is not taken for blocks, unless it is to be given up: then the volume is
 /// wiped out, so that nobody takes what is left for one.
-fn make_free(settings: &NamespaceSettings, channel: &Channel, device: &dyn Device) -> Result<(), StartError> {
+fn make_free(settings: &NamespaceSettings, handle: &Handle, device: &dyn Device) -> Result<(), StartError> {
     if settings.existing == Existing::Keep {
         return Ok(());
     }
     let failed =
         |error: DeviceError| StartError::Volume { name: device.name().to_owned(), error: error.into() };
-    let held = finish(channel, holds_keys(device)).map_err(failed)?;
+    let held = finish(handle, holds_keys(device)).map_err(failed)?;
     if held && settings.existing == Existing::Check {
         let why = format!(
             "{} holds an octokv volume of keys; it was left as it is (--format gives up what it holds, --keep \
@@ -275,7 +326,7 @@ fn make_free(settings: &NamespaceSettings, channel: &Channel, device: &dyn Devic
         return Err(StartError::Setting { name: "device", why });
     }
     if held {
-        finish(channel, wipe(device)).map_err(failed)?;
+        finish(handle, wipe(device)).map_err(failed)?;
     }
     Ok(())
 }
@@ -323,10 +374,10 @@ pub fn namespace_of(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
 /// keys are done.
 pub fn check_device(path: &Path, progress: impl FnMut(u64, u64)) -> Result<Report, StartError> {
     let settings = DeviceSettings::File { path: path.to_owned(), create_bytes: None };
-    let (backing, _) = Backing::open(&settings)?;
-    let (channel, ..) = own_channel(DeviceDriver::Auto, 64)?;
-    let device = backing.view(&channel).map_err(StartError::System)?;
+    let (backing, _) = Backing::open(&settings, None)?;
+    let handle = own_handle(DeviceDriver::Auto, 64)?;
+    let device = backing.view(&handle).map_err(StartError::System)?;
     let pool = Pool::new(64 << 20);
     let failed = |error| StartError::Volume { name: backing.name(), error };
-    finish(&channel, hash::check(&*device, &pool, progress)).map_err(failed)
+    finish(&handle, hash::check(&*device, &pool, progress)).map_err(failed)
 }

@@ -131,7 +131,6 @@ struct Prepared {
 struct Namespaces {
     core: usize,
     stores: Rc<Stores<HashEngine>>,
-    channel: Channel,
     pool: Pool,
     handle: Handle,
     served: Vec<Served>,
@@ -178,12 +177,11 @@ impl Core {
         let idle =
             Idle::new(settings.polling, Arc::clone(&doorbell), &mut sockets, channel.wait_descriptor())
                 .map_err(StartError::System)?;
-        let handle = Handle::new(doorbell, channel.clone(), Busy::real());
+        let handle = Handle::new(doorbell, channel, Busy::real());
         let pool = Pool::new(settings.buffer_bytes);
         let mut namespaces = Namespaces {
             core: index,
             stores: Rc::default(),
-            channel,
             pool: pool.clone(),
             handle: handle.clone(),
             served: Vec::new(),
@@ -239,7 +237,7 @@ impl Core {
             }
             let soon = over || !namespaces.leaving.is_empty();
             let deadline = if soon { now + LOOK_AGAIN } else { handle.next_deadline().min(stop_at) };
-            let device_works = namespaces.channel.in_flight() > 0;
+            let device_works = handle.device_operations() > 0;
             idle.rest(busy, clock::now(), device_works, deadline, reactor.sockets());
         }
         tracing::debug!(core = index, "reactor stopped");
@@ -261,8 +259,8 @@ impl Core {
 
 impl Namespaces {
     fn attach(&mut self, held: Held) -> io::Result<()> {
-        let Namespaces { core, channel, pool, handle, .. } = self;
-        let store = held.store(&CoreParts { core: *core, channel, pool, handle })?;
+        let Namespaces { core, pool, handle, .. } = self;
+        let store = held.store(&CoreParts { core: *core, pool, handle })?;
         let mut keeper = None;
         if self.core == 0
             && let Store::Keys(performer) = &store
@@ -295,7 +293,7 @@ impl Namespaces {
                 requests: reactor.requests(),
                 buffer_bytes: self.pool.out_bytes(),
                 buffer_memory_bytes: self.pool.held_bytes(),
-                device_operations: self.channel.in_flight(),
+                device_operations: self.handle.device_operations(),
                 background_tasks: self.handle.background_running(),
                 leaving: self.leaving.len(),
                 busy: self.worked(),

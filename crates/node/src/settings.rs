@@ -3,6 +3,7 @@
 use octokv_base::{NamespaceId, Nanos};
 use octokv_engine::Durability;
 use octokv_engine::hash::FormatSettings;
+use octokv_flash::nand::Drive;
 use octokv_runtime::{DeviceDriver, Polling};
 use octokv_target::{AnaState, HealthFacts, Hosts, TargetSettings};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -73,6 +74,8 @@ pub struct NamespaceSettings {
     pub id: NamespaceId,
     /// What holds it.
     pub device: DeviceSettings,
+    /// Its answers take the time of this drive's; `None` for its own.
+    pub nand: Option<&'static Drive>,
     /// What it is made of.
     pub content: Content,
     /// What is done about what the device holds already.
@@ -92,6 +95,8 @@ pub struct NamespaceSettings {
 pub struct NodeSettings {
     /// What holds namespace 1, of keys.
     pub device: DeviceSettings,
+    /// The answers of that device take the time of this drive's; `None` for its own.
+    pub nand: Option<&'static Drive>,
     /// Which engine.
     pub engine: EngineKind,
     /// How a new volume is made.
@@ -142,6 +147,7 @@ impl Default for NodeSettings {
     fn default() -> NodeSettings {
         NodeSettings {
             device: DeviceSettings::File { path: "octokv.img".into(), create_bytes: Some(1 << 30) },
+            nand: None,
             engine: EngineKind::Hash,
             format: FormatSettings::default(),
             reformat: false,

@@ -226,6 +226,7 @@ impl NodeSettings {
         let first = NamespaceSettings {
             id: NamespaceId(1),
             device: self.device.clone(),
+            nand: self.nand,
             content: Content::KeyValue { format: self.format },
             existing: if self.reformat { Existing::GiveUp } else { Existing::Check },
             ana_group: 1,

@@ -27,6 +27,7 @@ fn namespace(directory: &Path, block_bytes: u32) -> NamespaceSettings {
             path: directory.join(format!("blocks-{block_bytes}")),
             create_bytes: Some(16 << 20),
         },
+        nand: None,
         content: Content::Blocks { block_bytes },
         existing: Existing::Keep,
         ana_group: 1,

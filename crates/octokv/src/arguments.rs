@@ -2,6 +2,7 @@
 
 use crate::admin;
 use crate::config::{Driver, Durability, Engine, Hash, Polling};
+use crate::nand::Nand;
 use crate::size::{Lengths, Size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
@@ -121,6 +122,10 @@ pub struct Serve {
     /// How large a missing file, or memory, is made; an existing device keeps its size.
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
+    /// Have the device's answers take the time of a drive of this kind, with its write buffer, flushes and garbage
+    /// collection; never less than the device's own.
+    #[arg(long, value_name = "DRIVE")]
+    pub nand: Option<Nand>,
     /// Give up whatever the device of namespace 1 holds and format it.
     #[arg(long)]
     pub format: bool,

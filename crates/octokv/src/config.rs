@@ -6,6 +6,7 @@
 use crate::arguments::Serve;
 use crate::diagnosis;
 use crate::namespace;
+use crate::nand::Nand;
 use crate::size::Size;
 use clap::ValueEnum;
 use octokv_base::Nanos;
@@ -98,6 +99,7 @@ impl Polling {
 pub struct Config {
     pub device: String,
     pub size: Size,
+    pub nand: Nand,
     pub engine: Engine,
     pub unit: Size,
     pub hash: Hash,
@@ -141,6 +143,7 @@ pub struct Config {
 pub const KEYS: &[&str] = &[
     "device",
     "size",
+    "nand",
     "engine",
     "unit",
     "hash",
@@ -236,6 +239,7 @@ impl Default for Config {
         Config {
             device,
             size: Size(size),
+            nand: Nand(node.nand),
             engine: Engine::Hash,
             unit: Size(u64::from(format.unit_bytes)),
             hash: match format.hash {
@@ -343,6 +347,7 @@ impl Config {
         }
         over(&mut self.device, &flags.device);
         over(&mut self.size, &flags.size);
+        over(&mut self.nand, &flags.nand);
         over(&mut self.engine, &flags.engine);
         over(&mut self.unit, &flags.unit);
         over(&mut self.hash, &flags.hash);
@@ -474,6 +479,7 @@ impl Config {
         };
         Ok(NodeSettings {
             device,
+            nand: self.nand.0,
             engine: match self.engine {
                 Engine::Hash => EngineKind::Hash,
             },

@@ -9,6 +9,7 @@
 //! - [`config`]: the configuration file and the flags over it, as settings of a node; `octokv.example.toml`.
 //! - [`diagnosis`]: what is wrong with a configuration file: where, which key, what was meant.
 //! - [`namespace`]: `[[namespace]]` tables of that file.
+//! - [`nand`]: names of drives whose times a device takes.
 //! - [`size`]: sizes as people write them.
 //! - [`outcome`]: how a command ends: exit codes and messages.
 //! - [`serve`]: a node until it is told to end.
@@ -39,6 +40,7 @@ mod diagnosis;
 mod keys;
 mod meter;
 mod namespace;
+mod nand;
 mod outcome;
 mod reproduce;
 mod serve;

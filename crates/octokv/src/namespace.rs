@@ -1,6 +1,7 @@
 //! `[[namespace]]` tables of the configuration file: namespaces besides namespace 1.
 
 use crate::config::{Invalid, MEMORY};
+use crate::nand::Nand;
 use crate::size::Size;
 use octokv_base::{NamespaceId, crc32c};
 use octokv_engine::hash::FormatSettings;
@@ -30,6 +31,9 @@ pub struct Table {
     /// How large a missing file, or memory, is made.
     #[serde(default)]
     pub size: Option<Size>,
+    /// The drive whose time its answers take.
+    #[serde(default)]
+    pub nand: Nand,
     /// Bytes of a block.
     #[serde(default)]
     pub block_size: Option<Size>,
@@ -85,6 +89,7 @@ impl Table {
         Ok(NamespaceSettings {
             id: NamespaceId(self.nsid),
             device,
+            nand: self.nand.0,
             content,
             existing,
             ana_group: self.ana_group,

@@ -148,7 +148,7 @@ pub fn start(settings: NodeSettings) -> Result<RunningNode, Failure> {
         DeviceSettings::File { .. } | DeviceSettings::Memory { .. } => None,
     };
     octokv_node::start(settings).map_err(|error| {
-        if let (StartError::Volume { .. }, Some(path)) = (&error, missing) {
+        if let (StartError::Volume { .. } | StartError::Setting { .. }, Some(path)) = (&error, missing) {
             // Where it cannot be removed, the error that follows names it all the same.
             let _ = std::fs::remove_file(path);
         }

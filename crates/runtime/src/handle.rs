@@ -38,6 +38,8 @@ struct Core {
     busy: Busy,
     /// When the reactor itself wants its next turn at the latest.
     wanted: Cell<Nanos>,
+    /// Device operations that are timed here and not answered by the channel.
+    underway: Cell<usize>,
 }
 
 impl Handle {
@@ -52,6 +54,7 @@ impl Handle {
             doorbell,
             busy,
             wanted: Cell::new(Nanos::NEVER),
+            underway: Cell::new(0),
         }))
     }
 
@@ -82,6 +85,18 @@ impl Handle {
     /// The devices of this core.
     pub fn channel(&self) -> Channel {
         self.0.channel.clone()
+    }
+
+    /// Counts an operation of a device that answers by this core's timers, for as long as what is given lives.
+    pub fn underway(&self) -> Underway {
+        self.0.underway.set(self.0.underway.get() + 1);
+        Underway(Rc::clone(&self.0))
+    }
+
+    /// How many device operations of this core have not been answered, by its channel or by its timers. While there
+    /// are any, the core must not be slow to wake: see [`crate::Idle::rest`]. One that both are asked for counts twice.
+    pub fn device_operations(&self) -> usize {
+        self.0.channel.in_flight() + self.0.underway.get()
     }
 
     /// What wakes this reactor.
@@ -147,6 +162,15 @@ impl Handle {
     /// When the next turn is due at the latest: the earliest timer or wish.
     pub fn next_deadline(&self) -> Nanos {
         self.0.timers.borrow().next().min(self.0.wanted.get())
+    }
+}
+
+/// A device operation that the channel does not know of. Dropping it ends it.
+pub struct Underway(Rc<Core>);
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        self.0.underway.set(self.0.underway.get() - 1);
     }
 }
 

@@ -40,7 +40,7 @@ pub use busy::{Busy, BusyReader, Stage};
 pub use doorbell::Doorbell;
 pub use driver::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
 pub use executor::{TaskId, Tasks, block_on, yield_now};
-pub use handle::{Handle, Sleep};
+pub use handle::{Handle, Sleep, Underway};
 pub use io::{Channel, Completed, DeviceQueue, FileId, Media, Operation, Ticket};
 pub use octokv_sys::memory::{HugeBytes, expect, expect_read, expect_write, give_back};
 pub use reactor::{Idle, Polling};
