@@ -137,13 +137,12 @@ impl Board {
     }
 }
 
-/// When a request came, and how long its core had worked for others then.
+/// When a request came, and how long its core had worked for others then, less what it has waited behind others on a core
+/// that it was moved to: wrapping, since only differences count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     begun: Nanos,
-    others: Nanos,
-    /// Behind others on a core that it was moved to.
-    waited_elsewhere: Nanos,
+    others_ns: u64,
 }
 
 /// What the core itself remembers of a flow.
@@ -214,11 +213,7 @@ impl Tally {
         self.board().flows[flow.0 as usize].begun.add(requests);
         let own = self.own.borrow()[flow.0 as usize];
         let before = if own.turn == self.turn.get() { own.work_before } else { own.work };
-        Stamp {
-            begun: self.now.get(),
-            others: self.work_before.get().since(before),
-            waited_elsewhere: Nanos::ZERO,
-        }
+        Stamp { begun: self.now.get(), others_ns: self.work_before.get().since(before).0 }
     }
 
     /// How long the core has worked for others than a flow.
@@ -230,7 +225,7 @@ impl Tally {
     #[inline]
     pub fn answered(&self, flow: FlowId, stamp: Stamp, now: Nanos) {
         let latency = now.since(stamp.begun);
-        let waited = self.others(flow).since(stamp.others) + stamp.waited_elsewhere;
+        let waited = Nanos(self.others(flow).0.wrapping_sub(stamp.others_ns));
         let board = &self.board().flows[flow.0 as usize];
         board.answered.add(1);
         board.latency_ns.add(latency.0);
@@ -265,14 +260,13 @@ impl Tally {
 
     /// A request of another core's came to run here: its stamp until it goes back by [`Tally::ran_for`].
     pub fn came(&self, flow: FlowId, stamp: Stamp) -> Stamp {
-        // On the other core it waits for nobody meanwhile; here it does from now on. The difference is wrapping.
-        Stamp { waited_elsewhere: Nanos(stamp.waited_elsewhere.0.wrapping_sub(self.others(flow).0)), ..stamp }
+        Stamp { others_ns: stamp.others_ns.wrapping_add(self.others(flow).0), ..stamp }
     }
 
     /// It goes back to the core that it came from.
     pub fn ran_for(&self, from: CoreId, flow: FlowId, stamp: Stamp) -> Stamp {
         self.board().ran_for[from.index()].add(1);
-        Stamp { waited_elsewhere: Nanos(stamp.waited_elsewhere.0.wrapping_add(self.others(flow).0)), ..stamp }
+        Stamp { others_ns: stamp.others_ns.wrapping_sub(self.others(flow).0), ..stamp }
     }
 }
 

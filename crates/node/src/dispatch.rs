@@ -33,6 +33,21 @@ struct Rule {
     backwardings: u32,
 }
 
+/// Which of a core's charges is that of a request, if any is: small, since every request carries one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Note(u32);
+
+impl Note {
+    /// None is.
+    pub const NONE: Note = Note(u32::MAX);
+}
+
+impl Default for Note {
+    fn default() -> Note {
+        Note::NONE
+    }
+}
+
 /// One core's choices.
 pub struct Dispatch {
     core: CoreId,
@@ -45,6 +60,9 @@ pub struct Dispatch {
     known: Box<[bool]>,
     /// What it is told of each.
     flow: FlowSettings,
+    /// Of the requests that the fair queue has let run; and which places are free.
+    charges: Vec<Option<Charge>>,
+    free_charges: Vec<u32>,
     /// What the fair queue had no room for, in the order in which it came.
     refused: VecDeque<Job>,
     /// How long answers to a flow have been of late, in bytes.
@@ -79,6 +97,8 @@ impl Dispatch {
             fair: Fair::new(bounds),
             known: vec![false; FLOWS_MAX as usize].into(),
             flow: settings.flow,
+            charges: Vec::new(),
+            free_charges: Vec::new(),
             refused: VecDeque::new(),
             answer_bytes: vec![0; FLOWS_MAX as usize].into(),
             is_plain: true,
@@ -164,7 +184,7 @@ impl Dispatch {
             self.fair.add(flow, &self.flow, now);
         }
         if let Some(charge) = self.fair.pass(flow, cost, now) {
-            job.charge = Some(charge);
+            job.note = self.note(charge);
             jobs.push(job);
             return;
         }
@@ -188,7 +208,7 @@ impl Dispatch {
             worked |= polled.forwarded + polled.rotated > 0;
         }
         while let Some((charge, mut job)) = self.fair.next(now) {
-            job.charge = Some(charge);
+            job.note = self.note(charge);
             jobs.push(job);
             worked = true;
         }
@@ -199,8 +219,27 @@ impl Dispatch {
         worked
     }
 
-    /// A request has ended that was charged for.
-    pub fn done(&mut self, charge: Charge, outcome: &Outcome) {
+    /// Keeps a charge until its request has ended.
+    fn note(&mut self, charge: Charge) -> Note {
+        let place = self.free_charges.pop().unwrap_or_else(|| {
+            self.charges.push(None);
+            (self.charges.len() - 1) as u32
+        });
+        self.charges[place as usize] = Some(charge);
+        Note(place)
+    }
+
+    /// A request has ended.
+    #[inline]
+    pub fn done(&mut self, note: Note, outcome: &Outcome) {
+        if note != Note::NONE {
+            self.end_charge(note, outcome);
+        }
+    }
+
+    fn end_charge(&mut self, note: Note, outcome: &Outcome) {
+        let charge = self.charges[note.0 as usize].take().expect("a request ends once");
+        self.free_charges.push(note.0);
         let bytes = match outcome {
             Outcome::Value { bytes, .. } | Outcome::Listing { bytes, .. } => Some(*bytes as u64),
             Outcome::Blocks { buffer } => Some(buffer.len() as u64),

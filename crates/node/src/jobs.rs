@@ -9,10 +9,11 @@
 //! in time. A request that is alone costs nothing by this.
 
 use crate::board::Stamp;
+use crate::dispatch::Note;
 use octokv_base::NamespaceId;
 use octokv_engine::Hint;
 use octokv_runtime::Workers;
-use octokv_sched::{Charge, CoreId, FlowId};
+use octokv_sched::{CoreId, FlowId};
 use octokv_target::Operation;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -38,8 +39,8 @@ pub struct Job {
     pub flow: FlowId,
     /// When it came.
     pub stamp: Stamp,
-    /// What the fair queue of the core that it runs on has noted of it.
-    pub charge: Option<Charge>,
+    /// What the core that it runs on has noted of it.
+    pub note: Note,
 }
 
 /// Passes a hint on to whoever will carry the job out.
@@ -116,7 +117,7 @@ mod tests {
             operation: Operation::Flush,
             flow: FlowId(0),
             stamp: Stamp::default(),
-            charge: None,
+            note: Note::NONE,
         };
         (0..count).for_each(|slot| jobs.push(job(slot)));
         assert!(jobs.len() == count as usize);

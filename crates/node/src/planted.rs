@@ -30,8 +30,6 @@ pub enum Bug {
     LoseMovedAnswer,
     /// Requests that are held back when another policy is chosen are forgotten.
     StrandHeld,
-    /// A request that comes from another core when its namespace is gone waits for the next one of that identifier.
-    KeepAbsent,
 }
 
 octokv_base::planted_bugs!(Bug);

@@ -13,7 +13,7 @@
 //! The first core accepts and deals connections to all cores in turn.
 
 use crate::board::{Stamp, Tally};
-use crate::dispatch::Dispatch;
+use crate::dispatch::{Dispatch, Note};
 use crate::flows::OTHERS;
 use crate::gate::Gate;
 use crate::jobs::{Job, Jobs};
@@ -29,7 +29,7 @@ use octokv_engine::Engine;
 use octokv_runtime::{
     Channel, Desk, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Workers,
 };
-use octokv_sched::{Charge, CoreId, FlowId, Route};
+use octokv_sched::{CoreId, FlowId, Route};
 use octokv_target::{Closing, Connection, Outcome, Request, Target};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -121,7 +121,7 @@ pub struct Finished {
     outcome: Outcome,
     flow: FlowId,
     stamp: Stamp,
-    charge: Option<Charge>,
+    note: Note,
 }
 
 /// One core. `F` is the future of what carries out its requests.
@@ -221,7 +221,7 @@ impl Admission<'_> {
             operation,
             flow,
             stamp,
-            charge: None,
+            note: Note::NONE,
         });
         if dispatch.is_plain() {
             jobs_of.for_each(|job| jobs.push(job));
@@ -252,7 +252,7 @@ pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turn
         let (done, stores, account) = (Rc::clone(&done), Rc::clone(&stores), account.clone());
         async move {
             loop {
-                let Job { home, link, slot, namespace, operation, flow, stamp, charge } = desk.next().await;
+                let Job { home, link, slot, namespace, operation, flow, stamp, note } = desk.next().await;
                 account.busy().charge(Stage::Kv, costs.kv);
                 let mut outcome = match stores.get(namespace) {
                     Some(store) => store.perform(operation).await,
@@ -266,7 +266,7 @@ pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turn
                     outcome = Outcome::NotReady;
                 }
                 account.busy().charge(Stage::Device, costs.device);
-                done.borrow_mut().push(Finished { home, link, slot, outcome, flow, stamp, charge });
+                done.borrow_mut().push(Finished { home, link, slot, outcome, flow, stamp, note });
             }
         }
     };
@@ -389,9 +389,6 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
     }
 
     fn refuse_absent(&mut self, now: Nanos) {
-        if planted::is(Bug::KeepAbsent) {
-            return;
-        }
         self.take_messages(now);
         self.dispatch.release(&mut self.jobs);
         let Reactor { jobs, finished, is_served, .. } = self;
@@ -405,10 +402,18 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
     }
 }
 
-/// What becomes of a request whose namespace is gone. What it was charged is given back with it.
+/// What becomes of a request whose namespace is gone. What was noted of it is given back with it.
 fn refused(job: &mut Job) -> Finished {
     let Job { home, link, slot, flow, stamp, .. } = *job;
-    Finished { home, link, slot, outcome: Outcome::NotReady, flow, stamp, charge: job.charge.take() }
+    Finished {
+        home,
+        link,
+        slot,
+        outcome: Outcome::NotReady,
+        flow,
+        stamp,
+        note: std::mem::take(&mut job.note),
+    }
 }
 
 impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
@@ -552,9 +557,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 // What is answered already is owed by its own length, and no more by what it might have come to.
                 let own = |done: &mut Finished| done.home == core && done.link == index;
                 for done in finished.borrow_mut().extract_if(.., own) {
-                    if let Some(charge) = done.charge {
-                        dispatch.done(charge, &done.outcome);
-                    }
+                    dispatch.done(done.note, &done.outcome);
                     tally.answered(done.flow, done.stamp, now + handle.busy().within_turn());
                     connection.complete(now, done.slot, done.outcome);
                 }
@@ -628,9 +631,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 return worked;
             }
             for done in finished.borrow_mut().iter_mut() {
-                if let Some(charge) = done.charge.take() {
-                    dispatch.done(charge, &done.outcome);
-                }
+                dispatch.done(std::mem::take(&mut done.note), &done.outcome);
             }
         }
     }
@@ -646,9 +647,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         let each = Nanos(spent.0 / delivering.len().max(1) as u64);
         for mut done in delivering.drain(..) {
             self.tally.worked(done.flow, each);
-            if let Some(charge) = done.charge.take() {
-                self.dispatch.done(charge, &done.outcome);
-            }
+            self.dispatch.done(std::mem::take(&mut done.note), &done.outcome);
             if done.home.index() == self.core {
                 self.answer(now, done);
             } else {

@@ -86,16 +86,7 @@ impl Machine {
         let host = world.add_host();
         let disk = world.add_disk(host, plan.disk);
         let watched = Rc::new(Cell::new(false));
-        Machine {
-            world: world.clone(),
-            host,
-            disk,
-            plan,
-            faults,
-            watched,
-            monitors: Vec::new(),
-            up: None,
-        }
+        Machine { world: world.clone(), host, disk, plan, faults, watched, monitors: Vec::new(), up: None }
     }
 
     /// Where it listens.
@@ -239,7 +230,12 @@ impl Machine {
         });
         let (connections, is_idle) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
         let (count, idle, watched) = (Rc::clone(&connections), Rc::clone(&is_idle), Rc::clone(&self.watched));
+        let (scheduling_plan, monitor) = (self.plan.scheduling, Arc::clone(scheduling));
+        let (start, mut chosen) = (self.monitors.len() - 1, 0);
         self.world.add_reactor(self.host, handle.clone(), move |now| {
+            if index == 0 {
+                scheduling_plan.operate(&monitor, start, &mut chosen);
+            }
             let busy = turns.turn(now);
             if watched.get() {
                 count.set(turns.connections());

@@ -77,16 +77,7 @@ impl Node {
         let host = world.add_host();
         let disks = plan.disks.iter().map(|disk| world.add_disk(host, disk.disk)).collect();
         let (world, plan) = (world.clone(), plan.clone());
-        Node {
-            world,
-            host,
-            disks,
-            plan,
-            faults,
-            watched: Rc::default(),
-            monitors: Vec::new(),
-            up: None,
-        }
+        Node { world, host, disks, plan, faults, watched: Rc::default(), monitors: Vec::new(), up: None }
     }
 
     /// Where it listens.
@@ -167,10 +158,15 @@ impl Node {
         let (count, begun, idle) =
             (Rc::clone(&core.connections), Rc::clone(&core.requests), Rc::clone(&core.is_idle));
         let watched = Rc::clone(&self.watched);
+        let (scheduling_plan, monitor) = (self.plan.node.scheduling, Arc::clone(scheduling));
+        let (start, mut chosen) = (self.monitors.len() - 1, 0);
         self.world.add_reactor(self.host, handle, move |now| {
             if !newcomers.borrow().is_empty() {
                 turns.refuse_absent(now);
                 newcomers.borrow_mut().drain(..).for_each(|(id, store)| served.insert(id, store));
+            }
+            if index == 0 {
+                scheduling_plan.operate(&monitor, start, &mut chosen);
             }
             let busy = turns.turn(now);
             if watched.get() {
