@@ -1,11 +1,12 @@
 //! Everything of a node that is off its data cores: what an operator changes while it runs, and keeping that.
 //!
 //! ```text
-//!   octokv ns, host, ana ─▶ client ─▶ Unix socket, HTTP/JSON ─▶ server ─▶ operator ─▶ the running node
+//!   octokv ns, host, ana, sched, stats ─▶ client ─▶ Unix socket, HTTP/JSON ─▶ server ─▶ operator ─▶ the running node
 //!                                                                            └─▶ state file
 //! ```
 //! # Layout
 //! - [`words`]: the JSON documents that client and server exchange.
+//! - [`scheduling`]: those of who is served where and when.
 //! - [`state`]: what survives a restart, in one file.
 //! - [`operator`]: what can be changed, in the node and in the file together.
 //! - [`server`]: the door: HTTP on a Unix socket, on a thread of its own.
@@ -19,6 +20,7 @@
 
 pub mod client;
 pub mod operator;
+pub mod scheduling;
 pub mod server;
 pub mod state;
 pub mod words;

@@ -4,6 +4,7 @@
 //! Invariants: what was answered with success is in the file, so that a restart finds it; what was refused has
 //! changed neither node nor file. One change at a time.
 
+use crate::scheduling::{SchedulingSettings, WindowReport};
 use crate::state::{Added, State, StateFile};
 use crate::words::{AddNamespace, AnaGroup, CoreFigures, Existing, Figures, Kind, Namespace};
 use octokv_base::{NamespaceId, Nanos};
@@ -374,6 +375,35 @@ impl Operator {
         self.keep(&mut state, changed)?;
         self.node.target().set_ana_state(group, new);
         Ok(())
+    }
+
+    /// Who is served where and when.
+    pub fn scheduling(&self) -> SchedulingSettings {
+        SchedulingSettings::of(&self.node.scheduling().settings())
+    }
+
+    /// Changes it, now and after every restart.
+    ///
+    /// # Errors
+    /// Why it has not changed.
+    pub fn set_scheduling(&self, change: SchedulingSettings) -> Result<(), Refused> {
+        let mut state = self.state();
+        let scheduling = self.node.scheduling();
+        let settings = change.applied(&scheduling.settings()).map_err(Refused::Invalid)?;
+        let mut changed = state.clone();
+        changed.scheduling = changed.scheduling.and(change);
+        self.keep(&mut state, changed)?;
+        scheduling.set(settings).map_err(|error| Refused::Invalid(error.to_string()))
+    }
+
+    /// What the monitor saw last.
+    ///
+    /// # Errors
+    /// While no window has ended.
+    pub fn window(&self) -> Result<WindowReport, Refused> {
+        let window = self.node.scheduling().window();
+        let none = || Refused::Missing("no window has ended yet: the first takes as long as one".to_owned());
+        window.map(|window| WindowReport::of(&window)).ok_or_else(none)
     }
 
     /// How the node is.

@@ -3,6 +3,7 @@
 //! In: requests of [`crate::words`]. Out: the [`Operator`]'s answers. Nothing here runs on a data core.
 
 use crate::operator::{Operator, Refused};
+use crate::scheduling::SchedulingSettings;
 use crate::words::{AddNamespace, AnaChange, Problem};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{Path as InPath, State};
@@ -150,6 +151,8 @@ fn router(operator: Arc<Operator>) -> Router {
         .route("/v1/hosts/{name}", put(allow).delete(deny))
         .route("/v1/ana", get(ana))
         .route("/v1/ana/{group}", put(set_ana))
+        .route("/v1/scheduling", get(scheduling).put(set_scheduling))
+        .route("/v1/scheduling/window", get(window))
         .route("/v1/statistics", get(figures))
         .fallback(async || refuse(&Refused::Missing("there is no such path".to_owned())))
         .with_state(operator)
@@ -219,6 +222,24 @@ async fn set_ana(
         }
         Err(error) => refuse(&Refused::Invalid(error.body_text())),
     }
+}
+
+async fn scheduling(State(operator): Ask) -> Response {
+    answer(operator, |operator| Ok(operator.scheduling())).await
+}
+
+async fn set_scheduling(
+    State(operator): Ask,
+    change: Result<Json<SchedulingSettings>, JsonRejection>,
+) -> Response {
+    match change {
+        Ok(Json(change)) => answer(operator, move |operator| operator.set_scheduling(change)).await,
+        Err(error) => refuse(&Refused::Invalid(error.body_text())),
+    }
+}
+
+async fn window(State(operator): Ask) -> Response {
+    answer(operator, |operator| operator.window()).await
 }
 
 async fn figures(State(operator): Ask) -> Response {

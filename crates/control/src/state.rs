@@ -3,6 +3,7 @@
 //! One TOML file, replaced whole: written beside, synced, renamed, the directory synced. A crash leaves the old one
 //! or the new one. A file that cannot be read as a state is refused and left as it is.
 
+use crate::scheduling::SchedulingSettings;
 use crate::words::Kind;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +43,7 @@ pub struct Added {
 }
 
 /// The contents of the file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// The format.
@@ -68,6 +69,9 @@ pub struct State {
     /// Groups of asymmetric access whose state was changed, by number.
     #[serde(default)]
     pub ana: BTreeMap<String, String>,
+    /// What was changed of scheduling. Else the configuration says.
+    #[serde(default, skip_serializing_if = "SchedulingSettings::is_empty")]
+    pub scheduling: SchedulingSettings,
     /// Namespaces that were added, by rising identifier.
     #[serde(default, rename = "namespace")]
     pub namespaces: Vec<Added>,
@@ -84,6 +88,7 @@ impl Default for State {
             running: false,
             hosts: None,
             ana: BTreeMap::new(),
+            scheduling: SchedulingSettings::default(),
             namespaces: Vec::new(),
         }
     }
@@ -205,6 +210,11 @@ mod tests {
             running: true,
             hosts: Some(["any".to_owned(), "nqn.2014-08.org.example:a".to_owned()].into()),
             ana: [("2".to_owned(), "inaccessible".to_owned())].into(),
+            scheduling: SchedulingSettings {
+                policy: Some("auto".to_owned()),
+                overload: Some(0.5),
+                ..SchedulingSettings::default()
+            },
             namespaces: vec![Added {
                 nsid: 2,
                 kind: Kind::Block,

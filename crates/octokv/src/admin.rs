@@ -134,14 +134,16 @@ pub fn default_socket(port: u16) -> Option<PathBuf> {
 }
 
 impl At {
-    fn socket(&self) -> Result<PathBuf, Failure> {
+    /// Where the node is asked.
+    pub fn socket(&self) -> Result<PathBuf, Failure> {
         let default = || default_socket(octokv_node::settings::DEFAULT_PORT);
         let none = || Failure::Usage("--admin SOCKET is needed: there is no XDG_RUNTIME_DIR".to_owned());
         self.admin.clone().or_else(default).ok_or_else(none)
     }
 }
 
-fn failed(error: Error) -> Failure {
+/// What a refusal means to who typed the command.
+pub fn failed(error: Error) -> Failure {
     match error {
         Error::Refused(400, why) => Failure::Usage(why),
         other => Failure::Failed(anyhow!("{other}")),
@@ -191,7 +193,8 @@ fn absolute(device: &str) -> Result<String, Failure> {
     path.into_os_string().into_string().map_err(|_| Failure::Usage("--device: no UTF-8".to_owned()))
 }
 
-fn document(value: &impl serde::Serialize) -> Outcome {
+/// Prints a JSON document.
+pub fn document(value: &impl serde::Serialize) -> Outcome {
     let text = serde_json::to_string_pretty(value).map_err(|error| anyhow!("{error}"))?;
     Ok(writeln!(std::io::stdout(), "{text}")?)
 }

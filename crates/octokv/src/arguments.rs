@@ -3,6 +3,7 @@
 use crate::admin;
 use crate::config::{Driver, Durability, Engine, Hash, Polling};
 use crate::nand::Nand;
+use crate::sched;
 use crate::size::{Lengths, Size};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
@@ -88,6 +89,13 @@ pub enum Command {
     /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
     #[command(subcommand)]
     Ana(admin::Ana),
+    /// Say who is served where and when by a running node: load balance between cores, fairness between hosts.
+    ///
+    /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
+    #[command(subcommand)]
+    Sched(sched::Sched),
+    /// Show what a running node's monitor sees of its cores and hosts, window by window.
+    Stats(sched::Stats),
     /// Store a value.
     Put(Put),
     /// Write a value to standard output, as it is.

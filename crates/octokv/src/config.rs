@@ -10,6 +10,7 @@ use crate::nand::Nand;
 use crate::size::Size;
 use clap::ValueEnum;
 use octokv_base::Nanos;
+use octokv_control::scheduling::SchedulingSettings;
 use octokv_engine::hash::FormatSettings;
 use octokv_engine::hash::superblock::HashKind;
 use octokv_node::{DeviceSettings, EngineKind, NodeSettings};
@@ -136,6 +137,7 @@ pub struct Config {
     pub referrals: Vec<SocketAddr>,
     pub state: String,
     pub admin: String,
+    pub sched: SchedulingSettings,
     pub namespace: Vec<namespace::Table>,
 }
 
@@ -180,6 +182,7 @@ pub const KEYS: &[&str] = &[
     "referrals",
     "state",
     "admin",
+    "sched",
     "namespace",
 ];
 
@@ -286,6 +289,7 @@ impl Default for Config {
             referrals: node.referrals.clone(),
             state: AUTO.to_owned(),
             admin: AUTO.to_owned(),
+            sched: SchedulingSettings::default(),
             namespace: Vec::new(),
         }
     }
@@ -425,6 +429,11 @@ impl Config {
         limit("spin_us", &self.spin_us, 0, 1_000_000, "at most 1000000")
     }
 
+    fn scheduling(&self) -> Result<octokv_sched::Settings, Invalid> {
+        let applied = self.sched.applied(&octokv_sched::Settings::default());
+        applied.map_err(|must| Invalid { key: "sched", must })
+    }
+
     fn administration(&self) -> Administration {
         Administration {
             state: Place::of(&self.state),
@@ -505,6 +514,7 @@ impl Config {
             target,
             stop_limit: Nanos::from_secs(self.stop_limit_s),
             referrals: self.referrals.clone(),
+            scheduling: self.scheduling()?,
             hosts: octokv_control::operator::hosts_of(&self.hosts),
             namespaces: namespaces?,
             ..defaults

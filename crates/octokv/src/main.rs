@@ -1,4 +1,4 @@
-//! The command line: `octokv serve`; `ns`, `host` and `ana` for a node that runs; the client's commands, `bench`,
+//! The command line: `octokv serve`; `ns`, `host`, `ana`, `sched` and `stats` for a node that runs; the client's commands, `bench`,
 //! `check`, `sim`, `reproduce`, `demo`.
 //!
 //! Exit codes: 0 done, 1 the operation failed, 2 usage (arguments, the configuration file, or a change that cannot
@@ -14,6 +14,7 @@
 //! - [`outcome`]: how a command ends: exit codes and messages.
 //! - [`serve`]: a node until it is told to end.
 //! - [`admin`]: ns, host, ana: changing a node that runs.
+//! - [`sched`]: sched, stats: who is served where and when, and what the monitor sees.
 //! - [`keys`]: put, get, delete, exist, list.
 //! - [`check`]: verify a device.
 //! - [`bench`](mod@bench): load, a table, a document.
@@ -43,6 +44,7 @@ mod namespace;
 mod nand;
 mod outcome;
 mod reproduce;
+mod sched;
 mod serve;
 mod sim;
 mod size;
@@ -68,6 +70,8 @@ fn main() -> ExitCode {
         Command::Ns(ns) => admin::ns(&ns),
         Command::Host(host) => admin::host(&host),
         Command::Ana(ana) => admin::ana(&ana),
+        Command::Sched(command) => sched::sched(&command),
+        Command::Stats(arguments) => sched::stats(&arguments),
         Command::Put(put) => keys::put(&put),
         Command::Get(get) => keys::get(&get),
         Command::Delete(delete) => keys::delete(&delete),

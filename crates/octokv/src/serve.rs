@@ -113,6 +113,8 @@ fn add(settings: &mut NodeSettings, state: &State, administration: &Administrati
         let known = group.parse().ok().zip(ana_state(name));
         settings.ana.push(known.with_context(|| format!("group {group} of the state file: {name}"))?);
     }
+    let scheduling = state.scheduling.applied(&settings.scheduling);
+    settings.scheduling = scheduling.map_err(|why| anyhow!("scheduling of the state file: {why}"))?;
     settings.health.power_cycles = state.starts + 1;
     settings.health.unsafe_shutdowns = state.unclean_stops + u64::from(state.running);
     settings.health.power_on_seconds = state.run_seconds;

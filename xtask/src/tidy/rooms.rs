@@ -22,7 +22,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("cluster", &["base", "wire"]),
     ("client", &["base", "wire", "runtime", "flash"]),
     ("node", &["base", "sys", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client"]),
-    ("control", &["base", "wire", "engine", "target", "node"]),
+    ("control", &["base", "wire", "engine", "sched", "target", "node"]),
     // Not sys: what the simulator runs on is virtual.
     ("sim", &["base", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client", "node"]),
     // Runs the engine in the client's process, on blocks and on files: docs/decisions/0006.

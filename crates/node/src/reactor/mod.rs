@@ -11,14 +11,21 @@
 //! Invariants: a request's answer leaves by the connection it came on; a link is forgotten only when none of
 //! its requests is out; what does not fit (workers, buffers, unsent replies) stops the reading of sockets.
 //! The first core accepts and deals connections to all cores in turn.
+//!
+//! # Layout
+//! - this file: what a core is made of, and its turn.
+//! - `intake`: what comes in: connections, messages of other cores, bytes, requests.
+//! - `replies`: what goes out: outcomes, bytes, the ends of links.
+
+mod intake;
+mod replies;
 
 use crate::board::{Stamp, Tally};
 use crate::dispatch::{Dispatch, Note};
-use crate::flows::OTHERS;
 use crate::gate::Gate;
 use crate::jobs::{Job, Jobs};
 use crate::line::Line;
-use crate::link::{Link, Room};
+use crate::link::Link;
 use crate::planted::{self, Bug};
 use crate::scheduling::{Scheduling, Watch};
 use crate::share::Turn;
@@ -29,8 +36,8 @@ use octokv_engine::Engine;
 use octokv_runtime::{
     Channel, Desk, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Workers,
 };
-use octokv_sched::{CoreId, FlowId, Route};
-use octokv_target::{Closing, Connection, Outcome, Request, Target};
+use octokv_sched::{CoreId, FlowId};
+use octokv_target::{Outcome, Request, Target};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -195,52 +202,6 @@ pub trait Turns<S> {
     fn requests(&self) -> usize;
     /// Ends whatever has come for namespaces that are not served here: before one of the same identifier is.
     fn refuse_absent(&mut self, now: Nanos);
-}
-
-/// What takes in the requests of this core's connections.
-struct Admission<'a> {
-    core: CoreId,
-    dispatch: &'a mut Dispatch,
-    jobs: &'a mut Jobs,
-    mailbox: &'a mut Mailbox<Message>,
-    tally: &'a Tally,
-    now: Nanos,
-}
-
-impl Admission<'_> {
-    /// Has a link's requests begin here or elsewhere, now or later, and leaves the vector empty.
-    fn admit(self, link: u32, flow: FlowId, requests: &mut Vec<Request>) {
-        let Admission { core, dispatch, jobs, mailbox, tally, now } = self;
-        let count = requests.len() as u64;
-        let stamp = tally.begun(flow, count);
-        let jobs_of = requests.drain(..).map(|Request { slot, namespace, operation }| Job {
-            home: core,
-            link,
-            slot,
-            namespace,
-            operation,
-            flow,
-            stamp,
-            note: Note::NONE,
-        });
-        if dispatch.is_plain() {
-            jobs_of.for_each(|job| jobs.push(job));
-            return tally.own_here(count);
-        }
-        let mut stayed = 0;
-        for job in jobs_of {
-            let sent = match dispatch.route(&job) {
-                Route::Here => Err(Message::Work(job)),
-                Route::Move(to) => mailbox.send(to.index(), Message::Work(job)).map(|()| tally.moved(to)),
-            };
-            // A ring that is full keeps its core busy enough.
-            if let Err(Message::Work(job)) = sent {
-                stayed += 1;
-                dispatch.keep(job, jobs, tally, now);
-            }
-        }
-        tally.own_here(stayed);
-    }
 }
 
 /// Makes a core's reactor.
@@ -417,56 +378,6 @@ fn refused(job: &mut Job) -> Finished {
 }
 
 impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
-    fn accept(&mut self, now: Nanos) -> bool {
-        if self.draining {
-            return false;
-        }
-        let mut worked = false;
-        for index in 0..self.listeners.len() {
-            let (listener, address) = self.listeners[index];
-            // The other cores may have no room for them: then the kernel's line holds newcomers.
-            for _ in self.undealt.len()..ACCEPTS_PER_TURN {
-                let Some((socket, peer)) = self.sockets.accept(listener) else { break };
-                let local = (self.local_address)(&self.sockets, socket).unwrap_or(address);
-                self.undealt.push_back((socket, local, peer));
-                worked = true;
-            }
-        }
-        while let Some((socket, local, peer)) = self.undealt.pop_front() {
-            let to = self.next_core;
-            if to == self.core {
-                self.adopt(socket, local, peer, now);
-            } else if self.mailbox.room(to) == 0 {
-                self.undealt.push_front((socket, local, peer));
-                break;
-            } else if let Some(socket) = self.sockets.detach(socket) {
-                let sent = self.mailbox.send(to, Message::Adopt { socket, local, peer });
-                assert!(sent.is_ok(), "the ring had room");
-            }
-            self.next_core = (to + 1) % self.mailbox.cores();
-        }
-        worked
-    }
-
-    fn take_messages(&mut self, now: Nanos) -> bool {
-        let mut worked = false;
-        while let Some(message) = self.mailbox.receive() {
-            worked = true;
-            match message {
-                Message::Adopt { socket, local, peer } => {
-                    let socket = self.sockets.attach(socket);
-                    self.adopt(socket, local, peer, now);
-                }
-                Message::Work(mut job) => {
-                    job.stamp = self.tally.came(job.flow, job.stamp);
-                    self.dispatch.keep(job, &mut self.jobs, &self.tally, now);
-                }
-                Message::Done(done) => self.answer(now, done),
-            }
-        }
-        worked
-    }
-
     /// Looks whether a window has ended, or is to be ended by this core.
     fn look_at_window(&mut self, now: Nanos) {
         self.window_ends = match self.scheduling.watch(self.core, now) {
@@ -495,98 +406,6 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 self.tally.round_trip(flow, round_trip);
             }
         }
-    }
-
-    fn adopt(&mut self, socket: SocketId, local: SocketAddr, peer: SocketAddr, now: Nanos) {
-        // Asked here and not at accept, where those that were not adopted yet do not count.
-        if !self.target.has_room() {
-            if let Some(untold) = self.gate.open(now) {
-                tracing::warn!(%peer, untold, "refused: connections_max are open");
-            }
-            self.sockets.close(socket);
-            return;
-        }
-        if let Some(untold) = self.gate.open(now) {
-            tracing::info!(%peer, core = self.core, untold, "connected");
-        }
-        let link = Link::new(socket, Connection::new(Arc::clone(&self.target), local, peer, now));
-        let index = self.free_links.pop().unwrap_or_else(|| {
-            self.links.push(None);
-            (self.links.len() - 1) as u32
-        });
-        self.links[index as usize] = Some(link);
-        self.by_socket.insert(socket, index);
-        self.next_tick = now;
-    }
-
-    fn receive(&mut self, now: Nanos) -> bool {
-        if self.draining || !self.jobs.is_empty() || self.dispatch.is_full() {
-            return false;
-        }
-        let mut worked = false;
-        let mut ready = std::mem::take(&mut self.ready);
-        ready.clear();
-        self.sockets.ready(&mut ready);
-        let share = self.this_turn.share(self.talkers);
-        let Reactor { sockets, buffer, pool, requests, jobs, workers, links, handle, finished, .. } = self;
-        let Reactor { dispatch, mailbox, tally, scheduling, costs, .. } = self;
-        let core = CoreId::at(self.core);
-        self.receiving.form(ready.iter().filter_map(|socket| {
-            let index = *self.by_socket.get(socket)?;
-            let link = links[index as usize].as_ref().filter(|link| link.may_receive())?;
-            Some((index, self.this_turn.asks_much(link.talk)))
-        }));
-        // What led up to this is not the first link's doing.
-        let mut before = handle.busy().since_lap();
-        let mut news = std::mem::take(&mut self.news);
-        while let Some(index) = self.receiving.next(self.this_turn.is_over()) {
-            let Some(link) = &mut links[index as usize] else { continue };
-            let mut of_link = Nanos::ZERO;
-            let flow = *link.flow.get_or_insert_with(|| {
-                link.connection.host_nqn().map_or(OTHERS, |host| scheduling.flows().join(host))
-            });
-            let run = |connection: &mut Connection, requests: &mut Vec<Request>| {
-                handle.busy().charge(Stage::Target, costs.target.times(requests.len()));
-                let lap = handle.busy().lap(Stage::Target, true);
-                tally.worked(flow, lap);
-                Admission { core, dispatch, jobs, mailbox, tally, now }.admit(index, flow, requests);
-                let started = jobs.start(workers);
-                let second = handle.busy().lap(Stage::Kv, started);
-                tally.worked(flow, second);
-                of_link = of_link + lap + second;
-                // What is answered already is owed by its own length, and no more by what it might have come to.
-                let own = |done: &mut Finished| done.home == core && done.link == index;
-                for done in finished.borrow_mut().extract_if(.., own) {
-                    dispatch.done(done.note, &done.outcome);
-                    tally.answered(done.flow, done.stamp, now + handle.busy().within_turn());
-                    connection.complete(now, done.slot, done.outcome);
-                }
-                match jobs.is_empty() && of_link < share {
-                    true if of_link.0 < share.0 / 4 => Room::More,
-                    true => Room::Scarce,
-                    false => Room::Enough,
-                }
-            };
-            let received = link.receive(now, sockets, buffer, pool, run, requests);
-            of_link = of_link.since(std::mem::take(&mut before));
-            if let Some(bytes) = received {
-                tally.bytes(flow, bytes);
-                self.receiving.had_part();
-                link.quantum.learn(bytes, of_link, share);
-                self.this_turn.receiving = self.this_turn.receiving + of_link;
-                self.this_turn.took(&mut link.talk, of_link);
-                worked = true;
-                news.push(index);
-            }
-        }
-        self.receiving.end();
-        self.talkers = news.len();
-        for index in news.drain(..) {
-            self.has_news(index);
-        }
-        self.news = news;
-        self.ready = ready;
-        worked
     }
 
     /// Ends the requests that wait for a task and whose namespace was removed: another may have its identifier when
@@ -636,165 +455,6 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         }
     }
 
-    /// Hands outcomes to their connections, those of other cores' by their mailboxes. The time `spent` on requests that
-    /// waited for their devices is shared by those that ended.
-    fn deliver(&mut self, now: Nanos, spent: Nanos) -> bool {
-        std::mem::swap(&mut self.delivering, &mut *self.finished.borrow_mut());
-        if self.delivering.is_empty() && self.outbound.is_empty() {
-            return false;
-        }
-        let mut delivering = std::mem::take(&mut self.delivering);
-        let each = Nanos(spent.0 / delivering.len().max(1) as u64);
-        for mut done in delivering.drain(..) {
-            self.tally.worked(done.flow, each);
-            self.dispatch.done(std::mem::take(&mut done.note), &done.outcome);
-            if done.home.index() == self.core {
-                self.answer(now, done);
-            } else {
-                done.stamp = self.tally.ran_for(done.home, done.flow, done.stamp);
-                self.outbound.push_back(done);
-            }
-        }
-        self.delivering = delivering;
-        while let Some(done) = self.outbound.pop_front() {
-            if let Err(Message::Done(done)) = self.mailbox.send(done.home.index(), Message::Done(done)) {
-                if planted::is(Bug::LoseMovedAnswer) {
-                    continue;
-                }
-                self.outbound.push_front(done);
-                break;
-            }
-        }
-        true
-    }
-
-    /// Hands one outcome to its connection on this core.
-    fn answer(&mut self, now: Nanos, done: Finished) {
-        let link = self.links[done.link as usize].as_mut().expect("kept while its requests are out");
-        self.tally.answered(done.flow, done.stamp, now + self.handle.busy().within_turn());
-        link.connection.complete(now, done.slot, done.outcome);
-        self.has_news(done.link);
-    }
-
-    /// Sends what links have to say, and closes those that are over. What there is no time for is left to the next turn.
-    fn send(&mut self) -> bool {
-        let (mut worked, mut closes) = (false, 0);
-        let share = self.this_turn.share(self.unsent.len());
-        let mut line = std::mem::take(&mut self.sending);
-        line.form(self.unsent.drain(..).filter_map(|index| {
-            let link = self.links[index as usize].as_ref()?;
-            Some((index, self.this_turn.asks_much(link.talk)))
-        }));
-        let mut before = self.handle.busy().since_lap();
-        while let Some(index) = line.next(self.this_turn.is_over_for_sending()) {
-            let Some(link) = &mut self.links[index as usize] else { continue };
-            if link.connection.is_closed() && closes >= CLOSES_AT_ONCE {
-                self.unsent.push(index);
-                worked = true;
-                continue;
-            }
-            let sent = link.send(&mut self.sockets, &mut self.slices);
-            let closed = self.close_if_over(index);
-            closes += usize::from(closed);
-            if sent.is_some() | closed {
-                worked = true;
-                line.had_part();
-            }
-            let of_link = self.handle.busy().lap(Stage::Target, worked).since(std::mem::take(&mut before));
-            self.this_turn.sending = self.this_turn.sending + of_link;
-            let Some(link) = &mut self.links[index as usize] else { continue };
-            if let Some(bytes) = sent {
-                let flow = link.flow.unwrap_or(OTHERS);
-                self.tally.worked(flow, of_link);
-                self.tally.bytes(flow, bytes);
-                self.this_turn.took(&mut link.talk, of_link);
-                link.send_quantum.learn(bytes, of_link, share);
-            }
-            link.listed = !link.socket_closed && !link.connection.outbox().is_empty();
-            if link.listed {
-                self.unsent.push(index);
-            }
-        }
-        line.end();
-        let reached = self.unsent.len();
-        self.unsent.extend(line.rest());
-        worked |= self.unsent.len() > reached;
-        self.sending = line;
-        worked
-    }
-
-    /// Closes a link's socket once its machine is over and its last bytes are out, and forgets the link
-    /// once its last request has ended.
-    fn close_if_over(&mut self, index: u32) -> bool {
-        let Some(link) = &mut self.links[index as usize] else { return false };
-        if !link.connection.is_closed() || !link.connection.outbox().is_empty() {
-            return false;
-        }
-        let mut worked = false;
-        if !link.socket_closed {
-            link.socket_closed = true;
-            self.sockets.close(link.socket);
-            self.by_socket.remove(&link.socket);
-            if let Some(untold) = self.gate.open(self.handle.now()) {
-                log_end(&link.connection, untold);
-            }
-            worked = true;
-        }
-        if link.connection.in_flight() == 0 {
-            if let Some(flow) = link.flow {
-                self.scheduling.flows().leave(flow);
-            }
-            self.links[index as usize] = None;
-            self.free_links.push(index);
-            worked = true;
-        }
-        worked
-    }
-
-    /// Offers stalled machines their bytes again, in turn, while this turn has time.
-    fn resume(&mut self, now: Nanos) -> bool {
-        if self.draining || !self.jobs.is_empty() {
-            return false;
-        }
-        let mut worked = false;
-        let mut line = std::mem::take(&mut self.resuming);
-        let stalled = self.links.iter().enumerate().filter_map(|(index, link)| {
-            link.as_ref().is_some_and(Link::is_stalled).then_some((index as u32, true))
-        });
-        line.form(stalled);
-        let share = self.this_turn.share(line.len());
-        let mut before = self.handle.busy().since_lap();
-        while self.jobs.is_empty()
-            && let Some(index) = line.next(self.this_turn.is_over())
-        {
-            let Some(link) = &mut self.links[index as usize] else { continue };
-            let bytes = link.resume(now, &self.pool, &mut self.requests);
-            let flow = link.flow.unwrap_or(OTHERS);
-            self.handle.busy().charge(Stage::Target, self.costs.target.times(self.requests.len()));
-            let lap = self.handle.busy().lap(Stage::Target, bytes > 0);
-            let mut of_link = lap.since(std::mem::take(&mut before));
-            let Reactor { dispatch, jobs, mailbox, tally, requests, .. } = self;
-            Admission { core: CoreId::at(self.core), dispatch, jobs, mailbox, tally, now }
-                .admit(index, flow, requests);
-            let started = self.begin_requests(now);
-            of_link = of_link + self.handle.busy().lap(Stage::Kv, started);
-            self.tally.worked(flow, of_link);
-            if let Some(link) = &mut self.links[index as usize]
-                && bytes > 0
-            {
-                link.quantum.learn(bytes, of_link, share);
-                self.this_turn.took(&mut link.talk, of_link);
-                line.had_part();
-                worked = true;
-            }
-            self.this_turn.receiving = self.this_turn.receiving + of_link;
-            self.has_news(index);
-        }
-        line.end();
-        self.resuming = line;
-        worked
-    }
-
     /// Lets time pass for the connections.
     fn tick(&mut self, now: Nanos) -> bool {
         let mut worked = self.resume(now);
@@ -820,20 +480,5 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         self.handle.want_turn_at(self.next_tick.min(waiting).min(scheduled));
         // What a tick or a resumed machine had to say goes out at once.
         worked | (!self.jobs.is_empty() && self.begin_requests(now)) | self.send()
-    }
-}
-
-/// `untold` such lines were left out before this one.
-fn log_end(connection: &Connection, untold: u64) {
-    let (peer, host) = (connection.peer(), connection.host_nqn().unwrap_or("unknown"));
-    if let Some(status) = connection.refused() {
-        tracing::warn!(%peer, host, %status, untold, "a connect was refused");
-        return;
-    }
-    match connection.closing_reason() {
-        None | Some(Closing::Disconnected | Closing::PeerClosed | Closing::ControllerEnded) => {
-            tracing::info!(%peer, host, untold, "disconnected");
-        }
-        Some(reason) => tracing::warn!(%peer, host, ?reason, untold, "connection refused or ended"),
     }
 }
