@@ -8,6 +8,7 @@
 //! Invariants: bytes reach the machine in order, each once; while bytes wait that the machine would not
 //! take, nothing more is received, so the peer's TCP window closes.
 
+use crate::flows::{Flows, OTHERS};
 use crate::reactor::RECEIVE_BYTES;
 use crate::share::{Quantum, Talk};
 use octokv_base::{Nanos, Pool};
@@ -95,6 +96,17 @@ impl Link {
             talk: Talk::default(),
             flow: None,
         }
+    }
+
+    /// Whose it is. A connection that has not said so yet is nobody's.
+    #[inline]
+    pub fn flow_of(&mut self, flows: &Flows) -> FlowId {
+        if let Some(flow) = self.flow {
+            return flow;
+        }
+        // Asked only until it has: a connection has no requests before.
+        self.flow = self.connection.host_nqn().map(|host| flows.join(host));
+        self.flow.unwrap_or(OTHERS)
     }
 
     /// Whether it waits for something of its own before it takes more bytes.

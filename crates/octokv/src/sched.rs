@@ -164,13 +164,15 @@ fn show(window: &WindowReport) -> Outcome {
     writeln!(out, "\ncore   busy  target     kv  device  queue  requests     moved  for others")?;
     for (index, core) in window.cores.iter().enumerate() {
         let percent = |part: f64| format!("{:.0} %", part * 100.0);
+        // A core that did nothing has no parts of it.
+        let share = |part: f64| if core.utilisation > 0.0 { percent(part) } else { "-".to_owned() };
         writeln!(
             out,
             "{index:<4} {:>6}  {:>6} {:>6}  {:>6} {:>6.1} {:>9} {:>9} {:>11}",
             percent(core.utilisation),
-            percent(core.target_share),
-            percent(core.kv_share),
-            percent(core.device_share),
+            share(core.target_share),
+            share(core.kv_share),
+            share(core.device_share),
             core.queue_depth,
             core.requests,
             core.moved,

@@ -160,9 +160,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         while let Some(index) = self.receiving.next(self.this_turn.is_over()) {
             let Some(link) = &mut links[index as usize] else { continue };
             let mut of_link = Nanos::ZERO;
-            let flow = *link.flow.get_or_insert_with(|| {
-                link.connection.host_nqn().map_or(OTHERS, |host| scheduling.flows().join(host))
-            });
+            let flow = link.flow_of(scheduling.flows());
             let run = |connection: &mut Connection, requests: &mut Vec<Request>| {
                 handle.busy().charge(Stage::Target, costs.target.times(requests.len()));
                 let lap = handle.busy().lap(Stage::Target, true);
