@@ -115,8 +115,12 @@ impl Dispatch {
         self.router.install(decision.of_core(self.core).unwrap_or(&CorePlan::default()));
         self.backward.set_held_max(window.settings.held_max);
         self.fair.set_in_flight_max(window.settings.in_flight);
-        if decision.chosen != self.chosen && !planted::is(Bug::StrandHeld) {
+        if decision.chosen != self.chosen {
+            let before = jobs.len();
             self.release(jobs);
+            if planted::is(Bug::DropHeld) {
+                jobs.truncate(before);
+            }
         }
         self.chosen = decision.chosen;
         self.is_plain = self.chosen == Chosen::Nothing;

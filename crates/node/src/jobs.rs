@@ -64,6 +64,11 @@ impl Jobs {
         self.waiting.push_back(job);
     }
 
+    /// Forgets all but the first so many: a bug that can be planted.
+    pub fn truncate(&mut self, count: usize) {
+        self.waiting.truncate(count);
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.waiting.len()

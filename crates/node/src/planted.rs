@@ -29,7 +29,7 @@ pub enum Bug {
     /// The answer to a request that another core carried out is dropped where there is no room for it on its way.
     LoseMovedAnswer,
     /// Requests that are held back when another policy is chosen are forgotten.
-    StrandHeld,
+    DropHeld,
 }
 
 octokv_base::planted_bugs!(Bug);
