@@ -109,7 +109,7 @@ pub enum Command {
     /// Read and verify everything on a device; changes nothing. The node must not be running.
     Check(Check),
     /// Put load on a node, or on an engine in this process, and report throughput and latency.
-    Bench(Bench),
+    Bench(Box<Bench>),
     /// Play whole worlds with faults, each from a seed; a failure prints its replay line.
     Sim(Sim),
     /// Run a paper's experiment here and print its figures beside those of this machine.
@@ -382,6 +382,9 @@ pub struct Bench {
     /// namespace, anywhere].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub client_cores: Vec<usize>,
+    /// The name by which the load's connections say who they are: to a node each name is a tenant of its own.
+    #[arg(long, value_name = "NQN", value_parser = nqn)]
+    pub host_nqn: Option<String>,
     /// What the load's OS threads do while they wait for answers.
     #[arg(long, default_value = "adaptive")]
     pub client_polling: Polling,
@@ -454,4 +457,9 @@ pub enum SystemName {
     RemoteEngine,
     /// The hash engine in this process, on files, synced with each put.
     HostKvs,
+}
+
+/// A name of a host.
+fn nqn(text: &str) -> Result<String, String> {
+    octokv_wire::nqn::check(text).map(str::to_owned).map_err(|invalid| invalid.to_string())
 }

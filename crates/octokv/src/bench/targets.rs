@@ -39,7 +39,10 @@ pub fn nodes(bench: &Bench) -> Result<Vec<Node>, Failure> {
         let nowhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         return Ok(vec![Node { name: String::new(), address: nowhere, client: Settings::default() }]);
     }
-    let nodes: Vec<Node> = bench.url.iter().map(node).collect::<Result<_, _>>()?;
+    let mut nodes: Vec<Node> = bench.url.iter().map(node).collect::<Result<_, _>>()?;
+    for node in &mut nodes {
+        node.client.host = bench.host_nqn.clone().unwrap_or_else(|| node.client.host.clone());
+    }
     let places: Vec<_> =
         nodes.iter().map(|node| (node.address, &node.client.subsystem, node.client.namespace)).collect();
     match twice(&places) {
