@@ -33,19 +33,19 @@ pub struct Set {
     #[arg(long, value_name = "MS")]
     pub window_ms: Option<u64>,
     /// T_OL: round-robin and proportional move nothing while no core is busier than this, 0 to 1.
-    #[arg(long, value_name = "PART")]
+    #[arg(long, value_name = "PART", value_parser = finite)]
     pub overload: Option<f64>,
     /// T_LB of OctoKV: nor while the busiest and the least busy core differ by no more than this, 0 to 1.
-    #[arg(long, value_name = "PART")]
+    #[arg(long, value_name = "PART", value_parser = finite)]
     pub imbalance_difference: Option<f64>,
     /// T_LB of OctoFAS: auto takes load for unbalanced below this ratio of least to most, 0 to 1.
-    #[arg(long, value_name = "RATIO")]
+    #[arg(long, value_name = "RATIO", value_parser = finite)]
     pub imbalance_ratio: Option<f64>,
     /// auto takes flows for treated unfairly at or below this ratio of slowdowns, 0 to 1.
-    #[arg(long, value_name = "RATIO")]
+    #[arg(long, value_name = "RATIO", value_parser = finite)]
     pub fairness: Option<f64>,
     /// How often a request of a dense flow goes back, for each time that it is more intense than sparse ones, 0 to 100.
-    #[arg(long)]
+    #[arg(long, value_parser = finite)]
     pub alpha: Option<f64>,
     /// The most times that a request goes back, 0 to 1000.
     #[arg(long, value_name = "COUNT")]
@@ -80,6 +80,15 @@ pub struct Stats {
     pub once: bool,
     #[command(flatten)]
     pub at: At,
+}
+
+/// A number that a JSON document can carry.
+fn finite(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() => Ok(number),
+        Ok(_) => Err("a finite number is needed".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Runs `octokv sched`.

@@ -1,0 +1,170 @@
+//! Scheduling a node that runs, through the binary: what is set holds, is kept, and is seen; what may not be is refused.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests start processes and make files"
+)]
+
+mod common;
+
+use common::{OCTOKV, Said, Server, directory, octokv, refused_to_serve};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A node on two cores, with its administration socket in a directory.
+struct Node {
+    server: Server,
+    socket: PathBuf,
+}
+
+impl Node {
+    fn start(directory: &Path, more: &[&str]) -> Node {
+        let (device, socket) = (directory.join("device"), directory.join("admin.sock"));
+        let fixed = ["--size", "64MiB", "--listen", "127.0.0.1:0", "--device", device.to_str().unwrap()];
+        let admin = ["--cores", "0,1", "--admin", socket.to_str().unwrap()];
+        let arguments: Vec<&str> = fixed.iter().chain(&admin).chain(more).copied().collect();
+        Node { server: Server::start_with(directory, &arguments), socket }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        octokv(arguments.iter().copied().chain(["--admin", self.socket.to_str().unwrap()]))
+    }
+
+    fn settings(&self) -> Value {
+        serde_json::from_str(self.run(&["sched", "show", "--json"]).fine()).unwrap()
+    }
+
+    fn window(&self) -> Value {
+        serde_json::from_str(self.run(&["stats", "--json"]).fine()).unwrap()
+    }
+}
+
+/// A number of each entry of a list.
+fn numbers(window: &Value, list: &str, field: &str) -> Vec<f64> {
+    window[list].as_array().unwrap().iter().map(|entry| entry[field].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn what_is_set_holds_at_once_and_after_a_kill() {
+    let directory = directory();
+    let mut node = Node::start(directory.path(), &[]);
+    assert_eq!((&node.settings()["policy"], &node.settings()["window_ms"]), (&"none".into(), &1000.into()));
+    node.run(&["sched", "set", "--policy", "hybrid", "--window-ms", "20"]).fine();
+    node.run(&["sched", "set", "--overload", "0.25"]).fine();
+    let set = node.settings();
+    let held = |set: &Value| (set["policy"].clone(), set["window_ms"].clone(), set["overload"].clone());
+    assert_eq!(held(&set), ("hybrid".into(), 20.into(), 0.25.into()));
+    assert!(
+        node.run(&["sched", "show"])
+            .fine()
+            .lines()
+            .any(|line| line.split_whitespace().eq(["window_ms", "20"]))
+    );
+    node.server.kill();
+    let node = Node::start(directory.path(), &[]);
+    assert_eq!(node.settings(), set);
+}
+
+#[test]
+fn what_may_not_be_is_refused_with_what_may_and_changes_nothing() {
+    let directory = directory();
+    let node = Node::start(directory.path(), &[]);
+    let before = node.settings();
+    for (arguments, parts) in [
+        (&["--policy", "hybird"][..], &["\"hybird\"", "\"hybrid\"", "round-robin"][..]),
+        (&["--window-ms", "9"], &["window", "10 ms to 60 s"]),
+        (&["--overload", "1.01"], &["overload", "0", "1"]),
+        (&["--overload", "NaN"], &["overload"]),
+        (&["--policy", "fair", "--in-flight", "0"], &["in_flight", "1 to 4096"]),
+        (&["--move-flows", "some"], &["move_flows", "dense"]),
+        (&["--held-max-us", "18446744073709551615"], &["held_max"]),
+        (&[], &["nothing to set"]),
+    ] {
+        let arguments: Vec<&str> = ["sched", "set"].iter().chain(arguments).copied().collect();
+        node.run(&arguments).refused(2, parts);
+    }
+    assert_eq!(node.settings(), before);
+    let config = directory.path().join("config");
+    std::fs::write(&config, "sched = { policy = \"automatic\" }\n").unwrap();
+    let other = directory.path().join("other");
+    refused_to_serve(&other, &["--config", config.to_str().unwrap()])
+        .refused(2, &["sched", "automatic", "auto"]);
+    std::fs::write(&config, "sched = { polcy = \"auto\" }\n").unwrap();
+    refused_to_serve(&other, &["--config", config.to_str().unwrap()]).refused(2, &["polcy"]);
+    assert!(!other.exists());
+}
+
+#[test]
+fn requests_move_to_a_core_with_room_and_every_one_is_answered() {
+    let directory = directory();
+    let config = directory.path().join("config");
+    let text =
+        "sched = { policy = \"proportional\", window_ms = 50, overload = 0.0, imbalance_difference = 0.0 }\n";
+    std::fs::write(&config, text).unwrap();
+    let node = Node::start(directory.path(), &["--config", config.to_str().unwrap()]);
+    assert_eq!(node.settings()["policy"], "proportional");
+    // One connection: all of it comes in on one core, and every value that is read is compared.
+    let url = node.server.url.as_str();
+    let load = [
+        "bench",
+        "--url",
+        url,
+        "--workload",
+        "fillseq,overwrite,readrandom",
+        "--num",
+        "500",
+        "--seconds",
+        "2",
+    ];
+    let more = [
+        "--value-size",
+        "2000",
+        "--threads",
+        "1",
+        "--depth",
+        "32",
+        "--host-nqn",
+        "nqn.2026-11.io.example:tenant",
+    ];
+    let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
+    let mut seen = None;
+    let ended = loop {
+        let window = node.window();
+        let moved: f64 = numbers(&window, "cores", "moved").iter().sum();
+        if moved > 0.0 && window["flows"][0]["moves"] == true {
+            seen = Some(window);
+        }
+        if let Some(ended) = bench.try_wait().unwrap() {
+            break ended;
+        }
+    };
+    assert!(ended.success(), "{ended}");
+    let window = seen.expect("requests moved in a window of six seconds");
+    assert_eq!((&window["policy"], &window["chosen"]), (&"proportional".into(), &"balance".into()));
+    assert_eq!(window["flows"][0]["host"], "nqn.2026-11.io.example:tenant");
+    let sender = numbers(&window, "cores", "moved").iter().position(|&moved| moved > 0.0).unwrap();
+    assert!(numbers(&window, "cores", "ran_for_others")[1 - sender] > 0.0, "{window}");
+    assert!(window["natural_load_balance"].as_f64().unwrap() < 0.5, "{window}");
+    assert!(numbers(&window, "cores", "utilisation").iter().all(|&part| (0.0..=1.0).contains(&part)));
+    // A policy that is taken back moves nothing any more.
+    node.run(&["sched", "set", "--policy", "none"]).fine();
+    assert_eq!(node.settings()["policy"], "none");
+    node.server.stop();
+}
+
+#[test]
+fn a_table_is_printed_once_where_nobody_watches() {
+    let directory = directory();
+    let node = Node::start(directory.path(), &[]);
+    let said = node.run(&["stats"]);
+    let table = said.fine();
+    assert!(table.starts_with("window ") && table.contains("policy none: nothing"), "{table}");
+    assert_eq!(
+        table.lines().filter(|line| line.starts_with(['0', '1'])).count(),
+        2,
+        "a line for each core: {table}"
+    );
+    octokv(["stats", "--once", "--admin", "/nowhere/at/all"]).refused(1, &["/nowhere/at/all"]);
+}
