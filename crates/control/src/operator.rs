@@ -393,7 +393,7 @@ impl Operator {
         let mut changed = state.clone();
         changed.scheduling = changed.scheduling.and(change);
         self.keep(&mut state, changed)?;
-        scheduling.set(settings).map_err(|error| Refused::Invalid(error.to_string()))
+        self.node.set_scheduling(settings).map_err(|error| Refused::Invalid(error.to_string()))
     }
 
     /// What the monitor saw last.

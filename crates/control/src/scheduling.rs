@@ -9,6 +9,7 @@
 //! those that may.
 
 use octokv_base::Nanos;
+use octokv_node::flows::OTHERS;
 use octokv_node::scheduling::Window;
 use octokv_sched::{Chosen, FlowId, Settings};
 use serde::{Deserialize, Serialize};
@@ -246,7 +247,8 @@ impl WindowReport {
                 .iter()
                 .find(|(one, _)| *one == flow)
                 .map(|(_, host)| host.clone())
-                .unwrap_or_default()
+                // Whoever left before the window ended has no name any more.
+                .unwrap_or_else(|| if flow == OTHERS { String::new() } else { "(gone)".to_owned() })
         };
         let micros = |nanos: Nanos| nanos.0 as f64 / 1e3;
         let flows = window.figures.flows.iter().zip(&window.counters.flows).map(|(flow, counted)| {

@@ -379,6 +379,12 @@ fn a_failed_write_is_reported_and_the_value_before_stays() {
     let found = block_on(engine.get(&key), || ()).unwrap().unwrap();
     assert_eq!(operation_of(&key, found.as_bytes()), 1);
     assert_eq!(engine.statistics().used_bytes, used);
+    // More failures than the device has units: what one took is free again.
+    plan.add(Rule::always(On::Write, DeviceFault::Error(5)));
+    for _ in 0..10_000 {
+        assert!(matches!(put(2), Err(Fault::Device(_))));
+    }
+    plan.clear();
     assert_eq!(put(3), Ok(Put::Stored));
 }
 

@@ -258,15 +258,20 @@ impl Tally {
         self.board().held.add(1);
     }
 
-    /// A request of another core's came to run here: its stamp until it goes back by [`Tally::ran_for`].
-    pub fn came(&self, flow: FlowId, stamp: Stamp) -> Stamp {
-        Stamp { others_ns: stamp.others_ns.wrapping_add(self.others(flow).0), ..stamp }
+    /// A request of another core's ran here.
+    pub fn ran_for(&self, home: CoreId) {
+        self.board().ran_for[home.index()].add(1);
     }
 
-    /// It goes back to the core that it came from.
-    pub fn ran_for(&self, from: CoreId, flow: FlowId, stamp: Stamp) -> Stamp {
-        self.board().ran_for[from.index()].add(1);
+    /// The stamp of a request that leaves this core, to run elsewhere or when it has: what this core does for others
+    /// meanwhile is no wait of it.
+    pub fn away(&self, flow: FlowId, stamp: Stamp) -> Stamp {
         Stamp { others_ns: stamp.others_ns.wrapping_sub(self.others(flow).0), ..stamp }
+    }
+
+    /// The stamp of a request that has come to this core, to run or to be answered.
+    pub fn here(&self, flow: FlowId, stamp: Stamp) -> Stamp {
+        Stamp { others_ns: stamp.others_ns.wrapping_add(self.others(flow).0), ..stamp }
     }
 }
 
@@ -334,15 +339,21 @@ mod tests {
         away.worked(B, Nanos(77));
         home.turn(Nanos(100));
         let stamp = home.begun(A, 1);
-        home.moved(CoreId(1));
         home.worked(B, Nanos(5));
-        let stamp = away.came(A, stamp);
+        home.moved(CoreId(1));
+        let stamp = home.away(A, stamp);
+        home.worked(B, Nanos(1_000));
+        let stamp = away.here(A, stamp);
         away.worked(B, Nanos(40));
         away.worked(A, Nanos(10));
-        let stamp = away.ran_for(CoreId(0), A, stamp);
+        away.ran_for(CoreId(0));
+        let stamp = away.away(A, stamp);
+        away.worked(B, Nanos(1_000));
+        let stamp = home.here(A, stamp);
+        home.worked(B, Nanos(2));
         home.answered(A, stamp, Nanos(400));
         let (one, other) = (boards[0].seen(), boards[1].seen());
-        assert_eq!((one.flows[1].waited, one.flows[1].latency), (Nanos(45), Nanos(300)));
+        assert_eq!((one.flows[1].waited, one.flows[1].latency), (Nanos(47), Nanos(300)));
         assert_eq!((one.moved_to, other.ran_for), (vec![0, 1], vec![1, 0]));
         assert_eq!(other.flows[1].answered, 0, "it is the connection's core that answers");
     }

@@ -69,6 +69,14 @@ impl Orders {
 }
 
 impl Shared {
+    /// Says whether a core has nothing left to finish. Who waits for that only sleeps.
+    fn is_drained(&self, core: usize, drained: bool) {
+        let before = self.drained[core].swap(drained, Ordering::AcqRel);
+        if drained && !before {
+            self.doorbells.iter().for_each(|doorbell| doorbell.ring());
+        }
+    }
+
     /// Gives a core an order and wakes it.
     pub fn order(&self, core: usize, order: Order) {
         self.orders[core].push(order);
@@ -118,6 +126,15 @@ pub(crate) struct Core {
     pub report: Sender<Result<Vec<SocketAddr>, StartError>>,
 }
 
+/// A core that is there until this is dropped.
+struct Gone<'a>(&'a Shared, usize);
+
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        self.0.is_drained(self.1, true);
+    }
+}
+
 /// A core that is ready to serve.
 struct Prepared {
     parts: Parts<RealSockets, HashEngine>,
@@ -151,6 +168,8 @@ struct Leaving {
 
 impl Core {
     pub fn run(&self, index: usize) {
+        // However this core ends, no other waits for it.
+        let _gone = Gone(&self.shared, index);
         match self.prepare(index) {
             Ok(Prepared { parts, idle, namespaces, addresses }) => {
                 // The starter waits for every core's word before anybody is served.
@@ -222,9 +241,11 @@ impl Core {
         let mut stop_at = Nanos::NEVER;
         loop {
             let now = clock::now();
-            let busy = reactor.turn(now);
+            let mut busy = reactor.turn(now);
             for order in self.shared.orders[index].take() {
                 namespaces.obey(order, &mut reactor, now);
+                // It may have left something to do.
+                busy = true;
             }
             namespaces.let_go();
             if self.shared.stopping.load(Ordering::Acquire) && stop_at == Nanos::NEVER {
@@ -247,12 +268,7 @@ impl Core {
     /// Whether no core has anything left to finish. Once that is so it stays so: a core that is drained has no request at
     /// another, and takes none in.
     fn are_drained(&self, index: usize, reactor: &mut impl Turns<RealSockets>) -> bool {
-        let drained = reactor.is_drained();
-        self.shared.drained[index].store(drained, Ordering::Release);
-        if drained {
-            // Who waits for this one only sleeps.
-            self.shared.doorbells.iter().for_each(|doorbell| doorbell.ring());
-        }
+        self.shared.is_drained(index, reactor.is_drained());
         self.shared.drained.iter().all(|drained| drained.load(Ordering::Acquire))
     }
 }

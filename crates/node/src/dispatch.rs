@@ -10,7 +10,8 @@
 //! In: jobs, the window's choice, the time. Out: jobs that begin here, jobs for other cores. Owned by one core.
 //!
 //! Invariants: a job leaves by exactly one way, once; one that came from another core is not moved again; no job is
-//! held for longer than the policy's bound (`octokv_sched::backward`, `octokv_sched::fair`); where nothing is chosen a
+//! held for longer than the policy's bound (`octokv_sched::backward`; under `octokv_sched::fair` its tenant's limit and weight
+//! say how long); a flow with too much waiting is not received from, and the others are; where nothing is chosen a
 //! request costs one comparison.
 
 use crate::board::Tally;
@@ -31,6 +32,15 @@ use std::collections::VecDeque;
 struct Rule {
     moves: bool,
     backwardings: u32,
+}
+
+/// The buffers that wait with a request.
+fn buffer_bytes(operation: &Operation) -> usize {
+    match operation {
+        Operation::Store { record, .. } => record.capacity(),
+        Operation::Write { data, .. } | Operation::Compare { data, .. } => data.capacity(),
+        _ => 0,
+    }
 }
 
 /// Which of a core's charges is that of a request, if any is: small, since every request carries one.
@@ -63,8 +73,14 @@ pub struct Dispatch {
     /// Of the requests that the fair queue has let run; and which places are free.
     charges: Vec<Option<Charge>>,
     free_charges: Vec<u32>,
-    /// What the fair queue had no room for, in the order in which it came.
+    /// What the fair queue had no room for, in the order in which it came; and how many of them are of each flow.
     refused: VecDeque<Job>,
+    refused_of: Box<[u32]>,
+    /// Bytes of buffers that wait with requests of each flow, and how many may before no more of it is received.
+    held_bytes: Box<[usize]>,
+    held_bytes_max: usize,
+    /// Whether requests that go back may be looked at in this turn.
+    may_rotate: bool,
     /// How long answers to a flow have been of late, in bytes.
     answer_bytes: Box<[u64]>,
     /// Whether requests just begin: nothing is chosen, so nothing waits here.
@@ -81,7 +97,7 @@ fn cost_of(bytes: u64) -> Cost {
 
 impl Dispatch {
     /// Of one of `cores` cores, which holds at most so many requests.
-    pub fn new(core: CoreId, cores: usize, requests_max: usize) -> Dispatch {
+    pub fn new(core: CoreId, cores: usize, requests_max: usize, held_bytes_max: usize) -> Dispatch {
         let settings = Settings::default();
         let bounds = FairBounds {
             flows_max: FLOWS_MAX,
@@ -100,6 +116,10 @@ impl Dispatch {
             charges: Vec::new(),
             free_charges: Vec::new(),
             refused: VecDeque::new(),
+            refused_of: vec![0; FLOWS_MAX as usize].into(),
+            held_bytes: vec![0; FLOWS_MAX as usize].into(),
+            held_bytes_max,
+            may_rotate: true,
             answer_bytes: vec![0; FLOWS_MAX as usize].into(),
             is_plain: true,
         }
@@ -192,9 +212,16 @@ impl Dispatch {
             jobs.push(job);
             return;
         }
+        let bytes = buffer_bytes(&job.operation);
         match self.fair.offer(flow, cost, job, now) {
-            Ok(()) => tally.held(),
-            Err(job) => self.refused.push_back(job),
+            Ok(()) => {
+                tally.held();
+                self.held_bytes[flow.0 as usize] += bytes;
+            }
+            Err(job) => {
+                self.refused_of[flow.0 as usize] += 1;
+                self.refused.push_back(job);
+            }
         }
     }
 
@@ -204,7 +231,7 @@ impl Dispatch {
             return false;
         }
         let mut worked = false;
-        if !self.backward.is_empty() {
+        if std::mem::take(&mut self.may_rotate) && !self.backward.is_empty() {
             let (core, rules) = (self.core, &self.rules);
             let backwardings =
                 |job: &Job| if job.home == core { rules[job.flow.0 as usize].backwardings } else { 0 };
@@ -212,12 +239,14 @@ impl Dispatch {
             worked |= polled.forwarded + polled.rotated > 0;
         }
         while let Some((charge, mut job)) = self.fair.next(now) {
+            self.held_bytes[job.flow.0 as usize] -= buffer_bytes(&job.operation);
             job.note = self.note(charge);
             jobs.push(job);
             worked = true;
         }
         for _ in 0..self.refused.len() {
             let Some(job) = self.refused.pop_front() else { break };
+            self.refused_of[job.flow.0 as usize] -= 1;
             self.keep(job, jobs, tally, now);
         }
         worked
@@ -269,11 +298,29 @@ impl Dispatch {
             self.fair.remove(FlowId(flow), |job| jobs.push(job));
         }
         self.refused.drain(..).for_each(|job| jobs.push(job));
+        self.refused_of.fill(0);
+        self.held_bytes.fill(0);
     }
 
-    /// Whether no more is to be received: a flow has more waiting than its part.
-    pub fn is_full(&self) -> bool {
-        !self.refused.is_empty()
+    /// Whether no more of a flow is to be received: it has more waiting than its part, of requests or of buffers. Others are
+    /// heard meanwhile.
+    #[inline]
+    pub fn is_full(&self, flow: FlowId) -> bool {
+        !self.is_plain
+            && (self.refused_of[flow.0 as usize] > 0
+                || self.held_bytes[flow.0 as usize] > self.held_bytes_max)
+    }
+
+    /// A turn begins.
+    pub fn turn(&mut self) {
+        self.may_rotate = true;
+    }
+
+    /// Lets everything begin, now and from now on: the node stops.
+    pub fn drain(&mut self, jobs: &mut Jobs) {
+        self.release(jobs);
+        self.chosen = Chosen::Nothing;
+        self.is_plain = true;
     }
 
     /// How many requests wait here.

@@ -104,8 +104,8 @@ impl Link {
         if let Some(flow) = self.flow {
             return flow;
         }
-        // Asked only until it has: a connection has no requests before.
-        self.flow = self.connection.host_nqn().map(|host| flows.join(host));
+        // Not by a name that was refused: it may be another's.
+        self.flow = self.connection.host().map(|host| flows.join(host));
         self.flow.unwrap_or(OTHERS)
     }
 

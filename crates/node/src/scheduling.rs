@@ -130,7 +130,8 @@ impl Scheduling {
         self.monitor.lock().settings.clone()
     }
 
-    /// Tells it something else, which holds from the next window's end on.
+    /// Tells it something else, which holds from the next window's end on. Wake the cores: the one that measures may
+    /// sleep for as long as the window was before.
     ///
     /// # Errors
     /// What it may not be; then nothing has changed.
@@ -149,7 +150,7 @@ impl Scheduling {
     /// Called by every core in every turn. Ends the window when it is due and this core is the one to do it.
     #[inline]
     pub fn watch(&self, core: usize, now: Nanos) -> Watch {
-        if self.measures.load(Ordering::Relaxed) != core {
+        if self.measures.load(Ordering::Acquire) != core {
             return Watch::Not;
         }
         let ends = Nanos(self.ends_ns.load(Ordering::Acquire));
@@ -159,6 +160,11 @@ impl Scheduling {
     #[cold]
     fn end_window(&self, core: usize, now: Nanos) -> Watch {
         let mut monitor = self.monitor.lock();
+        // Another core may have ended it a moment ago.
+        let ends = Nanos(self.ends_ns.load(Ordering::Acquire));
+        if now < ends {
+            return Watch::Until(ends);
+        }
         let began = (self.clock)();
         let seen: Vec<Seen> = self.boards.iter().map(Board::seen).collect();
         let length = monitor.settings.window;

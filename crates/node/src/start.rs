@@ -548,6 +548,16 @@ impl RunningNode {
         &self.shared.scheduling
     }
 
+    /// Has others served where and when, from the end of the window that runs.
+    ///
+    /// # Errors
+    /// What may not be; then nothing has changed.
+    pub fn set_scheduling(&self, settings: octokv_sched::Settings) -> Result<(), octokv_sched::SettingError> {
+        self.shared.scheduling.set(settings)?;
+        self.shared.doorbells.iter().for_each(|doorbell| doorbell.ring());
+        Ok(())
+    }
+
     /// How each core is; fewer when the node is stopping.
     pub fn cores(&self) -> Vec<CoreReport> {
         (0..self.threads.len()).map_while(|core| self.ask(core, Order::Report)).collect()

@@ -148,7 +148,6 @@ fn requests_move_to_a_core_with_room_and_every_one_is_answered() {
     assert!(numbers(&window, "cores", "ran_for_others")[1 - sender] > 0.0, "{window}");
     assert!(window["natural_load_balance"].as_f64().unwrap() < 0.5, "{window}");
     assert!(numbers(&window, "cores", "utilisation").iter().all(|&part| (0.0..=1.0).contains(&part)));
-    // A policy that is taken back moves nothing any more.
     node.run(&["sched", "set", "--policy", "none"]).fine();
     assert_eq!(node.settings()["policy"], "none");
     node.server.stop();

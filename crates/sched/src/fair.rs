@@ -282,7 +282,7 @@ impl<T> Fair<T> {
     /// Where there is no such flow.
     #[inline]
     pub fn pass(&mut self, flow: FlowId, cost: Cost, now: Nanos) -> Option<Charge> {
-        if !self.ready.is_empty() || self.in_flight == self.in_flight_max || self.next_deadline() <= now {
+        if !self.ready.is_empty() || self.in_flight >= self.in_flight_max || self.next_deadline() <= now {
             return None;
         }
         let virtual_time = self.virtual_time;
@@ -317,7 +317,7 @@ impl<T> Fair<T> {
     /// The request that begins now, if one may.
     pub fn next(&mut self, now: Nanos) -> Option<(Charge, T)> {
         self.open(now);
-        if self.in_flight == self.in_flight_max {
+        if self.in_flight >= self.in_flight_max {
             return None;
         }
         let flow = self.ready.peek()?.0.flow;

@@ -77,7 +77,8 @@ impl SchedulingPlan {
             fairness: 1.0,
             move_flows: self.move_flows,
             backwardings_max: self.backwardings_max,
-            in_flight: self.in_flight,
+            // Now more, now fewer than run already.
+            in_flight: [self.in_flight, 1, 7][start % 3],
             flow: FlowSettings { operations_per_s: limit, ..FlowSettings::default() },
             ..Settings::default()
         }

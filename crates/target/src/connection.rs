@@ -359,6 +359,11 @@ impl Connection {
         self.slots.running()
     }
 
+    /// What the host calls itself, once it has been let in under that name.
+    pub fn host(&self) -> Option<&str> {
+        self.state().controller().and(self.host_nqn())
+    }
+
     /// What the host calls itself, once it has tried to connect.
     pub fn host_nqn(&self) -> Option<&str> {
         self.host_nqn.as_deref()

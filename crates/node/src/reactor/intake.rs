@@ -49,16 +49,22 @@ impl Admission<'_> {
             return tally.own_here(count);
         }
         let mut stayed = 0;
-        for job in jobs_of {
-            let sent = match dispatch.route(&job) {
-                Route::Here => Err(Message::Work(job)),
-                Route::Move(to) => mailbox.send(to.index(), Message::Work(job)).map(|()| tally.moved(to)),
-            };
-            // A ring that is full keeps its core busy enough.
-            if let Err(Message::Work(job)) = sent {
-                stayed += 1;
-                dispatch.keep(job, jobs, tally, now);
+        for mut job in jobs_of {
+            if let Route::Move(to) = dispatch.route(&job) {
+                let stamp = job.stamp;
+                job.stamp = tally.away(flow, stamp);
+                match mailbox.send(to.index(), Message::Work(job)) {
+                    Ok(()) => {
+                        tally.moved(to);
+                        continue;
+                    }
+                    // A ring that is full keeps its core busy enough.
+                    Err(Message::Work(back)) => job = Job { stamp, ..back },
+                    Err(Message::Adopt { .. } | Message::Done(_)) => unreachable!("work was sent"),
+                }
             }
+            stayed += 1;
+            dispatch.keep(job, jobs, tally, now);
         }
         tally.own_here(stayed);
     }
@@ -106,10 +112,13 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                     self.adopt(socket, local, peer, now);
                 }
                 Message::Work(mut job) => {
-                    job.stamp = self.tally.came(job.flow, job.stamp);
+                    job.stamp = self.tally.here(job.flow, job.stamp);
                     self.dispatch.keep(job, &mut self.jobs, &self.tally, now);
                 }
-                Message::Done(done) => self.answer(now, done),
+                Message::Done(mut done) => {
+                    done.stamp = self.tally.here(done.flow, done.stamp);
+                    self.answer(now, done);
+                }
             }
         }
         worked
@@ -138,7 +147,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
     }
 
     pub(super) fn receive(&mut self, now: Nanos) -> bool {
-        if self.draining || !self.jobs.is_empty() || self.dispatch.is_full() {
+        if self.draining || !self.jobs.is_empty() {
             return false;
         }
         let mut worked = false;
@@ -152,6 +161,9 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         self.receiving.form(ready.iter().filter_map(|socket| {
             let index = *self.by_socket.get(socket)?;
             let link = links[index as usize].as_ref().filter(|link| link.may_receive())?;
+            if link.flow.is_some_and(|flow| dispatch.is_full(flow)) {
+                return None;
+            }
             Some((index, self.this_turn.asks_much(link.talk)))
         }));
         // What led up to this is not the first link's doing.
@@ -213,7 +225,9 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         let mut worked = false;
         let mut line = std::mem::take(&mut self.resuming);
         let stalled = self.links.iter().enumerate().filter_map(|(index, link)| {
-            link.as_ref().is_some_and(Link::is_stalled).then_some((index as u32, true))
+            let link = link.as_ref().filter(|link| link.is_stalled())?;
+            let full = link.flow.is_some_and(|flow| self.dispatch.is_full(flow));
+            (!full).then_some((index as u32, true))
         });
         line.form(stalled);
         let share = self.this_turn.share(line.len());

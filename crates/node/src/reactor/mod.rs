@@ -59,6 +59,12 @@ const ACCEPTS_PER_TURN: usize = 2;
 /// little may have come meanwhile.
 const FAIR_STRETCH: Nanos = Nanos::from_micros(20);
 
+/// Requests of one flow that wait for their turn hold at most about this part of a core's buffers.
+const HELD_PART: usize = 8;
+
+/// Of so many connections the network's round trip is asked for at the end of a window.
+const TRIPS_PER_WINDOW: usize = 32;
+
 /// Connections that are closed at once: replies go before them, and a flood of them leaves time.
 const CLOSES_AT_ONCE: usize = 2;
 
@@ -176,6 +182,8 @@ struct Reactor<S, F> {
     scheduling: Arc<Scheduling>,
     /// The number of the last window that this core knows.
     window: u64,
+    /// From which link on the network's round trips are asked for next.
+    next_trip: usize,
     /// When it must end the one that runs, if it must.
     window_ends: Nanos,
     tally: Tally,
@@ -259,9 +267,10 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
         core: parts.core,
         channel: parts.handle.channel(),
         tally: Tally::new(boards, core, parts.handle.busy()),
-        dispatch: Dispatch::new(core, cores, parts.requests_max),
+        dispatch: Dispatch::new(core, cores, parts.requests_max, parts.pool.budget_bytes() / HELD_PART),
         outbound: VecDeque::new(),
         window: 0,
+        next_trip: 0,
         window_ends: Nanos::NEVER,
         scheduling: parts.scheduling,
         costs: parts.costs,
@@ -304,10 +313,17 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
         let mut worked = self.handle.begin_turn(now) > 0;
         self.this_turn.begin(now);
         self.tally.turn(now);
+        self.dispatch.turn();
         self.look_at_window(now);
         worked |= self.refuse_removed();
         let mut target = self.accept(now);
         target |= self.take_messages(now);
+        if !self.jobs.is_empty() {
+            // What other cores sent does not keep this one's own hosts from being heard.
+            self.handle.busy().lap(Stage::Target, target);
+            let begun = self.begin_requests(now);
+            self.handle.busy().lap(Stage::Kv, begun);
+        }
         target |= self.receive(now);
         self.handle.busy().lap(Stage::Target, target);
         let kv =
@@ -331,6 +347,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
 
     fn drain(&mut self) {
         self.draining = true;
+        self.dispatch.drain(&mut self.jobs);
     }
 
     fn is_drained(&mut self) -> bool {
@@ -398,8 +415,13 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
     fn take_choice(&mut self, now: Nanos) {
         let Some(window) = self.scheduling.window() else { return };
         self.window = window.number;
-        self.dispatch.choose(&window, &mut self.jobs, now);
-        for link in self.links.iter().flatten() {
+        if !self.draining {
+            self.dispatch.choose(&window, &mut self.jobs, now);
+        }
+        // A system call each: some of them at a time, in turn.
+        let (count, from) = (self.links.len(), self.next_trip);
+        self.next_trip = (from + TRIPS_PER_WINDOW).checked_rem(count).unwrap_or(0);
+        for link in self.links.iter().cycle().skip(from).take(count.min(TRIPS_PER_WINDOW)).flatten() {
             if let Some(flow) = link.flow
                 && let Some(round_trip) = self.sockets.round_trip(link.socket)
             {

@@ -28,18 +28,20 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             if done.home.index() == self.core {
                 self.answer(now, done);
             } else {
-                done.stamp = self.tally.ran_for(done.home, done.flow, done.stamp);
+                done.stamp = self.tally.away(done.flow, done.stamp);
+                self.tally.ran_for(done.home);
                 self.outbound.push_back(done);
             }
         }
         self.delivering = delivering;
-        while let Some(done) = self.outbound.pop_front() {
+        // Those that find no room are passed by: others' rings may have some.
+        for _ in 0..self.outbound.len() {
+            let Some(done) = self.outbound.pop_front() else { break };
             if let Err(Message::Done(done)) = self.mailbox.send(done.home.index(), Message::Done(done)) {
                 if planted::is(Bug::LoseMovedAnswer) {
                     continue;
                 }
-                self.outbound.push_front(done);
-                break;
+                self.outbound.push_back(done);
             }
         }
         true

@@ -80,6 +80,25 @@ fn no_more_are_in_flight_than_may_be() {
 }
 
 #[test]
+fn a_lower_bound_holds_for_what_has_not_begun() {
+    let (mut queue, now) = (weighted(8, &[1]), Nanos::ZERO);
+    (0..20).for_each(|request| queue.offer(FlowId(0), cost(1), request, now).unwrap());
+    let mut charges: Vec<Charge> = std::iter::from_fn(|| queue.next(now)).map(|(charge, _)| charge).collect();
+    assert_eq!(charges.len(), 8);
+    queue.set_in_flight_max(3);
+    while queue.in_flight() >= 3 {
+        assert!(queue.next(now).is_none(), "{} run already", queue.in_flight());
+        queue.done(charges.pop().unwrap(), None);
+    }
+    assert!(queue.next(now).is_some() && queue.next(now).is_none());
+    let mut passing = weighted(4, &[1]);
+    let charges: Vec<Charge> = (0..4).map(|_| passing.pass(FlowId(0), cost(1), now).unwrap()).collect();
+    passing.set_in_flight_max(2);
+    assert!(passing.pass(FlowId(0), cost(1), now).is_none());
+    charges.into_iter().for_each(|charge| passing.done(charge, None));
+}
+
+#[test]
 fn a_flow_that_is_alone_passes() {
     let mut queue = weighted(4, &[1, 1]);
     let now = Nanos::ZERO;
