@@ -69,6 +69,11 @@ impl Jobs {
         self.waiting.truncate(count);
     }
 
+    /// Takes the first.
+    pub fn pop(&mut self) -> Option<Job> {
+        self.waiting.pop_front()
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.waiting.len()
@@ -88,7 +93,7 @@ impl Jobs {
     pub fn start<F: Future<Output = Infallible>>(&mut self, workers: &mut Workers<Job, F>) -> bool {
         let mut worked = false;
         while !workers.is_full()
-            && let Some(job) = self.waiting.pop_front()
+            && let Some(job) = self.pop()
         {
             worked = true;
             for (ahead, hint) in AHEAD {
