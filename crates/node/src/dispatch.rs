@@ -232,9 +232,8 @@ impl Dispatch {
         }
         let mut worked = false;
         if std::mem::take(&mut self.may_rotate) && !self.backward.is_empty() {
-            let (core, rules) = (self.core, &self.rules);
-            let backwardings =
-                |job: &Job| if job.home == core { rules[job.flow.0 as usize].backwardings } else { 0 };
+            let rules = &self.rules;
+            let backwardings = |job: &Job| rules[job.flow.0 as usize].backwardings;
             let polled = self.backward.poll(now, usize::MAX, backwardings, |job| jobs.push(job));
             worked |= polled.forwarded + polled.rotated > 0;
         }
