@@ -11,8 +11,9 @@
 use octokv_base::Nanos;
 use octokv_node::flows::OTHERS;
 use octokv_node::scheduling::Window;
-use octokv_sched::{Chosen, FlowId, Settings};
+use octokv_sched::{Chosen, FlowId, FlowSettings, Settings};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// What may be set, each for itself. The defaults are those of [`Settings`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -60,6 +61,64 @@ pub struct SchedulingSettings {
     /// How much of unused limits is kept, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_ms: Option<u64>,
+    /// What these hosts have under `fair` instead of the above.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hosts: BTreeMap<String, HostSettings>,
+}
+
+/// What one host has, each for itself; what is not given is what all have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostSettings {
+    /// Its part beside the others', who have 1: 1 to 1000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// The most operations a second on a core; 0 for no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operations_per_s: Option<u64>,
+    /// The most bytes a second on a core; 0 for no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_s: Option<u64>,
+    /// How much of unused limits is kept, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_ms: Option<u64>,
+}
+
+impl HostSettings {
+    fn of(settings: &FlowSettings) -> HostSettings {
+        HostSettings {
+            weight: Some(settings.weight),
+            operations_per_s: Some(settings.operations_per_s.unwrap_or(0)),
+            bytes_per_s: Some(settings.bytes_per_s.unwrap_or(0)),
+            burst_ms: Some(settings.burst.0 / 1_000_000),
+        }
+    }
+
+    fn applied(self, mut settings: FlowSettings) -> FlowSettings {
+        settings.weight = self.weight.unwrap_or(settings.weight);
+        let limit = |into: &mut Option<u64>, value: Option<u64>| {
+            *into = value.map_or(*into, |value| (value > 0).then_some(value));
+        };
+        limit(&mut settings.operations_per_s, self.operations_per_s);
+        limit(&mut settings.bytes_per_s, self.bytes_per_s);
+        settings.burst = self.burst_ms.map_or(settings.burst, |ms| Nanos(ms.saturating_mul(1_000_000)));
+        settings
+    }
+
+    /// Both, where both say something the later one.
+    fn and(self, later: HostSettings) -> HostSettings {
+        HostSettings {
+            weight: later.weight.or(self.weight),
+            operations_per_s: later.operations_per_s.or(self.operations_per_s),
+            bytes_per_s: later.bytes_per_s.or(self.bytes_per_s),
+            burst_ms: later.burst_ms.or(self.burst_ms),
+        }
+    }
+
+    /// Whether nothing is said.
+    pub fn is_empty(&self) -> bool {
+        *self == HostSettings::default()
+    }
 }
 
 impl SchedulingSettings {
@@ -80,6 +139,11 @@ impl SchedulingSettings {
             operations_per_s: Some(settings.flow.operations_per_s.unwrap_or(0)),
             bytes_per_s: Some(settings.flow.bytes_per_s.unwrap_or(0)),
             burst_ms: Some(settings.flow.burst.0 / 1_000_000),
+            hosts: settings
+                .tenants
+                .iter()
+                .map(|(host, flow)| (host.clone(), HostSettings::of(flow)))
+                .collect(),
         }
     }
 
@@ -102,7 +166,6 @@ impl SchedulingSettings {
         };
         span(&mut new.window, self.window_ms, 1_000_000);
         span(&mut new.held_max, self.held_max_us, 1_000);
-        span(&mut new.flow.burst, self.burst_ms, 1_000_000);
         new.overload = self.overload.unwrap_or(new.overload);
         new.imbalance_difference = self.imbalance_difference.unwrap_or(new.imbalance_difference);
         new.imbalance_ratio = self.imbalance_ratio.unwrap_or(new.imbalance_ratio);
@@ -110,11 +173,12 @@ impl SchedulingSettings {
         new.alpha = self.alpha.unwrap_or(new.alpha);
         new.backwardings_max = self.backwardings_max.unwrap_or(new.backwardings_max);
         new.in_flight = self.in_flight.unwrap_or(new.in_flight);
-        let limit = |into: &mut Option<u64>, value: Option<u64>| {
-            *into = value.map_or(*into, |value| (value > 0).then_some(value));
-        };
-        limit(&mut new.flow.operations_per_s, self.operations_per_s);
-        limit(&mut new.flow.bytes_per_s, self.bytes_per_s);
+        let Self { operations_per_s, bytes_per_s, burst_ms, .. } = *self;
+        new.flow = HostSettings { weight: None, operations_per_s, bytes_per_s, burst_ms }.applied(new.flow);
+        for (host, change) in &self.hosts {
+            let before = new.of_tenant(host);
+            new.tenants.insert(host.clone(), change.applied(before));
+        }
         new.check().map_err(name)?;
         Ok(new)
     }
@@ -137,6 +201,11 @@ impl SchedulingSettings {
             operations_per_s: later.operations_per_s.or(self.operations_per_s),
             bytes_per_s: later.bytes_per_s.or(self.bytes_per_s),
             burst_ms: later.burst_ms.or(self.burst_ms),
+            hosts: later.hosts.into_iter().fold(self.hosts, |mut hosts, (host, change)| {
+                let before = hosts.remove(&host).unwrap_or_default();
+                hosts.insert(host, before.and(change));
+                hosts
+            }),
         }
     }
 
@@ -317,6 +386,14 @@ mod tests {
         let back = SchedulingSettings { operations_per_s: Some(0), ..change.clone() };
         assert_eq!(change.and(back).applied(&new).unwrap().flow.operations_per_s, None);
         assert!(SchedulingSettings::default().is_empty());
+        let of = |weight, operations_per_s| {
+            let host = HostSettings { weight, operations_per_s, ..HostSettings::default() };
+            SchedulingSettings { hosts: [("a".to_owned(), host)].into(), ..SchedulingSettings::default() }
+        };
+        let both = of(Some(4), None).and(of(None, Some(9)));
+        let flow = both.applied(&defaults).unwrap().of_tenant("a");
+        assert_eq!((flow.weight, flow.operations_per_s), (4, Some(9)));
+        assert_eq!(both.applied(&defaults).unwrap().of_tenant("b"), defaults.flow);
     }
 
     #[test]
@@ -328,6 +405,7 @@ mod tests {
             (r#"{"overload":1.5}"#, ["overload", "1"]),
             (r#"{"in_flight":0}"#, ["in_flight", "4096"]),
             (r#"{"move_flows":"some"}"#, ["move_flows", "dense"]),
+            (r#"{"hosts":{"a":{"weight":0}}}"#, ["weight", "1000"]),
         ] {
             let change: SchedulingSettings = serde_json::from_str(change).unwrap();
             let error = change.applied(&Settings::default()).unwrap_err();

@@ -69,7 +69,7 @@ pub struct Dispatch {
     /// Whether the fair queue knows a flow.
     known: Box<[bool]>,
     /// What it is told of each.
-    flow: FlowSettings,
+    flows: Box<[FlowSettings]>,
     /// Of the requests that the fair queue has let run; and which places are free.
     charges: Vec<Option<Charge>>,
     free_charges: Vec<u32>,
@@ -112,7 +112,7 @@ impl Dispatch {
             backward: Backward::new(requests_max, settings.held_max),
             fair: Fair::new(bounds),
             known: vec![false; FLOWS_MAX as usize].into(),
-            flow: settings.flow,
+            flows: vec![settings.flow; FLOWS_MAX as usize].into(),
             charges: Vec::new(),
             free_charges: Vec::new(),
             refused: VecDeque::new(),
@@ -144,12 +144,17 @@ impl Dispatch {
         }
         self.chosen = decision.chosen;
         self.is_plain = self.chosen == Chosen::Nothing;
-        if self.flow != window.settings.flow {
-            for flow in (0..FLOWS_MAX).filter(|&flow| self.known[flow as usize]) {
-                self.fair.change(FlowId(flow), &window.settings.flow, now);
+        // A flow that comes later has what is said of nobody, until the next window knows its name.
+        let mut flows = [window.settings.flow; FLOWS_MAX as usize];
+        for (flow, host) in &window.hosts {
+            flows[flow.0 as usize] = window.settings.of_tenant(host);
+        }
+        for flow in (0..FLOWS_MAX).filter(|&flow| self.known[flow as usize]) {
+            if self.flows[flow as usize] != flows[flow as usize] {
+                self.fair.change(FlowId(flow), &flows[flow as usize], now);
             }
         }
-        self.flow = window.settings.flow;
+        self.flows.copy_from_slice(&flows);
     }
 
     /// Whether requests just begin, in the order in which they come.
@@ -205,7 +210,7 @@ impl Dispatch {
             | Operation::Verify { .. } => 0,
         });
         if !std::mem::replace(&mut self.known[flow.0 as usize], true) {
-            self.fair.add(flow, &self.flow, now);
+            self.fair.add(flow, &self.flows[flow.0 as usize], now);
         }
         if let Some(charge) = self.fair.pass(flow, cost, now) {
             job.note = self.note(charge);
@@ -461,6 +466,34 @@ mod tests {
         core.dispatch.done(running[1].note, &Outcome::Flushed);
         core.dispatch.done(Note::NONE, &Outcome::Flushed);
         assert_eq!(core.slots(), [2]);
+    }
+
+    #[test]
+    fn a_tenant_that_weighs_more_has_more_turns() {
+        let mut core = Core::new();
+        let mut chosen = window(Chosen::Fair, 1);
+        chosen.hosts = vec![(DENSE, "dense".to_owned()), (SPARSE, "sparse".to_owned())];
+        let heavy = FlowSettings { weight: 3, ..FlowSettings::default() };
+        chosen.settings.tenants.insert("sparse".to_owned(), heavy);
+        core.dispatch.choose(&chosen, &mut core.jobs, NOW);
+        for slot in 0..40 {
+            core.keep(job(slot, DENSE, Operation::Flush));
+            core.keep(job(slot, SPARSE, Operation::Flush));
+        }
+        let mut served = [0, 0];
+        for turn in 0..40 {
+            let began = core.turn().remove(0);
+            served[usize::from(began.flow == SPARSE)] += 1;
+            core.dispatch.done(began.note, &Outcome::Flushed);
+            if turn == 19 {
+                assert!((14..=16).contains(&served[1]), "{served:?} of weights 1 and 3");
+                // From here on they weigh the same.
+                chosen.settings.tenants.clear();
+                core.dispatch.choose(&chosen, &mut core.jobs, NOW);
+                served = [0, 0];
+            }
+        }
+        assert!((9..=11).contains(&served[1]), "{served:?} of equal weights");
     }
 
     #[test]

@@ -460,6 +460,6 @@ pub enum SystemName {
 }
 
 /// A name of a host.
-fn nqn(text: &str) -> Result<String, String> {
+pub fn nqn(text: &str) -> Result<String, String> {
     octokv_wire::nqn::check(text).map(str::to_owned).map_err(|invalid| invalid.to_string())
 }

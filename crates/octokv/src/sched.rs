@@ -4,7 +4,7 @@ use crate::admin::{At, document, failed};
 use crate::outcome::{Failure, Outcome};
 use clap::{Args, Subcommand};
 use octokv_control::client::{self, Error};
-use octokv_control::scheduling::{SchedulingSettings, WindowReport};
+use octokv_control::scheduling::{HostSettings, SchedulingSettings, WindowReport};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -16,6 +16,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub enum Sched {
     /// Change it, now and after every restart. It holds from the end of the window that runs.
     Set(Box<Set>),
+    /// Say what one host has under fair, on each core; what is not given stays as it is.
+    Host(OneHost),
     /// Print all of it, a setting per line.
     Show {
         #[command(flatten)]
@@ -72,6 +74,28 @@ pub struct Set {
     pub at: At,
 }
 
+/// What one host has.
+#[derive(Debug, Args)]
+pub struct OneHost {
+    /// The host's NQN.
+    #[arg(value_parser = crate::arguments::nqn)]
+    pub nqn: String,
+    /// Its part of a core's time beside the others', who have 1: 1 to 1000.
+    #[arg(long)]
+    pub weight: Option<u32>,
+    /// The most operations a second; 0 for no limit.
+    #[arg(long, value_name = "RATE")]
+    pub operations_per_s: Option<u64>,
+    /// The most bytes a second; 0 for no limit.
+    #[arg(long, value_name = "RATE")]
+    pub bytes_per_s: Option<u64>,
+    /// How much of unused limits is kept, in milliseconds: 1 to 10000.
+    #[arg(long, value_name = "MS")]
+    pub burst_ms: Option<u64>,
+    #[command(flatten)]
+    pub at: At,
+}
+
 /// Arguments of `stats`.
 #[derive(Debug, Args)]
 pub struct Stats {
@@ -110,11 +134,22 @@ pub fn sched(command: &Sched) -> Outcome {
                 operations_per_s: set.operations_per_s,
                 bytes_per_s: set.bytes_per_s,
                 burst_ms: set.burst_ms,
+                ..SchedulingSettings::default()
             };
             if change.is_empty() {
                 return Err(Failure::Usage("sched set: nothing to set was given (see --help)".to_owned()));
             }
             client::put(&set.at.socket()?, "/v1/scheduling", Some(&change)).map_err(failed)
+        }
+        Sched::Host(one) => {
+            let OneHost { weight, operations_per_s, bytes_per_s, burst_ms, .. } = *one;
+            let host = HostSettings { weight, operations_per_s, bytes_per_s, burst_ms };
+            if host.is_empty() {
+                return Err(Failure::Usage("sched host: nothing to set was given (see --help)".to_owned()));
+            }
+            let hosts = [(one.nqn.clone(), host)].into();
+            let change = SchedulingSettings { hosts, ..SchedulingSettings::default() };
+            client::put(&one.at.socket()?, "/v1/scheduling", Some(&change)).map_err(failed)
         }
         Sched::Show { at } => {
             let settings: SchedulingSettings =
@@ -124,11 +159,20 @@ pub fn sched(command: &Sched) -> Outcome {
             }
             let value = serde_json::to_value(&settings).map_err(|error| anyhow::anyhow!("{error}"))?;
             let mut out = std::io::stdout().lock();
-            for (name, value) in value.as_object().into_iter().flatten() {
+            for (name, value) in value.as_object().into_iter().flatten().filter(|(name, _)| *name != "hosts")
+            {
                 match value.as_str() {
                     Some(text) => writeln!(out, "{name:<22} {text}")?,
                     None => writeln!(out, "{name:<22} {value}")?,
                 }
+            }
+            for (host, HostSettings { weight, operations_per_s, bytes_per_s, burst_ms }) in &settings.hosts {
+                let all = [weight.map(u64::from), *operations_per_s, *bytes_per_s, *burst_ms];
+                let [weight, operations, bytes, burst] = all.map(Option::unwrap_or_default);
+                writeln!(
+                    out,
+                    "host {host}: weight {weight}, operations_per_s {operations}, bytes_per_s {bytes}, burst_ms {burst}"
+                )?;
             }
             Ok(())
         }

@@ -13,6 +13,8 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+const TENANT: &str = "nqn.2026-11.io.example:tenant";
+
 /// A node on two cores, with its administration socket in a directory.
 struct Node {
     server: Server,
@@ -53,7 +55,18 @@ fn what_is_set_holds_at_once_and_after_a_kill() {
     assert_eq!((&node.settings()["policy"], &node.settings()["window_ms"]), (&"none".into(), &1000.into()));
     node.run(&["sched", "set", "--policy", "hybrid", "--window-ms", "20"]).fine();
     node.run(&["sched", "set", "--overload", "0.25"]).fine();
+    node.run(&["sched", "host", TENANT, "--weight", "4"]).fine();
+    node.run(&["sched", "host", TENANT, "--operations-per-s", "5000"]).fine();
     let set = node.settings();
+    assert_eq!(
+        (&set["hosts"][TENANT]["weight"], &set["hosts"][TENANT]["operations_per_s"]),
+        (&4.into(), &5000.into())
+    );
+    assert!(
+        node.run(&["sched", "show"])
+            .fine()
+            .contains(&format!("host {TENANT}: weight 4, operations_per_s 5000"))
+    );
     let held = |set: &Value| (set["policy"].clone(), set["window_ms"].clone(), set["overload"].clone());
     assert_eq!(held(&set), ("hybrid".into(), 20.into(), 0.25.into()));
     assert!(
@@ -85,6 +98,9 @@ fn what_may_not_be_is_refused_with_what_may_and_changes_nothing() {
         let arguments: Vec<&str> = ["sched", "set"].iter().chain(arguments).copied().collect();
         node.run(&arguments).refused(2, parts);
     }
+    node.run(&["sched", "host", TENANT, "--weight", "1001"]).refused(2, &["weight", "1 to 1000"]);
+    node.run(&["sched", "host", TENANT]).refused(2, &["nothing to set"]);
+    node.run(&["sched", "host", "tenant", "--weight", "2"]).refused(2, &["nqn"]);
     assert_eq!(node.settings(), before);
     let config = directory.path().join("config");
     std::fs::write(&config, "sched = { policy = \"automatic\" }\n").unwrap();
@@ -118,16 +134,7 @@ fn requests_move_to_a_core_with_room_and_every_one_is_answered() {
         "--seconds",
         "2",
     ];
-    let more = [
-        "--value-size",
-        "2000",
-        "--threads",
-        "1",
-        "--depth",
-        "32",
-        "--host-nqn",
-        "nqn.2026-11.io.example:tenant",
-    ];
+    let more = ["--value-size", "2000", "--threads", "1", "--depth", "32", "--host-nqn", TENANT];
     let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
     let mut seen = None;
     let ended = loop {
@@ -143,7 +150,7 @@ fn requests_move_to_a_core_with_room_and_every_one_is_answered() {
     assert!(ended.success(), "{ended}");
     let window = seen.expect("requests moved in a window of six seconds");
     assert_eq!((&window["policy"], &window["chosen"]), (&"proportional".into(), &"balance".into()));
-    assert_eq!(window["flows"][0]["host"], "nqn.2026-11.io.example:tenant");
+    assert_eq!(window["flows"][0]["host"], TENANT);
     let sender = numbers(&window, "cores", "moved").iter().position(|&moved| moved > 0.0).unwrap();
     assert!(numbers(&window, "cores", "ran_for_others")[1 - sender] > 0.0, "{window}");
     assert!(window["natural_load_balance"].as_f64().unwrap() < 0.5, "{window}");

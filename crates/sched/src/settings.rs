@@ -7,6 +7,7 @@
 //! and alpha are OctoFAS §4.2 and §4.3. Where a paper gives no value, the constant here says why it is what it is.
 
 use octokv_base::Nanos;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -267,6 +268,8 @@ pub struct Settings {
     pub in_flight: u32,
     /// What a flow has of which nothing else is said.
     pub flow: FlowSettings,
+    /// What flows of these names have instead.
+    pub tenants: BTreeMap<String, FlowSettings>,
 }
 
 impl Settings {
@@ -284,7 +287,13 @@ impl Settings {
         count("backwardings_max", u64::from(self.backwardings_max), (0, 1000))?;
         span("held_max", self.held_max, Settings::HELD_MAX)?;
         count("in_flight", u64::from(self.in_flight), (1, 4096))?;
+        self.tenants.values().try_for_each(FlowSettings::check)?;
         self.flow.check()
+    }
+
+    /// What the flow of a name has.
+    pub fn of_tenant(&self, name: &str) -> FlowSettings {
+        self.tenants.get(name).copied().unwrap_or(self.flow)
     }
 }
 
@@ -311,6 +320,7 @@ impl Default for Settings {
             move_flows: MoveFlows::All,
             in_flight: 32,
             flow: FlowSettings::default(),
+            tenants: BTreeMap::new(),
         }
     }
 }
