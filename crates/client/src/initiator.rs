@@ -200,6 +200,31 @@ impl Initiator {
         Ok(())
     }
 
+    /// Puts a command on its way on this of the I/O queues, counted from 0.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    ///
+    /// # Panics
+    /// When that queue has no room.
+    pub fn submit_on(
+        &mut self,
+        queue: usize,
+        now: Nanos,
+        command: Command<'_>,
+        token: u64,
+    ) -> Result<(), Error> {
+        let prepared = Prepared::new(command, self.settings.namespace, &self.facts)?;
+        let deadline = now + self.settings.command_timeout;
+        self.queues[1 + queue].submit(prepared, token, deadline, &self.pool);
+        Ok(())
+    }
+
+    /// How many commands one of the I/O queues takes now, counted from 0; none of one that there is not.
+    pub fn queue_room(&self, queue: usize) -> usize {
+        if !self.is_live() { 0 } else { self.queues.get(1 + queue).map_or(0, Queue::room) }
+    }
+
     /// Takes bytes from the head of what came on a queue's connection; gives how many. The caller gives
     /// the rest again with more behind it.
     pub fn receive(

@@ -133,13 +133,28 @@ impl<S: Sockets> Session<S> {
     #[inline]
     pub fn submit(&mut self, command: Command<'_>, token: u64) -> Result<(), Rejected> {
         if self.initiator.room() == 0 {
-            return Err(match (self.initiator.is_live(), self.initiator.is_over()) {
-                (true, _) => Rejected::Full,
-                (false, false) => Rejected::NotConnected,
-                (false, true) => Rejected::Over,
-            });
+            return Err(self.why_not());
         }
         self.initiator.submit(self.now, command, token).map_err(Rejected::Invalid)
+    }
+
+    /// Takes a command for one of the I/O queues, counted from 0: for who divides commands among connections itself.
+    ///
+    /// # Errors
+    /// Why it was not taken, as of [`Session::submit`]; full is that queue.
+    pub fn submit_on(&mut self, queue: usize, command: Command<'_>, token: u64) -> Result<(), Rejected> {
+        if self.initiator.queue_room(queue) == 0 {
+            return Err(self.why_not());
+        }
+        self.initiator.submit_on(queue, self.now, command, token).map_err(Rejected::Invalid)
+    }
+
+    fn why_not(&self) -> Rejected {
+        match (self.initiator.is_live(), self.initiator.is_over()) {
+            (true, _) => Rejected::Full,
+            (false, false) => Rejected::NotConnected,
+            (false, true) => Rejected::Over,
+        }
     }
 
     /// Sends, receives, lets time pass. Calls `on_done` once for each command that is answered or lost.

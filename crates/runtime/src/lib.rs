@@ -45,6 +45,6 @@ pub use io::{Channel, Completed, DeviceQueue, FileId, Media, Operation, Ticket};
 pub use octokv_sys::memory::{HugeBytes, expect, expect_read, expect_write, give_back};
 pub use reactor::{Idle, Polling};
 pub use real::{DeviceDriver, device_queue};
-pub use ring::{Mailbox, mesh};
+pub use ring::{Carrier, Mailbox, carried_mesh, mesh};
 pub use sockets::RealSockets;
 pub use workers::{Desk, Workers};

@@ -80,6 +80,24 @@ impl Pair {
 }
 
 #[test]
+fn what_is_wanted_at_a_time_is_done_then_in_the_order_in_which_it_was_wanted() {
+    let (world, ..) = quiet_world();
+    let seen: Rc<RefCell<Vec<(u32, Nanos)>>> = Rc::default();
+    let note = |number: u32| {
+        let (seen, world) = (Rc::clone(&seen), world.clone());
+        move || seen.borrow_mut().push((number, world.now()))
+    };
+    world.at(Nanos(50), note(1));
+    world.at(Nanos(20), note(2));
+    let (again, later) = (world.clone(), note(4));
+    world.at(Nanos(50), note(3));
+    world.at(Nanos(60), move || again.at(Nanos(5), later));
+    world.run_until(Nanos(100));
+    let want = [(2, 20), (1, 50), (3, 50), (4, 60)].map(|(number, at)| (number, Nanos(at)));
+    assert_eq!(*seen.borrow(), want, "what is already past is done now");
+}
+
+#[test]
 fn bytes_take_the_latency_of_the_link_and_no_longer() {
     let mut pair = Pair::new();
     assert_eq!(pair.send(b"hello"), Sent::Bytes(5));

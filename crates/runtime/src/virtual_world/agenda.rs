@@ -7,13 +7,13 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 /// Something that will happen.
-#[derive(Debug)]
 pub(crate) enum Event {
     Net(NetEvent),
     Disk(DiskEvent),
+    /// Whoever experiments in the world wants it.
+    Call(Box<dyn FnOnce()>),
 }
 
-#[derive(Debug)]
 struct Entry {
     at: Nanos,
     sequence: u64,
@@ -38,7 +38,7 @@ impl Ord for Entry {
 }
 
 /// The events to come.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Agenda {
     heap: BinaryHeap<Reverse<Entry>>,
     sequence: u64,

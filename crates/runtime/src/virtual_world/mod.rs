@@ -269,6 +269,11 @@ impl VirtualWorld {
         self.with(|state| state.disks.unflushed(disk))
     }
 
+    /// Does something at a time, now at the earliest, between the turns of reactors.
+    pub fn at(&self, time: Nanos, act: impl FnOnce() + 'static) {
+        self.with(|state| state.agenda.set(time.max(state.now), Event::Call(Box::new(act))));
+    }
+
     fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         self.0.shared.with(act)
     }
@@ -279,17 +284,22 @@ impl VirtualWorld {
     pub fn step(&self, limit: Nanos) -> bool {
         self.settle();
         let next = self.next_time();
-        let mut state = self.0.shared.0.borrow_mut();
         if next > limit || next == Nanos::NEVER {
             if limit != Nanos::NEVER {
-                state.now = state.now.max(limit);
+                self.with(|state| state.now = state.now.max(limit));
             }
             return false;
         }
-        state.now = next;
-        while let Some(event) = state.agenda.due(next) {
-            state.note(next.0);
-            state.happen(event);
+        self.with(|state| state.now = next);
+        while let Some(event) = self.with(|state| state.agenda.due(next)) {
+            let call = self.with(|state| {
+                state.note(next.0);
+                state.happen(event)
+            });
+            // What it does may touch anything of the world.
+            if let Some(call) = call {
+                call();
+            }
         }
         true
     }
@@ -382,12 +392,15 @@ const LATE: Nanos = Nanos(1_000);
 const ROUNDS_MAX: u32 = 1_000_000;
 
 impl State {
-    fn happen(&mut self, event: Event) {
+    /// Carries an event out; gives back what is not the world's own to do.
+    fn happen(&mut self, event: Event) -> Option<Box<dyn FnOnce()>> {
         let State { now, agenda, net, disks, trace } = self;
         let fact = match event {
             Event::Net(event) => net.happen(event, *now, agenda),
             Event::Disk(event) => disks.happen(event),
+            Event::Call(call) => return Some(call),
         };
         *trace = mix(*trace ^ fact);
+        None
     }
 }

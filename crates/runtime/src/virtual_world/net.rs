@@ -465,9 +465,11 @@ impl Net {
             count = 1 + self.random.below(count as u64) as usize;
         }
         let Some(stream) = self.stream(end) else { return Received::Closed };
-        for (to, byte) in into[..count].iter_mut().zip(stream.inbox.drain(..count)) {
-            *to = byte;
-        }
+        let (front, back) = stream.inbox.as_slices();
+        let of_front = front.len().min(count);
+        into[..of_front].copy_from_slice(&front[..of_front]);
+        into[of_front..count].copy_from_slice(&back[..count - of_front]);
+        stream.inbox.drain(..count);
         Received::Bytes(count)
     }
 
