@@ -12,6 +12,7 @@
 //! - [`scheduling`]: who is served where and when on it.
 //! - [`blocks`]: worlds of namespaces of blocks, and of an operator who changes them.
 //! - [`remote`]: worlds with the engine on a client, over a namespace of blocks.
+//! - [`papers`]: the papers' experiments, where time is all that matters.
 //! - [`history`]: what clients asked and heard. [`register`]: whether that can be explained.
 
 pub mod blocks;
@@ -19,6 +20,7 @@ pub mod disk;
 pub mod history;
 pub mod host;
 pub mod machine;
+pub mod papers;
 pub mod plan;
 pub mod register;
 pub mod remote;
