@@ -13,10 +13,14 @@ const FONT: &str = "sans-serif";
 const LATENCY_US_MIN: f64 = 0.1;
 
 /// A line and its name.
-struct Line {
-    name: String,
-    points: Vec<(f64, f64)>,
+pub struct Curve {
+    /// Its name.
+    pub name: String,
+    /// Its points, in the order in which they are joined.
+    pub points: Vec<(f64, f64)>,
 }
+
+type Line = Curve;
 
 /// What is written along an axis, and how its numbers are.
 struct Axes<'a> {
@@ -71,6 +75,14 @@ pub fn rates(workload: &str, results: &[Figures]) -> String {
     let (x, y) = (0.0..end(&lines, |point| point.0), logarithmic(&lines));
     let axes = Axes { x: "operations/s", y: "latency (us)", x_label: &plain };
     document(&format!("{workload}: latency against throughput"), x, y.log_scale(), &axes, &lines)
+}
+
+/// Any lines over one axis, from zero on.
+pub fn curves(title: &str, x: &str, y: &str, lines: &[Curve]) -> String {
+    let axes = Axes { x, y, x_label: &plain };
+    let least = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::min);
+    let (ends, range) = (end(lines, |point| point.0), least * 1.08..end(lines, |point| point.1));
+    document(title, 0.0..ends, range, &axes, lines)
 }
 
 fn name(figures: &Figures) -> String {
@@ -198,6 +210,15 @@ mod tests {
             assert_eq!(text.matches("stroke-width=\"2\"").count(), 4, "two lines and their names: {text}");
         }
         assert!(latency("ycsb-a", &results).contains("rate 500/s"));
+    }
+
+    #[test]
+    fn any_lines_make_a_picture() {
+        let line = Curve { name: "ours".to_owned(), points: vec![(1.0, -2.0), (2.0, 5.0)] };
+        let text = curves("Figure 6 & 7", "threads", "MB/s", &[line]);
+        for part in ["<title>Figure 6 &amp; 7</title>", "threads", "MB/s", "ours"] {
+            assert!(text.contains(part), "no {part} in {text}");
+        }
     }
 
     #[test]

@@ -306,15 +306,21 @@ fn scenario(name: &str) -> Result<Scenario, String> {
 pub struct Reproduce {
     /// Whose figures.
     pub paper: Paper,
+    /// One table or figure of the paper, as "table-1" or "figure-7" [default: all].
+    #[arg(long, value_name = "NAME")]
+    pub figure: Option<String>,
     /// One round of a few operations: shows that everything runs, and its figures say little.
     #[arg(long)]
     pub quick: bool,
-    /// Where the node's files are made for as long as it takes [default: the place for temporary files].
+    /// netkvs: where the node's files are made for as long as it takes [default: the place for temporary files].
     #[arg(long, value_name = "DIR")]
     pub directory: Option<PathBuf>,
     /// Write the figures to a file; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// octokv: draw the figures into files of a directory, which must be there: octokv-NAME-N.svg.
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
 }
 
 /// The papers whose experiments can be run.
@@ -322,6 +328,8 @@ pub struct Reproduce {
 pub enum Paper {
     /// The poster on key-value storage over the network: RocksDB on a remote disk, our engine on either side.
     Netkvs,
+    /// The paper on moving requests between the cores of a node; its machines and time are modelled.
+    Octokv,
 }
 
 /// Arguments of `bench`.

@@ -3,6 +3,7 @@
 //! Whatever cannot run here is a row that says "not run" and why; the rest runs.
 //!
 //! # Layout
+//! - [`octokv`]: the OctoKV paper's tables and figures, in virtual time. [`points`]: their numbers beside ours.
 //! - [`netkvs`]: the NetKVS poster's Table 1: which runs, against which node.
 //! - [`guest`](mod@guest): Debian's kernel in an emulated guest, from this binary alone.
 //! - [`sample`]: figures out of what a load generator printed.
@@ -10,6 +11,8 @@
 
 mod guest;
 mod netkvs;
+mod octokv;
+mod points;
 mod sample;
 mod table;
 
@@ -20,5 +23,6 @@ use crate::outcome::Outcome;
 pub fn run(reproduce: &Reproduce) -> Outcome {
     match reproduce.paper {
         Paper::Netkvs => netkvs::run(reproduce),
+        Paper::Octokv => octokv::run(reproduce),
     }
 }

@@ -29,6 +29,7 @@ use tempfile::TempDir;
 const THREADS: usize = 15;
 const VALUE_BYTES: usize = 32 << 10;
 const KEY_BYTES: usize = 16;
+const ONLY_FIGURE: &str = "table-1";
 /// How the directory of its files begins.
 const PREFIX: &str = "octokv-netkvs-";
 /// Namespaces: the file system's, then those of each round from these numbers on.
@@ -52,6 +53,14 @@ const D_TO_C: &str = "(d) against (c)";
 
 /// Runs `octokv reproduce netkvs`.
 pub fn run(reproduce: &Reproduce) -> Outcome {
+    if let Some(figure) = reproduce.figure.as_ref().filter(|name| *name != ONLY_FIGURE) {
+        return Err(Failure::Usage(format!(
+            "--figure: the NetKVS poster has no \"{figure}\"; it has {ONLY_FIGURE}"
+        )));
+    }
+    if reproduce.svg.is_some() {
+        return Err(Failure::Usage("--svg: the NetKVS poster has a table and nothing to draw".to_owned()));
+    }
     let settings = settings(reproduce.quick);
     let directory = match &reproduce.directory {
         Some(place) => TempDir::with_prefix_in(PREFIX, place)

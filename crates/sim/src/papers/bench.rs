@@ -60,6 +60,8 @@ pub struct Trial {
     pub placement: Placement,
     /// Who runs what where.
     pub scheduling: Settings,
+    /// Whether the engine keeps its journal. The paper's says nothing of one; ours loses all without.
+    pub journal: bool,
 }
 
 /// A world in which it is.
@@ -71,6 +73,7 @@ pub struct Bench {
     load: Rc<RefCell<Load>>,
     /// By connection: its core.
     core_of: Vec<usize>,
+    journal: bool,
 }
 
 impl Bench {
@@ -85,7 +88,8 @@ impl Bench {
         let scheduling = Scheduling::new(CORES, trial.scheduling.clone(), || Nanos::ZERO);
         let scheduling = Arc::new(scheduling.map_err(|error| error.to_string())?);
         let load = Load::new(CORES);
-        let mut bench = Bench { world, node, client, scheduling, load, core_of: (0..CORES).collect() };
+        let (core_of, journal) = ((0..CORES).collect(), trial.journal);
+        let mut bench = Bench { world, node, client, scheduling, load, core_of, journal };
         let flash = Flash::new(Model::new(drive(), 4096));
         let volume = bench.open(&flash)?;
         bench.serve(&flash, &volume, trial.costs);
@@ -213,7 +217,7 @@ impl Bench {
     }
 
     fn device(&self, flash: &Rc<RefCell<Flash>>, handle: &Handle) -> Rc<dyn octokv_flash::Device> {
-        Rc::new(FlashDevice::new(flash, DEVICE_BYTES / 4096, handle, &self.world))
+        Rc::new(FlashDevice::new(flash, (DEVICE_BYTES / 4096, !self.journal), handle, &self.world))
     }
 
     fn address(&self) -> SocketAddr {

@@ -85,9 +85,14 @@ impl Future for Waits {
 }
 
 impl FlashDevice {
-    /// The view of the core of `handle`, of so many pages.
-    pub fn new(flash: &Rc<RefCell<Flash>>, pages: u64, handle: &Handle, world: &VirtualWorld) -> FlashDevice {
-        let geometry = Geometry { block_bytes: PAGE as u32, blocks: pages, volatile: false };
+    /// The view of the core of `handle`. On a drive that says it is volatile an engine keeps no journal.
+    pub fn new(
+        flash: &Rc<RefCell<Flash>>,
+        (pages, volatile): (u64, bool),
+        handle: &Handle,
+        world: &VirtualWorld,
+    ) -> FlashDevice {
+        let geometry = Geometry { block_bytes: PAGE as u32, blocks: pages, volatile };
         FlashDevice { flash: Rc::clone(flash), geometry, handle: handle.clone(), world: world.clone() }
     }
 

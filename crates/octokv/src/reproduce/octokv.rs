@@ -1,0 +1,210 @@
+//! The OctoKV paper's experiments in virtual time: the production node and client in a world of the paper's machines.
+//!
+//! ```text
+//!   figures that are asked for ─▶ runs (octokv_sim::papers), each once ─▶ points beside the paper's ─▶ text, JSON, SVG
+//! ```
+//! In: which figures. Out: their points. The same on every machine; what a request costs and how clients fill their
+//! connections is `octokv_sim::papers::parameters`. Figures 3 (a drawing), 4 and 5 (the host's own store) are not here.
+//!
+//! # Layout
+//! - [`runs`]: jobs, each run once. [`tables`], [`curves`]: the paper's tables and figures.
+
+mod curves;
+mod runs;
+mod tables;
+
+use super::points::{self, Point};
+use crate::arguments::Reproduce;
+use crate::meter::Meter;
+use crate::outcome::{Failure, Outcome};
+use anyhow::{Context, Result};
+use octokv_base::Nanos;
+use octokv_bench::plot::{Curve, curves as picture};
+use octokv_sim::papers::parameters::{self, CostSetting, Operation};
+use runs::{Runs, Spans};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+
+type Make = fn(&mut Runs) -> Result<Vec<Point>>;
+
+/// What it is asked for by, what it shows, and how.
+const FIGURES: [(&str, &str, Make); 9] = [
+    ("table-1", "Table I: commands outstanding by core, without the engine", tables::table_1),
+    ("table-2", "Table II: utilisation of cores, puts, with and without the engine", tables::table_2),
+    ("figure-2", "Figure 2: utilisation and time in the node by core, without the engine", curves::figure_2),
+    ("figure-6", "Figure 6: throughput and response by threads, by Table IV's shares", curves::figure_6),
+    ("figure-7", "Figure 7: balancing off and on (T_OL 0.4, T_LB 0.1, PS)", curves::figure_7),
+    (
+        "tables-4-5",
+        "Tables IV and V: events by core, heavy puts, before and after balancing",
+        tables::tables_4_5,
+    ),
+    ("table-6", "Table VI: round robin (RR) and proportional shares (PS)", tables::table_6),
+    ("figure-8", "Figure 8: utilisation over time, balancing switched on at 15 s", curves::figure_8),
+    ("figure-9", "Figure 9: thresholds (T_OL, T_LB), heavy puts, PS", curves::figure_9),
+];
+
+/// What the document says of the runs.
+#[derive(Serialize)]
+struct Settings {
+    window_ms: f64,
+    warm_up_ms: f64,
+    measured_ms: f64,
+    requests: u64,
+    paper_put_us: [f64; 3],
+    our_put_us: [f64; 3],
+    our_get_us: [f64; 3],
+}
+
+/// Runs `octokv reproduce octokv`.
+pub fn run(reproduce: &Reproduce) -> Outcome {
+    let figures = chosen(reproduce.figure.as_deref())?;
+    if let Some(directory) = &reproduce.svg
+        && !directory.is_dir()
+    {
+        return Err(Failure::Usage(format!("--svg: there is no directory {}", directory.display())));
+    }
+    let mut runs = Runs::new(spans(reproduce.quick));
+    let (mut meter, mut all, mut text) = (Meter::new("octokv"), Vec::new(), head(&runs.spans));
+    for (done, (name, title, make)) in figures.iter().enumerate() {
+        meter.show(done as f64 / figures.len() as f64, name);
+        let mut made = make(&mut runs)?;
+        let _ = writeln!(text, "\n{title}\n{}", points::text(&made));
+        if let Some(directory) = &reproduce.svg {
+            draw(directory, name, title, &made)?;
+        }
+        all.append(&mut made);
+    }
+    drop(meter);
+    let _ = writeln!(text, "{} runs. Why figures differ: docs/REPRODUCTION.md", runs.len());
+    if reproduce.json.as_deref() != Some(Path::new("-")) {
+        std::io::stdout().write_all(text.as_bytes())?;
+    }
+    match &reproduce.json {
+        Some(file) => points::write(file, &settings(&runs.spans), &all),
+        None => Ok(()),
+    }
+}
+
+/// The figures of a name, all of them without one.
+fn chosen(name: Option<&str>) -> Result<Vec<(&'static str, &'static str, Make)>, Failure> {
+    let Some(name) = name else { return Ok(FIGURES.to_vec()) };
+    let found: Vec<_> = FIGURES.into_iter().filter(|figure| figure.0 == name).collect();
+    if found.is_empty() {
+        let names: Vec<&str> = FIGURES.iter().map(|figure| figure.0).collect();
+        let alike = |name_of: &&&str| strsim::normalized_damerau_levenshtein(name, name_of);
+        let nearest = names.iter().max_by(|a, b| alike(a).total_cmp(&alike(b))).unwrap_or(&"");
+        return Err(Failure::Usage(format!(
+            "--figure: the OctoKV paper has no \"{name}\" here; did you mean \"{nearest}\"? It is one of {}",
+            names.join(", ")
+        )));
+    }
+    Ok(found)
+}
+
+fn spans(quick: bool) -> Spans {
+    let (windows, requests) = if quick { (1, 10_000) } else { (4, 100_000) };
+    Spans {
+        warm_up: Nanos(parameters::WINDOW.0 * 5 / 2),
+        steady: parameters::WINDOW.times(windows),
+        requests,
+    }
+}
+
+fn settings(spans: &Spans) -> Settings {
+    let ms = |span: Nanos| span.0 as f64 / 1e6;
+    let us = |setting, operation| {
+        let costs = parameters::costs(setting, operation, true);
+        [costs.target, costs.kv, costs.device].map(|span| span.0 as f64 / 1e3)
+    };
+    Settings {
+        window_ms: ms(parameters::WINDOW),
+        warm_up_ms: ms(spans.warm_up),
+        measured_ms: ms(spans.steady),
+        requests: spans.requests,
+        paper_put_us: us(CostSetting::Paper, Operation::Put),
+        our_put_us: us(CostSetting::Measured, Operation::Put),
+        our_get_us: us(CostSetting::Measured, Operation::Get),
+    }
+}
+
+fn head(spans: &Spans) -> String {
+    let Settings { window_ms, warm_up_ms, measured_ms, paper_put_us, our_put_us, .. } = settings(spans);
+    let [a, b, c] = paper_put_us;
+    let [d, e, f] = our_put_us;
+    format!(
+        "OctoKV in virtual time: ours, and the paper's number in brackets where its text has one.\n\
+         Six cores, 10 GbE, a modelled 970 EVO, values of 16 KiB. A put costs {a:.1} + {b:.1} + {c:.1} us of a core\n\
+         (target, engine, device), derived from the paper's figures; \"our costs\" are {d:.1} + {e:.1} + {f:.1} us.\n\
+         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's window is {window_ms:.0} ms, the paper's is 1 s.\n"
+    )
+}
+
+/// A picture for each unit in which a figure has lines.
+fn draw(directory: &Path, name: &str, title: &str, made: &[Point]) -> Result<()> {
+    let dots: Vec<&Point> = made.iter().filter(|point| point.is_dot).collect();
+    let drawn = if dots.is_empty() { made.iter().collect() } else { dots };
+    let mut units: Vec<&str> = drawn.iter().map(|point| point.unit).collect();
+    units.dedup();
+    units.sort_unstable();
+    units.dedup();
+    for (number, unit) in units.iter().enumerate() {
+        let mut lines: Vec<Curve> = Vec::new();
+        for point in drawn.iter().filter(|point| point.unit == *unit) {
+            if lines.last().is_none_or(|line| line.name != point.series) {
+                match lines.iter().position(|line| line.name == point.series) {
+                    Some(at) => {
+                        let line = lines.remove(at);
+                        lines.push(line);
+                    }
+                    None => lines.push(Curve { name: point.series.clone(), points: Vec::new() }),
+                }
+            }
+            let Some(line) = lines.last_mut() else { continue };
+            // Where x is a name it is drawn by its place.
+            let x = point.x.parse().unwrap_or(line.points.len() as f64 + 1.0);
+            line.points.push((x, point.measured));
+        }
+        let x = match name {
+            "figure-6" => "threads",
+            "figure-8" => "time (s of the paper's)",
+            _ => "point, in the order of the table",
+        };
+        let file = directory.join(format!("octokv-{name}-{}.svg", number + 1));
+        std::fs::write(&file, picture(title, x, unit, &lines))
+            .with_context(|| format!("picture {}", file.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_figure_is_refused_with_the_right_ones() {
+        let Err(Failure::Usage(message)) = chosen(Some("figure-77")) else { panic!("it was taken") };
+        assert!(message.contains("did you mean \"figure-7\"?"), "{message}");
+        FIGURES.iter().for_each(|figure| assert!(message.contains(figure.0), "{message}"));
+        assert_eq!(chosen(None).unwrap_or_default().len(), FIGURES.len());
+        assert_eq!(chosen(Some("table-6")).unwrap_or_default().len(), 1);
+    }
+
+    #[test]
+    fn a_figure_has_its_points_its_picture_and_its_sums() {
+        let mut runs = Runs::new(Spans { requests: 2_000, ..spans(true) });
+        let made = tables::tables_4_5(&mut runs).unwrap();
+        assert_eq!((runs.len(), made.len()), (4, 2 * 2 * 3 * 7));
+        for sum in made.iter().filter(|point| point.x == "sum") {
+            assert_eq!((sum.measured, sum.paper), (2_000.0, Some(2_000.0)), "{sum:?}");
+        }
+        let again = tables::tables_4_5(&mut runs).unwrap();
+        assert_eq!((runs.len(), again), (4, made.clone()), "what ran once does not run again");
+        let directory = tempfile::tempdir().unwrap();
+        draw(directory.path(), "tables-4-5", "Tables IV & V", &made).unwrap();
+        let text = std::fs::read_to_string(directory.path().join("octokv-tables-4-5-1.svg")).unwrap();
+        assert!(text.contains("KV store, in order") && text.contains("Tables IV &amp; V"));
+    }
+}
