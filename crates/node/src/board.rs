@@ -47,6 +47,8 @@ struct FlowBoard {
     waited_ns: Sum,
     work_ns: Sum,
     round_trip_ns: Sum,
+    held: Sum,
+    served_ns: Sum,
 }
 
 /// One core's figures.
@@ -55,7 +57,6 @@ pub struct Board {
     own_here: Sum,
     moved_to: Box<[Sum]>,
     ran_for: Box<[Sum]>,
-    held: Sum,
     flows: Box<[FlowBoard]>,
 }
 
@@ -76,6 +77,10 @@ pub struct FlowSeen {
     pub work: Nanos,
     /// The network's round trip as the core last heard of it; nothing where it has not.
     pub round_trip: Nanos,
+    /// Requests that waited here for their turn among tenants.
+    pub held: u64,
+    /// What the fair queue charged for those that it let begin here.
+    pub served: Nanos,
 }
 
 /// What a core had done at some time.
@@ -89,8 +94,6 @@ pub struct Seen {
     pub moved_to: Vec<u64>,
     /// By core, that it ran for others.
     pub ran_for: Vec<u64>,
-    /// That did not begin in the order in which they came, but when their turn was.
-    pub held: u64,
     /// By flow.
     pub flows: Vec<FlowSeen>,
 }
@@ -104,7 +107,6 @@ impl Board {
             own_here: Sum::default(),
             moved_to: sums(),
             ran_for: sums(),
-            held: Sum::default(),
             flows: (0..flows).map(|_| FlowBoard::default()).collect(),
         }
     }
@@ -121,6 +123,8 @@ impl Board {
             waited: Nanos(flow.waited_ns.read()),
             work: Nanos(flow.work_ns.read()),
             round_trip: Nanos(flow.round_trip_ns.read()),
+            held: flow.held.read(),
+            served: Nanos(flow.served_ns.read()),
         };
         Seen {
             busy: Stages {
@@ -131,7 +135,6 @@ impl Board {
             own_here: self.own_here.read(),
             moved_to: sums(&self.moved_to),
             ran_for: sums(&self.ran_for),
-            held: self.held.read(),
             flows: self.flows.iter().map(flow).collect(),
         }
     }
@@ -221,15 +224,17 @@ impl Tally {
         self.work.get().since(self.own.borrow()[flow.0 as usize].work)
     }
 
+    /// Requests of a flow are answered, at `now`: what [`Answers`] counts is added when it is dropped.
+    #[inline]
+    pub fn answers(&self, flow: FlowId, now: Nanos) -> Answers<'_> {
+        let board = &self.board().flows[flow.0 as usize];
+        Answers { board, now, others_ns: self.others(flow).0, count: 0, latency_ns: 0, waited_ns: 0 }
+    }
+
     /// A request of a flow is answered, at `now`.
     #[inline]
     pub fn answered(&self, flow: FlowId, stamp: Stamp, now: Nanos) {
-        let latency = now.since(stamp.begun);
-        let waited = Nanos(self.others(flow).0.wrapping_sub(stamp.others_ns));
-        let board = &self.board().flows[flow.0 as usize];
-        board.answered.add(1);
-        board.latency_ns.add(latency.0);
-        board.waited_ns.add(waited.min(latency).0);
+        self.answers(flow, now).add(stamp);
     }
 
     /// So many bytes went over a flow's connections.
@@ -253,9 +258,14 @@ impl Tally {
         self.board().moved_to[to.index()].add(1);
     }
 
-    /// A request waits for its turn among tenants.
-    pub fn held(&self) {
-        self.board().held.add(1);
+    /// A request of a flow waits for its turn among tenants.
+    pub fn held(&self, flow: FlowId) {
+        self.board().flows[flow.0 as usize].held.add(1);
+    }
+
+    /// The fair queue let a request begin, and charged so much for it.
+    pub fn served(&self, flow: FlowId, charged_ns: u64) {
+        self.board().flows[flow.0 as usize].served_ns.add(charged_ns);
     }
 
     /// A request of another core's ran here.
@@ -272,6 +282,36 @@ impl Tally {
     /// The stamp of a request that has come to this core, to run or to be answered.
     pub fn here(&self, flow: FlowId, stamp: Stamp) -> Stamp {
         Stamp { others_ns: stamp.others_ns.wrapping_add(self.others(flow).0), ..stamp }
+    }
+}
+
+/// Requests of one flow that are answered at one time. Nothing is worked meanwhile.
+pub struct Answers<'a> {
+    board: &'a FlowBoard,
+    now: Nanos,
+    others_ns: u64,
+    count: u64,
+    latency_ns: u64,
+    waited_ns: u64,
+}
+
+impl Answers<'_> {
+    /// One more.
+    #[inline]
+    pub fn add(&mut self, stamp: Stamp) {
+        let latency = self.now.since(stamp.begun).0;
+        self.count += 1;
+        self.latency_ns += latency;
+        self.waited_ns += self.others_ns.wrapping_sub(stamp.others_ns).min(latency);
+    }
+}
+
+impl Drop for Answers<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.board.answered.add(self.count);
+        self.board.latency_ns.add(self.latency_ns);
+        self.board.waited_ns.add(self.waited_ns);
     }
 }
 

@@ -20,6 +20,7 @@ use crate::jobs::{Job, Jobs};
 use crate::planted::{self, Bug};
 use crate::scheduling::Window;
 use octokv_base::Nanos;
+use octokv_sched::fair::WEIGHT_UNIT;
 use octokv_sched::plan::CorePlan;
 use octokv_sched::{
     Backward, Charge, Chosen, CoreId, Cost, Fair, FairBounds, FlowId, FlowSettings, Route, Router, Settings,
@@ -70,6 +71,8 @@ pub struct Dispatch {
     known: Box<[bool]>,
     /// What it is told of each.
     flows: Box<[FlowSettings]>,
+    /// The weights of the last window on this core, of the flows that had any part in it.
+    weights: Vec<(FlowId, u32)>,
     /// Of the requests that the fair queue has let run; and which places are free.
     charges: Vec<Option<Charge>>,
     free_charges: Vec<u32>,
@@ -113,6 +116,7 @@ impl Dispatch {
             fair: Fair::new(bounds),
             known: vec![false; FLOWS_MAX as usize].into(),
             flows: vec![settings.flow; FLOWS_MAX as usize].into(),
+            weights: Vec::new(),
             charges: Vec::new(),
             free_charges: Vec::new(),
             refused: VecDeque::new(),
@@ -155,6 +159,21 @@ impl Dispatch {
             }
         }
         self.flows.copy_from_slice(&flows);
+        self.weights.clear();
+        let on_core = |(flow, weights): &(FlowId, Vec<u32>)| Some((*flow, *weights.get(self.core.index())?));
+        self.weights.extend(window.weights.iter().filter_map(on_core));
+        for flow in 0..FLOWS_MAX {
+            if self.known[flow as usize] {
+                self.weigh(FlowId(flow));
+            }
+        }
+    }
+
+    /// Gives a flow its weight on this core: the last window's, or that of its settings.
+    fn weigh(&mut self, flow: FlowId) {
+        let own = self.weights.iter().find(|(of, _)| *of == flow);
+        let nominal = self.flows[flow.0 as usize].weight * WEIGHT_UNIT;
+        self.fair.set_weight(flow, own.map_or(nominal, |(_, weight)| *weight));
     }
 
     /// Whether requests just begin, in the order in which they come.
@@ -176,8 +195,9 @@ impl Dispatch {
         match self.chosen {
             Chosen::Intra | Chosen::Hybrid if self.backwardings(&job) > 0 => {
                 // With no room there it is not dense any more for this once.
+                let flow = job.flow;
                 match self.backward.push(job, now) {
-                    Ok(()) => tally.held(),
+                    Ok(()) => tally.held(flow),
                     Err(job) => jobs.push(job),
                 }
             }
@@ -211,8 +231,10 @@ impl Dispatch {
         });
         if !std::mem::replace(&mut self.known[flow.0 as usize], true) {
             self.fair.add(flow, &self.flows[flow.0 as usize], now);
+            self.weigh(flow);
         }
         if let Some(charge) = self.fair.pass(flow, cost, now) {
+            tally.served(flow, cost.ns);
             job.note = self.note(charge);
             jobs.push(job);
             return;
@@ -220,7 +242,7 @@ impl Dispatch {
         let bytes = buffer_bytes(&job.operation);
         match self.fair.offer(flow, cost, job, now) {
             Ok(()) => {
-                tally.held();
+                tally.held(flow);
                 self.held_bytes[flow.0 as usize] += bytes;
             }
             Err(job) => {
@@ -244,6 +266,7 @@ impl Dispatch {
         }
         while let Some((charge, mut job)) = self.fair.next(now) {
             self.held_bytes[job.flow.0 as usize] -= buffer_bytes(&job.operation);
+            tally.served(job.flow, charge.cost_ns());
             job.note = self.note(charge);
             jobs.push(job);
             worked = true;
@@ -369,6 +392,7 @@ mod tests {
             figures: measure(&counters),
             counters,
             hosts: Vec::new(),
+            weights: Vec::new(),
             settings: Settings { in_flight, ..Settings::default() },
             measured_by: 0,
             took: Nanos::ZERO,
@@ -494,6 +518,36 @@ mod tests {
             }
         }
         assert!((9..=11).contains(&served[1]), "{served:?} of equal weights");
+    }
+
+    #[test]
+    fn on_a_core_a_tenant_weighs_what_the_last_window_says_and_else_what_is_set() {
+        let mut core = Core::new();
+        let mut chosen = window(Chosen::Fair, 1);
+        let mut served = |chosen: &Window, turns: usize| {
+            core.dispatch.choose(chosen, &mut core.jobs, NOW);
+            let mut served = [0, 0];
+            for slot in 0..turns as u32 {
+                core.keep(job(slot, DENSE, Operation::Flush));
+                core.keep(job(slot, SPARSE, Operation::Flush));
+                for began in core.turn() {
+                    served[usize::from(began.flow == SPARSE)] += 1;
+                    core.dispatch.done(began.note, &Outcome::Flushed);
+                }
+            }
+            served
+        };
+        // Both are known before either has a weight of its own, and always wait.
+        served(&chosen, 20);
+        chosen.weights = vec![(SPARSE, vec![WEIGHT_UNIT * 4, 1])];
+        let [dense, sparse] = served(&chosen, 100);
+        assert!(
+            (75..=85).contains(&sparse) && dense + sparse == 100,
+            "{dense} and {sparse} of weights 1 and 4"
+        );
+        chosen.weights = Vec::new();
+        let [dense, sparse] = served(&chosen, 100);
+        assert!((47..=53).contains(&sparse), "{dense} and {sparse} of equal weights");
     }
 
     #[test]

@@ -14,8 +14,9 @@
 use crate::board::{Board, FlowSeen, Seen};
 use crate::flows::{FLOWS_MAX, Flows};
 use octokv_base::Nanos;
+use octokv_sched::across::{CoreService, TenantService, core_weights};
 use octokv_sched::measure::{CoreCounters, FlowCounters, Stages};
-use octokv_sched::{Counters, Decision, Figures, FlowId, SettingError, Settings, choose, measure};
+use octokv_sched::{Chosen, Counters, Decision, Figures, FlowId, SettingError, Settings, choose, measure};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -37,6 +38,8 @@ pub struct Window {
     pub counters: Counters,
     /// The hosts of the flows, by number.
     pub hosts: Vec<(FlowId, String)>,
+    /// Under `fair` on several cores: by flow and core, the weights that bring what it gets from all of them near its own.
+    pub weights: Vec<(FlowId, Vec<u32>)>,
     /// What the policy was told.
     pub settings: Settings,
     /// Which core measured, and how long that took it; nothing in virtual time.
@@ -122,7 +125,10 @@ impl Scheduling {
     /// their turn among tenants.
     pub fn moved_and_held(&self) -> (u64, u64) {
         let seen = self.boards.iter().map(Board::seen);
-        seen.fold((0, 0), |(moved, held), seen| (moved + seen.moved_to.iter().sum::<u64>(), held + seen.held))
+        seen.fold((0, 0), |(moved, held), seen| {
+            let held_here: u64 = seen.flows.iter().map(|flow| flow.held).sum();
+            (moved + seen.moved_to.iter().sum::<u64>(), held + held_here)
+        })
     }
 
     /// What the policy is told.
@@ -175,6 +181,14 @@ impl Scheduling {
             let decision = choose(&figures, &monitor.settings);
             let number = self.windows.load(Ordering::Relaxed) + 1;
             let next = figures.least_busy().index();
+            let last = monitor.last.as_ref().map_or(&[][..], |window| &window.weights);
+            let weights = match decision.chosen {
+                Chosen::Fair if seen.len() > 1 => {
+                    let there = counters.flows.iter().map(|flow| flow.flow);
+                    weights(there, (&before, &seen), last, &hosts, &monitor.settings)
+                }
+                _ => Vec::new(),
+            };
             let window = Window {
                 number,
                 ended: now,
@@ -183,6 +197,7 @@ impl Scheduling {
                 figures,
                 counters,
                 hosts,
+                weights,
                 settings: monitor.settings.clone(),
                 measured_by: core,
                 took: (self.clock)().since(began),
@@ -200,6 +215,33 @@ impl Scheduling {
             next => Watch::Handed(next),
         }
     }
+}
+
+/// The weights of flows on each core for the next window, from what they were served in the last one and what they weighed.
+fn weights(
+    flows: impl Iterator<Item = FlowId>,
+    (before, now): (&[Seen], &[Seen]),
+    last: &[(FlowId, Vec<u32>)],
+    hosts: &[(FlowId, String)],
+    settings: &Settings,
+) -> Vec<(FlowId, Vec<u32>)> {
+    let flows: Vec<FlowId> = flows.collect();
+    let tenant = |flow: &FlowId| {
+        let weighed = last.iter().find(|(of, _)| of == flow).map(|(_, weights)| weights);
+        let core = |(at, (before, now)): (usize, (&Seen, &Seen))| {
+            let (before, now) = (before.flows[flow.0 as usize], now.flows[flow.0 as usize]);
+            CoreService {
+                served_ns: now.served.since(before.served).0,
+                waited: now.held.saturating_sub(before.held) * 2 > now.begun.saturating_sub(before.begun),
+                weight: weighed.and_then(|weights| weights.get(at)).copied().unwrap_or(0),
+            }
+        };
+        let host = hosts.iter().find(|(of, _)| of == flow).map_or("", |(_, host)| host);
+        let cores = before.iter().zip(now).enumerate().map(core).collect();
+        TenantService { weight: settings.of_tenant(host).weight, cores }
+    };
+    let services: Vec<TenantService> = flows.iter().map(tenant).collect();
+    flows.into_iter().zip(core_weights(&services)).collect()
 }
 
 /// What was done between two looks at every core.
@@ -260,4 +302,36 @@ fn depth(window: Nanos, now: &Seen, before: &Seen) -> f64 {
     let flows = now.flows.iter().zip(&before.flows);
     let latency: u64 = flows.map(|(now, before)| now.latency.since(before.latency).0).sum();
     latency as f64 / window.0.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_sched::fair::WEIGHT_UNIT;
+
+    /// What a core had served so many flows, from the second on, each of them waiting.
+    fn seen(served_ms: &[u64]) -> Seen {
+        let of = |served: &u64| {
+            let served = Nanos::from_millis(*served);
+            FlowSeen { begun: served.0 / 1_000, held: served.0 / 1_000, served, ..FlowSeen::default() }
+        };
+        let mut flows = vec![FlowSeen::default(); FLOWS_MAX as usize];
+        flows.iter_mut().skip(1).zip(served_ms).for_each(|(flow, served)| *flow = of(served));
+        Seen { flows, ..Seen::default() }
+    }
+
+    #[test]
+    fn who_is_served_elsewhere_weighs_less_where_another_is_not() {
+        let (both, one) = (FlowId(1), FlowId(2));
+        let before = [seen(&[0, 0]), seen(&[0, 0])];
+        let after = [seen(&[500, 500]), seen(&[1_000, 0])];
+        let next =
+            |last: &[_]| weights([both, one].into_iter(), (&before, &after), last, &[], &Settings::default());
+        let first = next(&[]);
+        assert_eq!((first[0].0, first[1].0), (both, one));
+        assert!(first[0].1[0] < WEIGHT_UNIT && first[1].1[0] > WEIGHT_UNIT, "{first:?}");
+        assert_eq!(first[0].1[1], WEIGHT_UNIT, "it is alone there");
+        let second = next(&first);
+        assert!(second[0].1[0] < first[0].1[0], "what it weighed is known: {first:?}, {second:?}");
+    }
 }

@@ -16,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub enum Sched {
     /// Change it, now and after every restart. It holds from the end of the window that runs.
     Set(Box<Set>),
-    /// Say what one host has under fair, on each core; what is not given stays as it is.
+    /// Say what one host has under fair, its limits on each core; what is not given stays as it is.
     Host(OneHost),
     /// Print all of it, a setting per line.
     Show {
@@ -80,7 +80,7 @@ pub struct OneHost {
     /// The host's NQN.
     #[arg(value_parser = crate::arguments::nqn)]
     pub nqn: String,
-    /// Its part of a core's time beside the others', who have 1: 1 to 1000.
+    /// Its part of the cores' time beside the others', who have 1: 1 to 1000.
     #[arg(long)]
     pub weight: Option<u32>,
     /// The most operations a second; 0 for no limit.

@@ -161,6 +161,28 @@ fn requests_move_to_a_core_with_room_and_every_one_is_answered() {
 }
 
 #[test]
+fn hosts_of_one_queue_come_to_one_core_after_another() {
+    let directory = directory();
+    let node = Node::start(directory.path(), &[]);
+    node.run(&["sched", "set", "--window-ms", "50"]).fine();
+    let mut cores = Vec::new();
+    for _ in 0..4 {
+        let load = ["bench", "--url", &node.server.url, "--workload", "fillseq", "--num", "50"];
+        let more = ["--value-size", "100", "--threads", "1", "--seconds", "1"];
+        let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
+        let mut requests = vec![0.0; 2];
+        while bench.try_wait().unwrap().is_none() {
+            let window = numbers(&node.window(), "cores", "requests");
+            requests.iter_mut().zip(window).for_each(|(sum, requests)| *sum += requests);
+        }
+        cores.push(requests.iter().position(|&sum| sum > 0.0).expect("requests in a second of windows"));
+        // The last window that has this one's requests ends.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+    }
+    assert_eq!(cores, [0, 1, 0, 1]);
+}
+
+#[test]
 fn a_table_is_printed_once_where_nobody_watches() {
     let directory = directory();
     let node = Node::start(directory.path(), &[]);

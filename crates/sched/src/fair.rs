@@ -87,6 +87,11 @@ impl Charge {
     pub fn flow(&self) -> FlowId {
         self.flow
     }
+
+    /// What it was charged when it began.
+    pub fn cost_ns(&self) -> u64 {
+        self.ns
+    }
 }
 
 /// Bounds of a queue.

@@ -41,6 +41,7 @@ pub struct Target {
     /// What went wrong lately, for log 01h.
     pub(crate) errors: ErrorLog,
     connections: AtomicUsize,
+    controllers_made: AtomicUsize,
     pub(crate) registry: Mutex<Registry>,
     pub(crate) places: Mutex<Places>,
     pub(crate) health: Mutex<HealthFacts>,
@@ -143,6 +144,7 @@ impl Target {
             statistics: Statistics::default(),
             errors: ErrorLog::default(),
             connections: AtomicUsize::new(0),
+            controllers_made: AtomicUsize::new(0),
             registry: Mutex::new(registry),
             places: Mutex::new(Places::default()),
             health: Mutex::new(HealthFacts::default()),
@@ -183,6 +185,11 @@ impl Target {
     /// Whether one more connection may be accepted.
     pub fn has_room(&self) -> bool {
         self.connections() < self.settings.connections_max
+    }
+
+    /// How many controllers there ever were: as many connections were admin queues.
+    pub fn controllers_made(&self) -> usize {
+        self.controllers_made.load(Ordering::Relaxed)
     }
 
     /// Counts a connection; says whether it is within the bound.
@@ -253,6 +260,7 @@ impl Target {
         let controller = Arc::new(Controller::new(id, purpose, host, now));
         controller.set_keep_alive(connect.keep_alive_ms, now);
         registry.controllers.insert(id, Arc::clone(&controller));
+        self.controllers_made.fetch_add(1, Ordering::Relaxed);
         Ok(Admission { controller, generation: 0 })
     }
 

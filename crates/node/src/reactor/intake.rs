@@ -87,7 +87,9 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             }
         }
         while let Some((socket, local, peer)) = self.undealt.pop_front() {
-            let to = self.next_core;
+            // I/O queues are dealt evenly. An admin queue, known for one when it has connected, does not count: a host
+            // of one I/O queue would else have that on every second core, as would all others.
+            let to = self.dealt.wrapping_sub(self.target.controllers_made()) % self.mailbox.cores();
             if to == self.core {
                 self.adopt(socket, local, peer, now);
             } else if self.mailbox.room(to) == 0 {
@@ -97,7 +99,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 let sent = self.mailbox.send(to, Message::Adopt { socket, local, peer });
                 assert!(sent.is_ok(), "the ring had room");
             }
-            self.next_core = (to + 1) % self.mailbox.cores();
+            self.dealt += 1;
         }
         worked
     }
@@ -183,12 +185,14 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 tally.worked(flow, second);
                 of_link = of_link + lap + second;
                 // What is answered already is owed by its own length, and no more by what it might have come to.
-                let own = |done: &mut Finished| done.home == core && done.link == index;
+                let own = |done: &mut Finished| done.home == core && done.link == index && done.flow == flow;
+                let mut answers = tally.answers(flow, now + handle.busy().within_turn());
                 for done in finished.borrow_mut().extract_if(.., own) {
                     dispatch.done(done.note, &done.outcome);
-                    tally.answered(done.flow, done.stamp, now + handle.busy().within_turn());
+                    answers.add(done.stamp);
                     connection.complete(now, done.slot, done.outcome);
                 }
+                drop(answers);
                 match jobs.is_empty() && of_link < share {
                     true if of_link.0 < share.0 / 4 => Room::More,
                     true => Room::Scarce,

@@ -174,7 +174,8 @@ struct Reactor<S, F> {
     unsent: Vec<u32>,
     slices: Vec<IoSlice<'static>>,
     undealt: VecDeque<(SocketId, SocketAddr, SocketAddr)>,
-    next_core: usize,
+    /// How many connections were dealt to cores, by this one.
+    dealt: usize,
     next_tick: Nanos,
     draining: bool,
     /// What is told of hosts that come and go.
@@ -298,7 +299,7 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
         unsent: Vec::new(),
         slices: Vec::new(),
         undealt: VecDeque::new(),
-        next_core: 0,
+        dealt: 0,
         next_tick: Nanos::ZERO,
         draining: false,
         gate: Gate::default(),
