@@ -12,6 +12,10 @@ pub fn describe(path: &Path, text: &str, error: &toml::de::Error) -> String {
     let place = place(path, text, at);
     if let Some(key) = unknown_key(error.message()) {
         let nearest = match nearest(&key) {
+            // Right, but in a table of others.
+            Some(name) if name == key => {
+                format!("\"{name}\" is set at the top of the file, for all namespaces")
+            }
             Some(name) => format!("did you mean \"{name}\"?"),
             None => "octokv.example.toml has them all".to_owned(),
         };
@@ -82,6 +86,7 @@ mod tests {
             ("zzzzzzz = 4", &["unknown setting \"zzzzzzz\"", "octokv.example.toml"]),
             ("[limits]\nx = 1", &["a.toml:1: unknown setting \"limits\""]),
             ("size = 1\npolling = \"fast\"", &["a.toml:2: polling: ", "fast", "adaptive"]),
+            ("[[namespace]]\nunit = 512", &["unknown setting \"unit\"", "at the top of the file"]),
             ("size = \"big\"", &["a.toml:1: size: ", "\"big\" is not a size"]),
             ("listen = [\n \"127.0.0.1\",\n]", &["listen: ", "socket address"]),
             ("cores = \"0\"", &["a.toml:1: cores: "]),
