@@ -1,7 +1,7 @@
 //! Stores or retrieves so many values by one core of a node, in memory, for a tool that counts instructions: what is
 //! counted for twice as many operations, less what is counted for these, is the operations' alone.
 //!
-//! Usage: `hot_path store|retrieve VALUE_BYTES BATCHES`, where a batch is 32 commands.
+//! Usage: `hot_path store|retrieve VALUE_BYTES POLICY BATCHES`, where a batch is 32 commands.
 
 #[path = "../tests/support/rig.rs"]
 mod rig;
@@ -13,8 +13,11 @@ const DEPTH: usize = 32;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| arguments.get(at).and_then(|text| text.parse::<usize>().ok());
-    let (Some(what), Some(bytes), Some(batches)) = (arguments.first(), number(1), number(2)) else {
-        eprintln!("usage: hot_path store|retrieve VALUE_BYTES BATCHES");
+    let policy = arguments.get(2).and_then(|text| text.parse().ok());
+    let (Some(what), Some(bytes), Some(policy), Some(batches)) =
+        (arguments.first(), number(1), policy, number(3))
+    else {
+        eprintln!("usage: hot_path store|retrieve VALUE_BYTES POLICY BATCHES");
         std::process::exit(2);
     };
     let mut rig = Rig::new(64 << 20, DEPTH as u16);
@@ -22,6 +25,7 @@ fn main() {
     if what == "retrieve" {
         batch = rig.record(&keys(0, DEPTH), None);
     }
+    rig.choose(policy);
     let answered = rig.play(&batch, batches);
     println!("{} operations, {answered} bytes of answers", batches * DEPTH);
 }

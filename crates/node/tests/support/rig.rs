@@ -210,6 +210,7 @@ pub struct Rig {
     /// The core's.
     handle: Handle,
     now: Nanos,
+    scheduling: Arc<Scheduling>,
     /// The room that the host has for a value that it reads.
     pub read_bytes_max: u32,
 }
@@ -230,12 +231,15 @@ impl Rig {
             is_node: handle.is_some(),
             handle,
         };
-        let core = core(device_bytes, ends(Some((handle.clone(), prices))), handle.clone(), prices);
+        let scheduling = Scheduling::new(1, octokv_sched::Settings::default(), || Nanos::ZERO);
+        let scheduling = Arc::new(scheduling.expect("defaults"));
+        let of_node = ends(Some((handle.clone(), prices)));
+        let core = core(device_bytes, of_node, handle.clone(), prices, Arc::clone(&scheduling));
         let settings = Settings { depth, reconnect: Reconnect::Never, ..Settings::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
         let session = Session::new(ends(None), address, settings, now);
-        let mut rig = Rig { wires, core, session, handle, now, read_bytes_max: 64 << 10 };
+        let mut rig = Rig { wires, core, session, handle, now, scheduling, read_bytes_max: 64 << 10 };
         for _ in 0..TURNS_MAX {
             if rig.session.is_live() {
                 return rig;
@@ -243,6 +247,25 @@ impl Rig {
             rig.turn();
         }
         panic!("no connection: {:?}", rig.session.ended());
+    }
+
+    /// Has a policy choose, by a window in which nothing happens, and no other window end for a long while.
+    pub fn choose(&mut self, policy: octokv_sched::Policy) {
+        let set = |window| {
+            let settings = octokv_sched::Settings { policy, window, ..octokv_sched::Settings::default() };
+            self.scheduling.set(settings).expect("within its range");
+        };
+        set(Nanos::from_millis(10));
+        let before = self.scheduling.windows();
+        while self.scheduling.windows() < before + 2 {
+            self.now = self.now + TURN;
+            self.core.turn(self.now);
+        }
+        set(Nanos::from_secs(60));
+        while self.scheduling.windows() < before + 3 {
+            self.now = self.now + TURN;
+            self.core.turn(self.now);
+        }
     }
 
     /// One more host, connected, and which wire its commands go over. What the node says to it is thrown away.
@@ -348,7 +371,13 @@ impl Rig {
     }
 }
 
-fn core(device_bytes: u64, sockets: Ends, handle: Handle, prices: Prices) -> Box<dyn Turns<Ends>> {
+fn core(
+    device_bytes: u64,
+    sockets: Ends,
+    handle: Handle,
+    prices: Prices,
+    scheduling: Arc<Scheduling>,
+) -> Box<dyn Turns<Ends>> {
     let memory = MemoryDevice::new(Memory::new(device_bytes, BLOCK_BYTES).expect("memory"));
     let device: Rc<dyn Device> = Rc::new(Priced { memory, handle: handle.clone(), prices });
     let pool = Pool::new(64 << 20);
@@ -373,7 +402,6 @@ fn core(device_bytes: u64, sockets: Ends, handle: Handle, prices: Prices) -> Box
     stores.insert(NamespaceId(1), Store::Keys(performer));
     let mailbox = mesh(&[Doorbell::silent()], 4).remove(0);
     let address = "127.0.0.1:4420".parse().expect("an address");
-    let scheduling = Scheduling::new(1, octokv_sched::Settings::default(), || Nanos::ZERO);
     Box::new(reactor(Parts {
         sockets,
         local_address: |_: &Ends, _| None,
@@ -385,7 +413,7 @@ fn core(device_bytes: u64, sockets: Ends, handle: Handle, prices: Prices) -> Box
         stores,
         pool,
         requests_max: 1024,
-        scheduling: Arc::new(scheduling.expect("defaults")),
+        scheduling,
         costs: Costs::default(),
     }))
 }
