@@ -1,49 +1,39 @@
-//! One node and one client in a world of their own, run for a time or for a number of requests.
+//! One node and its clients in a world of their own, run for a time or for a number of requests.
 //!
 //! ```text
-//!   new: format, open ─▶ six cores ─▶ one session of six queues ─▶ which core has which? ─▶ (gets: keys are stored)
-//!   run_for, run_requests: Figures                     set: another policy, from the next window on
+//!   new: format, open ─▶ six cores ─▶ for each flow a session of six queues ─▶ which core has which? ─▶ (gets: keys are stored)
+//!   run_for, run_requests: Figures    run_flows_for: Together     set: another policy, from the next window on
 //! ```
-//! In: a [`Trial`]. Out: [`Figures`] of each run, or what went wrong. Cores are told in the order of the connections,
-//! whatever core of the node each came to.
+//! In: a [`Trial`] of one flow or a [`FlowsTrial`] of several. Out: [`Figures`] of each run, or what went wrong. Cores are
+//! told in the order of the first flow's connections, whatever core of the node each came to; the other flows' connections
+//! are put into that order, so that a place has one core for all.
 //!
-//! Invariants: after [`Bench::run_requests`] nothing is outstanding, so every stage has had every request.
+//! Invariants: after [`Bench::run_requests`] nothing is outstanding, so every stage has had every request; a trial of one flow
+//! and a [`FlowsTrial`] of the same are the same run, bit for bit.
 
-use super::device::{Flash, FlashDevice};
-use super::figures::Figures;
+use super::device::Flash;
+use super::figures::{Counted, Figures};
+use super::flows::{FlowsTrial, Together, name_of};
 use super::load::{Client, Load, Placement};
 use super::parameters::{CORES, KEYS_READ, Operation, drive, wire};
-use super::sockets::LateSockets;
-use crate::machine::Later;
-use octokv_base::{NamespaceId, Nanos, Pool, Random};
+use super::serve::{LIMIT, NQN, Node, POOL_BYTES, handle_on};
+use octokv_base::{Nanos, Random};
 use octokv_client::{Session, Settings as ClientSettings};
-use octokv_engine::Durability;
-use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings, Volume};
 use octokv_flash::nand::Model;
+use octokv_node::Costs;
 use octokv_node::board::Seen;
-use octokv_node::pace::Pace;
-use octokv_node::perform::Performer;
-use octokv_node::scheduling::Scheduling;
-use octokv_node::stores::{Store, Stores};
-use octokv_node::{Costs, Message, Parts, Turns, namespace_of, reactor};
+use octokv_node::scheduling::{Scheduling, Window};
+use octokv_runtime::Doorbell;
 use octokv_runtime::virtual_world::{HostId, Stop, VirtualWorld, WorldSettings};
-use octokv_runtime::{Busy, Carrier, Channel, Doorbell, Handle, Mailbox, Sockets, carried_mesh};
-use octokv_sched::Settings;
-use octokv_target::{Target, TargetSettings};
+use octokv_sched::{FlowId, Settings};
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-const PORT: u16 = 4420;
-const NQN: &str = "nqn.2026-11.io.octokv:node";
-const DEVICE_BYTES: u64 = 16 << 30;
-const POOL_BYTES: usize = 64 << 20;
-const MAILBOX_MESSAGES: usize = 256;
 /// A turn that charges nothing takes this.
 const TURN: Nanos = Nanos(100);
-/// Nothing here takes so long.
-const LIMIT: Nanos = Nanos::from_secs(120);
+/// How often is looked for what the monitor has found: more often than its least window ends.
+const LOOK: Nanos = Nanos::from_millis(5);
 
 /// What is tried.
 #[derive(Clone, Debug)]
@@ -64,16 +54,20 @@ pub struct Trial {
     pub journal: bool,
 }
 
+/// One tenant: a host with threads of its own.
+struct Tenant {
+    machine: HostId,
+    load: Rc<RefCell<Load>>,
+}
+
 /// A world in which it is.
 pub struct Bench {
     world: VirtualWorld,
     node: HostId,
-    client: HostId,
+    tenants: Vec<Tenant>,
     scheduling: Arc<Scheduling>,
-    load: Rc<RefCell<Load>>,
     /// By connection: its core.
     core_of: Vec<usize>,
-    journal: bool,
 }
 
 impl Bench {
@@ -82,27 +76,47 @@ impl Bench {
     /// # Errors
     /// What went wrong.
     pub fn new(trial: &Trial) -> Result<Bench, String> {
+        Bench::with_flows(&FlowsTrial::alone(trial))
+    }
+
+    /// The same for several flows.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub fn with_flows(trial: &FlowsTrial) -> Result<Bench, String> {
         let world = VirtualWorld::new(WorldSettings { turn_cost: TURN, ..WorldSettings::new(trial.seed) });
-        let (node, client) = (world.add_host(), world.add_host());
-        world.set_link(client, node, wire(false));
+        let node = world.add_host();
+        let mut tenants: Vec<Tenant> = Vec::new();
+        for number in 0..trial.flows.len() {
+            let shared = tenants.first().filter(|_| trial.one_machine).map(|first| first.machine);
+            let machine = shared.unwrap_or_else(|| world.add_host());
+            world.set_link(machine, node, wire(false));
+            tenants.push(Tenant { machine, load: Load::new(number as u32, CORES) });
+        }
         let scheduling = Scheduling::new(CORES, trial.scheduling.clone(), || Nanos::ZERO);
         let scheduling = Arc::new(scheduling.map_err(|error| error.to_string())?);
-        let load = Load::new(CORES);
-        let (core_of, journal) = ((0..CORES).collect(), trial.journal);
-        let mut bench = Bench { world, node, client, scheduling, load, core_of, journal };
+        let mut bench = Bench { world, node, tenants, scheduling, core_of: (0..CORES).collect() };
         let flash = Flash::new(Model::new(drive(), 4096));
-        let volume = bench.open(&flash)?;
-        bench.serve(&flash, &volume, trial.costs);
-        bench.connect(trial.seed)?;
-        bench.find_cores()?;
-        // Only now: connections that overtake each other would come to other cores.
-        bench.world.set_link(client, node, wire(true));
-        if trial.operation == Operation::Get {
-            bench.set_load(Operation::Put, CORES, Placement::InOrder(1));
-            let missing = KEYS_READ - bench.load.borrow().stored;
-            bench.run_requests(u64::from(missing))?;
+        bench.serve(&flash, trial)?;
+        for flow in 0..trial.flows.len() {
+            bench.connect(flow, trial.seed)?;
+            bench.find_cores(flow)?;
         }
-        bench.set_load(trial.operation, trial.threads, trial.placement.clone());
+        // Only now: connections that overtake each other would come to other cores.
+        for tenant in &bench.tenants {
+            bench.world.set_link(tenant.machine, node, wire(true));
+        }
+        if trial.operation == Operation::Get {
+            for flow in 0..trial.flows.len() {
+                bench.set_load(flow, Operation::Put, CORES, Placement::InOrder(1));
+                let missing = KEYS_READ - bench.tenants[flow].load.borrow().stored;
+                bench.run_requests(u64::from(missing))?;
+                bench.set_load(flow, Operation::Put, 0, Placement::InOrder(1));
+            }
+        }
+        for (flow, load) in trial.flows.iter().enumerate() {
+            bench.set_load(flow, trial.operation, load.threads, load.placement.clone());
+        }
         Ok(bench)
     }
 
@@ -116,40 +130,65 @@ impl Bench {
     /// # Errors
     /// What went wrong.
     pub fn run_for(&self, span: Nanos) -> Result<Figures, String> {
-        self.load.borrow_mut().allowed = u64::MAX;
-        let (began, before) = self.begin();
-        self.world.run_until(began + span);
-        self.end(began, &before)
+        self.run_flows_for(span).map(|together| together.whole)
     }
 
-    /// Runs so many operations, to the last answer.
+    /// The same, with each flow's figures and what the node's monitor found.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub fn run_flows_for(&self, span: Nanos) -> Result<Together, String> {
+        self.loads().for_each(|mut load| load.allowed = u64::MAX);
+        let (began, before) = self.begin();
+        let mut windows: Vec<Arc<Window>> = Vec::new();
+        let mut known = self.scheduling.windows();
+        while self.world.now() < began + span {
+            self.world.run_until((self.world.now() + LOOK).min(began + span));
+            if let Some(window) = self.scheduling.window().filter(|window| window.number > known) {
+                known = window.number;
+                windows.push(window);
+            }
+        }
+        self.end(began, &before, &windows)
+    }
+
+    /// Runs so many operations of each flow that has threads, to the last answer.
     ///
     /// # Errors
     /// What went wrong.
     pub fn run_requests(&self, requests: u64) -> Result<Figures, String> {
+        self.run_flows_requests(requests).map(|together| together.whole)
+    }
+
+    /// The same, with each flow's figures.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub fn run_flows_requests(&self, requests: u64) -> Result<Together, String> {
         self.drain()?;
         let (began, before) = self.begin();
-        {
-            let mut load = self.load.borrow_mut();
+        for mut load in self.loads().filter(|load| load.threads > 0) {
             load.allowed = load.asked + requests;
         }
         self.drain_to(|load| load.asked >= load.allowed)?;
-        self.end(began, &before)
+        self.end(began, &before, &[])
+    }
+
+    fn loads(&self) -> impl Iterator<Item = std::cell::RefMut<'_, Load>> {
+        self.tenants.iter().map(|tenant| tenant.load.borrow_mut())
     }
 
     /// Waits until nothing is outstanding.
     fn drain(&self) -> Result<(), String> {
-        {
-            let mut load = self.load.borrow_mut();
-            load.allowed = load.asked;
-        }
+        self.loads().for_each(|mut load| load.allowed = load.asked);
         self.drain_to(|_| true)
     }
 
     fn drain_to(&self, also: impl Fn(&Load) -> bool) -> Result<(), String> {
+        let is_done = |load: &Load| also(load) && load.answered == load.asked;
         let ended = || {
-            let load = self.load.borrow();
-            load.failure.is_some() || (also(&load) && load.answered == load.asked)
+            self.tenants.iter().any(|tenant| tenant.load.borrow().failure.is_some())
+                || self.tenants.iter().all(|tenant| is_done(&tenant.load.borrow()))
         };
         let is_over = self.world.run_while_not(self.world.now() + LIMIT, ended);
         self.failure()?;
@@ -158,19 +197,27 @@ impl Bench {
 
     fn begin(&self) -> (Nanos, Vec<Seen>) {
         let now = self.world.now();
-        self.load.borrow_mut().take_counted(now);
+        self.loads().for_each(|mut load| drop(load.take_counted(now)));
         (now, self.seen())
     }
 
-    fn end(&self, began: Nanos, before: &[Seen]) -> Result<Figures, String> {
+    fn end(&self, began: Nanos, before: &[Seen], windows: &[Arc<Window>]) -> Result<Together, String> {
         self.failure()?;
         let now = self.world.now();
-        let counted = self.load.borrow_mut().take_counted(now);
-        Ok(Figures::new(now.since(began), before, &self.seen(), counted))
+        let counted: Vec<Counted> = self.loads().map(|mut load| load.take_counted(now)).collect();
+        let (span, after) = (now.since(began), self.seen());
+        let flows: Vec<Option<FlowId>> = (0..self.tenants.len()).map(|flow| self.flow_of(flow)).collect();
+        Ok(Together::new(span, before, &after, counted, &flows, windows))
+    }
+
+    /// Which flow of the node's a tenant is.
+    fn flow_of(&self, tenant: usize) -> Option<FlowId> {
+        let name = name_of(tenant);
+        self.scheduling.flows().names().into_iter().find(|(_, host)| *host == name).map(|(flow, _)| flow)
     }
 
     fn failure(&self) -> Result<(), String> {
-        self.load.borrow().failure.clone().map_or(Ok(()), Err)
+        self.loads().find_map(|load| load.failure.clone()).map_or(Ok(()), Err)
     }
 
     /// What cores have done, in the order of the connections.
@@ -178,161 +225,71 @@ impl Bench {
         self.core_of.iter().map(|&core| self.scheduling.boards()[core].seen()).collect()
     }
 
-    fn set_load(&self, operation: Operation, threads: usize, placement: Placement) {
-        let mut load = self.load.borrow_mut();
+    fn set_load(&self, flow: usize, operation: Operation, threads: usize, placement: Placement) {
+        let mut load = self.tenants[flow].load.borrow_mut();
         (load.operation, load.threads, load.placement) = (operation, threads, placement);
     }
 
-    /// Formats the drive and opens the volume, on a reactor of its own.
-    fn open(&self, flash: &Rc<RefCell<Flash>>) -> Result<Arc<Volume>, String> {
-        let handle = self.handle();
-        let device = self.device(flash, &handle);
-        let opened: Later<Result<Arc<Volume>, String>> = Rc::default();
-        let result = Rc::clone(&opened);
-        handle.spawn(async move {
-            let format = FormatSettings { seed: 7, ..FormatSettings::default() };
-            let pool = Pool::new(POOL_BYTES);
-            let settings = OpenSettings { durability: Durability::Device, cores: CORES };
-            let volume = async {
-                hash::format(&*device, &format).await?;
-                hash::open(&device, &pool, settings, &format).await
-            };
-            let volume = volume.await.map_err(|error| format!("the volume: {error}"));
-            *result.borrow_mut() = Some(volume);
-        });
-        let own = handle.clone();
-        let task = self.world.add_reactor(self.node, handle, move |now| {
-            let fired = own.begin_turn(now);
-            fired + own.run_background() > 0
-        });
-        self.world.run_while_not(LIMIT, || opened.borrow().is_some());
-        self.world.remove_reactor(task);
-        let opened = opened.borrow_mut().take();
-        opened.unwrap_or_else(|| Err("the volume does not open".to_owned()))
+    fn serve(&self, flash: &Rc<RefCell<Flash>>, trial: &FlowsTrial) -> Result<(), String> {
+        let node = self.node_of(trial.costs, trial.journal);
+        let volume = node.open(flash)?;
+        node.serve(flash, &volume);
+        Ok(())
     }
 
-    fn handle(&self) -> Handle {
-        let channel = Channel::new(Box::new(self.world.queue(self.node)), 1);
-        Handle::new(Doorbell::silent(), channel, Busy::virtual_time())
+    fn node_of(&self, costs: Costs, journal: bool) -> Node<'_> {
+        Node { world: &self.world, host: self.node, scheduling: &self.scheduling, costs, journal }
     }
 
-    fn device(&self, flash: &Rc<RefCell<Flash>>, handle: &Handle) -> Rc<dyn octokv_flash::Device> {
-        Rc::new(FlashDevice::new(flash, (DEVICE_BYTES / 4096, !self.journal), handle, &self.world))
-    }
-
-    fn address(&self) -> SocketAddr {
-        SocketAddr::new(self.world.address(self.node), PORT)
-    }
-
-    fn serve(&self, flash: &Rc<RefCell<Flash>>, volume: &Arc<Volume>, costs: Costs) {
-        let settings = TargetSettings::new(NQN);
-        let namespace = namespace_of(volume, settings.key_bytes_max);
-        let target = Target::new(settings, vec![namespace]);
-        target.set_listeners(vec![self.address()]);
-        let doorbells: Vec<_> = (0..CORES).map(|_| Doorbell::silent()).collect();
-        let (mailboxes, carrier) = carried_mesh(&doorbells, MAILBOX_MESSAGES);
-        let carrier = Rc::new(RefCell::new(carrier));
-        for (index, (mailbox, doorbell)) in mailboxes.into_iter().zip(doorbells).enumerate() {
-            let channel = Channel::new(Box::new(self.world.queue(self.node)), 1);
-            let handle = Handle::new(doorbell, channel, Busy::virtual_time());
-            self.start_core(index, handle, mailbox, &carrier, flash, volume, &target, costs);
-        }
-    }
-
-    #[allow(clippy::too_many_arguments)] // What one core of the node is made of.
-    fn start_core(
-        &self,
-        index: usize,
-        handle: Handle,
-        mailbox: Mailbox<Message>,
-        carrier: &Rc<RefCell<Carrier<Message>>>,
-        flash: &Rc<RefCell<Flash>>,
-        volume: &Arc<Volume>,
-        target: &Arc<Target>,
-        costs: Costs,
-    ) {
-        let pool = Pool::new(POOL_BYTES);
-        let engine = HashEngine::new(Arc::clone(volume), index, self.device(flash, &handle), pool.clone());
-        let performer = Rc::new(Performer {
-            engine,
-            pool: pool.clone(),
-            handle: handle.clone(),
-            device: Rc::from("modelled drive"),
-            listings: Pace::default(),
-        });
-        let stores = Rc::new(Stores::default());
-        stores.insert(NamespaceId(1), Store::Keys(Rc::clone(&performer)));
-        let mut sockets = LateSockets::new(self.world.sockets(self.node), &handle, &self.world);
-        let mut listeners = Vec::new();
-        if index == 0 {
-            listeners.push(sockets.listen(self.address()).expect("nobody else is on this host"));
-            let own = handle.clone();
-            handle.spawn(async move { performer.engine.maintain(&own, |_| ()).await });
-        }
-        let mut turns = reactor(Parts {
-            sockets,
-            local_address: |_: &LateSockets, _| None,
-            listeners,
-            mailbox,
-            core: index,
-            handle: handle.clone(),
-            target: Arc::clone(target),
-            stores,
-            pool,
-            requests_max: 1024,
-            scheduling: Arc::clone(&self.scheduling),
-            costs,
-        });
-        let (world, carrier, own) = (self.world.clone(), Rc::clone(carrier), handle.clone());
-        self.world.add_reactor(self.node, handle, move |now| {
-            let busy = turns.turn(now);
-            // What this turn said to others reaches them when its work is done.
-            let done = now + own.busy().within_turn();
-            loop {
-                let Some((to, message)) = carrier.borrow_mut().take(index) else { break };
-                let carrier = Rc::clone(&carrier);
-                world.at(done, move || {
-                    let brought = carrier.borrow_mut().bring(index, to, message);
-                    assert!(brought.is_ok(), "more messages than requests");
-                });
-            }
-            busy
-        });
-    }
-
-    fn connect(&self, seed: u64) -> Result<(), String> {
+    fn connect(&self, flow: usize, seed: u64) -> Result<(), String> {
+        let defaults = ClientSettings::default();
+        let mut host_id = defaults.host_id;
+        // The same name always comes with the same identifier, and another with another.
+        host_id[15] = host_id[15].wrapping_add(flow as u8);
         let settings = ClientSettings {
             subsystem: NQN.to_owned(),
+            host: name_of(flow),
+            host_id,
             queues: CORES as u16,
             depth: 64,
             receive_bytes: 64 << 10,
             pool_bytes: POOL_BYTES,
-            ..ClientSettings::default()
+            ..defaults
         };
-        let session =
-            Session::new(self.world.sockets(self.client), self.address(), settings, self.world.now());
-        let channel = Channel::new(Box::new(self.world.queue(self.client)), 1);
-        let handle = Handle::new(Doorbell::silent(), channel, Busy::virtual_time());
-        let random = Random::new(octokv_base::random::mix(seed));
-        let mut client = Client::new(session, handle.clone(), Rc::clone(&self.load), random);
-        self.world.add_reactor(self.client, handle, move |now| client.turn(now));
-        self.drain_to(|load| load.live)
+        let (machine, load) = (self.tenants[flow].machine, &self.tenants[flow].load);
+        let address = self.node_of(Costs::default(), false).address();
+        let session = Session::new(self.world.sockets(machine), address, settings, self.world.now());
+        let handle = handle_on(&self.world, machine, Doorbell::silent());
+        let random = Random::new(octokv_base::random::mix(seed.wrapping_add((flow as u64) << 32)));
+        let mut client = Client::new(session, handle.clone(), Rc::clone(load), random);
+        self.world.add_reactor(machine, handle, move |now| client.turn(now));
+        let is_live = || load.borrow().live || load.borrow().failure.is_some();
+        let is_over = self.world.run_while_not(self.world.now() + LIMIT, is_live);
+        self.failure()?;
+        if is_over { Ok(()) } else { Err("a session was not taken in".to_owned()) }
     }
 
-    /// Has one operation go over each connection, to see on which core it is.
-    fn find_cores(&mut self) -> Result<(), String> {
+    /// Has one operation go over each connection of a flow, to see on which core it is. The first flow's say in which order
+    /// cores are told, and the others are put into that order.
+    fn find_cores(&mut self, flow: usize) -> Result<(), String> {
         let mut found = Vec::new();
         for connection in 0..CORES {
-            self.set_load(Operation::Put, 1, Placement::One(connection));
+            self.set_load(flow, Operation::Put, 1, Placement::One(connection));
             let figures = self.run_requests(1)?;
             found.push(figures.cores.iter().position(|core| core.target_events == 1).unwrap_or(CORES));
         }
+        self.set_load(flow, Operation::Put, 0, Placement::InOrder(1));
         let mut sorted = found.clone();
         sorted.sort_unstable();
         if !sorted.into_iter().eq(0..CORES) {
             return Err(format!("the connections are on cores {found:?}, not on one each"));
         }
-        self.core_of = found;
+        if flow == 0 {
+            self.core_of = found;
+        } else {
+            let place = |core| found.iter().position(|&at| at == core).unwrap_or(core);
+            self.tenants[flow].load.borrow_mut().queues = (0..CORES).map(place).collect();
+        }
         Ok(())
     }
 }
@@ -340,7 +297,9 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         // What the world holds holds the world: reactors, and what is still to happen.
-        self.world.stop_host(self.client, Stop::Killed);
+        for tenant in &self.tenants {
+            self.world.stop_host(tenant.machine, Stop::Killed);
+        }
         self.world.stop_host(self.node, Stop::Killed);
         while self.world.step(Nanos::NEVER) {}
     }

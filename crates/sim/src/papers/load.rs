@@ -1,4 +1,4 @@
-//! The papers' client: threads that each have one operation at a time, over one connection for each core of the node.
+//! The papers' client, a flow of requests: threads that each have one operation at a time, over one connection for each core of the node.
 //!
 //! ```text
 //!   thread: ask ─▶ which connection? ─▶ queue of the session ─▶ … ─▶ answer ─▶ ask
@@ -19,6 +19,9 @@ use octokv_runtime::virtual_world::VirtualSockets;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// So many flows have keys of their own.
+const FLOWS_MAX: u32 = 16;
 
 /// Which connection a request goes over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,18 +57,26 @@ pub struct Load {
     pub failure: Option<String>,
     /// Keys stored.
     pub stored: u32,
+    /// By connection: which queue of the session it is.
+    pub queues: Vec<usize>,
+    /// Which flow it is: flows store different keys.
+    flow: u32,
     /// By connection.
     outstanding: Vec<u64>,
     changed: Nanos,
 }
 
 impl Load {
-    /// Nothing is asked yet, over so many connections.
-    pub fn new(connections: usize) -> Rc<RefCell<Load>> {
+    /// Of a flow: nothing is asked yet, over so many connections.
+    ///
+    /// # Panics
+    /// Where there are more flows than keys are for.
+    pub fn new(flow: u32, connections: usize) -> Rc<RefCell<Load>> {
+        assert!(flow < FLOWS_MAX, "{flow}");
         Rc::new(RefCell::new(Load {
             operation: Operation::Put,
             placement: Placement::InOrder(1),
-            threads: 1,
+            threads: 0,
             allowed: 0,
             asked: 0,
             answered: 0,
@@ -73,6 +84,8 @@ impl Load {
             live: false,
             failure: None,
             stored: 0,
+            queues: (0..connections).collect(),
+            flow,
             outstanding: vec![0; connections],
             changed: Nanos::ZERO,
         }))
@@ -92,6 +105,12 @@ impl Load {
             *sum += u128::from(span.0) * u128::from(*outstanding);
         }
         self.changed = now;
+    }
+
+    /// The key of a number of this flow's.
+    fn key(&self, number: u32) -> Key {
+        assert!(number < u32::MAX / FLOWS_MAX, "no more keys");
+        key_of(self.flow * (u32::MAX / FLOWS_MAX) + number)
     }
 
     fn choose(&self, random: &mut Random) -> usize {
@@ -207,7 +226,7 @@ impl Client {
             let connection = load.choose(&mut self.random);
             let command = match load.operation {
                 Operation::Put => {
-                    let key = key_of(load.stored);
+                    let key = load.key(load.stored);
                     load.stored += 1;
                     Command::Store {
                         key,
@@ -216,11 +235,11 @@ impl Client {
                     }
                 }
                 Operation::Get => {
-                    let key = key_of(self.random.below(u64::from(load.stored.max(1))) as u32);
+                    let key = load.key(self.random.below(u64::from(load.stored.max(1))) as u32);
                     Command::Retrieve { key, limit_bytes: VALUE_BYTES as u32 }
                 }
             };
-            if let Err(why) = self.session.submit_on(connection, command, thread as u64) {
+            if let Err(why) = self.session.submit_on(load.queues[connection], command, thread as u64) {
                 load.failure.get_or_insert(format!("a command was not taken: {why:?}"));
                 return asked;
             }

@@ -7,13 +7,15 @@
 //! # Layout
 //! - [`parameters`]: every number, and where it comes from.
 //! - [`load`]: the paper's client: threads, connections, which request goes where.
-//! - [`bench`](mod@bench): one node and one client, run for a time or a number of requests.
-//! - [`figures`]: what a run came to.
+//! - [`serve`]: the node; [`bench`](mod@bench): it and its clients, run for a time or a number of requests.
+//! - [`figures`]: what a run came to; [`flows`]: what it came to for each of several tenants.
 //! - [`device`], [`sockets`]: the drive and the network, as cores that take their time see them.
 
 pub mod bench;
 pub mod device;
 pub mod figures;
+pub mod flows;
 pub mod load;
 pub mod parameters;
+pub mod serve;
 pub mod sockets;

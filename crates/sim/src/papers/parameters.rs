@@ -1,6 +1,7 @@
 //! Every number that the papers' experiments are made from, and where it comes from.
 //!
-//! A number is *the paper's* (OctoKV, IEEE text, by section or table), *derived* (the arithmetic is beside it and, where
+//! A number is *the paper's* (OctoKV, IEEE text, by section or table, where OctoFAS is not named; OctoFAS has the same
+//! machines, values and keys, its Table 1 and §5.1), *derived* (the arithmetic is beside it and, where
 //! it can be, done here), *measured* (on this project's own code) or an *estimate*. None was chosen by looking at what
 //! an experiment gives.
 //!
@@ -72,6 +73,13 @@ const WIRE_JITTER: Nanos = Nanos::from_micros(5);
 /// (OctoFAS §3.3, which does not give the number). Derived from Table I, light Put: its busiest connections have 2.00 and
 /// 2.21 outstanding, so two.
 pub const THRESHOLD: usize = 2;
+/// The same of OctoFAS's clients. Derived from its Fig. 4a: 2 threads keep two of the six cores busy, so one command each.
+pub const FLOW_THRESHOLD: usize = 1;
+/// Threads of OctoFAS's first and second flow, §5.1; of the second in §3.2, [`FLOW_2_THREADS`].
+pub const FLOWS: [usize; 2] = [2, 8];
+/// "A minimum of 2 to a maximum of 14, in increments of 2" (OctoFAS §3.2).
+pub const FLOW_2_THREADS: [usize; 7] = [2, 4, 6, 8, 10, 12, 14];
+
 /// The requests of each core in Table IV (heavy, Put): what came over each connection, whatever the client did.
 pub const TABLE_IV: [u64; CORES] = [26_511, 30_412, 10_441, 11_844, 11_035, 9_757];
 
@@ -94,6 +102,11 @@ pub fn wire(jitter: bool) -> LinkSettings {
         window_bytes: 4 << 20,
         fragments: false,
     }
+}
+
+/// What TCP measures of it while it is not full: there and back, and twice half of the jitter.
+pub fn wire_round_trip() -> Nanos {
+    WIRE_LATENCY.times(2) + WIRE_JITTER
 }
 
 /// The paper's drive (Table III) with a tenth of its blocks: nothing here fills it, and its map takes memory.

@@ -1,9 +1,11 @@
 //! Sockets of a core whose bytes leave when the work that led to them is done.
 //!
 //! In: what a reactor sends in a turn. Out: the same, on the virtual sockets, after what the core has charged so far in
-//! that turn. Everything else goes straight through. Invariant: the bytes of a socket leave in order (what a turn charges
+//! that turn. What TCP
+//! measures of the round trip is the wire's, both ways without anything before it. Everything else goes straight through. Invariant: the bytes of a socket leave in order (what a turn charges
 //! ends before the next turn); a stream takes all that is sent, its window being wider than what is outstanding.
 
+use super::parameters::wire_round_trip;
 use octokv_base::Nanos;
 use octokv_runtime::virtual_world::{VirtualSockets, VirtualWorld};
 use octokv_runtime::{DetachedSocket, Handle, ListenerId, Received, Sent, SocketId, Sockets};
@@ -66,6 +68,9 @@ impl Sockets for LateSockets {
     }
     fn ready(&mut self, out: &mut Vec<SocketId>) {
         self.inner.borrow_mut().ready(out);
+    }
+    fn round_trip(&self, _socket: SocketId) -> Option<Nanos> {
+        Some(wire_round_trip())
     }
     fn close(&mut self, socket: SocketId) {
         self.later(move |sockets| sockets.close(socket));
