@@ -23,7 +23,8 @@ use octokv_base::Nanos;
 use octokv_sched::fair::WEIGHT_UNIT;
 use octokv_sched::plan::CorePlan;
 use octokv_sched::{
-    Backward, Charge, Chosen, CoreId, Cost, Fair, FairBounds, FlowId, FlowSettings, Route, Router, Settings,
+    Backward, Charge, Chosen, CoreId, Cost, Depth, Fair, FairBounds, FlowId, FlowSettings, Route, Router,
+    Settings,
 };
 use octokv_target::{Operation, Outcome};
 use std::collections::VecDeque;
@@ -67,6 +68,8 @@ pub struct Dispatch {
     router: Router,
     backward: Backward<Job>,
     fair: Fair<Job>,
+    /// How many of its requests run at a time.
+    depth: Depth,
     /// Whether the fair queue knows a flow.
     known: Box<[bool]>,
     /// What it is told of each.
@@ -114,6 +117,7 @@ impl Dispatch {
             router: Router::new(cores),
             backward: Backward::new(requests_max, settings.held_max),
             fair: Fair::new(bounds),
+            depth: Depth::new(settings.in_flight),
             known: vec![false; FLOWS_MAX as usize].into(),
             flows: vec![settings.flow; FLOWS_MAX as usize].into(),
             weights: Vec::new(),
@@ -138,7 +142,8 @@ impl Dispatch {
         }
         self.router.install(decision.of_core(self.core).unwrap_or(&CorePlan::default()));
         self.backward.set_held_max(window.settings.held_max);
-        self.fair.set_in_flight_max(window.settings.in_flight);
+        self.depth.set_most(window.settings.in_flight);
+        self.fair.set_in_flight_max(self.depth.get());
         if decision.chosen != self.chosen {
             let before = jobs.len();
             self.release(jobs);
@@ -281,6 +286,7 @@ impl Dispatch {
 
     /// Keeps a charge until its request has ended.
     fn note(&mut self, charge: Charge) -> Note {
+        self.depth.began(charge.flow());
         let place = self.free_charges.pop().unwrap_or_else(|| {
             self.charges.push(None);
             (self.charges.len() - 1) as u32
@@ -339,8 +345,21 @@ impl Dispatch {
     }
 
     /// A turn begins.
-    pub fn turn(&mut self) {
+    #[inline]
+    pub fn turn(&mut self, now: Nanos) {
         self.may_rotate = true;
+        if self.chosen == Chosen::Fair {
+            self.depth.turn(now);
+            self.fair.set_in_flight_max(self.depth.get());
+        }
+    }
+
+    /// A turn has ended, in which something was done or nothing.
+    #[inline]
+    pub fn turned(&mut self, worked: bool) {
+        if self.chosen == Chosen::Fair {
+            self.depth.ended(worked, self.fair.in_flight() > 0, self.fair.waits_for_room());
+        }
     }
 
     /// Lets everything begin, now and from now on: the node stops.
@@ -432,7 +451,7 @@ mod tests {
 
         /// One turn: those that begin in it.
         fn turn(&mut self) -> Vec<Job> {
-            self.dispatch.turn();
+            self.dispatch.turn(NOW);
             self.dispatch.poll(&mut self.jobs, &self.tally, NOW);
             // Another poll of the same turn sends nobody back again.
             self.dispatch.poll(&mut self.jobs, &self.tally, NOW);
@@ -490,6 +509,31 @@ mod tests {
         core.dispatch.done(running[1].note, &Outcome::Flushed);
         core.dispatch.done(Note::NONE, &Outcome::Flushed);
         assert_eq!(core.slots(), [2]);
+    }
+
+    #[test]
+    fn on_a_core_that_several_flows_keep_busy_only_a_few_run() {
+        let most_that_ran = |flows: &[FlowId]| {
+            let mut core = Core::new();
+            core.choose(Chosen::Fair, 32);
+            let mut ran = Vec::new();
+            for turn in 0..100 {
+                let now = NOW + Nanos::from_millis(turn);
+                core.dispatch.turn(now);
+                (0..8).for_each(|slot| {
+                    core.keep(job(slot, flows[slot as usize % flows.len()], Operation::Flush))
+                });
+                core.dispatch.poll(&mut core.jobs, &core.tally, now);
+                let running: Vec<Job> = std::iter::from_fn(|| core.jobs.pop()).collect();
+                ran.push(running.len());
+                // There is always something to do, and what runs has ended when the core is through with it.
+                core.dispatch.turned(true);
+                running.iter().for_each(|job| core.dispatch.done(job.note, &Outcome::Flushed));
+            }
+            ran.into_iter().skip(50).max()
+        };
+        assert_eq!(most_that_ran(&[DENSE]), Some(8), "there is nobody to be fair to");
+        assert_eq!(most_that_ran(&[DENSE, SPARSE]), Some(1));
     }
 
     #[test]

@@ -318,7 +318,7 @@ pub struct Reproduce {
     /// Write the figures to a file; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// octokv: draw the figures into files of a directory, which must be there: octokv-NAME-N.svg.
+    /// octokv, octofas: draw the figures into files of a directory, which must be there: octokv-NAME-N.svg.
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
 }
@@ -330,6 +330,8 @@ pub enum Paper {
     Netkvs,
     /// The paper on moving requests between the cores of a node; its machines and time are modelled.
     Octokv,
+    /// The paper on fairness between the tenants of a node, on the same machines, and the same of our own policy.
+    Octofas,
 }
 
 /// Arguments of `bench`.

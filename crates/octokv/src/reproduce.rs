@@ -3,7 +3,8 @@
 //! Whatever cannot run here is a row that says "not run" and why; the rest runs.
 //!
 //! # Layout
-//! - [`octokv`]: the OctoKV paper's tables and figures, in virtual time. [`points`]: their numbers beside ours.
+//! - [`octokv`], [`octofas`]: the tables and figures of the papers of these names, in virtual time. [`virtual_time`]: what both
+//!   have in common; [`runs`]: each run once; [`points`]: the papers' numbers beside ours.
 //! - [`netkvs`]: the NetKVS poster's Table 1: which runs, against which node.
 //! - [`guest`](mod@guest): Debian's kernel in an emulated guest, from this binary alone.
 //! - [`sample`]: figures out of what a load generator printed.
@@ -11,10 +12,13 @@
 
 mod guest;
 mod netkvs;
+mod octofas;
 mod octokv;
 mod points;
+mod runs;
 mod sample;
 mod table;
+mod virtual_time;
 
 use crate::arguments::{Paper, Reproduce};
 use crate::outcome::Outcome;
@@ -23,6 +27,7 @@ use crate::outcome::Outcome;
 pub fn run(reproduce: &Reproduce) -> Outcome {
     match reproduce.paper {
         Paper::Netkvs => netkvs::run(reproduce),
-        Paper::Octokv => octokv::run(reproduce),
+        Paper::Octokv => octokv::EXPERIMENT.run(reproduce),
+        Paper::Octofas => octofas::EXPERIMENT.run(reproduce),
     }
 }

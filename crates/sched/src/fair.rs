@@ -385,6 +385,11 @@ impl<T> Fair<T> {
         self.flows[flow.0 as usize].waiting.len()
     }
 
+    /// Whether a request that may begin waits for one to end.
+    pub fn waits_for_room(&self) -> bool {
+        !self.ready.is_empty() && self.in_flight >= self.in_flight_max
+    }
+
     /// How many requests run.
     pub fn in_flight(&self) -> u32 {
         self.in_flight

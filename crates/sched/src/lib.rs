@@ -22,11 +22,13 @@
 //! - [`backward`]: the queue in which it does.
 //! - [`policy`]: the choice for the next window.
 //! - [`fair`]: a fair queue of our own, with weights and limits.
+//! - [`depth`]: how many of its requests run at a time.
 //! - [`across`]: its weights on each core, for tenants that are on several.
 
 pub mod across;
 pub mod backward;
 pub mod balance;
+pub mod depth;
 pub mod fair;
 pub mod ids;
 pub mod inter;
@@ -38,6 +40,7 @@ pub mod route;
 pub mod settings;
 
 pub use backward::Backward;
+pub use depth::Depth;
 pub use fair::{Charge, Cost, Fair, FairBounds};
 pub use ids::{CoreId, FlowId};
 pub use measure::{Counters, Figures, measure};

@@ -264,7 +264,8 @@ pub struct Settings {
     pub held_max: Nanos,
     /// Whose requests `inter` moves.
     pub move_flows: MoveFlows,
-    /// Requests of a core that its fair queue lets run at a time, 1 to 4096. Fewer are fairer, more keep devices busy.
+    /// The most requests of a core that its fair queue lets run at a time, 1 to 4096 ([`crate::depth`]). Fewer are fairer,
+    /// more keep devices busy.
     pub in_flight: u32,
     /// What a flow has of which nothing else is said.
     pub flow: FlowSettings,

@@ -314,7 +314,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
         let mut worked = self.handle.begin_turn(now) > 0;
         self.this_turn.begin(now);
         self.tally.turn(now);
-        self.dispatch.turn();
+        self.dispatch.turn(now);
         self.look_at_window(now);
         worked |= self.refuse_removed();
         let mut target = self.accept(now);
@@ -339,6 +339,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
         replied |= self.tick(now);
         self.handle.busy().lap(Stage::Target, replied);
         worked |= target | kv | device | kv_again | replied;
+        self.dispatch.turned(worked);
         worked
     }
 

@@ -7,30 +7,24 @@
 //! connections is `octokv_sim::papers::parameters`. Figures 3 (a drawing), 4 and 5 (the host's own store) are not here.
 //!
 //! # Layout
-//! - [`runs`]: jobs, each run once. [`tables`], [`curves`]: the paper's tables and figures.
+//! - `jobs`: what is run, each once. `tables`, `curves`: the paper's tables and figures.
 
 mod curves;
-mod runs;
+mod jobs;
 mod tables;
 
-use super::points::{self, Point};
-use crate::arguments::Reproduce;
-use crate::meter::Meter;
-use crate::outcome::{Failure, Outcome};
-use anyhow::{Context, Result};
+use super::runs::Spans;
+use super::virtual_time::{Experiment, Figure};
+use jobs::Job;
 use octokv_base::Nanos;
-use octokv_bench::plot::{Curve, curves as picture};
 use octokv_sim::papers::parameters::{self, CostSetting, Operation};
-use runs::{Runs, Spans};
 use serde::Serialize;
-use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::Path;
 
-type Make = fn(&mut Runs) -> Result<Vec<Point>>;
+/// The paper's experiments.
+pub const EXPERIMENT: Experiment<Job, Settings> =
+    Experiment { name: "octokv", paper: "OctoKV", figures: &FIGURES, head, settings, across };
 
-/// What it is asked for by, what it shows, and how.
-const FIGURES: [(&str, &str, Make); 9] = [
+const FIGURES: [Figure<Job>; 9] = [
     ("table-1", "Table I: commands outstanding by core, without the engine", tables::table_1),
     ("table-2", "Table II: utilisation of cores, puts, with and without the engine", tables::table_2),
     ("figure-2", "Figure 2: utilisation and time in the node by core, without the engine", curves::figure_2),
@@ -48,7 +42,7 @@ const FIGURES: [(&str, &str, Make); 9] = [
 
 /// What the document says of the runs.
 #[derive(Serialize)]
-struct Settings {
+pub struct Settings {
     window_ms: f64,
     warm_up_ms: f64,
     measured_ms: f64,
@@ -56,61 +50,6 @@ struct Settings {
     paper_put_us: [f64; 3],
     our_put_us: [f64; 3],
     our_get_us: [f64; 3],
-}
-
-/// Runs `octokv reproduce octokv`.
-pub fn run(reproduce: &Reproduce) -> Outcome {
-    let figures = chosen(reproduce.figure.as_deref())?;
-    if let Some(directory) = &reproduce.svg
-        && !directory.is_dir()
-    {
-        return Err(Failure::Usage(format!("--svg: there is no directory {}", directory.display())));
-    }
-    let mut runs = Runs::new(spans(reproduce.quick));
-    let (mut meter, mut all, mut text) = (Meter::new("octokv"), Vec::new(), head(&runs.spans));
-    for (done, (name, title, make)) in figures.iter().enumerate() {
-        meter.show(done as f64 / figures.len() as f64, name);
-        let mut made = make(&mut runs)?;
-        let _ = writeln!(text, "\n{title}\n{}", points::text(&made));
-        if let Some(directory) = &reproduce.svg {
-            draw(directory, name, title, &made)?;
-        }
-        all.append(&mut made);
-    }
-    drop(meter);
-    let _ = writeln!(text, "{} runs. Why figures differ: docs/REPRODUCTION.md", runs.len());
-    if reproduce.json.as_deref() != Some(Path::new("-")) {
-        std::io::stdout().write_all(text.as_bytes())?;
-    }
-    match &reproduce.json {
-        Some(file) => points::write(file, &settings(&runs.spans), &all),
-        None => Ok(()),
-    }
-}
-
-/// The figures of a name, all of them without one.
-fn chosen(name: Option<&str>) -> Result<Vec<(&'static str, &'static str, Make)>, Failure> {
-    let Some(name) = name else { return Ok(FIGURES.to_vec()) };
-    let found: Vec<_> = FIGURES.into_iter().filter(|figure| figure.0 == name).collect();
-    if found.is_empty() {
-        let names: Vec<&str> = FIGURES.iter().map(|figure| figure.0).collect();
-        let alike = |name_of: &&&str| strsim::normalized_damerau_levenshtein(name, name_of);
-        let nearest = names.iter().max_by(|a, b| alike(a).total_cmp(&alike(b))).unwrap_or(&"");
-        return Err(Failure::Usage(format!(
-            "--figure: the OctoKV paper has no \"{name}\" here; did you mean \"{nearest}\"? It is one of {}",
-            names.join(", ")
-        )));
-    }
-    Ok(found)
-}
-
-fn spans(quick: bool) -> Spans {
-    let (windows, requests) = if quick { (1, 10_000) } else { (4, 100_000) };
-    Spans {
-        warm_up: Nanos(parameters::WINDOW.0 * 5 / 2),
-        steady: parameters::WINDOW.times(windows),
-        requests,
-    }
 }
 
 fn settings(spans: &Spans) -> Settings {
@@ -142,59 +81,34 @@ fn head(spans: &Spans) -> String {
     )
 }
 
-/// A picture for each unit in which a figure has lines.
-fn draw(directory: &Path, name: &str, title: &str, made: &[Point]) -> Result<()> {
-    let dots: Vec<&Point> = made.iter().filter(|point| point.is_dot).collect();
-    let drawn = if dots.is_empty() { made.iter().collect() } else { dots };
-    let mut units: Vec<&str> = drawn.iter().map(|point| point.unit).collect();
-    units.dedup();
-    units.sort_unstable();
-    units.dedup();
-    for (number, unit) in units.iter().enumerate() {
-        let mut lines: Vec<Curve> = Vec::new();
-        for point in drawn.iter().filter(|point| point.unit == *unit) {
-            if lines.last().is_none_or(|line| line.name != point.series) {
-                match lines.iter().position(|line| line.name == point.series) {
-                    Some(at) => {
-                        let line = lines.remove(at);
-                        lines.push(line);
-                    }
-                    None => lines.push(Curve { name: point.series.clone(), points: Vec::new() }),
-                }
-            }
-            let Some(line) = lines.last_mut() else { continue };
-            // Where x is a name it is drawn by its place.
-            let x = point.x.parse().unwrap_or(line.points.len() as f64 + 1.0);
-            line.points.push((x, point.measured));
-        }
-        let x = match name {
-            "figure-6" => "threads",
-            "figure-8" => "time (s of the paper's)",
-            _ => "point, in the order of the table",
-        };
-        let file = directory.join(format!("octokv-{name}-{}.svg", number + 1));
-        std::fs::write(&file, picture(title, x, unit, &lines))
-            .with_context(|| format!("picture {}", file.display()))?;
+fn across(name: &str) -> &'static str {
+    match name {
+        "figure-6" => "threads",
+        "figure-8" => "time (s of the paper's)",
+        _ => "point, in the order of the table",
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::Failure;
+    use jobs::Runs;
 
     #[test]
     fn a_wrong_figure_is_refused_with_the_right_ones() {
-        let Err(Failure::Usage(message)) = chosen(Some("figure-77")) else { panic!("it was taken") };
+        let Err(Failure::Usage(message)) = EXPERIMENT.chosen(Some("figure-77")) else {
+            panic!("it was taken")
+        };
         assert!(message.contains("did you mean \"figure-7\"?"), "{message}");
         FIGURES.iter().for_each(|figure| assert!(message.contains(figure.0), "{message}"));
-        assert_eq!(chosen(None).unwrap_or_default().len(), FIGURES.len());
-        assert_eq!(chosen(Some("table-6")).unwrap_or_default().len(), 1);
+        assert_eq!(EXPERIMENT.chosen(None).unwrap_or_default().len(), FIGURES.len());
+        assert_eq!(EXPERIMENT.chosen(Some("table-6")).unwrap_or_default().len(), 1);
     }
 
     #[test]
     fn a_figure_has_its_points_its_picture_and_its_sums() {
-        let mut runs = Runs::new(Spans { requests: 2_000, ..spans(true) });
+        let mut runs = Runs::new(Spans { requests: 2_000, ..Spans::of(true) });
         let made = tables::tables_4_5(&mut runs).unwrap();
         assert_eq!((runs.len(), made.len()), (4, 2 * 2 * 3 * 7));
         for sum in made.iter().filter(|point| point.x == "sum") {
@@ -203,7 +117,7 @@ mod tests {
         let again = tables::tables_4_5(&mut runs).unwrap();
         assert_eq!((runs.len(), again), (4, made.clone()), "what ran once does not run again");
         let directory = tempfile::tempdir().unwrap();
-        draw(directory.path(), "tables-4-5", "Tables IV & V", &made).unwrap();
+        EXPERIMENT.draw(directory.path(), "tables-4-5", "Tables IV & V", &made).unwrap();
         let text = std::fs::read_to_string(directory.path().join("octokv-tables-4-5-1.svg")).unwrap();
         assert!(text.contains("KV store, in order") && text.contains("Tables IV &amp; V"));
     }

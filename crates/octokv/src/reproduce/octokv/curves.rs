@@ -2,7 +2,7 @@
 //!
 //! In: runs. Out: points; the paper's numbers where its text has them (its pictures are not read off).
 
-use super::runs::{Course, Filled, Job, Runs, SERIES_WINDOWS, SWITCHED_AT};
+use super::jobs::{Course, Filled, Job, Runs, SERIES_WINDOWS, SWITCHED_AT};
 use crate::reproduce::points::{Point, Points};
 use anyhow::Result;
 use octokv_sched::Policy;

@@ -2,7 +2,7 @@
 //!
 //! In: runs. Out: points, with the paper's numbers as they are printed there.
 
-use super::runs::{Course, Filled, Job, Runs};
+use super::jobs::{Course, Filled, Job, Runs};
 use crate::reproduce::points::{Point, Points};
 use anyhow::Result;
 use octokv_sched::Policy;

@@ -1,16 +1,12 @@
-//! Runs of experiments: each once, however many figures it is in, on as many processors as there are.
-//!
-//! In: jobs. Out: what each came to, in their order; the same for the same jobs on every machine.
+//! The OctoKV paper's runs: what is asked, over which connections, under which policy.
 
-use anyhow::{Result, anyhow};
-use octokv_base::Nanos;
+use crate::reproduce::runs::{self, Spans};
+use anyhow::Result;
 use octokv_sched::{Policy, Settings};
 use octokv_sim::papers::bench::{Bench, Trial};
 use octokv_sim::papers::figures::Figures;
 use octokv_sim::papers::load::Placement;
 use octokv_sim::papers::parameters::{CostSetting, Operation, TABLE_IV, THRESHOLD, WINDOW, costs};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 const SEED: u64 = 1;
 /// Of Fig. 8, in windows; the paper's seconds.
@@ -96,6 +92,10 @@ impl Job {
         let (overload, imbalance_difference) = self.thresholds;
         Settings { policy, window: WINDOW, overload, imbalance_difference, ..Settings::default() }
     }
+}
+
+impl runs::Job for Job {
+    type Outcome = Vec<Figures>;
 
     fn run(&self, spans: &Spans) -> Result<Vec<Figures>, String> {
         let placement = match self.filled {
@@ -129,85 +129,13 @@ impl Job {
     }
 }
 
-/// How long runs are.
-#[derive(Clone, Copy, Debug)]
-pub struct Spans {
-    /// Before what is measured: two windows and a half, so that a choice is in force.
-    pub warm_up: Nanos,
-    /// What is measured.
-    pub steady: Nanos,
-    /// Requests of Tables IV and V.
-    pub requests: u64,
-}
-
 /// All runs so far.
-pub struct Runs {
-    /// How long they are.
-    pub spans: Spans,
-    known: Vec<(Job, Vec<Figures>)>,
-}
+pub type Runs = runs::Runs<Job>;
 
 impl Runs {
-    /// None yet.
-    pub fn new(spans: Spans) -> Runs {
-        Runs { spans, known: Vec::new() }
-    }
-
-    /// How many there were.
-    pub fn len(&self) -> usize {
-        self.known.len()
-    }
-
-    /// What each job comes to.
-    pub fn all(&mut self, jobs: &[Job]) -> Result<Vec<Vec<Figures>>> {
-        let mut fresh: Vec<&Job> = Vec::new();
-        for job in jobs {
-            if self.find(job).is_none() && !fresh.contains(&job) {
-                fresh.push(job);
-            }
-        }
-        let results: Vec<OnceLock<Result<Vec<Figures>, String>>> =
-            fresh.iter().map(|_| OnceLock::new()).collect();
-        let (next, spans) = (AtomicUsize::new(0), self.spans);
-        let broken = Mutex::new(false);
-        let work = || {
-            while let Some((at, job)) = take(&next, &fresh) {
-                let caught = std::panic::catch_unwind(|| job.run(&spans));
-                let result = caught.unwrap_or_else(|_| Err("a bug of ours, told above".to_owned()));
-                *broken.lock().expect("nobody panics with it") |= result.is_err();
-                let _ = results[at].set(result);
-                if *broken.lock().expect("nobody panics with it") {
-                    return;
-                }
-            }
-        };
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-        std::thread::scope(|scope| {
-            (0..processors.min(fresh.len())).for_each(|_| drop(scope.spawn(work)));
-        });
-        for (job, result) in fresh.into_iter().zip(results) {
-            match result.into_inner() {
-                Some(Ok(figures)) => self.known.push((job.clone(), figures)),
-                Some(Err(why)) => return Err(anyhow!("{job:?}: {why}")),
-                None => {}
-            }
-        }
-        let found = |job| self.find(job).cloned().ok_or_else(|| anyhow!("{job:?} did not run"));
-        jobs.iter().map(found).collect()
-    }
-
     /// What one steady job comes to.
     pub fn steady(&mut self, jobs: &[Job]) -> Result<Vec<Figures>> {
         let all = self.all(jobs)?;
         Ok(all.into_iter().filter_map(|mut figures| figures.pop()).collect())
     }
-
-    fn find(&self, job: &Job) -> Option<&Vec<Figures>> {
-        self.known.iter().find(|(known, _)| known == job).map(|(_, figures)| figures)
-    }
-}
-
-fn take<'a>(next: &AtomicUsize, jobs: &[&'a Job]) -> Option<(usize, &'a Job)> {
-    let at = next.fetch_add(1, Ordering::Relaxed);
-    jobs.get(at).map(|job| (at, *job))
 }

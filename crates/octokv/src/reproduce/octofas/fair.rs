@@ -1,0 +1,89 @@
+//! Beyond the paper: our own policy `fair`, held to three figures that nobody measured for it before.
+//!
+//! ```text
+//!   a victim of 1 thread beside 64     its p99 by that alone             at most 1.2
+//!   tenants that always want more      Jain's index of work by weight    at least 0.99
+//!   all of these                       throughput against none           −2 % at the least
+//! ```
+//! In: runs. Out: points. All tenants' requests come to one core, each over a wire of its own, so that the core is what is
+//! short; then over all six, where the wires are.
+
+use super::jobs::{Filled, Job, Runs};
+use crate::reproduce::points::{Point, Points};
+use anyhow::Result;
+use octokv_sched::Policy;
+use octokv_sim::papers::flows::jain;
+use octokv_sim::papers::parameters::CostSetting;
+
+const AGGRESSOR: usize = 64;
+/// Threads of each tenant that always wants more.
+const BACKLOG: usize = 32;
+const POLICIES: [(Policy, &str); 2] = [(Policy::None, "none"), (Policy::Fair, "fair")];
+
+/// The three figures.
+pub fn beyond(runs: &mut Runs) -> Result<Vec<Point>> {
+    let mut points = Points::of("fair");
+    for (costs, name) in [(CostSetting::Paper, "one core"), (CostSetting::Measured, "one core, our costs")] {
+        let of = |threads: &[usize], weights: &[u32]| Job {
+            costs,
+            one_machine: false,
+            weights: weights.to_vec(),
+            ..Job::new(threads, Filled::OneCore)
+        };
+        let loads = [
+            ("1 and 64 threads", of(&[1, AGGRESSOR], &[1, 1])),
+            ("weights 1 : 1", of(&[BACKLOG; 2], &[1, 1])),
+            ("weights 1 : 2 : 4", of(&[BACKLOG; 3], &[1, 2, 4])),
+        ];
+        let jobs: Vec<Job> =
+            loads.iter().flat_map(|(_, job)| POLICIES.map(|(policy, _)| job.with(policy))).collect();
+        runs.all(&[&jobs[..], &[loads[0].1.alone(0)]].concat())?;
+        victim(runs, &mut points, name, &loads[0].1)?;
+        for (load, job) in &loads[1..] {
+            for (policy, policy_name) in POLICIES {
+                let together = runs.one(&job.with(policy))?;
+                let flows = together.flows.iter().zip(&job.weights);
+                let parts: Vec<f64> =
+                    flows.map(|(flow, &weight)| flow.throughput_ops_s / f64::from(weight)).collect();
+                let series = format!("Jain's index (asked: 0.99), {load}, {name}");
+                points.ours(&series, policy_name, jain(&parts), "1");
+            }
+        }
+        for (load, job) in &loads {
+            let [off, on] =
+                [runs.one(job)?, runs.one(&job.with(Policy::Fair))?].map(|run| run.whole.throughput_ops_s);
+            let series = format!("throughput, {load}, {name}");
+            points.ours(&series, "none", off, "op/s");
+            points.ours(&series, "fair", on, "op/s");
+            points.ours(
+                &format!("{series}, of fair (asked: -2 at the least)"),
+                "against none",
+                (on / off - 1.0) * 100.0,
+                "%",
+            );
+        }
+    }
+    for (one_machine, name) in [(false, "six cores"), (true, "six cores, one wire")] {
+        let job = Job { one_machine, ..Job::new(&[1, AGGRESSOR], Filled::InOrder) };
+        runs.all(&[job.with(Policy::None), job.with(Policy::Fair), job.alone(0)])?;
+        victim(runs, &mut points, name, &job)?;
+    }
+    Ok(points.all)
+}
+
+/// What the aggressor does to the victim.
+fn victim(runs: &mut Runs, points: &mut Points, name: &str, job: &Job) -> Result<()> {
+    let alone = runs.one(&job.alone(0))?.flows[0].response_us_p99;
+    let series = format!("p99 of 1 thread beside 64, {name}");
+    points.ours(&series, "alone", alone, "us");
+    let mut ratios = Vec::new();
+    for (policy, policy_name) in POLICIES {
+        let p99 = runs.one(&job.with(policy))?.flows[0].response_us_p99;
+        points.ours(&series, policy_name, p99, "us");
+        ratios.push((policy_name, p99 / alone));
+    }
+    for (policy_name, ratio) in ratios {
+        points.ours(&format!("{series}, by that alone (asked: 1.2)"), policy_name, ratio, "times");
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! What the papers' experiments in virtual time have in common: which figures are asked for, and where they go.
+//!
+//! ```text
+//!   figures that are asked for ─▶ runs (crate::reproduce::runs), each once ─▶ points beside the paper's ─▶ text, JSON, SVG
+//! ```
+//! In: an [`Experiment`], the arguments. Out: text, documents, pictures.
+
+use super::points::{self, Point};
+use super::runs::{Job, Runs, Spans};
+use crate::arguments::Reproduce;
+use crate::meter::Meter;
+use crate::outcome::{Failure, Outcome};
+use anyhow::{Context, Result};
+use octokv_bench::plot::{Curve, curves as picture};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+
+/// What it is asked for by, what it shows, and how.
+pub type Figure<J> = (&'static str, &'static str, fn(&mut Runs<J>) -> Result<Vec<Point>>);
+
+/// A paper's experiments.
+pub struct Experiment<J: Job + 'static, S: Serialize> {
+    /// What it is asked for by.
+    pub name: &'static str,
+    /// What people call it.
+    pub paper: &'static str,
+    /// Its tables and figures.
+    pub figures: &'static [Figure<J>],
+    /// What is said before them.
+    pub head: fn(&Spans) -> String,
+    /// What the document says of the runs.
+    pub settings: fn(&Spans) -> S,
+    /// What is across in the picture of a figure.
+    pub across: fn(&str) -> &'static str,
+}
+
+impl<J: Job, S: Serialize> Experiment<J, S> {
+    /// Runs what is asked for.
+    pub fn run(&self, reproduce: &Reproduce) -> Outcome {
+        let figures = self.chosen(reproduce.figure.as_deref())?;
+        if let Some(directory) = &reproduce.svg
+            && !directory.is_dir()
+        {
+            return Err(Failure::Usage(format!("--svg: there is no directory {}", directory.display())));
+        }
+        let mut runs = Runs::new(Spans::of(reproduce.quick));
+        let (mut meter, mut all, mut text) = (Meter::new(self.name), Vec::new(), (self.head)(&runs.spans));
+        for (done, (name, title, make)) in figures.iter().enumerate() {
+            meter.show(done as f64 / figures.len() as f64, name);
+            let mut made = make(&mut runs)?;
+            let _ = writeln!(text, "\n{title}\n{}", points::text(&made));
+            if let Some(directory) = &reproduce.svg {
+                self.draw(directory, name, title, &made)?;
+            }
+            all.append(&mut made);
+        }
+        drop(meter);
+        let _ = writeln!(text, "{} runs. Why figures differ: docs/REPRODUCTION.md", runs.len());
+        if reproduce.json.as_deref() != Some(Path::new("-")) {
+            std::io::stdout().write_all(text.as_bytes())?;
+        }
+        match &reproduce.json {
+            Some(file) => points::write(file, &(self.settings)(&runs.spans), &all),
+            None => Ok(()),
+        }
+    }
+
+    /// The figures of a name, all of them without one.
+    pub fn chosen(&self, name: Option<&str>) -> Result<Vec<Figure<J>>, Failure> {
+        let Some(name) = name else { return Ok(self.figures.to_vec()) };
+        let found: Vec<Figure<J>> = self.figures.iter().filter(|figure| figure.0 == name).copied().collect();
+        if found.is_empty() {
+            let names: Vec<&str> = self.figures.iter().map(|figure| figure.0).collect();
+            let alike = |name_of: &&&str| strsim::normalized_damerau_levenshtein(name, name_of);
+            let nearest = names.iter().max_by(|a, b| alike(a).total_cmp(&alike(b))).unwrap_or(&"");
+            return Err(Failure::Usage(format!(
+                "--figure: the {} paper has no \"{name}\" here; did you mean \"{nearest}\"? It is one of {}",
+                self.paper,
+                names.join(", ")
+            )));
+        }
+        Ok(found)
+    }
+
+    /// A picture for each unit in which a figure has lines.
+    pub fn draw(&self, directory: &Path, name: &str, title: &str, made: &[Point]) -> Result<()> {
+        let dots: Vec<&Point> = made.iter().filter(|point| point.is_dot).collect();
+        let drawn = if dots.is_empty() { made.iter().collect() } else { dots };
+        let mut units: Vec<&str> = drawn.iter().map(|point| point.unit).collect();
+        units.dedup();
+        units.sort_unstable();
+        units.dedup();
+        for (number, unit) in units.iter().enumerate() {
+            let mut lines: Vec<Curve> = Vec::new();
+            for point in drawn.iter().filter(|point| point.unit == *unit) {
+                if lines.last().is_none_or(|line| line.name != point.series) {
+                    match lines.iter().position(|line| line.name == point.series) {
+                        Some(at) => {
+                            let line = lines.remove(at);
+                            lines.push(line);
+                        }
+                        None => lines.push(Curve { name: point.series.clone(), points: Vec::new() }),
+                    }
+                }
+                let Some(line) = lines.last_mut() else { continue };
+                // Where x is a name it is drawn by its place.
+                let x = point.x.parse().unwrap_or(line.points.len() as f64 + 1.0);
+                line.points.push((x, point.measured));
+            }
+            let file = directory.join(format!("{}-{name}-{}.svg", self.name, number + 1));
+            std::fs::write(&file, picture(title, (self.across)(name), unit, &lines))
+                .with_context(|| format!("picture {}", file.display()))?;
+        }
+        Ok(())
+    }
+}
