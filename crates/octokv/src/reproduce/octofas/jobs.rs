@@ -60,6 +60,8 @@ pub struct Job {
     pub moves: MoveFlows,
     /// How often requests of dense flows go back; as intensities say where nothing is said.
     pub backwardings: Option<u32>,
+    /// The most requests of a core that a fair queue lets run at a time; the setting's default where nothing is said.
+    pub in_flight: Option<u32>,
     /// By flow: its weight.
     pub weights: Vec<u32>,
     /// Whether all flows are on one machine, behind one wire.
@@ -77,6 +79,7 @@ impl Job {
             policy: Policy::None,
             moves: MoveFlows::All,
             backwardings: None,
+            in_flight: None,
             weights: vec![1; threads.len()],
             one_machine: true,
         }
@@ -105,6 +108,7 @@ impl Job {
             threads: threads.collect(),
             weights: vec![1; self.threads.len()],
             backwardings: None,
+            in_flight: None,
             moves: MoveFlows::All,
             ..self.with(Policy::None)
         }
@@ -118,6 +122,7 @@ impl Job {
             settings =
                 Settings { alpha: 100.0, backwardings_max: backwardings, held_max: HELD_MAX, ..settings };
         }
+        settings.in_flight = self.in_flight.unwrap_or(settings.in_flight);
         for (flow, &weight) in self.weights.iter().enumerate().filter(|(_, weight)| **weight != 1) {
             settings.tenants.insert(name_of(flow), FlowSettings { weight, ..FlowSettings::default() });
         }
