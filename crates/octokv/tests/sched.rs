@@ -170,7 +170,7 @@ fn hosts_of_one_queue_come_to_one_core_after_another() {
         let load = ["bench", "--url", &node.server.url, "--workload", "fillseq", "--num", "50"];
         let more = ["--value-size", "100", "--threads", "1", "--seconds", "1"];
         let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
-        let mut requests = vec![0.0; 2];
+        let mut requests = [0.0; 2];
         while bench.try_wait().unwrap().is_none() {
             let window = numbers(&node.window(), "cores", "requests");
             requests.iter_mut().zip(window).for_each(|(sum, requests)| *sum += requests);
