@@ -75,3 +75,24 @@ disconnect() {
     grep -q 'disconnected 1 ' /tmp/out || fail "nvme disconnect did not disconnect one controller"
     await no_namespace_device || fail "the device stayed 20 s after the disconnect"
 }
+
+# The namespace's disk, in $disk; the kernel numbers disks as it likes.
+disk_of() {
+    for node in /sys/block/nvme*; do
+        disk=/dev/${node##*/}
+        [ -b "$disk" ] && [ "$(cat "$node/nsid" 2>/dev/null)" = "$1" ] && return 0
+    done
+    return 1
+}
+
+# result NAME COMMAND...: whatever becomes of it, the next one runs.
+result() {
+    name=$1
+    shift
+    echo "$name" >/run/step
+    echo "result: $name begin"
+    status=0
+    "$@" 2>/tmp/err || status=$?
+    [ $status = 0 ] || cat /tmp/err
+    echo "result: $name end $status"
+}

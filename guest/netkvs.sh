@@ -6,27 +6,6 @@
 # Out: per run "result: NAME begin", what the program printed, "result: NAME end STATUS".
 . /lib.sh
 
-# The namespace's disk, in $disk; the kernel numbers disks as it likes.
-disk_of() {
-    for node in /sys/block/nvme*; do
-        disk=/dev/${node##*/}
-        [ -b "$disk" ] && [ "$(cat "$node/nsid" 2>/dev/null)" = "$1" ] && return 0
-    done
-    return 1
-}
-
-# result NAME COMMAND...: whatever becomes of it, the next one runs.
-result() {
-    name=$1
-    shift
-    echo "$name" >/run/step
-    echo "result: $name begin"
-    status=0
-    "$@" 2>/tmp/err || status=$?
-    [ $status = 0 ] || cat /tmp/err
-    echo "result: $name end $status"
-}
-
 # rocksdb OPTIONS...: on a new file system.
 rocksdb() {
     mkfs.ext4 -q -F "$disk" && mount -t ext4 "$disk" /mnt || return 1

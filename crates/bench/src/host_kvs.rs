@@ -10,6 +10,7 @@
 //! until its fsync is over (no group commit), and reads go past the page cache (O_DIRECT) while writes go through
 //! it. The engine is the node's own: a put writes its record and both copies of a journal entry before its fsync.
 
+use crate::calls::{Call, CallMeter};
 use crate::operate::{Operated, format_settings, operate};
 use crate::plan::Plan;
 use crate::run::{Error, Shared};
@@ -100,14 +101,14 @@ impl HostKvs {
     /// When one fails.
     pub fn close(&self) -> Result<(), Error> {
         for store in &self.stores {
-            let engine = self.engine(store, 0);
+            let engine = self.engine(store, 0, None);
             now_or_never(engine.checkpoint(true)).map_err(Error::Close)?;
         }
         Ok(())
     }
 
-    fn engine(&self, store: &Store, number: usize) -> HashEngine {
-        let device = Rc::new(FileOfPage::new(&store.file));
+    fn engine(&self, store: &Store, number: usize, meter: Option<&Rc<CallMeter>>) -> HashEngine {
+        let device = Rc::new(FileOfPage { meter: meter.cloned(), ..FileOfPage::new(&store.file) });
         HashEngine::new(Arc::clone(&store.volume), number, device, self.pool.clone())
     }
 }
@@ -119,7 +120,9 @@ fn now_or_never<T>(future: impl Future<Output = T>) -> T {
 
 /// Drives one stream of a workload on this thread.
 pub(crate) fn drive(shared: &Shared, store: &HostKvs, number: usize) -> Result<Tally, Error> {
-    let engines: Vec<HashEngine> = store.stores.iter().map(|one| store.engine(one, number)).collect();
+    let meter = Rc::new(CallMeter::new(shared.host.now));
+    let engine = |one| store.engine(one, number, Some(&meter));
+    let engines: Vec<HashEngine> = store.stores.iter().map(engine).collect();
     shared.crew.connected.fetch_add(1, Ordering::AcqRel);
     while shared.crew.connected.load(Ordering::Acquire) < shared.crew.workers {
         std::thread::yield_now();
@@ -137,12 +140,15 @@ pub(crate) fn drive(shared: &Shared, store: &HostKvs, number: usize) -> Result<T
         let at = mix(operation.index) as usize % engines.len();
         let changes = !matches!(operation.action, Action::Read | Action::ReadMissing);
         let writing = &store.stores[at].writing;
-        let held = changes.then(|| writing.lock().unwrap_or_else(PoisonError::into_inner));
+        let lock = || writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = changes.then(|| meter.time(Call::Wait, lock));
         let done = now_or_never(operate(shared, &engines[at], &store.pool, operation));
         drop(held);
         match done {
             Ok(Operated { found, value_bytes }) => {
-                tally.answered(Answered { started, now: now(), found, value_bytes, keys_listed: 0 });
+                let now = now();
+                tally.answered(Answered { started, now, found, value_bytes, keys_listed: 0 });
+                tally.called(now, meter.take());
             }
             Err(error) => {
                 shared.crew.failed.store(true, Ordering::Release);
@@ -158,6 +164,8 @@ struct FileOfPage {
     file: Arc<DbFile>,
     geometry: Geometry,
     name: String,
+    /// Of the thread that works on it; none for what is no operation of a workload.
+    meter: Option<Rc<CallMeter>>,
 }
 
 impl FileOfPage {
@@ -165,7 +173,15 @@ impl FileOfPage {
         let block_bytes = file.direct.block_bytes();
         let blocks = file.buffered.size_bytes() / u64::from(block_bytes);
         let geometry = Geometry { block_bytes, blocks, volatile: false };
-        FileOfPage { file: Arc::clone(file), geometry, name: file.buffered.path().display().to_string() }
+        let name = file.buffered.path().display().to_string();
+        FileOfPage { file: Arc::clone(file), geometry, name, meter: None }
+    }
+
+    fn time<T>(&self, call: Call, make: impl FnOnce() -> T) -> T {
+        match &self.meter {
+            Some(meter) => meter.time(call, make),
+            None => make(),
+        }
     }
 
     fn offset(&self, at: Lba) -> u64 {
@@ -192,18 +208,18 @@ impl Device for FileOfPage {
         if !self.geometry.holds(at, buffer.len()) {
             return Pending::out_of_range(Some(buffer));
         }
-        let result = self.file.direct.read_at(self.offset(at), &mut buffer);
+        let result = self.time(Call::Read, || self.file.direct.read_at(self.offset(at), &mut buffer));
         finished(Some(buffer), result)
     }
     fn write(&self, at: Lba, buffer: Buffer) -> Pending {
         if !self.geometry.holds(at, buffer.len()) {
             return Pending::out_of_range(Some(buffer));
         }
-        let result = self.file.buffered.write_at(self.offset(at), &buffer);
+        let result = self.time(Call::Write, || self.file.buffered.write_at(self.offset(at), &buffer));
         finished(Some(buffer), result)
     }
     fn flush(&self) -> Pending {
-        finished(None, self.file.buffered.sync_all())
+        finished(None, self.time(Call::Sync, || self.file.buffered.sync_all()))
     }
     fn trim(&self, at: Lba, blocks: u64) -> Pending {
         let bytes = blocks * u64::from(self.geometry.block_bytes);

@@ -17,6 +17,7 @@
 //! - [`worker`]: Key Value commands: one OS thread: a session, its streams, their latencies.
 //! - [`remote_engine`]: the engine on this side, on the node's blocks.
 //! - [`host_kvs`]: the engine on this side, on files: OctoKV's baseline.
+//! - [`calls`]: what of its time is spent in the kernel's calls.
 //! - `operate`: one operation on an engine.
 //! - [`run`](mod@run): the workers of a workload together.
 //! - [`tally`]: what workers count; [`series`]: the same over time.
@@ -26,6 +27,7 @@
 //! - [`names`]: workloads and peers by their names.
 //! - [`ledger`]: writers that remember what was acknowledged, to be held against a node after a crash.
 
+pub mod calls;
 mod choose;
 pub mod data;
 pub mod distribution;

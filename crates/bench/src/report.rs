@@ -3,6 +3,7 @@
 //! The document is one object: `schema`, `octokv_version`, `command`, `machine`, `settings`, `results`; the names of a
 //! result carry their units, and but for `series` and `targets` it is flat. docs/BENCHMARKS.md lists them.
 
+use crate::calls::Calls;
 use crate::peers::Account;
 use crate::peers::compare::Comparison;
 use crate::plan::{End, Plan};
@@ -10,6 +11,7 @@ use crate::series::Point;
 use crate::system::System;
 use crate::tally::Tally;
 use crate::workload::Workload;
+use octokv_base::Nanos;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -68,6 +70,14 @@ pub struct Figures {
     pub latency_us_p99_9: f64,
     /// The longest.
     pub latency_us_max: f64,
+    /// With an engine on files: of the mean, what passed until the file was nobody else's.
+    pub file_wait_us_mean: Option<f64>,
+    /// Of the mean, what was spent in pread.
+    pub file_read_us_mean: Option<f64>,
+    /// Of the mean, what was spent in pwrite.
+    pub file_write_us_mean: Option<f64>,
+    /// Of the mean, what was spent in fsync.
+    pub file_sync_us_mean: Option<f64>,
     /// Where there are several targets, what each came to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetFigures>,
@@ -135,6 +145,10 @@ impl Figures {
         let (elapsed_s, throughput_ops_s) = (tally.elapsed_s(), tally.per_second(operations as f64));
         let throughput_mib_s = tally.per_second(tally.value_bytes as f64) / f64::from(1 << 20);
         let (interval, series) = tally.series.points(tally.last);
+        let spent = |of: fn(&Calls) -> Nanos| {
+            let calls = tally.calls.as_ref()?;
+            (operations > 0).then(|| of(calls).0 as f64 / 1e3 / operations as f64)
+        };
         Figures {
             workload: workload.name(),
             system,
@@ -162,6 +176,10 @@ impl Figures {
             latency_us_p99: quantile(0.99),
             latency_us_p99_9: quantile(0.999),
             latency_us_max: tally.latency_ns.max() as f64 / 1e3,
+            file_wait_us_mean: spent(|calls| calls.wait),
+            file_read_us_mean: spent(|calls| calls.read),
+            file_write_us_mean: spent(|calls| calls.write),
+            file_sync_us_mean: spent(|calls| calls.sync),
             targets: Vec::new(),
             series_interval_s: interval.as_secs_f64(),
             series,
@@ -374,7 +392,6 @@ pub fn target_line(target: &TargetFigures) -> String {
 mod tests {
     use super::*;
     use crate::tally::Answered;
-    use octokv_base::Nanos;
 
     fn figures() -> Figures {
         let (mut one, mut other) = (Tally::new(Nanos(1_000)), Tally::new(Nanos(2_000)));
@@ -404,6 +421,24 @@ mod tests {
         assert!((f.latency_us_p50 - 50.0).abs() < 0.1);
         assert!((f.latency_us_p99 - 99.0).abs() < 0.1);
         assert!((f.latency_us_max / 1_001.0 - 1.0).abs() < 0.001);
+    }
+
+    #[test]
+    fn time_in_calls_is_per_operation_and_only_where_there_are_calls() {
+        assert_eq!(figures().file_sync_us_mean, None);
+        let (mut one, mut other) = (Tally::new(Nanos(1_000)), Tally::new(Nanos(1_000)));
+        let answered =
+            Answered { started: Nanos(0), now: Nanos(9_000), found: true, value_bytes: 1, keys_listed: 0 };
+        let calls = Calls { sync: Nanos(6_000), write: Nanos(1_000), ..Calls::default() };
+        for tally in [&mut one, &mut other] {
+            tally.answered(answered);
+            tally.called(Nanos(9_000), calls);
+        }
+        one.called(Nanos(999), calls); // In the warm-up: not counted.
+        one.add(other);
+        let f = Figures::new(Workload::FillSequential, "host-kvs", &Plan::default(), one);
+        assert_eq!((f.file_sync_us_mean, f.file_write_us_mean), (Some(6.0), Some(1.0)));
+        assert_eq!((f.file_read_us_mean, f.file_wait_us_mean), (Some(0.0), Some(0.0)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What one worker, or all together, counted: answers, latencies, bytes, and the same over time.
 //! Invariant: counting an operation does not allocate.
 
+use crate::calls::Calls;
 use crate::pace::Backlog;
 use crate::series::Series;
 use hdrhistogram::Histogram;
@@ -35,6 +36,8 @@ pub struct Tally {
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) backlog: Backlog,
     pub(crate) series: Series,
+    /// Where the engine works on files.
+    pub(crate) calls: Option<Calls>,
 }
 
 impl Tally {
@@ -50,6 +53,7 @@ impl Tally {
             latency_ns: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("bounds that make sense"),
             backlog: Backlog::default(),
             series: Series::new(counted_from),
+            calls: None,
         }
     }
 
@@ -70,6 +74,14 @@ impl Tally {
             self.found += 1;
         } else {
             self.missing += 1;
+        }
+    }
+
+    /// An operation that was answered at `now` spent so much in calls.
+    #[inline]
+    pub fn called(&mut self, now: Nanos, calls: Calls) {
+        if now >= self.counted_from {
+            self.calls.get_or_insert_default().add(calls);
         }
     }
 
@@ -100,5 +112,8 @@ impl Tally {
         self.latency_ns.add(&other.latency_ns).expect("both have the same bounds");
         self.backlog.add(other.backlog);
         self.series.add(other.series);
+        if let Some(calls) = other.calls {
+            self.calls.get_or_insert_default().add(calls);
+        }
     }
 }

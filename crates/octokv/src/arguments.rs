@@ -312,7 +312,8 @@ pub struct Reproduce {
     /// One round of a few operations: shows that everything runs, and its figures say little.
     #[arg(long)]
     pub quick: bool,
-    /// netkvs: where the node's files are made for as long as it takes [default: the place for temporary files].
+    /// Real runs (netkvs; figures 4, 5 and 6-host of octokv): where files are made for as long as it takes [default: the
+    /// place for temporary files].
     #[arg(long, value_name = "DIR")]
     pub directory: Option<PathBuf>,
     /// Write the figures to a file; "-" is standard output.
@@ -328,7 +329,8 @@ pub struct Reproduce {
 pub enum Paper {
     /// The poster on key-value storage over the network: RocksDB on a remote disk, our engine on either side.
     Netkvs,
-    /// The paper on moving requests between the cores of a node; its machines and time are modelled.
+    /// The paper on moving requests between the cores of a node, its machines and time modelled; and on a store of files on
+    /// the host, as real runs.
     Octokv,
     /// The paper on fairness between the tenants of a node, on the same machines, and the same of our own policy.
     Octofas,

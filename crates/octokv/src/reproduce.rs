@@ -6,10 +6,12 @@
 //! - [`octokv`], [`octofas`]: the tables and figures of the papers of these names, in virtual time. [`virtual_time`]: what both
 //!   have in common; [`runs`]: each run once; [`points`]: the papers' numbers beside ours.
 //! - [`netkvs`]: the NetKVS poster's Table 1: which runs, against which node.
+//! - [`cores`]: balancing and fairness on this machine's own processors.
 //! - [`guest`](mod@guest): Debian's kernel in an emulated guest, from this binary alone.
 //! - [`sample`]: figures out of what a load generator printed.
 //! - [`table`]: rows, ratios, the sentences, the document.
 
+mod cores;
 mod guest;
 mod netkvs;
 mod octofas;

@@ -89,6 +89,30 @@ fn the_engine_on_this_side_runs_every_workload_on_files() {
 }
 
 #[test]
+fn an_engine_on_files_tells_its_time_in_the_kernels_calls() {
+    let directory = directory();
+    let place = directory.path().to_str().unwrap();
+    let host = ["--system", "host-kvs", "--host-kvs-dir", place, "--host-kvs-files", "1", "--json", "-"];
+    let all = results(&bench(&host));
+    let spent = |of: &Value, name: &str| of[format!("file_{name}_us_mean")].as_f64().unwrap();
+    let names = ["wait", "read", "write", "sync"];
+    for result in &all {
+        let parts: f64 = names.iter().map(|name| spent(result, name)).sum();
+        // Latencies are kept to three digits.
+        assert!(parts <= result["latency_us_mean"].as_f64().unwrap() * 1.002, "{result}");
+    }
+    let [put, get] = &all[..] else { panic!("two workloads") };
+    assert!(spent(put, "write") > 0.0 && spent(put, "sync") > 0.0, "{put}");
+    assert!(spent(put, "wait") > spent(put, "sync"), "six streams wait for one file: {put}");
+    assert!(spent(get, "read") > 0.0, "{get}");
+    assert_eq!([spent(get, "wait"), spent(get, "write"), spent(get, "sync")], [0.0; 3]);
+
+    let (server, _) = node(directory.path());
+    let keys = results(&bench(&["--json", "-", "--url", &server.url]));
+    assert!(names.iter().all(|name| keys[0][format!("file_{name}_us_mean")].is_null()));
+}
+
+#[test]
 fn a_system_is_not_taken_for_another() {
     let directory = directory();
     let (server, url) = node(directory.path());

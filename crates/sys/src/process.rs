@@ -36,6 +36,14 @@ pub fn random_u64() -> io::Result<u64> {
     }
 }
 
+/// Has another process stand still, or go on: one that this one has started and not waited for, so that its number is its own.
+pub fn stand_still(child: u32, still: bool) -> io::Result<()> {
+    let signal = if still { libc::SIGSTOP } else { libc::SIGCONT };
+    // SAFETY: a system call with plain arguments.
+    let done = unsafe { libc::kill(child as libc::pid_t, signal) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Lets this process open as many files and sockets as the system allows it at most. Where that is refused,
 /// it stays as it was.
 pub fn raise_descriptor_limit() {
@@ -72,6 +80,22 @@ mod tests {
     #[test]
     fn the_system_does_not_repeat_itself() {
         assert_ne!(random_u64().unwrap(), random_u64().unwrap());
+    }
+
+    #[test]
+    fn a_child_stands_still_and_goes_on() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let state = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+            stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+        };
+        stand_still(child.id(), true).unwrap();
+        while state() != 'T' {}
+        stand_still(child.id(), false).unwrap();
+        while state() == 'T' {}
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(stand_still(child.id(), true).is_err(), "it is there no more");
     }
 
     #[test]

@@ -8,24 +8,32 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The scripts: name, text, whether it is started as a program.
-const SCRIPTS: [(&str, &str, bool); 5] = [
+const SCRIPTS: [(&str, &str, bool); 6] = [
     ("boot", include_str!("../../../../guest/boot"), true),
     ("make-initramfs", include_str!("../../../../guest/make-initramfs"), true),
     ("init", include_str!("../../../../guest/init"), true),
     ("lib.sh", include_str!("../../../../guest/lib.sh"), false),
     ("netkvs.sh", include_str!("../../../../guest/netkvs.sh"), false),
+    ("host-kvs.sh", include_str!("../../../../guest/host-kvs.sh"), false),
 ];
-/// What the guest is packed with besides.
-const PROGRAMS: [&str; 2] = ["db_bench", "mkfs.ext4"];
+/// What a guest runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Task {
+    /// One of the scripts, by name.
+    pub script: &'static str,
+    /// What it is packed with besides.
+    pub programs: &'static [&'static str],
+}
 
 /// A guest that is not running yet.
 pub struct Guest {
     directory: PathBuf,
+    task: Task,
 }
 
 impl Guest {
     /// Unpacks the scripts into a directory.
-    pub fn unpack(directory: &Path) -> Result<Guest> {
+    pub fn unpack(directory: &Path, task: Task) -> Result<Guest> {
         let directory = directory.join("guest");
         fs::create_dir(&directory).context("a directory for the guest's scripts")?;
         for (name, text, is_program) in SCRIPTS {
@@ -36,14 +44,14 @@ impl Guest {
                     .context("the guest's scripts")?;
             }
         }
-        Ok(Guest { directory })
+        Ok(Guest { directory, task })
     }
 
     /// What is missing on this machine, one line; nothing when all is there.
     pub fn missing(&self) -> Result<Option<String>> {
         let mut boot = Command::new(self.directory.join("boot"));
         boot.arg("--check");
-        for program in PROGRAMS {
+        for program in self.task.programs {
             boot.args(["--program", program]);
         }
         let output = match boot.stdin(Stdio::null()).output() {
@@ -60,7 +68,7 @@ impl Guest {
         }
     }
 
-    /// Boots it with the script `netkvs.sh` and these variables, and gives its console whatever became of it.
+    /// Boots it with its script and these variables, and gives its console whatever became of it.
     pub fn boot(&self, variables: &[(&str, String)], limit_s: u64) -> Result<String> {
         // Under its own name, wherever this program lies and whatever it is called there.
         let binary = self.directory.join("octokv");
@@ -68,9 +76,9 @@ impl Guest {
             .context("the guest's octokv")?;
         let log = self.directory.join("console");
         let mut boot = Command::new(self.directory.join("boot"));
-        boot.arg("--script").arg(self.directory.join("netkvs.sh")).arg("--log").arg(&log);
+        boot.arg("--script").arg(self.directory.join(self.task.script)).arg("--log").arg(&log);
         boot.args(["--memory", "1536", "--module", "ext4", "--limit", &limit_s.to_string()]);
-        for program in PROGRAMS {
+        for program in self.task.programs {
             boot.args(["--program", program]);
         }
         boot.arg("--program").arg(&binary);
@@ -92,7 +100,8 @@ mod tests {
     #[test]
     fn the_scripts_are_carried_whole_and_can_be_started() {
         let directory = tempfile::tempdir().unwrap();
-        let guest = Guest::unpack(directory.path()).unwrap();
+        let task = Task { script: "netkvs.sh", programs: &["db_bench", "mkfs.ext4"] };
+        let guest = Guest::unpack(directory.path(), task).unwrap();
         for (name, text, is_program) in SCRIPTS {
             let path = guest.directory.join(name);
             assert_eq!(fs::read_to_string(&path).unwrap(), text);

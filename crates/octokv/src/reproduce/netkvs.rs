@@ -9,7 +9,7 @@
 //! ```
 //! The poster's (b), a remote file system, has no figures there and is left out here.
 
-use super::guest::Guest;
+use super::guest::{Guest, Task};
 use super::sample::{self, Measured};
 use super::table::{Document, Row, SCHEMA, Series, Settings, sentences, table};
 use crate::arguments::Reproduce;
@@ -38,6 +38,7 @@ const GUEST_KEYS: usize = 10;
 const GUEST_BLOCKS: usize = 20;
 const NATIVE_KEYS: usize = 30;
 const NATIVE_BLOCKS: usize = 40;
+const TASK: Task = Task { script: "netkvs.sh", programs: &["db_bench", "mkfs.ext4"] };
 /// The guest is ended after so long.
 const GUEST_LIMIT_S: u64 = 240;
 
@@ -128,7 +129,7 @@ fn serve(directory: &Path, settings: &Settings) -> Result<Server, Failure> {
 
 /// All rounds in the guest, and whether something went wrong that need not have.
 fn guest_rounds(directory: &Path, settings: &Settings, url: &Url) -> Result<([Series; 4], bool), Failure> {
-    let guest = Guest::unpack(directory)?;
+    let guest = Guest::unpack(directory, TASK)?;
     if let Some(missing) = guest.missing()? {
         eprintln!("netkvs: the guest cannot be booted here; missing: {missing}");
         let why = || vec![Err(format!("missing: {missing}"))];

@@ -11,18 +11,19 @@ mod fair;
 mod figures;
 mod jobs;
 
-use super::runs::Spans;
+use super::cores::{self, Extent};
 use super::virtual_time::{Experiment, Figure};
-use jobs::Job;
+use crate::arguments::Reproduce;
+use jobs::{Job, Runs};
 use octokv_base::Nanos;
 use octokv_sim::papers::parameters::{self, CostSetting, Operation};
 use serde::Serialize;
 
 /// The paper's experiments, and one of our own.
 pub const EXPERIMENT: Experiment<Job, Settings> =
-    Experiment { name: "octofas", paper: "OctoFAS", figures: &FIGURES, head, settings, across };
+    Experiment { name: "octofas", paper: "OctoFAS", figures: &FIGURES, head, settings, real, failed, across };
 
-const FIGURES: [Figure<Job>; 6] = [
+const FIGURES: [Figure<Job>; 7] = [
     ("figure-3", "Figure 3: flow 1 of 2 threads beside flow 2 of 2 to 14", figures::figure_3),
     ("figure-4", "Figure 4: 2 and 10 threads, alone and together, by core", figures::figure_4),
     (
@@ -36,6 +37,9 @@ const FIGURES: [Figure<Job>; 6] = [
         "Figure 9: policies, 2 and 8 threads (inter, hybrid and auto move dense flows; 20 backwardings)",
         figures::figure_9,
     ),
+    ("figure-9-cores", "Figure 9 on this machine: policies in turn, real runs on two processors", |runs| {
+        cores::fairness(runs.real)
+    }),
     ("fair", "Beyond the paper: the policy fair, and what was asked of it", fair::beyond),
 ];
 
@@ -51,7 +55,16 @@ pub struct Settings {
     threshold: usize,
 }
 
-fn settings(spans: &Spans) -> Settings {
+fn real(reproduce: &Reproduce, _: &[&str]) -> Extent {
+    Extent::of(reproduce.quick)
+}
+
+fn failed(_: &Extent) -> bool {
+    false
+}
+
+fn settings(runs: &Runs) -> Settings {
+    let spans = &runs.spans;
     let ms = |span: Nanos| span.0 as f64 / 1e6;
     let us = |setting| {
         let costs = parameters::costs(setting, Operation::Put, true);
@@ -68,14 +81,15 @@ fn settings(spans: &Spans) -> Settings {
     }
 }
 
-fn head(spans: &Spans) -> String {
+fn head(runs: &Runs) -> String {
     let Settings { window_ms, warm_up_ms, measured_ms, put_us: [a, b, c], our_put_us: [d, e, f], .. } =
-        settings(spans);
+        settings(runs);
     format!(
         "OctoFAS in virtual time: ours, and the paper's number in brackets where its text has one.\n\
          The machines of `octokv reproduce octokv`: a put costs {a:.1} + {b:.1} + {c:.1} us of a core; \"our costs\" are\n\
          {d:.1} + {e:.1} + {f:.1} us. A slowdown is the mean response time by that of the flow alone in the same world.\n\
-         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's window is {window_ms:.0} ms.\n"
+         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's window is {window_ms:.0} ms.\n\
+         Figure 9-cores is of real runs: it depends on this machine.\n"
     )
 }
 
@@ -92,7 +106,8 @@ fn across(name: &str) -> &'static str {
 mod tests {
     use super::*;
     use crate::outcome::Failure;
-    use jobs::{Filled, Runs};
+    use crate::reproduce::runs::Spans;
+    use jobs::Filled;
 
     #[test]
     fn a_wrong_figure_is_refused_with_the_right_ones() {

@@ -4,32 +4,59 @@
 //!   figures that are asked for ─▶ runs (octokv_sim::papers), each once ─▶ points beside the paper's ─▶ text, JSON, SVG
 //! ```
 //! In: which figures. Out: their points. The same on every machine; what a request costs and how clients fill their
-//! connections is `octokv_sim::papers::parameters`. Figures 3 (a drawing), 4 and 5 (the host's own store) are not here.
+//! connections is `octokv_sim::papers::parameters`. Figure 3 is a drawing. Figures 4, 5 and the host's side of 6 compare
+//! with a store of files on the host: they are real runs and depend on the machine.
 //!
 //! # Layout
-//! - `jobs`: what is run, each once. `tables`, `curves`: the paper's tables and figures.
+//! - `jobs`: what is run, each once. `tables`, `curves`: the paper's tables and figures. `host`: those that are real runs.
 
 mod curves;
+mod host;
 mod jobs;
 mod tables;
 
-use super::runs::Spans;
+use super::cores;
 use super::virtual_time::{Experiment, Figure};
-use jobs::Job;
+use host::Host;
+use jobs::{Job, Runs};
 use octokv_base::Nanos;
 use octokv_sim::papers::parameters::{self, CostSetting, Operation};
 use serde::Serialize;
 
 /// The paper's experiments.
-pub const EXPERIMENT: Experiment<Job, Settings> =
-    Experiment { name: "octokv", paper: "OctoKV", figures: &FIGURES, head, settings, across };
+pub const EXPERIMENT: Experiment<Job, Settings> = Experiment {
+    name: "octokv",
+    paper: "OctoKV",
+    figures: &FIGURES,
+    head,
+    settings,
+    real: Host::new,
+    failed,
+    across,
+};
 
-const FIGURES: [Figure<Job>; 9] = [
+const FIGURES: [Figure<Job>; 13] = [
     ("table-1", "Table I: commands outstanding by core, without the engine", tables::table_1),
     ("table-2", "Table II: utilisation of cores, puts, with and without the engine", tables::table_2),
     ("figure-2", "Figure 2: utilisation and time in the node by core, without the engine", curves::figure_2),
+    (
+        "figure-4",
+        "Figure 4: puts of Host KVS and OctoKV by KiB of the value, real runs, 7 threads",
+        host::figure_4,
+    ),
+    (
+        "figure-5",
+        "Figure 5: gets of Host KVS and OctoKV by KiB of the value, real runs, 7 threads",
+        host::figure_5,
+    ),
     ("figure-6", "Figure 6: throughput and response by threads, by Table IV's shares", curves::figure_6),
+    ("figure-6-host", "Figure 6, Host KVS and OctoKV by threads, real runs", host::figure_6),
     ("figure-7", "Figure 7: balancing off and on (T_OL 0.4, T_LB 0.1, PS)", curves::figure_7),
+    (
+        "figure-7-cores",
+        "Figure 7 on this machine: balancing off and on in turn, real runs on two processors",
+        |runs| cores::balancing(runs.real.on_cores()),
+    ),
     (
         "tables-4-5",
         "Tables IV and V: events by core, heavy puts, before and after balancing",
@@ -50,9 +77,18 @@ pub struct Settings {
     paper_put_us: [f64; 3],
     our_put_us: [f64; 3],
     our_get_us: [f64; 3],
+    /// Of the real runs.
+    rounds: usize,
+    guest_operations_per_thread: usize,
+    machine_operations_per_thread: usize,
 }
 
-fn settings(spans: &Spans) -> Settings {
+fn failed(real: &Host) -> bool {
+    real.failed()
+}
+
+fn settings(runs: &Runs) -> Settings {
+    let (spans, amount) = (&runs.spans, runs.real.amount());
     let ms = |span: Nanos| span.0 as f64 / 1e6;
     let us = |setting, operation| {
         let costs = parameters::costs(setting, operation, true);
@@ -66,24 +102,30 @@ fn settings(spans: &Spans) -> Settings {
         paper_put_us: us(CostSetting::Paper, Operation::Put),
         our_put_us: us(CostSetting::Measured, Operation::Put),
         our_get_us: us(CostSetting::Measured, Operation::Get),
+        rounds: amount.rounds,
+        guest_operations_per_thread: amount.guest_operations,
+        machine_operations_per_thread: amount.machine_operations,
     }
 }
 
-fn head(spans: &Spans) -> String {
-    let Settings { window_ms, warm_up_ms, measured_ms, paper_put_us, our_put_us, .. } = settings(spans);
+fn head(runs: &Runs) -> String {
+    let Settings { window_ms, warm_up_ms, measured_ms, paper_put_us, our_put_us, rounds, .. } =
+        settings(runs);
     let [a, b, c] = paper_put_us;
     let [d, e, f] = our_put_us;
     format!(
         "OctoKV in virtual time: ours, and the paper's number in brackets where its text has one.\n\
          Six cores, 10 GbE, a modelled 970 EVO, values of 16 KiB. A put costs {a:.1} + {b:.1} + {c:.1} us of a core\n\
          (target, engine, device), derived from the paper's figures; \"our costs\" are {d:.1} + {e:.1} + {f:.1} us.\n\
-         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's window is {window_ms:.0} ms, the paper's is 1 s.\n"
+         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's window is {window_ms:.0} ms, the paper's is 1 s.\n\
+         Figures 4 and 5, 6-host and 7-cores are real runs, the first three medians of {rounds}: they depend on this machine.\n"
     )
 }
 
 fn across(name: &str) -> &'static str {
     match name {
-        "figure-6" => "threads",
+        "figure-4" | "figure-5" => "KiB of the value, or the part in the order of the table",
+        "figure-6" | "figure-6-host" => "threads",
         "figure-8" => "time (s of the paper's)",
         _ => "point, in the order of the table",
     }
@@ -93,7 +135,7 @@ fn across(name: &str) -> &'static str {
 mod tests {
     use super::*;
     use crate::outcome::Failure;
-    use jobs::Runs;
+    use crate::reproduce::runs::Spans;
 
     #[test]
     fn a_wrong_figure_is_refused_with_the_right_ones() {
@@ -104,6 +146,12 @@ mod tests {
         FIGURES.iter().for_each(|figure| assert!(message.contains(figure.0), "{message}"));
         assert_eq!(EXPERIMENT.chosen(None).unwrap_or_default().len(), FIGURES.len());
         assert_eq!(EXPERIMENT.chosen(Some("table-6")).unwrap_or_default().len(), 1);
+        assert_eq!(
+            EXPERIMENT.chosen(Some("figure-6")).unwrap_or_default().len(),
+            2,
+            "the real runs come with it"
+        );
+        assert_eq!(EXPERIMENT.chosen(Some("figure-6-host")).unwrap_or_default().len(), 1);
     }
 
     #[test]

@@ -33,6 +33,8 @@ impl Spans {
 pub trait Job: Clone + PartialEq + Debug + Sync + RefUnwindSafe {
     /// What it comes to.
     type Outcome: Clone + Send + Sync;
+    /// What the paper's real runs share, which are not jobs.
+    type Real: Default;
 
     /// Runs it.
     ///
@@ -45,13 +47,15 @@ pub trait Job: Clone + PartialEq + Debug + Sync + RefUnwindSafe {
 pub struct Runs<J: Job> {
     /// How long they are.
     pub spans: Spans,
+    /// Those that are real.
+    pub real: J::Real,
     known: Vec<(J, J::Outcome)>,
 }
 
 impl<J: Job> Runs<J> {
     /// None yet.
     pub fn new(spans: Spans) -> Runs<J> {
-        Runs { spans, known: Vec::new() }
+        Runs { spans, real: J::Real::default(), known: Vec::new() }
     }
 
     /// How many there were.

@@ -1,4 +1,4 @@
-//! What the papers' experiments in virtual time have in common: which figures are asked for, and where they go.
+//! What the papers' experiments in virtual time, and the real runs beside them, have in common: which figures are asked for, and where they go.
 //!
 //! ```text
 //!   figures that are asked for ─▶ runs (crate::reproduce::runs), each once ─▶ points beside the paper's ─▶ text, JSON, SVG
@@ -10,7 +10,7 @@ use super::runs::{Job, Runs, Spans};
 use crate::arguments::Reproduce;
 use crate::meter::Meter;
 use crate::outcome::{Failure, Outcome};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use octokv_bench::plot::{Curve, curves as picture};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -29,9 +29,13 @@ pub struct Experiment<J: Job + 'static, S: Serialize> {
     /// Its tables and figures.
     pub figures: &'static [Figure<J>],
     /// What is said before them.
-    pub head: fn(&Spans) -> String,
+    pub head: fn(&Runs<J>) -> String,
     /// What the document says of the runs.
-    pub settings: fn(&Spans) -> S,
+    pub settings: fn(&Runs<J>) -> S,
+    /// Prepares the real runs of the figures of these names.
+    pub real: fn(&Reproduce, &[&str]) -> J::Real,
+    /// Whether a real run went wrong that need not have.
+    pub failed: fn(&J::Real) -> bool,
     /// What is across in the picture of a figure.
     pub across: fn(&str) -> &'static str,
 }
@@ -46,7 +50,8 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
             return Err(Failure::Usage(format!("--svg: there is no directory {}", directory.display())));
         }
         let mut runs = Runs::new(Spans::of(reproduce.quick));
-        let (mut meter, mut all, mut text) = (Meter::new(self.name), Vec::new(), (self.head)(&runs.spans));
+        runs.real = (self.real)(reproduce, &figures.iter().map(|figure| figure.0).collect::<Vec<_>>());
+        let (mut meter, mut all, mut text) = (Meter::new(self.name), Vec::new(), (self.head)(&runs));
         for (done, (name, title, make)) in figures.iter().enumerate() {
             meter.show(done as f64 / figures.len() as f64, name);
             let mut made = make(&mut runs)?;
@@ -61,16 +66,24 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
         if reproduce.json.as_deref() != Some(Path::new("-")) {
             std::io::stdout().write_all(text.as_bytes())?;
         }
-        match &reproduce.json {
-            Some(file) => points::write(file, &(self.settings)(&runs.spans), &all),
-            None => Ok(()),
+        if let Some(file) = &reproduce.json {
+            points::write(file, &(self.settings)(&runs), &all)?;
+        }
+        match (self.failed)(&runs.real) {
+            true => Err(anyhow!("not everything that could run did; its points say what went wrong").into()),
+            false => Ok(()),
         }
     }
 
     /// The figures of a name, all of them without one.
     pub fn chosen(&self, name: Option<&str>) -> Result<Vec<Figure<J>>, Failure> {
         let Some(name) = name else { return Ok(self.figures.to_vec()) };
-        let found: Vec<Figure<J>> = self.figures.iter().filter(|figure| figure.0 == name).copied().collect();
+        // A figure's real runs are asked for with it, or alone.
+        let is_of = |figure: &&Figure<J>| {
+            let rest = figure.0.strip_prefix(name);
+            rest.is_some_and(|rest| ["", "-host", "-cores"].contains(&rest))
+        };
+        let found: Vec<Figure<J>> = self.figures.iter().filter(is_of).copied().collect();
         if found.is_empty() {
             let names: Vec<&str> = self.figures.iter().map(|figure| figure.0).collect();
             let alike = |name_of: &&&str| strsim::normalized_damerau_levenshtein(name, name_of);
@@ -94,7 +107,7 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
         units.dedup();
         for (number, unit) in units.iter().enumerate() {
             let mut lines: Vec<Curve> = Vec::new();
-            for point in drawn.iter().filter(|point| point.unit == *unit) {
+            for point in drawn.iter().filter(|point| point.unit == *unit && !point.measured.is_nan()) {
                 if lines.last().is_none_or(|line| line.name != point.series) {
                     match lines.iter().position(|line| line.name == point.series) {
                         Some(at) => {
@@ -108,6 +121,9 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
                 // Where x is a name it is drawn by its place.
                 let x = point.x.parse().unwrap_or(line.points.len() as f64 + 1.0);
                 line.points.push((x, point.measured));
+            }
+            if lines.is_empty() {
+                continue; // Nothing of it ran.
             }
             let file = directory.join(format!("{}-{name}-{}.svg", self.name, number + 1));
             std::fs::write(&file, picture(title, (self.across)(name), unit, &lines))

@@ -1,5 +1,6 @@
 //! The OctoKV paper's runs: what is asked, over which connections, under which policy.
 
+use super::host::Host;
 use crate::reproduce::runs::{self, Spans};
 use anyhow::Result;
 use octokv_sched::{Policy, Settings};
@@ -95,6 +96,7 @@ impl Job {
 }
 
 impl runs::Job for Job {
+    type Real = Host;
     type Outcome = Vec<Figures>;
 
     fn run(&self, spans: &Spans) -> Result<Vec<Figures>, String> {
