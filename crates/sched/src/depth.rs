@@ -17,10 +17,10 @@
 //! the setting: there is nobody to be fair to, and a device that writes many requests at once does so for less.
 //!
 //! More is not always better, since what begins together ends together, and then the core waits for all of it at once. So where
-//! it has come to many, it is looked for from one on again, once in [`ANEW`].
+//! it has come to many, it is looked for from one on again, once in `ANEW` intervals.
 //!
 //! Invariants: the depth is within 1 and the setting; time without work and without anybody who waits counts for nothing;
-//! once the load stays the same, a depth that is too small is tried in one of [`PATIENCE_MAX`] intervals at most. Tests
+//! once the load stays the same, a depth that is too small is tried in one of `PATIENCE_MAX` intervals at most. Tests
 //! below.
 
 use crate::ids::FlowId;
