@@ -9,7 +9,7 @@
 //! NVMe-oF. What cannot run is a point that says why.
 //!
 //! # Layout
-//! - [`trials`]: what is run and what it comes to. [`places`]: where, on which nodes.
+//! - [`trials`](mod@trials): what is run and what it comes to. [`places`]: where, on which nodes.
 
 mod places;
 mod trials;
@@ -193,6 +193,9 @@ impl Place {
         points.real(&series, "beyond the engine here on blocks", paper, &self.rounds(&trials, beyond), "%");
     }
 }
+
+/// A part of an operation's time.
+type Kind = (&'static str, fn(&Part) -> f64);
 
 /// What is compared, how, and the paper's least and most of it.
 #[derive(Clone, Copy)]
