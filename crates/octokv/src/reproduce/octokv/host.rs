@@ -103,9 +103,6 @@ impl Host {
     }
 }
 
-/// One kind of time of an operation.
-type Kind = (&'static str, fn(&Part) -> f64);
-
 /// Of a put or a get.
 fn part(sample: &Sample, operation: Operation) -> &Part {
     match operation {
