@@ -54,6 +54,8 @@ struct FlowBoard {
 /// One core's figures.
 pub struct Board {
     busy: OnceLock<BusyReader>,
+    /// How long it worked for all flows.
+    work_ns: Sum,
     own_here: Sum,
     moved_to: Box<[Sum]>,
     ran_for: Box<[Sum]>,
@@ -104,11 +106,19 @@ impl Board {
         let sums = || (0..cores).map(|_| Sum::default()).collect();
         Board {
             busy: OnceLock::new(),
+            work_ns: Sum::default(),
             own_here: Sum::default(),
             moved_to: sums(),
             ran_for: sums(),
             flows: (0..flows).map(|_| FlowBoard::default()).collect(),
         }
+    }
+
+    /// How long the core has worked for others than a flow.
+    fn others_ns(&self, flow: FlowId) -> u64 {
+        // In this order: what is added meanwhile makes it too little and not too much.
+        let all = self.work_ns.read();
+        all.saturating_sub(self.flows[flow.0 as usize].work_ns.read())
     }
 
     /// All of them, now.
@@ -140,8 +150,8 @@ impl Board {
     }
 }
 
-/// When a request came, and how long its core had worked for others then, less what it has waited behind others on a core
-/// that it was moved to: wrapping, since only differences count.
+/// When a request came, and how long the core that it is on, or on the way to, had worked for others when that began, less what
+/// it has waited behind others elsewhere: wrapping, since only differences count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     begun: Nanos,
@@ -172,17 +182,20 @@ pub struct Tally {
 impl Tally {
     /// The pen of one of the cores that `boards` are of; `busy` is its account of time.
     pub fn new(boards: Arc<[Board]>, core: CoreId, busy: &Busy) -> Tally {
-        let flows = boards[core.index()].flows.len();
-        // A core that starts again, as in a simulation, goes on with the first account.
-        let _ = boards[core.index()].busy.set(busy.reader());
+        // A core that starts again, as in a simulation, goes on with what is there.
+        let board = &boards[core.index()];
+        let _ = board.busy.set(busy.reader());
+        let own = |flow: &FlowBoard| Own { work: Nanos(flow.work_ns.read()), ..Own::default() };
+        let own: Box<[Own]> = board.flows.iter().map(own).collect();
+        let work = Nanos(board.work_ns.read());
         Tally {
             boards,
             core,
             turn: Cell::new(0),
             now: Cell::new(Nanos::ZERO),
-            work_before: Cell::new(Nanos::ZERO),
-            work: Cell::new(Nanos::ZERO),
-            own: RefCell::new(vec![Own::default(); flows].into()),
+            work_before: Cell::new(work),
+            work: Cell::new(work),
+            own: RefCell::new(own),
         }
     }
 
@@ -207,6 +220,7 @@ impl Tally {
         }
         own.work = own.work + span;
         self.work.set(self.work.get() + span);
+        self.board().work_ns.add(span.0);
         self.board().flows[flow.0 as usize].work_ns.add(span.0);
     }
 
@@ -273,15 +287,11 @@ impl Tally {
         self.board().ran_for[home.index()].add(1);
     }
 
-    /// The stamp of a request that leaves this core, to run elsewhere or when it has: what this core does for others
-    /// meanwhile is no wait of it.
-    pub fn away(&self, flow: FlowId, stamp: Stamp) -> Stamp {
-        Stamp { others_ns: stamp.others_ns.wrapping_sub(self.others(flow).0), ..stamp }
-    }
-
-    /// The stamp of a request that has come to this core, to run or to be answered.
-    pub fn here(&self, flow: FlowId, stamp: Stamp) -> Stamp {
-        Stamp { others_ns: stamp.others_ns.wrapping_add(self.others(flow).0), ..stamp }
+    /// The stamp of a request that leaves this core for another, to run there or when it has: from now on what that core does
+    /// for others is its wait, and what this one does is not.
+    pub fn towards(&self, to: CoreId, flow: FlowId, stamp: Stamp) -> Stamp {
+        let waited = self.others(flow).0.wrapping_sub(stamp.others_ns);
+        Stamp { others_ns: self.boards[to.index()].others_ns(flow).wrapping_sub(waited), ..stamp }
     }
 }
 
@@ -373,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_was_moved_waits_on_both_cores() {
+    fn a_request_that_was_moved_waits_on_both_cores_and_on_its_way() {
         let (boards, tallies) = tallies(2);
         let (home, away) = (&tallies[0], &tallies[1]);
         away.worked(B, Nanos(77));
@@ -381,20 +391,34 @@ mod tests {
         let stamp = home.begun(A, 1);
         home.worked(B, Nanos(5));
         home.moved(CoreId(1));
-        let stamp = home.away(A, stamp);
+        let stamp = home.towards(CoreId(1), A, stamp);
         home.worked(B, Nanos(1_000));
-        let stamp = away.here(A, stamp);
+        // It is on its way, and the core that it goes to is at others' work; what is its own flow's is no wait.
+        away.worked(B, Nanos(300));
+        away.worked(A, Nanos(60));
         away.worked(B, Nanos(40));
         away.worked(A, Nanos(10));
         away.ran_for(CoreId(0));
-        let stamp = away.away(A, stamp);
+        let stamp = away.towards(CoreId(0), A, stamp);
         away.worked(B, Nanos(1_000));
-        let stamp = home.here(A, stamp);
         home.worked(B, Nanos(2));
-        home.answered(A, stamp, Nanos(400));
+        home.answered(A, stamp, Nanos(700));
         let (one, other) = (boards[0].seen(), boards[1].seen());
-        assert_eq!((one.flows[1].waited, one.flows[1].latency), (Nanos(47), Nanos(300)));
+        assert_eq!((one.flows[1].waited, one.flows[1].latency), (Nanos(347), Nanos(600)));
         assert_eq!((one.moved_to, other.ran_for), (vec![0, 1], vec![1, 0]));
         assert_eq!(other.flows[1].answered, 0, "it is the connection's core that answers");
+    }
+
+    #[test]
+    fn a_core_that_starts_again_goes_on_with_what_it_had() {
+        let (boards, tallies) = tallies(2);
+        tallies[0].worked(B, Nanos(1_000));
+        let again = Tally::new(Arc::clone(&boards), CoreId(0), &Busy::virtual_time());
+        again.turn(Nanos(10));
+        let stamp = again.begun(A, 1);
+        again.worked(B, Nanos(7));
+        let stamp = tallies[1].towards(CoreId(0), A, again.towards(CoreId(1), A, stamp));
+        again.answered(A, stamp, Nanos(90));
+        assert_eq!(boards[0].seen().flows[1].waited, Nanos(7));
     }
 }

@@ -52,7 +52,7 @@ impl Admission<'_> {
         for mut job in jobs_of {
             if let Route::Move(to) = dispatch.route(&job) {
                 let stamp = job.stamp;
-                job.stamp = tally.away(flow, stamp);
+                job.stamp = tally.towards(to, flow, stamp);
                 match mailbox.send(to.index(), Message::Work(job)) {
                     Ok(()) => {
                         tally.moved(to);
@@ -113,14 +113,8 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                     let socket = self.sockets.attach(socket);
                     self.adopt(socket, local, peer, now);
                 }
-                Message::Work(mut job) => {
-                    job.stamp = self.tally.here(job.flow, job.stamp);
-                    self.dispatch.keep(job, &mut self.jobs, &self.tally, now);
-                }
-                Message::Done(mut done) => {
-                    done.stamp = self.tally.here(done.flow, done.stamp);
-                    self.answer(now, done);
-                }
+                Message::Work(job) => self.dispatch.keep(job, &mut self.jobs, &self.tally, now),
+                Message::Done(done) => self.answer(now, done),
             }
         }
         worked

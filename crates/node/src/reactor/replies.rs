@@ -28,7 +28,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             if done.home.index() == self.core {
                 self.answer(now, done);
             } else {
-                done.stamp = self.tally.away(done.flow, done.stamp);
+                done.stamp = self.tally.towards(done.home, done.flow, done.stamp);
                 self.tally.ran_for(done.home);
                 self.outbound.push_back(done);
             }
