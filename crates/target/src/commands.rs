@@ -152,7 +152,7 @@ impl Connection {
                     _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
                     SglKind::InCapsule { .. } => &data[..bytes as usize],
                     SglKind::Transport { .. } if bytes > 0 => {
-                        let (expected, received, damaged, asked) = (bytes, 0, false, self.ticked);
+                        let (expected, received, damaged, asked, open) = (bytes, 0, false, self.ticked, 0);
                         let transfer = Transfer {
                             namespace,
                             serial,
@@ -161,6 +161,7 @@ impl Connection {
                             expected,
                             received,
                             asked,
+                            open,
                             damaged,
                         };
                         self.slots.take(sqe.command_id(), Phase::Waiting(transfer));

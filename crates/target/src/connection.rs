@@ -309,12 +309,15 @@ impl Connection {
     }
 
     /// Whether data that was asked for does not come, or so slowly that its buffers are held for nothing: a host that
-    /// sends a byte now and then, or other commands, holds them no longer than one that sends nothing.
+    /// sends a byte now and then, or other commands, holds them no longer than one that sends nothing. What was asked for
+    /// before has its time, too: it is over when the last data comes, and was in its way.
     fn transfer_is_late(&self, now: Nanos) -> bool {
-        let Some(asked) = self.slots.oldest_transfer() else { return false };
-        let bytes = self.slots.receiving_bytes() as u64;
-        let whole = TRANSFER_LIMIT + Nanos::from_millis(bytes * 1000 / TRANSFER_BYTES_S_MIN);
-        now.since(self.signed) >= TRANSFER_LIMIT || now.since(asked) >= whole
+        let (is_silent, bytes) = (now.since(self.signed) >= TRANSFER_LIMIT, self.slots.receiving_bytes());
+        self.slots.open_transfers().any(|transfer| {
+            let bytes = transfer.open.max(bytes) as u64;
+            let whole = TRANSFER_LIMIT + Nanos::from_millis(bytes * 1000 / TRANSFER_BYTES_S_MIN);
+            is_silent || now.since(transfer.asked) >= whole
+        })
     }
 
     /// When [`Connection::tick`] must be called at the latest.

@@ -76,6 +76,8 @@ pub(crate) struct Transfer {
     pub received: u32,
     /// When they were asked for.
     pub asked: Nanos,
+    /// Bytes of buffers whose data was to come then, its own among them.
+    pub open: usize,
     /// A data digest was wrong: the command fails once all of its data has passed.
     pub damaged: bool,
 }
@@ -307,6 +309,7 @@ impl Slots {
             Phase::Waiting(mut transfer) => {
                 let expected = transfer.expected;
                 transfer.asked = now;
+                transfer.open = self.receiving_bytes + buffer.capacity();
                 self.set(slot, Phase::Receiving(transfer, buffer));
                 (self.slots[usize::from(slot)].command_id, expected)
             }
@@ -314,16 +317,13 @@ impl Slots {
         }
     }
 
-    /// When the data was asked for that has been on its way for the longest time.
-    pub fn oldest_transfer(&self) -> Option<Nanos> {
-        if self.receiving_bytes == 0 {
-            return None;
-        }
-        let asked = self.slots.iter().filter_map(|slot| match &slot.phase {
-            Phase::Receiving(transfer, _) => Some(transfer.asked),
+    /// The transfers whose data is on its way.
+    pub fn open_transfers(&self) -> impl Iterator<Item = &Transfer> {
+        let slots = if self.receiving_bytes == 0 { &[][..] } else { &self.slots };
+        slots.iter().filter_map(|slot| match &slot.phase {
+            Phase::Receiving(transfer, _) => Some(transfer),
             Phase::Free | Phase::Waiting(_) | Phase::Running(_) | Phase::Event => None,
-        });
-        asked.min()
+        })
     }
 
     /// A slot that holds an event request: that of `command_id`, or any.
@@ -389,6 +389,7 @@ mod tests {
             expected,
             received: 0,
             asked: Nanos::ZERO,
+            open: 0,
             damaged: false,
         };
         let first = slots.take(1, Phase::Waiting(transfer(100)));
@@ -397,7 +398,8 @@ mod tests {
         assert_eq!(slots.start_receiving(first, Buffer::zeroed(164), Nanos(7)), (1, 100));
         assert_eq!(slots.first_waiting(), Some((second, 264)));
         assert_eq!(slots.receiving_bytes(), 4096);
-        assert_eq!(slots.oldest_transfer(), Some(Nanos(7)));
+        let open: Vec<_> = slots.open_transfers().map(|transfer| (transfer.asked, transfer.open)).collect();
+        assert_eq!(open, [(Nanos(7), 4096)]);
         assert!(slots.receiving(first).is_some() && slots.receiving(second).is_none());
         assert!(slots.receiving(77).is_none());
         slots.release(second);

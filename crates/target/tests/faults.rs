@@ -210,3 +210,23 @@ fn data_that_come_a_byte_at_a_time_hold_their_buffers_no_longer_than_data_that_d
     assert_eq!(io.connection.closing_reason(), Some(Closing::Transfer));
     assert_eq!(io.pool.out_bytes(), 0);
 }
+
+#[test]
+fn a_slow_host_may_take_its_time_for_all_that_it_was_asked_for_at_once() {
+    const ONE: usize = 1 << 20;
+    let admin = Host::admin(&target());
+    let mut io = Host::io(&admin, 1);
+    io.pool = octokv_base::Pool::new(64 << 20);
+    for id in 0..25 {
+        io.send_command(&store_sqe(id, b"k", ONE, Sgl::transport(ONE as u32), 0), &[]);
+    }
+    assert_eq!(io.replies.len(), 25, "all are asked for before the first comes");
+    for id in 0..25 {
+        // A third of a MiB each second: the last comes more than a minute after it was asked for.
+        io.pass(octokv_base::Nanos::from_secs(3));
+        assert_eq!(io.connection.closing_reason(), None, "{id} of 25 have come");
+        io.answer_ask(&value(ONE), 256 << 10);
+    }
+    io.work();
+    assert_eq!(io.connection.closing_reason(), None);
+}
