@@ -222,7 +222,11 @@ impl Initiator {
 
     /// How many commands one of the I/O queues takes now, counted from 0; none of one that there is not.
     pub fn queue_room(&self, queue: usize) -> usize {
-        if !self.is_live() { 0 } else { self.queues.get(1 + queue).map_or(0, Queue::room) }
+        if !self.is_live() {
+            0
+        } else {
+            queue.checked_add(1).and_then(|at| self.queues.get(at)).map_or(0, Queue::room)
+        }
     }
 
     /// Takes bytes from the head of what came on a queue's connection; gives how many. The caller gives

@@ -30,6 +30,13 @@ impl Sum {
         // One writer: no read-modify-write needed.
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(what), Ordering::Relaxed);
     }
+    /// What was added to others before is seen by who sees this by [`Sum::read_first`].
+    fn add_last(&self, what: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(what), Ordering::Release);
+    }
+    fn read_first(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
     fn set(&self, what: u64) {
         self.0.store(what, Ordering::Relaxed);
     }
@@ -48,6 +55,7 @@ struct FlowBoard {
     work_ns: Sum,
     round_trip_ns: Sum,
     held: Sum,
+    outdone: Sum,
     served_ns: Sum,
 }
 
@@ -81,6 +89,8 @@ pub struct FlowSeen {
     pub round_trip: Nanos,
     /// Requests that waited here for their turn among tenants.
     pub held: u64,
+    /// Those of them that waited for others, and not for a limit.
+    pub outdone: u64,
     /// What the fair queue charged for those that it let begin here.
     pub served: Nanos,
 }
@@ -116,8 +126,8 @@ impl Board {
 
     /// How long the core has worked for others than a flow.
     fn others_ns(&self, flow: FlowId) -> u64 {
-        // In this order: what is added meanwhile makes it too little and not too much.
-        let all = self.work_ns.read();
+        // The other way round than they are written: what is added meanwhile makes it too little and not too much.
+        let all = self.work_ns.read_first();
         all.saturating_sub(self.flows[flow.0 as usize].work_ns.read())
     }
 
@@ -134,6 +144,7 @@ impl Board {
             work: Nanos(flow.work_ns.read()),
             round_trip: Nanos(flow.round_trip_ns.read()),
             held: flow.held.read(),
+            outdone: flow.outdone.read(),
             served: Nanos(flow.served_ns.read()),
         };
         Seen {
@@ -191,7 +202,7 @@ impl Tally {
         Tally {
             boards,
             core,
-            turn: Cell::new(0),
+            turn: Cell::new(1),
             now: Cell::new(Nanos::ZERO),
             work_before: Cell::new(work),
             work: Cell::new(work),
@@ -220,8 +231,8 @@ impl Tally {
         }
         own.work = own.work + span;
         self.work.set(self.work.get() + span);
-        self.board().work_ns.add(span.0);
         self.board().flows[flow.0 as usize].work_ns.add(span.0);
+        self.board().work_ns.add_last(span.0);
     }
 
     /// So many requests of a flow came in this turn: the stamp of each.
@@ -277,6 +288,11 @@ impl Tally {
         self.board().flows[flow.0 as usize].held.add(1);
     }
 
+    /// It waits for others, and not for a limit.
+    pub fn outdone(&self, flow: FlowId) {
+        self.board().flows[flow.0 as usize].outdone.add(1);
+    }
+
     /// The fair queue let a request begin, and charged so much for it.
     pub fn served(&self, flow: FlowId, charged_ns: u64) {
         self.board().flows[flow.0 as usize].served_ns.add(charged_ns);
@@ -312,7 +328,9 @@ impl Answers<'_> {
         let latency = self.now.since(stamp.begun).0;
         self.count += 1;
         self.latency_ns += latency;
-        self.waited_ns += self.others_ns.wrapping_sub(stamp.others_ns).min(latency);
+        // A figure of another core may have been read a moment late: then it is a little less than nothing.
+        let waited = self.others_ns.wrapping_sub(stamp.others_ns);
+        self.waited_ns += if waited >> 63 == 0 { waited.min(latency) } else { 0 };
     }
 }
 

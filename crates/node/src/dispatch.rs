@@ -147,6 +147,7 @@ impl Dispatch {
         if decision.chosen != self.chosen {
             let before = jobs.len();
             self.release(jobs);
+            self.depth.rest();
             if planted::is(Bug::DropHeld) {
                 jobs.truncate(before);
             }
@@ -239,7 +240,7 @@ impl Dispatch {
             self.weigh(flow);
         }
         if let Some(charge) = self.fair.pass(flow, cost, now) {
-            tally.served(flow, cost.ns);
+            tally.served(flow, charge.cost_ns());
             job.note = self.note(charge);
             jobs.push(job);
             return;
@@ -248,6 +249,9 @@ impl Dispatch {
         match self.fair.offer(flow, cost, job, now) {
             Ok(()) => {
                 tally.held(flow);
+                if !self.fair.is_parked(flow) {
+                    tally.outdone(flow);
+                }
                 self.held_bytes[flow.0 as usize] += bytes;
             }
             Err(job) => {
@@ -378,7 +382,10 @@ impl Dispatch {
     pub fn next_deadline(&self, now: Nanos) -> Nanos {
         // Requests that go back are looked at in every turn.
         let backward = if self.backward.is_empty() { Nanos::NEVER } else { now };
-        backward.min(self.fair.next_deadline())
+        // More may run when it is seen for how long too few did.
+        let room =
+            if self.fair.waits_for_room() { self.depth.interval_ends().max(now) } else { Nanos::NEVER };
+        backward.min(self.fair.next_deadline()).min(room)
     }
 }
 

@@ -181,7 +181,7 @@ impl Scheduling {
             let decision = choose(&figures, &monitor.settings);
             let number = self.windows.load(Ordering::Relaxed) + 1;
             let next = figures.least_busy().index();
-            let last = monitor.last.as_ref().map_or(&[][..], |window| &window.weights);
+            let last = monitor.last.as_deref();
             let weights = match decision.chosen {
                 Chosen::Fair if seen.len() > 1 => {
                     let there = counters.flows.iter().map(|flow| flow.flow);
@@ -221,24 +221,36 @@ impl Scheduling {
 fn weights(
     flows: impl Iterator<Item = FlowId>,
     (before, now): (&[Seen], &[Seen]),
-    last: &[(FlowId, Vec<u32>)],
+    last: Option<&Window>,
     hosts: &[(FlowId, String)],
     settings: &Settings,
 ) -> Vec<(FlowId, Vec<u32>)> {
     let flows: Vec<FlowId> = flows.collect();
     let tenant = |flow: &FlowId| {
-        let weighed = last.iter().find(|(of, _)| of == flow).map(|(_, weights)| weights);
+        let host = hosts.iter().find(|(of, _)| of == flow).map_or("", |(_, host)| host);
+        let weight = settings.of_tenant(host).weight;
+        // Of the same host, and beside what is set now: another setting holds at once.
+        let weighed = last.filter(|last| last.hosts.iter().any(|(of, name)| of == flow && name == host));
+        let weighed = weighed.and_then(|last| {
+            let (_, weights) = last.weights.iter().find(|(of, _)| of == flow)?;
+            Some((weights, u64::from(last.settings.of_tenant(host).weight.max(1))))
+        });
+        let weight_on = |core: usize| {
+            let (weights, set) = weighed?;
+            let scaled = u64::from(*weights.get(core)?) * u64::from(weight) / set;
+            Some(u32::try_from(scaled).unwrap_or(u32::MAX).max(1))
+        };
         let core = |(at, (before, now)): (usize, (&Seen, &Seen))| {
             let (before, now) = (before.flows[flow.0 as usize], now.flows[flow.0 as usize]);
             CoreService {
                 served_ns: now.served.since(before.served).0,
-                waited: now.held.saturating_sub(before.held) * 2 > now.begun.saturating_sub(before.begun),
-                weight: weighed.and_then(|weights| weights.get(at)).copied().unwrap_or(0),
+                waited: now.outdone.saturating_sub(before.outdone) * 2
+                    > now.begun.saturating_sub(before.begun),
+                weight: weight_on(at).unwrap_or(0),
             }
         };
-        let host = hosts.iter().find(|(of, _)| of == flow).map_or("", |(_, host)| host);
         let cores = before.iter().zip(now).enumerate().map(core).collect();
-        TenantService { weight: settings.of_tenant(host).weight, cores }
+        TenantService { weight, cores }
     };
     let services: Vec<TenantService> = flows.iter().map(tenant).collect();
     flows.into_iter().zip(core_weights(&services)).collect()
@@ -307,31 +319,78 @@ fn depth(window: Nanos, now: &Seen, before: &Seen) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use octokv_sched::FlowSettings;
     use octokv_sched::fair::WEIGHT_UNIT;
 
     /// What a core had served so many flows, from the second on, each of them waiting.
     fn seen(served_ms: &[u64]) -> Seen {
         let of = |served: &u64| {
             let served = Nanos::from_millis(*served);
-            FlowSeen { begun: served.0 / 1_000, held: served.0 / 1_000, served, ..FlowSeen::default() }
+            FlowSeen { begun: served.0 / 1_000, outdone: served.0 / 1_000, served, ..FlowSeen::default() }
         };
         let mut flows = vec![FlowSeen::default(); FLOWS_MAX as usize];
         flows.iter_mut().skip(1).zip(served_ms).for_each(|(flow, served)| *flow = of(served));
         Seen { flows, ..Seen::default() }
     }
 
+    fn window(hosts: &[(FlowId, String)], weights: Vec<(FlowId, Vec<u32>)>, settings: Settings) -> Window {
+        let counters = Counters::default();
+        Window {
+            number: 1,
+            ended: Nanos(1),
+            length: Nanos(1),
+            decision: Decision::at_start(2),
+            figures: measure(&counters),
+            counters,
+            hosts: hosts.to_vec(),
+            weights,
+            settings,
+            measured_by: 0,
+            took: Nanos::ZERO,
+        }
+    }
+
     #[test]
     fn who_is_served_elsewhere_weighs_less_where_another_is_not() {
         let (both, one) = (FlowId(1), FlowId(2));
+        let hosts = [(both, "both".to_owned()), (one, "one".to_owned())];
         let before = [seen(&[0, 0]), seen(&[0, 0])];
         let after = [seen(&[500, 500]), seen(&[1_000, 0])];
-        let next =
-            |last: &[_]| weights([both, one].into_iter(), (&before, &after), last, &[], &Settings::default());
-        let first = next(&[]);
+        let next = |last: Option<&Window>, settings: &Settings| {
+            weights([both, one].into_iter(), (&before, &after), last, &hosts, settings)
+        };
+        let settings = Settings::default();
+        let first = next(None, &settings);
         assert_eq!((first[0].0, first[1].0), (both, one));
         assert!(first[0].1[0] < WEIGHT_UNIT && first[1].1[0] > WEIGHT_UNIT, "{first:?}");
         assert_eq!(first[0].1[1], WEIGHT_UNIT, "it is alone there");
-        let second = next(&first);
+        let last = window(&hosts, first.clone(), settings.clone());
+        let second = next(Some(&last), &settings);
         assert!(second[0].1[0] < first[0].1[0], "what it weighed is known: {first:?}, {second:?}");
+        // Another host that has the number now does not have the weight.
+        let others = window(&[(both, "another".to_owned()), hosts[1].clone()], first.clone(), settings);
+        assert!(next(Some(&others), &Settings::default())[0].1[0] > second[0].1[0]);
+    }
+
+    #[test]
+    fn a_weight_that_is_set_holds_at_once_and_a_limit_is_no_reason_for_one() {
+        let (a, b) = (FlowId(1), FlowId(2));
+        let hosts = [(a, "a".to_owned()), (b, "b".to_owned())];
+        let before = [seen(&[0, 0]), seen(&[0, 0])];
+        let after = [seen(&[500, 500]), seen(&[500, 500])];
+        let last =
+            window(&hosts, vec![(a, vec![WEIGHT_UNIT; 2]), (b, vec![WEIGHT_UNIT; 2])], Settings::default());
+        let mut settings = Settings::default();
+        settings.tenants.insert("a".to_owned(), FlowSettings { weight: 100, ..FlowSettings::default() });
+        let of = |settings: &Settings, after: &[Seen]| {
+            let next = weights([a, b].into_iter(), (&before, after), Some(&last), &hosts, settings);
+            f64::from(next[0].1[0]) / f64::from(next[1].1[0])
+        };
+        // What was served by other weights may change it by a factor of two either way.
+        assert!(of(&settings, &after) >= 100.0, "{}", of(&settings, &after));
+        // Who waits for its limit only does not want more than it has.
+        let mut limited = [seen(&[10, 990]), seen(&[10, 990])];
+        limited.iter_mut().for_each(|core| core.flows[1].outdone = 0);
+        assert!((of(&Settings::default(), &limited) - 1.0).abs() < 0.01);
     }
 }

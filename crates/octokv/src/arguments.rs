@@ -306,7 +306,8 @@ fn scenario(name: &str) -> Result<Scenario, String> {
 pub struct Reproduce {
     /// Whose figures.
     pub paper: Paper,
-    /// One table or figure of the paper, as "table-1" or "figure-7" [default: all].
+    /// One table or figure of the paper with its real runs, as "table-1" or "figure-7"; those alone are "figure-7-cores"
+    /// [default: all].
     #[arg(long, value_name = "NAME")]
     pub figure: Option<String>,
     /// One round of a few operations: shows that everything runs, and its figures say little.

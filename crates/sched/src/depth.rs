@@ -6,7 +6,7 @@
 //!   more than 2 %, twice ─▶ a quarter more
 //!   less than 1/2 %      ─▶ patience passes, then a quarter fewer      fewer, then more again at once: twice the patience
 //!   between              ─▶ as it is
-//!   of one flow only     ─▶ the setting, as long as that is so
+//!   of one flow for long ─▶ the setting, as long as that is so
 //! ```
 //! In: whose requests begin, when turns begin, and how they ended. Out: the depth. Passive, one to a core.
 //!
@@ -26,7 +26,7 @@
 use crate::ids::FlowId;
 use octokv_base::Nanos;
 
-/// Of so much time is judged at a time: some hundred requests of any core, and over before a window is.
+/// Of so much time is judged at a time: some hundred requests of a core that is short, and over before a window is.
 const INTERVAL: Nanos = Nanos::from_millis(5);
 /// Parts of it without work above which more have to run, and below which fewer may do.
 const DOUBLE_ABOVE: u64 = 4;
@@ -37,6 +37,9 @@ const PATIENCE_MAX: u32 = 64;
 /// More than so many are looked for anew after so many intervals, which costs a few of them.
 const FEW: u32 = 8;
 const ANEW: u32 = 400;
+
+/// A flow is alone after so many intervals without another: who asks for little asks seldom.
+const ALONE_AFTER: u32 = 40;
 
 /// What was done last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +55,8 @@ pub struct Depth {
     now: u32,
     most: u32,
     alone: bool,
+    /// Intervals in a row in which requests of one flow only began, or none.
+    unmixed: u32,
     /// When the last turn began, and whether the time since then counts, as time without work or not.
     turn: Nanos,
     counts: bool,
@@ -83,6 +88,7 @@ impl Depth {
             now: 1,
             most,
             alone: true,
+            unmixed: ALONE_AFTER,
             turn: Nanos::ZERO,
             counts: false,
             idle: false,
@@ -139,30 +145,44 @@ impl Depth {
         (self.idle, self.counts) = (!worked, if worked { runs } else { waits });
     }
 
+    /// When this interval is over, if time counts until then.
+    pub fn interval_ends(&self) -> Nanos {
+        self.turn + INTERVAL.since(self.length)
+    }
+
+    /// The queue is not used for a while.
+    pub fn rest(&mut self) {
+        self.counts = false;
+    }
+
     fn judge(&mut self) {
         let (length, without) = (std::mem::take(&mut self.length).0, std::mem::take(&mut self.without).0);
         let mixed = std::mem::take(&mut self.mixed);
+        self.unmixed = if mixed { 0 } else { (self.unmixed + 1).min(ALONE_AFTER) };
         // What was so with the setting says nothing of what was found.
-        if std::mem::replace(&mut self.alone, !mixed) || !mixed {
+        if std::mem::replace(&mut self.alone, self.unmixed == ALONE_AFTER) || self.alone {
             return;
         }
-        self.intervals += 1;
+        self.intervals = if self.now > FEW { self.intervals + 1 } else { 0 };
         let (is_above, quarter) = (|part: u64| without.saturating_mul(part) > length, (self.now / 4).max(1));
         let was_short = std::mem::replace(&mut self.short, is_above(GROW_ABOVE));
         if self.now > FEW && self.intervals >= ANEW {
             (self.now, self.calm, self.patience, self.last, self.intervals) = (1, 0, 1, Last::Grown, 0);
         } else if is_above(DOUBLE_ABOVE) || (was_short && self.short) {
             self.short = false;
-            // One trial with fewer too many, or another load.
-            let again = self.last == Last::Shrunk;
-            self.patience = if again { (self.patience * 2).min(PATIENCE_MAX) } else { 1 };
+            // One trial with fewer too many, or what is left of that, or another load.
+            self.patience = match self.last {
+                Last::Shrunk => (self.patience * 2).min(PATIENCE_MAX),
+                Last::Grown if is_above(DOUBLE_ABOVE) => 1,
+                Last::Grown => self.patience,
+            };
             let step = if is_above(DOUBLE_ABOVE) { self.now } else { quarter };
             self.now = self.now.saturating_add(step).min(self.most);
             (self.calm, self.last) = (0, Last::Grown);
         } else if is_above(SHRINK_BELOW) {
             self.calm = 0;
         } else {
-            self.calm += 1;
+            self.calm = self.calm.saturating_add(1);
             if self.calm >= self.patience && self.now > 1 {
                 self.now -= quarter;
                 (self.calm, self.last) = (0, Last::Shrunk);
@@ -217,7 +237,7 @@ mod tests {
         course(depth, 600, needs(3));
         let grows = course(depth, 25, needs(30));
         assert!(grows.iter().any(|&depth| depth >= 30), "{grows:?}");
-        let shrinks = course(depth, 60, needs(3));
+        let shrinks = course(depth, 150, needs(3));
         assert!(shrinks.iter().any(|&depth| depth <= 4), "{shrinks:?}");
     }
 
@@ -237,14 +257,54 @@ mod tests {
     fn a_flow_that_is_alone_has_the_setting_and_what_was_found_is_kept_for_later() {
         let depth = &mut Depth::new(32);
         let found = *course(depth, 100, needs(3)).last().unwrap_or(&0);
-        for interval in 0..3 {
+        for interval in 1..ALONE_AFTER + 3 {
             let begun = depth.turn;
             depth.began(FlowId(2));
             depth.ended(true, true, true);
             depth.turn(begun + INTERVAL);
-            assert_eq!(depth.get(), 32, "{interval}");
+            assert_eq!(depth.get() == 32, interval >= ALONE_AFTER, "{interval}");
         }
-        assert_eq!(course(depth, 1, needs(3)), [found]);
+        let again = course(depth, 2, needs(3));
+        assert!(again[0] <= found, "{again:?}, {found} before");
+    }
+
+    #[test]
+    fn beside_a_flow_that_asks_seldom_a_device_that_is_short_has_what_it_needs() {
+        let depth = &mut Depth::new(32);
+        let mut seen = Vec::new();
+        for interval in 0..600 {
+            let (begun, idle) = (depth.turn, Nanos((INTERVAL.0 as f64 * needs(30)(depth.get())) as u64));
+            depth.began(FlowId(1));
+            if interval % 5 == 0 {
+                depth.began(FlowId(2));
+                depth.began(FlowId(1));
+            }
+            depth.ended(false, true, true);
+            depth.turn(begun + idle);
+            depth.ended(true, true, true);
+            depth.turn(begun + INTERVAL);
+            seen.push(depth.get());
+        }
+        let enough = seen.iter().skip(100).filter(|&&depth| depth >= 24).count();
+        assert!(enough >= 450, "{enough} of 500: {seen:?}");
+    }
+
+    #[test]
+    fn where_nothing_ends_more_begin_and_time_does_not_stand_still() {
+        let depth = &mut Depth::new(32);
+        course(depth, 100, needs(2));
+        let few = depth.get();
+        for _ in 0..5 {
+            depth.ended(false, true, true);
+            assert_eq!(depth.interval_ends(), depth.turn + INTERVAL);
+            depth.turn(depth.turn + INTERVAL);
+        }
+        assert!(few <= 3 && depth.get() == 32, "{few}, then {}", depth.get());
+        let before = depth.get();
+        depth.ended(false, true, true);
+        depth.rest();
+        depth.turn(depth.turn + INTERVAL.times(100));
+        assert_eq!(depth.get(), before, "while the queue is not used nothing counts");
     }
 
     #[test]

@@ -385,6 +385,11 @@ impl<T> Fair<T> {
         self.flows[flow.0 as usize].waiting.len()
     }
 
+    /// Whether a flow waits for one of its limits, and not for others.
+    pub fn is_parked(&self, flow: FlowId) -> bool {
+        self.flows[flow.0 as usize].stands == Stands::Parked
+    }
+
     /// Whether a request that may begin waits for one to end.
     pub fn waits_for_room(&self) -> bool {
         !self.ready.is_empty() && self.in_flight >= self.in_flight_max

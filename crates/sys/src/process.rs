@@ -2,6 +2,7 @@
 
 use octokv_base::Nanos;
 use std::io;
+use std::process::Child;
 
 /// Memory of this process that is in RAM, in bytes; zero where the kernel does not say.
 pub fn resident_bytes() -> u64 {
@@ -36,11 +37,14 @@ pub fn random_u64() -> io::Result<u64> {
     }
 }
 
-/// Has another process stand still, or go on: one that this one has started and not waited for, so that its number is its own.
-pub fn stand_still(child: u32, still: bool) -> io::Result<()> {
+/// Has a process that this one has started stand still, or go on. One that has ended is left alone, and is an error.
+pub fn stand_still(child: &mut Child, still: bool) -> io::Result<()> {
+    if child.try_wait()?.is_some() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
     let signal = if still { libc::SIGSTOP } else { libc::SIGCONT };
-    // SAFETY: a system call with plain arguments.
-    let done = unsafe { libc::kill(child as libc::pid_t, signal) };
+    // SAFETY: a system call with plain arguments; a child that nobody has waited for keeps its number.
+    let done = unsafe { libc::kill(child.id() as libc::pid_t, signal) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -85,17 +89,20 @@ mod tests {
     #[test]
     fn a_child_stands_still_and_goes_on() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let state = || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-            stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+        let stat = format!("/proc/{}/stat", child.id());
+        let comes_to = |wanted: fn(char) -> bool| {
+            (0..1_000_000).any(|_| {
+                let text = std::fs::read_to_string(&stat).unwrap();
+                wanted(text.rsplit(") ").next().unwrap().chars().next().unwrap())
+            })
         };
-        stand_still(child.id(), true).unwrap();
-        while state() != 'T' {}
-        stand_still(child.id(), false).unwrap();
-        while state() == 'T' {}
+        stand_still(&mut child, true).unwrap();
+        assert!(comes_to(|state| state == 'T'));
+        stand_still(&mut child, false).unwrap();
+        assert!(comes_to(|state| state != 'T'));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(stand_still(child.id(), true).is_err(), "it is there no more");
+        assert!(stand_still(&mut child, true).is_err(), "it is there no more");
     }
 
     #[test]

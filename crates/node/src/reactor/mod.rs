@@ -10,7 +10,7 @@
 //!
 //! Invariants: a request's answer leaves by the connection it came on; a link is forgotten only when none of
 //! its requests is out; what does not fit (workers, buffers, unsent replies) stops the reading of sockets.
-//! The first core accepts and deals connections to all cores in turn.
+//! The first core accepts and deals connections to all cores in turn, admin queues that are known for such left out.
 //!
 //! # Layout
 //! - this file: what a core is made of, and its turn.

@@ -1,12 +1,13 @@
-//! What two processors of this machine show of balancing and of fairness, where the papers have ten: a node on a modelled
-//! drive in real time, hosts in processes of their own, and policies in turn while all of them run on.
+//! What two processors of this machine show of balancing and of fairness: a node on a modelled drive in real time, hosts in
+//! processes of their own, and policies in turn while all of them run on.
 //!
 //! ```text
 //!   node, two cores ◀── hosts: octokv bench, each on one processor; stopped and continued (SIGSTOP, SIGCONT)
 //!     │ windows          policy: off, on, off, on, …                          of each turn: rates, by the node's monitor
 //!     └────────────────▶ points: medians over the rounds
 //! ```
-//! In: nothing. Out: points. These depend on the machine, and are not the same twice.
+//! In: how much is run. Out: points, or one that says why there are none. These depend on the machine, and are not the same
+//! twice.
 
 use super::points::{Point, Points};
 use crate::child::Server;
@@ -22,26 +23,28 @@ use tempfile::TempDir;
 const VALUE_BYTES: &str = "16384";
 const KEYS: &str = "20000";
 const WINDOW: Duration = Duration::from_millis(100);
-/// Windows after a change that are not counted: the one that it came in, and the first that shows it.
+/// Windows after a change that are not counted: the last before it, the one that it came in, and the first that shows it.
 const SKIPPED: usize = 3;
-/// Hosts end by themselves after so long, whatever becomes of this process.
-const HOST_LIMIT_S: &str = "120";
+/// Hosts that nobody stops end after so long.
+const HOST_LIMIT_S: &str = "300";
 /// How long a window may be waited for.
 const LATE: Duration = Duration::from_secs(20);
 const DENSE: &str = "nqn.2026-11.io.octokv:dense";
 const SPARSE: &str = "nqn.2026-11.io.octokv:sparse";
 
-/// How much is run.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Extent {
+/// How much is run, and whether it came to an end.
+#[derive(Debug, Default)]
+pub struct OnCores {
     rounds: usize,
     windows: usize,
+    failed: bool,
 }
 
-impl Extent {
+impl OnCores {
     /// Of a quick run, or of one that says something.
-    pub fn of(quick: bool) -> Extent {
-        if quick { Extent { rounds: 1, windows: 4 } } else { Extent { rounds: 7, windows: 10 } }
+    pub fn of(quick: bool) -> OnCores {
+        let (rounds, windows) = if quick { (1, 4) } else { (7, 10) };
+        OnCores { rounds, windows, failed: false }
     }
 }
 
@@ -57,8 +60,16 @@ struct Node {
 struct Host(Child);
 
 impl Host {
-    fn stand_still(&self, still: bool) -> Result<()> {
-        stand_still(self.0.id(), still).context("a host's process is there no more")
+    fn stand_still(&mut self, still: bool) -> Result<()> {
+        stand_still(&mut self.0, still).context("a host's process is there no more")
+    }
+
+    /// A host that has ended asks for nothing, and its figures would say so of the node.
+    fn check(&mut self) -> Result<()> {
+        match self.0.try_wait().context("octokv bench")? {
+            Some(status) => bail!("a host has ended: {status}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -197,17 +208,48 @@ fn not_run(mut points: Points, why: String) -> Vec<Point> {
     points.all
 }
 
-/// OctoKV's Fig. 7 on this machine: puts of 16 KiB over one connection, balancing off and on in turn.
-pub fn balancing(extent: Extent) -> Result<Vec<Point>> {
-    let mut points = Points::of("Figure 7 on cores");
-    let processors = match processors() {
-        Ok(processors) => processors,
-        Err(why) => return Ok(not_run(points, why)),
-    };
+impl OnCores {
+    /// Whether something went wrong that need not have.
+    pub fn failed(&self) -> bool {
+        self.failed
+    }
+
+    /// OctoKV's Fig. 7 on this machine: puts of 16 KiB over one connection, balancing off and on in turn.
+    pub fn balancing(&mut self) -> Result<Vec<Point>> {
+        self.run(Points::of("Figure 7 on cores"), balancing)
+    }
+
+    /// OctoFAS's experiments on this machine: a sparse and a dense host, alone and together, both on one processor and their
+    /// connections on both cores of the node.
+    pub fn fairness(&mut self) -> Result<Vec<Point>> {
+        self.run(Points::of("Figure 9 on cores"), fairness)
+    }
+
+    /// Whatever goes wrong is a point that says so; the other figures are made.
+    fn run(
+        &mut self,
+        mut points: Points,
+        make: fn(&OnCores, [usize; 2], &mut Points) -> Result<()>,
+    ) -> Result<Vec<Point>> {
+        let processors = match processors() {
+            Ok(processors) => processors,
+            Err(why) => return Ok(not_run(points, why)),
+        };
+        Ok(match make(self, processors, &mut points) {
+            Ok(()) => points.all,
+            Err(error) => {
+                self.failed = true;
+                not_run(points, format!("{error:#}"))
+            }
+        })
+    }
+}
+
+fn balancing(extent: &OnCores, processors: [usize; 2], points: &mut Points) -> Result<()> {
     let node = Node::start(processors)?;
     for (place, own) in [("host beside the busy core", true), ("host beside the idle core", false)] {
         for depth in ["12", "128"] {
-            let (host, busy) = node.beside(own, depth)?;
+            let (mut host, busy) = node.beside(own, depth)?;
             let series = format!("{place}, {depth} puts at a time");
             let mut turns = [Vec::new(), Vec::new()];
             for _ in 0..extent.rounds {
@@ -217,44 +259,39 @@ pub fn balancing(extent: Extent) -> Result<Vec<Point>> {
                 }
             }
             node.policy("none")?;
+            host.check()?;
             drop(host);
             let [off, on] = &turns;
             let rates = |turns: &[Vec<WindowReport>]| turns.iter().map(|turn| rate(turn, None)).collect();
             let (rates_off, rates_on): (Vec<f64>, Vec<f64>) = (rates(off), rates(on));
-            point(&mut points, &series, "off", rates_off.iter().copied(), "op/s");
-            point(&mut points, &series, "on", rates_on.iter().copied(), "op/s");
+            point(points, &series, "off", rates_off.iter().copied(), "op/s");
+            point(points, &series, "on", rates_on.iter().copied(), "op/s");
             for (core, name) in [(busy, "its core"), (1 - busy, "the other")] {
                 for (way, turns) in [("off", off), ("on", on)] {
                     let of = |turn: &Vec<WindowReport>| mean(turn, |window| window.cores[core].utilisation);
-                    point(&mut points, &series, &format!("{name}, {way}"), turns.iter().map(of), "1");
+                    point(points, &series, &format!("{name}, {way}"), turns.iter().map(of), "1");
                 }
             }
             let gains = rates_off.iter().zip(&rates_on).map(|(off, on)| (on / off - 1.0) * 100.0);
-            point(&mut points, &series, "throughput", gains, "%");
+            point(points, &series, "throughput", gains, "%");
         }
     }
-    Ok(points.all)
+    Ok(())
 }
 
-/// OctoFAS's experiments on this machine: a sparse and a dense host on one core, alone and together.
-pub fn fairness(extent: Extent) -> Result<Vec<Point>> {
+fn fairness(extent: &OnCores, processors: [usize; 2], points: &mut Points) -> Result<()> {
     const POLICIES: [&str; 5] = ["none", "intra", "hybrid", "auto", "fair"];
-    let mut points = Points::of("Figure 9 on cores");
-    let processors = match processors() {
-        Ok(processors) => processors,
-        Err(why) => return Ok(not_run(points, why)),
-    };
     let node = Node::start(processors)?;
     let [_, clients] = node.processors;
-    let sparse = node.writer(SPARSE, clients, "2", "1")?;
-    let dense = node.writer(DENSE, clients, "8", "4")?;
+    let mut sparse = node.writer(SPARSE, clients, "2", "1")?;
+    let mut dense = node.writer(DENSE, clients, "8", "4")?;
     // By host and round: its rate alone; by policy and round: both rates.
     let mut alone = [Vec::new(), Vec::new()];
     let mut shared = POLICIES.map(|_| Vec::new());
     for _ in 0..extent.rounds {
         node.policy("none")?;
-        let hosts = [(&sparse, &dense, SPARSE), (&dense, &sparse, DENSE)];
-        for ((_, other, name), alone) in hosts.into_iter().zip(&mut alone) {
+        for (name, alone) in [SPARSE, DENSE].into_iter().zip(&mut alone) {
+            let other = if name == SPARSE { &mut dense } else { &mut sparse };
             other.stand_still(true)?;
             alone.push(rate(&node.windows(extent.windows)?, Some(name)));
             other.stand_still(false)?;
@@ -266,32 +303,28 @@ pub fn fairness(extent: Extent) -> Result<Vec<Point>> {
             shared.push((rates, mean(&windows, |window| window.fairness)));
         }
     }
+    sparse.check()?;
+    dense.check()?;
     for ((name, alone), threads) in ["sparse", "dense"].iter().zip(&alone).zip(["2", "32"]) {
-        point(
-            &mut points,
-            "alone",
-            &format!("{name}, {threads} puts at a time"),
-            alone.iter().copied(),
-            "op/s",
-        );
+        point(points, "alone", &format!("{name}, {threads} puts at a time"), alone.iter().copied(), "op/s");
     }
     let nothing = shared[0].clone();
     for (policy, shared) in POLICIES.iter().zip(&shared) {
         // Each host has so many in flight, so a response takes longer as its rate is lower.
         let slowdowns = |round: usize| [0, 1].map(|host: usize| alone[host][round] / shared[round].0[host]);
         let rounds = || (0..shared.len()).map(slowdowns);
-        point(&mut points, policy, "sparse", rounds().map(|slowdowns| slowdowns[0]), "times slower");
-        point(&mut points, policy, "dense", rounds().map(|slowdowns| slowdowns[1]), "times slower");
+        point(points, policy, "sparse", rounds().map(|slowdowns| slowdowns[0]), "times slower");
+        point(points, policy, "dense", rounds().map(|slowdowns| slowdowns[1]), "times slower");
         let fairness = rounds().map(|[one, other]| one.min(other) / one.max(other));
-        point(&mut points, policy, "fairness", fairness, "1");
-        point(&mut points, policy, "the monitor's", shared.iter().map(|round| round.1), "1");
-        point(&mut points, policy, "both", shared.iter().map(|(rates, _)| rates.iter().sum()), "op/s");
+        point(points, policy, "fairness", fairness, "1");
+        point(points, policy, "the monitor's", shared.iter().map(|round| round.1), "1");
+        point(points, policy, "both", shared.iter().map(|(rates, _)| rates.iter().sum()), "op/s");
         if *policy != POLICIES[0] {
             let of_none =
                 |round: usize| shared[round].0.iter().sum::<f64>() / nothing[round].0.iter().sum::<f64>();
             let change = (0..shared.len()).map(|round| (of_none(round) - 1.0) * 100.0);
-            point(&mut points, policy, "against none", change, "%");
+            point(points, policy, "against none", change, "%");
         }
     }
-    Ok(points.all)
+    Ok(())
 }

@@ -11,7 +11,7 @@ mod fair;
 mod figures;
 mod jobs;
 
-use super::cores::{self, Extent};
+use super::cores::OnCores;
 use super::virtual_time::{Experiment, Figure};
 use crate::arguments::Reproduce;
 use jobs::{Job, Runs};
@@ -38,7 +38,7 @@ const FIGURES: [Figure<Job>; 7] = [
         figures::figure_9,
     ),
     ("figure-9-cores", "Figure 9 on this machine: policies in turn, real runs on two processors", |runs| {
-        cores::fairness(runs.real)
+        runs.real.fairness()
     }),
     ("fair", "Beyond the paper: the policy fair, and what was asked of it", fair::beyond),
 ];
@@ -55,12 +55,12 @@ pub struct Settings {
     threshold: usize,
 }
 
-fn real(reproduce: &Reproduce, _: &[&str]) -> Extent {
-    Extent::of(reproduce.quick)
+fn real(reproduce: &Reproduce, _: &[&str]) -> OnCores {
+    OnCores::of(reproduce.quick)
 }
 
-fn failed(_: &Extent) -> bool {
-    false
+fn failed(real: &OnCores) -> bool {
+    real.failed()
 }
 
 fn settings(runs: &Runs) -> Settings {

@@ -15,7 +15,6 @@ mod host;
 mod jobs;
 mod tables;
 
-use super::cores;
 use super::virtual_time::{Experiment, Figure};
 use host::Host;
 use jobs::{Job, Runs};
@@ -55,7 +54,7 @@ const FIGURES: [Figure<Job>; 13] = [
     (
         "figure-7-cores",
         "Figure 7 on this machine: balancing off and on in turn, real runs on two processors",
-        |runs| cores::balancing(runs.real.on_cores()),
+        |runs| runs.real.on_cores.balancing(),
     ),
     (
         "tables-4-5",

@@ -1,6 +1,6 @@
 //! The runs of OctoFAS: which tenants ask how much, over which connections, under which policy.
 
-use crate::reproduce::cores::Extent;
+use crate::reproduce::cores::OnCores;
 use crate::reproduce::runs::{self, Spans};
 use anyhow::Result;
 use octokv_base::Nanos;
@@ -132,7 +132,7 @@ impl Job {
 }
 
 impl runs::Job for Job {
-    type Real = Extent;
+    type Real = OnCores;
     type Outcome = Together;
 
     fn run(&self, spans: &Spans) -> Result<Together, String> {

@@ -16,7 +16,7 @@ mod trials;
 
 use super::jobs::Runs;
 use crate::arguments::Reproduce;
-use crate::reproduce::cores::Extent;
+use crate::reproduce::cores::OnCores;
 use crate::reproduce::points::{Point, Points};
 use anyhow::Result;
 use octokv_sim::papers::parameters::{LIGHT, Operation};
@@ -32,7 +32,8 @@ pub struct Host {
     amount: Amount,
     directory: Option<PathBuf>,
     places: Option<[Place; 2]>,
-    on_cores: Extent,
+    /// Those on this machine's cores.
+    pub on_cores: OnCores,
 }
 
 /// What came out at a place.
@@ -62,13 +63,8 @@ impl Host {
             amount: if reproduce.quick { quick } else { Amount::default() },
             directory: reproduce.directory.clone(),
             places: None,
-            on_cores: Extent::of(reproduce.quick),
+            on_cores: OnCores::of(reproduce.quick),
         }
-    }
-
-    /// How much is run of what is real on this machine's cores.
-    pub fn on_cores(&self) -> Extent {
-        self.on_cores
     }
 
     /// How much is run.
@@ -78,7 +74,7 @@ impl Host {
 
     /// Whether something failed that could run.
     pub fn failed(&self) -> bool {
-        self.places.iter().flatten().any(|place| place.failed)
+        self.on_cores.failed() || self.places.iter().flatten().any(|place| place.failed)
     }
 
     fn places(&mut self) -> &[Place; 2] {
