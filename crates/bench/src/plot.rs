@@ -20,8 +20,6 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
-type Line = Curve;
-
 /// What is written along an axis, and how its numbers are.
 struct Axes<'a> {
     x: &'a str,
@@ -31,7 +29,7 @@ struct Axes<'a> {
 
 /// Which part of the operations took how long at most; one line per rate.
 pub fn latency(workload: &str, results: &[Figures]) -> String {
-    let of = |figures: &Figures| Line {
+    let of = |figures: &Figures| Curve {
         name: name(figures),
         points: figures
             .latency_curve
@@ -39,7 +37,7 @@ pub fn latency(workload: &str, results: &[Figures]) -> String {
             .map(|quantile| (-(1.0 - quantile.part).log10(), quantile.latency_us.max(LATENCY_US_MIN)))
             .collect(),
     };
-    let lines: Vec<Line> = results.iter().map(of).collect();
+    let lines: Vec<Curve> = results.iter().map(of).collect();
     let (x, y) = (0.0..end(&lines, |point| point.0), logarithmic(&lines));
     let axes = Axes { x: "operations that take no longer", y: "latency (us)", x_label: &percent };
     document(&format!("{workload}: latency"), x, y.log_scale(), &axes, &lines)
@@ -47,7 +45,7 @@ pub fn latency(workload: &str, results: &[Figures]) -> String {
 
 /// Operations per second over time; one line per rate.
 pub fn throughput(workload: &str, results: &[Figures]) -> String {
-    let of = |figures: &Figures| Line {
+    let of = |figures: &Figures| Curve {
         name: name(figures),
         points: figures
             .series
@@ -55,7 +53,7 @@ pub fn throughput(workload: &str, results: &[Figures]) -> String {
             .map(|point| (point.start_s + figures.series_interval_s / 2.0, point.throughput_ops_s))
             .collect(),
     };
-    let lines: Vec<Line> = results.iter().map(of).collect();
+    let lines: Vec<Curve> = results.iter().map(of).collect();
     let (x, y) = (0.0..end(&lines, |point| point.0), 0.0..end(&lines, |point| point.1));
     let axes = Axes { x: "time (s)", y: "operations/s", x_label: &plain };
     document(&format!("{workload}: throughput"), x, y, &axes, &lines)
@@ -63,7 +61,7 @@ pub fn throughput(workload: &str, results: &[Figures]) -> String {
 
 /// The median and the 99th percentile of latency against throughput, over the rates.
 pub fn rates(workload: &str, results: &[Figures]) -> String {
-    let line = |name: &str, latency_us: fn(&Figures) -> f64| Line {
+    let line = |name: &str, latency_us: fn(&Figures) -> f64| Curve {
         name: name.to_owned(),
         points: results
             .iter()
@@ -93,13 +91,13 @@ fn name(figures: &Figures) -> String {
 }
 
 /// Where an axis ends: a little after the last point.
-fn end(lines: &[Line], of: fn(&(f64, f64)) -> f64) -> f64 {
+fn end(lines: &[Curve], of: fn(&(f64, f64)) -> f64) -> f64 {
     let last = lines.iter().flat_map(|line| &line.points).map(of).fold(0.0, f64::max);
     if last > 0.0 { last * 1.08 } else { 1.0 }
 }
 
 /// The range of an axis that goes by factors.
-fn logarithmic(lines: &[Line]) -> Range<f64> {
+fn logarithmic(lines: &[Curve]) -> Range<f64> {
     let points = || lines.iter().flat_map(|line| &line.points).map(|point| point.1);
     let (least, most) = (points().fold(f64::INFINITY, f64::min), points().fold(LATENCY_US_MIN, f64::max));
     least.min(most) / 1.5..most * 1.5
@@ -116,7 +114,7 @@ fn percent(x: &f64) -> String {
 }
 
 /// The whole picture.
-fn document<Y>(title: &str, x: Range<f64>, y: Y, axes: &Axes<'_>, lines: &[Line]) -> String
+fn document<Y>(title: &str, x: Range<f64>, y: Y, axes: &Axes<'_>, lines: &[Curve]) -> String
 where
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
@@ -136,7 +134,7 @@ fn draw<Y>(
     x: Range<f64>,
     y: Y,
     axes: &Axes<'_>,
-    lines: &[Line],
+    lines: &[Curve],
 ) -> Result<(), DrawingAreaErrorKind<std::io::Error>>
 where
     Y: AsRangedCoord<Value = f64>,

@@ -9,9 +9,10 @@
 //! - [`cores`]: balancing and fairness on this machine's own processors.
 //! - [`guest`](mod@guest): Debian's kernel in an emulated guest, from this binary alone.
 //! - [`sample`]: figures out of what a load generator printed.
-//! - [`table`]: rows, ratios, the sentences, the document.
+//! - [`table`]: rows, ratios, the sentences. [`document`]: what programs read, of every paper.
 
 mod cores;
+mod document;
 mod guest;
 mod netkvs;
 mod octofas;

@@ -47,13 +47,23 @@ struct Core {
     dispatch: Dispatch,
     jobs: Jobs,
     tally: Tally,
+    boards: Arc<[Board]>,
 }
 
 impl Core {
     fn new() -> Core {
         let boards: Arc<[Board]> = [Board::new(2, FLOWS_MAX), Board::new(2, FLOWS_MAX)].into();
-        let tally = Tally::new(boards, CoreId(0), &Busy::virtual_time());
-        Core { dispatch: Dispatch::new(CoreId(0), 2, 1_000, 3 * 4096), jobs: Jobs::new(|_, _| ()), tally }
+        let tally = Tally::new(Arc::clone(&boards), CoreId(0), &Busy::virtual_time());
+        Core {
+            dispatch: Dispatch::new(CoreId(0), 2, 1_000, 3 * 4096),
+            jobs: Jobs::new(|_, _| ()),
+            tally,
+            boards,
+        }
+    }
+
+    fn board(&self) -> &Board {
+        &self.boards[0]
     }
 
     fn choose(&mut self, chosen: Chosen, in_flight: u32) {
@@ -219,4 +229,33 @@ fn a_flow_whose_buffers_wait_is_full_and_no_other_is() {
     assert!(!core.dispatch.is_full(DENSE));
     core.choose(Chosen::Nothing, 1);
     assert!(!core.dispatch.is_full(DENSE) && core.slots() == [2, 3, 4]);
+}
+
+#[test]
+fn who_waits_for_others_is_told_apart_from_who_waits_for_its_limit() {
+    let mut core = Core::new();
+    let mut chosen = window(Chosen::Fair, 1);
+    chosen.hosts = vec![(DENSE, "dense".to_owned()), (SPARSE, "sparse".to_owned())];
+    let limited = FlowSettings { operations_per_s: Some(1), ..FlowSettings::default() };
+    chosen.settings.tenants.insert("sparse".to_owned(), limited);
+    core.dispatch.choose(&chosen, &mut core.jobs, NOW);
+    (0..3).for_each(|slot| core.keep(job(slot, SPARSE, Operation::Flush)));
+    let running = core.turn();
+    running.iter().for_each(|job| core.dispatch.done(job.note, &Outcome::Flushed));
+    (0..3).for_each(|slot| core.keep(job(slot, DENSE, Operation::Flush)));
+    let seen = core.board().seen();
+    let of = |flow: FlowId| (seen.flows[flow.0 as usize].held, seen.flows[flow.0 as usize].outdone);
+    assert!(of(SPARSE).0 >= 2 && of(SPARSE).1 == 0, "its limit holds it: {:?}", of(SPARSE));
+    assert!(of(DENSE).1 >= 2 && of(DENSE).0 == of(DENSE).1, "one runs at a time: {:?}", of(DENSE));
+}
+
+#[test]
+fn a_core_whose_requests_wait_for_one_that_does_not_end_looks_again_soon() {
+    let mut core = Core::new();
+    core.choose(Chosen::Fair, 1);
+    assert_eq!(core.dispatch.next_deadline(NOW), Nanos::NEVER);
+    core.keep(job(0, DENSE, Operation::Flush));
+    assert_eq!(core.turn().len(), 1);
+    core.keep(job(1, SPARSE, Operation::Flush));
+    assert!(core.dispatch.next_deadline(NOW) <= NOW + Nanos::from_millis(5));
 }

@@ -9,11 +9,11 @@
 //! ```
 //! The poster's (b), a remote file system, has no figures there and is left out here.
 
+use super::document;
 use super::guest::{Guest, Task};
 use super::sample::{self, Measured};
-use super::table::{Document, Row, SCHEMA, Series, Settings, sentences, table};
+use super::table::{Row, Series, Settings, sentences, table};
 use crate::arguments::Reproduce;
-use crate::bench::machine;
 use crate::child::Server;
 use crate::demo;
 use crate::outcome::{Failure, Outcome};
@@ -79,7 +79,7 @@ pub fn run(reproduce: &Reproduce) -> Outcome {
         std::io::stdout().write_all(report(&rows, &settings).as_bytes())?;
     }
     if let Some(file) = &reproduce.json {
-        write_document(file, settings, rows)?;
+        document::write(file, &settings, &rows)?;
     }
     directory.close().context("the temporary directory")?;
     if failed {
@@ -270,18 +270,6 @@ fn report(rows: &[Row], settings: &Settings) -> String {
         table(&native),
         sentences(rows),
     )
-}
-
-fn write_document(file: &Path, settings: Settings, results: Vec<Row>) -> Outcome {
-    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-    let document =
-        Document { schema: SCHEMA, command: words.join(" "), machine: machine(), settings, results };
-    let mut text = serde_json::to_string_pretty(&document).context("the document")?;
-    text.push('\n');
-    if file == Path::new("-") {
-        return Ok(std::io::stdout().write_all(text.as_bytes())?);
-    }
-    Ok(std::fs::write(file, text).with_context(|| format!("document {}", file.display()))?)
 }
 
 #[cfg(test)]

@@ -2,15 +2,9 @@
 //!
 //! In: points, in order. Out: a table for people, flat rows for programs, SVG.
 
-use super::table::{SCHEMA, median};
-use crate::bench::machine;
-use crate::outcome::Outcome;
-use anyhow::Context;
-use octokv_bench::report::Machine;
+use super::table::median;
 use serde::Serialize;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::Path;
 
 /// One number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -116,19 +110,10 @@ impl Points {
     }
 }
 
-/// The document.
-#[derive(Serialize)]
-struct Document<'a, S> {
-    schema: &'static str,
-    command: String,
-    machine: Machine,
-    settings: &'a S,
-    results: &'a [Point],
-}
-
-/// A number as people read it: three digits that say something.
+/// A number as people read it: three digits that say something; "-" for what is none.
 fn number(value: f64) -> String {
     match value.abs() {
+        size if size.is_nan() => "-".to_owned(),
         size if size >= 1000.0 => format!("{value:.0}"),
         size if size >= 100.0 || value == value.round() => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
@@ -144,8 +129,6 @@ pub fn text(points: &[Point]) -> String {
     let same = |a: &&Point, b: &&Point| (a.figure, &a.series, a.unit) == (b.figure, &b.series, b.unit);
     for line in shown.chunk_by(same) {
         let cell = |point: &&Point| match point.paper {
-            Some(paper) if point.measured.is_nan() => format!("{} - ({})", point.x, number(paper)),
-            None if point.measured.is_nan() => format!("{} -", point.x),
             Some(paper) => format!("{} {} ({})", point.x, number(point.measured), number(paper)),
             None => format!("{} {}", point.x, number(point.measured)),
         };
@@ -163,19 +146,6 @@ pub fn text(points: &[Point]) -> String {
         let _ = writeln!(text, "  and {} points, in --json and --svg", points.len() - shown.len());
     }
     text
-}
-
-/// Writes the document to a file; "-" is standard output.
-pub fn write<S: Serialize>(file: &Path, settings: &S, results: &[Point]) -> Outcome {
-    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-    let document =
-        Document { schema: SCHEMA, command: words.join(" "), machine: machine(), settings, results };
-    let mut text = serde_json::to_string_pretty(&document).context("the document")?;
-    text.push('\n');
-    if file == Path::new("-") {
-        return Ok(std::io::stdout().write_all(text.as_bytes())?);
-    }
-    Ok(std::fs::write(file, text).with_context(|| format!("document {}", file.display()))?)
 }
 
 #[cfg(test)]

@@ -1,15 +1,11 @@
-//! Rows, ratios, the sentences, the document.
+//! Rows, ratios, the sentences.
 //!
 //! In: what each system came to in each round. Out: a table and sentences for people, flat rows for programs: each
 //! with the paper's figure where it has one, and with ours or the reason why there is none.
 
 use super::sample::{Measured, Sample};
-use octokv_bench::report::Machine;
 use serde::Serialize;
 use std::fmt::Write;
-
-/// The [`Document::schema`] that this code writes.
-pub const SCHEMA: &str = "octokv-reproduce/1";
 
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -51,21 +47,6 @@ pub struct Settings {
     pub key_bytes: usize,
     /// Bytes of a value.
     pub value_bytes: usize,
-}
-
-/// The document.
-#[derive(Clone, Debug, Serialize)]
-pub struct Document {
-    /// Which document this is, and its version.
-    pub schema: &'static str,
-    /// The command line that made it.
-    pub command: String,
-    /// On which machine.
-    pub machine: Machine,
-    /// With which settings.
-    pub settings: Settings,
-    /// The figures.
-    pub results: Vec<Row>,
 }
 
 /// The figures of a system, as a paper has them.

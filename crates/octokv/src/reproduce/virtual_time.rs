@@ -5,6 +5,7 @@
 //! ```
 //! In: an [`Experiment`], the arguments. Out: text, documents, pictures.
 
+use super::document;
 use super::points::{self, Point};
 use super::runs::{Job, Runs, Spans};
 use crate::arguments::Reproduce;
@@ -67,7 +68,7 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
             std::io::stdout().write_all(text.as_bytes())?;
         }
         if let Some(file) = &reproduce.json {
-            points::write(file, &(self.settings)(&runs), &all)?;
+            document::write(file, &(self.settings)(&runs), &all)?;
         }
         match (self.failed)(&runs.real) {
             true => Err(anyhow!("not everything that could run did; its points say what went wrong").into()),
@@ -102,22 +103,17 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
         let dots: Vec<&Point> = made.iter().filter(|point| point.is_dot).collect();
         let drawn = if dots.is_empty() { made.iter().collect() } else { dots };
         let mut units: Vec<&str> = drawn.iter().map(|point| point.unit).collect();
-        units.dedup();
         units.sort_unstable();
         units.dedup();
         for (number, unit) in units.iter().enumerate() {
             let mut lines: Vec<Curve> = Vec::new();
             for point in drawn.iter().filter(|point| point.unit == *unit && !point.measured.is_nan()) {
-                if lines.last().is_none_or(|line| line.name != point.series) {
-                    match lines.iter().position(|line| line.name == point.series) {
-                        Some(at) => {
-                            let line = lines.remove(at);
-                            lines.push(line);
-                        }
-                        None => lines.push(Curve { name: point.series.clone(), points: Vec::new() }),
-                    }
+                let known = lines.iter().position(|line| line.name == point.series);
+                let at = known.unwrap_or(lines.len());
+                if known.is_none() {
+                    lines.push(Curve { name: point.series.clone(), points: Vec::new() });
                 }
-                let Some(line) = lines.last_mut() else { continue };
+                let line = &mut lines[at];
                 // Where x is a name it is drawn by its place.
                 let x = point.x.parse().unwrap_or(line.points.len() as f64 + 1.0);
                 line.points.push((x, point.measured));
