@@ -2,7 +2,7 @@
 //! bound. The script's meaning is in the test room that it shares with the bounded run of `cargo test`.
 #![no_main]
 
-#[path = "../../crates/target/tests/common/mod.rs"]
+#[path = "../../crates/nvmf/tests/common/mod.rs"]
 mod common;
 
 libfuzzer_sys::fuzz_target!(|script: &[u8]| {

@@ -22,7 +22,7 @@
 //! - [`setup`]: the order in which a controller is set up, as a table.
 //! - [`initiator`]: machine of one controller: its queues, keep alive, loss and reconnection.
 //! - [`session`]: the machine on sockets.
-//! - [`remote`]: a namespace of blocks as a [`octokv_flash::Device`], for an engine on this side.
+//! - [`remote`]: a namespace of blocks as a [`octokv_device::Device`], for an engine on this side.
 //! - [`planted`]: bugs for tests of the tests.
 //! - `thread`: the I/O thread of a [`Client`], which repeats what is safe to repeat.
 //! - [`client`], [`blocking`]: the front doors.

@@ -26,7 +26,7 @@ use crate::request::{Answer, Command, Value};
 use crate::session::Session;
 use crate::setup::Blocks;
 use octokv_base::{Buffer, Lba, Nanos};
-use octokv_flash::{Device, Geometry, Pending};
+use octokv_device::{Device, Geometry, Pending};
 use octokv_runtime::Sockets;
 use octokv_runtime::io::{Channel, Completed, DeviceQueue, FileId, Media, Operation};
 use octokv_wire::nvm::Range;

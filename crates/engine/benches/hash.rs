@@ -8,9 +8,9 @@
 #![allow(clippy::disallowed_methods)] // A bench reads the clock.
 
 use octokv_base::{Key, Pool, Random, value_offset};
+use octokv_device::{Device, Memory, MemoryDevice};
 use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, open};
 use octokv_engine::{Durability, Engine, Hint, Put, PutMode};
-use octokv_flash::{Device, Memory, MemoryDevice};
 use octokv_runtime::block_on;
 use std::future::Future;
 use std::pin::pin;

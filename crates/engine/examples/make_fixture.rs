@@ -5,11 +5,11 @@
 #![allow(clippy::disallowed_methods, reason = "a tool that writes one file")]
 
 use octokv_base::{Pool, Random};
+use octokv_device::Device;
+use octokv_device::power::PowerDisk;
 use octokv_engine::conformance::{key_of, record_of, value_of};
 use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, format, open};
 use octokv_engine::{Durability, Engine, PutMode};
-use octokv_flash::Device;
-use octokv_flash::power::PowerDisk;
 use octokv_runtime::block_on;
 use std::rc::Rc;
 

@@ -10,7 +10,7 @@
 use crate::linearizability::{Call, History, Outcome};
 use crate::{Delete, Engine, Put, PutMode};
 use octokv_base::{Buffer, Key, Random, value_offset};
-use octokv_flash::Device;
+use octokv_device::Device;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;

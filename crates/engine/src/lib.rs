@@ -13,7 +13,7 @@ pub mod linearizability;
 pub mod planted;
 
 use octokv_base::{Buffer, Key};
-use octokv_flash::DeviceError;
+use octokv_device::DeviceError;
 use std::fmt;
 use std::future::Future;
 

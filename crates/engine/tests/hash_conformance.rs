@@ -4,11 +4,11 @@ mod common;
 
 use common::{Hash, small, volatile};
 use octokv_base::{Buffer, Key, Lba, Random, value_offset};
+use octokv_device::power::PowerDisk;
+use octokv_device::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_engine::conformance::{self, Subject, key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{HashEngine, HashKind, open};
 use octokv_engine::{Delete, Durability, Engine, Put, PutMode};
-use octokv_flash::power::PowerDisk;
-use octokv_flash::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -3,11 +3,11 @@
 mod common;
 
 use common::Hash;
+use octokv_device::nand::drives::{DRIVES, Drive, EVO_970, LEED};
+use octokv_device::nand::{Model, NandDevice};
+use octokv_device::{Device, Memory, MemoryDevice};
 use octokv_engine::conformance::{self, Subject, key_of, record_of, value_of};
 use octokv_engine::{Durability, Engine, Put, PutMode};
-use octokv_flash::nand::drives::{DRIVES, Drive, EVO_970, LEED};
-use octokv_flash::nand::{Model, NandDevice};
-use octokv_flash::{Device, Memory, MemoryDevice};
 use octokv_runtime::virtual_world::{VirtualWorld, WorldSettings};
 use octokv_runtime::{Busy, Channel, Doorbell, Handle, block_on};
 use parking_lot::Mutex;

@@ -4,12 +4,12 @@ mod common;
 
 use common::Hash;
 use octokv_base::{Key, Lba, Random};
+use octokv_device::fault::{Fault as DeviceFault, FaultDevice, On, Plan, Rule};
+use octokv_device::power::{Cut, History, PowerDisk};
+use octokv_device::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_engine::conformance::{Crowd, Subject, key_of, operation_of, record_of, some_length, value_of};
 use octokv_engine::hash::{HashEngine, superblock};
 use octokv_engine::{Engine, Fault, Put, PutMode};
-use octokv_flash::fault::{Fault as DeviceFault, FaultDevice, On, Plan, Rule};
-use octokv_flash::power::{Cut, History, PowerDisk};
-use octokv_flash::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::collections::BTreeMap;

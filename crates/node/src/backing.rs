@@ -12,17 +12,17 @@ use crate::settings::{Content, DeviceSettings, Existing, NamespaceSettings};
 use crate::start::StartError;
 use crate::stores::Store;
 use octokv_base::{Buffer, Lba, Pool};
+use octokv_device::nand::{Drive, Model, SharedModel};
+use octokv_device::{Device, DeviceError, FileDevice, Geometry, Memory, MemoryDevice, NandDevice};
 use octokv_engine::hash::superblock::{
     self, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS,
 };
 use octokv_engine::hash::{self, HashEngine, OpenSettings, Report, Volume};
 use octokv_engine::{Durability, Fault};
-use octokv_flash::nand::{Drive, Model, SharedModel};
-use octokv_flash::{Device, DeviceError, FileDevice, Geometry, Memory, MemoryDevice, NandDevice};
+use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{Busy, Channel, DeviceDriver, Doorbell, Handle, Media, block_on, device_queue, real};
 use octokv_sys::file::open_device;
 use octokv_sys::process::{available_memory_bytes, random_u64};
-use octokv_target::{NamespaceInfo, NamespaceKind};
 use parking_lot::Mutex;
 use std::io;
 use std::path::Path;

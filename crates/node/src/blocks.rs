@@ -10,9 +10,9 @@ use crate::perform::take_buffer;
 use crate::planted::{self, Bug};
 use crate::ranges::{Held, RangeLocks};
 use octokv_base::{Buffer, Lba, Pool};
-use octokv_flash::{Device, DeviceError};
+use octokv_device::{Device, DeviceError};
+use octokv_nvmf::{Operation, Outcome, Range};
 use octokv_runtime::Handle;
-use octokv_target::{Operation, Outcome, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 

@@ -20,13 +20,13 @@ use crate::jobs::{Job, Jobs};
 use crate::planted::{self, Bug};
 use crate::scheduling::Window;
 use octokv_base::Nanos;
+use octokv_nvmf::{Operation, Outcome};
 use octokv_sched::fair::WEIGHT_UNIT;
 use octokv_sched::plan::CorePlan;
 use octokv_sched::{
     Backward, Charge, Chosen, CoreId, Cost, Depth, Fair, FairBounds, FlowId, FlowSettings, Route, Router,
     Settings,
 };
-use octokv_target::{Operation, Outcome};
 use std::collections::VecDeque;
 
 /// What the window's choice says of one flow.

@@ -12,9 +12,9 @@ use crate::flows::{Flows, OTHERS};
 use crate::reactor::RECEIVE_BYTES;
 use crate::share::{Quantum, Talk};
 use octokv_base::{Nanos, Pool};
+use octokv_nvmf::{Connection, Request};
 use octokv_runtime::{Received, Sent, SocketId, Sockets};
 use octokv_sched::FlowId;
-use octokv_target::{Connection, Request};
 use std::io::IoSlice;
 
 /// From so many missing bytes of a value on, a receive of their own is cheaper than a copy of them.

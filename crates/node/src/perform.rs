@@ -6,8 +6,8 @@
 use crate::pace::{Pace, Place};
 use octokv_base::{Buffer, Key, Nanos, Pool};
 use octokv_engine::{Delete, Engine, Fault, Hint, KeySink, Put, PutMode};
+use octokv_nvmf::{Operation, Outcome, StoreMode};
 use octokv_runtime::Handle;
-use octokv_target::{Operation, Outcome, StoreMode};
 use octokv_wire::kv::ListWriter;
 use std::rc::Rc;
 

@@ -1,11 +1,11 @@
 //! What a node is told when it starts. Checked by [`crate::start`], which names what cannot be.
 
 use octokv_base::{NamespaceId, Nanos};
+use octokv_device::nand::Drive;
 use octokv_engine::Durability;
 use octokv_engine::hash::FormatSettings;
-use octokv_flash::nand::Drive;
+use octokv_nvmf::{AnaState, HealthFacts, Hosts, TargetSettings};
 use octokv_runtime::{DeviceDriver, Polling};
-use octokv_target::{AnaState, HealthFacts, Hosts, TargetSettings};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 

@@ -8,7 +8,7 @@ use crate::blocks::Blocks;
 use crate::perform::Performer;
 use octokv_base::NamespaceId;
 use octokv_engine::{Engine, Hint};
-use octokv_target::{Operation, Outcome};
+use octokv_nvmf::{Operation, Outcome};
 use std::cell::RefCell;
 use std::rc::Rc;
 

@@ -1,12 +1,12 @@
 //! Namespaces of blocks against a model: every pair of block sizes, any order of completions, any power cut.
 
 use octokv_base::{Buffer, Lba, Pool, Random};
-use octokv_flash::fault::{Fault, FaultDevice, On, Plan, Rule};
-use octokv_flash::power::{Cut, PowerDisk};
-use octokv_flash::{Device, DeviceError, Done, Geometry, Pending};
+use octokv_device::fault::{Fault, FaultDevice, On, Plan, Rule};
+use octokv_device::power::{Cut, PowerDisk};
+use octokv_device::{Device, DeviceError, Done, Geometry, Pending};
 use octokv_node::blocks::{BlockVolume, Blocks};
+use octokv_nvmf::{Operation, Outcome, Range};
 use octokv_runtime::{Busy, Channel, DeviceDriver, Doorbell, Handle, Tasks, block_on, device_queue};
-use octokv_target::{Operation, Outcome, Range};
 use std::cell::RefCell;
 use std::rc::Rc;
 

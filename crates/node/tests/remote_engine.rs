@@ -6,10 +6,10 @@
 use octokv_base::{Buffer, Lba, NamespaceId, Pool};
 use octokv_client::error::Lost;
 use octokv_client::{Answer, Command, Error, Reconnect, Remote, Session, Settings};
+use octokv_device::Device;
 use octokv_engine::Durability;
 use octokv_engine::conformance::{self, Subject};
 use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, format, open};
-use octokv_flash::Device;
 use octokv_node::{Content, DeviceSettings, Existing, NamespaceSettings, NodeSettings, RunningNode, start};
 use octokv_runtime::{Channel, RealSockets, block_on};
 use octokv_sys::{clock, thread};

@@ -4,8 +4,8 @@ use crate::outcome::{Failure, Outcome};
 use crate::size::Size;
 use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum};
-use octokv_control::client::{self, Error, segment};
-use octokv_control::words::{AddNamespace, AnaChange, AnaGroup, Existing, Kind, Namespace};
+use octokv_admin::client::{self, Error, segment};
+use octokv_admin::words::{AddNamespace, AnaChange, AnaGroup, Existing, Kind, Namespace};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -9,13 +9,13 @@ use crate::namespace;
 use crate::nand::Nand;
 use crate::size::Size;
 use clap::ValueEnum;
+use octokv_admin::scheduling::SchedulingSettings;
 use octokv_base::Nanos;
-use octokv_control::scheduling::SchedulingSettings;
 use octokv_engine::hash::FormatSettings;
 use octokv_engine::hash::superblock::HashKind;
 use octokv_node::{DeviceSettings, EngineKind, NodeSettings};
+use octokv_nvmf::TargetSettings;
 use octokv_runtime::DeviceDriver;
-use octokv_target::TargetSettings;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -285,7 +285,7 @@ impl Default for Config {
             handshake_limit_s: target.handshake_limit.0 / SECOND,
             discovery_idle_limit_s: target.discovery_idle_limit.0 / SECOND,
             stop_limit_s: node.stop_limit.0 / SECOND,
-            hosts: [octokv_control::operator::ANY.to_owned()].into(),
+            hosts: [octokv_admin::operator::ANY.to_owned()].into(),
             referrals: node.referrals.clone(),
             state: AUTO.to_owned(),
             admin: AUTO.to_owned(),
@@ -384,7 +384,7 @@ impl Config {
         if let Err(why) = octokv_wire::nqn::check(&self.nqn) {
             return bad("nqn", &format!("a name of the form nqn.YYYY-MM.DOMAIN:NAME ({why})"));
         }
-        for host in self.hosts.iter().filter(|host| *host != octokv_control::operator::ANY) {
+        for host in self.hosts.iter().filter(|host| *host != octokv_admin::operator::ANY) {
             if let Err(why) = octokv_wire::nqn::check(host) {
                 return bad("hosts", &format!("\"any\", or names of hosts; \"{host}\" is none ({why})"));
             }
@@ -515,7 +515,7 @@ impl Config {
             stop_limit: Nanos::from_secs(self.stop_limit_s),
             referrals: self.referrals.clone(),
             scheduling: self.scheduling()?,
-            hosts: octokv_control::operator::hosts_of(&self.hosts),
+            hosts: octokv_admin::operator::hosts_of(&self.hosts),
             namespaces: namespaces?,
             ..defaults
         })

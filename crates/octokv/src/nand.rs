@@ -2,8 +2,8 @@
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
-use octokv_flash::nand::Drive;
-use octokv_flash::nand::drives::DRIVES;
+use octokv_device::nand::Drive;
+use octokv_device::nand::drives::DRIVES;
 use serde::de::{Deserialize, Deserializer, Error};
 
 /// A drive, or none: the device takes its own time.

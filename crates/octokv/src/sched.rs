@@ -3,8 +3,8 @@
 use crate::admin::{At, document, failed};
 use crate::outcome::{Failure, Outcome};
 use clap::{Args, Subcommand};
-use octokv_control::client::{self, Error};
-use octokv_control::scheduling::{HostSettings, SchedulingSettings, WindowReport};
+use octokv_admin::client::{self, Error};
+use octokv_admin::scheduling::{HostSettings, SchedulingSettings, WindowReport};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 

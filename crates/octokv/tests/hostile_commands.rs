@@ -3,13 +3,13 @@
 
 #![allow(clippy::disallowed_methods, reason = "the attack has a pace")]
 
-use octokv_hostile::commands::{
+use octokv_adversary::commands::{
     abort, delete, event_request, exist, flush, identify, keep_alive, list, log_page, long, retrieve, store,
     store_here, store_there, value,
 };
-use octokv_hostile::peer::{Heard, PATIENCE, Peer};
-use octokv_hostile::process::eventually;
-use octokv_hostile::siege::{Limits, Siege};
+use octokv_adversary::peer::{Heard, PATIENCE, Peer};
+use octokv_adversary::process::eventually;
+use octokv_adversary::siege::{Limits, Siege};
 use octokv_wire::kv::{StoreOptions, UncheckedList, opcode};
 use octokv_wire::{Sgl, Sqe, Status, command, extension};
 use std::path::Path;

@@ -5,10 +5,10 @@
 //! range, 5 limit exceeded, 6 unsupported parameter (NVMe TCP Transport 1.1, 3.6.2.3). FEI is the offset of the bad
 //! field, or the digest that came.
 
-use octokv_hostile::commands::{exist, flush, keep_alive, log_page, retrieve};
-use octokv_hostile::commands::{store_here, store_there, value};
-use octokv_hostile::peer::{Heard, Joining, Peer, Victim};
-use octokv_hostile::siege::{Limits, Siege};
+use octokv_adversary::commands::{exist, flush, keep_alive, log_page, retrieve};
+use octokv_adversary::commands::{store_here, store_there, value};
+use octokv_adversary::peer::{Heard, Joining, Peer, Victim};
+use octokv_adversary::siege::{Limits, Siege};
 use octokv_wire::pdu::{Data, End, IcRequest, IcResponse, Terminate, flags};
 use octokv_wire::{Cqe, Status};
 use std::path::Path;
@@ -298,7 +298,9 @@ fn a_wrong_header_digest_ends_the_connection_and_a_wrong_data_digest_fails_that_
     drop(io);
 
     // The same in an H2CData; its command is never carried out.
-    assert!(octokv_hostile::process::eventually(octokv_hostile::peer::PATIENCE, || siege.strangers() == 1));
+    assert!(
+        octokv_adversary::process::eventually(octokv_adversary::peer::PATIENCE, || siege.strangers() == 1)
+    );
     let mut io = open();
     let asked = io.ask_to_send(&store_there(1, b"never", 30_000)).unwrap();
     let mut wrong = io.host_data(asked, &value(4, 30_000), flags::LAST);
@@ -307,7 +309,9 @@ fn a_wrong_header_digest_ends_the_connection_and_a_wrong_data_digest_fails_that_
     let heard = io.hear().unwrap();
     assert!(matches!(heard, Heard::Terminated { fatal: 3, .. }), "{heard:?}");
     drop(io);
-    assert!(octokv_hostile::process::eventually(octokv_hostile::peer::PATIENCE, || siege.strangers() == 1));
+    assert!(
+        octokv_adversary::process::eventually(octokv_adversary::peer::PATIENCE, || siege.strangers() == 1)
+    );
     assert_eq!(open().ask(&exist(1, b"never"), &[]).unwrap().status(), Status::KV_KEY_DOES_NOT_EXIST);
     drop(_admin);
     siege.end().unwrap();

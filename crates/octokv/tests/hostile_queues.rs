@@ -4,10 +4,10 @@
 
 #![allow(clippy::disallowed_methods, reason = "a test of time limits reads the clock")]
 
-use octokv_hostile::commands::{event_request, exist, flush, keep_alive};
-use octokv_hostile::peer::{Heard, Joining, PATIENCE, Peer, Victim, granted};
-use octokv_hostile::process::eventually;
-use octokv_hostile::siege::{Limits, Siege};
+use octokv_adversary::commands::{event_request, exist, flush, keep_alive};
+use octokv_adversary::peer::{Heard, Joining, PATIENCE, Peer, Victim, granted};
+use octokv_adversary::process::eventually;
+use octokv_adversary::siege::{Limits, Siege};
 use octokv_wire::fabrics::{Command, Configuration, Connect, NEW_CONTROLLER, invalid_parameter};
 use octokv_wire::pdu::IcRequest;
 use octokv_wire::{Cqe, Status};

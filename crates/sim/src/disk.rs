@@ -5,7 +5,7 @@
 
 use crate::plan::FaultKind;
 use octokv_base::{Buffer, Lba, Nanos, Random};
-use octokv_flash::{Device, DeviceError, Done, Geometry, Pending};
+use octokv_device::{Device, DeviceError, Done, Geometry, Pending};
 use octokv_runtime::Handle;
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -11,7 +11,7 @@ use super::tree::{Finding, Tree};
 const UNSAFE_ROOM: &str = "sys";
 /// Where clocks, threads and files may be used directly: the kernel's room, the room that is off the data cores, the
 /// attackers' room and the binaries.
-const FREE_ROOMS: &[&str] = &["sys", "control", "hostile", "octokv", "xtask"];
+const FREE_ROOMS: &[&str] = &["sys", "admin", "adversary", "octokv", "xtask"];
 
 /// What a room may not say, and what it says instead.
 const BANNED: &[(&str, &str)] = &[

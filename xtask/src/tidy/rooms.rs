@@ -15,25 +15,25 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("sys", &["base"]),
     ("wire", &["base"]),
     ("runtime", &["base", "sys"]),
-    ("flash", &["base", "runtime"]),
-    ("engine", &["base", "runtime", "flash"]),
+    ("device", &["base", "runtime"]),
+    ("engine", &["base", "runtime", "device"]),
     ("sched", &["base"]),
-    ("target", &["base", "wire"]),
+    ("nvmf", &["base", "wire"]),
     ("cluster", &["base", "wire"]),
-    ("client", &["base", "wire", "runtime", "flash"]),
-    ("node", &["base", "sys", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client"]),
-    ("control", &["base", "wire", "engine", "sched", "target", "node"]),
+    ("client", &["base", "wire", "runtime", "device"]),
+    ("node", &["base", "sys", "wire", "runtime", "device", "engine", "sched", "nvmf", "cluster", "client"]),
+    ("admin", &["base", "wire", "engine", "sched", "nvmf", "node"]),
     // Not sys: what the simulator runs on is virtual.
-    ("sim", &["base", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client", "node"]),
+    ("sim", &["base", "wire", "runtime", "device", "engine", "sched", "nvmf", "cluster", "client", "node"]),
     // Runs the engine in the client's process, on blocks and on files: docs/decisions/0006.
-    ("bench", &["base", "sys", "wire", "runtime", "flash", "engine", "client"]),
+    ("bench", &["base", "sys", "wire", "runtime", "device", "engine", "client"]),
     // Control for the other side of its door; what is attacked is a process.
-    ("hostile", &["base", "sys", "wire", "runtime", "client", "bench", "control"]),
+    ("adversary", &["base", "sys", "wire", "runtime", "client", "bench", "admin"]),
     (
         "octokv",
         &[
-            "base", "sys", "wire", "runtime", "flash", "engine", "sched", "target", "cluster", "client",
-            "node", "control", "sim", "bench",
+            "base", "sys", "wire", "runtime", "device", "engine", "sched", "nvmf", "cluster", "client",
+            "node", "admin", "sim", "bench",
         ],
     ),
     ("xtask", &[]),
@@ -44,8 +44,8 @@ const FOREIGN: &[(&str, &[&str], &str)] = &[
     ("libc", &["sys"], "the kernel is spoken to in sys"),
     ("io-uring", &["sys"], "the kernel is spoken to in sys"),
     ("rustix", &["sys"], "the kernel is spoken to in sys"),
-    ("anyhow", &["octokv", "hostile", "xtask"], "rooms have typed errors"),
-    ("tokio", &["control"], "the data cores have their own executor"),
+    ("anyhow", &["octokv", "adversary", "xtask"], "rooms have typed errors"),
+    ("tokio", &["admin"], "the data cores have their own executor"),
     ("tokio-uring", &[], "it is not maintained"),
     ("glommio", &[], "it is not maintained"),
     ("monoio", &[], "it is not maintained"),
@@ -137,8 +137,8 @@ mod tests {
     #[test]
     fn edges_are_held_against_the_table() {
         let table: &[(&str, &str, &str, &[&str])] = &[
-            ("octokv-engine", "octokv-flash", "null", &[]),
-            ("octokv-flash", "octokv-engine", "null", &["flash may not depend on engine"]),
+            ("octokv-engine", "octokv-device", "null", &[]),
+            ("octokv-device", "octokv-engine", "null", &["flash may not depend on engine"]),
             ("octokv-sim", "octokv-sys", "null", &["sim may not depend on sys"]),
             ("octokv-sim", "octokv-sys", "\"build\"", &["sim may not depend on sys"]),
             ("octokv-wire", "octokv-engine", "\"dev\"", &[]),

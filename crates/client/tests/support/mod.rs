@@ -6,10 +6,10 @@ pub mod puppet;
 
 use octokv_base::{Buffer, Key, NamespaceId, Nanos, Pool, Random, value_offset};
 use octokv_client::{Answer, Command, Error, Session, Settings, StoreMode, Value};
-use octokv_runtime::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
-use octokv_target::{
+use octokv_nvmf::{
     Connection, NamespaceInfo, NamespaceKind, Operation, Outcome, Request, Target, TargetSettings,
 };
+use octokv_runtime::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
 use octokv_wire::kv::ListWriter;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

@@ -5,7 +5,7 @@ use super::open::{OpenError, load};
 use super::record;
 use super::volume::{hash_of, split};
 use octokv_base::{Key, Lba, Pool};
-use octokv_flash::Device;
+use octokv_device::Device;
 use std::fmt;
 
 /// What is wrong with one record.

@@ -21,7 +21,7 @@ use super::superblock::{Checkpoint, SUPERBLOCK_STRIDE_BYTES, Superblock};
 use crate::Fault;
 use crate::planted::{self, Bug};
 use octokv_base::{Buffer, Lba, Nanos, crc32c};
-use octokv_flash::{Device, DeviceError};
+use octokv_device::{Device, DeviceError};
 use octokv_runtime::{Handle, give_back};
 use std::sync::atomic::Ordering;
 

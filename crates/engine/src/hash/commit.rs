@@ -26,7 +26,7 @@ use super::journal::{self, BatchHeader, Entry};
 use crate::planted::{self, Bug};
 use crate::{Durability, Fault};
 use octokv_base::Buffer;
-use octokv_flash::DeviceError;
+use octokv_device::DeviceError;
 use std::cell::Cell;
 use std::future::{Future, Ready, poll_fn};
 use std::pin::{Pin, pin};

@@ -14,7 +14,7 @@ use super::superblock::{
     superblock_units,
 };
 use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Random};
-use octokv_flash::{Device, Geometry};
+use octokv_device::{Device, Geometry};
 
 /// How a device is formatted.
 #[derive(Clone, Copy, Debug)]

@@ -51,7 +51,7 @@ use batches::Landed;
 use index::Place;
 use journal::Entry;
 use octokv_base::{Buffer, Key, Lba, Pool};
-use octokv_flash::{Device, Pending};
+use octokv_device::{Device, Pending};
 use readers::Readers;
 use record::{HEADER_BYTES, Header, Identity, record_bytes};
 use smallvec::SmallVec;
@@ -409,7 +409,7 @@ impl Engine for HashEngine {
 mod tests {
     use super::*;
     use crate::conformance::{record_of, value_of};
-    use octokv_flash::{Memory, MemoryDevice};
+    use octokv_device::{Memory, MemoryDevice};
     use octokv_runtime::block_on;
 
     fn in_memory() -> HashEngine {

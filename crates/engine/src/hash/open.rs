@@ -24,7 +24,7 @@ use super::volume::{Contents, OpenSettings, Segment, Volume, apply, hash_of, spl
 use crate::planted::{self, Bug};
 use octokv_base::map::Map;
 use octokv_base::{Buffer, Key, Lba, Pool};
-use octokv_flash::Device;
+use octokv_device::Device;
 use octokv_runtime::give_back;
 use std::rc::Rc;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::superblock::NotOurs;
 use crate::Fault;
-use octokv_flash::DeviceError;
+use octokv_device::DeviceError;
 use std::fmt;
 
 /// Why a volume was not opened. Nothing was written.

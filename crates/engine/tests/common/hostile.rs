@@ -1,11 +1,11 @@
 //! Images of volumes that lie under right checksums: shared by the bounded test and the fuzz target.
 
 use octokv_base::{Key, Pool, Random, crc32c};
+use octokv_device::Device;
+use octokv_device::power::PowerDisk;
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, check, open};
 use octokv_engine::{Durability, Engine, PutMode};
-use octokv_flash::Device;
-use octokv_flash::power::PowerDisk;
 use octokv_runtime::block_on;
 use std::rc::Rc;
 

@@ -3,11 +3,11 @@
 #![allow(dead_code)]
 
 use octokv_base::{Pool, Random};
+use octokv_device::power::PowerDisk;
+use octokv_device::{Device, Memory, MemoryDevice};
 use octokv_engine::Durability;
 use octokv_engine::conformance::Subject;
 use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, format, open};
-use octokv_flash::power::PowerDisk;
-use octokv_flash::{Device, Memory, MemoryDevice};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 use super::*;
 use crate::board::{Board, Stamp};
 use octokv_base::{Buffer, Key, NamespaceId};
+use octokv_nvmf::StoreMode;
 use octokv_runtime::Busy;
 use octokv_sched::{Counters, Decision, FlowRule, measure};
-use octokv_target::StoreMode;
 use std::sync::Arc;
 
 const DENSE: FlowId = FlowId(1);

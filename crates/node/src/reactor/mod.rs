@@ -33,11 +33,11 @@ use crate::stores::{Removed, Stores};
 use octokv_base::map::Map;
 use octokv_base::{NamespaceId, Nanos, Pool};
 use octokv_engine::Engine;
+use octokv_nvmf::{Outcome, Request, Target};
 use octokv_runtime::{
     Channel, Desk, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Workers,
 };
 use octokv_sched::{CoreId, FlowId};
-use octokv_target::{Outcome, Request, Target};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -7,8 +7,8 @@ use super::{CLOSES_AT_ONCE, Finished, Message, Reactor};
 use crate::flows::OTHERS;
 use crate::planted::{self, Bug};
 use octokv_base::Nanos;
+use octokv_nvmf::{Closing, Connection};
 use octokv_runtime::{Sockets, Stage};
-use octokv_target::{Closing, Connection};
 use std::convert::Infallible;
 use std::future::Future;
 

@@ -11,19 +11,19 @@
 
 use octokv_base::{Buffer, Key, Lba, NamespaceId, Nanos, Pool};
 use octokv_client::{Answer, Command, Reconnect, Session, Settings, StoreMode, Value};
+use octokv_device::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_engine::Durability;
 use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings};
-use octokv_flash::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_node::pace::Pace;
 use octokv_node::perform::Performer;
 use octokv_node::scheduling::Scheduling;
 use octokv_node::stores::{Store, Stores};
 use octokv_node::{Costs, Parts, Turns, namespace_of, reactor};
+use octokv_nvmf::{Target, TargetSettings};
 use octokv_runtime::{
     Busy, Channel, Completed, DetachedSocket, DeviceQueue, Doorbell, FileId, Handle, ListenerId, Media,
     Operation, Received, Sent, SocketId, Sockets, Stage, mesh,
 };
-use octokv_target::{Target, TargetSettings};
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;

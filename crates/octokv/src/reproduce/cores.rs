@@ -12,8 +12,8 @@
 use super::points::{Point, Points};
 use crate::child::Server;
 use anyhow::{Context, Result, anyhow, bail};
-use octokv_control::client;
-use octokv_control::scheduling::{SchedulingSettings, WindowReport};
+use octokv_admin::client;
+use octokv_admin::scheduling::{SchedulingSettings, WindowReport};
 use octokv_sys::process::stand_still;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};

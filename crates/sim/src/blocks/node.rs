@@ -9,15 +9,15 @@
 use super::plan::{BlocksPlan, DiskPlan};
 use crate::disk::{DiskFaults, FaultyDisk};
 use octokv_base::{NamespaceId, Pool};
+use octokv_device::{Device, FileDevice, Geometry};
 use octokv_engine::hash::HashEngine;
-use octokv_flash::{Device, FileDevice, Geometry};
 use octokv_node::blocks::{BlockVolume, Blocks};
 use octokv_node::scheduling::Scheduling;
 use octokv_node::stores::{Store, Stores};
 use octokv_node::{Message, Parts, Turns, reactor};
+use octokv_nvmf::{NamespaceInfo, NamespaceKind, Target, TargetSettings};
 use octokv_runtime::virtual_world::{DiskId, HostId, Stop, VirtualSockets, VirtualWorld};
 use octokv_runtime::{Busy, Channel, Doorbell, Handle, Mailbox, Sockets, mesh};
-use octokv_target::{NamespaceInfo, NamespaceKind, Target, TargetSettings};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;

@@ -19,7 +19,7 @@ use super::parameters::{CORES, KEYS_READ, Operation, drive, wire};
 use super::serve::{LIMIT, NQN, Node, POOL_BYTES, handle_on};
 use octokv_base::{Nanos, Random};
 use octokv_client::{Session, Settings as ClientSettings};
-use octokv_flash::nand::Model;
+use octokv_device::nand::Model;
 use octokv_node::Costs;
 use octokv_node::board::Seen;
 use octokv_node::scheduling::{Scheduling, Window};

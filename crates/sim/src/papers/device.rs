@@ -1,4 +1,4 @@
-//! The papers' drive as the cores of a node see it: contents, and the model of `octokv_flash::nand` for the time.
+//! The papers' drive as the cores of a node see it: contents, and the model of `octokv_device::nand` for the time.
 //!
 //! ```text
 //!   a core asks ──the work before is done──▶ model: until when? ──then──▶ answered, the core has a turn
@@ -9,8 +9,8 @@
 
 use octokv_base::map::Map;
 use octokv_base::{Buffer, Lba, Nanos};
-use octokv_flash::nand::Model;
-use octokv_flash::{Device, Done, Geometry, Pending};
+use octokv_device::nand::Model;
+use octokv_device::{Device, Done, Geometry, Pending};
 use octokv_runtime::virtual_world::VirtualWorld;
 use octokv_runtime::{Handle, Underway};
 use std::cell::RefCell;

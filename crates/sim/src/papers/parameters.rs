@@ -36,8 +36,8 @@
 //! The kernel's part is as it was on that machine, whose clock is not known, and so is not scaled.
 
 use octokv_base::Nanos;
-use octokv_flash::nand::Drive;
-use octokv_flash::nand::drives::EVO_970;
+use octokv_device::nand::Drive;
+use octokv_device::nand::drives::EVO_970;
 use octokv_node::Costs;
 use octokv_runtime::virtual_world::LinkSettings;
 

@@ -15,9 +15,9 @@ use octokv_node::perform::Performer;
 use octokv_node::scheduling::Scheduling;
 use octokv_node::stores::{Store, Stores};
 use octokv_node::{Costs, Message, Parts, Turns, namespace_of, reactor};
+use octokv_nvmf::{Target, TargetSettings};
 use octokv_runtime::virtual_world::{HostId, VirtualWorld};
 use octokv_runtime::{Busy, Carrier, Channel, Doorbell, Handle, Mailbox, Sockets, carried_mesh};
-use octokv_target::{Target, TargetSettings};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -90,7 +90,7 @@ impl Node<'_> {
         opened.unwrap_or_else(|| Err("the volume does not open".to_owned()))
     }
 
-    fn device(&self, flash: &Rc<RefCell<Flash>>, handle: &Handle) -> Rc<dyn octokv_flash::Device> {
+    fn device(&self, flash: &Rc<RefCell<Flash>>, handle: &Handle) -> Rc<dyn octokv_device::Device> {
         Rc::new(FlashDevice::new(flash, (DEVICE_BYTES / 4096, !self.journal), handle, self.world))
     }
 

@@ -1,0 +1,162 @@
+//! An engine and a device in memory: values in a sorted map, blocks in another.
+
+use super::*;
+use octokv_base::Lba;
+use octokv_nvmf::Range;
+
+/// What namespaces hold.
+#[derive(Default)]
+pub struct Engine {
+    pub values: BTreeMap<(u32, Key), Vec<u8>>,
+    /// Blocks that are not zeros.
+    pub blocks: BTreeMap<(u32, u64), Vec<u8>>,
+    /// Whether the last change of blocks had to be durable at once.
+    pub forced: Option<bool>,
+}
+
+impl Engine {
+    /// Does what a request asks, as the target may expect it.
+    pub fn outcome(&mut self, target: &Target, namespace: NamespaceId, operation: Operation) -> Outcome {
+        self.perform(target.namespaces().get(namespace), namespace, operation)
+    }
+
+    /// Does what a request asks of a namespace that was so when it was asked.
+    pub fn perform(
+        &mut self,
+        info: Option<&NamespaceInfo>,
+        namespace: NamespaceId,
+        operation: Operation,
+    ) -> Outcome {
+        let Some(info) = info else { return Outcome::NotReady };
+        match (info.kind, operation) {
+            (_, Operation::Flush) => Outcome::Flushed,
+            (NamespaceKind::KeyValue { .. }, operation) => self.on_keys(namespace, operation),
+            (NamespaceKind::Block { block_bytes }, operation) => {
+                let blocks = info.size_bytes / u64::from(block_bytes);
+                self.on_blocks(namespace, block_bytes as usize, blocks, operation)
+            }
+        }
+    }
+
+    fn on_keys(&mut self, namespace: NamespaceId, operation: Operation) -> Outcome {
+        let values = &mut self.values;
+        match operation {
+            Operation::Store { key, mode, record, value_bytes } => {
+                let from = value_offset(key.len());
+                assert_eq!(record.len(), from + value_bytes as usize);
+                let place = (namespace.0, key);
+                match mode {
+                    StoreMode::AddOnly if values.contains_key(&place) => Outcome::AlreadyExists,
+                    StoreMode::UpdateOnly if !values.contains_key(&place) => Outcome::NotFound,
+                    StoreMode::Upsert | StoreMode::AddOnly | StoreMode::UpdateOnly => {
+                        values.insert(place, record[from..].to_vec());
+                        Outcome::Stored
+                    }
+                }
+            }
+            Operation::Retrieve { key, .. } => match values.get(&(namespace.0, key)) {
+                Some(value) => {
+                    let mut buffer = Buffer::zeroed(value.len() + 64);
+                    buffer[64..].copy_from_slice(value);
+                    Outcome::Value { buffer, offset: 64, bytes: value.len() }
+                }
+                None => Outcome::NotFound,
+            },
+            Operation::Delete { key } => match values.remove(&(namespace.0, key)) {
+                Some(_) => Outcome::Deleted,
+                None => Outcome::NotFound,
+            },
+            Operation::Exist { key } => match values.get(&(namespace.0, key)) {
+                Some(value) => Outcome::Exists { value_bytes: value.len() as u32 },
+                None => Outcome::NotFound,
+            },
+            Operation::List { start, limit_bytes, long_keys } => {
+                let mut buffer = Buffer::zeroed(limit_bytes as usize);
+                let mut list = kv::ListWriter::new(&mut buffer).unwrap();
+                for (at, key) in values.range((namespace.0, start)..).map(|(place, _)| place) {
+                    let fits = long_keys || key.len() <= 16;
+                    if *at != namespace.0 || (fits && !list.push(key.as_bytes())) {
+                        break;
+                    }
+                }
+                let bytes = list.bytes();
+                Outcome::Listing { buffer, bytes }
+            }
+            other => unreachable!("not on keys: {other:?}"),
+        }
+    }
+
+    fn on_blocks(
+        &mut self,
+        namespace: NamespaceId,
+        block_bytes: usize,
+        blocks: u64,
+        operation: Operation,
+    ) -> Outcome {
+        let exists = |lba: Lba, count: u64| {
+            assert!(count > 0 && lba.0 + count <= blocks, "{lba:?} and {count} more of {blocks} blocks");
+        };
+        match operation {
+            Operation::Read { range } => {
+                exists(range.lba, range.blocks.into());
+                Outcome::Blocks { buffer: self.read(namespace, range, block_bytes) }
+            }
+            Operation::Write { lba, data, force_unit_access } => {
+                assert!(data.len().is_multiple_of(block_bytes));
+                exists(lba, (data.len() / block_bytes) as u64);
+                for (at, block) in (lba.0..).zip(data.chunks_exact(block_bytes)) {
+                    self.blocks.insert((namespace.0, at), block.to_vec());
+                }
+                self.forced = Some(force_unit_access);
+                Outcome::Written
+            }
+            Operation::Compare { lba, data } => {
+                assert!(data.len().is_multiple_of(block_bytes));
+                let range = Range { lba, blocks: (data.len() / block_bytes) as u32 };
+                exists(lba, range.blocks.into());
+                match self.read(namespace, range, block_bytes)[..] == data[..] {
+                    true => Outcome::Verified,
+                    false => Outcome::Different,
+                }
+            }
+            Operation::WriteZeroes { range, force_unit_access, .. } => {
+                self.forced = Some(force_unit_access);
+                exists(range.lba, range.blocks.into());
+                self.zero(namespace, range)
+            }
+            Operation::Deallocate { ranges } => {
+                assert!(!ranges.is_empty());
+                for range in ranges {
+                    exists(range.lba, range.blocks.into());
+                    self.zero(namespace, range);
+                }
+                Outcome::Written
+            }
+            Operation::Verify { range } => {
+                exists(range.lba, range.blocks.into());
+                Outcome::Verified
+            }
+            other => unreachable!("not on blocks: {other:?}"),
+        }
+    }
+
+    fn read(&self, namespace: NamespaceId, range: Range, block_bytes: usize) -> Buffer {
+        let mut buffer = Buffer::zeroed(range.blocks as usize * block_bytes);
+        let (first, end) = (range.lba.0, range.lba.0 + u64::from(range.blocks));
+        for ((_, lba), block) in self.blocks.range((namespace.0, first)..(namespace.0, end)) {
+            // A namespace that took the identifier of another one may have other blocks.
+            let at = (lba - first) as usize * block_bytes;
+            let bytes = block.len().min(block_bytes);
+            buffer[at..at + bytes].copy_from_slice(&block[..bytes]);
+        }
+        buffer
+    }
+
+    fn zero(&mut self, namespace: NamespaceId, range: Range) -> Outcome {
+        let (first, end) = (range.lba.0, range.lba.0 + u64::from(range.blocks));
+        let there: Vec<_> =
+            self.blocks.range((namespace.0, first)..(namespace.0, end)).map(|(place, _)| *place).collect();
+        there.iter().for_each(|place| drop(self.blocks.remove(place)));
+        Outcome::Written
+    }
+}

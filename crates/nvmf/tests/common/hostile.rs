@@ -1,0 +1,449 @@
+//! A hostile host and a restless operator, driven by bytes: sound PDUs, spoiled ones and noise, in every
+//! state of a connection, while namespaces, hosts and access change.
+//!
+//! Shared by the bounded random test of this room, the replay of the kept corpus, and the fuzz target. One
+//! play must cost little, since there are hundreds of millions of them: every bound of the settings is as
+//! small as it may be, start states come from bytes that were encoded once, the pools outlive a play, and
+//! data is cut from one pattern. A script is read byte by byte: each step takes one for what to do and
+//! few for how.
+//!
+//! What is held in every step: nothing panics; no pool gives more than its budget; no connection keeps
+//! more than its bounds, taken or unsent; every PDU that leaves is sound; no command is answered twice.
+//! And at the end: every buffer, connection and controller is gone.
+
+use super::script::{self, Script};
+use super::*;
+use octokv_nvmf::controller::{Condition, Purpose};
+use octokv_nvmf::{AnaState, ControllerReport, Counts, HealthFacts, Hosts};
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::LazyLock;
+
+/// The most of a value and of a transfer.
+pub const VALUE_BYTES_MAX: u32 = 16 << 10;
+/// The most in a capsule.
+pub const CAPSULE_BYTES_MAX: u32 = 2 << 10;
+const OUTBOX_BYTES_MAX: usize = 24 << 10;
+/// Besides what may be unsent before a command is taken: its answer, and completions without data.
+const ANSWER_BYTES_MAX: usize = VALUE_BYTES_MAX as usize + 4096;
+const ENTRIES: u16 = 16;
+const STEPS_MAX: usize = 256;
+/// Bytes of a PDU that may wait to be taken whole: headers, padding, a capsule of an admin queue, digests.
+const PDU_BYTES_MAX: usize = 255 + 8192 + 8;
+
+/// What is alike in all plays.
+struct Constants {
+    settings: TargetSettings,
+    namespaces: [NamespaceInfo; 3],
+    /// The bytes that bring a connection into its state, for each choice of digests.
+    admin: [Vec<u8>; 4],
+    discovery: [Vec<u8>; 4],
+    io: [Vec<u8>; 4],
+    initial: [Vec<u8>; 4],
+    address: SocketAddr,
+}
+
+static CONSTANTS: LazyLock<Constants> = LazyLock::new(|| {
+    let mut settings = TargetSettings::new(NQN);
+    settings.queue_depth = ENTRIES;
+    settings.receive_bytes_max = 32 << 10;
+    settings.outbox_bytes_max = OUTBOX_BYTES_MAX;
+    settings.value_bytes_max = VALUE_BYTES_MAX;
+    settings.in_capsule_bytes = CAPSULE_BYTES_MAX;
+    settings.max_h2c_data = 4096;
+    let digests = [0, 1, 2, 3].map(|bits| (bits & 1 != 0, bits & 2 != 0));
+    Constants {
+        settings,
+        namespaces: [namespace_of(0, 1), namespace_of(1, 2), namespace_of(2, 3)],
+        admin: digests.map(|digests| script::beginning(digests, Some((0, NQN)), 0)),
+        discovery: digests.map(|digests| script::beginning(digests, Some((0, nqn::DISCOVERY)), 0)),
+        io: digests.map(|digests| script::beginning(digests, Some((1, NQN)), 1)),
+        initial: digests.map(|digests| script::beginning(digests, None, 0)),
+        address: "10.0.0.1:4420".parse().unwrap(),
+    }
+});
+
+thread_local! {
+    // One is ample for the largest transfer, the other holds hardly two.
+    static POOLS: [Pool; 2] = [Pool::new(256 << 10), Pool::new(40 << 10)];
+    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A namespace of one of three kinds, small enough that its end is near.
+fn namespace_of(kind: u8, id: u32) -> NamespaceInfo {
+    let kind = match kind % 3 {
+        0 => NamespaceKind::KeyValue { value_bytes_max: VALUE_BYTES_MAX, key_bytes_max: 64 },
+        1 => NamespaceKind::Block { block_bytes: 512 },
+        _ => NamespaceKind::Block { block_bytes: 4096 },
+    };
+    NamespaceInfo { size_bytes: 64 << 10, kind, ana_group: 1 + id % 2, ..namespace(id) }
+}
+
+/// One connection as its host and its node have it.
+pub struct Peer {
+    pub connection: Connection,
+    pub link: Link,
+    /// Transfers that were asked for and not all sent.
+    pub asks: Vec<Data>,
+    /// Requests at the engine, each with what its namespace was.
+    requests: Vec<(Request, Option<NamespaceInfo>)>,
+    /// Sent and not yet taken by the connection.
+    unsent: Vec<u8>,
+    received: Vec<u8>,
+    /// It began as an I/O queue.
+    pub is_io: bool,
+    /// The host reads what comes.
+    reads: bool,
+    /// Commands sent and answers received, as long as all that was sent was sound.
+    commands: u64,
+    answers: u64,
+    pub spoiled: bool,
+}
+
+/// All that a play has.
+struct World {
+    target: Arc<Target>,
+    pool: Pool,
+    now: Nanos,
+    engine: Engine,
+    peers: Vec<Peer>,
+    fresh: Vec<Request>,
+}
+
+impl World {
+    /// The world in the state that the script picks.
+    fn new(script: &mut Script<'_>) -> World {
+        let constants = &*CONSTANTS;
+        let target = Target::new(constants.settings.clone(), constants.namespaces.to_vec());
+        let choice = script.byte();
+        let pool = POOLS.with(|pools| pools[usize::from(choice & 1)].clone());
+        let now = Nanos::from_secs(100);
+        let mut world =
+            World { target, pool, now, engine: Engine::default(), peers: Vec::new(), fresh: Vec::new() };
+        let digests = usize::from(choice >> 1 & 3);
+        if choice >> 3 > 8 {
+            let admin = world.open(&constants.admin[0], 0);
+            world.peers.push(admin);
+        }
+        let main = world.open_as(choice >> 3, digests);
+        world.peers.insert(0, main);
+        world
+    }
+
+    /// A connection in one of the states.
+    fn open_as(&mut self, state: u8, digests: usize) -> Peer {
+        let constants = &*CONSTANTS;
+        let controllers = self.target.controllers();
+        let serves =
+            |one: &&ControllerReport| one.purpose == Purpose::Io && one.condition == Condition::Ready;
+        let io = controllers.iter().filter(serves).map(|one| one.id).max();
+        match (state, io) {
+            (0, _) => self.open(&[], 0),
+            (1, _) => self.open(&constants.initial[digests], digests),
+            (2..=5, _) | (_, None) => self.open(&constants.admin[digests], digests),
+            (6..=8, _) => self.open(&constants.discovery[digests], digests),
+            (_, Some(1)) => Peer { is_io: true, ..self.open(&constants.io[digests], digests) },
+            (_, Some(id)) => {
+                let digest = (digests & 1 != 0, digests & 2 != 0);
+                let beginning = script::beginning(digest, Some((1, NQN)), id);
+                Peer { is_io: true, ..self.open(&beginning, digests) }
+            }
+        }
+    }
+
+    /// A connection that has got so far.
+    fn open(&mut self, beginning: &[u8], digests: usize) -> Peer {
+        let address = CONSTANTS.address;
+        let mut connection = Connection::new(Arc::clone(&self.target), address, address, self.now);
+        let consumed = connection.receive(self.now, beginning, &self.pool, &mut self.fresh);
+        assert_eq!(consumed.bytes, beginning.len());
+        let outbox = connection.outbox();
+        outbox.advance(outbox.bytes());
+        let mut link = Link::plain();
+        (link.header_digest, link.data_digest) = (digests & 1 != 0, digests & 2 != 0);
+        let spare = || SPARE.with(|spare| spare.borrow_mut().pop().unwrap_or_default());
+        Peer {
+            connection,
+            link,
+            asks: Vec::new(),
+            requests: Vec::new(),
+            unsent: spare(),
+            received: spare(),
+            is_io: false,
+            reads: true,
+            commands: 0,
+            answers: 0,
+            spoiled: false,
+        }
+    }
+
+    /// Gives a connection what its host sent, and reads what comes back.
+    fn pump(&mut self, at: usize) {
+        let peer = &mut self.peers[at];
+        let consumed = peer.connection.receive(self.now, &peer.unsent, &self.pool, &mut self.fresh);
+        peer.unsent.drain(..consumed.bytes);
+        if consumed.stalled.is_none() {
+            assert!(peer.unsent.len() <= PDU_BYTES_MAX, "{} B were not taken", peer.unsent.len());
+        }
+        self.take_requests(at);
+    }
+
+    fn take_requests(&mut self, at: usize) {
+        let peer = &mut self.peers[at];
+        if !self.fresh.is_empty() {
+            let namespaces = self.target.namespaces();
+            let tagged = self.fresh.drain(..).map(|request| {
+                let info = namespaces.get(request.namespace).cloned();
+                assert!(info.is_some(), "a request on no namespace: {request:?}");
+                (request, info)
+            });
+            peer.requests.extend(tagged);
+        }
+        if peer.reads {
+            peer.read();
+        }
+    }
+
+    /// Ends some of a connection's requests, from either end, rightly or not.
+    fn complete(&mut self, at: usize, count: usize, how: u8) {
+        for _ in 0..count {
+            let peer = &mut self.peers[at];
+            if peer.requests.is_empty() {
+                break;
+            }
+            let newest = how & 1 != 0;
+            let (request, info) = if newest { peer.requests.pop().unwrap() } else { peer.requests.remove(0) };
+            let Request { slot, namespace, operation } = request;
+            let outcome = match how >> 1 & 15 {
+                0 => Outcome::Busy,
+                1 => Outcome::NotReady,
+                2 => Outcome::Unrecovered,
+                3 => Outcome::CapacityExceeded,
+                _ => self.engine.perform(info.as_ref(), namespace, operation),
+            };
+            peer.connection.complete(self.now, slot, outcome);
+        }
+        self.pump(at);
+    }
+
+    /// What the operator does.
+    fn operate(&mut self, script: &mut Script<'_>) {
+        let (what, how) = (script.byte(), script.byte());
+        let id = NamespaceId(1 + u32::from(how % 4));
+        match what % 8 {
+            0 => drop(self.target.add_namespace(namespace_of(how >> 2, id.0))),
+            1 => drop(self.target.remove_namespace(id)),
+            2 => self.target.namespace_changed(id),
+            3 => {
+                let states = [
+                    AnaState::Optimized,
+                    AnaState::NonOptimized,
+                    AnaState::Inaccessible,
+                    AnaState::PersistentLoss,
+                    AnaState::Change,
+                ];
+                self.target.set_ana_state(1 + u32::from(how & 1), states[usize::from(how >> 1) % 5]);
+            }
+            4 => self.target.set_hosts(match how % 8 {
+                0 => Hosts::Listed(Default::default()),
+                1..=3 => Hosts::Listed([HOST_NQN.to_owned()].into()),
+                _ => Hosts::Any,
+            }),
+            5 => self.target.set_listeners(vec![CONSTANTS.address; usize::from(how % 4)]),
+            6 => self.target.set_referrals(vec![CONSTANTS.address; usize::from(how % 3)]),
+            _ => self.target.set_health(HealthFacts {
+                available_spare_percent: how,
+                read_only: how & 1 != 0,
+                ..HealthFacts::default()
+            }),
+        }
+    }
+
+    /// Lets time pass on all connections.
+    fn pass(&mut self, span: Nanos) {
+        self.now = self.now + span;
+        for peer in &mut self.peers {
+            if peer.connection.next_deadline() <= self.now {
+                peer.connection.tick(self.now);
+            }
+            if peer.reads {
+                peer.read();
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        assert!(self.pool.out_bytes() <= self.pool.budget_bytes());
+        for peer in &mut self.peers {
+            assert!(peer.connection.in_flight() <= usize::from(ENTRIES.max(128)));
+            // A shutdown is one command, and several requests.
+            assert!(peer.connection.in_flight() <= peer.requests.len());
+            assert_eq!(peer.connection.in_flight() == 0, peer.requests.is_empty());
+            let unsent = peer.connection.outbox().bytes();
+            assert!(unsent <= OUTBOX_BYTES_MAX + ANSWER_BYTES_MAX, "{unsent} B are unsent");
+        }
+    }
+
+    /// A host whose connection ended comes again.
+    fn reopen(&mut self, script: &mut Script<'_>, at: usize) {
+        while !self.peers[at].requests.is_empty() {
+            self.complete(at, usize::MAX, 0b11110);
+        }
+        let choice = script.byte();
+        let state = if at == 0 { choice >> 3 } else { 2 };
+        let peer = self.open_as(state, usize::from(choice >> 1 & 3));
+        std::mem::replace(&mut self.peers[at], peer).spare();
+    }
+
+    /// One step of the script for connection `at`.
+    fn step(&mut self, script: &mut Script<'_>, at: usize) {
+        if self.peers[at].connection.is_closed() {
+            return self.reopen(script, at);
+        }
+        match script.byte() {
+            0..=39 => {
+                let how = script.byte();
+                self.complete(at, usize::from(how >> 5) + 1, how);
+            }
+            40..=55 => self.operate(script),
+            56..=63 => self.pass(Nanos::from_millis(u64::from(script.byte()) * 4)),
+            64..=65 => self.pass(Nanos::from_secs(u64::from(script.byte()))),
+            66..=69 => self.peers[at].reads ^= true,
+            70..=75 => self.land(at, script),
+            76 => self.peers[at].connection.peer_closed(),
+            choice => {
+                let World { peers, .. } = self;
+                let peer = &mut peers[at];
+                let from = peer.unsent.len();
+                let commands = script::next_bytes(script, peer, choice);
+                peer.commands += commands;
+                // Rarely a bit is wrong, or the rest comes later.
+                let sent = peer.unsent.len() - from;
+                let spoil = script.byte();
+                if spoil < 3 && sent > 0 {
+                    let bit = usize::from(script.byte()) | usize::from(script.byte()) << 8;
+                    peer.unsent[from + bit / 8 % sent] ^= 1 << (bit % 8);
+                    peer.spoiled = true;
+                } else if spoil < 24 && sent > 0 {
+                    let cut = from + usize::from(script.byte()) % sent;
+                    let rest = peer.unsent.split_off(cut);
+                    self.pump(at);
+                    self.peers[at].unsent.extend(rest);
+                }
+                self.pump(at);
+            }
+        }
+    }
+
+    /// Data that is received straight into its place.
+    fn land(&mut self, at: usize, script: &mut Script<'_>) {
+        let World { peers, pool, fresh, now, .. } = self;
+        let peer = &mut peers[at];
+        if !peer.unsent.is_empty() {
+            return;
+        }
+        let Some(place) = peer.connection.landing() else { return };
+        let count = place.len().min(usize::from(script.byte()) * 16);
+        place[..count].copy_from_slice(script::pattern(count));
+        peer.connection.landed(*now, count, pool, fresh);
+        // The host will not send these bytes again.
+        peer.spoiled = true;
+        self.take_requests(at);
+    }
+}
+
+impl Peer {
+    /// What was sent and not yet taken, for the script to append to.
+    pub fn take_unsent(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.unsent)
+    }
+
+    /// Puts it back.
+    pub fn give_unsent(&mut self, unsent: Vec<u8>) {
+        self.unsent = unsent;
+    }
+
+    /// Ends it, and keeps its memory for another.
+    fn spare(self) {
+        let Peer { mut unsent, mut received, .. } = self;
+        unsent.clear();
+        received.clear();
+        SPARE.with(|spare| spare.borrow_mut().extend([unsent, received]));
+    }
+
+    /// Reads all that is unsent, and holds it against the rules.
+    fn read(&mut self) {
+        let outbox = self.connection.outbox();
+        if outbox.is_empty() {
+            return;
+        }
+        while !outbox.is_empty() {
+            let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(8);
+            outbox.slices(&mut slices, usize::MAX);
+            let mut bytes = 0;
+            for slice in &slices {
+                self.received.extend_from_slice(slice);
+                bytes += slice.len();
+            }
+            drop(slices);
+            outbox.advance(bytes);
+        }
+        let mut at = 0;
+        while let Some(unchecked) = Unchecked::new(&self.received[at..]) {
+            let frame = unchecked.check(End::Host, &self.link).expect("a sound PDU from the target");
+            let pdu = &self.received[at..at + frame.pdu_bytes()];
+            at += frame.pdu_bytes();
+            let (from, bytes) = (frame.prefix_bytes as usize, frame.data_bytes as usize);
+            let data = &pdu[from..from + bytes];
+            if frame.trailer_bytes > 0 {
+                assert_eq!(pdu[from + bytes..], crc32c(data).to_le_bytes(), "data digest");
+            }
+            match frame.header(pdu).expect("a right header digest") {
+                Header::IcResponse(ic) => {
+                    let ic = ic.check_response().unwrap();
+                    (self.link.header_digest, self.link.data_digest) = (ic.header_digest, ic.data_digest);
+                }
+                Header::Response(_) => self.answers += 1,
+                Header::Data(range) => {
+                    assert_eq!(range.bytes as usize, data.len());
+                    assert!(frame.is_last() && !frame.is_success() && !data.is_empty());
+                }
+                Header::ReadyToTransfer(range) => {
+                    assert!(range.bytes > 0);
+                    self.asks.push(range);
+                }
+                Header::Terminate(_) => {}
+                Header::IcRequest(_) | Header::Command(_) => panic!("{:?} to a host", frame.kind),
+            }
+        }
+        assert_eq!(at, self.received.len(), "the target sent half a PDU");
+        self.received.clear();
+        assert!(self.spoiled || self.answers <= self.commands, "more answers than commands");
+    }
+}
+
+/// Plays a script to its end; gives what was done. Panics only where the target
+/// is wrong.
+pub fn play(bytes: &[u8]) -> Counts {
+    let script = &mut Script(bytes);
+    let mut world = World::new(script);
+    for _ in 0..STEPS_MAX {
+        if script.is_over() {
+            break;
+        }
+        let at = usize::from(world.peers.len() > 1 && script.one_in(6));
+        world.step(script, at);
+        world.check();
+    }
+    for at in 0..world.peers.len() {
+        while !world.peers[at].requests.is_empty() {
+            world.peers[at].reads = true;
+            world.complete(at, usize::MAX, 0b11110);
+        }
+    }
+    world.peers.into_iter().for_each(Peer::spare);
+    assert_eq!(world.pool.out_bytes(), 0, "a buffer was lost");
+    assert_eq!(world.target.connections(), 0, "a connection was lost");
+    assert!(world.target.controllers().is_empty(), "a controller was lost");
+    world.target.statistics()
+}

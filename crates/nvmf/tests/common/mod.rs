@@ -1,0 +1,484 @@
+//! A host and an engine for one connection, in memory: what the tests of this room talk to it with.
+#![allow(dead_code)] // Each test file uses its part.
+
+pub mod engine;
+pub mod hostile;
+pub mod script;
+
+pub use engine::Engine;
+
+use octokv_base::{Buffer, Key, NamespaceId, Nanos, Pool, crc32c, value_offset};
+use octokv_nvmf::{
+    Connection, Consumed, NamespaceInfo, NamespaceKind, Operation, Outcome, Request, StoreMode, Target,
+    TargetSettings,
+};
+use octokv_wire::command::admin;
+use octokv_wire::fabrics::{self, Configuration, Connect, ConnectData, NEW_CONTROLLER, property};
+use octokv_wire::pdu::{self, Data, End, Header, IcRequest, IcResponse, Kind, Link, Terminate, Unchecked};
+use octokv_wire::{Cqe, Sgl, Sqe, Status, identify, kv, log, nqn, nvm};
+use std::collections::{BTreeMap, VecDeque};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use zerocopy::IntoBytes;
+
+pub const NQN: &str = "nqn.2026-11.io.octokv:node";
+pub const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:36ebf5a9-1df9-47b3-a6d0-e9ba32e428a2";
+pub const NSID: NamespaceId = NamespaceId(1);
+pub const POOL_BYTES: usize = 64 << 20;
+
+pub fn namespace(id: u32) -> NamespaceInfo {
+    NamespaceInfo {
+        id: NamespaceId(id),
+        nguid: [id as u8; 16],
+        size_bytes: 1 << 30,
+        used_bytes: Arc::new(AtomicU64::new(1 << 20)),
+        kind: NamespaceKind::KeyValue { value_bytes_max: 2 << 20, key_bytes_max: 1024 },
+        ana_group: 1,
+    }
+}
+
+/// A namespace of 64 MiB in blocks of this size.
+pub fn block_namespace(id: u32, block_bytes: u32) -> NamespaceInfo {
+    let kind = NamespaceKind::Block { block_bytes };
+    NamespaceInfo { size_bytes: 64 << 20, kind, ..namespace(id) }
+}
+
+/// A target with a Key Value namespace, one of 512 B blocks and one of 4096 B blocks.
+pub fn mixed_target() -> Arc<Target> {
+    let namespaces = vec![namespace(1), block_namespace(2, 512), block_namespace(3, 4096)];
+    Target::new(TargetSettings::new(NQN), namespaces)
+}
+
+pub fn target_of(settings: TargetSettings) -> Arc<Target> {
+    Target::new(settings, vec![namespace(1), namespace(2)])
+}
+
+pub fn target() -> Arc<Target> {
+    target_of(TargetSettings::new(NQN))
+}
+
+/// One PDU that the target sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    Ic(IcResponse),
+    Completion(Cqe),
+    Data(Data, Vec<u8>),
+    Ask(Data),
+    Terminate(Terminate),
+}
+
+/// What one command brought back.
+#[derive(Clone, Debug)]
+pub struct Done {
+    pub cqe: Cqe,
+    pub data: Vec<u8>,
+}
+
+impl Done {
+    pub fn status(&self) -> Status {
+        self.cqe.status()
+    }
+    pub fn dw0(&self) -> u32 {
+        self.cqe.dw0.get()
+    }
+}
+
+pub struct Host {
+    pub connection: Connection,
+    pub target: Arc<Target>,
+    pub pool: Pool,
+    pub now: Nanos,
+    pub link: Link,
+    pub requests: Vec<Request>,
+    pub engine: Engine,
+    pub replies: VecDeque<Reply>,
+    /// Sent and not yet taken by the connection.
+    pub unsent: Vec<u8>,
+    pub last: Option<Consumed>,
+    received: Vec<u8>,
+    next_id: u16,
+}
+
+impl Host {
+    pub fn new(target: &Arc<Target>) -> Host {
+        Host::at(target, Nanos::from_secs(100))
+    }
+
+    pub fn at(target: &Arc<Target>, now: Nanos) -> Host {
+        let local = "10.0.0.1:4420".parse().unwrap();
+        let peer = "10.0.0.2:50000".parse().unwrap();
+        Host {
+            connection: Connection::new(Arc::clone(target), local, peer, now),
+            target: Arc::clone(target),
+            pool: Pool::new(POOL_BYTES),
+            now,
+            link: Link::plain(),
+            requests: Vec::new(),
+            engine: Engine::default(),
+            replies: VecDeque::new(),
+            unsent: Vec::new(),
+            last: None,
+            received: Vec::new(),
+            next_id: 0,
+        }
+    }
+
+    /// Initialized, with these digests.
+    pub fn initialized(target: &Arc<Target>, header_digest: bool, data_digest: bool) -> Host {
+        let mut host = Host::new(target);
+        host.initialize(header_digest, data_digest);
+        host
+    }
+
+    pub fn initialize(&mut self, header_digest: bool, data_digest: bool) {
+        let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
+        self.send(&request.encode());
+        let Some(Reply::Ic(response)) = self.replies.pop_front() else {
+            panic!("no ICResp: {:?}", self.connection.closing_reason());
+        };
+        assert_eq!((response.header_digest, response.data_digest), (header_digest, data_digest));
+        self.link.header_digest = header_digest;
+        self.link.data_digest = data_digest;
+    }
+
+    /// Connected and enabled on an admin queue of the I/O subsystem.
+    pub fn admin(target: &Arc<Target>) -> Host {
+        Host::admin_with(target, false, false)
+    }
+
+    pub fn admin_with(target: &Arc<Target>, header_digest: bool, data_digest: bool) -> Host {
+        let mut host = Host::initialized(target, header_digest, data_digest);
+        host.connect(0, NEW_CONTROLLER).unwrap();
+        host.enable();
+        host
+    }
+
+    /// Connected and enabled on the discovery subsystem.
+    pub fn discovery(target: &Arc<Target>) -> Host {
+        let mut host = Host::initialized(target, false, false);
+        let done = host.connect_as(0, NEW_CONTROLLER, nqn::DISCOVERY, HOST_NQN, |_| {});
+        assert!(done.status().is_success());
+        host.set_property(property::CC, u64::from(Configuration::ENABLED_NVM.0));
+        host
+    }
+
+    /// An I/O queue of the controller of `admin`.
+    pub fn io(admin: &Host, queue_id: u16) -> Host {
+        Host::io_with(admin, queue_id, false, false)
+    }
+
+    pub fn io_with(admin: &Host, queue_id: u16, header_digest: bool, data_digest: bool) -> Host {
+        let mut host = Host::at(&admin.target, admin.now);
+        host.initialize(header_digest, data_digest);
+        host.connect(queue_id, admin.target.controllers().last().unwrap().id).unwrap();
+        host
+    }
+
+    /// Gives bytes to the connection, with those it has not taken, and reads what comes back.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.unsent.extend_from_slice(bytes);
+        self.pump();
+    }
+
+    pub fn pump(&mut self) {
+        let consumed = self.connection.receive(self.now, &self.unsent, &self.pool, &mut self.requests);
+        self.unsent.drain(..consumed.bytes);
+        self.last = Some(consumed);
+        self.drain();
+    }
+
+    /// Reads the outbox dry.
+    pub fn drain(&mut self) {
+        let outbox = self.connection.outbox();
+        while !outbox.is_empty() {
+            let mut slices: Vec<IoSlice<'_>> = Vec::new();
+            outbox.slices(&mut slices, usize::MAX);
+            let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+            outbox.advance(bytes.len());
+            self.received.extend(bytes);
+        }
+        while let Some(unchecked) = Unchecked::new(&self.received) {
+            let frame = unchecked.check(End::Host, &self.link).expect("a sound PDU from the target");
+            assert!(self.received.len() >= frame.pdu_bytes(), "the target sent half a PDU");
+            let pdu: Vec<u8> = self.received.drain(..frame.pdu_bytes()).collect();
+            let (from, bytes) = (frame.prefix_bytes as usize, frame.data_bytes as usize);
+            let data = pdu[from..from + bytes].to_vec();
+            if frame.trailer_bytes > 0 {
+                assert_eq!(pdu[from + bytes..], crc32c(&data).to_le_bytes(), "data digest");
+            }
+            self.replies.push_back(match frame.header(&pdu).expect("a right header digest") {
+                Header::IcResponse(ic) => Reply::Ic(ic.check_response().unwrap()),
+                Header::Response(cqe) => Reply::Completion(*cqe),
+                Header::Data(range) => {
+                    assert_eq!(range.bytes as usize, data.len());
+                    assert!(frame.is_last() && !frame.is_success() && !data.is_empty());
+                    Reply::Data(range, data)
+                }
+                Header::ReadyToTransfer(range) => Reply::Ask(range),
+                Header::Terminate(terminate) => Reply::Terminate(terminate),
+                Header::IcRequest(_) | Header::Command(_) => panic!("{:?} to a host", frame.kind),
+            });
+        }
+    }
+
+    pub fn id(&mut self) -> u16 {
+        self.next_id = self.next_id.wrapping_add(1);
+        self.next_id
+    }
+
+    /// The bytes of a command's capsule.
+    pub fn capsule(&self, sqe: &Sqe, data: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        pdu::encode_command(sqe, data.len(), &self.link, &mut bytes);
+        bytes.extend_from_slice(data);
+        if self.link.trailer_bytes(data.len()) > 0 {
+            bytes.extend_from_slice(&crc32c(data).to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The bytes of an H2CData.
+    pub fn data_pdu(&self, range: Data, data: &[u8], flags: u8) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        range.encode(End::Host, flags, &self.link, &mut bytes);
+        bytes.extend_from_slice(data);
+        if self.link.trailer_bytes(data.len()) > 0 {
+            bytes.extend_from_slice(&crc32c(data).to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn send_command(&mut self, sqe: &Sqe, data: &[u8]) {
+        let capsule = self.capsule(sqe, data);
+        self.send(&capsule);
+    }
+
+    /// Sends a command and waits for its completion, the engine working.
+    pub fn run(&mut self, sqe: Sqe, data: &[u8]) -> Done {
+        self.send_command(&sqe, data);
+        self.work();
+        self.done()
+    }
+
+    /// The data PDUs and the completion that come next.
+    pub fn done(&mut self) -> Done {
+        let mut data = Vec::new();
+        loop {
+            match self.replies.pop_front() {
+                Some(Reply::Data(range, bytes)) => {
+                    assert_eq!(range.offset as usize, data.len());
+                    data.extend(bytes);
+                }
+                Some(Reply::Completion(cqe)) => return Done { cqe, data },
+                other => panic!("{other:?}; {:?}", self.connection.closing_reason()),
+            }
+        }
+    }
+
+    pub fn connect(&mut self, queue_id: u16, controller_id: u16) -> Result<u16, Done> {
+        let done = self.connect_as(queue_id, controller_id, NQN, HOST_NQN, |_| {});
+        if done.status().is_success() { Ok(done.dw0() as u16) } else { Err(done) }
+    }
+
+    pub fn connect_as(
+        &mut self,
+        queue_id: u16,
+        controller_id: u16,
+        subsystem: &str,
+        host: &str,
+        change: impl FnOnce(&mut Connect),
+    ) -> Done {
+        let mut connect = Connect { format: 0, queue_id, entries: 32, attributes: 0, keep_alive_ms: 0 };
+        change(&mut connect);
+        let id = self.id();
+        let sqe = fabrics::Command::Connect(connect).encode(id);
+        let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host };
+        self.run(sqe, &data.encode())
+    }
+
+    pub fn enable(&mut self) {
+        self.set_property(property::CC, u64::from(Configuration::ENABLED.0));
+        assert_eq!(self.get_property(property::CSTS, false), 1);
+    }
+
+    pub fn set_property(&mut self, offset: u32, value: u64) {
+        let id = self.id();
+        let done = self.run(fabrics::Command::PropertySet { offset, wide: false, value }.encode(id), &[]);
+        assert!(done.status().is_success(), "{:?}", done.status());
+    }
+
+    pub fn get_property(&mut self, offset: u32, wide: bool) -> u64 {
+        let id = self.id();
+        let done = self.run(fabrics::Command::PropertyGet { offset, wide }.encode(id), &[]);
+        assert!(done.status().is_success(), "{:?}", done.status());
+        u64::from(done.cqe.dw0.get()) | u64::from(done.cqe.dw1.get()) << 32
+    }
+
+    pub fn admin_command(&mut self, opcode: u8, nsid: u32, cdw10: u32, cdw11: u32) -> Done {
+        let id = self.id();
+        let mut sqe = Sqe::new(opcode, id);
+        sqe.nsid = nsid.into();
+        sqe.cdw10 = cdw10.into();
+        sqe.cdw11 = cdw11.into();
+        sqe.sgl = Sgl::transport(4096);
+        self.run(sqe, &[])
+    }
+
+    pub fn get_feature(&mut self, feature: u8, nsid: u32) -> Done {
+        self.admin_command(admin::GET_FEATURES, nsid, u32::from(feature), 0)
+    }
+
+    pub fn set_feature(&mut self, feature: u8, nsid: u32, value: u32) -> Done {
+        self.admin_command(admin::SET_FEATURES, nsid, u32::from(feature), value)
+    }
+
+    pub fn identify(&mut self, cns: u8, csi: u8, nsid: u32) -> Done {
+        let id = self.id();
+        let request = identify::Request { cns, csi, controller_id: 0, namespace: NamespaceId(nsid) };
+        let mut sqe = request.encode(id);
+        sqe.sgl = Sgl::transport(4096);
+        self.run(sqe, &[])
+    }
+
+    pub fn log(&mut self, page: u8, csi: u8, offset: u64, bytes: u64) -> Done {
+        self.log_with(page, 0, csi, offset, bytes)
+    }
+
+    pub fn log_with(&mut self, page: u8, specific: u8, csi: u8, offset: u64, bytes: u64) -> Done {
+        let id = self.id();
+        let mut sqe = log::Request {
+            id: page,
+            specific,
+            retain_event: false,
+            bytes,
+            offset,
+            csi,
+            namespace: NamespaceId(u32::MAX),
+        }
+        .encode(id);
+        sqe.sgl = Sgl::transport(bytes as u32);
+        self.run(sqe, &[])
+    }
+
+    /// A Store whose value comes in the capsule.
+    pub fn store(&mut self, key: &[u8], value: &[u8], options: u8) -> Done {
+        let id = self.id();
+        let sqe = store_sqe(id, key, value.len(), Sgl::in_capsule(value.len() as u32), options);
+        self.run(sqe, value)
+    }
+
+    /// A Store whose value is asked for, sent in pieces.
+    pub fn store_by_transfer(&mut self, key: &[u8], value: &[u8], piece: usize) -> Done {
+        let id = self.id();
+        let sqe = store_sqe(id, key, value.len(), Sgl::transport(value.len() as u32), 0);
+        self.send_command(&sqe, &[]);
+        self.answer_ask(value, piece);
+        self.work();
+        self.done()
+    }
+
+    /// Sends the data that the next R2T asks for, in PDUs of `piece` bytes.
+    pub fn answer_ask(&mut self, value: &[u8], piece: usize) {
+        let Some(Reply::Ask(range)) = self.replies.pop_front() else { panic!("no R2T") };
+        assert_eq!(range.offset, 0);
+        let wanted = &value[..range.bytes as usize];
+        for (index, part) in wanted.chunks(piece).enumerate() {
+            let offset = (index * piece) as u32;
+            let is_last = offset as usize + part.len() == wanted.len();
+            let data = Data { offset, bytes: part.len() as u32, ..range };
+            let bytes = self.data_pdu(data, part, if is_last { pdu::flags::LAST } else { 0 });
+            self.send(&bytes);
+        }
+    }
+
+    pub fn retrieve(&mut self, key: &[u8], limit: u32) -> Done {
+        let id = self.id();
+        let mut sqe =
+            kv::Command::Retrieve { key: Key::new(key).unwrap(), limit_bytes: limit }.encode(id, NSID);
+        sqe.sgl = Sgl::transport(limit);
+        self.run(sqe, &[])
+    }
+
+    pub fn keyed(&mut self, opcode: u8, key: &[u8]) -> Done {
+        let id = self.id();
+        let mut sqe = Sqe::new(opcode, id);
+        sqe.nsid = NSID.0.into();
+        kv::set_key(&mut sqe, key, 0);
+        self.run(sqe, &[])
+    }
+
+    /// A command on blocks: its data in the capsule where it fits, else asked for; what it reads.
+    pub fn on_blocks(&mut self, namespace: u32, command: nvm::Command, data: &[u8]) -> Done {
+        let id = self.id();
+        let mut sqe = command.encode(id, NamespaceId(namespace));
+        let room = match command {
+            nvm::Command::Read { .. } => 4 << 20,
+            _ => data.len() as u32,
+        };
+        if data.is_empty() || data.len() > 16 * 1024 {
+            sqe.sgl = Sgl::transport(room);
+            self.send_command(&sqe, &[]);
+            if matches!(self.replies.front(), Some(Reply::Ask(_))) {
+                self.answer_ask(data, 100_000);
+            }
+            self.work();
+            return self.done();
+        }
+        sqe.sgl = Sgl::in_capsule(room);
+        self.run(sqe, data)
+    }
+
+    /// Does all requests, as an engine would.
+    pub fn work(&mut self) {
+        while !self.requests.is_empty() {
+            for request in std::mem::take(&mut self.requests) {
+                let outcome = self.engine.outcome(&self.target, request.namespace, request.operation);
+                self.connection.complete(self.now, request.slot, outcome);
+            }
+            self.pump();
+        }
+    }
+
+    /// Lets time pass, ticking as often as asked for.
+    pub fn pass(&mut self, span: Nanos) {
+        let end = self.now + span;
+        while self.now < end {
+            self.now = self.connection.next_deadline().max(self.now + Nanos(1)).min(end);
+            self.connection.tick(self.now);
+        }
+        self.drain();
+    }
+
+    /// The termination request that came, if that is all that came.
+    pub fn terminated(&mut self) -> Terminate {
+        match self.replies.pop_front() {
+            Some(Reply::Terminate(terminate)) => terminate,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub fn store_sqe(id: u16, key: &[u8], value_bytes: usize, sgl: Sgl, options: u8) -> Sqe {
+    let mut sqe = Sqe::new(kv::opcode::STORE, id);
+    sqe.nsid = NSID.0.into();
+    kv::set_key(&mut sqe, key, options);
+    sqe.cdw10 = (value_bytes as u32).into();
+    sqe.sgl = sgl;
+    sqe
+}
+
+/// The bytes of an entry, for tests that spoil them.
+pub fn sqe_bytes(sqe: &Sqe) -> Vec<u8> {
+    sqe.as_bytes().to_vec()
+}
+
+/// The bytes of a value that tell its places apart.
+pub fn value(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|index| (index * 7 + index / 251) as u8).collect()
+}
+
+/// Offset of a kind's data without digests.
+pub fn header_bytes(kind: Kind) -> usize {
+    kind.header_bytes()
+}

@@ -1,0 +1,388 @@
+//! What a hostile host sends, chosen by bytes: capsules of every command, data, noise.
+
+use super::hostile::{CAPSULE_BYTES_MAX, Peer, VALUE_BYTES_MAX};
+use super::*;
+use octokv_base::Lba;
+use octokv_nvmf::Range;
+use octokv_wire::extension;
+use octokv_wire::pdu::flags;
+use std::sync::LazyLock;
+
+/// Choices, taken from bytes; zeros when they are used up.
+pub struct Script<'a>(pub &'a [u8]);
+
+impl Script<'_> {
+    pub fn byte(&mut self) -> u8 {
+        match self.0.split_first() {
+            Some((&first, rest)) => {
+                self.0 = rest;
+                first
+            }
+            None => 0,
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn word(&mut self) -> u32 {
+        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
+    }
+
+    pub fn one_in(&mut self, n: u8) -> bool {
+        self.byte().is_multiple_of(n)
+    }
+
+    /// A length: mostly short, sometimes at a bound or past it.
+    fn length(&mut self) -> u32 {
+        let (kind, size) = (self.byte(), u32::from(self.byte()));
+        match kind % 8 {
+            0 => size,
+            1 => size * 16,
+            2 => (size % 33) * 512,
+            3 => (size % 5) * 4096,
+            4 => CAPSULE_BYTES_MAX + size % 3 - 1,
+            5 => VALUE_BYTES_MAX + size % 3 - 1,
+            6 => size % 4,
+            _ => size * 64,
+        }
+    }
+}
+
+/// The first bytes of data that tells its places apart.
+pub fn pattern(bytes: usize) -> &'static [u8] {
+    static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| value(256 << 10));
+    &PATTERN[..bytes]
+}
+
+fn capsule(put: &mut Put<'_>, sqe: &Sqe, data: &[u8]) {
+    let Put { link, out } = put;
+    pdu::encode_command(sqe, data.len(), link, out);
+    out.extend_from_slice(data);
+    if link.trailer_bytes(data.len()) > 0 {
+        out.extend_from_slice(&crc32c(data).to_le_bytes());
+    }
+}
+
+/// Where PDUs are put, and how they are framed.
+struct Put<'a> {
+    link: &'a Link,
+    out: &'a mut Vec<u8>,
+}
+
+/// The bytes that begin a connection with these digests and, where a queue and a subsystem are named, connect
+/// it, and enable the controller of an admin queue.
+pub fn beginning(
+    (header_digest, data_digest): (bool, bool),
+    connect: Option<(u16, &str)>,
+    controller_id: u16,
+) -> Vec<u8> {
+    let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
+    let mut out = request.encode().to_vec();
+    let mut link = Link::plain();
+    (link.header_digest, link.data_digest) = (header_digest, data_digest);
+    let mut put = Put { link: &link, out: &mut out };
+    if let Some((queue_id, subsystem)) = connect {
+        let connect = Connect { format: 0, queue_id, entries: 16, attributes: 0, keep_alive_ms: 0 };
+        let controller_id = if queue_id == 0 { NEW_CONTROLLER } else { controller_id };
+        let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host: HOST_NQN };
+        capsule(&mut put, &fabrics::Command::Connect(connect).encode(1), &data.encode());
+        if queue_id == 0 {
+            let value = u64::from(Configuration::ENABLED.0);
+            let enable = fabrics::Command::PropertySet { offset: property::CC, wide: false, value };
+            capsule(&mut put, &enable.encode(2), &[]);
+        }
+    }
+    out
+}
+
+/// Appends what the host sends next; says how many commands that are.
+pub fn next_bytes(script: &mut Script<'_>, peer: &mut Peer, choice: u8) -> u64 {
+    let mut out = peer.take_unsent();
+    let link = peer.link;
+    let put = &mut Put { link: &link, out: &mut out };
+    let commands = match choice {
+        // What an admin queue refuses is sent to it rarely.
+        77..=150 if !peer.is_io => admin_command(script, put),
+        77..=109 => on_keys(script, put),
+        110..=154 => on_blocks(script, put),
+        155..=194 => answer(script, peer, put),
+        195..=218 => admin_command(script, put),
+        219..=238 => any_entry(script, put),
+        239..=246 => connect(script, put),
+        247..=254 => beginning_or_end(script, peer, put),
+        _ => {
+            let bytes = script.byte() % 64;
+            put.out.extend((0..bytes).map(|_| script.byte()));
+            peer.spoiled |= bytes > 0;
+            0
+        }
+    };
+    peer.give_unsent(out);
+    commands
+}
+
+fn id(script: &mut Script<'_>) -> u16 {
+    u16::from(script.byte() % 20)
+}
+
+/// Where a command's data is said to be: mostly where it is, with its length.
+fn sgl(script: &mut Script<'_>, bytes: u32) -> (Sgl, usize) {
+    let choice = script.byte();
+    let told = match choice >> 2 & 15 {
+        0 => bytes.saturating_sub(1),
+        1 => bytes + 1,
+        _ => bytes,
+    };
+    // What does not fit the capsule is a fault that ends the connection; that it is rarely.
+    let in_capsule = choice & 3 < 2 && (bytes <= CAPSULE_BYTES_MAX || choice > 250);
+    if in_capsule { (Sgl::in_capsule(told), bytes as usize) } else { (Sgl::transport(told), 0) }
+}
+
+fn on_keys(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+    let (what, id, nsid) = (script.byte(), id(script), NamespaceId(1));
+    let key_bytes = script.byte();
+    let key = &pattern(64)[..usize::from(key_bytes % 17)];
+    let bytes = script.length();
+    let mut sqe = match what % 8 {
+        0 | 1 => store_sqe(id, key, bytes as usize, Sgl::transport(0), what >> 3 & 3),
+        2 => {
+            let mut sqe = Sqe::new(kv::opcode::RETRIEVE, id);
+            kv::set_key(&mut sqe, key, 0);
+            (sqe.nsid, sqe.cdw10, sqe.sgl) = (nsid.0.into(), bytes.into(), Sgl::transport(bytes));
+            capsule(put, &sqe, &[]);
+            return 1;
+        }
+        3 => {
+            let opcode = [kv::opcode::DELETE, kv::opcode::EXIST, kv::opcode::LIST, kv::opcode::FLUSH];
+            let mut sqe = Sqe::new(opcode[usize::from(what >> 3 & 3)], id);
+            kv::set_key(&mut sqe, key, 0);
+            (sqe.nsid, sqe.cdw10, sqe.sgl) = (nsid.0.into(), bytes.into(), Sgl::transport(bytes));
+            capsule(put, &sqe, &[]);
+            return 1;
+        }
+        _ => {
+            let key_bytes = u16::from(key_bytes % 70);
+            let command = match what >> 3 & 7 {
+                0 | 1 => extension::Command::Delete { key_bytes },
+                2 => extension::Command::Exist { key_bytes },
+                3 => extension::Command::List { key_bytes, limit_bytes: bytes },
+                4 => extension::Command::Retrieve { key_bytes, limit_bytes: bytes },
+                _ => {
+                    let options = extension::store_options(StoreMode::Upsert);
+                    extension::Command::Store { options, key_bytes, value_bytes: bytes }
+                }
+            };
+            let mut sqe = command.encode(id, nsid);
+            let (sgl, data) = sgl(script, command.host_data_bytes() as u32);
+            sqe.sgl = sgl;
+            capsule(put, &sqe, pattern(data));
+            return 1;
+        }
+    };
+    let (sgl, data) = sgl(script, bytes);
+    sqe.sgl = sgl;
+    capsule(put, &sqe, pattern(data));
+    1
+}
+
+fn on_blocks(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+    let (what, id, place) = (script.byte(), id(script), script.byte());
+    let namespace = NamespaceId(2 + u32::from(what >> 7));
+    let block_bytes = if namespace.0 == 2 { 512 } else { 4096 };
+    let (range_lba, range_blocks) = (place & 15, script.byte());
+    let lba = match range_lba {
+        15 => u64::MAX - u64::from(place >> 4),
+        14 => u64::from((64 << 10) / block_bytes - 1),
+        few => u64::from(few),
+    };
+    let range = Range { lba: Lba(lba), blocks: 1 + u32::from(range_blocks % 36) };
+    let force_unit_access = what & 8 != 0;
+    let command = match what % 8 {
+        0 | 1 => nvm::Command::Write { range, force_unit_access },
+        2 | 3 => nvm::Command::Read { range },
+        4 => nvm::Command::Compare { range },
+        5 => nvm::Command::WriteZeroes { range, force_unit_access, deallocate: what & 16 != 0 },
+        6 => nvm::Command::DatasetManagement { ranges: range.blocks, deallocate: what & 16 != 0 },
+        _ if what & 8 != 0 => nvm::Command::Verify { range },
+        _ => nvm::Command::Flush,
+    };
+    let mut sqe = command.encode(id, namespace);
+    let bytes = range.blocks * block_bytes;
+    let mut ranges = Vec::new();
+    match command {
+        nvm::Command::Write { .. } | nvm::Command::Compare { .. } => {
+            let (sgl, data) = sgl(script, bytes);
+            sqe.sgl = sgl;
+            capsule(put, &sqe, pattern(data));
+        }
+        nvm::Command::DatasetManagement { .. } => {
+            let (sgl, data) = sgl(script, range.blocks * nvm::RANGE_BYTES as u32);
+            let one = Range { lba: range.lba, blocks: u32::from(place >> 4) };
+            (0..range.blocks).for_each(|_| nvm::encode_range(one, &mut ranges));
+            sqe.sgl = sgl;
+            capsule(put, &sqe, &ranges[..data]);
+        }
+        _ => {
+            let told = if range_blocks > 250 { bytes - 1 } else { bytes };
+            sqe.sgl = Sgl::transport(told);
+            capsule(put, &sqe, &[]);
+        }
+    }
+    1
+}
+
+/// A property, an admin command, or Disconnect.
+fn admin_command(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+    let (what, id, how) = (script.byte(), id(script), script.byte());
+    let mut sqe = match what % 10 {
+        0 | 1 => {
+            const ON: u32 = Configuration::ENABLED.0;
+            const VALUES: [u32; 8] =
+                [ON, ON, ON, 0, ON | 1 << 14, Configuration::ENABLED_NVM.0, 1 << 14, ON | 0x80];
+            let offset = [0x14, 0x14, 0x14, 0, 8, 0x1c][usize::from(how % 6)];
+            let value = u64::from(VALUES[usize::from(how >> 3) % 8]);
+            match what {
+                200.. => fabrics::Command::Disconnect,
+                100.. => fabrics::Command::PropertyGet { offset, wide: how & 1 != 0 },
+                _ => fabrics::Command::PropertySet { offset, wide: false, value },
+            }
+            .encode(id)
+        }
+        2 | 3 => {
+            const PAGES: [u8; 14] = [0, 1, 2, 3, 5, 6, 7, 8, 0x10, 0x11, 0x12, 0x13, 0x1a, 0x1c];
+            let cns = PAGES[usize::from(how) % PAGES.len()];
+            let namespace = NamespaceId(u32::from(what >> 4));
+            identify::Request { cns, csi: how >> 6, controller_id: 0, namespace }.encode(id)
+        }
+        4 | 5 => {
+            const PAGES: [u8; 10] = [0, 1, 2, 3, 4, 5, 0xc, 0x12, 0x13, 0x70];
+            log::Request {
+                id: PAGES[usize::from(how) % PAGES.len()],
+                specific: what >> 7,
+                retain_event: what & 32 != 0,
+                bytes: u64::from(script.length()) / 4 * 4 + 4,
+                offset: u64::from(script.byte()) * 64,
+                csi: how >> 7,
+                namespace: NamespaceId(u32::MAX),
+            }
+            .encode(id)
+        }
+        6 | 7 => {
+            const FEATURES: [u8; 12] = [1, 2, 4, 5, 6, 7, 0xa, 0xb, 0xf, 0x16, 0x20, 0x81];
+            let opcode = if what & 16 != 0 { admin::GET_FEATURES } else { admin::SET_FEATURES };
+            let mut sqe = Sqe::new(opcode, id);
+            let select = u32::from(how >> 6) << 8;
+            sqe.cdw10 = (u32::from(FEATURES[usize::from(how) % 12]) | select).into();
+            sqe.cdw11 = u32::from(script.byte()).wrapping_mul(0x0101_0101).into();
+            sqe.nsid = u32::from(what >> 6).into();
+            sqe
+        }
+        8 => Sqe::new(admin::ASYNC_EVENT_REQUEST, id),
+        _ => {
+            let opcode = if how & 1 != 0 { admin::ABORT } else { admin::KEEP_ALIVE };
+            let mut sqe = Sqe::new(opcode, id);
+            sqe.cdw10 = (u32::from(how >> 3) << 16 | u32::from(how >> 1 & 3)).into();
+            sqe
+        }
+    };
+    if sqe.opcode != 0x7f {
+        sqe.sgl = Sgl::transport(4096);
+    }
+    capsule(put, &sqe, &[]);
+    1
+}
+
+fn connect(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+    let (what, id) = (script.byte(), id(script));
+    let connect = Connect {
+        format: 0,
+        queue_id: u16::from(what % 3),
+        entries: 1 + u32::from(script.byte() % 20),
+        attributes: what >> 3 & 7,
+        keep_alive_ms: u32::from(script.byte()) * 40,
+    };
+    let controller_id = if what & 0x40 != 0 { NEW_CONTROLLER } else { 1 };
+    let subsystem = if what & 0x80 != 0 { nqn::DISCOVERY } else { NQN };
+    let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host: HOST_NQN };
+    capsule(put, &fabrics::Command::Connect(connect).encode(id), &data.encode());
+    1
+}
+
+/// An ICReq, or rarely a termination request.
+fn beginning_or_end(script: &mut Script<'_>, peer: &mut Peer, put: &mut Put<'_>) -> u64 {
+    let what = script.byte();
+    if what < 16 {
+        let terminate = Terminate { fatal: 1, information: script.word() };
+        terminate.encode(End::Host, &[1; 30], put.out);
+    } else if peer.connection.host_nqn().is_none() && peer.connection.closing_reason().is_none() {
+        let (header_digest, data_digest) = (what & 1 != 0, what & 2 != 0);
+        let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
+        put.out.extend(request.encode());
+    }
+    0
+}
+
+/// An H2CData for a transfer that was asked for, or nearly.
+fn answer(script: &mut Script<'_>, peer: &mut Peer, put: &mut Put<'_>) -> u64 {
+    const PDU_DATA_MAX: u32 = 4096;
+    let Some(ask) = peer.asks.pop() else { return 0 };
+    let how = script.byte();
+    let mut range = ask;
+    range.bytes = match how {
+        0..=200 => ask.bytes.min(PDU_DATA_MAX),
+        _ => 1 + u32::from(script.byte()) % ask.bytes.min(PDU_DATA_MAX),
+    };
+    let is_last = range.bytes == ask.bytes;
+    if !is_last {
+        let (bytes, offset) = (ask.bytes - range.bytes, ask.offset + range.bytes);
+        peer.asks.push(Data { offset, bytes, ..ask });
+    }
+    let mut bits = if is_last { flags::LAST } else { 0 };
+    match how {
+        196 => range.offset ^= 4,
+        197 => range.tag ^= 1,
+        198 => range.command_id ^= 1,
+        199 => bits ^= flags::LAST,
+        200 => range.bytes = PDU_DATA_MAX + 4,
+        _ => {}
+    }
+    let data = pattern(range.bytes as usize);
+    range.encode(End::Host, bits, put.link, put.out);
+    put.out.extend_from_slice(data);
+    if put.link.trailer_bytes(data.len()) > 0 {
+        put.out.extend_from_slice(&crc32c(data).to_le_bytes());
+    }
+    0
+}
+
+/// An entry of any fields, mostly of an opcode that exists.
+fn any_entry(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+    const OPCODES: [u8; 24] = [
+        0x00, 0x01, 0x02, 0x05, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x10, 0x14, 0x18, 0x7f, 0x81, 0x83, 0x87, 0x91,
+        0x95, 0xa1, 0x06, 0x02, 0x01, 0x0d, 0x04,
+    ];
+    let what = script.byte();
+    let mut bytes = [0; 64];
+    for _ in 0..what % 8 {
+        bytes[usize::from(script.byte() % 64)] = script.byte();
+    }
+    let mut sqe = Sqe::from_bytes(&bytes);
+    sqe.command_id = id(script).into();
+    let opcode = script.byte();
+    sqe.opcode = if what & 8 != 0 { opcode } else { OPCODES[usize::from(opcode) % 24] };
+    let mut data = 0;
+    if what & 0x30 != 0 {
+        let how = script.byte();
+        sqe.nsid = [0, 1, 2, 3, 4, u32::MAX, 2, 3][usize::from(how & 7)].into();
+        data = usize::from(script.byte());
+        sqe.sgl = match how >> 3 & 3 {
+            0 => Sgl::transport(4096),
+            1 => Sgl::in_capsule(u32::from(how)),
+            _ => Sgl::transport(0),
+        };
+    }
+    capsule(put, &sqe, pattern(data));
+    1
+}

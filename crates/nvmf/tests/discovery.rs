@@ -1,0 +1,167 @@
+//! The discovery controller: its log, read whole and by pieces, and its notices.
+
+mod common;
+
+use common::*;
+use octokv_base::Nanos;
+use octokv_nvmf::{Hosts, Target};
+use octokv_wire::Sqe;
+use octokv_wire::Status;
+use octokv_wire::command::{admin, event, feature};
+use octokv_wire::discovery::{self, SubsystemKind};
+use octokv_wire::identify::{self, cns};
+use octokv_wire::log::id;
+use octokv_wire::nqn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+fn listening(addresses: &[&str]) -> Arc<Target> {
+    let target = target();
+    target.set_listeners(addresses.iter().map(|address| address.parse().unwrap()).collect());
+    target
+}
+
+#[test]
+fn the_log_tells_where_the_subsystem_listens() {
+    let target = listening(&["10.1.2.3:4420", "[fd00::7]:4421", "0.0.0.0:4422"]);
+    let mut host = Host::discovery(&target);
+    let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
+    let entries: Vec<_> = discovery::entries(&page).collect();
+    let of = |kind, name| move |entry: &&discovery::Entry| entry.kind == kind && entry.subsystem == name;
+    let addresses = |kind, name| -> Vec<SocketAddr> {
+        entries.iter().filter(of(kind, name)).map(|entry| entry.address).collect()
+    };
+    let want: Vec<SocketAddr> = ["10.1.2.3:4420", "[fd00::7]:4421", "10.0.0.1:4422"]
+        .iter()
+        .map(|address| address.parse().unwrap())
+        .collect();
+    assert_eq!(addresses(SubsystemKind::Storage, NQN), want);
+    assert_eq!(addresses(SubsystemKind::Current, nqn::DISCOVERY), want, "the service itself");
+    assert_eq!(discovery::summary(&page).unwrap().records, 6);
+}
+
+#[test]
+fn the_log_is_the_same_when_it_is_read_by_pieces() {
+    let target = listening(&["10.1.2.3:4420", "[fd00::7]:4421"]);
+    let mut host = Host::discovery(&target);
+    let whole = host.log(id::DISCOVERY, 0, 0, 5120).data;
+    for piece in [4u64, 16, 1024, 2048] {
+        let mut pieces = Vec::new();
+        while (pieces.len() as u64) < 5120 {
+            pieces.extend(host.log(id::DISCOVERY, 0, pieces.len() as u64, piece).data);
+        }
+        assert_eq!(pieces[..5120], whole, "by {piece} B");
+    }
+}
+
+#[test]
+fn the_controller_says_that_it_is_for_discovery() {
+    let mut host = Host::discovery(&target());
+    let done = host.identify(cns::CONTROLLER, 0, 0);
+    let page: &identify::Controller = identify::read(&done.data).unwrap();
+    assert_eq!((page.controller_type, page.namespaces.get()), (2, 0));
+    assert!(page.subsystem.starts_with(nqn::DISCOVERY.as_bytes()));
+    assert_eq!(page.events.get(), event::DISCOVERY_CHANGED_BIT);
+    assert!(page.announcement().is_none());
+}
+
+#[test]
+fn what_is_not_for_discovery_is_refused() {
+    let mut host = Host::discovery(&target());
+    assert!(host.identify(cns::NAMESPACE_LIST, 0, 0).status().is(Status::INVALID_FIELD));
+    assert!(host.log(id::HEALTH, 0, 0, 512).status().is(Status::INVALID_LOG_PAGE));
+    assert!(host.get_feature(feature::QUEUES, 0).status().is(Status::INVALID_FIELD));
+    assert!(host.admin_command(0x0d, 0, 0, 0).status().is(Status::INVALID_OPCODE));
+    assert!(host.admin_command(admin::KEEP_ALIVE, 0, 0, 0).status().is_success());
+    assert!(host.set_feature(feature::KEEP_ALIVE, 0, 1000).status().is_success());
+}
+
+#[test]
+fn a_change_of_listeners_changes_the_generation_and_is_told() {
+    let target = listening(&["10.1.2.3:4420"]);
+    let mut host = Host::discovery(&target);
+    let generation = |page: &[u8]| discovery::summary(page).unwrap().generation;
+    let before = generation(&host.log(id::DISCOVERY, 0, 0, 1024).data);
+    host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    target.set_listeners(vec!["10.1.2.3:4420".parse().unwrap()]);
+    host.pass(Nanos::from_secs(1));
+    assert!(host.replies.is_empty(), "nothing changed");
+    target.set_listeners(vec!["10.1.2.3:4421".parse().unwrap()]);
+    host.pass(Nanos::from_secs(1));
+    assert_eq!(host.done().dw0(), event::DISCOVERY_CHANGED);
+    assert_ne!(generation(&host.log(id::DISCOVERY, 0, 0, 1024).data), before);
+}
+
+#[test]
+fn referrals_are_told_and_their_change_is_an_event() {
+    let target = listening(&["10.1.2.3:4420"]);
+    let mut host = Host::discovery(&target);
+    host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    target.set_referrals(vec!["10.9.9.9:8009".parse().unwrap()]);
+    host.pass(Nanos::from_secs(1));
+    assert_eq!(host.done().dw0(), event::DISCOVERY_CHANGED);
+    let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
+    let last = discovery::entries(&page).last().unwrap();
+    assert_eq!((last.kind, last.subsystem.as_str()), (SubsystemKind::Referral, nqn::DISCOVERY));
+    assert_eq!((last.address, last.port_id), ("10.9.9.9:8009".parse().unwrap(), 2));
+}
+
+#[test]
+fn a_host_that_may_not_connect_does_not_find_the_subsystem() {
+    let target = listening(&["10.1.2.3:4420"]);
+    let mut host = Host::discovery(&target);
+    let storage = |host: &mut Host| {
+        let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
+        let found = discovery::entries(&page).filter(|entry| entry.kind == SubsystemKind::Storage).count();
+        (found, discovery::summary(&page).unwrap().generation)
+    };
+    let (found, first) = storage(&mut host);
+    assert_eq!(found, 1);
+    host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    let listed = |name: &str| Hosts::Listed([name.to_owned()].into());
+    target.set_hosts(listed(HOST_NQN));
+    host.pass(Nanos::from_secs(1));
+    assert!(host.replies.is_empty(), "nothing changed for this host");
+    target.set_hosts(listed("nqn.2014-08.org.example:other"));
+    host.pass(Nanos::from_secs(1));
+    assert_eq!(host.done().dw0(), event::DISCOVERY_CHANGED);
+    let (found, second) = storage(&mut host);
+    assert!(found == 0 && second > first);
+    target.set_hosts(Hosts::Any);
+    assert_eq!(storage(&mut host).0, 1);
+}
+
+#[test]
+fn a_persistent_discovery_controller_lives_by_its_keep_alive_time() {
+    let target = listening(&["10.1.2.3:4420"]);
+    let mut host = Host::discovery(&target);
+    assert!(host.set_feature(feature::KEEP_ALIVE, 0, 60_000).status().is_success());
+    for _ in 0..10 {
+        host.pass(Nanos::from_secs(50));
+        assert!(host.admin_command(admin::KEEP_ALIVE, 0, 0, 0).status().is_success());
+    }
+    host.pass(Nanos::from_secs(61));
+    assert!(host.connection.is_closed());
+}
+
+#[test]
+fn a_discovery_controller_has_the_logs_of_every_controller() {
+    let mut host = Host::discovery(&target());
+    assert!(host.admin_command(0x0d, 0, 0, 0).status().is(Status::INVALID_OPCODE));
+    let supported = host.log(id::SUPPORTED, 0, 0, 1024).data;
+    let pages: Vec<usize> = (0..256).filter(|page| supported[page * 4] == 1).collect();
+    assert_eq!(pages, [0, 1, 5, 0x12, 0x13, 0x70]);
+    for page in pages {
+        assert!(host.log(page as u8, 0, 0, 1024).status().is_success(), "{page:02x}");
+    }
+    let errors = host.log(id::ERROR, 0, 0, 64).data;
+    assert_eq!(errors[0], 1, "the opcode that is none");
+    let features = host.log(id::FEATURES, 0, 0, 1024).data;
+    let features: Vec<usize> = (0..256).filter(|feature| features[feature * 4] == 1).collect();
+    assert_eq!(features, [0x0b, 0x0f]);
+    let effects = host.log(id::EFFECTS, 0, 0, 4096).data;
+    assert!(effects[1024..].iter().all(|byte| *byte == 0), "no I/O commands");
+}

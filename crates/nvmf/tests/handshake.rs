@@ -1,0 +1,324 @@
+//! From the first byte to a connected queue, and every way in which a connection ends.
+
+mod common;
+
+use common::*;
+use octokv_base::Nanos;
+use octokv_nvmf::{Closing, Hosts, TargetSettings};
+use octokv_wire::fabrics::{self, Configuration, Connect, NEW_CONTROLLER, invalid_parameter, property};
+use octokv_wire::fault::Fatal;
+use octokv_wire::pdu::{End, IcRequest, Terminate};
+use octokv_wire::{Fault, Sgl, Sqe, Status, nqn};
+
+const ENABLED: u64 = Configuration::ENABLED.0 as u64;
+
+#[test]
+fn the_initial_exchange_grants_digests_and_announces_the_data_limit() {
+    for bits in 0..4u8 {
+        let mut host = Host::new(&target());
+        let (header_digest, data_digest) = (bits & 1 != 0, bits & 2 != 0);
+        let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
+        host.send(&request.encode());
+        let Some(Reply::Ic(response)) = host.replies.pop_front() else { panic!("no ICResp") };
+        assert_eq!((response.header_digest, response.data_digest), (header_digest, data_digest));
+        assert_eq!((response.controller_alignment, response.host_data_bytes_max), (4, 512 * 1024));
+    }
+}
+
+#[test]
+fn data_for_the_host_begins_where_it_asked() {
+    let target = target();
+    let mut host = Host::new(&target);
+    let request =
+        IcRequest { host_alignment: 64, header_digest: true, data_digest: true, open_transfers_max: 1 };
+    host.send(&request.encode());
+    host.replies.clear();
+    (host.link.header_digest, host.link.data_digest) = (true, true);
+    host.connect(0, NEW_CONTROLLER).unwrap();
+    host.enable();
+    host.connection.outbox().clear();
+    let id = host.id();
+    let mut sqe = octokv_wire::identify::Request {
+        cns: 1,
+        csi: 0,
+        controller_id: 0,
+        namespace: octokv_base::NamespaceId(0),
+    }
+    .encode(id);
+    sqe.sgl = Sgl::transport(4096);
+    let capsule = host.capsule(&sqe, &[]);
+    host.connection.receive(host.now, &capsule, &host.pool, &mut host.requests);
+    let mut slices = Vec::new();
+    host.connection.outbox().slices(&mut slices, usize::MAX);
+    assert_eq!(slices[0][3], 64, "the data offset of the C2HData");
+    drop(slices);
+    host.drain();
+    assert_eq!(host.done().data.len(), 4096);
+}
+
+#[test]
+fn a_controller_is_connected_enabled_and_shut_down() {
+    let target = target();
+    let mut host = Host::initialized(&target, false, false);
+    let id = host.connect(0, NEW_CONTROLLER).unwrap();
+    assert_eq!(target.controllers()[0].id, id);
+    assert_eq!(host.connection.host_nqn(), Some(HOST_NQN));
+    let capabilities = fabrics::Capabilities::decode(host.get_property(property::CAP, true));
+    assert!(capabilities.nvm && capabilities.command_sets);
+    assert_eq!(capabilities.queue_entries_max, 1024);
+    assert_eq!(host.get_property(property::VS, false), 0x20000);
+    assert_eq!(host.get_property(property::CSTS, false), 0);
+    assert!(host.identify(1, 0, 0).status().is(Status::COMMAND_SEQUENCE_ERROR), "not before it is enabled");
+    host.set_property(property::CC, ENABLED);
+    assert_eq!(host.get_property(property::CSTS, false), 1);
+    assert_eq!(host.get_property(property::CC, false), ENABLED);
+    host.set_property(property::CC, ENABLED | 1 << 14);
+    assert_eq!(host.get_property(property::CSTS, false), 0b1001);
+    host.connection.peer_closed();
+    assert_eq!(host.connection.closing_reason(), Some(Closing::PeerClosed));
+    assert!(target.controllers().is_empty());
+}
+
+#[test]
+fn a_reset_closes_the_queues_and_lets_the_host_connect_them_again() {
+    let target = target();
+    let mut admin = Host::admin(&target);
+    let mut io = Host::io(&admin, 1);
+    admin.set_property(property::CC, 0);
+    assert_eq!(admin.get_property(property::CSTS, false), 0);
+    io.pass(Nanos::from_secs(1));
+    assert!(io.connection.is_closed());
+    assert_eq!(io.connection.closing_reason(), Some(Closing::ControllerEnded));
+    admin.enable();
+    let mut again = Host::io(&admin, 1);
+    assert!(again.store(b"k", b"v", 0).status().is_success());
+    drop(io);
+    assert_eq!(target.controllers()[0].queues, 1, "the old queue's end does not free the new one");
+}
+
+#[test]
+fn the_end_of_the_admin_connection_ends_its_queues() {
+    let target = target();
+    let admin = Host::admin(&target);
+    let mut io = Host::io(&admin, 1);
+    drop(admin);
+    assert!(target.controllers().is_empty());
+    io.send_command(&store_sqe(1, b"k", 1, Sgl::in_capsule(1), 0), b"v");
+    assert!(io.connection.is_closed() && io.requests.is_empty());
+}
+
+#[test]
+fn a_disconnected_queue_is_answered_and_then_closed() {
+    let target = target();
+    let mut admin = Host::admin(&target);
+    let mut io = Host::io(&admin, 1);
+    let id = io.id();
+    assert!(io.run(fabrics::Command::Disconnect.encode(id), &[]).status().is_success());
+    assert!(!io.connection.is_closed());
+    assert_eq!(target.controllers()[0].queues, 0);
+    io.send(b"whatever comes now is let pass");
+    assert!(io.replies.is_empty());
+    io.pass(Nanos::from_secs(2));
+    assert!(io.connection.is_closed());
+    assert_eq!(io.connection.closing_reason(), Some(Closing::Disconnected));
+    let id = admin.id();
+    let done = admin.run(fabrics::Command::Disconnect.encode(id), &[]);
+    assert!(done.status().is(Status::DISCONNECT_INVALID_QUEUE));
+}
+
+#[test]
+fn a_handshake_that_takes_too_long_is_ended() {
+    let target = target();
+    let mut silent = Host::new(&target);
+    let mut half = Host::initialized(&target, false, false);
+    for host in [&mut silent, &mut half] {
+        host.pass(Nanos::from_secs(9));
+        assert!(!host.connection.is_closed());
+        host.pass(Nanos::from_secs(2));
+        assert!(host.connection.is_closed());
+        assert_eq!(host.connection.closing_reason(), Some(Closing::Handshake));
+    }
+}
+
+#[test]
+fn a_host_that_falls_silent_loses_its_controller() {
+    let target = target();
+    let mut admin = Host::initialized(&target, false, false);
+    admin.connect_as(0, NEW_CONTROLLER, NQN, HOST_NQN, |connect| connect.keep_alive_ms = 1000);
+    admin.enable();
+    let mut io = Host::io(&admin, 1);
+    // Commands on any queue are signs of life.
+    for _ in 0..5 {
+        admin.pass(Nanos::from_millis(700));
+        io.pass(Nanos::from_millis(700));
+        assert!(io.store(b"k", b"v", 0).status().is_success());
+    }
+    assert_eq!(admin.connection.next_deadline(), admin.now + Nanos::from_millis(500));
+    admin.pass(Nanos::from_millis(700));
+    assert!(admin.admin_command(0x18, 0, 0, 0).status().is_success());
+    admin.pass(Nanos::from_millis(990));
+    assert!(!admin.connection.is_closed());
+    admin.pass(Nanos::from_millis(20));
+    assert_eq!(admin.connection.closing_reason(), Some(Closing::KeepAlive));
+    assert!(admin.connection.is_closed() && target.controllers().is_empty());
+    io.now = admin.now;
+    io.connection.tick(io.now);
+    assert_eq!(io.connection.closing_reason(), Some(Closing::ControllerEnded));
+    assert_eq!(target.statistics().keep_alive_expired, 1);
+}
+
+#[test]
+fn a_discovery_controller_without_keep_alive_ends_when_it_is_idle() {
+    let target = target();
+    let mut host = Host::discovery(&target);
+    host.pass(Nanos::from_secs(119));
+    assert!(!host.connection.is_closed());
+    host.pass(Nanos::from_secs(2));
+    assert_eq!(host.connection.closing_reason(), Some(Closing::KeepAlive));
+}
+
+#[test]
+fn an_io_controller_without_keep_alive_stays() {
+    let mut host = Host::admin(&target());
+    host.pass(Nanos::from_secs(3600));
+    assert!(!host.connection.is_closed());
+}
+
+fn refused(change: impl FnOnce(&mut Connect), subsystem: &str, id: u16) -> (Status, u32) {
+    let mut host = Host::initialized(&target(), false, false);
+    let done = host.connect_as(0, id, subsystem, HOST_NQN, change);
+    assert!(host.connect(0, NEW_CONTROLLER).is_ok(), "the host may try again");
+    (done.status(), done.dw0())
+}
+
+#[test]
+fn connects_that_cannot_be_are_refused_with_the_field_that_is_wrong() {
+    let invalid = Status::CONNECT_INVALID_PARAMETERS.do_not_retry();
+    let format = Status::CONNECT_INCOMPATIBLE_FORMAT.do_not_retry();
+    assert_eq!(refused(|c| c.format = 1, NQN, NEW_CONTROLLER), (format, 0));
+    let other = "nqn.2026-11.io.octokv:other";
+    assert_eq!(refused(|_| {}, other, NEW_CONTROLLER), (invalid, invalid_parameter(256, true)));
+    assert_eq!(refused(|_| {}, NQN, 5), (invalid, invalid_parameter(16, true)));
+    assert_eq!(refused(|c| c.entries = 1, NQN, NEW_CONTROLLER), (invalid, invalid_parameter(44, false)));
+    assert_eq!(refused(|c| c.entries = 9999, NQN, NEW_CONTROLLER), (invalid, invalid_parameter(44, false)));
+    let kato = refused(|c| c.keep_alive_ms = u32::MAX, NQN, NEW_CONTROLLER);
+    assert_eq!(kato, (invalid, invalid_parameter(48, false)));
+    assert_eq!(refused(|c| c.queue_id = 65, NQN, 1), (invalid, invalid_parameter(42, false)));
+    assert_eq!(refused(|c| c.queue_id = 1, NQN, 77), (invalid, invalid_parameter(16, true)));
+    assert_eq!(refused(|c| c.queue_id = 1, nqn::DISCOVERY, 77), (invalid, invalid_parameter(42, false)));
+}
+
+#[test]
+fn a_queue_is_connected_only_by_its_host_and_once() {
+    let target = target();
+    let admin = Host::admin(&target);
+    let id = target.controllers()[0].id;
+    let mut other = Host::initialized(&target, false, false);
+    let done = other.connect_as(1, id, NQN, "nqn.2014-08.org.example:other", |_| {});
+    assert!(done.status().is(Status::CONNECT_INVALID_PARAMETERS));
+    assert_eq!(done.dw0(), invalid_parameter(512, true));
+    let _first = Host::io(&admin, 1);
+    let mut second = Host::initialized(&target, false, false);
+    let done = second.connect(1, id).unwrap_err();
+    assert!(done.status().is(Status::COMMAND_SEQUENCE_ERROR));
+    let id = second.id();
+    let again = second.run(Sqe::new(2, id), &[]);
+    assert!(again.status().is(Status::COMMAND_SEQUENCE_ERROR), "no command before Connect");
+}
+
+#[test]
+fn a_host_without_a_name_is_admitted_where_every_host_is() {
+    let target = target();
+    let connect = || {
+        let mut host = Host::initialized(&target, false, false);
+        host.connect_as(0, NEW_CONTROLLER, NQN, "", |_| {}).status()
+    };
+    assert_eq!(connect(), Status::SUCCESS);
+    target.set_hosts(Hosts::Listed([HOST_NQN.to_owned()].into()));
+    assert!(connect().is(Status::CONNECT_INVALID_HOST));
+}
+
+#[test]
+fn a_queue_is_refused_before_its_controller_is_enabled() {
+    let target = target();
+    let mut admin = Host::initialized(&target, false, false);
+    let id = admin.connect(0, NEW_CONTROLLER).unwrap();
+    let mut io = Host::initialized(&target, false, false);
+    assert!(io.connect(1, id).unwrap_err().status().is(Status::COMMAND_SEQUENCE_ERROR));
+    admin.enable();
+    io.connect(1, id).unwrap();
+}
+
+#[test]
+fn a_second_connect_on_a_queue_is_out_of_sequence() {
+    let mut admin = Host::admin(&target());
+    let done = admin.connect(0, NEW_CONTROLLER).unwrap_err();
+    assert!(done.status().is(Status::COMMAND_SEQUENCE_ERROR));
+    let mut io = Host::io(&admin, 1);
+    assert!(io.connect(1, 1).unwrap_err().status().is(Status::COMMAND_SEQUENCE_ERROR));
+}
+
+#[test]
+fn hosts_over_a_limit_are_told_that_the_controller_is_busy() {
+    let limited = |change: fn(&mut TargetSettings)| {
+        let mut settings = TargetSettings::new(NQN);
+        change(&mut settings);
+        target_of(settings)
+    };
+    let busy = |target: &std::sync::Arc<octokv_nvmf::Target>, host_nqn: &str| {
+        let mut host = Host::initialized(target, false, false);
+        let done = host.connect_as(0, NEW_CONTROLLER, NQN, host_nqn, |_| {});
+        done.status() == Status::CONNECT_CONTROLLER_BUSY
+    };
+    let other = "nqn.2014-08.org.example:other";
+
+    let target = limited(|settings| settings.controllers_max = 1);
+    let first = Host::admin(&target);
+    assert!(busy(&target, other));
+    drop(first);
+    assert!(!busy(&target, other));
+
+    let target = limited(|settings| settings.controllers_per_host_max = 1);
+    let _first = Host::admin(&target);
+    assert!(busy(&target, HOST_NQN) && !busy(&target, other));
+
+    let target = limited(|settings| settings.connections_max = 1);
+    let _first = Host::admin(&target);
+    assert!(!target.has_room() && busy(&target, other));
+    assert_eq!(target.connections(), 1);
+}
+
+#[test]
+fn the_hosts_termination_request_closes_the_connection() {
+    let mut host = Host::admin(&target());
+    let terminate = Terminate { fatal: Fatal::SequenceError as u16, information: 7 };
+    let mut bytes = Vec::new();
+    terminate.encode(End::Host, b"quoted", &mut bytes);
+    host.send(&bytes);
+    assert!(host.connection.is_closed() && host.replies.is_empty());
+    assert_eq!(host.connection.closing_reason(), Some(Closing::HostTerminated(terminate)));
+}
+
+#[test]
+fn a_fault_is_told_then_the_connection_lingers_and_closes() {
+    let target = target();
+    let mut host = Host::new(&target);
+    host.send(&[9; 128]);
+    assert_eq!(host.terminated().fatal, Fatal::SequenceError as u16);
+    assert_eq!(host.connection.closing_reason(), Some(Closing::Fault(Fault::UnexpectedKind { kind: 9 })));
+    assert!(!host.connection.is_closed());
+    host.send(&[0; 1000]);
+    assert!(host.replies.is_empty() && host.unsent.is_empty());
+    host.pass(Nanos::from_millis(1001));
+    assert!(host.connection.is_closed());
+    assert_eq!(target.statistics().transport_faults, 1);
+}
+
+#[test]
+fn identifiers_of_controllers_are_not_used_again_at_once() {
+    let target = target();
+    let ids: Vec<u16> = (0..3)
+        .map(|_| Host::initialized(&target, false, false).connect(0, NEW_CONTROLLER).unwrap())
+        .collect();
+    assert_eq!(ids, [1, 2, 3]);
+}

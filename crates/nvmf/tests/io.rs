@@ -1,0 +1,527 @@
+//! Key Value commands over an I/O queue: capsules, transfers, digests, statuses, back-pressure.
+
+mod common;
+
+use common::*;
+use octokv_base::{Key, NamespaceId, Nanos, Pool};
+use octokv_nvmf::{Outcome, Stall, TargetSettings};
+use octokv_wire::command::feature;
+use octokv_wire::kv::{UncheckedList, opcode};
+use octokv_wire::pdu::{Data, flags};
+use octokv_wire::{Sgl, Sqe, Status, extension, kv};
+
+fn queue() -> (Host, Host) {
+    let admin = Host::admin(&target());
+    let io = Host::io(&admin, 1);
+    (admin, io)
+}
+
+#[test]
+fn values_come_back_as_they_went_with_and_without_digests() {
+    for (header_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
+        let admin = Host::admin_with(&target(), header_digest, data_digest);
+        let mut io = Host::io_with(&admin, 1, header_digest, data_digest);
+        for bytes in [1, 100, 1024, 1025, 4096, 16 * 1024] {
+            let value = value(bytes);
+            assert!(io.store(b"key", &value, 0).status().is_success());
+            let done = io.retrieve(b"key", bytes as u32);
+            assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, bytes as u32));
+            assert_eq!(done.data, value);
+        }
+        for (bytes, piece) in [(1, 1), (20_000, 4096), (100_000, 1000), (2 << 20, 512 * 1024)] {
+            let value = value(bytes);
+            assert!(io.store_by_transfer(b"large", &value, piece).status().is_success());
+            assert_eq!(io.retrieve(b"large", 2 << 20).data, value, "{bytes} B by {piece}");
+        }
+    }
+}
+
+#[test]
+fn a_stream_cut_anywhere_gives_the_same_answers() {
+    let (_admin, mut io) = queue();
+    let large = value(9000);
+    let sqe = store_sqe(1, b"a", 3, Sgl::in_capsule(3), 0);
+    let mut stream = io.capsule(&sqe, b"abc");
+    let sqe = store_sqe(2, b"b", large.len(), Sgl::transport(large.len() as u32), 0);
+    stream.extend(io.capsule(&sqe, &[]));
+    // The first transfer of a fresh queue has tag 0 or 1: the Store before it is still at the engine.
+    let range = |offset: u32, bytes: u32| Data { command_id: 2, tag: 1, offset, bytes };
+    stream.extend(io.data_pdu(range(0, 5000), &large[..5000], 0));
+    stream.extend(io.data_pdu(range(5000, 4000), &large[5000..], flags::LAST));
+    for byte in stream {
+        io.send(&[byte]);
+    }
+    io.work();
+    assert_eq!(io.engine.values.len(), 2);
+    assert_eq!(io.engine.values[&(1, Key::new(b"b").unwrap())], large);
+}
+
+#[test]
+fn a_value_may_be_received_straight_into_its_place() {
+    for digests in [false, true] {
+        let admin = Host::admin_with(&target(), digests, digests);
+        let mut io = Host::io_with(&admin, 1, digests, digests);
+        assert!(io.connection.landing().is_none());
+        let both = value(20 + 100_000);
+        let command = extension::Command::Store {
+            options: extension::store_options(kv::StoreMode::Upsert),
+            key_bytes: 20,
+            value_bytes: 100_000,
+        };
+        let mut sqe = command.encode(1, NSID);
+        sqe.sgl = Sgl::transport(both.len() as u32);
+        io.send_command(&sqe, &[]);
+        let Some(Reply::Ask(range)) = io.replies.pop_front() else { panic!("no R2T") };
+        let pdu = io.data_pdu(range, &both, flags::LAST);
+        let prefix = if digests { 28 } else { 24 };
+        io.send(&pdu[..prefix + 5]);
+        let mut rest = &pdu[prefix + 5..];
+        let mut landings = 0;
+        while let Some(place) = io.connection.landing() {
+            let count = place.len().min(40_000);
+            place[..count].copy_from_slice(&rest[..count]);
+            rest = &rest[count..];
+            io.connection.landed(io.now, count, &io.pool, &mut io.requests);
+            landings += 1;
+        }
+        assert_eq!((landings, rest.len()), (4, if digests { 4 } else { 0 }));
+        io.send(rest);
+        io.work();
+        assert!(io.done().status().is_success());
+        assert_eq!(io.engine.values[&(1, Key::new(&both[..20]).unwrap())], both[20..]);
+    }
+}
+
+#[test]
+fn a_zero_length_value_is_answered_by_the_completion_alone() {
+    let (_admin, mut io) = queue();
+    assert!(io.store(b"empty", b"", 0).status().is_success());
+    let done = io.retrieve(b"empty", 4096);
+    assert_eq!((done.status(), done.dw0(), done.data.len()), (Status::SUCCESS, 0, 0));
+}
+
+#[test]
+fn a_retrieve_tells_the_full_length_and_sends_what_has_room() {
+    let (_admin, mut io) = queue();
+    io.store(b"key", &value(5000), 0);
+    let done = io.retrieve(b"key", 1000);
+    assert_eq!((done.dw0(), done.data), (5000, value(5000)[..1000].to_vec()));
+    assert_eq!(io.retrieve(b"key", 0).dw0(), 5000);
+    // A client that rounds CDW10 up beyond its buffer gets no more than the buffer holds.
+    let key = Key::new(b"key").unwrap();
+    let mut sqe = kv::Command::Retrieve { key, limit_bytes: 8192 }.encode(77, NSID);
+    sqe.sgl = Sgl::transport(600);
+    sqe.cdw12 = 0xdead_beef.into();
+    assert_eq!(io.run(sqe, &[]).data.len(), 600);
+}
+
+#[test]
+fn store_options_delete_and_exist_answer_as_the_table_says() {
+    let (_admin, mut io) = queue();
+    const UPDATE_ONLY: u8 = 1;
+    const ADD_ONLY: u8 = 2;
+    assert_eq!(io.store(b"k", b"1", UPDATE_ONLY).status(), Status::KV_KEY_DOES_NOT_EXIST);
+    assert!(io.store(b"k", b"1", ADD_ONLY).status().is_success());
+    assert_eq!(io.store(b"k", b"2", ADD_ONLY).status(), Status::KV_KEY_EXISTS);
+    assert!(io.store(b"k", b"3", UPDATE_ONLY | 4).status().is_success());
+    assert!(io.store(b"k", b"3", 3).status().is(Status::INVALID_FIELD));
+    let done = io.keyed(opcode::EXIST, b"k");
+    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 0));
+    assert_eq!(io.keyed(opcode::EXIST, b"none").status(), Status::KV_KEY_DOES_NOT_EXIST);
+    assert_eq!(io.retrieve(b"none", 10).status(), Status::KV_KEY_DOES_NOT_EXIST);
+    assert!(io.keyed(opcode::DELETE, b"k").status().is_success());
+    assert!(io.keyed(opcode::DELETE, b"k").status().is_success(), "a missing key is deleted, too");
+    assert!(io.keyed(opcode::FLUSH, b"").status().is_success());
+}
+
+#[test]
+fn delete_of_a_missing_key_fails_where_the_kv_configuration_says_so() {
+    let (mut admin, mut io) = queue();
+    let kv_configuration = feature::KV_CONFIGURATION;
+    assert!(admin.set_feature(kv_configuration, 1, 1).status().is_success());
+    assert_eq!(admin.get_feature(kv_configuration, 1).dw0(), 1);
+    assert_eq!(admin.get_feature(kv_configuration, 2).dw0(), 0);
+    assert_eq!(io.keyed(opcode::DELETE, b"k").status(), Status::KV_KEY_DOES_NOT_EXIST);
+    assert!(admin.set_feature(kv_configuration, u32::MAX, 0).status().is_success());
+    assert!(io.keyed(opcode::DELETE, b"k").status().is_success());
+    assert!(admin.set_feature(kv_configuration, 9, 0).status().is(Status::INVALID_NAMESPACE));
+}
+
+#[test]
+fn keys_and_values_out_of_bounds_get_their_statuses() {
+    let (_admin, mut io) = queue();
+    for operation in [opcode::STORE, opcode::RETRIEVE, opcode::DELETE, opcode::EXIST] {
+        assert!(io.keyed(operation, b"").status().is(Status::KV_INVALID_KEY_SIZE), "{operation:02x}");
+    }
+    for operation in [opcode::STORE, opcode::RETRIEVE, opcode::DELETE, opcode::EXIST, opcode::LIST] {
+        let id = io.id();
+        let mut sqe = Sqe::new(operation, id);
+        (sqe.nsid, sqe.cdw11) = (1.into(), 17.into());
+        assert!(io.run(sqe, &[]).status().is(Status::KV_INVALID_KEY_SIZE), "{operation:02x}");
+    }
+    let id = io.id();
+    let sqe = store_sqe(id, b"k", (2 << 20) + 1, Sgl::transport((2 << 20) + 1), 0);
+    assert!(io.run(sqe, &[]).status().is(Status::KV_INVALID_VALUE_SIZE));
+    let mut sqe = store_sqe(99, b"k", 1, Sgl::in_capsule(1), 0);
+    for nsid in [0, 3, u32::MAX] {
+        sqe.nsid = nsid.into();
+        assert!(io.run(sqe, b"v").status().is(Status::INVALID_NAMESPACE), "{nsid}");
+    }
+}
+
+#[test]
+fn opcodes_of_other_command_sets_are_invalid() {
+    let (_admin, mut io) = queue();
+    for operation in [0x04, 0x05, 0x08, 0x09, 0x0d, 0x15, 0xa1, 0xa2, 0xa5, 0xa8, 0xff] {
+        assert!(io.keyed(operation, b"k").status().is(Status::INVALID_OPCODE), "{operation:02x}");
+    }
+}
+
+#[test]
+fn a_list_names_keys_from_its_start_on() {
+    let (_admin, mut io) = queue();
+    for key in [b"a".as_slice(), b"bb", b"ccc"] {
+        io.store(key, b"v", 0);
+    }
+    let mut list = |start: &[u8], limit: u32| {
+        let id = io.id();
+        let start = Key::new(start).unwrap();
+        let mut sqe = kv::Command::List { start, limit_bytes: limit }.encode(id, NSID);
+        sqe.sgl = Sgl::transport(limit);
+        io.run(sqe, &[])
+    };
+    let names =
+        |data: &[u8]| UncheckedList(data).check().unwrap().keys().map(<[u8]>::to_vec).collect::<Vec<_>>();
+    assert_eq!(names(&list(b"", 4096).data), [b"a".to_vec(), b"bb".to_vec(), b"ccc".to_vec()]);
+    assert_eq!(names(&list(b"b", 4096).data), [b"bb".to_vec(), b"ccc".to_vec()]);
+    assert_eq!(names(&list(b"", 9).data), [b"a".to_vec()]);
+    let done = list(b"z", 4096);
+    assert_eq!((done.dw0(), names(&done.data).len()), (0, 0));
+    assert!(list(b"", 3).status().is(Status::INVALID_FIELD));
+}
+
+#[test]
+fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
+    let (_admin, mut io) = queue();
+    let key = value(300);
+    let stored = value(5000);
+    let both = [key.clone(), stored.clone()].concat();
+    let command = extension::Command::Store {
+        options: extension::store_options(kv::StoreMode::Upsert),
+        key_bytes: 300,
+        value_bytes: 5000,
+    };
+    let mut sqe = command.encode(1, NSID);
+    sqe.sgl = Sgl::in_capsule(5300);
+    assert!(io.run(sqe, &both).status().is_success());
+    sqe.sgl = Sgl::transport(5300);
+    io.send_command(&sqe, &[]);
+    io.answer_ask(&both, 123);
+    io.work();
+    assert!(io.done().status().is_success());
+    assert_eq!(io.engine.values[&(1, Key::new(&key).unwrap())], stored);
+
+    let mut sqe = extension::Command::Retrieve { key_bytes: 300, limit_bytes: 8192 }.encode(2, NSID);
+    sqe.sgl = Sgl::in_capsule(300);
+    let done = io.run(sqe, &key);
+    assert_eq!((done.dw0(), done.data), (5000, stored));
+    let mut sqe = extension::Command::Exist { key_bytes: 300 }.encode(3, NSID);
+    sqe.sgl = Sgl::transport(300);
+    io.send_command(&sqe, &[]);
+    io.answer_ask(&key, 300);
+    io.work();
+    assert_eq!(io.done().dw0(), 5000);
+    let mut sqe = extension::Command::List { key_bytes: 0, limit_bytes: 4096 }.encode(4, NSID);
+    sqe.sgl = Sgl::transport(0);
+    let done = io.run(sqe, &[]);
+    assert_eq!(UncheckedList(&done.data).check().unwrap().keys().next(), Some(key.as_slice()));
+    let mut sqe = extension::Command::Delete { key_bytes: 300 }.encode(5, NSID);
+    sqe.sgl = Sgl::in_capsule(300);
+    assert!(io.run(sqe, &key).status().is_success());
+    assert!(io.engine.values.is_empty());
+    let sqe = extension::Command::Delete { key_bytes: 1025 }.encode(6, NSID);
+    assert!(io.run(sqe, &[]).status().is(Status::KV_INVALID_KEY_SIZE));
+    let mut short = extension::Command::Delete { key_bytes: 20 }.encode(7, NSID);
+    short.sgl = Sgl::in_capsule(10);
+    assert!(io.run(short, &[0; 10]).status().is(Status::INVALID_SGL_LENGTH));
+}
+
+#[test]
+fn every_outcome_has_its_status() {
+    let (_admin, mut io) = queue();
+    let table = [
+        (Outcome::CapacityExceeded, Status::KV_CAPACITY_EXCEEDED),
+        (Outcome::InvalidValueSize, Status::KV_INVALID_VALUE_SIZE),
+        (Outcome::InvalidKeySize, Status::KV_INVALID_KEY_SIZE),
+        (Outcome::Unrecovered, Status::KV_UNRECOVERED_ERROR),
+        (Outcome::NotReady, Status::NAMESPACE_NOT_READY),
+        (Outcome::Busy, Status::COMMAND_INTERRUPTED),
+        (Outcome::AlreadyExists, Status::KV_KEY_EXISTS),
+        (Outcome::NotFound, Status::KV_KEY_DOES_NOT_EXIST),
+    ];
+    for (outcome, status) in table {
+        let id = io.id();
+        io.send_command(&store_sqe(id, b"k", 1, Sgl::in_capsule(1), 0), b"v");
+        let slot = io.requests.pop().unwrap().slot;
+        io.connection.complete(io.now, slot, outcome);
+        io.drain();
+        assert_eq!(io.done().status(), status);
+    }
+}
+
+#[test]
+fn a_wrong_data_digest_fails_that_command_alone() {
+    let admin = Host::admin_with(&target(), true, true);
+    let mut io = Host::io_with(&admin, 1, true, true);
+    let mut capsule = io.capsule(&store_sqe(1, b"k", 100, Sgl::in_capsule(100), 0), &value(100));
+    *capsule.last_mut().unwrap() ^= 1;
+    io.send(&capsule);
+    assert_eq!(io.done().status(), Status::TRANSIENT_TRANSPORT_ERROR);
+    // By transfer: the command fails when all of its data has passed.
+    let sqe = store_sqe(2, b"k", 8192, Sgl::transport(8192), 0);
+    io.send_command(&sqe, &[]);
+    let Some(Reply::Ask(range)) = io.replies.pop_front() else { panic!("no R2T") };
+    let mut bad = io.data_pdu(Data { bytes: 4096, ..range }, &value(4096), 0);
+    bad[2000] ^= 1;
+    io.send(&bad);
+    assert!(io.replies.is_empty());
+    let good = io.data_pdu(Data { offset: 4096, bytes: 4096, ..range }, &value(4096), flags::LAST);
+    io.send(&good);
+    assert_eq!(io.done().status(), Status::TRANSIENT_TRANSPORT_ERROR);
+    assert!(io.requests.is_empty());
+    assert!(io.store(b"k", &value(100), 0).status().is_success());
+}
+
+#[test]
+fn a_command_identifier_in_use_is_a_conflict() {
+    let (_admin, mut io) = queue();
+    let sqe = store_sqe(5, b"k", 1, Sgl::in_capsule(1), 0);
+    io.send_command(&sqe, b"v");
+    io.send_command(&sqe, b"w");
+    assert!(io.done().status().is(Status::COMMAND_ID_CONFLICT));
+    io.work();
+    assert!(io.done().status().is_success());
+    assert!(io.run(sqe, b"x").status().is_success());
+}
+
+#[test]
+fn the_head_of_the_queue_moves_on_with_each_completion_unless_it_is_off() {
+    let (admin, mut io) = queue();
+    let heads: Vec<u16> = (0..40).map(|_| io.store(b"k", b"v", 0).cqe.sq_head.get()).collect();
+    // Connect was the first of 32 entries.
+    let want: Vec<u16> = (2..42).map(|head| head % 32).collect();
+    assert_eq!(heads, want);
+    let mut off = Host::initialized(&admin.target, false, false);
+    let id = admin.target.controllers()[0].id;
+    let done = off.connect_as(2, id, NQN, HOST_NQN, |connect| connect.attributes = 4);
+    assert_eq!(done.cqe.sq_head.get(), 0xffff);
+}
+
+#[test]
+fn a_full_queue_stops_the_intake_until_a_slot_is_free() {
+    let (_admin, mut io) = queue();
+    for id in 0..33 {
+        io.send_command(&store_sqe(id, b"k", 1, Sgl::in_capsule(1), 0), b"v");
+    }
+    assert_eq!(io.connection.in_flight(), 32);
+    assert_eq!(io.last.unwrap().stalled, Some(Stall::Slots));
+    assert!(!io.unsent.is_empty());
+    let first = io.requests.remove(0);
+    io.connection.complete(io.now, first.slot, Outcome::Stored);
+    io.pump();
+    assert_eq!((io.connection.in_flight(), io.unsent.len()), (32, 0));
+    assert_eq!(io.last.unwrap().stalled, None);
+}
+
+#[test]
+fn without_buffers_a_capsule_waits_and_a_transfer_is_asked_for_later() {
+    let (_admin, mut io) = queue();
+    io.pool = Pool::new(64 * 1024);
+    let hold: Vec<_> = (0..16).map(|_| io.pool.take(1).unwrap()).collect();
+    io.send_command(&store_sqe(1, b"t", 40_000, Sgl::transport(40_000), 0), &[]);
+    assert_eq!(io.last.unwrap().stalled, None);
+    assert!(io.unsent.is_empty() && io.replies.is_empty(), "the command was taken, its R2T waits");
+    assert_eq!(io.connection.next_deadline(), io.now + Nanos::from_millis(1));
+    io.send_command(&store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
+    assert!(!io.unsent.is_empty(), "the capsule was not taken");
+    assert_eq!(io.last.unwrap().stalled, Some(Stall::Buffers));
+    drop(hold);
+    io.pass(Nanos::from_millis(1));
+    assert!(matches!(io.replies.front(), Some(Reply::Ask(_))), "a tick finds the buffer");
+    io.pump();
+    assert_eq!((io.unsent.len(), io.last.unwrap().stalled), (0, None));
+    io.answer_ask(&value(40_000), 40_000);
+    assert_eq!(io.requests.len(), 2);
+    io.work();
+}
+
+#[test]
+fn a_capsule_that_waits_for_its_own_connections_data_is_interrupted() {
+    let (_admin, mut io) = queue();
+    io.pool = Pool::new(64 * 1024);
+    io.send_command(&store_sqe(1, b"t", 60_000, Sgl::transport(60_000), 0), &[]);
+    let Some(Reply::Ask(_)) = io.replies.front() else { panic!("an unused pool grants any") };
+    let ask = io.replies.pop_front();
+    let refused = io.run(store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
+    assert_eq!(refused.status(), Status::COMMAND_INTERRUPTED);
+    io.replies.extend(ask);
+    io.answer_ask(&value(60_000), 60_000);
+    io.work();
+    assert!(io.done().status().is_success());
+    assert!(io.store(b"k", b"v", 0).status().is_success());
+}
+
+#[test]
+fn open_transfers_stay_within_the_share_of_a_connection() {
+    let mut settings = TargetSettings::new(NQN);
+    settings.receive_bytes_max = 3 << 20;
+    let admin = Host::admin(&target_of(settings));
+    let mut io = Host::io(&admin, 1);
+    for id in 0..10 {
+        io.send_command(&store_sqe(id, b"t", 1 << 20, Sgl::transport(1 << 20), 0), &[]);
+    }
+    assert!(io.unsent.is_empty(), "all commands were taken");
+    let mut most = 0;
+    for left in (0..10).rev() {
+        most = most.max(io.pool.out_bytes());
+        io.answer_ask(&value(1 << 20), 256 * 1024);
+        io.work();
+        // The completion of this one stands behind the R2Ts that its end made possible.
+        let at = io.replies.iter().position(|reply| matches!(reply, Reply::Completion(_))).unwrap();
+        io.replies.remove(at);
+        assert_eq!(io.last.unwrap().stalled, None, "{left} left: data must flow on");
+    }
+    assert!(most <= 3 << 20, "{most} B were out");
+    assert_eq!(io.pool.out_bytes(), 0);
+}
+
+#[test]
+fn hosts_that_read_nothing_leave_as_much_as_each_of_them_holds() {
+    let admin = Host::admin(&target());
+    let pool = octokv_base::Pool::new(1 << 20);
+    let mut hosts: Vec<Host> = (1..=3).map(|queue| Host::io(&admin, queue)).collect();
+    let mut sqe = kv::Command::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(0, NSID);
+    sqe.sgl = Sgl::transport(16_000);
+    let mut stalled = [false; 3];
+    for id in 0_u16..100 {
+        sqe.command_id = id.into();
+        for (io, stalled) in hosts.iter_mut().zip(&mut stalled) {
+            let bytes = io.capsule(&sqe, &[]);
+            *stalled |=
+                io.connection.receive(io.now, &bytes, &pool, &mut io.requests).stalled == Some(Stall::Outbox);
+            for request in std::mem::take(&mut io.requests) {
+                let buffer = pool.take(16_000).expect("nobody may take the last of them");
+                io.connection.complete(
+                    io.now,
+                    request.slot,
+                    Outcome::Value { buffer, offset: 0, bytes: 16_000 },
+                );
+            }
+        }
+    }
+    assert_eq!(stalled, [true; 3]);
+    // A quarter each, and a quarter is free, give or take a reply.
+    assert!(pool.free_bytes().abs_diff((1 << 20) / 4) < 3 * 16_384, "{} B are free", pool.free_bytes());
+    for io in &mut hosts {
+        assert!(io.connection.outbox().bytes().abs_diff((1 << 20) / 4) < 3 * 16_384);
+    }
+}
+
+#[test]
+fn a_host_that_does_not_read_its_replies_is_not_served() {
+    let mut settings = TargetSettings::new(NQN);
+    settings.outbox_bytes_max = 100_000;
+    let admin = Host::admin(&target_of(settings));
+    let mut io = Host::io(&admin, 1);
+    io.store(b"k", &value(16_000), 0);
+    let retrieve = |id| {
+        let mut sqe =
+            kv::Command::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(id, NSID);
+        sqe.sgl = Sgl::transport(16_000);
+        sqe
+    };
+    let mut stream: Vec<u8> = Vec::new();
+    for id in 100..130 {
+        stream.extend(io.capsule(&retrieve(id), &[]));
+    }
+    let mut stalled = false;
+    for _ in 0..100 {
+        // One command at a time, its reply left in the outbox.
+        let next = stream.len().min(72);
+        let consumed = io.connection.receive(io.now, &stream[..next], &io.pool, &mut io.requests);
+        stream.drain(..consumed.bytes);
+        stalled |= consumed.stalled == Some(Stall::Outbox);
+        for request in std::mem::take(&mut io.requests) {
+            let mut buffer = octokv_base::Buffer::zeroed(16_000);
+            buffer.fill(1);
+            let outcome = Outcome::Value { buffer, offset: 0, bytes: 16_000 };
+            io.connection.complete(io.now, request.slot, outcome);
+        }
+    }
+    assert!(stalled && io.connection.outbox().bytes() < 100_000 + 17_000);
+    assert!(!stream.is_empty());
+    io.drain();
+    let consumed = io.connection.receive(io.now, &stream, &io.pool, &mut io.requests);
+    assert!(consumed.bytes > 0);
+}
+
+#[test]
+fn small_pieces_of_the_sgl_rules_are_kept() {
+    let (_admin, mut io) = queue();
+    let table = [
+        (Sgl::in_capsule(50), 100, 50, Status::INVALID_SGL_LENGTH), // Less than the value.
+        (Sgl::in_capsule(100), 100, 50, Status::INVALID_SGL_LENGTH), // More than the capsule.
+        (Sgl::transport(50), 100, 0, Status::INVALID_SGL_LENGTH),
+        (Sgl::in_capsule(100), 100, 100, Status::SUCCESS),
+        (Sgl::in_capsule(100), 60, 100, Status::SUCCESS), // More than the value: the rest is not read.
+    ];
+    for (sgl, value_bytes, data_bytes, status) in table {
+        let id = io.id();
+        let done = io.run(store_sqe(id, b"k", value_bytes, sgl, 0), &value(data_bytes));
+        assert!(done.status().is(status), "{sgl:?} {value_bytes}: {:?}", done.status());
+    }
+    assert_eq!(io.engine.values[&(1, Key::new(b"k").unwrap())].len(), 60);
+}
+
+#[test]
+fn namespaces_are_kept_apart() {
+    let (_admin, mut io) = queue();
+    io.store(b"k", b"one", 0);
+    let mut sqe = kv::Command::Exist { key: Key::new(b"k").unwrap() }.encode(50, NamespaceId(2));
+    assert_eq!(io.run(sqe, &[]).status(), Status::KV_KEY_DOES_NOT_EXIST);
+    sqe.nsid = 1.into();
+    assert!(io.run(sqe, &[]).status().is_success());
+}
+
+#[test]
+fn an_outcome_after_the_end_of_the_connection_is_dropped() {
+    let (_admin, mut io) = queue();
+    io.send_command(&store_sqe(1, b"k", 1, Sgl::in_capsule(1), 0), b"v");
+    io.connection.peer_closed();
+    assert!(io.connection.is_closed());
+    assert_eq!(io.connection.in_flight(), 1);
+    let slot = io.requests.pop().unwrap().slot;
+    io.connection.complete(io.now, slot, Outcome::Stored);
+    assert_eq!(io.connection.in_flight(), 0);
+    assert!(io.connection.outbox().is_empty());
+}
+
+#[test]
+fn what_was_done_is_counted() {
+    let (mut admin, mut io) = queue();
+    io.store(b"k", &value(600_000)[..16_000], 0);
+    io.retrieve(b"k", 16_000);
+    io.retrieve(b"none", 10);
+    io.keyed(opcode::EXIST, b"k");
+    io.keyed(opcode::DELETE, b"k");
+    io.keyed(0xff, b"k");
+    io.pass(Nanos::from_millis(1));
+    admin.pass(Nanos::from_millis(1));
+    let counts = admin.target.statistics();
+    assert_eq!((counts.stores, counts.retrieves, counts.exists, counts.deletes), (1, 2, 1, 1));
+    assert_eq!((counts.stored_bytes, counts.retrieved_bytes), (16_000, 16_000));
+    assert_eq!((counts.misses, counts.errors), (1, 1));
+    let report = &admin.target.controllers()[0];
+    assert_eq!((report.counts.stores, report.queues), (1, 1));
+    assert_eq!(report.host_nqn, HOST_NQN);
+}
