@@ -8,9 +8,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use octokv_base::{Buffer, Key, Lba, NamespaceId, Nanos, Pool};
-use octokv_client::queue::{Event, Queue};
-use octokv_client::request::{Command, Prepared, Value, answer};
-use octokv_client::setup::{Step, next};
+use octokv_client::queue_pair::{Event, Queue};
+use octokv_client::command::{Command, Prepared, Value, answer};
+use octokv_client::controller_init::{Step, next};
 use octokv_client::{Blocks, Facts, Settings, StoreMode};
 use octokv_wire::nvm::Range;
 use octokv_wire::pdu::IcResponse;

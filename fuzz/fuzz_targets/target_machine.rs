@@ -6,5 +6,5 @@
 mod common;
 
 libfuzzer_sys::fuzz_target!(|script: &[u8]| {
-    common::hostile::play(script);
+    common::adversary::play(script);
 });

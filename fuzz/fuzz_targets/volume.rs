@@ -1,10 +1,10 @@
 //! A volume whose metadata were changed at will, under right checksums: opened or refused, never a panic.
 #![no_main]
 
-#[path = "../../crates/engine/tests/common/hostile.rs"]
-mod hostile;
+#[path = "../../crates/engine/tests/common/corrupt_images.rs"]
+mod corrupt_images;
 
-use hostile::{IMAGE, mend_checksum, structures, survive};
+use corrupt_images::{IMAGE, mend_checksum, structures, survive};
 use libfuzzer_sys::fuzz_target;
 use octokv_base::Random;
 

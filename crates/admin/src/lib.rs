@@ -5,12 +5,12 @@
 //!                                                                            └─▶ state file
 //! ```
 //! # Layout
-//! - [`words`]: the JSON documents that client and server exchange.
-//! - [`scheduling`]: those of who is served where and when.
-//! - [`state`]: what survives a restart, in one file.
-//! - [`operator`]: what can be changed, in the node and in the file together.
-//! - [`server`]: the door: HTTP on a Unix socket, on a thread of its own.
-//! - [`client`]: the other side of it, for the command line.
+//! - [`api_types`]: the JSON documents that client and server exchange.
+//! - [`scheduling_api`]: those of who is served where and when.
+//! - [`state_file`]: what survives a restart, in one file.
+//! - [`service`]: what can be changed, in the node and in the file together.
+//! - [`http_server`]: the door: HTTP on a Unix socket, on a thread of its own.
+//! - [`http_client`]: the other side of it, for the command line.
 
 #![allow(
     clippy::disallowed_methods,
@@ -18,13 +18,13 @@
     reason = "off the data cores, on a thread of its own: the state file and the socket are here"
 )]
 
-pub mod client;
-pub mod operator;
-pub mod scheduling;
-pub mod server;
-pub mod state;
-pub mod words;
+pub mod api_types;
+pub mod http_client;
+pub mod http_server;
+pub mod scheduling_api;
+pub mod service;
+pub mod state_file;
 
-pub use operator::{Operator, Refused};
-pub use server::Server;
-pub use state::{State, StateFile};
+pub use http_server::Server;
+pub use service::{Operator, Refused};
+pub use state_file::{State, StateFile};

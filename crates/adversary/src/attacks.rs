@@ -4,10 +4,10 @@
 //! connections while it attacks and lets all of them go when it rests. What each must be *answered* with is said in
 //! the tests of the binary (`crates/octokv/tests/hostile_*.rs`); here only the pressure matters.
 
-use crate::commands::{
+use crate::command_builder::{
     abort, event_request, exist, flush, identify, list, log_page, retrieve, store_here, store_there, value,
 };
-use crate::peer::{Heard, Peer, Victim};
+use crate::raw_connection::{Heard, Peer, Victim};
 use octokv_base::Random;
 use octokv_wire::pdu::{Data, flags};
 use std::io;
@@ -379,10 +379,10 @@ fn events(victim: &Victim, baton: &Baton) -> io::Result<()> {
 }
 
 fn bad_digests(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let joining = crate::peer::Joining::admin(victim);
+    let joining = crate::raw_connection::Joining::admin(victim);
     let (_admin, id) = Peer::admin_as(victim, &joining, true, true)?;
     let mut io = Peer::open(victim, true, true)?;
-    crate::peer::granted(&io.join(&crate::peer::Joining::io(victim, id, 1, 128))?)?;
+    crate::raw_connection::granted(&io.join(&crate::raw_connection::Joining::io(victim, id, 1, 128))?)?;
     let data = value(6, 8192);
     while baton.is_on() {
         for id in 0..16 {

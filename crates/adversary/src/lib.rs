@@ -5,15 +5,15 @@
 //! others, and soaks a node in all of it for a long time.
 //!
 //! # Layout
-//! - [`peer`]: one connection that says what it likes.
+//! - [`raw_connection`]: one connection that says what it likes.
 //! - [`attacks`]: attacks that go on for as long as they are let.
-//! - [`commands`]: entries of commands, right by default.
-//! - [`honest`]: the host that must be served all the while.
-//! - [`hosts`]: the hosts of a soak.
-//! - [`keeper`]: a client that keeps account of every key it has.
-//! - [`measure`]: what attacks cost others.
-//! - [`process`]: a node as a process, and what it holds.
-//! - [`siege`]: a node under attack, held to its promises and its bound on memory.
+//! - [`command_builder`]: entries of commands, right by default.
+//! - [`reference_client`]: the host that must be served all the while.
+//! - [`soak_clients`]: the hosts of a soak.
+//! - [`model_client`]: a client that keeps account of every key it has.
+//! - [`attack_latency`]: what attacks cost others.
+//! - [`node_process`]: a node as a process, and what it holds.
+//! - [`attack_harness`]: a node under attack, held to its promises and its bound on memory.
 //! - [`soak`]: a node in everything at once for a long time.
 
 #![allow(
@@ -22,13 +22,13 @@
     reason = "attackers have sockets, threads and clocks of their own"
 )]
 
+pub mod attack_harness;
+pub mod attack_latency;
 pub mod attacks;
-pub mod commands;
-pub mod honest;
-pub mod hosts;
-pub mod keeper;
-pub mod measure;
-pub mod peer;
-pub mod process;
-pub mod siege;
+pub mod command_builder;
+pub mod model_client;
+pub mod node_process;
+pub mod raw_connection;
+pub mod reference_client;
 pub mod soak;
+pub mod soak_clients;

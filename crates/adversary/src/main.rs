@@ -11,7 +11,7 @@
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use octokv_adversary::attacks::{self, ATTACKS};
-use octokv_adversary::{measure, soak};
+use octokv_adversary::{attack_latency, soak};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Measure { octokv, device, rounds, slice_ms, rate, keys, only } => {
             let slice = Duration::from_millis(slice_ms);
-            let settings = measure::Settings { binary: octokv, device, rounds, slice, rate, keys };
+            let settings = attack_latency::Settings { binary: octokv, device, rounds, slice, rate, keys };
             let chosen: Result<Vec<_>> = match only.is_empty() {
                 true => Ok(ATTACKS.iter().collect()),
                 false => std::iter::once("control")
@@ -78,7 +78,7 @@ fn main() -> Result<()> {
                     .map(|name| attacks::by_name(name).with_context(|| format!("there is no attack {name}")))
                     .collect(),
             };
-            measure::run(&settings, &chosen?)
+            attack_latency::run(&settings, &chosen?)
         }
         Command::Soak { octokv, minutes, directory, seed } => {
             let span = Duration::from_secs_f64(minutes * 60.0);

@@ -9,10 +9,10 @@
 //! fifth of what it was. Memory at work is sampled each second, and its slope is printed: a leak that a rest hides
 //! shows there.
 
-use crate::hosts::{self, COUNTS, Order, Stage};
-use crate::process::{Holdings, Node, eventually, is_deserted};
+use crate::node_process::{Holdings, Node, eventually, is_deserted};
+use crate::soak_clients::{self, COUNTS, Order, Stage};
 use anyhow::{Context, Result, bail, ensure};
-use octokv_admin::words::Figures;
+use octokv_admin::api_types::Figures;
 use octokv_base::Random;
 use std::path::PathBuf;
 use std::process::Command;
@@ -98,14 +98,14 @@ fn start_hosts(stage: &Arc<Stage>) -> Result<Vec<std::thread::JoinHandle<()>>> {
         })?);
         Ok(())
     };
-    start("keeper a", |stage| hosts::keep(stage, b'a'))?;
-    start("keeper b", |stage| hosts::keep(stage, b'b'))?;
-    start("ledger", hosts::write)?;
-    start("filler", hosts::fill)?;
-    start("attacker 1", |stage| hosts::attack(stage, 1))?;
-    start("attacker 2", |stage| hosts::attack(stage, 2))?;
-    start("killer", hosts::kill_clients)?;
-    start("operator", hosts::change)?;
+    start("keeper a", |stage| soak_clients::keep(stage, b'a'))?;
+    start("keeper b", |stage| soak_clients::keep(stage, b'b'))?;
+    start("ledger", soak_clients::write)?;
+    start("filler", soak_clients::fill)?;
+    start("attacker 1", |stage| soak_clients::attack(stage, 1))?;
+    start("attacker 2", |stage| soak_clients::attack(stage, 2))?;
+    start("killer", soak_clients::kill_clients)?;
+    start("operator", soak_clients::change)?;
     assert_eq!(threads.len(), HOSTS);
     Ok(threads)
 }

@@ -10,13 +10,13 @@
 //! until its fsync is over (no group commit), and reads go past the page cache (O_DIRECT) while writes go through
 //! it. The engine is the node's own: a put writes its record and both copies of a journal entry before its fsync.
 
-use crate::calls::{Call, CallMeter};
-use crate::operate::{Operated, format_settings, operate};
-use crate::plan::Plan;
-use crate::run::{Error, Shared};
-use crate::tally::{Answered, Tally};
+use crate::config::Plan;
+use crate::engine_op::{Operated, format_settings, operate};
+use crate::recorder::{Answered, Tally};
+use crate::runner::{Error, Shared};
+use crate::syscall_timing::{Call, CallMeter};
 use crate::workload::Action;
-use octokv_base::random::mix;
+use octokv_base::prng::mix;
 use octokv_base::{Buffer, Lba, Pool, value_offset};
 use octokv_device::{Device, DeviceError, Done, Geometry, Pending};
 use octokv_engine::Durability;

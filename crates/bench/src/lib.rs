@@ -5,58 +5,58 @@
 //! namespace of blocks, or on files. Clock, threads and files come from the caller.
 //!
 //! # Layout
-//! - [`plan`]: what to run: workloads, sizes, how fast, when to stop; and what makes no sense.
+//! - [`config`]: what to run: workloads, sizes, how fast, when to stop; and what makes no sense.
 //! - [`workload`]: what operations do and in which shares; YCSB's mixes.
-//! - [`distribution`]: which key is drawn: uniform, zipf, latest.
-//! - [`sizes`]: how long keys and values are.
-//! - [`share`]: what each of several targets has of a run.
+//! - [`key_distribution`]: which key is drawn: uniform, zipf, latest.
+//! - [`size_distribution`]: how long keys and values are.
+//! - [`shard`]: what each of several targets has of a run.
 //! - `choose`: the next operation, and the keys that inserts add.
-//! - [`pace`]: the open loop: when operations are meant to begin.
-//! - [`data`]: keys and values made from an index and a seed, and values checked against them.
-//! - [`system`]: what is put under load.
-//! - [`worker`]: Key Value commands: one OS thread: a session, its streams, their latencies.
+//! - [`arrival_schedule`]: the open loop: when operations are meant to begin.
+//! - [`values`]: keys and values made from an index and a seed, and values checked against them.
+//! - [`system_under_test`]: what is put under load.
+//! - [`kv_worker`]: Key Value commands: one OS thread: a session, its streams, their latencies.
 //! - [`remote_engine`]: the engine on this side, on the node's blocks.
 //! - [`host_kvs`]: the engine on this side, on files: OctoKV's baseline.
-//! - [`calls`]: what of its time is spent in the kernel's calls.
+//! - [`syscall_timing`]: what of its time is spent in the kernel's calls.
 //! - `operate`: one operation on an engine.
-//! - [`run`](mod@run): the workers of a workload together.
-//! - [`tally`]: what workers count; [`series`]: the same over time.
-//! - [`peers`]: other stores under the same workloads, and ratios to ours.
+//! - [`runner`](mod@run): the workers of a workload together.
+//! - [`recorder`]: what workers count; [`time_series`]: the same over time.
+//! - [`baselines`]: other stores under the same workloads, and ratios to ours.
 //! - [`report`]: figures as a table and as a JSON document.
 //! - [`plot`]: figures as pictures.
-//! - [`names`]: workloads and peers by their names.
-//! - [`ledger`]: writers that remember what was acknowledged, to be held against a node after a crash.
+//! - [`name_lookup`]: workloads and peers by their names.
+//! - [`ack_log`]: writers that remember what was acknowledged, to be held against a node after a crash.
 
-pub mod calls;
-mod choose;
-pub mod data;
-pub mod distribution;
+pub mod ack_log;
+pub mod arrival_schedule;
+pub mod baselines;
+pub mod config;
+mod engine_op;
 pub mod host_kvs;
-pub mod ledger;
-pub mod names;
-mod operate;
-pub mod pace;
-pub mod peers;
-pub mod plan;
+pub mod key_distribution;
+pub mod kv_worker;
+pub mod name_lookup;
+mod op_generator;
 pub mod plot;
+pub mod recorder;
 pub mod remote_engine;
 pub mod report;
-pub mod run;
-pub mod series;
-pub mod share;
-pub mod sizes;
-pub mod system;
-pub mod tally;
-pub mod worker;
+pub mod runner;
+pub mod shard;
+pub mod size_distribution;
+pub mod syscall_timing;
+pub mod system_under_test;
+pub mod time_series;
+pub mod values;
 pub mod workload;
 
-pub use distribution::Distribution;
-pub use ledger::Ledger;
-pub use plan::{End, Plan};
-pub use run::{Error, Failed, Host, Node, Progress, run};
-pub use share::Share;
-pub use sizes::Sizes;
-pub use system::{EngineSettings, System};
+pub use ack_log::Ledger;
+pub use config::{End, Plan};
+pub use key_distribution::Distribution;
+pub use runner::{Error, Failed, Host, Node, Progress, run};
+pub use shard::Share;
+pub use size_distribution::Sizes;
+pub use system_under_test::{EngineSettings, System};
 pub use workload::Workload;
 
 /// Where time comes from: nanoseconds since any fixed point.

@@ -179,7 +179,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tally::{Answered, Tally};
+    use crate::recorder::{Answered, Tally};
     use crate::{Plan, Workload};
     use octokv_base::Nanos;
 

@@ -7,12 +7,12 @@
 //! Each of the plan's threads × depth operations in flight is a task that does one operation after another.
 //! The connections are as many as with Key Value commands, one per thread, or as the node grants.
 
-use crate::choose::Chooser;
-use crate::operate::{Operated, format_settings, operate};
-use crate::run::{Error, Node, Shared};
-use crate::system::EngineSettings;
-use crate::tally::{Answered, Tally};
-use crate::worker::{connect, disconnect};
+use crate::engine_op::{Operated, format_settings, operate};
+use crate::kv_worker::{connect, disconnect};
+use crate::op_generator::Chooser;
+use crate::recorder::{Answered, Tally};
+use crate::runner::{Error, Node, Shared};
+use crate::system_under_test::EngineSettings;
 use crate::{Clock, Plan};
 use octokv_base::{Buffer, Lba, Nanos, Pool};
 use octokv_client::{Reconnect, Remote, Settings};

@@ -3,13 +3,13 @@
 //! The document is one object: `schema`, `octokv_version`, `command`, `machine`, `settings`, `results`; the names of a
 //! result carry their units, and but for `series` and `targets` it is flat. docs/BENCHMARKS.md lists them.
 
-use crate::calls::Calls;
-use crate::peers::Account;
-use crate::peers::compare::Comparison;
-use crate::plan::{End, Plan};
-use crate::series::Point;
-use crate::system::System;
-use crate::tally::Tally;
+use crate::baselines::Account;
+use crate::baselines::compare::Comparison;
+use crate::config::{End, Plan};
+use crate::recorder::Tally;
+use crate::syscall_timing::Calls;
+use crate::system_under_test::System;
+use crate::time_series::Point;
 use crate::workload::Workload;
 use octokv_base::Nanos;
 use serde::Serialize;
@@ -391,7 +391,7 @@ pub fn target_line(target: &TargetFigures) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tally::Answered;
+    use crate::recorder::Answered;
 
     fn figures() -> Figures {
         let (mut one, mut other) = (Tally::new(Nanos(1_000)), Tally::new(Nanos(2_000)));

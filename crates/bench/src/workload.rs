@@ -11,8 +11,8 @@
 //! The mixes are those of YCSB's core workloads (Cooper et al., SoCC 2010, table 2, and the workload files). Their load
 //! phase is `fillseq`. Inserted keys follow `num` in order; each workload of a run begins there again.
 
-use crate::distribution::Distribution;
-use crate::names::{self, UnknownName};
+use crate::key_distribution::Distribution;
+use crate::name_lookup::{self, UnknownName};
 
 /// The most keys that one List asks for.
 pub const SCAN_KEYS_MAX: u32 = 100;
@@ -175,7 +175,7 @@ impl Workload {
 impl std::str::FromStr for Workload {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<Workload, UnknownName> {
-        names::find("workload", text, &Workload::ALL, Workload::name)
+        name_lookup::find("workload", text, &Workload::ALL, Workload::name)
     }
 }
 

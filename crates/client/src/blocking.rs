@@ -1,8 +1,8 @@
 //! The front door for threads: [`crate::Client`], waiting for each answer.
 
+use crate::config::Settings;
+use crate::controller_init::Facts;
 use crate::error::Error;
-use crate::settings::Settings;
-use crate::setup::Facts;
 use octokv_wire::kv::StoreMode;
 use std::pin::pin;
 use std::sync::Arc;

@@ -3,11 +3,11 @@
 //! Clones share one I/O thread and its connections. A future that is dropped does not take its command
 //! back: a write may still be carried out.
 
+use crate::command::{Answer, Data};
+use crate::config::Settings;
+use crate::controller_init::Facts;
 use crate::error::Error;
-use crate::request::{Answer, Data};
-use crate::settings::Settings;
-use crate::setup::Facts;
-use crate::thread::{self, Request, Shared};
+use crate::io_thread::{self, Request, Shared};
 use octokv_base::{KEY_BYTES_MAX, Key, Lba};
 use octokv_wire::kv::{StoreMode, UncheckedList};
 use octokv_wire::nvm::Range;
@@ -47,7 +47,7 @@ impl Client {
     /// As [`Client::connect`].
     pub async fn connect_with(url: &str, settings: Settings) -> Result<Client, Error> {
         let parsed = url.parse().map_err(|why| Error::Url(url.to_string(), why))?;
-        let (shared, connected) = thread::start(parsed, settings)?;
+        let (shared, connected) = io_thread::start(parsed, settings)?;
         // From here on, dropping this future ends the thread.
         let mut handle = Handle { shared, facts: Facts::unknown() };
         handle.facts = connected.await?;

@@ -16,11 +16,11 @@
 //! that is another than before ends it. While live an event request is out; when it tells of a change, the
 //! namespace is looked at again.
 
+use crate::command::{Answer, Command, Kind, Prepared, answer};
+use crate::config::{Settings, pause};
+use crate::controller_init::{self, Blocks, Facts, Next, Step};
 use crate::error::{Error, Lost};
-use crate::queue::{Done, Event, Queue};
-use crate::request::{Answer, Command, Kind, Prepared, answer};
-use crate::settings::{Settings, pause};
-use crate::setup::{self, Blocks, Facts, Next, Step};
+use crate::queue_pair::{Done, Event, Queue};
 use octokv_base::{Nanos, Pool};
 use octokv_wire::fabrics::Configuration;
 use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;
@@ -62,7 +62,7 @@ const LOOK: u64 = 3;
 const SHUTDOWN: u64 = 4;
 /// Room that keep alives leave on the admin queue: for an event request, a look at the namespace, a shutdown.
 const ADMIN_RESERVE: usize = 3;
-const ADMIN_DEPTH: u16 = setup::ADMIN_ENTRIES as u16 - 1;
+const ADMIN_DEPTH: u16 = controller_init::ADMIN_ENTRIES as u16 - 1;
 
 /// One controller. See the module's text.
 #[derive(Debug)]
@@ -307,7 +307,7 @@ impl Initiator {
                     }
                 }
                 if alive_at <= now && self.queues[0].room() > ADMIN_RESERVE {
-                    self.own_command(0, setup::keep_alive(), KEEP_ALIVE, now);
+                    self.own_command(0, controller_init::keep_alive(), KEEP_ALIVE, now);
                     self.state = State::Live { alive_at: now + Nanos(self.settings.keep_alive.0 / 2) };
                 }
             }
@@ -355,7 +355,7 @@ impl Initiator {
     }
 
     fn ask(&mut self, step: Step, now: Nanos) {
-        let command = setup::request(step, &self.settings);
+        let command = controller_init::request(step, &self.settings);
         self.own_command(0, command, LOOK, now);
     }
 
@@ -379,7 +379,8 @@ impl Initiator {
             (State::Setting { step: Step::Connect, .. }, Event::Opened) => self.ask(Step::Connect, now),
             (State::Setting { step, deadline, .. }, Event::Done(done)) => {
                 let before = if self.was_live { self.facts.blocks } else { None };
-                let next = setup::next(step, &done.cqe, &done.data, &self.settings, &mut self.facts);
+                let next =
+                    controller_init::next(step, &done.cqe, &done.data, &self.settings, &mut self.facts);
                 match next.and_then(|next| is_still(before, self.facts.blocks).map(|()| next)) {
                     Ok(Next::Step(step)) => {
                         self.state = State::Setting { step, deadline, again_at: None };
@@ -395,7 +396,8 @@ impl Initiator {
             }
             (State::Queues { .. }, Event::Opened) => {
                 let entries = u32::from(self.facts.depth(self.settings.depth)) + 1;
-                let connect = setup::connect(queue, entries, self.facts.controller_id, &self.settings);
+                let connect =
+                    controller_init::connect(queue, entries, self.facts.controller_id, &self.settings);
                 self.own_command(queue, connect, LOOK, now);
             }
             (State::Queues { left, deadline }, Event::Done(done)) => {
@@ -437,7 +439,7 @@ impl Initiator {
                 self.listening = false;
                 if status.is_success() {
                     // Whatever it is about: reading the list lets the next change be told.
-                    self.own_command(0, setup::changed_namespaces(), CHANGED, now);
+                    self.own_command(0, controller_init::changed_namespaces(), CHANGED, now);
                 }
                 Ok(())
             }
@@ -456,7 +458,7 @@ impl Initiator {
     /// Goes on looking whether the namespace is there, and is what it was.
     fn look_on(&mut self, now: Nanos, done: &Done) -> Result<(), Lost> {
         let Some((step, mut facts)) = self.look.take() else { return Ok(()) };
-        match setup::next(step, &done.cqe, &done.data, &self.settings, &mut facts)? {
+        match controller_init::next(step, &done.cqe, &done.data, &self.settings, &mut facts)? {
             Next::Step(next @ (Step::Descriptors | Step::Namespace | Step::Blocks)) => {
                 self.look = Some((next, facts));
                 self.ask(next, now);
@@ -474,7 +476,7 @@ impl Initiator {
     fn listen(&mut self, now: Nanos) {
         if self.facts.tells_changes && !self.listening {
             self.listening = true;
-            self.own_command(0, setup::event_request(), EVENT, now);
+            self.own_command(0, controller_init::event_request(), EVENT, now);
         }
     }
 
@@ -502,7 +504,7 @@ impl Initiator {
         if let State::Draining { deadline, shutting_down: false } = self.state
             && self.in_flight() == 0
         {
-            let sqe = setup::set_configuration(Configuration::ENABLED.with_shutdown());
+            let sqe = controller_init::set_configuration(Configuration::ENABLED.with_shutdown());
             self.queues[0].submit(Prepared::own(sqe, 0), SHUTDOWN, deadline, &self.pool);
             self.state = State::Draining { deadline, shutting_down: true };
         }

@@ -13,42 +13,42 @@
 //!
 //! # Layout
 //! - [`url`]: names of namespaces, as in the example.
-//! - [`settings`]: what a client may be told, with defaults.
+//! - [`config`]: what a client may be told, with defaults.
 //! - [`error`]: what can go wrong, and which of it may have happened all the same.
-//! - [`request`]: commands and answers, and how they become queue entries and come back.
+//! - [`command`]: commands and answers, and how they become queue entries and come back.
 //! - `block`: commands on blocks.
-//! - [`outbox`]: bytes that wait to be sent; values are referenced, not copied.
-//! - [`queue`]: machine of one queue on one TCP connection: PDUs, transfers, digests.
-//! - [`setup`]: the order in which a controller is set up, as a table.
+//! - [`send_buffer`]: bytes that wait to be sent; values are referenced, not copied.
+//! - [`queue_pair`]: machine of one queue on one TCP connection: PDUs, transfers, digests.
+//! - [`controller_init`]: the order in which a controller is set up, as a table.
 //! - [`initiator`]: machine of one controller: its queues, keep alive, loss and reconnection.
 //! - [`session`]: the machine on sockets.
-//! - [`remote`]: a namespace of blocks as a [`octokv_device::Device`], for an engine on this side.
-//! - [`planted`]: bugs for tests of the tests.
+//! - [`remote_device`]: a namespace of blocks as a [`octokv_device::Device`], for an engine on this side.
+//! - [`bug_injection`]: bugs for tests of the tests.
 //! - `thread`: the I/O thread of a [`Client`], which repeats what is safe to repeat.
 //! - [`client`], [`blocking`]: the front doors.
 
-mod block;
+mod block_commands;
 pub mod blocking;
+pub mod bug_injection;
 pub mod client;
+pub mod command;
+pub mod config;
+pub mod controller_init;
 pub mod error;
 pub mod initiator;
-pub mod outbox;
-pub mod planted;
-pub mod queue;
-pub mod remote;
-pub mod request;
+mod io_thread;
+pub mod queue_pair;
+pub mod remote_device;
+pub mod send_buffer;
 pub mod session;
-pub mod settings;
-pub mod setup;
-mod thread;
 pub mod url;
 
 pub use client::Client;
+pub use command::{Answer, Command, Value};
+pub use config::{Reconnect, Settings};
+pub use controller_init::{Blocks, Facts};
 pub use error::{Error, Lost};
 pub use octokv_wire::kv::StoreMode;
-pub use remote::{Remote, RemoteDevice};
-pub use request::{Answer, Command, Value};
+pub use remote_device::{Remote, RemoteDevice};
 pub use session::{Rejected, Session};
-pub use settings::{Reconnect, Settings};
-pub use setup::{Blocks, Facts};
 pub use url::Url;

@@ -4,11 +4,11 @@
 //! may have bytes into one linear buffer, parses all of it, and answers through the callback.
 //! In steady state no command allocates. Tested in `tests/`.
 
+use crate::command::{Answer, Command};
+use crate::config::Settings;
+use crate::controller_init::Facts;
 use crate::error::{Error, Lost};
 use crate::initiator::{Effect, Initiator};
-use crate::request::{Answer, Command};
-use crate::settings::Settings;
-use crate::setup::Facts;
 use octokv_base::{Nanos, Pool};
 use octokv_runtime::{Received, Sent, SocketId, Sockets};
 use std::io::IoSlice;

@@ -6,7 +6,7 @@ mod support;
 use octokv_base::{Nanos, Pool};
 use octokv_client::{Client, Error, Lost, Reconnect, Settings, StoreMode, blocking};
 use octokv_nvmf::{Connection, Target};
-use octokv_runtime::real::{now, spawn_thread};
+use octokv_runtime::kernel::{now, spawn_thread};
 use octokv_runtime::{RealSockets, Received, Sent, Sockets};
 use std::net::SocketAddr;
 use std::pin::pin;

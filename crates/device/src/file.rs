@@ -5,7 +5,7 @@
 
 use crate::{Device, Geometry, Pending};
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::io::{Channel, FileId, Operation};
+use octokv_runtime::device_queue::{Channel, FileId, Operation};
 
 /// One core's view of an open file.
 pub struct FileDevice {

@@ -4,23 +4,23 @@
 //! - this file: the [`Device`] contract, its answers and its faults.
 //! - [`memory`]: blocks in this process's memory; nothing survives it.
 //! - [`file`](mod@file): a regular file or a raw block device, through a core's device channel.
-//! - [`nand`]: simulated flash over any device: its answers take the time of a real drive's.
-//! - [`fault`]: a wrapper that makes any device fail: rot, misdirection, staleness, errors, slowness.
-//! - [`power`]: a disk whose power can be cut at any write or flush, for tests. (The simulator's disks are those of
+//! - [`ssd_model`]: simulated flash over any device: its answers take the time of a real drive's.
+//! - [`fault_injection`]: a wrapper that makes any device fail: rot, misdirection, staleness, errors, slowness.
+//! - [`power_loss`]: a disk whose power can be cut at any write or flush, for tests. (The simulator's disks are those of
 //!   `octokv_runtime::virtual_world`.)
 
-pub mod fault;
+pub mod fault_injection;
 pub mod file;
 pub mod memory;
-pub mod nand;
-pub mod power;
+pub mod power_loss;
+pub mod ssd_model;
 
 pub use file::FileDevice;
 pub use memory::{Memory, MemoryDevice};
-pub use nand::NandDevice;
+pub use ssd_model::NandDevice;
 
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::io::{Completed, Ticket};
+use octokv_runtime::device_queue::{Completed, Ticket};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -6,7 +6,7 @@
 
 use octokv_base::{Pool, Random};
 use octokv_device::Device;
-use octokv_device::power::PowerDisk;
+use octokv_device::power_loss::PowerDisk;
 use octokv_engine::conformance::{key_of, record_of, value_of};
 use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, format, open};
 use octokv_engine::{Durability, Engine, PutMode};

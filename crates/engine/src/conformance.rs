@@ -107,7 +107,7 @@ pub fn key_of(index: u64) -> Key {
 /// The value that operation `operation` stores under `key`: every byte depends on both.
 pub fn value_of(key: &Key, operation: u64, bytes: usize) -> Vec<u8> {
     let mut value = vec![0; bytes];
-    let mixed = |seed: u64, &byte: &u8| octokv_base::random::mix(seed ^ u64::from(byte));
+    let mixed = |seed: u64, &byte: &u8| octokv_base::prng::mix(seed ^ u64::from(byte));
     let seed = key.as_bytes().iter().fold(operation, mixed);
     Random::new(seed).fill(&mut value);
     if let Some(front) = value.get_mut(..8) {

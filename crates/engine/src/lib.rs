@@ -5,12 +5,12 @@
 //! - [`hash`]: OctoKV's engine: a hash index in memory, records and an index journal on the device.
 //! - [`conformance`]: the one suite that every engine passes, against a model.
 //! - [`linearizability`]: whether what concurrent callers saw has an order.
-//! - [`planted`]: bugs for tests of the tests.
+//! - [`bug_injection`]: bugs for tests of the tests.
 
+pub mod bug_injection;
 pub mod conformance;
 pub mod hash;
 pub mod linearizability;
-pub mod planted;
 
 use octokv_base::{Buffer, Key};
 use octokv_device::DeviceError;

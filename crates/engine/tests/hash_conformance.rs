@@ -4,7 +4,7 @@ mod common;
 
 use common::{Hash, small, volatile};
 use octokv_base::{Buffer, Key, Lba, Random, value_offset};
-use octokv_device::power::PowerDisk;
+use octokv_device::power_loss::PowerDisk;
 use octokv_device::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_engine::conformance::{self, Subject, key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{HashEngine, HashKind, open};

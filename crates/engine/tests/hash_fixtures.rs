@@ -4,7 +4,7 @@ mod common;
 
 use common::Hash;
 use octokv_base::Random;
-use octokv_device::power::PowerDisk;
+use octokv_device::power_loss::PowerDisk;
 use octokv_engine::Engine;
 use octokv_engine::conformance::{Subject, key_of, operation_of};
 use octokv_runtime::block_on;

@@ -1,10 +1,10 @@
 //! Devices that hold anything: metadata with right checksums and wrong sense is refused or survived, never a
 //! panic, and never a value that was not stored. `fuzz/fuzz_targets/volume.rs` goes on from here.
 
-#[path = "common/hostile.rs"]
-mod hostile;
+#[path = "common/corrupt_images.rs"]
+mod corrupt_images;
 
-use hostile::{IMAGE, mend_checksum, structures, survive};
+use corrupt_images::{IMAGE, mend_checksum, structures, survive};
 use octokv_base::Random;
 
 #[test]

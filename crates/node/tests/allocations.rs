@@ -3,7 +3,7 @@
 #[path = "support/rig.rs"]
 mod rig;
 
-use octokv_sys::allocation::{CountingAllocator, count};
+use octokv_sys::counting_allocator::{CountingAllocator, count};
 use rig::{Rig, keys};
 
 #[global_allocator]

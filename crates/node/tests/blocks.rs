@@ -1,10 +1,10 @@
 //! Namespaces of blocks against a model: every pair of block sizes, any order of completions, any power cut.
 
 use octokv_base::{Buffer, Lba, Pool, Random};
-use octokv_device::fault::{Fault, FaultDevice, On, Plan, Rule};
-use octokv_device::power::{Cut, PowerDisk};
+use octokv_device::fault_injection::{Fault, FaultDevice, On, Plan, Rule};
+use octokv_device::power_loss::{Cut, PowerDisk};
 use octokv_device::{Device, DeviceError, Done, Geometry, Pending};
-use octokv_node::blocks::{BlockVolume, Blocks};
+use octokv_node::block_backend::{BlockVolume, Blocks};
 use octokv_nvmf::{Operation, Outcome, Range};
 use octokv_runtime::{Busy, Channel, DeviceDriver, Doorbell, Handle, Tasks, block_on, device_queue};
 use std::cell::RefCell;

@@ -3,9 +3,9 @@
 #![allow(clippy::disallowed_methods, reason = "the test's own thread reads the clock")]
 
 use octokv_base::{Key, Random};
-use octokv_client::request::{Answer, Command, Value};
+use octokv_client::command::{Answer, Command, Value};
+use octokv_client::config::Settings;
 use octokv_client::session::Session;
-use octokv_client::settings::Settings;
 use octokv_engine::conformance::{operation_of, value_of};
 use octokv_engine::linearizability::{Call, CallId, History, Outcome};
 use octokv_node::{DeviceSettings, NodeSettings, RunningNode, StartError, start};

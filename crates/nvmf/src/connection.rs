@@ -21,16 +21,16 @@
 //! the memory held is bounded: slots by the queue's size, buffers by `receive_bytes_max`, replies by
 //! `outbox_bytes_max` plus what is at the engine. Tested in `tests/` of this room.
 
-use crate::commands::is_answer;
+use crate::command_handler::is_answer;
+use crate::command_slots::{Phase, Running, Slots};
 use crate::controller::{Condition, Controller};
-use crate::intake::{DataDigest, Inflow};
+use crate::counters::Counts;
+use crate::io_commands;
+use crate::io_request::{Outcome, Request};
 use crate::namespaces::Namespaces;
-use crate::outbox::Outbox;
-use crate::plans;
-use crate::replies::Replies;
-use crate::request::{Outcome, Request};
-use crate::slots::{Phase, Running, Slots};
-use crate::statistics::Counts;
+use crate::pdu_receive::{DataDigest, Inflow};
+use crate::pdu_send::Replies;
+use crate::send_buffer::Outbox;
 use crate::subsystem::Target;
 use octokv_base::{Nanos, Pool};
 use octokv_wire::pdu::{End, Terminate};
@@ -260,7 +260,7 @@ impl Connection {
             self.counts.media_errors += 1;
         }
         let missing_fails = |id| queue.controller.missing_fails(id);
-        let answer = plans::answer(running, outcome, missing_fails);
+        let answer = io_commands::answer(running, outcome, missing_fails);
         let lba = match running {
             Running::Blocks(work) => Some(work.lba()),
             _ => None,

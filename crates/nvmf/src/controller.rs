@@ -19,10 +19,10 @@
 //! makes a new generation, and I/O connections live only in the generation that they connected in; no
 //! queue identifier is connected twice.
 
-use crate::events::Events;
+use crate::async_events::Events;
+use crate::config::{NamespaceInfo, NamespaceKind};
+use crate::counters::Statistics;
 use crate::features::Features;
-use crate::settings::{NamespaceInfo, NamespaceKind};
-use crate::statistics::Statistics;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::Status;
 use octokv_wire::fabrics::{Configuration, ControllerStatus};

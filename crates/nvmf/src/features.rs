@@ -3,12 +3,12 @@
 //! Nothing is saved over a restart: Set with the save bit is refused. A feature that is not in the table
 //! is an invalid field.
 
-use crate::admin::{Reply, View};
+use crate::admin_commands::{Reply, View};
+use crate::config::NamespaceInfo;
 use crate::controller::Purpose;
-use crate::settings::NamespaceInfo;
 use octokv_base::{NamespaceId, Nanos};
-use octokv_wire::command::{csi, feature};
-use octokv_wire::{Sqe, Status, log};
+use octokv_wire::queue_entry::{csi, feature};
+use octokv_wire::{Sqe, Status, log_page};
 
 /// Values of features that only their own Get reads.
 #[derive(Debug, Default)]
@@ -61,8 +61,8 @@ fn is_changeable(id: u8) -> bool {
 /// The features of a controller, and the scope of each: log 12h.
 pub(crate) fn supported(purpose: Purpose) -> impl Iterator<Item = (u8, u32)> {
     (0..=u8::MAX).filter(move |&id| exists(id, purpose)).map(|id| match id {
-        feature::KV_CONFIGURATION | feature::ERROR_RECOVERY => (id, log::SCOPE_NAMESPACE),
-        _ => (id, log::SCOPE_CONTROLLER),
+        feature::KV_CONFIGURATION | feature::ERROR_RECOVERY => (id, log_page::SCOPE_NAMESPACE),
+        _ => (id, log_page::SCOPE_CONTROLLER),
     })
 }
 

@@ -1,13 +1,13 @@
 //! Identify: what a controller and its namespaces say of themselves, as Linux and SPDK need it.
 
-use crate::admin::View;
+use crate::admin_commands::View;
+use crate::config::{NamespaceInfo, NamespaceKind};
 use crate::controller::{Purpose, sees};
-use crate::errors;
+use crate::error_log;
 use crate::namespaces::ANA_GROUPS_MAX;
-use crate::settings::{NamespaceInfo, NamespaceKind};
-use octokv_wire::command::{csi, event};
-use octokv_wire::extension::{self, Announcement};
 use octokv_wire::identify::{self as page, Descriptor, Request, cns, controller_type, optional, set_text};
+use octokv_wire::queue_entry::{csi, event};
+use octokv_wire::vendor::{self, Announcement};
 use octokv_wire::{Sqe, Status, kv, nqn};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -178,7 +178,7 @@ fn controller(view: &View<'_>) -> Box<page::Controller> {
     it.event_limit = settings.event_requests_max.saturating_sub(1);
     it.firmware_slots = 1 << 1 | 1; // One, read only.
     it.log_attributes = 1 << 1 | 1 << 2 | 1 << 5; // Effects, long offsets, scopes and the log of logs.
-    it.error_entries = errors::ENTRIES as u8 - 1;
+    it.error_entries = error_log::ENTRIES as u8 - 1;
     it.keep_alive_granularity = U16::new(1);
     it.sqe_sizes = 0x66;
     it.cqe_sizes = 0x44;
@@ -202,9 +202,9 @@ fn controller(view: &View<'_>) -> Box<page::Controller> {
         );
         it.write_cache = WRITE_CACHE;
         it.announce(&Announcement {
-            version: extension::VERSION,
+            version: vendor::VERSION,
             key_bytes_max: settings.key_bytes_max,
-            features: extension::FEATURE_LONG_KEYS,
+            features: vendor::FEATURE_LONG_KEYS,
         });
     } else {
         it.subsystem = nqn::encode(nqn::DISCOVERY);

@@ -8,51 +8,51 @@
 //! - `kv`: Key Value commands and their answers.
 //! - `nvm`: commands on blocks and their answers.
 //! - `slots`: the commands of one queue that have no answer yet.
-//! - `replies`, [`outbox`]: completions and data on their way out.
+//! - `replies`, [`send_buffer`]: completions and data on their way out.
 //! - [`subsystem`]: the target as a whole: its controllers, and who may connect.
 //! - `changes`: what may change while it runs.
 //! - [`namespaces`]: its namespaces and their access, in tables that connections share.
-//! - [`hosts`], [`health`]: who may connect; what the health log tells.
+//! - [`host_acl`], [`health`]: who may connect; what the health log tells.
 //! - [`controller`]: what the connections of one host share: properties, keep alive, queues.
-//! - `admin`, `identify`, `logs`, `features`, [`events`], `errors`: admin commands and what they read.
-//! - [`request`], [`settings`], [`statistics`]: the words between this room and its callers.
+//! - `admin`, `identify`, `logs`, `features`, [`async_events`], `errors`: admin commands and what they read.
+//! - [`io_request`], [`config`], [`counters`]: the words between this room and its callers.
 //!
 //! # Use
 //! For each accepted socket make a [`Connection`]; give it what was received, do its [`Request`]s, give
 //! their [`Outcome`]s back, send what is in its [`Outbox`], and tick it by its deadline.
 
-mod admin;
-mod changes;
-mod commands;
+mod admin_commands;
+pub mod async_events;
+mod command_handler;
+mod command_slots;
+pub mod config;
 pub mod connection;
 pub mod controller;
-mod errors;
-pub mod events;
+pub mod counters;
+mod error_log;
 mod features;
 pub mod health;
-pub mod hosts;
+pub mod host_acl;
 mod identify;
-mod intake;
-mod kv;
-mod logs;
+mod io_commands;
+pub mod io_request;
+mod kv_commands;
+mod log_pages;
 pub mod namespaces;
-mod nvm;
-pub mod outbox;
-mod plans;
-mod replies;
-pub mod request;
-pub mod settings;
-mod slots;
-pub mod statistics;
+mod nvm_commands;
+mod pdu_receive;
+mod pdu_send;
+mod reconfigure;
+pub mod send_buffer;
 pub mod subsystem;
 
+pub use config::{NamespaceInfo, NamespaceKind, TargetSettings};
 pub use connection::{Closing, Connection, Consumed, Stall};
+pub use counters::Counts;
 pub use health::HealthFacts;
-pub use hosts::Hosts;
+pub use host_acl::Hosts;
+pub use io_request::{Operation, Outcome, Range, Request, StoreMode};
 pub use namespaces::{NamespaceExists, Namespaces};
-pub use octokv_wire::log::AnaState;
-pub use outbox::Outbox;
-pub use request::{Operation, Outcome, Range, Request, StoreMode};
-pub use settings::{NamespaceInfo, NamespaceKind, TargetSettings};
-pub use statistics::Counts;
+pub use octokv_wire::log_page::AnaState;
+pub use send_buffer::Outbox;
 pub use subsystem::{ControllerReport, Target};

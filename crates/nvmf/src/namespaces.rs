@@ -7,10 +7,10 @@
 //! Invariants: identifiers rise and are unique, and so are NGUIDs; a namespace that takes the identifier of one that
 //! was removed has another serial number; every namespace's group is in the table.
 
-use crate::settings::NamespaceInfo;
+use crate::config::NamespaceInfo;
 use octokv_base::NamespaceId;
 use octokv_wire::Status;
-use octokv_wire::log::AnaState;
+use octokv_wire::log_page::AnaState;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -219,7 +219,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::NamespaceKind;
+    use crate::config::NamespaceKind;
 
     fn info(id: u32, ana_group: u32) -> NamespaceInfo {
         NamespaceInfo {

@@ -7,13 +7,13 @@
 //! Invariants: controllers, controllers per host and connections never exceed the settings; a
 //! controller's identifier is unique among those that live.
 
+use crate::config::{NamespaceInfo, TargetSettings};
 use crate::controller::{Condition, Controller, Host, Purpose};
-use crate::errors::ErrorLog;
+use crate::counters::{Counts, Statistics};
+use crate::error_log::ErrorLog;
 use crate::health::HealthFacts;
-use crate::hosts::Hosts;
+use crate::host_acl::Hosts;
 use crate::namespaces::Table;
-use crate::settings::{NamespaceInfo, TargetSettings};
-use crate::statistics::{Counts, Statistics};
 use octokv_base::Nanos;
 use octokv_base::map::Map;
 use octokv_wire::fabrics::{self, BadName, Connect, ConnectData, NEW_CONTROLLER};

@@ -4,12 +4,12 @@ mod common;
 
 use common::*;
 use octokv_base::{NamespaceId, Nanos};
-use octokv_wire::command::{admin, csi, event, feature};
 use octokv_wire::fabrics::{self, Configuration, NEW_CONTROLLER, property};
 use octokv_wire::identify::{self, Descriptor, cns};
 use octokv_wire::kv::opcode;
-use octokv_wire::log::{self, Effects, ErrorEntry, Health, id};
-use octokv_wire::{Sqe, Status, extension};
+use octokv_wire::log_page::{self, Effects, ErrorEntry, Health, id};
+use octokv_wire::queue_entry::{admin, csi, event, feature};
+use octokv_wire::{Sqe, Status, vendor};
 
 fn list(host: &mut Host, page: u8, command_set: u8, after: u32) -> Vec<u32> {
     let done = host.identify(page, command_set, after);
@@ -39,7 +39,7 @@ fn the_controller_says_what_linux_and_spdk_need() {
     assert!(page.keep_alive_granularity.get() > 0 && page.sgl_support.get() & 3 != 0);
     assert!(page.subsystem.starts_with(NQN.as_bytes()));
     assert_eq!(page.announcement().unwrap().key_bytes_max, 1024);
-    assert_eq!(page.announcement().unwrap().features, extension::FEATURE_LONG_KEYS);
+    assert_eq!(page.announcement().unwrap().features, vendor::FEATURE_LONG_KEYS);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn the_effects_log_names_every_key_value_command() {
         // Nothing else is said, no scope either: other bits make Linux warn, and some freeze its queues.
         assert_eq!(found, want, "{opcode:02x}");
     }
-    assert_eq!(effects.admin[usize::from(admin::IDENTIFY)].get(), 1 | log::SCOPE_CONTROLLER);
+    assert_eq!(effects.admin[usize::from(admin::IDENTIFY)].get(), 1 | log_page::SCOPE_CONTROLLER);
     let done = host.log(id::EFFECTS, csi::NVM, 0, 4096);
     let effects: &Effects = identify::read(&done.data).unwrap();
     for (opcode, want) in [(0, 1), (1, 3), (2, 1), (5, 1), (8, 3), (9, 3), (0x0c, 1), (0x10, 0), (0x14, 0)] {

@@ -7,11 +7,11 @@ use octokv_base::Nanos;
 use octokv_nvmf::{Hosts, Target};
 use octokv_wire::Sqe;
 use octokv_wire::Status;
-use octokv_wire::command::{admin, event, feature};
 use octokv_wire::discovery::{self, SubsystemKind};
 use octokv_wire::identify::{self, cns};
-use octokv_wire::log::id;
+use octokv_wire::log_page::id;
 use octokv_wire::nqn;
+use octokv_wire::queue_entry::{admin, event, feature};
 use std::net::SocketAddr;
 use std::sync::Arc;
 

@@ -6,8 +6,8 @@ use common::*;
 use octokv_base::Nanos;
 use octokv_nvmf::{Closing, Hosts, TargetSettings};
 use octokv_wire::fabrics::{self, Configuration, Connect, NEW_CONTROLLER, invalid_parameter, property};
-use octokv_wire::fault::Fatal;
 use octokv_wire::pdu::{End, IcRequest, Terminate};
+use octokv_wire::pdu_error::Fatal;
 use octokv_wire::{Fault, Sgl, Sqe, Status, nqn};
 
 const ENABLED: u64 = Configuration::ENABLED.0 as u64;

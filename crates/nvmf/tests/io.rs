@@ -5,10 +5,10 @@ mod common;
 use common::*;
 use octokv_base::{Key, NamespaceId, Nanos, Pool};
 use octokv_nvmf::{Outcome, Stall, TargetSettings};
-use octokv_wire::command::feature;
 use octokv_wire::kv::{UncheckedList, opcode};
 use octokv_wire::pdu::{Data, flags};
-use octokv_wire::{Sgl, Sqe, Status, extension, kv};
+use octokv_wire::queue_entry::feature;
+use octokv_wire::{Sgl, Sqe, Status, kv, vendor};
 
 fn queue() -> (Host, Host) {
     let admin = Host::admin(&target());
@@ -63,8 +63,8 @@ fn a_value_may_be_received_straight_into_its_place() {
         let mut io = Host::io_with(&admin, 1, digests, digests);
         assert!(io.connection.landing().is_none());
         let both = value(20 + 100_000);
-        let command = extension::Command::Store {
-            options: extension::store_options(kv::StoreMode::Upsert),
+        let command = vendor::Command::Store {
+            options: vendor::store_options(kv::StoreMode::Upsert),
             key_bytes: 20,
             value_bytes: 100_000,
         };
@@ -206,8 +206,8 @@ fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
     let key = value(300);
     let stored = value(5000);
     let both = [key.clone(), stored.clone()].concat();
-    let command = extension::Command::Store {
-        options: extension::store_options(kv::StoreMode::Upsert),
+    let command = vendor::Command::Store {
+        options: vendor::store_options(kv::StoreMode::Upsert),
         key_bytes: 300,
         value_bytes: 5000,
     };
@@ -221,27 +221,27 @@ fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
     assert!(io.done().status().is_success());
     assert_eq!(io.engine.values[&(1, Key::new(&key).unwrap())], stored);
 
-    let mut sqe = extension::Command::Retrieve { key_bytes: 300, limit_bytes: 8192 }.encode(2, NSID);
+    let mut sqe = vendor::Command::Retrieve { key_bytes: 300, limit_bytes: 8192 }.encode(2, NSID);
     sqe.sgl = Sgl::in_capsule(300);
     let done = io.run(sqe, &key);
     assert_eq!((done.dw0(), done.data), (5000, stored));
-    let mut sqe = extension::Command::Exist { key_bytes: 300 }.encode(3, NSID);
+    let mut sqe = vendor::Command::Exist { key_bytes: 300 }.encode(3, NSID);
     sqe.sgl = Sgl::transport(300);
     io.send_command(&sqe, &[]);
     io.answer_ask(&key, 300);
     io.work();
     assert_eq!(io.done().dw0(), 5000);
-    let mut sqe = extension::Command::List { key_bytes: 0, limit_bytes: 4096 }.encode(4, NSID);
+    let mut sqe = vendor::Command::List { key_bytes: 0, limit_bytes: 4096 }.encode(4, NSID);
     sqe.sgl = Sgl::transport(0);
     let done = io.run(sqe, &[]);
     assert_eq!(UncheckedList(&done.data).check().unwrap().keys().next(), Some(key.as_slice()));
-    let mut sqe = extension::Command::Delete { key_bytes: 300 }.encode(5, NSID);
+    let mut sqe = vendor::Command::Delete { key_bytes: 300 }.encode(5, NSID);
     sqe.sgl = Sgl::in_capsule(300);
     assert!(io.run(sqe, &key).status().is_success());
     assert!(io.engine.values.is_empty());
-    let sqe = extension::Command::Delete { key_bytes: 1025 }.encode(6, NSID);
+    let sqe = vendor::Command::Delete { key_bytes: 1025 }.encode(6, NSID);
     assert!(io.run(sqe, &[]).status().is(Status::KV_INVALID_KEY_SIZE));
-    let mut short = extension::Command::Delete { key_bytes: 20 }.encode(7, NSID);
+    let mut short = vendor::Command::Delete { key_bytes: 20 }.encode(7, NSID);
     short.sgl = Sgl::in_capsule(10);
     assert!(io.run(short, &[0; 10]).status().is(Status::INVALID_SGL_LENGTH));
 }

@@ -1,11 +1,11 @@
 //! `octokv ns`, `octokv host`, `octokv ana`: changing a node that runs, through its administration socket.
 
-use crate::outcome::{Failure, Outcome};
+use crate::exit_status::{Failure, Outcome};
 use crate::size::Size;
 use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum};
-use octokv_admin::client::{self, Error, segment};
-use octokv_admin::words::{AddNamespace, AnaChange, AnaGroup, Existing, Kind, Namespace};
+use octokv_admin::api_types::{AddNamespace, AnaChange, AnaGroup, Existing, Kind, Namespace};
+use octokv_admin::http_client::{self, Error, segment};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -136,7 +136,7 @@ pub fn default_socket(port: u16) -> Option<PathBuf> {
 impl At {
     /// Where the node is asked.
     pub fn socket(&self) -> Result<PathBuf, Failure> {
-        let default = || default_socket(octokv_node::settings::DEFAULT_PORT);
+        let default = || default_socket(octokv_node::config::DEFAULT_PORT);
         let none = || Failure::Usage("--admin SOCKET is needed: there is no XDG_RUNTIME_DIR".to_owned());
         self.admin.clone().or_else(default).ok_or_else(none)
     }
@@ -171,14 +171,14 @@ pub fn ns(command: &Ns) -> Outcome {
                 },
             };
             let socket = add.at.socket()?;
-            let added: Namespace = client::post(&socket, "/v1/namespaces", &asked).map_err(failed)?;
+            let added: Namespace = http_client::post(&socket, "/v1/namespaces", &asked).map_err(failed)?;
             if add.at.json { document(&added) } else { table(&[added]) }
         }
         Ns::Remove { nsid, at } => {
-            client::delete(&at.socket()?, &format!("/v1/namespaces/{nsid}")).map_err(failed)
+            http_client::delete(&at.socket()?, &format!("/v1/namespaces/{nsid}")).map_err(failed)
         }
         Ns::List { at } => {
-            let all: Vec<Namespace> = client::get(&at.socket()?, "/v1/namespaces").map_err(failed)?;
+            let all: Vec<Namespace> = http_client::get(&at.socket()?, "/v1/namespaces").map_err(failed)?;
             if at.json { document(&all) } else { table(&all) }
         }
     }
@@ -226,10 +226,10 @@ fn table(all: &[Namespace]) -> Outcome {
 pub fn host(command: &Host) -> Outcome {
     let path = |nqn: &str| format!("/v1/hosts/{}", segment(nqn));
     match command {
-        Host::Allow { nqn, at } => client::put(&at.socket()?, &path(nqn), None::<&()>).map_err(failed),
-        Host::Deny { nqn, at } => client::delete(&at.socket()?, &path(nqn)).map_err(failed),
+        Host::Allow { nqn, at } => http_client::put(&at.socket()?, &path(nqn), None::<&()>).map_err(failed),
+        Host::Deny { nqn, at } => http_client::delete(&at.socket()?, &path(nqn)).map_err(failed),
         Host::List { at } => {
-            let names: Vec<String> = client::get(&at.socket()?, "/v1/hosts").map_err(failed)?;
+            let names: Vec<String> = http_client::get(&at.socket()?, "/v1/hosts").map_err(failed)?;
             if at.json {
                 return document(&names);
             }
@@ -244,10 +244,10 @@ pub fn ana(command: &Ana) -> Outcome {
     match command {
         Ana::Set { group, state, at } => {
             let change = AnaChange { state: state.clone() };
-            client::put(&at.socket()?, &format!("/v1/ana/{group}"), Some(&change)).map_err(failed)
+            http_client::put(&at.socket()?, &format!("/v1/ana/{group}"), Some(&change)).map_err(failed)
         }
         Ana::List { at } => {
-            let groups: Vec<AnaGroup> = client::get(&at.socket()?, "/v1/ana").map_err(failed)?;
+            let groups: Vec<AnaGroup> = http_client::get(&at.socket()?, "/v1/ana").map_err(failed)?;
             if at.json {
                 return document(&groups);
             }

@@ -1,24 +1,24 @@
 //! Load on a node, or on an engine in this process: runs the workloads, prints a table, writes the document.
 //!
 //! # Layout
-//! - [`against`]: peers in turns with the node.
-//! - [`plan`]: the flags as a plan, and what is wrong with them.
+//! - [`baselines`]: peers in turns with the node.
+//! - [`bench_config`]: the flags as a plan, and what is wrong with them.
 //! - [`plots`]: the files of `--svg`.
 //! - [`targets`]: the nodes of `--url`, and what is wrong with several.
 
-mod against;
-mod plan;
+mod baselines;
+mod bench_config;
 mod plots;
 mod targets;
 
 pub use targets::client_settings;
 
-use crate::arguments::{Bench, SystemName};
+use crate::cli::{Bench, SystemName};
 use crate::config;
-use crate::meter::Meter;
-use crate::outcome::{Failure, Outcome};
-use against::{Beside, Peers};
+use crate::exit_status::{Failure, Outcome};
+use crate::progress::Meter;
 use anyhow::{Context, anyhow};
+use baselines::{Beside, Peers};
 use octokv_base::Nanos;
 use octokv_bench::host_kvs::{DbFile, HostKvs, file_bytes};
 use octokv_bench::report::{
@@ -51,8 +51,8 @@ const POOL_BYTES: usize = 256 << 20;
 
 /// Runs `octokv bench`.
 pub fn run(bench: &Bench) -> Outcome {
-    let plan = plan::of(bench)?;
-    against::check(bench)?;
+    let plan = bench_config::of(bench)?;
+    baselines::check(bench)?;
     if let Some(directory) = &bench.svg {
         plots::check(directory)?;
     }
@@ -103,7 +103,7 @@ fn alone(
     }
     for &workload in &plan.workloads {
         let mut of_workload = Vec::new();
-        for rate in plan::rates(bench) {
+        for rate in bench_config::rates(bench) {
             let figures = ours(&Plan { workloads: vec![workload], rate, ..plan.clone() })?;
             if !to_stdout {
                 tell(&figures)?;
@@ -260,7 +260,12 @@ fn write_document(file: &Path, bench: &Bench, system: &System, plan: &Plan, besi
         octokv_version: env!("CARGO_PKG_VERSION"),
         command: words.join(" "),
         machine: machine(),
-        settings: Settings::new(system, &places, plan, &plan::rates(bench).flatten().collect::<Vec<_>>()),
+        settings: Settings::new(
+            system,
+            &places,
+            plan,
+            &bench_config::rates(bench).flatten().collect::<Vec<_>>(),
+        ),
         results: beside.figures,
         peers: beside.accounts,
         comparisons: beside.comparisons,

@@ -1,8 +1,8 @@
 //! Everything on a device, read and verified; nothing is changed.
 
-use crate::arguments::Check;
-use crate::meter::Meter;
-use crate::outcome::Outcome;
+use crate::cli::Check;
+use crate::exit_status::Outcome;
+use crate::progress::Meter;
 use crate::size::Size;
 use anyhow::anyhow;
 use octokv_engine::hash::Report;

@@ -3,13 +3,13 @@
 //! The file is TOML with the keys of [`Config`], flat but for the `[[namespace]]` tables; `octokv.example.toml` documents every one with its
 //! default, and a test holds it to that.
 
-use crate::arguments::Serve;
-use crate::diagnosis;
-use crate::namespace;
-use crate::nand::Nand;
+use crate::cli::Serve;
+use crate::config_error;
+use crate::drive_arg::Nand;
+use crate::namespace_config;
 use crate::size::Size;
 use clap::ValueEnum;
-use octokv_admin::scheduling::SchedulingSettings;
+use octokv_admin::scheduling_api::SchedulingSettings;
 use octokv_base::Nanos;
 use octokv_engine::hash::FormatSettings;
 use octokv_engine::hash::superblock::HashKind;
@@ -138,7 +138,7 @@ pub struct Config {
     pub state: String,
     pub admin: String,
     pub sched: SchedulingSettings,
-    pub namespace: Vec<namespace::Table>,
+    pub namespace: Vec<namespace_config::Table>,
 }
 
 /// The keys of [`Config`], in its order: among them the right name for a wrong one is looked for.
@@ -285,7 +285,7 @@ impl Default for Config {
             handshake_limit_s: target.handshake_limit.0 / SECOND,
             discovery_idle_limit_s: target.discovery_idle_limit.0 / SECOND,
             stop_limit_s: node.stop_limit.0 / SECOND,
-            hosts: [octokv_admin::operator::ANY.to_owned()].into(),
+            hosts: [octokv_admin::service::ANY.to_owned()].into(),
             referrals: node.referrals.clone(),
             state: AUTO.to_owned(),
             admin: AUTO.to_owned(),
@@ -321,7 +321,7 @@ pub fn node_settings(flags: &Serve) -> Result<(NodeSettings, Administration), St
     let settings = config.settings(flags.format);
     let administration = config.administration();
     settings.map(|settings| (settings, administration)).map_err(|Invalid { key, must }| {
-        let place = source.as_ref().and_then(|(path, text)| diagnosis::place_of(path, text, key));
+        let place = source.as_ref().and_then(|(path, text)| config_error::place_of(path, text, key));
         let place = place.map_or_else(String::new, |place| format!("{place}: "));
         format!("{place}{key} must be {must}")
     })
@@ -332,7 +332,7 @@ pub fn node_settings(flags: &Serve) -> Result<(NodeSettings, Administration), St
 /// # Errors
 /// The file, line and key that are wrong, and the nearest right name.
 pub fn parse(path: &Path, text: &str) -> Result<Config, String> {
-    toml::from_str(text).map_err(|error| diagnosis::describe(path, text, &error))
+    toml::from_str(text).map_err(|error| config_error::describe(path, text, &error))
 }
 
 fn limit<T: PartialOrd>(key: &'static str, value: &T, from: T, to: T, must: &str) -> Result<(), Invalid> {
@@ -384,7 +384,7 @@ impl Config {
         if let Err(why) = octokv_wire::nqn::check(&self.nqn) {
             return bad("nqn", &format!("a name of the form nqn.YYYY-MM.DOMAIN:NAME ({why})"));
         }
-        for host in self.hosts.iter().filter(|host| *host != octokv_admin::operator::ANY) {
+        for host in self.hosts.iter().filter(|host| *host != octokv_admin::service::ANY) {
             if let Err(why) = octokv_wire::nqn::check(host) {
                 return bad("hosts", &format!("\"any\", or names of hosts; \"{host}\" is none ({why})"));
             }
@@ -515,7 +515,7 @@ impl Config {
             stop_limit: Nanos::from_secs(self.stop_limit_s),
             referrals: self.referrals.clone(),
             scheduling: self.scheduling()?,
-            hosts: octokv_admin::operator::hosts_of(&self.hosts),
+            hosts: octokv_admin::service::hosts_of(&self.hosts),
             namespaces: namespaces?,
             ..defaults
         })

@@ -4,15 +4,15 @@
 //! writes, started again and held to what it acknowledged; load on it, with figures.
 
 use crate::bench::{HOST, client_settings, measure};
-use crate::child::{Server, address_of};
-use crate::meter::Meter;
-use crate::outcome::{Failure, Outcome};
+use crate::child_process::{Server, address_of};
+use crate::exit_status::{Failure, Outcome};
+use crate::progress::Meter;
 use crate::serve;
 use crate::size::Size;
 use anyhow::{Context, anyhow, ensure};
 use octokv_base::Nanos;
-use octokv_bench::ledger::{Flow, Ledger};
-use octokv_bench::worker::{DEFAULT_POLLING, connect, disconnect};
+use octokv_bench::ack_log::{Flow, Ledger};
+use octokv_bench::kv_worker::{DEFAULT_POLLING, connect, disconnect};
 use octokv_bench::{End, Plan, Sizes, Workload};
 use octokv_client::blocking::Client;
 use octokv_client::{Reconnect, Session, Settings, Url};

@@ -5,24 +5,24 @@
 //! be), 3 the key does not exist. Results go to standard output; messages, progress and events to standard error.
 //!
 //! # Layout
-//! - [`arguments`]: what can be typed.
+//! - [`cli`]: what can be typed.
 //! - [`config`]: the configuration file and the flags over it, as settings of a node; `octokv.example.toml`.
-//! - [`diagnosis`]: what is wrong with a configuration file: where, which key, what was meant.
-//! - [`namespace`]: `[[namespace]]` tables of that file.
-//! - [`nand`]: names of drives whose times a device takes.
+//! - [`config_error`]: what is wrong with a configuration file: where, which key, what was meant.
+//! - [`namespace_config`]: `[[namespace]]` tables of that file.
+//! - [`drive_arg`]: names of drives whose times a device takes.
 //! - [`size`]: sizes as people write them.
-//! - [`outcome`]: how a command ends: exit codes and messages.
+//! - [`exit_status`]: how a command ends: exit codes and messages.
 //! - [`serve`]: a node until it is told to end.
 //! - [`admin`]: ns, host, ana: changing a node that runs.
 //! - [`sched`]: sched, stats: who is served where and when, and what the monitor sees.
-//! - [`keys`]: put, get, delete, exist, list.
+//! - [`kv_commands`]: put, get, delete, exist, list.
 //! - [`check`]: verify a device.
 //! - [`bench`](mod@bench): load, a table, a document.
 //! - [`sim`]: worlds with faults, from seeds.
 //! - [`reproduce`]: papers' experiments, their figures beside ours.
 //! - [`demo`]: everything once, within seconds, on a temporary file.
-//! - [`child`]: a server process of this same binary.
-//! - [`meter`]: progress: a bar on a terminal, plain lines elsewhere.
+//! - [`child_process`]: a server process of this same binary.
+//! - [`progress`]: progress: a bar on a terminal, plain lines elsewhere.
 
 #![allow(
     clippy::disallowed_methods,
@@ -31,27 +31,27 @@
 )]
 
 mod admin;
-mod arguments;
 mod bench;
 mod check;
-mod child;
+mod child_process;
+mod cli;
 mod config;
+mod config_error;
 mod demo;
-mod diagnosis;
-mod keys;
-mod meter;
-mod namespace;
-mod nand;
-mod outcome;
+mod drive_arg;
+mod exit_status;
+mod kv_commands;
+mod namespace_config;
+mod progress;
 mod reproduce;
 mod sched;
 mod serve;
 mod sim;
 mod size;
 
-use arguments::{Arguments, Command};
 use clap::Parser;
-use octokv_sys::pages::PageAllocator;
+use cli::{Arguments, Command};
+use octokv_sys::page_allocator::PageAllocator;
 use std::process::ExitCode;
 
 /// Values' buffers cost their memory when bytes land in them.
@@ -72,16 +72,16 @@ fn main() -> ExitCode {
         Command::Ana(ana) => admin::ana(&ana),
         Command::Sched(command) => sched::sched(&command),
         Command::Stats(arguments) => sched::stats(&arguments),
-        Command::Put(put) => keys::put(&put),
-        Command::Get(get) => keys::get(&get),
-        Command::Delete(delete) => keys::delete(&delete),
-        Command::Exist(exist) => keys::exist(&exist),
-        Command::List(list) => keys::list(&list),
+        Command::Put(put) => kv_commands::put(&put),
+        Command::Get(get) => kv_commands::get(&get),
+        Command::Delete(delete) => kv_commands::delete(&delete),
+        Command::Exist(exist) => kv_commands::exist(&exist),
+        Command::List(list) => kv_commands::list(&list),
         Command::Check(check) => check::run(&check),
         Command::Bench(bench) => bench::run(&bench),
         Command::Sim(sim) => sim::run(&sim),
         Command::Reproduce(reproduce) => reproduce::run(&reproduce),
         Command::Demo => demo::run(),
     };
-    outcome::exit(result)
+    exit_status::exit(result)
 }

@@ -3,28 +3,28 @@
 //! Whatever cannot run here is a row that says "not run" and why; the rest runs.
 //!
 //! # Layout
-//! - [`octokv`], [`octofas`]: the tables and figures of the papers of these names, in virtual time. [`virtual_time`]: what both
-//!   have in common; [`runs`]: each run once; [`points`]: the papers' numbers beside ours.
+//! - [`octokv`], [`octofas`]: the tables and figures of the papers of these names, in virtual time. [`simulated_experiment`]: what both
+//!   have in common; [`job_runner`]: each run once; [`data_points`]: the papers' numbers beside ours.
 //! - [`netkvs`]: the NetKVS poster's Table 1: which runs, against which node.
-//! - [`cores`]: balancing and fairness on this machine's own processors.
-//! - [`guest`](mod@guest): Debian's kernel in an emulated guest, from this binary alone.
-//! - [`sample`]: figures out of what a load generator printed.
-//! - [`table`]: rows, ratios, the sentences. [`document`]: what programs read, of every paper.
+//! - [`native_runs`]: balancing and fairness on this machine's own processors.
+//! - [`qemu_guest`](mod@guest): Debian's kernel in an emulated guest, from this binary alone.
+//! - [`output_parser`]: figures out of what a load generator printed.
+//! - [`comparison_table`]: rows, ratios, the sentences. [`json_report`]: what programs read, of every paper.
 
-mod cores;
-mod document;
-mod guest;
+mod comparison_table;
+mod data_points;
+mod job_runner;
+mod json_report;
+mod native_runs;
 mod netkvs;
 mod octofas;
 mod octokv;
-mod points;
-mod runs;
-mod sample;
-mod table;
-mod virtual_time;
+mod output_parser;
+mod qemu_guest;
+mod simulated_experiment;
 
-use crate::arguments::{Paper, Reproduce};
-use crate::outcome::Outcome;
+use crate::cli::{Paper, Reproduce};
+use crate::exit_status::Outcome;
 
 /// Runs `octokv reproduce`.
 pub fn run(reproduce: &Reproduce) -> Outcome {

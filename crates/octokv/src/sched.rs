@@ -1,10 +1,10 @@
 //! `octokv sched`, `octokv stats`: who is served where and when on a node that runs, and what its monitor sees.
 
 use crate::admin::{At, document, failed};
-use crate::outcome::{Failure, Outcome};
+use crate::exit_status::{Failure, Outcome};
 use clap::{Args, Subcommand};
-use octokv_admin::client::{self, Error};
-use octokv_admin::scheduling::{HostSettings, SchedulingSettings, WindowReport};
+use octokv_admin::http_client::{self, Error};
+use octokv_admin::scheduling_api::{HostSettings, SchedulingSettings, WindowReport};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ pub struct Set {
 #[derive(Debug, Args)]
 pub struct OneHost {
     /// The host's NQN.
-    #[arg(value_parser = crate::arguments::nqn)]
+    #[arg(value_parser = crate::cli::nqn)]
     pub nqn: String,
     /// Its part of the cores' time beside the others', who have 1: 1 to 1000.
     #[arg(long)]
@@ -139,7 +139,7 @@ pub fn sched(command: &Sched) -> Outcome {
             if change.is_empty() {
                 return Err(Failure::Usage("sched set: nothing to set was given (see --help)".to_owned()));
             }
-            client::put(&set.at.socket()?, "/v1/scheduling", Some(&change)).map_err(failed)
+            http_client::put(&set.at.socket()?, "/v1/scheduling", Some(&change)).map_err(failed)
         }
         Sched::Host(one) => {
             let OneHost { weight, operations_per_s, bytes_per_s, burst_ms, .. } = *one;
@@ -149,11 +149,11 @@ pub fn sched(command: &Sched) -> Outcome {
             }
             let hosts = [(one.nqn.clone(), host)].into();
             let change = SchedulingSettings { hosts, ..SchedulingSettings::default() };
-            client::put(&one.at.socket()?, "/v1/scheduling", Some(&change)).map_err(failed)
+            http_client::put(&one.at.socket()?, "/v1/scheduling", Some(&change)).map_err(failed)
         }
         Sched::Show { at } => {
             let settings: SchedulingSettings =
-                client::get(&at.socket()?, "/v1/scheduling").map_err(failed)?;
+                http_client::get(&at.socket()?, "/v1/scheduling").map_err(failed)?;
             if at.json {
                 return document(&settings);
             }
@@ -185,7 +185,7 @@ pub fn stats(arguments: &Stats) -> Outcome {
     let live = std::io::stdout().is_terminal() && !arguments.once && !arguments.at.json;
     let mut shown = 0;
     loop {
-        match client::get::<WindowReport>(&socket, "/v1/scheduling/window") {
+        match http_client::get::<WindowReport>(&socket, "/v1/scheduling/window") {
             Ok(window) if arguments.at.json => return document(&window),
             Ok(window) => {
                 if window.number != shown {

@@ -1,12 +1,12 @@
 //! A node until it is told to end: one line on standard output when it is ready, then silence.
 
 use crate::admin::default_socket;
-use crate::arguments::Serve;
+use crate::cli::Serve;
 use crate::config::{self, Administration, Place};
-use crate::outcome::{Failure, Outcome};
+use crate::exit_status::{Failure, Outcome};
 use anyhow::{Context, anyhow};
-use octokv_admin::operator::{Machine, ana_state, hosts_of, namespaces_of};
-use octokv_admin::state::Claim;
+use octokv_admin::service::{Machine, ana_state, hosts_of, namespaces_of};
+use octokv_admin::state_file::Claim;
 use octokv_admin::{Operator, Server, State, StateFile};
 use octokv_client::Url;
 use octokv_node::{DeviceSettings, NodeSettings, RunningNode, StartError};

@@ -2,9 +2,9 @@
 //!
 //! A failure prints the command that plays it again.
 
-use crate::arguments::{Seeds, Sim};
-use crate::meter::Meter;
-use crate::outcome::{Failure, Outcome};
+use crate::cli::{Seeds, Sim};
+use crate::exit_status::{Failure, Outcome};
+use crate::progress::Meter;
 use anyhow::anyhow;
 use octokv_base::Nanos;
 use octokv_sim::Settings;

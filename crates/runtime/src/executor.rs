@@ -8,7 +8,7 @@
 //! allocation in steady state; a wake-up after the task's end at most polls the slot's next task once
 //! more; a wake-up is never lost (the doorbell rings after the bit is set).
 
-use crate::doorbell::Doorbell;
+use crate::core_waker::Doorbell;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;

@@ -1,50 +1,50 @@
 //! What runs a core: reactor, executor, timers, messages between cores, and the seam to the world.
 //!
-//! Everything above this room is written against the seam in [`driver`] (sockets) and [`io`] (devices)
-//! and so runs unchanged on the kernel ([`real`]) and in a deterministic world ([`virtual_world`]).
+//! Everything above this room is written against the seam in [`kernel_sockets`] (sockets) and [`device_queue`] (devices)
+//! and so runs unchanged on the kernel ([`kernel`]) and in a deterministic world ([`simulated`]).
 //! A future belongs to one core for life, is `!Send`, and holds no lock across an await.
 //!
 //! # Layout
-//! - [`driver`]: the socket half of the seam.
-//! - [`io`]: the device half: operations with owned buffers, a [`Channel`] per core, [`Ticket`] futures.
+//! - [`kernel_sockets`]: the socket half of the seam.
+//! - [`device_queue`]: the device half: operations with owned buffers, a [`Channel`] per core, [`Ticket`] futures.
 //! - [`executor`]: [`Tasks`], a bounded slab of futures, and [`block_on`].
-//! - [`workers`]: [`Workers`], a bounded crew of futures that carry out one job after the other.
+//! - [`worker_pool`]: [`Workers`], a bounded crew of futures that carry out one job after the other.
 //! - [`timer`]: deadlines, in order.
-//! - [`handle`]: what a task knows of its reactor: time, timers, background tasks, the device channel.
-//! - [`doorbell`]: waking a core that may be asleep, without a lost wake-up.
-//! - [`ring`]: bounded message rings between cores.
-//! - [`busy`]: where a core's time goes, by stage.
-//! - [`reactor`]: when a core spins and when it sleeps.
-//! - [`sockets`]: TCP by the kernel.
-//! - [`uring`], [`threads`]: devices by io_uring, and by worker threads where it is forbidden.
-//! - [`real`]: choosing among them, starting reactors.
-//! - [`virtual_world`]: clock, links and disks that exist only in memory and repeat from a seed.
+//! - [`reactor_handle`]: what a task knows of its reactor: time, timers, background tasks, the device channel.
+//! - [`core_waker`]: waking a core that may be asleep, without a lost wake-up.
+//! - [`mailbox`]: bounded message rings between cores.
+//! - [`cpu_accounting`]: where a core's time goes, by stage.
+//! - [`idle_policy`]: when a core spins and when it sleeps.
+//! - [`kernel_sockets`]: TCP by the kernel.
+//! - [`uring_queue`], [`thread_queue`]: devices by io_uring, and by worker threads where it is forbidden.
+//! - [`kernel`]: choosing among them, starting reactors.
+//! - [`simulated`]: clock, links and disks that exist only in memory and repeat from a seed.
 
-pub mod busy;
-pub mod doorbell;
-pub mod driver;
+pub mod core_waker;
+pub mod cpu_accounting;
+pub mod device_queue;
 pub mod executor;
-pub mod handle;
-pub mod io;
-pub mod reactor;
-pub mod real;
-pub mod ring;
+pub mod idle_policy;
+pub mod kernel;
+pub mod kernel_sockets;
+pub mod mailbox;
+pub mod reactor_handle;
+pub mod simulated;
 pub mod sockets;
-pub mod threads;
+pub mod thread_queue;
 pub mod timer;
-pub mod uring;
-pub mod virtual_world;
-pub mod workers;
+pub mod uring_queue;
+pub mod worker_pool;
 
-pub use busy::{Busy, BusyReader, Stage};
-pub use doorbell::Doorbell;
-pub use driver::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
+pub use core_waker::Doorbell;
+pub use cpu_accounting::{Busy, BusyReader, Stage};
+pub use device_queue::{Channel, Completed, DeviceQueue, FileId, Media, Operation, Ticket};
 pub use executor::{TaskId, Tasks, block_on, yield_now};
-pub use handle::{Handle, Sleep, Underway};
-pub use io::{Channel, Completed, DeviceQueue, FileId, Media, Operation, Ticket};
-pub use octokv_sys::memory::{HugeBytes, expect, expect_read, expect_write, give_back};
-pub use reactor::{Idle, Polling};
-pub use real::{DeviceDriver, device_queue};
-pub use ring::{Carrier, Mailbox, carried_mesh, mesh};
-pub use sockets::RealSockets;
-pub use workers::{Desk, Workers};
+pub use idle_policy::{Idle, Polling};
+pub use kernel::{DeviceDriver, device_queue};
+pub use kernel_sockets::RealSockets;
+pub use mailbox::{Carrier, Mailbox, carried_mesh, mesh};
+pub use octokv_sys::huge_pages::{HugeBytes, expect, expect_read, expect_write, give_back};
+pub use reactor_handle::{Handle, Sleep, Underway};
+pub use sockets::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
+pub use worker_pool::{Desk, Workers};

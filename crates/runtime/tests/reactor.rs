@@ -326,7 +326,7 @@ fn reactors_run_on_their_cores_and_time_is_accounted_by_stage() {
         busy.lap(Stage::Target, false);
         (index, thread::current_core(), reader.spent())
     };
-    let started = octokv_runtime::real::spawn_reactors(&cores, body).unwrap();
+    let started = octokv_runtime::kernel::spawn_reactors(&cores, body).unwrap();
     for (index, reactor) in started.into_iter().enumerate() {
         let (number, core, spent) = reactor.join().unwrap();
         assert_eq!((number, core), (index, cores[index]));

@@ -5,7 +5,7 @@ use octokv_runtime::{
     Busy, Channel, Completed, Desk, DeviceQueue, Doorbell, FileId, Handle, Media, Operation, Tasks, Workers,
     yield_now,
 };
-use octokv_sys::allocation::{self, CountingAllocator};
+use octokv_sys::counting_allocator::{self, CountingAllocator};
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
@@ -161,10 +161,10 @@ fn a_steady_stream_of_tasks_and_operations_allocates_nothing() {
         tasks.poll_ready();
     };
     (0..1_000).for_each(&mut turn);
-    let before = (allocation::count(), finished.get());
+    let before = (counting_allocator::count(), finished.get());
     (1_000..11_000).for_each(&mut turn);
     assert!(finished.get() - before.1 > 100_000, "{} tasks", finished.get() - before.1);
-    assert_eq!(allocation::count() - before.0, 0);
+    assert_eq!(counting_allocator::count() - before.0, 0);
 }
 
 #[test]

@@ -12,40 +12,40 @@
 //!
 //! # Layout
 //! - [`ids`]: names of cores and flows.
-//! - [`settings`]: what an operator may set, and what is refused.
-//! - [`measure`](mod@measure): counters of one window into figures; loads as if nothing had been moved.
-//! - [`plan`]: what a core is told about requests that are to run elsewhere.
-//! - [`balance`]: OctoKV's load balance.
-//! - [`inter`]: OctoFAS between cores.
-//! - [`route`]: a plan, carried out request by request.
-//! - [`intra`]: OctoFAS within a core: who is dense, and how often that goes back.
-//! - [`backward`]: the queue in which it does.
+//! - [`config`]: what an operator may set, and what is refused.
+//! - [`metrics`](mod@measure): counters of one window into figures; loads as if nothing had been moved.
+//! - [`migration_plan`]: what a core is told about requests that are to run elsewhere.
+//! - [`load_balance`]: OctoKV's load balance.
+//! - [`octofas_inter`]: OctoFAS between cores.
+//! - [`router`]: a plan, carried out request by request.
+//! - [`octofas_intra`]: OctoFAS within a core: who is dense, and how often that goes back.
+//! - [`requeue`]: the queue in which it does.
 //! - [`policy`]: the choice for the next window.
-//! - [`fair`]: a fair queue of our own, with weights and limits.
-//! - [`depth`]: how many of its requests run at a time.
-//! - [`across`]: its weights on each core, for tenants that are on several.
+//! - [`fair_queue`]: a fair queue of our own, with weights and limits.
+//! - [`concurrency_limit`]: how many of its requests run at a time.
+//! - [`cross_core_weights`]: its weights on each core, for tenants that are on several.
 
-pub mod across;
-pub mod backward;
-pub mod balance;
-pub mod depth;
-pub mod fair;
+pub mod concurrency_limit;
+pub mod config;
+pub mod cross_core_weights;
+pub mod fair_queue;
 pub mod ids;
-pub mod inter;
-pub mod intra;
-pub mod measure;
-pub mod plan;
+pub mod load_balance;
+pub mod metrics;
+pub mod migration_plan;
+pub mod octofas_inter;
+pub mod octofas_intra;
 pub mod policy;
-pub mod route;
-pub mod settings;
+pub mod requeue;
+pub mod router;
 
-pub use backward::Backward;
-pub use depth::Depth;
-pub use fair::{Charge, Cost, Fair, FairBounds};
+pub use concurrency_limit::Depth;
+pub use config::{FlowSettings, MoveFlows, Policy, SettingError, Settings};
+pub use fair_queue::{Charge, Cost, Fair, FairBounds};
 pub use ids::{CoreId, FlowId};
-pub use measure::{Counters, Figures, measure};
+pub use metrics::{Counters, Figures, measure};
+pub use migration_plan::Plan;
 pub use octokv_base::Nanos;
-pub use plan::Plan;
 pub use policy::{Chosen, Decision, FlowRule, choose};
-pub use route::{Route, Router};
-pub use settings::{FlowSettings, MoveFlows, Policy, SettingError, Settings};
+pub use requeue::Backward;
+pub use router::{Route, Router};

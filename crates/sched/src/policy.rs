@@ -22,11 +22,11 @@
 //! In a hybrid sparse flows stay where they are and go straight through, whatever `move_flows` says (Algorithm 4). A request
 //! of a dense flow that the core's router does not move is one that goes back.
 
+use crate::config::{MoveFlows, Policy, Settings};
 use crate::ids::FlowId;
-use crate::measure::{Figures, IDLE};
-use crate::plan::{CorePlan, Order, Plan, candidates};
-use crate::settings::{MoveFlows, Policy, Settings};
-use crate::{balance, inter, intra};
+use crate::metrics::{Figures, IDLE};
+use crate::migration_plan::{CorePlan, Order, Plan, candidates};
+use crate::{load_balance, octofas_inter, octofas_intra};
 
 /// What is done until the next window's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,10 +106,10 @@ impl Decision {
 
 /// Chooses.
 pub fn choose(figures: &Figures, settings: &Settings) -> Decision {
-    let overloaded = balance::is_overloaded(figures, settings);
-    let by_difference = balance::is_imbalanced(figures, settings);
-    let by_ratio = inter::is_imbalanced(figures, settings);
-    let unfair = intra::is_unfair(figures, settings);
+    let overloaded = load_balance::is_overloaded(figures, settings);
+    let by_difference = load_balance::is_imbalanced(figures, settings);
+    let by_ratio = octofas_inter::is_imbalanced(figures, settings);
+    let unfair = octofas_intra::is_unfair(figures, settings);
     let balanced = |order| {
         if overloaded && by_difference { Chosen::Balance(order) } else { Chosen::Nothing }
     };
@@ -129,25 +129,25 @@ pub fn choose(figures: &Figures, settings: &Settings) -> Decision {
         Chosen::Hybrid => Some(MoveFlows::Dense),
         Chosen::Nothing | Chosen::Intra | Chosen::Fair => None,
     };
-    let dense = intra::dense(&figures.flows);
+    let dense = octofas_intra::dense(&figures.flows);
     let plan = match move_flows {
         Some(flows) if figures.busiest > IDLE => {
             let cores = candidates(figures, |index| flows.moves(dense[index]));
             match chosen {
-                Chosen::Balance(order) => balance::plan(&cores, order),
-                _ => inter::plan(&cores),
+                Chosen::Balance(order) => load_balance::plan(&cores, order),
+                _ => octofas_inter::plan(&cores),
             }
         }
         _ => Plan::nothing(figures.cores.len()),
     };
     let moving = !plan.is_nothing();
     let backwardings = match chosen {
-        Chosen::Intra | Chosen::Hybrid => intra::backwardings(&figures.flows, &dense, settings),
+        Chosen::Intra | Chosen::Hybrid => octofas_intra::backwardings(&figures.flows, &dense, settings),
         _ => vec![0; dense.len()],
     };
     let moves = |dense: bool| moving && move_flows.is_some_and(|flows| flows.moves(dense));
     let rule = |((flow, &dense), backwardings)| {
-        let flow: &crate::measure::FlowFigures = flow;
+        let flow: &crate::metrics::FlowFigures = flow;
         FlowRule { flow: flow.flow, dense, moves: moves(dense), backwardings }
     };
     let flows = figures.flows.iter().zip(&dense).zip(backwardings).map(rule).collect();

@@ -10,7 +10,7 @@
 
 use octokv_base::Key;
 use octokv_base::map::Map;
-use octokv_base::random::mix;
+use octokv_base::prng::mix;
 use octokv_engine::conformance::value_of;
 use octokv_wire::kv::StoreMode;
 

@@ -6,31 +6,31 @@
 //!
 //! # Layout
 //! - this file: [`run`]: many seeds.
-//! - [`plan`]: one seed's world, as data.
-//! - [`worlds`]: one world, played from its plan.
-//! - [`machine`]: the node under test. [`host`]: its clients. [`disk`]: a device that fails.
-//! - [`scheduling`]: who is served where and when on it.
+//! - [`scenario`]: one seed's world, as data.
+//! - [`runner`]: one world, played from its plan.
+//! - [`node_under_test`]: the node under test. [`client_host`]: its clients. [`faulty_disk`]: a device that fails.
+//! - [`scheduling_scenario`]: who is served where and when on it.
 //! - [`blocks`]: worlds of namespaces of blocks, and of an operator who changes them.
 //! - [`remote`]: worlds with the engine on a client, over a namespace of blocks.
-//! - [`papers`]: the papers' experiments, where time is all that matters.
-//! - [`history`]: what clients asked and heard. [`register`]: whether that can be explained.
+//! - [`experiments`]: the papers' experiments, where time is all that matters.
+//! - [`history`]: what clients asked and heard. [`linearizability`]: whether that can be explained.
 
 pub mod blocks;
-pub mod disk;
+pub mod client_host;
+pub mod experiments;
+pub mod faulty_disk;
 pub mod history;
-pub mod host;
-pub mod machine;
-pub mod papers;
-pub mod plan;
-pub mod register;
+pub mod linearizability;
+pub mod node_under_test;
 pub mod remote;
-pub mod scheduling;
-pub mod worlds;
+pub mod runner;
+pub mod scenario;
+pub mod scheduling_scenario;
 
-pub use blocks::plan::BlocksPlan;
-pub use plan::{Plan, Scenario};
-pub use remote::plan::RemotePlan;
-pub use worlds::{Figures, play};
+pub use blocks::scenario::BlocksPlan;
+pub use remote::scenario::RemotePlan;
+pub use runner::{Figures, play};
+pub use scenario::{Plan, Scenario};
 
 use std::fmt;
 use std::ops::Range;

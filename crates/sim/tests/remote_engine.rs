@@ -3,23 +3,23 @@
 //! whenever the volume is opened again.
 
 use octokv_base::{Key, NamespaceId, Nanos, Pool, Random};
-use octokv_client::planted::{self as client_planted, Bug as ClientBug};
+use octokv_client::bug_injection::{self as client_planted, Bug as ClientBug};
 use octokv_client::{Remote, Session, Settings};
 use octokv_device::{Device, FileDevice, Geometry};
+use octokv_engine::bug_injection::{self as engine_planted, Bug as EngineBug};
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings};
-use octokv_engine::planted::{self as engine_planted, Bug as EngineBug};
 use octokv_engine::{Durability, Engine, Fault, Put, PutMode};
-use octokv_node::blocks::{BlockVolume, Blocks};
-use octokv_node::scheduling::Scheduling;
-use octokv_node::stores::{Store, Stores};
+use octokv_node::block_backend::{BlockVolume, Blocks};
+use octokv_node::monitor::Scheduling;
+use octokv_node::namespace_table::{Store, Stores};
 use octokv_node::{Costs, Parts, Turns, reactor};
 use octokv_nvmf::{NamespaceInfo, NamespaceKind, Target, TargetSettings};
-use octokv_runtime::virtual_world::{
+use octokv_runtime::simulated::{
     CrashPlan, DiskId, DiskSettings, HostId, Stop, VirtualSockets, VirtualWorld, WorldSettings,
 };
 use octokv_runtime::{Busy, Channel, Doorbell, Handle, Sockets, mesh};
-use octokv_sim::machine::handle_without_devices;
+use octokv_sim::node_under_test::handle_without_devices;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

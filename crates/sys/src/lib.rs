@@ -5,16 +5,16 @@
 //!
 //! # Layout
 //! - [`clock`]: monotonic time, and the processor's tick counter for cheap spans.
-//! - [`memory`]: large zeroed memory in huge pages.
-//! - [`event`]: a descriptor that one thread signals and another waits for.
-//! - [`poll`]: waiting for many descriptors (epoll).
+//! - [`huge_pages`]: large zeroed memory in huge pages.
+//! - [`eventfd`]: a descriptor that one thread signals and another waits for.
+//! - [`epoll`]: waiting for many descriptors (epoll).
 //! - [`socket`]: non-blocking TCP.
 //! - [`file`](mod@file): a regular file or block device as storage: exclusive, direct, with its size and block.
 //! - [`uring`]: storage operations on an io_uring that owns the buffers in flight.
 //! - [`thread`]: threads by name and core.
 //! - [`signal`]: SIGTERM and SIGINT as a flag.
-//! - [`allocation`]: an allocator that counts, for tests and reports.
-//! - [`pages`]: an allocator that takes large page-aligned memory from the kernel as it is touched.
+//! - [`counting_allocator`]: an allocator that counts, for tests and reports.
+//! - [`page_allocator`]: an allocator that takes large page-aligned memory from the kernel as it is touched.
 //! - [`process`]: what this process costs and may use.
 //! - [`seccomp`]: io_uring taken away from a thread and what it starts, as a container does.
 
@@ -24,13 +24,13 @@
     reason = "this room is what the bans point at"
 )]
 
-pub mod allocation;
 pub mod clock;
-pub mod event;
+pub mod counting_allocator;
+pub mod epoll;
+pub mod eventfd;
 pub mod file;
-pub mod memory;
-pub mod pages;
-pub mod poll;
+pub mod huge_pages;
+pub mod page_allocator;
 pub mod process;
 pub mod seccomp;
 pub mod signal;

@@ -1,6 +1,6 @@
 //! SIGTERM and SIGINT as a flag and a descriptor: the request to end.
 
-use crate::event::EventFd;
+use crate::eventfd::EventFd;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -16,7 +16,7 @@
 //! it before the work is worked off, which is what the sleeper would do.) While completions are found
 //! at every call, the kernel is told not to signal.
 
-use crate::event::EventFd;
+use crate::eventfd::EventFd;
 use crate::file::{OwnedFile, PUNCH, trim_result};
 use io_uring::{IoUring, opcode, squeue, types};
 use octokv_base::Buffer;

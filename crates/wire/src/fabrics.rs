@@ -7,8 +7,8 @@
 //! Property     40 size (0: 4 B, 1: 8 B)  44 offset u32  48 value u64 (Set)
 //! ```
 
-use crate::command::{FABRICS, Sgl, Sqe};
 use crate::nqn;
+use crate::queue_entry::{FABRICS, Sgl, Sqe};
 use crate::status::Status;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -4,13 +4,13 @@
 //! [`read`] the page of bytes that came. Fields that octokv does not use are zero and have no name. The pages of
 //! namespaces are in [`crate::namespace`], and also named here.
 
-pub use crate::namespace::{
+pub use crate::identify_namespace::{
     Descriptor, KvFormat, KvNamespace, Namespace, NamespaceIndependent, NamespaceList, decode_descriptors,
     encode_descriptors,
 };
 
-use crate::command::{Sqe, admin};
-use crate::extension::{ANNOUNCEMENT_BYTES, ANNOUNCEMENT_OFFSET, Announcement};
+use crate::queue_entry::{Sqe, admin};
+use crate::vendor::{ANNOUNCEMENT_BYTES, ANNOUNCEMENT_OFFSET, Announcement};
 use octokv_base::NamespaceId;
 use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};

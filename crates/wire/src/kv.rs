@@ -7,7 +7,7 @@
 //! KV opcodes 01h and 02h are those of NVM Write and Read: dispatch on the namespace's command set. Junk
 //! in reserved fields is let through, since deployed clients send some.
 
-use crate::command::Sqe;
+use crate::queue_entry::Sqe;
 use crate::status::Status;
 use octokv_base::Key;
 use zerocopy::byteorder::little_endian::U32;

@@ -6,35 +6,35 @@
 //!
 //! # Layout
 //! - [`pdu`]: NVMe/TCP framing: common header, capsule, data and R2T PDUs, digests.
-//! - [`initial`]: the PDUs that begin and end a connection (also named in [`pdu`]).
-//! - [`fault`]: what a peer can do wrong with a PDU, and how a termination request names it.
-//! - [`command`]: submission and completion queue entries, opcodes, SGL descriptors, feature ids, events.
+//! - [`ic_term`]: the PDUs that begin and end a connection (also named in [`pdu`]).
+//! - [`pdu_error`]: what a peer can do wrong with a PDU, and how a termination request names it.
+//! - [`queue_entry`]: submission and completion queue entries, opcodes, SGL descriptors, feature ids, events.
 //! - [`status`]: status codes.
 //! - [`kv`]: the Key Value command set: fields of each command, the list buffer.
 //! - [`nvm`]: the NVM command set: fields of each command, ranges.
-//! - [`extension`]: octokv's vendor commands (keys of more than 16 bytes) and how they are announced.
+//! - [`vendor`]: octokv's vendor commands (keys of more than 16 bytes) and how they are announced.
 //! - [`fabrics`]: Connect, properties, Disconnect.
 //! - [`identify`]: what a controller says of itself.
-//! - [`namespace`]: pages of namespaces (also named in [`identify`]).
-//! - [`log`]: log pages.
+//! - [`identify_namespace`]: pages of namespaces (also named in [`identify`]).
+//! - [`log_page`]: log pages.
 //! - [`discovery`]: the discovery log page.
 //! - [`nqn`]: names of hosts and subsystems.
 
-pub mod command;
 pub mod discovery;
-pub mod extension;
 pub mod fabrics;
-pub mod fault;
+pub mod ic_term;
 pub mod identify;
-pub mod initial;
+pub mod identify_namespace;
 pub mod kv;
-pub mod log;
-pub mod namespace;
+pub mod log_page;
 pub mod nqn;
 pub mod nvm;
 pub mod pdu;
+pub mod pdu_error;
+pub mod queue_entry;
 pub mod status;
+pub mod vendor;
 
-pub use command::{Cqe, Sgl, SglKind, Sqe};
-pub use fault::Fault;
+pub use pdu_error::Fault;
+pub use queue_entry::{Cqe, Sgl, SglKind, Sqe};
 pub use status::Status;

@@ -7,7 +7,7 @@
 //! ```
 //! Opcodes 01h and 02h are those of KV Store and Retrieve: dispatch on the namespace's command set.
 
-use crate::command::Sqe;
+use crate::queue_entry::Sqe;
 use crate::status::Status;
 use octokv_base::{Lba, NamespaceId};
 use zerocopy::byteorder::little_endian::U32;

@@ -11,9 +11,9 @@
 //! Invariants: a [`Frame`] exists only after [`Unchecked::check`]: its parts lie in order within
 //! `pdu_bytes`, and the header's length is that of its kind. Digests are CRC-32C, header and data each.
 
-use crate::command::{Cqe, Sqe};
-use crate::fault::Fault;
-pub use crate::initial::{IcRequest, IcResponse, Terminate, UncheckedIc};
+pub use crate::ic_term::{IcRequest, IcResponse, Terminate, UncheckedIc};
+use crate::pdu_error::Fault;
+use crate::queue_entry::{Cqe, Sqe};
 use octokv_base::crc32c;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -8,20 +8,20 @@
 //! # Layout
 //! - [`tree`]: the files of the repository in memory, and findings.
 //! - [`lexer`]: Rust source with comments and literals blanked, so that words mean code.
-//! - [`rooms`]: which room may depend on which.
+//! - [`crate_deps`]: which room may depend on which.
 //! - [`headers`]: every file says what it is; every crate root names its modules.
-//! - [`fences`]: `unsafe` and banned calls stay where they belong.
+//! - [`forbidden_apis`]: `unsafe` and banned calls stay where they belong.
 //! - [`sizes`]: long files and long functions.
 //! - [`unfinished`]: marks of unfinished work, and places outside the repository.
 //! - [`documents`]: the pages that must exist, and links that must resolve.
 //! - [`exceptions`]: what `xtask/tidy-exceptions.txt` lets pass, each with a reason.
 
+mod crate_deps;
 mod documents;
 mod exceptions;
-mod fences;
+mod forbidden_apis;
 mod headers;
 mod lexer;
-mod rooms;
 mod sizes;
 mod tree;
 mod unfinished;
@@ -41,7 +41,7 @@ pub fn run(with_cargo: bool) -> Result<bool> {
     let metadata = metadata(root)?;
 
     let mut findings = check(&tree);
-    findings.extend(rooms::check(&rooms::packages(&metadata)?));
+    findings.extend(crate_deps::check(&crate_deps::packages(&metadata)?));
     findings.sort();
     for finding in &findings {
         println!("{finding}");
@@ -74,7 +74,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let exceptions = Exceptions::read(tree, &mut findings);
     findings.extend(headers::check(tree));
-    findings.extend(fences::check(tree, &exceptions));
+    findings.extend(forbidden_apis::check(tree, &exceptions));
     findings.extend(sizes::long_files(tree, &exceptions));
     findings.extend(unfinished::check(tree));
     findings.extend(documents::check(tree));

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // Each test file uses its part.
 
-pub mod puppet;
+pub mod block_node;
 
 use octokv_base::{Buffer, Key, NamespaceId, Nanos, Pool, Random, value_offset};
 use octokv_client::{Answer, Command, Error, Session, Settings, StoreMode, Value};

@@ -15,11 +15,11 @@
 //! old checkpoint and the journal that belongs to it.
 
 use super::HashEngine;
-use super::commit::Unfinished;
+use super::group_commit::Unfinished;
 use super::index::{SLOT_BYTES, Slot};
 use super::superblock::{Checkpoint, SUPERBLOCK_STRIDE_BYTES, Superblock};
 use crate::Fault;
-use crate::planted::{self, Bug};
+use crate::bug_injection::{self, Bug};
 use octokv_base::{Buffer, Lba, Nanos, crc32c};
 use octokv_device::{Device, DeviceError};
 use octokv_runtime::{Handle, give_back};
@@ -191,7 +191,7 @@ impl HashEngine {
             attempt.finished();
             return Err(fault);
         }
-        if planted::is(Bug::CheckpointTooNew) {
+        if bug_injection::is(Bug::CheckpointTooNew) {
             position = volume.commits.replay_from();
         }
         self.device.flush().await.result?;

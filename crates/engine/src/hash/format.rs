@@ -7,8 +7,8 @@
 use super::checkpoint::{IMAGE_HEADER_BYTES, write_superblock};
 use super::index::{LOCATION_MAX, SLOT_BYTES, UNITS_MAX};
 use super::journal::batch_units_max;
-use super::open::OpenError;
 use super::record::record_bytes;
+use super::recovery::OpenError;
 use super::superblock::{
     Checkpoint, HashKind, RING_BATCHES_MIN, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
     superblock_units,

@@ -35,7 +35,7 @@ pub struct Place {
 
 /// The bits of a stamp that the index keeps.
 pub fn check_of(stamp: u64) -> u32 {
-    (octokv_base::random::mix(stamp) >> 40) as u32
+    (octokv_base::prng::mix(stamp) >> 40) as u32
 }
 
 /// An entry as it lies in memory and in a checkpoint.
@@ -252,7 +252,7 @@ mod tests {
             let (mut random, mut table) = (Random::new(tags), Table::default());
             let mut model: BTreeMap<(u64, u64), Place> = BTreeMap::new();
             for step in 1..30_000_u64 {
-                let tag = octokv_base::random::mix(random.below(tags)) >> (64 - TAG_BITS);
+                let tag = octokv_base::prng::mix(random.below(tags)) >> (64 - TAG_BITS);
                 let of_tag: Vec<u64> =
                     model.range((tag, 0)..=(tag, u64::MAX)).map(|(key, _)| key.1).collect();
                 let old = of_tag.first().copied();

@@ -17,45 +17,45 @@
 //!
 //! # Layout
 //! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: what lies on the device.
-//! - [`index`], [`space`], `readers`, `keylock`: what lies in memory.
+//! - [`index`], [`allocator`], `readers`, `keylock`: what lies in memory.
 //! - `commit`, `batches`: group commit, and what it remembers.
-//! - [`format`](mod@format), [`open`](mod@open), `open_error`: a new volume, recovery, why there is none.
-//! - [`check`](mod@check): reads and verifies everything.
+//! - [`format`](mod@format), [`recovery`](mod@open), `open_error`: a new volume, recovery, why there is none.
+//! - [`verify`](mod@check): reads and verifies everything.
 //! - `volume`: what all cores share. This file: the operations.
 
-mod batches;
-pub mod check;
+pub mod allocator;
 pub mod checkpoint;
-mod commit;
+mod commit_queue;
+mod epoch;
+mod error;
 pub mod format;
+mod group_commit;
 pub mod index;
 pub mod journal;
-mod keylock;
-pub mod open;
-mod open_error;
-mod readers;
+mod key_locks;
 pub mod record;
-pub mod space;
+pub mod recovery;
 pub mod superblock;
+pub mod verify;
 mod volume;
 
-pub use check::{Problem, Report, check};
 pub use format::{FormatSettings, format};
-pub use open::{OpenError, open};
+pub use recovery::{OpenError, open};
 pub use superblock::HashKind;
+pub use verify::{Problem, Report, check};
 pub use volume::{OpenSettings, Volume};
 
-use crate::planted::{self, Bug};
+use crate::bug_injection::{self, Bug};
 use crate::{Delete, Engine, Fault, Hint, KeySink, Put, PutMode, Statistics, Value};
-use batches::Landed;
+use allocator::Extent;
+use commit_queue::Landed;
+use epoch::Readers;
 use index::Place;
 use journal::Entry;
 use octokv_base::{Buffer, Key, Lba, Pool};
 use octokv_device::{Device, Pending};
-use readers::Readers;
 use record::{HEADER_BYTES, Header, Identity, record_bytes};
 use smallvec::SmallVec;
-use space::Extent;
 use std::cell::Cell;
 use std::future::ready;
 use std::rc::Rc;
@@ -140,7 +140,7 @@ impl HashEngine {
         if !self.volume.is_the_record(place, header.identity) {
             return Ok(Found::Damaged);
         }
-        if found != key.as_bytes() && !planted::is(Bug::SkipKeyCompare) {
+        if found != key.as_bytes() && !bug_injection::is(Bug::SkipKeyCompare) {
             return Ok(Found::Other);
         }
         Ok(Found::Same(header, buffer))
@@ -240,7 +240,7 @@ impl HashEngine {
             Before::Known(old) => (old, None),
             Before::Likely(place) => (Some(place), Some(place)),
         };
-        if planted::is(Bug::ReuseSpaceEarly)
+        if bug_injection::is(Bug::ReuseSpaceEarly)
             && let Some(Place { location, units, .. }) = old
         {
             self.volume.space.release(Extent { location, units });

@@ -10,7 +10,7 @@
 //! first block alone. The record names its own place (a misdirected write shows) and carries a stamp that
 //! the index knows too (a stale read shows).
 
-use crate::planted::{self, Bug};
+use crate::bug_injection::{self, Bug};
 use octokv_base::{Key, crc32c, value_offset};
 
 const MAGIC: [u8; 4] = *b"OKVR";
@@ -132,7 +132,7 @@ impl Header {
         let offset = value_offset(self.key_bytes);
         let range = offset..offset + self.value_bytes;
         let value = bytes.get(range.clone()).ok_or(NotARecord::Shape)?;
-        if crc32c(value) != self.value_crc && !planted::is(Bug::SkipValueChecksum) {
+        if crc32c(value) != self.value_crc && !bug_injection::is(Bug::SkipValueChecksum) {
             return Err(NotARecord::ValueChecksum);
         }
         Ok(range)

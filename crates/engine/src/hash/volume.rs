@@ -3,15 +3,15 @@
 //! Every part has its own lock, held for a few memory accesses and never across an await.
 
 use super::Places;
-use super::batches::{Commits, JournalPosition};
+use super::allocator::{Extent, Space};
+use super::commit_queue::{Commits, JournalPosition};
+use super::epoch::Epochs;
 use super::index::{Place, Slot, TAG_BITS, Table, check_of};
 use super::journal::Entry;
-use super::keylock::{Held, KeyLocks};
-use super::readers::Epochs;
+use super::key_locks::{Held, KeyLocks};
 use super::record::Identity;
-use super::space::{Extent, Space};
 use super::superblock::{HashKind, Superblock};
-use crate::planted::{self, Bug};
+use crate::bug_injection::{self, Bug};
 use crate::{Durability, Statistics};
 use octokv_base::{Key, Lba};
 use parking_lot::Mutex;
@@ -139,7 +139,7 @@ impl Volume {
 
     /// Waits until no other writer has the key of this hash, and keeps others waiting.
     pub(super) async fn lock(&self, hash: u128) -> Held<'_> {
-        let key = if planted::is(Bug::SkipKeyLock) { u128::from(self.next_stamp()) } else { hash };
+        let key = if bug_injection::is(Bug::SkipKeyLock) { u128::from(self.next_stamp()) } else { hash };
         self.locks[(hash >> 64) as usize % LOCKS].lock(key).await
     }
 
@@ -286,7 +286,7 @@ pub(super) fn hash_of(superblock: &Superblock, key: &Key) -> u128 {
 /// The partition (the top bits) and the tag (the bits that follow) of a hash.
 pub(super) fn split(hash: u128, segments_log2: u8) -> (usize, u64) {
     let segment = if segments_log2 == 0 { 0 } else { hash >> (128 - u32::from(segments_log2)) };
-    (segment as usize, ((hash << segments_log2) >> (128 - TAG_BITS)) as u64 & planted::tag_mask())
+    (segment as usize, ((hash << segments_log2) >> (128 - TAG_BITS)) as u64 & bug_injection::tag_mask())
 }
 
 /// Makes the change of `entry` in a table and gives the place that it took out, if any.

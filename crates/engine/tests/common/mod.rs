@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use octokv_base::{Pool, Random};
-use octokv_device::power::PowerDisk;
+use octokv_device::power_loss::PowerDisk;
 use octokv_device::{Device, Memory, MemoryDevice};
 use octokv_engine::Durability;
 use octokv_engine::conformance::Subject;

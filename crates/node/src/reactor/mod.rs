@@ -17,19 +17,19 @@
 //! - `intake`: what comes in: connections, messages of other cores, bytes, requests.
 //! - `replies`: what goes out: outcomes, bytes, the ends of links.
 
-mod intake;
-mod replies;
+mod egress;
+mod ingress;
 
-use crate::board::{Stamp, Tally};
-use crate::dispatch::{Dispatch, Note};
-use crate::gate::Gate;
-use crate::jobs::{Job, Jobs};
-use crate::line::Line;
-use crate::link::Link;
-use crate::planted::{self, Bug};
-use crate::scheduling::{Scheduling, Watch};
-use crate::share::Turn;
-use crate::stores::{Removed, Stores};
+use crate::bug_injection::{self, Bug};
+use crate::connection_io::Link;
+use crate::connection_queue::Line;
+use crate::core_metrics::{Stamp, Tally};
+use crate::log_limiter::Gate;
+use crate::monitor::{Scheduling, Watch};
+use crate::namespace_table::{Removed, Stores};
+use crate::request_queue::{Job, Jobs};
+use crate::request_scheduler::{Dispatch, Note};
+use crate::time_budget::Turn;
 use octokv_base::map::Map;
 use octokv_base::{NamespaceId, Nanos, Pool};
 use octokv_engine::Engine;
@@ -229,10 +229,10 @@ pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turn
                     // It was removed while the command was on its way here.
                     None => Outcome::NotReady,
                 };
-                if planted::is(Bug::RemoveDropsRequests) && stores.get(namespace).is_none() {
+                if bug_injection::is(Bug::RemoveDropsRequests) && stores.get(namespace).is_none() {
                     continue;
                 }
-                if planted::is(Bug::RemoveRefusesRequests) && stores.get(namespace).is_none() {
+                if bug_injection::is(Bug::RemoveRefusesRequests) && stores.get(namespace).is_none() {
                     outcome = Outcome::NotReady;
                 }
                 account.busy().charge(Stage::Device, costs.device);

@@ -14,10 +14,10 @@ use octokv_client::{Answer, Command, Reconnect, Session, Settings, StoreMode, Va
 use octokv_device::{Device, Geometry, Memory, MemoryDevice, Pending};
 use octokv_engine::Durability;
 use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings};
-use octokv_node::pace::Pace;
-use octokv_node::perform::Performer;
-use octokv_node::scheduling::Scheduling;
-use octokv_node::stores::{Store, Stores};
+use octokv_node::fair_yield::Pace;
+use octokv_node::kv_backend::Performer;
+use octokv_node::monitor::Scheduling;
+use octokv_node::namespace_table::{Store, Stores};
 use octokv_node::{Costs, Parts, Turns, namespace_of, reactor};
 use octokv_nvmf::{Target, TargetSettings};
 use octokv_runtime::{

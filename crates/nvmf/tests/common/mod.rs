@@ -1,8 +1,8 @@
 //! A host and an engine for one connection, in memory: what the tests of this room talk to it with.
 #![allow(dead_code)] // Each test file uses its part.
 
+pub mod adversary;
 pub mod engine;
-pub mod hostile;
 pub mod script;
 
 pub use engine::Engine;
@@ -12,10 +12,10 @@ use octokv_nvmf::{
     Connection, Consumed, NamespaceInfo, NamespaceKind, Operation, Outcome, Request, StoreMode, Target,
     TargetSettings,
 };
-use octokv_wire::command::admin;
 use octokv_wire::fabrics::{self, Configuration, Connect, ConnectData, NEW_CONTROLLER, property};
 use octokv_wire::pdu::{self, Data, End, Header, IcRequest, IcResponse, Kind, Link, Terminate, Unchecked};
-use octokv_wire::{Cqe, Sgl, Sqe, Status, identify, kv, log, nqn, nvm};
+use octokv_wire::queue_entry::admin;
+use octokv_wire::{Cqe, Sgl, Sqe, Status, identify, kv, log_page, nqn, nvm};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -347,7 +347,7 @@ impl Host {
 
     pub fn log_with(&mut self, page: u8, specific: u8, csi: u8, offset: u64, bytes: u64) -> Done {
         let id = self.id();
-        let mut sqe = log::Request {
+        let mut sqe = log_page::Request {
             id: page,
             specific,
             retain_event: false,

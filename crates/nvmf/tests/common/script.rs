@@ -1,11 +1,11 @@
 //! What a hostile host sends, chosen by bytes: capsules of every command, data, noise.
 
-use super::hostile::{CAPSULE_BYTES_MAX, Peer, VALUE_BYTES_MAX};
+use super::adversary::{CAPSULE_BYTES_MAX, Peer, VALUE_BYTES_MAX};
 use super::*;
 use octokv_base::Lba;
 use octokv_nvmf::Range;
-use octokv_wire::extension;
 use octokv_wire::pdu::flags;
+use octokv_wire::vendor;
 use std::sync::LazyLock;
 
 /// Choices, taken from bytes; zeros when they are used up.
@@ -165,13 +165,13 @@ fn on_keys(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
         _ => {
             let key_bytes = u16::from(key_bytes % 70);
             let command = match what >> 3 & 7 {
-                0 | 1 => extension::Command::Delete { key_bytes },
-                2 => extension::Command::Exist { key_bytes },
-                3 => extension::Command::List { key_bytes, limit_bytes: bytes },
-                4 => extension::Command::Retrieve { key_bytes, limit_bytes: bytes },
+                0 | 1 => vendor::Command::Delete { key_bytes },
+                2 => vendor::Command::Exist { key_bytes },
+                3 => vendor::Command::List { key_bytes, limit_bytes: bytes },
+                4 => vendor::Command::Retrieve { key_bytes, limit_bytes: bytes },
                 _ => {
-                    let options = extension::store_options(StoreMode::Upsert);
-                    extension::Command::Store { options, key_bytes, value_bytes: bytes }
+                    let options = vendor::store_options(StoreMode::Upsert);
+                    vendor::Command::Store { options, key_bytes, value_bytes: bytes }
                 }
             };
             let mut sqe = command.encode(id, nsid);
@@ -258,7 +258,7 @@ fn admin_command(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
         }
         4 | 5 => {
             const PAGES: [u8; 10] = [0, 1, 2, 3, 4, 5, 0xc, 0x12, 0x13, 0x70];
-            log::Request {
+            log_page::Request {
                 id: PAGES[usize::from(how) % PAGES.len()],
                 specific: what >> 7,
                 retain_event: what & 32 != 0,

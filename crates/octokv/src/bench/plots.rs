@@ -1,6 +1,6 @@
 //! The files of `octokv bench --svg`.
 
-use crate::outcome::{Failure, Outcome};
+use crate::exit_status::{Failure, Outcome};
 use anyhow::Context;
 use octokv_bench::plot;
 use octokv_bench::report::Figures;

@@ -2,9 +2,9 @@
 //! In: the URLs. Out: addresses and settings of sessions. What is wrong with several is a usage error, said before
 //! anything is connected.
 
-use crate::arguments::{Bench, SystemName};
-use crate::child::address_of;
-use crate::outcome::{Failure, Outcome};
+use crate::child_process::address_of;
+use crate::cli::{Bench, SystemName};
+use crate::exit_status::{Failure, Outcome};
 use octokv_bench::{Node, Plan};
 use octokv_client::{Settings, Url};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

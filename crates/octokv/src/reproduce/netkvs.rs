@@ -9,14 +9,14 @@
 //! ```
 //! The poster's (b), a remote file system, has no figures there and is left out here.
 
-use super::document;
-use super::guest::{Guest, Task};
-use super::sample::{self, Measured};
-use super::table::{Row, Series, Settings, sentences, table};
-use crate::arguments::Reproduce;
-use crate::child::Server;
+use super::comparison_table::{Row, Series, Settings, sentences, table};
+use super::json_report;
+use super::output_parser::{self, Measured};
+use super::qemu_guest::{Guest, Task};
+use crate::child_process::Server;
+use crate::cli::Reproduce;
 use crate::demo;
-use crate::outcome::{Failure, Outcome};
+use crate::exit_status::{Failure, Outcome};
 use anyhow::{Context, anyhow};
 use octokv_client::Url;
 use std::fmt::Write as _;
@@ -79,7 +79,7 @@ pub fn run(reproduce: &Reproduce) -> Outcome {
         std::io::stdout().write_all(report(&rows, &settings).as_bytes())?;
     }
     if let Some(file) = &reproduce.json {
-        document::write(file, &settings, &rows)?;
+        json_report::write(file, &settings, &rows)?;
     }
     directory.close().context("the temporary directory")?;
     if failed {
@@ -151,7 +151,7 @@ fn guest_rounds(directory: &Path, settings: &Settings, url: &Url) -> Result<([Se
         ],
         GUEST_LIMIT_S,
     )?;
-    let runs = sample::of_console(&console);
+    let runs = output_parser::of_console(&console);
     let of = |wanted: &str, figures: fn(&str) -> Measured| -> Vec<Measured> {
         let named = runs.iter().filter(|(name, _)| name == wanted);
         let mut rounds: Vec<Measured> = named
@@ -163,10 +163,10 @@ fn guest_rounds(directory: &Path, settings: &Settings, url: &Url) -> Result<([Se
         rounds
     };
     let rounds = [
-        of("a-sync", sample::of_db_bench),
-        of("a", sample::of_db_bench),
-        of("c", sample::of_bench),
-        of("d", sample::of_bench),
+        of("a-sync", output_parser::of_db_bench),
+        of("a", output_parser::of_db_bench),
+        of("c", output_parser::of_bench),
+        of("d", output_parser::of_bench),
     ];
     let failed = rounds.iter().flatten().any(Result::is_err);
     Ok((guest_series(rounds), failed))
@@ -199,8 +199,8 @@ fn bench(settings: &Settings, url: &Url, namespace: usize, more: &[&str]) -> Res
         .context("octokv bench cannot be started")?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok(match output.status.success() {
-        true => sample::of_bench(&text(&output.stdout)),
-        false => Err(format!("octokv bench: {}", sample::last_line(&text(&output.stderr)))),
+        true => output_parser::of_bench(&text(&output.stdout)),
+        false => Err(format!("octokv bench: {}", output_parser::last_line(&text(&output.stderr)))),
     })
 }
 
@@ -274,7 +274,7 @@ fn report(rows: &[Row], settings: &Settings) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::Sample;
+    use super::super::output_parser::Sample;
     use super::*;
 
     #[test]

@@ -7,16 +7,16 @@
 //! # Layout
 //! - `jobs`: what is run, each once. `figures`: the paper's. `fair`: beyond them.
 
-mod fair;
+mod fair_policy;
 mod figures;
-mod jobs;
+mod run_configs;
 
-use super::cores::OnCores;
-use super::virtual_time::{Experiment, Figure};
-use crate::arguments::Reproduce;
-use jobs::{Job, Runs};
+use super::native_runs::OnCores;
+use super::simulated_experiment::{Experiment, Figure};
+use crate::cli::Reproduce;
 use octokv_base::Nanos;
-use octokv_sim::papers::parameters::{self, CostSetting, Operation};
+use octokv_sim::experiments::parameters::{self, CostSetting, Operation};
+use run_configs::{Job, Runs};
 use serde::Serialize;
 
 /// The paper's experiments, and one of our own.
@@ -40,7 +40,7 @@ const FIGURES: [Figure<Job>; 7] = [
     ("figure-9-cores", "Figure 9 on this machine: policies in turn, real runs on two processors", |runs| {
         runs.real.fairness()
     }),
-    ("fair", "Beyond the paper: the policy fair, and what was asked of it", fair::beyond),
+    ("fair", "Beyond the paper: the policy fair, and what was asked of it", fair_policy::beyond),
 ];
 
 /// What the document says of the runs.
@@ -105,9 +105,9 @@ fn across(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::Failure;
-    use crate::reproduce::runs::Spans;
-    use jobs::Filled;
+    use crate::exit_status::Failure;
+    use crate::reproduce::job_runner::Spans;
+    use run_configs::Filled;
 
     #[test]
     fn a_wrong_figure_is_refused_with_the_right_ones() {

@@ -10,16 +10,16 @@
 //! # Layout
 //! - `jobs`: what is run, each once. `tables`, `curves`: the paper's tables and figures. `host`: those that are real runs.
 
-mod curves;
-mod host;
-mod jobs;
+mod figures;
+mod host_kvs;
+mod run_configs;
 mod tables;
 
-use super::virtual_time::{Experiment, Figure};
-use host::Host;
-use jobs::{Job, Runs};
+use super::simulated_experiment::{Experiment, Figure};
+use host_kvs::Host;
 use octokv_base::Nanos;
-use octokv_sim::papers::parameters::{self, CostSetting, Operation};
+use octokv_sim::experiments::parameters::{self, CostSetting, Operation};
+use run_configs::{Job, Runs};
 use serde::Serialize;
 
 /// The paper's experiments.
@@ -37,20 +37,20 @@ pub const EXPERIMENT: Experiment<Job, Settings> = Experiment {
 const FIGURES: [Figure<Job>; 13] = [
     ("table-1", "Table I: commands outstanding by core, without the engine", tables::table_1),
     ("table-2", "Table II: utilisation of cores, puts, with and without the engine", tables::table_2),
-    ("figure-2", "Figure 2: utilisation and time in the node by core, without the engine", curves::figure_2),
+    ("figure-2", "Figure 2: utilisation and time in the node by core, without the engine", figures::figure_2),
     (
         "figure-4",
         "Figure 4: puts of Host KVS and OctoKV by KiB of the value, real runs, 7 threads",
-        host::figure_4,
+        host_kvs::figure_4,
     ),
     (
         "figure-5",
         "Figure 5: gets of Host KVS and OctoKV by KiB of the value, real runs, 7 threads",
-        host::figure_5,
+        host_kvs::figure_5,
     ),
-    ("figure-6", "Figure 6: throughput and response by threads, by Table IV's shares", curves::figure_6),
-    ("figure-6-host", "Figure 6, Host KVS and OctoKV by threads, real runs", host::figure_6),
-    ("figure-7", "Figure 7: balancing off and on (T_OL 0.4, T_LB 0.1, PS)", curves::figure_7),
+    ("figure-6", "Figure 6: throughput and response by threads, by Table IV's shares", figures::figure_6),
+    ("figure-6-host", "Figure 6, Host KVS and OctoKV by threads, real runs", host_kvs::figure_6),
+    ("figure-7", "Figure 7: balancing off and on (T_OL 0.4, T_LB 0.1, PS)", figures::figure_7),
     (
         "figure-7-cores",
         "Figure 7 on this machine: balancing off and on in turn, real runs on two processors",
@@ -62,8 +62,8 @@ const FIGURES: [Figure<Job>; 13] = [
         tables::tables_4_5,
     ),
     ("table-6", "Table VI: round robin (RR) and proportional shares (PS)", tables::table_6),
-    ("figure-8", "Figure 8: utilisation over time, balancing switched on at 15 s", curves::figure_8),
-    ("figure-9", "Figure 9: thresholds (T_OL, T_LB), heavy puts, PS", curves::figure_9),
+    ("figure-8", "Figure 8: utilisation over time, balancing switched on at 15 s", figures::figure_8),
+    ("figure-9", "Figure 9: thresholds (T_OL, T_LB), heavy puts, PS", figures::figure_9),
 ];
 
 /// What the document says of the runs.
@@ -133,8 +133,8 @@ fn across(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::Failure;
-    use crate::reproduce::runs::Spans;
+    use crate::exit_status::Failure;
+    use crate::reproduce::job_runner::Spans;
 
     #[test]
     fn a_wrong_figure_is_refused_with_the_right_ones() {

@@ -1,7 +1,7 @@
 //! Tables of what is chosen, and windows in a row in which choices are carried out.
 
 use super::*;
-use crate::measure::{CoreCounters, Counters, FlowCounters, Stages, measure};
+use crate::metrics::{CoreCounters, Counters, FlowCounters, Stages, measure};
 use crate::{CoreId, Nanos, Route, Router};
 
 /// A core whose own requests, of a millisecond each in the engine, all ran on it.

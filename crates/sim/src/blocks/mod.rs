@@ -9,28 +9,28 @@
 //! uses stay zero. At rest nothing may be in use; what leaves must end; every command is answered once.
 //!
 //! # Layout
-//! - this file: the play. [`plan`]: what happens. [`node`]: the node under test. [`host`]: its clients.
+//! - this file: the play. [`scenario`]: what happens. [`node`]: the node under test. [`clients`]: its clients.
 //! - [`operator`]: who changes things while it runs.
 
-pub mod host;
+pub mod clients;
 pub mod node;
 pub mod operator;
-pub mod plan;
+pub mod scenario;
 
-use crate::disk::DiskFaults;
+use crate::client_host::Host;
+use crate::faulty_disk::DiskFaults;
 use crate::history::{Event, History, Seen, State};
-use crate::host::Host;
-use crate::machine::handle_without_devices;
-use crate::plan::{End, FaultKind, HostPlan, Round};
-use crate::register::{Verdict, explain, is_one_of, survivors};
-use crate::worlds::{Figures, unexplained};
-use host::{Clients, Shared, seen};
+use crate::linearizability::{Verdict, explain, is_one_of, survivors};
+use crate::node_under_test::handle_without_devices;
+use crate::runner::{Figures, unexplained};
+use crate::scenario::{End, FaultKind, HostPlan, Round};
+use clients::{Clients, Shared, seen};
 use node::Node;
-use octokv_base::random::mix;
+use octokv_base::prng::mix;
 use octokv_base::{Key, Nanos, Random};
-use octokv_runtime::virtual_world::{CrashPlan, Stop, VirtualWorld, WorldSettings};
+use octokv_runtime::simulated::{CrashPlan, Stop, VirtualWorld, WorldSettings};
 use operator::Operator;
-use plan::{BlocksPlan, DiskPlan};
+use scenario::{BlocksPlan, DiskPlan};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

@@ -6,17 +6,17 @@
 //! ```
 //! In: when to start and stop it, which disk to serve as which namespace. Out: what is in use.
 
-use super::plan::{BlocksPlan, DiskPlan};
-use crate::disk::{DiskFaults, FaultyDisk};
+use super::scenario::{BlocksPlan, DiskPlan};
+use crate::faulty_disk::{DiskFaults, FaultyDisk};
 use octokv_base::{NamespaceId, Pool};
 use octokv_device::{Device, FileDevice, Geometry};
 use octokv_engine::hash::HashEngine;
-use octokv_node::blocks::{BlockVolume, Blocks};
-use octokv_node::scheduling::Scheduling;
-use octokv_node::stores::{Store, Stores};
+use octokv_node::block_backend::{BlockVolume, Blocks};
+use octokv_node::monitor::Scheduling;
+use octokv_node::namespace_table::{Store, Stores};
 use octokv_node::{Message, Parts, Turns, reactor};
 use octokv_nvmf::{NamespaceInfo, NamespaceKind, Target, TargetSettings};
-use octokv_runtime::virtual_world::{DiskId, HostId, Stop, VirtualSockets, VirtualWorld};
+use octokv_runtime::simulated::{DiskId, HostId, Stop, VirtualSockets, VirtualWorld};
 use octokv_runtime::{Busy, Channel, Doorbell, Handle, Mailbox, Sockets, mesh};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;

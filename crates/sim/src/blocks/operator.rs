@@ -7,13 +7,13 @@
 //! that were late would reach another's blocks.
 
 use super::PATIENCE;
-use super::host::Shared;
+use super::clients::Shared;
 use super::node::Node;
-use super::plan::BlocksPlan;
+use super::scenario::BlocksPlan;
 use octokv_base::{NamespaceId, Nanos, Random};
 use octokv_nvmf::Hosts;
-use octokv_runtime::virtual_world::VirtualWorld;
-use octokv_wire::log::AnaState;
+use octokv_runtime::simulated::VirtualWorld;
+use octokv_wire::log_page::AnaState;
 use std::cell::RefCell;
 use std::rc::Rc;
 

@@ -9,26 +9,26 @@
 //! connection in between; from opening to opening the calls of every key have an order.
 //!
 //! # Layout
-//! - this file: the play. [`plan`]: what happens. [`life`]: one life of the engine.
+//! - this file: the play. [`scenario`]: what happens. [`engine_session`]: one life of the engine.
 
-pub mod life;
-pub mod plan;
+pub mod engine_session;
+pub mod scenario;
 
 use crate::blocks::PATIENCE;
 use crate::blocks::node::Node;
-use crate::disk::DiskFaults;
+use crate::faulty_disk::DiskFaults;
 use crate::history::{History, Seen, State};
-use crate::machine::{Audited, handle_without_devices};
-use crate::plan::{End, FaultKind, Round, Scenario};
-use crate::register::{Verdict, explain};
-use crate::worlds::{Figures, unexplained};
-use life::{Life, Shared};
-use octokv_base::random::mix;
+use crate::linearizability::{Verdict, explain};
+use crate::node_under_test::{Audited, handle_without_devices};
+use crate::runner::{Figures, unexplained};
+use crate::scenario::{End, FaultKind, Round, Scenario};
+use engine_session::{Life, Shared};
+use octokv_base::prng::mix;
 use octokv_base::{Key, NamespaceId, Nanos, Random};
 use octokv_engine::conformance::key_of;
 use octokv_engine::hash::OpenError;
-use octokv_runtime::virtual_world::{HostId, ReactorId, Stop, VirtualWorld, WorldSettings};
-use plan::RemotePlan;
+use octokv_runtime::simulated::{HostId, ReactorId, Stop, VirtualWorld, WorldSettings};
+use scenario::RemotePlan;
 use std::cell::RefCell;
 use std::rc::Rc;
 

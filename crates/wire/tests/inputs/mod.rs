@@ -4,7 +4,7 @@
 
 use octokv_base::NamespaceId;
 use octokv_wire::pdu::{End, Header, Link, Unchecked};
-use octokv_wire::{Sqe, discovery, extension, fabrics, identify, kv, log, nvm};
+use octokv_wire::{Sqe, discovery, fabrics, identify, kv, log_page, nvm, vendor};
 
 /// A stream of PDUs; the first byte says at which end and with which digests.
 pub fn pdu(input: &[u8]) {
@@ -37,8 +37,8 @@ pub fn command(input: &[u8]) {
         if let Ok(command) = kv::Command::check(&sqe) {
             assert_eq!(kv::Command::check(&command.encode(id, namespace)), Ok(command));
         }
-        if let Ok(command) = extension::Command::check(&sqe) {
-            assert_eq!(extension::Command::check(&command.encode(id, NamespaceId(1))), Ok(command));
+        if let Ok(command) = vendor::Command::check(&sqe) {
+            assert_eq!(vendor::Command::check(&command.encode(id, NamespaceId(1))), Ok(command));
         }
         if let Ok(command) = fabrics::Command::check(&sqe) {
             assert_eq!(fabrics::Command::check(&command.encode(id)), Ok(command));
@@ -48,8 +48,8 @@ pub fn command(input: &[u8]) {
         }
         let request = identify::Request::of(&sqe);
         assert_eq!(identify::Request::of(&request.encode(id)), request);
-        if let Ok(request) = log::Request::check(&sqe) {
-            assert_eq!(log::Request::check(&request.encode(id)), Ok(request));
+        if let Ok(request) = log_page::Request::check(&sqe) {
+            assert_eq!(log_page::Request::check(&request.encode(id)), Ok(request));
         }
     }
     if let Ok(list) = kv::UncheckedList(input).check() {

@@ -2,12 +2,12 @@
 //!
 //! In: runs. Out: points; the paper's numbers where its text has them (its pictures are not read off).
 
-use super::jobs::{Filled, Job, Runs};
-use crate::reproduce::points::{Point, Points};
+use super::run_configs::{Filled, Job, Runs};
+use crate::reproduce::data_points::{Point, Points};
 use anyhow::Result;
 use octokv_sched::{MoveFlows, Policy};
-use octokv_sim::papers::flows::{Together, fairness, slowdowns};
-use octokv_sim::papers::parameters::{FLOW_2_THREADS, FLOWS, Operation};
+use octokv_sim::experiments::parameters::{FLOW_2_THREADS, FLOWS, Operation};
+use octokv_sim::experiments::tenant_metrics::{Together, fairness, slowdowns};
 
 const WAYS: [Filled; 2] = [Filled::InOrder, Filled::ByShares];
 

@@ -2,12 +2,12 @@
 //!
 //! In: runs. Out: points, with the paper's numbers as they are printed there.
 
-use super::jobs::{Course, Filled, Job, Runs};
-use crate::reproduce::points::{Point, Points};
+use super::run_configs::{Course, Filled, Job, Runs};
+use crate::reproduce::data_points::{Point, Points};
 use anyhow::Result;
 use octokv_sched::Policy;
-use octokv_sim::papers::figures::{CoreFigures, Figures};
-use octokv_sim::papers::parameters::{CORES, CostSetting, HEAVY, LIGHT, MEDIUM, Operation, TABLE_IV};
+use octokv_sim::experiments::metrics::{CoreFigures, Figures};
+use octokv_sim::experiments::parameters::{CORES, CostSetting, HEAVY, LIGHT, MEDIUM, Operation, TABLE_IV};
 
 const CORE_NAMES: [&str; CORES] = ["C(1)", "C(2)", "C(3)", "C(4)", "C(5)", "C(6)"];
 

@@ -1,0 +1,259 @@
+//! What survives a restart: namespaces that were added, who may connect, states of access, how often it started.
+//!
+//! One TOML file, replaced whole: written beside, synced, renamed, the directory synced. A crash leaves the old one
+//! or the new one. A file that cannot be read as a state is refused and left as it is.
+
+use crate::api_types::Kind;
+use crate::scheduling_api::SchedulingSettings;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::{File, TryLockError};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The format that this code writes, and the only one that it reads.
+const VERSION: u32 = 1;
+/// How long a file that another process has is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A namespace that was added while a node ran.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Added {
+    /// Its identifier.
+    pub nsid: u32,
+    /// What it is made of.
+    pub kind: Kind,
+    /// An absolute path, or "memory".
+    pub device: String,
+    /// How large memory is made, in bytes: a file is there already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// Bytes of a block, for blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_bytes: Option<u32>,
+    /// Its group of asymmetric access.
+    pub ana_group: u32,
+    /// Tells it from every other namespace of blocks, in hexadecimal.
+    pub identity: String,
+}
+
+/// The contents of the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// The format.
+    pub version: u32,
+    /// How often the node has been started.
+    #[serde(default)]
+    pub starts: u64,
+    /// How often it had not been stopped in order before that.
+    #[serde(default)]
+    pub unclean_stops: u64,
+    /// How long it has run, in seconds, up to the last time that this was written.
+    #[serde(default)]
+    pub run_seconds: u64,
+    /// How long its cores were busy on average, in seconds, up to then.
+    #[serde(default)]
+    pub busy_seconds: u64,
+    /// Whether it runs, or ended without order.
+    #[serde(default)]
+    pub running: bool,
+    /// Who may connect, once that was changed: names of hosts, "any" for every host. Else the configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<BTreeSet<String>>,
+    /// Groups of asymmetric access whose state was changed, by number.
+    #[serde(default)]
+    pub ana: BTreeMap<String, String>,
+    /// What was changed of scheduling. Else the configuration says.
+    #[serde(default, skip_serializing_if = "SchedulingSettings::is_empty")]
+    pub scheduling: SchedulingSettings,
+    /// Namespaces that were added, by rising identifier.
+    #[serde(default, rename = "namespace")]
+    pub namespaces: Vec<Added>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            version: VERSION,
+            starts: 0,
+            unclean_stops: 0,
+            run_seconds: 0,
+            busy_seconds: 0,
+            running: false,
+            hosts: None,
+            ana: BTreeMap::new(),
+            scheduling: SchedulingSettings::default(),
+            namespaces: Vec::new(),
+        }
+    }
+}
+
+/// Why a state file cannot be used.
+#[derive(Debug)]
+pub struct StateError {
+    path: PathBuf,
+    why: String,
+}
+
+impl fmt::Display for StateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "state file {}: {}", self.path.display(), self.why)
+    }
+}
+
+impl std::error::Error for StateError {}
+
+/// A state file is this process's until this is dropped.
+#[derive(Debug)]
+pub struct Claim(#[expect(dead_code, reason = "held for its lock")] File);
+
+/// Where the state is kept.
+#[derive(Clone, Debug)]
+pub struct StateFile(PathBuf);
+
+impl StateFile {
+    /// The file at a path; it need not be there.
+    pub fn at(path: &Path) -> StateFile {
+        StateFile(path.to_owned())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn failed(&self, why: impl fmt::Display) -> StateError {
+        StateError { path: self.0.clone(), why: why.to_string() }
+    }
+
+    /// Takes it for this process alone, as long as the claim lives: two nodes on one file would undo each other's changes.
+    /// The claim is a lock on a file beside it, since the file itself is replaced whole.
+    ///
+    /// # Errors
+    /// When another node has it.
+    pub fn claim(&self) -> Result<Claim, StateError> {
+        let mut beside = self.0.clone().into_os_string();
+        beside.push(".lock");
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false).mode(0o600).open(beside);
+        let file = file.map_err(|error| self.failed(error))?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Claim(file)),
+                // One that was killed has it until the kernel has ended it.
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(self.failed("another node keeps its state there"));
+                }
+                Err(TryLockError::Error(error)) => return Err(self.failed(error)),
+            }
+        }
+    }
+
+    /// What it holds; a missing file holds nothing.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is no state of this version.
+    pub fn load(&self) -> Result<State, StateError> {
+        let text = match std::fs::read_to_string(&self.0) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(State::default()),
+            read => read.map_err(|error| self.failed(error))?,
+        };
+        let state: State = toml::from_str(&text).map_err(|error| self.failed(error.message()))?;
+        if state.version != VERSION {
+            return Err(self.failed(format!("it has version {}, this is for {VERSION}", state.version)));
+        }
+        Ok(state)
+    }
+
+    /// Replaces what it holds.
+    ///
+    /// # Errors
+    /// When it could not be written; then it holds what it held.
+    pub fn save(&self, state: &State) -> Result<(), StateError> {
+        let text = toml::to_string(state).map_err(|error| self.failed(error))?;
+        let parent = self.0.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let write = || -> std::io::Result<()> {
+            // One name for all: what a crash leaves is replaced by the next.
+            let mut new = self.0.clone().into_os_string();
+            new.push(".new");
+            let mut options = std::fs::OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            let mut file = options.open(&new)?;
+            file.write_all(b"# Kept by octokv serve: what was changed while the node ran.\n")?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            std::fs::rename(&new, &self.0)?;
+            std::fs::File::open(parent)?.sync_all()
+        };
+        write().map_err(|error| self.failed(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full() -> State {
+        State {
+            starts: 3,
+            unclean_stops: 1,
+            run_seconds: 99,
+            running: true,
+            hosts: Some(["any".to_owned(), "nqn.2014-08.org.example:a".to_owned()].into()),
+            ana: [("2".to_owned(), "inaccessible".to_owned())].into(),
+            scheduling: SchedulingSettings {
+                policy: Some("auto".to_owned()),
+                overload: Some(0.5),
+                ..SchedulingSettings::default()
+            },
+            namespaces: vec![Added {
+                nsid: 2,
+                kind: Kind::Block,
+                device: "/srv/blocks.img".to_owned(),
+                size_bytes: None,
+                block_bytes: Some(4096),
+                ana_group: 1,
+                identity: "00ff".to_owned(),
+            }],
+            ..State::default()
+        }
+    }
+
+    #[test]
+    fn a_state_comes_back_as_it_was_saved() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = StateFile::at(&directory.path().join("state"));
+        assert_eq!(file.load().unwrap(), State::default(), "a missing file holds nothing");
+        file.save(&full()).unwrap();
+        assert_eq!(file.load().unwrap(), full());
+        file.save(&State::default()).unwrap();
+        assert_eq!(file.load().unwrap(), State::default());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn what_is_no_state_is_refused_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        for (text, part) in [
+            ("version = 2\n", "version 2"),
+            ("version = 1\nhosst = []\n", "hosst"),
+            ("\u{0}\u{1}", "state file"),
+            ("", "version"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = StateFile::at(&path).load().unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains("state file"), "{error}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "it is left as it is");
+        }
+    }
+}

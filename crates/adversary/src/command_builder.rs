@@ -1,0 +1,111 @@
+//! Entries of commands as an attacker wants them: right by default, every field free to be changed.
+
+use octokv_base::{Key, NamespaceId};
+use octokv_wire::kv::{Command, StoreOptions};
+use octokv_wire::queue_entry::admin;
+use octokv_wire::{Sgl, Sqe, vendor};
+
+/// The namespace that is attacked.
+pub const NSID: NamespaceId = NamespaceId(1);
+
+fn key_of(bytes: &[u8]) -> Key {
+    Key::new(bytes).expect("a key of up to 1024 bytes")
+}
+
+/// A Store of `value_bytes` bytes, which are where `sgl` says.
+pub fn store(id: u16, key: &[u8], value_bytes: u32, sgl: Sgl) -> Sqe {
+    let options = StoreOptions::default();
+    let mut sqe = Command::Store { key: key_of(key), options, value_bytes }.encode(id, NSID);
+    sqe.sgl = sgl;
+    sqe
+}
+
+/// A Store whose value follows in the capsule.
+pub fn store_here(id: u16, key: &[u8], value: &[u8]) -> Sqe {
+    let bytes = value.len() as u32;
+    store(id, key, bytes, Sgl::in_capsule(bytes))
+}
+
+/// A Store whose value the node must ask for.
+pub fn store_there(id: u16, key: &[u8], value_bytes: u32) -> Sqe {
+    store(id, key, value_bytes, Sgl::transport(value_bytes))
+}
+
+/// A Retrieve into a buffer of `limit_bytes`.
+pub fn retrieve(id: u16, key: &[u8], limit_bytes: u32) -> Sqe {
+    let mut sqe = Command::Retrieve { key: key_of(key), limit_bytes }.encode(id, NSID);
+    sqe.sgl = Sgl::transport(limit_bytes);
+    sqe
+}
+
+/// An Exist.
+pub fn exist(id: u16, key: &[u8]) -> Sqe {
+    Command::Exist { key: key_of(key) }.encode(id, NSID)
+}
+
+/// A Delete.
+pub fn delete(id: u16, key: &[u8]) -> Sqe {
+    Command::Delete { key: key_of(key) }.encode(id, NSID)
+}
+
+/// A Flush.
+pub fn flush(id: u16) -> Sqe {
+    Command::Flush.encode(id, NSID)
+}
+
+/// A List from `start` into a buffer of `limit_bytes`.
+pub fn list(id: u16, start: &[u8], limit_bytes: u32) -> Sqe {
+    let mut sqe = Command::List { start: key_of(start), limit_bytes }.encode(id, NSID);
+    sqe.sgl = Sgl::transport(limit_bytes);
+    sqe
+}
+
+/// A command of the extension whose data, the key first, is in the capsule.
+pub fn long(id: u16, command: vendor::Command, data_bytes: u32) -> Sqe {
+    let mut sqe = command.encode(id, NSID);
+    sqe.sgl = Sgl::in_capsule(data_bytes);
+    sqe
+}
+
+/// Identify of this CNS, for all of its 4096 bytes.
+pub fn identify(id: u16, cns: u32) -> Sqe {
+    let mut sqe = Sqe::new(admin::IDENTIFY, id);
+    sqe.nsid = NSID.0.into();
+    sqe.cdw10 = cns.into();
+    sqe.sgl = Sgl::transport(4096);
+    sqe
+}
+
+/// Get Log Page of `bytes` bytes.
+pub fn log_page(id: u16, page: u8, bytes: u32) -> Sqe {
+    let mut sqe = Sqe::new(admin::GET_LOG_PAGE, id);
+    let dwords = (bytes / 4).saturating_sub(1);
+    sqe.cdw10 = (u32::from(page) | dwords << 16).into();
+    sqe.cdw11 = (dwords >> 16).into();
+    sqe.sgl = Sgl::transport(bytes);
+    sqe
+}
+
+/// A Keep Alive.
+pub fn keep_alive(id: u16) -> Sqe {
+    Sqe::new(admin::KEEP_ALIVE, id)
+}
+
+/// An asynchronous event request.
+pub fn event_request(id: u16) -> Sqe {
+    Sqe::new(admin::ASYNC_EVENT_REQUEST, id)
+}
+
+/// An Abort of a command of a queue.
+pub fn abort(id: u16, queue: u16, command: u16) -> Sqe {
+    let mut sqe = Sqe::new(admin::ABORT, id);
+    sqe.cdw10 = (u32::from(queue) | u32::from(command) << 16).into();
+    sqe
+}
+
+/// A value that differs from one seed to the next.
+pub fn value(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut value = vec![0; bytes];
+    octokv_base::Random::new(seed).fill(&mut value);
+    value
+}

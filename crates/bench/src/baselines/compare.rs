@@ -1,0 +1,169 @@
+//! Ours against a peer: ratios of neighbouring turns, and medians over the rounds.
+//! In: the figures of all turns. Out: one comparison per workload and peer. Invariant: a ratio is ours over the
+//! peer's of the same round, because the disk changes between rounds more than within one.
+
+use crate::report::Figures;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// One figure of both sides.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// Ours, the median over the rounds.
+    pub ours: f64,
+    /// The peer's, the same.
+    pub peer: f64,
+    /// Ours over the peer's, the median of the rounds' ratios.
+    pub ratio: f64,
+    /// The ratio of each round.
+    pub ratios: Vec<f64>,
+}
+
+/// A part of the operations of both sides, medians over the rounds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Parts {
+    /// Ours.
+    pub ours: f64,
+    /// The peer's.
+    pub peer: f64,
+}
+
+/// A workload on ours and on a peer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Its name.
+    pub workload: &'static str,
+    /// The peer's.
+    pub peer: &'static str,
+    /// Operations per second: a ratio above 1 is in our favour.
+    pub throughput_ops_s: Compared,
+    /// Mean latency: a ratio below 1 is in our favour.
+    pub latency_us_mean: Compared,
+    /// 99 in 100 operations are no longer: below 1 likewise.
+    pub latency_us_p99: Compared,
+    /// The part of the operations whose key was there, 0 to 1. Where it differs, so does what was done: a key that is
+    /// not there costs less than a value.
+    pub found: Parts,
+}
+
+/// Compares a list of turns with their neighbours: `ours[i]` and `peers[i]` are of one workload and one round.
+pub fn compare(ours: &[&Figures], peers: &[&Figures]) -> Comparison {
+    assert!(!ours.is_empty() && ours.len() == peers.len(), "every round has a turn of both");
+    let figure = |of: fn(&Figures) -> f64| {
+        let values = |turns: &[&Figures]| turns.iter().map(|turn| of(turn)).collect::<Vec<f64>>();
+        let (ours, peers) = (values(ours), values(peers));
+        let ratios: Vec<f64> = ours.iter().zip(&peers).map(|(ours, peer)| ours / peer).collect();
+        Compared { ours: median(&ours), peer: median(&peers), ratio: median(&ratios), ratios }
+    };
+    let found = |turns: &[&Figures]| {
+        let part = |turn: &&Figures| 1.0 - turn.not_found as f64 / turn.operations.max(1) as f64;
+        median(&turns.iter().map(part).collect::<Vec<f64>>())
+    };
+    Comparison {
+        workload: ours[0].workload,
+        peer: peers[0].system,
+        throughput_ops_s: figure(|turn| turn.throughput_ops_s),
+        latency_us_mean: figure(|turn| turn.latency_us_mean),
+        latency_us_p99: figure(|turn| turn.latency_us_p99),
+        found: Parts { ours: found(ours), peer: found(peers) },
+    }
+}
+
+/// The middle one; of an even number the mean of the two in the middle.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
+    (low + high) / 2.0
+}
+
+/// Comparisons as a table.
+pub fn table(comparisons: &[Comparison], rounds: usize) -> String {
+    let medians = if rounds == 1 { "1 round".to_owned() } else { format!("medians of {rounds} rounds") };
+    let mut text = format!(
+        "{:<12} {:>13} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8}   ({medians})\n",
+        "workload",
+        "ours / peer",
+        "ops/s",
+        "peer's",
+        "ratio",
+        "mean us",
+        "peer's",
+        "ratio",
+        "p99 us",
+        "peer's",
+        "ratio"
+    );
+    for c in comparisons {
+        let (ops, mean, p99) = (&c.throughput_ops_s, &c.latency_us_mean, &c.latency_us_p99);
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "{:<12} {:>13} {:>10.0} {:>10.0} {:>8.2} {:>9.1} {:>9.1} {:>8.2} {:>9.1} {:>9.1} {:>8.2}",
+            c.workload,
+            c.peer,
+            ops.ours,
+            ops.peer,
+            ops.ratio,
+            mean.ours,
+            mean.peer,
+            mean.ratio,
+            p99.ours,
+            p99.peer,
+            p99.ratio
+        );
+        let found = [c.found.ours, c.found.peer];
+        if found.iter().any(|part| *part < 1.0) {
+            let [ours, peer] = found.map(|part| part * 100.0);
+            let _ = write!(text, "   (keys found: {ours:.1} %, peer {peer:.1} %)");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Plan;
+    use crate::recorder::Tally;
+    use crate::workload::Workload;
+    use octokv_base::Nanos;
+
+    fn turn(system: &'static str, throughput_ops_s: f64, latency_us_mean: f64) -> Figures {
+        let figures = Figures::new(Workload::Overwrite, system, &Plan::default(), Tally::new(Nanos::ZERO));
+        Figures { throughput_ops_s, latency_us_mean, latency_us_p99: 10.0, ..figures }
+    }
+
+    #[test]
+    fn ratios_are_of_neighbours_and_the_median_is_of_ratios() {
+        let ours = [turn("kv", 100.0, 4.0), turn("kv", 10.0, 1.0), turn("kv", 50.0, 3.0)];
+        let peer = [turn("redis", 50.0, 1.0), turn("redis", 20.0, 2.0), turn("redis", 40.0, 1.0)];
+        let list = |turns: &'static [Figures]| turns.iter().collect::<Vec<_>>();
+        let (ours, peer) = (Vec::leak(ours.to_vec()), Vec::leak(peer.to_vec()));
+        let compared = compare(&list(ours), &list(peer));
+        assert_eq!((compared.workload, compared.peer), ("overwrite", "redis"));
+        let throughput = Compared { ours: 50.0, peer: 40.0, ratio: 1.25, ratios: vec![2.0, 0.5, 1.25] };
+        assert_eq!(compared.throughput_ops_s, throughput);
+        assert_eq!((compared.latency_us_mean.ratio, compared.latency_us_p99.ratio), (3.0, 1.0));
+        let table = table(&[compared], 3);
+        assert!(table.contains("medians of 3 rounds") && table.contains(" 1.25 "), "{table}");
+        assert!(!table.contains("keys found"), "{table}");
+    }
+
+    #[test]
+    fn keys_that_were_not_there_are_told() {
+        let half = Figures { operations: 10, not_found: 5, ..turn("kv", 1.0, 1.0) };
+        let all = Figures { operations: 10, ..turn("redis", 1.0, 1.0) };
+        let table = table(&[compare(&[&half], &[&all])], 1);
+        assert!(
+            table.contains("(keys found: 50.0 %, peer 100.0 %)") && table.contains("(1 round)"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between() {
+        assert_eq!((median(&[4.0, 1.0]), median(&[7.0]), median(&[3.0, 1.0, 2.0])), (2.5, 7.0, 2.0));
+    }
+}

@@ -1,0 +1,109 @@
+//! Keys and values made from an index and a seed, so that whoever reads a value knows every byte of it.
+//!
+//! ```text
+//! key:   0000000000001234                     the index in decimal, padded with zeros to the key's length
+//! value: index u64 | mix(index, seed) u64 | pattern[from(index, seed)..]    cut off at the value's length
+//! ```
+//! Values are incompressible and differ from key to key; making or checking one costs a copy or a
+//! comparison and no random numbers.
+
+use octokv_base::prng::mix;
+use octokv_base::{Key, Random};
+
+const HEADER_BYTES: usize = 16;
+/// Values begin at any of so many bytes of the pattern: small enough to stay in the cache.
+const STARTS: usize = 64 << 10;
+/// The longest key, in bytes.
+const KEY_BYTES_MAX: usize = octokv_base::KEY_BYTES_MAX;
+
+/// The key of an index. The index fits the length (see [`crate::plan::Plan::check`]).
+pub fn key(index: u64, key_bytes: usize) -> Key {
+    let mut bytes = [b'0'; KEY_BYTES_MAX];
+    let (mut rest, mut at) = (index, key_bytes);
+    while rest > 0 && at > 0 {
+        at -= 1;
+        bytes[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    Key::new(&bytes[..key_bytes]).expect("a plan has no longer keys")
+}
+
+/// A key that no index has, and that lies beside the one of `index`: its last byte is no digit.
+pub fn missing_key(index: u64, key_bytes: usize) -> Key {
+    let mut bytes = [0; KEY_BYTES_MAX];
+    bytes[..key_bytes].copy_from_slice(key(index, key_bytes).as_bytes());
+    // '0' to '9' become 'p' to 'y'.
+    bytes[key_bytes - 1] |= 0x40;
+    Key::new(&bytes[..key_bytes]).expect("as long as the other")
+}
+
+/// Makes and checks the values of one seed.
+pub struct Values {
+    seed: u64,
+    pattern: Vec<u8>,
+}
+
+impl Values {
+    /// For values of up to `value_bytes_max` bytes.
+    pub fn new(seed: u64, value_bytes_max: usize) -> Values {
+        let mut pattern = vec![0; STARTS + value_bytes_max];
+        Random::new(seed).fill(&mut pattern);
+        Values { seed, pattern }
+    }
+
+    fn parts(&self, index: u64, bytes: usize) -> ([u8; HEADER_BYTES], &[u8]) {
+        let mixed = mix(index ^ mix(self.seed));
+        let mut header = [0; HEADER_BYTES];
+        header[..8].copy_from_slice(&index.to_le_bytes());
+        header[8..].copy_from_slice(&mixed.to_le_bytes());
+        let start = mixed as usize % STARTS;
+        (header, &self.pattern[start..start + bytes.saturating_sub(HEADER_BYTES)])
+    }
+
+    /// Fills `into` with the value of an index.
+    pub fn make(&self, index: u64, into: &mut [u8]) {
+        let (header, rest) = self.parts(index, into.len());
+        let head = into.len().min(HEADER_BYTES);
+        into[..head].copy_from_slice(&header[..head]);
+        into[head..].copy_from_slice(rest);
+    }
+
+    /// Whether `value` is the value of an index.
+    pub fn is_right(&self, index: u64, value: &[u8]) -> bool {
+        let (header, rest) = self.parts(index, value.len());
+        let head = value.len().min(HEADER_BYTES);
+        value[..head] == header[..head] && value[head..] == *rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_the_index_in_decimal() {
+        assert_eq!(key(1234, 16).as_bytes(), b"0000000000001234");
+        assert_eq!(key(0, 1).as_bytes(), b"0");
+        assert_eq!(key(7, 20).as_bytes(), b"00000000000000000007");
+    }
+
+    #[test]
+    fn a_missing_key_is_the_key_of_no_index() {
+        assert_eq!(missing_key(1239, 6).as_bytes(), b"00123y");
+        assert_eq!(missing_key(0, 1).as_bytes(), b"p");
+    }
+
+    #[test]
+    fn a_value_is_right_for_its_index_alone_and_to_the_last_byte() {
+        let values = Values::new(3, 5000);
+        for bytes in [1, 7, 16, 17, 4096, 5000] {
+            let mut value = vec![0; bytes];
+            values.make(9, &mut value);
+            assert!(values.is_right(9, &value));
+            assert!(!values.is_right(10, &value));
+            assert!(bytes < 16 || !Values::new(4, 5000).is_right(9, &value));
+            value[bytes - 1] ^= 1;
+            assert!(!values.is_right(9, &value));
+        }
+    }
+}

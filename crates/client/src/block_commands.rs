@@ -1,0 +1,182 @@
+//! Commands on blocks: what they must be to be sent, and how they become queue entries (the NVM command set).
+//!
+//! In: a command and the namespace's facts. Out: a queue entry with its data, or what is wrong with it: nothing
+//! that the node would have to refuse for its range or length is sent.
+
+use crate::command::{Command, Kind, Prepared, Value};
+use crate::controller_init::{Blocks, Facts};
+use crate::error::Error;
+use octokv_base::{Buffer, Lba, NamespaceId};
+use octokv_wire::Status;
+use octokv_wire::nvm::{self, Range};
+
+/// Media: the blocks hold something else than they were compared with.
+pub(crate) const COMPARE_FAILURE: Status = Status::new(2, 0x85);
+
+/// The entry and data of a command for a namespace of blocks.
+pub(crate) fn prepare<'a>(
+    command: Command<'a>,
+    namespace: NamespaceId,
+    facts: &Facts,
+    blocks: &Blocks,
+) -> Result<Prepared<'a>, Error> {
+    let most_bytes = blocks.command_bytes_max(facts.data_bytes_max);
+    let in_namespace = |range: Range, most: u32| {
+        let end = range.lba.0.checked_add(u64::from(range.blocks));
+        let fits = (1..=most).contains(&range.blocks) && end.is_some_and(|end| end <= blocks.count);
+        let Range { lba, blocks: count } = range;
+        let wrong = Error::BlockRange { first: lba.0, count: u64::from(count), have: blocks.count };
+        if fits { Ok(range) } else { Err(wrong) }
+    };
+    let covered = |lba: Lba, have: usize| {
+        let (have, block_bytes, max) = (have as u64, blocks.block_bytes, u64::from(most_bytes));
+        if have == 0 || have > max || !have.is_multiple_of(u64::from(block_bytes)) {
+            return Err(Error::BlockBytes { have, block_bytes, max });
+        }
+        in_namespace(Range { lba, blocks: (have / u64::from(block_bytes)) as u32 }, nvm::BLOCKS_MAX)
+    };
+    let entry = |command: nvm::Command, kind, incoming_bytes| {
+        Prepared::without_data(command.encode(0, namespace), kind, incoming_bytes)
+    };
+    match command {
+        Command::Read { range, into } => {
+            let range = in_namespace(range, most_bytes / blocks.block_bytes)?;
+            let bytes = range.blocks * blocks.block_bytes;
+            room_for(bytes, into.as_ref(), blocks)?;
+            Ok(Prepared { into, ..entry(nvm::Command::Read { range }, Kind::Read { bytes }, bytes) })
+        }
+        Command::Write { lba, data, force_unit_access } => {
+            let range = covered(lba, data.bytes().len())?;
+            let command = nvm::Command::Write { range, force_unit_access };
+            Ok(with_data(entry(command, Kind::Write, 0), data))
+        }
+        Command::Compare { lba, data } => {
+            let range = covered(lba, data.bytes().len())?;
+            Ok(with_data(entry(nvm::Command::Compare { range }, Kind::Compare, 0), data))
+        }
+        Command::WriteZeroes { range, force_unit_access, deallocate } => {
+            let range = in_namespace(range, nvm::BLOCKS_MAX)?;
+            let command = nvm::Command::WriteZeroes { range, force_unit_access, deallocate };
+            Ok(entry(command, Kind::Change, 0))
+        }
+        Command::Verify { range } => {
+            let range = in_namespace(range, nvm::BLOCKS_MAX)?;
+            Ok(entry(nvm::Command::Verify { range }, Kind::Verify, 0))
+        }
+        Command::Deallocate { ranges } => {
+            let (count, have) = (ranges.len() as u64, blocks.count);
+            if !(1..=u64::from(nvm::RANGES_MAX)).contains(&count) {
+                return Err(Error::BlockRange { first: 0, count, have });
+            }
+            let mut data = Vec::with_capacity(ranges.len() * nvm::RANGE_BYTES);
+            for &range in ranges {
+                nvm::encode_range(in_namespace(range, u32::MAX)?, &mut data);
+            }
+            let command = nvm::Command::DatasetManagement { ranges: count as u32, deallocate: true };
+            Ok(with_data(entry(command, Kind::Change, 0), Value::Shared(data.into())))
+        }
+        Command::Store { .. }
+        | Command::Retrieve { .. }
+        | Command::Delete { .. }
+        | Command::Exist { .. }
+        | Command::List { .. } => Err(Error::NotKeyValue),
+        // Of either kind of namespace, so it does not come here.
+        Command::Flush => Ok(entry(nvm::Command::Flush, Kind::Flush, 0)),
+    }
+}
+
+fn with_data<'a>(prepared: Prepared<'a>, data: Value<'a>) -> Prepared<'a> {
+    Prepared { value: Some(data), ..prepared }
+}
+
+/// Whether the caller's buffer has the length of what will come.
+fn room_for(bytes: u32, into: Option<&Buffer>, blocks: &Blocks) -> Result<(), Error> {
+    match into {
+        Some(buffer) if buffer.len() != bytes as usize => {
+            let (have, block_bytes) = (buffer.len() as u64, blocks.block_bytes);
+            Err(Error::BlockBytes { have, block_bytes, max: u64::from(bytes) })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Key;
+    use octokv_wire::kv::StoreMode;
+
+    fn sent(command: Command<'_>) -> Result<(u8, usize, u32), Error> {
+        let facts = Facts { data_bytes_max: 64 << 10, ..Facts::for_tests() };
+        let facts = Facts { blocks: Some(Blocks { block_bytes: 512, count: 1000, nguid: [0; 16] }), ..facts };
+        let prepared = Prepared::new(command, NamespaceId(1), &facts)?;
+        Ok((prepared.sqe.opcode, prepared.host_bytes(), prepared.incoming_bytes))
+    }
+
+    fn range(first: u64, blocks: u32) -> Range {
+        Range { lba: Lba(first), blocks }
+    }
+
+    fn read(first: u64, blocks: u32) -> Command<'static> {
+        Command::Read { range: range(first, blocks), into: None }
+    }
+
+    fn write(first: u64, data: &[u8]) -> Command<'_> {
+        Command::Write { lba: Lba(first), data: Value::Slice(data), force_unit_access: false }
+    }
+
+    #[test]
+    fn blocks_up_to_the_last_and_up_to_the_limit_are_sent() {
+        let zeroes = |blocks| Command::WriteZeroes {
+            range: range(0, blocks),
+            force_unit_access: false,
+            deallocate: true,
+        };
+        let table = [
+            (read(999, 1), (nvm::opcode::READ, 0, 512)),
+            (read(0, 128), (nvm::opcode::READ, 0, 64 << 10)),
+            (write(872, &[0; 64 << 10]), (nvm::opcode::WRITE, 64 << 10, 0)),
+            (zeroes(1000), (nvm::opcode::WRITE_ZEROES, 0, 0)),
+            (Command::Verify { range: range(0, 1000) }, (nvm::opcode::VERIFY, 0, 0)),
+            (
+                Command::Deallocate { ranges: &[range(0, 1000); 256] },
+                (nvm::opcode::DATASET_MANAGEMENT, 4096, 0),
+            ),
+            (Command::Flush, (nvm::opcode::FLUSH, 0, 0)),
+        ];
+        for (command, want) in table {
+            assert_eq!(sent(command), Ok(want));
+        }
+    }
+
+    #[test]
+    fn what_the_node_would_have_to_refuse_is_not_sent() {
+        let out = |first, count| Err(Error::BlockRange { first, count, have: 1000 });
+        let odd = |have| Err(Error::BlockBytes { have, block_bytes: 512, max: 64 << 10 });
+        let key = Key::new(b"k").unwrap();
+        let other = Command::Read { range: range(0, 2), into: Some(Buffer::zeroed(512)) };
+        let table = [
+            (read(1000, 1), out(1000, 1)),
+            (read(u64::MAX, 2), out(u64::MAX, 2)),
+            (read(0, 0), out(0, 0)),
+            (read(0, 129), out(0, 129)),
+            (write(999, &[0; 1024]), out(999, 2)),
+            (write(0, &[0; 511]), odd(511)),
+            (write(0, &[]), odd(0)),
+            (write(0, &[0; (64 << 10) + 512]), odd((64 << 10) + 512)),
+            (other, Err(Error::BlockBytes { have: 512, block_bytes: 512, max: 1024 })),
+            (Command::Deallocate { ranges: &[] }, out(0, 0)),
+            (Command::Deallocate { ranges: &[range(0, 1); 257] }, out(0, 257)),
+            (Command::Deallocate { ranges: &[range(0, 1001)] }, out(0, 1001)),
+            (Command::Delete { key: key.clone() }, Err(Error::NotKeyValue)),
+        ];
+        for (command, want) in table {
+            assert_eq!(sent(command), want);
+        }
+        let facts = Facts::for_tests();
+        let of_keys = |command| Prepared::new(command, NamespaceId(1), &facts).map(|_| ());
+        assert_eq!(of_keys(read(0, 1)), Err(Error::NotBlocks));
+        let store = Command::Store { key, value: Value::Slice(b"v"), mode: StoreMode::Upsert };
+        assert_eq!(of_keys(store), Ok(()));
+    }
+}

@@ -1,0 +1,165 @@
+//! Which freed space may still be under a reader, and when it no longer is.
+//!
+//! A reader *enters* before it looks a record up and leaves when it has read it. Space that is freed goes
+//! to a queue with the epoch of its freeing; it leaves the queue when every reader that entered in that
+//! epoch or earlier has left. Each core counts its own readers; what the cores share is one number each.
+//!
+//! Why this is enough: a reader publishes its epoch before it looks up; space is freed after its entry is
+//! out of the index, and takes its epoch after that. A reader that found the old entry therefore published
+//! an epoch no later than the space's.
+
+use super::allocator::Extent;
+use crate::bug_injection::{self, Bug};
+use parking_lot::Mutex;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What all cores share.
+pub struct Epochs {
+    now: AtomicU64,
+    /// The earliest epoch with a reader on each core; `u64::MAX` when it has none.
+    oldest: Box<[Line]>,
+    freed: Mutex<VecDeque<(u64, Extent)>>,
+}
+
+/// A number with a cache line of its own.
+#[repr(align(64))]
+struct Line(AtomicU64);
+
+impl Epochs {
+    /// For readers on `cores` cores.
+    pub fn new(cores: usize) -> Epochs {
+        let line = |_| Line(AtomicU64::new(u64::MAX));
+        Epochs {
+            now: AtomicU64::new(0),
+            oldest: (0..cores).map(line).collect(),
+            freed: Mutex::new(VecDeque::new()),
+        }
+    }
+
+    /// How many cores there are.
+    pub fn cores(&self) -> usize {
+        self.oldest.len()
+    }
+
+    /// Queues space whose entries are out of the index already.
+    pub fn free(&self, extents: &[Extent]) {
+        if !extents.is_empty() {
+            let epoch = self.now.fetch_add(1, Ordering::SeqCst);
+            self.freed.lock().extend(extents.iter().map(|&extent| (epoch, extent)));
+        }
+    }
+
+    /// Hands up to `most` queued extents that no reader is on to `each`.
+    pub fn reclaim(&self, most: usize, mut each: impl FnMut(Extent)) {
+        let mut freed = self.freed.lock();
+        if freed.is_empty() {
+            return;
+        }
+        let oldest = self.oldest.iter().map(|line| line.0.load(Ordering::SeqCst)).min().unwrap_or(u64::MAX);
+        for _ in 0..most {
+            match freed.front() {
+                Some(&(epoch, extent)) if epoch < oldest || bug_injection::is(Bug::IgnoreReaders) => {
+                    freed.pop_front();
+                    each(extent);
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// One core's readers, by the epoch they entered in.
+#[derive(Default)]
+pub struct Readers {
+    core: usize,
+    active: RefCell<VecDeque<(u64, u32)>>,
+}
+
+/// A reader that has entered; dropped, it leaves.
+pub struct Reading<'a> {
+    readers: &'a Readers,
+    epochs: &'a Epochs,
+    epoch: u64,
+}
+
+impl Readers {
+    /// The readers of core `core`.
+    pub fn new(core: usize) -> Readers {
+        Readers { core, active: RefCell::default() }
+    }
+
+    /// Enters: call before looking up.
+    pub fn enter<'a>(&'a self, epochs: &'a Epochs) -> Reading<'a> {
+        let epoch = epochs.now.load(Ordering::SeqCst);
+        let mut active = self.active.borrow_mut();
+        match active.back_mut() {
+            Some((last, count)) if *last == epoch => *count += 1,
+            _ => {
+                if active.is_empty() {
+                    epochs.oldest[self.core].0.store(epoch, Ordering::SeqCst);
+                }
+                active.push_back((epoch, 1));
+            }
+        }
+        Reading { readers: self, epochs, epoch }
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut active = self.readers.active.borrow_mut();
+        let entry = active.iter_mut().find(|(epoch, _)| *epoch == self.epoch).expect("it has entered");
+        entry.1 -= 1;
+        let before = active.len();
+        while active.front().is_some_and(|(_, count)| *count == 0) {
+            active.pop_front();
+        }
+        if active.len() != before {
+            let oldest = active.front().map_or(u64::MAX, |(epoch, _)| *epoch);
+            self.epochs.oldest[self.readers.core].0.store(oldest, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reclaimed(epochs: &Epochs) -> usize {
+        let mut count = 0;
+        epochs.reclaim(usize::MAX, |_| count += 1);
+        count
+    }
+
+    #[test]
+    fn space_waits_for_the_readers_that_could_have_seen_it_and_no_others() {
+        let (epochs, here, there) = (Epochs::new(2), Readers::new(0), Readers::new(1));
+        let extent = [Extent { location: 1, units: 1 }];
+        let early = here.enter(&epochs);
+        epochs.free(&extent);
+        let late = there.enter(&epochs);
+        assert_eq!(reclaimed(&epochs), 0);
+        drop(early);
+        assert_eq!(reclaimed(&epochs), 1, "the late reader cannot have found it");
+        epochs.free(&extent);
+        assert_eq!(reclaimed(&epochs), 0);
+        drop(late);
+        assert_eq!(reclaimed(&epochs), 1);
+    }
+
+    #[test]
+    fn readers_may_leave_in_any_order() {
+        let (epochs, readers) = (Epochs::new(1), Readers::new(0));
+        let extent = [Extent { location: 1, units: 1 }];
+        let first = readers.enter(&epochs);
+        epochs.free(&extent);
+        let second = readers.enter(&epochs);
+        epochs.free(&extent);
+        drop(second);
+        assert_eq!(reclaimed(&epochs), 0);
+        drop(first);
+        assert_eq!(reclaimed(&epochs), 2);
+    }
+}

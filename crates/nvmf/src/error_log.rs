@@ -1,0 +1,85 @@
+//! The last commands that failed in a way worth telling: log page 01h.
+//!
+//! Answers (no such key, key exists, blocks that differ) are no errors and do not come here.
+
+use octokv_base::Lba;
+use octokv_wire::Status;
+use octokv_wire::log_page::ErrorEntry;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+
+/// How many are kept.
+pub(crate) const ENTRIES: usize = 16;
+const NO_LOCATION: u16 = 0xffff;
+const TRANSPORT_TCP: u8 = 3;
+
+/// One failed command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    pub queue_id: u16,
+    pub command_id: u16,
+    pub nsid: u32,
+    /// The first block, where the command was about blocks.
+    pub lba: Option<Lba>,
+    pub status: Status,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    count: u64,
+    last: VecDeque<Failure>,
+}
+
+/// The log, newest first.
+#[derive(Debug, Default)]
+pub(crate) struct ErrorLog(Mutex<Ring>);
+
+impl ErrorLog {
+    /// Keeps a failure, and forgets the oldest where there is no room.
+    pub fn note(&self, failure: Failure) {
+        let ring = &mut *self.0.lock();
+        ring.count += 1;
+        ring.last.truncate(ENTRIES - 1);
+        ring.last.push_front(failure);
+    }
+
+    /// How many there have been.
+    pub fn count(&self) -> u64 {
+        self.0.lock().count
+    }
+
+    /// The entries of the page, newest first, empty ones last.
+    pub fn entries(&self) -> [ErrorEntry; ENTRIES] {
+        let ring = self.0.lock();
+        let mut entries = [ErrorEntry::empty(); ENTRIES];
+        for ((entry, failure), count) in entries.iter_mut().zip(&ring.last).zip((1..=ring.count).rev()) {
+            entry.count = U64::new(count);
+            entry.queue_id = U16::new(failure.queue_id);
+            entry.command_id = U16::new(failure.command_id);
+            entry.status = U16::new(failure.status.to_field());
+            entry.location = U16::new(NO_LOCATION);
+            entry.lba = U64::new(failure.lba.map_or(0, |lba| lba.0));
+            entry.nsid = U32::new(failure.nsid);
+            entry.transport = TRANSPORT_TCP;
+        }
+        entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_errors_are_kept_and_all_are_counted() {
+        let log = ErrorLog::default();
+        for command_id in 0..20 {
+            log.note(Failure { queue_id: 1, command_id, nsid: 1, lba: None, status: Status::INVALID_FIELD });
+        }
+        let entries = log.entries();
+        assert_eq!((entries[0].count.get(), entries[0].command_id.get()), (20, 19));
+        assert_eq!((entries[15].count.get(), entries[15].command_id.get()), (5, 4));
+        assert_eq!(log.count(), 20);
+    }
+}

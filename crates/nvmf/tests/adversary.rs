@@ -1,0 +1,52 @@
+//! Hostile bytes in every state: never a panic, never more memory than the bounds allow.
+
+mod common;
+
+use common::{hostile, target};
+use octokv_base::{Nanos, Pool, Random};
+use octokv_nvmf::Connection;
+use octokv_nvmf::counters::Statistics;
+
+#[test]
+fn scripts_of_sound_and_spoiled_pdus_never_panic_and_lose_no_buffer() {
+    let all = Statistics::default();
+    for seed in 0..10_000 {
+        let mut random = Random::new(seed);
+        let mut script = vec![0; 100 + random.below(700) as usize];
+        random.fill(&mut script);
+        let result = std::panic::catch_unwind(|| adversary::play(&script));
+        let Ok(mut counts) = result else { panic!("seed {seed}") };
+        all.absorb(&mut counts);
+    }
+    let done = all.read();
+    // The scripts must reach what they are for.
+    assert!(done.stores > 2000 && done.stored_bytes > 4 << 20, "{done:?}");
+    assert!(done.retrieves > 2000 && done.retrieved_bytes > 10_000 && done.deletes > 1000, "{done:?}");
+    assert!(done.block_writes > 500 && done.written_bytes > 2 << 20, "{done:?}");
+    assert!(done.block_reads > 2000 && done.read_bytes > 4 << 20, "{done:?}");
+    assert!(done.block_checks > 500 && done.block_zeroes > 500 && done.deallocations > 200, "{done:?}");
+    assert!(done.admin_commands > 50_000 && done.errors > 50_000 && done.media_errors > 200, "{done:?}");
+    assert!(done.digest_errors > 50 && done.transport_faults > 2000, "{done:?}");
+    assert!(done.keep_alive_expired > 20, "{done:?}");
+}
+
+#[test]
+fn noise_ends_a_connection_and_is_let_pass() {
+    let target = target();
+    let pool = Pool::new(1 << 20);
+    let mut random = Random::new(1);
+    for _ in 0..2000 {
+        let address = "127.0.0.1:1".parse().unwrap();
+        let mut connection = Connection::new(target.clone(), address, address, Nanos::ZERO);
+        let mut noise = vec![0; 1 + random.below(500) as usize];
+        random.fill(&mut noise);
+        noise[0] %= 12;
+        let mut requests = Vec::new();
+        connection.receive(Nanos::ZERO, &noise, &pool, &mut requests);
+        assert!(requests.is_empty());
+        assert!(connection.outbox().bytes() <= 152);
+        connection.tick(Nanos::from_secs(11));
+        assert!(connection.is_closed());
+    }
+    assert_eq!(target.connections(), 0);
+}

@@ -1,0 +1,407 @@
+//! Commands on namespaces of blocks: data both ways, bounds, the write cache, statuses, and what is told of
+//! them.
+
+mod common;
+
+use common::*;
+use octokv_base::{Lba, NamespaceId};
+use octokv_nvmf::{NamespaceInfo, Operation, Outcome, Range};
+use octokv_wire::fabrics::{Configuration, NEW_CONTROLLER, property};
+use octokv_wire::identify::{self, Descriptor, cns};
+use octokv_wire::log_page::{ErrorEntry, Health, id};
+use octokv_wire::nvm::{Command, encode_range};
+use octokv_wire::queue_entry::{admin, csi, feature};
+use octokv_wire::{Sgl, Sqe, Status, kv};
+
+/// The namespaces of blocks of a mixed target, with their sizes.
+const NAMESPACES: [(u32, u32); 2] = [(2, 512), (3, 4096)];
+
+fn queue() -> (Host, Host) {
+    let admin = Host::admin(&mixed_target());
+    let io = Host::io(&admin, 1);
+    (admin, io)
+}
+
+fn range(lba: u64, blocks: u32) -> Range {
+    Range { lba: Lba(lba), blocks }
+}
+
+fn write(lba: u64, blocks: u32) -> Command {
+    Command::Write { range: range(lba, blocks), force_unit_access: false }
+}
+
+fn read(lba: u64, blocks: u32) -> Command {
+    Command::Read { range: range(lba, blocks) }
+}
+
+fn deallocate(io: &mut Host, namespace: u32, ranges: &[Range]) -> Status {
+    let mut data = Vec::new();
+    ranges.iter().for_each(|&range| encode_range(range, &mut data));
+    let command = Command::DatasetManagement { ranges: ranges.len() as u32, deallocate: true };
+    io.on_blocks(namespace, command, &data).status()
+}
+
+#[test]
+fn blocks_come_back_as_they_went_with_and_without_digests() {
+    for (header_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
+        let admin = Host::admin_with(&mixed_target(), header_digest, data_digest);
+        let mut io = Host::io_with(&admin, 1, header_digest, data_digest);
+        for (namespace, block) in NAMESPACES {
+            // In the capsule, by R2T, and as long as MDTS lets them be.
+            for blocks in [1, 4, 100, (2 << 20) / block] {
+                let data = value((blocks * block) as usize);
+                assert!(io.on_blocks(namespace, write(7, blocks), &data).status().is_success());
+                let done = io.on_blocks(namespace, read(7, blocks), &[]);
+                assert_eq!((done.status(), done.dw0(), done.data.len()), (Status::SUCCESS, 0, data.len()));
+                assert_eq!(done.data, data, "{blocks} blocks of {block} B");
+            }
+            let beside = io.on_blocks(namespace, read(6, 1), &[]).data;
+            assert_eq!(beside, vec![0; block as usize]);
+        }
+    }
+}
+
+#[test]
+fn a_store_and_a_write_have_one_opcode_and_their_namespaces_tell_them_apart() {
+    let (_admin, mut io) = queue();
+    assert!(io.store(b"k", b"value", 0).status().is_success());
+    assert!(io.on_blocks(2, write(0, 1), &value(512)).status().is_success());
+    assert_eq!(io.retrieve(b"k", 100).data, b"value");
+    assert_eq!(io.on_blocks(2, read(0, 1), &[]).data, value(512));
+    assert!(io.engine.values.len() == 1 && io.engine.blocks.len() == 1);
+    let id = io.id();
+    let mut exist = Sqe::new(kv::opcode::EXIST, id);
+    exist.nsid = 2.into();
+    assert!(io.run(exist, &[]).status().is(Status::INVALID_OPCODE));
+    for opcode in [0x04, 0x06, 0x0d, 0x0e, 0x10, 0x11, 0x14, 0x15, 0x19, 0x81, 0xff] {
+        let id = io.id();
+        let mut sqe = Sqe::new(opcode, id);
+        sqe.nsid = 3.into();
+        assert!(io.run(sqe, &[]).status().is(Status::INVALID_OPCODE), "{opcode:02x}");
+    }
+}
+
+#[test]
+fn blocks_beyond_the_end_are_out_of_range_and_transfers_beyond_mdts_invalid() {
+    let (_admin, mut io) = queue();
+    for (namespace, block) in NAMESPACES {
+        let end = (64 << 20) / u64::from(block);
+        let most = (2 << 20) / block;
+        let commands = |range: Range| {
+            [
+                Command::Read { range },
+                Command::Write { range, force_unit_access: true },
+                Command::Compare { range },
+                Command::WriteZeroes { range, force_unit_access: false, deallocate: true },
+                Command::Verify { range },
+            ]
+        };
+        let table = [
+            (range(end, 1), Status::LBA_OUT_OF_RANGE),
+            (range(end - 1, 2), Status::LBA_OUT_OF_RANGE),
+            (range(u64::MAX, 1), Status::LBA_OUT_OF_RANGE),
+            (range(u64::MAX - 5, 16), Status::LBA_OUT_OF_RANGE),
+            (range(0, most + 1), Status::INVALID_FIELD),
+            (range(0, 65536), Status::INVALID_FIELD),
+        ];
+        for (range, want) in table {
+            for command in commands(range) {
+                let id = io.id();
+                let mut sqe = command.encode(id, NamespaceId(namespace));
+                sqe.sgl = Sgl::transport(u32::MAX);
+                let status = io.run(sqe, &[]).status();
+                assert!(status.is(want) && status.is_final(), "{command:?}: {status:?}");
+            }
+        }
+        let last = range(end - 1, 1);
+        let data = value(block as usize);
+        assert!(io.on_blocks(namespace, commands(last)[1], &data).status().is_success());
+        assert_eq!(io.on_blocks(namespace, commands(last)[0], &[]).data, data);
+    }
+    assert!(io.requests.is_empty());
+}
+
+#[test]
+fn the_sgl_must_have_room_for_the_blocks() {
+    let (_admin, mut io) = queue();
+    let table = [
+        (read(0, 2), Sgl::transport(1023), 0, Status::INVALID_SGL_LENGTH),
+        (read(0, 2), Sgl::transport(0), 0, Status::INVALID_SGL_LENGTH),
+        (read(0, 2), Sgl::in_capsule(1024), 1024, Status::INVALID_SGL_TYPE),
+        (read(0, 2), Sgl::transport(1024), 0, Status::SUCCESS),
+        (read(0, 2), Sgl::transport(5000), 0, Status::SUCCESS),
+        (write(0, 2), Sgl::in_capsule(1023), 1023, Status::INVALID_SGL_LENGTH),
+        (write(0, 2), Sgl::in_capsule(1024), 1000, Status::INVALID_SGL_LENGTH),
+        (write(0, 2), Sgl::transport(1023), 0, Status::INVALID_SGL_LENGTH),
+        (write(0, 2), Sgl::transport(0), 0, Status::INVALID_SGL_LENGTH),
+        (write(0, 2), Sgl::in_capsule(2000), 2000, Status::SUCCESS), // The rest is not read.
+    ];
+    for (command, sgl, data_bytes, want) in table {
+        let id = io.id();
+        let mut sqe = command.encode(id, NamespaceId(2));
+        sqe.sgl = sgl;
+        let done = io.run(sqe, &value(data_bytes));
+        assert!(done.status().is(want), "{command:?} {sgl:?}: {:?}", done.status());
+        assert_eq!(done.data.len(), if want.is_success() && command == read(0, 2) { 1024 } else { 0 });
+    }
+}
+
+#[test]
+fn compare_and_verify_say_what_the_blocks_hold() {
+    let (_admin, mut io) = queue();
+    let data = value(8192);
+    io.on_blocks(2, write(10, 16), &data);
+    let compare = Command::Compare { range: range(10, 16) };
+    assert!(io.on_blocks(2, compare, &data).status().is_success());
+    let mut other = data.clone();
+    other[8191] ^= 1;
+    assert!(io.on_blocks(2, compare, &other).status().is(Status::MEDIA_COMPARE_FAILURE));
+    // By R2T, too.
+    let many = value(40_960);
+    io.on_blocks(2, write(100, 80), &many);
+    assert!(io.on_blocks(2, Command::Compare { range: range(100, 80) }, &many).status().is_success());
+    assert!(io.on_blocks(2, Command::Verify { range: range(10, 16) }, &[]).status().is_success());
+}
+
+#[test]
+fn blocks_that_are_zeroed_or_given_back_read_as_zeros_here() {
+    let (_admin, mut io) = queue();
+    io.on_blocks(3, write(0, 8), &value(8 * 4096));
+    let zeroes = Command::WriteZeroes { range: range(1, 2), force_unit_access: false, deallocate: false };
+    assert!(io.on_blocks(3, zeroes, &[]).status().is_success());
+    assert!(deallocate(&mut io, 3, &[range(4, 1), range(0, 0), range(6, 2)]).is_success());
+    let left: Vec<u64> = io.engine.blocks.keys().map(|(_, lba)| *lba).collect();
+    assert_eq!(left, [0, 3, 5]);
+}
+
+#[test]
+fn ranges_to_give_back_are_checked_before_any_is() {
+    let (_admin, mut io) = queue();
+    io.on_blocks(3, write(0, 1), &value(4096));
+    let end = (64 << 20) / 4096;
+    let out = deallocate(&mut io, 3, &[range(0, 1), range(end, 1)]);
+    assert!(out.is(Status::LBA_OUT_OF_RANGE));
+    assert_eq!(io.engine.blocks.len(), 1);
+    assert!(deallocate(&mut io, 3, &[range(u64::MAX, u32::MAX)]).is(Status::LBA_OUT_OF_RANGE));
+    assert!(deallocate(&mut io, 3, &[range(u64::MAX, 0)]).is_success(), "an empty range says nothing");
+    assert!(deallocate(&mut io, 3, &[range(0, 1); 256]).is_success(), "as many as there may be");
+    // Linux announces 4096 bytes of ranges whatever their number.
+    let mut data = Vec::new();
+    encode_range(range(0, 1), &mut data);
+    data.resize(4096, 0xff);
+    let one = Command::DatasetManagement { ranges: 1, deallocate: true };
+    assert!(io.on_blocks(3, one, &data).status().is_success());
+    let id = io.id();
+    let mut sqe = one.encode(id, NamespaceId(3));
+    sqe.sgl = Sgl::transport(4096);
+    io.send_command(&sqe, &[]);
+    io.answer_ask(&data, 16);
+    io.work();
+    assert!(io.done().status().is_success());
+    let short = Command::DatasetManagement { ranges: 3, deallocate: true };
+    assert!(io.on_blocks(3, short, &data[..47]).status().is(Status::INVALID_SGL_LENGTH));
+    let hint = Command::DatasetManagement { ranges: 3, deallocate: false };
+    assert!(io.on_blocks(3, hint, &data[..48]).status().is_success());
+    assert!(io.requests.is_empty());
+}
+
+#[test]
+fn half_of_a_fused_command_is_refused() {
+    let (_admin, mut io) = queue();
+    for fused in [1, 2] {
+        let id = io.id();
+        let mut sqe = read(0, 1).encode(id, NamespaceId(2));
+        sqe.sgl = Sgl::transport(512);
+        sqe.flags |= fused;
+        assert!(io.run(sqe, &[]).status().is(Status::INVALID_FIELD));
+    }
+}
+
+#[test]
+fn without_the_write_cache_every_write_is_durable_at_once() {
+    let (mut admin, mut io) = queue();
+    let zeroes =
+        |force_unit_access| Command::WriteZeroes { range: range(0, 1), force_unit_access, deallocate: false };
+    let write = |force_unit_access| Command::Write { range: range(0, 1), force_unit_access };
+    let mut forced = |command, data: &[u8]| {
+        io.on_blocks(2, command, data);
+        io.engine.forced.take().unwrap()
+    };
+    let data = value(512);
+    assert!(!forced(write(false), &data) && forced(write(true), &data));
+    assert!(!forced(zeroes(false), &[]) && forced(zeroes(true), &[]));
+    admin.set_feature(feature::WRITE_CACHE, 0, 0);
+    assert!(forced(write(false), &data) && forced(zeroes(false), &[]));
+    admin.set_feature(feature::WRITE_CACHE, 0, 1);
+    assert!(!forced(write(false), &data));
+    // Another controller's choice is its own, and a reset forgets it.
+    admin.set_feature(feature::WRITE_CACHE, 0, 0);
+    let mut other = Host::admin(&admin.target);
+    assert_eq!(other.get_feature(feature::WRITE_CACHE, 0).dw0(), 1);
+    admin.set_property(property::CC, 0);
+    admin.enable();
+    assert_eq!(admin.get_feature(feature::WRITE_CACHE, 0).dw0(), 1);
+}
+
+#[test]
+fn a_flush_is_of_one_namespace() {
+    let (_admin, mut io) = queue();
+    for namespace in 1..=3 {
+        assert!(io.on_blocks(namespace, Command::Flush, &[]).status().is_success());
+    }
+    let all = io.on_blocks(u32::MAX, Command::Flush, &[]).status();
+    assert!(all.is(Status::INVALID_NAMESPACE), "as VWC announces");
+}
+
+#[test]
+fn every_outcome_of_blocks_has_its_status() {
+    let (mut admin, mut io) = queue();
+    let zeroes = Command::WriteZeroes { range: range(5, 1), force_unit_access: false, deallocate: false };
+    let verify = Command::Verify { range: range(5, 1) };
+    let table = [
+        (zeroes, Outcome::WriteFault, Status::MEDIA_WRITE_FAULT),
+        (zeroes, Outcome::Unrecovered, Status::MEDIA_WRITE_FAULT),
+        (zeroes, Outcome::CapacityExceeded, Status::KV_CAPACITY_EXCEEDED),
+        (zeroes, Outcome::NotReady, Status::NAMESPACE_NOT_READY),
+        (zeroes, Outcome::Busy, Status::COMMAND_INTERRUPTED),
+        (Command::Flush, Outcome::WriteFault, Status::MEDIA_WRITE_FAULT),
+        (read(5, 1), Outcome::Unrecovered, Status::MEDIA_UNRECOVERED_READ),
+        (read(5, 1), Outcome::NotReady, Status::NAMESPACE_NOT_READY),
+        (read(5, 1), Outcome::Busy, Status::COMMAND_INTERRUPTED),
+        (verify, Outcome::Unrecovered, Status::MEDIA_UNRECOVERED_READ),
+        (verify, Outcome::Different, Status::MEDIA_COMPARE_FAILURE),
+    ];
+    for (command, outcome, want) in table {
+        let id = io.id();
+        let mut sqe = command.encode(id, NamespaceId(3));
+        sqe.sgl = Sgl::transport(4096);
+        io.send_command(&sqe, &[]);
+        let slot = io.requests.pop().unwrap().slot;
+        io.connection.complete(io.now, slot, outcome);
+        io.drain();
+        assert!(io.done().status().is(want), "{command:?}");
+    }
+    // What the device did is in the error log, with its block; what a host asked for is not.
+    let page = admin.log(id::ERROR, 0, 0, 64).data;
+    let newest: &ErrorEntry = identify::read(&page).unwrap();
+    assert_eq!((newest.count.get(), newest.lba.get(), newest.nsid.get()), (10, 5, 3));
+    assert!(Status::from_field(newest.status.get()).is(Status::MEDIA_UNRECOVERED_READ));
+    io.pass(octokv_base::Nanos::from_millis(1));
+    let page = admin.log(id::HEALTH, 0, 0, 512).data;
+    let health: &Health = identify::read(&page).unwrap();
+    assert_eq!((health.media_errors.get(), health.errors.get()), (5, 10));
+}
+
+#[test]
+fn health_counts_commands_and_bytes_of_both_kinds() {
+    let (mut admin, mut io) = queue();
+    let data = value(1 << 20);
+    io.on_blocks(3, write(0, 256), &data);
+    io.on_blocks(3, Command::Compare { range: range(0, 256) }, &data);
+    io.on_blocks(3, read(0, 256), &[]);
+    io.store(b"k", &value(1000), 0);
+    io.retrieve(b"k", 1000);
+    io.pass(octokv_base::Nanos::from_millis(1));
+    let page = admin.log(id::HEALTH, 0, 0, 512).data;
+    let health: &Health = identify::read(&page).unwrap();
+    assert_eq!((health.reads.get(), health.writes.get()), (3, 2));
+    // In units of 512000 bytes, rounded up: 2 MiB and 1000 B, 1 MiB and 1000 B.
+    assert_eq!((health.units_read.get(), health.units_written.get()), (5, 3));
+}
+
+#[test]
+fn a_namespace_of_blocks_is_described_by_every_page() {
+    let mut host = Host::admin(&mixed_target());
+    let used = 1 << 20;
+    for (namespace, block) in NAMESPACES {
+        let done = host.identify(cns::NAMESPACE, 0, namespace);
+        let page: &identify::Namespace = identify::read(&done.data).unwrap();
+        let blocks = (64 << 20) / u64::from(block);
+        assert_eq!((page.size.get(), page.capacity.get()), (blocks, blocks));
+        assert_eq!(page.used.get(), used / u64::from(block));
+        assert_eq!((page.formats, page.format, page.sharing, page.ana_group.get()), (0, 0, 1, 1));
+        assert_eq!(page.block_formats[0], [0, 0, block.ilog2() as u8, 0]);
+        assert_eq!((page.nguid, page.features, done.data[33]), ([namespace as u8; 16], 0, 0));
+        let done = host.identify(cns::NAMESPACE_OF_SET, csi::NVM, namespace);
+        assert_eq!(done.data, [0; 4096], "nothing beyond CNS 00h");
+        let wrong = host.identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, namespace).status();
+        assert!(wrong.is(Status::INVALID_FIELD));
+        let done = host.identify(cns::DESCRIPTORS, 0, namespace);
+        let want = [Descriptor::Nguid([namespace as u8; 16]), Descriptor::CommandSet(csi::NVM)];
+        assert_eq!(identify::decode_descriptors(&done.data), want);
+        let done = host.identify(cns::NAMESPACE_INDEPENDENT, 0, namespace);
+        assert_eq!((done.data[1], done.data[4], done.data[14]), (1, 1, 1), "shared, group 1, ready");
+    }
+    let done = host.identify(cns::CONTROLLER_OF_SET, csi::NVM, 0);
+    let limits: &identify::NvmController = identify::read(&done.data).unwrap();
+    assert_eq!((limits.verify_pages_log2, limits.zeroes_pages_log2), (9, 9), "as MDTS");
+    for (set, want) in [(csi::NVM, vec![2, 3]), (csi::KEY_VALUE, vec![1])] {
+        let done = host.identify(cns::NAMESPACE_LIST_OF_SET, set, 0);
+        let list: &identify::NamespaceList = identify::read(&done.data).unwrap();
+        assert_eq!(list.ids().map(|id| id.0).collect::<Vec<_>>(), want);
+    }
+}
+
+#[test]
+fn a_host_of_blocks_alone_sees_and_reaches_no_keys() {
+    let mut admin = Host::initialized(&mixed_target(), false, false);
+    admin.connect(0, NEW_CONTROLLER).unwrap();
+    admin.set_property(property::CC, u64::from(Configuration::ENABLED_NVM.0));
+    for page in [cns::NAMESPACE_LIST, cns::ALLOCATED_LIST] {
+        let done = admin.identify(page, 0, 0);
+        let list: &identify::NamespaceList = identify::read(&done.data).unwrap();
+        assert_eq!(list.ids().collect::<Vec<_>>(), [NamespaceId(2), NamespaceId(3)]);
+    }
+    assert_eq!(admin.identify(cns::NAMESPACE, 0, 1).data, [0; 4096], "inactive");
+    let group = admin.log(id::ANA, 0, 0, 64).data;
+    assert_eq!((group[20], group[48], group[52], group[56]), (2, 2, 3, 0), "namespaces 2 and 3");
+    let mut io = Host::io(&admin, 1);
+    assert!(io.store(b"k", b"v", 0).status().is(Status::INVALID_NAMESPACE));
+    assert!(io.on_blocks(2, write(0, 1), &value(512)).status().is_success());
+}
+
+#[test]
+fn a_read_is_counted_against_what_a_host_may_leave_unread() {
+    let (_admin, mut io) = queue();
+    let mut stalled = false;
+    for _ in 0..40 {
+        let id = io.id();
+        let mut sqe = read(0, 4096).encode(id, NamespaceId(2));
+        sqe.sgl = Sgl::transport(2 << 20);
+        io.send_command(&sqe, &[]);
+        stalled |= io.last.unwrap().stalled.is_some();
+    }
+    // 32 MiB may come; each brings 2 MiB, and one more is taken while it is not exceeded.
+    assert!(stalled && io.connection.in_flight() <= 17, "{}", io.connection.in_flight());
+}
+
+#[test]
+fn the_abort_of_a_command_at_the_engine_is_honest() {
+    let (mut admin, mut io) = queue();
+    let id = io.id();
+    let mut sqe = read(0, 1).encode(id, NamespaceId(2));
+    sqe.sgl = Sgl::transport(512);
+    io.send_command(&sqe, &[]);
+    let aborted = admin.admin_command(admin::ABORT, 0, u32::from(id) << 16 | 1, 0);
+    assert_eq!((aborted.status(), aborted.dw0()), (Status::SUCCESS, 1), "not aborted");
+    io.work();
+    assert!(io.done().status().is_success());
+}
+
+#[test]
+fn blocks_of_one_namespace_are_not_those_of_another() {
+    let (admin, mut io) = queue();
+    let NamespaceInfo { nguid, .. } = admin.target.namespaces().get(NamespaceId(2)).cloned().unwrap();
+    assert_eq!(nguid, [2; 16]);
+    io.on_blocks(2, write(0, 8), &value(4096));
+    assert_eq!(io.on_blocks(3, read(0, 1), &[]).data, [0; 4096]);
+    let id = io.id();
+    let mut sqe = write(0, 1).encode(id, NamespaceId(3));
+    sqe.sgl = Sgl::in_capsule(4096);
+    io.send_command(&sqe, &value(4096));
+    let request = io.requests.pop().unwrap();
+    assert_eq!(request.namespace, NamespaceId(3));
+    assert!(
+        matches!(request.operation, Operation::Write { lba: Lba(0), ref data, .. } if data.len() == 4096)
+    );
+}

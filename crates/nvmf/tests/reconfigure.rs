@@ -1,0 +1,306 @@
+//! What changes while hosts are connected: namespaces, who may connect, access, health.
+
+mod common;
+
+use common::*;
+use octokv_base::{Lba, NamespaceId, Nanos};
+use octokv_nvmf::{AnaState, Closing, HealthFacts, Hosts, NamespaceExists, Operation, Outcome, Range};
+use octokv_wire::fabrics::{self, Configuration, NEW_CONTROLLER, invalid_parameter, property};
+use octokv_wire::identify::{self, cns};
+use octokv_wire::log_page::{Health, id};
+use octokv_wire::nvm::Command;
+use octokv_wire::queue_entry::{admin, event, feature};
+use octokv_wire::{Sgl, Sqe, Status};
+
+const READ: Command = Command::Read { range: Range { lba: Lba(0), blocks: 1 } };
+const WRITE: Command = Command::Write { range: Range { lba: Lba(0), blocks: 8 }, force_unit_access: false };
+
+fn queue() -> (Host, Host) {
+    let admin = Host::admin(&mixed_target());
+    let io = Host::io(&admin, 1);
+    (admin, io)
+}
+
+/// Leaves an event request pending for all notices.
+fn await_event(host: &mut Host) {
+    host.set_feature(feature::ASYNC_EVENTS, 0, u32::MAX);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    assert!(host.replies.is_empty());
+}
+
+fn event(host: &mut Host) -> u32 {
+    host.pass(Nanos::from_millis(600));
+    host.done().dw0()
+}
+
+fn active(host: &mut Host) -> Vec<u32> {
+    let done = host.identify(cns::NAMESPACE_LIST, 0, 0);
+    let list: &identify::NamespaceList = identify::read(&done.data).unwrap();
+    list.ids().map(|id| id.0).collect()
+}
+
+#[test]
+fn a_namespace_is_added_while_hosts_are_connected() {
+    let (mut admin, mut io) = queue();
+    let target = admin.target.clone();
+    assert!(io.on_blocks(9, READ, &[]).status().is(Status::INVALID_NAMESPACE));
+    await_event(&mut admin);
+    target.add_namespace(block_namespace(9, 512)).unwrap();
+    assert_eq!(event(&mut admin), event::NAMESPACE_CHANGED);
+    assert_eq!(admin.log(id::CHANGED_NAMESPACES, 0, 0, 4096).data[..8], [9, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(active(&mut admin), [1, 2, 3, 9]);
+    assert_eq!(io.on_blocks(9, READ, &[]).data, [0; 512]);
+    let taken = Err(NamespaceExists { id: NamespaceId(9) });
+    assert_eq!(target.add_namespace(namespace(9)), taken);
+}
+
+#[test]
+fn a_removed_namespace_takes_no_command_and_its_requests_end_as_usual() {
+    let (mut admin, mut io) = queue();
+    let target = admin.target.clone();
+    let id = io.id();
+    let mut sqe = READ.encode(id, NamespaceId(2));
+    sqe.sgl = Sgl::transport(512);
+    io.send_command(&sqe, &[]);
+    let slot = io.requests.pop().unwrap().slot;
+    await_event(&mut admin);
+    assert_eq!(target.remove_namespace(NamespaceId(2)).unwrap().id, NamespaceId(2));
+    assert!(target.remove_namespace(NamespaceId(2)).is_none());
+    assert_eq!(event(&mut admin), event::NAMESPACE_CHANGED);
+    assert_eq!(active(&mut admin), [1, 3]);
+    assert_eq!(admin.identify(cns::NAMESPACE, 0, 2).data, [0; 4096], "inactive");
+    assert!(io.on_blocks(2, READ, &[]).status().is(Status::INVALID_NAMESPACE));
+    assert!(io.on_blocks(3, READ, &[]).status().is_success(), "others go on");
+    let buffer = octokv_base::Buffer::zeroed(512);
+    io.connection.complete(io.now, slot, Outcome::Blocks { buffer });
+    io.drain();
+    let done = io.done();
+    assert_eq!((done.status(), done.data.len()), (Status::SUCCESS, 512));
+}
+
+#[test]
+fn data_for_a_namespace_that_went_meanwhile_is_written_nowhere() {
+    let (admin, mut io) = queue();
+    for replaced in [false, true] {
+        let id = io.id();
+        let mut sqe = WRITE.encode(id, NamespaceId(2));
+        sqe.sgl = Sgl::transport(4096);
+        io.send_command(&sqe, &[]);
+        admin.target.remove_namespace(NamespaceId(2)).unwrap();
+        if replaced {
+            // Of keys, under the same identifier: the data must not be taken for a value.
+            admin.target.add_namespace(namespace(2)).unwrap();
+        }
+        io.answer_ask(&value(4096), 1000);
+        assert!(io.requests.is_empty());
+        assert!(io.done().status().is(Status::INVALID_NAMESPACE));
+        admin.target.remove_namespace(NamespaceId(2));
+        admin.target.add_namespace(block_namespace(2, 512)).unwrap();
+    }
+    assert_eq!(io.pool.out_bytes(), 0);
+    assert!(io.on_blocks(2, WRITE, &value(4096)).status().is_success());
+}
+
+#[test]
+fn the_configuration_of_a_removed_namespace_is_not_its_successors() {
+    let (mut admin, mut io) = queue();
+    admin.set_feature(feature::KV_CONFIGURATION, 1, 1);
+    assert!(io.keyed(0x10, b"none").status().is(Status::KV_KEY_DOES_NOT_EXIST));
+    admin.target.remove_namespace(NamespaceId(1)).unwrap();
+    assert!(admin.get_feature(feature::KV_CONFIGURATION, 1).status().is(Status::INVALID_NAMESPACE));
+    admin.target.add_namespace(namespace(1)).unwrap();
+    assert_eq!(admin.get_feature(feature::KV_CONFIGURATION, 1).dw0(), 0);
+    assert!(io.keyed(0x10, b"none").status().is_success());
+}
+
+#[test]
+fn a_host_of_blocks_alone_hears_of_no_keys() {
+    let target = mixed_target();
+    let mut host = Host::initialized(&target, false, false);
+    host.connect(0, NEW_CONTROLLER).unwrap();
+    host.set_property(0x14, 0x0046_0001);
+    await_event(&mut host);
+    target.add_namespace(namespace(7)).unwrap();
+    target.remove_namespace(NamespaceId(1)).unwrap();
+    host.pass(Nanos::from_secs(1));
+    assert!(host.replies.is_empty());
+    target.add_namespace(block_namespace(8, 512)).unwrap();
+    assert_eq!(event(&mut host), event::NAMESPACE_CHANGED);
+    assert_eq!(host.log(id::CHANGED_NAMESPACES, 0, 0, 4096).data[..8], [8, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_host_that_is_not_listed_may_not_connect_and_loses_its_controllers() {
+    let other = "nqn.2014-08.org.example:other";
+    let (mut admin, mut io) = queue();
+    let target = admin.target.clone();
+    assert_eq!(target.hosts(), Hosts::Any);
+    target.set_hosts(Hosts::Listed([HOST_NQN.to_owned()].into()));
+    admin.pass(Nanos::from_secs(1));
+    assert!(!admin.connection.is_closed(), "a listed host stays");
+    let mut refused = Host::initialized(&target, false, false);
+    let done = refused.connect_as(0, NEW_CONTROLLER, NQN, other, |_| {});
+    assert!(done.status().is(Status::CONNECT_INVALID_HOST) && done.status().is_final());
+    assert_eq!(done.dw0(), invalid_parameter(512, true));
+
+    let id = io.id();
+    let mut sqe = READ.encode(id, NamespaceId(2));
+    sqe.sgl = Sgl::transport(512);
+    io.send_command(&sqe, &[]);
+    target.set_hosts(Hosts::Listed([other.to_owned()].into()));
+    assert!(target.controllers().is_empty(), "at once");
+    io.send_command(&sqe, &[]);
+    admin.pass(Nanos::from_secs(1));
+    for host in [&mut admin, &mut io] {
+        assert!(host.connection.is_closed());
+        assert_eq!(host.connection.closing_reason(), Some(Closing::ControllerEnded));
+    }
+    assert_eq!(io.connection.in_flight(), 1);
+    io.work();
+    assert!(io.connection.in_flight() == 0 && io.replies.is_empty());
+    let mut again = Host::initialized(&target, false, false);
+    assert!(again.connect(0, NEW_CONTROLLER).unwrap_err().status().is(Status::CONNECT_INVALID_HOST));
+    assert!(again.connect(1, 1).unwrap_err().status().is(Status::CONNECT_INVALID_HOST));
+    // Discovery is open to it, and shows nothing.
+    Host::discovery(&target);
+    target.set_hosts(Hosts::Any);
+    assert!(again.connect(0, NEW_CONTROLLER).is_ok());
+}
+
+#[test]
+fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
+    let shut_down = || {
+        let (mut admin, io) = queue();
+        let id = admin.id();
+        let value = u64::from(Configuration::ENABLED.with_shutdown().0);
+        let command = fabrics::Command::PropertySet { offset: property::CC, wide: false, value };
+        admin.send_command(&command.encode(id), &[]);
+        let flushed: Vec<u32> = admin.requests.iter().map(|request| request.namespace.0).collect();
+        assert_eq!(flushed, [1, 2, 3]);
+        assert!(admin.requests.iter().all(|request| matches!(request.operation, Operation::Flush)));
+        assert!(admin.replies.is_empty() && admin.connection.in_flight() == 1);
+        (admin, io)
+    };
+    let outcomes = [Outcome::Flushed, Outcome::WriteFault, Outcome::NotReady];
+    let (mut admin, mut io) = shut_down();
+    let requests = std::mem::take(&mut admin.requests);
+    for (request, outcome) in requests.iter().zip(outcomes) {
+        assert!(admin.replies.is_empty());
+        assert_eq!(admin.get_property(property::CSTS, false), 1, "not before the last");
+        assert!(io.on_blocks(2, READ, &[]).status().is_success());
+        admin.connection.complete(admin.now, request.slot, outcome);
+        admin.drain();
+    }
+    assert!(admin.done().status().is_success());
+    assert_eq!(admin.get_property(property::CSTS, false), 0b1001);
+    // A second one has nothing to wait for, and neither has an abrupt one.
+    admin.set_property(property::CC, u64::from(Configuration::ENABLED.with_shutdown().0));
+    admin.set_property(property::CC, u64::from(Configuration::ENABLED.0));
+    admin.set_property(property::CC, u64::from(Configuration::ENABLED.0 | 2 << 14));
+    assert!(admin.requests.is_empty());
+    assert_eq!(admin.get_property(property::CSTS, false), 0b1001);
+
+    // A reset that comes in between stays; and so does the end of the connection.
+    let (mut admin, _io) = shut_down();
+    let requests = std::mem::take(&mut admin.requests);
+    admin.set_property(property::CC, 0);
+    for request in &requests {
+        admin.connection.complete(admin.now, request.slot, Outcome::Flushed);
+    }
+    admin.drain();
+    assert!(admin.done().status().is_success());
+    assert_eq!(admin.get_property(property::CSTS, false), 0);
+    let (mut admin, _io) = shut_down();
+    admin.connection.peer_closed();
+    for request in std::mem::take(&mut admin.requests) {
+        assert_eq!(admin.connection.in_flight(), 1);
+        admin.connection.complete(admin.now, request.slot, Outcome::Flushed);
+    }
+    assert_eq!(admin.connection.in_flight(), 0);
+}
+
+#[test]
+fn access_to_a_group_is_told_and_rules_its_namespaces() {
+    let target = mixed_target();
+    let mut far = block_namespace(5, 512);
+    far.ana_group = 2;
+    target.add_namespace(far).unwrap();
+    let mut admin = Host::admin(&target);
+    let mut io = Host::io(&admin, 1);
+    assert_eq!(target.ana_states(), [(1, AnaState::Optimized), (2, AnaState::Optimized)]);
+    let table = [
+        (AnaState::NonOptimized, Status::SUCCESS),
+        (AnaState::Inaccessible, Status::ANA_INACCESSIBLE),
+        (AnaState::PersistentLoss, Status::ANA_PERSISTENT_LOSS),
+        (AnaState::Change, Status::ANA_TRANSITION),
+        (AnaState::Optimized, Status::SUCCESS),
+    ];
+    for (state, want) in table {
+        await_event(&mut admin);
+        target.set_ana_state(2, state);
+        assert_eq!(event(&mut admin), event::ANA_CHANGED, "{state:?}");
+        let page = admin.log(id::ANA, 0, 0, 256).data;
+        // Group 1 with three namespaces takes 44 bytes; then group 2.
+        assert_eq!((page[8], page[16], page[20], page[32]), (2, 1, 3, 1));
+        assert_eq!((page[60], page[64], page[76], page[92]), (2, 1, state as u8, 5));
+        let status = io.on_blocks(5, READ, &[]).status();
+        assert!(status.is(want) && (want.is_success() || !status.is_final()), "{state:?}: {status:?}");
+        assert!(io.on_blocks(2, READ, &[]).status().is_success(), "another group");
+        assert!(admin.identify(cns::NAMESPACE, 0, 5).status().is_success());
+    }
+    await_event(&mut admin);
+    target.set_ana_state(2, AnaState::Optimized);
+    admin.pass(Nanos::from_secs(1));
+    assert!(admin.replies.is_empty(), "no change");
+    let page = admin.log_with(id::ANA, 1, 0, 0, 128).data;
+    // Groups only: 32 bytes each. Group 2 began, and has changed five times.
+    assert_eq!((page[16], page[20], page[48], page[52]), (1, 0, 2, 0));
+    assert_eq!((page[0], page[56]), (7, 6));
+}
+
+#[test]
+fn health_facts_are_told_and_a_new_warning_is_an_event() {
+    let (mut admin, _io) = queue();
+    let target = admin.target.clone();
+    let facts = HealthFacts {
+        power_cycles: 7,
+        unsafe_shutdowns: 3,
+        power_on_seconds: 2 * 3600 + 59 * 60,
+        busy_seconds: 121,
+        available_spare_percent: 50,
+        read_only: false,
+    };
+    target.set_health(facts);
+    assert_eq!(target.health(), facts);
+    let page = admin.log(id::HEALTH, 0, 0, 512).data;
+    let health: &Health = identify::read(&page).unwrap();
+    assert_eq!((health.warnings, health.spare, health.spare_threshold), (0, 50, 10));
+    assert_eq!((health.power_cycles.get(), health.unsafe_shutdowns.get()), (7, 3));
+    assert_eq!((health.power_hours.get(), health.busy_minutes.get()), (2, 2));
+    await_event(&mut admin);
+    target.set_health(HealthFacts { available_spare_percent: 9, ..facts });
+    assert_eq!(event(&mut admin), event::SPARE_LOW);
+    assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 1);
+    await_event(&mut admin);
+    target.set_health(HealthFacts { available_spare_percent: 8, ..facts });
+    admin.pass(Nanos::from_secs(1));
+    assert!(admin.replies.is_empty(), "the warning is not new");
+    target.set_health(HealthFacts { read_only: true, ..facts });
+    assert_eq!(event(&mut admin), event::RELIABILITY);
+    assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 8);
+}
+
+#[test]
+fn host_behaviour_is_taken_from_the_capsule_and_given_back() {
+    let (mut admin, _io) = queue();
+    let id = admin.id();
+    let mut sqe = Sqe::new(admin::SET_FEATURES, id);
+    sqe.cdw10 = u32::from(feature::HOST_BEHAVIOR).into();
+    sqe.sgl = Sgl::in_capsule(512);
+    let mut data = vec![0; 512];
+    (data[0], data[2]) = (1, 1);
+    assert!(admin.run(sqe, &data).status().is_success());
+    assert_eq!(admin.get_feature(feature::HOST_BEHAVIOR, 0).data, data);
+    sqe.sgl = Sgl::transport(512);
+    assert!(admin.run(sqe, &[]).status().is(Status::INVALID_SGL_LENGTH));
+}

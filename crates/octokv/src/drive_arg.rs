@@ -1,0 +1,41 @@
+//! A drive whose times a device takes, as people name it: `none`, `970-evo`, `leed`.
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use octokv_device::ssd_model::Drive;
+use octokv_device::ssd_model::drive_profiles::DRIVES;
+use serde::de::{Deserialize, Deserializer, Error};
+
+/// A drive, or none: the device takes its own time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Nand(pub Option<&'static Drive>);
+
+const NONE: &str = "none";
+const ALL: [Nand; 3] = [Nand(None), Nand(Some(DRIVES[0])), Nand(Some(DRIVES[1]))];
+const _: () = assert!(ALL.len() == DRIVES.len() + 1);
+
+impl Nand {
+    fn name(self) -> &'static str {
+        self.0.map_or(NONE, |drive| drive.name)
+    }
+}
+
+impl ValueEnum for Nand {
+    fn value_variants<'a>() -> &'a [Nand] {
+        &ALL
+    }
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = self.0.map_or("The device's own time", |drive| drive.product);
+        Some(PossibleValue::new(self.name()).help(help))
+    }
+}
+
+impl<'de> Deserialize<'de> for Nand {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Nand, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        ALL.into_iter().find(|nand| nand.name() == name).ok_or_else(|| {
+            let names: Vec<String> = ALL.iter().map(|nand| format!("\"{}\"", nand.name())).collect();
+            D::Error::custom(format!("no drive is called \"{name}\": there are {}", names.join(", ")))
+        })
+    }
+}

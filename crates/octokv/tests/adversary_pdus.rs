@@ -1,0 +1,375 @@
+//! Hosts that send wrong PDUs to a real node over TCP: each is answered as the specification says, and an honest
+//! host beside them notices nothing.
+//!
+//! FES of a termination request: 1 invalid header field, 2 sequence error, 3 header digest error, 4 data out of
+//! range, 5 limit exceeded, 6 unsupported parameter (NVMe TCP Transport 1.1, 3.6.2.3). FEI is the offset of the bad
+//! field, or the digest that came.
+
+use octokv_adversary::attack_harness::{Limits, Siege};
+use octokv_adversary::command_builder::{exist, flush, keep_alive, log_page, retrieve};
+use octokv_adversary::command_builder::{store_here, store_there, value};
+use octokv_adversary::raw_connection::{Heard, Joining, Peer, Victim};
+use octokv_wire::pdu::{Data, End, IcRequest, IcResponse, Terminate, flags};
+use octokv_wire::{Cqe, Status};
+use std::path::Path;
+
+fn siege() -> Siege {
+    Siege::begin(Path::new(env!("CARGO_BIN_EXE_octokv")), Limits::default()).unwrap()
+}
+
+/// Where a connection of an attacker stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Reached,
+    Opened,
+    Admin,
+    Discovery,
+    Io,
+    Transfer,
+    Terminating,
+}
+
+const STAGES: [Stage; 7] = [
+    Stage::Reached,
+    Stage::Opened,
+    Stage::Admin,
+    Stage::Discovery,
+    Stage::Io,
+    Stage::Transfer,
+    Stage::Terminating,
+];
+
+/// A connection at this stage, the one that keeps its controller alive, and the open transfer.
+struct Attacker {
+    peer: Peer,
+    _admin: Option<Peer>,
+    transfer: Option<Data>,
+}
+
+const TRANSFER_BYTES: u32 = 40_000;
+
+fn attacker(victim: &Victim, stage: Stage) -> Attacker {
+    let alone = |peer| Attacker { peer, _admin: None, transfer: None };
+    match stage {
+        Stage::Reached => alone(Peer::reach(victim).unwrap()),
+        Stage::Opened => alone(Peer::open(victim, false, false).unwrap()),
+        Stage::Admin => alone(Peer::admin(victim).unwrap().0),
+        Stage::Discovery => alone(Peer::admin_as(victim, &Joining::discovery(), false, false).unwrap().0),
+        Stage::Io | Stage::Transfer | Stage::Terminating => {
+            let (admin, mut peer) = Peer::pair(victim, 16).unwrap();
+            let mut transfer = None;
+            if stage == Stage::Transfer {
+                let asked = peer.ask_to_send(&store_there(1, b"attacked", TRANSFER_BYTES)).unwrap();
+                transfer = Some(asked);
+            }
+            if stage == Stage::Terminating {
+                peer.send(&[0xff; 8]).unwrap();
+                let heard = peer.hear().unwrap();
+                assert!(matches!(heard, Heard::Terminated { fatal: 1, information: 0 }), "{heard:?}");
+            }
+            Attacker { peer, _admin: Some(admin), transfer }
+        }
+    }
+}
+
+/// A PDU of this type that is right in itself.
+fn pdu_of(kind: u8, attacker: &Attacker, stage: Stage) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let link = attacker.peer.link;
+    match kind {
+        0 => {
+            let request = IcRequest {
+                host_alignment: 4,
+                header_digest: false,
+                data_digest: false,
+                open_transfers_max: 1,
+            };
+            bytes.extend(request.encode());
+        }
+        1 => {
+            let response = IcResponse {
+                controller_alignment: 4,
+                header_digest: false,
+                data_digest: false,
+                host_data_bytes_max: 4096,
+            };
+            bytes.extend(response.encode());
+        }
+        2 => Terminate { fatal: 1, information: 7 }.encode(End::Host, &[1; 24], &mut bytes),
+        3 => Terminate { fatal: 1, information: 7 }.encode(End::Controller, &[1; 24], &mut bytes),
+        4 => {
+            let io = matches!(stage, Stage::Io | Stage::Transfer | Stage::Terminating);
+            bytes = attacker.peer.capsule(&if io { flush(9) } else { keep_alive(9) }, &[]);
+        }
+        5 => octokv_wire::pdu::encode_response(&Cqe::new(1, 0, Status::SUCCESS, 0, 0), &link, &mut bytes),
+        6 => {
+            let range = attacker.transfer.unwrap_or(Data { command_id: 1, tag: 0, offset: 0, bytes: 64 });
+            let data = value(3, range.bytes as usize);
+            bytes = attacker.peer.host_data(range, &data, flags::LAST);
+        }
+        7 => {
+            let range = Data { command_id: 1, tag: 0, offset: 0, bytes: 64 };
+            range.encode(End::Controller, flags::LAST, &link, &mut bytes);
+            bytes.extend([0; 64]);
+        }
+        9 => {
+            let range = Data { command_id: 1, tag: 0, offset: 0, bytes: 64 };
+            range.encode_ready_to_transfer(&link, &mut bytes);
+        }
+        unknown => bytes.extend([unknown, 0, 24, 0, 24, 0, 0, 0].into_iter().chain([0; 16])),
+    }
+    bytes
+}
+
+/// What must come of a PDU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Opened,
+    Answered(Status),
+    Terminated { fatal: u16, information: u32 },
+    Closed,
+}
+
+fn outcome(heard: &Heard) -> Outcome {
+    match heard {
+        Heard::Opened => Outcome::Opened,
+        Heard::Response(cqe) => Outcome::Answered(cqe.status()),
+        Heard::Terminated { fatal, information } => {
+            Outcome::Terminated { fatal: *fatal, information: *information }
+        }
+        Heard::Closed => Outcome::Closed,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The specification's answer to a PDU of a type at a stage.
+fn specified(kind: u8, stage: Stage) -> Outcome {
+    let out_of_sequence = Outcome::Terminated { fatal: 2, information: 0 };
+    match (kind, stage) {
+        // What comes once the node has terminated is of no interest; the connection closes.
+        (_, Stage::Terminating) => Outcome::Closed,
+        // A host's own termination is not answered.
+        (2, _) => Outcome::Closed,
+        (0, Stage::Reached) => Outcome::Opened,
+        (4, Stage::Opened) => Outcome::Answered(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
+        (4, Stage::Admin | Stage::Discovery | Stage::Io | Stage::Transfer) => {
+            Outcome::Answered(Status::SUCCESS)
+        }
+        // Data that nobody asked for names a tag that there is not: byte 10 of its header.
+        (6, Stage::Io) => Outcome::Terminated { fatal: 1, information: 10 },
+        (6, Stage::Transfer) => Outcome::Answered(Status::SUCCESS),
+        (0..=7 | 9, _) => out_of_sequence,
+        _ => Outcome::Terminated { fatal: 1, information: 0 },
+    }
+}
+
+#[test]
+fn every_pdu_type_at_every_stage_of_a_connection_comes_to_what_the_specification_says() {
+    let siege = siege();
+    let kinds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0x80, 0xff];
+    for stage in STAGES {
+        // Some at a time: a connection that the node ended stays for a second, for the host to read why.
+        for kinds in kinds.chunks(7) {
+            let mut attackers: Vec<_> = kinds.iter().map(|_| attacker(siege.victim(), stage)).collect();
+            for (attacker, &kind) in attackers.iter_mut().zip(kinds) {
+                let bytes = pdu_of(kind, attacker, stage);
+                attacker.peer.send(&bytes).unwrap();
+            }
+            for (attacker, &kind) in attackers.iter_mut().zip(kinds) {
+                let heard = outcome(&attacker.peer.hear().unwrap());
+                assert_eq!(heard, specified(kind, stage), "PDU type {kind} at {stage:?}");
+            }
+        }
+    }
+    siege.end().unwrap();
+}
+
+/// An I/O connection sends `bytes`; the node must end it with this termination request, and then close.
+#[track_caller]
+fn ends(victim: &Victim, what: &str, bytes: &[u8], fatal: u16, information: u32) {
+    let mut attacker = attacker(victim, Stage::Io);
+    attacker.peer.send(bytes).unwrap();
+    let heard = outcome(&attacker.peer.hear().unwrap());
+    assert_eq!(heard, Outcome::Terminated { fatal, information }, "{what}");
+}
+
+/// A capsule with 8 bytes of data, whose first eight bytes are as said.
+fn header(flags: u8, header_bytes: u8, data_offset: u8, pdu_bytes: u32) -> Vec<u8> {
+    let mut bytes = vec![4, flags, header_bytes, data_offset];
+    bytes.extend(pdu_bytes.to_le_bytes());
+    bytes.extend([0; 72]);
+    bytes
+}
+
+#[test]
+fn headers_that_cannot_be_end_the_connection_and_name_the_field() {
+    let siege = siege();
+    let victim = siege.victim();
+    let limit = siege.limits.in_capsule_bytes;
+    let table: &[(&str, Vec<u8>, u16, u32)] = &[
+        ("plen 0", header(0, 72, 0, 0), 1, 4),
+        ("plen shorter than the header", header(0, 72, 0, 71), 1, 4),
+        ("plen longer than the header, without data", header(0, 72, 0, 73), 1, 4),
+        ("plen huge, without data", header(0, 72, 0, u32::MAX), 1, 4),
+        ("plen huge, with data", header(0, 72, 72, u32::MAX), 1, 4),
+        ("plen before the data", header(0, 72, 80, 76), 1, 4),
+        ("data beyond what a capsule carries", header(0, 72, 72, 72 + limit + 1), 1, 4),
+        ("hlen 0", header(0, 0, 0, 72), 1, 2),
+        ("hlen too small", header(0, 64, 0, 72), 1, 2),
+        ("hlen too large", header(0, 76, 0, 76), 1, 2),
+        ("pdo within the header", header(0, 72, 8, 80), 1, 3),
+        ("pdo not aligned", header(0, 72, 73, 80), 1, 3),
+        ("a header digest that was not agreed on", header(flags::HEADER_DIGEST, 72, 0, 76), 1, 1),
+        ("a data digest that was not agreed on", header(flags::DATA_DIGEST, 72, 72, 84), 1, 1),
+    ];
+    for (what, bytes, fatal, information) in table {
+        ends(victim, what, bytes, *fatal, *information);
+    }
+    // The same where the node has agreed to nothing yet: the first PDU.
+    let request =
+        IcRequest { host_alignment: 4, header_digest: false, data_digest: false, open_transfers_max: 1 };
+    let table: &[(&str, usize, u8, u16, u32)] = &[
+        ("hlen", 2, 127, 1, 2),
+        ("plen", 4, 129, 1, 4),
+        ("format version", 8, 1, 6, 8),
+        ("alignment", 10, 32, 1, 10),
+        ("digest bits", 11, 4, 1, 11),
+    ];
+    for &(what, at, byte, fatal, information) in table {
+        let mut peer = Peer::reach(victim).unwrap();
+        let mut bytes = request.encode();
+        bytes[at] = byte;
+        peer.send(&bytes).unwrap();
+        assert_eq!(
+            outcome(&peer.hear().unwrap()),
+            Outcome::Terminated { fatal, information },
+            "ICReq {what}"
+        );
+    }
+    // And the node closes by itself when the host does not.
+    let mut peer = Peer::reach(victim).unwrap();
+    peer.send(b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n").unwrap();
+    assert!(peer.until_closed().unwrap(), "a termination request first");
+    siege.end().unwrap();
+}
+
+#[test]
+fn a_wrong_header_digest_ends_the_connection_and_a_wrong_data_digest_fails_that_command_alone() {
+    let siege = siege();
+    let victim = siege.victim();
+    let joining = Joining::admin(victim);
+    let (_admin, id) = Peer::admin_as(victim, &joining, true, true).unwrap();
+    let open = || {
+        let mut io = Peer::open(victim, true, true).unwrap();
+        let joined = io.join(&Joining::io(victim, id, 1, 16)).unwrap();
+        assert!(joined.status().is_success(), "{joined:?}");
+        io
+    };
+    let mut io = open();
+    let (old, new) = (value(1, 5000), value(2, 5000));
+    assert!(io.ask(&store_here(1, b"digest", &old), &old).unwrap().status().is_success());
+
+    let mut wrong = io.capsule(&store_here(2, b"digest", &new), &new);
+    *wrong.last_mut().unwrap() ^= 1;
+    io.send(&wrong).unwrap();
+    let failed = io.completion().unwrap();
+    assert_eq!((failed.command_id.get(), failed.status()), (2, Status::TRANSIENT_TRANSPORT_ERROR));
+
+    let large = value(3, 60_000);
+    let asked = io.ask_to_send(&store_there(3, b"digest", large.len() as u32)).unwrap();
+    let mut wrong = io.host_data(asked, &large, flags::LAST);
+    *wrong.last_mut().unwrap() ^= 0x80;
+    io.send(&wrong).unwrap();
+    let failed = io.completion().unwrap();
+    assert_eq!((failed.command_id.get(), failed.status()), (3, Status::TRANSIENT_TRANSPORT_ERROR));
+
+    // Only those commands: the connection goes on, and the value is the old one.
+    io.send(&io.capsule(&retrieve(4, b"digest", 8192), &[])).unwrap();
+    let Heard::Data(_, found) = io.hear().unwrap() else { panic!("no data") };
+    assert!(found == old);
+    assert_eq!(io.completion().unwrap().dw0.get(), 5000);
+
+    let mut wrong = io.capsule(&flush(5), &[]);
+    let digest_at = wrong.len() - 4;
+    wrong[digest_at] ^= 1;
+    let received = u32::from_le_bytes(wrong[digest_at..].try_into().unwrap());
+    io.send(&wrong).unwrap();
+    assert_eq!(outcome(&io.hear().unwrap()), Outcome::Terminated { fatal: 3, information: received });
+    drop(io);
+
+    // The same in an H2CData; its command is never carried out.
+    assert!(octokv_adversary::node_process::eventually(octokv_adversary::raw_connection::PATIENCE, || siege
+        .strangers()
+        == 1));
+    let mut io = open();
+    let asked = io.ask_to_send(&store_there(1, b"never", 30_000)).unwrap();
+    let mut wrong = io.host_data(asked, &value(4, 30_000), flags::LAST);
+    wrong[16] ^= 1;
+    io.send(&wrong).unwrap();
+    let heard = io.hear().unwrap();
+    assert!(matches!(heard, Heard::Terminated { fatal: 3, .. }), "{heard:?}");
+    drop(io);
+    assert!(octokv_adversary::node_process::eventually(octokv_adversary::raw_connection::PATIENCE, || siege
+        .strangers()
+        == 1));
+    assert_eq!(open().ask(&exist(1, b"never"), &[]).unwrap().status(), Status::KV_KEY_DOES_NOT_EXIST);
+    drop(_admin);
+    siege.end().unwrap();
+}
+
+#[test]
+fn data_that_was_not_asked_for_ends_the_connection_and_stores_nothing() {
+    let siege = siege();
+    let victim = siege.victim();
+    let most = siege.limits.h2c_data_bytes_max;
+    const ALL: u32 = TRANSFER_BYTES;
+    // The range that is said, the bytes that come, the flags, and the termination: FES, FEI.
+    type Row = (&'static str, fn(Data) -> Data, u32, u8, u16, u32);
+    let table: &[Row] = &[
+        ("an invented tag", |d| Data { tag: d.tag + 1, ..d }, ALL, flags::LAST, 1, 10),
+        ("a huge tag", |d| Data { tag: u16::MAX, ..d }, ALL, flags::LAST, 1, 10),
+        ("another command", |d| Data { command_id: 77, ..d }, ALL, flags::LAST, 1, 8),
+        ("an offset further on", |d| Data { offset: 4, bytes: ALL - 4, ..d }, ALL - 4, flags::LAST, 4, 12),
+        ("a huge offset", |d| Data { offset: u32::MAX, ..d }, ALL, flags::LAST, 4, 12),
+        ("beyond the length", |d| Data { bytes: ALL + 4, ..d }, ALL + 4, flags::LAST, 4, 12),
+        ("nothing", |d| Data { bytes: 0, ..d }, 0, flags::LAST, 4, 12),
+        ("more than is said", |d| Data { bytes: 1000, ..d }, 1004, 0, 1, 4),
+        ("less than is said", |d| Data { bytes: 1004, ..d }, 1000, 0, 1, 4),
+        ("the last of it too early", |d| Data { bytes: 1000, ..d }, 1000, flags::LAST, 1, 1),
+    ];
+    for &(what, change, bytes, bits, fatal, information) in table {
+        let mut attacker = attacker(victim, Stage::Transfer);
+        let range = change(attacker.transfer.unwrap());
+        // Encoded for the bytes that come, then the length that is said.
+        let mut pdu = attacker.peer.host_data(Data { bytes, ..range }, &value(5, bytes as usize), bits);
+        pdu[16..20].copy_from_slice(&range.bytes.to_le_bytes());
+        attacker.peer.send(&pdu).unwrap();
+        let heard = outcome(&attacker.peer.hear().unwrap());
+        assert_eq!(heard, Outcome::Terminated { fatal, information }, "{what}");
+    }
+    // More in one PDU than was agreed on.
+    let mut large = attacker(victim, Stage::Io);
+    let asked = large.peer.ask_to_send(&store_there(1, b"attacked", most + 8)).unwrap();
+    large.peer.send(&large.peer.host_data(asked, &value(6, asked.bytes as usize), flags::LAST)).unwrap();
+    let heard = outcome(&large.peer.hear().unwrap());
+    assert_eq!(heard, Outcome::Terminated { fatal: 5, information: 16 }, "beyond MAXH2CDATA");
+    // After the last: the tag names nothing any more. First, what was asked for is answered.
+    let mut late = attacker(victim, Stage::Io);
+    let asked = late.peer.ask_to_send(&store_there(1, b"whole", 30_000)).unwrap();
+    let pdu = late.peer.host_data(asked, &value(7, 30_000), flags::LAST);
+    late.peer.send(&pdu).unwrap();
+    assert!(late.peer.completion().unwrap().status().is_success());
+    late.peer.send(&pdu).unwrap();
+    assert_eq!(outcome(&late.peer.hear().unwrap()), Outcome::Terminated { fatal: 1, information: 10 });
+    drop((large, late));
+    // Of all that, only the whole one was stored.
+    let (admin, mut io) = Peer::pair(victim, 16).unwrap();
+    assert_eq!(io.ask(&exist(1, b"attacked"), &[]).unwrap().status(), Status::KV_KEY_DOES_NOT_EXIST);
+    assert!(io.ask(&exist(2, b"whole"), &[]).unwrap().status().is_success());
+    // The node keeps what went wrong for whoever asks: log 01h answers as ever.
+    drop((io, admin));
+    let (mut admin, _) = Peer::admin(victim).unwrap();
+    assert!(admin.ask(&log_page(1, 1, 1024), &[]).unwrap().status().is_success());
+    drop(admin);
+    siege.end().unwrap();
+}

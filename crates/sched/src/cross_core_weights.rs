@@ -1,0 +1,250 @@
+//! Weights of tenants on each core, so that what they get from all cores together comes near their weights.
+//!
+//! ```text
+//!   weights 1 : 1        core 0    core 1     together
+//!   a on both            1/2       1          1.5          every core by itself is fair
+//!   b on core 0          1/2       -          0.5
+//!
+//!   a's weight on core 0 made less, window by window:
+//!   a                    1/17      1          1.06
+//!   b                    16/17     -          0.94
+//! ```
+//! In: for each tenant its weight, and on each core what it was served in the window, whether it wanted more, and what
+//! its weight there was. Out: its weights on each core for the next window, for [`Fair::set_weight`]. Pure.
+//!
+//! Cores share nothing while they serve, so this is done between windows. On each core, those who waited there are compared
+//! by what they got from all cores, divided by the weight of their settings: who had less than the others whom it meets there
+//! gets more weight there, who had more gets less. This is at rest when, on every core, those who are served there and
+//! want more have equally much for their weight, and those who have more for it are served elsewhere: which is
+//! what it means that nobody can be given more without taking from somebody who has less (weighted max-min fairness). The
+//! weights on a core are then brought back to where they are on average their settings, as only their ratios count.
+//!
+//! # Limits
+//! - A weight on a core is at least 1/16 and at most 16 times its setting, so nobody is starved where it is, and two tenants
+//!   are at most 256 apart; the example above ends there, as in the picture but closer.
+//! - It follows by a factor of 2 a window at most and slower as it comes near (the example is at 1.04 : 0.96 after a dozen
+//!   windows), so a change of load is made good over some windows, and what was missed before is not made up for.
+//! - Tenants that meet on no core, and over no chain of others, cannot be balanced: that takes moving requests.
+//! - Limits (operations or bytes a second) are each core's own. For a limit over all cores divide it among them.
+//! - A tenant that does not wait on a core has what it wants there; its weight goes back to the setting, one above it as soon
+//!   as nobody waits there. One that then begins to want more may have too much for some windows.
+//!
+//! The idea of charging a flow here for what it is served elsewhere is DSFQ's (Wang and Merchant 2007), which does
+//! it request by request and needs the others' figures at that pace. Tests: tables and random cores below, served as a
+//! fluid.
+//!
+//! [`Fair::set_weight`]: crate::fair::Fair::set_weight
+
+use crate::fair_queue::{WEIGHT_MAX, WEIGHT_UNIT};
+
+/// The most that a weight on a core is above its setting, and the setting above it.
+const RANGE: f64 = 16.0;
+/// The most that a weight changes from window to window.
+const STEP: f64 = 2.0;
+
+/// What a tenant got on one core within a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CoreService {
+    /// Time that its requests were charged there.
+    pub served_ns: u64,
+    /// Whether requests of it waited there for most of the window.
+    pub waited: bool,
+    /// The weight that it had there, in [`WEIGHT_UNIT`]s; 0 for the setting.
+    pub weight: u32,
+}
+
+/// One tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantService {
+    /// The weight of its settings.
+    pub weight: u32,
+    /// By core.
+    pub cores: Vec<CoreService>,
+}
+
+impl TenantService {
+    fn served(&self) -> f64 {
+        self.cores.iter().map(|core| core.served_ns as f64).sum()
+    }
+
+    fn nominal(&self) -> f64 {
+        f64::from(self.weight.max(1)) * f64::from(WEIGHT_UNIT)
+    }
+
+    /// How many times its setting its weight on a core is.
+    fn times(&self, core: usize) -> f64 {
+        match self.cores.get(core).map_or(0, |core| core.weight) {
+            0 => 1.0,
+            weight => f64::from(weight) / self.nominal(),
+        }
+    }
+}
+
+/// By tenant and core: the weights of the next window, in [`WEIGHT_UNIT`]s.
+pub fn core_weights(tenants: &[TenantService]) -> Vec<Vec<u32>> {
+    let count = tenants.iter().map(|tenant| tenant.cores.len()).max().unwrap_or(0);
+    let times: Vec<Vec<f64>> = (0..count).map(|core| times_on(core, tenants)).collect();
+    let weight = |tenant: &TenantService, times: f64| {
+        let weight = tenant.nominal() * times.clamp(1.0 / RANGE, RANGE);
+        (weight.round() as u32).clamp(1, WEIGHT_MAX)
+    };
+    let of_tenant = |(at, tenant): (usize, &TenantService)| {
+        times.iter().map(|on_core| weight(tenant, on_core[at])).collect()
+    };
+    tenants.iter().enumerate().map(of_tenant).collect()
+}
+
+/// How many times its setting each tenant's weight on a core is to be.
+fn times_on(core: usize, tenants: &[TenantService]) -> Vec<f64> {
+    let waits = |tenant: &TenantService| tenant.cores.get(core).is_some_and(|core| core.waited);
+    let there = || tenants.iter().filter(|tenant| waits(tenant));
+    let somebody_waits = there().next().is_some();
+    let served: f64 = there().map(TenantService::served).sum();
+    let mean = served / there().map(TenantService::nominal).sum::<f64>();
+    let wanted = |tenant: &TenantService| {
+        let factor = if mean > 0.0 { mean * tenant.nominal() / tenant.served() } else { 1.0 };
+        tenant.times(core) * factor.clamp(1.0 / STEP, STEP)
+    };
+    let logs: f64 = there().map(|tenant| wanted(tenant).ln()).sum();
+    let level = (logs / there().count().max(1) as f64).exp();
+    let next = |tenant: &TenantService| match waits(tenant) {
+        true => wanted(tenant) / level,
+        // It has what it wants with what others wait beside: taken away, it might not.
+        false if somebody_waits && tenant.times(core) > 1.0 => tenant.times(core),
+        // Half of the way back.
+        false => tenant.times(core).sqrt(),
+    };
+    tenants.iter().map(next).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Random;
+
+    const WINDOW_NS: f64 = 1e9;
+
+    /// One window of cores that serve as a fluid: `demands[tenant][core]` in parts of a core.
+    fn serve(tenants: &mut [TenantService], demands: &[Vec<f64>]) {
+        (0..demands[0].len()).for_each(|core| serve_on(core, tenants, demands));
+    }
+
+    fn serve_on(core: usize, tenants: &mut [TenantService], demands: &[Vec<f64>]) {
+        let weight = |at: usize| tenants[at].times(core) * tenants[at].nominal();
+        let (mut room, mut got) = (1.0, vec![0.0; tenants.len()]);
+        let mut open: Vec<usize> = (0..got.len()).filter(|&at| demands[at][core] > 0.0).collect();
+        while !open.is_empty() {
+            let unit = room / open.iter().map(|&at| weight(at)).sum::<f64>();
+            let (full, rest): (Vec<usize>, Vec<usize>) =
+                open.iter().partition(|&&at| demands[at][core] <= weight(at) * unit);
+            if full.is_empty() {
+                rest.iter().for_each(|&at| got[at] = weight(at) * unit);
+                break;
+            }
+            for at in full {
+                got[at] = demands[at][core];
+                room -= got[at];
+            }
+            open = rest;
+        }
+        for ((tenant, got), demands) in tenants.iter_mut().zip(got).zip(demands) {
+            tenant.cores[core].served_ns = (got * WINDOW_NS) as u64;
+            tenant.cores[core].waited = demands[core] > got + 1e-9;
+        }
+    }
+
+    /// What each is served in parts of a core, after so many windows.
+    fn settled(tenants: &mut [TenantService], demands: &[Vec<f64>], windows: usize) -> Vec<f64> {
+        serve(tenants, demands);
+        for _ in 0..windows {
+            for (tenant, weights) in core_weights(tenants).into_iter().enumerate() {
+                for (core, weight) in tenants[tenant].cores.iter_mut().zip(weights) {
+                    core.weight = weight;
+                }
+            }
+            serve(tenants, demands);
+        }
+        tenants.iter().map(|tenant| tenant.served() / WINDOW_NS).collect()
+    }
+
+    fn tenants(weights: &[u32], cores: usize) -> Vec<TenantService> {
+        let tenant = |&weight: &u32| TenantService { weight, cores: vec![CoreService::default(); cores] };
+        weights.iter().map(tenant).collect()
+    }
+
+    #[test]
+    fn tenants_come_near_their_weights_over_all_cores() {
+        const ALL: f64 = 9.0;
+        // What each should have, of weights, and what each wants on each core.
+        type Row = (&'static [f64], &'static [u32], &'static [&'static [f64]]);
+        let table: &[Row] = &[
+            (&[0.5, 0.5], &[1, 1], &[&[ALL], &[ALL]]),
+            (&[2.0 / 7.0, 4.0 / 7.0, 8.0 / 7.0], &[1, 2, 4], &[&[ALL, ALL], &[ALL, ALL], &[ALL, ALL]]),
+            (&[1.0, 1.0], &[1, 1], &[&[ALL, ALL], &[ALL, 0.0]]),
+            (&[0.667, 0.667, 0.667], &[1, 1, 1], &[&[ALL, ALL], &[ALL, 0.0], &[0.0, ALL]]),
+            (&[0.5, 1.0, 0.5], &[1, 3, 1], &[&[ALL, ALL], &[ALL, 0.0], &[0.0, ALL]]),
+            (
+                &[1.0, 0.5, 0.5, 1.0],
+                &[1, 1, 1, 9],
+                &[&[ALL, ALL, 0.0], &[0.0, ALL, 0.0], &[0.0, ALL, 0.0], &[0.0, 0.0, ALL]],
+            ),
+            (&[1.8, 0.2], &[1, 1], &[&[ALL, ALL], &[0.2, 0.0]]),
+            (&[0.3, 0.2], &[1, 9], &[&[0.1, 0.2], &[0.2, 0.0]]),
+            (&[0.0, 1.0], &[1, 1], &[&[0.0], &[ALL]]),
+        ];
+        for (want, weights, demands) in table {
+            let demands: Vec<Vec<f64>> = demands.iter().map(|demands| demands.to_vec()).collect();
+            let got = settled(&mut tenants(weights, demands[0].len()), &demands, 60);
+            for (got, want) in got.iter().zip(*want) {
+                assert!((got - want).abs() <= 0.01, "{got} not {want}: {weights:?} {demands:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_least_never_has_less_than_cores_by_themselves_would_give() {
+        let random = &mut Random::new(21);
+        for _ in 0..500 {
+            let (count, cores) = (random.below(5) as usize + 1, random.below(4) as usize + 1);
+            let weights: Vec<u32> = (0..count).map(|_| random.below(4) as u32 + 1).collect();
+            let demand = |random: &mut Random| [0.0, 0.2, 9.0, 9.0][random.below(4) as usize];
+            let demands: Vec<Vec<f64>> =
+                (0..count).map(|_| (0..cores).map(|_| demand(random)).collect()).collect();
+            let least = |windows: usize| {
+                let got = settled(&mut tenants(&weights, cores), &demands, windows);
+                // A twentieth less than what it wants is nothing to compare.
+                let wants = |at: &usize| demands[*at].iter().sum::<f64>() > got[*at] * 1.05;
+                let part = |at: usize| got[at] / f64::from(weights[at]);
+                (0..count).filter(wants).map(part).reduce(f64::min)
+            };
+            if let (Some(before), Some(after)) = (least(0), least(30)) {
+                assert!(after >= before * 0.98, "{before} {after}: {weights:?} {demands:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn weights_go_back_when_nobody_waits() {
+        let all = vec![vec![9.0, 9.0], vec![9.0, 0.0]];
+        let tenants = &mut tenants(&[1, 1], 2);
+        settled(tenants, &all, 12);
+        assert!(tenants[1].cores[0].weight >= 20 * tenants[0].cores[0].weight, "{tenants:?}");
+        settled(tenants, &[vec![0.1, 0.1], vec![0.1, 0.0]], 12);
+        let mut weights = tenants.iter().flat_map(|tenant| &tenant.cores).map(|core| core.weight);
+        assert!(weights.all(|weight| weight.abs_diff(WEIGHT_UNIT) < WEIGHT_UNIT / 100), "{tenants:?}");
+    }
+
+    #[test]
+    fn no_figure_is_too_great_and_none_too_small() {
+        assert!(core_weights(&[]).is_empty());
+        let core = |served_ns, waited, weight| CoreService { served_ns, waited, weight };
+        let of = |weight, cores: &[CoreService]| TenantService { weight, cores: cores.to_vec() };
+        let weights = core_weights(&[
+            of(0, &[core(u64::MAX, true, u32::MAX), core(0, true, 1)]),
+            of(u32::MAX, &[core(0, true, 1), core(u64::MAX, false, u32::MAX)]),
+            of(1, &[]),
+        ]);
+        assert!(weights.iter().flatten().all(|weight| (1..=WEIGHT_MAX).contains(weight)), "{weights:?}");
+        assert!(weights.iter().all(|weights| weights.len() == 2));
+    }
+}

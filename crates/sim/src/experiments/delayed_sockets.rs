@@ -1,0 +1,78 @@
+//! Sockets of a core whose bytes leave when the work that led to them is done.
+//!
+//! In: what a reactor sends in a turn. Out: the same, on the virtual sockets, after what the core has charged so far in
+//! that turn. What TCP
+//! measures of the round trip is the wire's, both ways without anything before it. Everything else goes straight through. Invariant: the bytes of a socket leave in order (what a turn charges
+//! ends before the next turn); a stream takes all that is sent, its window being wider than what is outstanding.
+
+use super::parameters::wire_round_trip;
+use octokv_base::Nanos;
+use octokv_runtime::simulated::{VirtualSockets, VirtualWorld};
+use octokv_runtime::{DetachedSocket, Handle, ListenerId, Received, Sent, SocketId, Sockets};
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+/// See the module's text.
+pub struct LateSockets {
+    inner: Rc<RefCell<VirtualSockets>>,
+    handle: Handle,
+    world: VirtualWorld,
+}
+
+impl LateSockets {
+    /// Those of the core of `handle`.
+    pub fn new(inner: VirtualSockets, handle: &Handle, world: &VirtualWorld) -> LateSockets {
+        LateSockets { inner: Rc::new(RefCell::new(inner)), handle: handle.clone(), world: world.clone() }
+    }
+
+    fn later(&self, act: impl FnOnce(&mut VirtualSockets) + 'static) {
+        let inner = Rc::clone(&self.inner);
+        let at = self.handle.now() + self.handle.busy().within_turn();
+        self.world.at(at, move || act(&mut inner.borrow_mut()));
+    }
+}
+
+impl Sockets for LateSockets {
+    fn listen(&mut self, at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
+        self.inner.borrow_mut().listen(at)
+    }
+    fn accept(&mut self, listener: ListenerId) -> Option<(SocketId, SocketAddr)> {
+        self.inner.borrow_mut().accept(listener)
+    }
+    fn connect(&mut self, to: SocketAddr) -> io::Result<SocketId> {
+        self.inner.borrow_mut().connect(to)
+    }
+    fn detach(&mut self, socket: SocketId) -> Option<DetachedSocket> {
+        self.inner.borrow_mut().detach(socket)
+    }
+    fn attach(&mut self, socket: DetachedSocket) -> SocketId {
+        self.inner.borrow_mut().attach(socket)
+    }
+    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> Received {
+        self.inner.borrow_mut().receive(socket, into)
+    }
+    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent {
+        if self.handle.busy().within_turn() == Nanos::ZERO {
+            return self.inner.borrow_mut().send(socket, slices);
+        }
+        let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+        let count = bytes.len();
+        self.later(move |sockets| match sockets.send(socket, &[IoSlice::new(&bytes)]) {
+            Sent::Bytes(taken) => assert_eq!(taken, count, "the window is wide enough"),
+            Sent::Full => panic!("the window is wide enough"),
+            Sent::Broken => {}
+        });
+        Sent::Bytes(count)
+    }
+    fn ready(&mut self, out: &mut Vec<SocketId>) {
+        self.inner.borrow_mut().ready(out);
+    }
+    fn round_trip(&self, _socket: SocketId) -> Option<Nanos> {
+        Some(wire_round_trip())
+    }
+    fn close(&mut self, socket: SocketId) {
+        self.later(move |sockets| sockets.close(socket));
+    }
+}

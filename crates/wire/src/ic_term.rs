@@ -1,0 +1,184 @@
+//! The PDUs that begin and end a connection: ICReq, ICResp and the termination requests.
+//!
+//! ```text
+//! IC    8 version u16 = 0   10 HPDA or CPDA u8   11 digests u8   12 MAXR2T or MAXH2CDATA u32   128 B
+//! Term  8 FES u16   10 FEI u32   24 the start of the PDU that was wrong                        24-152 B
+//! ```
+//! They carry no digests. Tested with [`crate::pdu`].
+
+use crate::pdu::{COMMON_BYTES, Common, End, IC_BYTES, Kind, Link, TERM_BYTES_MAX, common, view};
+use crate::pdu_error::Fault;
+use zerocopy::byteorder::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const TERM_HEADER_BYTES: usize = 24;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct IcLayout {
+    common: Common,
+    version: U16,
+    alignment: u8,
+    digests: u8,
+    limit: U32,
+    reserved: [u8; 112],
+}
+const _: () = assert!(size_of::<IcLayout>() == IC_BYTES);
+
+/// The fields of ICReq or ICResp as they came.
+#[derive(Clone, Copy, Debug)]
+pub struct UncheckedIc {
+    version: u16,
+    alignment: u8,
+    digests: u8,
+    limit: u32,
+}
+
+/// ICReq: what the host asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcRequest {
+    /// Alignment of the data that the controller sends, in bytes (HPDA): 4 to 128, a multiple of 4.
+    pub host_alignment: u16,
+    /// The host wants header digests.
+    pub header_digest: bool,
+    /// The host wants data digests.
+    pub data_digest: bool,
+    /// R2Ts that may be open for one command: 1 and up.
+    pub open_transfers_max: u32,
+}
+
+/// ICResp: what the controller grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcResponse {
+    /// Alignment of the data that the host sends, in bytes (CPDA).
+    pub controller_alignment: u16,
+    /// Header digests are on.
+    pub header_digest: bool,
+    /// Data digests are on.
+    pub data_digest: bool,
+    /// The most data that one H2CData may carry, in bytes: at least 4096, a multiple of 4.
+    pub host_data_bytes_max: u32,
+}
+
+impl UncheckedIc {
+    pub(crate) fn of(header: &[u8]) -> UncheckedIc {
+        let ic: &IcLayout = view(header);
+        UncheckedIc {
+            version: ic.version.get(),
+            alignment: ic.alignment,
+            digests: ic.digests,
+            limit: ic.limit.get(),
+        }
+    }
+
+    fn check(self) -> Result<u16, Fault> {
+        if self.version != 0 {
+            return Err(Fault::FormatVersion { version: self.version });
+        }
+        if self.digests & !3 != 0 {
+            return Err(Fault::DigestBits { bits: self.digests });
+        }
+        Link::alignment(self.alignment)
+    }
+
+    /// As an ICReq.
+    ///
+    /// # Errors
+    /// The fault that ends the connection.
+    pub fn check_request(self) -> Result<IcRequest, Fault> {
+        Ok(IcRequest {
+            host_alignment: self.check()?,
+            header_digest: self.digests & 1 != 0,
+            data_digest: self.digests & 2 != 0,
+            open_transfers_max: self.limit.saturating_add(1),
+        })
+    }
+
+    /// As an ICResp.
+    ///
+    /// # Errors
+    /// The fault that ends the connection.
+    pub fn check_response(self) -> Result<IcResponse, Fault> {
+        let controller_alignment = self.check()?;
+        if self.limit < 4096 || !self.limit.is_multiple_of(4) {
+            return Err(Fault::DataLimit { bytes: self.limit });
+        }
+        Ok(IcResponse {
+            controller_alignment,
+            header_digest: self.digests & 1 != 0,
+            data_digest: self.digests & 2 != 0,
+            host_data_bytes_max: self.limit,
+        })
+    }
+}
+
+fn encode_ic(
+    kind: Kind,
+    alignment: u16,
+    header_digest: bool,
+    data_digest: bool,
+    limit: u32,
+) -> [u8; IC_BYTES] {
+    let ic = IcLayout {
+        common: common(kind, 0, 0, IC_BYTES),
+        version: U16::new(0),
+        alignment: (alignment / 4).saturating_sub(1) as u8,
+        digests: u8::from(header_digest) | u8::from(data_digest) << 1,
+        limit: U32::new(limit),
+        reserved: [0; 112],
+    };
+    zerocopy::transmute!(ic)
+}
+
+impl IcRequest {
+    /// The PDU.
+    pub fn encode(&self) -> [u8; IC_BYTES] {
+        let transfers = self.open_transfers_max.saturating_sub(1);
+        encode_ic(Kind::IcRequest, self.host_alignment, self.header_digest, self.data_digest, transfers)
+    }
+}
+
+impl IcResponse {
+    /// The PDU.
+    pub fn encode(&self) -> [u8; IC_BYTES] {
+        let (kind, limit) = (Kind::IcResponse, self.host_data_bytes_max);
+        encode_ic(kind, self.controller_alignment, self.header_digest, self.data_digest, limit)
+    }
+}
+
+/// A termination request. What it quotes of the wrong PDU is the frame's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terminate {
+    /// Fatal error status, as [`crate::fault::Fatal`] numbers them.
+    pub fatal: u16,
+    /// Fatal error information.
+    pub information: u32,
+}
+
+impl Terminate {
+    pub(crate) fn of(header: &[u8]) -> Terminate {
+        let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        Terminate { fatal: word(8), information: u32::from(word(10)) | u32::from(word(12)) << 16 }
+    }
+
+    /// What `fault` makes an end say.
+    pub fn for_fault(fault: &Fault) -> Terminate {
+        Terminate { fatal: fault.fatal() as u16, information: fault.information() }
+    }
+
+    /// Appends the PDU that `sender` sends, quoting the start of the PDU that was wrong.
+    pub fn encode(&self, sender: End, quoted: &[u8], out: &mut Vec<u8>) {
+        let kind = match sender {
+            End::Host => Kind::HostTerminate,
+            End::Controller => Kind::ControllerTerminate,
+        };
+        let quoted = &quoted[..quoted.len().min(TERM_BYTES_MAX - TERM_HEADER_BYTES)];
+        let mut header = [0; TERM_HEADER_BYTES];
+        let head = common(kind, 0, 0, TERM_HEADER_BYTES + quoted.len());
+        header[..COMMON_BYTES].copy_from_slice(head.as_bytes());
+        header[8..10].copy_from_slice(&self.fatal.to_le_bytes());
+        header[10..14].copy_from_slice(&self.information.to_le_bytes());
+        out.extend_from_slice(&header);
+        out.extend_from_slice(quoted);
+    }
+}
