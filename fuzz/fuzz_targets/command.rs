@@ -5,4 +5,4 @@
 #[path = "../../crates/wire/tests/inputs/mod.rs"]
 mod inputs;
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| inputs::command(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| inputs::decode_commands_and_pages(input));

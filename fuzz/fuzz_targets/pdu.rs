@@ -4,4 +4,4 @@
 #[path = "../../crates/wire/tests/inputs/mod.rs"]
 mod inputs;
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| inputs::pdu(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| inputs::decode_pdu_stream(input));

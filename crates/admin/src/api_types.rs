@@ -10,14 +10,14 @@
 //!   PUT    /v1/ana/GROUP                AnaChange
 //!   GET    /v1/statistics               Figures
 //! ```
-//! A refusal is [`Problem`] with status 400 (cannot be), 404 (is not there), 409 (is there), or 500.
+//! A refusal is [`ErrorBody`] with status 400 (cannot be), 404 (is not there), 409 (is there), or 500.
 
 use serde::{Deserialize, Serialize};
 
 /// What a namespace is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum NamespaceType {
     /// Keys and values.
     Kv,
     /// Logical blocks.
@@ -27,7 +27,7 @@ pub enum Kind {
 /// What is done about what a device holds already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Existing {
+pub enum ExistingDataMode {
     /// What belongs there is used, anything else is refused.
     #[default]
     Check,
@@ -45,7 +45,7 @@ pub struct AddNamespace {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nsid: Option<u32>,
     /// What it is made of.
-    pub kind: Kind,
+    pub kind: NamespaceType,
     /// A file, a block device, or "memory".
     pub device: String,
     /// How large a missing file, or memory, is made, in bytes.
@@ -59,16 +59,16 @@ pub struct AddNamespace {
     pub ana_group: Option<u32>,
     /// What is done about what the device holds already.
     #[serde(default)]
-    pub existing: Existing,
+    pub existing: ExistingDataMode,
 }
 
 /// A namespace that is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Namespace {
+pub struct NamespaceSummary {
     /// Its identifier.
     pub nsid: u32,
     /// What it is made of.
-    pub kind: Kind,
+    pub kind: NamespaceType,
     /// What holds it.
     pub device: String,
     /// Its size in bytes.
@@ -89,24 +89,24 @@ pub struct Namespace {
 
 /// A group of asymmetric access.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AnaGroup {
+pub struct AnaGroupStatus {
     /// Its number.
     pub group: u32,
-    /// Its state: one of the names of [`AnaChange`].
+    /// Its state: one of the names of [`SetAnaState`].
     pub state: String,
 }
 
 /// A change of a group's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AnaChange {
+pub struct SetAnaState {
     /// optimized, non-optimized, inaccessible, persistent-loss or change.
     pub state: String,
 }
 
 /// How a core is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CoreFigures {
+pub struct NodeCoreStatus {
     /// Connections that it serves.
     pub connections: u64,
     /// Requests that it has begun and not ended.
@@ -125,7 +125,7 @@ pub struct CoreFigures {
 
 /// How a node is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct NodeStatus {
     /// TCP connections, accepted and not yet forgotten.
     pub connections: u64,
     /// Controllers that live.
@@ -137,12 +137,12 @@ pub struct Figures {
     /// Commands that hosts sent and that were answered with an error.
     pub errors: u64,
     /// Its cores, in order.
-    pub cores: Vec<CoreFigures>,
+    pub cores: Vec<NodeCoreStatus>,
 }
 
 /// Why something was not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
+pub struct ErrorBody {
     /// One sentence.
     pub error: String,
 }

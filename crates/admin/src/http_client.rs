@@ -1,6 +1,6 @@
 //! The other side of the door: one request, one answer, for the command line.
 
-use crate::api_types::Problem;
+use crate::api_types::ErrorBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::{Method, Request};
@@ -13,82 +13,89 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a node may take for an answer: long enough to open a large volume.
-const PATIENCE: Duration = Duration::from_secs(300);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Why there is no answer that was hoped for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Error {
+pub enum AdminClientError {
     /// Nobody answers at the socket.
     Unreachable(PathBuf, String),
     /// The node said why not.
-    Refused(u16, String),
+    Status(u16, String),
     /// What came back is no answer of a node.
-    Garbled(String),
+    InvalidResponse(String),
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for AdminClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Unreachable(path, why) => {
+            AdminClientError::Unreachable(path, why) => {
                 write!(f, "no node answers at the administration socket {}: {why}", path.display())
             }
-            Error::Refused(_, why) => f.write_str(why),
-            Error::Garbled(what) => write!(f, "the answer is none of an octokv node: {what}"),
+            AdminClientError::Status(_, why) => f.write_str(why),
+            AdminClientError::InvalidResponse(what) => {
+                write!(f, "the answer is none of an octokv node: {what}")
+            }
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for AdminClientError {}
 
 /// A part of a path, from any text.
-pub fn segment(text: &str) -> String {
+pub fn encode_path_segment(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 /// Asks for a document.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, Error> {
-    ask(socket, Method::GET, path, None)
+/// See [`AdminClientError`].
+pub fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, AdminClientError> {
+    send(socket, Method::GET, path, None)
 }
 
 /// Adds a document, and gives what was made of it.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn post<T: DeserializeOwned>(socket: &Path, path: &str, body: &impl Serialize) -> Result<T, Error> {
-    ask(socket, Method::POST, path, Some(encode(body)?))
+/// See [`AdminClientError`].
+pub fn post<T: DeserializeOwned>(
+    socket: &Path,
+    path: &str,
+    body: &impl Serialize,
+) -> Result<T, AdminClientError> {
+    send(socket, Method::POST, path, Some(encode_json(body)?))
 }
 
 /// Puts something in its place.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn put(socket: &Path, path: &str, body: Option<&impl Serialize>) -> Result<(), Error> {
-    ask(socket, Method::PUT, path, body.map(encode).transpose()?)
+/// See [`AdminClientError`].
+pub fn put(socket: &Path, path: &str, body: Option<&impl Serialize>) -> Result<(), AdminClientError> {
+    send(socket, Method::PUT, path, body.map(encode_json).transpose()?)
 }
 
 /// Takes something away.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn delete(socket: &Path, path: &str) -> Result<(), Error> {
-    ask(socket, Method::DELETE, path, None)
+/// See [`AdminClientError`].
+pub fn delete(socket: &Path, path: &str) -> Result<(), AdminClientError> {
+    send(socket, Method::DELETE, path, None)
 }
 
-fn encode(body: &impl Serialize) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(body).map_err(|error| Error::Garbled(error.to_string()))
+fn encode_json(body: &impl Serialize) -> Result<Vec<u8>, AdminClientError> {
+    serde_json::to_vec(body).map_err(|error| AdminClientError::InvalidResponse(error.to_string()))
 }
 
-fn ask<T: DeserializeOwned>(
+fn send<T: DeserializeOwned>(
     socket: &Path,
     method: Method,
     path: &str,
     body: Option<Vec<u8>>,
-) -> Result<T, Error> {
-    let unreachable = |why: &dyn fmt::Display| Error::Unreachable(socket.to_owned(), why.to_string());
-    let garbled = |why: &dyn fmt::Display| Error::Garbled(why.to_string());
+) -> Result<T, AdminClientError> {
+    let unreachable =
+        |why: &dyn fmt::Display| AdminClientError::Unreachable(socket.to_owned(), why.to_string());
+    let garbled = |why: &dyn fmt::Display| AdminClientError::InvalidResponse(why.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| unreachable(&error))?;
     let exchange = async {
@@ -102,20 +109,20 @@ fn ask<T: DeserializeOwned>(
             request = request.header("content-type", "application/json");
         }
         let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())));
-        let answer = sender.send_request(request.map_err(|error| garbled(&error))?).await;
-        let answer = answer.map_err(|error| unreachable(&error))?;
-        let status = answer.status();
-        let bytes = answer.into_body().collect().await.map_err(|error| garbled(&error))?.to_bytes();
+        let response = sender.send_request(request.map_err(|error| garbled(&error))?).await;
+        let response = response.map_err(|error| unreachable(&error))?;
+        let status = response.status();
+        let bytes = response.into_body().collect().await.map_err(|error| garbled(&error))?.to_bytes();
         connection.abort();
         if !status.is_success() {
-            let problem: Problem = serde_json::from_slice(&bytes)
+            let problem: ErrorBody = serde_json::from_slice(&bytes)
                 .map_err(|_| garbled(&format!("{status} {}", String::from_utf8_lossy(&bytes))))?;
-            return Err(Error::Refused(status.as_u16(), problem.error));
+            return Err(AdminClientError::Status(status.as_u16(), problem.error));
         }
         serde_json::from_slice(&bytes).map_err(|error| garbled(&error))
     };
     runtime.block_on(async {
         let late = |_| unreachable(&"no answer in time");
-        tokio::time::timeout(PATIENCE, exchange).await.map_err(late)?
+        tokio::time::timeout(RESPONSE_TIMEOUT, exchange).await.map_err(late)?
     })
 }

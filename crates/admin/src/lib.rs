@@ -25,6 +25,6 @@ pub mod scheduling_api;
 pub mod service;
 pub mod state_file;
 
-pub use http_server::Server;
-pub use service::{Operator, Refused};
-pub use state_file::{State, StateFile};
+pub use http_server::AdminServer;
+pub use service::{AdminError, AdminService};
+pub use state_file::{PersistedState, StateFile};

@@ -9,22 +9,22 @@
 //! those that may.
 
 use octokv_base::Nanos;
-use octokv_node::monitor::Window;
-use octokv_node::tenants::OTHERS;
-use octokv_sched::{Chosen, FlowId, FlowSettings, Settings};
+use octokv_node::monitor::IntervalReport;
+use octokv_node::tenants::OVERFLOW_TENANT;
+use octokv_sched::{PolicyAction, SchedConfig, TenantId, TenantQos};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What may be set, each for itself. The defaults are those of [`Settings`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SchedulingSettings {
+pub struct SchedConfigPatch {
     /// none, round-robin, proportional, inter, intra, hybrid, auto or fair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// W: how long is measured before the next choice, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub window_ms: Option<u64>,
+    pub interval_ms: Option<u64>,
     /// T_OL of OctoKV.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overload: Option<f64>,
@@ -42,13 +42,13 @@ pub struct SchedulingSettings {
     pub alpha: Option<f64>,
     /// The most backwardings of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub backwardings_max: Option<u32>,
+    pub requeues_max: Option<u32>,
     /// How long a request is held back at the most, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_max_us: Option<u64>,
     /// Whose requests `inter` moves: all, dense or sparse.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub move_flows: Option<String>,
+    pub migrate_tenants: Option<String>,
     /// Requests of a core that its fair queue lets run at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u32>,
@@ -63,13 +63,13 @@ pub struct SchedulingSettings {
     pub burst_ms: Option<u64>,
     /// What these hosts have under `fair` instead of the above.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub hosts: BTreeMap<String, HostSettings>,
+    pub hosts: BTreeMap<String, TenantQosPatch>,
 }
 
 /// What one host has, each for itself; what is not given is what all have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct HostSettings {
+pub struct TenantQosPatch {
     /// Its part beside the others', who have 1: 1 to 1000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
@@ -84,30 +84,30 @@ pub struct HostSettings {
     pub burst_ms: Option<u64>,
 }
 
-impl HostSettings {
-    fn of(settings: &FlowSettings) -> HostSettings {
-        HostSettings {
-            weight: Some(settings.weight),
-            operations_per_s: Some(settings.operations_per_s.unwrap_or(0)),
-            bytes_per_s: Some(settings.bytes_per_s.unwrap_or(0)),
-            burst_ms: Some(settings.burst.0 / 1_000_000),
+impl TenantQosPatch {
+    fn from_qos(config: &TenantQos) -> TenantQosPatch {
+        TenantQosPatch {
+            weight: Some(config.weight),
+            operations_per_s: Some(config.operations_per_s.unwrap_or(0)),
+            bytes_per_s: Some(config.bytes_per_s.unwrap_or(0)),
+            burst_ms: Some(config.burst.0 / 1_000_000),
         }
     }
 
-    fn applied(self, mut settings: FlowSettings) -> FlowSettings {
-        settings.weight = self.weight.unwrap_or(settings.weight);
+    fn apply_to(self, mut config: TenantQos) -> TenantQos {
+        config.weight = self.weight.unwrap_or(config.weight);
         let limit = |into: &mut Option<u64>, value: Option<u64>| {
             *into = value.map_or(*into, |value| (value > 0).then_some(value));
         };
-        limit(&mut settings.operations_per_s, self.operations_per_s);
-        limit(&mut settings.bytes_per_s, self.bytes_per_s);
-        settings.burst = self.burst_ms.map_or(settings.burst, |ms| Nanos(ms.saturating_mul(1_000_000)));
-        settings
+        limit(&mut config.operations_per_s, self.operations_per_s);
+        limit(&mut config.bytes_per_s, self.bytes_per_s);
+        config.burst = self.burst_ms.map_or(config.burst, |ms| Nanos(ms.saturating_mul(1_000_000)));
+        config
     }
 
     /// Both, where both say something the later one.
-    fn and(self, later: HostSettings) -> HostSettings {
-        HostSettings {
+    fn merge(self, later: TenantQosPatch) -> TenantQosPatch {
+        TenantQosPatch {
             weight: later.weight.or(self.weight),
             operations_per_s: later.operations_per_s.or(self.operations_per_s),
             bytes_per_s: later.bytes_per_s.or(self.bytes_per_s),
@@ -117,32 +117,32 @@ impl HostSettings {
 
     /// Whether nothing is said.
     pub fn is_empty(&self) -> bool {
-        *self == HostSettings::default()
+        *self == TenantQosPatch::default()
     }
 }
 
-impl SchedulingSettings {
+impl SchedConfigPatch {
     /// All of them, as they are.
-    pub fn of(settings: &Settings) -> SchedulingSettings {
-        SchedulingSettings {
-            policy: Some(settings.policy.to_string()),
-            window_ms: Some(settings.window.0 / 1_000_000),
-            overload: Some(settings.overload),
-            imbalance_difference: Some(settings.imbalance_difference),
-            imbalance_ratio: Some(settings.imbalance_ratio),
-            fairness: Some(settings.fairness),
-            alpha: Some(settings.alpha),
-            backwardings_max: Some(settings.backwardings_max),
-            held_max_us: Some(settings.held_max.0 / 1_000),
-            move_flows: Some(settings.move_flows.to_string()),
-            in_flight: Some(settings.in_flight),
-            operations_per_s: Some(settings.flow.operations_per_s.unwrap_or(0)),
-            bytes_per_s: Some(settings.flow.bytes_per_s.unwrap_or(0)),
-            burst_ms: Some(settings.flow.burst.0 / 1_000_000),
-            hosts: settings
+    pub fn from_config(config: &SchedConfig) -> SchedConfigPatch {
+        SchedConfigPatch {
+            policy: Some(config.policy.to_string()),
+            interval_ms: Some(config.interval.0 / 1_000_000),
+            overload: Some(config.overload),
+            imbalance_difference: Some(config.imbalance_difference),
+            imbalance_ratio: Some(config.imbalance_ratio),
+            fairness: Some(config.fairness),
+            alpha: Some(config.alpha),
+            requeues_max: Some(config.requeues_max),
+            held_max_us: Some(config.held_max.0 / 1_000),
+            migrate_tenants: Some(config.migrate_tenants.to_string()),
+            in_flight: Some(config.in_flight),
+            operations_per_s: Some(config.default_qos.operations_per_s.unwrap_or(0)),
+            bytes_per_s: Some(config.default_qos.bytes_per_s.unwrap_or(0)),
+            burst_ms: Some(config.default_qos.burst.0 / 1_000_000),
+            hosts: config
                 .tenants
                 .iter()
-                .map(|(host, flow)| (host.clone(), HostSettings::of(flow)))
+                .map(|(host, tenant)| (host.clone(), TenantQosPatch::from_qos(tenant)))
                 .collect(),
         }
     }
@@ -151,33 +151,34 @@ impl SchedulingSettings {
     ///
     /// # Errors
     /// What may not be, and what may.
-    pub fn applied(&self, settings: &Settings) -> Result<Settings, String> {
-        let mut new = settings.clone();
+    pub fn apply_to(&self, config: &SchedConfig) -> Result<SchedConfig, String> {
+        let mut new = config.clone();
         let name = |error: octokv_sched::SettingError| error.to_string();
         if let Some(policy) = &self.policy {
             new.policy = policy.parse().map_err(name)?;
         }
-        if let Some(flows) = &self.move_flows {
-            new.move_flows = flows.parse().map_err(name)?;
+        if let Some(selected) = &self.migrate_tenants {
+            new.migrate_tenants = selected.parse().map_err(name)?;
         }
         // Saturated, so that what is beyond every range is refused as that.
         let span = |into: &mut Nanos, value: Option<u64>, unit: u64| {
             *into = value.map_or(*into, |value| Nanos(value.saturating_mul(unit)));
         };
-        span(&mut new.window, self.window_ms, 1_000_000);
+        span(&mut new.interval, self.interval_ms, 1_000_000);
         span(&mut new.held_max, self.held_max_us, 1_000);
         new.overload = self.overload.unwrap_or(new.overload);
         new.imbalance_difference = self.imbalance_difference.unwrap_or(new.imbalance_difference);
         new.imbalance_ratio = self.imbalance_ratio.unwrap_or(new.imbalance_ratio);
         new.fairness = self.fairness.unwrap_or(new.fairness);
         new.alpha = self.alpha.unwrap_or(new.alpha);
-        new.backwardings_max = self.backwardings_max.unwrap_or(new.backwardings_max);
+        new.requeues_max = self.requeues_max.unwrap_or(new.requeues_max);
         new.in_flight = self.in_flight.unwrap_or(new.in_flight);
         let Self { operations_per_s, bytes_per_s, burst_ms, .. } = *self;
-        new.flow = HostSettings { weight: None, operations_per_s, bytes_per_s, burst_ms }.applied(new.flow);
+        new.default_qos = TenantQosPatch { weight: None, operations_per_s, bytes_per_s, burst_ms }
+            .apply_to(new.default_qos);
         for (host, change) in &self.hosts {
-            let before = new.of_tenant(host);
-            new.tenants.insert(host.clone(), change.applied(before));
+            let before = new.qos_of(host);
+            new.tenants.insert(host.clone(), change.apply_to(before));
         }
         new.check().map_err(name)?;
         Ok(new)
@@ -185,25 +186,25 @@ impl SchedulingSettings {
 
     /// Both, where both say something the later one.
     #[must_use]
-    pub fn and(self, later: SchedulingSettings) -> SchedulingSettings {
-        SchedulingSettings {
+    pub fn merge(self, later: SchedConfigPatch) -> SchedConfigPatch {
+        SchedConfigPatch {
             policy: later.policy.or(self.policy),
-            window_ms: later.window_ms.or(self.window_ms),
+            interval_ms: later.interval_ms.or(self.interval_ms),
             overload: later.overload.or(self.overload),
             imbalance_difference: later.imbalance_difference.or(self.imbalance_difference),
             imbalance_ratio: later.imbalance_ratio.or(self.imbalance_ratio),
             fairness: later.fairness.or(self.fairness),
             alpha: later.alpha.or(self.alpha),
-            backwardings_max: later.backwardings_max.or(self.backwardings_max),
+            requeues_max: later.requeues_max.or(self.requeues_max),
             held_max_us: later.held_max_us.or(self.held_max_us),
-            move_flows: later.move_flows.or(self.move_flows),
+            migrate_tenants: later.migrate_tenants.or(self.migrate_tenants),
             in_flight: later.in_flight.or(self.in_flight),
             operations_per_s: later.operations_per_s.or(self.operations_per_s),
             bytes_per_s: later.bytes_per_s.or(self.bytes_per_s),
             burst_ms: later.burst_ms.or(self.burst_ms),
             hosts: later.hosts.into_iter().fold(self.hosts, |mut hosts, (host, change)| {
                 let before = hosts.remove(&host).unwrap_or_default();
-                hosts.insert(host, before.and(change));
+                hosts.insert(host, before.merge(change));
                 hosts
             }),
         }
@@ -211,13 +212,13 @@ impl SchedulingSettings {
 
     /// Whether nothing is said.
     pub fn is_empty(&self) -> bool {
-        *self == SchedulingSettings::default()
+        *self == SchedConfigPatch::default()
     }
 }
 
 /// One core in a window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CoreWindow {
+pub struct CoreSchedulingReport {
     /// The busy part of it, 0 to 1.
     pub utilisation: f64,
     /// R_oF, R_KV and R_D: how its busy time was divided.
@@ -240,7 +241,7 @@ pub struct CoreWindow {
 
 /// One flow in a window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FlowWindow {
+pub struct TenantSchedulingReport {
     /// Its host; empty for all hosts that are not told apart.
     pub host: String,
     /// Its intensity: requests that were answered a second.
@@ -260,12 +261,12 @@ pub struct FlowWindow {
     /// Whether they may move.
     pub moves: bool,
     /// How often they go back.
-    pub backwardings: u32,
+    pub requeues: u32,
 }
 
 /// What the monitor saw in a window, and what was chosen by it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WindowReport {
+pub struct SchedulingReport {
     /// Its number since the start.
     pub number: u64,
     /// How long it was, in milliseconds.
@@ -291,76 +292,79 @@ pub struct WindowReport {
     /// How long that took it, in microseconds.
     pub took_us: f64,
     /// By core.
-    pub cores: Vec<CoreWindow>,
+    pub cores: Vec<CoreSchedulingReport>,
     /// The flows there were.
-    pub flows: Vec<FlowWindow>,
+    pub tenants: Vec<TenantSchedulingReport>,
 }
 
-impl WindowReport {
+impl SchedulingReport {
     /// Of a window.
-    pub fn of(window: &Window) -> WindowReport {
-        let cores = window.figures.cores.iter().map(|core| CoreWindow {
+    pub fn from_interval(interval: &IntervalReport) -> SchedulingReport {
+        let cores = interval.metrics.cores.iter().map(|core| CoreSchedulingReport {
             utilisation: core.utilisation,
             target_share: core.shares.target,
             kv_share: core.shares.kv,
             device_share: core.shares.device,
             natural_load: core.natural.total(),
             queue_depth: core.queue_depth,
-            requests: core.own_events,
-            moved: core.moved,
-            ran_for_others: core.ran_for_others,
+            requests: core.own_requests,
+            moved: core.offloaded,
+            ran_for_others: core.executed_for_others,
         });
-        let host = |flow: FlowId| {
-            window
+        let host = |tenant: TenantId| {
+            interval
                 .hosts
                 .iter()
-                .find(|(one, _)| *one == flow)
+                .find(|(one, _)| *one == tenant)
                 .map(|(_, host)| host.clone())
                 // Whoever left before the window ended has no name any more.
-                .unwrap_or_else(|| if flow == OTHERS { String::new() } else { "(gone)".to_owned() })
+                .unwrap_or_else(
+                    || if tenant == OVERFLOW_TENANT { String::new() } else { "(gone)".to_owned() },
+                )
         };
         let micros = |nanos: Nanos| nanos.0 as f64 / 1e3;
-        let flows = window.figures.flows.iter().zip(&window.counters.flows).map(|(flow, counted)| {
-            let each = |sum: Nanos| micros(sum) / flow.requests.max(1) as f64;
-            let rule = window.decision.rule(flow.flow);
-            FlowWindow {
-                host: host(flow.flow),
-                operations_s: flow.intensity,
-                bytes_s: flow.bytes_per_s,
-                latency_us: each(counted.latency),
-                waited_us: each(counted.waited),
-                round_trip_us: micros(counted.round_trip),
-                // JSON has no infinity: a flow that is not answered at all has none.
-                slowdown: flow.slowdown.filter(|slowdown| slowdown.is_finite()),
-                dense: rule.dense,
-                moves: rule.moves,
-                backwardings: rule.backwardings,
-            }
-        });
-        let decision = &window.decision;
-        let chosen = match decision.chosen {
-            Chosen::Nothing => "nothing",
-            Chosen::Balance(_) => "balance",
-            Chosen::Inter => "inter",
-            Chosen::Intra => "intra",
-            Chosen::Hybrid => "hybrid",
-            Chosen::Fair => "fair",
+        let tenants =
+            interval.metrics.tenants.iter().zip(&interval.counters.tenants).map(|(tenant, counted)| {
+                let each = |sum: Nanos| micros(sum) / tenant.requests.max(1) as f64;
+                let rule = interval.decision.rule(tenant.tenant);
+                TenantSchedulingReport {
+                    host: host(tenant.tenant),
+                    operations_s: tenant.intensity,
+                    bytes_s: tenant.bytes_per_s,
+                    latency_us: each(counted.latency),
+                    waited_us: each(counted.waited),
+                    round_trip_us: micros(counted.round_trip),
+                    // JSON has no infinity: a flow that is not answered at all has none.
+                    slowdown: tenant.slowdown.filter(|slowdown| slowdown.is_finite()),
+                    dense: rule.dense,
+                    moves: rule.migrates,
+                    requeues: rule.requeues,
+                }
+            });
+        let decision = &interval.decision;
+        let chosen = match decision.action {
+            PolicyAction::Nothing => "nothing",
+            PolicyAction::Balance(_) => "balance",
+            PolicyAction::Inter => "inter",
+            PolicyAction::Intra => "intra",
+            PolicyAction::Hybrid => "hybrid",
+            PolicyAction::Fair => "fair",
         };
-        WindowReport {
-            number: window.number,
-            length_ms: micros(window.length) / 1e3,
-            policy: window.settings.policy.to_string(),
+        SchedulingReport {
+            number: interval.number,
+            length_ms: micros(interval.length) / 1e3,
+            policy: interval.config.policy.to_string(),
             chosen: chosen.to_owned(),
             overloaded: decision.overloaded,
             imbalanced: decision.imbalanced,
             unfair: decision.unfair,
-            fairness: window.figures.fairness,
-            load_balance: window.figures.measured_balance,
-            natural_load_balance: window.figures.balance,
-            measured_by: window.measured_by,
-            took_us: micros(window.took),
+            fairness: interval.metrics.fairness,
+            load_balance: interval.metrics.utilisation_balance,
+            natural_load_balance: interval.metrics.natural_balance,
+            measured_by: interval.measured_by_core,
+            took_us: micros(interval.measure_duration),
             cores: cores.collect(),
-            flows: flows.collect(),
+            tenants: tenants.collect(),
         }
     }
 }
@@ -372,32 +376,32 @@ mod tests {
 
     #[test]
     fn all_settings_come_back_and_only_those_given_change() {
-        let defaults = Settings::default();
-        assert_eq!(SchedulingSettings::of(&defaults).applied(&defaults), Ok(defaults.clone()));
-        let change = SchedulingSettings {
+        let defaults = SchedConfig::default();
+        assert_eq!(SchedConfigPatch::from_config(&defaults).apply_to(&defaults), Ok(defaults.clone()));
+        let change = SchedConfigPatch {
             policy: Some("hybrid".to_owned()),
-            window_ms: Some(250),
+            interval_ms: Some(250),
             operations_per_s: Some(70),
-            ..SchedulingSettings::default()
+            ..SchedConfigPatch::default()
         };
-        let new = change.applied(&defaults).unwrap();
-        assert_eq!((new.policy, new.window), (Policy::Hybrid, Nanos::from_millis(250)));
-        assert_eq!(new.flow.operations_per_s, Some(70));
-        let back = SchedulingSettings { operations_per_s: Some(0), ..change.clone() };
-        assert_eq!(change.and(back).applied(&new).unwrap().flow.operations_per_s, None);
-        assert!(SchedulingSettings::default().is_empty());
+        let new = change.apply_to(&defaults).unwrap();
+        assert_eq!((new.policy, new.interval), (Policy::Hybrid, Nanos::from_millis(250)));
+        assert_eq!(new.default_qos.operations_per_s, Some(70));
+        let back = SchedConfigPatch { operations_per_s: Some(0), ..change.clone() };
+        assert_eq!(change.merge(back).apply_to(&new).unwrap().default_qos.operations_per_s, None);
+        assert!(SchedConfigPatch::default().is_empty());
         let of = |weight, operations_per_s| {
-            let host = HostSettings { weight, operations_per_s, ..HostSettings::default() };
-            SchedulingSettings { hosts: [("a".to_owned(), host)].into(), ..SchedulingSettings::default() }
+            let host = TenantQosPatch { weight, operations_per_s, ..TenantQosPatch::default() };
+            SchedConfigPatch { hosts: [("a".to_owned(), host)].into(), ..SchedConfigPatch::default() }
         };
-        let both = of(Some(4), None).and(of(None, Some(9)));
-        let flow = both.applied(&defaults).unwrap().of_tenant("a");
-        assert_eq!((flow.weight, flow.operations_per_s), (4, Some(9)));
-        assert_eq!(both.applied(&defaults).unwrap().of_tenant("b"), defaults.flow);
+        let both = of(Some(4), None).merge(of(None, Some(9)));
+        let tenant = both.apply_to(&defaults).unwrap().qos_of("a");
+        assert_eq!((tenant.weight, tenant.operations_per_s), (4, Some(9)));
+        assert_eq!(both.apply_to(&defaults).unwrap().qos_of("b"), defaults.default_qos);
     }
 
     #[test]
-    fn what_may_not_be_is_refused_with_what_may() {
+    fn invalid_values_fail_with_the_valid_range() {
         for (change, parts) in [
             (r#"{"policy":"hybird"}"#, ["hybird", "hybrid"]),
             (r#"{"window_ms":9}"#, ["window", "10 ms"]),
@@ -407,11 +411,11 @@ mod tests {
             (r#"{"move_flows":"some"}"#, ["move_flows", "dense"]),
             (r#"{"hosts":{"a":{"weight":0}}}"#, ["weight", "1000"]),
         ] {
-            let change: SchedulingSettings = serde_json::from_str(change).unwrap();
-            let error = change.applied(&Settings::default()).unwrap_err();
+            let change: SchedConfigPatch = serde_json::from_str(change).unwrap();
+            let error = change.apply_to(&SchedConfig::default()).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
-        let unknown = serde_json::from_str::<SchedulingSettings>(r#"{"windows_ms":9}"#).unwrap_err();
+        let unknown = serde_json::from_str::<SchedConfigPatch>(r#"{"windows_ms":9}"#).unwrap_err();
         assert!(unknown.to_string().contains("window_ms"), "{unknown}");
     }
 }

@@ -4,16 +4,19 @@
 //! Invariants: what was answered with success is in the file, so that a restart finds it; what was refused has
 //! changed neither node nor file. One change at a time.
 
-use crate::api_types::{AddNamespace, AnaGroup, CoreFigures, Existing, Figures, Kind, Namespace};
-use crate::scheduling_api::{SchedulingSettings, WindowReport};
-use crate::state_file::{Added, State, StateFile};
-use octokv_base::{NamespaceId, Nanos};
-use octokv_engine::hash::FormatSettings;
-use octokv_node::{
-    ANA_GROUPS_MAX, ChangeError, Content, DeviceSettings, NAMESPACE_ID_MAX, NamespaceReport,
-    NamespaceSettings, OpenError, RunningNode, StartError, StopError,
+use crate::api_types::{
+    AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, NodeCoreStatus,
+    NodeStatus,
 };
-use octokv_nvmf::{AnaState, HealthFacts, Hosts};
+use crate::scheduling_api::{SchedConfigPatch, SchedulingReport};
+use crate::state_file::{AddedNamespace, PersistedState, StateFile};
+use octokv_base::{NamespaceId, Nanos};
+use octokv_engine::hash::FormatConfig;
+use octokv_node::{
+    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, DeviceOpenError, NAMESPACE_ID_MAX, NamespaceChangeError,
+    NamespaceConfig, NamespaceStatus, RunningNode, StartError, StopError,
+};
+use octokv_nvmf::{AnaState, HealthStatus, HostAcl};
 use octokv_wire::nqn;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,52 +24,58 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The device that is the node's memory.
-pub const MEMORY: &str = "memory";
+pub const MEMORY_DEVICE: &str = "memory";
 /// Every host, among the names of hosts.
-pub const ANY: &str = "any";
-const BLOCK_BYTES: u32 = 4096;
-const SECOND: u64 = 1_000_000_000;
+pub const ANY_HOST: &str = "any";
+const DEFAULT_BLOCK_BYTES: u32 = 4096;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Why something was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum AdminError {
     /// It cannot be.
     Invalid(String),
     /// It is not there.
-    Missing(String),
+    NotFound(String),
     /// It is there.
-    Exists(String),
+    AlreadyExists(String),
     /// It failed.
     Failed(String),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for AdminError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Refused::Invalid(why) | Refused::Missing(why) | Refused::Exists(why) | Refused::Failed(why)) =
-            self;
+        let (AdminError::Invalid(why)
+        | AdminError::NotFound(why)
+        | AdminError::AlreadyExists(why)
+        | AdminError::Failed(why)) = self;
         f.write_str(why)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for AdminError {}
 
-impl From<ChangeError> for Refused {
-    fn from(error: ChangeError) -> Refused {
+impl From<NamespaceChangeError> for AdminError {
+    fn from(error: NamespaceChangeError) -> AdminError {
         let why = error.to_string();
         match error {
-            ChangeError::Exists(_) => Refused::Exists(why),
-            ChangeError::Missing(_) => Refused::Missing(why),
-            ChangeError::Open(StartError::Device { error: OpenError::Missing, .. }) => {
-                Refused::Invalid(format!("{why}; a size makes it (--size)"))
+            NamespaceChangeError::Exists(_) => AdminError::AlreadyExists(why),
+            NamespaceChangeError::Missing(_) => AdminError::NotFound(why),
+            NamespaceChangeError::Open(StartError::Device { error: DeviceOpenError::NotFound, .. }) => {
+                AdminError::Invalid(format!("{why}; a size makes it (--size)"))
             }
-            ChangeError::Open(_) | ChangeError::ValueTooLong { .. } => Refused::Invalid(why),
-            ChangeError::Stopping | ChangeError::NotClosed(_) => Refused::Failed(why),
+            NamespaceChangeError::Open(_) | NamespaceChangeError::ValueTooLong { .. } => {
+                AdminError::Invalid(why)
+            }
+            NamespaceChangeError::Stopping | NamespaceChangeError::NotClosedCleanly(_) => {
+                AdminError::Failed(why)
+            }
         }
     }
 }
 
 /// The words for states of asymmetric access.
-const ANA_STATES: [(&str, AnaState); 5] = [
+const ANA_STATE_NAMES: [(&str, AnaState); 5] = [
     ("optimized", AnaState::Optimized),
     ("non-optimized", AnaState::NonOptimized),
     ("inaccessible", AnaState::Inaccessible),
@@ -75,126 +84,145 @@ const ANA_STATES: [(&str, AnaState); 5] = [
 ];
 
 /// The state of asymmetric access of this name.
-pub fn ana_state(name: &str) -> Option<AnaState> {
-    ANA_STATES.iter().find(|(word, _)| *word == name).map(|(_, state)| *state)
+pub fn parse_ana_state(name: &str) -> Option<AnaState> {
+    ANA_STATE_NAMES.iter().find(|(word, _)| *word == name).map(|(_, state)| *state)
 }
 
-fn ana_name(state: AnaState) -> &'static str {
-    ANA_STATES.iter().find(|(_, one)| *one == state).map_or("unknown", |(word, _)| word)
+fn ana_state_name(state: AnaState) -> &'static str {
+    ANA_STATE_NAMES.iter().find(|(_, one)| *one == state).map_or("unknown", |(word, _)| word)
 }
 
 /// Who may connect, by a list of names.
-pub fn hosts_of<'a>(names: impl IntoIterator<Item = &'a String>) -> Hosts {
+pub fn host_acl<'a>(names: impl IntoIterator<Item = &'a String>) -> HostAcl {
     let names: BTreeSet<String> = names.into_iter().cloned().collect();
-    if names.contains(ANY) { Hosts::Any } else { Hosts::Listed(names) }
+    if names.contains(ANY_HOST) { HostAcl::Any } else { HostAcl::Listed(names) }
 }
 
 /// Namespaces of a state, as a node takes them. `format` says how volumes of keys are made.
 ///
 /// # Errors
 /// The identity that cannot be read.
-pub fn namespaces_of(state: &State, format: FormatSettings) -> Result<Vec<NamespaceSettings>, String> {
-    state.namespaces.iter().map(|added| settings_of(added, format)).collect()
+pub fn namespace_configs(
+    state: &PersistedState,
+    format: FormatConfig,
+) -> Result<Vec<NamespaceConfig>, String> {
+    state.namespaces.iter().map(|added| namespace_config(added, format)).collect()
 }
 
-fn settings_of(added: &Added, format: FormatSettings) -> Result<NamespaceSettings, String> {
-    let block_bytes = added.block_bytes.unwrap_or(BLOCK_BYTES);
+fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<NamespaceConfig, String> {
+    let block_bytes = added.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES);
     let identity = u64::from_str_radix(&added.identity, 16)
         .map_err(|_| format!("namespace {}: identity \"{}\"", added.nsid, added.identity))?;
-    Ok(NamespaceSettings {
+    Ok(NamespaceConfig {
         id: NamespaceId(added.nsid),
-        device: device_of(&added.device, added.size_bytes, added.kind, block_bytes),
-        nand: None,
-        content: match added.kind {
-            Kind::Kv => Content::KeyValue { format: FormatSettings { namespace: added.nsid, ..format } },
-            Kind::Block => Content::Blocks { block_bytes },
+        device: device_config(&added.device, added.size_bytes, added.kind, block_bytes),
+        drive_profile: None,
+        command_set: match added.kind {
+            NamespaceType::Kv => {
+                CommandSetConfig::KeyValue { format: FormatConfig { namespace: added.nsid, ..format } }
+            }
+            NamespaceType::Block => CommandSetConfig::Blocks { block_bytes },
         },
         // Hosts of a namespace of blocks may have put anything there.
-        existing: match added.kind {
-            Kind::Kv => octokv_node::Existing::Check,
-            Kind::Block => octokv_node::Existing::Keep,
+        existing_data: match added.kind {
+            NamespaceType::Kv => octokv_node::ExistingDataPolicy::Check,
+            NamespaceType::Block => octokv_node::ExistingDataPolicy::Keep,
         },
         ana_group: added.ana_group,
         required: false,
-        identity,
+        nguid_suffix: identity,
     })
 }
 
-fn device_of(device: &str, size_bytes: Option<u64>, kind: Kind, block_bytes: u32) -> DeviceSettings {
-    if device != MEMORY {
-        return DeviceSettings::File { path: device.into(), create_bytes: size_bytes };
+fn device_config(
+    device: &str,
+    size_bytes: Option<u64>,
+    kind: NamespaceType,
+    block_bytes: u32,
+) -> DeviceConfig {
+    if device != MEMORY_DEVICE {
+        return DeviceConfig::File { path: device.into(), create_bytes: size_bytes };
     }
     // The smallest block that there is, so that any unit of a volume of keys fits.
-    let block_bytes = if kind == Kind::Kv { 512 } else { block_bytes };
-    DeviceSettings::Memory { bytes: size_bytes.unwrap_or(0), block_bytes }
+    let block_bytes = if kind == NamespaceType::Kv { 512 } else { block_bytes };
+    DeviceConfig::Memory { bytes: size_bytes.unwrap_or(0), block_bytes }
 }
 
 /// See the module's text.
-pub struct Operator {
+pub struct AdminService {
     node: RunningNode,
     /// Where changes are kept; without it none is made.
-    file: Option<StateFile>,
-    state: Mutex<State>,
+    state_file: Option<StateFile>,
+    state: Mutex<PersistedState>,
     /// Who may connect by the configuration.
     configured_hosts: BTreeSet<String>,
-    format: FormatSettings,
-    machine: Machine,
-    started: Nanos,
+    format: FormatConfig,
+    platform: AdminPlatform,
+    started_at: Nanos,
     /// How long the node had run before this start, and been busy, in seconds.
-    before: (u64, u64),
+    earlier_run_and_busy_seconds: (u64, u64),
 }
 
 /// Time and randomness.
 #[derive(Clone, Copy)]
-pub struct Machine {
+pub struct AdminPlatform {
     /// Nanoseconds since any fixed point.
     pub now: fn() -> Nanos,
     /// Draws identities of namespaces.
     pub random: fn() -> std::io::Result<u64>,
 }
 
-impl Operator {
+impl AdminService {
     /// The operator of a node that was started with this state.
     pub fn new(
         node: RunningNode,
         file: Option<StateFile>,
-        state: State,
+        state: PersistedState,
         configured_hosts: BTreeSet<String>,
-        machine: Machine,
-    ) -> Operator {
-        let (format, started) = (node.settings().format, (machine.now)());
+        platform: AdminPlatform,
+    ) -> AdminService {
+        let (format, started) = (node.config().format, (platform.now)());
         let before = (state.run_seconds, state.busy_seconds);
         let state = Mutex::new(state);
-        Operator { node, file, state, configured_hosts, format, machine, started, before }
+        AdminService {
+            node,
+            state_file: file,
+            state,
+            configured_hosts,
+            format,
+            platform,
+            started_at: started,
+            earlier_run_and_busy_seconds: before,
+        }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, PersistedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a changed state; without a file, or when it cannot be written, nothing is changed.
-    fn keep(&self, state: &mut State, changed: State) -> Result<(), Refused> {
-        let Some(file) = &self.file else {
-            return Err(Refused::Failed(
+    fn persist(&self, state: &mut PersistedState, changed: PersistedState) -> Result<(), AdminError> {
+        let Some(file) = &self.state_file else {
+            return Err(AdminError::Failed(
                 "the node keeps no state, so that the change would not survive a restart: start it with --state FILE"
                     .to_owned(),
             ));
         };
-        file.save(&changed).map_err(|error| Refused::Failed(error.to_string()))?;
+        file.save(&changed).map_err(|error| AdminError::Failed(error.to_string()))?;
         *state = changed;
         Ok(())
     }
 
     /// The namespaces, by rising identifier, those that are not served included.
-    pub fn namespaces(&self) -> Vec<Namespace> {
-        let state = self.state();
+    pub fn namespaces(&self) -> Vec<NamespaceSummary> {
+        let state = self.lock_state();
         let added = |nsid| state.namespaces.iter().any(|one| one.nsid == nsid);
-        let mut all: Vec<Namespace> =
-            self.node.namespaces().iter().map(|one| describe(one, added(one.settings.id.0))).collect();
-        for (settings, why) in self.node.offline() {
-            let (nsid, device) = (settings.id.0, device_name(&settings.device));
-            let (kind, block_bytes) = kind_of(&settings.content);
-            all.push(Namespace {
+        let mut all: Vec<NamespaceSummary> =
+            self.node.namespaces().iter().map(|one| namespace_summary(one, added(one.config.id.0))).collect();
+        for (config, why) in self.node.offline() {
+            let (nsid, device) = (config.id.0, device_name(&config.device));
+            let (kind, block_bytes) = namespace_type(&config.command_set);
+            all.push(NamespaceSummary {
                 nsid,
                 kind,
                 device,
@@ -202,7 +230,7 @@ impl Operator {
                 used_bytes: 0,
                 keys: None,
                 block_bytes,
-                ana_group: settings.ana_group,
+                ana_group: config.ana_group,
                 added: added(nsid),
                 offline: Some(why),
             });
@@ -215,55 +243,56 @@ impl Operator {
     ///
     /// # Errors
     /// Why it is not there.
-    pub fn add_namespace(&self, asked: &AddNamespace) -> Result<Namespace, Refused> {
-        let invalid = |why: &str| Refused::Invalid(why.to_owned());
-        let mut state = self.state();
-        if asked.kind == Kind::Kv && asked.block_bytes.is_some() {
+    pub fn add_namespace(&self, request: &AddNamespace) -> Result<NamespaceSummary, AdminError> {
+        let invalid = |why: &str| AdminError::Invalid(why.to_owned());
+        let mut state = self.lock_state();
+        if request.kind == NamespaceType::Kv && request.block_bytes.is_some() {
             return Err(invalid("block_size: only a namespace of blocks has one"));
         }
-        if asked.kind == Kind::Kv && asked.existing == Existing::Keep {
+        if request.kind == NamespaceType::Kv && request.existing == ExistingDataMode::Keep {
             return Err(invalid("keep: only for a namespace of blocks"));
         }
-        if asked.device.is_empty() {
+        if request.device.is_empty() {
             return Err(invalid("device: a path, or \"memory\""));
         }
-        if asked.device == MEMORY && asked.size_bytes.is_none() {
+        if request.device == MEMORY_DEVICE && request.size_bytes.is_none() {
             return Err(invalid("size: memory needs one"));
         }
-        let nsid = match asked.nsid {
+        let nsid = match request.nsid {
             Some(nsid) => nsid,
-            None => self.free_nsid().ok_or_else(|| invalid("nsid: none is free"))?,
+            None => self.lowest_free_nsid().ok_or_else(|| invalid("nsid: none is free"))?,
         };
-        let identity = (self.machine.random)().map_err(|error| Refused::Failed(error.to_string()))?;
-        let mut added = Added {
+        let identity = (self.platform.random)().map_err(|error| AdminError::Failed(error.to_string()))?;
+        let mut added = AddedNamespace {
             nsid,
-            kind: asked.kind,
-            device: absolute(&asked.device)?,
-            size_bytes: asked.size_bytes,
-            block_bytes: (asked.kind == Kind::Block).then(|| asked.block_bytes.unwrap_or(BLOCK_BYTES)),
-            ana_group: asked.ana_group.unwrap_or(1),
+            kind: request.kind,
+            device: absolute_path(&request.device)?,
+            size_bytes: request.size_bytes,
+            block_bytes: (request.kind == NamespaceType::Block)
+                .then(|| request.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES)),
+            ana_group: request.ana_group.unwrap_or(1),
             identity: format!("{identity:016x}"),
         };
-        let mut settings = settings_of(&added, self.format).map_err(Refused::Failed)?;
-        settings.existing = match asked.existing {
-            Existing::Check => octokv_node::Existing::Check,
-            Existing::GiveUp => octokv_node::Existing::GiveUp,
-            Existing::Keep => octokv_node::Existing::Keep,
+        let mut config = namespace_config(&added, self.format).map_err(AdminError::Failed)?;
+        config.existing_data = match request.existing {
+            ExistingDataMode::Check => octokv_node::ExistingDataPolicy::Check,
+            ExistingDataMode::GiveUp => octokv_node::ExistingDataPolicy::Discard,
+            ExistingDataMode::Keep => octokv_node::ExistingDataPolicy::Keep,
         };
-        if self.file.is_none() {
+        if self.state_file.is_none() {
             // Refused before anything is made.
-            self.keep(&mut state, State::default())?;
+            self.persist(&mut state, PersistedState::default())?;
         }
-        let new_file = (added.device != MEMORY).then(|| PathBuf::from(&added.device));
+        let new_file = (added.device != MEMORY_DEVICE).then(|| PathBuf::from(&added.device));
         // A link that leads nowhere is somebody's, too.
         let new_file = new_file.filter(|path| path.symlink_metadata().is_err());
-        let undo_file = |refused: Refused| {
+        let undo_file = |error: AdminError| {
             // Where it cannot be removed, an empty file is left that nobody uses.
             new_file.as_deref().map(std::fs::remove_file);
-            refused
+            error
         };
-        let report = self.node.add_namespace(&settings).map_err(|error| undo_file(error.into()))?;
-        if added.device != MEMORY {
+        let report = self.node.add_namespace(&config).map_err(|error| undo_file(error.into()))?;
+        if added.device != MEMORY_DEVICE {
             // From now on the file is there: one that is missing at a restart is not made anew, empty.
             added.size_bytes = None;
         }
@@ -271,16 +300,16 @@ impl Operator {
         changed.namespaces.retain(|one| one.nsid != nsid);
         changed.namespaces.push(added);
         changed.namespaces.sort_by_key(|one| one.nsid);
-        if let Err(refused) = self.keep(&mut state, changed) {
-            let _ = self.node.remove_namespace(settings.id);
+        if let Err(error) = self.persist(&mut state, changed) {
+            let _ = self.node.remove_namespace(config.id);
             // Hosts have seen it, and may have written: its file stays.
-            return Err(refused);
+            return Err(error);
         }
-        Ok(describe(&report, true))
+        Ok(namespace_summary(&report, true))
     }
 
-    fn free_nsid(&self) -> Option<u32> {
-        let served = self.node.namespaces().into_iter().map(|one| one.settings.id.0);
+    fn lowest_free_nsid(&self) -> Option<u32> {
+        let served = self.node.namespaces().into_iter().map(|one| one.config.id.0);
         let taken: BTreeSet<u32> =
             served.chain(self.node.offline().into_iter().map(|(one, _)| one.id.0)).collect();
         (1..=NAMESPACE_ID_MAX).find(|nsid| !taken.contains(nsid))
@@ -290,37 +319,37 @@ impl Operator {
     ///
     /// # Errors
     /// Why it is still there; or that it is gone and was not closed in order.
-    pub fn remove_namespace(&self, nsid: u32) -> Result<(), Refused> {
-        let mut state = self.state();
+    pub fn remove_namespace(&self, nsid: u32) -> Result<(), AdminError> {
+        let mut state = self.lock_state();
         if !state.namespaces.iter().any(|one| one.nsid == nsid) {
-            let served = self.node.namespaces().iter().any(|one| one.settings.id.0 == nsid);
+            let served = self.node.namespaces().iter().any(|one| one.config.id.0 == nsid);
             return Err(if served {
-                Refused::Invalid(format!("namespace {nsid} is of the configuration: take it out there"))
+                AdminError::Invalid(format!("namespace {nsid} is of the configuration: take it out there"))
             } else {
-                Refused::Missing(format!("there is no namespace {nsid}"))
+                AdminError::NotFound(format!("there is no namespace {nsid}"))
             });
         }
         let mut changed = state.clone();
         changed.namespaces.retain(|one| one.nsid != nsid);
-        self.keep(&mut state, changed)?;
+        self.persist(&mut state, changed)?;
         Ok(self.node.remove_namespace(NamespaceId(nsid))?)
     }
 
     /// Who may connect: names of hosts, "any" for every host.
     pub fn hosts(&self) -> BTreeSet<String> {
-        self.state().hosts.clone().unwrap_or_else(|| self.configured_hosts.clone())
+        self.lock_state().hosts.clone().unwrap_or_else(|| self.configured_hosts.clone())
     }
 
     /// Lets a host connect, or any.
     ///
     /// # Errors
     /// Why it may not.
-    pub fn allow(&self, name: &str) -> Result<(), Refused> {
-        if name != ANY {
+    pub fn allow_host(&self, name: &str) -> Result<(), AdminError> {
+        if name != ANY_HOST {
             nqn::check(name)
-                .map_err(|why| Refused::Invalid(format!("\"{name}\" is no host's name: {why}")))?;
+                .map_err(|why| AdminError::Invalid(format!("\"{name}\" is no host's name: {why}")))?;
         }
-        self.change_hosts(|hosts| {
+        self.update_hosts(|hosts| {
             hosts.insert(name.to_owned());
             Ok(())
         })
@@ -330,32 +359,32 @@ impl Operator {
     ///
     /// # Errors
     /// When it is not listed.
-    pub fn deny(&self, name: &str) -> Result<(), Refused> {
-        self.change_hosts(|hosts| match hosts.remove(name) {
+    pub fn deny_host(&self, name: &str) -> Result<(), AdminError> {
+        self.update_hosts(|hosts| match hosts.remove(name) {
             true => Ok(()),
-            false if hosts.contains(ANY) => Err(Refused::Missing(format!(
+            false if hosts.contains(ANY_HOST) => Err(AdminError::NotFound(format!(
                 "{name} is not listed, and any host may connect: deny \"any\", and allow those that may"
             ))),
-            false => Err(Refused::Missing(format!("{name} is not listed"))),
+            false => Err(AdminError::NotFound(format!("{name} is not listed"))),
         })
     }
 
-    fn change_hosts(
+    fn update_hosts(
         &self,
-        change: impl FnOnce(&mut BTreeSet<String>) -> Result<(), Refused>,
-    ) -> Result<(), Refused> {
-        let mut state = self.state();
+        change: impl FnOnce(&mut BTreeSet<String>) -> Result<(), AdminError>,
+    ) -> Result<(), AdminError> {
+        let mut state = self.lock_state();
         let mut hosts = state.hosts.clone().unwrap_or_else(|| self.configured_hosts.clone());
         change(&mut hosts)?;
-        let changed = State { hosts: Some(hosts.clone()), ..state.clone() };
-        self.keep(&mut state, changed)?;
-        self.node.target().set_hosts(hosts_of(&hosts));
+        let changed = PersistedState { hosts: Some(hosts.clone()), ..state.clone() };
+        self.persist(&mut state, changed)?;
+        self.node.target().set_host_acl(host_acl(&hosts));
         Ok(())
     }
 
     /// The groups of asymmetric access that namespaces are in, or that were given a state.
-    pub fn ana(&self) -> Vec<AnaGroup> {
-        let describe = |(group, state)| AnaGroup { group, state: ana_name(state).to_owned() };
+    pub fn ana_groups(&self) -> Vec<AnaGroupStatus> {
+        let describe = |(group, state)| AnaGroupStatus { group, state: ana_state_name(state).to_owned() };
         self.node.target().ana_states().into_iter().map(describe).collect()
     }
 
@@ -363,69 +392,71 @@ impl Operator {
     ///
     /// # Errors
     /// Why it has not changed.
-    pub fn set_ana(&self, group: u32, name: &str) -> Result<(), Refused> {
-        let names = ANA_STATES.map(|(name, _)| name).join(", ");
-        let new = ana_state(name).ok_or_else(|| Refused::Invalid(format!("state: one of {names}")))?;
+    pub fn set_ana_state(&self, group: u32, name: &str) -> Result<(), AdminError> {
+        let names = ANA_STATE_NAMES.map(|(name, _)| name).join(", ");
+        let new =
+            parse_ana_state(name).ok_or_else(|| AdminError::Invalid(format!("state: one of {names}")))?;
         if !(1..=ANA_GROUPS_MAX).contains(&group) {
-            return Err(Refused::Invalid(format!("group: must be 1 to {ANA_GROUPS_MAX}")));
+            return Err(AdminError::Invalid(format!("group: must be 1 to {ANA_GROUPS_MAX}")));
         }
-        let mut state = self.state();
+        let mut state = self.lock_state();
         let mut changed = state.clone();
         changed.ana.insert(group.to_string(), name.to_owned());
-        self.keep(&mut state, changed)?;
+        self.persist(&mut state, changed)?;
         self.node.target().set_ana_state(group, new);
         Ok(())
     }
 
     /// Who is served where and when.
-    pub fn scheduling(&self) -> SchedulingSettings {
-        SchedulingSettings::of(&self.node.scheduling().settings())
+    pub fn scheduling(&self) -> SchedConfigPatch {
+        SchedConfigPatch::from_config(&self.node.monitor().config())
     }
 
     /// Changes it, now and after every restart.
     ///
     /// # Errors
     /// Why it has not changed.
-    pub fn set_scheduling(&self, change: SchedulingSettings) -> Result<(), Refused> {
-        let mut state = self.state();
-        let scheduling = self.node.scheduling();
-        let settings = change.applied(&scheduling.settings()).map_err(Refused::Invalid)?;
+    pub fn set_scheduling(&self, change: SchedConfigPatch) -> Result<(), AdminError> {
+        let mut state = self.lock_state();
+        let scheduling = self.node.monitor();
+        let config = change.apply_to(&scheduling.config()).map_err(AdminError::Invalid)?;
         let mut changed = state.clone();
-        changed.scheduling = changed.scheduling.and(change);
-        self.keep(&mut state, changed)?;
-        self.node.set_scheduling(settings).map_err(|error| Refused::Invalid(error.to_string()))
+        changed.scheduling = changed.scheduling.merge(change);
+        self.persist(&mut state, changed)?;
+        self.node.set_scheduling(config).map_err(|error| AdminError::Invalid(error.to_string()))
     }
 
     /// What the monitor saw last.
     ///
     /// # Errors
     /// While no window has ended.
-    pub fn window(&self) -> Result<WindowReport, Refused> {
-        let window = self.node.scheduling().window();
-        let none = || Refused::Missing("no window has ended yet: the first takes as long as one".to_owned());
-        window.map(|window| WindowReport::of(&window)).ok_or_else(none)
+    pub fn last_interval(&self) -> Result<SchedulingReport, AdminError> {
+        let interval = self.node.monitor().last_interval();
+        let none =
+            || AdminError::NotFound("no window has ended yet: the first takes as long as one".to_owned());
+        interval.map(|window| SchedulingReport::from_interval(&window)).ok_or_else(none)
     }
 
     /// How the node is.
-    pub fn figures(&self) -> Figures {
+    pub fn status(&self) -> NodeStatus {
         let target = self.node.target();
         let number = |count: usize| count as u64;
-        let cores = self.node.cores();
-        let cores = cores.iter().map(|core| CoreFigures {
+        let cores = self.node.core_statuses();
+        let cores = cores.iter().map(|core| NodeCoreStatus {
             connections: number(core.connections),
             requests: number(core.requests),
-            buffer_bytes: number(core.buffer_bytes),
-            buffer_memory_bytes: number(core.buffer_memory_bytes),
+            buffer_bytes: number(core.buffer_bytes_in_use),
+            buffer_memory_bytes: number(core.buffer_bytes_resident),
             device_operations: number(core.device_operations),
             background_tasks: number(core.background_tasks),
-            leaving: number(core.leaving),
+            leaving: number(core.draining_namespaces),
         });
-        Figures {
-            connections: number(target.connections()),
+        NodeStatus {
+            connections: number(target.connection_count()),
             controllers: number(target.controllers().len()),
             namespaces: number(self.node.namespaces().len()),
             keys: self.node.statistics().keys,
-            errors: target.statistics().errors,
+            errors: target.counters().errors,
             cores: cores.collect(),
         }
     }
@@ -436,18 +467,18 @@ impl Operator {
     }
 
     /// Tells the health log how long the node has run and how it is; with `keep` the state file, too.
-    pub fn note_health(&self, keep: bool) {
+    pub fn update_health(&self, persist: bool) {
         let (run_seconds, busy_seconds) = (self.run_seconds(), self.busy_seconds());
         let target = self.node.target();
-        target.set_health(HealthFacts {
+        target.set_health(HealthStatus {
             power_on_seconds: run_seconds,
             busy_seconds,
             read_only: self.node.is_read_only(),
             ..target.health()
         });
-        let mut state = self.state();
-        let changed = State { run_seconds, busy_seconds, ..state.clone() };
-        if let Some(file) = self.file.as_ref().filter(|_| keep) {
+        let mut state = self.lock_state();
+        let changed = PersistedState { run_seconds, busy_seconds, ..state.clone() };
+        if let Some(file) = self.state_file.as_ref().filter(|_| persist) {
             match file.save(&changed) {
                 Ok(()) => *state = changed,
                 Err(error) => tracing::warn!(%error, "how long the node has run is not kept"),
@@ -456,13 +487,14 @@ impl Operator {
     }
 
     fn run_seconds(&self) -> u64 {
-        self.before.0 + (self.machine.now)().since(self.started).0 / SECOND
+        self.earlier_run_and_busy_seconds.0
+            + (self.platform.now)().since(self.started_at).0 / NANOS_PER_SECOND
     }
 
     fn busy_seconds(&self) -> u64 {
-        let cores = self.node.cores();
-        let busy: u64 = cores.iter().map(|core| core.busy.0 / SECOND).sum();
-        self.before.1 + busy / cores.len().max(1) as u64
+        let cores = self.node.core_statuses();
+        let busy: u64 = cores.iter().map(|core| core.busy_time.0 / NANOS_PER_SECOND).sum();
+        self.earlier_run_and_busy_seconds.1 + busy / cores.len().max(1) as u64
     }
 
     /// Stops the node, and keeps that it ended in order.
@@ -473,8 +505,9 @@ impl Operator {
         let (run_seconds, busy_seconds) = (self.run_seconds(), self.busy_seconds());
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         self.node.stop()?;
-        if let Some(file) = &self.file
-            && let Err(error) = file.save(&State { run_seconds, busy_seconds, running: false, ..state })
+        if let Some(file) = &self.state_file
+            && let Err(error) =
+                file.save(&PersistedState { run_seconds, busy_seconds, running: false, ..state })
         {
             tracing::warn!(%error, "that the node ended in order is not kept");
         }
@@ -483,40 +516,40 @@ impl Operator {
 }
 
 /// An absolute path, whatever the node's directory will be at its next start.
-fn absolute(device: &str) -> Result<String, Refused> {
-    if device == MEMORY {
+fn absolute_path(device: &str) -> Result<String, AdminError> {
+    if device == MEMORY_DEVICE {
         return Ok(device.to_owned());
     }
     let path = std::path::absolute(Path::new(device));
-    let path = path.map_err(|error| Refused::Invalid(format!("device {device}: {error}")))?;
-    path.into_os_string().into_string().map_err(|_| Refused::Invalid("device: no UTF-8".to_owned()))
+    let path = path.map_err(|error| AdminError::Invalid(format!("device {device}: {error}")))?;
+    path.into_os_string().into_string().map_err(|_| AdminError::Invalid("device: no UTF-8".to_owned()))
 }
 
-fn kind_of(content: &Content) -> (Kind, Option<u32>) {
+fn namespace_type(content: &CommandSetConfig) -> (NamespaceType, Option<u32>) {
     match content {
-        Content::KeyValue { .. } => (Kind::Kv, None),
-        Content::Blocks { block_bytes } => (Kind::Block, Some(*block_bytes)),
+        CommandSetConfig::KeyValue { .. } => (NamespaceType::Kv, None),
+        CommandSetConfig::Blocks { block_bytes } => (NamespaceType::Block, Some(*block_bytes)),
     }
 }
 
-fn device_name(device: &DeviceSettings) -> String {
+fn device_name(device: &DeviceConfig) -> String {
     match device {
-        DeviceSettings::Memory { .. } => MEMORY.to_owned(),
-        DeviceSettings::File { path, .. } => path.display().to_string(),
+        DeviceConfig::Memory { .. } => MEMORY_DEVICE.to_owned(),
+        DeviceConfig::File { path, .. } => path.display().to_string(),
     }
 }
 
-fn describe(report: &NamespaceReport, added: bool) -> Namespace {
-    let (kind, block_bytes) = kind_of(&report.settings.content);
-    Namespace {
-        nsid: report.settings.id.0,
+fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary {
+    let (kind, block_bytes) = namespace_type(&report.config.command_set);
+    NamespaceSummary {
+        nsid: report.config.id.0,
         kind,
         device: report.device.clone(),
         size_bytes: report.size_bytes,
         used_bytes: report.used_bytes,
         keys: report.keys,
         block_bytes,
-        ana_group: report.settings.ana_group,
+        ana_group: report.config.ana_group,
         added,
         offline: None,
     }

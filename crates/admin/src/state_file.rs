@@ -3,8 +3,8 @@
 //! One TOML file, replaced whole: written beside, synced, renamed, the directory synced. A crash leaves the old one
 //! or the new one. A file that cannot be read as a state is refused and left as it is.
 
-use crate::api_types::Kind;
-use crate::scheduling_api::SchedulingSettings;
+use crate::api_types::NamespaceType;
+use crate::scheduling_api::SchedConfigPatch;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The format that this code writes, and the only one that it reads.
-const VERSION: u32 = 1;
+const STATE_VERSION: u32 = 1;
 /// How long a file that another process has is waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A namespace that was added while a node ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Added {
+pub struct AddedNamespace {
     /// Its identifier.
     pub nsid: u32,
     /// What it is made of.
-    pub kind: Kind,
+    pub kind: NamespaceType,
     /// An absolute path, or "memory".
     pub device: String,
     /// How large memory is made, in bytes: a file is there already.
@@ -45,7 +45,7 @@ pub struct Added {
 /// The contents of the file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct PersistedState {
     /// The format.
     pub version: u32,
     /// How often the node has been started.
@@ -53,7 +53,7 @@ pub struct State {
     pub starts: u64,
     /// How often it had not been stopped in order before that.
     #[serde(default)]
-    pub unclean_stops: u64,
+    pub unclean_shutdowns: u64,
     /// How long it has run, in seconds, up to the last time that this was written.
     #[serde(default)]
     pub run_seconds: u64,
@@ -70,25 +70,25 @@ pub struct State {
     #[serde(default)]
     pub ana: BTreeMap<String, String>,
     /// What was changed of scheduling. Else the configuration says.
-    #[serde(default, skip_serializing_if = "SchedulingSettings::is_empty")]
-    pub scheduling: SchedulingSettings,
+    #[serde(default, skip_serializing_if = "SchedConfigPatch::is_empty")]
+    pub scheduling: SchedConfigPatch,
     /// Namespaces that were added, by rising identifier.
     #[serde(default, rename = "namespace")]
-    pub namespaces: Vec<Added>,
+    pub namespaces: Vec<AddedNamespace>,
 }
 
-impl Default for State {
-    fn default() -> State {
-        State {
-            version: VERSION,
+impl Default for PersistedState {
+    fn default() -> PersistedState {
+        PersistedState {
+            version: STATE_VERSION,
             starts: 0,
-            unclean_stops: 0,
+            unclean_shutdowns: 0,
             run_seconds: 0,
             busy_seconds: 0,
             running: false,
             hosts: None,
             ana: BTreeMap::new(),
-            scheduling: SchedulingSettings::default(),
+            scheduling: SchedConfigPatch::default(),
             namespaces: Vec::new(),
         }
     }
@@ -98,12 +98,12 @@ impl Default for State {
 #[derive(Debug)]
 pub struct StateError {
     path: PathBuf,
-    why: String,
+    reason: String,
 }
 
 impl fmt::Display for StateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "state file {}: {}", self.path.display(), self.why)
+        write!(f, "state file {}: {}", self.path.display(), self.reason)
     }
 }
 
@@ -111,7 +111,7 @@ impl std::error::Error for StateError {}
 
 /// A state file is this process's until this is dropped.
 #[derive(Debug)]
-pub struct Claim(#[expect(dead_code, reason = "held for its lock")] File);
+pub struct StateFileLock(#[expect(dead_code, reason = "held for its lock")] File);
 
 /// Where the state is kept.
 #[derive(Clone, Debug)]
@@ -119,7 +119,7 @@ pub struct StateFile(PathBuf);
 
 impl StateFile {
     /// The file at a path; it need not be there.
-    pub fn at(path: &Path) -> StateFile {
+    pub fn new(path: &Path) -> StateFile {
         StateFile(path.to_owned())
     }
 
@@ -128,8 +128,8 @@ impl StateFile {
         &self.0
     }
 
-    fn failed(&self, why: impl fmt::Display) -> StateError {
-        StateError { path: self.0.clone(), why: why.to_string() }
+    fn error(&self, why: impl fmt::Display) -> StateError {
+        StateError { path: self.0.clone(), reason: why.to_string() }
     }
 
     /// Takes it for this process alone, as long as the claim lives: two nodes on one file would undo each other's changes.
@@ -137,22 +137,24 @@ impl StateFile {
     ///
     /// # Errors
     /// When another node has it.
-    pub fn claim(&self) -> Result<Claim, StateError> {
-        let mut beside = self.0.clone().into_os_string();
-        beside.push(".lock");
+    pub fn lock(&self) -> Result<StateFileLock, StateError> {
+        let mut lock_path = self.0.clone().into_os_string();
+        lock_path.push(".lock");
         let mut options = std::fs::OpenOptions::new();
-        let file = options.write(true).create(true).truncate(false).mode(0o600).open(beside);
-        let file = file.map_err(|error| self.failed(error))?;
-        let deadline = Instant::now() + PATIENCE;
+        let file = options.write(true).create(true).truncate(false).mode(0o600).open(lock_path);
+        let file = file.map_err(|error| self.error(error))?;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(Claim(file)),
+                Ok(()) => return Ok(StateFileLock(file)),
                 // One that was killed has it until the kernel has ended it.
-                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(PAUSE),
-                Err(TryLockError::WouldBlock) => {
-                    return Err(self.failed("another node keeps its state there"));
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    std::thread::sleep(LOCK_RETRY_INTERVAL)
                 }
-                Err(TryLockError::Error(error)) => return Err(self.failed(error)),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(self.error("another node keeps its state there"));
+                }
+                Err(TryLockError::Error(error)) => return Err(self.error(error)),
             }
         }
     }
@@ -161,14 +163,16 @@ impl StateFile {
     ///
     /// # Errors
     /// When it cannot be read, or is no state of this version.
-    pub fn load(&self) -> Result<State, StateError> {
+    pub fn load(&self) -> Result<PersistedState, StateError> {
         let text = match std::fs::read_to_string(&self.0) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(State::default()),
-            read => read.map_err(|error| self.failed(error))?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(PersistedState::default());
+            }
+            read => read.map_err(|error| self.error(error))?,
         };
-        let state: State = toml::from_str(&text).map_err(|error| self.failed(error.message()))?;
-        if state.version != VERSION {
-            return Err(self.failed(format!("it has version {}, this is for {VERSION}", state.version)));
+        let state: PersistedState = toml::from_str(&text).map_err(|error| self.error(error.message()))?;
+        if state.version != STATE_VERSION {
+            return Err(self.error(format!("it has version {}, this is for {STATE_VERSION}", state.version)));
         }
         Ok(state)
     }
@@ -177,8 +181,8 @@ impl StateFile {
     ///
     /// # Errors
     /// When it could not be written; then it holds what it held.
-    pub fn save(&self, state: &State) -> Result<(), StateError> {
-        let text = toml::to_string(state).map_err(|error| self.failed(error))?;
+    pub fn save(&self, state: &PersistedState) -> Result<(), StateError> {
+        let text = toml::to_string(state).map_err(|error| self.error(error))?;
         let parent = self.0.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         let write = || -> std::io::Result<()> {
@@ -194,7 +198,7 @@ impl StateFile {
             std::fs::rename(&new, &self.0)?;
             std::fs::File::open(parent)?.sync_all()
         };
-        write().map_err(|error| self.failed(error))
+        write().map_err(|error| self.error(error))
     }
 }
 
@@ -202,46 +206,46 @@ impl StateFile {
 mod tests {
     use super::*;
 
-    fn full() -> State {
-        State {
+    fn populated_state() -> PersistedState {
+        PersistedState {
             starts: 3,
-            unclean_stops: 1,
+            unclean_shutdowns: 1,
             run_seconds: 99,
             running: true,
             hosts: Some(["any".to_owned(), "nqn.2014-08.org.example:a".to_owned()].into()),
             ana: [("2".to_owned(), "inaccessible".to_owned())].into(),
-            scheduling: SchedulingSettings {
+            scheduling: SchedConfigPatch {
                 policy: Some("auto".to_owned()),
                 overload: Some(0.5),
-                ..SchedulingSettings::default()
+                ..SchedConfigPatch::default()
             },
-            namespaces: vec![Added {
+            namespaces: vec![AddedNamespace {
                 nsid: 2,
-                kind: Kind::Block,
+                kind: NamespaceType::Block,
                 device: "/srv/blocks.img".to_owned(),
                 size_bytes: None,
                 block_bytes: Some(4096),
                 ana_group: 1,
                 identity: "00ff".to_owned(),
             }],
-            ..State::default()
+            ..PersistedState::default()
         }
     }
 
     #[test]
     fn a_state_comes_back_as_it_was_saved() {
         let directory = tempfile::tempdir().unwrap();
-        let file = StateFile::at(&directory.path().join("state"));
-        assert_eq!(file.load().unwrap(), State::default(), "a missing file holds nothing");
-        file.save(&full()).unwrap();
-        assert_eq!(file.load().unwrap(), full());
-        file.save(&State::default()).unwrap();
-        assert_eq!(file.load().unwrap(), State::default());
+        let file = StateFile::new(&directory.path().join("state"));
+        assert_eq!(file.load().unwrap(), PersistedState::default(), "a missing file holds nothing");
+        file.save(&populated_state()).unwrap();
+        assert_eq!(file.load().unwrap(), populated_state());
+        file.save(&PersistedState::default()).unwrap();
+        assert_eq!(file.load().unwrap(), PersistedState::default());
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
     #[test]
-    fn what_is_no_state_is_refused_by_name() {
+    fn an_invalid_state_file_fails_with_its_reason() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
         for (text, part) in [
@@ -251,7 +255,7 @@ mod tests {
             ("", "version"),
         ] {
             std::fs::write(&path, text).unwrap();
-            let error = StateFile::at(&path).load().unwrap_err().to_string();
+            let error = StateFile::new(&path).load().unwrap_err().to_string();
             assert!(error.contains(part) && error.contains("state file"), "{error}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "it is left as it is");
         }

@@ -4,24 +4,24 @@
 //! ```text
 //!   begin: node, honest host, figures ─▶ attacks (the caller's) ─▶ end: figures again, a new host, node ends in order
 //! ```
-//! The bound on memory is computed from the settings ([`Limits::memory_bound_bytes`]); that function is the
+//! The bound on memory is computed from the settings ([`NodeLimits::memory_bound_bytes`]); that function is the
 //! arithmetic.
 
-use crate::node_process::{Holdings, Node, eventually, is_deserted};
-use crate::raw_connection::Victim;
-use crate::reference_client::{Honest, Plan, Report};
+use crate::node_process::{NodeProcess, ResourceUsage, eventually, is_idle};
+use crate::raw_connection::TargetAddr;
+use crate::reference_client::{ReferenceClient, ReferenceClientConfig, ReferenceClientReport};
 use anyhow::{Result, anyhow, ensure};
-use octokv_client::blocking::Client;
+use octokv_client::blocking::BlockingClient;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the node may take to give back what attackers held once they are gone.
-const RECOVERY: Duration = Duration::from_secs(10);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Settings of the node under attack, small so that its bounds are near.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct NodeLimits {
     /// The device's bytes, in memory.
     pub device_bytes: u64,
     /// `unit`.
@@ -56,9 +56,9 @@ pub struct Limits {
     pub keep_alive_max_s: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for NodeLimits {
+    fn default() -> NodeLimits {
+        NodeLimits {
             device_bytes: 32 << 20,
             unit_bytes: 512,
             buffer_bytes: 8 << 20,
@@ -84,14 +84,16 @@ const RECEIVE_BYTES: u64 = 1 << 20;
 /// Identifiers in use, slots and pages of one connection, with room to spare, in bytes.
 const CONNECTION_BYTES: u64 = 64 << 10;
 
-impl Limits {
+impl NodeLimits {
     /// The settings as a configuration file, on a device in memory and this core.
-    pub fn config(&self, core: usize) -> String {
-        let Limits { device_bytes, buffer_bytes, value_bytes_max, connections_max, controllers_max, .. } =
+    pub fn config_text(&self, core: usize) -> String {
+        let NodeLimits {
+            device_bytes, buffer_bytes, value_bytes_max, connections_max, controllers_max, ..
+        } = self;
+        let NodeLimits { controllers_per_host_max, io_queues_max, queue_depth, outbox_bytes_max, .. } = self;
+        let NodeLimits { receive_bytes_max, in_capsule_bytes, h2c_data_bytes_max, handshake_limit_s, .. } =
             self;
-        let Limits { controllers_per_host_max, io_queues_max, queue_depth, outbox_bytes_max, .. } = self;
-        let Limits { receive_bytes_max, in_capsule_bytes, h2c_data_bytes_max, handshake_limit_s, .. } = self;
-        let Limits { event_requests_max, keep_alive_max_s, unit_bytes, .. } = self;
+        let NodeLimits { event_requests_max, keep_alive_max_s, unit_bytes, .. } = self;
         format!(
             "device = \"memory\"\nsize = {device_bytes}\nunit = {unit_bytes}\nbuffer_bytes = {buffer_bytes}\n\
              value_bytes_max = {value_bytes_max}\nconnections_max = {connections_max}\n\
@@ -118,92 +120,109 @@ impl Limits {
 }
 
 /// A node under attack.
-pub struct Siege {
-    node: Node,
-    honest: Honest,
+pub struct AttackHarness {
+    node: NodeProcess,
+    reference_client: ReferenceClient,
     /// What the node was started with.
-    pub limits: Limits,
-    fresh: Holdings,
-    served: u64,
-    began: Instant,
+    pub limits: NodeLimits,
+    usage_before: ResourceUsage,
+    completed_before: u64,
+    started_at: Instant,
     /// Configuration and log.
     _directory: tempfile::TempDir,
 }
 
 /// How a siege ended.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct AttackReport {
     /// What the honest host saw.
-    pub honest: Report,
+    pub reference_client: ReferenceClientReport,
     /// What the node held before the first attack.
-    pub before: Holdings,
+    pub usage_before: ResourceUsage,
     /// And after the last.
-    pub after: Holdings,
+    pub usage_after: ResourceUsage,
     /// What it may hold, in bytes.
-    pub bound_bytes: u64,
+    pub memory_bound_bytes: u64,
 }
 
-impl Siege {
+impl AttackHarness {
     /// A node of this binary with an honest host that has begun.
     ///
     /// # Errors
     /// When the node does not start, or does not serve.
-    pub fn begin(binary: &Path, limits: Limits) -> Result<Siege> {
+    pub fn start(binary: &Path, limits: NodeLimits) -> Result<AttackHarness> {
         // Tests run side by side: their nodes take the cores in turn.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let cores = octokv_sys::thread::cores();
+        let cores = octokv_sys::thread::allowed_cores();
         let core = cores[NEXT.fetch_add(1, Ordering::Relaxed) % cores.len()];
         let directory = tempfile::tempdir()?;
-        let node = Node::start(binary, &limits.config(core), directory.path())?;
-        let honest = Honest::start(node.victim(), Plan::default())?;
-        let warm = honest.served() + 50;
-        ensure!(eventually(RECOVERY, || honest.served() >= warm), "the honest host is not served");
-        let fresh = node.holdings()?;
-        let served = honest.served();
-        Ok(Siege { node, honest, limits, fresh, served, began: Instant::now(), _directory: directory })
+        let node = NodeProcess::start(binary, &limits.config_text(core), directory.path())?;
+        let reference_client = ReferenceClient::start(node.target_addr(), ReferenceClientConfig::default())?;
+        let warm = reference_client.completed() + 50;
+        ensure!(
+            eventually(RECOVERY_TIMEOUT, || reference_client.completed() >= warm),
+            "the honest host is not served"
+        );
+        let fresh = node.resource_usage()?;
+        let served = reference_client.completed();
+        Ok(AttackHarness {
+            node,
+            reference_client,
+            limits,
+            usage_before: fresh,
+            completed_before: served,
+            started_at: Instant::now(),
+            _directory: directory,
+        })
     }
 
     /// Whom to attack.
-    pub fn victim(&self) -> &Victim {
-        self.node.victim()
+    pub fn target_addr(&self) -> &TargetAddr {
+        self.node.target_addr()
     }
 
     /// What the node holds now.
     ///
     /// # Errors
     /// When it is gone.
-    pub fn holdings(&self) -> Result<Holdings> {
-        self.node.holdings()
+    pub fn resource_usage(&self) -> Result<ResourceUsage> {
+        self.node.resource_usage()
     }
 
     /// Sockets of the node beyond those it had before the first attack.
-    pub fn strangers(&self) -> usize {
-        self.node.holdings().map_or(0, |now| now.sockets.saturating_sub(self.fresh.sockets))
+    pub fn attacker_sockets(&self) -> usize {
+        self.node.resource_usage().map_or(0, |now| now.sockets.saturating_sub(self.usage_before.sockets))
     }
 
     /// Waits until no attacker's connection is left.
     ///
     /// # Errors
     /// When some stay.
-    pub fn until_deserted(&self) -> Result<()> {
-        let deserted = eventually(RECOVERY, || self.strangers() == 0);
-        ensure!(deserted, "{} connections are left: {}", self.strangers(), self.node.said());
+    pub fn wait_idle(&self) -> Result<()> {
+        let deserted = eventually(RECOVERY_TIMEOUT, || self.attacker_sockets() == 0);
+        ensure!(deserted, "{} connections are left: {}", self.attacker_sockets(), self.node.stderr_log());
         Ok(())
     }
 
     /// The longest wait of the honest host counts from here on.
-    pub fn forget_the_worst(&self) {
-        self.honest.forget_the_worst();
+    pub fn reset_max_latency(&self) {
+        self.reference_client.reset_max_latency();
     }
 
     /// The honest host is served right now: some of its operations end from here on.
     ///
     /// # Errors
     /// When it is not.
-    pub fn honest_is_served(&self) -> Result<()> {
-        let goal = self.honest.served() + 5;
-        let served = eventually(RECOVERY, || self.honest.served() >= goal || self.honest.has_ended());
-        ensure!(served && !self.honest.has_ended(), "the honest host is not served: {}", self.node.said());
+    pub fn reference_client_progresses(&self) -> Result<()> {
+        let goal = self.reference_client.completed() + 5;
+        let served = eventually(RECOVERY_TIMEOUT, || {
+            self.reference_client.completed() >= goal || self.reference_client.has_failed()
+        });
+        ensure!(
+            served && !self.reference_client.has_failed(),
+            "the honest host is not served: {}",
+            self.node.stderr_log()
+        );
         Ok(())
     }
 
@@ -211,10 +230,10 @@ impl Siege {
     ///
     /// # Errors
     /// The first promise that was broken.
-    pub fn end(self) -> Result<Outcome> {
-        self.honest_is_served()?;
-        self.until_deserted()?;
-        let (before, after) = (self.fresh, self.node.holdings()?);
+    pub fn finish(self) -> Result<AttackReport> {
+        self.reference_client_progresses()?;
+        self.wait_idle()?;
+        let (before, after) = (self.usage_before, self.node.resource_usage()?);
         ensure!(
             after.descriptors == before.descriptors && after.threads == before.threads,
             "before {before:?}, after {after:?}"
@@ -222,21 +241,31 @@ impl Siege {
         let bound_bytes = self.limits.memory_bound_bytes(before.resident_bytes);
         ensure!(after.peak_bytes <= bound_bytes, "{} B of memory, bound {bound_bytes} B", after.peak_bytes);
         // A twentieth of what the host asked for: other tests, and builds, may want the same cores.
-        let wanted = (self.began.elapsed().as_millis() as u64 * Plan::default().rate / 1000 / 20).max(5);
-        let served = self.honest.served() - self.served;
+        let wanted = (self.started_at.elapsed().as_millis() as u64
+            * ReferenceClientConfig::default().ops_per_s
+            / 1000
+            / 20)
+            .max(5);
+        let served = self.reference_client.completed() - self.completed_before;
         ensure!(served >= wanted, "the honest host was served {served} times, not {wanted}");
-        newcomer(&self.node)?;
-        let honest = self.honest.finish()?;
-        let deserted = eventually(RECOVERY, || self.node.figures().is_ok_and(|now| is_deserted(&now)));
-        ensure!(deserted, "nobody is there, and something is under way: {:?}", self.node.figures());
+        check_new_client(&self.node)?;
+        let reference_client = self.reference_client.finish()?;
+        let deserted = eventually(RECOVERY_TIMEOUT, || self.node.status().is_ok_and(|now| is_idle(&now)));
+        ensure!(deserted, "nobody is there, and something is under way: {:?}", self.node.status());
         self.node.stop()?;
-        Ok(Outcome { honest, before, after, bound_bytes })
+        Ok(AttackReport {
+            reference_client,
+            usage_before: before,
+            usage_after: after,
+            memory_bound_bytes: bound_bytes,
+        })
     }
 }
 
 /// A host that comes now is served as if nothing had been.
-fn newcomer(node: &Node) -> Result<()> {
-    let client = Client::connect(&node.url().to_string()).map_err(|error| anyhow!("a newcomer: {error}"))?;
+fn check_new_client(node: &NodeProcess) -> Result<()> {
+    let client =
+        BlockingClient::connect(&node.url().to_string()).map_err(|error| anyhow!("a newcomer: {error}"))?;
     let value = vec![0x6e; 20_000];
     client.put(b"newcomer", &value).map_err(|error| anyhow!("a newcomer's put: {error}"))?;
     let found = client.get(b"newcomer").map_err(|error| anyhow!("a newcomer's get: {error}"))?;

@@ -1,15 +1,16 @@
 //! Attacks that go on for as long as they are let: what the measuring program and the soak put beside honest hosts.
 //!
-//! In: a node, and a [`Baton`] that says when to attack, when to rest, and when it is over. Each attack holds its
+//! In: a node, and a [`AttackSwitch`] that says when to attack, when to rest, and when it is over. Each attack holds its
 //! connections while it attacks and lets all of them go when it rests. What each must be *answered* with is said in
 //! the tests of the binary (`crates/octokv/tests/hostile_*.rs`); here only the pressure matters.
 
 use crate::command_builder::{
-    abort, event_request, exist, flush, identify, list, log_page, retrieve, store_here, store_there, value,
+    abort, async_event_request, exist, flush, identify, list, log_page, random_value, retrieve, store_by_r2t,
+    store_in_capsule,
 };
-use crate::raw_connection::{Heard, Peer, Victim};
-use octokv_base::Random;
-use octokv_wire::pdu::{Data, flags};
+use crate::raw_connection::{RawConnection, ReceivedPdu, TargetAddr};
+use octokv_base::Prng;
+use octokv_wire::pdu::{DataHeader, flags};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -21,34 +22,58 @@ pub struct Attack {
     /// Its name in tables and on the command line.
     pub name: &'static str,
     /// What it does.
-    pub what: &'static str,
-    run: fn(&Victim, &Baton) -> io::Result<()>,
+    pub description: &'static str,
+    run: fn(&TargetAddr, &AttackSwitch) -> io::Result<()>,
 }
 
 /// Every attack. The first is none: as much load as one thread makes, by the rules.
 pub const ATTACKS: &[Attack] = &[
     Attack {
         name: "control",
-        what: "no attack: 4 connections, 4 KiB, 16 commands each at a time",
+        description: "no attack: 4 connections, 4 KiB, 16 commands each at a time",
         run: control,
     },
-    Attack { name: "connects", what: "64 connections at a time, closed at once", run: connects },
-    Attack { name: "handshakes", what: "controllers with a queue, made and left", run: handshakes },
-    Attack { name: "half-open", what: "200 silent connections", run: half_open },
-    Attack { name: "trickle", what: "32 queues, a command each, byte by byte", run: trickle },
-    Attack { name: "garbage", what: "random bytes, before and after ICReq", run: garbage },
-    Attack { name: "wrong-pdus", what: "PDUs that may not come, on I/O queues", run: wrong_pdus },
-    Attack { name: "small-floods", what: "4 queues full of Exist commands, all the time", run: small_floods },
-    Attack { name: "never-read", what: "8 queues of Retrieves whose answers nobody reads", run: never_read },
-    Attack { name: "slow-read", what: "8 such queues that read a little now and then", run: slow_read },
-    Attack { name: "half-transfers", what: "64 Stores of 1 MiB that stop half-way", run: half_transfers },
-    Attack { name: "large-stores", what: "2 queues of Stores of 1 MiB, 4 at a time", run: large_stores },
-    Attack { name: "huge-lists", what: "8 Lists of 2 MiB at a time", run: huge_lists },
-    Attack { name: "pages", what: "Identify and log pages, 500 at a time", run: pages },
-    Attack { name: "events", what: "event requests and aborts, 500 at a time", run: events },
-    Attack { name: "bad-digests", what: "Stores of 8 KiB whose data digest is wrong", run: bad_digests },
-    Attack { name: "resets", what: "connections reset in the midst of Retrieves", run: resets },
-    Attack { name: "flushes", what: "2 queues full of Flush commands", run: flushes },
+    Attack { name: "connects", description: "64 connections at a time, closed at once", run: connects },
+    Attack { name: "handshakes", description: "controllers with a queue, made and left", run: handshakes },
+    Attack { name: "half-open", description: "200 silent connections", run: half_open },
+    Attack { name: "trickle", description: "32 queues, a command each, byte by byte", run: trickle },
+    Attack { name: "garbage", description: "random bytes, before and after ICReq", run: garbage },
+    Attack { name: "wrong-pdus", description: "PDUs that may not come, on I/O queues", run: wrong_pdus },
+    Attack {
+        name: "small-floods",
+        description: "4 queues full of Exist commands, all the time",
+        run: small_floods,
+    },
+    Attack {
+        name: "never-read",
+        description: "8 queues of Retrieves whose answers nobody reads",
+        run: never_read,
+    },
+    Attack {
+        name: "slow-read",
+        description: "8 such queues that read a little now and then",
+        run: slow_read,
+    },
+    Attack {
+        name: "half-transfers",
+        description: "64 Stores of 1 MiB that stop half-way",
+        run: half_transfers,
+    },
+    Attack {
+        name: "large-stores",
+        description: "2 queues of Stores of 1 MiB, 4 at a time",
+        run: large_stores,
+    },
+    Attack { name: "huge-lists", description: "8 Lists of 2 MiB at a time", run: huge_lists },
+    Attack { name: "pages", description: "Identify and log pages, 500 at a time", run: pages },
+    Attack { name: "events", description: "event requests and aborts, 500 at a time", run: events },
+    Attack {
+        name: "bad-digests",
+        description: "Stores of 8 KiB whose data digest is wrong",
+        run: bad_digests,
+    },
+    Attack { name: "resets", description: "connections reset in the midst of Retrieves", run: resets },
+    Attack { name: "flushes", description: "2 queues full of Flush commands", run: flushes },
 ];
 
 /// The attack of a name.
@@ -56,26 +81,26 @@ pub fn by_name(name: &str) -> Option<&'static Attack> {
     ATTACKS.iter().find(|attack| attack.name == name)
 }
 
-const REST: u8 = 0;
-const GO: u8 = 1;
-const OVER: u8 = 2;
+const PAUSED: u8 = 0;
+const RUNNING: u8 = 1;
+const STOPPED: u8 = 2;
 
 /// Says when to attack.
 #[derive(Debug, Default)]
-pub struct Baton(AtomicU8);
+pub struct AttackSwitch(AtomicU8);
 
-impl Baton {
+impl AttackSwitch {
     /// Whether the attack is on.
     pub fn is_on(&self) -> bool {
-        self.0.load(Ordering::Acquire) == GO
+        self.0.load(Ordering::Acquire) == RUNNING
     }
 
     /// Waits until it is on; false when it is over.
-    fn wait(&self) -> bool {
+    fn wait_until_on(&self) -> bool {
         loop {
             match self.0.load(Ordering::Acquire) {
-                GO => return true,
-                OVER => return false,
+                RUNNING => return true,
+                STOPPED => return false,
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
@@ -83,44 +108,48 @@ impl Baton {
 }
 
 /// An attack on a thread of its own, resting at first.
-pub struct Attacker {
-    baton: Arc<Baton>,
+pub struct AttackThread {
+    switch: Arc<AttackSwitch>,
     rounds: Arc<AtomicU64>,
     thread: JoinHandle<()>,
 }
 
-impl Attacker {
+impl AttackThread {
     /// Starts one, which gives way to every other thread of the machine where `gives_way`.
     ///
     /// # Errors
     /// When the system makes no thread.
-    pub fn start(attack: &'static Attack, victim: &Victim, gives_way: bool) -> io::Result<Attacker> {
-        let (baton, rounds) = (Arc::<Baton>::default(), Arc::<AtomicU64>::default());
-        let (mine, count, victim) = (Arc::clone(&baton), Arc::clone(&rounds), victim.clone());
+    pub fn start(
+        attack: &'static Attack,
+        target: &TargetAddr,
+        lowest_priority: bool,
+    ) -> io::Result<AttackThread> {
+        let (switch, rounds) = (Arc::<AttackSwitch>::default(), Arc::<AtomicU64>::default());
+        let (mine, count, target) = (Arc::clone(&switch), Arc::clone(&rounds), target.clone());
         let thread = octokv_sys::thread::spawn(attack.name, move || {
-            if gives_way {
+            if lowest_priority {
                 // Where it is refused the attack is only stronger.
-                let _ = octokv_sys::thread::give_way();
+                let _ = octokv_sys::thread::set_lowest_priority();
             }
-            while mine.wait() {
+            while mine.wait_until_on() {
                 // A node that refuses or ends connections does what it should.
-                if (attack.run)(&victim, &mine).is_err() {
+                if (attack.run)(&target, &mine).is_err() {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 count.fetch_add(1, Ordering::Relaxed);
             }
         })?;
-        Ok(Attacker { baton, rounds, thread })
+        Ok(AttackThread { switch, rounds, thread })
     }
 
     /// Attacks from now on.
-    pub fn go(&self) {
-        self.baton.0.store(GO, Ordering::Release);
+    pub fn resume(&self) {
+        self.switch.0.store(RUNNING, Ordering::Release);
     }
 
     /// Rests from now on.
-    pub fn rest(&self) {
-        self.baton.0.store(REST, Ordering::Release);
+    pub fn pause(&self) {
+        self.switch.0.store(PAUSED, Ordering::Release);
     }
 
     /// How often it began anew.
@@ -129,28 +158,33 @@ impl Attacker {
     }
 
     /// Ends it.
-    pub fn end(self) {
-        self.baton.0.store(OVER, Ordering::Release);
+    pub fn stop(self) {
+        self.switch.0.store(STOPPED, Ordering::Release);
         let _ = self.thread.join();
     }
 }
 
 /// Admin connections and I/O queues of so many controllers with one queue each.
-fn pairs(victim: &Victim, count: usize) -> io::Result<(Vec<Peer>, Vec<Peer>)> {
-    let pairs: io::Result<Vec<(Peer, Peer)>> = (0..count).map(|_| Peer::pair(victim, 128)).collect();
+fn connect_pairs(target: &TargetAddr, count: usize) -> io::Result<(Vec<RawConnection>, Vec<RawConnection>)> {
+    let pairs: io::Result<Vec<(RawConnection, RawConnection)>> =
+        (0..count).map(|_| RawConnection::connect_pair(target, 128)).collect();
     Ok(pairs?.into_iter().unzip())
 }
 
 /// Keeps `queues` busy with what `make` gives, taking answers as they come.
-fn flood(queues: &mut [Peer], baton: &Baton, make: impl Fn(&Peer) -> Vec<u8>) -> io::Result<()> {
+fn flood(
+    queues: &mut [RawConnection],
+    switch: &AttackSwitch,
+    make: impl Fn(&RawConnection) -> Vec<u8>,
+) -> io::Result<()> {
     let floods: Vec<Vec<u8>> = queues.iter().map(make).collect();
     let mut sent = vec![0; queues.len()];
-    while baton.is_on() {
+    while switch.is_on() {
         let mut moved = false;
         for ((peer, bytes), at) in queues.iter_mut().zip(&floods).zip(&mut sent) {
-            let Some(count) = peer.push(&bytes[*at..])? else { return Ok(()) };
+            let Some(count) = peer.send_nonblocking(&bytes[*at..])? else { return Ok(()) };
             *at = (*at + count) % bytes.len();
-            let Some(taken) = peer.drain()? else { return Ok(()) };
+            let Some(taken) = peer.receive_nonblocking()? else { return Ok(()) };
             moved |= count + taken > 0;
         }
         if !moved {
@@ -160,75 +194,79 @@ fn flood(queues: &mut [Peer], baton: &Baton, make: impl Fn(&Peer) -> Vec<u8>) ->
     Ok(())
 }
 
-fn control(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (_admins, mut queues) = pairs(victim, 4)?;
-    let data = value(1, 4096);
-    while baton.is_on() {
+fn control(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (_admins, mut queues) = connect_pairs(target, 4)?;
+    let data = random_value(1, 4096);
+    while switch.is_on() {
         for peer in &mut queues {
             let mut bytes = Vec::new();
             for id in 0..8_u16 {
-                bytes.extend(peer.capsule(&store_here(id, &[b'c', id as u8], &data), &data));
+                bytes.extend(peer.capsule(&store_in_capsule(id, &[b'c', id as u8], &data), &data));
                 bytes.extend(peer.capsule(&retrieve(100 + id, &[b'c', id as u8], 4096), &[]));
             }
             peer.send(&bytes)?;
         }
         for peer in &mut queues {
             for _ in 0..16 {
-                peer.completion()?;
+                peer.receive_completion()?;
             }
         }
     }
     Ok(())
 }
 
-fn connects(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    while baton.is_on() {
-        let _flood: Vec<_> = (0..64).map(|_| Peer::reach(victim)).collect();
+fn connects(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    while switch.is_on() {
+        let _flood: Vec<_> = (0..64).map(|_| RawConnection::connect_tcp(target)).collect();
     }
     Ok(())
 }
 
-fn handshakes(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    while baton.is_on() {
-        Peer::pair(victim, 128)?;
+fn handshakes(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    while switch.is_on() {
+        RawConnection::connect_pair(target, 128)?;
     }
     Ok(())
 }
 
-fn half_open(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let mut silent: Vec<_> = (0..100).map(|_| Peer::reach(victim)).collect();
-    silent.extend((0..100).map(|_| Peer::open(victim, false, false)));
-    while baton.is_on() {
+fn half_open(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let mut silent: Vec<_> = (0..100).map(|_| RawConnection::connect_tcp(target)).collect();
+    silent.extend((0..100).map(|_| RawConnection::connect_initialised(target, false, false)));
+    while switch.is_on() {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }
 
-fn trickle(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (_admins, mut queues) = pairs(victim, 32)?;
+fn trickle(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (_admins, mut queues) = connect_pairs(target, 32)?;
     let bytes = queues[0].capsule(&exist(1, b"trickle"), &[]);
-    while baton.is_on() {
+    while switch.is_on() {
         for byte in &bytes {
             for peer in &mut queues {
                 peer.send(&[*byte])?;
             }
             std::thread::sleep(Duration::from_millis(1));
-            if !baton.is_on() {
+            if !switch.is_on() {
                 return Ok(());
             }
         }
         for peer in &mut queues {
-            peer.completion()?;
+            peer.receive_completion()?;
         }
     }
     Ok(())
 }
 
-fn garbage(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let mut random = Random::new(5);
-    while baton.is_on() {
+fn garbage(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let mut random = Prng::new(5);
+    while switch.is_on() {
         let opened = random.one_in(2);
-        let mut peer = if opened { Peer::open(victim, true, true)? } else { Peer::reach(victim)? };
+        let mut peer = if opened {
+            RawConnection::connect_initialised(target, true, true)?
+        } else {
+            RawConnection::connect_tcp(target)?
+        };
         let mut bytes = vec![0; 1 + random.below(8192) as usize];
         random.fill(&mut bytes);
         peer.send(&bytes)?;
@@ -236,48 +274,49 @@ fn garbage(victim: &Victim, baton: &Baton) -> io::Result<()> {
     Ok(())
 }
 
-fn wrong_pdus(victim: &Victim, baton: &Baton) -> io::Result<()> {
+fn wrong_pdus(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let mut kind = 0_u8;
-    while baton.is_on() {
-        let (_admin, mut peer) = Peer::pair(victim, 16)?;
+    while switch.is_on() {
+        let (_admin, mut peer) = RawConnection::connect_pair(target, 16)?;
         let mut bytes = vec![kind % 12, 0, 24, 0, 24, 0, 0, 0];
         bytes.resize(24, 0xff);
         peer.send(&bytes)?;
-        peer.hear()?;
+        peer.receive_pdu()?;
         kind = kind.wrapping_add(1);
     }
     Ok(())
 }
 
-fn small_floods(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (_admins, mut queues) = pairs(victim, 4)?;
-    let make = |peer: &Peer| (0..4096).flat_map(|id| peer.capsule(&exist(id, b"flood"), &[])).collect();
-    flood(&mut queues, baton, make)
+fn small_floods(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (_admins, mut queues) = connect_pairs(target, 4)?;
+    let make =
+        |peer: &RawConnection| (0..4096).flat_map(|id| peer.capsule(&exist(id, b"flood"), &[])).collect();
+    flood(&mut queues, switch, make)
 }
 
-fn flushes(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (_admins, mut queues) = pairs(victim, 2)?;
-    flood(&mut queues, baton, |peer| (0..4096).flat_map(|id| peer.capsule(&flush(id), &[])).collect())
+fn flushes(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (_admins, mut queues) = connect_pairs(target, 2)?;
+    flood(&mut queues, switch, |peer| (0..4096).flat_map(|id| peer.capsule(&flush(id), &[])).collect())
 }
 
-fn store_unread(peer: &mut Peer) -> io::Result<()> {
-    let data = value(2, 12_000);
-    peer.ask(&store_here(1, b"unread", &data), &data).map(drop)
+fn store_unread(peer: &mut RawConnection) -> io::Result<()> {
+    let data = random_value(2, 12_000);
+    peer.execute(&store_in_capsule(1, b"unread", &data), &data).map(drop)
 }
 
-fn unread(victim: &Victim, baton: &Baton, reads: bool) -> io::Result<()> {
-    let (_admins, mut queues) = pairs(victim, 8)?;
+fn unread(target: &TargetAddr, switch: &AttackSwitch, reads: bool) -> io::Result<()> {
+    let (_admins, mut queues) = connect_pairs(target, 8)?;
     store_unread(&mut queues[0])?;
-    let make = |peer: &Peer| -> Vec<u8> {
+    let make = |peer: &RawConnection| -> Vec<u8> {
         (0..8192).flat_map(|id| peer.capsule(&retrieve(id, b"unread", 16 << 10), &[])).collect()
     };
     let bytes = make(&queues[0]);
     let mut sent = vec![0; queues.len()];
-    while baton.is_on() {
+    while switch.is_on() {
         for (peer, at) in queues.iter_mut().zip(&mut sent) {
-            let Some(count) = peer.push(&bytes[*at..])? else { return Ok(()) };
+            let Some(count) = peer.send_nonblocking(&bytes[*at..])? else { return Ok(()) };
             *at = (*at + count) % bytes.len();
-            if reads && peer.drain()?.is_none() {
+            if reads && peer.receive_nonblocking()?.is_none() {
                 return Ok(());
             }
         }
@@ -286,27 +325,27 @@ fn unread(victim: &Victim, baton: &Baton, reads: bool) -> io::Result<()> {
     Ok(())
 }
 
-fn never_read(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    unread(victim, baton, false)
+fn never_read(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    unread(target, switch, false)
 }
 
-fn slow_read(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    unread(victim, baton, true)
+fn slow_read(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    unread(target, switch, true)
 }
 
-fn half_transfers(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (_admins, mut queues) = pairs(victim, 4)?;
+fn half_transfers(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (_admins, mut queues) = connect_pairs(target, 4)?;
     for peer in &mut queues {
         let commands: Vec<u8> =
-            (0..16).flat_map(|id| peer.capsule(&store_there(id, b"half", 1 << 20), &[])).collect();
+            (0..16).flat_map(|id| peer.capsule(&store_by_r2t(id, b"half", 1 << 20), &[])).collect();
         peer.send(&commands)?;
-        peer.set_patience(Duration::from_millis(20))?;
+        peer.set_receive_timeout(Duration::from_millis(20))?;
     }
-    while baton.is_on() {
+    while switch.is_on() {
         for peer in &mut queues {
-            if let Heard::Ask(range) = peer.hear()? {
-                let half = Data { bytes: 64 << 10, ..range };
-                let pdu = peer.host_data(half, &value(3, half.bytes as usize), 0);
+            if let ReceivedPdu::R2t(range) = peer.receive_pdu()? {
+                let half = DataHeader { bytes: 64 << 10, ..range };
+                let pdu = peer.h2c_data(half, &random_value(3, half.bytes as usize), 0);
                 peer.send(&pdu)?;
             }
         }
@@ -314,21 +353,21 @@ fn half_transfers(victim: &Victim, baton: &Baton) -> io::Result<()> {
     Ok(())
 }
 
-fn large_stores(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (_admins, mut queues) = pairs(victim, 2)?;
-    let data = value(4, 1 << 20);
-    while baton.is_on() {
+fn large_stores(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (_admins, mut queues) = connect_pairs(target, 2)?;
+    let data = random_value(4, 1 << 20);
+    while switch.is_on() {
         for peer in &mut queues {
             let stores: Vec<u8> =
-                (0..4).flat_map(|id| peer.capsule(&store_there(id, b"large", 1 << 20), &[])).collect();
+                (0..4).flat_map(|id| peer.capsule(&store_by_r2t(id, b"large", 1 << 20), &[])).collect();
             peer.send(&stores)?;
         }
         for peer in &mut queues {
             let mut left = 4;
             while left > 0 {
-                match peer.hear()? {
-                    Heard::Ask(range) => send_all(peer, range, &data)?,
-                    Heard::Response(_) => left -= 1,
+                match peer.receive_pdu()? {
+                    ReceivedPdu::R2t(range) => send_all(peer, range, &data)?,
+                    ReceivedPdu::Response(_) => left -= 1,
                     _ => return Ok(()),
                 }
             }
@@ -338,74 +377,76 @@ fn large_stores(victim: &Victim, baton: &Baton) -> io::Result<()> {
 }
 
 /// Everything that an R2T asked for, in pieces that any node takes.
-fn send_all(peer: &mut Peer, range: Data, data: &[u8]) -> io::Result<()> {
+fn send_all(peer: &mut RawConnection, range: DataHeader, data: &[u8]) -> io::Result<()> {
     const PIECE_BYTES: u32 = 64 << 10;
     let (mut at, end) = (range.offset, range.offset + range.bytes);
     while at < end {
         let bytes = PIECE_BYTES.min(end - at);
         let bits = if at + bytes == end { flags::LAST } else { 0 };
-        let piece = Data { offset: at, bytes, ..range };
-        let pdu = peer.host_data(piece, &data[at as usize..(at + bytes) as usize], bits);
+        let piece = DataHeader { offset: at, bytes, ..range };
+        let pdu = peer.h2c_data(piece, &data[at as usize..(at + bytes) as usize], bits);
         peer.send(&pdu)?;
         at += bytes;
     }
     Ok(())
 }
 
-fn huge_lists(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (_admins, mut queues) = pairs(victim, 1)?;
-    flood(&mut queues, baton, |peer| {
+fn huge_lists(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (_admins, mut queues) = connect_pairs(target, 1)?;
+    flood(&mut queues, switch, |peer| {
         (0..8).flat_map(|id| peer.capsule(&list(id, b"", 2 << 20), &[])).collect()
     })
 }
 
-fn pages(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (mut admin, _) = Peer::admin(victim)?;
-    while baton.is_on() {
+fn pages(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (mut admin, _) = RawConnection::connect_admin(target)?;
+    while switch.is_on() {
         let ask = |id: u16| if id.is_multiple_of(2) { identify(id, 1) } else { log_page(id, 2, 512) };
         let bytes: Vec<u8> = (0..500).flat_map(|id| admin.capsule(&ask(id), &[])).collect();
         admin.send(&bytes)?;
         for _ in 0..500 {
-            admin.completion()?;
+            admin.receive_completion()?;
         }
     }
     Ok(())
 }
 
-fn events(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let (admin, _) = Peer::admin(victim)?;
-    let ask = |id: u16| if id.is_multiple_of(2) { event_request(id) } else { abort(id, 0, id - 1) };
-    flood(&mut [admin], baton, |peer| (0..500).flat_map(|id| peer.capsule(&ask(id), &[])).collect())
+fn events(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let (admin, _) = RawConnection::connect_admin(target)?;
+    let ask = |id: u16| if id.is_multiple_of(2) { async_event_request(id) } else { abort(id, 0, id - 1) };
+    flood(&mut [admin], switch, |peer| (0..500).flat_map(|id| peer.capsule(&ask(id), &[])).collect())
 }
 
-fn bad_digests(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    let joining = crate::raw_connection::Joining::admin(victim);
-    let (_admin, id) = Peer::admin_as(victim, &joining, true, true)?;
-    let mut io = Peer::open(victim, true, true)?;
-    crate::raw_connection::granted(&io.join(&crate::raw_connection::Joining::io(victim, id, 1, 128))?)?;
-    let data = value(6, 8192);
-    while baton.is_on() {
+fn bad_digests(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    let params = crate::raw_connection::ConnectParams::admin(target);
+    let (_admin, id) = RawConnection::connect_admin_as(target, &params, true, true)?;
+    let mut io = RawConnection::connect_initialised(target, true, true)?;
+    crate::raw_connection::expect_success(
+        &io.fabrics_connect(&crate::raw_connection::ConnectParams::io(target, id, 1, 128))?,
+    )?;
+    let data = random_value(6, 8192);
+    while switch.is_on() {
         for id in 0..16 {
-            let mut bytes = io.capsule(&store_here(id, b"digest", &data), &data);
+            let mut bytes = io.capsule(&store_in_capsule(id, b"digest", &data), &data);
             *bytes.last_mut().expect("a capsule") ^= 1;
             io.send(&bytes)?;
         }
         for _ in 0..16 {
-            io.completion()?;
+            io.receive_completion()?;
         }
     }
     Ok(())
 }
 
-fn resets(victim: &Victim, baton: &Baton) -> io::Result<()> {
-    while baton.is_on() {
-        let (_admin, mut io) = Peer::pair(victim, 128)?;
+fn resets(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
+    while switch.is_on() {
+        let (_admin, mut io) = RawConnection::connect_pair(target, 128)?;
         store_unread(&mut io)?;
         let bytes: Vec<u8> =
             (0..100).flat_map(|id| io.capsule(&retrieve(id, b"unread", 16 << 10), &[])).collect();
         io.send(&bytes)?;
         // Closed with answers unread, which the kernel makes a reset of.
-        io.hear()?;
+        io.receive_pdu()?;
     }
     Ok(())
 }

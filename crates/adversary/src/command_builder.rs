@@ -1,7 +1,7 @@
 //! Entries of commands as an attacker wants them: right by default, every field free to be changed.
 
 use octokv_base::{Key, NamespaceId};
-use octokv_wire::kv::{Command, StoreOptions};
+use octokv_wire::kv::{KvCommand, StoreOptions};
 use octokv_wire::queue_entry::admin;
 use octokv_wire::{Sgl, Sqe, vendor};
 
@@ -15,53 +15,53 @@ fn key_of(bytes: &[u8]) -> Key {
 /// A Store of `value_bytes` bytes, which are where `sgl` says.
 pub fn store(id: u16, key: &[u8], value_bytes: u32, sgl: Sgl) -> Sqe {
     let options = StoreOptions::default();
-    let mut sqe = Command::Store { key: key_of(key), options, value_bytes }.encode(id, NSID);
+    let mut sqe = KvCommand::Store { key: key_of(key), options, value_bytes }.encode(id, NSID);
     sqe.sgl = sgl;
     sqe
 }
 
 /// A Store whose value follows in the capsule.
-pub fn store_here(id: u16, key: &[u8], value: &[u8]) -> Sqe {
+pub fn store_in_capsule(id: u16, key: &[u8], value: &[u8]) -> Sqe {
     let bytes = value.len() as u32;
     store(id, key, bytes, Sgl::in_capsule(bytes))
 }
 
 /// A Store whose value the node must ask for.
-pub fn store_there(id: u16, key: &[u8], value_bytes: u32) -> Sqe {
+pub fn store_by_r2t(id: u16, key: &[u8], value_bytes: u32) -> Sqe {
     store(id, key, value_bytes, Sgl::transport(value_bytes))
 }
 
 /// A Retrieve into a buffer of `limit_bytes`.
 pub fn retrieve(id: u16, key: &[u8], limit_bytes: u32) -> Sqe {
-    let mut sqe = Command::Retrieve { key: key_of(key), limit_bytes }.encode(id, NSID);
+    let mut sqe = KvCommand::Retrieve { key: key_of(key), limit_bytes }.encode(id, NSID);
     sqe.sgl = Sgl::transport(limit_bytes);
     sqe
 }
 
 /// An Exist.
 pub fn exist(id: u16, key: &[u8]) -> Sqe {
-    Command::Exist { key: key_of(key) }.encode(id, NSID)
+    KvCommand::Exist { key: key_of(key) }.encode(id, NSID)
 }
 
 /// A Delete.
 pub fn delete(id: u16, key: &[u8]) -> Sqe {
-    Command::Delete { key: key_of(key) }.encode(id, NSID)
+    KvCommand::Delete { key: key_of(key) }.encode(id, NSID)
 }
 
 /// A Flush.
 pub fn flush(id: u16) -> Sqe {
-    Command::Flush.encode(id, NSID)
+    KvCommand::Flush.encode(id, NSID)
 }
 
 /// A List from `start` into a buffer of `limit_bytes`.
 pub fn list(id: u16, start: &[u8], limit_bytes: u32) -> Sqe {
-    let mut sqe = Command::List { start: key_of(start), limit_bytes }.encode(id, NSID);
+    let mut sqe = KvCommand::List { start: key_of(start), limit_bytes }.encode(id, NSID);
     sqe.sgl = Sgl::transport(limit_bytes);
     sqe
 }
 
 /// A command of the extension whose data, the key first, is in the capsule.
-pub fn long(id: u16, command: vendor::Command, data_bytes: u32) -> Sqe {
+pub fn vendor_command(id: u16, command: vendor::VendorCommand, data_bytes: u32) -> Sqe {
     let mut sqe = command.encode(id, NSID);
     sqe.sgl = Sgl::in_capsule(data_bytes);
     sqe
@@ -92,7 +92,7 @@ pub fn keep_alive(id: u16) -> Sqe {
 }
 
 /// An asynchronous event request.
-pub fn event_request(id: u16) -> Sqe {
+pub fn async_event_request(id: u16) -> Sqe {
     Sqe::new(admin::ASYNC_EVENT_REQUEST, id)
 }
 
@@ -104,8 +104,8 @@ pub fn abort(id: u16, queue: u16, command: u16) -> Sqe {
 }
 
 /// A value that differs from one seed to the next.
-pub fn value(seed: u64, bytes: usize) -> Vec<u8> {
+pub fn random_value(seed: u64, bytes: usize) -> Vec<u8> {
     let mut value = vec![0; bytes];
-    octokv_base::Random::new(seed).fill(&mut value);
+    octokv_base::Prng::new(seed).fill(&mut value);
     value
 }

@@ -18,13 +18,13 @@ use std::time::Duration;
 /// Attacks a node of octokv, and looks at what becomes of everybody else.
 #[derive(Debug, Parser)]
 #[command(name = "octokv-adversary", version, max_term_width = 100)]
-struct Arguments {
+struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// The latency of an honest host, quiet and under each attack.
     Measure {
         /// The node's binary.
@@ -67,10 +67,11 @@ enum Command {
 }
 
 fn main() -> Result<()> {
-    match Arguments::parse().command {
-        Command::Measure { octokv, device, rounds, slice_ms, rate, keys, only } => {
+    match Cli::parse().command {
+        CliCommand::Measure { octokv, device, rounds, slice_ms, rate, keys, only } => {
             let slice = Duration::from_millis(slice_ms);
-            let settings = attack_latency::Settings { binary: octokv, device, rounds, slice, rate, keys };
+            let settings =
+                attack_latency::AttackLatencyConfig { binary: octokv, device, rounds, slice, rate, keys };
             let chosen: Result<Vec<_>> = match only.is_empty() {
                 true => Ok(ATTACKS.iter().collect()),
                 false => std::iter::once("control")
@@ -80,9 +81,9 @@ fn main() -> Result<()> {
             };
             attack_latency::run(&settings, &chosen?)
         }
-        Command::Soak { octokv, minutes, directory, seed } => {
+        CliCommand::Soak { octokv, minutes, directory, seed } => {
             let span = Duration::from_secs_f64(minutes * 60.0);
-            soak::run(&soak::Settings { binary: octokv, span, directory, seed })
+            soak::run(&soak::SoakConfig { binary: octokv, span, directory, seed })
         }
     }
 }

@@ -9,10 +9,10 @@
 //! Invariant: an operation that was refused has changed nothing.
 
 use anyhow::{Result, bail, ensure};
-use octokv_base::{Random, prng::mix};
-use octokv_bench::values::Values;
+use octokv_base::{Prng, prng::mix64};
+use octokv_bench::values::ValueGenerator;
 use octokv_client::Error;
-use octokv_client::blocking::Client;
+use octokv_client::blocking::BlockingClient;
 
 /// Lengths of keys, in turn.
 const KEY_BYTES: [usize; 7] = [2, 3, 16, 17, 100, 500, 1024];
@@ -20,42 +20,42 @@ const KEY_BYTES: [usize; 7] = [2, 3, 16, 17, 100, 500, 1024];
 const KEYS: usize = 200;
 
 /// One version of a key, or none.
-type Version = Option<u64>;
+type KeyVersion = Option<u64>;
 
 /// What one client has stored.
-pub struct Keeper {
+pub struct ModelClient {
     name: u8,
     value_bytes_max: usize,
-    values: Values,
-    random: Random,
+    values: ValueGenerator,
+    random: Prng,
     /// The states that each key may be in: one, and more where an outcome is not known.
-    keys: Vec<Vec<Version>>,
-    next: u64,
+    possible_versions: Vec<Vec<KeyVersion>>,
+    next_version: u64,
     /// Operations acknowledged, refused for lack of room, and refused as busy.
-    pub counts: [u64; 3],
+    pub outcome_counts: [u64; 3],
 }
 
 /// Whether the connection can still be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum ConnState {
     /// Yes.
     Up,
     /// No.
     Lost,
 }
 
-impl Keeper {
+impl ModelClient {
     /// A keeper of no keys yet. Keepers of one namespace have different names.
-    pub fn new(name: u8, value_bytes_max: usize) -> Keeper {
+    pub fn new(name: u8, value_bytes_max: usize) -> ModelClient {
         let seed = u64::from(name) + 1000;
-        Keeper {
+        ModelClient {
             name,
             value_bytes_max,
-            values: Values::new(seed, value_bytes_max),
-            random: Random::new(seed),
-            keys: vec![vec![None]; KEYS],
-            next: 1,
-            counts: [0; 3],
+            values: ValueGenerator::new(seed, value_bytes_max),
+            random: Prng::new(seed),
+            possible_versions: vec![vec![None]; KEYS],
+            next_version: 1,
+            outcome_counts: [0; 3],
         }
     }
 
@@ -69,7 +69,7 @@ impl Keeper {
     }
 
     fn value(&self, version: u64) -> Vec<u8> {
-        let draw = mix(version) as usize;
+        let draw = mix64(version) as usize;
         let most = match draw % 16 {
             0 => 0,
             1..=9 => 4096,
@@ -78,7 +78,7 @@ impl Keeper {
         };
         let bytes = if draw.is_multiple_of(64) { most } else { (draw >> 8) % (most + 1) };
         let mut value = vec![0; bytes.min(self.value_bytes_max)];
-        self.values.make(version, &mut value);
+        self.values.fill(version, &mut value);
         value
     }
 
@@ -86,39 +86,44 @@ impl Keeper {
     ///
     /// # Errors
     /// When the node has something else than it may have.
-    pub fn step(&mut self, client: &Client) -> Result<Link> {
+    pub fn step(&mut self, client: &BlockingClient) -> Result<ConnState> {
         let index = self.random.below(KEYS as u64) as usize;
         match self.random.below(10) {
             0..=4 => self.put(client, index),
-            5..=7 => self.look(client, index),
+            5..=7 => self.read_and_check(client, index),
             8 => self.delete(client, index),
-            _ => self.ask(client, index),
+            _ => self.check_existence(client, index),
         }
     }
 
-    fn put(&mut self, client: &Client, index: usize) -> Result<Link> {
-        let version = self.next;
-        self.next += 1;
+    fn put(&mut self, client: &BlockingClient, index: usize) -> Result<ConnState> {
+        let version = self.next_version;
+        self.next_version += 1;
         let outcome = client.put(&self.key(index), &self.value(version));
-        self.changed(index, Some(version), outcome)
+        self.apply_write_result(index, Some(version), outcome)
     }
 
-    fn delete(&mut self, client: &Client, index: usize) -> Result<Link> {
+    fn delete(&mut self, client: &BlockingClient, index: usize) -> Result<ConnState> {
         let outcome = client.delete(&self.key(index)).map(drop);
-        self.changed(index, None, outcome)
+        self.apply_write_result(index, None, outcome)
     }
 
-    fn changed(&mut self, index: usize, to: Version, outcome: Result<(), Error>) -> Result<Link> {
+    fn apply_write_result(
+        &mut self,
+        index: usize,
+        to: KeyVersion,
+        outcome: Result<(), Error>,
+    ) -> Result<ConnState> {
         match outcome {
             Ok(()) => {
-                self.counts[0] += 1;
-                self.keys[index] = vec![to];
-                Ok(Link::Up)
+                self.outcome_counts[0] += 1;
+                self.possible_versions[index] = vec![to];
+                Ok(ConnState::Up)
             }
             Err(error) => {
-                let link = self.failed(&error)?;
-                if link == Link::Lost && !self.keys[index].contains(&to) {
-                    self.keys[index].push(to);
+                let link = self.classify_error(&error)?;
+                if link == ConnState::Lost && !self.possible_versions[index].contains(&to) {
+                    self.possible_versions[index].push(to);
                 }
                 Ok(link)
             }
@@ -126,85 +131,85 @@ impl Keeper {
     }
 
     /// Reads a key and compares; what is found settles what was in doubt.
-    fn look(&mut self, client: &Client, index: usize) -> Result<Link> {
+    fn read_and_check(&mut self, client: &BlockingClient, index: usize) -> Result<ConnState> {
         match client.get(&self.key(index)) {
             Ok(found) => {
-                self.counts[0] += 1;
-                let is = |version: &Version| match (version, &found) {
+                self.outcome_counts[0] += 1;
+                let is = |version: &KeyVersion| match (version, &found) {
                     (None, None) => true,
                     (Some(version), Some(found)) => self.value(*version) == *found,
                     _ => false,
                 };
-                let Some(&version) = self.keys[index].iter().find(|version| is(version)) else {
+                let Some(&version) = self.possible_versions[index].iter().find(|version| is(version)) else {
                     bail!(
                         "key {} of {} B may be at {:?}; read: {:?} B",
                         index,
                         self.key(index).len(),
-                        self.keys[index],
+                        self.possible_versions[index],
                         found.map(|value| value.len())
                     );
                 };
-                self.keys[index] = vec![version];
-                Ok(Link::Up)
+                self.possible_versions[index] = vec![version];
+                Ok(ConnState::Up)
             }
-            Err(error) => self.failed(&error),
+            Err(error) => self.classify_error(&error),
         }
     }
 
     /// Asks for what needs no value: the length, a listing from the key on.
-    fn ask(&mut self, client: &Client, index: usize) -> Result<Link> {
+    fn check_existence(&mut self, client: &BlockingClient, index: usize) -> Result<ConnState> {
         let key = self.key(index);
         let found = match client.exist(&key) {
             Ok(found) => found,
-            Err(error) => return self.failed(&error),
+            Err(error) => return self.classify_error(&error),
         };
-        let may_be = |version: &Version| version.map(|version| self.value(version).len() as u32) == found;
-        let fits = self.keys[index].iter().any(may_be);
-        ensure!(fits, "key {index} may be at {:?}; its length is {found:?}", self.keys[index]);
+        let may_be = |version: &KeyVersion| version.map(|version| self.value(version).len() as u32) == found;
+        let fits = self.possible_versions[index].iter().any(may_be);
+        ensure!(fits, "key {index} may be at {:?}; its length is {found:?}", self.possible_versions[index]);
         match client.list(&key, 50) {
             // A key that is there begins its own list.
-            Ok(list) if self.keys[index].len() == 1 => {
-                self.counts[0] += 1;
+            Ok(list) if self.possible_versions[index].len() == 1 => {
+                self.outcome_counts[0] += 1;
                 let listed = list.first() == Some(&key);
                 ensure!(listed == found.is_some(), "key {index} is listed: {listed}, exists: {found:?}");
-                Ok(Link::Up)
+                Ok(ConnState::Up)
             }
-            Ok(_) => Ok(Link::Up),
-            Err(error) => self.failed(&error),
+            Ok(_) => Ok(ConnState::Up),
+            Err(error) => self.classify_error(&error),
         }
     }
 
-    fn failed(&mut self, error: &Error) -> Result<Link> {
+    fn classify_error(&mut self, error: &Error) -> Result<ConnState> {
         match error {
-            Error::CapacityExceeded => self.counts[1] += 1,
-            Error::Busy => self.counts[2] += 1,
+            Error::CapacityExceeded => self.outcome_counts[1] += 1,
+            Error::Busy => self.outcome_counts[2] += 1,
             Error::OutcomeUnknown
             | Error::Disconnected(_)
             | Error::Connect(..)
             | Error::TimedOut
-            | Error::Closed => return Ok(Link::Lost),
+            | Error::Closed => return Ok(ConnState::Lost),
             other => bail!("{other}"),
         }
-        Ok(Link::Up)
+        Ok(ConnState::Up)
     }
 
     /// Reads every key. Gives how many there are, or `None` when the connection was lost on the way.
     ///
     /// # Errors
     /// The first promise that the node broke.
-    pub fn verify(&mut self, client: &Client) -> Result<Option<usize>> {
+    pub fn verify_all(&mut self, client: &BlockingClient) -> Result<Option<usize>> {
         for index in 0..KEYS {
-            let busy = self.counts[2];
+            let busy = self.outcome_counts[2];
             loop {
-                if self.look(client, index)? == Link::Lost {
+                if self.read_and_check(client, index)? == ConnState::Lost {
                     return Ok(None);
                 }
-                if self.counts[2] == busy {
+                if self.outcome_counts[2] == busy {
                     break;
                 }
-                ensure!(self.counts[2] < busy + 100, "the node stays busy");
+                ensure!(self.outcome_counts[2] < busy + 100, "the node stays busy");
             }
         }
-        Ok(Some(self.keys.iter().filter(|states| states[0].is_some()).count()))
+        Ok(Some(self.possible_versions.iter().filter(|states| states[0].is_some()).count()))
     }
 }

@@ -1,11 +1,11 @@
 //! A node as a process: started with settings, looked at from outside, stopped, killed, started again.
 //!
 //! In: the binary and a configuration. Out: its address, and what the kernel says it holds: memory, descriptors,
-//! threads. Invariant: no process outlives its [`Node`].
+//! threads. Invariant: no process outlives its [`NodeProcess`].
 
-use crate::raw_connection::Victim;
+use crate::raw_connection::TargetAddr;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use octokv_admin::api_types::{CoreFigures, Figures};
+use octokv_admin::api_types::{NodeCoreStatus, NodeStatus};
 use octokv_admin::http_client;
 use octokv_client::Url;
 use std::fs::File;
@@ -17,17 +17,17 @@ use std::time::{Duration, Instant};
 
 /// A running `octokv serve`.
 #[derive(Debug)]
-pub struct Node {
+pub struct NodeProcess {
     child: Child,
     url: Url,
-    victim: Victim,
+    target_addr: TargetAddr,
     log: PathBuf,
     admin: PathBuf,
 }
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct ResourceUsage {
     /// Memory in RAM, in bytes.
     pub resident_bytes: u64,
     /// The most memory in RAM that it ever had, in bytes.
@@ -40,13 +40,13 @@ pub struct Holdings {
     pub threads: usize,
 }
 
-impl Node {
+impl NodeProcess {
     /// Starts one with these settings and waits until it is ready. Its configuration, what it logs, and its
     /// administration socket go into `directory`.
     ///
     /// # Errors
     /// When it does not get ready.
-    pub fn start(binary: &Path, settings: &str, directory: &Path) -> Result<Node> {
+    pub fn start(binary: &Path, settings: &str, directory: &Path) -> Result<NodeProcess> {
         let [config, log, admin] = ["octokv.toml", "log", "admin.sock"].map(|name| directory.join(name));
         std::fs::write(&config, format!("{settings}admin = \"{}\"\n", admin.display()))?;
         let log_file = File::options().create(true).append(true).open(&log).context("the node's log")?;
@@ -72,13 +72,13 @@ impl Node {
         };
         let mut addresses = (url.host.as_str(), url.port).to_socket_addrs()?;
         let address = addresses.next().context("the node's address")?;
-        let victim = Victim { address, nqn: url.subsystem.clone() };
-        Ok(Node { child, url, victim, log, admin })
+        let target_addr = TargetAddr { address, nqn: url.subsystem.clone() };
+        Ok(NodeProcess { child, url, target_addr, log, admin })
     }
 
     /// Where attackers find it.
-    pub fn victim(&self) -> &Victim {
-        &self.victim
+    pub fn target_addr(&self) -> &TargetAddr {
+        &self.target_addr
     }
 
     /// Where clients find it.
@@ -92,7 +92,7 @@ impl Node {
     }
 
     /// What it said on standard error.
-    pub fn said(&self) -> String {
+    pub fn stderr_log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
@@ -100,8 +100,8 @@ impl Node {
     ///
     /// # Errors
     /// When it is gone.
-    pub fn holdings(&self) -> Result<Holdings> {
-        holdings(self.pid()).with_context(|| format!("the node is gone: {}", self.said()))
+    pub fn resource_usage(&self) -> Result<ResourceUsage> {
+        read_resource_usage(self.pid()).with_context(|| format!("the node is gone: {}", self.stderr_log()))
     }
 
     /// Its administration socket.
@@ -113,7 +113,7 @@ impl Node {
     ///
     /// # Errors
     /// When it does not answer.
-    pub fn figures(&self) -> Result<Figures> {
+    pub fn status(&self) -> Result<NodeStatus> {
         http_client::get(&self.admin, "/v1/statistics").map_err(|error| anyhow!("{error}"))
     }
 
@@ -122,7 +122,7 @@ impl Node {
     /// # Errors
     /// When there is nothing to kill.
     pub fn kill(mut self) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "the node ended by itself: {}", self.said());
+        ensure!(self.child.try_wait()?.is_none(), "the node ended by itself: {}", self.stderr_log());
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
@@ -137,15 +137,15 @@ impl Node {
         ensure!(
             Command::new("sh").args(["-c", &kill]).status()?.success(),
             "the node is gone: {}",
-            self.said()
+            self.stderr_log()
         );
         let status = self.child.wait()?;
-        ensure!(status.success(), "{status}: {}", self.said());
+        ensure!(status.success(), "{status}: {}", self.stderr_log());
         Ok(())
     }
 }
 
-impl Drop for Node {
+impl Drop for NodeProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -153,24 +153,24 @@ impl Drop for Node {
 }
 
 /// Whether a node of these figures has nobody and nothing under way. Background tasks are its own.
-pub fn is_deserted(figures: &Figures) -> bool {
-    let idle = |core: &CoreFigures| {
-        let CoreFigures { connections, requests, buffer_bytes, device_operations, leaving, .. } = *core;
+pub fn is_idle(status: &NodeStatus) -> bool {
+    let idle = |core: &NodeCoreStatus| {
+        let NodeCoreStatus { connections, requests, buffer_bytes, device_operations, leaving, .. } = *core;
         connections + requests + buffer_bytes + device_operations + leaving == 0
     };
-    figures.connections + figures.controllers == 0 && figures.cores.iter().all(idle)
+    status.connections + status.controllers == 0 && status.cores.iter().all(idle)
 }
 
-fn holdings(pid: u32) -> Result<Holdings> {
+fn read_resource_usage(pid: u32) -> Result<ResourceUsage> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let field = |name: &str| -> Result<u64> {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).context("a field of /proc")?;
         Ok(line.trim_start_matches(':').split_whitespace().next().context("a figure of /proc")?.parse()?)
     };
-    let mut found = Holdings {
+    let mut found = ResourceUsage {
         resident_bytes: field("VmRSS")? << 10,
         peak_bytes: field("VmHWM")? << 10,
-        ..Holdings::default()
+        ..ResourceUsage::default()
     };
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         // One that ended meanwhile is none; io_uring's workers are the kernel's, which ends them when they idle.

@@ -1,21 +1,21 @@
 //! The hosts of a soak: each on a thread of its own, coming, working, leaving and coming back, until told to rest.
 //!
-//! In: a [`Stage`] that all of them look at. Out: counts, and the first thing that was not right. A node that is not
+//! In: a [`SoakControl`] that all of them look at. Out: counts, and the first thing that was not right. A node that is not
 //! there is nothing wrong: hosts come back.
 
-use crate::attacks::{ATTACKS, Attacker};
-use crate::model_client::{Keeper, Link};
-use crate::node_process::Node;
-use crate::raw_connection::{HOST, Victim};
+use crate::attacks::{ATTACKS, AttackThread};
+use crate::model_client::{ConnState, ModelClient};
+use crate::node_process::NodeProcess;
+use crate::raw_connection::{ATTACKER_NQN, TargetAddr};
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use octokv_admin::api_types::{AddNamespace, Existing, Kind, Namespace};
+use octokv_admin::api_types::{AddNamespace, ExistingDataMode, NamespaceSummary, NamespaceType};
 use octokv_admin::http_client as door;
-use octokv_base::{NamespaceId, Random};
-use octokv_bench::ack_log::{Failure, Flow, Ledger};
+use octokv_base::{NamespaceId, Prng};
+use octokv_bench::ack_log::{AckLog, AckLogError, WriteControl};
 use octokv_bench::kv_worker::{connect, disconnect};
-use octokv_client::blocking::Client;
-use octokv_client::{Error, Reconnect, Session, Settings, Url};
-use octokv_runtime::RealSockets;
+use octokv_client::blocking::BlockingClient;
+use octokv_client::{ClientConfig, Error, Reconnect, Session, Url};
+use octokv_runtime::KernelSockets;
 use octokv_sys::clock::now;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -24,25 +24,25 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Keys and depth of the ledger.
-const LEDGER_KEYS: usize = 1000;
-const LEDGER_DEPTH: usize = 32;
+const ACK_LOG_KEYS: usize = 1000;
+const ACK_LOG_DEPTH: usize = 32;
 
 /// What hosts are to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Order {
+pub enum SoakCommand {
     /// Leave, and wait.
-    Rest,
+    Pause,
     /// Work.
-    Work,
+    Run,
     /// End.
-    End,
+    Stop,
 }
 
 /// What all hosts of a soak share.
-pub struct Stage {
+pub struct SoakControl {
     /// The node.
-    pub victim: Victim,
+    pub target_addr: TargetAddr,
     /// Where clients find it.
     pub url: Url,
     /// Its administration socket.
@@ -51,15 +51,15 @@ pub struct Stage {
     pub binary: PathBuf,
     /// The longest value.
     pub value_bytes_max: usize,
-    order: AtomicU8,
-    resting: AtomicUsize,
-    trouble: Mutex<Option<anyhow::Error>>,
+    command: AtomicU8,
+    paused: AtomicUsize,
+    first_error: Mutex<Option<anyhow::Error>>,
     /// What was done, by [`COUNTS`].
-    pub counts: [AtomicU64; COUNTS.len()],
+    pub counts: [AtomicU64; COUNTER_NAMES.len()],
 }
 
 /// What is counted.
-pub const COUNTS: [&str; 9] = [
+pub const COUNTER_NAMES: [&str; 9] = [
     "operations of the keepers",
     "writes of the ledger",
     "answers \"capacity exceeded\"",
@@ -70,85 +70,89 @@ pub const COUNTS: [&str; 9] = [
     "connections lost",
     "namespaces added and removed, hosts allowed and denied",
 ];
-const KEPT: usize = 0;
-const WRITTEN: usize = 1;
-const FULL: usize = 2;
-const BUSY: usize = 3;
-const VERIFIED: usize = 4;
-const ATTACKED: usize = 5;
-const KILLED: usize = 6;
-const LOST: usize = 7;
-const CHANGED: usize = 8;
+const MODEL_OPERATIONS: usize = 0;
+const ACK_LOG_WRITES: usize = 1;
+const CAPACITY_EXCEEDED: usize = 2;
+const BUSY_RESPONSES: usize = 3;
+const VERIFICATIONS: usize = 4;
+const ATTACKS_RUN: usize = 5;
+const CLIENTS_KILLED: usize = 6;
+const CONNECTIONS_LOST: usize = 7;
+const ADMIN_CHANGES: usize = 8;
 
-impl Stage {
+impl SoakControl {
     /// Everybody rests at first.
-    pub fn new(node: &Node, binary: PathBuf, value_bytes_max: usize) -> Stage {
-        Stage {
-            victim: node.victim().clone(),
+    pub fn new(node: &NodeProcess, binary: PathBuf, value_bytes_max: usize) -> SoakControl {
+        SoakControl {
+            target_addr: node.target_addr().clone(),
             url: node.url().clone(),
             admin: node.admin().to_owned(),
             binary,
             value_bytes_max,
-            order: AtomicU8::new(Order::Rest as u8),
-            resting: AtomicUsize::new(0),
-            trouble: Mutex::default(),
+            command: AtomicU8::new(SoakCommand::Pause as u8),
+            paused: AtomicUsize::new(0),
+            first_error: Mutex::default(),
             counts: Default::default(),
         }
     }
 
     /// Tells everybody.
-    pub fn order(&self, order: Order) {
-        self.order.store(order as u8, Ordering::Release);
+    pub fn set_command(&self, order: SoakCommand) {
+        self.command.store(order as u8, Ordering::Release);
     }
 
-    fn is(&self, order: Order) -> bool {
-        self.order.load(Ordering::Acquire) == order as u8
+    fn command_is(&self, command: SoakCommand) -> bool {
+        self.command.load(Ordering::Acquire) == command as u8
     }
 
     /// Whether hosts may work.
-    fn works(&self) -> bool {
-        self.is(Order::Work)
+    fn may_run(&self) -> bool {
+        self.command_is(SoakCommand::Run)
     }
 
     /// Waits while everybody rests; false at the end.
-    fn wait(&self) -> bool {
-        self.resting.fetch_add(1, Ordering::AcqRel);
-        while self.is(Order::Rest) {
+    fn wait_while_paused(&self) -> bool {
+        self.paused.fetch_add(1, Ordering::AcqRel);
+        while self.command_is(SoakCommand::Pause) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.resting.fetch_sub(1, Ordering::AcqRel);
-        !self.is(Order::End)
+        self.paused.fetch_sub(1, Ordering::AcqRel);
+        !self.command_is(SoakCommand::Stop)
     }
 
     /// How many hosts have left the node and rest.
-    pub fn resting(&self) -> usize {
-        self.resting.load(Ordering::Acquire)
+    pub fn paused_count(&self) -> usize {
+        self.paused.load(Ordering::Acquire)
     }
 
     /// The first thing that was not right, where something was.
-    pub fn trouble(&self) -> Option<anyhow::Error> {
-        self.trouble.lock().ok()?.take()
+    pub fn take_error(&self) -> Option<anyhow::Error> {
+        self.first_error.lock().ok()?.take()
     }
 
     /// Keeps what a host ended with.
-    pub fn note(&self, who: &str, result: Result<()>) {
-        if let (Err(error), Ok(mut trouble)) = (result, self.trouble.lock()) {
+    pub fn record_result(&self, who: &str, result: Result<()>) {
+        if let (Err(error), Ok(mut trouble)) = (result, self.first_error.lock()) {
             trouble.get_or_insert(error.context(who.to_owned()));
         }
     }
 
-    fn count(&self, what: usize, more: u64) {
+    fn add_count(&self, what: usize, more: u64) {
         self.counts[what].fetch_add(more, Ordering::Relaxed);
     }
 
-    fn client(&self, host: &str) -> Result<Client, Error> {
-        self.client_of(host, 1)
+    fn connect(&self, host: &str) -> Result<BlockingClient, Error> {
+        self.connect_namespace(host, 1)
     }
 
-    fn client_of(&self, host: &str, nsid: u32) -> Result<Client, Error> {
-        let settings = Settings { host: host.to_owned(), reconnect: Reconnect::Never, ..Settings::default() };
+    fn connect_namespace(&self, host: &str, nsid: u32) -> Result<BlockingClient, Error> {
+        let settings = ClientConfig {
+            host_nqn: host.to_owned(),
+            reconnect: Reconnect::Never,
+            ..ClientConfig::default()
+        };
         let url = Url { namespace: NamespaceId(nsid), ..self.url.clone() };
-        Client::connect_with(&url.to_string(), settings)
+        BlockingClient::connect_with(&url.to_string(), settings)
     }
 }
 
@@ -156,95 +160,99 @@ impl Stage {
 const LATE_WRITES: Duration = Duration::from_secs(3);
 
 /// A host that could not connect tries again in a moment.
-fn in_a_moment() {
+fn sleep_before_retry() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// Puts, gets, deletes, lists, by a [`Keeper`]; each visit begins with a look at every key.
+/// Puts, gets, deletes, lists, by a [`ModelClient`]; each visit begins with a look at every key.
 ///
 /// # Errors
 /// When the node broke a promise.
-pub fn keep(stage: &Stage, name: u8) -> Result<()> {
+pub fn run_model_client(control: &SoakControl, name: u8) -> Result<()> {
     let host = format!("nqn.2026-11.io.octokv:keeper-{}", char::from(name));
-    let mut keeper = Keeper::new(name, stage.value_bytes_max);
-    let mut random = Random::new(u64::from(name));
-    while stage.wait() {
-        let Ok(client) = stage.client(&host) else {
-            in_a_moment();
+    let mut model_client = ModelClient::new(name, control.value_bytes_max);
+    let mut random = Prng::new(u64::from(name));
+    while control.wait_while_paused() {
+        let Ok(client) = control.connect(&host) else {
+            sleep_before_retry();
             continue;
         };
-        let before = keeper.counts;
-        let mut link = match keeper.verify(&client)? {
-            Some(_) => Link::Up,
-            None => Link::Lost,
+        let before = model_client.outcome_counts;
+        let mut link = match model_client.verify_all(&client)? {
+            Some(_) => ConnState::Up,
+            None => ConnState::Lost,
         };
-        stage.count(VERIFIED, u64::from(link == Link::Up));
+        control.add_count(VERIFICATIONS, u64::from(link == ConnState::Up));
         let steps = 50 + random.below(2000);
         for _ in 0..steps {
-            if link == Link::Lost || !stage.works() {
+            if link == ConnState::Lost || !control.may_run() {
                 break;
             }
-            link = keeper.step(&client)?;
+            link = model_client.step(&client)?;
         }
-        stage.count(LOST, u64::from(link == Link::Lost));
-        for (what, index) in [(KEPT, 0), (FULL, 1), (BUSY, 2)] {
-            stage.count(what, keeper.counts[index] - before[index]);
+        control.add_count(CONNECTIONS_LOST, u64::from(link == ConnState::Lost));
+        for (what, index) in [(MODEL_OPERATIONS, 0), (CAPACITY_EXCEEDED, 1), (BUSY_RESPONSES, 2)] {
+            control.add_count(what, model_client.outcome_counts[index] - before[index]);
         }
     }
-    let client = stage.client(&host).map_err(|error| anyhow!("{error}"))?;
-    keeper.verify(&client)?.context("the node was lost at the end")?;
+    let client = control.connect(&host).map_err(|error| anyhow!("{error}"))?;
+    model_client.verify_all(&client)?.context("the node was lost at the end")?;
     Ok(())
 }
 
-fn session(stage: &Stage) -> Result<Session<RealSockets>, Error> {
-    let settings = Settings {
-        subsystem: stage.victim.nqn.clone(),
-        host: "nqn.2026-11.io.octokv:ledger".to_owned(),
-        depth: LEDGER_DEPTH as u16,
+fn connect_ack_log(control: &SoakControl) -> Result<Session<KernelSockets>, Error> {
+    let settings = ClientConfig {
+        subsystem_nqn: control.target_addr.nqn.clone(),
+        host_nqn: "nqn.2026-11.io.octokv:ledger".to_owned(),
+        queue_depth: ACK_LOG_DEPTH as u16,
         header_digest: true,
         data_digest: true,
         reconnect: Reconnect::Never,
-        ..Settings::default()
+        ..ClientConfig::default()
     };
-    connect(stage.victim.address, settings, now)
+    connect(control.target_addr.address, settings, now)
 }
 
 /// Writes many at a time, by a [`Ledger`], with digests; leaves in order or in the midst of writes.
 ///
 /// # Errors
 /// When the node broke a promise.
-pub fn write(stage: &Stage) -> Result<()> {
-    let (mut ledger, mut random) = (Ledger::new(LEDGER_KEYS, 99), Random::new(99));
-    while stage.wait() {
-        let Ok(mut session) = session(stage) else {
-            in_a_moment();
+pub fn run_ack_log(control: &SoakControl) -> Result<()> {
+    let (mut ack_log, mut random) = (AckLog::new(ACK_LOG_KEYS, 99), Prng::new(99));
+    while control.wait_while_paused() {
+        let Ok(mut session) = connect_ack_log(control) else {
+            sleep_before_retry();
             continue;
         };
-        match ledger.verify(&mut session, now, LEDGER_DEPTH) {
-            Ok(_) => stage.count(VERIFIED, 1),
-            Err(Failure::Broken(broken)) => bail!("{broken}"),
+        match ack_log.verify(&mut session, now, ACK_LOG_DEPTH) {
+            Ok(_) => control.add_count(VERIFICATIONS, 1),
+            Err(AckLogError::LostWrite(broken)) => bail!("{broken}"),
             Err(_) => {
-                stage.count(LOST, 1);
-                in_a_moment();
+                control.add_count(CONNECTIONS_LOST, 1);
+                sleep_before_retry();
                 continue;
             }
         }
-        let goal = ledger.acknowledged() + 100 + random.below(5000);
-        let before = ledger.acknowledged();
-        let written = ledger.write(&mut session, now, LEDGER_DEPTH, |acknowledged| {
-            if acknowledged >= goal || !stage.works() { Flow::Enough } else { Flow::GoOn }
+        let goal = ack_log.acknowledged_count() + 100 + random.below(5000);
+        let before = ack_log.acknowledged_count();
+        let written = ack_log.write(&mut session, now, ACK_LOG_DEPTH, |acknowledged| {
+            if acknowledged >= goal || !control.may_run() {
+                WriteControl::Stop
+            } else {
+                WriteControl::Continue
+            }
         });
-        stage.count(WRITTEN, ledger.acknowledged() - before);
+        control.add_count(ACK_LOG_WRITES, ack_log.acknowledged_count() - before);
         match written {
             Ok(()) => {}
             // Others fill the device at times, and take buffers: the write was refused, others are in doubt.
-            Err(Failure::Command(_, Error::CapacityExceeded)) => stage.count(FULL, 1),
-            Err(Failure::Command(_, Error::Busy)) => stage.count(BUSY, 1),
+            Err(AckLogError::Command(_, Error::CapacityExceeded)) => control.add_count(CAPACITY_EXCEEDED, 1),
+            Err(AckLogError::Command(_, Error::Busy)) => control.add_count(BUSY_RESPONSES, 1),
             Err(failure) => bail!("{failure}"),
         }
         if session.ended().is_some() {
-            stage.count(LOST, 1);
-            if ledger.in_doubt() > 0 {
+            control.add_count(CONNECTIONS_LOST, 1);
+            if ack_log.in_doubt_count() > 0 {
                 // A node that still runs may carry out what it had received: a look before that would settle nothing.
                 std::thread::sleep(LATE_WRITES);
             }
@@ -252,8 +260,8 @@ pub fn write(stage: &Stage) -> Result<()> {
             disconnect(session, now);
         }
     }
-    let mut session = session(stage).map_err(|error| anyhow!("{error}"))?;
-    ledger.verify(&mut session, now, LEDGER_DEPTH).map_err(|failure| anyhow!("{failure}"))?;
+    let mut session = connect_ack_log(control).map_err(|error| anyhow!("{error}"))?;
+    ack_log.verify(&mut session, now, ACK_LOG_DEPTH).map_err(|failure| anyhow!("{failure}"))?;
     Ok(())
 }
 
@@ -261,22 +269,22 @@ pub fn write(stage: &Stage) -> Result<()> {
 ///
 /// # Errors
 /// When a full device answers anything else than that it is full.
-pub fn fill(stage: &Stage) -> Result<()> {
-    let value = vec![0xf1; stage.value_bytes_max];
-    while stage.wait() {
-        let Ok(client) = stage.client("nqn.2026-11.io.octokv:filler") else {
-            in_a_moment();
+pub fn run_filler(control: &SoakControl) -> Result<()> {
+    let value = vec![0xf1; control.value_bytes_max];
+    while control.wait_while_paused() {
+        let Ok(client) = control.connect("nqn.2026-11.io.octokv:filler") else {
+            sleep_before_retry();
             continue;
         };
         let (mut count, mut lost) = (0_u32, false);
-        while stage.works() {
+        while control.may_run() {
             match client.put(format!("filler{count}").as_bytes(), &value) {
                 Ok(()) => count += 1,
                 Err(Error::CapacityExceeded) => {
-                    stage.count(FULL, 1);
+                    control.add_count(CAPACITY_EXCEEDED, 1);
                     break;
                 }
-                Err(Error::Busy) => stage.count(BUSY, 1),
+                Err(Error::Busy) => control.add_count(BUSY_RESPONSES, 1),
                 Err(_) => {
                     lost = true;
                     break;
@@ -291,8 +299,8 @@ pub fn fill(stage: &Stage) -> Result<()> {
         }
         let until = Instant::now() + Duration::from_secs(3);
         drop(client);
-        while stage.works() && Instant::now() < until {
-            in_a_moment();
+        while control.may_run() && Instant::now() < until {
+            sleep_before_retry();
         }
     }
     Ok(())
@@ -302,18 +310,18 @@ pub fn fill(stage: &Stage) -> Result<()> {
 ///
 /// # Errors
 /// When the system makes no thread.
-pub fn attack(stage: &Stage, seed: u64) -> Result<()> {
-    let mut random = Random::new(seed);
-    while stage.wait() {
+pub fn run_attacker(control: &SoakControl, seed: u64) -> Result<()> {
+    let mut random = Prng::new(seed);
+    while control.wait_while_paused() {
         let attack = &ATTACKS[1 + random.below(ATTACKS.len() as u64 - 1) as usize];
-        let attacker = Attacker::start(attack, &stage.victim, true)?;
-        attacker.go();
+        let attacker = AttackThread::start(attack, &control.target_addr, true)?;
+        attacker.resume();
         let until = Instant::now() + Duration::from_millis(300 + random.below(1500));
-        while stage.works() && Instant::now() < until {
-            in_a_moment();
+        while control.may_run() && Instant::now() < until {
+            sleep_before_retry();
         }
-        attacker.end();
-        stage.count(ATTACKED, 1);
+        attacker.stop();
+        control.add_count(ATTACKS_RUN, 1);
     }
     Ok(())
 }
@@ -322,10 +330,10 @@ pub fn attack(stage: &Stage, seed: u64) -> Result<()> {
 ///
 /// # Errors
 /// When the system makes no process.
-pub fn kill_clients(stage: &Stage) -> Result<()> {
-    let mut random = Random::new(13);
-    while stage.wait() {
-        let mut child = Command::new(&stage.binary)
+pub fn run_client_killer(control: &SoakControl) -> Result<()> {
+    let mut random = Prng::new(13);
+    while control.wait_while_paused() {
+        let mut child = Command::new(&control.binary)
             .args(["bench", "--threads", "4", "--depth", "8", "--seconds", "60", "--num", "500"])
             .args([
                 "--key-size",
@@ -336,29 +344,29 @@ pub fn kill_clients(stage: &Stage) -> Result<()> {
                 "fillrandom,readrandom",
                 "--url",
             ])
-            .arg(stage.url.to_string())
+            .arg(control.url.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
         let until = Instant::now() + Duration::from_millis(200 + random.below(1500));
-        while stage.works() && Instant::now() < until {
-            in_a_moment();
+        while control.may_run() && Instant::now() < until {
+            sleep_before_retry();
         }
         child.kill()?;
         child.wait()?;
-        stage.count(KILLED, 1);
+        control.add_count(CLIENTS_KILLED, 1);
     }
     Ok(())
 }
 
 /// Namespaces that come and go.
-const ADDED: [(u32, Kind); 2] = [(7, Kind::Kv), (8, Kind::Block)];
+const ADDED_NAMESPACES: [(u32, NamespaceType); 2] = [(7, NamespaceType::Kv), (8, NamespaceType::Block)];
 /// A host that is let in and sent away.
-const VISITOR: &str = "nqn.2026-11.io.octokv:visitor";
+const VISITOR_NQN: &str = "nqn.2026-11.io.octokv:visitor";
 /// Everybody else in a soak.
-const REGULARS: [&str; 6] = [
-    HOST,
+const ALLOWED_NQNS: [&str; 6] = [
+    ATTACKER_NQN,
     "nqn.2026-11.io.octokv:keeper-a",
     "nqn.2026-11.io.octokv:keeper-b",
     "nqn.2026-11.io.octokv:ledger",
@@ -367,12 +375,14 @@ const REGULARS: [&str; 6] = [
 ];
 
 /// What an operator's request came to: done, or the node was not there.
-fn done(answer: Result<(), door::Error>) -> Result<bool> {
-    match answer {
+fn admin_change_done(response: Result<(), door::AdminClientError>) -> Result<bool> {
+    match response {
         Ok(()) => Ok(true),
         // It is gone already, or it was there: a node that was killed in between has kept what was asked before.
-        Err(door::Error::Refused(404 | 409, _)) => Ok(true),
-        Err(door::Error::Unreachable(..) | door::Error::Garbled(_)) => Ok(false),
+        Err(door::AdminClientError::Status(404 | 409, _)) => Ok(true),
+        Err(door::AdminClientError::Unreachable(..) | door::AdminClientError::InvalidResponse(_)) => {
+            Ok(false)
+        }
         Err(error) => bail!("{error}"),
     }
 }
@@ -381,53 +391,53 @@ fn done(answer: Result<(), door::Error>) -> Result<bool> {
 ///
 /// # Errors
 /// When a change has not the effect that it must have.
-pub fn change(stage: &Stage) -> Result<()> {
-    let mut tidy = true;
+pub fn run_admin(control: &SoakControl) -> Result<()> {
+    let mut is_restored = true;
     loop {
         // Whoever rests leaves the node as it was found.
-        while !tidy && !stage.works() && !stage.is(Order::End) {
-            tidy = restore(stage)?;
-            in_a_moment();
+        while !is_restored && !control.may_run() && !control.command_is(SoakCommand::Stop) {
+            is_restored = restore_defaults(control)?;
+            sleep_before_retry();
         }
-        if !stage.wait() {
+        if !control.wait_while_paused() {
             return Ok(());
         }
-        tidy = false;
-        if !namespaces_come_and_go(stage)? || !visitors_come_and_go(stage)? {
-            stage.count(LOST, 1);
+        is_restored = false;
+        if !add_and_remove_namespaces(control)? || !allow_and_deny_hosts(control)? {
+            control.add_count(CONNECTIONS_LOST, 1);
         }
-        stage.count(CHANGED, 1);
-        in_a_moment();
+        control.add_count(ADMIN_CHANGES, 1);
+        sleep_before_retry();
     }
 }
 
-fn restore(stage: &Stage) -> Result<bool> {
-    for (nsid, _) in ADDED {
-        if !done(door::delete(&stage.admin, &format!("/v1/namespaces/{nsid}")))? {
+fn restore_defaults(control: &SoakControl) -> Result<bool> {
+    for (nsid, _) in ADDED_NAMESPACES {
+        if !admin_change_done(door::delete(&control.admin, &format!("/v1/namespaces/{nsid}")))? {
             return Ok(false);
         }
     }
-    done(door::put(&stage.admin, "/v1/hosts/any", None::<&()>))
+    admin_change_done(door::put(&control.admin, "/v1/hosts/any", None::<&()>))
 }
 
 /// False when the node was lost on the way.
-fn namespaces_come_and_go(stage: &Stage) -> Result<bool> {
-    for (nsid, kind) in ADDED {
-        let asked = AddNamespace {
+fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
+    for (nsid, kind) in ADDED_NAMESPACES {
+        let request = AddNamespace {
             nsid: Some(nsid),
             kind,
             device: "memory".to_owned(),
             size_bytes: Some(16 << 20),
             block_bytes: None,
             ana_group: None,
-            existing: Existing::Check,
+            existing: ExistingDataMode::Check,
         };
-        let added = door::post::<Namespace>(&stage.admin, "/v1/namespaces", &asked).map(drop);
-        if !done(added)? {
+        let added = door::post::<NamespaceSummary>(&control.admin, "/v1/namespaces", &request).map(drop);
+        if !admin_change_done(added)? {
             return Ok(false);
         }
     }
-    if let Ok(client) = stage.client_of("nqn.2026-11.io.octokv:visitor", ADDED[0].0) {
+    if let Ok(client) = control.connect_namespace("nqn.2026-11.io.octokv:visitor", ADDED_NAMESPACES[0].0) {
         for number in 0..100_u8 {
             if client.put(&[number], &[number; 9000]).is_err() {
                 break;
@@ -439,27 +449,30 @@ fn namespaces_come_and_go(stage: &Stage) -> Result<bool> {
             );
         }
         // Removed under its feet.
-        if !done(door::delete(&stage.admin, &format!("/v1/namespaces/{}", ADDED[0].0)))? {
+        if !admin_change_done(door::delete(
+            &control.admin,
+            &format!("/v1/namespaces/{}", ADDED_NAMESPACES[0].0),
+        ))? {
             return Ok(false);
         }
         ensure!(client.put(b"gone", b"gone").is_err(), "a namespace that was removed took a value");
     }
-    done(door::delete(&stage.admin, &format!("/v1/namespaces/{}", ADDED[1].0)))
+    admin_change_done(door::delete(&control.admin, &format!("/v1/namespaces/{}", ADDED_NAMESPACES[1].0)))
 }
 
 /// False when the node was lost on the way.
-fn visitors_come_and_go(stage: &Stage) -> Result<bool> {
-    let host = |name: &str| format!("/v1/hosts/{}", door::segment(name));
-    for name in REGULARS.iter().chain([&VISITOR]) {
-        if !done(door::put(&stage.admin, &host(name), None::<&()>))? {
+fn allow_and_deny_hosts(control: &SoakControl) -> Result<bool> {
+    let host = |name: &str| format!("/v1/hosts/{}", door::encode_path_segment(name));
+    for name in ALLOWED_NQNS.iter().chain([&VISITOR_NQN]) {
+        if !admin_change_done(door::put(&control.admin, &host(name), None::<&()>))? {
             return Ok(false);
         }
     }
-    if !done(door::delete(&stage.admin, &host("any")))? {
+    if !admin_change_done(door::delete(&control.admin, &host("any")))? {
         return Ok(false);
     }
-    let visitor = stage.client(VISITOR);
-    if !done(door::delete(&stage.admin, &host(VISITOR)))? {
+    let visitor = control.connect(VISITOR_NQN);
+    if !admin_change_done(door::delete(&control.admin, &host(VISITOR_NQN)))? {
         return Ok(false);
     }
     if let Ok(visitor) = visitor {
@@ -467,8 +480,10 @@ fn visitors_come_and_go(stage: &Stage) -> Result<bool> {
             crate::node_process::eventually(Duration::from_secs(10), || visitor.get(b"x").is_err());
         ensure!(sent_away, "a host that was denied is still served");
     }
-    if stage.works() && done(door::get::<Vec<String>>(&stage.admin, "/v1/hosts").map(drop))? {
-        ensure!(stage.client(VISITOR).is_err(), "a host that was denied was let in");
+    if control.may_run()
+        && admin_change_done(door::get::<Vec<String>>(&control.admin, "/v1/hosts").map(drop))?
+    {
+        ensure!(control.connect(VISITOR_NQN).is_err(), "a host that was denied was let in");
     }
-    done(door::put(&stage.admin, "/v1/hosts/any", None::<&()>))
+    admin_change_done(door::put(&control.admin, "/v1/hosts/any", None::<&()>))
 }

@@ -1,8 +1,8 @@
 //! Page-aligned memory that moves from a socket to a device and back, and its bounded pool.
 //!
 //! A [`Buffer`] has one owner at a time: who has it may write it, and while a device works on it the
-//! device's queue owns it. Dropped, it goes back to its [`Pool`], which never hands out more bytes than
-//! its budget: `None` from [`Pool::take`] is how back-pressure starts.
+//! device's queue owns it. Dropped, it goes back to its [`BufferPool`], which never hands out more bytes than
+//! its budget: `None` from [`BufferPool::take`] is how back-pressure starts.
 //!
 //! Invariants: the start is aligned to [`PAGE_BYTES`] and the capacity is a multiple of it; bytes taken
 //! and not returned never exceed the budget; what a buffer held before is not cleared.
@@ -24,7 +24,7 @@ struct Page([u8; PAGE_BYTES]);
 pub struct Buffer {
     pages: Box<[Page]>,
     len: usize,
-    pool: Option<Arc<Shelves>>,
+    pool: Option<Arc<PoolInner>>,
 }
 
 impl Buffer {
@@ -64,7 +64,7 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.put_back(std::mem::take(&mut self.pages));
+            pool.release(std::mem::take(&mut self.pages));
         }
     }
 }
@@ -82,22 +82,22 @@ fn zeroed_pages(count: usize) -> Box<[Page]> {
 
 /// A bounded source of buffers, shared by cloning. Buffers may be dropped on any thread.
 #[derive(Clone)]
-pub struct Pool(Arc<Shelves>);
+pub struct BufferPool(Arc<PoolInner>);
 
-struct Shelves {
+struct PoolInner {
     budget_bytes: usize,
     /// Bytes handed out and not yet back.
-    out_bytes: AtomicUsize,
+    in_use_bytes: AtomicUsize,
     /// Bytes handed out plus bytes kept for reuse: what the pool has cost the process.
-    held_bytes: AtomicUsize,
+    resident_bytes: AtomicUsize,
     /// Buffers to use again, by [`class_of`] their size.
-    kept: [Mutex<Vec<Box<[Page]>>>; CLASSES],
+    free_lists: [Mutex<Vec<Box<[Page]>>>; SIZE_CLASSES],
 }
 
 /// Size classes step by a quarter of a power of two: at most a fifth of a large buffer is unused.
-const CLASSES: usize = 72;
+const SIZE_CLASSES: usize = 72;
 
-fn class_of(pages: usize) -> usize {
+fn size_class(pages: usize) -> usize {
     if pages <= 8 {
         return pages;
     }
@@ -107,7 +107,7 @@ fn class_of(pages: usize) -> usize {
     8 + (power - 3) * 4 + quarters
 }
 
-fn class_pages(class: usize) -> usize {
+fn size_class_pages(class: usize) -> usize {
     if class <= 8 {
         return class;
     }
@@ -115,52 +115,52 @@ fn class_pages(class: usize) -> usize {
     (1 << power) + ((class - 8) % 4) * (1 << (power - 2))
 }
 
-impl Pool {
+impl BufferPool {
     /// A pool that hands out at most `budget_bytes` at a time.
-    pub fn new(budget_bytes: usize) -> Pool {
-        Pool(Arc::new(Shelves {
+    pub fn new(budget_bytes: usize) -> BufferPool {
+        BufferPool(Arc::new(PoolInner {
             budget_bytes,
-            out_bytes: AtomicUsize::new(0),
-            held_bytes: AtomicUsize::new(0),
-            kept: std::array::from_fn(|_| Mutex::new(Vec::new())),
+            in_use_bytes: AtomicUsize::new(0),
+            resident_bytes: AtomicUsize::new(0),
+            free_lists: std::array::from_fn(|_| Mutex::new(Vec::new())),
         }))
     }
 
     /// A buffer of `len` bytes that hold anything, or `None` when the budget is out.
     pub fn take(&self, len: usize) -> Option<Buffer> {
-        let class = class_of(len.div_ceil(PAGE_BYTES).max(1));
-        if class >= CLASSES {
+        let class = size_class(len.div_ceil(PAGE_BYTES).max(1));
+        if class >= SIZE_CLASSES {
             return None;
         }
-        let pages = class_pages(class);
+        let pages = size_class_pages(class);
         let bytes = pages * PAGE_BYTES;
-        let shelves = &self.0;
-        let before = shelves.out_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > shelves.budget_bytes {
-            shelves.out_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let inner = &self.0;
+        let in_use_before = inner.in_use_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if in_use_before + bytes > inner.budget_bytes {
+            inner.in_use_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return None;
         }
-        let kept = shelves.shelf(class).pop();
-        let pages = kept.unwrap_or_else(|| {
-            shelves.make_room(bytes);
+        let reused = inner.free_list(class).pop();
+        let pages = reused.unwrap_or_else(|| {
+            inner.add_resident_bytes(bytes);
             zeroed_pages(pages)
         });
-        Some(Buffer { pages, len, pool: Some(Arc::clone(shelves)) })
+        Some(Buffer { pages, len, pool: Some(Arc::clone(inner)) })
     }
 
     /// Bytes that are handed out now.
-    pub fn out_bytes(&self) -> usize {
-        self.0.out_bytes.load(Ordering::Relaxed)
+    pub fn in_use_bytes(&self) -> usize {
+        self.0.in_use_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes of the budget that are not handed out.
     pub fn free_bytes(&self) -> usize {
-        self.0.budget_bytes.saturating_sub(self.out_bytes())
+        self.0.budget_bytes.saturating_sub(self.in_use_bytes())
     }
 
     /// Bytes of memory that it has: those that are out, and those that it keeps for the next.
-    pub fn held_bytes(&self) -> usize {
-        self.0.held_bytes.load(Ordering::Relaxed)
+    pub fn resident_bytes(&self) -> usize {
+        self.0.resident_bytes.load(Ordering::Relaxed)
     }
 
     /// The most bytes that may be out at a time.
@@ -169,34 +169,34 @@ impl Pool {
     }
 }
 
-impl Shelves {
-    fn shelf(&self, class: usize) -> std::sync::MutexGuard<'_, Vec<Box<[Page]>>> {
-        self.kept[class].lock().unwrap_or_else(PoisonError::into_inner)
+impl PoolInner {
+    fn free_list(&self, class: usize) -> std::sync::MutexGuard<'_, Vec<Box<[Page]>>> {
+        self.free_lists[class].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts `bytes` of new memory, first letting go of kept buffers of other sizes where the pool
     /// would otherwise hold more than its budget.
-    fn make_room(&self, bytes: usize) {
-        let mut held = self.held_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        for class in (1..CLASSES).rev() {
-            while held > self.budget_bytes {
-                let Some(pages) = self.shelf(class).pop() else { break };
+    fn add_resident_bytes(&self, bytes: usize) {
+        let mut resident = self.resident_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        for class in (1..SIZE_CLASSES).rev() {
+            while resident > self.budget_bytes {
+                let Some(pages) = self.free_list(class).pop() else { break };
                 let freed = pages.len() * PAGE_BYTES;
-                held = self.held_bytes.fetch_sub(freed, Ordering::Relaxed) - freed;
+                resident = self.resident_bytes.fetch_sub(freed, Ordering::Relaxed) - freed;
             }
         }
     }
 
-    fn put_back(&self, pages: Box<[Page]>) {
-        let class = class_of(pages.len());
-        self.out_bytes.fetch_sub(pages.len() * PAGE_BYTES, Ordering::Relaxed);
-        self.shelf(class).push(pages);
+    fn release(&self, pages: Box<[Page]>) {
+        let class = size_class(pages.len());
+        self.in_use_bytes.fetch_sub(pages.len() * PAGE_BYTES, Ordering::Relaxed);
+        self.free_list(class).push(pages);
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({} of {} B out)", self.out_bytes(), self.budget_bytes())
+        write!(f, "Pool({} of {} B out)", self.in_use_bytes(), self.budget_bytes())
     }
 }
 
@@ -205,17 +205,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_class_holds_what_it_is_asked_for_and_wastes_at_most_a_quarter() {
+    fn every_size_class_fits_the_request_and_wastes_at_most_a_quarter() {
         for pages in 1..5000 {
-            let got = class_pages(class_of(pages));
+            let got = size_class_pages(size_class(pages));
             assert!(got >= pages && got <= pages + pages.div_ceil(4), "{pages} pages got {got}");
-            assert_eq!(class_of(got), class_of(pages));
+            assert_eq!(size_class(got), size_class(pages));
         }
     }
 
     #[test]
     fn a_pool_never_hands_out_more_than_its_budget() {
-        let pool = Pool::new(3 * PAGE_BYTES);
+        let pool = BufferPool::new(3 * PAGE_BYTES);
         let first = pool.take(1).unwrap();
         let _second = pool.take(PAGE_BYTES).unwrap();
         assert!(pool.take(PAGE_BYTES + 1).is_none());
@@ -224,11 +224,11 @@ mod tests {
     }
 
     #[test]
-    fn kept_buffers_give_way_to_other_sizes_within_the_budget() {
-        let pool = Pool::new(8 * PAGE_BYTES);
+    fn free_buffers_are_released_for_other_sizes_within_the_budget() {
+        let pool = BufferPool::new(8 * PAGE_BYTES);
         drop((0..8).map(|_| pool.take(1).unwrap()).collect::<Vec<_>>());
         drop(pool.take(8 * PAGE_BYTES).unwrap());
-        assert!(pool.0.held_bytes.load(Ordering::Relaxed) <= pool.budget_bytes());
+        assert!(pool.0.resident_bytes.load(Ordering::Relaxed) <= pool.budget_bytes());
     }
 
     #[test]

@@ -11,10 +11,10 @@ const INLINE_BYTES: usize = 16;
 
 /// One key. Ordered as its bytes are.
 #[derive(Clone)]
-pub struct Key(Form);
+pub struct Key(KeyRepr);
 
 #[derive(Clone)]
-enum Form {
+enum KeyRepr {
     Inline { len: u8, bytes: [u8; INLINE_BYTES] },
     Heap(Box<[u8]>),
 }
@@ -26,9 +26,9 @@ impl Key {
         if bytes.len() <= INLINE_BYTES {
             let mut inline = [0; INLINE_BYTES];
             inline[..bytes.len()].copy_from_slice(bytes);
-            Some(Key(Form::Inline { len: bytes.len() as u8, bytes: inline }))
+            Some(Key(KeyRepr::Inline { len: bytes.len() as u8, bytes: inline }))
         } else if bytes.len() <= KEY_BYTES_MAX {
-            Some(Key(Form::Heap(bytes.into())))
+            Some(Key(KeyRepr::Heap(bytes.into())))
         } else {
             None
         }
@@ -37,8 +37,8 @@ impl Key {
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
-            Form::Inline { len, bytes } => &bytes[..usize::from(*len)],
-            Form::Heap(bytes) => bytes,
+            KeyRepr::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            KeyRepr::Heap(bytes) => bytes,
         }
     }
 
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_keeps_its_bytes_inline_and_on_the_heap() {
+    fn keys_hold_their_bytes_inline_and_on_the_heap() {
         for len in [0, 1, 15, 16, 17, 1024] {
             let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
             assert_eq!(Key::new(&bytes).unwrap().as_bytes(), bytes);

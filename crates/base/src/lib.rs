@@ -19,8 +19,8 @@ pub mod map;
 pub mod prng;
 pub mod time;
 
-pub use buffer::{Buffer, Pool};
+pub use buffer::{Buffer, BufferPool};
 pub use crc32c::{Crc32c, crc32c};
 pub use key::{KEY_BYTES_MAX, Key, value_offset};
-pub use prng::Random;
+pub use prng::Prng;
 pub use time::{Lba, NamespaceId, Nanos};

@@ -5,6 +5,6 @@
 #![allow(clippy::disallowed_types, reason = "what everybody else uses instead of the randomly ordered maps")]
 
 /// A map with a fixed hash.
-pub type Map<K, V> = std::collections::HashMap<K, V, rustc_hash::FxBuildHasher>;
+pub type FxHashMap<K, V> = std::collections::HashMap<K, V, rustc_hash::FxBuildHasher>;
 /// A set with a fixed hash.
-pub type Set<K> = std::collections::HashSet<K, rustc_hash::FxBuildHasher>;
+pub type FxHashSet<K> = std::collections::HashSet<K, rustc_hash::FxBuildHasher>;

@@ -4,15 +4,15 @@
 
 /// One stream of numbers.
 #[derive(Clone, Debug)]
-pub struct Random([u64; 4]);
+pub struct Prng([u64; 4]);
 
-impl Random {
+impl Prng {
     /// The stream of `seed`.
-    pub fn new(seed: u64) -> Random {
+    pub fn new(seed: u64) -> Prng {
         let mut state = seed;
-        Random(std::array::from_fn(|_| {
+        Prng(std::array::from_fn(|_| {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            mix(state)
+            mix64(state)
         }))
     }
 
@@ -49,13 +49,13 @@ impl Random {
     }
 
     /// A stream of its own, drawn from this one.
-    pub fn fork(&mut self) -> Random {
-        Random::new(self.next_u64())
+    pub fn fork(&mut self) -> Prng {
+        Prng::new(self.next_u64())
     }
 }
 
 /// SplitMix64's mixing step: a bijection that spreads every input bit over the output.
-pub fn mix(z: u64) -> u64 {
+pub fn mix64(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
@@ -67,14 +67,14 @@ mod tests {
 
     #[test]
     fn the_stream_of_a_seed_never_changes() {
-        let mut random = Random::new(1);
+        let mut random = Prng::new(1);
         let first: Vec<u64> = (0..3).map(|_| random.next_u64()).collect();
         assert_eq!(first, [12966619160104079557, 9600361134598540522, 10590380919521690900]);
     }
 
     #[test]
     fn below_stays_below() {
-        let mut random = Random::new(7);
+        let mut random = Prng::new(7);
         assert!((0..10_000).all(|_| random.below(10) < 10));
         assert_eq!(random.below(0), 0);
     }

@@ -10,51 +10,51 @@
 //! has at most one write on its way, so what may be read after a crash is known exactly.
 
 use crate::Clock;
-use crate::values::{self, Values};
-use octokv_base::{Key, Nanos, Random};
-use octokv_client::{Answer, Command, Error, Rejected, Session, StoreMode, Value};
-use octokv_runtime::RealSockets;
+use crate::values::{self, ValueGenerator};
+use octokv_base::{Key, Nanos, Prng};
+use octokv_client::{Command, Error, Response, Session, StoreMode, SubmitError, Value};
+use octokv_runtime::KernelSockets;
 use std::fmt;
 
 /// The longest value that is written, in bytes.
 pub const VALUE_BYTES_MAX: usize = 12_000;
 const KEY_BYTES: usize = 16;
 /// How long one wait for news lasts at most.
-const PATIENCE: Nanos = Nanos::from_millis(1);
+const WAIT_MAX: Nanos = Nanos::from_millis(1);
 
 /// The version of a key; 0 when it is absent.
 type Version = u64;
 const ABSENT: Version = 0;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
+struct KeyState {
     /// What was acknowledged last.
-    settled: Version,
+    acknowledged: Version,
     /// What is on its way, or was when the node was lost.
-    open: Option<Version>,
+    in_flight: Option<Version>,
 }
 
 /// What was written and acknowledged.
-pub struct Ledger {
-    entries: Vec<Entry>,
-    values: Values,
-    random: Random,
-    next: Version,
-    acknowledged: u64,
+pub struct AckLog {
+    keys: Vec<KeyState>,
+    values: ValueGenerator,
+    random: Prng,
+    next_version: Version,
+    acknowledged_writes: u64,
 }
 
-/// What a caller of [`Ledger::write`] wants next.
+/// What a caller of [`AckLog::write`] wants next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+pub enum WriteControl {
     /// More writes.
-    GoOn,
+    Continue,
     /// No more; those on their way are waited for.
-    Enough,
+    Stop,
 }
 
 /// A promise that the node broke.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
+pub struct LostWrite {
     /// Whose value.
     pub key: Key,
     /// The version that was acknowledged; 0 for a deletion, or never written.
@@ -65,7 +65,7 @@ pub struct Broken {
     pub read_bytes: Option<usize>,
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for LostWrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = |version: Version| match version {
             ABSENT => "absent".to_owned(),
@@ -84,56 +84,56 @@ impl fmt::Display for Broken {
 
 /// Why a verification did not come to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum AckLogError {
     /// The node has something else than it may have.
-    Broken(Broken),
+    LostWrite(LostWrite),
     /// A command failed.
     Command(Key, Error),
     /// The connection was lost.
-    Lost(Error),
+    ConnectionLost(Error),
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for AckLogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Broken(broken) => broken.fmt(f),
-            Failure::Command(key, error) => write!(f, "key {key}: {error}"),
-            Failure::Lost(error) => error.fmt(f),
+            AckLogError::LostWrite(lost) => lost.fmt(f),
+            AckLogError::Command(key, error) => write!(f, "key {key}: {error}"),
+            AckLogError::ConnectionLost(error) => error.fmt(f),
         }
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for AckLogError {}
 
 fn value_bytes(version: Version) -> usize {
-    1 + (octokv_base::prng::mix(version) % VALUE_BYTES_MAX as u64) as usize
+    1 + (octokv_base::prng::mix64(version) % VALUE_BYTES_MAX as u64) as usize
 }
 
-impl Ledger {
+impl AckLog {
     /// A ledger of so many keys, all absent.
-    pub fn new(keys: usize, seed: u64) -> Ledger {
-        Ledger {
-            entries: vec![Entry::default(); keys],
-            values: Values::new(seed, VALUE_BYTES_MAX),
-            random: Random::new(seed),
-            next: 1,
-            acknowledged: 0,
+    pub fn new(keys: usize, seed: u64) -> AckLog {
+        AckLog {
+            keys: vec![KeyState::default(); keys],
+            values: ValueGenerator::new(seed, VALUE_BYTES_MAX),
+            random: Prng::new(seed),
+            next_version: 1,
+            acknowledged_writes: 0,
         }
     }
 
     /// Writes acknowledged so far.
-    pub fn acknowledged(&self) -> u64 {
-        self.acknowledged
+    pub fn acknowledged_count(&self) -> u64 {
+        self.acknowledged_writes
     }
 
     /// Keys that exist, by what was acknowledged.
-    pub fn keys(&self) -> usize {
-        self.entries.iter().filter(|entry| entry.settled != ABSENT).count()
+    pub fn key_count(&self) -> usize {
+        self.keys.iter().filter(|state| state.acknowledged != ABSENT).count()
     }
 
     /// Writes whose outcome is not known.
-    pub fn in_doubt(&self) -> usize {
-        self.entries.iter().filter(|entry| entry.open.is_some()).count()
+    pub fn in_doubt_count(&self) -> usize {
+        self.keys.iter().filter(|state| state.in_flight.is_some()).count()
     }
 
     /// Writes with `depth` commands in flight until `during`, which is called every turn with the count
@@ -144,17 +144,17 @@ impl Ledger {
     /// a later look. A lost node is no error: what was on its way is in doubt.
     pub fn write(
         &mut self,
-        session: &mut Session<RealSockets>,
+        session: &mut Session<KernelSockets>,
         now: Clock,
         depth: usize,
-        mut during: impl FnMut(u64) -> Flow,
-    ) -> Result<(), Failure> {
+        mut control: impl FnMut(u64) -> WriteControl,
+    ) -> Result<(), AckLogError> {
         let mut value = vec![0; VALUE_BYTES_MAX];
         let (mut open, mut enough, mut refused) = (0, false, None);
         loop {
             enough |= refused.is_some();
-            enough |= during(self.acknowledged) == Flow::Enough;
-            while !enough && open < depth.min(self.entries.len() / 2) {
+            enough |= control(self.acknowledged_writes) == WriteControl::Stop;
+            while !enough && open < depth.min(self.keys.len() / 2) {
                 match self.submit(session, &mut value)? {
                     true => open += 1,
                     false => break,
@@ -162,7 +162,7 @@ impl Ledger {
             }
             let busy = session.poll(now(), |token, answer| {
                 open -= 1;
-                if let Err(error) = self.answered(token as usize, answer) {
+                if let Err(error) = self.record_response(token as usize, answer) {
                     refused.get_or_insert(error);
                 }
             });
@@ -170,16 +170,20 @@ impl Ledger {
                 return refused.map_or(Ok(()), Err);
             }
             if !busy {
-                session.sockets_mut().wait(PATIENCE);
+                session.sockets_mut().wait(WAIT_MAX);
             }
         }
     }
 
     /// Puts one write on its way, on a key that has none. False when the session takes none now.
-    fn submit(&mut self, session: &mut Session<RealSockets>, value: &mut [u8]) -> Result<bool, Failure> {
+    fn submit(
+        &mut self,
+        session: &mut Session<KernelSockets>,
+        value: &mut [u8],
+    ) -> Result<bool, AckLogError> {
         let index = loop {
-            let index = self.random.below(self.entries.len() as u64) as usize;
-            if self.entries[index].open.is_none() {
+            let index = self.random.below(self.keys.len() as u64) as usize;
+            if self.keys[index].in_flight.is_none() {
                 break index;
             }
         };
@@ -187,28 +191,32 @@ impl Ledger {
         let (version, command) = if self.random.one_in(8) {
             (ABSENT, Command::Delete { key: key.clone() })
         } else {
-            let bytes = value_bytes(self.next);
-            self.values.make(self.next, &mut value[..bytes]);
+            let bytes = value_bytes(self.next_version);
+            self.values.fill(self.next_version, &mut value[..bytes]);
             let value = Value::Slice(&value[..bytes]);
-            (self.next, Command::Store { key: key.clone(), value, mode: StoreMode::Upsert })
+            (self.next_version, Command::Store { key: key.clone(), value, mode: StoreMode::Upsert })
         };
         match session.submit(command, index as u64) {
             Ok(()) => {
-                self.entries[index].open = Some(version);
-                self.next += 1;
+                self.keys[index].in_flight = Some(version);
+                self.next_version += 1;
                 Ok(true)
             }
-            Err(Rejected::Invalid(error)) => Err(Failure::Command(key, error)),
-            Err(Rejected::Full | Rejected::NotConnected | Rejected::Over) => Ok(false),
+            Err(SubmitError::Invalid(error)) => Err(AckLogError::Command(key, error)),
+            Err(SubmitError::QueueFull | SubmitError::NotConnected | SubmitError::Ended) => Ok(false),
         }
     }
 
-    fn answered(&mut self, index: usize, answer: Result<Answer, Error>) -> Result<(), Failure> {
-        let entry = &mut self.entries[index];
-        match answer {
-            Ok(Answer::Stored | Answer::Deleted | Answer::NotFound) => {
-                entry.settled = entry.open.take().expect("an answer belongs to a write");
-                self.acknowledged += 1;
+    fn record_response(
+        &mut self,
+        index: usize,
+        response: Result<Response, Error>,
+    ) -> Result<(), AckLogError> {
+        let state = &mut self.keys[index];
+        match response {
+            Ok(Response::Stored | Response::Deleted | Response::NotFound) => {
+                state.acknowledged = state.in_flight.take().expect("an answer belongs to a write");
+                self.acknowledged_writes += 1;
                 Ok(())
             }
             // Sent in part or not at all counts as in doubt too: it cannot be told from here.
@@ -217,9 +225,9 @@ impl Ledger {
             Err(error) => {
                 if matches!(error, Error::CapacityExceeded | Error::Busy) {
                     // The node says that it was not done.
-                    entry.open = None;
+                    state.in_flight = None;
                 }
-                Err(Failure::Command(values::key(index as u64, KEY_BYTES), error))
+                Err(AckLogError::Command(values::key(index as u64, KEY_BYTES), error))
             }
         }
     }
@@ -231,27 +239,27 @@ impl Ledger {
     /// The first broken promise, or what kept it from being looked for.
     pub fn verify(
         &mut self,
-        session: &mut Session<RealSockets>,
+        session: &mut Session<KernelSockets>,
         now: Clock,
         depth: usize,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, AckLogError> {
         let (mut next, mut open, mut failure) = (0, 0, None);
-        while next < self.entries.len() || open > 0 {
-            while next < self.entries.len() && open < depth {
+        while next < self.keys.len() || open > 0 {
+            while next < self.keys.len() && open < depth {
                 let key = values::key(next as u64, KEY_BYTES);
                 let command = Command::Retrieve { key: key.clone(), limit_bytes: u32::MAX };
                 match session.submit(command, next as u64) {
                     Ok(()) => (next, open) = (next + 1, open + 1),
-                    Err(Rejected::Invalid(error)) => return Err(Failure::Command(key, error)),
-                    Err(Rejected::Full | Rejected::NotConnected) => break,
-                    Err(Rejected::Over) => {
-                        return Err(Failure::Lost(session.ended().unwrap_or(Error::Closed)));
+                    Err(SubmitError::Invalid(error)) => return Err(AckLogError::Command(key, error)),
+                    Err(SubmitError::QueueFull | SubmitError::NotConnected) => break,
+                    Err(SubmitError::Ended) => {
+                        return Err(AckLogError::ConnectionLost(session.ended().unwrap_or(Error::Closed)));
                     }
                 }
             }
             let busy = session.poll(now(), |token, answer| {
                 open -= 1;
-                if let Err(error) = self.found(token as usize, answer) {
+                if let Err(error) = self.check_value(token as usize, answer) {
                     failure = Some(error);
                 }
             });
@@ -259,38 +267,38 @@ impl Ledger {
                 return Err(failure);
             }
             if !busy {
-                session.sockets_mut().wait(PATIENCE);
+                session.sockets_mut().wait(WAIT_MAX);
             }
         }
-        Ok(self.keys())
+        Ok(self.key_count())
     }
 
-    fn found(&mut self, index: usize, answer: Result<Answer, Error>) -> Result<(), Failure> {
+    fn check_value(&mut self, index: usize, response: Result<Response, Error>) -> Result<(), AckLogError> {
         let key = values::key(index as u64, KEY_BYTES);
-        let entry = &mut self.entries[index];
-        let bytes = match answer {
-            Ok(Answer::Value { data, .. }) => Some(data),
-            Ok(Answer::NotFound) => None,
+        let state = &mut self.keys[index];
+        let bytes = match response {
+            Ok(Response::Value { data, .. }) => Some(data),
+            Ok(Response::NotFound) => None,
             Ok(other) => unreachable!("a read was answered with {other:?}"),
-            Err(error) => return Err(Failure::Command(key, error)),
+            Err(error) => return Err(AckLogError::Command(key, error)),
         };
         let values = &self.values;
-        let is = |version: Version| match &bytes {
+        let matches = |version: Version| match &bytes {
             None => version == ABSENT,
             Some(bytes) => {
-                version != ABSENT && bytes.len() == value_bytes(version) && values.is_right(version, bytes)
+                version != ABSENT && bytes.len() == value_bytes(version) && values.matches(version, bytes)
             }
         };
-        let allowed = [Some(entry.settled), entry.open];
-        match allowed.into_iter().flatten().find(|&version| is(version)) {
+        let allowed = [Some(state.acknowledged), state.in_flight];
+        match allowed.into_iter().flatten().find(|&version| matches(version)) {
             Some(version) => {
-                *entry = Entry { settled: version, open: None };
+                *state = KeyState { acknowledged: version, in_flight: None };
                 Ok(())
             }
-            None => Err(Failure::Broken(Broken {
+            None => Err(AckLogError::LostWrite(LostWrite {
                 key,
-                acknowledged: entry.settled,
-                in_doubt: entry.open,
+                acknowledged: state.acknowledged,
+                in_doubt: state.in_flight,
                 read_bytes: bytes.map(|bytes| bytes.len()),
             })),
         }
@@ -302,29 +310,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broken_promise_is_told_in_full() {
-        let broken = Broken {
+    fn a_lost_write_is_reported_in_full() {
+        let lost = LostWrite {
             key: values::key(7, KEY_BYTES),
             acknowledged: 3,
             in_doubt: Some(ABSENT),
             read_bytes: Some(12),
         };
-        let text = broken.to_string();
+        let text = lost.to_string();
         for part in ["0000000000000007", "version 3", "on its way was absent", "of 12 B"] {
             assert!(text.contains(part), "{text}");
         }
     }
 
     #[test]
-    fn what_was_on_its_way_is_allowed_and_nothing_else() {
-        let mut ledger = Ledger::new(4, 1);
-        let absent = || Ok(Answer::NotFound);
-        ledger.entries[0] = Entry { settled: 5, open: Some(ABSENT) };
-        assert_eq!(ledger.found(0, absent()), Ok(()));
-        assert_eq!(ledger.in_doubt(), 0);
-        ledger.entries[1] = Entry { settled: 5, open: Some(6) };
-        assert!(matches!(ledger.found(1, absent()), Err(Failure::Broken(b)) if b.read_bytes.is_none()));
-        ledger.entries[2] = Entry { settled: ABSENT, open: Some(6) };
-        assert_eq!(ledger.found(2, absent()), Ok(()));
+    fn an_in_doubt_write_may_be_read_and_nothing_else() {
+        let mut log = AckLog::new(4, 1);
+        let absent = || Ok(Response::NotFound);
+        log.keys[0] = KeyState { acknowledged: 5, in_flight: Some(ABSENT) };
+        assert_eq!(log.check_value(0, absent()), Ok(()));
+        assert_eq!(log.in_doubt_count(), 0);
+        log.keys[1] = KeyState { acknowledged: 5, in_flight: Some(6) };
+        assert!(
+            matches!(log.check_value(1, absent()), Err(AckLogError::LostWrite(b)) if b.read_bytes.is_none())
+        );
+        log.keys[2] = KeyState { acknowledged: ABSENT, in_flight: Some(6) };
+        assert_eq!(log.check_value(2, absent()), Ok(()));
     }
 }

@@ -1,16 +1,16 @@
 //! What to run: a list of workloads over one key space, how fast, and when each ends.
 
-use crate::key_distribution::{Distribution, THETA, THETAS};
-use crate::shard::Share;
-use crate::size_distribution::{Sizes, WEIGHTS_MAX};
+use crate::key_distribution::{KeyDistribution, ZIPF_THETA_DEFAULT, ZIPF_THETA_RANGE};
+use crate::shard::Shard;
+use crate::size_distribution::{SizeDistribution, WEIGHTS_MAX};
 use crate::values;
-use crate::workload::{Action, Workload};
+use crate::workload::{Workload, WorkloadOp};
 use octokv_base::{KEY_BYTES_MAX, Key, Nanos};
 use std::fmt;
 
 /// When a workload ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum StopCondition {
     /// After so many operations, over all threads.
     Operations(u64),
     /// When so much time has passed; what is in flight then still counts.
@@ -19,19 +19,19 @@ pub enum End {
 
 /// A list of workloads and everything they share.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct BenchConfig {
     /// Run one after the other.
     pub workloads: Vec<Workload>,
     /// Lengths of keys.
-    pub key_sizes: Sizes,
+    pub key_sizes: SizeDistribution,
     /// Lengths of values.
-    pub value_sizes: Sizes,
+    pub value_sizes: SizeDistribution,
     /// How many different keys there are before any is inserted.
     pub keys: u64,
     /// How keys are drawn; none for what each workload has by itself.
-    pub distribution: Option<Distribution>,
+    pub distribution: Option<KeyDistribution>,
     /// The skew of the distributions that have one.
-    pub theta: f64,
+    pub zipf_theta: f64,
     /// Operations begun per second, over all threads; none to begin one whenever one has ended.
     pub rate: Option<f64>,
     /// Independent clients: each a connection of its own.
@@ -39,7 +39,7 @@ pub struct Plan {
     /// Operations in flight on each.
     pub depth: usize,
     /// When each workload ends.
-    pub end: End,
+    pub stop: StopCondition,
     /// Operations within this time from the start are done and not counted.
     pub warm_up: Nanos,
     /// Draws keys and makes values.
@@ -48,19 +48,19 @@ pub struct Plan {
     pub verify: bool,
 }
 
-impl Default for Plan {
-    fn default() -> Plan {
-        Plan {
+impl Default for BenchConfig {
+    fn default() -> BenchConfig {
+        BenchConfig {
             workloads: vec![Workload::FillRandom, Workload::ReadRandom],
-            key_sizes: Sizes::Fixed(16),
-            value_sizes: Sizes::Fixed(16384),
+            key_sizes: SizeDistribution::Fixed(16),
+            value_sizes: SizeDistribution::Fixed(16384),
             keys: 100_000,
             distribution: None,
-            theta: THETA,
+            zipf_theta: ZIPF_THETA_DEFAULT,
             rate: None,
             threads: 12,
             depth: 1,
-            end: End::Operations(100_000),
+            stop: StopCondition::Operations(100_000),
             warm_up: Nanos::ZERO,
             seed: 1,
             verify: true,
@@ -70,7 +70,7 @@ impl Default for Plan {
 
 /// What makes no sense in a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Invalid {
+pub enum BenchConfigError {
     /// Nothing to run, or nothing to run it with: a count is zero.
     Zero(&'static str),
     /// Keys of this length cannot have so many values.
@@ -78,14 +78,14 @@ pub enum Invalid {
         /// The shortest length asked for.
         have: usize,
         /// The shortest that does.
-        least: usize,
+        min: usize,
     },
     /// More commands on one connection than a queue has entries.
     Depth {
         /// The depth asked for.
         have: usize,
         /// The most.
-        most: usize,
+        max: usize,
     },
     /// Lengths that cannot be drawn.
     Sizes(&'static str),
@@ -104,78 +104,84 @@ pub enum Invalid {
     },
 }
 
-impl fmt::Display for Invalid {
+impl fmt::Display for BenchConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Invalid::Zero(what) => write!(f, "the number of {what} must not be zero"),
-            Invalid::KeyBytes { have, least } => {
-                write!(
-                    f,
-                    "keys of {have} bytes: so many different keys need {least} to {KEY_BYTES_MAX} bytes"
-                )
+            BenchConfigError::Zero(what) => write!(f, "the number of {what} must not be zero"),
+            BenchConfigError::KeyBytes { have, min } => {
+                write!(f, "keys of {have} bytes: so many different keys need {min} to {KEY_BYTES_MAX} bytes")
             }
-            Invalid::Depth { have, most } => write!(f, "a depth of {have}: a connection takes {most}"),
-            Invalid::Sizes(what) => write!(
+            BenchConfigError::Depth { have, max } => write!(f, "a depth of {have}: a connection takes {max}"),
+            BenchConfigError::Sizes(what) => write!(
                 f,
                 "{what}: a range ends no lower than it begins; of 1 to {WEIGHTS_MAX} weights one is not zero"
             ),
-            Invalid::Theta(have) => {
-                write!(f, "--zipf {have}: must be from {} to {}", THETAS.start(), THETAS.end())
+            BenchConfigError::Theta(have) => {
+                write!(
+                    f,
+                    "--zipf {have}: must be from {} to {}",
+                    ZIPF_THETA_RANGE.start(),
+                    ZIPF_THETA_RANGE.end()
+                )
             }
-            Invalid::Rate(have) => {
-                write!(f, "a rate of {have}: must be from {} to {}", RATES.start(), RATES.end())
+            BenchConfigError::Rate(have) => {
+                write!(f, "a rate of {have}: must be from {} to {}", RATE_RANGE.start(), RATE_RANGE.end())
             }
-            Invalid::Targets { what, have, targets } => {
+            BenchConfigError::Targets { what, have, targets } => {
                 write!(f, "{targets} targets (--url) need at least as many {what}; there are {have}")
             }
         }
     }
 }
 
-impl std::error::Error for Invalid {}
+impl std::error::Error for BenchConfigError {}
 
 /// The most commands in flight on one connection.
 pub const DEPTH_MAX: usize = 65_534;
 /// The rates that can be asked for, in operations per second.
-pub const RATES: std::ops::RangeInclusive<f64> = 0.1..=1e8;
+pub const RATE_RANGE: std::ops::RangeInclusive<f64> = 0.1..=1e8;
 /// More operations per second than any machine does; bounds the keys that a span of time can insert.
 const OPERATIONS_PER_SECOND_MAX: u64 = 10_000_000;
 
-impl Plan {
+impl BenchConfig {
     /// What is wrong with it.
     ///
     /// # Errors
     /// The first thing that is.
-    pub fn check(&self) -> Result<(), Invalid> {
+    pub fn validate(&self) -> Result<(), BenchConfigError> {
         let counts = [
             (self.workloads.len() as u64, "workloads"),
             (self.keys, "keys"),
             (self.threads as u64, "threads"),
             (self.depth as u64, "operations in flight (depth)"),
-            (if self.end == End::Operations(0) { 0 } else { 1 }, "operations"),
-            (if self.end == End::Time(Nanos::ZERO) { 0 } else { 1 }, "seconds"),
+            (if self.stop == StopCondition::Operations(0) { 0 } else { 1 }, "operations"),
+            (if self.stop == StopCondition::Time(Nanos::ZERO) { 0 } else { 1 }, "seconds"),
         ];
         if let Some((_, what)) = counts.into_iter().find(|(count, _)| *count == 0) {
-            return Err(Invalid::Zero(what));
+            return Err(BenchConfigError::Zero(what));
         }
         let all = [(&self.key_sizes, "key sizes"), (&self.value_sizes, "value sizes")];
-        if let Some((_, what)) = all.into_iter().find(|(sizes, _)| !sizes.makes_sense()) {
-            return Err(Invalid::Sizes(what));
+        if let Some((_, what)) = all.into_iter().find(|(sizes, _)| !sizes.is_valid()) {
+            return Err(BenchConfigError::Sizes(what));
         }
-        let last = (self.keys - 1).saturating_add(self.inserted_max()).max(1);
-        let least = last.ilog10() as usize + 1;
-        if self.key_sizes.least() < least || self.key_sizes.most() > KEY_BYTES_MAX {
-            let wrong = if self.key_sizes.least() < least { Sizes::least } else { Sizes::most };
-            return Err(Invalid::KeyBytes { have: wrong(&self.key_sizes), least });
+        let last = (self.keys - 1).saturating_add(self.inserts_max()).max(1);
+        let min = last.ilog10() as usize + 1;
+        if self.key_sizes.min_bytes() < min || self.key_sizes.max_bytes() > KEY_BYTES_MAX {
+            let wrong = if self.key_sizes.min_bytes() < min {
+                SizeDistribution::min_bytes
+            } else {
+                SizeDistribution::max_bytes
+            };
+            return Err(BenchConfigError::KeyBytes { have: wrong(&self.key_sizes), min });
         }
         if self.depth > DEPTH_MAX {
-            return Err(Invalid::Depth { have: self.depth, most: DEPTH_MAX });
+            return Err(BenchConfigError::Depth { have: self.depth, max: DEPTH_MAX });
         }
-        if !THETAS.contains(&self.theta) {
-            return Err(Invalid::Theta(self.theta));
+        if !ZIPF_THETA_RANGE.contains(&self.zipf_theta) {
+            return Err(BenchConfigError::Theta(self.zipf_theta));
         }
         match self.rate {
-            Some(rate) if !RATES.contains(&rate) => Err(Invalid::Rate(rate)),
+            Some(rate) if !RATE_RANGE.contains(&rate) => Err(BenchConfigError::Rate(rate)),
             _ => Ok(()),
         }
     }
@@ -184,44 +190,46 @@ impl Plan {
     ///
     /// # Errors
     /// The first thing that there is too little of.
-    pub fn check_targets(&self, targets: usize) -> Result<(), Invalid> {
-        let operations = match self.end {
-            End::Operations(count) => count,
-            End::Time(_) => u64::MAX,
+    pub fn validate_targets(&self, targets: usize) -> Result<(), BenchConfigError> {
+        let operations = match self.stop {
+            StopCondition::Operations(count) => count,
+            StopCondition::Time(_) => u64::MAX,
         };
         let counts = [(self.threads as u64, "threads"), (self.keys, "keys"), (operations, "operations")];
         match counts.into_iter().find(|(have, _)| *have < targets as u64) {
-            Some((have, what)) => Err(Invalid::Targets { what, have, targets }),
+            Some((have, what)) => Err(BenchConfigError::Targets { what, have, targets }),
             None => Ok(()),
         }
     }
 
     /// What one of several targets has of it.
-    pub fn share(&self, share: Share) -> Plan {
-        Plan {
+    pub fn for_shard(&self, share: Shard) -> BenchConfig {
+        BenchConfig {
             keys: share.count(self.keys),
             threads: share.count(self.threads as u64) as usize,
-            rate: self.rate.map(|rate| rate / share.of as f64),
-            end: match self.end {
-                End::Operations(count) => End::Operations(share.count(count)),
-                End::Time(span) => End::Time(span),
+            rate: self.rate.map(|rate| rate / share.shard_count as f64),
+            stop: match self.stop {
+                StopCondition::Operations(count) => StopCondition::Operations(share.count(count)),
+                StopCondition::Time(span) => StopCondition::Time(span),
             },
             ..self.clone()
         }
     }
 
     /// The most keys that one of its workloads can insert.
-    fn inserted_max(&self) -> u64 {
-        let inserts = self.workloads.iter().any(|workload| workload.does(Action::Insert));
-        match self.end {
+    fn inserts_max(&self) -> u64 {
+        let inserts = self.workloads.iter().any(|workload| workload.includes(WorkloadOp::Insert));
+        match self.stop {
             _ if !inserts => 0,
-            End::Operations(count) => count,
-            End::Time(span) => ((self.warm_up + span).0 / 1_000_000_000 + 1) * OPERATIONS_PER_SECOND_MAX,
+            StopCondition::Operations(count) => count,
+            StopCondition::Time(span) => {
+                ((self.warm_up + span).0 / 1_000_000_000 + 1) * OPERATIONS_PER_SECOND_MAX
+            }
         }
     }
 
     /// How a workload draws keys; none where it takes them in order.
-    pub fn distribution_of(&self, workload: Workload) -> Option<Distribution> {
+    pub fn distribution_of(&self, workload: Workload) -> Option<KeyDistribution> {
         workload.distribution().map(|own| self.distribution.unwrap_or(own))
     }
 
@@ -229,7 +237,7 @@ impl Plan {
     #[inline]
     pub fn key_bytes(&self, index: u64) -> usize {
         // Another seed than for values: long keys are not those of long values.
-        self.key_sizes.of(index, self.seed ^ 1 << 63)
+        self.key_sizes.sample(index, self.seed ^ 1 << 63)
     }
 
     /// The key of an index.
@@ -239,14 +247,14 @@ impl Plan {
     }
 
     /// A key that nothing stores, beside that of an index.
-    pub fn missing_key(&self, index: u64) -> Key {
-        values::missing_key(index, self.key_bytes(index))
+    pub fn absent_key(&self, index: u64) -> Key {
+        values::absent_key(index, self.key_bytes(index))
     }
 
     /// The length of an index's value.
     #[inline]
     pub fn value_bytes(&self, index: u64) -> usize {
-        self.value_sizes.of(index, self.seed)
+        self.value_sizes.sample(index, self.seed)
     }
 }
 
@@ -255,56 +263,79 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plans_that_make_no_sense_are_refused() {
-        let plan = Plan::default;
-        let short = || Plan { key_sizes: Sizes::Fixed(1), ..plan() };
-        let inserts = || Plan { workloads: vec![Workload::YcsbD], ..plan() };
-        let key_bytes = |have, least| Err(Invalid::KeyBytes { have, least });
-        let second = End::Time(Nanos::from_secs(1));
+    fn invalid_configs_are_rejected() {
+        let config = BenchConfig::default;
+        let short = || BenchConfig { key_sizes: SizeDistribution::Fixed(1), ..config() };
+        let inserts = || BenchConfig { workloads: vec![Workload::YcsbD], ..config() };
+        let key_bytes = |have, min| Err(BenchConfigError::KeyBytes { have, min });
+        let second = StopCondition::Time(Nanos::from_secs(1));
         let table = [
-            (plan(), Ok(())),
-            (Plan { workloads: vec![], ..plan() }, Err(Invalid::Zero("workloads"))),
-            (Plan { threads: 0, ..plan() }, Err(Invalid::Zero("threads"))),
-            (Plan { end: End::Operations(0), ..plan() }, Err(Invalid::Zero("operations"))),
-            (Plan { keys: 1, ..short() }, Ok(())),
-            (Plan { keys: 10, ..short() }, Ok(())),
-            (Plan { keys: 11, ..short() }, key_bytes(1, 2)),
-            (Plan { key_sizes: Sizes::Fixed(1025), ..plan() }, key_bytes(1025, 5)),
-            (Plan { key_sizes: Sizes::Uniform { least: 4, most: 9 }, ..plan() }, key_bytes(4, 5)),
-            (Plan { key_sizes: Sizes::Uniform { least: 5, most: 1025 }, ..plan() }, key_bytes(1025, 5)),
-            (Plan { key_sizes: Sizes::Fixed(5), ..inserts() }, key_bytes(5, 6)),
-            (Plan { key_sizes: Sizes::Fixed(6), ..inserts() }, Ok(())),
-            (Plan { key_sizes: Sizes::Fixed(6), end: second, ..inserts() }, key_bytes(6, 8)),
-            (Plan { key_sizes: Sizes::Fixed(6), end: second, ..plan() }, Ok(())),
-            (Plan { depth: 70_000, ..plan() }, Err(Invalid::Depth { have: 70_000, most: DEPTH_MAX })),
+            (config(), Ok(())),
+            (BenchConfig { workloads: vec![], ..config() }, Err(BenchConfigError::Zero("workloads"))),
+            (BenchConfig { threads: 0, ..config() }, Err(BenchConfigError::Zero("threads"))),
             (
-                Plan { value_sizes: Sizes::Uniform { least: 2, most: 1 }, ..plan() },
-                Err(Invalid::Sizes("value sizes")),
+                BenchConfig { stop: StopCondition::Operations(0), ..config() },
+                Err(BenchConfigError::Zero("operations")),
             ),
-            (Plan { theta: 0.0, ..plan() }, Err(Invalid::Theta(0.0))),
-            (Plan { theta: 10.0, ..plan() }, Ok(())),
-            (Plan { rate: Some(0.0), ..plan() }, Err(Invalid::Rate(0.0))),
-            (Plan { rate: Some(f64::INFINITY), ..plan() }, Err(Invalid::Rate(f64::INFINITY))),
-            (Plan { rate: Some(1e6), ..plan() }, Ok(())),
+            (BenchConfig { keys: 1, ..short() }, Ok(())),
+            (BenchConfig { keys: 10, ..short() }, Ok(())),
+            (BenchConfig { keys: 11, ..short() }, key_bytes(1, 2)),
+            (BenchConfig { key_sizes: SizeDistribution::Fixed(1025), ..config() }, key_bytes(1025, 5)),
+            (
+                BenchConfig { key_sizes: SizeDistribution::Uniform { min: 4, max: 9 }, ..config() },
+                key_bytes(4, 5),
+            ),
+            (
+                BenchConfig { key_sizes: SizeDistribution::Uniform { min: 5, max: 1025 }, ..config() },
+                key_bytes(1025, 5),
+            ),
+            (BenchConfig { key_sizes: SizeDistribution::Fixed(5), ..inserts() }, key_bytes(5, 6)),
+            (BenchConfig { key_sizes: SizeDistribution::Fixed(6), ..inserts() }, Ok(())),
+            (
+                BenchConfig { key_sizes: SizeDistribution::Fixed(6), stop: second, ..inserts() },
+                key_bytes(6, 8),
+            ),
+            (BenchConfig { key_sizes: SizeDistribution::Fixed(6), stop: second, ..config() }, Ok(())),
+            (
+                BenchConfig { depth: 70_000, ..config() },
+                Err(BenchConfigError::Depth { have: 70_000, max: DEPTH_MAX }),
+            ),
+            (
+                BenchConfig { value_sizes: SizeDistribution::Uniform { min: 2, max: 1 }, ..config() },
+                Err(BenchConfigError::Sizes("value sizes")),
+            ),
+            (BenchConfig { zipf_theta: 0.0, ..config() }, Err(BenchConfigError::Theta(0.0))),
+            (BenchConfig { zipf_theta: 10.0, ..config() }, Ok(())),
+            (BenchConfig { rate: Some(0.0), ..config() }, Err(BenchConfigError::Rate(0.0))),
+            (
+                BenchConfig { rate: Some(f64::INFINITY), ..config() },
+                Err(BenchConfigError::Rate(f64::INFINITY)),
+            ),
+            (BenchConfig { rate: Some(1e6), ..config() }, Ok(())),
         ];
-        for (plan, want) in table {
-            assert_eq!(plan.check(), want, "{plan:?}");
+        for (config, want) in table {
+            assert_eq!(config.validate(), want, "{config:?}");
         }
     }
 
     #[test]
-    fn targets_share_a_plan_when_each_gets_some_of_it() {
-        let plan =
-            || Plan { threads: 5, keys: 7, end: End::Operations(4), rate: Some(10.0), ..Plan::default() };
-        let shares: Vec<Plan> = Share::all(2).map(|share| plan().share(share)).collect();
-        let of = |plan: &Plan| (plan.threads, plan.keys, plan.end, plan.rate);
-        assert_eq!(of(&shares[0]), (3, 4, End::Operations(2), Some(5.0)));
-        assert_eq!(of(&shares[1]), (2, 3, End::Operations(2), Some(5.0)));
-        let too_few = |what, have, targets| Err(Invalid::Targets { what, have, targets });
-        assert_eq!(plan().check_targets(4), Ok(()));
-        assert_eq!(plan().check_targets(5), too_few("operations", 4, 5));
-        assert_eq!(plan().check_targets(6), too_few("threads", 5, 6));
-        let timed = Plan { threads: 9, end: End::Time(Nanos::from_secs(1)), ..plan() };
-        assert_eq!(timed.check_targets(8), too_few("keys", 7, 8));
+    fn a_config_is_split_over_targets_when_each_gets_a_part() {
+        let config = || BenchConfig {
+            threads: 5,
+            keys: 7,
+            stop: StopCondition::Operations(4),
+            rate: Some(10.0),
+            ..BenchConfig::default()
+        };
+        let shards: Vec<BenchConfig> = Shard::all(2).map(|shard| config().for_shard(shard)).collect();
+        let of = |config: &BenchConfig| (config.threads, config.keys, config.stop, config.rate);
+        assert_eq!(of(&shards[0]), (3, 4, StopCondition::Operations(2), Some(5.0)));
+        assert_eq!(of(&shards[1]), (2, 3, StopCondition::Operations(2), Some(5.0)));
+        let too_few = |what, have, targets| Err(BenchConfigError::Targets { what, have, targets });
+        assert_eq!(config().validate_targets(4), Ok(()));
+        assert_eq!(config().validate_targets(5), too_few("operations", 4, 5));
+        assert_eq!(config().validate_targets(6), too_few("threads", 5, 6));
+        let timed = BenchConfig { threads: 9, stop: StopCondition::Time(Nanos::from_secs(1)), ..config() };
+        assert_eq!(timed.validate_targets(8), too_few("keys", 7, 8));
     }
 }

@@ -11,19 +11,19 @@
 //! where two can fall on one key; a permutation gives each a key of its own, so the drawn keys are exactly Zipf's.
 //! Invariant: what is drawn depends on the seed and on how many keys there are, on nothing else.
 
-use octokv_base::Random;
-use octokv_base::prng::mix;
+use octokv_base::Prng;
+use octokv_base::prng::mix64;
 use rand_distr::Distribution as _;
 use std::convert::Infallible;
 
 /// The skew that YCSB has.
-pub const THETA: f64 = 0.99;
+pub const ZIPF_THETA_DEFAULT: f64 = 0.99;
 /// The skews that can be asked for.
-pub const THETAS: std::ops::RangeInclusive<f64> = 0.01..=10.0;
+pub const ZIPF_THETA_RANGE: std::ops::RangeInclusive<f64> = 0.01..=10.0;
 
 /// How keys are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Distribution {
+pub enum KeyDistribution {
     /// All alike.
     Uniform,
     /// Some often, most seldom.
@@ -32,48 +32,54 @@ pub enum Distribution {
     Latest,
 }
 
-impl Distribution {
+impl KeyDistribution {
     /// Its name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Distribution::Uniform => "uniform",
-            Distribution::Zipf => "zipf",
-            Distribution::Latest => "latest",
+            KeyDistribution::Uniform => "uniform",
+            KeyDistribution::Zipf => "zipf",
+            KeyDistribution::Latest => "latest",
         }
     }
 
     /// Whether it has a theta.
     pub fn is_skewed(self) -> bool {
-        self != Distribution::Uniform
+        self != KeyDistribution::Uniform
     }
 }
 
 /// Draws the indices of one worker.
-pub struct Drawer {
-    distribution: Distribution,
+pub struct KeySampler {
+    distribution: KeyDistribution,
     theta: f64,
-    strewn: Strewn,
-    ranks: rand_distr::Zipf<f64>,
+    permutation: RankPermutation,
+    zipf: rand_distr::Zipf<f64>,
     /// How many ranks there are.
-    count: u64,
+    rank_count: u64,
 }
 
-impl Drawer {
+impl KeySampler {
     /// For `count` keys that are there from the beginning; zipf strews its ranks over these alone, so that a key stays
     /// as hot as it is when others are added.
-    pub fn new(distribution: Distribution, theta: f64, count: u64, seed: u64) -> Drawer {
-        Drawer { distribution, theta, strewn: Strewn::new(count, seed), ranks: ranks(count, theta), count }
+    pub fn new(distribution: KeyDistribution, theta: f64, count: u64, seed: u64) -> KeySampler {
+        KeySampler {
+            distribution,
+            theta,
+            permutation: RankPermutation::new(count, seed),
+            zipf: zipf(count, theta),
+            rank_count: count,
+        }
     }
 
     /// An index below `present`, which is no less than at the beginning.
     #[inline]
-    pub fn draw(&mut self, present: u64, random: &mut Random) -> u64 {
+    pub fn sample(&mut self, present: u64, random: &mut Prng) -> u64 {
         match self.distribution {
-            Distribution::Uniform => random.below(present),
-            Distribution::Zipf => self.strewn.place(self.rank(random)),
-            Distribution::Latest => {
-                if present != self.count {
-                    (self.count, self.ranks) = (present, ranks(present, self.theta));
+            KeyDistribution::Uniform => random.below(present),
+            KeyDistribution::Zipf => self.permutation.key_of_rank(self.rank(random)),
+            KeyDistribution::Latest => {
+                if present != self.rank_count {
+                    (self.rank_count, self.zipf) = (present, zipf(present, self.theta));
                 }
                 present - 1 - self.rank(random)
             }
@@ -81,19 +87,19 @@ impl Drawer {
     }
 
     /// A rank, 0 the most frequent.
-    fn rank(&self, random: &mut Random) -> u64 {
-        (self.ranks.sample(&mut Source(random)) as u64).clamp(1, self.count) - 1
+    fn rank(&self, random: &mut Prng) -> u64 {
+        (self.zipf.sample(&mut RandAdapter(random)) as u64).clamp(1, self.rank_count) - 1
     }
 }
 
-fn ranks(count: u64, theta: f64) -> rand_distr::Zipf<f64> {
+fn zipf(count: u64, theta: f64) -> rand_distr::Zipf<f64> {
     rand_distr::Zipf::new(count as f64, theta).expect("a plan has keys and a theta")
 }
 
 /// Our random numbers as `rand` takes them.
-struct Source<'a>(&'a mut Random);
+struct RandAdapter<'a>(&'a mut Prng);
 
-impl rand::TryRng for Source<'_> {
+impl rand::TryRng for RandAdapter<'_> {
     type Error = Infallible;
     fn try_next_u32(&mut self) -> Result<u32, Infallible> {
         Ok((self.0.next_u64() >> 32) as u32)
@@ -109,23 +115,27 @@ impl rand::TryRng for Source<'_> {
 
 /// A permutation of `0..count`: one of the numbers below the next power of two, repeated until it falls below the
 /// count, which takes fewer than two rounds on average.
-struct Strewn {
+struct RankPermutation {
     count: u64,
     bits: u32,
-    keys: [u64; 3],
+    round_keys: [u64; 3],
 }
 
-impl Strewn {
-    fn new(count: u64, seed: u64) -> Strewn {
+impl RankPermutation {
+    fn new(count: u64, seed: u64) -> RankPermutation {
         let bits = (u64::BITS - (count - 1).leading_zeros()).max(2);
-        Strewn { count, bits, keys: std::array::from_fn(|round| mix(mix(seed) ^ round as u64)) }
+        RankPermutation {
+            count,
+            bits,
+            round_keys: std::array::from_fn(|round| mix64(mix64(seed) ^ round as u64)),
+        }
     }
 
-    fn place(&self, rank: u64) -> u64 {
+    fn key_of_rank(&self, rank: u64) -> u64 {
         let mask = u64::MAX >> (u64::BITS - self.bits);
         let mut at = rank;
         loop {
-            for key in self.keys {
+            for key in self.round_keys {
                 // Each step can be undone: add, multiply by an odd number, fold the upper half onto the lower.
                 at = at.wrapping_add(key >> 1).wrapping_mul(key | 1) & mask;
                 at ^= at >> (self.bits / 2).max(1);
@@ -141,13 +151,13 @@ impl Strewn {
 mod tests {
     use super::*;
 
-    const DRAWN: u64 = 400_000;
+    const SAMPLES: u64 = 400_000;
 
-    fn frequencies(distribution: Distribution, theta: f64, keys: u64) -> Vec<u64> {
-        let (mut drawer, mut random) = (Drawer::new(distribution, theta, keys, 1), Random::new(1));
+    fn frequencies(distribution: KeyDistribution, theta: f64, keys: u64) -> Vec<u64> {
+        let (mut sampler, mut random) = (KeySampler::new(distribution, theta, keys, 1), Prng::new(1));
         let mut counts = vec![0; keys as usize];
-        for _ in 0..DRAWN {
-            counts[drawer.draw(keys, &mut random) as usize] += 1;
+        for _ in 0..SAMPLES {
+            counts[sampler.sample(keys, &mut random) as usize] += 1;
         }
         counts
     }
@@ -156,27 +166,29 @@ mod tests {
     fn deviation(counts: &[u64], shares: &[f64]) -> f64 {
         let total: f64 = shares.iter().sum();
         let term = |(&count, share): (&u64, &f64)| {
-            let expected = DRAWN as f64 * share / total;
+            let expected = SAMPLES as f64 * share / total;
             (count as f64 - expected).powi(2) / expected
         };
         counts.iter().zip(shares).map(term).sum::<f64>() / (counts.len() - 1) as f64
     }
 
     #[test]
-    fn uniform_draws_all_alike() {
-        let chi = deviation(&frequencies(Distribution::Uniform, THETA, 1000), &[1.0; 1000]);
+    fn uniform_samples_all_keys_equally() {
+        let chi = deviation(&frequencies(KeyDistribution::Uniform, ZIPF_THETA_DEFAULT, 1000), &[1.0; 1000]);
         // 1 expected, with a deviation of sqrt(2 / 999) = 0.045.
         assert!((0.8..1.2).contains(&chi), "{chi}");
     }
 
     #[test]
-    fn zipf_and_latest_draw_by_rank() {
-        for theta in [0.5, THETA, 1.0, 1.5] {
+    fn zipf_and_latest_sample_by_rank() {
+        for theta in [0.5, ZIPF_THETA_DEFAULT, 1.0, 1.5] {
             let shares: Vec<f64> = (1..=500).map(|rank| f64::from(rank).powf(-theta)).collect();
-            let latest: Vec<u64> = frequencies(Distribution::Latest, theta, 500).into_iter().rev().collect();
-            let zipf = frequencies(Distribution::Zipf, theta, 500);
-            let strewn = Strewn::new(500, 1);
-            let by_rank: Vec<u64> = (0..500).map(|rank| zipf[strewn.place(rank) as usize]).collect();
+            let latest: Vec<u64> =
+                frequencies(KeyDistribution::Latest, theta, 500).into_iter().rev().collect();
+            let zipf = frequencies(KeyDistribution::Zipf, theta, 500);
+            let permutation = RankPermutation::new(500, 1);
+            let by_rank: Vec<u64> =
+                (0..500).map(|rank| zipf[permutation.key_of_rank(rank) as usize]).collect();
             for counts in [latest, by_rank] {
                 let chi = deviation(&counts, &shares);
                 // 1 expected, with a deviation of sqrt(2 / 499) = 0.063.
@@ -188,28 +200,28 @@ mod tests {
     #[test]
     fn every_rank_has_a_key_of_its_own_and_hot_ones_are_spread() {
         for count in [1, 2, 3, 10, 255, 256, 257, 5000] {
-            let strewn = Strewn::new(count, 9);
+            let permutation = RankPermutation::new(count, 9);
             let mut seen = vec![false; count as usize];
-            (0..count).for_each(|rank| seen[strewn.place(rank) as usize] = true);
+            (0..count).for_each(|rank| seen[permutation.key_of_rank(rank) as usize] = true);
             assert!(seen.iter().all(|&seen| seen), "{count}");
         }
-        let strewn = Strewn::new(1_000_000, 1);
-        let mut hot: Vec<u64> = (0..100).map(|rank| strewn.place(rank) / 100_000).collect();
+        let permutation = RankPermutation::new(1_000_000, 1);
+        let mut hot: Vec<u64> = (0..100).map(|rank| permutation.key_of_rank(rank) / 100_000).collect();
         hot.sort_unstable();
         hot.dedup();
         assert_eq!(hot.len(), 10, "each tenth of the keys has some of the hundred hottest");
     }
 
     #[test]
-    fn a_seed_draws_the_same_again_and_latest_follows_what_is_added() {
-        let draw = |seed| {
-            let (mut drawer, mut random) =
-                (Drawer::new(Distribution::Latest, THETA, 10, 1), Random::new(seed));
-            (10..500).map(|present| drawer.draw(present, &mut random)).collect::<Vec<_>>()
+    fn a_seed_repeats_its_samples_and_latest_follows_inserts() {
+        let sample = |seed| {
+            let (mut sampler, mut random) =
+                (KeySampler::new(KeyDistribution::Latest, ZIPF_THETA_DEFAULT, 10, 1), Prng::new(seed));
+            (10..500).map(|present| sampler.sample(present, &mut random)).collect::<Vec<_>>()
         };
-        assert_eq!(draw(3), draw(3));
-        assert_ne!(draw(3), draw(4));
-        assert!(draw(3).iter().zip(10..).all(|(&index, present)| index < present));
-        assert!(draw(3).iter().any(|&index| index > 400));
+        assert_eq!(sample(3), sample(3));
+        assert_ne!(sample(3), sample(4));
+        assert!(sample(3).iter().zip(10..).all(|(&index, present)| index < present));
+        assert!(sample(3).iter().any(|&index| index > 400));
     }
 }

@@ -13,20 +13,20 @@
 //! 16 bytes do, in [`Key`]).
 
 use crate::Clock;
-use crate::arrival_schedule::Pace;
-use crate::op_generator::{Chooser, Operation};
-use crate::recorder::{Answered, Tally};
-use crate::runner::{Error, Shared};
-use crate::workload::{Action, Workload};
+use crate::arrival_schedule::ArrivalSchedule;
+use crate::op_generator::{OpGenerator, Operation};
+use crate::recorder::{OpResult, Recorder};
+use crate::runner::{BenchError, WorkloadState};
+use crate::workload::{Workload, WorkloadOp};
 use octokv_base::{Buffer, Key, Nanos};
-use octokv_client::{Answer, Command, Rejected, Session, Settings, StoreMode, Value};
-use octokv_runtime::{Doorbell, Idle, Polling, RealSockets, Sockets};
-use octokv_wire::kv::{LIST_HEADER_BYTES, UncheckedList, list_entry_bytes};
+use octokv_client::{ClientConfig, Command, Response, Session, StoreMode, SubmitError, Value};
+use octokv_runtime::{CoreWaker, IdlePolicy, KernelSockets, Polling, Sockets};
+use octokv_wire::kv::{LIST_HEADER_BYTES, UncheckedKeyList, list_entry_bytes};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 /// How long one wait for news of a connection lasts at most.
-const PATIENCE: Nanos = Nanos::from_millis(5);
+const WAIT_MAX: Nanos = Nanos::from_millis(5);
 
 /// A live session, or why there is none.
 ///
@@ -34,11 +34,11 @@ const PATIENCE: Nanos = Nanos::from_millis(5);
 /// What the session ended with, or what the machine refused.
 pub fn connect(
     address: SocketAddr,
-    settings: Settings,
+    settings: ClientConfig,
     now: Clock,
-) -> Result<Session<RealSockets>, octokv_client::Error> {
-    let sockets = RealSockets::new()
-        .map_err(|error| octokv_client::Error::Local(error.raw_os_error().unwrap_or_default()))?;
+) -> Result<Session<KernelSockets>, octokv_client::Error> {
+    let sockets = KernelSockets::new()
+        .map_err(|error| octokv_client::Error::Os(error.raw_os_error().unwrap_or_default()))?;
     let mut session = Session::new(sockets, address, settings, now());
     loop {
         let busy = session.poll(now(), |_, _| {});
@@ -49,141 +49,146 @@ pub fn connect(
             return Ok(session);
         }
         if !busy {
-            let wait = session.next_deadline().since(now()).min(PATIENCE);
+            let wait = session.next_deadline().since(now()).min(WAIT_MAX);
             session.sockets_mut().wait(wait);
         }
     }
 }
 
 /// Ends a session in good order.
-pub fn disconnect(mut session: Session<RealSockets>, now: Clock) {
+pub fn disconnect(mut session: Session<KernelSockets>, now: Clock) {
     session.close(now(), |_, _| {});
     while session.ended().is_none() {
         if !session.poll(now(), |_, _| {}) {
-            let wait = session.next_deadline().since(now()).min(PATIENCE);
+            let wait = session.next_deadline().since(now()).min(WAIT_MAX);
             session.sockets_mut().wait(wait);
         }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Stream {
+struct KvStream {
     operation: Operation,
     started: Nanos,
     /// What the read of a read-modify-write came to.
-    read: Option<Outcome>,
+    read_result: Option<ResponseSummary>,
 }
 
 /// What an answer says.
 #[derive(Clone, Copy)]
-struct Outcome {
+struct ResponseSummary {
     found: bool,
     value_bytes: u64,
     keys_listed: u64,
 }
 
-struct Worker<'a, S: Sockets> {
-    shared: &'a Shared,
+struct KvWorker<'a, S: Sockets> {
+    shared: &'a WorkloadState,
     session: Session<S>,
-    chooser: Chooser,
-    pace: Option<Pace>,
-    streams: Vec<Stream>,
+    op_generator: OpGenerator,
+    arrivals: Option<ArrivalSchedule>,
+    streams: Vec<KvStream>,
     waiting: Vec<u32>,
     /// Streams that have read what they are to store again.
-    writing: Vec<u32>,
-    tally: Tally,
+    write_back: Vec<u32>,
+    recorder: Recorder,
 }
 
 /// Drives `threads` connections through one workload. `number` tells this worker from the others.
-pub(crate) fn drive(shared: &Shared, number: usize, threads: usize) -> Result<Tally, Error> {
-    let session = join_in(shared, threads);
+pub(crate) fn run_worker(
+    shared: &WorkloadState,
+    number: usize,
+    threads: usize,
+) -> Result<Recorder, BenchError> {
+    let session = connect_worker(shared, threads);
     // Whether or not this one is connected, the others must not wait for it.
-    shared.crew.failed.fetch_or(session.is_err(), Ordering::AcqRel);
-    shared.crew.connected.fetch_add(1, Ordering::AcqRel);
+    shared.group.failed.fetch_or(session.is_err(), Ordering::AcqRel);
+    shared.group.connected.fetch_add(1, Ordering::AcqRel);
     let mut session = session?;
-    let now = shared.host.now;
-    while shared.crew.connected.load(Ordering::Acquire) < shared.crew.workers {
+    let now = shared.platform.now;
+    while shared.group.connected.load(Ordering::Acquire) < shared.group.workers {
         session.poll(now(), |_, _| {});
         std::hint::spin_loop();
     }
-    if shared.crew.failed.load(Ordering::Acquire) {
+    if shared.group.failed.load(Ordering::Acquire) {
         disconnect(session, now);
-        return Ok(Tally::new(now()));
+        return Ok(Recorder::new(now()));
     }
-    let mut idle = Idle::new(shared.polling, Doorbell::silent(), session.sockets_mut(), None)
-        .map_err(|error| Error::Thread(error.raw_os_error().unwrap_or_default()))?;
-    let count = threads * shared.plan.depth;
+    let mut idle = IdlePolicy::new(shared.polling, CoreWaker::without_eventfd(), session.sockets_mut(), None)
+        .map_err(|error| BenchError::Thread(error.raw_os_error().unwrap_or_default()))?;
+    let count = threads * shared.config.depth;
     let begin = now();
-    let idle_operation = Operation { action: Action::Read, index: 0, list_keys: 0 };
-    let mut worker = Worker {
+    let idle_operation = Operation { kind: WorkloadOp::Read, index: 0, list_keys: 0 };
+    let mut worker = KvWorker {
         shared,
         session,
-        chooser: shared.chooser(number),
-        pace: shared.plan.rate.map(|rate| Pace::new(rate, number, shared.workers, begin)),
-        streams: vec![Stream { operation: idle_operation, started: begin, read: None }; count],
+        op_generator: shared.op_generator(number),
+        arrivals: shared.config.rate.map(|rate| ArrivalSchedule::new(rate, number, shared.workers, begin)),
+        streams: vec![KvStream { operation: idle_operation, started: begin, read_result: None }; count],
         waiting: (0..count as u32).rev().collect(),
-        writing: Vec::with_capacity(count),
-        tally: Tally::new(begin + shared.plan.warm_up),
+        write_back: Vec::with_capacity(count),
+        recorder: Recorder::new(begin + shared.config.warm_up),
     };
-    let until = shared.until(begin);
+    let until = shared.end_time(begin);
     loop {
-        let over = worker.submit_all(now(), until)?;
-        if over && worker.waiting.len() == count {
+        let exhausted = worker.submit_due(now(), until)?;
+        if exhausted && worker.waiting.len() == count {
             break;
         }
         let busy = worker.poll(now)?;
         let deadline = worker
             .session
             .next_deadline()
-            .min(if over { Nanos::NEVER } else { until })
-            .min(worker.next_start());
-        idle.rest(busy, now(), false, deadline, worker.session.sockets_mut());
+            .min(if exhausted { Nanos::NEVER } else { until })
+            .min(worker.next_arrival());
+        idle.spin_or_sleep(busy, now(), false, deadline, worker.session.sockets_mut());
     }
-    let Worker { session, mut tally, pace, .. } = worker;
-    if let Some(pace) = pace {
-        tally.ended_behind(pace.backlog(until));
+    let KvWorker { session, mut recorder, arrivals, .. } = worker;
+    if let Some(arrivals) = arrivals {
+        recorder.set_backlog(arrivals.backlog(until));
     }
     disconnect(session, now);
-    Ok(tally)
+    Ok(recorder)
 }
 
-fn join_in(shared: &Shared, threads: usize) -> Result<Session<RealSockets>, Error> {
+fn connect_worker(shared: &WorkloadState, threads: usize) -> Result<Session<KernelSockets>, BenchError> {
     let queues = threads as u16;
-    let settings = Settings { queues, depth: shared.plan.depth as u16, ..shared.client.clone() };
-    let session = connect(shared.address, settings, shared.host.now).map_err(Error::Connect)?;
-    let granted = session.facts().map_or(0, |facts| facts.queues);
+    let settings =
+        ClientConfig { io_queues: queues, queue_depth: shared.config.depth as u16, ..shared.client.clone() };
+    let session = connect(shared.address, settings, shared.platform.now).map_err(BenchError::Connect)?;
+    let granted = session.controller_info().map_or(0, |facts| facts.io_queues);
     if granted < queues {
-        return Err(Error::Threads { wanted: threads, granted: usize::from(granted) });
+        return Err(BenchError::Threads { wanted: threads, granted: usize::from(granted) });
     }
-    if session.room() < threads * shared.plan.depth {
-        let granted = session.room() / threads;
-        return Err(Error::Depth { wanted: shared.plan.depth, granted });
+    if session.free_slots() < threads * shared.config.depth {
+        let granted = session.free_slots() / threads;
+        return Err(BenchError::Depth { wanted: shared.config.depth, granted });
     }
     Ok(session)
 }
 
-impl<S: Sockets> Worker<'_, S> {
+impl<S: Sockets> KvWorker<'_, S> {
     /// Puts every waiting stream on its way, with a rate those that are due. True when the workload has no more
     /// operations.
-    fn submit_all(&mut self, now: Nanos, until: Nanos) -> Result<bool, Error> {
+    fn submit_due(&mut self, now: Nanos, until: Nanos) -> Result<bool, BenchError> {
         // These have begun long ago.
-        while let Some(&stream) = self.writing.last() {
+        while let Some(&stream) = self.write_back.last() {
             self.submit(stream)?;
-            self.writing.pop();
+            self.write_back.pop();
         }
-        if now >= until || self.shared.crew.failed.load(Ordering::Relaxed) {
+        if now >= until || self.shared.group.failed.load(Ordering::Relaxed) {
             return Ok(true);
         }
         while let Some(&stream) = self.waiting.last() {
-            let started = self.pace.map_or(now, |pace| pace.next());
+            let started = self.arrivals.map_or(now, |pace| pace.next_arrival());
             if started > now {
                 return Ok(false);
             }
-            let Some(operation) = self.shared.next_operation(&mut self.chooser) else { return Ok(true) };
-            if let Some(pace) = &mut self.pace {
-                pace.take(now);
+            let Some(op) = self.shared.next_op(&mut self.op_generator) else { return Ok(true) };
+            if let Some(arrivals) = &mut self.arrivals {
+                arrivals.start_next(now);
             }
-            self.streams[stream as usize] = Stream { operation, started, read: None };
+            self.streams[stream as usize] = KvStream { operation: op, started, read_result: None };
             self.submit(stream)?;
             self.waiting.pop();
         }
@@ -191,89 +196,89 @@ impl<S: Sockets> Worker<'_, S> {
     }
 
     /// When the next operation is to begin, where one could.
-    fn next_start(&self) -> Nanos {
-        match self.pace {
-            Some(pace) if !self.waiting.is_empty() => pace.next(),
+    fn next_arrival(&self) -> Nanos {
+        match self.arrivals {
+            Some(pace) if !self.waiting.is_empty() => pace.next_arrival(),
             _ => Nanos::NEVER,
         }
     }
 
-    fn submit(&mut self, stream: u32) -> Result<(), Error> {
-        let Stream { operation, read, .. } = self.streams[stream as usize];
-        let command = self.command(operation, read.is_some());
+    fn submit(&mut self, stream: u32) -> Result<(), BenchError> {
+        let KvStream { operation, read_result: read, .. } = self.streams[stream as usize];
+        let command = self.build_command(operation, read.is_some());
         match self.session.submit(command, u64::from(stream)) {
             Ok(()) => Ok(()),
-            Err(Rejected::Invalid(error)) => {
-                self.shared.crew.failed.store(true, Ordering::Release);
-                let key = self.shared.plan.key(operation.index);
-                Err(failed(self.shared.workload, key, error))
+            Err(SubmitError::Invalid(error)) => {
+                self.shared.group.failed.store(true, Ordering::Release);
+                let key = self.shared.config.key(operation.index);
+                Err(command_error(self.shared.workload, key, error))
             }
             // There was room for every stream when the session went live, and it never reconnects.
-            Err(Rejected::Full | Rejected::NotConnected | Rejected::Over) => {
+            Err(SubmitError::QueueFull | SubmitError::NotConnected | SubmitError::Ended) => {
                 let error = self.session.ended().unwrap_or(octokv_client::Error::Closed);
-                Err(Error::Connect(error))
+                Err(BenchError::Connect(error))
             }
         }
     }
 
-    fn command(&mut self, operation: Operation, has_read: bool) -> Command<'static> {
-        let (Operation { action, index, list_keys }, plan) = (operation, &self.shared.plan);
-        let key = plan.key(index);
+    fn build_command(&mut self, operation: Operation, has_read: bool) -> Command<'static> {
+        let (Operation { kind, index, list_keys }, config) = (operation, &self.shared.config);
+        let key = config.key(index);
         // The room that a host has for a value; a longer answer than the plan has is told by its length.
-        let limit_bytes = plan.value_sizes.most() as u32;
-        match action {
-            Action::ReadModifyWrite if !has_read => Command::Retrieve { key, limit_bytes },
-            Action::Store | Action::Insert | Action::ReadModifyWrite => {
-                let to = plan.value_bytes(index);
+        let limit_bytes = config.value_sizes.max_bytes() as u32;
+        match kind {
+            WorkloadOp::ReadModifyWrite if !has_read => Command::Retrieve { key, limit_bytes },
+            WorkloadOp::Store | WorkloadOp::Insert | WorkloadOp::ReadModifyWrite => {
+                let to = config.value_bytes(index);
                 // The pool has room for every stream; where a plan is larger, memory is.
                 let mut buffer = self.session.pool().take(to).unwrap_or_else(|| Buffer::zeroed(to));
-                self.shared.values.make(index, &mut buffer[..to]);
+                self.shared.values.fill(index, &mut buffer[..to]);
                 Command::Store { key, value: Value::Buffer { buffer, from: 0, to }, mode: StoreMode::Upsert }
             }
-            Action::Read => Command::Retrieve { key, limit_bytes },
-            Action::ReadMissing => Command::Retrieve { key: plan.missing_key(index), limit_bytes },
-            Action::Delete => Command::Delete { key },
-            Action::List => {
-                let entries = list_keys as usize * list_entry_bytes(plan.key_sizes.most());
+            WorkloadOp::Read => Command::Retrieve { key, limit_bytes },
+            WorkloadOp::ReadMissing => Command::Retrieve { key: config.absent_key(index), limit_bytes },
+            WorkloadOp::Delete => Command::Delete { key },
+            WorkloadOp::List => {
+                let entries = list_keys as usize * list_entry_bytes(config.key_sizes.max_bytes());
                 Command::List { start: key, limit_bytes: (LIST_HEADER_BYTES + entries) as u32 }
             }
         }
     }
 
-    fn poll(&mut self, clock: Clock) -> Result<bool, Error> {
-        let Worker { shared, session, streams, waiting, writing, tally, .. } = self;
+    fn poll(&mut self, clock: Clock) -> Result<bool, BenchError> {
+        let KvWorker { shared, session, streams, waiting, write_back: writing, recorder, .. } = self;
         let mut failure = None;
         let mut done = 0;
-        let busy = session.poll(clock(), |token, answer| {
+        let busy = session.poll(clock(), |token, response| {
             let stream = &mut streams[token as usize];
-            let outcome = match outcome(shared, stream.operation, answer) {
-                Ok(outcome) => outcome,
+            let summary = match check_response(shared, stream.operation, response) {
+                Ok(summary) => summary,
                 Err(error) => {
                     waiting.push(token as u32);
                     return failure = Some(error);
                 }
             };
-            if stream.operation.action == Action::ReadModifyWrite && stream.read.is_none() {
-                stream.read = Some(outcome);
+            if stream.operation.kind == WorkloadOp::ReadModifyWrite && stream.read_result.is_none() {
+                stream.read_result = Some(summary);
                 return writing.push(token as u32);
             }
             waiting.push(token as u32);
             done += 1;
-            let read_bytes = stream.read.map_or(0, |read| read.value_bytes);
-            tally.answered(Answered {
+            let read_bytes = stream.read_result.map_or(0, |read| read.value_bytes);
+            recorder.record_op(OpResult {
                 started: stream.started,
-                now: clock(),
-                found: stream.read.unwrap_or(outcome).found,
-                value_bytes: outcome.value_bytes + read_bytes,
-                keys_listed: outcome.keys_listed,
+                finished: clock(),
+                found: stream.read_result.unwrap_or(summary).found,
+                value_bytes: summary.value_bytes + read_bytes,
+                keys_listed: summary.keys_listed,
             });
         });
         if done > 0 {
-            shared.done.fetch_add(done, Ordering::Relaxed);
+            shared.completed_ops.fetch_add(done, Ordering::Relaxed);
         }
         match failure {
             Some(error) => {
-                shared.crew.failed.store(true, Ordering::Release);
+                shared.group.failed.store(true, Ordering::Release);
                 Err(error)
             }
             None => Ok(busy),
@@ -283,45 +288,47 @@ impl<S: Sockets> Worker<'_, S> {
 
 /// What an answer says, held against what it may say.
 #[inline]
-fn outcome(
-    shared: &Shared,
+fn check_response(
+    shared: &WorkloadState,
     operation: Operation,
-    answer: Result<Answer, octokv_client::Error>,
-) -> Result<Outcome, Error> {
-    let (Operation { action, index, .. }, plan) = (operation, &shared.plan);
-    let outcome = |found, value_bytes| Ok(Outcome { found, value_bytes, keys_listed: 0 });
-    match answer {
-        Ok(Answer::Value { data, full_bytes }) => {
-            let bytes = plan.value_bytes(index);
+    response: Result<Response, octokv_client::Error>,
+) -> Result<ResponseSummary, BenchError> {
+    let (Operation { kind, index, .. }, config) = (operation, &shared.config);
+    let summary = |found, value_bytes| Ok(ResponseSummary { found, value_bytes, keys_listed: 0 });
+    match response {
+        Ok(Response::Value { data, full_bytes }) => {
+            let bytes = config.value_bytes(index);
             let whole = full_bytes as usize == bytes && data.len() == bytes;
-            let may_be = action != Action::ReadMissing && whole;
-            if plan.verify && !(may_be && shared.values.is_right(index, &data)) {
-                let missing = action == Action::ReadMissing;
-                let key = if missing { plan.missing_key(index) } else { plan.key(index) };
-                return Err(Error::Wrong { key, have_bytes: full_bytes as usize });
+            let may_be = kind != WorkloadOp::ReadMissing && whole;
+            if config.verify && !(may_be && shared.values.matches(index, &data)) {
+                let missing = kind == WorkloadOp::ReadMissing;
+                let key = if missing { config.absent_key(index) } else { config.key(index) };
+                return Err(BenchError::WrongValue { key, have_bytes: full_bytes as usize });
             }
-            outcome(true, data.len() as u64)
+            summary(true, data.len() as u64)
         }
-        Ok(Answer::NotFound) => outcome(false, 0),
-        Ok(Answer::Stored) => {
-            if action == Action::Insert {
-                shared.keys.added(index);
+        Ok(Response::NotFound) => summary(false, 0),
+        Ok(Response::Stored) => {
+            if kind == WorkloadOp::Insert {
+                shared.keys.insert_completed(index);
             }
-            outcome(true, plan.value_bytes(index) as u64)
+            summary(true, config.value_bytes(index) as u64)
         }
-        Ok(Answer::Keys { list }) => {
-            let from = plan.key(index);
-            let Ok(keys) = UncheckedList(&list).check() else { return Err(Error::List { from }) };
+        Ok(Response::Keys { list }) => {
+            let from = config.key(index);
+            let Ok(keys) = UncheckedKeyList(&list).check() else {
+                return Err(BenchError::MalformedList { from });
+            };
             let found = keys.keys().next() == Some(from.as_bytes());
-            Ok(Outcome { found, value_bytes: 0, keys_listed: u64::from(keys.count()) })
+            Ok(ResponseSummary { found, value_bytes: 0, keys_listed: u64::from(keys.count()) })
         }
-        Ok(_) => outcome(true, 0),
-        Err(error) => Err(failed(shared.workload, plan.key(index), error)),
+        Ok(_) => summary(true, 0),
+        Err(error) => Err(command_error(shared.workload, config.key(index), error)),
     }
 }
 
-fn failed(workload: Workload, key: Key, error: octokv_client::Error) -> Error {
-    Error::Command { workload, key, error }
+fn command_error(workload: Workload, key: Key, error: octokv_client::Error) -> BenchError {
+    BenchError::Command { workload, key, error }
 }
 
 /// How a worker rests when nothing comes: spins a little, then sleeps.

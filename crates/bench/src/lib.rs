@@ -50,13 +50,13 @@ pub mod time_series;
 pub mod values;
 pub mod workload;
 
-pub use ack_log::Ledger;
-pub use config::{End, Plan};
-pub use key_distribution::Distribution;
-pub use runner::{Error, Failed, Host, Node, Progress, run};
-pub use shard::Share;
-pub use size_distribution::Sizes;
-pub use system_under_test::{EngineSettings, System};
+pub use ack_log::AckLog;
+pub use config::{BenchConfig, StopCondition};
+pub use key_distribution::KeyDistribution;
+pub use runner::{BenchError, GeneratorPlatform, TargetFailure, TargetNode, WorkloadProgress, run};
+pub use shard::Shard;
+pub use size_distribution::SizeDistribution;
+pub use system_under_test::{LocalEngineConfig, SystemUnderTest};
 pub use workload::Workload;
 
 /// Where time comes from: nanoseconds since any fixed point.

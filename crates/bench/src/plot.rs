@@ -2,7 +2,7 @@
 //! In: figures of one workload, one or one per rate. Out: SVG documents, as text; who calls writes the files.
 //! Fonts are the viewer's: nothing is looked up here.
 
-use crate::report::Figures;
+use crate::report::WorkloadResult;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 use std::ops::Range;
@@ -13,7 +13,7 @@ const FONT: &str = "sans-serif";
 const LATENCY_US_MIN: f64 = 0.1;
 
 /// A line and its name.
-pub struct Curve {
+pub struct PlotLine {
     /// Its name.
     pub name: String,
     /// Its points, in the order in which they are joined.
@@ -21,100 +21,101 @@ pub struct Curve {
 }
 
 /// What is written along an axis, and how its numbers are.
-struct Axes<'a> {
+struct AxisLabels<'a> {
     x: &'a str,
     y: &'a str,
     x_label: &'a dyn Fn(&f64) -> String,
 }
 
 /// Which part of the operations took how long at most; one line per rate.
-pub fn latency(workload: &str, results: &[Figures]) -> String {
-    let of = |figures: &Figures| Curve {
-        name: name(figures),
-        points: figures
-            .latency_curve
+pub fn latency_percentiles(workload: &str, results: &[WorkloadResult]) -> String {
+    let line_of = |result: &WorkloadResult| PlotLine {
+        name: legend_of(result),
+        points: result
+            .latency_quantiles
             .iter()
-            .map(|quantile| (-(1.0 - quantile.part).log10(), quantile.latency_us.max(LATENCY_US_MIN)))
+            .map(|quantile| (-(1.0 - quantile.fraction).log10(), quantile.latency_us.max(LATENCY_US_MIN)))
             .collect(),
     };
-    let lines: Vec<Curve> = results.iter().map(of).collect();
-    let (x, y) = (0.0..end(&lines, |point| point.0), logarithmic(&lines));
-    let axes = Axes { x: "operations that take no longer", y: "latency (us)", x_label: &percent };
-    document(&format!("{workload}: latency"), x, y.log_scale(), &axes, &lines)
+    let lines: Vec<PlotLine> = results.iter().map(line_of).collect();
+    let (x, y) = (0.0..axis_end(&lines, |point| point.0), log_range(&lines));
+    let axes =
+        AxisLabels { x: "operations that take no longer", y: "latency (us)", x_label: &format_percentile };
+    render_svg(&format!("{workload}: latency"), x, y.log_scale(), &axes, &lines)
 }
 
 /// Operations per second over time; one line per rate.
-pub fn throughput(workload: &str, results: &[Figures]) -> String {
-    let of = |figures: &Figures| Curve {
-        name: name(figures),
-        points: figures
+pub fn throughput_over_time(workload: &str, results: &[WorkloadResult]) -> String {
+    let line_of = |result: &WorkloadResult| PlotLine {
+        name: legend_of(result),
+        points: result
             .series
             .iter()
-            .map(|point| (point.start_s + figures.series_interval_s / 2.0, point.throughput_ops_s))
+            .map(|point| (point.start_s + result.series_interval_s / 2.0, point.throughput_ops_s))
             .collect(),
     };
-    let lines: Vec<Curve> = results.iter().map(of).collect();
-    let (x, y) = (0.0..end(&lines, |point| point.0), 0.0..end(&lines, |point| point.1));
-    let axes = Axes { x: "time (s)", y: "operations/s", x_label: &plain };
-    document(&format!("{workload}: throughput"), x, y, &axes, &lines)
+    let lines: Vec<PlotLine> = results.iter().map(line_of).collect();
+    let (x, y) = (0.0..axis_end(&lines, |point| point.0), 0.0..axis_end(&lines, |point| point.1));
+    let axes = AxisLabels { x: "time (s)", y: "operations/s", x_label: &format_number };
+    render_svg(&format!("{workload}: throughput"), x, y, &axes, &lines)
 }
 
 /// The median and the 99th percentile of latency against throughput, over the rates.
-pub fn rates(workload: &str, results: &[Figures]) -> String {
-    let line = |name: &str, latency_us: fn(&Figures) -> f64| Curve {
+pub fn latency_by_throughput(workload: &str, results: &[WorkloadResult]) -> String {
+    let line = |name: &str, latency_us: fn(&WorkloadResult) -> f64| PlotLine {
         name: name.to_owned(),
         points: results
             .iter()
-            .map(|figures| (figures.throughput_ops_s, latency_us(figures).max(LATENCY_US_MIN)))
+            .map(|result| (result.throughput_ops_s, latency_us(result).max(LATENCY_US_MIN)))
             .collect(),
     };
     let lines =
         [line("p50", |figures| figures.latency_us_p50), line("p99", |figures| figures.latency_us_p99)];
-    let (x, y) = (0.0..end(&lines, |point| point.0), logarithmic(&lines));
-    let axes = Axes { x: "operations/s", y: "latency (us)", x_label: &plain };
-    document(&format!("{workload}: latency against throughput"), x, y.log_scale(), &axes, &lines)
+    let (x, y) = (0.0..axis_end(&lines, |point| point.0), log_range(&lines));
+    let axes = AxisLabels { x: "operations/s", y: "latency (us)", x_label: &format_number };
+    render_svg(&format!("{workload}: latency against throughput"), x, y.log_scale(), &axes, &lines)
 }
 
 /// Any lines over one axis, from zero on.
-pub fn curves(title: &str, x: &str, y: &str, lines: &[Curve]) -> String {
-    let axes = Axes { x, y, x_label: &plain };
+pub fn line_plot(title: &str, x: &str, y: &str, lines: &[PlotLine]) -> String {
+    let axes = AxisLabels { x, y, x_label: &format_number };
     let least = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::min);
-    let (ends, range) = (end(lines, |point| point.0), least * 1.08..end(lines, |point| point.1));
-    document(title, 0.0..ends, range, &axes, lines)
+    let (ends, range) = (axis_end(lines, |point| point.0), least * 1.08..axis_end(lines, |point| point.1));
+    render_svg(title, 0.0..ends, range, &axes, lines)
 }
 
-fn name(figures: &Figures) -> String {
-    match figures.rate_ops_s {
-        None => format!("{} x {} in flight", figures.threads, figures.depth),
+fn legend_of(result: &WorkloadResult) -> String {
+    match result.rate_ops_s {
+        None => format!("{} x {} in flight", result.threads, result.depth),
         Some(rate) => format!("rate {rate}/s"),
     }
 }
 
 /// Where an axis ends: a little after the last point.
-fn end(lines: &[Curve], of: fn(&(f64, f64)) -> f64) -> f64 {
+fn axis_end(lines: &[PlotLine], of: fn(&(f64, f64)) -> f64) -> f64 {
     let last = lines.iter().flat_map(|line| &line.points).map(of).fold(0.0, f64::max);
     if last > 0.0 { last * 1.08 } else { 1.0 }
 }
 
 /// The range of an axis that goes by factors.
-fn logarithmic(lines: &[Curve]) -> Range<f64> {
+fn log_range(lines: &[PlotLine]) -> Range<f64> {
     let points = || lines.iter().flat_map(|line| &line.points).map(|point| point.1);
     let (least, most) = (points().fold(f64::INFINITY, f64::min), points().fold(LATENCY_US_MIN, f64::max));
     least.min(most) / 1.5..most * 1.5
 }
 
-fn plain(x: &f64) -> String {
+fn format_number(x: &f64) -> String {
     format!("{}", (x * 1000.0).round() / 1000.0)
 }
 
 /// `x` factors of ten before all: 0 is 0 %, 1 is 90 %, 2 is 99 %.
-fn percent(x: &f64) -> String {
+fn format_percentile(x: &f64) -> String {
     let decimals = (x.ceil() as usize).saturating_sub(2);
     format!("{:.decimals$} %", 100.0 * (1.0 - 10f64.powf(-x)))
 }
 
 /// The whole picture.
-fn document<Y>(title: &str, x: Range<f64>, y: Y, axes: &Axes<'_>, lines: &[Curve]) -> String
+fn render_svg<Y>(title: &str, x: Range<f64>, y: Y, axes: &AxisLabels<'_>, lines: &[PlotLine]) -> String
 where
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
@@ -133,8 +134,8 @@ fn draw<Y>(
     title: &str,
     x: Range<f64>,
     y: Y,
-    axes: &Axes<'_>,
-    lines: &[Curve],
+    axes: &AxisLabels<'_>,
+    lines: &[PlotLine],
 ) -> Result<(), DrawingAreaErrorKind<std::io::Error>>
 where
     Y: AsRangedCoord<Value = f64>,
@@ -155,7 +156,7 @@ where
         .y_desc(axes.y)
         .label_style((FONT, 14))
         .x_label_formatter(axes.x_label)
-        .y_label_formatter(&plain)
+        .y_label_formatter(&format_number)
         .draw()?;
     for (number, line) in lines.iter().enumerate() {
         let color = Palette99::pick(number).to_rgba();
@@ -179,27 +180,36 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recorder::{Answered, Tally};
-    use crate::{Plan, Workload};
+    use crate::recorder::{OpResult, Recorder};
+    use crate::{BenchConfig, Workload};
     use octokv_base::Nanos;
 
-    fn figures(rate: Option<f64>, operations: u64) -> Figures {
-        let mut tally = Tally::new(Nanos::ZERO);
+    fn result_with_rate(rate: Option<f64>, operations: u64) -> WorkloadResult {
+        let mut recorder = Recorder::new(Nanos::ZERO);
         for number in 0..operations {
             let (started, now) =
                 (Nanos(number * 1_000_000), Nanos(number * 1_000_000 + 77_000 + number * 900));
-            tally.answered(Answered { started, now, found: true, value_bytes: 1, keys_listed: 0 });
+            recorder.record_op(OpResult {
+                started,
+                finished: now,
+                found: true,
+                value_bytes: 1,
+                keys_listed: 0,
+            });
         }
-        Figures::new(Workload::YcsbA, "kv", &Plan { rate, ..Plan::default() }, tally)
+        WorkloadResult::new(Workload::YcsbA, "kv", &BenchConfig { rate, ..BenchConfig::default() }, recorder)
     }
 
     #[test]
-    fn pictures_have_titles_axes_and_a_line_for_each_result() {
-        let results = [figures(Some(500.0), 900), figures(Some(1000.0), 2000)];
+    fn plots_have_titles_axes_and_a_line_for_each_result() {
+        let results = [result_with_rate(Some(500.0), 900), result_with_rate(Some(1000.0), 2000)];
         for (draw, parts) in [
-            (latency as fn(&str, &[Figures]) -> String, ["ycsb-a: latency", "latency (us)", "99 %"]),
-            (throughput, ["ycsb-a: throughput", "operations/s", "time (s)"]),
-            (rates, ["ycsb-a: latency against throughput", "p50", "p99"]),
+            (
+                latency_percentiles as fn(&str, &[WorkloadResult]) -> String,
+                ["ycsb-a: latency", "latency (us)", "99 %"],
+            ),
+            (throughput_over_time, ["ycsb-a: throughput", "operations/s", "time (s)"]),
+            (latency_by_throughput, ["ycsb-a: latency against throughput", "p50", "p99"]),
         ] {
             let text = draw("ycsb-a", &results);
             assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
@@ -207,30 +217,30 @@ mod tests {
             parts.iter().for_each(|part| assert!(text.contains(part), "no {part} in {text}"));
             assert_eq!(text.matches("stroke-width=\"2\"").count(), 4, "two lines and their names: {text}");
         }
-        assert!(latency("ycsb-a", &results).contains("rate 500/s"));
+        assert!(latency_percentiles("ycsb-a", &results).contains("rate 500/s"));
     }
 
     #[test]
-    fn any_lines_make_a_picture() {
-        let line = Curve { name: "ours".to_owned(), points: vec![(1.0, -2.0), (2.0, 5.0)] };
-        let text = curves("Figure 6 & 7", "threads", "MB/s", &[line]);
+    fn any_lines_are_plotted() {
+        let line = PlotLine { name: "ours".to_owned(), points: vec![(1.0, -2.0), (2.0, 5.0)] };
+        let text = line_plot("Figure 6 & 7", "threads", "MB/s", &[line]);
         for part in ["<title>Figure 6 &amp; 7</title>", "threads", "MB/s", "ours"] {
             assert!(text.contains(part), "no {part} in {text}");
         }
     }
 
     #[test]
-    fn nothing_counted_is_a_picture_too() {
-        for draw in [latency, throughput, rates] {
-            assert!(draw("fillseq", &[figures(None, 0)]).contains("</svg>"));
+    fn an_empty_result_is_plotted() {
+        for draw in [latency_percentiles, throughput_over_time, latency_by_throughput] {
+            assert!(draw("fillseq", &[result_with_rate(None, 0)]).contains("</svg>"));
         }
     }
 
     #[test]
-    fn parts_are_named_as_people_say_them() {
+    fn percentiles_are_labelled_in_percent() {
         let table = [(0.0, "0 %"), (1.0, "90 %"), (2.0, "99 %"), (3.0, "99.9 %"), (4.0, "99.99 %")];
         for (x, want) in table {
-            assert_eq!(percent(&x), want);
+            assert_eq!(format_percentile(&x), want);
         }
     }
 }

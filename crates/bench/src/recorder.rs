@@ -2,8 +2,8 @@
 //! Invariant: counting an operation does not allocate.
 
 use crate::arrival_schedule::Backlog;
-use crate::syscall_timing::Calls;
-use crate::time_series::Series;
+use crate::syscall_timing::SyscallTimes;
+use crate::time_series::TimeSeries;
 use hdrhistogram::Histogram;
 use octokv_base::Nanos;
 
@@ -12,11 +12,11 @@ const LATENCY_NS_MAX: u64 = 600_000_000_000;
 
 /// One operation, answered.
 #[derive(Clone, Copy, Debug)]
-pub struct Answered {
+pub struct OpResult {
     /// When it began, or was meant to begin.
     pub started: Nanos,
     /// When its answer was handed over.
-    pub now: Nanos,
+    pub finished: Nanos,
     /// Whether the key was there, or is now.
     pub found: bool,
     /// Value bytes that it moved.
@@ -26,45 +26,45 @@ pub struct Answered {
 }
 
 /// What was counted.
-pub struct Tally {
-    pub(crate) counted_from: Nanos,
-    pub(crate) last: Nanos,
+pub struct Recorder {
+    pub(crate) start: Nanos,
+    pub(crate) last_response_at: Nanos,
     pub(crate) found: u64,
     pub(crate) missing: u64,
     pub(crate) value_bytes: u64,
     pub(crate) keys_listed: u64,
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) backlog: Backlog,
-    pub(crate) series: Series,
+    pub(crate) series: TimeSeries,
     /// Where the engine works on files.
-    pub(crate) calls: Option<Calls>,
+    pub(crate) syscalls: Option<SyscallTimes>,
 }
 
-impl Tally {
+impl Recorder {
     /// Counts operations that are answered from then on.
-    pub fn new(counted_from: Nanos) -> Tally {
-        Tally {
-            counted_from,
-            last: counted_from,
+    pub fn new(start: Nanos) -> Recorder {
+        Recorder {
+            start,
+            last_response_at: start,
             found: 0,
             missing: 0,
             value_bytes: 0,
             keys_listed: 0,
             latency_ns: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("bounds that make sense"),
             backlog: Backlog::default(),
-            series: Series::new(counted_from),
-            calls: None,
+            series: TimeSeries::new(start),
+            syscalls: None,
         }
     }
 
     /// An operation was answered.
     #[inline]
-    pub fn answered(&mut self, answered: Answered) {
-        let Answered { started, now, found, value_bytes, keys_listed } = answered;
-        if now < self.counted_from {
+    pub fn record_op(&mut self, answered: OpResult) {
+        let OpResult { started, finished: now, found, value_bytes, keys_listed } = answered;
+        if now < self.start {
             return;
         }
-        self.last = self.last.max(now);
+        self.last_response_at = self.last_response_at.max(now);
         let latency = now.since(started);
         self.latency_ns.saturating_record(latency.0);
         self.series.record(now, latency);
@@ -79,15 +79,15 @@ impl Tally {
 
     /// An operation that was answered at `now` spent so much in calls.
     #[inline]
-    pub fn called(&mut self, now: Nanos, calls: Calls) {
-        if now >= self.counted_from {
-            self.calls.get_or_insert_default().add(calls);
+    pub fn record_syscalls(&mut self, now: Nanos, syscalls: SyscallTimes) {
+        if now >= self.start {
+            self.syscalls.get_or_insert_default().add(syscalls);
         }
     }
 
     /// From the first counted moment to the last answer, in seconds.
     pub fn elapsed_s(&self) -> f64 {
-        self.last.since(self.counted_from).as_secs_f64()
+        self.last_response_at.since(self.start).as_secs_f64()
     }
 
     /// So much over that time, per second; 0 where no time has passed.
@@ -97,14 +97,14 @@ impl Tally {
     }
 
     /// The open loop ended so far behind.
-    pub fn ended_behind(&mut self, backlog: Backlog) {
+    pub fn set_backlog(&mut self, backlog: Backlog) {
         self.backlog = backlog;
     }
 
     /// Adds what another worker counted at the same time.
-    pub fn add(&mut self, other: Tally) {
-        self.counted_from = self.counted_from.min(other.counted_from);
-        self.last = self.last.max(other.last);
+    pub fn add(&mut self, other: Recorder) {
+        self.start = self.start.min(other.start);
+        self.last_response_at = self.last_response_at.max(other.last_response_at);
         self.found += other.found;
         self.missing += other.missing;
         self.value_bytes += other.value_bytes;
@@ -112,8 +112,8 @@ impl Tally {
         self.latency_ns.add(&other.latency_ns).expect("both have the same bounds");
         self.backlog.add(other.backlog);
         self.series.add(other.series);
-        if let Some(calls) = other.calls {
-            self.calls.get_or_insert_default().add(calls);
+        if let Some(syscalls) = other.syscalls {
+            self.syscalls.get_or_insert_default().add(syscalls);
         }
     }
 }

@@ -7,19 +7,21 @@
 //! Each of the plan's threads × depth operations in flight is a task that does one operation after another.
 //! The connections are as many as with Key Value commands, one per thread, or as the node grants.
 
-use crate::engine_op::{Operated, format_settings, operate};
+use crate::engine_op::{EngineOpResult, format_config, run_engine_op};
 use crate::kv_worker::{connect, disconnect};
-use crate::op_generator::Chooser;
-use crate::recorder::{Answered, Tally};
-use crate::runner::{Error, Node, Shared};
-use crate::system_under_test::EngineSettings;
-use crate::{Clock, Plan};
-use octokv_base::{Buffer, Lba, Nanos, Pool};
-use octokv_client::{Reconnect, Remote, Settings};
+use crate::op_generator::OpGenerator;
+use crate::recorder::{OpResult, Recorder};
+use crate::runner::{BenchError, TargetNode, WorkloadState};
+use crate::system_under_test::LocalEngineConfig;
+use crate::{BenchConfig, Clock};
+use octokv_base::{Buffer, BufferPool, Lba, Nanos};
+use octokv_client::{ClientConfig, Reconnect, RemoteSession};
 use octokv_device::{Device, DeviceError};
 use octokv_engine::hash::superblock::{SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS};
-use octokv_engine::hash::{self, HashEngine, OpenError, OpenSettings};
-use octokv_runtime::{Busy, Channel, Doorbell, Handle, Idle, RealSockets, Tasks, block_on};
+use octokv_engine::hash::{self, HashEngine, OpenConfig, OpenError};
+use octokv_runtime::{
+    CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, ReactorHandle, TaskSlab, block_on,
+};
 use std::cell::RefCell;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -28,41 +30,45 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 /// A put has so many device operations in flight at most.
-const OPERATIONS_OF_A_PUT: usize = 4;
-const DEPTH_MAX: usize = 128;
+const DEVICE_OPS_PER_PUT: usize = 4;
+const QUEUE_DEPTH_MAX: usize = 128;
 
 /// The namespace as a device of this thread.
-struct Ground {
-    remote: Remote<RealSockets>,
-    channel: Channel,
+struct RemoteNamespace {
+    remote: RemoteSession<KernelSockets>,
+    channel: DeviceHandle,
     device: Rc<dyn Device>,
     now: Clock,
 }
 
-impl Ground {
-    fn connect(address: SocketAddr, settings: Settings, now: Clock) -> Result<Ground, Error> {
-        let session = connect(address, settings, now).map_err(Error::Connect)?;
-        let remote = Remote::new(session, now()).map_err(Error::Connect)?;
+impl RemoteNamespace {
+    fn connect(
+        address: SocketAddr,
+        settings: ClientConfig,
+        now: Clock,
+    ) -> Result<RemoteNamespace, BenchError> {
+        let session = connect(address, settings, now).map_err(BenchError::Connect)?;
+        let remote = RemoteSession::new(session, now()).map_err(BenchError::Connect)?;
         let channel = remote.channel();
         let device: Rc<dyn Device> = Rc::new(remote.device(&channel));
-        Ok(Ground { remote, channel, device, now })
+        Ok(RemoteNamespace { remote, channel, device, now })
     }
 
     /// Runs a future to its end, turning the session meanwhile.
-    fn finish<T>(&self, future: impl Future<Output = T>) -> T {
+    fn run_until_complete<T>(&self, future: impl Future<Output = T>) -> T {
         block_on(future, || {
-            self.remote.turn((self.now)());
+            self.remote.poll((self.now)());
             self.channel.poll();
         })
     }
 
-    fn failed(&self, error: impl Into<OpenError>) -> Error {
-        Error::Open { name: self.device.name().to_owned(), error: error.into() }
+    fn open_error(&self, error: impl Into<OpenError>) -> BenchError {
+        BenchError::Open { name: self.device.name().to_owned(), error: error.into() }
     }
 
     /// Ends the session in good order.
-    fn leave(self) {
-        let Ground { remote, channel, device, now } = self;
+    fn close(self) {
+        let RemoteNamespace { remote, channel, device, now } = self;
         drop((device, channel));
         if let Some(session) = remote.into_session() {
             disconnect(session, now);
@@ -74,22 +80,24 @@ impl Ground {
 ///
 /// # Errors
 /// When it cannot be reached or formatted.
-pub fn prepare(
-    plan: &Plan,
-    node: &Node,
-    engine: EngineSettings,
+pub fn format_if_needed(
+    config: &BenchConfig,
+    node: &TargetNode,
+    engine: LocalEngineConfig,
     format: bool,
     now: Clock,
-) -> Result<(), Error> {
-    let client = Settings { reconnect: Reconnect::Never, ..node.client.clone() };
-    let ground = Ground::connect(node.address, client, now)?;
-    let blank = ground.finish(is_blank(&*ground.device)).map_err(|error| ground.failed(error))?;
+) -> Result<(), BenchError> {
+    let client = ClientConfig { reconnect: Reconnect::Never, ..node.client.clone() };
+    let namespace = RemoteNamespace::connect(node.address, client, now)?;
+    let blank = namespace
+        .run_until_complete(is_blank(&*namespace.device))
+        .map_err(|error| namespace.open_error(error))?;
     if format || blank {
-        let settings = format_settings(plan.value_sizes.most(), engine.seed);
-        let formatted = ground.finish(hash::format(&*ground.device, &settings));
-        formatted.map_err(|error| ground.failed(error))?;
+        let settings = format_config(config.value_sizes.max_bytes(), engine.seed);
+        let formatted = namespace.run_until_complete(hash::format(&*namespace.device, &settings));
+        formatted.map_err(|error| namespace.open_error(error))?;
     }
-    ground.leave();
+    namespace.close();
     Ok(())
 }
 
@@ -101,108 +109,117 @@ async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
 }
 
 /// What the streams share.
-struct Run<'a> {
-    shared: &'a Shared,
+struct StreamContext<'a> {
+    shared: &'a WorkloadState,
     engine: Rc<HashEngine>,
-    pool: Pool,
-    chooser: RefCell<Chooser>,
-    tally: RefCell<Tally>,
-    failure: RefCell<Option<Error>>,
-    until: Nanos,
+    pool: BufferPool,
+    op_generator: RefCell<OpGenerator>,
+    recorder: RefCell<Recorder>,
+    failure: RefCell<Option<BenchError>>,
+    end_at: Nanos,
 }
 
-impl Run<'_> {
+impl StreamContext<'_> {
     /// One operation after another until the workload ends or something fails.
-    async fn stream(&self) {
-        let now = self.shared.host.now;
+    async fn run_stream(&self) {
+        let now = self.shared.platform.now;
         loop {
             let started = now();
-            if started >= self.until || self.shared.crew.failed.load(Ordering::Relaxed) {
+            if started >= self.end_at || self.shared.group.failed.load(Ordering::Relaxed) {
                 return;
             }
-            let operation = self.shared.next_operation(&mut self.chooser.borrow_mut());
+            let operation = self.shared.next_op(&mut self.op_generator.borrow_mut());
             let Some(operation) = operation else { return };
-            match operate(self.shared, &*self.engine, &self.pool, operation).await {
-                Ok(Operated { found, value_bytes }) => {
-                    let answered = Answered { started, now: now(), found, value_bytes, keys_listed: 0 };
-                    self.tally.borrow_mut().answered(answered);
+            match run_engine_op(self.shared, &*self.engine, &self.pool, operation).await {
+                Ok(EngineOpResult { found, value_bytes }) => {
+                    let op_result = OpResult { started, finished: now(), found, value_bytes, keys_listed: 0 };
+                    self.recorder.borrow_mut().record_op(op_result);
                 }
                 Err(error) => {
-                    self.shared.crew.failed.store(true, Ordering::Release);
+                    self.shared.group.failed.store(true, Ordering::Release);
                     self.failure.borrow_mut().get_or_insert(error);
                     return;
                 }
             }
-            self.shared.done.fetch_add(1, Ordering::Relaxed);
+            self.shared.completed_ops.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 /// Drives all streams of a workload on this thread.
-pub(crate) fn drive(shared: &Shared, settings: EngineSettings) -> Result<Tally, Error> {
+pub(crate) fn run_worker(
+    shared: &WorkloadState,
+    settings: LocalEngineConfig,
+) -> Result<Recorder, BenchError> {
     // There is one worker, so nobody waits for it and it waits for nobody.
-    shared.crew.connected.fetch_add(1, Ordering::AcqRel);
-    let (plan, now) = (&shared.plan, shared.host.now);
-    let depth = (plan.depth * OPERATIONS_OF_A_PUT).clamp(OPERATIONS_OF_A_PUT, DEPTH_MAX) as u16;
-    let queues = u16::try_from(plan.threads).unwrap_or(u16::MAX);
-    let ground = Ground::connect(shared.address, Settings { queues, depth, ..shared.client.clone() }, now)?;
-    let pool = Pool::new(settings.pool_bytes);
-    let open = OpenSettings { durability: settings.durability, cores: 1 };
-    let format = format_settings(plan.value_sizes.most(), settings.seed);
-    let volume = ground.finish(hash::open(&ground.device, &pool, open, &format));
-    let volume = volume.map_err(|error| ground.failed(error))?;
-    let engine = Rc::new(HashEngine::new(volume, 0, Rc::clone(&ground.device), pool.clone()));
+    shared.group.connected.fetch_add(1, Ordering::AcqRel);
+    let (config, now) = (&shared.config, shared.platform.now);
+    let depth = (config.depth * DEVICE_OPS_PER_PUT).clamp(DEVICE_OPS_PER_PUT, QUEUE_DEPTH_MAX) as u16;
+    let queues = u16::try_from(config.threads).unwrap_or(u16::MAX);
+    let namespace = RemoteNamespace::connect(
+        shared.address,
+        ClientConfig { io_queues: queues, queue_depth: depth, ..shared.client.clone() },
+        now,
+    )?;
+    let pool = BufferPool::new(settings.pool_bytes);
+    let open = OpenConfig { durability: settings.durability, cores: 1 };
+    let format = format_config(config.value_sizes.max_bytes(), settings.seed);
+    let volume = namespace.run_until_complete(hash::open(&namespace.device, &pool, open, &format));
+    let volume = volume.map_err(|error| namespace.open_error(error))?;
+    let engine = Rc::new(HashEngine::new(volume, 0, Rc::clone(&namespace.device), pool.clone()));
     let begin = now();
-    let run = Run {
+    let context = StreamContext {
         shared,
         engine: Rc::clone(&engine),
         pool,
-        chooser: RefCell::new(shared.chooser(0)),
-        tally: RefCell::new(Tally::new(begin + plan.warm_up)),
+        op_generator: RefCell::new(shared.op_generator(0)),
+        recorder: RefCell::new(Recorder::new(begin + config.warm_up)),
         failure: RefCell::new(None),
-        until: shared.until(begin),
+        end_at: shared.end_time(begin),
     };
-    turn_until_done(&ground, &run)?;
-    let Run { tally, failure, .. } = run;
+    run_event_loop(&namespace, &context)?;
+    let StreamContext { recorder, failure, .. } = context;
     if let Some(error) = failure.into_inner() {
         return Err(error);
     }
-    ground.finish(engine.checkpoint(true)).map_err(Error::Close)?;
+    namespace.run_until_complete(engine.checkpoint(true)).map_err(BenchError::Close)?;
     drop(engine);
-    ground.leave();
-    Ok(tally.into_inner())
+    namespace.close();
+    Ok(recorder.into_inner())
 }
 
 /// The loop of this thread.
-fn turn_until_done(ground: &Ground, run: &Run<'_>) -> Result<(), Error> {
-    let (shared, now) = (run.shared, ground.now);
-    let doorbell = Doorbell::silent();
-    let handle = Handle::new(doorbell.clone(), ground.channel.clone(), Busy::real());
-    let idle = ground
-        .remote
-        .with_session(|session| Idle::new(shared.polling, doorbell.clone(), session.sockets_mut(), None));
-    let mut idle = idle.map_err(|error| Error::Thread(error.raw_os_error().unwrap_or_default()))?;
-    let (engine, own) = (Rc::clone(&run.engine), handle.clone());
+fn run_event_loop(namespace: &RemoteNamespace, context: &StreamContext<'_>) -> Result<(), BenchError> {
+    let (shared, now) = (context.shared, namespace.now);
+    let doorbell = CoreWaker::without_eventfd();
+    let handle = ReactorHandle::new(doorbell.clone(), namespace.channel.clone(), CpuTime::measured());
+    let idle = namespace.remote.with_session(|session| {
+        IdlePolicy::new(shared.polling, doorbell.clone(), session.sockets_mut(), None)
+    });
+    let mut idle = idle.map_err(|error| BenchError::Thread(error.raw_os_error().unwrap_or_default()))?;
+    let (engine, background) = (Rc::clone(&context.engine), handle.clone());
     // A checkpoint that fails is tried again; where it matters, the next put fails, too.
-    handle.spawn(async move { engine.maintain(&own, |_| ()).await });
-    let count = shared.plan.threads * shared.plan.depth;
-    let mut streams: Tasks<Pin<Box<dyn Future<Output = ()> + '_>>> = Tasks::new(count, doorbell);
-    handle.begin_turn(now());
+    handle.spawn(async move { engine.maintain(&background, |_| ()).await });
+    let count = shared.config.threads * shared.config.depth;
+    let mut streams: TaskSlab<Pin<Box<dyn Future<Output = ()> + '_>>> = TaskSlab::new(count, doorbell);
+    handle.begin_iteration(now());
     for _ in 0..count {
-        let started = streams.spawn(Box::pin(run.stream()));
+        let started = streams.spawn(Box::pin(context.run_stream()));
         assert!(started.is_ok(), "there is room for every stream");
     }
     loop {
-        let turn = now();
-        handle.begin_turn(turn);
-        let mut busy = ground.remote.turn(turn);
-        busy |= ground.channel.poll() > 0;
-        busy |= streams.poll_ready() + handle.run_background() > 0;
-        if streams.running() == 0 && run.engine.volume().is_idle() {
+        let iteration_start = now();
+        handle.begin_iteration(iteration_start);
+        let mut busy = namespace.remote.poll(iteration_start);
+        busy |= namespace.channel.poll() > 0;
+        busy |= streams.poll_ready() + handle.poll_background() > 0;
+        if streams.running() == 0 && context.engine.volume().is_idle() {
             break;
         }
-        let deadline = ground.remote.next_deadline().min(handle.next_deadline());
-        ground.remote.with_session(|session| idle.rest(busy, now(), false, deadline, session.sockets_mut()));
+        let deadline = namespace.remote.next_deadline().min(handle.next_deadline());
+        namespace
+            .remote
+            .with_session(|session| idle.spin_or_sleep(busy, now(), false, deadline, session.sockets_mut()));
     }
     handle.shutdown();
     Ok(())

@@ -3,13 +3,13 @@
 //! The document is one object: `schema`, `octokv_version`, `command`, `machine`, `settings`, `results`; the names of a
 //! result carry their units, and but for `series` and `targets` it is flat. docs/BENCHMARKS.md lists them.
 
-use crate::baselines::Account;
-use crate::baselines::compare::Comparison;
-use crate::config::{End, Plan};
-use crate::recorder::Tally;
-use crate::syscall_timing::Calls;
-use crate::system_under_test::System;
-use crate::time_series::Point;
+use crate::baselines::BaselineInfo;
+use crate::baselines::compare::BaselineComparison;
+use crate::config::{BenchConfig, StopCondition};
+use crate::recorder::Recorder;
+use crate::syscall_timing::SyscallTimes;
+use crate::system_under_test::SystemUnderTest;
+use crate::time_series::TimeSeriesPoint;
 use crate::workload::Workload;
 use octokv_base::Nanos;
 use serde::Serialize;
@@ -17,7 +17,7 @@ use std::fmt::Write;
 
 /// What one workload came to.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figures {
+pub struct WorkloadResult {
     /// Its name.
     pub workload: &'static str,
     /// The system that it ran on.
@@ -80,19 +80,19 @@ pub struct Figures {
     pub file_sync_us_mean: Option<f64>,
     /// Where there are several targets, what each came to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub targets: Vec<TargetFigures>,
+    pub targets: Vec<TargetResult>,
     /// Length of an interval of the series.
     pub series_interval_s: f64,
     /// The same figures over time.
-    pub series: Vec<Point>,
+    pub series: Vec<TimeSeriesPoint>,
     /// Latencies by part of the operations that are no longer; for plots.
     #[serde(skip)]
-    pub latency_curve: Vec<Quantile>,
+    pub latency_quantiles: Vec<LatencyQuantile>,
 }
 
 /// What one of several targets came to.
 #[derive(Clone, Debug, Serialize)]
-pub struct TargetFigures {
+pub struct TargetResult {
     /// Which one.
     pub url: String,
     /// The connections that it was dealt.
@@ -111,94 +111,99 @@ pub struct TargetFigures {
     pub latency_us_p99: f64,
 }
 
-impl TargetFigures {
+impl TargetResult {
     /// Of a target's tally.
-    pub fn new(url: &str, threads: usize, tally: &Tally) -> TargetFigures {
-        TargetFigures {
+    pub fn new(url: &str, threads: usize, recorder: &Recorder) -> TargetResult {
+        TargetResult {
             url: url.to_owned(),
             threads,
-            operations: tally.found + tally.missing,
-            not_found: tally.missing,
-            throughput_ops_s: tally.per_second((tally.found + tally.missing) as f64),
-            throughput_mib_s: tally.per_second(tally.value_bytes as f64) / f64::from(1 << 20),
-            latency_us_mean: tally.latency_ns.mean() / 1e3,
-            latency_us_p99: tally.latency_ns.value_at_quantile(0.99) as f64 / 1e3,
+            operations: recorder.found + recorder.missing,
+            not_found: recorder.missing,
+            throughput_ops_s: recorder.per_second((recorder.found + recorder.missing) as f64),
+            throughput_mib_s: recorder.per_second(recorder.value_bytes as f64) / f64::from(1 << 20),
+            latency_us_mean: recorder.latency_ns.mean() / 1e3,
+            latency_us_p99: recorder.latency_ns.value_at_quantile(0.99) as f64 / 1e3,
         }
     }
 }
 
 /// A point of the distribution of latencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Quantile {
+pub struct LatencyQuantile {
     /// Of the operations, the part that took no longer, 0 to 1.
-    pub part: f64,
+    pub fraction: f64,
     /// How long.
     pub latency_us: f64,
 }
 
-impl Figures {
+impl WorkloadResult {
     /// Of a tally.
-    pub fn new(workload: Workload, system: &'static str, plan: &Plan, tally: Tally) -> Figures {
-        let operations = tally.found + tally.missing;
-        let quantile = |part: f64| tally.latency_ns.value_at_quantile(part) as f64 / 1e3;
-        let distribution = plan.distribution_of(workload);
-        let (elapsed_s, throughput_ops_s) = (tally.elapsed_s(), tally.per_second(operations as f64));
-        let throughput_mib_s = tally.per_second(tally.value_bytes as f64) / f64::from(1 << 20);
-        let (interval, series) = tally.series.points(tally.last);
-        let spent = |of: fn(&Calls) -> Nanos| {
-            let calls = tally.calls.as_ref()?;
-            (operations > 0).then(|| of(calls).0 as f64 / 1e3 / operations as f64)
+    pub fn new(
+        workload: Workload,
+        system: &'static str,
+        config: &BenchConfig,
+        recorder: Recorder,
+    ) -> WorkloadResult {
+        let operations = recorder.found + recorder.missing;
+        let quantile = |fraction: f64| recorder.latency_ns.value_at_quantile(fraction) as f64 / 1e3;
+        let distribution = config.distribution_of(workload);
+        let (elapsed_s, throughput_ops_s) = (recorder.elapsed_s(), recorder.per_second(operations as f64));
+        let throughput_mib_s = recorder.per_second(recorder.value_bytes as f64) / f64::from(1 << 20);
+        let (interval, series) = recorder.series.points(recorder.last_response_at);
+        let mean_us = |of: fn(&SyscallTimes) -> Nanos| {
+            let syscalls = recorder.syscalls.as_ref()?;
+            (operations > 0).then(|| of(syscalls).0 as f64 / 1e3 / operations as f64)
         };
-        Figures {
+        WorkloadResult {
             workload: workload.name(),
             system,
             round: None,
-            threads: plan.threads,
-            depth: plan.depth,
-            key_bytes: plan.key_sizes.fixed(),
-            key_sizes: plan.key_sizes.to_string(),
-            value_bytes: plan.value_sizes.fixed(),
-            value_sizes: plan.value_sizes.to_string(),
+            threads: config.threads,
+            depth: config.depth,
+            key_bytes: config.key_sizes.fixed_bytes(),
+            key_sizes: config.key_sizes.to_string(),
+            value_bytes: config.value_sizes.fixed_bytes(),
+            value_sizes: config.value_sizes.to_string(),
             distribution: distribution.map(|kind| kind.name()),
-            zipf_theta: distribution.filter(|kind| kind.is_skewed()).map(|_| plan.theta),
-            rate_ops_s: plan.rate,
-            behind_s: plan.rate.map(|_| tally.backlog.behind.as_secs_f64()),
-            backlog_operations: plan.rate.map(|_| tally.backlog.operations),
+            zipf_theta: distribution.filter(|kind| kind.is_skewed()).map(|_| config.zipf_theta),
+            rate_ops_s: config.rate,
+            behind_s: config.rate.map(|_| recorder.backlog.lag.as_secs_f64()),
+            backlog_operations: config.rate.map(|_| recorder.backlog.operations),
             operations,
-            not_found: tally.missing,
-            keys_listed: tally.keys_listed,
-            verified: plan.verify && workload.reads(),
+            not_found: recorder.missing,
+            keys_listed: recorder.keys_listed,
+            verified: config.verify && workload.reads_values(),
             elapsed_s,
             throughput_ops_s,
             throughput_mib_s,
-            latency_us_mean: tally.latency_ns.mean() / 1e3,
+            latency_us_mean: recorder.latency_ns.mean() / 1e3,
             latency_us_p50: quantile(0.5),
             latency_us_p99: quantile(0.99),
             latency_us_p99_9: quantile(0.999),
-            latency_us_max: tally.latency_ns.max() as f64 / 1e3,
-            file_wait_us_mean: spent(|calls| calls.wait),
-            file_read_us_mean: spent(|calls| calls.read),
-            file_write_us_mean: spent(|calls| calls.write),
-            file_sync_us_mean: spent(|calls| calls.sync),
+            latency_us_max: recorder.latency_ns.max() as f64 / 1e3,
+            file_wait_us_mean: mean_us(|syscalls| syscalls.wait),
+            file_read_us_mean: mean_us(|syscalls| syscalls.read),
+            file_write_us_mean: mean_us(|syscalls| syscalls.write),
+            file_sync_us_mean: mean_us(|syscalls| syscalls.sync),
             targets: Vec::new(),
             series_interval_s: interval.as_secs_f64(),
             series,
-            latency_curve: curve_parts(operations)
-                .map(|part| Quantile { part, latency_us: quantile(part) })
+            latency_quantiles: quantile_steps(operations)
+                .map(|part| LatencyQuantile { fraction: part, latency_us: quantile(part) })
                 .collect(),
         }
     }
 }
 
 /// Parts of so many operations, ten to each factor of ten of what is left: 0, 0.2, ... 0.9, 0.92, ... 0.99, ...
-fn curve_parts(operations: u64) -> impl Iterator<Item = f64> {
+fn quantile_steps(operations: u64) -> impl Iterator<Item = f64> {
     let steps = (operations.max(1) as f64).log10() * 10.0;
     (0..=steps as u32).map(|step| 1.0 - 10f64.powf(-f64::from(step) / 10.0))
 }
 
 /// The machine that measured.
 #[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+pub struct MachineInfo {
     /// Processor model.
     pub processor: String,
     /// Cores that the process may use.
@@ -213,7 +218,7 @@ pub struct Machine {
 
 /// What was asked for.
 #[derive(Clone, Debug, Serialize)]
-pub struct Settings {
+pub struct ReportedConfig {
     /// The system.
     pub system: &'static str,
     /// The first namespace, or the directory of the files.
@@ -256,41 +261,46 @@ pub struct Settings {
     pub verify: bool,
 }
 
-impl Settings {
+impl ReportedConfig {
     /// Of a plan on a system; `places` are where its data is, one at least, `rates` those that the plan is run at.
-    pub fn new(system: &System, places: &[String], plan: &Plan, rates: &[f64]) -> Settings {
-        let (operations, seconds) = match plan.end {
-            End::Operations(count) => (Some(count), None),
-            End::Time(span) => (None, Some(span.as_secs_f64())),
+    pub fn new(
+        system: &SystemUnderTest,
+        data_locations: &[String],
+        config: &BenchConfig,
+        rates: &[f64],
+    ) -> ReportedConfig {
+        let (operations, seconds) = match config.stop {
+            StopCondition::Operations(count) => (Some(count), None),
+            StopCondition::Time(span) => (None, Some(span.as_secs_f64())),
         };
-        Settings {
+        ReportedConfig {
             system: system.name(),
-            url: places[0].clone(),
-            urls: if system.files().is_some() { Vec::new() } else { places.to_vec() },
+            url: data_locations[0].clone(),
+            urls: if system.files().is_some() { Vec::new() } else { data_locations.to_vec() },
             files: system.files(),
             durability: system.durability(),
-            threads: plan.threads,
-            depth: plan.depth,
-            key_bytes: plan.key_sizes.fixed(),
-            key_sizes: plan.key_sizes.to_string(),
-            value_bytes: plan.value_sizes.fixed(),
-            value_sizes: plan.value_sizes.to_string(),
-            keys: plan.keys,
-            distribution: plan.distribution.map(|kind| kind.name()),
-            zipf_theta: plan.theta,
+            threads: config.threads,
+            depth: config.depth,
+            key_bytes: config.key_sizes.fixed_bytes(),
+            key_sizes: config.key_sizes.to_string(),
+            value_bytes: config.value_sizes.fixed_bytes(),
+            value_sizes: config.value_sizes.to_string(),
+            keys: config.keys,
+            distribution: config.distribution.map(|kind| kind.name()),
+            zipf_theta: config.zipf_theta,
             rates_ops_s: rates.to_vec(),
             operations,
             seconds,
-            warm_up_s: plan.warm_up.as_secs_f64(),
-            seed: plan.seed,
-            verify: plan.verify,
+            warm_up_s: config.warm_up.as_secs_f64(),
+            seed: config.seed,
+            verify: config.verify,
         }
     }
 }
 
 /// The document of a run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Document {
+pub struct BenchReport {
     /// Which document this is, and its version.
     pub schema: &'static str,
     /// The version of octokv that wrote it.
@@ -298,21 +308,21 @@ pub struct Document {
     /// The command line that made it.
     pub command: String,
     /// On which machine.
-    pub machine: Machine,
+    pub machine: MachineInfo,
     /// With which settings.
-    pub settings: Settings,
+    pub settings: ReportedConfig,
     /// One per workload and rate; beside peers one per round, workload and side, in the order in which they ran.
-    pub results: Vec<Figures>,
+    pub results: Vec<WorkloadResult>,
     /// Beside peers: what they were.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub peers: Vec<Account>,
+    pub peers: Vec<BaselineInfo>,
     /// Beside peers: ratios and medians, one per workload and peer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub comparisons: Vec<Comparison>,
+    pub comparisons: Vec<BaselineComparison>,
 }
 
-/// The [`Document::schema`] that this code writes.
-pub const SCHEMA: &str = "octokv-bench/2";
+/// The [`BenchReport::schema`] that this code writes.
+pub const BENCH_SCHEMA: &str = "octokv-bench/2";
 
 const COLUMNS: [(&str, usize); 11] = [
     ("workload", 12),
@@ -329,7 +339,7 @@ const COLUMNS: [(&str, usize); 11] = [
 ];
 
 /// The first line of a table.
-pub fn table_head() -> String {
+pub fn table_header() -> String {
     let mut line = format!("{:<12}", COLUMNS[0].0);
     for (name, width) in &COLUMNS[1..] {
         // Writing to a string cannot fail.
@@ -339,8 +349,8 @@ pub fn table_head() -> String {
 }
 
 /// One workload's line of a table.
-pub fn table_line(figures: &Figures) -> String {
-    let f = figures;
+pub fn table_row(result: &WorkloadResult) -> String {
+    let f = result;
     let mut line = format!(
         "{:<12} {:>13} {:>11} {:>8.2} {:>10.0} {:>8.1} {:>9.1} {:>9.1} {:>9.1} {:>10.1} {:>10.1}",
         f.workload,
@@ -368,7 +378,7 @@ pub fn table_line(figures: &Figures) -> String {
 }
 
 /// The line of one of several targets, under its workload's.
-pub fn target_line(target: &TargetFigures) -> String {
+pub fn target_row(target: &TargetResult) -> String {
     let t = target;
     let mut line = format!(
         "  {:<24} {:>11} {:>8} {:>10.0} {:>8.1} {:>9.1} {:>9} {:>9.1}  {}",
@@ -391,29 +401,29 @@ pub fn target_line(target: &TargetFigures) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recorder::Answered;
+    use crate::recorder::OpResult;
 
-    fn figures() -> Figures {
-        let (mut one, mut other) = (Tally::new(Nanos(1_000)), Tally::new(Nanos(2_000)));
-        let answered = |started, now, found| Answered {
+    fn sample_result() -> WorkloadResult {
+        let (mut one, mut other) = (Recorder::new(Nanos(1_000)), Recorder::new(Nanos(2_000)));
+        let op_result = |started, now, found| OpResult {
             started: Nanos(started),
-            now: Nanos(now),
+            finished: Nanos(now),
             found,
             value_bytes: if found { 1 << 20 } else { 0 },
             keys_listed: 0,
         };
-        one.answered(answered(0, 999, true)); // In the warm-up: not counted.
+        one.record_op(op_result(0, 999, true)); // In the warm-up: not counted.
         for i in 1..=99u64 {
-            one.answered(answered(0, i * 1_000, true));
+            one.record_op(op_result(0, i * 1_000, true));
         }
-        other.answered(answered(1_000_000, 2_001_000, false));
+        other.record_op(op_result(1_000_000, 2_001_000, false));
         one.add(other);
-        Figures::new(Workload::ReadRandom, "kv", &Plan::default(), one)
+        WorkloadResult::new(Workload::ReadRandom, "kv", &BenchConfig::default(), one)
     }
 
     #[test]
-    fn figures_come_from_everything_that_was_counted() {
-        let f = figures();
+    fn a_result_adds_up_all_recorders() {
+        let f = sample_result();
         assert_eq!((f.operations, f.not_found), (100, 1));
         assert!((f.elapsed_s - 0.002).abs() < 1e-9);
         assert!((f.throughput_ops_s - 50_000.0).abs() < 1e-3);
@@ -424,36 +434,41 @@ mod tests {
     }
 
     #[test]
-    fn time_in_calls_is_per_operation_and_only_where_there_are_calls() {
-        assert_eq!(figures().file_sync_us_mean, None);
-        let (mut one, mut other) = (Tally::new(Nanos(1_000)), Tally::new(Nanos(1_000)));
-        let answered =
-            Answered { started: Nanos(0), now: Nanos(9_000), found: true, value_bytes: 1, keys_listed: 0 };
-        let calls = Calls { sync: Nanos(6_000), write: Nanos(1_000), ..Calls::default() };
-        for tally in [&mut one, &mut other] {
-            tally.answered(answered);
-            tally.called(Nanos(9_000), calls);
+    fn syscall_time_is_per_operation_and_only_for_engines_on_files() {
+        assert_eq!(sample_result().file_sync_us_mean, None);
+        let (mut one, mut other) = (Recorder::new(Nanos(1_000)), Recorder::new(Nanos(1_000)));
+        let op_result = OpResult {
+            started: Nanos(0),
+            finished: Nanos(9_000),
+            found: true,
+            value_bytes: 1,
+            keys_listed: 0,
+        };
+        let syscalls = SyscallTimes { sync: Nanos(6_000), write: Nanos(1_000), ..SyscallTimes::default() };
+        for recorder in [&mut one, &mut other] {
+            recorder.record_op(op_result);
+            recorder.record_syscalls(Nanos(9_000), syscalls);
         }
-        one.called(Nanos(999), calls); // In the warm-up: not counted.
+        one.record_syscalls(Nanos(999), syscalls); // In the warm-up: not counted.
         one.add(other);
-        let f = Figures::new(Workload::FillSequential, "host-kvs", &Plan::default(), one);
+        let f = WorkloadResult::new(Workload::FillSequential, "host-kvs", &BenchConfig::default(), one);
         assert_eq!((f.file_sync_us_mean, f.file_write_us_mean), (Some(6.0), Some(1.0)));
         assert_eq!((f.file_read_us_mean, f.file_wait_us_mean), (Some(0.0), Some(0.0)));
     }
 
     #[test]
-    fn a_curve_goes_as_far_as_there_are_operations() {
-        let f = figures();
-        let last = f.latency_curve.last().unwrap();
-        assert_eq!((f.latency_curve.len(), f.latency_curve[0].part), (21, 0.0));
-        assert!((last.part - 0.99).abs() < 1e-9 && last.latency_us >= 99.0, "{last:?}");
-        assert_eq!(curve_parts(0).count(), 1);
+    fn quantiles_go_as_far_as_there_are_operations() {
+        let f = sample_result();
+        let last = f.latency_quantiles.last().unwrap();
+        assert_eq!((f.latency_quantiles.len(), f.latency_quantiles[0].fraction), (21, 0.0));
+        assert!((last.fraction - 0.99).abs() < 1e-9 && last.latency_us >= 99.0, "{last:?}");
+        assert_eq!(quantile_steps(0).count(), 1);
         assert_eq!(f.series.iter().map(|point| point.operations).sum::<u64>(), 100);
     }
 
     #[test]
-    fn a_table_has_its_columns_under_their_names() {
-        let (head, line) = (table_head(), table_line(&figures()));
+    fn table_columns_line_up_with_their_headers() {
+        let (head, line) = (table_header(), table_row(&sample_result()));
         let end = |text: &str, of: &str| text.find(of).unwrap() + of.len();
         assert_eq!(end(&head, "operations"), end(&line, " 100"));
         assert_eq!(end(&head, "system"), end(&line, " kv"));

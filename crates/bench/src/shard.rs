@@ -9,44 +9,44 @@
 
 /// The share of target `number` of so many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct Shard {
     /// Which target, from 0 on.
-    pub number: u64,
+    pub shard_index: u64,
     /// How many targets there are, at least one.
-    pub of: u64,
+    pub shard_count: u64,
 }
 
-impl Share {
+impl Shard {
     /// Of a target that is alone.
-    pub const WHOLE: Share = Share { number: 0, of: 1 };
+    pub const WHOLE: Shard = Shard { shard_index: 0, shard_count: 1 };
 
     /// The shares of so many targets.
-    pub fn all(targets: usize) -> impl Iterator<Item = Share> {
-        (0..targets as u64).map(move |number| Share { number, of: targets as u64 })
+    pub fn all(targets: usize) -> impl Iterator<Item = Shard> {
+        (0..targets as u64).map(move |number| Shard { shard_index: number, shard_count: targets as u64 })
     }
 
     /// How many of the first `total` indices are in it.
     pub fn count(self, total: u64) -> u64 {
-        total / self.of + u64::from(self.number < total % self.of)
+        total / self.shard_count + u64::from(self.shard_index < total % self.shard_count)
     }
 
     /// The index of the `nth` that is in it.
     #[inline]
-    pub fn index(self, nth: u64) -> u64 {
-        nth * self.of + self.number
+    pub fn global_index(self, nth: u64) -> u64 {
+        nth * self.shard_count + self.shard_index
     }
 
     /// Which one of it an index is.
     #[inline]
-    pub fn nth(self, index: u64) -> u64 {
-        index / self.of
+    pub fn local_index(self, index: u64) -> u64 {
+        index / self.shard_count
     }
 
     /// Those of a list that are in it; where the list is shorter than there are targets, some are in several.
-    pub fn deal<T: Copy>(self, list: &[T]) -> Vec<T> {
-        let own = list.iter().skip(self.number as usize).step_by(self.of as usize).copied();
+    pub fn assign<T: Copy>(self, list: &[T]) -> Vec<T> {
+        let own = list.iter().skip(self.shard_index as usize).step_by(self.shard_count as usize).copied();
         let own: Vec<T> = own.collect();
-        if own.is_empty() { vec![list[self.number as usize % list.len()]] } else { own }
+        if own.is_empty() { vec![list[self.shard_index as usize % list.len()]] } else { own }
     }
 }
 
@@ -55,28 +55,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_index_is_in_one_share_and_shares_have_no_gaps() {
+    fn every_index_is_in_one_shard_and_shards_have_no_gaps() {
         for (targets, total) in [(1, 7), (2, 7), (3, 9), (3, 10), (3, 11), (5, 5), (5, 3)] {
             let mut owners = vec![0; total as usize];
-            for share in Share::all(targets) {
-                for nth in 0..share.count(total) {
-                    let index = share.index(nth);
-                    assert_eq!((share.nth(index), index % share.of), (nth, share.number));
+            for shard in Shard::all(targets) {
+                for nth in 0..shard.count(total) {
+                    let index = shard.global_index(nth);
+                    assert_eq!(
+                        (shard.local_index(index), index % shard.shard_count),
+                        (nth, shard.shard_index)
+                    );
                     owners[index as usize] += 1;
                 }
-                assert!(share.index(share.count(total)) >= total);
+                assert!(shard.global_index(shard.count(total)) >= total);
             }
             assert!(owners.iter().all(|&owners| owners == 1), "{targets} {total}: {owners:?}");
         }
-        assert_eq!((Share::WHOLE.count(9), Share::WHOLE.index(8), Share::WHOLE.nth(8)), (9, 8, 8));
+        assert_eq!(
+            (Shard::WHOLE.count(9), Shard::WHOLE.global_index(8), Shard::WHOLE.local_index(8)),
+            (9, 8, 8)
+        );
     }
 
     #[test]
-    fn a_list_is_dealt_out_and_a_short_one_shared() {
-        let dealt =
-            |targets, list: &[u8]| Share::all(targets).map(|share| share.deal(list)).collect::<Vec<_>>();
-        assert_eq!(dealt(2, &[1, 2, 3]), [vec![1, 3], vec![2]]);
-        assert_eq!(dealt(3, &[1, 2]), [vec![1], vec![2], vec![1]]);
-        assert_eq!(dealt(1, &[4, 5]), [vec![4, 5]]);
+    fn a_list_is_assigned_to_shards_and_a_short_one_reused() {
+        let assigned =
+            |targets, list: &[u8]| Shard::all(targets).map(|shard| shard.assign(list)).collect::<Vec<_>>();
+        assert_eq!(assigned(2, &[1, 2, 3]), [vec![1, 3], vec![2]]);
+        assert_eq!(assigned(3, &[1, 2]), [vec![1], vec![2], vec![1]]);
+        assert_eq!(assigned(1, &[4, 5]), [vec![4, 5]]);
     }
 }

@@ -2,39 +2,39 @@
 //! In: an index and the run's seed. Out: a length. Invariant: a pure function of the two, so that whoever reads a
 //! value knows how long it must be.
 
-use octokv_base::prng::mix;
+use octokv_base::prng::mix64;
 use std::fmt;
 
-/// The most lengths of a [`Sizes::Weighted`].
+/// The most lengths of a [`SizeDistribution::Weighted`].
 pub const WEIGHTS_MAX: usize = 64;
 
 /// Lengths, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sizes {
+pub enum SizeDistribution {
     /// One for all.
     Fixed(usize),
     /// Each between the two as often as any other, both included.
     Uniform {
         /// The shortest.
-        least: usize,
+        min: usize,
         /// The longest.
-        most: usize,
+        max: usize,
     },
     /// Lengths, each with its share; at least one share is not zero.
     Weighted(Vec<(usize, u32)>),
 }
 
-impl Sizes {
+impl SizeDistribution {
     /// The length of an index's key or value.
     #[inline]
-    pub fn of(&self, index: u64, seed: u64) -> usize {
-        let drawn = |span: u64| ((u128::from(mix(index ^ mix(!seed))) * u128::from(span)) >> 64) as u64;
+    pub fn sample(&self, index: u64, seed: u64) -> usize {
+        let drawn = |span: u64| ((u128::from(mix64(index ^ mix64(!seed))) * u128::from(span)) >> 64) as u64;
         match self {
-            Sizes::Fixed(bytes) => *bytes,
-            Sizes::Uniform { least, most } => least + drawn((most - least) as u64 + 1) as usize,
-            Sizes::Weighted(shares) => {
-                let mut at = drawn(shares.iter().map(|(_, share)| u64::from(*share)).sum());
-                for (bytes, share) in shares {
+            SizeDistribution::Fixed(bytes) => *bytes,
+            SizeDistribution::Uniform { min, max: most } => min + drawn((most - min) as u64 + 1) as usize,
+            SizeDistribution::Weighted(weights) => {
+                let mut at = drawn(weights.iter().map(|(_, share)| u64::from(*share)).sum());
+                for (bytes, share) in weights {
                     match at.checked_sub(u64::from(*share)) {
                         None => return *bytes,
                         Some(rest) => at = rest,
@@ -46,48 +46,48 @@ impl Sizes {
     }
 
     /// The shortest that occurs.
-    pub fn least(&self) -> usize {
+    pub fn min_bytes(&self) -> usize {
         match self {
-            Sizes::Fixed(bytes) => *bytes,
-            Sizes::Uniform { least, .. } => *least,
-            Sizes::Weighted(shares) => shares.iter().map(|(bytes, _)| *bytes).min().unwrap_or(0),
+            SizeDistribution::Fixed(bytes) => *bytes,
+            SizeDistribution::Uniform { min, .. } => *min,
+            SizeDistribution::Weighted(weights) => weights.iter().map(|(bytes, _)| *bytes).min().unwrap_or(0),
         }
     }
 
     /// The longest that occurs.
-    pub fn most(&self) -> usize {
+    pub fn max_bytes(&self) -> usize {
         match self {
-            Sizes::Fixed(bytes) => *bytes,
-            Sizes::Uniform { most, .. } => *most,
-            Sizes::Weighted(shares) => shares.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0),
+            SizeDistribution::Fixed(bytes) => *bytes,
+            SizeDistribution::Uniform { max, .. } => *max,
+            SizeDistribution::Weighted(weights) => weights.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0),
         }
     }
 
     /// The only one, where there is one.
-    pub fn fixed(&self) -> Option<usize> {
-        (self.least() == self.most()).then(|| self.most())
+    pub fn fixed_bytes(&self) -> Option<usize> {
+        (self.min_bytes() == self.max_bytes()).then(|| self.max_bytes())
     }
 
     /// Whether lengths can be drawn from it.
-    pub fn makes_sense(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         match self {
-            Sizes::Fixed(_) => true,
-            Sizes::Uniform { least, most } => least <= most,
-            Sizes::Weighted(shares) => {
-                shares.len() <= WEIGHTS_MAX && shares.iter().any(|(_, share)| *share > 0)
+            SizeDistribution::Fixed(_) => true,
+            SizeDistribution::Uniform { min, max: most } => min <= most,
+            SizeDistribution::Weighted(weights) => {
+                weights.len() <= WEIGHTS_MAX && weights.iter().any(|(_, share)| *share > 0)
             }
         }
     }
 }
 
 /// As it is typed: `4096`, `100..2000`, `4096:9,65536:1`.
-impl fmt::Display for Sizes {
+impl fmt::Display for SizeDistribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Sizes::Fixed(bytes) => write!(f, "{bytes}"),
-            Sizes::Uniform { least, most } => write!(f, "{least}..{most}"),
-            Sizes::Weighted(shares) => {
-                for (number, (bytes, share)) in shares.iter().enumerate() {
+            SizeDistribution::Fixed(bytes) => write!(f, "{bytes}"),
+            SizeDistribution::Uniform { min, max: most } => write!(f, "{min}..{most}"),
+            SizeDistribution::Weighted(weights) => {
+                for (number, (bytes, share)) in weights.iter().enumerate() {
                     write!(f, "{}{bytes}:{share}", if number > 0 { "," } else { "" })?;
                 }
                 Ok(())
@@ -101,43 +101,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_of_a_range_occurs_as_often_as_any_other_and_is_the_indexs_own() {
-        let sizes = Sizes::Uniform { least: 3, most: 12 };
+    fn uniform_lengths_are_equally_frequent_and_fixed_per_index() {
+        let sizes = SizeDistribution::Uniform { min: 3, max: 12 };
         let mut counts = [0u32; 13];
         for index in 0..100_000 {
-            let bytes = sizes.of(index, 7);
-            assert_eq!(bytes, sizes.of(index, 7));
+            let bytes = sizes.sample(index, 7);
+            assert_eq!(bytes, sizes.sample(index, 7));
             counts[bytes] += 1;
         }
         // 10,000 expected of each, with a deviation of 95.
         assert!(counts[3..].iter().all(|&count| count.abs_diff(10_000) < 500), "{counts:?}");
-        assert!((0..100).any(|index| sizes.of(index, 7) != sizes.of(index, 8)), "the seed counts");
+        assert!((0..100).any(|index| sizes.sample(index, 7) != sizes.sample(index, 8)), "the seed counts");
     }
 
     #[test]
-    fn weights_are_shares() {
-        let sizes = Sizes::Weighted(vec![(4096, 9), (77, 0), (65536, 1)]);
-        let large = (0..100_000).filter(|&index| sizes.of(index, 1) == 65536).count();
+    fn weights_are_relative_frequencies() {
+        let sizes = SizeDistribution::Weighted(vec![(4096, 9), (77, 0), (65536, 1)]);
+        let large = (0..100_000).filter(|&index| sizes.sample(index, 1) == 65536).count();
         assert!((9_500..10_500).contains(&large), "{large}");
-        assert!((0..1000).all(|index| sizes.of(index, 1) != 77));
-        assert_eq!((sizes.least(), sizes.most(), sizes.fixed()), (77, 65536, None));
+        assert!((0..1000).all(|index| sizes.sample(index, 1) != 77));
+        assert_eq!((sizes.min_bytes(), sizes.max_bytes(), sizes.fixed_bytes()), (77, 65536, None));
         assert_eq!(sizes.to_string(), "4096:9,77:0,65536:1");
     }
 
     #[test]
-    fn lengths_that_cannot_be_drawn_make_no_sense() {
+    fn size_distributions_that_cannot_be_sampled_are_invalid() {
         let table = [
-            (Sizes::Fixed(0), true),
-            (Sizes::Uniform { least: 5, most: 5 }, true),
-            (Sizes::Uniform { least: 6, most: 5 }, false),
-            (Sizes::Weighted(vec![]), false),
-            (Sizes::Weighted(vec![(1, 0)]), false),
-            (Sizes::Weighted(vec![(1, 1); 64]), true),
-            (Sizes::Weighted(vec![(1, 1); 65]), false),
+            (SizeDistribution::Fixed(0), true),
+            (SizeDistribution::Uniform { min: 5, max: 5 }, true),
+            (SizeDistribution::Uniform { min: 6, max: 5 }, false),
+            (SizeDistribution::Weighted(vec![]), false),
+            (SizeDistribution::Weighted(vec![(1, 0)]), false),
+            (SizeDistribution::Weighted(vec![(1, 1); 64]), true),
+            (SizeDistribution::Weighted(vec![(1, 1); 65]), false),
         ];
         for (sizes, want) in table {
-            assert_eq!(sizes.makes_sense(), want, "{sizes}");
+            assert_eq!(sizes.is_valid(), want, "{sizes}");
         }
-        assert_eq!(Sizes::Uniform { least: 5, most: 5 }.fixed(), Some(5));
+        assert_eq!(SizeDistribution::Uniform { min: 5, max: 5 }.fixed_bytes(), Some(5));
     }
 }

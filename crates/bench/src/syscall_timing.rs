@@ -9,7 +9,7 @@ use std::cell::Cell;
 
 /// Sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Calls {
+pub struct SyscallTimes {
     /// Until the file was nobody else's: no system call of ours, but the wait for somebody's.
     pub wait: Nanos,
     /// In pread.
@@ -20,9 +20,9 @@ pub struct Calls {
     pub sync: Nanos,
 }
 
-impl Calls {
+impl SyscallTimes {
     /// Adds others.
-    pub fn add(&mut self, other: Calls) {
+    pub fn add(&mut self, other: SyscallTimes) {
         self.wait = self.wait + other.wait;
         self.read = self.read + other.read;
         self.write = self.write + other.write;
@@ -32,40 +32,40 @@ impl Calls {
 
 /// Which sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// [`Calls::wait`].
+pub enum SyscallKind {
+    /// [`SyscallTimes::wait`].
     Wait,
-    /// [`Calls::read`].
+    /// [`SyscallTimes::read`].
     Read,
-    /// [`Calls::write`].
+    /// [`SyscallTimes::write`].
     Write,
-    /// [`Calls::sync`].
+    /// [`SyscallTimes::sync`].
     Sync,
 }
 
 /// The sums of one thread's operation under way.
-pub struct CallMeter {
+pub struct SyscallTimer {
     now: Clock,
-    spent: Cell<Calls>,
+    spent: Cell<SyscallTimes>,
 }
 
-impl CallMeter {
+impl SyscallTimer {
     /// With nothing spent.
-    pub fn new(now: Clock) -> CallMeter {
-        CallMeter { now, spent: Cell::default() }
+    pub fn new(now: Clock) -> SyscallTimer {
+        SyscallTimer { now, spent: Cell::default() }
     }
 
     /// Makes a call and counts how long it takes.
-    pub fn time<T>(&self, call: Call, make: impl FnOnce() -> T) -> T {
+    pub fn time<T>(&self, call: SyscallKind, make: impl FnOnce() -> T) -> T {
         let begun = (self.now)();
         let made = make();
         let span = (self.now)().since(begun);
         let mut spent = self.spent.get();
         let sum = match call {
-            Call::Wait => &mut spent.wait,
-            Call::Read => &mut spent.read,
-            Call::Write => &mut spent.write,
-            Call::Sync => &mut spent.sync,
+            SyscallKind::Wait => &mut spent.wait,
+            SyscallKind::Read => &mut spent.read,
+            SyscallKind::Write => &mut spent.write,
+            SyscallKind::Sync => &mut spent.sync,
         };
         *sum = *sum + span;
         self.spent.set(spent);
@@ -73,7 +73,7 @@ impl CallMeter {
     }
 
     /// What was spent since this was last asked.
-    pub fn take(&self) -> Calls {
+    pub fn take(&self) -> SyscallTimes {
         self.spent.take()
     }
 }
@@ -84,24 +84,24 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// A clock that is 10 ns later whenever it is read.
-    fn ticking() -> Nanos {
+    fn ticking_clock() -> Nanos {
         static TIME: AtomicU64 = AtomicU64::new(0);
         Nanos(TIME.fetch_add(10, Ordering::Relaxed))
     }
 
     #[test]
     fn each_call_is_counted_under_its_kind_and_once() {
-        let meter = CallMeter::new(ticking);
-        assert_eq!(meter.time(Call::Write, || 7), 7);
-        meter.time(Call::Write, || ());
-        meter.time(Call::Sync, || ());
-        meter.time(Call::Wait, || ());
-        let want = Calls { wait: Nanos(10), read: Nanos(0), write: Nanos(20), sync: Nanos(10) };
+        let meter = SyscallTimer::new(ticking_clock);
+        assert_eq!(meter.time(SyscallKind::Write, || 7), 7);
+        meter.time(SyscallKind::Write, || ());
+        meter.time(SyscallKind::Sync, || ());
+        meter.time(SyscallKind::Wait, || ());
+        let want = SyscallTimes { wait: Nanos(10), read: Nanos(0), write: Nanos(20), sync: Nanos(10) };
         let mut sum = meter.take();
         assert_eq!(sum, want);
-        meter.time(Call::Read, || ());
+        meter.time(SyscallKind::Read, || ());
         sum.add(meter.take());
-        assert_eq!(sum, Calls { read: Nanos(10), ..want });
-        assert_eq!(meter.take(), Calls::default());
+        assert_eq!(sum, SyscallTimes { read: Nanos(10), ..want });
+        assert_eq!(meter.take(), SyscallTimes::default());
     }
 }

@@ -7,27 +7,27 @@
 //!   redis, valkey  generator ─ RESP ─▶ server: memory, and a synced log on a file    (a peer, beside the first)
 //! ```
 
-use crate::config::Plan;
+use crate::config::BenchConfig;
 use crate::host_kvs::HostKvs;
 use octokv_engine::Durability;
 use std::sync::Arc;
 
 /// A system under load.
 #[derive(Clone)]
-pub enum System {
+pub enum SystemUnderTest {
     /// Key Value commands to the node.
     Kv,
     /// The hash engine in this process, on the node's namespace of blocks.
-    RemoteEngine(EngineSettings),
+    RemoteEngine(LocalEngineConfig),
     /// The hash engine in this process, on files.
     HostKvs(Arc<HostKvs>),
     /// A peer's server that speaks RESP, by its name ([`crate::peers`]).
-    Resp(&'static str),
+    RespServer(&'static str),
 }
 
 /// How an engine in this process works.
 #[derive(Clone, Copy, Debug)]
-pub struct EngineSettings {
+pub struct LocalEngineConfig {
     /// When it acknowledges a write.
     pub durability: Durability,
     /// The most bytes of values and metadata that are in work at a time.
@@ -36,51 +36,55 @@ pub struct EngineSettings {
     pub seed: u64,
 }
 
-impl System {
+impl SystemUnderTest {
     /// Its name on the command line and in reports.
     pub fn name(&self) -> &'static str {
         match self {
-            System::Kv => "kv",
-            System::RemoteEngine(_) => "remote-engine",
-            System::HostKvs(_) => "host-kvs",
-            System::Resp(name) => name,
+            SystemUnderTest::Kv => "kv",
+            SystemUnderTest::RemoteEngine(_) => "remote-engine",
+            SystemUnderTest::HostKvs(_) => "host-kvs",
+            SystemUnderTest::RespServer(name) => name,
         }
     }
 
     /// How many files it works on.
     pub fn files(&self) -> Option<usize> {
         match self {
-            System::Kv | System::RemoteEngine(_) | System::Resp(_) => None,
-            System::HostKvs(store) => Some(store.files()),
+            SystemUnderTest::Kv | SystemUnderTest::RemoteEngine(_) | SystemUnderTest::RespServer(_) => None,
+            SystemUnderTest::HostKvs(store) => Some(store.files()),
         }
     }
 
     /// When its engine in this process acknowledges a write.
     pub fn durability(&self) -> Option<&'static str> {
         let durability = match self {
-            System::Kv | System::Resp(_) => return None,
-            System::RemoteEngine(settings) => settings.durability,
-            System::HostKvs(_) => Durability::Flush,
+            SystemUnderTest::Kv | SystemUnderTest::RespServer(_) => return None,
+            SystemUnderTest::RemoteEngine(settings) => settings.durability,
+            SystemUnderTest::HostKvs(_) => Durability::PowerSafe,
         };
         Some(match durability {
-            Durability::Flush => "flush",
-            Durability::Device => "device",
+            Durability::PowerSafe => "flush",
+            Durability::Completed => "device",
         })
     }
 
     /// The OS threads of a workload: the core of each and how many of the plan's threads it drives.
-    pub fn workers(&self, plan: &Plan, cores: &[Option<usize>]) -> Vec<(Option<usize>, usize)> {
+    pub fn assign_workers(
+        &self,
+        config: &BenchConfig,
+        cores: &[Option<usize>],
+    ) -> Vec<(Option<usize>, usize)> {
         match self {
-            System::Kv | System::Resp(_) => {
-                let count = cores.len().min(plan.threads);
-                let share = |number| plan.threads / count + usize::from(number < plan.threads % count);
+            SystemUnderTest::Kv | SystemUnderTest::RespServer(_) => {
+                let count = cores.len().min(config.threads);
+                let share = |number| config.threads / count + usize::from(number < config.threads % count);
                 cores[..count].iter().enumerate().map(|(number, &core)| (core, share(number))).collect()
             }
             // One engine, one loop.
-            System::RemoteEngine(_) => vec![(cores[0], plan.threads)],
+            SystemUnderTest::RemoteEngine(_) => vec![(cores[0], config.threads)],
             // A file operation keeps its thread until it is over.
-            System::HostKvs(_) => {
-                (0..plan.threads * plan.depth).map(|number| (cores[number % cores.len()], 1)).collect()
+            SystemUnderTest::HostKvs(_) => {
+                (0..config.threads * config.depth).map(|number| (cores[number % cores.len()], 1)).collect()
             }
         }
     }

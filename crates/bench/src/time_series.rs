@@ -10,21 +10,21 @@ use octokv_base::Nanos;
 use serde::Serialize;
 
 /// The first interval.
-const INTERVAL: Nanos = Nanos::from_millis(125);
-const ROWS: usize = 1024;
+const INTERVAL_MIN: Nanos = Nanos::from_millis(125);
+const ROWS_MAX: usize = 1024;
 /// More points than this are joined as long as none is longer than a second.
-const POINTS: usize = 256;
+const POINTS_MAX: usize = 256;
 const SECOND: Nanos = Nanos::from_secs(1);
 
 /// Latencies below so many bits of nanoseconds share a column.
 const BITS_MIN: u32 = 10;
 const BITS_MAX: u32 = 40;
-const STEPS: usize = 16;
-const COLUMNS: usize = (BITS_MAX - BITS_MIN) as usize * STEPS + 1;
+const COLUMNS_PER_OCTAVE: usize = 16;
+const COLUMNS: usize = (BITS_MAX - BITS_MIN) as usize * COLUMNS_PER_OCTAVE + 1;
 
 /// Counts of one worker, or of all.
-pub struct Series {
-    from: Nanos,
+pub struct TimeSeries {
+    start: Nanos,
     interval: Nanos,
     rows: usize,
     counts: Vec<u32>,
@@ -32,7 +32,7 @@ pub struct Series {
 
 /// What one interval came to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Point {
+pub struct TimeSeriesPoint {
     /// Its beginning, after the first counted moment.
     pub start_s: f64,
     /// Operations answered within it.
@@ -45,19 +45,19 @@ pub struct Point {
     pub latency_us_p99: f64,
 }
 
-impl Series {
+impl TimeSeries {
     /// Of operations that are answered from then on.
-    pub fn new(from: Nanos) -> Series {
+    pub fn new(start: Nanos) -> TimeSeries {
         // Untouched zeros cost no memory.
-        Series { from, interval: INTERVAL, rows: 0, counts: vec![0; ROWS * COLUMNS] }
+        TimeSeries { start, interval: INTERVAL_MIN, rows: 0, counts: vec![0; ROWS_MAX * COLUMNS] }
     }
 
     /// An operation was answered after so long.
     #[inline]
     pub fn record(&mut self, now: Nanos, latency: Nanos) {
         let mut row = self.row(now);
-        while row >= ROWS {
-            self.join();
+        while row >= ROWS_MAX {
+            self.merge_row_pairs();
             row = self.row(now);
         }
         self.rows = self.rows.max(row + 1);
@@ -66,11 +66,11 @@ impl Series {
     }
 
     fn row(&self, now: Nanos) -> usize {
-        (now.since(self.from).0 / self.interval.0) as usize
+        (now.since(self.start).0 / self.interval.0) as usize
     }
 
     /// Each two rows become one.
-    fn join(&mut self) {
+    fn merge_row_pairs(&mut self) {
         let rows = self.rows.div_ceil(2);
         for row in 0..rows {
             for column in 0..COLUMNS {
@@ -88,14 +88,14 @@ impl Series {
 
     /// Adds what another worker counted at the same time. Workers begin together; what lies between their first
     /// moments is nothing beside an interval.
-    pub fn add(&mut self, mut other: Series) {
+    pub fn add(&mut self, mut other: TimeSeries) {
         while self.interval < other.interval {
-            self.join();
+            self.merge_row_pairs();
         }
         while other.interval < self.interval {
-            other.join();
+            other.merge_row_pairs();
         }
-        self.from = self.from.min(other.from);
+        self.start = self.start.min(other.start);
         self.rows = self.rows.max(other.rows);
         let used = other.rows * COLUMNS;
         for (mine, theirs) in self.counts[..used].iter_mut().zip(&other.counts) {
@@ -104,18 +104,18 @@ impl Series {
     }
 
     /// The interval and its points, the last of which ends with the workload.
-    pub fn points(mut self, last: Nanos) -> (Nanos, Vec<Point>) {
-        while self.rows > POINTS && self.interval < SECOND {
-            self.join();
+    pub fn points(mut self, last: Nanos) -> (Nanos, Vec<TimeSeriesPoint>) {
+        while self.rows > POINTS_MAX && self.interval < SECOND {
+            self.merge_row_pairs();
         }
         let interval_s = self.interval.as_secs_f64();
-        let elapsed_s = last.since(self.from).as_secs_f64();
+        let elapsed_s = last.since(self.start).as_secs_f64();
         let point = |row: usize| {
             let counts = &self.counts[row * COLUMNS..(row + 1) * COLUMNS];
             let operations = counts.iter().map(|&count| u64::from(count)).sum();
             let start_s = row as f64 * interval_s;
             let span_s = (elapsed_s - start_s).min(interval_s);
-            Point {
+            TimeSeriesPoint {
                 start_s,
                 operations,
                 throughput_ops_s: if span_s > 0.0 { operations as f64 / span_s } else { 0.0 },
@@ -134,25 +134,25 @@ fn column(latency_ns: u64) -> usize {
     if bits <= BITS_MIN {
         return 0;
     }
-    let step = (latency_ns >> (bits - 5)) as usize & (STEPS - 1);
-    (1 + (bits - BITS_MIN - 1) as usize * STEPS + step).min(COLUMNS - 1)
+    let step = (latency_ns >> (bits - 5)) as usize & (COLUMNS_PER_OCTAVE - 1);
+    (1 + (bits - BITS_MIN - 1) as usize * COLUMNS_PER_OCTAVE + step).min(COLUMNS - 1)
 }
 
 /// The middle of a column.
-fn middle_ns(column: usize) -> f64 {
+fn column_midpoint_ns(column: usize) -> f64 {
     let Some(column) = column.checked_sub(1) else { return f64::from(1 << (BITS_MIN - 1)) };
-    let first = (1u64 << (BITS_MIN + (column / STEPS) as u32)) as f64;
-    first * (1.0 + ((column % STEPS) as f64 + 0.5) / STEPS as f64)
+    let first = (1u64 << (BITS_MIN + (column / COLUMNS_PER_OCTAVE) as u32)) as f64;
+    first * (1.0 + ((column % COLUMNS_PER_OCTAVE) as f64 + 0.5) / COLUMNS_PER_OCTAVE as f64)
 }
 
-fn quantile_us(counts: &[u32], operations: u64, part: f64) -> f64 {
-    let rank = (operations as f64 * part).ceil() as u64;
+fn quantile_us(counts: &[u32], operations: u64, fraction: f64) -> f64 {
+    let rank = (operations as f64 * fraction).ceil() as u64;
     let mut seen = 0;
     let found = counts.iter().position(|&count| {
         seen += u64::from(count);
         count > 0 && seen >= rank
     });
-    found.map_or(0.0, |column| middle_ns(column) / 1e3)
+    found.map_or(0.0, |column| column_midpoint_ns(column) / 1e3)
 }
 
 #[cfg(test)]
@@ -160,25 +160,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latencies_are_told_to_within_their_column() {
+    fn latencies_are_accurate_to_their_column() {
         for latency in [1_024u64, 1_100, 5_000, 77_777, 1_000_000, 123_456_789, 59_000_000_000] {
-            let told = middle_ns(column(latency));
-            assert!((told / latency as f64 - 1.0).abs() < 0.06, "{latency} {told}");
+            let midpoint = column_midpoint_ns(column(latency));
+            assert!((midpoint / latency as f64 - 1.0).abs() < 0.06, "{latency} {midpoint}");
         }
         assert_eq!((column(0), column(1023), column(u64::MAX)), (0, 0, COLUMNS - 1));
         assert!((1..100_000).all(|ns| column(ns) <= column(ns + 1) && column(ns + 1) <= column(ns) + 1));
     }
 
     #[test]
-    fn every_interval_has_its_own_figures() {
-        let from = Nanos::from_secs(5);
-        let mut series = Series::new(from);
+    fn every_interval_has_its_own_metrics() {
+        let start = Nanos::from_secs(5);
+        let mut series = TimeSeries::new(start);
         for n in 0..100 {
-            series.record(from + Nanos(n * 1_000_000), Nanos(if n < 98 { 10_000 } else { 5_000_000 }));
+            series.record(start + Nanos(n * 1_000_000), Nanos(if n < 98 { 10_000 } else { 5_000_000 }));
         }
-        series.record(from + Nanos(300_000_000), Nanos(20_000));
-        let (interval, points) = series.points(from + Nanos(312_500_000));
-        assert_eq!((interval, points.len()), (INTERVAL, 3));
+        series.record(start + Nanos(300_000_000), Nanos(20_000));
+        let (interval, points) = series.points(start + Nanos(312_500_000));
+        assert_eq!((interval, points.len()), (INTERVAL_MIN, 3));
         let operations: Vec<u64> = points.iter().map(|point| point.operations).collect();
         assert_eq!(operations, [100, 0, 1]);
         assert_eq!((points[0].throughput_ops_s, points[2].throughput_ops_s), (800.0, 16.0));
@@ -189,17 +189,17 @@ mod tests {
 
     #[test]
     fn a_long_workload_has_longer_intervals_and_loses_nothing() {
-        let (mut long, mut short) = (Series::new(Nanos::ZERO), Series::new(Nanos::ZERO));
+        let (mut long, mut short) = (TimeSeries::new(Nanos::ZERO), TimeSeries::new(Nanos::ZERO));
         for n in 0..5_000 {
             long.record(Nanos::from_secs(n), Nanos(50_000));
             short.record(Nanos::from_millis(n), Nanos(50_000));
         }
-        let total = |points: &[Point]| points.iter().map(|point| point.operations).sum::<u64>();
+        let total = |points: &[TimeSeriesPoint]| points.iter().map(|point| point.operations).sum::<u64>();
         short.add(long);
         let (interval, points) = short.points(Nanos::from_secs(5_000));
         assert_eq!((interval, total(&points)), (Nanos::from_secs(8), 10_000));
         assert_eq!((points[0].operations, points[1].operations), (5_008, 8));
-        let mut minute = Series::new(Nanos::ZERO);
+        let mut minute = TimeSeries::new(Nanos::ZERO);
         (0..600).for_each(|n| minute.record(Nanos::from_millis(n * 100), Nanos(50_000)));
         let (interval, points) = minute.points(Nanos::from_secs(60));
         assert_eq!((interval, points.len()), (Nanos::from_millis(250), 240));

@@ -7,16 +7,16 @@
 //! Values are incompressible and differ from key to key; making or checking one costs a copy or a
 //! comparison and no random numbers.
 
-use octokv_base::prng::mix;
-use octokv_base::{Key, Random};
+use octokv_base::prng::mix64;
+use octokv_base::{Key, Prng};
 
 const HEADER_BYTES: usize = 16;
 /// Values begin at any of so many bytes of the pattern: small enough to stay in the cache.
-const STARTS: usize = 64 << 10;
+const PATTERN_OFFSETS: usize = 64 << 10;
 /// The longest key, in bytes.
 const KEY_BYTES_MAX: usize = octokv_base::KEY_BYTES_MAX;
 
-/// The key of an index. The index fits the length (see [`crate::plan::Plan::check`]).
+/// The key of an index. The index fits the length (see [`crate::plan::BenchConfig::check`]).
 pub fn key(index: u64, key_bytes: usize) -> Key {
     let mut bytes = [b'0'; KEY_BYTES_MAX];
     let (mut rest, mut at) = (index, key_bytes);
@@ -29,7 +29,7 @@ pub fn key(index: u64, key_bytes: usize) -> Key {
 }
 
 /// A key that no index has, and that lies beside the one of `index`: its last byte is no digit.
-pub fn missing_key(index: u64, key_bytes: usize) -> Key {
+pub fn absent_key(index: u64, key_bytes: usize) -> Key {
     let mut bytes = [0; KEY_BYTES_MAX];
     bytes[..key_bytes].copy_from_slice(key(index, key_bytes).as_bytes());
     // '0' to '9' become 'p' to 'y'.
@@ -38,39 +38,39 @@ pub fn missing_key(index: u64, key_bytes: usize) -> Key {
 }
 
 /// Makes and checks the values of one seed.
-pub struct Values {
+pub struct ValueGenerator {
     seed: u64,
     pattern: Vec<u8>,
 }
 
-impl Values {
+impl ValueGenerator {
     /// For values of up to `value_bytes_max` bytes.
-    pub fn new(seed: u64, value_bytes_max: usize) -> Values {
-        let mut pattern = vec![0; STARTS + value_bytes_max];
-        Random::new(seed).fill(&mut pattern);
-        Values { seed, pattern }
+    pub fn new(seed: u64, value_bytes_max: usize) -> ValueGenerator {
+        let mut pattern = vec![0; PATTERN_OFFSETS + value_bytes_max];
+        Prng::new(seed).fill(&mut pattern);
+        ValueGenerator { seed, pattern }
     }
 
-    fn parts(&self, index: u64, bytes: usize) -> ([u8; HEADER_BYTES], &[u8]) {
-        let mixed = mix(index ^ mix(self.seed));
+    fn header_and_body(&self, index: u64, bytes: usize) -> ([u8; HEADER_BYTES], &[u8]) {
+        let mixed = mix64(index ^ mix64(self.seed));
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&index.to_le_bytes());
         header[8..].copy_from_slice(&mixed.to_le_bytes());
-        let start = mixed as usize % STARTS;
+        let start = mixed as usize % PATTERN_OFFSETS;
         (header, &self.pattern[start..start + bytes.saturating_sub(HEADER_BYTES)])
     }
 
     /// Fills `into` with the value of an index.
-    pub fn make(&self, index: u64, into: &mut [u8]) {
-        let (header, rest) = self.parts(index, into.len());
+    pub fn fill(&self, index: u64, into: &mut [u8]) {
+        let (header, rest) = self.header_and_body(index, into.len());
         let head = into.len().min(HEADER_BYTES);
         into[..head].copy_from_slice(&header[..head]);
         into[head..].copy_from_slice(rest);
     }
 
     /// Whether `value` is the value of an index.
-    pub fn is_right(&self, index: u64, value: &[u8]) -> bool {
-        let (header, rest) = self.parts(index, value.len());
+    pub fn matches(&self, index: u64, value: &[u8]) -> bool {
+        let (header, rest) = self.header_and_body(index, value.len());
         let head = value.len().min(HEADER_BYTES);
         value[..head] == header[..head] && value[head..] == *rest
     }
@@ -88,22 +88,22 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_key_is_the_key_of_no_index() {
-        assert_eq!(missing_key(1239, 6).as_bytes(), b"00123y");
-        assert_eq!(missing_key(0, 1).as_bytes(), b"p");
+    fn an_absent_key_belongs_to_no_index() {
+        assert_eq!(absent_key(1239, 6).as_bytes(), b"00123y");
+        assert_eq!(absent_key(0, 1).as_bytes(), b"p");
     }
 
     #[test]
-    fn a_value_is_right_for_its_index_alone_and_to_the_last_byte() {
-        let values = Values::new(3, 5000);
+    fn a_value_matches_its_index_only_and_to_the_last_byte() {
+        let values = ValueGenerator::new(3, 5000);
         for bytes in [1, 7, 16, 17, 4096, 5000] {
             let mut value = vec![0; bytes];
-            values.make(9, &mut value);
-            assert!(values.is_right(9, &value));
-            assert!(!values.is_right(10, &value));
-            assert!(bytes < 16 || !Values::new(4, 5000).is_right(9, &value));
+            values.fill(9, &mut value);
+            assert!(values.matches(9, &value));
+            assert!(!values.matches(10, &value));
+            assert!(bytes < 16 || !ValueGenerator::new(4, 5000).matches(9, &value));
             value[bytes - 1] ^= 1;
-            assert!(!values.is_right(9, &value));
+            assert!(!values.matches(9, &value));
         }
     }
 }

@@ -11,15 +11,15 @@
 //! The mixes are those of YCSB's core workloads (Cooper et al., SoCC 2010, table 2, and the workload files). Their load
 //! phase is `fillseq`. Inserted keys follow `num` in order; each workload of a run begins there again.
 
-use crate::key_distribution::Distribution;
+use crate::key_distribution::KeyDistribution;
 use crate::name_lookup::{self, UnknownName};
 
 /// The most keys that one List asks for.
-pub const SCAN_KEYS_MAX: u32 = 100;
+pub const LIST_KEYS_MAX: u32 = 100;
 
 /// What one operation does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum WorkloadOp {
     /// Stores the value of a key that may be there.
     Store,
     /// Stores the value of the next new key.
@@ -117,25 +117,25 @@ impl Workload {
     }
 
     /// What its operations do, each with its share in percent.
-    pub fn mix(self) -> &'static [(Action, u64)] {
+    pub fn mix(self) -> &'static [(WorkloadOp, u64)] {
         match self {
             Workload::FillSequential | Workload::FillRandom | Workload::Overwrite | Workload::YcsbW => {
-                &[(Action::Store, 100)]
+                &[(WorkloadOp::Store, 100)]
             }
-            Workload::ReadSequential | Workload::ReadRandom | Workload::YcsbC => &[(Action::Read, 100)],
-            Workload::ReadMissing => &[(Action::ReadMissing, 100)],
-            Workload::SeekRandom => &[(Action::List, 100)],
-            Workload::DeleteSequential | Workload::DeleteRandom => &[(Action::Delete, 100)],
-            Workload::YcsbA => &[(Action::Read, 50), (Action::Store, 50)],
-            Workload::YcsbB => &[(Action::Read, 95), (Action::Store, 5)],
-            Workload::YcsbD => &[(Action::Read, 95), (Action::Insert, 5)],
-            Workload::YcsbE => &[(Action::List, 95), (Action::Insert, 5)],
-            Workload::YcsbF => &[(Action::Read, 50), (Action::ReadModifyWrite, 50)],
+            Workload::ReadSequential | Workload::ReadRandom | Workload::YcsbC => &[(WorkloadOp::Read, 100)],
+            Workload::ReadMissing => &[(WorkloadOp::ReadMissing, 100)],
+            Workload::SeekRandom => &[(WorkloadOp::List, 100)],
+            Workload::DeleteSequential | Workload::DeleteRandom => &[(WorkloadOp::Delete, 100)],
+            Workload::YcsbA => &[(WorkloadOp::Read, 50), (WorkloadOp::Store, 50)],
+            Workload::YcsbB => &[(WorkloadOp::Read, 95), (WorkloadOp::Store, 5)],
+            Workload::YcsbD => &[(WorkloadOp::Read, 95), (WorkloadOp::Insert, 5)],
+            Workload::YcsbE => &[(WorkloadOp::List, 95), (WorkloadOp::Insert, 5)],
+            Workload::YcsbF => &[(WorkloadOp::Read, 50), (WorkloadOp::ReadModifyWrite, 50)],
         }
     }
 
     /// How it draws keys unless told otherwise; none where it takes them in order.
-    pub fn distribution(self) -> Option<Distribution> {
+    pub fn distribution(self) -> Option<KeyDistribution> {
         match self {
             Workload::FillSequential | Workload::ReadSequential | Workload::DeleteSequential => None,
             Workload::FillRandom
@@ -143,20 +143,20 @@ impl Workload {
             | Workload::ReadRandom
             | Workload::ReadMissing
             | Workload::SeekRandom
-            | Workload::DeleteRandom => Some(Distribution::Uniform),
-            Workload::YcsbD => Some(Distribution::Latest),
+            | Workload::DeleteRandom => Some(KeyDistribution::Uniform),
+            Workload::YcsbD => Some(KeyDistribution::Latest),
             Workload::YcsbA
             | Workload::YcsbB
             | Workload::YcsbC
             | Workload::YcsbE
             | Workload::YcsbF
-            | Workload::YcsbW => Some(Distribution::Zipf),
+            | Workload::YcsbW => Some(KeyDistribution::Zipf),
         }
     }
 
     /// Whether some of its operations do this.
-    pub fn does(self, action: Action) -> bool {
-        self.mix().iter().any(|(has, _)| *has == action)
+    pub fn includes(self, action: WorkloadOp) -> bool {
+        self.mix().iter().any(|(kind, _)| *kind == action)
     }
 
     /// Whether it stores keys that need not be there before.
@@ -165,17 +165,17 @@ impl Workload {
     }
 
     /// Whether it reads values.
-    pub fn reads(self) -> bool {
-        [Action::Read, Action::ReadMissing, Action::ReadModifyWrite]
+    pub fn reads_values(self) -> bool {
+        [WorkloadOp::Read, WorkloadOp::ReadMissing, WorkloadOp::ReadModifyWrite]
             .into_iter()
-            .any(|action| self.does(action))
+            .any(|action| self.includes(action))
     }
 }
 
 impl std::str::FromStr for Workload {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<Workload, UnknownName> {
-        name_lookup::find("workload", text, &Workload::ALL, Workload::name)
+        name_lookup::find_by_name("workload", text, &Workload::ALL, Workload::name)
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_to_workloads_and_back() {
+    fn names_parse_back_to_workloads() {
         for workload in Workload::ALL {
             assert_eq!(workload.name().parse(), Ok(workload));
         }
@@ -193,9 +193,9 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_of_every_mix_are_a_hundred() {
+    fn every_mix_adds_up_to_100_percent() {
         for workload in Workload::ALL {
-            assert_eq!(workload.mix().iter().map(|(_, share)| share).sum::<u64>(), 100, "{workload:?}");
+            assert_eq!(workload.mix().iter().map(|(_, percent)| percent).sum::<u64>(), 100, "{workload:?}");
         }
     }
 }

@@ -3,68 +3,71 @@
 //! In: a command and the namespace's facts. Out: a queue entry with its data, or what is wrong with it: nothing
 //! that the node would have to refuse for its range or length is sent.
 
-use crate::command::{Command, Kind, Prepared, Value};
-use crate::controller_init::{Blocks, Facts};
+use crate::command::{Command, CommandKind, EncodedCommand, Value};
+use crate::controller_init::{BlockInfo, ControllerInfo};
 use crate::error::Error;
 use octokv_base::{Buffer, Lba, NamespaceId};
 use octokv_wire::Status;
-use octokv_wire::nvm::{self, Range};
+use octokv_wire::nvm::{self, LbaRange};
 
 /// Media: the blocks hold something else than they were compared with.
 pub(crate) const COMPARE_FAILURE: Status = Status::new(2, 0x85);
 
 /// The entry and data of a command for a namespace of blocks.
-pub(crate) fn prepare<'a>(
+pub(crate) fn encode<'a>(
     command: Command<'a>,
     namespace: NamespaceId,
-    facts: &Facts,
-    blocks: &Blocks,
-) -> Result<Prepared<'a>, Error> {
-    let most_bytes = blocks.command_bytes_max(facts.data_bytes_max);
-    let in_namespace = |range: Range, most: u32| {
+    info: &ControllerInfo,
+    blocks: &BlockInfo,
+) -> Result<EncodedCommand<'a>, Error> {
+    let most_bytes = blocks.command_bytes_max(info.data_bytes_max);
+    let in_namespace = |range: LbaRange, most: u32| {
         let end = range.lba.0.checked_add(u64::from(range.blocks));
-        let fits = (1..=most).contains(&range.blocks) && end.is_some_and(|end| end <= blocks.count);
-        let Range { lba, blocks: count } = range;
-        let wrong = Error::BlockRange { first: lba.0, count: u64::from(count), have: blocks.count };
+        let fits = (1..=most).contains(&range.blocks) && end.is_some_and(|end| end <= blocks.block_count);
+        let LbaRange { lba, blocks: count } = range;
+        let wrong = Error::BlockRange { first: lba.0, count: u64::from(count), have: blocks.block_count };
         if fits { Ok(range) } else { Err(wrong) }
     };
     let covered = |lba: Lba, have: usize| {
         let (have, block_bytes, max) = (have as u64, blocks.block_bytes, u64::from(most_bytes));
         if have == 0 || have > max || !have.is_multiple_of(u64::from(block_bytes)) {
-            return Err(Error::BlockBytes { have, block_bytes, max });
+            return Err(Error::BlockDataLength { have, block_bytes, max });
         }
-        in_namespace(Range { lba, blocks: (have / u64::from(block_bytes)) as u32 }, nvm::BLOCKS_MAX)
+        in_namespace(LbaRange { lba, blocks: (have / u64::from(block_bytes)) as u32 }, nvm::BLOCKS_MAX)
     };
-    let entry = |command: nvm::Command, kind, incoming_bytes| {
-        Prepared::without_data(command.encode(0, namespace), kind, incoming_bytes)
+    let entry = |command: nvm::NvmCommand, kind, incoming_bytes| {
+        EncodedCommand::without_data(command.encode(0, namespace), kind, incoming_bytes)
     };
     match command {
-        Command::Read { range, into } => {
+        Command::Read { range, buffer: into } => {
             let range = in_namespace(range, most_bytes / blocks.block_bytes)?;
             let bytes = range.blocks * blocks.block_bytes;
-            room_for(bytes, into.as_ref(), blocks)?;
-            Ok(Prepared { into, ..entry(nvm::Command::Read { range }, Kind::Read { bytes }, bytes) })
+            check_buffer_length(bytes, into.as_ref(), blocks)?;
+            Ok(EncodedCommand {
+                read_buffer: into,
+                ..entry(nvm::NvmCommand::Read { range }, CommandKind::Read { bytes }, bytes)
+            })
         }
         Command::Write { lba, data, force_unit_access } => {
             let range = covered(lba, data.bytes().len())?;
-            let command = nvm::Command::Write { range, force_unit_access };
-            Ok(with_data(entry(command, Kind::Write, 0), data))
+            let command = nvm::NvmCommand::Write { range, force_unit_access };
+            Ok(with_data(entry(command, CommandKind::Write, 0), data))
         }
         Command::Compare { lba, data } => {
             let range = covered(lba, data.bytes().len())?;
-            Ok(with_data(entry(nvm::Command::Compare { range }, Kind::Compare, 0), data))
+            Ok(with_data(entry(nvm::NvmCommand::Compare { range }, CommandKind::Compare, 0), data))
         }
         Command::WriteZeroes { range, force_unit_access, deallocate } => {
             let range = in_namespace(range, nvm::BLOCKS_MAX)?;
-            let command = nvm::Command::WriteZeroes { range, force_unit_access, deallocate };
-            Ok(entry(command, Kind::Change, 0))
+            let command = nvm::NvmCommand::WriteZeroes { range, force_unit_access, deallocate };
+            Ok(entry(command, CommandKind::ZeroOrDeallocate, 0))
         }
         Command::Verify { range } => {
             let range = in_namespace(range, nvm::BLOCKS_MAX)?;
-            Ok(entry(nvm::Command::Verify { range }, Kind::Verify, 0))
+            Ok(entry(nvm::NvmCommand::Verify { range }, CommandKind::Verify, 0))
         }
         Command::Deallocate { ranges } => {
-            let (count, have) = (ranges.len() as u64, blocks.count);
+            let (count, have) = (ranges.len() as u64, blocks.block_count);
             if !(1..=u64::from(nvm::RANGES_MAX)).contains(&count) {
                 return Err(Error::BlockRange { first: 0, count, have });
             }
@@ -72,29 +75,29 @@ pub(crate) fn prepare<'a>(
             for &range in ranges {
                 nvm::encode_range(in_namespace(range, u32::MAX)?, &mut data);
             }
-            let command = nvm::Command::DatasetManagement { ranges: count as u32, deallocate: true };
-            Ok(with_data(entry(command, Kind::Change, 0), Value::Shared(data.into())))
+            let command = nvm::NvmCommand::DatasetManagement { ranges: count as u32, deallocate: true };
+            Ok(with_data(entry(command, CommandKind::ZeroOrDeallocate, 0), Value::Shared(data.into())))
         }
         Command::Store { .. }
         | Command::Retrieve { .. }
         | Command::Delete { .. }
         | Command::Exist { .. }
-        | Command::List { .. } => Err(Error::NotKeyValue),
+        | Command::List { .. } => Err(Error::NotKvNamespace),
         // Of either kind of namespace, so it does not come here.
-        Command::Flush => Ok(entry(nvm::Command::Flush, Kind::Flush, 0)),
+        Command::Flush => Ok(entry(nvm::NvmCommand::Flush, CommandKind::Flush, 0)),
     }
 }
 
-fn with_data<'a>(prepared: Prepared<'a>, data: Value<'a>) -> Prepared<'a> {
-    Prepared { value: Some(data), ..prepared }
+fn with_data<'a>(encoded: EncodedCommand<'a>, data: Value<'a>) -> EncodedCommand<'a> {
+    EncodedCommand { value: Some(data), ..encoded }
 }
 
 /// Whether the caller's buffer has the length of what will come.
-fn room_for(bytes: u32, into: Option<&Buffer>, blocks: &Blocks) -> Result<(), Error> {
+fn check_buffer_length(bytes: u32, into: Option<&Buffer>, blocks: &BlockInfo) -> Result<(), Error> {
     match into {
         Some(buffer) if buffer.len() != bytes as usize => {
             let (have, block_bytes) = (buffer.len() as u64, blocks.block_bytes);
-            Err(Error::BlockBytes { have, block_bytes, max: u64::from(bytes) })
+            Err(Error::BlockDataLength { have, block_bytes, max: u64::from(bytes) })
         }
         _ => Ok(()),
     }
@@ -106,19 +109,22 @@ mod tests {
     use octokv_base::Key;
     use octokv_wire::kv::StoreMode;
 
-    fn sent(command: Command<'_>) -> Result<(u8, usize, u32), Error> {
-        let facts = Facts { data_bytes_max: 64 << 10, ..Facts::for_tests() };
-        let facts = Facts { blocks: Some(Blocks { block_bytes: 512, count: 1000, nguid: [0; 16] }), ..facts };
-        let prepared = Prepared::new(command, NamespaceId(1), &facts)?;
-        Ok((prepared.sqe.opcode, prepared.host_bytes(), prepared.incoming_bytes))
+    fn encoded(command: Command<'_>) -> Result<(u8, usize, u32), Error> {
+        let info = ControllerInfo { data_bytes_max: 64 << 10, ..ControllerInfo::for_tests() };
+        let info = ControllerInfo {
+            blocks: Some(BlockInfo { block_bytes: 512, block_count: 1000, nguid: [0; 16] }),
+            ..info
+        };
+        let encoded = EncodedCommand::new(command, NamespaceId(1), &info)?;
+        Ok((encoded.sqe.opcode, encoded.host_data_bytes(), encoded.response_bytes_max))
     }
 
-    fn range(first: u64, blocks: u32) -> Range {
-        Range { lba: Lba(first), blocks }
+    fn range(first: u64, blocks: u32) -> LbaRange {
+        LbaRange { lba: Lba(first), blocks }
     }
 
     fn read(first: u64, blocks: u32) -> Command<'static> {
-        Command::Read { range: range(first, blocks), into: None }
+        Command::Read { range: range(first, blocks), buffer: None }
     }
 
     fn write(first: u64, data: &[u8]) -> Command<'_> {
@@ -145,16 +151,16 @@ mod tests {
             (Command::Flush, (nvm::opcode::FLUSH, 0, 0)),
         ];
         for (command, want) in table {
-            assert_eq!(sent(command), Ok(want));
+            assert_eq!(encoded(command), Ok(want));
         }
     }
 
     #[test]
-    fn what_the_node_would_have_to_refuse_is_not_sent() {
+    fn commands_that_the_node_must_reject_are_not_sent() {
         let out = |first, count| Err(Error::BlockRange { first, count, have: 1000 });
-        let odd = |have| Err(Error::BlockBytes { have, block_bytes: 512, max: 64 << 10 });
+        let odd = |have| Err(Error::BlockDataLength { have, block_bytes: 512, max: 64 << 10 });
         let key = Key::new(b"k").unwrap();
-        let other = Command::Read { range: range(0, 2), into: Some(Buffer::zeroed(512)) };
+        let other = Command::Read { range: range(0, 2), buffer: Some(Buffer::zeroed(512)) };
         let table = [
             (read(1000, 1), out(1000, 1)),
             (read(u64::MAX, 2), out(u64::MAX, 2)),
@@ -164,18 +170,18 @@ mod tests {
             (write(0, &[0; 511]), odd(511)),
             (write(0, &[]), odd(0)),
             (write(0, &[0; (64 << 10) + 512]), odd((64 << 10) + 512)),
-            (other, Err(Error::BlockBytes { have: 512, block_bytes: 512, max: 1024 })),
+            (other, Err(Error::BlockDataLength { have: 512, block_bytes: 512, max: 1024 })),
             (Command::Deallocate { ranges: &[] }, out(0, 0)),
             (Command::Deallocate { ranges: &[range(0, 1); 257] }, out(0, 257)),
             (Command::Deallocate { ranges: &[range(0, 1001)] }, out(0, 1001)),
-            (Command::Delete { key: key.clone() }, Err(Error::NotKeyValue)),
+            (Command::Delete { key: key.clone() }, Err(Error::NotKvNamespace)),
         ];
         for (command, want) in table {
-            assert_eq!(sent(command), want);
+            assert_eq!(encoded(command), want);
         }
-        let facts = Facts::for_tests();
-        let of_keys = |command| Prepared::new(command, NamespaceId(1), &facts).map(|_| ());
-        assert_eq!(of_keys(read(0, 1)), Err(Error::NotBlocks));
+        let info = ControllerInfo::for_tests();
+        let of_keys = |command| EncodedCommand::new(command, NamespaceId(1), &info).map(|_| ());
+        assert_eq!(of_keys(read(0, 1)), Err(Error::NotBlockNamespace));
         let store = Command::Store { key, value: Value::Slice(b"v"), mode: StoreMode::Upsert };
         assert_eq!(of_keys(store), Ok(()));
     }

@@ -1,7 +1,7 @@
-//! The front door for threads: [`crate::Client`], waiting for each answer.
+//! The front door for threads: [`crate::BlockingClient`], waiting for each answer.
 
-use crate::config::Settings;
-use crate::controller_init::Facts;
+use crate::config::ClientConfig;
+use crate::controller_init::ControllerInfo;
 use crate::error::Error;
 use octokv_wire::kv::StoreMode;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use std::thread::Thread;
 
 /// A connected client of one namespace. Clones share its connections and may be used from any thread.
 #[derive(Clone, Debug)]
-pub struct Client(crate::Client);
+pub struct BlockingClient(crate::Client);
 
 struct Unpark(Thread);
 
@@ -22,7 +22,7 @@ impl Wake for Unpark {
 }
 
 /// Runs a future on this thread, which sleeps while it waits.
-fn wait<F: Future>(future: F) -> F::Output {
+fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);
@@ -34,98 +34,98 @@ fn wait<F: Future>(future: F) -> F::Output {
     }
 }
 
-impl Client {
-    /// As [`crate::Client::connect`].
+impl BlockingClient {
+    /// As [`crate::BlockingClient::connect`].
     ///
     /// # Errors
     /// As there.
-    pub fn connect(url: &str) -> Result<Client, Error> {
-        wait(crate::Client::connect(url)).map(Client)
+    pub fn connect(url: &str) -> Result<BlockingClient, Error> {
+        block_on(crate::Client::connect(url)).map(BlockingClient)
     }
 
-    /// As [`crate::Client::connect_with`].
+    /// As [`crate::BlockingClient::connect_with`].
     ///
     /// # Errors
     /// As there.
-    pub fn connect_with(url: &str, settings: Settings) -> Result<Client, Error> {
-        wait(crate::Client::connect_with(url, settings)).map(Client)
+    pub fn connect_with(url: &str, config: ClientConfig) -> Result<BlockingClient, Error> {
+        block_on(crate::Client::connect_with(url, config)).map(BlockingClient)
     }
 
     /// What is known of the controller and its namespace.
-    pub fn facts(&self) -> &Facts {
-        self.0.facts()
+    pub fn controller_info(&self) -> &ControllerInfo {
+        self.0.controller_info()
     }
 
     /// Stores a value, whether there is one or not.
     ///
     /// # Errors
-    /// As [`crate::Client::put`].
+    /// As [`crate::BlockingClient::put`].
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
-        wait(self.0.put(key, value))
+        block_on(self.0.put(key, value))
     }
 
-    /// As [`crate::Client::put_with`].
+    /// As [`crate::BlockingClient::put_with`].
     ///
     /// # Errors
     /// As there.
     pub fn put_with(&self, key: &[u8], value: &[u8], mode: StoreMode) -> Result<bool, Error> {
-        wait(self.0.put_with(key, value, mode))
+        block_on(self.0.put_with(key, value, mode))
     }
 
     /// Reads a value.
     ///
     /// # Errors
-    /// As [`crate::Client::get`].
+    /// As [`crate::BlockingClient::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        wait(self.0.get(key))
+        block_on(self.0.get(key))
     }
 
-    /// As [`crate::Client::delete`].
+    /// As [`crate::BlockingClient::delete`].
     ///
     /// # Errors
     /// As there.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
-        wait(self.0.delete(key))
+        block_on(self.0.delete(key))
     }
 
     /// The length of the value in bytes, if there is one.
     ///
     /// # Errors
-    /// As [`crate::Client::exist`].
+    /// As [`crate::BlockingClient::exist`].
     pub fn exist(&self, key: &[u8]) -> Result<Option<u32>, Error> {
-        wait(self.0.exist(key))
+        block_on(self.0.exist(key))
     }
 
-    /// As [`crate::Client::list`].
+    /// As [`crate::BlockingClient::list`].
     ///
     /// # Errors
     /// As there.
     pub fn list(&self, start: &[u8], limit: usize) -> Result<Vec<Vec<u8>>, Error> {
-        wait(self.0.list(start, limit))
+        block_on(self.0.list(start, limit))
     }
 
-    /// As [`crate::Client::flush`].
+    /// As [`crate::BlockingClient::flush`].
     ///
     /// # Errors
     /// As there.
     pub fn flush(&self) -> Result<(), Error> {
-        wait(self.0.flush())
+        block_on(self.0.flush())
     }
 
-    /// As [`crate::Client::read_blocks`].
+    /// As [`crate::BlockingClient::read_blocks`].
     ///
     /// # Errors
     /// As there.
     pub fn read_blocks(&self, first: u64, count: u64) -> Result<Vec<u8>, Error> {
-        wait(self.0.read_blocks(first, count))
+        block_on(self.0.read_blocks(first, count))
     }
 
-    /// As [`crate::Client::write_blocks`].
+    /// As [`crate::BlockingClient::write_blocks`].
     ///
     /// # Errors
     /// As there.
     pub fn write_blocks(&self, first: u64, data: &[u8]) -> Result<(), Error> {
-        wait(self.0.write_blocks(first, data))
+        block_on(self.0.write_blocks(first, data))
     }
 
     /// The async client inside.

@@ -6,12 +6,12 @@
 //! not of the namespace's command set is refused here.
 
 use crate::block_commands;
-use crate::controller_init::Facts;
+use crate::controller_init::ControllerInfo;
 use crate::error::Error;
-use crate::queue_pair::Done;
+use crate::queue_pair::CommandCompletion;
 use octokv_base::{Buffer, Key, Lba, NamespaceId};
 use octokv_wire::kv::{self, StoreMode, StoreOptions};
-use octokv_wire::nvm::Range;
+use octokv_wire::nvm::LbaRange;
 use octokv_wire::{Sqe, Status, vendor};
 use std::fmt;
 use std::ops::Deref;
@@ -87,9 +87,9 @@ pub enum Command<'a> {
     /// Read blocks.
     Read {
         /// Which.
-        range: Range,
+        range: LbaRange,
         /// Where to put them; its length is theirs. None for a buffer of the session's pool.
-        into: Option<Buffer>,
+        buffer: Option<Buffer>,
     },
     /// Write blocks.
     Write {
@@ -110,7 +110,7 @@ pub enum Command<'a> {
     /// Make blocks read as zeros.
     WriteZeroes {
         /// Which.
-        range: Range,
+        range: LbaRange,
         /// Answer only when that is durable.
         force_unit_access: bool,
         /// Their space may be given back.
@@ -119,25 +119,25 @@ pub enum Command<'a> {
     /// Say that what blocks hold is not wanted any more.
     Deallocate {
         /// Which; at most 256 ranges.
-        ranges: &'a [Range],
+        ranges: &'a [LbaRange],
     },
     /// See whether blocks can be read.
     Verify {
         /// Which.
-        range: Range,
+        range: LbaRange,
     },
 }
 
 /// Bytes that came with an answer. Dropping it gives the memory back to the session's pool.
 #[derive(Default)]
-pub struct Data {
+pub struct ResponseData {
     buffer: Option<Buffer>,
     bytes: usize,
 }
 
-impl Data {
-    pub(crate) fn new(buffer: Option<Buffer>, bytes: usize) -> Data {
-        Data { buffer, bytes }
+impl ResponseData {
+    pub(crate) fn new(buffer: Option<Buffer>, bytes: usize) -> ResponseData {
+        ResponseData { buffer, bytes }
     }
 
     /// The buffer that they came into: the caller's, where one was given. None where no bytes came.
@@ -148,14 +148,14 @@ impl Data {
     }
 }
 
-impl Deref for Data {
+impl Deref for ResponseData {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         self.buffer.as_ref().map_or(&[], |buffer| &buffer[..self.bytes])
     }
 }
 
-impl fmt::Debug for Data {
+impl fmt::Debug for ResponseData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Data({} B)", self.bytes)
     }
@@ -163,13 +163,13 @@ impl fmt::Debug for Data {
 
 /// What the node answered.
 #[derive(Debug)]
-pub enum Answer {
+pub enum Response {
     /// The value is stored.
     Stored,
     /// The value, or as much of it as was asked for.
     Value {
         /// Its first bytes.
-        data: Data,
+        data: ResponseData,
         /// Its full length, in bytes.
         full_bytes: u32,
     },
@@ -183,7 +183,7 @@ pub enum Answer {
     /// Keys, as [`octokv_wire::kv::UncheckedList`] reads them.
     Keys {
         /// The list.
-        list: Data,
+        list: ResponseData,
     },
     /// Everything acknowledged is durable.
     Flushed,
@@ -194,7 +194,7 @@ pub enum Answer {
     /// The blocks that were read, all of them.
     Blocks {
         /// What they hold.
-        data: Data,
+        data: ResponseData,
     },
     /// The blocks are written, zeroed or given up.
     Written {
@@ -204,10 +204,10 @@ pub enum Answer {
     /// The blocks can be read; or they hold what they were compared with.
     Verified,
     /// The blocks hold something else than they were compared with.
-    Different,
+    CompareFailed,
     /// Of commands on blocks: the node was busy, or the data's digest was wrong. Nothing was done, or what
     /// came is of no use: ask again.
-    Again {
+    Retry {
         /// What was to be written, where it came in a buffer, or what was to be read into.
         buffer: Option<Buffer>,
     },
@@ -215,10 +215,10 @@ pub enum Answer {
 
 /// What a command in flight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CommandKind {
     /// A step of the setup, keep alive, or shutdown: the initiator's own.
-    Own,
-    /// [`Command::Store`].
+    Internal,
+    /// [`Command::MapStore`].
     Store,
     /// [`Command::Retrieve`] of at most so many bytes.
     Retrieve {
@@ -230,14 +230,14 @@ pub enum Kind {
     /// [`Command::Exist`], asked so that DW0 is the value's length, or not.
     Exist {
         /// DW0 is the length.
-        with_length: bool,
+        returns_length: bool,
     },
     /// [`Command::List`].
     List,
     /// [`Command::Flush`].
     Flush,
     /// An event request: it has no deadline.
-    Event,
+    AsyncEvent,
     /// [`Command::Read`] of so many bytes.
     Read {
         /// All of the blocks.
@@ -248,244 +248,283 @@ pub enum Kind {
     /// [`Command::Compare`].
     Compare,
     /// [`Command::WriteZeroes`] or [`Command::Deallocate`].
-    Change,
+    ZeroOrDeallocate,
     /// [`Command::Verify`].
     Verify,
 }
 
-impl Kind {
+impl CommandKind {
     /// Whether it is the initiator's own.
-    pub fn is_own(self) -> bool {
-        matches!(self, Kind::Own | Kind::Event)
+    pub fn is_internal(self) -> bool {
+        matches!(self, CommandKind::Internal | CommandKind::AsyncEvent)
     }
 
     /// Whether it is a command on blocks.
-    pub fn is_of_blocks(self) -> bool {
+    pub fn is_block_command(self) -> bool {
         match self {
-            Kind::Read { .. } | Kind::Write | Kind::Compare | Kind::Change | Kind::Verify => true,
-            Kind::Own | Kind::Event | Kind::Flush => false,
-            Kind::Store | Kind::Retrieve { .. } | Kind::Delete | Kind::Exist { .. } | Kind::List => false,
+            CommandKind::Read { .. }
+            | CommandKind::Write
+            | CommandKind::Compare
+            | CommandKind::ZeroOrDeallocate
+            | CommandKind::Verify => true,
+            CommandKind::Internal | CommandKind::AsyncEvent | CommandKind::Flush => false,
+            CommandKind::Store
+            | CommandKind::Retrieve { .. }
+            | CommandKind::Delete
+            | CommandKind::Exist { .. }
+            | CommandKind::List => false,
         }
     }
 
     /// Whether carrying it out twice, or not knowing whether it was, harms nobody.
-    pub fn is_repeatable(self) -> bool {
+    pub fn is_retryable(self) -> bool {
         match self {
-            Kind::Retrieve { .. } | Kind::Exist { .. } | Kind::List | Kind::Flush => true,
-            Kind::Read { .. } | Kind::Compare | Kind::Verify => true,
-            Kind::Store | Kind::Delete | Kind::Write | Kind::Change | Kind::Own | Kind::Event => false,
+            CommandKind::Retrieve { .. }
+            | CommandKind::Exist { .. }
+            | CommandKind::List
+            | CommandKind::Flush => true,
+            CommandKind::Read { .. } | CommandKind::Compare | CommandKind::Verify => true,
+            CommandKind::Store
+            | CommandKind::Delete
+            | CommandKind::Write
+            | CommandKind::ZeroOrDeallocate
+            | CommandKind::Internal
+            | CommandKind::AsyncEvent => false,
         }
     }
 }
 
 /// A command ready for a queue: its entry without identifier and data pointer, and its data.
 #[derive(Debug)]
-pub struct Prepared<'a> {
+pub struct EncodedCommand<'a> {
     /// The entry.
     pub sqe: Sqe,
     /// What it is for.
-    pub kind: Kind,
+    pub kind: CommandKind,
     /// A key that is the first part of the data.
     pub key: Option<Key>,
     /// The value, or other data, behind the key.
     pub value: Option<Value<'a>>,
     /// The most data that may come back, in bytes.
-    pub incoming_bytes: u32,
+    pub response_bytes_max: u32,
     /// Where to put it, if not into a buffer of the pool.
-    pub into: Option<Buffer>,
+    pub read_buffer: Option<Buffer>,
 }
 
-impl<'a> Prepared<'a> {
+impl<'a> EncodedCommand<'a> {
     /// A command without data of the host's, of the initiator itself.
-    pub fn own(sqe: Sqe, incoming_bytes: u32) -> Prepared<'a> {
-        Prepared::without_data(sqe, Kind::Own, incoming_bytes)
+    pub fn internal(sqe: Sqe, incoming_bytes: u32) -> EncodedCommand<'a> {
+        EncodedCommand::without_data(sqe, CommandKind::Internal, incoming_bytes)
     }
 
     /// A command without data of the host's.
-    pub fn without_data(sqe: Sqe, kind: Kind, incoming_bytes: u32) -> Prepared<'a> {
-        Prepared { sqe, kind, key: None, value: None, incoming_bytes, into: None }
+    pub fn without_data(sqe: Sqe, kind: CommandKind, incoming_bytes: u32) -> EncodedCommand<'a> {
+        EncodedCommand {
+            sqe,
+            kind,
+            key: None,
+            value: None,
+            response_bytes_max: incoming_bytes,
+            read_buffer: None,
+        }
     }
 
     /// The entry and data of a command, for a namespace of these facts.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn new(command: Command<'a>, namespace: NamespaceId, facts: &Facts) -> Result<Prepared<'a>, Error> {
+    pub fn new(
+        command: Command<'a>,
+        namespace: NamespaceId,
+        info: &ControllerInfo,
+    ) -> Result<EncodedCommand<'a>, Error> {
         if let Command::Flush = command {
-            return Ok(standard(&kv::Command::Flush, Kind::Flush, 0, namespace));
+            return Ok(encode_standard(&kv::KvCommand::Flush, CommandKind::Flush, 0, namespace));
         }
-        match &facts.blocks {
-            Some(blocks) => block_commands::prepare(command, namespace, facts, blocks),
-            None => Prepared::of_keys(command, namespace, facts),
+        match &info.blocks {
+            Some(blocks) => block_commands::encode(command, namespace, info, blocks),
+            None => EncodedCommand::for_kv_namespace(command, namespace, info),
         }
     }
 
-    fn of_keys(command: Command<'a>, namespace: NamespaceId, facts: &Facts) -> Result<Prepared<'a>, Error> {
+    fn for_kv_namespace(
+        command: Command<'a>,
+        namespace: NamespaceId,
+        info: &ControllerInfo,
+    ) -> Result<EncodedCommand<'a>, Error> {
         match command {
-            Command::Store { key, value, mode } => store(key, value, mode, namespace, facts),
+            Command::Store { key, value, mode } => encode_store(key, value, mode, namespace, info),
             Command::Retrieve { key, limit_bytes } => {
-                let limit_bytes = limit_bytes.min(facts.read_bytes_max());
-                let kind = Kind::Retrieve { limit_bytes };
-                if is_long(&key, facts)? {
-                    let command = vendor::Command::Retrieve { key_bytes: key.len() as u16, limit_bytes };
-                    return Ok(long(command, key, kind, limit_bytes, namespace));
+                let limit_bytes = limit_bytes.min(info.read_bytes_max());
+                let kind = CommandKind::Retrieve { limit_bytes };
+                if needs_vendor_command(&key, info)? {
+                    let command =
+                        vendor::VendorCommand::Retrieve { key_bytes: key.len() as u16, limit_bytes };
+                    return Ok(encode_long_key(command, key, kind, limit_bytes, namespace));
                 }
-                let command = kv::Command::Retrieve { key, limit_bytes };
-                Ok(standard(&command, kind, limit_bytes, namespace))
+                let command = kv::KvCommand::Retrieve { key, limit_bytes };
+                Ok(encode_standard(&command, kind, limit_bytes, namespace))
             }
             Command::Delete { key } => {
-                if is_long(&key, facts)? {
-                    let command = vendor::Command::Delete { key_bytes: key.len() as u16 };
-                    return Ok(long(command, key, Kind::Delete, 0, namespace));
+                if needs_vendor_command(&key, info)? {
+                    let command = vendor::VendorCommand::Delete { key_bytes: key.len() as u16 };
+                    return Ok(encode_long_key(command, key, CommandKind::Delete, 0, namespace));
                 }
-                Ok(standard(&kv::Command::Delete { key }, Kind::Delete, 0, namespace))
+                Ok(encode_standard(&kv::KvCommand::Delete { key }, CommandKind::Delete, 0, namespace))
             }
             Command::Exist { key } => {
-                if is_long(&key, facts)? || facts.long_keys() {
-                    let kind = Kind::Exist { with_length: true };
-                    let command = vendor::Command::Exist { key_bytes: key.len() as u16 };
-                    return Ok(long(command, key, kind, 0, namespace));
+                if needs_vendor_command(&key, info)? || info.supports_long_keys() {
+                    let kind = CommandKind::Exist { returns_length: true };
+                    let command = vendor::VendorCommand::Exist { key_bytes: key.len() as u16 };
+                    return Ok(encode_long_key(command, key, kind, 0, namespace));
                 }
-                let kind = Kind::Exist { with_length: false };
-                Ok(standard(&kv::Command::Exist { key }, kind, 0, namespace))
+                let kind = CommandKind::Exist { returns_length: false };
+                Ok(encode_standard(&kv::KvCommand::Exist { key }, kind, 0, namespace))
             }
             Command::List { start, limit_bytes } => {
-                let limit_bytes = limit_bytes.min(facts.read_bytes_max());
-                if facts.long_keys() {
+                let limit_bytes = limit_bytes.min(info.read_bytes_max());
+                if info.supports_long_keys() {
                     let key_bytes = start.len() as u16;
-                    let command = vendor::Command::List { key_bytes, limit_bytes };
-                    return Ok(long(command, start, Kind::List, limit_bytes, namespace));
+                    let command = vendor::VendorCommand::List { key_bytes, limit_bytes };
+                    return Ok(encode_long_key(command, start, CommandKind::List, limit_bytes, namespace));
                 }
                 if start.len() > kv::KEY_BYTES_MAX {
-                    return Err(Error::KeyBytes { have: start.len(), max: kv::KEY_BYTES_MAX });
+                    return Err(Error::KeyLength { have: start.len(), max: kv::KEY_BYTES_MAX });
                 }
-                let command = kv::Command::List { start, limit_bytes };
-                Ok(standard(&command, Kind::List, limit_bytes, namespace))
+                let command = kv::KvCommand::List { start, limit_bytes };
+                Ok(encode_standard(&command, CommandKind::List, limit_bytes, namespace))
             }
-            Command::Flush => Ok(standard(&kv::Command::Flush, Kind::Flush, 0, namespace)),
+            Command::Flush => Ok(encode_standard(&kv::KvCommand::Flush, CommandKind::Flush, 0, namespace)),
             Command::Read { .. }
             | Command::Write { .. }
             | Command::Compare { .. }
             | Command::WriteZeroes { .. }
             | Command::Deallocate { .. }
-            | Command::Verify { .. } => Err(Error::NotBlocks),
+            | Command::Verify { .. } => Err(Error::NotBlockNamespace),
         }
     }
 
     /// Bytes that the host sends.
-    pub fn host_bytes(&self) -> usize {
+    pub fn host_data_bytes(&self) -> usize {
         let key = self.key.as_ref().map_or(0, Key::len);
         key + self.value.as_ref().map_or(0, |value| value.bytes().len())
     }
 }
 
 /// Whether the key needs the extension.
-fn is_long(key: &Key, facts: &Facts) -> Result<bool, Error> {
-    let (have, max) = (key.len(), facts.key_bytes_max());
+fn needs_vendor_command(key: &Key, info: &ControllerInfo) -> Result<bool, Error> {
+    let (have, max) = (key.len(), info.key_bytes_max());
     if have == 0 || have > max {
-        return Err(Error::KeyBytes { have, max });
+        return Err(Error::KeyLength { have, max });
     }
-    Ok(have > facts.standard_key_bytes_max())
+    Ok(have > info.standard_key_bytes_max())
 }
 
-fn store<'a>(
+fn encode_store<'a>(
     key: Key,
     value: Value<'a>,
     mode: StoreMode,
     namespace: NamespaceId,
-    facts: &Facts,
-) -> Result<Prepared<'a>, Error> {
-    let (have, max) = (value.bytes().len() as u64, u64::from(facts.value_bytes_max()));
+    info: &ControllerInfo,
+) -> Result<EncodedCommand<'a>, Error> {
+    let (have, max) = (value.bytes().len() as u64, u64::from(info.value_bytes_max()));
     if have > max {
-        return Err(Error::ValueBytes { have, max });
+        return Err(Error::ValueLength { have, max });
     }
     let (value_bytes, options) = (have as u32, StoreOptions { mode, do_not_compress: false });
-    let mut prepared = if is_long(&key, facts)? {
-        let command = vendor::Command::Store { options, key_bytes: key.len() as u16, value_bytes };
-        long(command, key, Kind::Store, 0, namespace)
+    let mut encoded = if needs_vendor_command(&key, info)? {
+        let command = vendor::VendorCommand::Store { options, key_bytes: key.len() as u16, value_bytes };
+        encode_long_key(command, key, CommandKind::Store, 0, namespace)
     } else {
-        standard(&kv::Command::Store { key, options, value_bytes }, Kind::Store, 0, namespace)
+        encode_standard(&kv::KvCommand::Store { key, options, value_bytes }, CommandKind::Store, 0, namespace)
     };
-    prepared.value = Some(value);
-    Ok(prepared)
+    encoded.value = Some(value);
+    Ok(encoded)
 }
 
-fn standard<'a>(command: &kv::Command, kind: Kind, incoming_bytes: u32, to: NamespaceId) -> Prepared<'a> {
-    Prepared::without_data(command.encode(0, to), kind, incoming_bytes)
-}
-
-fn long<'a>(
-    command: vendor::Command,
-    key: Key,
-    kind: Kind,
+fn encode_standard<'a>(
+    command: &kv::KvCommand,
+    kind: CommandKind,
     incoming_bytes: u32,
     to: NamespaceId,
-) -> Prepared<'a> {
+) -> EncodedCommand<'a> {
+    EncodedCommand::without_data(command.encode(0, to), kind, incoming_bytes)
+}
+
+fn encode_long_key<'a>(
+    command: vendor::VendorCommand,
+    key: Key,
+    kind: CommandKind,
+    incoming_bytes: u32,
+    to: NamespaceId,
+) -> EncodedCommand<'a> {
     let key = (!key.is_empty()).then_some(key);
-    Prepared { key, ..Prepared::without_data(command.encode(0, to), kind, incoming_bytes) }
+    EncodedCommand { key, ..EncodedCommand::without_data(command.encode(0, to), kind, incoming_bytes) }
 }
 
 /// The answer of a completion and the data that came before it.
 ///
 /// # Errors
 /// What the node's status, or the lack of data, means.
-pub fn answer(done: Done) -> Result<Answer, Error> {
-    let Done { kind, cqe, data, digest_ok, host, .. } = done;
+pub fn decode_response(completion: CommandCompletion) -> Result<Response, Error> {
+    let CommandCompletion { kind, cqe, data, digest_ok, host_buffer: host, .. } = completion;
     let (status, dw0) = (cqe.status(), cqe.dw0.get());
-    if kind.is_of_blocks() && (is_for_now(status) || (status.is_success() && !digest_ok)) {
-        return Ok(Answer::Again { buffer: host.or(data.buffer) });
+    if kind.is_block_command() && (is_transient(status) || (status.is_success() && !digest_ok)) {
+        return Ok(Response::Retry { buffer: host.or(data.buffer) });
     }
     if !status.is_success() {
-        return refusal(kind, status);
+        return decode_error_status(kind, status);
     }
     if !digest_ok {
         return Err(Error::DataDigest);
     }
     Ok(match kind {
-        Kind::Store => Answer::Stored,
-        Kind::Retrieve { limit_bytes } => {
+        CommandKind::Store => Response::Stored,
+        CommandKind::Retrieve { limit_bytes } => {
             let (said, came) = (dw0.min(limit_bytes), data.len() as u32);
             if said != came {
-                return Err(Error::DataLength { said, came });
+                return Err(Error::DataLength { expected_bytes: said, received_bytes: came });
             }
-            Answer::Value { data, full_bytes: dw0 }
+            Response::Value { data, full_bytes: dw0 }
         }
-        Kind::Delete => Answer::Deleted,
-        Kind::Exist { with_length } => Answer::Exists { value_bytes: with_length.then_some(dw0) },
-        Kind::List => Answer::Keys { list: data },
-        Kind::Flush | Kind::Own | Kind::Event => Answer::Flushed,
-        Kind::Read { bytes } if data.len() as u32 != bytes => {
-            return Err(Error::DataLength { said: bytes, came: data.len() as u32 });
+        CommandKind::Delete => Response::Deleted,
+        CommandKind::Exist { returns_length: with_length } => {
+            Response::Exists { value_bytes: with_length.then_some(dw0) }
         }
-        Kind::Read { .. } => Answer::Blocks { data },
-        Kind::Write | Kind::Change => Answer::Written { buffer: host },
-        Kind::Compare | Kind::Verify => Answer::Verified,
+        CommandKind::List => Response::Keys { list: data },
+        CommandKind::Flush | CommandKind::Internal | CommandKind::AsyncEvent => Response::Flushed,
+        CommandKind::Read { bytes } if data.len() as u32 != bytes => {
+            return Err(Error::DataLength { expected_bytes: bytes, received_bytes: data.len() as u32 });
+        }
+        CommandKind::Read { .. } => Response::Blocks { data },
+        CommandKind::Write | CommandKind::ZeroOrDeallocate => Response::Written { buffer: host },
+        CommandKind::Compare | CommandKind::Verify => Response::Verified,
     })
 }
 
 /// Whether the same command may succeed a little later.
-fn is_for_now(status: Status) -> bool {
+fn is_transient(status: Status) -> bool {
     let passing =
         [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED, Status::TRANSIENT_TRANSPORT_ERROR];
     passing.into_iter().any(|passing| status.is(passing))
 }
 
-fn refusal(kind: Kind, status: Status) -> Result<Answer, Error> {
+fn decode_error_status(kind: CommandKind, status: Status) -> Result<Response, Error> {
     let plain = Status::new(status.code_type(), status.code());
-    if kind.is_of_blocks() {
+    if kind.is_block_command() {
         // The codes from 80h on mean other things than for keys.
         return match plain {
-            block_commands::COMPARE_FAILURE => Ok(Answer::Different),
-            Status::MEDIA_UNRECOVERED_READ => Err(Error::Unrecovered),
+            block_commands::COMPARE_FAILURE => Ok(Response::CompareFailed),
+            Status::MEDIA_UNRECOVERED_READ => Err(Error::UnrecoveredRead),
             _ => Err(Error::Status(status)),
         };
     }
     Err(match plain {
-        Status::KV_KEY_DOES_NOT_EXIST => return Ok(Answer::NotFound),
-        Status::KV_KEY_EXISTS => return Ok(Answer::AlreadyExists),
+        Status::KV_KEY_DOES_NOT_EXIST => return Ok(Response::NotFound),
+        Status::KV_KEY_EXISTS => return Ok(Response::AlreadyExists),
         Status::KV_CAPACITY_EXCEEDED => Error::CapacityExceeded,
         Status::NAMESPACE_NOT_READY | Status::COMMAND_INTERRUPTED => Error::Busy,
-        Status::KV_UNRECOVERED_ERROR | Status::MEDIA_UNRECOVERED_READ => Error::Unrecovered,
+        Status::KV_UNRECOVERED_ERROR | Status::MEDIA_UNRECOVERED_READ => Error::UnrecoveredRead,
         Status::TRANSIENT_TRANSPORT_ERROR => Error::DataDigest,
         _ => Error::Status(status),
     })
@@ -495,29 +534,30 @@ fn refusal(kind: Kind, status: Status) -> Result<Answer, Error> {
 mod tests {
     use super::*;
     use octokv_wire::Cqe;
-    use octokv_wire::vendor::Announcement;
+    use octokv_wire::vendor::VendorCapabilities;
 
     fn key(bytes: usize) -> Key {
         Key::new(&vec![b'k'; bytes]).unwrap()
     }
 
-    fn facts(long: Option<u16>) -> Facts {
+    fn facts(long: Option<u16>) -> ControllerInfo {
         let features = vendor::FEATURE_LONG_KEYS;
-        let announcement = long.map(|key_bytes_max| Announcement { version: 1, key_bytes_max, features });
-        Facts { announcement, ..Facts::for_tests() }
+        let announcement =
+            long.map(|key_bytes_max| VendorCapabilities { version: 1, key_bytes_max, features });
+        ControllerInfo { vendor_capabilities: announcement, ..ControllerInfo::for_tests() }
     }
 
     #[test]
     fn the_key_chooses_the_command() {
         let opcode = |command, long| {
-            Prepared::new(command, NamespaceId(1), &facts(long)).map(|prepared| prepared.sqe.opcode)
+            EncodedCommand::new(command, NamespaceId(1), &facts(long)).map(|encoded| encoded.sqe.opcode)
         };
         let store = |key| Command::Store { key, value: Value::Slice(b"v"), mode: StoreMode::Upsert };
         assert_eq!(opcode(store(key(16)), Some(1024)), Ok(kv::opcode::STORE));
         assert_eq!(opcode(store(key(17)), Some(1024)), Ok(vendor::opcode::STORE));
-        assert_eq!(opcode(store(key(17)), None), Err(Error::KeyBytes { have: 17, max: 16 }));
-        assert_eq!(opcode(store(key(65)), Some(64)), Err(Error::KeyBytes { have: 65, max: 64 }));
-        assert_eq!(opcode(store(key(0)), Some(64)), Err(Error::KeyBytes { have: 0, max: 64 }));
+        assert_eq!(opcode(store(key(17)), None), Err(Error::KeyLength { have: 17, max: 16 }));
+        assert_eq!(opcode(store(key(65)), Some(64)), Err(Error::KeyLength { have: 65, max: 64 }));
+        assert_eq!(opcode(store(key(0)), Some(64)), Err(Error::KeyLength { have: 0, max: 64 }));
         assert_eq!(opcode(Command::Exist { key: key(4) }, None), Ok(kv::opcode::EXIST));
         assert_eq!(opcode(Command::Exist { key: key(4) }, Some(64)), Ok(vendor::opcode::EXIST));
         let list = |start| Command::List { start, limit_bytes: 64 };
@@ -529,22 +569,29 @@ mod tests {
     fn a_value_beyond_the_limit_is_refused_before_it_is_sent() {
         let value = vec![0; facts(None).value_bytes_max() as usize + 1];
         let command = Command::Store { key: key(1), value: Value::Slice(&value), mode: StoreMode::Upsert };
-        let error = Prepared::new(command, NamespaceId(1), &facts(None)).unwrap_err();
-        assert!(matches!(error, Error::ValueBytes { .. }));
+        let error = EncodedCommand::new(command, NamespaceId(1), &facts(None)).unwrap_err();
+        assert!(matches!(error, Error::ValueLength { .. }));
     }
 
     #[test]
-    fn statuses_become_answers_or_errors() {
-        let done =
-            |kind, cqe| Done { token: 0, kind, cqe, data: Data::default(), digest_ok: true, host: None };
-        let of = |status: Status| answer(done(Kind::Store, Cqe::new(0, 0, status, 0, 0)));
-        assert!(matches!(of(Status::SUCCESS), Ok(Answer::Stored)));
-        assert!(matches!(of(Status::KV_KEY_DOES_NOT_EXIST.do_not_retry()), Ok(Answer::NotFound)));
-        assert!(matches!(of(Status::KV_KEY_EXISTS), Ok(Answer::AlreadyExists)));
+    fn statuses_become_responses_or_errors() {
+        let completion = |kind, cqe| CommandCompletion {
+            token: 0,
+            kind,
+            cqe,
+            data: ResponseData::default(),
+            digest_ok: true,
+            host_buffer: None,
+        };
+        let of =
+            |status: Status| decode_response(completion(CommandKind::Store, Cqe::new(0, 0, status, 0, 0)));
+        assert!(matches!(of(Status::SUCCESS), Ok(Response::Stored)));
+        assert!(matches!(of(Status::KV_KEY_DOES_NOT_EXIST.do_not_retry()), Ok(Response::NotFound)));
+        assert!(matches!(of(Status::KV_KEY_EXISTS), Ok(Response::AlreadyExists)));
         assert_eq!(of(Status::KV_CAPACITY_EXCEEDED).unwrap_err(), Error::CapacityExceeded);
         assert_eq!(of(Status::INVALID_FIELD).unwrap_err(), Error::Status(Status::INVALID_FIELD));
         let cqe = Cqe::new(0, 0, Status::SUCCESS, 10, 0);
-        let short = answer(done(Kind::Retrieve { limit_bytes: 100 }, cqe));
-        assert_eq!(short.unwrap_err(), Error::DataLength { said: 10, came: 0 });
+        let short = decode_response(completion(CommandKind::Retrieve { limit_bytes: 100 }, cqe));
+        assert_eq!(short.unwrap_err(), Error::DataLength { expected_bytes: 10, received_bytes: 0 });
     }
 }

@@ -7,19 +7,21 @@
 //! [`request`] and [`next`] are pure: the initiator carries them out. The steps from Namespaces to Blocks are
 //! taken again when the node tells that namespaces changed.
 
-use crate::command::{Kind, Prepared, Value};
-use crate::config::Settings;
-use crate::error::Lost;
+use crate::command::{CommandKind, EncodedCommand, Value};
+use crate::config::ClientConfig;
+use crate::error::ConnectionError;
 use octokv_base::NamespaceId;
-use octokv_wire::fabrics::{self, Capabilities, Configuration, Connected, ControllerStatus, property};
-use octokv_wire::identify::{self, Descriptor, cns};
+use octokv_wire::fabrics::{
+    self, ConnectResponse, ControllerCapabilities, ControllerConfiguration, ControllerStatus, property,
+};
+use octokv_wire::identify::{self, NamespaceDescriptor, cns};
 use octokv_wire::queue_entry::{Sqe, admin, csi, event, feature};
-use octokv_wire::vendor::{self, Announcement};
+use octokv_wire::vendor::{self, VendorCapabilities};
 use octokv_wire::{Cqe, Status, kv, log_page, nvm};
 
 /// What is known of a controller and its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct ControllerInfo {
     /// The controller's id.
     pub controller_id: u16,
     /// Entries that a queue may have.
@@ -29,11 +31,11 @@ pub struct Facts {
     /// The most data of one command, in bytes.
     pub data_bytes_max: u32,
     /// octokv's extension, where the controller announces it.
-    pub announcement: Option<Announcement>,
+    pub vendor_capabilities: Option<VendorCapabilities>,
     /// The most commands at once on a queue, 0 for no limit.
     pub commands_max: u16,
     /// I/O queues granted.
-    pub queues: u16,
+    pub io_queues: u16,
     /// The longest key of the namespace by the standard commands, in bytes.
     pub kv_key_bytes_max: u16,
     /// The longest value of the namespace, in bytes; 0 for no limit.
@@ -43,31 +45,31 @@ pub struct Facts {
     /// Bytes of it that are used, when it was connected.
     pub used_bytes: u64,
     /// What is known of a namespace of blocks; none where it holds keys and values.
-    pub blocks: Option<Blocks>,
+    pub blocks: Option<BlockInfo>,
     /// Whether the controller takes Dataset Management.
-    pub deallocates: bool,
+    pub supports_deallocate: bool,
     /// Whether the controller tells of namespaces that changed.
-    pub tells_changes: bool,
+    pub reports_namespace_changes: bool,
 }
 
 /// What is known of a namespace of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Blocks {
+pub struct BlockInfo {
     /// Bytes of a block: a power of two from 512 to 65536.
     pub block_bytes: u32,
     /// How many there are.
-    pub count: u64,
+    pub block_count: u64,
     /// The namespace's globally unique identifier; zeros where it has none.
     pub nguid: [u8; 16],
 }
 
 /// The bit of ONCS that says so.
-const DATASET_MANAGEMENT: u16 = 1 << 2;
+const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 
 /// The smallest and the largest block that we work with, as powers of two.
-const BLOCK_LOG2: std::ops::RangeInclusive<u8> = 9..=16;
+const BLOCK_BYTES_LOG2: std::ops::RangeInclusive<u8> = 9..=16;
 
-impl Blocks {
+impl BlockInfo {
     /// The most data of one command: whole blocks, no more than it can name.
     pub fn command_bytes_max(&self, data_bytes_max: u32) -> u32 {
         let named = u64::from(nvm::BLOCKS_MAX) * u64::from(self.block_bytes);
@@ -76,82 +78,85 @@ impl Blocks {
     }
 
     /// Of the page of a namespace, where its format is one that we can use.
-    fn of(page: &identify::Namespace, data_bytes_max: u32) -> Option<Blocks> {
+    fn from_page(page: &identify::IdentifyNamespace, data_bytes_max: u32) -> Option<BlockInfo> {
         let index = page.format & 0xf | (page.format >> 1) & 0x30;
         if index > page.formats {
             return None;
         }
         let [low, high, block_log2, _] = page.block_formats[usize::from(index)];
-        if (low, high) != (0, 0) || !BLOCK_LOG2.contains(&block_log2) {
+        if (low, high) != (0, 0) || !BLOCK_BYTES_LOG2.contains(&block_log2) {
             return None;
         }
         let (block_bytes, count) = (1 << block_log2, page.size.get());
         count.checked_mul(u64::from(block_bytes)).filter(|&bytes| bytes > 0)?;
-        let blocks = Blocks { block_bytes, count, nguid: page.nguid };
+        let blocks = BlockInfo { block_bytes, block_count: count, nguid: page.nguid };
         (blocks.command_bytes_max(data_bytes_max) > 0).then_some(blocks)
     }
 
     /// Whether data that was here before is here still, as far as names and sizes tell.
-    pub fn is_still(&self, before: &Blocks) -> bool {
-        self.nguid == before.nguid && self.block_bytes == before.block_bytes && self.count >= before.count
+    pub fn matches(&self, before: &BlockInfo) -> bool {
+        self.nguid == before.nguid
+            && self.block_bytes == before.block_bytes
+            && self.block_count >= before.block_count
     }
 }
 
-impl Facts {
-    pub(crate) fn unknown() -> Facts {
-        Facts {
+impl ControllerInfo {
+    pub(crate) fn unknown() -> ControllerInfo {
+        ControllerInfo {
             controller_id: 0,
             queue_entries_max: 2,
             capsule_data_bytes: 0,
             data_bytes_max: u32::MAX,
-            announcement: None,
+            vendor_capabilities: None,
             commands_max: 0,
-            queues: 1,
+            io_queues: 1,
             kv_key_bytes_max: 0,
             kv_value_bytes_max: 0,
             size_bytes: 0,
             used_bytes: 0,
             blocks: None,
-            deallocates: false,
-            tells_changes: false,
+            supports_deallocate: false,
+            reports_namespace_changes: false,
         }
     }
 
     /// Facts of a controller with the usual limits, for tests.
     #[doc(hidden)]
-    pub fn for_tests() -> Facts {
-        Facts {
+    pub fn for_tests() -> ControllerInfo {
+        ControllerInfo {
             queue_entries_max: 1024,
             capsule_data_bytes: 16384,
             data_bytes_max: 2 << 20,
             kv_key_bytes_max: 16,
             kv_value_bytes_max: 2 << 20,
-            ..Facts::unknown()
+            ..ControllerInfo::unknown()
         }
     }
 
-    fn learn_controller(&mut self, page: &identify::Controller) {
+    fn apply_controller_page(&mut self, page: &identify::IdentifyController) {
         self.capsule_data_bytes = page.capsule_data_bytes();
         self.data_bytes_max = page.data_bytes_max().map_or(u32::MAX, |most| most.min(1 << 31) as u32);
-        self.announcement = page.announcement();
+        self.vendor_capabilities = page.vendor_capabilities();
         self.commands_max = page.commands_max.get();
-        self.tells_changes = page.events.get() & event::NAMESPACE_CHANGED_BIT != 0;
-        self.deallocates = page.nvm_commands.get() & DATASET_MANAGEMENT != 0;
+        self.reports_namespace_changes = page.events.get() & event::NAMESPACE_CHANGED_BIT != 0;
+        self.supports_deallocate = page.nvm_commands.get() & ONCS_DATASET_MANAGEMENT != 0;
     }
 
-    fn learn_blocks(&mut self, page: &identify::Namespace) -> Result<(), Lost> {
+    fn apply_namespace_page(&mut self, page: &identify::IdentifyNamespace) -> Result<(), ConnectionError> {
         if page.size.get() == 0 {
             // A page of zeros: it was there a step ago and is no more (NVMe Base 2.1, 5.1.13.2.1).
-            return Err(Lost::NoNamespace);
+            return Err(ConnectionError::NamespaceNotFound);
         }
-        let blocks = Blocks::of(page, self.data_bytes_max).ok_or(Lost::BlockFormat)?;
-        self.size_bytes = blocks.count * u64::from(blocks.block_bytes);
-        self.used_bytes = page.used.get().min(blocks.count) * u64::from(blocks.block_bytes);
+        let blocks =
+            BlockInfo::from_page(page, self.data_bytes_max).ok_or(ConnectionError::UnsupportedBlockFormat)?;
+        self.size_bytes = blocks.block_count * u64::from(blocks.block_bytes);
+        self.used_bytes = page.used.get().min(blocks.block_count) * u64::from(blocks.block_bytes);
         self.blocks = Some(blocks);
         Ok(())
     }
 
-    fn learn_namespace(&mut self, page: &identify::KvNamespace) {
+    fn apply_kv_namespace_page(&mut self, page: &identify::IdentifyKvNamespace) {
         self.blocks = None;
         let format = page.kv_formats[usize::from(page.format & 0xf)];
         self.kv_key_bytes_max = format.key_bytes_max.get();
@@ -161,9 +166,9 @@ impl Facts {
     }
 
     /// Whether the extension's commands with long keys can be used. Their keys travel in the capsule.
-    pub fn long_keys(&self) -> bool {
-        let announced = |a: &Announcement| a.features & vendor::FEATURE_LONG_KEYS != 0;
-        self.announcement.as_ref().is_some_and(announced) && self.capsule_data_bytes >= 1024
+    pub fn supports_long_keys(&self) -> bool {
+        let announced = |a: &VendorCapabilities| a.features & vendor::FEATURE_LONG_KEYS != 0;
+        self.vendor_capabilities.as_ref().is_some_and(announced) && self.capsule_data_bytes >= 1024
     }
 
     /// The longest key of a standard command, in bytes.
@@ -174,8 +179,8 @@ impl Facts {
     /// The longest key, in bytes.
     pub fn key_bytes_max(&self) -> usize {
         let standard = self.standard_key_bytes_max();
-        match self.announcement {
-            Some(a) if self.long_keys() => {
+        match self.vendor_capabilities {
+            Some(a) if self.supports_long_keys() => {
                 usize::from(a.key_bytes_max).clamp(standard, octokv_base::KEY_BYTES_MAX)
             }
             _ => standard,
@@ -196,7 +201,7 @@ impl Facts {
     }
 
     /// Commands that may be in flight on a queue: one less than its entries.
-    pub fn depth(&self, wanted: u16) -> u16 {
+    pub fn queue_depth(&self, wanted: u16) -> u16 {
         let limit = if self.commands_max == 0 { u16::MAX } else { self.commands_max };
         let entries = (self.queue_entries_max - 1).min(u32::from(u16::MAX)) as u16;
         wanted.min(limit).min(entries).max(1)
@@ -205,7 +210,7 @@ impl Facts {
 
 /// A step of setting up the admin queue and the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum InitStep {
     /// Fabrics Connect of the admin queue.
     Connect,
     /// Read CAP.
@@ -217,24 +222,24 @@ pub enum Step {
     /// Identify the controller.
     Controller,
     /// Is the namespace there?
-    Namespaces,
+    NamespaceList,
     /// Which command set has it?
     Descriptors,
     /// Its limits, where it holds keys and values.
-    Namespace,
+    KvNamespace,
     /// Its blocks, where it holds blocks.
-    Blocks,
+    BlockNamespace,
     /// Ask to be told of namespaces that change.
-    Events,
+    AsyncEvents,
     /// Ask for I/O queues.
     Queues,
 }
 
 /// What follows a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum InitNext {
     /// This step at once.
-    Step(Step),
+    Step(InitStep),
     /// Read CSTS again, a little later.
     Wait,
     /// The controller is set up: connect the I/O queues.
@@ -242,186 +247,200 @@ pub enum Next {
 }
 
 /// Entries of the admin queue.
-pub const ADMIN_ENTRIES: u32 = 32;
+pub const ADMIN_QUEUE_ENTRIES: u32 = 32;
 
 /// The Connect of a queue.
-pub fn connect(queue_id: u16, entries: u32, controller_id: u16, settings: &Settings) -> Prepared<'static> {
+pub fn connect_command(
+    queue_id: u16,
+    entries: u32,
+    controller_id: u16,
+    config: &ClientConfig,
+) -> EncodedCommand<'static> {
     let keep_alive_ms = match queue_id {
-        0 => u32::try_from(settings.keep_alive.0 / 1_000_000).unwrap_or(u32::MAX),
+        0 => u32::try_from(config.keep_alive.0 / 1_000_000).unwrap_or(u32::MAX),
         _ => 0,
     };
     let command = fabrics::Connect { format: 0, queue_id, entries, attributes: 0, keep_alive_ms };
     let data = fabrics::ConnectData {
-        host_id: settings.host_id,
+        host_id: config.host_id,
         controller_id,
-        subsystem: &settings.subsystem,
-        host: &settings.host,
+        subsystem: &config.subsystem_nqn,
+        host: &config.host_nqn,
     };
-    Prepared {
+    EncodedCommand {
         value: Some(Value::Shared(data.encode().as_slice().into())),
-        ..Prepared::own(fabrics::Command::Connect(command).encode(0), 0)
+        ..EncodedCommand::internal(fabrics::FabricsCommand::Connect(command).encode(0), 0)
     }
 }
 
 /// The command of a step.
-pub fn request(step: Step, settings: &Settings) -> Prepared<'static> {
-    let nobody = NamespaceId(0);
+pub fn step_command(step: InitStep, config: &ClientConfig) -> EncodedCommand<'static> {
+    let no_namespace = NamespaceId(0);
     let identify = |cns, csi, namespace| {
-        let request = identify::Request { cns, csi, controller_id: 0, namespace };
-        Prepared::own(request.encode(0), identify::PAGE_BYTES as u32)
+        let request = identify::IdentifyRequest { cns, csi, controller_id: 0, namespace };
+        EncodedCommand::internal(request.encode(0), identify::PAGE_BYTES as u32)
     };
-    let get = |offset, wide| Prepared::own(fabrics::Command::PropertyGet { offset, wide }.encode(0), 0);
+    let get = |offset, wide| {
+        EncodedCommand::internal(
+            fabrics::FabricsCommand::PropertyGet { offset, is_64_bit: wide }.encode(0),
+            0,
+        )
+    };
     match step {
-        Step::Connect => connect(0, ADMIN_ENTRIES, fabrics::NEW_CONTROLLER, settings),
-        Step::Capabilities => get(property::CAP, true),
-        Step::Enable => Prepared::own(set_configuration(Configuration::ENABLED), 0),
-        Step::Ready => get(property::CSTS, false),
-        Step::Controller => identify(cns::CONTROLLER, 0, nobody),
-        Step::Namespaces => {
-            // The list begins above the namespace it is given.
-            identify(cns::NAMESPACE_LIST, 0, NamespaceId(settings.namespace.0.saturating_sub(1)))
+        InitStep::Connect => connect_command(0, ADMIN_QUEUE_ENTRIES, fabrics::NEW_CONTROLLER, config),
+        InitStep::Capabilities => get(property::CAP, true),
+        InitStep::Enable => {
+            EncodedCommand::internal(set_configuration_sqe(ControllerConfiguration::ENABLED), 0)
         }
-        Step::Descriptors => identify(cns::DESCRIPTORS, 0, settings.namespace),
-        Step::Namespace => identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, settings.namespace),
-        Step::Blocks => identify(cns::NAMESPACE, 0, settings.namespace),
-        Step::Events => {
+        InitStep::Ready => get(property::CSTS, false),
+        InitStep::Controller => identify(cns::CONTROLLER, 0, no_namespace),
+        InitStep::NamespaceList => {
+            // The list begins above the namespace it is given.
+            identify(cns::NAMESPACE_LIST, 0, NamespaceId(config.namespace.0.saturating_sub(1)))
+        }
+        InitStep::Descriptors => identify(cns::DESCRIPTORS, 0, config.namespace),
+        InitStep::KvNamespace => identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, config.namespace),
+        InitStep::BlockNamespace => identify(cns::NAMESPACE, 0, config.namespace),
+        InitStep::AsyncEvents => {
             let mut sqe = Sqe::new(admin::SET_FEATURES, 0);
             sqe.cdw10.set(u32::from(feature::ASYNC_EVENTS));
             sqe.cdw11.set(event::NAMESPACE_CHANGED_BIT);
-            Prepared::own(sqe, 0)
+            EncodedCommand::internal(sqe, 0)
         }
-        Step::Queues => {
+        InitStep::Queues => {
             let mut sqe = Sqe::new(admin::SET_FEATURES, 0);
-            let most = u32::from(settings.queues.max(1) - 1);
+            let most = u32::from(config.io_queues.max(1) - 1);
             sqe.cdw10.set(u32::from(feature::QUEUES));
             sqe.cdw11.set(most | most << 16);
-            Prepared::own(sqe, 0)
+            EncodedCommand::internal(sqe, 0)
         }
     }
 }
 
 /// Writing CC.
-pub fn set_configuration(configuration: Configuration) -> Sqe {
+pub fn set_configuration_sqe(configuration: ControllerConfiguration) -> Sqe {
     let value = u64::from(configuration.0);
-    fabrics::Command::PropertySet { offset: property::CC, wide: false, value }.encode(0)
+    fabrics::FabricsCommand::PropertySet { offset: property::CC, is_64_bit: false, value }.encode(0)
 }
 
 /// Keep Alive.
-pub fn keep_alive() -> Prepared<'static> {
-    Prepared::own(Sqe::new(admin::KEEP_ALIVE, 0), 0)
+pub fn keep_alive_command() -> EncodedCommand<'static> {
+    EncodedCommand::internal(Sqe::new(admin::KEEP_ALIVE, 0), 0)
 }
 
 /// An event request, which is answered when there is something to tell.
-pub fn event_request() -> Prepared<'static> {
-    Prepared::without_data(Sqe::new(admin::ASYNC_EVENT_REQUEST, 0), Kind::Event, 0)
+pub fn async_event_request() -> EncodedCommand<'static> {
+    EncodedCommand::without_data(Sqe::new(admin::ASYNC_EVENT_REQUEST, 0), CommandKind::AsyncEvent, 0)
 }
 
 /// Reads the list of namespaces that changed, so that the next change is told, too.
-pub fn changed_namespaces() -> Prepared<'static> {
-    let request = log_page::Request {
+pub fn changed_namespaces_command() -> EncodedCommand<'static> {
+    let request = log_page::LogPageRequest {
         id: log_page::id::CHANGED_NAMESPACES,
-        specific: 0,
+        log_specific: 0,
         retain_event: false,
-        bytes: CHANGED_BYTES,
+        bytes: CHANGED_LIST_BYTES,
         offset: 0,
         csi: 0,
         namespace: NamespaceId(u32::MAX),
     };
-    Prepared::own(request.encode(0), CHANGED_BYTES as u32)
+    EncodedCommand::internal(request.encode(0), CHANGED_LIST_BYTES as u32)
 }
 
 /// Bytes of that list.
-const CHANGED_BYTES: u64 = 4096;
+const CHANGED_LIST_BYTES: u64 = 4096;
 
 /// Takes the answer of a step into `facts` and says what follows.
 ///
 /// # Errors
 /// Why the controller cannot be used.
-pub fn next(
-    step: Step,
+pub fn next_step(
+    step: InitStep,
     cqe: &Cqe,
     data: &[u8],
-    settings: &Settings,
-    facts: &mut Facts,
-) -> Result<Next, Lost> {
+    config: &ClientConfig,
+    info: &mut ControllerInfo,
+) -> Result<InitNext, ConnectionError> {
     let status = cqe.status();
     if !status.is_success() {
         return Err(match step {
-            Step::Connect => Lost::Refused(status),
-            Step::Descriptors | Step::Namespace | Step::Blocks if status.is(Status::INVALID_NAMESPACE) => {
-                Lost::NoNamespace
+            InitStep::Connect => ConnectionError::ConnectRejected(status),
+            InitStep::Descriptors | InitStep::KvNamespace | InitStep::BlockNamespace
+                if status.is(Status::INVALID_NAMESPACE) =>
+            {
+                ConnectionError::NamespaceNotFound
             }
-            Step::Namespace => Lost::CommandSet,
-            Step::Events => {
+            InitStep::KvNamespace => ConnectionError::UnsupportedCommandSet,
+            InitStep::AsyncEvents => {
                 // Nobody is obliged to tell.
-                facts.tells_changes = false;
-                return Ok(Next::Step(Step::Queues));
+                info.reports_namespace_changes = false;
+                return Ok(InitNext::Step(InitStep::Queues));
             }
-            _ => Lost::Setup(status),
+            _ => ConnectionError::InitFailed(status),
         });
     }
-    let short = Lost::Setup(Status::DATA_TRANSFER_ERROR);
+    let short = ConnectionError::InitFailed(Status::DATA_TRANSFER_ERROR);
     let following = match step {
-        Step::Connect => {
-            let connected = Connected::decode(cqe.dw0.get());
+        InitStep::Connect => {
+            let connected = ConnectResponse::decode(cqe.dw0.get());
             if connected.authentication_required {
-                return Err(Lost::Authentication);
+                return Err(ConnectionError::AuthenticationRequired);
             }
-            facts.controller_id = connected.controller_id;
-            Step::Capabilities
+            info.controller_id = connected.controller_id;
+            InitStep::Capabilities
         }
-        Step::Capabilities => {
+        InitStep::Capabilities => {
             let value = u64::from(cqe.dw0.get()) | u64::from(cqe.dw1.get()) << 32;
-            facts.queue_entries_max = Capabilities::decode(value).queue_entries_max;
-            Step::Enable
+            info.queue_entries_max = ControllerCapabilities::decode(value).queue_entries_max;
+            InitStep::Enable
         }
-        Step::Enable => Step::Ready,
-        Step::Ready => match ControllerStatus::decode(cqe.dw0.get()) {
-            ControllerStatus { fatal: true, .. } => return Err(Lost::Controller),
-            ControllerStatus { ready: false, .. } => return Ok(Next::Wait),
-            ControllerStatus { ready: true, .. } => Step::Controller,
+        InitStep::Enable => InitStep::Ready,
+        InitStep::Ready => match ControllerStatus::decode(cqe.dw0.get()) {
+            ControllerStatus { fatal: true, .. } => return Err(ConnectionError::ControllerFatal),
+            ControllerStatus { ready: false, .. } => return Ok(InitNext::Wait),
+            ControllerStatus { ready: true, .. } => InitStep::Controller,
         },
-        Step::Controller => {
-            facts.learn_controller(identify::read(data).ok_or(short)?);
-            Step::Namespaces
+        InitStep::Controller => {
+            info.apply_controller_page(identify::decode_page(data).ok_or(short)?);
+            InitStep::NamespaceList
         }
-        Step::Namespaces => {
-            let list: &identify::NamespaceList = identify::read(data).ok_or(short)?;
-            if list.ids().next() != Some(settings.namespace) {
-                return Err(Lost::NoNamespace);
+        InitStep::NamespaceList => {
+            let list: &identify::NamespaceIdList = identify::decode_page(data).ok_or(short)?;
+            if list.ids().next() != Some(config.namespace) {
+                return Err(ConnectionError::NamespaceNotFound);
             }
-            Step::Descriptors
+            InitStep::Descriptors
         }
-        Step::Descriptors => {
+        InitStep::Descriptors => {
             let sets = identify::decode_descriptors(data);
-            let has = |set| sets.contains(&Descriptor::CommandSet(set));
+            let has = |set| sets.contains(&NamespaceDescriptor::CommandSet(set));
             match (has(csi::KEY_VALUE), has(csi::NVM)) {
-                (true, _) => Step::Namespace,
-                (false, true) => Step::Blocks,
-                (false, false) => return Err(Lost::CommandSet),
+                (true, _) => InitStep::KvNamespace,
+                (false, true) => InitStep::BlockNamespace,
+                (false, false) => return Err(ConnectionError::UnsupportedCommandSet),
             }
         }
-        Step::Namespace => {
-            facts.learn_namespace(identify::read(data).ok_or(short)?);
-            after_namespace(facts)
+        InitStep::KvNamespace => {
+            info.apply_kv_namespace_page(identify::decode_page(data).ok_or(short)?);
+            step_after_namespace(info)
         }
-        Step::Blocks => {
-            facts.learn_blocks(identify::read(data).ok_or(short)?)?;
-            after_namespace(facts)
+        InitStep::BlockNamespace => {
+            info.apply_namespace_page(identify::decode_page(data).ok_or(short)?)?;
+            step_after_namespace(info)
         }
-        Step::Events => Step::Queues,
-        Step::Queues => {
+        InitStep::AsyncEvents => InitStep::Queues,
+        InitStep::Queues => {
             let dw0 = cqe.dw0.get();
             let granted = (dw0 & 0xffff).min(dw0 >> 16) + 1;
-            facts.queues = granted.min(u32::from(settings.queues.max(1))) as u16;
-            return Ok(Next::Done);
+            info.io_queues = granted.min(u32::from(config.io_queues.max(1))) as u16;
+            return Ok(InitNext::Done);
         }
     };
-    Ok(Next::Step(following))
+    Ok(InitNext::Step(following))
 }
 
-fn after_namespace(facts: &Facts) -> Step {
-    if facts.tells_changes { Step::Events } else { Step::Queues }
+fn step_after_namespace(info: &ControllerInfo) -> InitStep {
+    if info.reports_namespace_changes { InitStep::AsyncEvents } else { InitStep::Queues }
 }
 
 #[cfg(test)]
@@ -433,78 +452,133 @@ mod tests {
     }
 
     #[test]
-    fn every_step_has_its_follower() {
-        let settings = Settings { queues: 4, ..Settings::default() };
-        let mut facts = Facts::unknown();
-        let mut controller = identify::Controller::zeroed();
+    fn every_step_has_its_successor() {
+        let config = ClientConfig { io_queues: 4, ..ClientConfig::default() };
+        let mut info = ControllerInfo::unknown();
+        let mut controller = identify::IdentifyController::zeroed();
         controller.command_capsule_units.set((16384 + 64) / 16);
         controller.data_pages_log2 = 9;
         controller.events.set(event::NAMESPACE_CHANGED_BIT);
-        let mut block_namespace = identify::Namespace::zeroed();
+        let mut block_namespace = identify::IdentifyNamespace::zeroed();
         block_namespace.size.set(1000);
         block_namespace.block_formats[0][2] = 12;
-        let of_blocks = identify::encode_descriptors(&[Descriptor::CommandSet(0)]);
-        let list = identify::NamespaceList::above(0, [NamespaceId(1)].into_iter());
-        let descriptors = identify::encode_descriptors(&[Descriptor::CommandSet(1)]);
-        let mut namespace = identify::KvNamespace::zeroed();
+        let of_blocks = identify::encode_descriptors(&[NamespaceDescriptor::CommandSet(0)]);
+        let list = identify::NamespaceIdList::above(0, [NamespaceId(1)].into_iter());
+        let descriptors = identify::encode_descriptors(&[NamespaceDescriptor::CommandSet(1)]);
+        let mut namespace = identify::IdentifyKvNamespace::zeroed();
         namespace.kv_formats[0].key_bytes_max.set(16);
         namespace.kv_formats[0].value_bytes_max.set(1 << 20);
         use zerocopy::IntoBytes;
-        let table: &[(Step, Cqe, &[u8], Next)] = &[
-            (Step::Connect, success(7, 0), &[], Next::Step(Step::Capabilities)),
-            (Step::Capabilities, success(1023, 0), &[], Next::Step(Step::Enable)),
-            (Step::Enable, success(0, 0), &[], Next::Step(Step::Ready)),
-            (Step::Ready, success(0, 0), &[], Next::Wait),
-            (Step::Ready, success(1, 0), &[], Next::Step(Step::Controller)),
-            (Step::Controller, success(0, 0), controller.as_bytes(), Next::Step(Step::Namespaces)),
-            (Step::Namespaces, success(0, 0), list.as_bytes(), Next::Step(Step::Descriptors)),
-            (Step::Descriptors, success(0, 0), &descriptors, Next::Step(Step::Namespace)),
-            (Step::Descriptors, success(0, 0), &of_blocks, Next::Step(Step::Blocks)),
-            (Step::Blocks, success(0, 0), block_namespace.as_bytes(), Next::Step(Step::Events)),
-            (Step::Namespace, success(0, 0), namespace.as_bytes(), Next::Step(Step::Events)),
-            (Step::Events, success(0, 0), &[], Next::Step(Step::Queues)),
-            (Step::Events, Cqe::new(0, 0, Status::INVALID_FIELD, 0, 0), &[], Next::Step(Step::Queues)),
-            (Step::Queues, success(0x0001_0002, 0), &[], Next::Done),
+        let table: &[(InitStep, Cqe, &[u8], InitNext)] = &[
+            (InitStep::Connect, success(7, 0), &[], InitNext::Step(InitStep::Capabilities)),
+            (InitStep::Capabilities, success(1023, 0), &[], InitNext::Step(InitStep::Enable)),
+            (InitStep::Enable, success(0, 0), &[], InitNext::Step(InitStep::Ready)),
+            (InitStep::Ready, success(0, 0), &[], InitNext::Wait),
+            (InitStep::Ready, success(1, 0), &[], InitNext::Step(InitStep::Controller)),
+            (
+                InitStep::Controller,
+                success(0, 0),
+                controller.as_bytes(),
+                InitNext::Step(InitStep::NamespaceList),
+            ),
+            (InitStep::NamespaceList, success(0, 0), list.as_bytes(), InitNext::Step(InitStep::Descriptors)),
+            (InitStep::Descriptors, success(0, 0), &descriptors, InitNext::Step(InitStep::KvNamespace)),
+            (InitStep::Descriptors, success(0, 0), &of_blocks, InitNext::Step(InitStep::BlockNamespace)),
+            (
+                InitStep::BlockNamespace,
+                success(0, 0),
+                block_namespace.as_bytes(),
+                InitNext::Step(InitStep::AsyncEvents),
+            ),
+            (
+                InitStep::KvNamespace,
+                success(0, 0),
+                namespace.as_bytes(),
+                InitNext::Step(InitStep::AsyncEvents),
+            ),
+            (InitStep::AsyncEvents, success(0, 0), &[], InitNext::Step(InitStep::Queues)),
+            (
+                InitStep::AsyncEvents,
+                Cqe::new(0, 0, Status::INVALID_FIELD, 0, 0),
+                &[],
+                InitNext::Step(InitStep::Queues),
+            ),
+            (InitStep::Queues, success(0x0001_0002, 0), &[], InitNext::Done),
         ];
         for (step, cqe, data, want) in table {
-            assert_eq!(next(*step, cqe, data, &settings, &mut facts), Ok(*want), "{step:?}");
+            assert_eq!(next_step(*step, cqe, data, &config, &mut info), Ok(*want), "{step:?}");
         }
-        assert_eq!((facts.controller_id, facts.queues, facts.depth(2000)), (7, 2, 1023));
-        assert_eq!((facts.capsule_data_bytes, facts.value_bytes_max()), (16384, 1 << 20));
-        assert_eq!(facts.key_bytes_max(), 16);
+        assert_eq!((info.controller_id, info.io_queues, info.queue_depth(2000)), (7, 2, 1023));
+        assert_eq!((info.capsule_data_bytes, info.value_bytes_max()), (16384, 1 << 20));
+        assert_eq!(info.key_bytes_max(), 16);
     }
 
     #[test]
-    fn answers_that_end_the_setup_say_why() {
-        let settings = Settings::default();
+    fn responses_that_end_initialization_give_the_cause() {
+        let config = ClientConfig::default();
         let failed = |status| Cqe::new(0, 0, status, 0, 0);
         let nothing = vec![0; identify::PAGE_BYTES];
         // Eight blocks, of a size that is not said.
         let odd: Vec<u8> = [&[8], &nothing[1..]].concat();
         let refused = Status::CONNECT_INVALID_HOST;
         let table = [
-            (Step::Connect, failed(refused), &[][..], Lost::Refused(refused)),
-            (Step::Connect, success(1 << 17, 0), &[], Lost::Authentication),
-            (Step::Ready, success(2, 0), &[], Lost::Controller),
-            (Step::Enable, failed(Status::INVALID_FIELD), &[], Lost::Setup(Status::INVALID_FIELD)),
-            (Step::Controller, success(0, 0), &nothing[1..], Lost::Setup(Status::DATA_TRANSFER_ERROR)),
-            (Step::Namespaces, success(0, 0), &nothing, Lost::NoNamespace),
-            (Step::Descriptors, success(0, 0), &nothing, Lost::CommandSet),
-            (Step::Namespace, failed(Status::INVALID_FIELD), &[], Lost::CommandSet),
-            (Step::Blocks, success(0, 0), &nothing, Lost::NoNamespace),
-            (Step::Blocks, success(0, 0), &odd, Lost::BlockFormat),
-            (Step::Blocks, failed(Status::INVALID_NAMESPACE), &[], Lost::NoNamespace),
-            (Step::Namespace, failed(Status::INVALID_NAMESPACE), &[], Lost::NoNamespace),
+            (InitStep::Connect, failed(refused), &[][..], ConnectionError::ConnectRejected(refused)),
+            (InitStep::Connect, success(1 << 17, 0), &[], ConnectionError::AuthenticationRequired),
+            (InitStep::Ready, success(2, 0), &[], ConnectionError::ControllerFatal),
+            (
+                InitStep::Enable,
+                failed(Status::INVALID_FIELD),
+                &[],
+                ConnectionError::InitFailed(Status::INVALID_FIELD),
+            ),
+            (
+                InitStep::Controller,
+                success(0, 0),
+                &nothing[1..],
+                ConnectionError::InitFailed(Status::DATA_TRANSFER_ERROR),
+            ),
+            (InitStep::NamespaceList, success(0, 0), &nothing, ConnectionError::NamespaceNotFound),
+            (InitStep::Descriptors, success(0, 0), &nothing, ConnectionError::UnsupportedCommandSet),
+            (
+                InitStep::KvNamespace,
+                failed(Status::INVALID_FIELD),
+                &[],
+                ConnectionError::UnsupportedCommandSet,
+            ),
+            (InitStep::BlockNamespace, success(0, 0), &nothing, ConnectionError::NamespaceNotFound),
+            (InitStep::BlockNamespace, success(0, 0), &odd, ConnectionError::UnsupportedBlockFormat),
+            (
+                InitStep::BlockNamespace,
+                failed(Status::INVALID_NAMESPACE),
+                &[],
+                ConnectionError::NamespaceNotFound,
+            ),
+            (
+                InitStep::KvNamespace,
+                failed(Status::INVALID_NAMESPACE),
+                &[],
+                ConnectionError::NamespaceNotFound,
+            ),
         ];
         for (step, cqe, data, want) in table {
-            assert_eq!(next(step, &cqe, data, &settings, &mut Facts::unknown()), Err(want), "{step:?}");
+            assert_eq!(
+                next_step(step, &cqe, data, &config, &mut ControllerInfo::unknown()),
+                Err(want),
+                "{step:?}"
+            );
         }
     }
 
     #[test]
-    fn random_pages_never_panic_and_what_is_taken_makes_sense() {
-        let mut random = octokv_base::Random::new(11);
-        let steps = [Step::Controller, Step::Namespaces, Step::Descriptors, Step::Namespace, Step::Blocks];
+    fn random_pages_never_panic_and_accepted_pages_are_consistent() {
+        let mut random = octokv_base::Prng::new(11);
+        let steps = [
+            InitStep::Controller,
+            InitStep::NamespaceList,
+            InitStep::Descriptors,
+            InitStep::KvNamespace,
+            InitStep::BlockNamespace,
+        ];
         let mut page = vec![0; identify::PAGE_BYTES];
         let mut taken = 0;
         for round in 0..20_000u32 {
@@ -516,16 +590,16 @@ mod tests {
                 page[128..384].chunks_mut(4).for_each(|format| (format[0], format[1]) = (0, 0));
             }
             let cut = if random.one_in(8) { random.below(4097) as usize } else { 4096 };
-            let mut facts = Facts::unknown();
+            let mut info = ControllerInfo::unknown();
             for step in steps {
-                let _ = next(step, &success(0, 0), &page[..cut], &Settings::default(), &mut facts);
+                let _ = next_step(step, &success(0, 0), &page[..cut], &ClientConfig::default(), &mut info);
             }
-            if let Some(blocks) = facts.blocks {
+            if let Some(blocks) = info.blocks {
                 taken += 1;
-                let most = blocks.command_bytes_max(facts.data_bytes_max);
+                let most = blocks.command_bytes_max(info.data_bytes_max);
                 assert!(blocks.block_bytes.is_power_of_two() && (512..=65536).contains(&blocks.block_bytes));
-                assert!(most > 0 && most % blocks.block_bytes == 0 && most <= facts.data_bytes_max);
-                assert!(facts.size_bytes > 0 && facts.used_bytes <= facts.size_bytes);
+                assert!(most > 0 && most % blocks.block_bytes == 0 && most <= info.data_bytes_max);
+                assert!(info.size_bytes > 0 && info.used_bytes <= info.size_bytes);
             }
         }
         assert!(taken > 100, "{taken} pages of blocks were right");

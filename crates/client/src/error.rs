@@ -5,7 +5,7 @@
 //! not have been carried out.
 
 use crate::url;
-use octokv_wire::{Fault, Status};
+use octokv_wire::{PduError, Status};
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -13,15 +13,15 @@ use std::net::SocketAddr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// The URL is none.
-    Url(String, url::Invalid),
+    Url(String, url::InvalidUrl),
     /// A host name without an address.
     UnknownHost(String),
     /// The machine refused what connecting needs (a thread, a socket); the error number.
-    Local(i32),
+    Os(i32),
     /// The node could not be reached or did not finish connecting.
-    Connect(SocketAddr, Lost),
+    Connect(SocketAddr, ConnectionError),
     /// The connection was lost; the command was not executed, or did not change anything.
-    Disconnected(Lost),
+    Disconnected(ConnectionError),
     /// A write was sent and its answer never came: it may or may not have been carried out.
     OutcomeUnknown,
     /// No connection within the time that the command had.
@@ -29,23 +29,23 @@ pub enum Error {
     /// The session was closed.
     Closed,
     /// The key is empty or longer than the namespace takes.
-    KeyBytes {
+    KeyLength {
         /// Its length.
         have: usize,
         /// The longest.
         max: usize,
     },
     /// The value is longer than the namespace takes.
-    ValueBytes {
+    ValueLength {
         /// Its length.
         have: u64,
         /// The longest.
         max: u64,
     },
     /// The command is for keys, and the namespace holds blocks.
-    NotKeyValue,
+    NotKvNamespace,
     /// The command is for blocks, and the namespace holds keys and values.
-    NotBlocks,
+    NotBlockNamespace,
     /// Blocks that the namespace does not have, or none, or more than a command can name.
     BlockRange {
         /// The first.
@@ -56,7 +56,7 @@ pub enum Error {
         have: u64,
     },
     /// Data that is no whole blocks, or none, or more than a command can carry.
-    BlockBytes {
+    BlockDataLength {
         /// Its length.
         have: u64,
         /// The length of a block.
@@ -69,15 +69,15 @@ pub enum Error {
     /// The node is busy or not ready: try again later.
     Busy,
     /// The value cannot be read back from its medium.
-    Unrecovered,
+    UnrecoveredRead,
     /// The data's digest was wrong: it changed on its way.
     DataDigest,
     /// The node answered with more or less data than it said.
     DataLength {
         /// How much it said, in bytes.
-        said: u32,
+        expected_bytes: u32,
         /// How much came, in bytes.
-        came: u32,
+        received_bytes: u32,
     },
     /// Any other status of the node.
     Status(Status),
@@ -85,74 +85,82 @@ pub enum Error {
 
 /// Why a connection is no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lost {
+pub enum ConnectionError {
     /// The connection was closed or reset, or could not be made.
     Closed,
     /// A command or the setup took too long.
     TimedOut,
     /// The node broke the protocol.
-    Fault(Fault),
+    Protocol(PduError),
     /// The node says that we broke the protocol.
     Terminated {
         /// Fatal error status.
-        fatal: u16,
+        fatal_status: u16,
         /// Fatal error information.
         information: u32,
     },
     /// The node refused a queue (Fabrics Connect).
-    Refused(Status),
+    ConnectRejected(Status),
     /// The node failed a step of the setup.
-    Setup(Status),
+    InitFailed(Status),
     /// The controller reports a fatal error or is gone.
-    Controller,
+    ControllerFatal,
     /// The node wants authentication, which this client does not have.
-    Authentication,
+    AuthenticationRequired,
     /// The namespace does not exist.
-    NoNamespace,
+    NamespaceNotFound,
     /// The namespace is neither of the Key Value nor of the NVM command set.
-    CommandSet,
+    UnsupportedCommandSet,
     /// The namespace's blocks are none that this client can use: their size is no power of two from 512 B to
     /// 64 KiB or more than a command can carry, they have metadata, or there are none.
-    BlockFormat,
+    UnsupportedBlockFormat,
     /// The namespace of blocks is another than before the connection was lost.
-    OtherNamespace,
+    NamespaceChanged,
 }
 
-impl Lost {
+impl ConnectionError {
     /// Whether trying again cannot help until someone changes something.
-    pub fn is_final(&self) -> bool {
+    pub fn is_permanent(&self) -> bool {
         match self {
-            Lost::Refused(status) | Lost::Setup(status) => status.is_final(),
-            Lost::Authentication | Lost::NoNamespace => true,
-            Lost::CommandSet | Lost::BlockFormat | Lost::OtherNamespace => true,
-            Lost::Closed | Lost::TimedOut | Lost::Fault(_) | Lost::Terminated { .. } | Lost::Controller => {
-                false
+            ConnectionError::ConnectRejected(status) | ConnectionError::InitFailed(status) => {
+                status.is_final()
             }
+            ConnectionError::AuthenticationRequired | ConnectionError::NamespaceNotFound => true,
+            ConnectionError::UnsupportedCommandSet
+            | ConnectionError::UnsupportedBlockFormat
+            | ConnectionError::NamespaceChanged => true,
+            ConnectionError::Closed
+            | ConnectionError::TimedOut
+            | ConnectionError::Protocol(_)
+            | ConnectionError::Terminated { .. }
+            | ConnectionError::ControllerFatal => false,
         }
     }
 }
 
-impl fmt::Display for Lost {
+impl fmt::Display for ConnectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Lost::Closed => f.write_str("the connection was closed or could not be made"),
-            Lost::TimedOut => f.write_str("no answer in time"),
-            Lost::Fault(fault) => write!(f, "the node broke the protocol: {fault}"),
-            Lost::Terminated { fatal, information } => {
+            ConnectionError::Closed => f.write_str("the connection was closed or could not be made"),
+            ConnectionError::TimedOut => f.write_str("no answer in time"),
+            ConnectionError::Protocol(fault) => write!(f, "the node broke the protocol: {fault}"),
+            ConnectionError::Terminated { fatal_status: fatal, information } => {
                 write!(f, "the node ended the connection (error {fatal}, {information:#x})")
             }
-            Lost::Refused(status) => write!(f, "the node refused the connection: {status}"),
-            Lost::Setup(status) => write!(f, "the node failed the setup: {status}"),
-            Lost::Controller => f.write_str("the controller reports a fatal error"),
-            Lost::Authentication => f.write_str("the node wants authentication"),
-            Lost::NoNamespace => f.write_str("the namespace does not exist"),
-            Lost::CommandSet => f.write_str(
+            ConnectionError::ConnectRejected(status) => {
+                write!(f, "the node refused the connection: {status}")
+            }
+            ConnectionError::InitFailed(status) => write!(f, "the node failed the setup: {status}"),
+            ConnectionError::ControllerFatal => f.write_str("the controller reports a fatal error"),
+            ConnectionError::AuthenticationRequired => f.write_str("the node wants authentication"),
+            ConnectionError::NamespaceNotFound => f.write_str("the namespace does not exist"),
+            ConnectionError::UnsupportedCommandSet => f.write_str(
                 "the namespace holds neither keys and values nor blocks: its command set is not known here",
             ),
-            Lost::BlockFormat => {
+            ConnectionError::UnsupportedBlockFormat => {
                 f.write_str("the namespace's blocks are of a size or format that is not known here")
             }
-            Lost::OtherNamespace => f.write_str("the namespace is another than before"),
+            ConnectionError::NamespaceChanged => f.write_str("the namespace is another than before"),
         }
     }
 }
@@ -162,7 +170,7 @@ impl fmt::Display for Error {
         match self {
             Error::Url(url, why) => write!(f, "\"{url}\" is not a URL of a namespace: {why}"),
             Error::UnknownHost(host) => write!(f, "host \"{host}\" has no address"),
-            Error::Local(errno) => {
+            Error::Os(errno) => {
                 write!(f, "connecting failed here: {}", std::io::Error::from_raw_os_error(*errno))
             }
             Error::Connect(address, why) => write!(f, "cannot connect to {address}: {why}"),
@@ -172,25 +180,27 @@ impl fmt::Display for Error {
             }
             Error::TimedOut => f.write_str("no connection in time"),
             Error::Closed => f.write_str("the session is closed"),
-            Error::KeyBytes { have, max } => {
+            Error::KeyLength { have, max } => {
                 write!(f, "a key of {have} B; the namespace takes keys of 1 to {max} B")
             }
-            Error::ValueBytes { have, max } => {
+            Error::ValueLength { have, max } => {
                 write!(f, "a value of {have} B; the namespace takes values of up to {max} B")
             }
-            Error::NotKeyValue => f.write_str("the namespace holds blocks, not keys and values"),
-            Error::NotBlocks => f.write_str("the namespace holds keys and values, not blocks"),
+            Error::NotKvNamespace => f.write_str("the namespace holds blocks, not keys and values"),
+            Error::NotBlockNamespace => f.write_str("the namespace holds keys and values, not blocks"),
             Error::BlockRange { first, count, have } => {
                 write!(f, "{count} blocks from block {first} on; the namespace has {have}")
             }
-            Error::BlockBytes { have, block_bytes, max } => {
+            Error::BlockDataLength { have, block_bytes, max } => {
                 write!(f, "{have} B of data; a command takes whole blocks of {block_bytes} B, up to {max} B")
             }
             Error::CapacityExceeded => f.write_str("capacity exceeded: delete something first"),
             Error::Busy => f.write_str("the node is busy or not ready"),
-            Error::Unrecovered => f.write_str("the data cannot be read back from its device"),
+            Error::UnrecoveredRead => f.write_str("the data cannot be read back from its device"),
             Error::DataDigest => f.write_str("the data changed on its way (digest error)"),
-            Error::DataLength { said, came } => write!(f, "{came} B of data came of {said} B"),
+            Error::DataLength { expected_bytes: said, received_bytes: came } => {
+                write!(f, "{came} B of data came of {said} B")
+            }
             Error::Status(status) => write!(f, "the node answered: {status}"),
         }
     }

@@ -1,6 +1,6 @@
 //! The initiator: uses a namespace of keys and values, or of blocks, over NVMe/TCP.
 //!
-//! Three ways in, each on top of the next: [`blocking::Client`] and [`Client`] (async, any executor) own an
+//! Three ways in, each on top of the next: [`blocking::BlockingClient`] and [`BlockingClient`] (async, any executor) own an
 //! I/O thread; [`Session`] is polled by whoever owns the core (the load generator, the simulator); the
 //! machines under it do no I/O at all.
 //!
@@ -24,7 +24,7 @@
 //! - [`session`]: the machine on sockets.
 //! - [`remote_device`]: a namespace of blocks as a [`octokv_device::Device`], for an engine on this side.
 //! - [`bug_injection`]: bugs for tests of the tests.
-//! - `thread`: the I/O thread of a [`Client`], which repeats what is safe to repeat.
+//! - `thread`: the I/O thread of a [`BlockingClient`], which repeats what is safe to repeat.
 //! - [`client`], [`blocking`]: the front doors.
 
 mod block_commands;
@@ -44,11 +44,11 @@ pub mod session;
 pub mod url;
 
 pub use client::Client;
-pub use command::{Answer, Command, Value};
-pub use config::{Reconnect, Settings};
-pub use controller_init::{Blocks, Facts};
-pub use error::{Error, Lost};
+pub use command::{Command, Response, Value};
+pub use config::{ClientConfig, Reconnect};
+pub use controller_init::{BlockInfo, ControllerInfo};
+pub use error::{ConnectionError, Error};
 pub use octokv_wire::kv::StoreMode;
-pub use remote_device::{Remote, RemoteDevice};
-pub use session::{Rejected, Session};
+pub use remote_device::{RemoteDevice, RemoteSession};
+pub use session::{Session, SubmitError};
 pub use url::Url;

@@ -12,50 +12,53 @@
 //! ```
 //! Invariants: a slot's value lives until no part of it waits in the outbox; data from the peer goes
 //! only where a waiting command has room for it, in order; success is not believed of a command whose data has
-//! not left; whatever the peer sends, a [`Lost`] is the worst. Tested with a scripted peer in `tests/queue.rs` and with the real target in `tests/target.rs`.
+//! not left; whatever the peer sends, a [`ConnectionError`] is the worst. Tested with a scripted peer in `tests/queue.rs` and with the real target in `tests/target.rs`.
 
-use crate::command::{Data, Kind, Prepared, Value};
-use crate::error::Lost;
-use crate::send_buffer::{COPY_BYTES_MAX, Outbox};
-use octokv_base::{Buffer, Crc32c, Key, Nanos, Pool};
-use octokv_wire::pdu::{self, Data as Range, End, Frame, Header, IcRequest, Link, Unchecked, flags};
-use octokv_wire::{Cqe, Fault, Sgl, Status};
+use crate::command::{CommandKind, EncodedCommand, ResponseData, Value};
+use crate::error::ConnectionError;
+use crate::send_buffer::{COPY_BYTES_MAX, SendBuffer};
+use octokv_base::{Buffer, BufferPool, Crc32c, Key, Nanos};
+use octokv_wire::pdu::{
+    self, DataHeader as Range, IcRequest, NegotiatedParams, PduHeader, PduLayout, Role,
+    UncheckedCommonHeader, flags,
+};
+use octokv_wire::{Cqe, PduError, Sgl, Status};
 use std::io::IoSlice;
 use std::sync::Arc;
 
 /// What a queue reports while it receives.
 #[derive(Debug)]
-pub enum Event {
+pub enum QueueEvent {
     /// The connection is initialised: commands may go.
-    Opened,
+    Initialized,
     /// A command is complete.
-    Done(Done),
+    Completed(CommandCompletion),
 }
 
 /// A completed command.
 #[derive(Debug)]
-pub struct Done {
+pub struct CommandCompletion {
     /// The caller's token.
     pub token: u64,
     /// What the command was for.
-    pub kind: Kind,
+    pub kind: CommandKind,
     /// Its completion.
     pub cqe: Cqe,
     /// The data that came.
-    pub data: Data,
+    pub data: ResponseData,
     /// Whether the data's digests, where there were any, were right.
     pub digest_ok: bool,
     /// The buffer whose data the command carried, unless parts of it are still being sent.
-    pub host: Option<Buffer>,
+    pub host_buffer: Option<Buffer>,
 }
 
 /// A command that a lost connection leaves without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Orphan {
+pub struct AbortedCommand {
     /// The caller's token.
     pub token: u64,
     /// What the command was for.
-    pub kind: Kind,
+    pub kind: CommandKind,
     /// Whether any byte of it was sent.
     pub sent: bool,
 }
@@ -85,51 +88,51 @@ impl Payload {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum CommandSlotState {
     Free,
     Waiting,
     /// Complete, but parts of its value wait in the outbox.
-    Leaving,
+    CompletedUnsent,
 }
 
 #[derive(Debug)]
-struct Slot {
-    state: Use,
+struct CommandSlot {
+    state: CommandSlotState,
     token: u64,
-    kind: Kind,
+    kind: CommandKind,
     deadline: Nanos,
     /// Where its capsule begins in the stream of sent bytes.
-    begins_at: u64,
+    stream_start: u64,
     key: Option<Key>,
     payload: Payload,
     /// Bytes that the controller may ask for by R2T, and how many of them it has asked for.
     transfer_bytes: u32,
-    asked_bytes: u32,
+    requested_bytes: u32,
     unsent_parts: u32,
     /// Where what is to be sent of it so far ends in the stream of sent bytes.
-    ends_at: u64,
-    incoming: Option<Buffer>,
-    incoming_bytes: u32,
+    stream_end: u64,
+    read_buffer: Option<Buffer>,
+    response_bytes_max: u32,
     received_bytes: u32,
     digest_ok: bool,
 }
 
-impl Slot {
-    fn free() -> Slot {
-        Slot {
-            state: Use::Free,
+impl CommandSlot {
+    fn free() -> CommandSlot {
+        CommandSlot {
+            state: CommandSlotState::Free,
             token: 0,
-            kind: Kind::Own,
+            kind: CommandKind::Internal,
             deadline: Nanos::NEVER,
-            begins_at: 0,
+            stream_start: 0,
             key: None,
             payload: Payload::None,
             transfer_bytes: 0,
-            asked_bytes: 0,
+            requested_bytes: 0,
             unsent_parts: 0,
-            ends_at: 0,
-            incoming: None,
-            incoming_bytes: 0,
+            stream_end: 0,
+            read_buffer: None,
+            response_bytes_max: 0,
             received_bytes: 0,
             digest_ok: true,
         }
@@ -138,84 +141,90 @@ impl Slot {
 
 /// Where in the stream of received bytes we are.
 #[derive(Debug)]
-enum Reading {
+enum ReceivePhase {
     /// At the start of a PDU.
     Header,
     /// In the data of a C2HData.
-    Data { slot: u16, left: u32, frame: Frame },
+    Data { slot: u16, remaining_bytes: u32, layout: PduLayout },
     /// At the digest behind it.
-    Digest { slot: u16, frame: Frame, computed: u32 },
+    Digest { slot: u16, layout: PduLayout, computed: u32 },
 }
 
 /// One queue. See the module's text.
-pub struct Queue {
-    open: bool,
-    asked: IcRequest,
-    link: Link,
-    host_data_bytes_max: u32,
+pub struct QueuePair {
+    is_initialized: bool,
+    ic_request: IcRequest,
+    params: NegotiatedParams,
+    h2c_data_bytes_max: u32,
     capsule_data_bytes: u32,
-    slots: Vec<Slot>,
-    free: Vec<u16>,
-    outbox: Outbox,
-    reading: Reading,
+    slots: Vec<CommandSlot>,
+    free_slots: Vec<u16>,
+    send_buffer: SendBuffer,
+    receive_phase: ReceivePhase,
     /// The digest of the data being read, where digests are on.
-    crc: Crc32c,
+    data_crc: Crc32c,
 }
 
-impl std::fmt::Debug for Queue {
+impl std::fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Queue(open {}, {} in flight, {:?})", self.open, self.in_flight(), self.reading)
+        write!(
+            f,
+            "Queue(open {}, {} in flight, {:?})",
+            self.is_initialized,
+            self.in_flight(),
+            self.receive_phase
+        )
     }
 }
 
-impl Queue {
+impl QueuePair {
     /// A queue on a connection that is being made: the ICReq waits to be sent.
-    pub fn new(depth: u16, capsule_data_bytes: u32, header_digest: bool, data_digest: bool) -> Queue {
+    pub fn new(depth: u16, capsule_data_bytes: u32, header_digest: bool, data_digest: bool) -> QueuePair {
         let asked = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
-        let mut outbox = Outbox::default();
+        let mut outbox = SendBuffer::default();
         outbox.append(|staging| staging.extend_from_slice(&asked.encode()));
-        Queue {
-            open: false,
-            asked,
-            link: Link::plain(),
-            host_data_bytes_max: 0,
+        QueuePair {
+            is_initialized: false,
+            ic_request: asked,
+            params: NegotiatedParams::initial(),
+            h2c_data_bytes_max: 0,
             capsule_data_bytes,
-            slots: (0..depth).map(|_| Slot::free()).collect(),
-            free: (0..depth).rev().collect(),
-            outbox,
-            reading: Reading::Header,
-            crc: Crc32c::new(),
+            slots: (0..depth).map(|_| CommandSlot::free()).collect(),
+            free_slots: (0..depth).rev().collect(),
+            send_buffer: outbox,
+            receive_phase: ReceivePhase::Header,
+            data_crc: Crc32c::new(),
         }
     }
 
     /// How many commands could be submitted now.
-    pub fn room(&self) -> usize {
-        if self.open { self.free.len() } else { 0 }
+    pub fn free_slots(&self) -> usize {
+        if self.is_initialized { self.free_slots.len() } else { 0 }
     }
 
     /// How many commands wait for their completion.
     pub fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free_slots.len()
     }
 
     /// Whether nothing waits to be sent.
     pub fn is_flushed(&self) -> bool {
-        self.outbox.is_empty()
+        self.send_buffer.is_empty()
     }
 
     /// Appends what waits to be sent.
     pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>) {
-        self.outbox.slices(|slot| self.slots[usize::from(slot)].payload.bytes(), into);
+        self.send_buffer.slices(|slot| self.slots[usize::from(slot)].payload.bytes(), into);
     }
 
     /// Forgets `count` bytes, which the socket took.
-    pub fn sent(&mut self, count: usize) {
-        let Queue { outbox, slots, free, .. } = self;
+    pub fn advance_sent(&mut self, count: usize) {
+        let QueuePair { send_buffer: outbox, slots, free_slots: free, .. } = self;
         outbox.advance(count, |index| {
             let slot = &mut slots[usize::from(index)];
             slot.unsent_parts -= 1;
-            if slot.unsent_parts == 0 && slot.state == Use::Leaving {
-                *slot = Slot::free();
+            if slot.unsent_parts == 0 && slot.state == CommandSlotState::CompletedUnsent {
+                *slot = CommandSlot::free();
                 free.push(index);
             }
         });
@@ -223,7 +232,7 @@ impl Queue {
 
     /// Whether a command is overdue.
     pub fn is_overdue(&self, now: Nanos) -> bool {
-        self.slots.iter().any(|slot| slot.state == Use::Waiting && slot.deadline <= now)
+        self.slots.iter().any(|slot| slot.state == CommandSlotState::Waiting && slot.deadline <= now)
     }
 
     /// Puts a command on its way.
@@ -231,10 +240,17 @@ impl Queue {
     /// # Panics
     /// When there is no [`Queue::room`].
     #[inline]
-    pub fn submit(&mut self, command: Prepared<'_>, token: u64, deadline: Nanos, pool: &Pool) {
-        let index = self.free.pop().expect("the caller looked for room");
-        let host_bytes = command.host_bytes();
-        let Prepared { mut sqe, kind, key, value, incoming_bytes, into } = command;
+    pub fn submit(&mut self, command: EncodedCommand<'_>, token: u64, deadline: Nanos, pool: &BufferPool) {
+        let index = self.free_slots.pop().expect("the caller looked for room");
+        let host_bytes = command.host_data_bytes();
+        let EncodedCommand {
+            mut sqe,
+            kind,
+            key,
+            value,
+            response_bytes_max: incoming_bytes,
+            read_buffer: into,
+        } = command;
         let in_capsule = host_bytes > 0 && host_bytes <= self.capsule_data_bytes as usize;
         sqe.command_id.set(index);
         sqe.sgl = match (host_bytes, in_capsule) {
@@ -242,45 +258,45 @@ impl Queue {
             (_, true) => Sgl::in_capsule(host_bytes as u32),
             (_, false) => Sgl::transport(host_bytes as u32),
         };
-        let begins_at = self.outbox.put_total();
+        let begins_at = self.send_buffer.appended_bytes();
         let capsule_bytes = if in_capsule { host_bytes } else { 0 };
-        let link = self.link;
-        self.outbox.append(|staging| pdu::encode_command(&sqe, capsule_bytes, &link, staging));
+        let params = self.params;
+        self.send_buffer.append(|staging| pdu::encode_command(&sqe, capsule_bytes, &params, staging));
         let small = value.as_ref().is_none_or(|value| value.bytes().len() <= COPY_BYTES_MAX);
         let (payload, copied) = match value {
             // A buffer goes back to its owner with the answer.
-            Some(value @ Value::Buffer { .. }) => (keep(value, pool), None),
+            Some(value @ Value::Buffer { .. }) => (retain_payload(value, pool), None),
             Some(value) if in_capsule && small => (Payload::None, Some(value)),
-            Some(value) => (keep(value, pool), None),
+            Some(value) => (retain_payload(value, pool), None),
             None => (Payload::None, None),
         };
-        self.slots[usize::from(index)] = Slot {
-            state: Use::Waiting,
+        self.slots[usize::from(index)] = CommandSlot {
+            state: CommandSlotState::Waiting,
             token,
             kind,
             deadline,
-            begins_at,
+            stream_start: begins_at,
             key,
             payload,
             transfer_bytes: if in_capsule { 0 } else { host_bytes as u32 },
-            incoming: into,
-            incoming_bytes,
-            ..Slot::free()
+            read_buffer: into,
+            response_bytes_max: incoming_bytes,
+            ..CommandSlot::free()
         };
         if let Some(value) = copied {
-            self.put_copied(index, value.bytes());
+            self.append_copied_data(index, value.bytes());
         } else if in_capsule {
-            self.put_data(index, 0, host_bytes);
+            self.append_data(index, 0, host_bytes);
         }
-        self.slots[usize::from(index)].ends_at = self.outbox.put_total();
+        self.slots[usize::from(index)].stream_end = self.send_buffer.appended_bytes();
     }
 
     /// In-capsule data that is copied whole: the key and a small value.
     #[inline]
-    fn put_copied(&mut self, index: u16, value: &[u8]) {
+    fn append_copied_data(&mut self, index: u16, value: &[u8]) {
         let key = self.slots[usize::from(index)].key.as_ref().map_or(&[][..], Key::as_bytes);
-        let digest = self.link.data_digest;
-        self.outbox.append(|staging| {
+        let digest = self.params.data_digest;
+        self.send_buffer.append(|staging| {
             let from = staging.len();
             staging.extend_from_slice(key);
             staging.extend_from_slice(value);
@@ -292,28 +308,28 @@ impl Queue {
     }
 
     /// Puts the range `from..from + bytes` of key and value, and its digest, into the outbox.
-    fn put_data(&mut self, index: u16, from: usize, bytes: usize) {
+    fn append_data(&mut self, index: u16, from: usize, bytes: usize) {
         let slot = &mut self.slots[usize::from(index)];
         let key = slot.key.as_ref().map_or(&[][..], Key::as_bytes);
         let to = from + bytes;
         let key_part = &key[from.min(key.len())..to.min(key.len())];
         let (value_from, value_to) = (from.max(key.len()) - key.len(), to.max(key.len()) - key.len());
         let value_part = &slot.payload.bytes()[value_from..value_to];
-        let crc = self.link.data_digest.then(|| {
+        let crc = self.params.data_digest.then(|| {
             let mut crc = Crc32c::new();
             crc.update(key_part);
             crc.update(value_part);
             crc.finish().to_le_bytes()
         });
-        self.outbox.append(|staging| staging.extend_from_slice(key_part));
+        self.send_buffer.append(|staging| staging.extend_from_slice(key_part));
         if value_part.len() > COPY_BYTES_MAX {
             slot.unsent_parts += 1;
-            self.outbox.reference(index, value_from, value_to);
+            self.send_buffer.append_reference(index, value_from, value_to);
         } else {
-            self.outbox.append(|staging| staging.extend_from_slice(value_part));
+            self.send_buffer.append(|staging| staging.extend_from_slice(value_part));
         }
         if let Some(crc) = crc {
-            self.outbox.append(|staging| staging.extend_from_slice(&crc));
+            self.send_buffer.append(|staging| staging.extend_from_slice(&crc));
         }
     }
 
@@ -325,22 +341,22 @@ impl Queue {
     pub fn receive(
         &mut self,
         bytes: &[u8],
-        pool: &Pool,
-        sink: &mut impl FnMut(Event),
-    ) -> Result<usize, Lost> {
+        pool: &BufferPool,
+        sink: &mut impl FnMut(QueueEvent),
+    ) -> Result<usize, ConnectionError> {
         let mut taken = 0;
         loop {
             let rest = &bytes[taken..];
-            match self.step(rest, pool, sink) {
+            match self.receive_part(rest, pool, sink) {
                 Ok(0) => return Ok(taken),
                 Ok(count) => taken += count,
-                Err(lost) => {
-                    if let Lost::Fault(fault) = lost {
-                        let term = pdu::Terminate::for_fault(&fault);
-                        let quoted = rest.len().min(pdu::TERM_BYTES_MAX);
-                        self.outbox.append(|out| term.encode(End::Host, &rest[..quoted], out));
+                Err(cause) => {
+                    if let ConnectionError::Protocol(error) = cause {
+                        let term = pdu::TermReq::for_error(&error);
+                        let quoted = rest.len().min(pdu::TERM_REQ_BYTES_MAX);
+                        self.send_buffer.append(|out| term.encode(Role::Host, &rest[..quoted], out));
                     }
-                    return Err(lost);
+                    return Err(cause);
                 }
             }
         }
@@ -348,210 +364,237 @@ impl Queue {
 
     /// Takes one part of a PDU; 0 when more bytes are needed.
     #[inline]
-    fn step(&mut self, bytes: &[u8], pool: &Pool, sink: &mut impl FnMut(Event)) -> Result<usize, Lost> {
-        match &mut self.reading {
-            Reading::Header => self.header(bytes, pool, sink),
-            Reading::Data { slot, left, frame } => {
+    fn receive_part(
+        &mut self,
+        bytes: &[u8],
+        pool: &BufferPool,
+        sink: &mut impl FnMut(QueueEvent),
+    ) -> Result<usize, ConnectionError> {
+        match &mut self.receive_phase {
+            ReceivePhase::Header => self.receive_header(bytes, pool, sink),
+            ReceivePhase::Data { slot, remaining_bytes: left, layout: frame } => {
                 let count = bytes.len().min(*left as usize);
                 let piece = &bytes[..count];
                 let (index, frame) = (*slot, *frame);
                 *left -= count as u32;
                 let ended = *left == 0;
                 if frame.trailer_bytes > 0 {
-                    self.crc.update(piece);
+                    self.data_crc.update(piece);
                 }
-                self.take_data(index, piece);
+                self.copy_data(index, piece);
                 if ended {
                     if frame.trailer_bytes > 0 {
-                        let computed = self.crc.finish();
-                        self.reading = Reading::Digest { slot: index, frame, computed };
+                        let computed = self.data_crc.finish();
+                        self.receive_phase = ReceivePhase::Digest { slot: index, layout: frame, computed };
                     } else {
-                        self.end_of_data(index, &frame, sink);
+                        self.finish_data(index, &frame, sink);
                     }
                 }
                 Ok(count)
             }
-            Reading::Digest { slot, frame, computed } => {
+            ReceivePhase::Digest { slot, layout: frame, computed } => {
                 let Some(digest) = bytes.first_chunk() else { return Ok(0) };
                 let (index, frame) = (*slot, *frame);
                 let right = u32::from_le_bytes(*digest) == *computed;
                 self.slots[usize::from(index)].digest_ok &= right;
-                self.end_of_data(index, &frame, sink);
+                self.finish_data(index, &frame, sink);
                 Ok(pdu::DIGEST_BYTES)
             }
         }
     }
 
-    fn take_data(&mut self, index: u16, piece: &[u8]) {
+    fn copy_data(&mut self, index: u16, piece: &[u8]) {
         let slot = &mut self.slots[usize::from(index)];
         let from = slot.received_bytes as usize;
-        let buffer = slot.incoming.as_mut().expect("a buffer was taken when the data was announced");
+        let buffer = slot.read_buffer.as_mut().expect("a buffer was taken when the data was announced");
         buffer[from..from + piece.len()].copy_from_slice(piece);
         slot.received_bytes += piece.len() as u32;
     }
 
-    fn end_of_data(&mut self, index: u16, frame: &Frame, sink: &mut impl FnMut(Event)) {
-        self.reading = Reading::Header;
-        if frame.is_success() {
+    fn finish_data(&mut self, index: u16, layout: &PduLayout, sink: &mut impl FnMut(QueueEvent)) {
+        self.receive_phase = ReceivePhase::Header;
+        if layout.is_success() {
             self.complete(index, Cqe::new(index, 0, Status::SUCCESS, 0, 0), sink);
         }
     }
 
-    fn header(&mut self, bytes: &[u8], pool: &Pool, sink: &mut impl FnMut(Event)) -> Result<usize, Lost> {
-        let Some(unchecked) = Unchecked::new(bytes) else { return Ok(0) };
-        let frame = unchecked.check(End::Host, &self.link).map_err(Lost::Fault)?;
-        let prefix = frame.prefix_bytes as usize;
+    fn receive_header(
+        &mut self,
+        bytes: &[u8],
+        pool: &BufferPool,
+        sink: &mut impl FnMut(QueueEvent),
+    ) -> Result<usize, ConnectionError> {
+        let Some(common_header) = UncheckedCommonHeader::new(bytes) else { return Ok(0) };
+        let layout = common_header.check(Role::Host, &self.params).map_err(ConnectionError::Protocol)?;
+        let prefix = layout.prefix_bytes as usize;
         if bytes.len() < prefix {
             return Ok(0);
         }
-        match (frame.header(bytes).map_err(Lost::Fault)?, self.open) {
-            (Header::Response(cqe), true) => {
+        match (layout.decode_header(bytes).map_err(ConnectionError::Protocol)?, self.is_initialized) {
+            (PduHeader::Response(cqe), true) => {
                 let (cqe, index) = (*cqe, cqe.command_id.get());
                 if !self.is_waiting(index) || (cqe.status().is_success() && !self.is_all_sent(index)) {
-                    return Err(Lost::Fault(Fault::CommandId { command_id: index }));
+                    return Err(ConnectionError::Protocol(PduError::CommandId { command_id: index }));
                 }
                 self.complete(index, cqe, sink);
             }
-            (Header::Data(range), true) => self.data(&range, &frame, pool, sink)?,
-            (Header::ReadyToTransfer(range), true) => self.ready_to_transfer(&range)?,
-            (Header::IcResponse(ic), false) => {
-                self.opened(ic.check_response().map_err(Lost::Fault)?)?;
-                sink(Event::Opened);
+            (PduHeader::Data(range), true) => self.begin_data(&range, &layout, pool, sink)?,
+            (PduHeader::ReadyToTransfer(range), true) => self.handle_r2t(&range)?,
+            (PduHeader::IcResponse(ic), false) => {
+                self.apply_ic_response(ic.check_response().map_err(ConnectionError::Protocol)?)?;
+                sink(QueueEvent::Initialized);
             }
-            (Header::Terminate(term), _) => {
-                return Err(Lost::Terminated { fatal: term.fatal, information: term.information });
+            (PduHeader::TermReq(term), _) => {
+                return Err(ConnectionError::Terminated {
+                    fatal_status: term.fatal_status,
+                    information: term.information,
+                });
             }
             // Either end's own PDUs were refused by `check`; what is left may not come in this state.
-            _ => return Err(Lost::Fault(Fault::UnexpectedKind { kind: frame.kind as u8 })),
+            _ => {
+                return Err(ConnectionError::Protocol(PduError::UnexpectedPduType {
+                    kind: layout.pdu_type as u8,
+                }));
+            }
         }
         Ok(prefix)
     }
 
-    fn opened(&mut self, granted: pdu::IcResponse) -> Result<(), Lost> {
-        let more = (granted.header_digest && !self.asked.header_digest)
-            || (granted.data_digest && !self.asked.data_digest);
+    fn apply_ic_response(&mut self, granted: pdu::IcResponse) -> Result<(), ConnectionError> {
+        let more = (granted.header_digest && !self.ic_request.header_digest)
+            || (granted.data_digest && !self.ic_request.data_digest);
         if more {
             let bits = u8::from(granted.header_digest) | u8::from(granted.data_digest) << 1;
-            return Err(Lost::Fault(Fault::DigestBits { bits }));
+            return Err(ConnectionError::Protocol(PduError::DigestBits { bits }));
         }
-        self.link = Link {
+        self.params = NegotiatedParams {
             header_digest: granted.header_digest,
             data_digest: granted.data_digest,
             send_alignment: granted.controller_alignment,
             receive_data_bytes_max: u32::MAX,
         };
-        self.host_data_bytes_max = granted.host_data_bytes_max;
-        self.open = true;
+        self.h2c_data_bytes_max = granted.h2c_data_bytes_max;
+        self.is_initialized = true;
         Ok(())
     }
 
     fn is_waiting(&self, index: u16) -> bool {
-        self.slots.get(usize::from(index)).is_some_and(|slot| slot.state == Use::Waiting)
+        self.slots.get(usize::from(index)).is_some_and(|slot| slot.state == CommandSlotState::Waiting)
     }
 
     /// Whether a command's data has left, all of it: none can be carried out before.
     fn is_all_sent(&self, index: u16) -> bool {
         let slot = &self.slots[usize::from(index)];
-        slot.asked_bytes == slot.transfer_bytes && self.outbox.sent_total() >= slot.ends_at
+        slot.requested_bytes == slot.transfer_bytes && self.send_buffer.sent_bytes() >= slot.stream_end
     }
 
     #[inline]
-    fn data(
+    fn begin_data(
         &mut self,
         range: &Range,
-        frame: &Frame,
-        pool: &Pool,
-        sink: &mut impl FnMut(Event),
-    ) -> Result<(), Lost> {
+        layout: &PduLayout,
+        pool: &BufferPool,
+        sink: &mut impl FnMut(QueueEvent),
+    ) -> Result<(), ConnectionError> {
         let index = range.command_id;
         if !self.is_waiting(index) {
-            return Err(Lost::Fault(Fault::CommandId { command_id: index }));
+            return Err(ConnectionError::Protocol(PduError::CommandId { command_id: index }));
         }
         let slot = &mut self.slots[usize::from(index)];
         let end = u64::from(range.offset) + u64::from(range.bytes);
-        let out = Fault::DataRange { offset: range.offset, bytes: range.bytes };
-        if range.offset != slot.received_bytes || end > u64::from(slot.incoming_bytes) {
-            return Err(Lost::Fault(out));
+        let out = PduError::DataRange { offset: range.offset, bytes: range.bytes };
+        if range.offset != slot.received_bytes || end > u64::from(slot.response_bytes_max) {
+            return Err(ConnectionError::Protocol(out));
         }
-        if range.bytes != frame.data_bytes {
-            return Err(Lost::Fault(Fault::PduBytes { pdu_bytes: frame.pdu_bytes() as u32 }));
+        if range.bytes != layout.data_bytes {
+            return Err(ConnectionError::Protocol(PduError::PduLength {
+                pdu_bytes: layout.pdu_bytes() as u32,
+            }));
         }
-        if frame.is_success() && !frame.is_last() {
-            return Err(Lost::Fault(Fault::Flags { flags: frame.flags }));
+        if layout.is_success() && !layout.is_last() {
+            return Err(ConnectionError::Protocol(PduError::Flags { flags: layout.flags }));
         }
         if range.bytes == 0 {
-            self.end_of_data(index, frame, sink);
+            self.finish_data(index, layout, sink);
             return Ok(());
         }
-        if slot.incoming.is_none() {
+        if slot.read_buffer.is_none() {
             // The last data PDU tells how much there is in all; before it, anything up to the limit.
-            let room = if frame.is_last() { end as usize } else { slot.incoming_bytes as usize };
-            slot.incoming = Some(pool.take(room).unwrap_or_else(|| Buffer::zeroed(room)));
+            let room = if layout.is_last() { end as usize } else { slot.response_bytes_max as usize };
+            slot.read_buffer = Some(pool.take(room).unwrap_or_else(|| Buffer::zeroed(room)));
         }
-        if frame.trailer_bytes > 0 {
-            self.crc = Crc32c::new();
+        if layout.trailer_bytes > 0 {
+            self.data_crc = Crc32c::new();
         }
-        self.reading = Reading::Data { slot: index, left: range.bytes, frame: *frame };
+        self.receive_phase =
+            ReceivePhase::Data { slot: index, remaining_bytes: range.bytes, layout: *layout };
         Ok(())
     }
 
-    fn ready_to_transfer(&mut self, range: &Range) -> Result<(), Lost> {
+    fn handle_r2t(&mut self, range: &Range) -> Result<(), ConnectionError> {
         let index = range.command_id;
         if !self.is_waiting(index) {
-            return Err(Lost::Fault(Fault::CommandId { command_id: index }));
+            return Err(ConnectionError::Protocol(PduError::CommandId { command_id: index }));
         }
         let slot = &mut self.slots[usize::from(index)];
         let end = u64::from(range.offset) + u64::from(range.bytes);
-        if range.offset != slot.asked_bytes || range.bytes == 0 || end > u64::from(slot.transfer_bytes) {
-            return Err(Lost::Fault(Fault::DataRange { offset: range.offset, bytes: range.bytes }));
+        if range.offset != slot.requested_bytes || range.bytes == 0 || end > u64::from(slot.transfer_bytes) {
+            return Err(ConnectionError::Protocol(PduError::DataRange {
+                offset: range.offset,
+                bytes: range.bytes,
+            }));
         }
-        slot.asked_bytes = end as u32;
-        let link = self.link;
+        slot.requested_bytes = end as u32;
+        let params = self.params;
         let mut offset = range.offset;
         while offset < end as u32 {
-            let bytes = (end as u32 - offset).min(self.host_data_bytes_max);
+            let bytes = (end as u32 - offset).min(self.h2c_data_bytes_max);
             let piece = Range { command_id: index, tag: range.tag, offset, bytes };
             let bits = if offset + bytes == end as u32 { flags::LAST } else { 0 };
-            self.outbox.append(|staging| piece.encode(End::Host, bits, &link, staging));
-            self.put_data(index, offset as usize, bytes as usize);
+            self.send_buffer.append(|staging| piece.encode(Role::Host, bits, &params, staging));
+            self.append_data(index, offset as usize, bytes as usize);
             offset += bytes;
         }
-        self.slots[usize::from(index)].ends_at = self.outbox.put_total();
+        self.slots[usize::from(index)].stream_end = self.send_buffer.appended_bytes();
         Ok(())
     }
 
     #[inline]
-    fn complete(&mut self, index: u16, cqe: Cqe, sink: &mut impl FnMut(Event)) {
+    fn complete(&mut self, index: u16, cqe: Cqe, sink: &mut impl FnMut(QueueEvent)) {
         let slot = &mut self.slots[usize::from(index)];
         let leaving = slot.unsent_parts > 0;
         let payload =
             if leaving { Payload::None } else { std::mem::replace(&mut slot.payload, Payload::None) };
-        let done = Done {
+        let completion = CommandCompletion {
             token: slot.token,
             kind: slot.kind,
             cqe,
-            data: Data::new(slot.incoming.take(), slot.received_bytes as usize),
+            data: ResponseData::new(slot.read_buffer.take(), slot.received_bytes as usize),
             digest_ok: slot.digest_ok,
-            host: payload.into_buffer(),
+            host_buffer: payload.into_buffer(),
         };
         if leaving {
-            slot.state = Use::Leaving;
+            slot.state = CommandSlotState::CompletedUnsent;
         } else {
-            slot.state = Use::Free;
+            slot.state = CommandSlotState::Free;
             slot.key = None;
-            self.free.push(index);
+            self.free_slots.push(index);
         }
-        sink(Event::Done(done));
+        sink(QueueEvent::Completed(completion));
     }
 
     /// Ends the queue: names every command that will get no answer.
-    pub fn abandon(&mut self, mut orphan: impl FnMut(Orphan)) {
-        let sent_total = self.outbox.sent_total();
-        for slot in self.slots.iter_mut().filter(|slot| slot.state == Use::Waiting) {
-            slot.state = Use::Leaving;
-            orphan(Orphan { token: slot.token, kind: slot.kind, sent: sent_total > slot.begins_at });
+    pub fn abort_all(&mut self, mut aborted: impl FnMut(AbortedCommand)) {
+        let sent_total = self.send_buffer.sent_bytes();
+        for slot in self.slots.iter_mut().filter(|slot| slot.state == CommandSlotState::Waiting) {
+            slot.state = CommandSlotState::CompletedUnsent;
+            aborted(AbortedCommand {
+                token: slot.token,
+                kind: slot.kind,
+                sent: sent_total > slot.stream_start,
+            });
         }
-        self.open = false;
+        self.is_initialized = false;
     }
 
     /// Lets commands carry so much data in their capsules from now on.
@@ -560,7 +603,7 @@ impl Queue {
     }
 }
 
-fn keep(value: Value<'_>, pool: &Pool) -> Payload {
+fn retain_payload(value: Value<'_>, pool: &BufferPool) -> Payload {
     match value {
         Value::Shared(bytes) => Payload::Shared(bytes),
         Value::Buffer { buffer, from, to } => Payload::Buffer { buffer, from, to },

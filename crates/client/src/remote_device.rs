@@ -8,7 +8,7 @@
 //!                                                      │  node was busy
 //!                                         Remote::turn ┘
 //! ```
-//! In: operations with owned buffers; time, by [`Remote::turn`], which the owner's loop calls each turn, before
+//! In: operations with owned buffers; time, by [`RemoteSession::turn`], which the owner's loop calls each turn, before
 //! it polls the channel. Out: their completions. Flush is NVMe's Flush, trim its Dataset Management.
 //!
 //! Invariants: an operation whose outcome is not known fails. What the node had completed and not yet flushed
@@ -20,16 +20,18 @@
 //! and a device that keeps a write for longer than opening the volume again takes could still carry it out then.
 //! Tested in `tests/remote.rs` against a node that loses power.
 
-use crate::bug_injection::{self, Bug};
-use crate::command::{Answer, Command, Value};
-use crate::controller_init::Blocks;
+use crate::bug_injection::{self, InjectedBug};
+use crate::command::{Command, Response, Value};
+use crate::controller_init::BlockInfo;
 use crate::error::Error;
 use crate::session::Session;
 use octokv_base::{Buffer, Lba, Nanos};
-use octokv_device::{Device, Geometry, Pending};
+use octokv_device::{Device, DeviceFuture, Geometry};
 use octokv_runtime::Sockets;
-use octokv_runtime::device_queue::{Channel, Completed, DeviceQueue, FileId, Media, Operation};
-use octokv_wire::nvm::Range;
+use octokv_runtime::device_queue::{
+    DeviceHandle, DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation,
+};
+use octokv_wire::nvm::LbaRange;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
@@ -42,52 +44,52 @@ const ENOTCONN: i32 = 107;
 const ETIMEDOUT: i32 = 110;
 
 /// How long an operation waits that the node was too busy for.
-const PAUSE: Nanos = Nanos::from_millis(1);
+const BUSY_RETRY_DELAY: Nanos = Nanos::from_millis(1);
 
 /// A session with a namespace of blocks, shared by a device and the loop that turns it. Clones are the same.
-pub struct Remote<S: Sockets>(Rc<RefCell<State<S>>>);
+pub struct RemoteSession<S: Sockets>(Rc<RefCell<RemoteState<S>>>);
 
-impl<S: Sockets> Clone for Remote<S> {
-    fn clone(&self) -> Remote<S> {
-        Remote(Rc::clone(&self.0))
+impl<S: Sockets> Clone for RemoteSession<S> {
+    fn clone(&self) -> RemoteSession<S> {
+        RemoteSession(Rc::clone(&self.0))
     }
 }
 
-struct State<S: Sockets> {
+struct RemoteState<S: Sockets> {
     session: Session<S>,
     now: Nanos,
-    blocks: Blocks,
+    blocks: BlockInfo,
     /// By ticket.
-    jobs: Vec<Option<Job>>,
+    operations: Vec<Option<RemoteOperation>>,
     /// In line for room or a connection.
-    waiting: VecDeque<u32>,
+    wait_queue: VecDeque<u32>,
     /// To be tried again, and when.
-    paused: VecDeque<(Nanos, u32)>,
-    finished: Vec<(u32, Completed)>,
-    answers: Vec<(u64, Result<Answer, Error>)>,
+    retry_queue: VecDeque<(Nanos, u32)>,
+    finished: Vec<(u32, IoCompletion)>,
+    responses: Vec<(u64, Result<Response, Error>)>,
     in_flight: usize,
     /// Writes and trims that the node has completed.
-    changes: u64,
+    completed_writes: u64,
     /// So many of them are durable.
-    durable: u64,
+    durable_writes: u64,
     /// Which life of the session that was.
-    life: u64,
+    connection_epoch: u64,
     fenced: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum OperationKind {
     Read,
     Write,
     Trim,
     /// Makes so many changes durable.
     Flush {
-        covers: u64,
+        durable_writes: u64,
     },
 }
 
-struct Job {
-    what: What,
+struct RemoteOperation {
+    kind: OperationKind,
     offset: u64,
     bytes: u64,
     done_bytes: u64,
@@ -95,80 +97,91 @@ struct Job {
     deadline: Nanos,
 }
 
-impl<S: Sockets> State<S> {
-    fn begin(&mut self, ticket: u32, operation: Operation) {
+impl<S: Sockets> RemoteState<S> {
+    fn begin(&mut self, ticket: u32, operation: IoOperation) {
         let (what, offset, bytes, buffer) = match operation {
-            Operation::Read { offset, buffer } => (What::Read, offset, buffer.len() as u64, Some(buffer)),
-            Operation::Write { offset, buffer } => (What::Write, offset, buffer.len() as u64, Some(buffer)),
-            Operation::Trim { offset, bytes } => (What::Trim, offset, bytes, None),
-            Operation::Flush => (What::Flush { covers: 0 }, 0, 0, None),
+            IoOperation::Read { offset, buffer } => {
+                (OperationKind::Read, offset, buffer.len() as u64, Some(buffer))
+            }
+            IoOperation::Write { offset, buffer } => {
+                (OperationKind::Write, offset, buffer.len() as u64, Some(buffer))
+            }
+            IoOperation::Trim { offset, bytes } => (OperationKind::Trim, offset, bytes, None),
+            IoOperation::Flush => (OperationKind::Flush { durable_writes: 0 }, 0, 0, None),
         };
-        let deadline = self.now + self.session.settings().command_timeout;
+        let deadline = self.now + self.session.config().command_timeout;
         let index = ticket as usize;
-        if self.jobs.len() <= index {
-            self.jobs.resize_with(index + 1, || None);
+        if self.operations.len() <= index {
+            self.operations.resize_with(index + 1, || None);
         }
-        self.jobs[index] = Some(Job { what, offset, bytes, done_bytes: 0, buffer, deadline });
+        self.operations[index] =
+            Some(RemoteOperation { kind: what, offset, bytes, done_bytes: 0, buffer, deadline });
         self.in_flight += 1;
-        self.launch(ticket);
+        self.submit_next_part(ticket);
     }
 
-    fn job(&mut self, ticket: u32) -> &mut Job {
-        self.jobs[ticket as usize].as_mut().expect("a ticket has its job until it is finished")
+    fn operation(&mut self, ticket: u32) -> &mut RemoteOperation {
+        self.operations[ticket as usize].as_mut().expect("a ticket has its job until it is finished")
     }
 
     fn finish(&mut self, ticket: u32, result: Result<(), i32>) {
-        let job = self.jobs[ticket as usize].take().expect("a ticket is finished once");
-        self.finished.push((ticket, Completed { buffer: job.buffer, result }));
+        let queued = self.operations[ticket as usize].take().expect("a ticket is finished once");
+        self.finished.push((ticket, IoCompletion { buffer: queued.buffer, result }));
     }
 
     /// Sends a job's next part, or has it wait for room.
-    fn launch(&mut self, ticket: u32) {
-        let (what, changes) = (self.job(ticket).what, self.changes);
-        if self.fenced && what != What::Read {
+    fn submit_next_part(&mut self, ticket: u32) {
+        let (what, changes) = (self.operation(ticket).kind, self.completed_writes);
+        if self.fenced && what != OperationKind::Read {
             return self.finish(ticket, Err(EROFS));
         }
-        let deallocates = self.session.facts().is_some_and(|facts| facts.deallocates);
-        let job = self.job(ticket);
-        if job.done_bytes == job.bytes && !matches!(what, What::Flush { .. }) {
+        let deallocates = self.session.controller_info().is_some_and(|facts| facts.supports_deallocate);
+        let queued = self.operation(ticket);
+        if queued.done_bytes == queued.bytes && !matches!(what, OperationKind::Flush { .. }) {
             return self.finish(ticket, Ok(()));
         }
-        if what == What::Trim && !deallocates {
+        if what == OperationKind::Trim && !deallocates {
             return self.finish(ticket, Ok(()));
         }
-        if self.session.room() == 0 {
+        if self.session.free_slots() == 0 {
             if self.session.ended().is_some() {
                 return self.finish(ticket, Err(ENOTCONN));
             }
-            return self.waiting.push_back(ticket);
+            return self.wait_queue.push_back(ticket);
         }
-        if bug_injection::is(Bug::AnswerFlushEarly) && matches!(what, What::Flush { .. }) {
+        if bug_injection::is_injected(InjectedBug::CompleteFlushEarly)
+            && matches!(what, OperationKind::Flush { .. })
+        {
             return self.finish(ticket, Ok(()));
         }
-        let (block_bytes, most) = self.limits();
-        let State { session, jobs, .. } = self;
-        let job = jobs[ticket as usize].as_mut().expect("it was there above");
-        let lba = Lba((job.offset + job.done_bytes) / block_bytes);
-        let left = job.bytes - job.done_bytes;
+        let (block_bytes, most) = self.command_limits();
+        let RemoteState { session, operations: jobs, .. } = self;
+        let queued = jobs[ticket as usize].as_mut().expect("it was there above");
+        let lba = Lba((queued.offset + queued.done_bytes) / block_bytes);
+        let left = queued.bytes - queued.done_bytes;
         let part = left.min(most);
-        let range = Range { lba, blocks: (part / block_bytes) as u32 };
+        let range = LbaRange { lba, blocks: (part / block_bytes) as u32 };
         let token = u64::from(ticket);
         let submitted = match what {
             // A part of a read comes into a buffer of its own.
-            What::Read if part < job.bytes => session.submit(Command::Read { range, into: None }, token),
-            What::Read => session.submit(Command::Read { range, into: job.buffer.take() }, token),
-            What::Write => {
-                let (from, to) = (job.done_bytes as usize, (job.done_bytes + part) as usize);
-                let buffer = job.buffer.take().expect("a write has its buffer between its parts");
+            OperationKind::Read if part < queued.bytes => {
+                session.submit(Command::Read { range, buffer: None }, token)
+            }
+            OperationKind::Read => {
+                session.submit(Command::Read { range, buffer: queued.buffer.take() }, token)
+            }
+            OperationKind::Write => {
+                let (from, to) = (queued.done_bytes as usize, (queued.done_bytes + part) as usize);
+                let buffer = queued.buffer.take().expect("a write has its buffer between its parts");
                 let data = Value::Buffer { buffer, from, to };
                 session.submit(Command::Write { lba, data, force_unit_access: false }, token)
             }
-            What::Trim => {
+            OperationKind::Trim => {
                 let blocks = (left / block_bytes).min(u64::from(u32::MAX)) as u32;
-                session.submit(Command::Deallocate { ranges: &[Range { lba, blocks }] }, token)
+                session.submit(Command::Deallocate { ranges: &[LbaRange { lba, blocks }] }, token)
             }
-            What::Flush { .. } => {
-                job.what = What::Flush { covers: changes };
+            OperationKind::Flush { .. } => {
+                queued.kind = OperationKind::Flush { durable_writes: changes };
                 session.submit(Command::Flush, token)
             }
         };
@@ -179,52 +192,52 @@ impl<S: Sockets> State<S> {
     }
 
     /// Bytes of a block, and the most of one command.
-    fn limits(&self) -> (u64, u64) {
-        let data_bytes_max = self.session.facts().map_or(u32::MAX, |facts| facts.data_bytes_max);
+    fn command_limits(&self) -> (u64, u64) {
+        let data_bytes_max = self.session.controller_info().map_or(u32::MAX, |facts| facts.data_bytes_max);
         let most = self.blocks.command_bytes_max(data_bytes_max);
         (u64::from(self.blocks.block_bytes), u64::from(most.max(self.blocks.block_bytes)))
     }
 
-    fn answered(&mut self, ticket: u32, answer: Result<Answer, Error>) {
-        let (block_bytes, most) = self.limits();
-        let job = self.job(ticket);
-        let left = job.bytes - job.done_bytes;
-        match answer {
-            Ok(Answer::Blocks { data }) => {
+    fn handle_response(&mut self, ticket: u32, response: Result<Response, Error>) {
+        let (block_bytes, most) = self.command_limits();
+        let queued = self.operation(ticket);
+        let left = queued.bytes - queued.done_bytes;
+        match response {
+            Ok(Response::Blocks { data }) => {
                 let bytes = data.len() as u64;
-                if bytes == job.bytes {
-                    job.buffer = data.into_buffer();
-                } else if let Some(whole) = &mut job.buffer {
-                    let from = job.done_bytes as usize;
+                if bytes == queued.bytes {
+                    queued.buffer = data.into_buffer();
+                } else if let Some(whole) = &mut queued.buffer {
+                    let from = queued.done_bytes as usize;
                     whole[from..from + data.len()].copy_from_slice(&data);
                 }
-                job.done_bytes += bytes;
-                self.launch(ticket);
+                queued.done_bytes += bytes;
+                self.submit_next_part(ticket);
             }
-            Ok(Answer::Written { buffer }) => {
-                job.done_bytes += match job.what {
-                    What::Trim => left.min(u64::from(u32::MAX) * block_bytes),
+            Ok(Response::Written { buffer }) => {
+                queued.done_bytes += match queued.kind {
+                    OperationKind::Trim => left.min(u64::from(u32::MAX) * block_bytes),
                     _ => left.min(most),
                 };
-                job.buffer = buffer;
-                self.changes += 1;
-                self.launch(ticket);
+                queued.buffer = buffer;
+                self.completed_writes += 1;
+                self.submit_next_part(ticket);
             }
-            Ok(Answer::Flushed) => {
-                if let What::Flush { covers } = job.what {
-                    self.durable = self.durable.max(covers);
+            Ok(Response::Flushed) => {
+                if let OperationKind::Flush { durable_writes: covers } = queued.kind {
+                    self.durable_writes = self.durable_writes.max(covers);
                 }
                 self.finish(ticket, Ok(()));
             }
-            Ok(Answer::Again { buffer }) => {
-                job.buffer = job.buffer.take().or(buffer);
-                if job.what == What::Write && job.buffer.is_none() {
+            Ok(Response::Retry { buffer }) => {
+                queued.buffer = queued.buffer.take().or(buffer);
+                if queued.kind == OperationKind::Write && queued.buffer.is_none() {
                     // It was refused before its data had left: the buffer went with the data.
                     return self.finish(ticket, Err(EIO));
                 }
-                self.pause(ticket);
+                self.retry_later(ticket);
             }
-            Err(Error::Busy) => self.pause(ticket),
+            Err(Error::Busy) => self.retry_later(ticket),
             Err(Error::OutcomeUnknown) => {
                 self.fence();
                 self.finish(ticket, Err(EIO));
@@ -233,109 +246,112 @@ impl<S: Sockets> State<S> {
         }
     }
 
-    fn pause(&mut self, ticket: u32) {
-        let again = self.now + PAUSE;
-        if self.job(ticket).deadline <= again {
+    fn retry_later(&mut self, ticket: u32) {
+        let again = self.now + BUSY_RETRY_DELAY;
+        if self.operation(ticket).deadline <= again {
             return self.finish(ticket, Err(ETIMEDOUT));
         }
-        self.paused.push_back((again, ticket));
+        self.retry_queue.push_back((again, ticket));
     }
 
     fn fence(&mut self) {
-        self.fenced |= !bug_injection::is(Bug::ForgetLostWrites);
+        self.fenced |= !bug_injection::is_injected(InjectedBug::ForgetLostWrites);
     }
 
     /// Sends and receives at the time of this turn.
-    fn exchange(&mut self) -> bool {
-        let State { session, answers, now, .. } = self;
-        let busy = session.poll(*now, |token, answer| answers.push((token, answer)));
-        let mut answers = std::mem::take(&mut self.answers);
-        for (token, answer) in answers.drain(..) {
-            self.answered(token as u32, answer);
+    fn poll_session(&mut self) -> bool {
+        let RemoteState { session, responses: answers, now, .. } = self;
+        let progress = session.poll(*now, |token, response| answers.push((token, response)));
+        let mut responses = std::mem::take(&mut self.responses);
+        for (token, response) in responses.drain(..) {
+            self.handle_response(token as u32, response);
         }
-        self.answers = answers;
-        let lives = self.session.lives();
-        if (lives != self.life || !self.session.is_live()) && self.changes > self.durable {
+        self.responses = responses;
+        let epoch = self.session.connection_epoch();
+        if (epoch != self.connection_epoch || !self.session.is_live())
+            && self.completed_writes > self.durable_writes
+        {
             self.fence();
         }
-        self.life = lives;
-        busy
+        self.connection_epoch = epoch;
+        progress
     }
 
-    fn turn(&mut self, now: Nanos) -> bool {
+    fn poll(&mut self, now: Nanos) -> bool {
         self.now = now;
-        let mut busy = self.exchange();
+        let mut progress = self.poll_session();
         let over = self.session.ended().is_some();
-        while let Some(&(due, ticket)) = self.paused.front()
+        while let Some(&(due, ticket)) = self.retry_queue.front()
             && (due <= now || over)
         {
-            self.paused.pop_front();
-            self.waiting.push_back(ticket);
+            self.retry_queue.pop_front();
+            self.wait_queue.push_back(ticket);
         }
-        for _ in 0..self.waiting.len() {
-            let Some(ticket) = self.waiting.pop_front() else { break };
-            if self.session.room() > 0 || over || self.fenced {
-                self.launch(ticket);
-                busy = true;
-            } else if self.job(ticket).deadline <= now {
+        for _ in 0..self.wait_queue.len() {
+            let Some(ticket) = self.wait_queue.pop_front() else { break };
+            if self.session.free_slots() > 0 || over || self.fenced {
+                self.submit_next_part(ticket);
+                progress = true;
+            } else if self.operation(ticket).deadline <= now {
                 self.finish(ticket, Err(ETIMEDOUT));
-                busy = true;
+                progress = true;
             } else {
-                self.waiting.push_back(ticket);
+                self.wait_queue.push_back(ticket);
             }
         }
-        busy
+        progress
     }
 
     fn next_deadline(&self) -> Nanos {
-        let paused = self.paused.front().map_or(Nanos::NEVER, |(due, _)| *due);
-        let deadline = |&ticket: &u32| self.jobs[ticket as usize].as_ref().map(|job| job.deadline);
-        let waiting = self.waiting.iter().filter_map(deadline).min().unwrap_or(Nanos::NEVER);
+        let paused = self.retry_queue.front().map_or(Nanos::NEVER, |(due, _)| *due);
+        let deadline =
+            |&ticket: &u32| self.operations[ticket as usize].as_ref().map(|queued| queued.deadline);
+        let waiting = self.wait_queue.iter().filter_map(deadline).min().unwrap_or(Nanos::NEVER);
         self.session.next_deadline().min(paused).min(waiting)
     }
 }
 
-impl<S: Sockets + 'static> Remote<S> {
+impl<S: Sockets + 'static> RemoteSession<S> {
     /// Over a session that is live, with a namespace of blocks of 512 or 4096 bytes.
     ///
     /// # Errors
     /// When it is neither.
-    pub fn new(session: Session<S>, now: Nanos) -> Result<Remote<S>, Error> {
-        let facts = session.facts().filter(|_| session.is_live()).ok_or(Error::Closed)?;
-        let blocks = facts.blocks.ok_or(Error::NotBlocks)?;
+    pub fn new(session: Session<S>, now: Nanos) -> Result<RemoteSession<S>, Error> {
+        let info = session.controller_info().filter(|_| session.is_live()).ok_or(Error::Closed)?;
+        let blocks = info.blocks.ok_or(Error::NotBlockNamespace)?;
         let block_bytes = blocks.block_bytes;
         if ![512, 4096].contains(&block_bytes) {
-            return Err(Error::BlockBytes { have: u64::from(block_bytes), block_bytes, max: 4096 });
+            return Err(Error::BlockDataLength { have: u64::from(block_bytes), block_bytes, max: 4096 });
         }
-        Ok(Remote(Rc::new(RefCell::new(State {
+        Ok(RemoteSession(Rc::new(RefCell::new(RemoteState {
             now,
             blocks,
-            jobs: Vec::new(),
-            waiting: VecDeque::new(),
-            paused: VecDeque::new(),
+            operations: Vec::new(),
+            wait_queue: VecDeque::new(),
+            retry_queue: VecDeque::new(),
             finished: Vec::new(),
-            answers: Vec::new(),
+            responses: Vec::new(),
             in_flight: 0,
-            changes: 0,
-            durable: 0,
-            life: session.lives(),
+            completed_writes: 0,
+            durable_writes: 0,
+            connection_epoch: session.connection_epoch(),
             fenced: false,
             session,
         }))))
     }
 
     /// A channel for its operations, as many at a time as the session takes; for this remote's devices alone.
-    pub fn channel(&self) -> Channel {
-        let depth = self.0.borrow().session.room().max(1);
-        Channel::new(Box::new(Queue(self.clone())), depth)
+    pub fn channel(&self) -> DeviceHandle {
+        let depth = self.0.borrow().session.free_slots().max(1);
+        DeviceHandle::new(Box::new(RemoteDeviceQueue(self.clone())), depth)
     }
 
-    /// The device. `channel` is one of [`Remote::channel`].
-    pub fn device(&self, channel: &Channel) -> RemoteDevice {
+    /// The device. `channel` is one of [`RemoteSession::channel`].
+    pub fn device(&self, channel: &DeviceHandle) -> RemoteDevice {
         let state = self.0.borrow();
-        let Blocks { block_bytes, count, .. } = state.blocks;
-        let settings = state.session.settings();
-        let (address, nqn, id) = (state.session.address(), &settings.subsystem, settings.namespace);
+        let BlockInfo { block_bytes, block_count: count, .. } = state.blocks;
+        let config = state.session.config();
+        let (address, nqn, id) = (state.session.address(), &config.subsystem_nqn, config.namespace);
         RemoteDevice {
             channel: channel.clone(),
             geometry: Geometry { block_bytes, blocks: count, volatile: false },
@@ -345,11 +361,11 @@ impl<S: Sockets + 'static> Remote<S> {
 
     /// Sends, receives, lets time pass; the channel's next poll then gives what has come. True when there was
     /// anything to do.
-    pub fn turn(&self, now: Nanos) -> bool {
-        self.0.borrow_mut().turn(now)
+    pub fn poll(&self, now: Nanos) -> bool {
+        self.0.borrow_mut().poll(now)
     }
 
-    /// When [`Remote::turn`] must be called at the latest, whatever the sockets say.
+    /// When [`RemoteSession::turn`] must be called at the latest, whatever the sockets say.
     pub fn next_deadline(&self) -> Nanos {
         self.0.borrow().next_deadline()
     }
@@ -371,10 +387,10 @@ impl<S: Sockets + 'static> Remote<S> {
 }
 
 /// The remote as a channel's queue.
-struct Queue<S: Sockets>(Remote<S>);
+struct RemoteDeviceQueue<S: Sockets>(RemoteSession<S>);
 
-impl<S: Sockets> DeviceQueue for Queue<S> {
-    fn open(&mut self, _media: &Media) -> io::Result<FileId> {
+impl<S: Sockets> DeviceQueue for RemoteDeviceQueue<S> {
+    fn open(&mut self, _media: &DeviceSource) -> io::Result<FileId> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -382,16 +398,16 @@ impl<S: Sockets> DeviceQueue for Queue<S> {
         // The namespace is there as long as its session.
     }
 
-    fn submit(&mut self, ticket: u32, _file: FileId, operation: Operation) {
+    fn submit(&mut self, ticket: u32, _file: FileId, operation: IoOperation) {
         self.0.0.borrow_mut().begin(ticket, operation);
     }
 
-    fn poll(&mut self, done: &mut Vec<(u32, Completed)>) {
+    fn poll(&mut self, completion: &mut Vec<(u32, IoCompletion)>) {
         let mut state = self.0.0.borrow_mut();
         // What was submitted since the turn began goes out in it.
-        state.exchange();
+        state.poll_session();
         state.in_flight -= state.finished.len();
-        done.append(&mut state.finished);
+        completion.append(&mut state.finished);
     }
 
     fn in_flight(&self) -> usize {
@@ -401,7 +417,7 @@ impl<S: Sockets> DeviceQueue for Queue<S> {
 
 /// A namespace of blocks as a device. See the module's text.
 pub struct RemoteDevice {
-    channel: Channel,
+    channel: DeviceHandle,
     geometry: Geometry,
     name: String,
 }
@@ -422,28 +438,30 @@ impl Device for RemoteDevice {
     fn name(&self) -> &str {
         &self.name
     }
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
-        let operation = Operation::Read { offset: self.offset(at), buffer };
-        Pending::ticket(self.channel.submit(FILE, operation))
+        let operation = IoOperation::Read { offset: self.offset(at), buffer };
+        DeviceFuture::submitted(self.channel.submit(FILE, operation))
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
-        let operation = Operation::Write { offset: self.offset(at), buffer };
-        Pending::ticket(self.channel.submit(FILE, operation))
+        let operation = IoOperation::Write { offset: self.offset(at), buffer };
+        DeviceFuture::submitted(self.channel.submit(FILE, operation))
     }
-    fn flush(&self) -> Pending {
-        Pending::ticket(self.channel.submit(FILE, Operation::Flush))
+    fn flush(&self) -> DeviceFuture {
+        DeviceFuture::submitted(self.channel.submit(FILE, IoOperation::Flush))
     }
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         if at.0.checked_add(blocks).is_none_or(|end| end > self.geometry.blocks) {
-            return Pending::out_of_range(None);
+            return DeviceFuture::out_of_range(None);
         }
         let bytes = blocks * u64::from(self.geometry.block_bytes);
-        Pending::ticket(self.channel.submit(FILE, Operation::Trim { offset: self.offset(at), bytes }))
+        DeviceFuture::submitted(
+            self.channel.submit(FILE, IoOperation::Trim { offset: self.offset(at), bytes }),
+        )
     }
 }

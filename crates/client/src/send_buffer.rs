@@ -5,7 +5,7 @@
 //! staging: |-- sent --|96|80|
 //!                     ^ head
 //! ```
-//! A referenced part names a slot of the queue, which keeps the value until [`Outbox::advance`] has
+//! A referenced part names a slot of the queue, which keeps the value until [`SendBuffer::advance`] has
 //! said that no part of it waits. Invariants: bytes leave in the order they were put in; `bytes` is the
 //! sum over all parts. Bounded by the queue's depth: each command puts in its data once.
 
@@ -20,74 +20,74 @@ pub const SLICES_MAX: usize = 1024;
 const STAGING_KEEP_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
-enum Part {
+enum SendPart {
     Copied { bytes: usize },
     Referenced { slot: u16, from: usize, to: usize },
 }
 
 /// The unsent bytes of one queue.
 #[derive(Debug, Default)]
-pub struct Outbox {
-    parts: VecDeque<Part>,
+pub struct SendBuffer {
+    parts: VecDeque<SendPart>,
     staging: Vec<u8>,
-    staging_head: usize,
+    staging_sent_bytes: usize,
     /// Bytes ever put in.
-    put: u64,
+    appended_bytes: u64,
     /// Bytes ever sent.
-    sent: u64,
+    sent_bytes: u64,
 }
 
-impl Outbox {
+impl SendBuffer {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.put == self.sent
+        self.appended_bytes == self.sent_bytes
     }
 
     /// How many bytes were ever put in: where the next part begins in the stream.
-    pub fn put_total(&self) -> u64 {
-        self.put
+    pub fn appended_bytes(&self) -> u64 {
+        self.appended_bytes
     }
 
     /// How many bytes were ever sent.
-    pub fn sent_total(&self) -> u64 {
-        self.sent
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
     }
 
     /// Puts in what `write` appends to the staging area.
     #[inline]
     pub fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        self.make_room(COPY_BYTES_MAX);
+        self.compact(COPY_BYTES_MAX);
         let before = self.staging.len();
         write(&mut self.staging);
         let count = self.staging.len() - before;
-        self.put += count as u64;
+        self.appended_bytes += count as u64;
         match self.parts.back_mut() {
-            Some(Part::Copied { bytes }) => *bytes += count,
-            Some(Part::Referenced { .. }) | None if count > 0 => {
-                self.parts.push_back(Part::Copied { bytes: count });
+            Some(SendPart::Copied { bytes }) => *bytes += count,
+            Some(SendPart::Referenced { .. }) | None if count > 0 => {
+                self.parts.push_back(SendPart::Copied { bytes: count });
             }
-            Some(Part::Referenced { .. }) | None => {}
+            Some(SendPart::Referenced { .. }) | None => {}
         }
     }
 
     /// Puts in the bytes `from..to` of the value that `slot` keeps.
     #[inline]
-    pub fn reference(&mut self, slot: u16, from: usize, to: usize) {
+    pub fn append_reference(&mut self, slot: u16, from: usize, to: usize) {
         assert!(from < to, "an empty part would never be sent");
-        self.put += (to - from) as u64;
-        self.parts.push_back(Part::Referenced { slot, from, to });
+        self.appended_bytes += (to - from) as u64;
+        self.parts.push_back(SendPart::Referenced { slot, from, to });
     }
 
     /// Appends what waits, at most [`SLICES_MAX`] slices; `value` gives the value that a slot keeps.
     pub fn slices<'a>(&'a self, value: impl Fn(u16) -> &'a [u8], into: &mut Vec<IoSlice<'a>>) {
-        let mut staged = self.staging_head;
+        let mut staged = self.staging_sent_bytes;
         for part in self.parts.iter().take(SLICES_MAX) {
             into.push(IoSlice::new(match part {
-                Part::Copied { bytes } => {
+                SendPart::Copied { bytes } => {
                     staged += bytes;
                     &self.staging[staged - bytes..staged]
                 }
-                Part::Referenced { slot, from, to } => &value(*slot)[*from..*to],
+                SendPart::Referenced { slot, from, to } => &value(*slot)[*from..*to],
             }));
         }
     }
@@ -98,19 +98,19 @@ impl Outbox {
     /// # Panics
     /// When fewer bytes wait.
     pub fn advance(&mut self, count: usize, mut freed: impl FnMut(u16)) {
-        self.sent += count as u64;
-        assert!(self.sent <= self.put, "more bytes sent than there were");
+        self.sent_bytes += count as u64;
+        assert!(self.sent_bytes <= self.appended_bytes, "more bytes sent than there were");
         let mut left = count;
         while left > 0 {
             let part = self.parts.front_mut().expect("the parts add up to what waits");
             let (taken, rest) = match part {
-                Part::Copied { bytes } => {
+                SendPart::Copied { bytes } => {
                     let taken = left.min(*bytes);
-                    self.staging_head += taken;
+                    self.staging_sent_bytes += taken;
                     *bytes -= taken;
                     (taken, *bytes)
                 }
-                Part::Referenced { from, to, .. } => {
+                SendPart::Referenced { from, to, .. } => {
                     let taken = left.min(*to - *from);
                     *from += taken;
                     (taken, *to - *from)
@@ -118,24 +118,24 @@ impl Outbox {
             };
             left -= taken;
             if rest == 0
-                && let Some(Part::Referenced { slot, .. }) = self.parts.pop_front()
+                && let Some(SendPart::Referenced { slot, .. }) = self.parts.pop_front()
             {
                 freed(slot);
             }
         }
         if self.is_empty() {
             self.staging.clear();
-            self.staging_head = 0;
+            self.staging_sent_bytes = 0;
             self.staging.shrink_to(STAGING_KEEP_BYTES);
         }
     }
 
     /// Moves what is unsent to the front rather than growing for what is sent already.
-    fn make_room(&mut self, count: usize) {
+    fn compact(&mut self, count: usize) {
         let full = self.staging.len() + count > self.staging.capacity();
-        if full && self.staging_head > 0 && self.staging_head >= self.staging.len() / 2 {
-            self.staging.drain(..self.staging_head);
-            self.staging_head = 0;
+        if full && self.staging_sent_bytes > 0 && self.staging_sent_bytes >= self.staging.len() / 2 {
+            self.staging.drain(..self.staging_sent_bytes);
+            self.staging_sent_bytes = 0;
         }
     }
 }
@@ -143,43 +143,43 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
     #[test]
-    fn any_mix_of_puts_and_sends_keeps_the_stream() {
+    fn any_mix_of_appends_and_sends_keeps_the_stream() {
         let values: Vec<Vec<u8>> = (0..4).map(|i| vec![i; 3000]).collect();
-        let mut random = Random::new(1);
-        let (mut outbox, mut want, mut referenced) = (Outbox::default(), VecDeque::new(), 0);
+        let mut random = Prng::new(1);
+        let (mut send_buffer, mut want, mut referenced) = (SendBuffer::default(), VecDeque::new(), 0);
         for round in 0..5_000u32 {
             match random.below(3) {
                 0 => {
                     let bytes = vec![round as u8; random.below(90) as usize];
-                    outbox.append(|staging| staging.extend_from_slice(&bytes));
+                    send_buffer.append(|staging| staging.extend_from_slice(&bytes));
                     want.extend(bytes);
                 }
                 1 => {
                     let (slot, from) = (random.below(4) as u16, random.below(2999) as usize);
-                    outbox.reference(slot, from, 3000);
+                    send_buffer.append_reference(slot, from, 3000);
                     want.extend(&values[usize::from(slot)][from..]);
                     referenced += 1;
                 }
                 _ => {
                     let mut slices = Vec::new();
-                    outbox.slices(|slot| &values[usize::from(slot)], &mut slices);
+                    send_buffer.slices(|slot| &values[usize::from(slot)], &mut slices);
                     let got: Vec<u8> = slices.iter().flat_map(|s| s.to_vec()).collect();
                     assert!(want.iter().take(got.len()).eq(got.iter()));
                     let count = random.below(got.len() as u64 + 1) as usize;
-                    outbox.advance(count, |_| referenced -= 1);
+                    send_buffer.advance(count, |_| referenced -= 1);
                     want.drain(..count);
                 }
             }
-            assert_eq!((outbox.put_total() - outbox.sent_total()) as usize, want.len());
+            assert_eq!((send_buffer.appended_bytes() - send_buffer.sent_bytes()) as usize, want.len());
         }
         while !want.is_empty() {
             let count = want.len().min(1000);
-            outbox.advance(count, |_| referenced -= 1);
+            send_buffer.advance(count, |_| referenced -= 1);
             want.drain(..count);
         }
-        assert!(outbox.is_empty() && referenced == 0);
+        assert!(send_buffer.is_empty() && referenced == 0);
     }
 }

@@ -4,31 +4,31 @@
 //! may have bytes into one linear buffer, parses all of it, and answers through the callback.
 //! In steady state no command allocates. Tested in `tests/`.
 
-use crate::command::{Answer, Command};
-use crate::config::Settings;
-use crate::controller_init::Facts;
-use crate::error::{Error, Lost};
-use crate::initiator::{Effect, Initiator};
-use octokv_base::{Nanos, Pool};
-use octokv_runtime::{Received, Sent, SocketId, Sockets};
+use crate::command::{Command, Response};
+use crate::config::ClientConfig;
+use crate::controller_init::ControllerInfo;
+use crate::error::{ConnectionError, Error};
+use crate::initiator::{ConnectionAction, Initiator};
+use octokv_base::{BufferPool, Nanos};
+use octokv_runtime::{ReceiveStatus, SendStatus, SocketId, Sockets};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 
 /// Why a command was not taken.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Rejected {
+pub enum SubmitError {
     /// Every slot of every queue is in use: poll, then try again.
-    Full,
+    QueueFull,
     /// There is no connection now: poll, then try again.
     NotConnected,
     /// The session has ended.
-    Over,
+    Ended,
     /// There is something wrong with the command itself.
     Invalid(Error),
 }
 
 /// The connection of one queue.
-struct Stream {
+struct QueueConnection {
     socket: Option<SocketId>,
     buffer: Box<[u8]>,
     filled: usize,
@@ -41,24 +41,24 @@ pub struct Session<S: Sockets> {
     sockets: S,
     address: SocketAddr,
     initiator: Initiator,
-    streams: Vec<Stream>,
+    connections: Vec<QueueConnection>,
     now: Nanos,
-    effects: Vec<Effect>,
-    ready: Vec<SocketId>,
+    actions: Vec<ConnectionAction>,
+    ready_sockets: Vec<SocketId>,
     slices: Vec<IoSlice<'static>>,
 }
 
 impl<S: Sockets> Session<S> {
     /// A session that begins to connect at once; poll it until [`Session::is_live`].
-    pub fn new(sockets: S, address: SocketAddr, settings: Settings, now: Nanos) -> Session<S> {
+    pub fn new(sockets: S, address: SocketAddr, config: ClientConfig, now: Nanos) -> Session<S> {
         Session {
             sockets,
             address,
-            initiator: Initiator::new(settings, now),
-            streams: Vec::new(),
+            initiator: Initiator::new(config, now),
+            connections: Vec::new(),
             now,
-            effects: Vec::new(),
-            ready: Vec::new(),
+            actions: Vec::new(),
+            ready_sockets: Vec::new(),
             slices: Vec::new(),
         }
     }
@@ -70,15 +70,15 @@ impl<S: Sockets> Session<S> {
 
     /// Why the session has ended, once it has.
     pub fn ended(&self) -> Option<Error> {
-        self.initiator.is_over().then(|| match self.initiator.last_loss() {
-            Some(lost) => Error::Connect(self.address, lost),
+        self.initiator.is_ended().then(|| match self.initiator.last_error() {
+            Some(cause) => Error::Connect(self.address, cause),
             None => Error::Closed,
         })
     }
 
     /// Why the last connection was lost, while there is none.
-    pub fn last_loss(&self) -> Option<Lost> {
-        self.initiator.last_loss()
+    pub fn last_error(&self) -> Option<ConnectionError> {
+        self.initiator.last_error()
     }
 
     /// The node's address.
@@ -87,23 +87,23 @@ impl<S: Sockets> Session<S> {
     }
 
     /// The settings.
-    pub fn settings(&self) -> &Settings {
-        self.initiator.settings()
+    pub fn config(&self) -> &ClientConfig {
+        self.initiator.config()
     }
 
     /// What is known of the controller and namespace, once it was live.
-    pub fn facts(&self) -> Option<&Facts> {
-        self.initiator.facts()
+    pub fn controller_info(&self) -> Option<&ControllerInfo> {
+        self.initiator.controller_info()
     }
 
     /// How often it went live: two commands of one life met the same controller.
-    pub fn lives(&self) -> u64 {
-        self.initiator.lives()
+    pub fn connection_epoch(&self) -> u64 {
+        self.initiator.connection_epoch()
     }
 
     /// How many commands can be submitted now.
-    pub fn room(&self) -> usize {
-        self.initiator.room()
+    pub fn free_slots(&self) -> usize {
+        self.initiator.free_slots()
     }
 
     /// How many commands wait for their answers.
@@ -112,7 +112,7 @@ impl<S: Sockets> Session<S> {
     }
 
     /// The pool that the data of answers comes from; values to store may come from it too.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &BufferPool {
         self.initiator.pool()
     }
 
@@ -131,69 +131,71 @@ impl<S: Sockets> Session<S> {
     /// # Errors
     /// Why it was not taken; then no answer comes.
     #[inline]
-    pub fn submit(&mut self, command: Command<'_>, token: u64) -> Result<(), Rejected> {
-        if self.initiator.room() == 0 {
-            return Err(self.why_not());
+    pub fn submit(&mut self, command: Command<'_>, token: u64) -> Result<(), SubmitError> {
+        if self.initiator.free_slots() == 0 {
+            return Err(self.submit_error());
         }
-        self.initiator.submit(self.now, command, token).map_err(Rejected::Invalid)
+        self.initiator.submit(self.now, command, token).map_err(SubmitError::Invalid)
     }
 
     /// Takes a command for one of the I/O queues, counted from 0: for who divides commands among connections itself.
     ///
     /// # Errors
     /// Why it was not taken, as of [`Session::submit`]; full is that queue.
-    pub fn submit_on(&mut self, queue: usize, command: Command<'_>, token: u64) -> Result<(), Rejected> {
-        if self.initiator.queue_room(queue) == 0 {
-            return Err(self.why_not());
+    pub fn submit_on(&mut self, queue: usize, command: Command<'_>, token: u64) -> Result<(), SubmitError> {
+        if self.initiator.queue_free_slots(queue) == 0 {
+            return Err(self.submit_error());
         }
-        self.initiator.submit_on(queue, self.now, command, token).map_err(Rejected::Invalid)
+        self.initiator.submit_on(queue, self.now, command, token).map_err(SubmitError::Invalid)
     }
 
-    fn why_not(&self) -> Rejected {
-        match (self.initiator.is_live(), self.initiator.is_over()) {
-            (true, _) => Rejected::Full,
-            (false, false) => Rejected::NotConnected,
-            (false, true) => Rejected::Over,
+    fn submit_error(&self) -> SubmitError {
+        match (self.initiator.is_live(), self.initiator.is_ended()) {
+            (true, _) => SubmitError::QueueFull,
+            (false, false) => SubmitError::NotConnected,
+            (false, true) => SubmitError::Ended,
         }
     }
 
     /// Sends, receives, lets time pass. Calls `on_done` once for each command that is answered or lost.
     /// True when there was anything to do.
-    pub fn poll(&mut self, now: Nanos, mut on_done: impl FnMut(u64, Result<Answer, Error>)) -> bool {
+    pub fn poll(&mut self, now: Nanos, mut on_done: impl FnMut(u64, Result<Response, Error>)) -> bool {
         self.now = now;
         if self.initiator.next_deadline() <= now {
             self.initiator.tick(now, &mut on_done);
         }
-        let mut busy = self.carry_out(&mut on_done);
-        busy |= self.send_all(&mut on_done);
-        let mut ready = std::mem::take(&mut self.ready);
+        let mut progress = self.apply_actions(&mut on_done);
+        progress |= self.send_all(&mut on_done);
+        let mut ready = std::mem::take(&mut self.ready_sockets);
         ready.clear();
         self.sockets.ready(&mut ready);
         for &socket in &ready {
-            if let Some(index) = self.streams.iter().position(|stream| stream.socket == Some(socket)) {
-                busy |= self.receive(index, &mut on_done);
+            if let Some(index) =
+                self.connections.iter().position(|connection| connection.socket == Some(socket))
+            {
+                progress |= self.receive(index, &mut on_done);
             }
         }
-        self.ready = ready;
-        busy |= self.carry_out(&mut on_done);
-        busy | self.send_all(&mut on_done)
+        self.ready_sockets = ready;
+        progress |= self.apply_actions(&mut on_done);
+        progress | self.send_all(&mut on_done)
     }
 
     /// Ends the session in good order; poll until [`Session::ended`].
-    pub fn close(&mut self, now: Nanos, mut on_done: impl FnMut(u64, Result<Answer, Error>)) {
+    pub fn close(&mut self, now: Nanos, mut on_done: impl FnMut(u64, Result<Response, Error>)) {
         self.initiator.close(now, &mut on_done);
     }
 
-    fn receive(&mut self, index: usize, on_done: &mut impl FnMut(u64, Result<Answer, Error>)) -> bool {
-        let Stream { socket, buffer, filled } = &mut self.streams[index];
+    fn receive(&mut self, index: usize, on_done: &mut impl FnMut(u64, Result<Response, Error>)) -> bool {
+        let QueueConnection { socket, buffer, filled } = &mut self.connections[index];
         let Some(id) = *socket else { return false };
         match self.sockets.receive(id, &mut buffer[*filled..]) {
-            Received::Nothing => false,
-            Received::Closed => {
-                self.initiator.connection_lost(self.now, on_done);
+            ReceiveStatus::WouldBlock => false,
+            ReceiveStatus::Closed => {
+                self.initiator.on_connection_lost(self.now, on_done);
                 true
             }
-            Received::Bytes(bytes) => {
+            ReceiveStatus::Bytes(bytes) => {
                 let end = *filled + bytes;
                 let taken = self.initiator.receive(index as u16, self.now, &buffer[..end], on_done);
                 buffer.copy_within(taken..end, 0);
@@ -203,29 +205,29 @@ impl<S: Sockets> Session<S> {
         }
     }
 
-    fn send_all(&mut self, on_done: &mut impl FnMut(u64, Result<Answer, Error>)) -> bool {
-        let mut busy = false;
-        for index in 0..self.streams.len() {
-            let Some(socket) = self.streams[index].socket else { continue };
+    fn send_all(&mut self, on_done: &mut impl FnMut(u64, Result<Response, Error>)) -> bool {
+        let mut progress = false;
+        for index in 0..self.connections.len() {
+            let Some(socket) = self.connections[index].socket else { continue };
             let queue = index as u16;
             while !self.initiator.is_flushed(queue) {
                 match self.send(queue, socket) {
-                    Sent::Bytes(bytes) => {
-                        self.initiator.sent(queue, bytes);
-                        busy = true;
+                    SendStatus::Bytes(bytes) => {
+                        self.initiator.advance_sent(queue, bytes);
+                        progress = true;
                     }
-                    Sent::Full => break,
-                    Sent::Broken => {
-                        self.initiator.connection_lost(self.now, on_done);
+                    SendStatus::WouldBlock => break,
+                    SendStatus::Closed => {
+                        self.initiator.on_connection_lost(self.now, on_done);
                         break;
                     }
                 }
             }
         }
-        busy
+        progress
     }
 
-    fn send(&mut self, queue: u16, socket: SocketId) -> Sent {
+    fn send(&mut self, queue: u16, socket: SocketId) -> SendStatus {
         let mut slices = recycle(std::mem::take(&mut self.slices));
         self.initiator.slices(queue, &mut slices);
         let sent = self.sockets.send(socket, &slices);
@@ -233,19 +235,19 @@ impl<S: Sockets> Session<S> {
         sent
     }
 
-    fn carry_out(&mut self, on_done: &mut impl FnMut(u64, Result<Answer, Error>)) -> bool {
-        let mut effects = std::mem::take(&mut self.effects);
-        self.initiator.take_effects(&mut effects);
-        let busy = !effects.is_empty();
-        for effect in effects.drain(..) {
-            match effect {
-                Effect::Open(queue) => match self.sockets.connect(self.address) {
-                    Ok(socket) => self.attach(queue, socket),
-                    Err(_) => self.initiator.connection_lost(self.now, on_done),
+    fn apply_actions(&mut self, on_done: &mut impl FnMut(u64, Result<Response, Error>)) -> bool {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.initiator.take_actions(&mut actions);
+        let progress = !actions.is_empty();
+        for action in actions.drain(..) {
+            match action {
+                ConnectionAction::Open(queue) => match self.sockets.connect(self.address) {
+                    Ok(socket) => self.attach_socket(queue, socket),
+                    Err(_) => self.initiator.on_connection_lost(self.now, on_done),
                 },
-                Effect::Close(queue) => {
-                    let stream = self.streams.get_mut(usize::from(queue));
-                    if let Some(socket) = stream.and_then(|stream| stream.socket.take()) {
+                ConnectionAction::Close(queue) => {
+                    let connection = self.connections.get_mut(usize::from(queue));
+                    if let Some(socket) = connection.and_then(|stream| stream.socket.take()) {
                         if !self.initiator.is_flushed(queue) {
                             // The last words: a termination request, if there is room for it.
                             self.send(queue, socket);
@@ -255,28 +257,28 @@ impl<S: Sockets> Session<S> {
                 }
             }
         }
-        self.effects = effects;
-        busy
+        self.actions = actions;
+        progress
     }
 
-    fn attach(&mut self, queue: u16, socket: SocketId) {
+    fn attach_socket(&mut self, queue: u16, socket: SocketId) {
         let index = usize::from(queue);
-        while self.streams.len() <= index {
-            let bytes = match self.streams.len() {
+        while self.connections.len() <= index {
+            let bytes = match self.connections.len() {
                 0 => ADMIN_RECEIVE_BYTES,
-                _ => self.initiator.settings().receive_bytes.max(4096),
+                _ => self.initiator.config().receive_buffer_bytes.max(4096),
             };
             let buffer = vec![0; bytes].into_boxed_slice();
-            self.streams.push(Stream { socket: None, buffer, filled: 0 });
+            self.connections.push(QueueConnection { socket: None, buffer, filled: 0 });
         }
-        self.streams[index].socket = Some(socket);
-        self.streams[index].filled = 0;
+        self.connections[index].socket = Some(socket);
+        self.connections[index].filled = 0;
     }
 }
 
 impl<S: Sockets> Drop for Session<S> {
     fn drop(&mut self) {
-        for socket in self.streams.iter_mut().filter_map(|stream| stream.socket.take()) {
+        for socket in self.connections.iter_mut().filter_map(|connection| connection.socket.take()) {
             self.sockets.close(socket);
         }
     }

@@ -26,7 +26,7 @@ pub struct Url {
 
 /// What is wrong with a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Invalid {
+pub enum InvalidUrl {
     /// It does not begin with `nvme+tcp://`.
     Scheme,
     /// There is no host.
@@ -34,39 +34,39 @@ pub enum Invalid {
     /// The port is not one.
     Port(String),
     /// The subsystem's name is none.
-    Subsystem(nqn::Invalid),
+    Subsystem(nqn::InvalidNqn),
     /// A parameter other than `nsid`, or one without a namespace identifier.
     Parameter(String),
 }
 
-impl fmt::Display for Invalid {
+impl fmt::Display for InvalidUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Invalid::Scheme => write!(f, "it does not begin with {SCHEME}"),
-            Invalid::Host => f.write_str("it names no host"),
-            Invalid::Port(port) => write!(f, "\"{port}\" is not a port"),
-            Invalid::Subsystem(why) => write!(f, "behind the host: {why}"),
-            Invalid::Parameter(parameter) => {
+            InvalidUrl::Scheme => write!(f, "it does not begin with {SCHEME}"),
+            InvalidUrl::Host => f.write_str("it names no host"),
+            InvalidUrl::Port(port) => write!(f, "\"{port}\" is not a port"),
+            InvalidUrl::Subsystem(why) => write!(f, "behind the host: {why}"),
+            InvalidUrl::Parameter(parameter) => {
                 write!(f, "\"{parameter}\" is not nsid=N with N from 1 to 4294967294")
             }
         }
     }
 }
 
-impl std::error::Error for Invalid {}
+impl std::error::Error for InvalidUrl {}
 
 impl std::str::FromStr for Url {
-    type Err = Invalid;
+    type Err = InvalidUrl;
 
-    fn from_str(text: &str) -> Result<Url, Invalid> {
-        let rest = text.strip_prefix(SCHEME).ok_or(Invalid::Scheme)?;
+    fn from_str(text: &str) -> Result<Url, InvalidUrl> {
+        let rest = text.strip_prefix(SCHEME).ok_or(InvalidUrl::Scheme)?;
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (name, query) = path.split_once('?').unwrap_or((path, ""));
         let (host, port) = split_port(authority)?;
-        let subsystem = nqn::check(name).map_err(Invalid::Subsystem)?.to_string();
+        let subsystem = nqn::check(name).map_err(InvalidUrl::Subsystem)?.to_string();
         let mut namespace = NamespaceId(1);
         for parameter in query.split('&').filter(|p| !p.is_empty()) {
-            let bad = || Invalid::Parameter(parameter.to_string());
+            let bad = || InvalidUrl::Parameter(parameter.to_string());
             let number = parameter.strip_prefix("nsid=").ok_or_else(bad)?;
             let id: u32 = number.parse().map_err(|_| bad())?;
             if id == 0 || id == u32::MAX {
@@ -78,20 +78,20 @@ impl std::str::FromStr for Url {
     }
 }
 
-fn split_port(authority: &str) -> Result<(String, u16), Invalid> {
+fn split_port(authority: &str) -> Result<(String, u16), InvalidUrl> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
-            let (host, after) = rest.split_once(']').ok_or(Invalid::Host)?;
-            (host, if after.is_empty() { "" } else { after.strip_prefix(':').ok_or(Invalid::Host)? })
+            let (host, after) = rest.split_once(']').ok_or(InvalidUrl::Host)?;
+            (host, if after.is_empty() { "" } else { after.strip_prefix(':').ok_or(InvalidUrl::Host)? })
         }
         None => authority.rsplit_once(':').unwrap_or((authority, "")),
     };
     if host.is_empty() || (host.contains(':') && !authority.starts_with('[')) {
-        return Err(Invalid::Host);
+        return Err(InvalidUrl::Host);
     }
     let number = match port {
         "" => DEFAULT_PORT,
-        _ => port.parse().map_err(|_| Invalid::Port(port.to_string()))?,
+        _ => port.parse().map_err(|_| InvalidUrl::Port(port.to_string()))?,
     };
     Ok((host.to_string(), number))
 }
@@ -113,7 +113,7 @@ mod tests {
     const NQN: &str = "nqn.2026-11.io.octokv:node";
 
     #[test]
-    fn urls_come_back_as_they_went() {
+    fn urls_round_trip() {
         let table = [
             ("127.0.0.1:4421", "127.0.0.1", 4421),
             ("[::1]:4421", "::1", 4421),
@@ -133,15 +133,15 @@ mod tests {
 
     #[test]
     fn bad_urls_are_refused_for_a_reason() {
-        let parameter = |text: &str| Invalid::Parameter(text.to_string());
+        let parameter = |text: &str| InvalidUrl::Parameter(text.to_string());
         let table = [
-            (format!("tcp://h/{NQN}"), Invalid::Scheme),
-            (format!("nvme+tcp:///{NQN}"), Invalid::Host),
-            (format!("nvme+tcp://::1/{NQN}"), Invalid::Host),
-            (format!("nvme+tcp://[::1/{NQN}"), Invalid::Host),
-            (format!("nvme+tcp://[::1]x/{NQN}"), Invalid::Host),
-            (format!("nvme+tcp://h:70000/{NQN}"), Invalid::Port("70000".to_string())),
-            ("nvme+tcp://h".to_string(), Invalid::Subsystem(nqn::Invalid::Empty)),
+            (format!("tcp://h/{NQN}"), InvalidUrl::Scheme),
+            (format!("nvme+tcp:///{NQN}"), InvalidUrl::Host),
+            (format!("nvme+tcp://::1/{NQN}"), InvalidUrl::Host),
+            (format!("nvme+tcp://[::1/{NQN}"), InvalidUrl::Host),
+            (format!("nvme+tcp://[::1]x/{NQN}"), InvalidUrl::Host),
+            (format!("nvme+tcp://h:70000/{NQN}"), InvalidUrl::Port("70000".to_string())),
+            ("nvme+tcp://h".to_string(), InvalidUrl::Subsystem(nqn::InvalidNqn::Empty)),
             (format!("nvme+tcp://h/{NQN}?nsid=0"), parameter("nsid=0")),
             (format!("nvme+tcp://h/{NQN}?ns=1"), parameter("ns=1")),
         ];

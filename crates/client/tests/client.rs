@@ -3,11 +3,11 @@
 
 mod support;
 
-use octokv_base::{Nanos, Pool};
-use octokv_client::{Client, Error, Lost, Reconnect, Settings, StoreMode, blocking};
+use octokv_base::{BufferPool, Nanos};
+use octokv_client::{Client, ClientConfig, ConnectionError, Error, Reconnect, StoreMode, blocking};
 use octokv_nvmf::{Connection, Target};
 use octokv_runtime::kernel::{now, spawn_thread};
-use octokv_runtime::{RealSockets, Received, Sent, Sockets};
+use octokv_runtime::{KernelSockets, ReceiveStatus, SendStatus, Sockets};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,22 +15,23 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
-use support::{NQN, Store, pattern, target};
+use support::{MapStore, NQN, pattern, target};
 
 struct Server {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    store: Arc<Mutex<Store>>,
+    store: Arc<Mutex<MapStore>>,
 }
 
 impl Server {
-    fn start(at: &str, target: Arc<Target>, store: Arc<Mutex<Store>>) -> Server {
-        let (tell, told) = mpsc::channel();
+    fn start(at: &str, target: Arc<Target>, store: Arc<Mutex<MapStore>>) -> Server {
+        let (address_sender, address_receiver) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let (at, ours, shared) = (at.parse().unwrap(), Arc::clone(&stop), Arc::clone(&store));
-        let thread = spawn_thread("node", move || serve(at, &target, &shared, &ours, &tell)).unwrap();
-        let address = told.recv().expect("the server listens");
+        let thread =
+            spawn_thread("node", move || serve(at, &target, &shared, &ours, &address_sender)).unwrap();
+        let address = address_receiver.recv().expect("the server listens");
         Server { address, stop, thread: Some(thread), store }
     }
 
@@ -50,14 +51,14 @@ impl Drop for Server {
 fn serve(
     at: SocketAddr,
     target: &Arc<Target>,
-    store: &Mutex<Store>,
+    store: &Mutex<MapStore>,
     stop: &AtomicBool,
-    tell: &mpsc::Sender<SocketAddr>,
+    address_sender: &mpsc::Sender<SocketAddr>,
 ) {
-    let mut sockets = RealSockets::new().unwrap();
+    let mut sockets = KernelSockets::new().unwrap();
     let (listener, address) = sockets.listen(at).unwrap();
-    tell.send(address).unwrap();
-    let pool = Pool::new(64 << 20);
+    address_sender.send(address).unwrap();
+    let pool = BufferPool::new(64 << 20);
     let mut connections = Vec::new();
     let (mut buffer, mut requests) = (vec![0; 1 << 20], Vec::new());
     while !stop.load(Ordering::Relaxed) {
@@ -69,9 +70,9 @@ fn serve(
         }
         connections.retain_mut(|(socket, connection, held)| {
             match sockets.receive(*socket, &mut buffer) {
-                Received::Bytes(bytes) => held.extend_from_slice(&buffer[..bytes]),
-                Received::Nothing => {}
-                Received::Closed => {
+                ReceiveStatus::Bytes(bytes) => held.extend_from_slice(&buffer[..bytes]),
+                ReceiveStatus::WouldBlock => {}
+                ReceiveStatus::Closed => {
                     connection.peer_closed();
                     sockets.close(*socket);
                     return false;
@@ -79,8 +80,8 @@ fn serve(
             }
             loop {
                 let consumed = connection.receive(now(), held, &pool, &mut requests);
-                held.drain(..consumed.bytes);
-                if consumed.bytes == 0 && requests.is_empty() {
+                held.drain(..consumed.consumed_bytes);
+                if consumed.consumed_bytes == 0 && requests.is_empty() {
                     break;
                 }
                 for request in requests.drain(..) {
@@ -89,13 +90,13 @@ fn serve(
                 }
             }
             connection.tick(now());
-            while !connection.outbox().is_empty() {
+            while !connection.send_buffer().is_empty() {
                 let mut slices = Vec::new();
-                connection.outbox().slices(&mut slices, usize::MAX);
+                connection.send_buffer().slices(&mut slices, usize::MAX);
                 match sockets.send(*socket, &slices) {
-                    Sent::Bytes(bytes) => connection.outbox().advance(bytes),
-                    Sent::Full => break,
-                    Sent::Broken => return false,
+                    SendStatus::Bytes(bytes) => connection.send_buffer().advance(bytes),
+                    SendStatus::WouldBlock => break,
+                    SendStatus::Closed => return false,
                 }
             }
             true
@@ -110,7 +111,7 @@ fn server() -> Server {
 #[test]
 fn the_blocking_client_does_what_its_methods_say() {
     let server = server();
-    let client = blocking::Client::connect(&server.url()).unwrap();
+    let client = blocking::BlockingClient::connect(&server.url()).unwrap();
     client.put(b"hello", b"world").unwrap();
     assert_eq!(client.get(b"hello").unwrap().as_deref(), Some(b"world".as_slice()));
     assert_eq!(client.get(b"nobody").unwrap(), None);
@@ -124,8 +125,8 @@ fn the_blocking_client_does_what_its_methods_say() {
     assert_eq!(client.get(b"empty").unwrap(), Some(vec![]));
     client.put(&[b'x'; 1024], b"long").unwrap();
     assert_eq!(client.get(&[b'x'; 1024]).unwrap().as_deref(), Some(b"long".as_slice()));
-    assert_eq!(client.get(b"").unwrap_err(), Error::KeyBytes { have: 0, max: 1024 });
-    assert_eq!(client.get(&[0; 1025]).unwrap_err(), Error::KeyBytes { have: 1025, max: 1024 });
+    assert_eq!(client.get(b"").unwrap_err(), Error::KeyLength { have: 0, max: 1024 });
+    assert_eq!(client.get(&[0; 1025]).unwrap_err(), Error::KeyLength { have: 1025, max: 1024 });
     client.flush().unwrap();
     assert!(client.delete(b"hello").unwrap());
     assert_eq!(client.get(b"hello").unwrap(), None);
@@ -138,7 +139,7 @@ fn a_listing_goes_on_over_many_pages() {
     for name in &names {
         server.store.lock().unwrap().values.insert(name.clone(), vec![]);
     }
-    let client = blocking::Client::connect(&server.url()).unwrap();
+    let client = blocking::BlockingClient::connect(&server.url()).unwrap();
     assert_eq!(client.list(b"", usize::MAX).unwrap(), names);
     assert_eq!(client.list(&names[7], 10_000).unwrap(), names[7..10_007]);
     assert_eq!(client.list(b"z", 10).unwrap(), Vec::<Vec<u8>>::new());
@@ -148,8 +149,8 @@ fn a_listing_goes_on_over_many_pages() {
 #[test]
 fn many_threads_share_one_client() {
     let server = server();
-    let settings = Settings { queues: 2, data_digest: true, ..Settings::default() };
-    let client = blocking::Client::connect_with(&server.url(), settings).unwrap();
+    let config = ClientConfig { io_queues: 2, data_digest: true, ..ClientConfig::default() };
+    let client = blocking::BlockingClient::connect_with(&server.url(), config).unwrap();
     let work = |number: u8| {
         let client = client.clone();
         let body = move || {
@@ -167,9 +168,9 @@ fn many_threads_share_one_client() {
 }
 
 #[test]
-fn many_futures_fly_at_once_on_any_executor() {
+fn many_futures_are_in_flight_at_once_on_any_executor() {
     let server = server();
-    let client = blocking::Client::connect(&server.url()).unwrap();
+    let client = blocking::BlockingClient::connect(&server.url()).unwrap();
     let client: &Client = client.as_async();
     let mut futures: Vec<_> = (0..500u16)
         .map(|i| Box::pin(async move { client.put(&i.to_le_bytes(), &i.to_be_bytes()).await }))
@@ -190,10 +191,10 @@ fn many_futures_fly_at_once_on_any_executor() {
 
 #[test]
 fn a_read_survives_a_restart_of_the_node() {
-    let store = Arc::new(Mutex::new(Store::default()));
+    let store = Arc::new(Mutex::new(MapStore::default()));
     let first = Server::start("127.0.0.1:0", target(|_| {}), Arc::clone(&store));
     let address = first.address.to_string();
-    let client = blocking::Client::connect(&first.url()).unwrap();
+    let client = blocking::BlockingClient::connect(&first.url()).unwrap();
     client.put(b"k", b"v").unwrap();
     drop(first);
     // Nobody is there now: the read waits for the node to come back.
@@ -201,45 +202,45 @@ fn a_read_survives_a_restart_of_the_node() {
     let mut context = Context::from_waker(Waker::noop());
     assert!(read.as_mut().poll(&mut context).is_pending());
     let _second = Server::start(&address, target(|_| {}), store);
-    let answer = loop {
-        if let Poll::Ready(answer) = read.as_mut().poll(&mut context) {
-            break answer;
+    let response = loop {
+        if let Poll::Ready(response) = read.as_mut().poll(&mut context) {
+            break response;
         }
         std::thread::yield_now();
     };
-    assert_eq!(answer.unwrap().as_deref(), Some(b"v".as_slice()));
+    assert_eq!(response.unwrap().as_deref(), Some(b"v".as_slice()));
     client.put(b"k", b"w").unwrap();
 }
 
 #[test]
-fn a_busy_node_is_asked_again() {
+fn a_command_on_a_busy_node_is_retried() {
     let server = server();
-    let client = blocking::Client::connect(&server.url()).unwrap();
-    server.store.lock().unwrap().busy = 3;
+    let client = blocking::BlockingClient::connect(&server.url()).unwrap();
+    server.store.lock().unwrap().busy_responses = 3;
     client.put(b"k", b"v").unwrap();
-    assert_eq!(server.store.lock().unwrap().executed, 4);
+    assert_eq!(server.store.lock().unwrap().executed_count, 4);
 }
 
 #[test]
 fn a_node_that_never_comes_back_is_given_up() {
     let server = server();
     let reconnect = Reconnect::BackOff {
-        first: Nanos::from_millis(1),
-        longest: Nanos::from_millis(1),
-        give_up: Nanos::from_millis(20),
+        first_delay: Nanos::from_millis(1),
+        delay_max: Nanos::from_millis(1),
+        give_up_after: Nanos::from_millis(20),
     };
-    let settings = Settings { reconnect, ..Settings::default() };
-    let client = blocking::Client::connect_with(&server.url(), settings).unwrap();
+    let config = ClientConfig { reconnect, ..ClientConfig::default() };
+    let client = blocking::BlockingClient::connect_with(&server.url(), config).unwrap();
     let address = server.address;
     drop(server);
-    let gone = Error::Connect(address, Lost::Closed);
+    let gone = Error::Connect(address, ConnectionError::Closed);
     assert_eq!(client.get(b"k").unwrap_err(), gone);
     assert_eq!(client.get(b"k").unwrap_err(), gone);
 }
 
 #[test]
 fn errors_on_the_way_in_name_what_is_wrong() {
-    let connect = |url: &str| blocking::Client::connect(url).unwrap_err().to_string();
+    let connect = |url: &str| blocking::BlockingClient::connect(url).unwrap_err().to_string();
     assert!(connect("http://x").contains("\"http://x\" is not a URL"));
     let free = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
     let refused = connect(&format!("nvme+tcp://{free}/{NQN}"));

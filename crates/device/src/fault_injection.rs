@@ -1,19 +1,19 @@
 //! A wrapper that makes any device fail as real ones do, by a plan that is data.
 //!
-//! In: operations for the device beneath. Out: their completion, changed where a [`Rule`] says so.
+//! In: operations for the device beneath. Out: their completion, changed where a [`FaultRule`] says so.
 //! Holds: the rules, how often each may still strike, and for staleness what blocks held before.
 //!
 //! | fault | what happens |
 //! | --- | --- |
-//! | `BitRot` | one bit of the blocks read is flipped, the same one at every read |
+//! | `BitFlip` | one bit of the blocks read is flipped, the same one at every read |
 //! | `Misdirected` | a write lands at another address and is reported done |
 //! | `Lost` | a write is reported done and never lands: later reads are stale |
 //! | `Error` | the operation fails with an error code |
 //! | `NoSpace` | a write fails for want of space |
 //! | `Slow` | the operation completes only after a number of polls of its future |
 
-use crate::{Device, DeviceError, Done, Geometry, Pending};
-use octokv_base::prng::mix;
+use crate::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
+use octokv_base::prng::mix64;
 use octokv_base::{Buffer, Lba};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -22,7 +22,7 @@ use std::task::Poll;
 
 /// Which operations a rule strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
+pub enum OpFilter {
     /// Reads that touch the blocks.
     Read,
     /// Writes that touch the blocks.
@@ -33,9 +33,9 @@ pub enum On {
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum InjectedFault {
     /// A bit flips, chosen by the seed.
-    BitRot {
+    BitFlip {
         /// Chooses the bit.
         seed: u64,
     },
@@ -59,43 +59,43 @@ pub enum Fault {
 
 /// One thing that goes wrong.
 #[derive(Clone, Copy, Debug)]
-pub struct Rule {
+pub struct FaultRule {
     /// Which operations it strikes.
-    pub on: On,
+    pub filter: OpFilter,
     /// The first block of its range.
     pub from: Lba,
     /// The block after its range.
     pub to: Lba,
     /// How many matching operations pass before it strikes.
-    pub after: u32,
+    pub skip: u32,
     /// How often it strikes.
     pub times: u32,
     /// What it does.
-    pub fault: Fault,
+    pub fault: InjectedFault,
 }
 
-impl Rule {
+impl FaultRule {
     /// Strikes every operation on any block.
-    pub fn always(on: On, fault: Fault) -> Rule {
-        Rule { on, from: Lba(0), to: Lba(u64::MAX), after: 0, times: u32::MAX, fault }
+    pub fn always(on: OpFilter, fault: InjectedFault) -> FaultRule {
+        FaultRule { filter: on, from: Lba(0), to: Lba(u64::MAX), skip: 0, times: u32::MAX, fault }
     }
     /// Strikes every operation on these blocks.
-    pub fn within(on: On, from: Lba, to: Lba, fault: Fault) -> Rule {
-        Rule { from, to, ..Rule::always(on, fault) }
+    pub fn within(filter: OpFilter, from: Lba, to: Lba, fault: InjectedFault) -> FaultRule {
+        FaultRule { from, to, ..FaultRule::always(filter, fault) }
     }
     /// Strikes one operation, after `after` others.
-    pub fn once(self, after: u32) -> Rule {
-        Rule { after, times: 1, ..self }
+    pub fn once(self, after: u32) -> FaultRule {
+        FaultRule { skip: after, times: 1, ..self }
     }
 }
 
 /// The rules in force, shared by cloning, so that a test can change them while the device is used.
 #[derive(Clone, Default)]
-pub struct Plan(Rc<RefCell<Vec<Rule>>>);
+pub struct FaultPlan(Rc<RefCell<Vec<FaultRule>>>);
 
-impl Plan {
+impl FaultPlan {
     /// Adds a rule.
-    pub fn add(&self, rule: Rule) {
+    pub fn add(&self, rule: FaultRule) {
         self.0.borrow_mut().push(rule);
     }
     /// Takes all rules back.
@@ -103,15 +103,15 @@ impl Plan {
         self.0.borrow_mut().clear();
     }
 
-    fn strike(&self, on: On, at: Lba, blocks: u64) -> Option<Fault> {
+    fn next_fault(&self, filter: OpFilter, at: Lba, blocks: u64) -> Option<InjectedFault> {
         let mut rules = self.0.borrow_mut();
         for rule in rules.iter_mut() {
-            let touches = on == On::Flush || (at < rule.to && at.0 + blocks > rule.from.0);
-            if rule.on != on || !touches || rule.times == 0 {
+            let is_in_range = filter == OpFilter::Flush || (at < rule.to && at.0 + blocks > rule.from.0);
+            if rule.filter != filter || !is_in_range || rule.times == 0 {
                 continue;
             }
-            if rule.after > 0 {
-                rule.after -= 1;
+            if rule.skip > 0 {
+                rule.skip -= 1;
                 continue;
             }
             rule.times -= 1;
@@ -123,28 +123,28 @@ impl Plan {
 
 /// A device with faults.
 pub struct FaultDevice {
-    beneath: Rc<dyn Device>,
-    plan: Plan,
+    inner: Rc<dyn Device>,
+    plan: FaultPlan,
 }
 
 impl FaultDevice {
     /// `beneath`, failing by `plan`.
-    pub fn new(beneath: Rc<dyn Device>, plan: Plan) -> FaultDevice {
-        FaultDevice { beneath, plan }
+    pub fn new(beneath: Rc<dyn Device>, plan: FaultPlan) -> FaultDevice {
+        FaultDevice { inner: beneath, plan }
     }
 
-    fn blocks(&self, buffer: &Buffer) -> u64 {
+    fn block_count(&self, buffer: &Buffer) -> u64 {
         buffer.len() as u64 / u64::from(self.geometry().block_bytes)
     }
 }
 
-fn failed(buffer: Option<Buffer>, error: DeviceError) -> Pending {
-    Pending::ready(Done { buffer, result: Err(error) })
+fn fail_with(buffer: Option<Buffer>, error: DeviceError) -> DeviceFuture {
+    DeviceFuture::ready(IoResult { buffer, result: Err(error) })
 }
 
-fn slow(pending: Pending, polls: u32) -> Pending {
+fn delay_by_polls(pending: DeviceFuture, polls: u32) -> DeviceFuture {
     let (mut pending, mut left) = (Box::pin(pending), polls);
-    Pending::later(poll_fn(move |context| {
+    DeviceFuture::boxed(poll_fn(move |context| {
         if left > 0 {
             left -= 1;
             context.waker().wake_by_ref();
@@ -156,62 +156,64 @@ fn slow(pending: Pending, polls: u32) -> Pending {
 
 impl Device for FaultDevice {
     fn geometry(&self) -> Geometry {
-        self.beneath.geometry()
+        self.inner.geometry()
     }
     fn name(&self) -> &str {
-        self.beneath.name()
+        self.inner.name()
     }
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
-        match self.plan.strike(On::Read, at, self.blocks(&buffer)) {
-            Some(Fault::Error(code)) => failed(Some(buffer), DeviceError::Io(code)),
-            Some(Fault::Slow { polls }) => slow(self.beneath.read(at, buffer), polls),
-            Some(Fault::BitRot { seed }) => {
-                let pending = self.beneath.read(at, buffer);
-                Pending::later(async move {
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        match self.plan.next_fault(OpFilter::Read, at, self.block_count(&buffer)) {
+            Some(InjectedFault::Error(code)) => fail_with(Some(buffer), DeviceError::Io(code)),
+            Some(InjectedFault::Slow { polls }) => delay_by_polls(self.inner.read(at, buffer), polls),
+            Some(InjectedFault::BitFlip { seed }) => {
+                let pending = self.inner.read(at, buffer);
+                DeviceFuture::boxed(async move {
                     let mut done = pending.await;
                     if let Some(buffer) = &mut done.buffer {
-                        let bit = mix(seed) as usize % (buffer.len() * 8);
+                        let bit = mix64(seed) as usize % (buffer.len() * 8);
                         buffer[bit / 8] ^= 1 << (bit % 8);
                     }
                     done
                 })
             }
-            _ => self.beneath.read(at, buffer),
+            _ => self.inner.read(at, buffer),
         }
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
-        match self.plan.strike(On::Write, at, self.blocks(&buffer)) {
-            Some(Fault::Error(code)) => failed(Some(buffer), DeviceError::Io(code)),
-            Some(Fault::NoSpace) => failed(Some(buffer), DeviceError::NoSpace),
-            Some(Fault::Lost) => Pending::ready(Done { buffer: Some(buffer), result: Ok(()) }),
-            Some(Fault::Misdirected { to }) => self.beneath.write(to, buffer),
-            Some(Fault::Slow { polls }) => slow(self.beneath.write(at, buffer), polls),
-            _ => self.beneath.write(at, buffer),
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        match self.plan.next_fault(OpFilter::Write, at, self.block_count(&buffer)) {
+            Some(InjectedFault::Error(code)) => fail_with(Some(buffer), DeviceError::Io(code)),
+            Some(InjectedFault::NoSpace) => fail_with(Some(buffer), DeviceError::NoSpace),
+            Some(InjectedFault::Lost) => {
+                DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
+            }
+            Some(InjectedFault::Misdirected { to }) => self.inner.write(to, buffer),
+            Some(InjectedFault::Slow { polls }) => delay_by_polls(self.inner.write(at, buffer), polls),
+            _ => self.inner.write(at, buffer),
         }
     }
-    fn flush(&self) -> Pending {
-        match self.plan.strike(On::Flush, Lba(0), 0) {
-            Some(Fault::Error(code)) => failed(None, DeviceError::Io(code)),
-            Some(Fault::Slow { polls }) => slow(self.beneath.flush(), polls),
-            Some(Fault::Lost) => Pending::ready(Done { buffer: None, result: Ok(()) }),
-            _ => self.beneath.flush(),
+    fn flush(&self) -> DeviceFuture {
+        match self.plan.next_fault(OpFilter::Flush, Lba(0), 0) {
+            Some(InjectedFault::Error(code)) => fail_with(None, DeviceError::Io(code)),
+            Some(InjectedFault::Slow { polls }) => delay_by_polls(self.inner.flush(), polls),
+            Some(InjectedFault::Lost) => DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) }),
+            _ => self.inner.flush(),
         }
     }
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
-        self.beneath.trim(at, blocks)
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
+        self.inner.trim(at, blocks)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Memory, MemoryDevice};
+    use crate::{MemoryDevice, RamDisk};
     use octokv_runtime::block_on;
 
-    fn device(rule: Rule) -> FaultDevice {
-        let plan = Plan::default();
+    fn device(rule: FaultRule) -> FaultDevice {
+        let plan = FaultPlan::default();
         plan.add(rule);
-        FaultDevice::new(Rc::new(MemoryDevice::new(Memory::new(1 << 20, 4096).unwrap())), plan)
+        FaultDevice::new(Rc::new(MemoryDevice::new(RamDisk::new(1 << 20, 4096).unwrap())), plan)
     }
 
     fn read(device: &FaultDevice, at: u64) -> Result<Buffer, DeviceError> {
@@ -225,23 +227,31 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_does_what_its_row_says() {
-        let rot = device(Rule::within(On::Read, Lba(1), Lba(2), Fault::BitRot { seed: 1 }));
+    fn each_injected_fault_has_the_documented_effect() {
+        let corrupting =
+            device(FaultRule::within(OpFilter::Read, Lba(1), Lba(2), InjectedFault::BitFlip { seed: 1 }));
         let ones = |buffer: Buffer| buffer.iter().map(|byte| byte.count_ones()).sum::<u32>();
-        assert_eq!((ones(read(&rot, 0).unwrap()), ones(read(&rot, 1).unwrap())), (0, 1));
+        assert_eq!((ones(read(&corrupting, 0).unwrap()), ones(read(&corrupting, 1).unwrap())), (0, 1));
 
-        let misdirected = device(Rule::always(On::Write, Fault::Misdirected { to: Lba(5) }).once(0));
+        let misdirected =
+            device(FaultRule::always(OpFilter::Write, InjectedFault::Misdirected { to: Lba(5) }).once(0));
         write(&misdirected, 1).unwrap();
         assert_eq!((read(&misdirected, 1).unwrap()[0], read(&misdirected, 5).unwrap()[0]), (0, 0xff));
 
-        let lost = device(Rule::always(On::Write, Fault::Lost).once(1));
+        let lost = device(FaultRule::always(OpFilter::Write, InjectedFault::Lost).once(1));
         write(&lost, 1).unwrap();
         write(&lost, 2).unwrap();
         assert_eq!((read(&lost, 1).unwrap()[0], read(&lost, 2).unwrap()[0]), (0xff, 0));
 
-        assert_eq!(write(&device(Rule::always(On::Write, Fault::NoSpace)), 0), Err(DeviceError::NoSpace));
-        assert_eq!(read(&device(Rule::always(On::Read, Fault::Error(5))), 0).err(), Some(DeviceError::Io(5)));
-        let slow = device(Rule::always(On::Write, Fault::Slow { polls: 3 }));
+        assert_eq!(
+            write(&device(FaultRule::always(OpFilter::Write, InjectedFault::NoSpace)), 0),
+            Err(DeviceError::NoSpace)
+        );
+        assert_eq!(
+            read(&device(FaultRule::always(OpFilter::Read, InjectedFault::Error(5))), 0).err(),
+            Some(DeviceError::Io(5))
+        );
+        let slow = device(FaultRule::always(OpFilter::Write, InjectedFault::Slow { polls: 3 }));
         assert_eq!(write(&slow, 0), Ok(()));
     }
 }

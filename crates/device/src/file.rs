@@ -3,13 +3,13 @@
 //! In: operations of this core's tasks. Out: their completion, from the channel's driver. Opening,
 //! locking and sizing the file is the caller's (the driver knows how); this maps blocks to bytes.
 
-use crate::{Device, Geometry, Pending};
+use crate::{Device, DeviceFuture, Geometry};
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::device_queue::{Channel, FileId, Operation};
+use octokv_runtime::device_queue::{DeviceHandle, FileId, IoOperation};
 
 /// One core's view of an open file.
 pub struct FileDevice {
-    channel: Channel,
+    channel: DeviceHandle,
     file: FileId,
     geometry: Geometry,
     name: String,
@@ -17,7 +17,7 @@ pub struct FileDevice {
 
 impl FileDevice {
     /// The device of `file`, which is open on `channel`.
-    pub fn new(channel: Channel, file: FileId, geometry: Geometry, name: String) -> FileDevice {
+    pub fn new(channel: DeviceHandle, file: FileId, geometry: Geometry, name: String) -> FileDevice {
         FileDevice { channel, file, geometry, name }
     }
 
@@ -39,25 +39,27 @@ impl Device for FileDevice {
     fn name(&self) -> &str {
         &self.name
     }
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
-        let operation = Operation::Read { offset: self.offset(at), buffer };
-        Pending::ticket(self.channel.submit(self.file, operation))
+        let operation = IoOperation::Read { offset: self.offset(at), buffer };
+        DeviceFuture::submitted(self.channel.submit(self.file, operation))
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
-        let operation = Operation::Write { offset: self.offset(at), buffer };
-        Pending::ticket(self.channel.submit(self.file, operation))
+        let operation = IoOperation::Write { offset: self.offset(at), buffer };
+        DeviceFuture::submitted(self.channel.submit(self.file, operation))
     }
-    fn flush(&self) -> Pending {
-        Pending::ticket(self.channel.submit(self.file, Operation::Flush))
+    fn flush(&self) -> DeviceFuture {
+        DeviceFuture::submitted(self.channel.submit(self.file, IoOperation::Flush))
     }
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         let bytes = blocks * u64::from(self.geometry.block_bytes);
-        Pending::ticket(self.channel.submit(self.file, Operation::Trim { offset: self.offset(at), bytes }))
+        DeviceFuture::submitted(
+            self.channel.submit(self.file, IoOperation::Trim { offset: self.offset(at), bytes }),
+        )
     }
 }

@@ -16,11 +16,11 @@ pub mod power_loss;
 pub mod ssd_model;
 
 pub use file::FileDevice;
-pub use memory::{Memory, MemoryDevice};
-pub use ssd_model::NandDevice;
+pub use memory::{MemoryDevice, RamDisk};
+pub use ssd_model::SimulatedSsd;
 
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::device_queue::{Completed, Ticket};
+use octokv_runtime::device_queue::{CompletionFuture, IoCompletion};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -43,7 +43,7 @@ impl Geometry {
     }
 
     /// Whether `len` bytes from `at` are whole blocks within the device.
-    pub fn holds(&self, at: Lba, len: usize) -> bool {
+    pub fn is_valid_range(&self, at: Lba, len: usize) -> bool {
         let block = self.block_bytes as usize;
         len.is_multiple_of(block)
             && at.0.checked_add((len / block) as u64).is_some_and(|end| end <= self.blocks)
@@ -75,14 +75,14 @@ impl std::error::Error for DeviceError {}
 
 /// A finished operation: the buffer comes back with it.
 #[derive(Debug)]
-pub struct Done {
+pub struct IoResult {
     /// The buffer of a read or a write. After a failed read it holds anything.
     pub buffer: Option<Buffer>,
     /// Whether all of it was done.
     pub result: Result<(), DeviceError>,
 }
 
-impl Done {
+impl IoResult {
     /// The buffer of a read that succeeded.
     pub fn into_read(self) -> Result<Buffer, DeviceError> {
         self.result?;
@@ -102,61 +102,61 @@ pub trait Device {
     /// What a person calls it: a path, or a made-up name.
     fn name(&self) -> &str;
     /// Fills `buffer` from the blocks at `at`; its length is whole blocks.
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending;
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture;
     /// Writes all of `buffer` to the blocks at `at`; its length is whole blocks.
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending;
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture;
     /// Says that the blocks will be written soon. A hint: most devices have no use for it.
-    fn expect_write(&self, _at: Lba, _blocks: u64) {}
+    fn prefetch_write(&self, _at: Lba, _blocks: u64) {}
     /// Says that the blocks will be read soon. A hint, too.
-    fn expect_read(&self, _at: Lba, _blocks: u64) {}
+    fn prefetch_read(&self, _at: Lba, _blocks: u64) {}
     /// Makes every write that has completed durable.
-    fn flush(&self) -> Pending;
+    fn flush(&self) -> DeviceFuture;
     /// Says that what the blocks hold is no longer wanted. They then read as anything.
-    fn trim(&self, at: Lba, blocks: u64) -> Pending;
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture;
 }
 
-/// An operation under way. Await it for its [`Done`].
-pub struct Pending(State);
+/// An operation under way. Await it for its [`IoResult`].
+pub struct DeviceFuture(FutureState);
 
-enum State {
-    Ready(Option<Done>),
-    Ticket(Ticket),
-    Later(Pin<Box<dyn Future<Output = Done>>>),
+enum FutureState {
+    Ready(Option<IoResult>),
+    Submitted(CompletionFuture),
+    Boxed(Pin<Box<dyn Future<Output = IoResult>>>),
 }
 
-impl Pending {
+impl DeviceFuture {
     /// Already finished.
-    pub fn ready(done: Done) -> Pending {
-        Pending(State::Ready(Some(done)))
+    pub fn ready(result: IoResult) -> DeviceFuture {
+        DeviceFuture(FutureState::Ready(Some(result)))
     }
     /// Under way on a core's device channel.
-    pub fn ticket(ticket: Ticket) -> Pending {
-        Pending(State::Ticket(ticket))
+    pub fn submitted(ticket: CompletionFuture) -> DeviceFuture {
+        DeviceFuture(FutureState::Submitted(ticket))
     }
     /// Whatever `future` says; costs an allocation, so for tests, faults and simulated devices.
-    pub fn later(future: impl Future<Output = Done> + 'static) -> Pending {
-        Pending(State::Later(Box::pin(future)))
+    pub fn boxed(future: impl Future<Output = IoResult> + 'static) -> DeviceFuture {
+        DeviceFuture(FutureState::Boxed(Box::pin(future)))
     }
     /// Refused, because the blocks are not on the device.
-    pub fn out_of_range(buffer: Option<Buffer>) -> Pending {
-        Pending::ready(Done { buffer, result: Err(DeviceError::OutOfRange) })
+    pub fn out_of_range(buffer: Option<Buffer>) -> DeviceFuture {
+        DeviceFuture::ready(IoResult { buffer, result: Err(DeviceError::OutOfRange) })
     }
 }
 
-impl Future for Pending {
-    type Output = Done;
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Done> {
+impl Future for DeviceFuture {
+    type Output = IoResult;
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult> {
         match &mut self.0 {
-            State::Ready(done) => Poll::Ready(done.take().expect("awaited once")),
-            State::Ticket(ticket) => {
-                let Completed { buffer, result } = ready!(Pin::new(ticket).poll(context));
+            FutureState::Ready(result) => Poll::Ready(result.take().expect("awaited once")),
+            FutureState::Submitted(ticket) => {
+                let IoCompletion { buffer, result } = ready!(Pin::new(ticket).poll(context));
                 let result = result.map_err(|code| match code {
                     28 => DeviceError::NoSpace, // ENOSPC
                     code => DeviceError::Io(code),
                 });
-                Poll::Ready(Done { buffer, result })
+                Poll::Ready(IoResult { buffer, result })
             }
-            State::Later(future) => future.as_mut().poll(context),
+            FutureState::Boxed(future) => future.as_mut().poll(context),
         }
     }
 }

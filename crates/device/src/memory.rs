@@ -5,9 +5,9 @@
 //! Invariants: all memory is touched when the device is made, so no write pays for a first touch; a
 //! write of one stripe is seen whole or not at all, of several stripes by parts, as on a disk.
 
-use crate::{Device, Done, Geometry, Pending};
+use crate::{Device, DeviceFuture, Geometry, IoResult};
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::{HugeBytes, expect_read, expect_write};
+use octokv_runtime::{HugePageBuffer, prefetch_read, prefetch_write};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -15,34 +15,35 @@ use std::sync::Arc;
 /// Stripes have this many bytes, or more where there would be more than [`STRIPES_MAX`] of them.
 const STRIPE_BYTES_MIN: usize = 2 << 20;
 /// As much of a record as is worth asking for ahead.
-const EXPECTED_BYTES_MAX: usize = 8192;
+const PREFETCH_BYTES_MAX: usize = 8192;
 const STRIPES_MAX: u64 = 4096;
 
 /// The memory itself, shared by the devices of all cores.
-pub struct Memory {
-    stripes: Box<[Mutex<HugeBytes>]>,
+pub struct RamDisk {
+    stripes: Box<[Mutex<HugePageBuffer>]>,
     stripe_bytes: usize,
     geometry: Geometry,
 }
 
-impl Memory {
+impl RamDisk {
     /// `bytes` of zeroed blocks, rounded down to whole blocks.
     ///
     /// # Errors
     /// When the system has not so much memory.
-    pub fn new(bytes: u64, block_bytes: u32) -> io::Result<Arc<Memory>> {
+    pub fn new(bytes: u64, block_bytes: u32) -> io::Result<Arc<RamDisk>> {
         let blocks = bytes / u64::from(block_bytes);
         let bytes = blocks * u64::from(block_bytes);
-        let least = bytes.div_ceil(STRIPES_MAX).max(1);
-        let stripe_bytes = least.next_multiple_of(STRIPE_BYTES_MIN as u64) as usize;
-        let touched = |_| {
-            let mut stripe = HugeBytes::new(stripe_bytes)?;
+        let stripe_bytes_min = bytes.div_ceil(STRIPES_MAX).max(1);
+        let stripe_bytes = stripe_bytes_min.next_multiple_of(STRIPE_BYTES_MIN as u64) as usize;
+        let new_stripe = |_| {
+            let mut stripe = HugePageBuffer::new(stripe_bytes)?;
             stripe.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
             Ok(Mutex::new(stripe))
         };
-        let stripes: io::Result<Box<[_]>> = (0..bytes.div_ceil(stripe_bytes as u64)).map(touched).collect();
+        let stripes: io::Result<Box<[_]>> =
+            (0..bytes.div_ceil(stripe_bytes as u64)).map(new_stripe).collect();
         let geometry = Geometry { block_bytes, blocks, volatile: true };
-        Ok(Arc::new(Memory { stripes: stripes?, stripe_bytes, geometry }))
+        Ok(Arc::new(RamDisk { stripes: stripes?, stripe_bytes, geometry }))
     }
 
     /// Its shape.
@@ -51,7 +52,12 @@ impl Memory {
     }
 
     /// Calls `each` with every stripe's part of `len` bytes from byte `offset`, in order.
-    fn parts(&self, offset: u64, len: usize, mut each: impl FnMut(&mut [u8], std::ops::Range<usize>)) {
+    fn for_each_stripe(
+        &self,
+        offset: u64,
+        len: usize,
+        mut each: impl FnMut(&mut [u8], std::ops::Range<usize>),
+    ) {
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
@@ -64,14 +70,14 @@ impl Memory {
     }
 }
 
-/// One core's view of a [`Memory`].
+/// One core's view of a [`RamDisk`].
 pub struct MemoryDevice {
-    memory: Arc<Memory>,
+    memory: Arc<RamDisk>,
 }
 
 impl MemoryDevice {
     /// A view of `memory`.
-    pub fn new(memory: Arc<Memory>) -> MemoryDevice {
+    pub fn new(memory: Arc<RamDisk>) -> MemoryDevice {
         MemoryDevice { memory }
     }
 
@@ -81,10 +87,10 @@ impl MemoryDevice {
 
     /// Gives the front of a record to a hint. A hint is not worth a wait for a lock, nor what lies in the next stripe;
     /// and a long record is a stream, which the processor sees coming by itself.
-    fn front(&self, at: Lba, blocks: u64, hint: impl FnOnce(&mut [u8])) {
-        let Memory { stripes, stripe_bytes, geometry } = &*self.memory;
-        let bytes = (blocks as usize * geometry.block_bytes as usize).min(EXPECTED_BYTES_MAX);
-        if !geometry.holds(at, bytes) {
+    fn prefetch_front(&self, at: Lba, blocks: u64, prefetch: impl FnOnce(&mut [u8])) {
+        let RamDisk { stripes, stripe_bytes, geometry } = &*self.memory;
+        let bytes = (blocks as usize * geometry.block_bytes as usize).min(PREFETCH_BYTES_MAX);
+        if !geometry.is_valid_range(at, bytes) {
             return;
         }
         let (offset, stripe_bytes) = (self.offset(at), *stripe_bytes as u64);
@@ -92,7 +98,7 @@ impl MemoryDevice {
         let stripe = stripes.get((offset / stripe_bytes) as usize).and_then(Mutex::try_lock);
         if let Some(mut stripe) = stripe {
             let end = (within + bytes).min(stripe.len());
-            hint(&mut stripe[within..end]);
+            prefetch(&mut stripe[within..end]);
         }
     }
 }
@@ -104,33 +110,33 @@ impl Device for MemoryDevice {
     fn name(&self) -> &str {
         "memory"
     }
-    fn read(&self, at: Lba, mut buffer: Buffer) -> Pending {
-        if !self.memory.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
+        if !self.memory.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
         let (offset, len) = (self.offset(at), buffer.len());
-        self.memory.parts(offset, len, |stripe, range| buffer[range].copy_from_slice(stripe));
-        Pending::ready(Done { buffer: Some(buffer), result: Ok(()) })
+        self.memory.for_each_stripe(offset, len, |stripe, range| buffer[range].copy_from_slice(stripe));
+        DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.memory.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.memory.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
         let (offset, len) = (self.offset(at), buffer.len());
-        self.memory.parts(offset, len, |stripe, range| stripe.copy_from_slice(&buffer[range]));
-        Pending::ready(Done { buffer: Some(buffer), result: Ok(()) })
+        self.memory.for_each_stripe(offset, len, |stripe, range| stripe.copy_from_slice(&buffer[range]));
+        DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
     }
-    fn expect_write(&self, at: Lba, blocks: u64) {
-        self.front(at, blocks, expect_write);
+    fn prefetch_write(&self, at: Lba, blocks: u64) {
+        self.prefetch_front(at, blocks, prefetch_write);
     }
-    fn expect_read(&self, at: Lba, blocks: u64) {
-        self.front(at, blocks, |front| expect_read(front));
+    fn prefetch_read(&self, at: Lba, blocks: u64) {
+        self.prefetch_front(at, blocks, |front| prefetch_read(front));
     }
-    fn flush(&self) -> Pending {
-        Pending::ready(Done { buffer: None, result: Ok(()) })
+    fn flush(&self) -> DeviceFuture {
+        DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
     }
-    fn trim(&self, _at: Lba, _blocks: u64) -> Pending {
-        Pending::ready(Done { buffer: None, result: Ok(()) })
+    fn trim(&self, _at: Lba, _blocks: u64) -> DeviceFuture {
+        DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
     }
 }
 
@@ -141,7 +147,7 @@ mod tests {
 
     #[test]
     fn what_is_written_across_stripes_is_read_back() {
-        let memory = Memory::new(8 << 20, 512).unwrap();
+        let memory = RamDisk::new(8 << 20, 512).unwrap();
         let (one, other) = (MemoryDevice::new(Arc::clone(&memory)), MemoryDevice::new(memory));
         let mut buffer = Buffer::zeroed(8192);
         buffer.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
@@ -153,12 +159,12 @@ mod tests {
 
     #[test]
     fn a_device_of_no_bytes_has_no_blocks() {
-        assert_eq!(MemoryDevice::new(Memory::new(1, 512).unwrap()).geometry().blocks, 0);
+        assert_eq!(MemoryDevice::new(RamDisk::new(1, 512).unwrap()).geometry().blocks, 0);
     }
 
     #[test]
     fn blocks_beyond_the_end_are_refused() {
-        let device = MemoryDevice::new(Memory::new(1 << 20, 4096).unwrap());
+        let device = MemoryDevice::new(RamDisk::new(1 << 20, 4096).unwrap());
         let done = block_on(device.read(Lba(256), Buffer::zeroed(4096)), || ());
         assert_eq!(done.result, Err(crate::DeviceError::OutOfRange));
         assert!(done.buffer.is_some());

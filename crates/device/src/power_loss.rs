@@ -1,6 +1,6 @@
 //! A disk whose power can be cut at any write or flush, to see what its user finds afterwards.
 //!
-//! In: operations. Out: their completion, when [`PowerDisk::complete`] picks one; and for every point
+//! In: operations. Out: their completion, when [`PowerLossDisk::complete`] picks one; and for every point
 //! of the past the images that a power cut there can leave. Holds: the contents, and the history of
 //! every write and flush since the start.
 //!
@@ -10,11 +10,11 @@
 //!                 └── power cut: whole, torn at 512 B, or lost ──┘
 //! ```
 //! Invariants: a write whose completion came before a completed flush began is in every later image;
-//! any other write is in none, some or all of its sectors, by the chosen [`Cut`].
+//! any other write is in none, some or all of its sectors, by the chosen [`PowerLossMode`].
 //! Tested by the power-cut tests of the engines.
 
-use crate::{Device, Done, Geometry, Pending};
-use octokv_base::{Buffer, Lba, Random};
+use crate::{Device, DeviceFuture, Geometry, IoResult};
+use octokv_base::{Buffer, Lba, Prng};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -26,7 +26,7 @@ pub const SECTOR_BYTES: usize = 512;
 
 /// What becomes of the writes that no flush has made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum PowerLossMode {
     /// None of them survives.
     Lost,
     /// All that completed survive; those under way are torn, each sector old or new.
@@ -37,13 +37,14 @@ pub enum Cut {
     Kept,
 }
 
-impl Cut {
+impl PowerLossMode {
     /// Every variant.
-    pub const ALL: [Cut; 4] = [Cut::Lost, Cut::Torn, Cut::Reordered, Cut::Kept];
+    pub const ALL: [PowerLossMode; 4] =
+        [PowerLossMode::Lost, PowerLossMode::Torn, PowerLossMode::Reordered, PowerLossMode::Kept];
 }
 
 /// One thing that happened at the disk.
-enum Event {
+enum HistoryEvent {
     Submitted {
         write: usize,
     },
@@ -56,87 +57,87 @@ enum Event {
     },
 }
 
-struct Write {
+struct LoggedWrite {
     offset: usize,
     bytes: Rc<[u8]>,
 }
 
-enum Work {
+enum DiskOp {
     Read { offset: usize },
     Write { write: usize },
     Flush { since: usize },
 }
 
-struct Queued {
-    work: Work,
-    answer: Rc<RefCell<Answer>>,
+struct QueuedOp {
+    op: DiskOp,
+    completion: Rc<RefCell<CompletionSlot>>,
 }
 
-struct Answer {
-    done: Option<Done>,
+struct CompletionSlot {
+    result: Option<IoResult>,
     buffer: Option<Buffer>,
     waker: Option<Waker>,
 }
 
-struct Disk {
+struct DiskState {
     contents: Vec<u8>,
-    at_start: Vec<u8>,
-    writes: Vec<Write>,
-    events: Vec<Event>,
-    queue: VecDeque<Queued>,
+    initial_contents: Vec<u8>,
+    writes: Vec<LoggedWrite>,
+    events: Vec<HistoryEvent>,
+    queue: VecDeque<QueuedOp>,
 }
 
 /// The disk, shared by cloning.
 #[derive(Clone)]
-pub struct PowerDisk {
-    disk: Rc<RefCell<Disk>>,
+pub struct PowerLossDisk {
+    disk: Rc<RefCell<DiskState>>,
     geometry: Geometry,
 }
 
-impl PowerDisk {
+impl PowerLossDisk {
     /// A disk that holds `image`.
-    pub fn new(image: Vec<u8>, block_bytes: u32) -> PowerDisk {
+    pub fn new(image: Vec<u8>, block_bytes: u32) -> PowerLossDisk {
         let blocks = image.len() as u64 / u64::from(block_bytes);
-        let disk = Disk {
-            at_start: image.clone(),
+        let disk = DiskState {
+            initial_contents: image.clone(),
             contents: image,
             writes: Vec::new(),
             events: Vec::new(),
             queue: VecDeque::new(),
         };
-        PowerDisk {
+        PowerLossDisk {
             disk: Rc::new(RefCell::new(disk)),
             geometry: Geometry { block_bytes, blocks, volatile: false },
         }
     }
 
     /// Completes one operation under way, any of them, as `random` chooses. False when there is none.
-    pub fn complete(&self, random: &mut Random) -> bool {
+    pub fn complete_one(&self, random: &mut Prng) -> bool {
         let mut disk = self.disk.borrow_mut();
         let waiting = disk.queue.len();
         if waiting == 0 {
             return false;
         }
         let queued = disk.queue.remove(random.below(waiting as u64) as usize).expect("within the queue");
-        let mut buffer = queued.answer.borrow_mut().buffer.take();
-        match queued.work {
-            Work::Read { offset } => {
+        let mut buffer = queued.completion.borrow_mut().buffer.take();
+        match queued.op {
+            DiskOp::Read { offset } => {
                 let into = buffer.as_mut().expect("a read has a buffer");
                 let len = into.len();
                 into.copy_from_slice(&disk.contents[offset..offset + len]);
             }
-            Work::Write { write } => {
-                let Write { offset, bytes } = &disk.writes[write];
+            DiskOp::Write { write } => {
+                let LoggedWrite { offset, bytes } = &disk.writes[write];
                 let (offset, bytes) = (*offset, Rc::clone(bytes));
                 disk.contents[offset..offset + bytes.len()].copy_from_slice(&bytes);
-                disk.events.push(Event::Completed { write });
+                disk.events.push(HistoryEvent::Completed { write });
             }
-            Work::Flush { since } => disk.events.push(Event::Flushed { since }),
+            DiskOp::Flush { since } => disk.events.push(HistoryEvent::Flushed { since }),
         }
         drop(disk);
-        let mut answer = queued.answer.borrow_mut();
-        answer.done = Some(Done { buffer, result: Ok(()) });
-        if let Some(waker) = answer.waker.take() {
+        let mut completion = queued.completion.borrow_mut();
+        completion.result = Some(IoResult { buffer, result: Ok(()) });
+        if let Some(waker) = completion.waker.take() {
             waker.wake();
         }
         true
@@ -153,21 +154,21 @@ impl PowerDisk {
     }
 
     /// The image that a power cut after the first `events` events leaves.
-    pub fn cut(&self, events: usize, cut: Cut, random: &mut Random) -> Vec<u8> {
-        let mut history = History::of(self);
+    pub fn image_after_power_loss(&self, events: usize, cut: PowerLossMode, random: &mut Prng) -> Vec<u8> {
+        let mut history = DiskHistory::of(self);
         history.advance(events);
         history.image(cut, random)
     }
 
-    fn submit(&self, work: Work, buffer: Option<Buffer>) -> Pending {
-        let answer = Rc::new(RefCell::new(Answer { done: None, buffer, waker: None }));
-        self.disk.borrow_mut().queue.push_back(Queued { work, answer: Rc::clone(&answer) });
-        Pending::later(poll_fn(move |context| {
-            let mut answer = answer.borrow_mut();
-            match answer.done.take() {
-                Some(done) => Poll::Ready(done),
+    fn submit(&self, work: DiskOp, buffer: Option<Buffer>) -> DeviceFuture {
+        let completion = Rc::new(RefCell::new(CompletionSlot { result: None, buffer, waker: None }));
+        self.disk.borrow_mut().queue.push_back(QueuedOp { op: work, completion: Rc::clone(&completion) });
+        DeviceFuture::boxed(poll_fn(move |context| {
+            let mut completion = completion.borrow_mut();
+            match completion.result.take() {
+                Some(result) => Poll::Ready(result),
                 None => {
-                    answer.waker = Some(context.waker().clone());
+                    completion.waker = Some(context.waker().clone());
                     Poll::Pending
                 }
             }
@@ -175,99 +176,99 @@ impl PowerDisk {
     }
 }
 
-impl Device for PowerDisk {
+impl Device for PowerLossDisk {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
     fn name(&self) -> &str {
         "power-disk"
     }
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
         let offset = at.0 as usize * self.geometry.block_bytes as usize;
-        self.submit(Work::Read { offset }, Some(buffer))
+        self.submit(DiskOp::Read { offset }, Some(buffer))
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
         let offset = at.0 as usize * self.geometry.block_bytes as usize;
         let write = {
             let mut disk = self.disk.borrow_mut();
             let write = disk.writes.len();
-            disk.writes.push(Write { offset, bytes: Rc::from(&buffer[..]) });
-            disk.events.push(Event::Submitted { write });
+            disk.writes.push(LoggedWrite { offset, bytes: Rc::from(&buffer[..]) });
+            disk.events.push(HistoryEvent::Submitted { write });
             write
         };
-        self.submit(Work::Write { write }, Some(buffer))
+        self.submit(DiskOp::Write { write }, Some(buffer))
     }
-    fn flush(&self) -> Pending {
+    fn flush(&self) -> DeviceFuture {
         let since = self.events();
-        self.submit(Work::Flush { since }, None)
+        self.submit(DiskOp::Flush { since }, None)
     }
-    fn trim(&self, _at: Lba, _blocks: u64) -> Pending {
-        Pending::ready(Done { buffer: None, result: Ok(()) })
+    fn trim(&self, _at: Lba, _blocks: u64) -> DeviceFuture {
+        DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
     }
 }
 
 /// The past of a disk, walked forward event by event: cheap when every point is cut in turn.
-pub struct History {
-    disk: PowerDisk,
+pub struct DiskHistory {
+    disk: PowerLossDisk,
     /// What is durable for sure.
     durable: Vec<u8>,
     /// Writes that no flush covers, in the order of their submission, and the event that completed them.
-    loose: Vec<(usize, Option<usize>)>,
-    at: usize,
+    unflushed: Vec<(usize, Option<usize>)>,
+    events_applied: usize,
 }
 
-impl History {
+impl DiskHistory {
     /// The past of `disk`, from its start.
-    pub fn of(disk: &PowerDisk) -> History {
-        let durable = disk.disk.borrow().at_start.clone();
-        History { disk: disk.clone(), durable, loose: Vec::new(), at: 0 }
+    pub fn of(disk: &PowerLossDisk) -> DiskHistory {
+        let durable = disk.disk.borrow().initial_contents.clone();
+        DiskHistory { disk: disk.clone(), durable, unflushed: Vec::new(), events_applied: 0 }
     }
 
     /// Goes forward until `events` events have happened.
     pub fn advance(&mut self, events: usize) {
         let disk = self.disk.disk.borrow();
-        for (at, event) in disk.events.iter().enumerate().take(events).skip(self.at) {
+        for (at, event) in disk.events.iter().enumerate().take(events).skip(self.events_applied) {
             match *event {
-                Event::Submitted { write } => self.loose.push((write, None)),
-                Event::Completed { write } => {
-                    let loose = self.loose.iter_mut().find(|loose| loose.0 == write);
+                HistoryEvent::Submitted { write } => self.unflushed.push((write, None)),
+                HistoryEvent::Completed { write } => {
+                    let loose = self.unflushed.iter_mut().find(|loose| loose.0 == write);
                     loose.expect("submitted before completed").1 = Some(at);
                 }
-                Event::Flushed { since } => {
+                HistoryEvent::Flushed { since } => {
                     let covered = |completed: Option<usize>| completed.is_some_and(|at| at < since);
                     // In the order of completion, which is the order the cache holds them in.
-                    let mut settled: Vec<_> =
-                        self.loose.iter().copied().filter(|loose| covered(loose.1)).collect();
-                    settled.sort_by_key(|loose| loose.1);
-                    for (write, _) in settled {
-                        let Write { offset, bytes } = &disk.writes[write];
+                    let mut flushed: Vec<_> =
+                        self.unflushed.iter().copied().filter(|loose| covered(loose.1)).collect();
+                    flushed.sort_by_key(|loose| loose.1);
+                    for (write, _) in flushed {
+                        let LoggedWrite { offset, bytes } = &disk.writes[write];
                         self.durable[*offset..offset + bytes.len()].copy_from_slice(bytes);
                     }
-                    self.loose.retain(|loose| !covered(loose.1));
+                    self.unflushed.retain(|loose| !covered(loose.1));
                 }
             }
         }
-        self.at = self.at.max(events);
+        self.events_applied = self.events_applied.max(events);
     }
 
     /// The image that a power cut leaves at this point.
-    pub fn image(&self, cut: Cut, random: &mut Random) -> Vec<u8> {
+    pub fn image(&self, mode: PowerLossMode, random: &mut Prng) -> Vec<u8> {
         let mut image = self.durable.clone();
         let disk = self.disk.disk.borrow();
-        for &(write, completed) in &self.loose {
-            let Write { offset, bytes } = &disk.writes[write];
+        for &(write, completed) in &self.unflushed {
+            let LoggedWrite { offset, bytes } = &disk.writes[write];
             for (index, sector) in bytes.chunks(SECTOR_BYTES).enumerate() {
-                let kept = match cut {
-                    Cut::Lost => false,
-                    Cut::Kept => true,
-                    Cut::Torn => completed.is_some() || random.one_in(2),
-                    Cut::Reordered => {
+                let kept = match mode {
+                    PowerLossMode::Lost => false,
+                    PowerLossMode::Kept => true,
+                    PowerLossMode::Torn => completed.is_some() || random.one_in(2),
+                    PowerLossMode::Reordered => {
                         if index == 0 && random.one_in(2) {
                             break;
                         }
@@ -296,38 +297,38 @@ mod tests {
     }
 
     #[test]
-    fn a_flushed_write_survives_every_cut_and_a_loose_one_only_some() {
-        let (disk, mut random) = (PowerDisk::new(vec![0; 16384], 4096), Random::new(1));
-        let mut settle = || while disk.complete(&mut random) {};
-        block_on(disk.write(Lba(0), block(1)), &mut settle);
-        block_on(disk.flush(), &mut settle);
-        block_on(disk.write(Lba(1), block(2)), &mut settle);
-        let mut random = Random::new(2);
-        for cut in Cut::ALL {
-            let image = disk.cut(disk.events(), cut, &mut random);
-            assert_eq!(image[0], 1, "{cut:?}");
-            assert!(image[4096] == 2 || (image[4096] == 0 && cut != Cut::Kept), "{cut:?}");
+    fn a_flushed_write_survives_every_power_loss_and_an_unflushed_one_only_some() {
+        let (disk, mut random) = (PowerLossDisk::new(vec![0; 16384], 4096), Prng::new(1));
+        let mut complete_all = || while disk.complete_one(&mut random) {};
+        block_on(disk.write(Lba(0), block(1)), &mut complete_all);
+        block_on(disk.flush(), &mut complete_all);
+        block_on(disk.write(Lba(1), block(2)), &mut complete_all);
+        let mut random = Prng::new(2);
+        for mode in PowerLossMode::ALL {
+            let image = disk.image_after_power_loss(disk.events(), mode, &mut random);
+            assert_eq!(image[0], 1, "{mode:?}");
+            assert!(image[4096] == 2 || (image[4096] == 0 && mode != PowerLossMode::Kept), "{mode:?}");
         }
-        assert_eq!(disk.cut(disk.events(), Cut::Lost, &mut random)[4096], 0);
-        assert_eq!(disk.cut(0, Cut::Kept, &mut random)[0], 0);
+        assert_eq!(disk.image_after_power_loss(disk.events(), PowerLossMode::Lost, &mut random)[4096], 0);
+        assert_eq!(disk.image_after_power_loss(0, PowerLossMode::Kept, &mut random)[0], 0);
     }
 
     #[test]
-    fn a_write_under_way_is_torn_between_sectors() {
-        let disk = PowerDisk::new(vec![0; 4096], 4096);
-        let _under_way = disk.write(Lba(0), block(7));
-        let mut random = Random::new(3);
-        let image = disk.cut(disk.events(), Cut::Torn, &mut random);
+    fn a_write_in_flight_is_torn_between_sectors() {
+        let disk = PowerLossDisk::new(vec![0; 4096], 4096);
+        let _in_flight = disk.write(Lba(0), block(7));
+        let mut random = Prng::new(3);
+        let image = disk.image_after_power_loss(disk.events(), PowerLossMode::Torn, &mut random);
         let sectors: Vec<u8> = image.chunks(SECTOR_BYTES).map(|sector| sector[0]).collect();
         assert!(sectors.contains(&0) && sectors.contains(&7), "{sectors:?}");
     }
 
     #[test]
     fn a_flush_covers_only_what_had_completed_before_it() {
-        let (disk, mut random) = (PowerDisk::new(vec![0; 4096], 4096), Random::new(4));
+        let (disk, mut random) = (PowerLossDisk::new(vec![0; 4096], 4096), Prng::new(4));
         let _flush = disk.flush();
         let _write = disk.write(Lba(0), block(9));
-        while disk.complete(&mut random) {}
-        assert_eq!(disk.cut(disk.events(), Cut::Lost, &mut random)[0], 0);
+        while disk.complete_one(&mut random) {}
+        assert_eq!(disk.image_after_power_loss(disk.events(), PowerLossMode::Lost, &mut random)[0], 0);
     }
 }

@@ -3,11 +3,11 @@
 //! The drive: dies 0 and 2 on one channel, 1 and 3 on the other; a stripe is 2 pages of 4 KiB. In microseconds: a page
 //! is read in 50, programmed in 500, erased in 2,000, carried in 10, sent in 5; a command is 5 for a read, else 3.
 
-use octokv_base::{Lba, Nanos, Random};
-use octokv_device::ssd_model::drive_profiles::{Drive, EVO_970, Flush, Turbo};
-use octokv_device::ssd_model::{Model, Statistics};
+use octokv_base::{Lba, Nanos, Prng};
+use octokv_device::ssd_model::drive_profiles::{DriveProfile, EVO_970, FlushModel, SlcCache};
+use octokv_device::ssd_model::{SsdModel, SsdStatistics};
 
-const ROUND: Drive = Drive {
+const TEST_PROFILE: DriveProfile = DriveProfile {
     name: "round",
     product: "round numbers",
     capacity_bytes: 4 * 20 * 16 * 4096,
@@ -20,18 +20,18 @@ const ROUND: Drive = Drive {
     page_read: Nanos::from_micros(50),
     page_program: Nanos::from_micros(500),
     block_erase: Nanos::from_micros(2_000),
-    cell_bits: 2,
-    turbo: None,
+    bits_per_cell: 2,
+    slc_cache: None,
     channel_bytes_per_s: 409_600_000,
     link_read_bytes_per_s: 819_200_000,
     link_write_bytes_per_s: 819_200_000,
-    read_command: Nanos::from_micros(5),
-    write_command: Nanos::from_micros(3),
+    read_overhead: Nanos::from_micros(5),
+    write_overhead: Nanos::from_micros(3),
     read_interval: Nanos::from_micros(1),
     write_interval: Nanos::from_micros(1),
     buffer_bytes: 8 * 4096,
-    flush: Flush::Drained { then: Nanos::from_micros(100) },
-    spare_blocks: 3,
+    flush: FlushModel::DrainBuffer { mapping_write: Nanos::from_micros(100) },
+    gc_threshold_blocks: 3,
 };
 
 /// When a test begins: everything before is over.
@@ -47,7 +47,7 @@ enum Op {
 }
 use Op::{Flush as F, Read as R, Trim as T, Write as W};
 
-fn apply(model: &mut Model, begin: Nanos, op: Op) -> Nanos {
+fn apply(model: &mut SsdModel, begin: Nanos, op: Op) -> Nanos {
     let at = |after: u64| begin + Nanos::from_micros(after);
     match op {
         R(after, page, pages) => model.read(at(after), Lba(page), pages),
@@ -58,8 +58,8 @@ fn apply(model: &mut Model, begin: Nanos, op: Op) -> Nanos {
 }
 
 /// A drive whose first 16 pages are on flash: pages 0 and 1 on die 0, 2 and 3 on die 1, and so on, twice around.
-fn written(drive: Drive) -> Model {
-    let mut model = Model::new(drive, 4096);
+fn prefilled_model(drive: DriveProfile) -> SsdModel {
+    let mut model = SsdModel::new(drive, 4096);
     for stripe in 0..8 {
         model.write(Nanos::from_millis(10 * stripe), Lba(2 * stripe), 2);
     }
@@ -69,58 +69,63 @@ fn written(drive: Drive) -> Model {
 }
 
 /// Applies the operations and says how many microseconds after the beginning the last was done.
-fn micros(mut model: Model, ops: &[Op]) -> u64 {
+fn completion_us(mut model: SsdModel, ops: &[Op]) -> u64 {
     let done = ops.iter().map(|&op| apply(&mut model, BEGIN, op)).last().unwrap();
     (done - BEGIN).0 / 1_000
 }
 
 #[test]
-fn each_kind_of_waiting_takes_its_time() {
-    let capacitors = Drive { flush: Flush::AtOnce, ..ROUND };
+fn each_operation_takes_its_modelled_time() {
+    let capacitors = DriveProfile { flush: FlushModel::Immediate, ..TEST_PROFILE };
     // The last operation is done after so many microseconds.
-    let table: [(&str, u64, Drive, &[Op]); 22] = [
-        ("a page: command, cells, channel, link", 70, ROUND, &[R(0, 0, 1)]),
-        ("a stripe: its pages are read together", 85, ROUND, &[R(0, 0, 2)]),
-        ("two stripes on two dies and channels", 95, ROUND, &[R(0, 0, 4)]),
-        ("never written: no die", 10, ROUND, &[R(0, 20, 1)]),
-        ("two reads of one die", 120, ROUND, &[R(0, 0, 1), R(0, 1, 1)]),
-        ("two dies and channels: the link", 75, ROUND, &[R(0, 0, 1), R(0, 2, 1)]),
-        ("two dies, one channel", 80, ROUND, &[R(0, 0, 1), R(0, 4, 1)]),
-        ("a slow die holds nobody up", 75, ROUND, &[R(0, 0, 1), R(0, 1, 1), R(0, 2, 1)]),
-        ("a write: command, link", 8, ROUND, &[W(0, 30, 1)]),
-        ("read from the buffer", 30, ROUND, &[W(0, 30, 1), R(20, 30, 1)]),
-        ("read from the buffer while programmed", 30, ROUND, &[W(0, 30, 2), R(20, 30, 1)]),
-        ("read when it is programmed", 670, ROUND, &[W(0, 30, 2), R(600, 30, 1)]),
+    let table: [(&str, u64, DriveProfile, &[Op]); 22] = [
+        ("a page: command, cells, channel, link", 70, TEST_PROFILE, &[R(0, 0, 1)]),
+        ("a stripe: its pages are read together", 85, TEST_PROFILE, &[R(0, 0, 2)]),
+        ("two stripes on two dies and channels", 95, TEST_PROFILE, &[R(0, 0, 4)]),
+        ("never written: no die", 10, TEST_PROFILE, &[R(0, 20, 1)]),
+        ("two reads of one die", 120, TEST_PROFILE, &[R(0, 0, 1), R(0, 1, 1)]),
+        ("two dies and channels: the link", 75, TEST_PROFILE, &[R(0, 0, 1), R(0, 2, 1)]),
+        ("two dies, one channel", 80, TEST_PROFILE, &[R(0, 0, 1), R(0, 4, 1)]),
+        ("a slow die holds nobody up", 75, TEST_PROFILE, &[R(0, 0, 1), R(0, 1, 1), R(0, 2, 1)]),
+        ("a write: command, link", 8, TEST_PROFILE, &[W(0, 30, 1)]),
+        ("read from the buffer", 30, TEST_PROFILE, &[W(0, 30, 1), R(20, 30, 1)]),
+        ("read from the buffer while programmed", 30, TEST_PROFILE, &[W(0, 30, 2), R(20, 30, 1)]),
+        ("read when it is programmed", 670, TEST_PROFILE, &[W(0, 30, 2), R(600, 30, 1)]),
         // The program begins when both pages are there, at 13, and is over at 13 + 20 + 500.
-        ("a read behind a program", 598, ROUND, &[W(0, 30, 2), R(20, 0, 1)]),
-        ("a read before a program", 80, ROUND, &[W(0, 30, 2), R(10, 0, 1)]),
-        ("a read beside a program", 90, ROUND, &[W(0, 30, 2), R(20, 2, 1)]),
+        ("a read behind a program", 598, TEST_PROFILE, &[W(0, 30, 2), R(20, 0, 1)]),
+        ("a read before a program", 80, TEST_PROFILE, &[W(0, 30, 2), R(10, 0, 1)]),
+        ("a read beside a program", 90, TEST_PROFILE, &[W(0, 30, 2), R(20, 2, 1)]),
         // The ninth page waits for the first program, at 533, the eleventh for the second, at 543.
-        ("the buffer is full", 553, ROUND, &[W(0, 30, 12)]),
-        ("written twice, kept once", 53, ROUND, &[W(0, 30, 7), W(0, 30, 1), W(10, 37, 1), W(20, 36, 1)]),
+        ("the buffer is full", 553, TEST_PROFILE, &[W(0, 30, 12)]),
+        (
+            "written twice, kept once",
+            53,
+            TEST_PROFILE,
+            &[W(0, 30, 7), W(0, 30, 1), W(10, 37, 1), W(20, 36, 1)],
+        ),
         // Half a stripe is programmed: from 20 on, channel 20, cells 500, mapping 100.
-        ("a flush", 640, ROUND, &[W(0, 30, 1), F(20)]),
-        ("a flush of nothing new", 1003, ROUND, &[W(0, 30, 1), F(20), F(1000)]),
-        ("a flush during a flush", 640, ROUND, &[W(0, 30, 1), F(20), F(30)]),
+        ("a flush", 640, TEST_PROFILE, &[W(0, 30, 1), F(20)]),
+        ("a flush of nothing new", 1003, TEST_PROFILE, &[W(0, 30, 1), F(20), F(1000)]),
+        ("a flush during a flush", 640, TEST_PROFILE, &[W(0, 30, 1), F(20), F(30)]),
         ("a flush where there are capacitors", 23, capacitors, &[W(0, 30, 1), F(20)]),
-        ("trimmed: no die", 20, ROUND, &[T(0, 0, 2), R(10, 0, 1)]),
+        ("trimmed: no die", 20, TEST_PROFILE, &[T(0, 0, 2), R(10, 0, 1)]),
     ];
     for (name, want, drive, ops) in table {
-        assert_eq!(micros(written(drive), ops), want, "{name}");
+        assert_eq!(completion_us(prefilled_model(drive), ops), want, "{name}");
     }
 }
 
 #[test]
-fn contents_older_than_the_model_are_read_from_dies() {
-    let old = || Model::new(ROUND, 4096).holding_old();
-    assert_eq!(micros(old(), &[R(0, 20, 1)]), 70);
-    assert_eq!(micros(old(), &[R(0, 20, 1), R(0, 21, 1)]), 120);
-    assert_eq!(micros(old(), &[W(0, 20, 1), R(10, 20, 1)]), 20);
+fn prefilled_pages_are_read_from_dies() {
+    let prefilled = || SsdModel::new(TEST_PROFILE, 4096).prefilled();
+    assert_eq!(completion_us(prefilled(), &[R(0, 20, 1)]), 70);
+    assert_eq!(completion_us(prefilled(), &[R(0, 20, 1), R(0, 21, 1)]), 120);
+    assert_eq!(completion_us(prefilled(), &[W(0, 20, 1), R(10, 20, 1)]), 20);
 }
 
 #[test]
-fn a_page_that_is_written_in_part_is_read_first_and_the_host_does_not_wait() {
-    let mut model = Model::new(ROUND, 512);
+fn a_partial_page_write_reads_the_page_without_delaying_the_host() {
+    let mut model = SsdModel::new(TEST_PROFILE, 512);
     model.write(Nanos::ZERO, Lba(0), 16);
     let done = model.write(BEGIN, Lba(3), 1);
     assert_eq!(done - BEGIN, Nanos(3_000 + 625));
@@ -132,29 +137,29 @@ fn a_page_that_is_written_in_part_is_read_first_and_the_host_does_not_wait() {
 }
 
 #[test]
-fn the_turbo_part_is_fast_until_it_is_full_and_again_after_a_rest() {
+fn the_slc_cache_is_fast_until_full_and_again_after_idle_time() {
     // Two turbo blocks of 8 pages: each die that opens one has it alone.
     let rest = Nanos::from_millis(50);
-    let turbo = Turbo { bytes: 16 * 4096, program: Nanos::from_micros(100), rest };
-    let mut model = Model::new(Drive { turbo: Some(turbo), ..ROUND }, 4096);
+    let slc_cache = SlcCache { bytes: 16 * 4096, page_program: Nanos::from_micros(100), idle_delay: rest };
+    let mut model = SsdModel::new(DriveProfile { slc_cache: Some(slc_cache), ..TEST_PROFILE }, 4096);
     let mut programs = |begin: Nanos| {
         for stripe in 0..24 {
             model.write(begin + Nanos::from_millis(stripe), Lba(2 * stripe), 2);
         }
         let after = begin + Nanos::from_millis(30);
         model.read(after, Lba(0), 1);
-        let Statistics { turbo_programs, programs, pages_moved, .. } = model.statistics();
+        let SsdStatistics { slc_programs: turbo_programs, programs, pages_moved, .. } = model.statistics();
         (*turbo_programs, *programs, *pages_moved)
     };
     assert_eq!(programs(Nanos::ZERO), (8, 16, 0));
     // All that was written one bit a cell has moved, and the next writes are as fast.
-    let (turbo, dense, moved) = programs(BEGIN);
-    assert_eq!((turbo, dense, moved), (16, 16 + 8 + 16, 16));
+    let (slc, dense, moved) = programs(BEGIN);
+    assert_eq!((slc, dense, moved), (16, 16 + 8 + 16, 16));
 }
 
 /// Fills the drive's `pages` and overwrites them at random `rounds` times over, one page a command.
-fn churn(model: &mut Model, pages: u64, rounds: u64, seed: u64) -> Nanos {
-    let mut random = Random::new(seed);
+fn churn(model: &mut SsdModel, pages: u64, rounds: u64, seed: u64) -> Nanos {
+    let mut random = Prng::new(seed);
     let mut now = Nanos::ZERO;
     for page in 0..pages {
         now = model.write(now, Lba(page), 1);
@@ -166,20 +171,20 @@ fn churn(model: &mut Model, pages: u64, rounds: u64, seed: u64) -> Nanos {
 }
 
 #[test]
-fn stale_space_is_collected_and_what_is_trimmed_need_not_be_moved() {
-    let pages = ROUND.capacity_bytes / 4096;
-    let mut full = Model::new(ROUND, 4096);
+fn garbage_collection_frees_stale_blocks_and_skips_trimmed_pages() {
+    let pages = TEST_PROFILE.capacity_bytes / 4096;
+    let mut full = SsdModel::new(TEST_PROFILE, 4096);
     let now = churn(&mut full, pages, 4, 1);
     full.flush(now);
     assert_eq!(full.mapped_pages(), pages);
     let full = full.statistics();
     assert!(full.erases > 100 && full.pages_moved > pages, "{full:?}");
 
-    let mut trimmed = Model::new(ROUND, 4096);
+    let mut trimmed = SsdModel::new(TEST_PROFILE, 4096);
     let now = churn(&mut trimmed, pages, 0, 1);
     trimmed.trim(now, Lba(pages / 2), pages / 2);
     assert!(trimmed.mapped_pages() <= pages / 2);
-    let mut random = Random::new(2);
+    let mut random = Prng::new(2);
     let mut now = now;
     for _ in 0..4 * pages {
         now = trimmed.write(now, Lba(random.below(pages / 2)), 1);
@@ -189,12 +194,12 @@ fn stale_space_is_collected_and_what_is_trimmed_need_not_be_moved() {
 }
 
 #[test]
-fn collecting_keeps_reads_waiting() {
-    let pages = ROUND.capacity_bytes / 4096;
+fn garbage_collection_delays_reads() {
+    let pages = TEST_PROFILE.capacity_bytes / 4096;
     let mean = |rounds| {
-        let mut model = Model::new(ROUND, 4096);
+        let mut model = SsdModel::new(TEST_PROFILE, 4096);
         let mut now = churn(&mut model, pages, rounds, 3);
-        let (mut random, mut total) = (Random::new(4), Nanos::ZERO);
+        let (mut random, mut total) = (Prng::new(4), Nanos::ZERO);
         for _ in 0..80 {
             now = model.write(now + Nanos::from_millis(2), Lba(random.below(pages)), 1);
             let soon = now + Nanos::from_micros(50);
@@ -209,7 +214,7 @@ fn collecting_keeps_reads_waiting() {
 /// The write amplification of greedy collection under uniform overwrites, with `spread` = physical over used space:
 /// a / (a + W(−a·e^−a)), W being Lambert's function (Xiang and Kurkoski, "An Improved Analytical Expression for Write
 /// Amplification in NAND Flash", 2012; Desnoyers, 2012). For 1.3 they give 2.36.
-fn greedy(spread: f64) -> f64 {
+fn greedy_write_amplification(spread: f64) -> f64 {
     let argument = -spread * (-spread).exp();
     // The principal branch lies between −1 and 0: halve the interval.
     let (mut low, mut high) = (-1.0_f64, 0.0_f64);
@@ -221,18 +226,19 @@ fn greedy(spread: f64) -> f64 {
 }
 
 #[test]
-fn write_amplification_is_that_of_greedy_collection() {
-    assert!((greedy(1.3) - 2.36).abs() < 0.01, "{}", greedy(1.3));
+fn write_amplification_matches_the_greedy_gc_formula() {
+    assert!((greedy_write_amplification(1.3) - 2.36).abs() < 0.01, "{}", greedy_write_amplification(1.3));
     // 4 dies of 200 blocks of 128 pages.
     let physical = 4 * 200 * 128;
     for percent in [90, 80, 70] {
         let used = physical * percent / 100;
         let capacity_bytes = used * 4096;
-        let drive = Drive { capacity_bytes, pages_per_block: 64, blocks_per_plane: 200, ..ROUND };
-        let mut model = Model::new(drive, 4096);
+        let drive =
+            DriveProfile { capacity_bytes, pages_per_block: 64, blocks_per_plane: 200, ..TEST_PROFILE };
+        let mut model = SsdModel::new(drive, 4096);
         let mut now = churn(&mut model, used, 4, 5);
         let before = model.statistics().clone();
-        let mut random = Random::new(6);
+        let mut random = Prng::new(6);
         for _ in 0..4 * used {
             now = model.write(now, Lba(random.below(used)), 1);
         }
@@ -240,8 +246,8 @@ fn write_amplification_is_that_of_greedy_collection() {
         let written = (after.host_pages_written - before.host_pages_written) as f64;
         let measured = (after.flash_pages_written - before.flash_pages_written) as f64 / written;
         // Of each die three blocks are spare and two open: at most five have no part in it, and at least none.
-        let least = greedy(physical as f64 / used as f64);
-        let most = greedy((physical - 4 * 5 * 128) as f64 / used as f64);
+        let least = greedy_write_amplification(physical as f64 / used as f64);
+        let most = greedy_write_amplification((physical - 4 * 5 * 128) as f64 / used as f64);
         println!("{percent} % used: {measured:.3}, known to be {least:.3} to {most:.3}");
         assert!(
             (least..most).contains(&measured),
@@ -250,7 +256,7 @@ fn write_amplification_is_that_of_greedy_collection() {
     }
 }
 
-fn random_op(random: &mut Random, pages: u64) -> Op {
+fn random_op(random: &mut Prng, pages: u64) -> Op {
     let (page, count) = (random.below(pages), 1 + random.below(12));
     let count = count.min(pages - page);
     match random.below(20) {
@@ -262,13 +268,17 @@ fn random_op(random: &mut Random, pages: u64) -> Op {
 }
 
 #[test]
-fn whatever_is_asked_time_goes_on_and_every_piece_of_work_is_counted() {
-    let turbo = Turbo { bytes: 64 * 4096, program: Nanos::from_micros(100), rest: Nanos::from_millis(5) };
+fn random_operations_never_finish_early_and_all_die_time_is_accounted() {
+    let slc_cache = SlcCache {
+        bytes: 64 * 4096,
+        page_program: Nanos::from_micros(100),
+        idle_delay: Nanos::from_millis(5),
+    };
     for seed in 0..40 {
-        let drive = Drive { turbo: (seed % 2 == 0).then_some(turbo), ..ROUND };
+        let drive = DriveProfile { slc_cache: (seed % 2 == 0).then_some(slc_cache), ..TEST_PROFILE };
         let pages = drive.capacity_bytes / 4096;
         let run = || {
-            let (mut random, mut model) = (Random::new(seed), Model::new(drive, 4096));
+            let (mut random, mut model) = (Prng::new(seed), SsdModel::new(drive, 4096));
             let (mut now, mut trace) = (Nanos::ZERO, Vec::new());
             for _ in 0..4_000 {
                 let pause = if random.one_in(500) { 50_000_000 } else { 200_000 };
@@ -290,17 +300,17 @@ fn whatever_is_asked_time_goes_on_and_every_piece_of_work_is_counted() {
         let (statistics, trace) = run();
         assert_eq!((&statistics, &trace), (&run().0, &run().1), "seed {seed} does not repeat");
         let busy: u64 = statistics.die_busy.iter().map(|busy| busy.0 / 1_000).sum();
-        let Statistics { reads, programs, turbo_programs, erases, .. } = statistics;
+        let SsdStatistics { reads, programs, slc_programs: turbo_programs, erases, .. } = statistics;
         assert_eq!(busy, 50 * reads + 500 * programs + 100 * turbo_programs + 2_000 * erases);
         assert_eq!(statistics.flash_pages_written, 2 * (programs + turbo_programs));
-        assert!(statistics.buffer_pages_most <= 8 && erases > 0 && statistics.pages_moved > 0);
+        assert!(statistics.buffer_pages_max <= 8 && erases > 0 && statistics.pages_moved > 0);
         assert_eq!(turbo_programs > 0, seed % 2 == 0);
     }
 }
 
 #[test]
-fn the_map_of_a_large_drive_takes_memory_for_what_is_written() {
-    let mut model = Model::new(EVO_970, 4096);
+fn the_mapping_table_grows_with_written_pages_only() {
+    let mut model = SsdModel::new(EVO_970, 4096);
     let empty = model.memory_bytes();
     assert!(empty < 2 << 20, "{empty} bytes for an empty drive");
     let gib = (1 << 30) / 4096;

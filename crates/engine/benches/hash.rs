@@ -7,10 +7,10 @@
 //! The strategies take turns within one process every 10 ms. Run with `cargo bench -p octokv-engine`.
 #![allow(clippy::disallowed_methods)] // A bench reads the clock.
 
-use octokv_base::{Key, Pool, Random, value_offset};
-use octokv_device::{Device, Memory, MemoryDevice};
-use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, open};
-use octokv_engine::{Durability, Engine, Hint, Put, PutMode};
+use octokv_base::{BufferPool, Key, Prng, value_offset};
+use octokv_device::{Device, MemoryDevice, RamDisk};
+use octokv_engine::hash::{FormatConfig, HashEngine, OpenConfig, open};
+use octokv_engine::{Durability, Engine, PrefetchStage, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::future::Future;
 use std::pin::pin;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 const VALUE_BYTES: usize = 64;
 const UNIT_BYTES: usize = 512;
-const SLICE: Duration = Duration::from_millis(10);
+const SLICE_DURATION: Duration = Duration::from_millis(10);
 const SLICES: usize = 60;
 /// Operations between two looks at the clock.
 const BATCH: usize = 128;
@@ -28,72 +28,72 @@ const BATCH: usize = 128;
 /// How many operations before its own each hint is given.
 struct Strategy {
     name: &'static str,
-    ahead: &'static [(usize, Hint)],
+    prefetches: &'static [(usize, PrefetchStage)],
 }
 
 const STRATEGIES: [Strategy; 5] = [
-    Strategy { name: "no hints", ahead: &[] },
-    Strategy { name: "entry 4", ahead: &[(4, Hint::Entry)] },
+    Strategy { name: "no hints", prefetches: &[] },
+    Strategy { name: "entry 4", prefetches: &[(4, PrefetchStage::Entry)] },
     Strategy {
         name: "index 5, entry 4, record 2",
-        ahead: &[(5, Hint::Index), (4, Hint::Entry), (2, Hint::Record)],
+        prefetches: &[(5, PrefetchStage::Partition), (4, PrefetchStage::Entry), (2, PrefetchStage::Record)],
     },
     Strategy {
         name: "index 12, entry 8, record 4",
-        ahead: &[(12, Hint::Index), (8, Hint::Entry), (4, Hint::Record)],
+        prefetches: &[(12, PrefetchStage::Partition), (8, PrefetchStage::Entry), (4, PrefetchStage::Record)],
     },
     Strategy {
         name: "index 24, entry 16, record 8",
-        ahead: &[(24, Hint::Index), (16, Hint::Entry), (8, Hint::Record)],
+        prefetches: &[(24, PrefetchStage::Partition), (16, PrefetchStage::Entry), (8, PrefetchStage::Record)],
     },
 ];
 
 /// The answer of an operation that need not wait.
-fn at_once<T>(future: impl Future<Output = T>) -> T {
+fn poll_ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer,
         Poll::Pending => panic!("memory answers at once"),
     }
 }
 
-fn engine(keys: usize) -> (HashEngine, Pool) {
-    let pool = Pool::new(64 << 20);
+fn engine(keys: usize) -> (HashEngine, BufferPool) {
+    let pool = BufferPool::new(64 << 20);
     let bytes = keys as u64 * UNIT_BYTES as u64 * 2 + (64 << 20);
-    let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(bytes, 512).expect("memory")));
-    let settings = OpenSettings { durability: Durability::Flush, cores: 1 };
-    let format = FormatSettings { unit_bytes: UNIT_BYTES as u32, ..FormatSettings::default() };
-    let volume = block_on(open(&device, &pool, settings, &format), || ()).expect("opens");
+    let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(bytes, 512).expect("memory")));
+    let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+    let format_config = FormatConfig { unit_bytes: UNIT_BYTES as u32, ..FormatConfig::default() };
+    let volume = block_on(open(&device, &pool, config, &format_config), || ()).expect("opens");
     (HashEngine::new(volume, 0, device, pool.clone()), pool)
 }
 
-fn put(engine: &HashEngine, pool: &Pool, key: &Key) {
+fn put(engine: &HashEngine, pool: &BufferPool, key: &Key) {
     let offset = value_offset(key.len());
     let mut record = pool.take(offset + VALUE_BYTES).expect("a buffer of the bench");
     record[offset..].fill(7);
-    let stored = at_once(engine.put(key, PutMode::Upsert, record, VALUE_BYTES));
-    assert_eq!(stored, Ok(Put::Stored));
+    let stored = poll_ready(engine.put(key, PutMode::Upsert, record, VALUE_BYTES));
+    assert_eq!(stored, Ok(PutOutcome::Stored));
 }
 
 fn get(engine: &HashEngine, key: &Key) {
-    let value = at_once(engine.get(key)).expect("no fault").expect("it was stored");
+    let value = poll_ready(engine.get(key)).expect("no fault").expect("it was stored");
     assert_eq!(value.bytes, VALUE_BYTES);
 }
 
 /// Operations per second of one slice, keys drawn at random.
-fn slice(
+fn measure_slice(
     keys: &[Key],
-    random: &mut Random,
+    random: &mut Prng,
     engine: &HashEngine,
-    ahead: &[(usize, Hint)],
+    prefetches: &[(usize, PrefetchStage)],
     mut one: impl FnMut(&Key),
 ) -> f64 {
     let (begin, mut done) = (Instant::now(), 0);
-    while begin.elapsed() < SLICE {
+    while begin.elapsed() < SLICE_DURATION {
         let drawn: [&Key; BATCH] = std::array::from_fn(|_| &keys[random.below(keys.len() as u64) as usize]);
         for (at, key) in drawn.iter().enumerate() {
-            for &(ahead, hint) in ahead {
-                if let Some(later) = drawn.get(at + ahead) {
-                    engine.expect(later, hint);
+            for &(distance, stage) in prefetches {
+                if let Some(later) = drawn.get(at + distance) {
+                    engine.prefetch(later, stage);
                 }
             }
             one(key);
@@ -110,16 +110,18 @@ fn main() {
         let keys: Vec<Key> =
             (0..count).map(|i| Key::new(format!("{i:016}").as_bytes()).expect("short")).collect();
         keys.iter().for_each(|key| put(&engine, &pool, key));
-        let mut random = Random::new(7);
+        let mut random = Prng::new(7);
         for stores in [false, true] {
             let mut rates = [const { Vec::new() }; STRATEGIES.len()];
             for _ in 0..SLICES {
                 for (strategy, rates) in STRATEGIES.iter().zip(&mut rates) {
                     rates.push(match stores {
-                        true => {
-                            slice(&keys, &mut random, &engine, strategy.ahead, |key| put(&engine, &pool, key))
-                        }
-                        false => slice(&keys, &mut random, &engine, strategy.ahead, |key| get(&engine, key)),
+                        true => measure_slice(&keys, &mut random, &engine, strategy.prefetches, |key| {
+                            put(&engine, &pool, key)
+                        }),
+                        false => measure_slice(&keys, &mut random, &engine, strategy.prefetches, |key| {
+                            get(&engine, key)
+                        }),
                     });
                 }
             }

@@ -1,25 +1,25 @@
 //! Bugs to be found: switches that break one promise each, so that tests can see the simulator go red.
 //!
-//! Only with the feature `planted-bugs`, which only tests turn on, can a bug be planted (for the calling
-//! thread); without it [`is`] is constant and the engine has no trace of them.
+//! Only with the feature `bug-injection`, which only tests turn on, can a bug be planted (for the calling
+//! thread); without it [`is_injected`] is constant and the engine has no trace of them.
 
 /// One promise broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bug {
+pub enum InjectedBug {
     /// Writes are acknowledged without the flush that makes them durable.
     SkipFlush,
     /// A batch is flushed before the records that it names were written.
-    ForgetRecords,
+    SkipRecordWait,
     /// A batch says that the one before is durable while that is still under way.
-    VouchTooEarly,
+    MarkDurableEarly,
     /// Tags collide, and recovery takes a put's word for which record it replaces.
-    ReplaceUnread,
+    SkipPredecessorCheck,
     /// A record's space is free before its replacement is durable.
     ReuseSpaceEarly,
     /// With acknowledgement by the device, freed space is used again before a flush.
-    FreeUnflushed,
+    ReuseSpaceUnflushed,
     /// Freed space is used again while readers are on it, and at once.
-    IgnoreReaders,
+    IgnoreEpochs,
     /// Readers see a change before it is durable.
     PublishBeforeDurable,
     /// Not a bug, but a stage for one: nearly all tags collide.
@@ -29,18 +29,20 @@ pub enum Bug {
     /// Values are answered without their checksum being compared.
     SkipValueChecksum,
     /// Recovery takes journal entries whose records a crash has torn.
-    TrustTornRecords,
+    SkipRecordVerification,
     /// A checkpoint says that it covers what happened while it was written.
-    CheckpointTooNew,
+    CheckpointClaimsTooMuch,
     /// Writers of one key do not wait for each other.
     SkipKeyLock,
 }
 
-octokv_base::planted_bugs!(Bug);
+octokv_base::define_bug_injection!(InjectedBug);
 
 /// The bits of a tag that count.
 #[inline(always)]
 pub(crate) fn tag_mask() -> u64 {
-    let narrow = is(Bug::NarrowTags) || is(Bug::SkipKeyCompare) || is(Bug::ReplaceUnread);
+    let narrow = is_injected(InjectedBug::NarrowTags)
+        || is_injected(InjectedBug::SkipKeyCompare)
+        || is_injected(InjectedBug::SkipPredecessorCheck);
     if narrow { 3 } else { u64::MAX }
 }

@@ -1,15 +1,15 @@
 //! One suite for every engine: random operations, crowds of them, and reopenings, against a model.
 //!
-//! In: a [`Subject`], which knows how to format and open one engine. Out: a panic that names the seed and
+//! In: a [`EngineFixture`], which knows how to format and open one engine. Out: a panic that names the seed and
 //! the step where the engine and the model part. The engine's own tests call these functions; so does
 //! whoever writes another engine.
 //!
 //! Values tell which operation wrote them ([`value_of`]), so that a value that was never stored, a mixture
 //! of two, or one of another key is seen.
 
-use crate::linearizability::{Call, History, Outcome};
-use crate::{Delete, Engine, Put, PutMode};
-use octokv_base::{Buffer, Key, Random, value_offset};
+use crate::linearizability::{Call, CallHistory, CallOutcome};
+use crate::{DeleteOutcome, Engine, PutMode, PutOutcome};
+use octokv_base::{Buffer, Key, Prng, value_offset};
 use octokv_device::Device;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 /// One engine under test.
-pub trait Subject {
+pub trait EngineFixture {
     /// The engine.
     type Engine: Engine + 'static;
     /// Makes an empty store of the device.
@@ -35,27 +35,28 @@ pub trait Subject {
 /// Futures run side by side, one step at a time, in an order drawn from a seed. A future is polled only
 /// when it was woken, so a lost wake-up shows as a standstill.
 #[derive(Default)]
-pub struct Crowd {
-    tasks: Vec<Member>,
+pub struct TaskSet {
+    tasks: Vec<Task>,
 }
 
-struct Member {
+struct Task {
     future: Pin<Box<dyn Future<Output = ()>>>,
-    woken: Arc<Flag>,
+    is_woken: Arc<WokenFlag>,
 }
 
-struct Flag(AtomicBool);
+struct WokenFlag(AtomicBool);
 
-impl Wake for Flag {
+impl Wake for WokenFlag {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::SeqCst);
     }
 }
 
-impl Crowd {
+impl TaskSet {
     /// Adds a future.
     pub fn add(&mut self, future: impl Future<Output = ()> + 'static) {
-        self.tasks.push(Member { future: Box::pin(future), woken: Arc::new(Flag(AtomicBool::new(true))) });
+        self.tasks
+            .push(Task { future: Box::pin(future), is_woken: Arc::new(WokenFlag(AtomicBool::new(true))) });
     }
 
     /// How many have not finished.
@@ -69,14 +70,14 @@ impl Crowd {
     }
 
     /// Polls one woken future. False when none is woken.
-    pub fn step(&mut self, random: &mut Random) -> bool {
-        let woken = |at: &usize| self.tasks[*at].woken.0.load(Ordering::SeqCst);
+    pub fn step(&mut self, random: &mut Prng) -> bool {
+        let woken = |at: &usize| self.tasks[*at].is_woken.0.load(Ordering::SeqCst);
         let ready: Vec<usize> = (0..self.tasks.len()).filter(woken).collect();
         if ready.is_empty() {
             return false;
         }
         let at = ready[random.below(ready.len() as u64) as usize];
-        let Member { future, woken } = &mut self.tasks[at];
+        let Task { future, is_woken: woken } = &mut self.tasks[at];
         woken.0.store(false, Ordering::SeqCst);
         let waker = Waker::from(Arc::clone(woken));
         if future.as_mut().poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
@@ -86,11 +87,11 @@ impl Crowd {
     }
 
     /// Runs all to their end; `world` makes progress outside them and says whether it could.
-    pub fn run(&mut self, random: &mut Random, mut world: impl FnMut(&mut Random) -> bool) {
+    pub fn run(&mut self, random: &mut Prng, mut advance_io: impl FnMut(&mut Prng) -> bool) {
         while !self.tasks.is_empty() {
-            let outside_first = random.one_in(2) && world(random);
-            let moved = outside_first || self.step(random) || world(random);
-            assert!(moved, "standstill: {} operations wait for nothing", self.tasks.len());
+            let io_first = random.one_in(2) && advance_io(random);
+            let progressed = io_first || self.step(random) || advance_io(random);
+            assert!(progressed, "standstill: {} operations wait for nothing", self.tasks.len());
         }
     }
 }
@@ -107,9 +108,9 @@ pub fn key_of(index: u64) -> Key {
 /// The value that operation `operation` stores under `key`: every byte depends on both.
 pub fn value_of(key: &Key, operation: u64, bytes: usize) -> Vec<u8> {
     let mut value = vec![0; bytes];
-    let mixed = |seed: u64, &byte: &u8| octokv_base::prng::mix(seed ^ u64::from(byte));
+    let mixed = |seed: u64, &byte: &u8| octokv_base::prng::mix64(seed ^ u64::from(byte));
     let seed = key.as_bytes().iter().fold(operation, mixed);
-    Random::new(seed).fill(&mut value);
+    Prng::new(seed).fill(&mut value);
     if let Some(front) = value.get_mut(..8) {
         front.copy_from_slice(&operation.to_le_bytes());
     }
@@ -133,56 +134,62 @@ pub fn record_of(key: &Key, value: &[u8]) -> Buffer {
 }
 
 /// A length from a mixture of tiny, medium and large, at least 8 bytes.
-pub fn some_length(random: &mut Random, most: u64) -> usize {
-    let bound = [64, 600, 5_000, most][random.below(4) as usize].min(most);
+pub fn random_length(random: &mut Prng, bytes_max: u64) -> usize {
+    let bound = [64, 600, 5_000, bytes_max][random.below(4) as usize].min(bytes_max);
     8 + random.below(bound - 7) as usize
 }
 
 /// Random operations one after another, with reopenings in between, each answer compared with a map.
-pub fn sequential<S: Subject>(subject: &S, device: &Rc<dyn Device>, seed: u64, steps: u64, run: Run) {
-    let mut random = Random::new(seed);
+pub fn sequential<S: EngineFixture>(
+    fixture: &S,
+    device: &Rc<dyn Device>,
+    seed: u64,
+    steps: u64,
+    idle: IdleHook,
+) {
+    let mut random = Prng::new(seed);
     let mut model: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
-    block_on(subject.format(Rc::clone(device)), run);
-    let mut engine = block_on(subject.open(Rc::clone(device)), run).expect("opens after format");
+    block_on(fixture.format(Rc::clone(device)), idle);
+    let mut engine = block_on(fixture.open(Rc::clone(device)), idle).expect("opens after format");
     for step in 0..steps {
         let key = key_of(random.below(60));
         let expected = model.get(&key).cloned();
         match random.below(20) {
             0..8 => {
                 let mode = [PutMode::Upsert, PutMode::AddOnly, PutMode::UpdateOnly][random.below(3) as usize];
-                let value = value_of(&key, step, some_length(&mut random, 9_000));
+                let value = value_of(&key, step, random_length(&mut random, 9_000));
                 let put = engine.put(&key, mode, record_of(&key, &value), value.len());
                 let want = match (mode, &expected) {
-                    (PutMode::AddOnly, Some(_)) => Put::Exists,
-                    (PutMode::UpdateOnly, None) => Put::NotFound,
-                    _ => Put::Stored,
+                    (PutMode::AddOnly, Some(_)) => PutOutcome::Exists,
+                    (PutMode::UpdateOnly, None) => PutOutcome::NotFound,
+                    _ => PutOutcome::Stored,
                 };
-                assert_eq!(block_on(put, run), Ok(want), "seed {seed} step {step}: put {mode:?} {key}");
-                if want == Put::Stored {
+                assert_eq!(block_on(put, idle), Ok(want), "seed {seed} step {step}: put {mode:?} {key}");
+                if want == PutOutcome::Stored {
                     model.insert(key, value);
                 }
             }
             8..12 => {
-                let found = block_on(engine.get(&key), run).expect("no fault");
+                let found = block_on(engine.get(&key), idle).expect("no fault");
                 let found = found.map(|value| value.as_bytes().to_vec());
                 assert!(found == expected, "seed {seed} step {step}: get {key}");
             }
             12..15 => {
-                let want = if expected.is_some() { Delete::Deleted } else { Delete::NotFound };
-                assert_eq!(block_on(engine.delete(&key), run), Ok(want), "seed {seed} step {step}: {key}");
+                let want = if expected.is_some() { DeleteOutcome::Deleted } else { DeleteOutcome::NotFound };
+                assert_eq!(block_on(engine.delete(&key), idle), Ok(want), "seed {seed} step {step}: {key}");
                 model.remove(&key);
             }
             15..18 => {
-                let bytes = block_on(engine.exist(&key), run).expect("no fault");
+                let bytes = block_on(engine.exist(&key), idle).expect("no fault");
                 assert_eq!(bytes, expected.map(|value| value.len()), "seed {seed} step {step}: {key}");
             }
-            18 => list_agrees(&engine, &model, &mut random, run),
+            18 => assert_list_matches(&engine, &model, &mut random, idle),
             _ => {
                 if random.one_in(2) {
-                    block_on(subject.close(&engine), run);
+                    block_on(fixture.close(&engine), idle);
                 }
                 drop(engine);
-                engine = block_on(subject.open(Rc::clone(device)), run).expect("opens again");
+                engine = block_on(fixture.open(Rc::clone(device)), idle).expect("opens again");
                 assert_eq!(engine.statistics().keys, model.len() as u64, "seed {seed} step {step}");
             }
         }
@@ -190,24 +197,29 @@ pub fn sequential<S: Subject>(subject: &S, device: &Rc<dyn Device>, seed: u64, s
 }
 
 /// How a test makes the world outside the engine move while a future waits.
-pub type Run<'a> = &'a RefCell<dyn FnMut() + 'a>;
+pub type IdleHook<'a> = &'a RefCell<dyn FnMut() + 'a>;
 
-fn block_on<T>(future: impl Future<Output = T>, run: Run) -> T {
-    octokv_runtime::block_on(future, || (run.borrow_mut())())
+fn block_on<T>(future: impl Future<Output = T>, idle: IdleHook) -> T {
+    octokv_runtime::block_on(future, || (idle.borrow_mut())())
 }
 
 /// A whole listing names every key once; one from a known key begins with it and goes on as the whole did.
-fn list_agrees(engine: &impl Engine, model: &BTreeMap<Key, Vec<u8>>, random: &mut Random, run: Run) {
-    let list = |start: &Key, most: usize| {
+fn assert_list_matches(
+    engine: &impl Engine,
+    model: &BTreeMap<Key, Vec<u8>>,
+    random: &mut Prng,
+    idle: IdleHook,
+) {
+    let list = |start: &Key, limit: usize| {
         let mut keys = Vec::new();
         let mut sink = |key: &[u8]| {
-            let room = keys.len() < most;
+            let room = keys.len() < limit;
             if room {
                 keys.push(Key::new(key).expect("within the limit"));
             }
             room
         };
-        block_on(engine.list(start, &mut sink), run).expect("no fault");
+        block_on(engine.list(start, &mut sink), idle).expect("no fault");
         keys
     };
     let empty = Key::new(&[]).expect("short");
@@ -217,9 +229,9 @@ fn list_agrees(engine: &impl Engine, model: &BTreeMap<Key, Vec<u8>>, random: &mu
     assert_eq!(sorted, model.keys().cloned().collect::<Vec<_>>());
     if !all.is_empty() {
         let at = random.below(all.len() as u64) as usize;
-        let most = 1 + random.below(5) as usize;
-        let end = (at + most).min(all.len());
-        assert_eq!(list(&all[at], most), all[at..end]);
+        let limit = 1 + random.below(5) as usize;
+        let end = (at + limit).min(all.len());
+        assert_eq!(list(&all[at], limit), all[at..end]);
     }
     let absent = Key::new(b"never stored").expect("short");
     let after = list(&absent, usize::MAX);
@@ -231,32 +243,32 @@ pub fn concurrent<E: Engine + 'static>(
     engines: &[Rc<E>],
     seed: u64,
     operations: u64,
-    world: impl FnMut(&mut Random) -> bool,
+    advance_io: impl FnMut(&mut Prng) -> bool,
 ) {
-    let mut random = Random::new(seed);
-    let history = Rc::new(RefCell::new(History::default()));
-    let mut crowd = Crowd::default();
-    let mut world = world;
+    let mut random = Prng::new(seed);
+    let history = Rc::new(RefCell::new(CallHistory::default()));
+    let mut tasks = TaskSet::default();
+    let mut advance_io = advance_io;
     for operation in 1..=operations {
         let engine = Rc::clone(&engines[random.below(engines.len() as u64) as usize]);
         let key = key_of(random.below(5));
-        let length = some_length(&mut random, 6_000);
-        crowd.add(one_call(engine, Rc::clone(&history), key, operation, length, random.below(6)));
-        while crowd.len() >= 8 {
-            if !world(&mut random) || random.one_in(3) {
-                crowd.step(&mut random);
+        let length = random_length(&mut random, 6_000);
+        tasks.add(run_call(engine, Rc::clone(&history), key, operation, length, random.below(6)));
+        while tasks.len() >= 8 {
+            if !advance_io(&mut random) || random.one_in(3) {
+                tasks.step(&mut random);
             }
         }
     }
-    crowd.run(&mut random, world);
-    if let Err(unexplained) = history.borrow().check() {
-        panic!("seed {seed}: {unexplained}");
+    tasks.run(&mut random, advance_io);
+    if let Err(violation) = history.borrow().check() {
+        panic!("seed {seed}: {violation}");
     }
 }
 
-async fn one_call<E: Engine>(
+async fn run_call<E: Engine>(
     engine: Rc<E>,
-    history: Rc<RefCell<History>>,
+    history: Rc<RefCell<CallHistory>>,
     key: Key,
     operation: u64,
     length: usize,
@@ -269,18 +281,18 @@ async fn one_call<E: Engine>(
             let value = value_of(&key, operation, length);
             let id = call(Call::Write(Some(operation)));
             let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), length).await;
-            assert_eq!(put, Ok(Put::Stored));
-            end(id, Outcome::Written);
+            assert_eq!(put, Ok(PutOutcome::Stored));
+            end(id, CallOutcome::Written);
         }
         2 => {
             let id = call(Call::Write(None));
             engine.delete(&key).await.expect("no fault");
-            end(id, Outcome::Written);
+            end(id, CallOutcome::Written);
         }
         _ => {
             let id = call(Call::Read);
             let found = engine.get(&key).await.expect("no fault");
-            end(id, Outcome::Seen(found.map(|value| operation_of(&key, value.as_bytes()))));
+            end(id, CallOutcome::Read(found.map(|value| operation_of(&key, value.as_bytes()))));
         }
     }
 }

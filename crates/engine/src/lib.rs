@@ -32,14 +32,14 @@ pub enum PutMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// When it survives a power cut: after a flush, shared by all writes that wait for one.
-    Flush,
+    PowerSafe,
     /// When the device has completed it, as the papers do.
-    Device,
+    Completed,
 }
 
 /// The answer to a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// The value is stored, as durably as the engine promises.
     Stored,
     /// The key exists, and only a new one was to be stored.
@@ -54,7 +54,7 @@ pub enum Put {
 
 /// A value in the buffer that it was read into.
 #[derive(Debug)]
-pub struct Value {
+pub struct StoredValue {
     /// Holds the record; the value is a part of it.
     pub buffer: Buffer,
     /// Where the value begins in the buffer, in bytes.
@@ -63,7 +63,7 @@ pub struct Value {
     pub bytes: usize,
 }
 
-impl Value {
+impl StoredValue {
     /// The value itself.
     pub fn as_bytes(&self) -> &[u8] {
         &self.buffer[self.offset..self.offset + self.bytes]
@@ -72,7 +72,7 @@ impl Value {
 
 /// The answer to a delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delete {
+pub enum DeleteOutcome {
     /// The key is gone, as durably as the engine promises.
     Deleted,
     /// There was no such key.
@@ -81,7 +81,7 @@ pub enum Delete {
 
 /// What went wrong, as facts. None of these is an answer about the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum EngineError {
     /// What the device holds for the key is not what was written.
     Corrupt {
         /// The first block of its record.
@@ -95,31 +95,33 @@ pub enum Fault {
     NoMemory,
 }
 
-impl From<DeviceError> for Fault {
-    fn from(error: DeviceError) -> Fault {
-        Fault::Device(error)
+impl From<DeviceError> for EngineError {
+    fn from(error: DeviceError) -> EngineError {
+        EngineError::Device(error)
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Corrupt { lba } => write!(f, "the record at block {lba} is not what was written"),
-            Fault::Device(error) => write!(f, "the device failed: {error}"),
-            Fault::ReadOnly => f.write_str("read-only since a journal write failed; restart to recover"),
-            Fault::NoMemory => f.write_str("out of buffers; try again"),
+            EngineError::Corrupt { lba } => write!(f, "the record at block {lba} is not what was written"),
+            EngineError::Device(error) => write!(f, "the device failed: {error}"),
+            EngineError::ReadOnly => {
+                f.write_str("read-only since a journal write failed; restart to recover")
+            }
+            EngineError::NoMemory => f.write_str("out of buffers; try again"),
         }
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for EngineError {}
 
 /// Takes the keys of a listing one by one; `false` means that there is no room for this one.
 pub trait KeySink {
     /// Offers the next key.
     fn offer(&mut self, key: &[u8]) -> bool;
     /// Waited for before each page of a listing: a listing may be long, and others have commands too.
-    fn turn(&mut self) -> impl Future<Output = ()> {
+    fn yield_point(&mut self) -> impl Future<Output = ()> {
         std::future::ready(())
     }
 }
@@ -132,7 +134,7 @@ impl<F: FnMut(&[u8]) -> bool> KeySink for F {
 
 /// Figures of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Statistics {
+pub struct EngineStatistics {
     /// Keys stored.
     pub keys: u64,
     /// Space that may hold records, in bytes.
@@ -142,7 +144,7 @@ pub struct Statistics {
     /// Memory of the index, in bytes.
     pub index_bytes: u64,
     /// Journal batches written since opening.
-    pub batches: u64,
+    pub journal_batches: u64,
     /// Checkpoints written since opening.
     pub checkpoints: u64,
 }
@@ -150,9 +152,9 @@ pub struct Statistics {
 /// What an operation that comes soon will look at: given one after the other, each while other operations are
 /// carried out, they bring it to the processor's caches step by step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hint {
+pub enum PrefetchStage {
     /// The part of the index that the key is in.
-    Index,
+    Partition,
     /// Its entry there.
     Entry,
     /// The front of its record, with the key.
@@ -171,20 +173,20 @@ pub trait Engine {
         mode: PutMode,
         record: Buffer,
         value_bytes: usize,
-    ) -> impl Future<Output = Result<Put, Fault>>;
+    ) -> impl Future<Output = Result<PutOutcome, EngineError>>;
     /// Reads a value, or `None` when there is no such key.
-    fn get(&self, key: &Key) -> impl Future<Output = Result<Option<Value>, Fault>>;
+    fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>>;
     /// Removes a key.
-    fn delete(&self, key: &Key) -> impl Future<Output = Result<Delete, Fault>>;
+    fn delete(&self, key: &Key) -> impl Future<Output = Result<DeleteOutcome, EngineError>>;
     /// The length of a key's value in bytes, or `None` when there is no such key.
-    fn exist(&self, key: &Key) -> impl Future<Output = Result<Option<usize>, Fault>>;
+    fn exist(&self, key: &Key) -> impl Future<Output = Result<Option<usize>, EngineError>>;
     /// Offers keys from `start` (inclusive; empty for all) in the engine's own order until the sink has
     /// no room. Where `start` does not exist, it begins at the next key of that order.
-    fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), Fault>>;
+    fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), EngineError>>;
     /// Makes all that was acknowledged durable, whatever the durability.
-    fn flush(&self) -> impl Future<Output = Result<(), Fault>>;
+    fn flush(&self) -> impl Future<Output = Result<(), EngineError>>;
     /// Says that an operation on the key comes soon. A hint, that changes no answer.
-    fn expect(&self, _key: &Key, _hint: Hint) {}
+    fn prefetch(&self, _key: &Key, _stage: PrefetchStage) {}
     /// Figures.
-    fn statistics(&self) -> Statistics;
+    fn statistics(&self) -> EngineStatistics;
 }

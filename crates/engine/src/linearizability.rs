@@ -6,7 +6,7 @@
 //! A write whose outcome is not known may have happened at any time after its beginning, or never.
 
 use octokv_base::Key;
-use octokv_base::map::Set;
+use octokv_base::map::FxHashSet;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -21,26 +21,26 @@ pub enum Call {
 
 /// What came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// The write was acknowledged.
     Written,
     /// The read saw the value of this write, or no value.
-    Seen(Option<u64>),
+    Read(Option<u64>),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Event {
+struct CallEvent {
     call: Call,
-    outcome: Option<Outcome>,
+    outcome: Option<CallOutcome>,
     began: u64,
     ended: u64,
 }
 
 /// The calls of all keys.
 #[derive(Default)]
-pub struct History {
+pub struct CallHistory {
     clock: u64,
-    keys: BTreeMap<Key, Vec<Event>>,
+    keys: BTreeMap<Key, Vec<CallEvent>>,
 }
 
 /// A call that has begun.
@@ -51,45 +51,45 @@ pub struct CallId {
 
 /// A key whose calls no order explains.
 #[derive(Debug)]
-pub struct Unexplained {
+pub struct LinearizabilityViolation {
     key: Key,
-    events: Vec<Event>,
+    events: Vec<CallEvent>,
 }
 
-impl fmt::Display for Unexplained {
+impl fmt::Display for LinearizabilityViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "no order explains the calls of {}:", self.key)?;
         for event in &self.events {
-            let Event { began, ended, call, outcome } = event;
+            let CallEvent { began, ended, call, outcome } = event;
             writeln!(f, "  {began:>6} to {ended:>20}  {call:?} -> {outcome:?}")?;
         }
         Ok(())
     }
 }
 
-impl History {
+impl CallHistory {
     /// Notes that a call begins.
     pub fn begin(&mut self, key: Key, call: Call) -> CallId {
         self.clock += 1;
         let events = self.keys.entry(key.clone()).or_default();
-        events.push(Event { call, outcome: None, began: self.clock, ended: u64::MAX });
+        events.push(CallEvent { call, outcome: None, began: self.clock, ended: u64::MAX });
         CallId { key, index: events.len() - 1 }
     }
 
     /// Notes what came of it. A call that is never ended has an unknown outcome.
-    pub fn end(&mut self, id: CallId, outcome: Outcome) {
+    pub fn end(&mut self, id: CallId, outcome: CallOutcome) {
         self.clock += 1;
         let event = &mut self.keys.get_mut(&id.key).expect("begun")[id.index];
         (event.outcome, event.ended) = (Some(outcome), self.clock);
     }
 
     /// Finds an order for each key, or the key that has none. Every key starts without a value.
-    pub fn check(&self) -> Result<(), Unexplained> {
+    pub fn check(&self) -> Result<(), LinearizabilityViolation> {
         for (key, events) in &self.keys {
-            let known = |event: &&Event| event.outcome.is_some() || event.call != Call::Read;
-            let events: Vec<Event> = events.iter().filter(known).copied().collect();
-            if !is_explained(&events) {
-                return Err(Unexplained { key: key.clone(), events });
+            let known = |event: &&CallEvent| event.outcome.is_some() || event.call != Call::Read;
+            let events: Vec<CallEvent> = events.iter().filter(known).copied().collect();
+            if !is_linearizable(&events) {
+                return Err(LinearizabilityViolation { key: key.clone(), events });
             }
         }
         Ok(())
@@ -98,23 +98,23 @@ impl History {
 
 /// Calls taken so far: all before `low`, and those of `rest`, which follow it.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Taken {
+struct SearchState {
     low: usize,
-    rest: Vec<usize>,
+    others: Vec<usize>,
     value: Option<u64>,
 }
 
-fn is_explained(events: &[Event]) -> bool {
-    let mut seen: Set<Taken> = Set::default();
-    let mut stack = vec![Taken { low: 0, rest: Vec::new(), value: None }];
-    while let Some(taken) = stack.pop() {
-        let open = |at: &usize| !taken.rest.contains(at);
+fn is_linearizable(events: &[CallEvent]) -> bool {
+    let mut visited: FxHashSet<SearchState> = FxHashSet::default();
+    let mut stack = vec![SearchState { low: 0, others: Vec::new(), value: None }];
+    while let Some(state) = stack.pop() {
+        let open = |at: &usize| !state.others.contains(at);
         // Calls are in the order of their beginnings: those that may come next began before any open
         // call ended.
         let mut horizon = u64::MAX;
         let mut done = true;
         let mut next = Vec::new();
-        for at in (taken.low..events.len()).filter(open) {
+        for at in (state.low..events.len()).filter(open) {
             if events[at].began > horizon {
                 done = false;
                 break;
@@ -127,16 +127,16 @@ fn is_explained(events: &[Event]) -> bool {
             return true;
         }
         for at in next {
-            let Some(value) = after(&events[at], taken.value, horizon) else { continue };
-            let mut then = Taken { value, ..taken.clone() };
-            then.rest.push(at);
-            then.rest.sort_unstable();
-            while then.rest.first() == Some(&then.low) {
-                then.rest.remove(0);
-                then.low += 1;
+            let Some(value) = apply_call(&events[at], state.value, horizon) else { continue };
+            let mut successor = SearchState { value, ..state.clone() };
+            successor.others.push(at);
+            successor.others.sort_unstable();
+            while successor.others.first() == Some(&successor.low) {
+                successor.others.remove(0);
+                successor.low += 1;
             }
-            if seen.insert(then.clone()) {
-                stack.push(then);
+            if visited.insert(successor.clone()) {
+                stack.push(successor);
             }
         }
     }
@@ -144,11 +144,11 @@ fn is_explained(events: &[Event]) -> bool {
 }
 
 /// The register after the call, or `None` when it cannot come now.
-fn after(event: &Event, value: Option<u64>, horizon: u64) -> Option<Option<u64>> {
+fn apply_call(event: &CallEvent, value: Option<u64>, horizon: u64) -> Option<Option<u64>> {
     match (event.call, event.outcome) {
         _ if event.began > horizon => None,
         (Call::Write(written), _) => Some(written),
-        (Call::Read, Some(Outcome::Seen(seen))) => (seen == value).then_some(value),
+        (Call::Read, Some(CallOutcome::Read(read))) => (read == value).then_some(value),
         (Call::Read, _) => None,
     }
 }
@@ -158,22 +158,22 @@ mod tests {
     use super::*;
 
     /// A call's begin, end, kind and outcome.
-    type Row = (u64, u64, Call, Option<Outcome>);
+    type Row = (u64, u64, Call, Option<CallOutcome>);
 
-    fn explained(calls: &[Row]) -> bool {
-        let mut events: Vec<Event> = calls
+    fn is_history_linearizable(calls: &[Row]) -> bool {
+        let mut events: Vec<CallEvent> = calls
             .iter()
-            .map(|&(began, ended, call, outcome)| Event { call, outcome, began, ended })
+            .map(|&(began, ended, call, outcome)| CallEvent { call, outcome, began, ended })
             .collect();
         events.sort_by_key(|event| event.began);
-        is_explained(&events)
+        is_linearizable(&events)
     }
 
     #[test]
     fn orders_are_found_and_contradictions_too() {
         let write = |n| Call::Write(Some(n));
-        let done = Some(Outcome::Written);
-        let saw = |n| Some(Outcome::Seen(n));
+        let done = Some(CallOutcome::Written);
+        let saw = |n| Some(CallOutcome::Read(n));
         let rows: [(bool, &[Row]); 8] = [
             (true, &[(1, 2, write(1), done), (3, 4, Call::Read, saw(Some(1)))]),
             (false, &[(1, 2, write(1), done), (3, 4, Call::Read, saw(None))]),
@@ -203,7 +203,7 @@ mod tests {
             ),
         ];
         for (row, (want, calls)) in rows.iter().enumerate() {
-            assert_eq!(explained(calls), *want, "row {row}");
+            assert_eq!(is_history_linearizable(calls), *want, "row {row}");
         }
     }
 }

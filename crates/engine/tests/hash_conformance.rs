@@ -2,13 +2,13 @@
 
 mod common;
 
-use common::{Hash, small, volatile};
-use octokv_base::{Buffer, Key, Lba, Random, value_offset};
-use octokv_device::power_loss::PowerDisk;
-use octokv_device::{Device, Geometry, Memory, MemoryDevice, Pending};
-use octokv_engine::conformance::{self, Subject, key_of, operation_of, record_of, value_of};
+use common::{HashFixture, small_volume, volatile_engine};
+use octokv_base::{Buffer, Key, Lba, Prng, value_offset};
+use octokv_device::power_loss::PowerLossDisk;
+use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
+use octokv_engine::conformance::{self, EngineFixture, key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{HashEngine, HashKind, open};
-use octokv_engine::{Delete, Durability, Engine, Put, PutMode};
+use octokv_engine::{DeleteOutcome, Durability, Engine, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,50 +17,50 @@ use std::rc::Rc;
 #[test]
 fn random_operations_and_reopenings_agree_with_the_model() {
     for seed in 0..12 {
-        let mut subject = Hash::default();
-        subject.format.unit_bytes = if seed % 2 == 0 { 512 } else { 4096 };
-        subject.format.hash = if seed % 3 == 0 { HashKind::Sha1 } else { HashKind::Xxh3 };
-        subject.durability = if seed % 4 == 0 { Durability::Device } else { Durability::Flush };
-        let disk = PowerDisk::new(vec![0; 8 << 20], 512);
+        let mut fixture = HashFixture::default();
+        fixture.format.unit_bytes = if seed % 2 == 0 { 512 } else { 4096 };
+        fixture.format.hash = if seed % 3 == 0 { HashKind::Sha1 } else { HashKind::Xxh3 };
+        fixture.durability = if seed % 4 == 0 { Durability::Completed } else { Durability::PowerSafe };
+        let disk = PowerLossDisk::new(vec![0; 8 << 20], 512);
         let device: Rc<dyn Device> = Rc::new(disk.clone());
-        let mut random = Random::new(seed + 1_000);
-        let run = RefCell::new(|| {
-            disk.complete(&mut random);
+        let mut random = Prng::new(seed + 1_000);
+        let idle = RefCell::new(|| {
+            disk.complete_one(&mut random);
         });
-        conformance::sequential(&subject, &device, seed, 1_500, &run);
+        conformance::sequential(&fixture, &device, seed, 1_500, &idle);
     }
 }
 
 #[test]
-fn crowds_on_few_keys_are_linearizable() {
+fn concurrent_operations_on_few_keys_are_linearizable() {
     for seed in 0..60 {
-        let (disk, engines, mut random) = small(seed, 3);
-        let mut world = |random: &mut Random| disk.complete(random);
-        conformance::concurrent(&engines, seed, 400, &mut world);
-        while disk.complete(&mut random) {}
+        let (disk, engines, mut random) = small_volume(seed, 3);
+        let mut advance_io = |random: &mut Prng| disk.complete_one(random);
+        conformance::concurrent(&engines, seed, 400, &mut advance_io);
+        while disk.complete_one(&mut random) {}
     }
 }
 
 #[test]
 fn a_memory_device_serves_without_a_journal() {
-    let engine = volatile(4 << 20, 512);
+    let engine = volatile_engine(4 << 20, 512);
     for index in 0..500 {
         let key = key_of(index);
         let value = value_of(&key, index, 100);
         let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100);
-        assert_eq!(block_on(put, || ()), Ok(Put::Stored));
+        assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
     }
     for index in 0..500 {
         let key = key_of(index);
         let found = block_on(engine.get(&key), || ()).unwrap().unwrap();
         assert_eq!(operation_of(&key, found.as_bytes()), index);
     }
-    assert_eq!(engine.statistics().batches, 0);
+    assert_eq!(engine.statistics().journal_batches, 0);
 }
 
 /// Fills to `percent` of the space with values of `least..most` bytes, then overwrites many times over.
 fn overwrite_at(engine: &HashEngine, percent: u64, rounds: u64, least: u64, most: u64) {
-    let (mut random, mut model, mut next) = (Random::new(percent), BTreeMap::new(), 0_u64);
+    let (mut random, mut model, mut next) = (Prng::new(percent), BTreeMap::new(), 0_u64);
     let put = |key: &Key, operation, length: usize| {
         let value = value_of(key, operation, length);
         block_on(engine.put(key, PutMode::Upsert, record_of(key, &value), length), || ()).unwrap()
@@ -68,7 +68,7 @@ fn overwrite_at(engine: &HashEngine, percent: u64, rounds: u64, least: u64, most
     let used = || engine.statistics().used_bytes * 100 / engine.statistics().capacity_bytes;
     while used() < percent {
         let key = Key::new(&next.to_le_bytes()).unwrap();
-        assert_eq!(put(&key, next, (least + random.below(most - least)) as usize), Put::Stored);
+        assert_eq!(put(&key, next, (least + random.below(most - least)) as usize), PutOutcome::Stored);
         model.insert(key, next);
         next += 1;
     }
@@ -79,8 +79,8 @@ fn overwrite_at(engine: &HashEngine, percent: u64, rounds: u64, least: u64, most
         // Sizes follow the same mixture, so the fill stays about where it is.
         total += 1;
         match put(key, next + round, (least + random.below(most - least)) as usize) {
-            Put::Stored => drop(model.insert(key.clone(), next + round)),
-            Put::Full => full += 1,
+            PutOutcome::Stored => drop(model.insert(key.clone(), next + round)),
+            PutOutcome::Full => full += 1,
             other => panic!("{other:?}"),
         }
     }
@@ -93,83 +93,86 @@ fn overwrite_at(engine: &HashEngine, percent: u64, rounds: u64, least: u64, most
 
 #[test]
 fn space_is_used_again_under_steady_overwrite_at_90_percent() {
-    overwrite_at(&volatile(64 << 20, 512), 90, 20, 4_000, 4_001);
-    overwrite_at(&volatile(64 << 20, 512), 90, 10, 100, 12_000);
+    overwrite_at(&volatile_engine(64 << 20, 512), 90, 20, 4_000, 4_001);
+    overwrite_at(&volatile_engine(64 << 20, 512), 90, 10, 100, 12_000);
 }
 
 /// Memory that says it keeps what it is given.
-struct Kept(MemoryDevice);
+struct NonvolatileMemory(MemoryDevice);
 
-impl Device for Kept {
+impl Device for NonvolatileMemory {
     fn geometry(&self) -> Geometry {
         Geometry { volatile: false, ..self.0.geometry() }
     }
     fn name(&self) -> &str {
         "kept"
     }
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.0.read(at, buffer)
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.0.write(at, buffer)
     }
-    fn flush(&self) -> Pending {
+    fn flush(&self) -> DeviceFuture {
         self.0.flush()
     }
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         self.0.trim(at, blocks)
     }
 }
 
 #[test]
 fn space_is_used_again_with_a_journal_under_steady_overwrite_and_after_reopening() {
-    for durability in [Durability::Flush, Durability::Device] {
-        let mut subject = Hash { durability, ..Hash::default() };
-        subject.format.unit_bytes = 512;
-        let memory = MemoryDevice::new(Memory::new(64 << 20, 512).unwrap());
-        let device: Rc<dyn Device> = Rc::new(Kept(memory));
-        block_on(subject.format(Rc::clone(&device)), || ());
-        let engine = block_on(subject.open(Rc::clone(&device)), || ()).unwrap();
+    for durability in [Durability::PowerSafe, Durability::Completed] {
+        let mut fixture = HashFixture { durability, ..HashFixture::default() };
+        fixture.format.unit_bytes = 512;
+        let memory = MemoryDevice::new(RamDisk::new(64 << 20, 512).unwrap());
+        let device: Rc<dyn Device> = Rc::new(NonvolatileMemory(memory));
+        block_on(fixture.format(Rc::clone(&device)), || ());
+        let engine = block_on(fixture.open(Rc::clone(&device)), || ()).unwrap();
         overwrite_at(&engine, 90, 6, 100, 12_000);
         let before = engine.statistics();
         assert!(before.checkpoints > 2, "the ring went round");
         drop(engine);
-        let engine = block_on(subject.open(device), || ()).unwrap();
+        let engine = block_on(fixture.open(device), || ()).unwrap();
         let after = engine.statistics();
         assert_eq!((after.keys, after.used_bytes), (before.keys, before.used_bytes));
     }
 }
 
 #[test]
-fn a_full_store_says_so_keeps_serving_and_recovers_by_deletes() {
-    let engine = volatile(4 << 20, 4096);
+fn a_full_store_keeps_serving_and_recovers_by_deletes() {
+    let engine = volatile_engine(4 << 20, 4096);
     let put = |index: u64, operation| {
         let key = key_of(index);
         let value = value_of(&key, operation, 3_000);
         block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 3_000), || ()).unwrap()
     };
-    let stored = (0..).take_while(|&index| put(index, index) == Put::Stored).count() as u64;
+    let stored = (0..).take_while(|&index| put(index, index) == PutOutcome::Stored).count() as u64;
     assert_eq!(engine.statistics().used_bytes, engine.statistics().capacity_bytes);
-    assert_eq!(put(0, 99), Put::Full, "an overwrite needs space for the new value first");
+    assert_eq!(put(0, 99), PutOutcome::Full, "an overwrite needs space for the new value first");
     for index in 0..stored {
         let key = key_of(index);
         let found = block_on(engine.get(&key), || ()).unwrap().unwrap();
         assert_eq!(operation_of(&key, found.as_bytes()), index);
     }
     for index in 0..stored {
-        assert_eq!(block_on(engine.delete(&key_of(index)), || ()), Ok(Delete::Deleted));
+        assert_eq!(block_on(engine.delete(&key_of(index)), || ()), Ok(DeleteOutcome::Deleted));
     }
     assert_eq!(engine.statistics().used_bytes, 0);
-    assert!((0..stored).all(|index| put(index, index) == Put::Stored));
+    assert!((0..stored).all(|index| put(index, index) == PutOutcome::Stored));
 }
 
 #[test]
 fn values_at_and_beyond_the_limit() {
-    let engine = volatile(16 << 20, 512);
+    let engine = volatile_engine(16 << 20, 512);
     let key = Key::new(b"k").unwrap();
-    for (bytes, want) in
-        [(0, Put::Stored), (1, Put::Stored), (2 << 20, Put::Stored), ((2 << 20) + 1, Put::TooLong)]
-    {
+    for (bytes, want) in [
+        (0, PutOutcome::Stored),
+        (1, PutOutcome::Stored),
+        (2 << 20, PutOutcome::Stored),
+        ((2 << 20) + 1, PutOutcome::TooLong),
+    ] {
         let record = Buffer::zeroed(value_offset(1) + bytes);
         assert_eq!(block_on(engine.put(&key, PutMode::Upsert, record, bytes), || ()), Ok(want), "{bytes}");
     }
@@ -177,20 +180,20 @@ fn values_at_and_beyond_the_limit() {
 }
 
 #[test]
-fn what_is_not_a_volume_of_ours_is_refused_and_left_alone() {
-    let subject = Hash::default();
+fn a_device_without_a_volume_is_rejected_and_left_unchanged() {
+    let fixture = HashFixture::default();
     for (byte, want) in [(0, "not formatted"), (0x5a, "something else")] {
-        let disk = PowerDisk::new(vec![byte; 4 << 20], 4096);
+        let disk = PowerLossDisk::new(vec![byte; 4 << 20], 4096);
         let device: Rc<dyn Device> = Rc::new(disk.clone());
-        let mut random = Random::new(1);
-        let opened = block_on(open(&device, &common::pool(), subject.settings(), &subject.format), || {
-            disk.complete(&mut random);
+        let mut random = Prng::new(1);
+        let opened = block_on(open(&device, &common::pool(), fixture.open_config(), &fixture.format), || {
+            disk.complete_one(&mut random);
         });
         let Err(error) = opened else { panic!("opened") };
         assert!(error.to_string().contains(want), "{error}");
         assert!(disk.contents().iter().all(|&b| b == byte));
     }
-    let memory: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(64 << 10, 4096).unwrap()));
-    let opened = block_on(open(&memory, &common::pool(), subject.settings(), &subject.format), || ());
+    let memory: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(64 << 10, 4096).unwrap()));
+    let opened = block_on(open(&memory, &common::pool(), fixture.open_config(), &fixture.format), || ());
     assert!(opened.is_err_and(|error| error.to_string().contains("are needed")));
 }

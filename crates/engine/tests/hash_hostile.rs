@@ -4,16 +4,16 @@
 #[path = "common/corrupt_images.rs"]
 mod corrupt_images;
 
-use corrupt_images::{IMAGE, mend_checksum, structures, survive};
-use octokv_base::Random;
+use corrupt_images::{IMAGE, fix_checksum, structure_offsets, verify_open_and_use};
+use octokv_base::Prng;
 
 #[test]
-fn metadata_that_lies_under_a_right_checksum_never_panics_the_node() {
-    let structures = structures();
+fn inconsistent_metadata_with_a_valid_checksum_never_panics() {
+    let structures = structure_offsets();
     assert!(structures.len() > 30, "{} structures", structures.len());
     let (mut opened, mut refused) = (0, 0);
     for seed in 0..3_000 {
-        let mut random = Random::new(seed);
+        let mut random = Prng::new(seed);
         let mut image = IMAGE.to_vec();
         for _ in 0..1 + random.below(4) {
             let at = structures[random.below(structures.len() as u64) as usize];
@@ -25,9 +25,9 @@ fn metadata_that_lies_under_a_right_checksum_never_panics_the_node() {
                     _ => random.next_u64() as u8,
                 };
             }
-            mend_checksum(&mut image, at);
+            fix_checksum(&mut image, at);
         }
-        match survive(image, &mut random) {
+        match verify_open_and_use(image, &mut random) {
             true => opened += 1,
             false => refused += 1,
         }

@@ -2,14 +2,18 @@
 
 mod common;
 
-use common::Hash;
-use octokv_base::{Key, Lba, Random};
-use octokv_device::fault_injection::{Fault as DeviceFault, FaultDevice, On, Plan, Rule};
-use octokv_device::power_loss::{Cut, History, PowerDisk};
-use octokv_device::{Device, Geometry, Memory, MemoryDevice, Pending};
-use octokv_engine::conformance::{Crowd, Subject, key_of, operation_of, record_of, some_length, value_of};
+use common::HashFixture;
+use octokv_base::{Key, Lba, Prng};
+use octokv_device::fault_injection::{
+    FaultDevice, FaultPlan, FaultRule, InjectedFault as DeviceFault, OpFilter,
+};
+use octokv_device::power_loss::{DiskHistory, PowerLossDisk, PowerLossMode};
+use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
+use octokv_engine::conformance::{
+    EngineFixture, TaskSet, key_of, operation_of, random_length, record_of, value_of,
+};
 use octokv_engine::hash::{HashEngine, superblock};
-use octokv_engine::{Engine, Fault, Put, PutMode};
+use octokv_engine::{Engine, EngineError, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,21 +24,21 @@ const KEYS: u64 = 24;
 const DISK_BYTES: usize = 1 << 20;
 
 /// A write or delete: when it began and was acknowledged, by the test's clock and by the disk's events.
-struct Call {
+struct TracedCall {
     key: Key,
     /// `None` deletes.
-    stores: Option<u64>,
+    operation: Option<u64>,
     began: (u64, usize),
     acknowledged: Option<(u64, usize)>,
 }
 
 #[derive(Default)]
-struct Trace {
+struct CallTrace {
     clock: u64,
-    calls: Vec<Call>,
+    calls: Vec<TracedCall>,
 }
 
-impl Trace {
+impl CallTrace {
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -44,8 +48,8 @@ impl Trace {
     /// those that a later acknowledged write surely replaced.
     fn allowed(&self, key: &Key, events: usize) -> Vec<Option<u64>> {
         let begun = self.calls.iter().filter(|call| call.key == *key && call.began.1 <= events);
-        let begun: Vec<&Call> = begun.collect();
-        let acknowledged = |call: &&&Call| call.acknowledged.is_some_and(|(_, at)| at <= events);
+        let begun: Vec<&TracedCall> = begun.collect();
+        let acknowledged = |call: &&&TracedCall| call.acknowledged.is_some_and(|(_, at)| at <= events);
         let surely_replaced = |at: u64| begun.iter().filter(acknowledged).any(|call| call.began.0 > at);
         let mut allowed = Vec::new();
         if !surely_replaced(0) {
@@ -54,50 +58,50 @@ impl Trace {
         for call in &begun {
             let ended = call.acknowledged.filter(|(_, at)| *at <= events);
             if ended.is_none_or(|(at, _)| !surely_replaced(at)) {
-                allowed.push(call.stores);
+                allowed.push(call.operation);
             }
         }
         allowed
     }
 }
 
-fn subject() -> Hash {
-    let mut subject = Hash::default();
-    subject.format.unit_bytes = 512;
-    subject.format.value_bytes_max = 64 << 10;
-    subject
+fn fixture() -> HashFixture {
+    let mut fixture = HashFixture::default();
+    fixture.format.unit_bytes = 512;
+    fixture.format.value_bytes_max = 64 << 10;
+    fixture
 }
 
-fn open(image: Vec<u8>) -> Result<(PowerDisk, HashEngine), String> {
-    let disk = PowerDisk::new(image, 512);
-    let mut random = Random::new(1);
-    let engine = block_on(subject().open(Rc::new(disk.clone())), || {
-        disk.complete(&mut random);
+fn open(image: Vec<u8>) -> Result<(PowerLossDisk, HashEngine), String> {
+    let disk = PowerLossDisk::new(image, 512);
+    let mut random = Prng::new(1);
+    let engine = block_on(fixture().open(Rc::new(disk.clone())), || {
+        disk.complete_one(&mut random);
     })?;
     Ok((disk, engine))
 }
 
-async fn one_call(
+async fn run_call(
     engine: Rc<HashEngine>,
-    trace: Rc<RefCell<Trace>>,
-    disk: PowerDisk,
+    trace: Rc<RefCell<CallTrace>>,
+    disk: PowerLossDisk,
     operation: u64,
-    random: RefCell<Random>,
+    random: RefCell<Prng>,
 ) {
     let key = key_of(random.borrow_mut().below(KEYS));
     let stores = (!random.borrow_mut().one_in(4)).then_some(operation);
     let id = {
         let mut trace = trace.borrow_mut();
         let began = (trace.tick(), disk.events());
-        trace.calls.push(Call { key: key.clone(), stores, began, acknowledged: None });
+        trace.calls.push(TracedCall { key: key.clone(), operation: stores, began, acknowledged: None });
         trace.calls.len() - 1
     };
     match stores {
         Some(operation) => {
-            let length = some_length(&mut random.borrow_mut(), 5_000);
+            let length = random_length(&mut random.borrow_mut(), 5_000);
             let value = value_of(&key, operation, length);
             let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), length).await;
-            assert_eq!(put, Ok(Put::Stored));
+            assert_eq!(put, Ok(PutOutcome::Stored));
         }
         None => drop(engine.delete(&key).await.expect("no fault")),
     }
@@ -107,48 +111,54 @@ async fn one_call(
 }
 
 /// Runs `operations` puts and deletes, up to six at once, on a fresh volume.
-fn traced(seed: u64, operations: u64) -> (PowerDisk, Trace) {
-    let mut random = Random::new(seed);
-    let disk = PowerDisk::new(vec![0; DISK_BYTES], 512);
-    let mut settle = || {
-        disk.complete(&mut random);
+fn run_traced(seed: u64, operations: u64) -> (PowerLossDisk, CallTrace) {
+    let mut random = Prng::new(seed);
+    let disk = PowerLossDisk::new(vec![0; DISK_BYTES], 512);
+    let mut complete_io = || {
+        disk.complete_one(&mut random);
     };
-    block_on(subject().format(Rc::new(disk.clone())), &mut settle);
+    block_on(fixture().format(Rc::new(disk.clone())), &mut complete_io);
     let (disk, engine) = open(disk.contents()).expect("opens");
     let engine = Rc::new(engine);
-    let trace = Rc::new(RefCell::new(Trace::default()));
-    let mut crowd = Crowd::default();
+    let trace = Rc::new(RefCell::new(CallTrace::default()));
+    let mut tasks = TaskSet::default();
     for operation in 1..=operations {
         let random_of_call = RefCell::new(random.fork());
-        crowd.add(one_call(Rc::clone(&engine), Rc::clone(&trace), disk.clone(), operation, random_of_call));
+        tasks.add(run_call(Rc::clone(&engine), Rc::clone(&trace), disk.clone(), operation, random_of_call));
         if random.one_in(50) {
             let engine = Rc::clone(&engine);
-            crowd.add(async move { engine.checkpoint(false).await.expect("no fault") });
+            tasks.add(async move { engine.checkpoint(false).await.expect("no fault") });
         }
-        while crowd.len() >= 6 {
-            if random.one_in(2) || !crowd.step(&mut random) {
-                disk.complete(&mut random);
+        while tasks.len() >= 6 {
+            if random.one_in(2) || !tasks.step(&mut random) {
+                disk.complete_one(&mut random);
             }
         }
     }
-    crowd.run(&mut random, |random| disk.complete(random));
+    tasks.run(&mut random, |random| disk.complete_one(random));
     assert!(operations < 300 || engine.statistics().checkpoints > 1);
     // As an idle volume does: what follows tells rot from a write that a crash cut short.
-    let mut settle = || {
-        disk.complete(&mut random);
+    let mut complete_io = || {
+        disk.complete_one(&mut random);
     };
-    block_on(engine.mark(), &mut settle).expect("marks");
-    drop((crowd, engine));
+    block_on(engine.write_durability_marker(), &mut complete_io).expect("marks");
+    drop((tasks, engine));
     (disk, Rc::try_unwrap(trace).ok().expect("all calls are over").into_inner())
 }
 
 /// Every key holds something that it may hold after a cut at `events`.
-fn promises_hold(disk: &PowerDisk, engine: &HashEngine, trace: &Trace, events: usize, context: &str) {
-    let mut random = Random::new(2);
+fn assert_durability(
+    disk: &PowerLossDisk,
+    engine: &HashEngine,
+    trace: &CallTrace,
+    events: usize,
+    context: &str,
+) {
+    let mut random = Prng::new(2);
     for index in 0..KEYS {
         let key = key_of(index);
         let found = block_on(engine.get(&key), || {
-            disk.complete(&mut random);
+            disk.complete_one(&mut random);
         });
         let found = found.unwrap_or_else(|fault| panic!("{context}: {key}: {fault}"));
         let found = found.map(|value| operation_of(&key, value.as_bytes()));
@@ -158,90 +168,92 @@ fn promises_hold(disk: &PowerDisk, engine: &HashEngine, trace: &Trace, events: u
 }
 
 #[test]
-fn every_promise_holds_after_a_power_cut_at_every_write_and_flush() {
-    let (disk, trace) = traced(7, 2_000);
-    let (mut history, mut random) = (History::of(&disk), Random::new(3));
+fn acknowledged_writes_survive_power_loss_at_every_write_and_flush() {
+    let (disk, trace) = run_traced(7, 2_000);
+    let (mut history, mut random) = (DiskHistory::of(&disk), Prng::new(3));
     let total = disk.events();
     assert!(total > 6_000, "{total} events");
     for events in 0..=total {
         history.advance(events);
         // Before the first write the volume is there already: `traced` formatted it.
-        for cut in Cut::ALL {
-            let context = format!("cut at {events} of {total}, {cut:?}");
-            let image = history.image(cut, &mut random);
+        for mode in PowerLossMode::ALL {
+            let context = format!("cut at {events} of {total}, {mode:?}");
+            let image = history.image(mode, &mut random);
             let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
-            promises_hold(&after, &engine, &trace, events, &context);
+            assert_durability(&after, &engine, &trace, events, &context);
         }
     }
 }
 
 #[test]
-fn a_second_power_cut_during_recovery_loses_nothing_either() {
-    let (disk, trace) = traced(8, 400);
-    let (mut history, mut random) = (History::of(&disk), Random::new(4));
+fn acknowledged_writes_survive_a_second_power_loss_during_recovery() {
+    let (disk, trace) = run_traced(8, 400);
+    let (mut history, mut random) = (DiskHistory::of(&disk), Prng::new(4));
     for events in (0..=disk.events()).step_by(7) {
         history.advance(events);
-        let first = Cut::ALL[random.below(4) as usize];
+        let first = PowerLossMode::ALL[random.below(4) as usize];
         let image = history.image(first, &mut random);
         let (recovering, _engine) = open(image).expect("opens");
         for again in 0..=recovering.events() {
-            let second = Cut::ALL[random.below(4) as usize];
+            let second = PowerLossMode::ALL[random.below(4) as usize];
             let context = format!("cut at {events}, {first:?}, then at {again} of recovery, {second:?}");
-            let image = recovering.cut(again, second, &mut random);
+            let image = recovering.image_after_power_loss(again, second, &mut random);
             let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
-            promises_hold(&after, &engine, &trace, events, &context);
+            assert_durability(&after, &engine, &trace, events, &context);
         }
     }
 }
 
 /// The bytes of a copy of the journal in an image.
-fn journal_of(image: &[u8], copy: u64) -> std::ops::Range<usize> {
+fn journal_range(image: &[u8], copy: u64) -> std::ops::Range<usize> {
     let superblocks = image.chunks(4096).take(4).filter_map(|block| {
-        superblock::Unchecked(block[..superblock::SUPERBLOCK_BYTES].try_into().unwrap()).check().ok()
+        superblock::UncheckedSuperblock(block[..superblock::SUPERBLOCK_BYTES].try_into().unwrap())
+            .check()
+            .ok()
     });
     let newest = superblocks.max_by_key(|superblock| superblock.generation).expect("a volume");
     let unit = newest.unit_bytes as usize;
-    let first = newest.journal_first(copy) as usize * unit;
+    let first = newest.journal_start_unit(copy) as usize * unit;
     first..first + newest.journal_units as usize * unit
 }
 
 #[test]
-fn after_a_power_cut_and_more_writes_one_copy_of_the_journal_is_enough() {
-    let (disk, trace) = traced(10, 290);
-    let (mut history, mut random) = (History::of(&disk), Random::new(6));
+fn one_journal_copy_suffices_after_power_loss_and_more_writes() {
+    let (disk, trace) = run_traced(10, 290);
+    let (mut history, mut random) = (DiskHistory::of(&disk), Prng::new(6));
     for events in (0..=disk.events()).step_by(5) {
         history.advance(events);
-        for cut in Cut::ALL {
-            let context = format!("cut at {events}, {cut:?}");
-            let (recovered, engine) = open(history.image(cut, &mut random)).expect("opens");
+        for mode in PowerLossMode::ALL {
+            let context = format!("cut at {events}, {mode:?}");
+            let (recovered, engine) = open(history.image(mode, &mut random)).expect("opens");
             // New batches call those durable that were read.
             for operation in 1..=3 {
                 let key = key_of(KEYS + operation);
                 let value = value_of(&key, operation, 100);
                 let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100);
                 let stored = block_on(put, || {
-                    recovered.complete(&mut random);
+                    recovered.complete_one(&mut random);
                 });
-                assert_eq!(stored, Ok(Put::Stored), "{context}");
+                assert_eq!(stored, Ok(PutOutcome::Stored), "{context}");
             }
             for copy in 0..2 {
                 let mut image = recovered.contents();
-                let journal = journal_of(&image, copy);
+                let journal = journal_range(&image, copy);
                 image[journal].fill(0);
                 let context = format!("{context}, without copy {copy}");
                 let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
-                promises_hold(&after, &engine, &trace, events, &context);
+                assert_durability(&after, &engine, &trace, events, &context);
             }
         }
     }
 }
 
 /// What the keys of an image hold, or the fault of each.
-fn read_all(disk: &PowerDisk, engine: &HashEngine) -> BTreeMap<Key, Result<Option<u64>, Fault>> {
-    let mut random = Random::new(5);
+fn read_all(disk: &PowerLossDisk, engine: &HashEngine) -> BTreeMap<Key, Result<Option<u64>, EngineError>> {
+    let mut random = Prng::new(5);
     let mut read = |key: &Key| {
         let found = block_on(engine.get(key), || {
-            disk.complete(&mut random);
+            disk.complete_one(&mut random);
         });
         found.map(|value| value.map(|value| operation_of(key, value.as_bytes())))
     };
@@ -249,22 +261,24 @@ fn read_all(disk: &PowerDisk, engine: &HashEngine) -> BTreeMap<Key, Result<Optio
 }
 
 #[test]
-fn a_rotten_bit_in_any_block_never_gives_a_wrong_byte_and_spares_the_other_keys() {
-    let (disk, _) = traced(9, 300);
+fn a_flipped_bit_in_any_block_never_returns_wrong_data_and_affects_one_key() {
+    let (disk, _) = run_traced(9, 300);
     let image = disk.contents();
     let (reference_disk, engine) = open(image.clone()).expect("opens");
     let good = read_all(&reference_disk, &engine);
-    let (mut random, mut named) = (Random::new(6), 0);
+    let (mut random, mut named) = (Prng::new(6), 0);
     for block in 0..image.len() / 512 {
-        let mut rotten = image.clone();
-        rotten[block * 512 + random.below(512) as usize] ^= 1 << random.below(8);
-        let (disk, engine) = open(rotten).unwrap_or_else(|error| panic!("block {block}: {error}"));
+        let mut corrupted = image.clone();
+        corrupted[block * 512 + random.below(512) as usize] ^= 1 << random.below(8);
+        let (disk, engine) = open(corrupted).unwrap_or_else(|error| panic!("block {block}: {error}"));
         let found = read_all(&disk, &engine);
         let faults: Vec<&Key> =
             found.iter().filter(|(key, read)| *read != &good[*key]).map(|(key, _)| key).collect();
         assert!(faults.len() <= 1, "block {block} hurt {faults:?}");
         for key in faults {
-            let Err(Fault::Corrupt { lba }) = found[key] else { panic!("block {block}: {:?}", found[key]) };
+            let Err(EngineError::Corrupt { lba }) = found[key] else {
+                panic!("block {block}: {:?}", found[key])
+            };
             assert!(
                 lba as usize <= block && block < lba as usize + 12,
                 "block {block} is not of block {lba}"
@@ -276,83 +290,88 @@ fn a_rotten_bit_in_any_block_never_gives_a_wrong_byte_and_spares_the_other_keys(
 }
 
 /// A device beside another, so that a fault plan can wrap a disk whose power can be cut.
-struct Shared(Rc<dyn Device>);
+struct SharedDevice(Rc<dyn Device>);
 
-impl Device for Shared {
+impl Device for SharedDevice {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
     fn name(&self) -> &str {
         self.0.name()
     }
-    fn read(&self, at: Lba, buffer: octokv_base::Buffer) -> Pending {
+    fn read(&self, at: Lba, buffer: octokv_base::Buffer) -> DeviceFuture {
         self.0.read(at, buffer)
     }
-    fn write(&self, at: Lba, buffer: octokv_base::Buffer) -> Pending {
+    fn write(&self, at: Lba, buffer: octokv_base::Buffer) -> DeviceFuture {
         self.0.write(at, buffer)
     }
-    fn flush(&self) -> Pending {
+    fn flush(&self) -> DeviceFuture {
         self.0.flush()
     }
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         self.0.trim(at, blocks)
     }
 }
 
 /// A volume on a faulty disk, and what was acknowledged last for each key.
-fn stored_under(plan: &Plan, image: Vec<u8>, random: &mut Random) -> (Vec<u8>, BTreeMap<Key, Option<u64>>) {
-    let disk = PowerDisk::new(image, 512);
+fn store_with_faults(
+    plan: &FaultPlan,
+    image: Vec<u8>,
+    random: &mut Prng,
+) -> (Vec<u8>, BTreeMap<Key, Option<u64>>) {
+    let disk = PowerLossDisk::new(image, 512);
     let device: Rc<dyn Device> =
-        Rc::new(FaultDevice::new(Rc::new(Shared(Rc::new(disk.clone()))), plan.clone()));
-    let mut completing = random.fork();
-    let mut settle = || {
-        disk.complete(&mut completing);
+        Rc::new(FaultDevice::new(Rc::new(SharedDevice(Rc::new(disk.clone()))), plan.clone()));
+    let mut disk_random = random.fork();
+    let mut complete_io = || {
+        disk.complete_one(&mut disk_random);
     };
-    let engine = block_on(subject().open(device), &mut settle).expect("opens");
+    let engine = block_on(fixture().open(device), &mut complete_io).expect("opens");
     let mut stored = BTreeMap::new();
     for operation in 1..=60 {
         let key = key_of(random.below(KEYS));
-        let length = some_length(random, 3_000);
+        let length = random_length(random, 3_000);
         let value = value_of(&key, operation, length);
         let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), length);
-        if block_on(put, &mut settle) == Ok(Put::Stored) {
+        if block_on(put, &mut complete_io) == Ok(PutOutcome::Stored) {
             stored.insert(key, Some(operation));
         }
     }
-    block_on(engine.mark(), &mut settle).expect("marks");
+    block_on(engine.write_durability_marker(), &mut complete_io).expect("marks");
     (disk.contents(), stored)
 }
 
 #[test]
-fn a_write_that_lands_elsewhere_or_nowhere_never_gives_a_wrong_byte() {
-    let mut random = Random::new(10);
-    let fresh = PowerDisk::new(vec![0; DISK_BYTES], 512);
-    let mut settling = random.fork();
-    block_on(subject().format(Rc::new(fresh.clone())), || {
-        fresh.complete(&mut settling);
+fn a_misdirected_or_lost_write_never_returns_wrong_data() {
+    let mut random = Prng::new(10);
+    let fresh = PowerLossDisk::new(vec![0; DISK_BYTES], 512);
+    let mut disk_random = random.fork();
+    block_on(fixture().format(Rc::new(fresh.clone())), || {
+        fresh.complete_one(&mut disk_random);
     });
     let (fresh, mut hurt) = (fresh.contents(), 0);
-    for strike in 4..184 {
+    for faulty_write in 4..184 {
         let to = Lba(random.below((DISK_BYTES / 512 - 12) as u64));
-        let fault = if strike % 3 == 0 { DeviceFault::Lost } else { DeviceFault::Misdirected { to } };
-        let plan = Plan::default();
-        plan.add(Rule::always(On::Write, fault).once(strike));
-        let (image, stored) = stored_under(&plan, fresh.clone(), &mut random);
-        let (disk, engine) = open(image).unwrap_or_else(|error| panic!("write {strike} {fault:?}: {error}"));
+        let fault = if faulty_write % 3 == 0 { DeviceFault::Lost } else { DeviceFault::Misdirected { to } };
+        let plan = FaultPlan::default();
+        plan.add(FaultRule::always(OpFilter::Write, fault).once(faulty_write));
+        let (image, stored) = store_with_faults(&plan, fresh.clone(), &mut random);
+        let (disk, engine) =
+            open(image).unwrap_or_else(|error| panic!("write {faulty_write} {fault:?}: {error}"));
         let found = read_all(&disk, &engine);
         let mut faults = 0;
         for (key, read) in &found {
             match read {
                 Ok(found) => {
                     let want = stored.get(key).copied().flatten();
-                    assert_eq!(*found, want, "write {strike} {fault:?}: {key}");
+                    assert_eq!(*found, want, "write {faulty_write} {fault:?}: {key}");
                 }
-                Err(Fault::Corrupt { .. }) => faults += 1,
-                Err(other) => panic!("write {strike} {fault:?}: {key}: {other}"),
+                Err(EngineError::Corrupt { .. }) => faults += 1,
+                Err(other) => panic!("write {faulty_write} {fault:?}: {key}: {other}"),
             }
         }
         // The record itself, and those that the misplaced blocks fell on.
-        assert!(faults <= 8, "write {strike} {fault:?} hurt {faults} keys");
+        assert!(faults <= 8, "write {faulty_write} {fault:?} hurt {faults} keys");
         hurt += faults;
     }
     assert!(hurt > 10, "the faults reached only {hurt} keys");
@@ -360,54 +379,54 @@ fn a_write_that_lands_elsewhere_or_nowhere_never_gives_a_wrong_byte() {
 
 #[test]
 fn a_failed_write_is_reported_and_the_value_before_stays() {
-    let memory: Rc<dyn Device> = Rc::new(MemoryDevice::new(Memory::new(4 << 20, 512).unwrap()));
-    let plan = Plan::default();
+    let memory: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(4 << 20, 512).unwrap()));
+    let plan = FaultPlan::default();
     let device: Rc<dyn Device> = Rc::new(FaultDevice::new(memory, plan.clone()));
-    let engine = block_on(subject().open(device), || ()).expect("opens");
+    let engine = block_on(fixture().open(device), || ()).expect("opens");
     let key = Key::new(b"key").unwrap();
     let put = |operation| {
         let value = value_of(&key, operation, 100);
         block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100), || ())
     };
-    assert_eq!(put(1), Ok(Put::Stored));
+    assert_eq!(put(1), Ok(PutOutcome::Stored));
     let used = engine.statistics().used_bytes;
     for fault in [DeviceFault::Error(5), DeviceFault::NoSpace] {
-        plan.add(Rule::always(On::Write, fault));
-        assert!(matches!(put(2), Err(Fault::Device(_))));
+        plan.add(FaultRule::always(OpFilter::Write, fault));
+        assert!(matches!(put(2), Err(EngineError::Device(_))));
         plan.clear();
     }
     let found = block_on(engine.get(&key), || ()).unwrap().unwrap();
     assert_eq!(operation_of(&key, found.as_bytes()), 1);
     assert_eq!(engine.statistics().used_bytes, used);
     // More failures than the device has units: what one took is free again.
-    plan.add(Rule::always(On::Write, DeviceFault::Error(5)));
+    plan.add(FaultRule::always(OpFilter::Write, DeviceFault::Error(5)));
     for _ in 0..10_000 {
-        assert!(matches!(put(2), Err(Fault::Device(_))));
+        assert!(matches!(put(2), Err(EngineError::Device(_))));
     }
     plan.clear();
-    assert_eq!(put(3), Ok(Put::Stored));
+    assert_eq!(put(3), Ok(PutOutcome::Stored));
 }
 
 #[test]
 fn after_a_failed_journal_write_nothing_is_acknowledged_until_the_volume_is_opened_again() {
-    let (disk, _) = traced(11, 50);
-    let (disk, plan) = (PowerDisk::new(disk.contents(), 512), Plan::default());
+    let (disk, _) = run_traced(11, 50);
+    let (disk, plan) = (PowerLossDisk::new(disk.contents(), 512), FaultPlan::default());
     let device: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::new(disk.clone()), plan.clone()));
-    let mut random = Random::new(12);
-    let mut settle = || {
-        disk.complete(&mut random);
+    let mut random = Prng::new(12);
+    let mut complete_io = || {
+        disk.complete_one(&mut random);
     };
-    let engine = block_on(subject().open(device), &mut settle).expect("opens");
+    let engine = block_on(fixture().open(device), &mut complete_io).expect("opens");
     let key = key_of(1);
     let mut put = |operation| {
         let value = value_of(&key, operation, 100);
-        block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100), &mut settle)
+        block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100), &mut complete_io)
     };
-    assert_eq!(put(900), Ok(Put::Stored));
-    plan.add(Rule::always(On::Flush, DeviceFault::Error(5)).once(0));
-    assert!(matches!(put(901), Err(Fault::Device(_))));
-    assert_eq!(put(902), Err(Fault::ReadOnly));
-    let read = block_on(engine.get(&key), &mut settle).unwrap().unwrap();
+    assert_eq!(put(900), Ok(PutOutcome::Stored));
+    plan.add(FaultRule::always(OpFilter::Flush, DeviceFault::Error(5)).once(0));
+    assert!(matches!(put(901), Err(EngineError::Device(_))));
+    assert_eq!(put(902), Err(EngineError::ReadOnly));
+    let read = block_on(engine.get(&key), &mut complete_io).unwrap().unwrap();
     assert_eq!(operation_of(&key, read.as_bytes()), 900);
     let (disk, engine) = open(disk.contents()).expect("opens");
     let found = read_all(&disk, &engine)[&key];
@@ -416,18 +435,18 @@ fn after_a_failed_journal_write_nothing_is_acknowledged_until_the_volume_is_open
 
 #[test]
 fn a_block_that_cannot_be_read_costs_at_most_one_key() {
-    let (disk, _) = traced(13, 300);
+    let (disk, _) = run_traced(13, 300);
     let image = disk.contents();
     let (reference_disk, engine) = open(image.clone()).expect("opens");
     let good = read_all(&reference_disk, &engine);
     let mut named = 0;
     for block in 0..image.len() as u64 / 512 {
-        let (disk, plan) = (PowerDisk::new(image.clone(), 512), Plan::default());
-        plan.add(Rule::within(On::Read, Lba(block), Lba(block + 1), DeviceFault::Error(5)));
+        let (disk, plan) = (PowerLossDisk::new(image.clone(), 512), FaultPlan::default());
+        plan.add(FaultRule::within(OpFilter::Read, Lba(block), Lba(block + 1), DeviceFault::Error(5)));
         let device: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::new(disk.clone()), plan));
-        let mut random = Random::new(1);
-        let opened = block_on(subject().open(device), || {
-            disk.complete(&mut random);
+        let mut random = Prng::new(1);
+        let opened = block_on(fixture().open(device), || {
+            disk.complete_one(&mut random);
         });
         let engine = opened.unwrap_or_else(|error| panic!("block {block}: {error}"));
         let found = read_all(&disk, &engine);
@@ -435,7 +454,7 @@ fn a_block_that_cannot_be_read_costs_at_most_one_key() {
             found.iter().filter(|(key, read)| *read != &good[*key]).map(|(key, _)| key).collect();
         assert!(faults.len() <= 1, "block {block} hurt {faults:?}");
         for key in faults {
-            assert!(matches!(found[key], Err(Fault::Device(_))), "block {block}: {:?}", found[key]);
+            assert!(matches!(found[key], Err(EngineError::Device(_))), "block {block}: {:?}", found[key]);
             named += 1;
         }
     }
@@ -443,49 +462,49 @@ fn a_block_that_cannot_be_read_costs_at_most_one_key() {
 }
 
 #[test]
-fn a_failed_checkpoint_is_tried_again_and_a_failed_flush_ends_the_writing() {
-    let (disk, _) = traced(14, 300);
-    let (disk, plan) = (PowerDisk::new(disk.contents(), 512), Plan::default());
+fn a_failed_checkpoint_is_retried_and_a_failed_flush_makes_the_volume_read_only() {
+    let (disk, _) = run_traced(14, 300);
+    let (disk, plan) = (PowerLossDisk::new(disk.contents(), 512), FaultPlan::default());
     let device: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::new(disk.clone()), plan.clone()));
-    let mut random = Random::new(15);
-    let mut settle = || {
-        disk.complete(&mut random);
+    let mut random = Prng::new(15);
+    let mut complete_io = || {
+        disk.complete_one(&mut random);
     };
-    let engine = block_on(subject().open(device), &mut settle).expect("opens");
+    let engine = block_on(fixture().open(device), &mut complete_io).expect("opens");
     // One write of a checkpoint fails: areas lie between the journal's two copies and the records.
     let areas = 16384 / 512 + 2 * 512;
-    plan.add(Rule::within(On::Write, Lba(areas), Lba(areas + 100), DeviceFault::Error(5)).once(0));
+    plan.add(FaultRule::within(OpFilter::Write, Lba(areas), Lba(areas + 100), DeviceFault::Error(5)).once(0));
     for operation in 1..1_200 {
         let key = key_of(operation % KEYS);
         let value = value_of(&key, operation, 100);
         let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100);
-        assert_eq!(block_on(put, &mut settle), Ok(Put::Stored), "operation {operation}");
+        assert_eq!(block_on(put, &mut complete_io), Ok(PutOutcome::Stored), "operation {operation}");
     }
     assert!(engine.statistics().checkpoints > 0);
-    plan.add(Rule::always(On::Flush, DeviceFault::Error(5)).once(0));
-    assert!(matches!(block_on(engine.flush(), &mut settle), Err(Fault::Device(_))));
+    plan.add(FaultRule::always(OpFilter::Flush, DeviceFault::Error(5)).once(0));
+    assert!(matches!(block_on(engine.flush(), &mut complete_io), Err(EngineError::Device(_))));
     let key = key_of(1);
     let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
-    assert_eq!(block_on(put, &mut settle), Err(Fault::ReadOnly));
+    assert_eq!(block_on(put, &mut complete_io), Err(EngineError::ReadOnly));
 }
 
 #[test]
-fn damage_to_any_image_of_a_large_checkpoint_is_mended_by_its_copy() {
-    let disk = PowerDisk::new(vec![0; 64 << 20], 512);
-    let mut random = Random::new(16);
-    let mut settle = || {
-        disk.complete(&mut random);
+fn damage_to_any_image_of_a_large_checkpoint_is_repaired_from_its_copy() {
+    let disk = PowerLossDisk::new(vec![0; 64 << 20], 512);
+    let mut random = Prng::new(16);
+    let mut complete_io = || {
+        disk.complete_one(&mut random);
     };
-    block_on(subject().format(Rc::new(disk.clone())), &mut settle);
-    let mut hash = subject();
-    hash.durability = octokv_engine::Durability::Device;
-    let engine = block_on(hash.open(Rc::new(disk.clone())), &mut settle).expect("opens");
+    block_on(fixture().format(Rc::new(disk.clone())), &mut complete_io);
+    let mut hash = fixture();
+    hash.durability = octokv_engine::Durability::Completed;
+    let engine = block_on(hash.open(Rc::new(disk.clone())), &mut complete_io).expect("opens");
     for index in 0..70_000_u64 {
         let key = Key::new(&index.to_le_bytes()).unwrap();
         let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
-        assert_eq!(block_on(put, &mut settle), Ok(Put::Stored));
+        assert_eq!(block_on(put, &mut complete_io), Ok(PutOutcome::Stored));
     }
-    block_on(engine.checkpoint(true), &mut settle).expect("writes");
+    block_on(engine.checkpoint(true), &mut complete_io).expect("writes");
     let image = disk.contents();
     let images: Vec<usize> = (0..image.len() - 4).filter(|&at| &image[at..at + 4] == b"OKVC").collect();
     assert!(images.len() >= 64, "{} images", images.len());
@@ -499,25 +518,25 @@ fn damage_to_any_image_of_a_large_checkpoint_is_mended_by_its_copy() {
 }
 
 #[test]
-fn a_checkpoint_that_is_cut_short_ends_the_writing_and_loses_nothing() {
-    let (disk, _) = traced(17, 300);
+fn an_aborted_checkpoint_makes_the_volume_read_only_and_loses_nothing() {
+    let (disk, _) = run_traced(17, 300);
     let (disk, engine) = open(disk.contents()).expect("opens");
     let good = read_all(&disk, &engine);
-    let (mut random, before) = (Random::new(18), disk.events());
+    let (mut random, before) = (Prng::new(18), disk.events());
     let mut checkpoint = Box::pin(engine.checkpoint(false));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     while disk.events() < before + 3 {
         assert!(checkpoint.as_mut().poll(&mut context).is_pending());
-        disk.complete(&mut random);
+        disk.complete_one(&mut random);
     }
     drop(checkpoint);
-    let mut settle = || {
-        disk.complete(&mut random);
+    let mut complete_io = || {
+        disk.complete_one(&mut random);
     };
     let key = key_of(1);
     let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
-    assert_eq!(block_on(put, &mut settle), Err(Fault::ReadOnly));
-    assert_eq!(block_on(engine.checkpoint(true), &mut settle), Err(Fault::ReadOnly));
+    assert_eq!(block_on(put, &mut complete_io), Err(EngineError::ReadOnly));
+    assert_eq!(block_on(engine.checkpoint(true), &mut complete_io), Err(EngineError::ReadOnly));
     let (disk, engine) = open(disk.contents()).expect("opens");
     assert_eq!(read_all(&disk, &engine), good);
 }

@@ -2,76 +2,77 @@
 
 mod common;
 
-use common::Hash;
-use octokv_device::ssd_model::drive_profiles::{DRIVES, Drive, EVO_970, LEED};
-use octokv_device::ssd_model::{Model, NandDevice};
-use octokv_device::{Device, Memory, MemoryDevice};
-use octokv_engine::conformance::{self, Subject, key_of, record_of, value_of};
-use octokv_engine::{Durability, Engine, Put, PutMode};
-use octokv_runtime::simulated::{VirtualWorld, WorldSettings};
-use octokv_runtime::{Busy, Channel, Doorbell, Handle, block_on};
+use common::HashFixture;
+use octokv_device::ssd_model::drive_profiles::{DCT_983, DRIVE_PROFILES, DriveProfile, EVO_970};
+use octokv_device::ssd_model::{SimulatedSsd, SsdModel};
+use octokv_device::{Device, MemoryDevice, RamDisk};
+use octokv_engine::conformance::{self, EngineFixture, key_of, record_of, value_of};
+use octokv_engine::{Durability, Engine, PutMode, PutOutcome};
+use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// Memory with a drive's times, and the core whose time is that of its next timer, again and again.
-fn drive(drive: &Drive, bytes: u64) -> (Rc<dyn Device>, Handle) {
-    let world = VirtualWorld::new(WorldSettings::new(1));
-    let queue = Box::new(world.queue(world.add_host()));
-    let handle = Handle::new(Doorbell::silent(), Channel::new(queue, 1), Busy::virtual_time());
-    let memory = Rc::new(MemoryDevice::new(Memory::new(bytes, 512).unwrap()));
-    let model = Arc::new(Mutex::new(Model::new(*drive, 512)));
-    (Rc::new(NandDevice::new(memory, model, handle.clone())), handle)
+fn simulated_ssd(drive: &DriveProfile, bytes: u64) -> (Rc<dyn Device>, ReactorHandle) {
+    let sim = SimEnv::new(SimEnvConfig::new(1));
+    let queue = Box::new(sim.device_queue(sim.add_host()));
+    let handle =
+        ReactorHandle::new(CoreWaker::without_eventfd(), DeviceHandle::new(queue, 1), CpuTime::simulated());
+    let memory = Rc::new(MemoryDevice::new(RamDisk::new(bytes, 512).unwrap()));
+    let model = Arc::new(Mutex::new(SsdModel::new(*drive, 512)));
+    (Rc::new(SimulatedSsd::new(memory, model, handle.clone())), handle)
 }
 
 #[test]
 fn random_operations_and_reopenings_agree_with_the_model_on_every_drive() {
-    for (seed, of) in DRIVES.into_iter().enumerate() {
-        for durability in [Durability::Flush, Durability::Device] {
-            let mut subject = Hash { durability, ..Hash::default() };
-            subject.format.unit_bytes = if seed == 0 { 512 } else { 4096 };
-            let (device, handle) = drive(of, 8 << 20);
-            let run = RefCell::new(|| {
-                handle.begin_turn(handle.next_deadline());
+    for (seed, profile) in DRIVE_PROFILES.into_iter().enumerate() {
+        for durability in [Durability::PowerSafe, Durability::Completed] {
+            let mut fixture = HashFixture { durability, ..HashFixture::default() };
+            fixture.format.unit_bytes = if seed == 0 { 512 } else { 4096 };
+            let (device, handle) = simulated_ssd(profile, 8 << 20);
+            let advance_time = RefCell::new(|| {
+                handle.begin_iteration(handle.next_deadline());
             });
-            conformance::sequential(&subject, &device, seed as u64, 1_000, &run);
-            assert_eq!(handle.device_operations(), 0);
+            conformance::sequential(&fixture, &device, seed as u64, 1_000, &advance_time);
+            assert_eq!(handle.device_operations_in_flight(), 0);
         }
     }
 }
 
 /// Microseconds that a put of 4,000 bytes takes, one after another.
-fn put_micros(of: &Drive, durability: Durability) -> u64 {
-    let subject = Hash { durability, ..Hash::default() };
-    let (device, handle) = drive(of, 64 << 20);
-    let mut run = || {
-        handle.begin_turn(handle.next_deadline());
+fn put_latency_us(profile: &DriveProfile, durability: Durability) -> u64 {
+    let fixture = HashFixture { durability, ..HashFixture::default() };
+    let (device, handle) = simulated_ssd(profile, 64 << 20);
+    let mut advance_time = || {
+        handle.begin_iteration(handle.next_deadline());
     };
-    block_on(subject.format(Rc::clone(&device)), &mut run);
-    let engine = block_on(subject.open(device), &mut run).unwrap();
+    block_on(fixture.format(Rc::clone(&device)), &mut advance_time);
+    let engine = block_on(fixture.open(device), &mut advance_time).unwrap();
     let begin = handle.now();
     for index in 0..1_000 {
         let key = key_of(index);
         let value = value_of(&key, index, 4_000);
         let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 4_000);
-        assert_eq!(block_on(put, &mut run), Ok(Put::Stored));
+        assert_eq!(block_on(put, &mut advance_time), Ok(PutOutcome::Stored));
     }
     (handle.now() - begin).0 / 1_000_000
 }
 
 #[test]
-fn a_put_takes_what_its_drive_takes_to_keep_it() {
+fn put_latency_follows_the_drive_and_the_durability() {
     // Both write; the drive without capacitors needs most of a millisecond for the flush.
     let table = [
-        (&EVO_970, Durability::Flush, 730..1_200),
-        (&EVO_970, Durability::Device, 20..60),
-        (&LEED, Durability::Flush, 100..160),
-        (&LEED, Durability::Device, 50..110),
+        (&EVO_970, Durability::PowerSafe, 730..1_200),
+        (&EVO_970, Durability::Completed, 20..60),
+        (&DCT_983, Durability::PowerSafe, 100..160),
+        (&DCT_983, Durability::Completed, 50..110),
     ];
-    for (of, durability, wanted) in table {
-        let micros = put_micros(of, durability);
-        println!("{} {durability:?}: {micros} µs", of.name);
-        assert!(wanted.contains(&micros), "{} {durability:?}: {micros} µs", of.name);
+    for (profile, durability, wanted) in table {
+        let micros = put_latency_us(profile, durability);
+        println!("{} {durability:?}: {micros} µs", profile.name);
+        assert!(wanted.contains(&micros), "{} {durability:?}: {micros} µs", profile.name);
     }
 }

@@ -8,15 +8,15 @@ use std::task::{Context, Poll, Waker};
 
 /// Tells a task to end.
 #[derive(Default)]
-pub(crate) struct Stop {
-    asked: Cell<bool>,
+pub(crate) struct CancelToken {
+    cancelled: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
 
-impl Stop {
+impl CancelToken {
     /// The task ends at its next turn, wherever it waits: it must not be in the midst of anything.
-    pub fn ask(&self) {
-        self.asked.set(true);
+    pub fn cancel(&self) {
+        self.cancelled.set(true);
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
@@ -24,23 +24,23 @@ impl Stop {
 }
 
 /// Runs a future to its end, or until `stop` is asked for.
-pub(crate) fn until<F: Future<Output = ()>>(stop: Rc<Stop>, future: F) -> Until<F> {
-    Until { stop, future: Box::pin(future) }
+pub(crate) fn abortable<F: Future<Output = ()>>(token: Rc<CancelToken>, future: F) -> Abortable<F> {
+    Abortable { token, future: Box::pin(future) }
 }
 
 /// See [`until`].
-pub(crate) struct Until<F> {
-    stop: Rc<Stop>,
+pub(crate) struct Abortable<F> {
+    token: Rc<CancelToken>,
     future: Pin<Box<F>>,
 }
 
-impl<F: Future<Output = ()>> Future for Until<F> {
+impl<F: Future<Output = ()>> Future for Abortable<F> {
     type Output = ();
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if self.stop.asked.get() {
+        if self.token.cancelled.get() {
             return Poll::Ready(());
         }
-        *self.stop.waker.borrow_mut() = Some(context.waker().clone());
+        *self.token.waker.borrow_mut() = Some(context.waker().clone());
         self.future.as_mut().poll(context)
     }
 }
@@ -50,12 +50,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_that_waits_for_ever_ends_when_it_is_told_to() {
-        let stop = Rc::new(Stop::default());
-        let mut task = until(Rc::clone(&stop), std::future::pending());
+    fn a_pending_task_ends_when_it_is_cancelled() {
+        let token = Rc::new(CancelToken::default());
+        let mut task = abortable(Rc::clone(&token), std::future::pending());
         let context = &mut Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut task).poll(context).is_pending());
-        stop.ask();
+        token.cancel();
         assert!(Pin::new(&mut task).poll(context).is_ready());
     }
 }

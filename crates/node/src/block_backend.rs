@@ -6,18 +6,18 @@
 //! Invariants: a write that is to be durable is answered after a flush that began when it was on the device; no
 //! operation touches a byte outside its range, whatever runs beside it.
 
-use crate::bug_injection::{self, Bug};
-use crate::kv_backend::take_buffer;
-use crate::range_locks::{Held, RangeLocks};
-use octokv_base::{Buffer, Lba, Pool};
+use crate::bug_injection::{self, InjectedBug};
+use crate::kv_backend::wait_for_buffer;
+use crate::range_locks::{RangeGuard, RangeLocks};
+use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::{Device, DeviceError};
-use octokv_nvmf::{Operation, Outcome, Range};
-use octokv_runtime::Handle;
+use octokv_nvmf::{LbaRange, RequestOperation, RequestOutcome};
+use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// How much is zeroed, verified or compared at a time, in bytes.
-const PIECE_BYTES: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// What all cores share of a namespace of blocks.
 pub struct BlockVolume {
@@ -26,14 +26,14 @@ pub struct BlockVolume {
     /// How many blocks it has.
     blocks: u64,
     /// Blocks of the device that are being written, where its block is larger than the namespace's.
-    writing: RangeLocks,
+    write_locks: RangeLocks,
 }
 
 impl BlockVolume {
     /// Blocks of `block_bytes` on a device of `device_bytes`; what is left at its end is not used.
     pub fn new(block_bytes: u32, device_bytes: u64) -> Arc<BlockVolume> {
         let blocks = device_bytes / u64::from(block_bytes);
-        Arc::new(BlockVolume { block_bytes, blocks, writing: RangeLocks::default() })
+        Arc::new(BlockVolume { block_bytes, blocks, write_locks: RangeLocks::default() })
     }
 
     /// Bytes of a block.
@@ -48,217 +48,243 @@ impl BlockVolume {
 }
 
 /// One core's way to a namespace of blocks.
-pub struct Blocks {
+pub struct BlockBackend {
     /// What the cores share.
     pub volume: Arc<BlockVolume>,
     /// This core's view of the device.
     pub device: Rc<dyn Device>,
     /// The core's buffers.
-    pub pool: Pool,
+    pub pool: BufferPool,
     /// The core's time.
-    pub handle: Handle,
+    pub handle: ReactorHandle,
     /// What the device is called in messages.
-    pub name: Rc<str>,
+    pub device_name: Rc<str>,
 }
 
 /// Bytes of the namespace, and the blocks of the device that hold them.
 #[derive(Clone, Copy)]
-struct Span {
-    from: u64,
+struct ByteSpan {
+    first_byte: u64,
     bytes: u64,
-    unit: u64,
+    device_block_bytes: u64,
 }
 
-impl Span {
+impl ByteSpan {
     /// The first block of the device.
-    fn first(self) -> u64 {
-        self.from / self.unit
+    fn first_block(self) -> u64 {
+        self.first_byte / self.device_block_bytes
     }
     /// The block of the device behind the last.
-    fn end(self) -> u64 {
-        (self.from + self.bytes).div_ceil(self.unit)
+    fn end_block(self) -> u64 {
+        (self.first_byte + self.bytes).div_ceil(self.device_block_bytes)
     }
     /// Where the bytes begin in the device's blocks.
-    fn offset(self) -> usize {
-        (self.from % self.unit) as usize
+    fn offset_in_block(self) -> usize {
+        (self.first_byte % self.device_block_bytes) as usize
     }
     /// How many bytes the device's blocks have.
-    fn device_bytes(self) -> usize {
-        ((self.end() - self.first()) * self.unit) as usize
+    fn aligned_bytes(self) -> usize {
+        ((self.end_block() - self.first_block()) * self.device_block_bytes) as usize
     }
-    fn is_whole(self) -> bool {
-        self.from.is_multiple_of(self.unit) && self.bytes.is_multiple_of(self.unit)
+    fn is_aligned(self) -> bool {
+        self.first_byte.is_multiple_of(self.device_block_bytes)
+            && self.bytes.is_multiple_of(self.device_block_bytes)
     }
     /// The pieces of it, of at most so many bytes each, in order.
-    fn pieces(self, most: u64) -> impl Iterator<Item = Span> {
-        let starts = (self.from..self.from + self.bytes).step_by(most as usize);
-        starts.map(move |from| Span { from, bytes: most.min(self.from + self.bytes - from), ..self })
+    fn chunks(self, bytes_max: u64) -> impl Iterator<Item = ByteSpan> {
+        let starts = (self.first_byte..self.first_byte + self.bytes).step_by(bytes_max as usize);
+        starts.map(move |first_byte| ByteSpan {
+            first_byte,
+            bytes: bytes_max.min(self.first_byte + self.bytes - first_byte),
+            ..self
+        })
     }
 }
 
-impl Blocks {
+impl BlockBackend {
     /// Carries an operation out.
-    pub async fn perform(&self, operation: Operation) -> Outcome {
-        let done = match operation {
-            Operation::Read { range } => self.read(range).await,
-            Operation::Write { lba, data, force_unit_access } => {
+    pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
+        let result = match operation {
+            RequestOperation::Read { range } => self.read(range).await,
+            RequestOperation::Write { lba, data, force_unit_access } => {
                 self.write(lba, data, force_unit_access).await
             }
-            Operation::Compare { lba, data } => self.compare(lba, &data).await,
-            Operation::WriteZeroes { range, force_unit_access, .. } => {
+            RequestOperation::Compare { lba, data } => self.compare(lba, &data).await,
+            RequestOperation::WriteZeroes { range, force_unit_access, .. } => {
                 self.write_zeroes(range, force_unit_access).await
             }
-            Operation::Deallocate { ranges } => self.deallocate(&ranges).await,
-            Operation::Verify { range } => self.verify(range).await,
-            Operation::Flush => self.flush("flush").await.map(|()| Outcome::Flushed),
-            Operation::Store { .. }
-            | Operation::Retrieve { .. }
-            | Operation::Delete { .. }
-            | Operation::Exist { .. }
-            | Operation::List { .. } => {
+            RequestOperation::Deallocate { ranges } => self.deallocate(&ranges).await,
+            RequestOperation::Verify { range } => self.verify(range).await,
+            RequestOperation::Flush => self.flush("flush").await.map(|()| RequestOutcome::Flushed),
+            RequestOperation::Store { .. }
+            | RequestOperation::Retrieve { .. }
+            | RequestOperation::Delete { .. }
+            | RequestOperation::Exist { .. }
+            | RequestOperation::List { .. } => {
                 unreachable!("the target dispatches on the namespace's command set")
             }
         };
-        done.unwrap_or_else(|outcome| outcome)
+        result.unwrap_or_else(|outcome| outcome)
     }
 
-    fn span(&self, lba: Lba, bytes: u64) -> Span {
-        let unit = u64::from(self.device.geometry().block_bytes);
-        Span { from: lba.0 * u64::from(self.volume.block_bytes), bytes, unit }
+    fn span(&self, lba: Lba, bytes: u64) -> ByteSpan {
+        let device_block_bytes = u64::from(self.device.geometry().block_bytes);
+        ByteSpan { first_byte: lba.0 * u64::from(self.volume.block_bytes), bytes, device_block_bytes }
     }
 
-    fn span_of(&self, range: Range) -> Span {
+    fn span_of(&self, range: LbaRange) -> ByteSpan {
         self.span(range.lba, u64::from(range.blocks) * u64::from(self.volume.block_bytes))
     }
 
-    async fn read(&self, range: Range) -> Result<Outcome, Outcome> {
+    async fn read(&self, range: LbaRange) -> Result<RequestOutcome, RequestOutcome> {
         let span = self.span_of(range);
-        let mut buffer = self.load(span, "read").await?;
-        if !span.is_whole() {
-            let (from, bytes) = (span.offset(), span.bytes as usize);
-            buffer.copy_within(from..from + bytes, 0);
+        let mut buffer = self.read_aligned(span, "read").await?;
+        if !span.is_aligned() {
+            let (start, bytes) = (span.offset_in_block(), span.bytes as usize);
+            buffer.copy_within(start..start + bytes, 0);
             buffer.set_len(bytes);
         }
-        Ok(Outcome::Blocks { buffer })
+        Ok(RequestOutcome::Blocks { buffer })
     }
 
     /// The device's blocks that hold a span.
-    async fn load(&self, span: Span, command: &'static str) -> Result<Buffer, Outcome> {
-        let buffer = self.buffer(span.device_bytes()).await?;
-        let done = self.device.read(Lba(span.first()), buffer).await;
-        done.into_read().map_err(|error| self.failed(command, span, error, Outcome::Unrecovered))
+    async fn read_aligned(&self, span: ByteSpan, command: &'static str) -> Result<Buffer, RequestOutcome> {
+        let buffer = self.buffer(span.aligned_bytes()).await?;
+        let completion = self.device.read(Lba(span.first_block()), buffer).await;
+        completion
+            .into_read()
+            .map_err(|error| self.log_failure(command, span, error, RequestOutcome::Unrecovered))
     }
 
-    async fn write(&self, lba: Lba, data: Buffer, durable: bool) -> Result<Outcome, Outcome> {
+    async fn write(&self, lba: Lba, data: Buffer, durable: bool) -> Result<RequestOutcome, RequestOutcome> {
         let span = self.span(lba, data.len() as u64);
-        self.put(span, data, "write").await?;
-        self.written(durable).await
+        self.write_span(span, data, "write").await?;
+        self.finish_write(durable).await
     }
 
     /// Waits until nobody patches these blocks of the device, where that can be.
-    async fn alone_on(&self, blocks: std::ops::Range<u64>) -> Option<Held<'_>> {
+    async fn lock_blocks(&self, blocks: std::ops::Range<u64>) -> Option<RangeGuard<'_>> {
         let smaller = self.volume.block_bytes < self.device.geometry().block_bytes;
-        if smaller { Some(self.volume.writing.lock(blocks).await) } else { None }
+        if smaller { Some(self.volume.write_locks.lock(blocks).await) } else { None }
     }
 
     /// Puts the bytes of a span, at the start of `data`, on the device.
-    async fn put(&self, span: Span, data: Buffer, command: &'static str) -> Result<Buffer, Outcome> {
-        let unlocked = bug_injection::is(Bug::SkipRangeLock)
-            || (bug_injection::is(Bug::ZeroWithoutLock) && command == "write zeroes");
-        let mut held = if unlocked { None } else { self.alone_on(span.first()..span.end()).await };
-        let data = if span.is_whole() {
+    async fn write_span(
+        &self,
+        span: ByteSpan,
+        data: Buffer,
+        command: &'static str,
+    ) -> Result<Buffer, RequestOutcome> {
+        let unlocked = bug_injection::is_injected(InjectedBug::SkipRangeLock)
+            || (bug_injection::is_injected(InjectedBug::ZeroWithoutLock) && command == "write zeroes");
+        let mut guard =
+            if unlocked { None } else { self.lock_blocks(span.first_block()..span.end_block()).await };
+        let data = if span.is_aligned() {
             data
         } else {
-            let mut patched = self.load(span, command).await?;
-            patched[span.offset()..span.offset() + data.len()].copy_from_slice(&data);
+            let mut patched = self.read_aligned(span, command).await?;
+            patched[span.offset_in_block()..span.offset_in_block() + data.len()].copy_from_slice(&data);
             patched
         };
-        if bug_injection::is(Bug::UnlockEarly) {
-            held = None;
+        if bug_injection::is_injected(InjectedBug::UnlockEarly) {
+            guard = None;
         }
-        let done = self.device.write(Lba(span.first()), data).await;
-        drop(held);
-        match (done.result, done.buffer) {
+        let completion = self.device.write(Lba(span.first_block()), data).await;
+        drop(guard);
+        match (completion.result, completion.buffer) {
             (Ok(()), Some(buffer)) => Ok(buffer),
             (Ok(()), None) => unreachable!("a write gives its buffer back"),
-            (Err(error), _) => Err(self.failed(command, span, error, Outcome::WriteFault)),
+            (Err(error), _) => Err(self.log_failure(command, span, error, RequestOutcome::WriteFault)),
         }
     }
 
-    async fn written(&self, durable: bool) -> Result<Outcome, Outcome> {
-        if durable && !bug_injection::is(Bug::AnswerDurableEarly) {
+    async fn finish_write(&self, durable: bool) -> Result<RequestOutcome, RequestOutcome> {
+        if durable && !bug_injection::is_injected(InjectedBug::CompleteDurableEarly) {
             self.flush("flush behind a write").await?;
         }
-        Ok(Outcome::Written)
+        Ok(RequestOutcome::Written)
     }
 
-    async fn flush(&self, command: &'static str) -> Result<(), Outcome> {
-        if bug_injection::is(Bug::SkipFlush) && command == "flush" {
+    async fn flush(&self, command: &'static str) -> Result<(), RequestOutcome> {
+        if bug_injection::is_injected(InjectedBug::SkipFlush) && command == "flush" {
             return Ok(());
         }
-        let done = self.device.flush().await;
-        done.result.map_err(|error| self.failed(command, self.span(Lba(0), 0), error, Outcome::WriteFault))
+        let completion = self.device.flush().await;
+        completion.result.map_err(|error| {
+            self.log_failure(command, self.span(Lba(0), 0), error, RequestOutcome::WriteFault)
+        })
     }
 
-    async fn compare(&self, lba: Lba, data: &[u8]) -> Result<Outcome, Outcome> {
+    async fn compare(&self, lba: Lba, data: &[u8]) -> Result<RequestOutcome, RequestOutcome> {
         let span = self.span(lba, data.len() as u64);
-        let there = self.load(span, "compare").await?;
-        let same = there[span.offset()..span.offset() + data.len()] == *data;
-        Ok(if same { Outcome::Verified } else { Outcome::Different })
+        let stored = self.read_aligned(span, "compare").await?;
+        let same = stored[span.offset_in_block()..span.offset_in_block() + data.len()] == *data;
+        Ok(if same { RequestOutcome::Verified } else { RequestOutcome::Mismatch })
     }
 
-    async fn write_zeroes(&self, range: Range, durable: bool) -> Result<Outcome, Outcome> {
+    async fn write_zeroes(&self, range: LbaRange, durable: bool) -> Result<RequestOutcome, RequestOutcome> {
         let span = self.span_of(range);
-        for piece in span.pieces(PIECE_BYTES as u64) {
-            let mut zeros = self.buffer(piece.bytes as usize).await?;
+        for chunk in span.chunks(CHUNK_BYTES as u64) {
+            let mut zeros = self.buffer(chunk.bytes as usize).await?;
             zeros.fill(0);
-            self.put(piece, zeros, "write zeroes").await?;
+            self.write_span(chunk, zeros, "write zeroes").await?;
         }
-        self.written(durable).await
+        self.finish_write(durable).await
     }
 
     /// Gives back the device's blocks that lie wholly within the ranges. It is advice: what a device does not
     /// do, it does not do.
-    async fn deallocate(&self, ranges: &[Range]) -> Result<Outcome, Outcome> {
+    async fn deallocate(&self, ranges: &[LbaRange]) -> Result<RequestOutcome, RequestOutcome> {
         for &range in ranges {
             let span = self.span_of(range);
-            let (mut first, mut end) = (span.from.div_ceil(span.unit), (span.from + span.bytes) / span.unit);
-            if bug_injection::is(Bug::GiveBackTooMuch) {
-                (first, end) = (span.first(), span.end());
+            let (mut first, mut end) = (
+                span.first_byte.div_ceil(span.device_block_bytes),
+                (span.first_byte + span.bytes) / span.device_block_bytes,
+            );
+            if bug_injection::is_injected(InjectedBug::TrimTooMuch) {
+                (first, end) = (span.first_block(), span.end_block());
             }
             if first < end {
                 // Somebody who patches one of these blocks would put back what it held.
-                let _held = match bug_injection::is(Bug::TrimWithoutLock) {
+                let _guard = match bug_injection::is_injected(InjectedBug::TrimWithoutLock) {
                     true => None,
-                    false => self.alone_on(first..end).await,
+                    false => self.lock_blocks(first..end).await,
                 };
                 let trim = self.device.trim(Lba(first), end - first);
-                if bug_injection::is(Bug::AnswerTrimEarly) {
+                if bug_injection::is_injected(InjectedBug::CompleteTrimEarly) {
                     continue;
                 }
-                let done = trim.await;
-                done.result.map_err(|error| self.failed("deallocate", span, error, Outcome::WriteFault))?;
+                let completion = trim.await;
+                completion.result.map_err(|error| {
+                    self.log_failure("deallocate", span, error, RequestOutcome::WriteFault)
+                })?;
             }
         }
-        Ok(Outcome::Written)
+        Ok(RequestOutcome::Written)
     }
 
-    async fn verify(&self, range: Range) -> Result<Outcome, Outcome> {
-        for piece in self.span_of(range).pieces(PIECE_BYTES as u64) {
-            self.load(piece, "verify").await?;
+    async fn verify(&self, range: LbaRange) -> Result<RequestOutcome, RequestOutcome> {
+        for chunk in self.span_of(range).chunks(CHUNK_BYTES as u64) {
+            self.read_aligned(chunk, "verify").await?;
         }
-        Ok(Outcome::Verified)
+        Ok(RequestOutcome::Verified)
     }
 
-    async fn buffer(&self, bytes: usize) -> Result<Buffer, Outcome> {
-        take_buffer(&self.pool, &self.handle, bytes).await.ok_or(Outcome::Busy)
+    async fn buffer(&self, bytes: usize) -> Result<Buffer, RequestOutcome> {
+        wait_for_buffer(&self.pool, &self.handle, bytes).await.ok_or(RequestOutcome::Busy)
     }
 
-    fn failed(&self, command: &'static str, span: Span, error: DeviceError, otherwise: Outcome) -> Outcome {
-        let (device, first_byte) = (&*self.name, span.from);
+    fn log_failure(
+        &self,
+        command: &'static str,
+        span: ByteSpan,
+        error: DeviceError,
+        otherwise: RequestOutcome,
+    ) -> RequestOutcome {
+        let (device, first_byte) = (&*self.device_name, span.first_byte);
         tracing::error!(command, first_byte, bytes = span.bytes, device, %error, "command failed");
         match error {
-            DeviceError::NoSpace => Outcome::CapacityExceeded,
+            DeviceError::NoSpace => RequestOutcome::CapacityExceeded,
             DeviceError::Io(_) | DeviceError::OutOfRange => otherwise,
         }
     }

@@ -1,10 +1,10 @@
 //! What a node is told when it starts. Checked by [`crate::start`], which names what cannot be.
 
 use octokv_base::{NamespaceId, Nanos};
-use octokv_device::ssd_model::Drive;
+use octokv_device::ssd_model::DriveProfile;
 use octokv_engine::Durability;
-use octokv_engine::hash::FormatSettings;
-use octokv_nvmf::{AnaState, HealthFacts, Hosts, TargetSettings};
+use octokv_engine::hash::FormatConfig;
+use octokv_nvmf::{AnaState, HealthStatus, HostAcl, SubsystemConfig};
 use octokv_runtime::{DeviceDriver, Polling};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub const DEFAULT_PORT: u16 = 4420;
 
 /// What holds the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceSettings {
+pub enum DeviceConfig {
     /// This process's memory: gone when it ends.
     Memory {
         /// How much.
@@ -43,11 +43,11 @@ pub enum EngineKind {
 
 /// What a namespace is made of.
 #[derive(Clone, Debug)]
-pub enum Content {
+pub enum CommandSetConfig {
     /// Keys and values, kept by an engine.
     KeyValue {
         /// How a new volume is made.
-        format: FormatSettings,
+        format: FormatConfig,
     },
     /// Logical blocks.
     Blocks {
@@ -58,28 +58,28 @@ pub enum Content {
 
 /// What is done about what a device holds already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Existing {
+pub enum ExistingDataPolicy {
     /// A volume of keys is opened, for keys; anything that does not belong there is refused and left as it is.
     Check,
     /// It is given up.
-    GiveUp,
+    Discard,
     /// For blocks: hosts get it as it is.
     Keep,
 }
 
 /// One namespace of a node.
 #[derive(Clone, Debug)]
-pub struct NamespaceSettings {
+pub struct NamespaceConfig {
     /// Its identifier.
     pub id: NamespaceId,
     /// What holds it.
-    pub device: DeviceSettings,
+    pub device: DeviceConfig,
     /// Its answers take the time of this drive's; `None` for its own.
-    pub nand: Option<&'static Drive>,
+    pub drive_profile: Option<&'static DriveProfile>,
     /// What it is made of.
-    pub content: Content,
+    pub command_set: CommandSetConfig,
     /// What is done about what the device holds already.
-    pub existing: Existing,
+    pub existing_data: ExistingDataPolicy,
     /// Its group of asymmetric access, 1 to 32.
     pub ana_group: u32,
     /// Whether the node starts only with it. One that is not required and whose device cannot be used is told among
@@ -87,24 +87,24 @@ pub struct NamespaceSettings {
     pub required: bool,
     /// Tells a namespace of blocks from every other that there ever was: a part of its NGUID. A volume of keys has its
     /// own.
-    pub identity: u64,
+    pub nguid_suffix: u64,
 }
 
 /// Everything a node is told.
 #[derive(Clone, Debug)]
-pub struct NodeSettings {
+pub struct NodeConfig {
     /// What holds namespace 1, of keys.
-    pub device: DeviceSettings,
+    pub device: DeviceConfig,
     /// The answers of that device take the time of this drive's; `None` for its own.
-    pub nand: Option<&'static Drive>,
+    pub drive_profile: Option<&'static DriveProfile>,
     /// Which engine.
     pub engine: EngineKind,
     /// How a new volume is made.
-    pub format: FormatSettings,
+    pub format: FormatConfig,
     /// Whether whatever the device holds is given up for a new volume.
     pub reformat: bool,
     /// The namespaces besides namespace 1.
-    pub namespaces: Vec<NamespaceSettings>,
+    pub namespaces: Vec<NamespaceConfig>,
     /// When writes are acknowledged.
     pub durability: Durability,
     /// Where to listen; port 0 takes any free one.
@@ -126,33 +126,33 @@ pub struct NodeSettings {
     /// The most requests of one core at a time.
     pub requests_max: usize,
     /// The protocol's bounds. Its NQN and its bound on connections are taken from above.
-    pub target: TargetSettings,
+    pub subsystem: SubsystemConfig,
     /// Who may connect.
-    pub hosts: Hosts,
+    pub host_acl: HostAcl,
     /// Discovery services that hosts are referred to.
     pub referrals: Vec<SocketAddr>,
     /// Groups of asymmetric access that are not optimized.
-    pub ana: Vec<(u32, AnaState)>,
+    pub ana_states: Vec<(u32, AnaState)>,
     /// What the health log tells of the time before this start.
-    pub health: HealthFacts,
+    pub health: HealthStatus,
     /// How long a stop waits for hosts to take their last replies.
-    pub stop_limit: Nanos,
+    pub shutdown_timeout: Nanos,
     /// Who is served where and when.
-    pub scheduling: octokv_sched::Settings,
+    pub scheduling: octokv_sched::SchedConfig,
     /// Where a new volume's random numbers come from; `None` asks the system.
     pub seed: Option<u64>,
 }
 
-impl Default for NodeSettings {
-    fn default() -> NodeSettings {
-        NodeSettings {
-            device: DeviceSettings::File { path: "octokv.img".into(), create_bytes: Some(1 << 30) },
-            nand: None,
+impl Default for NodeConfig {
+    fn default() -> NodeConfig {
+        NodeConfig {
+            device: DeviceConfig::File { path: "octokv.img".into(), create_bytes: Some(1 << 30) },
+            drive_profile: None,
             engine: EngineKind::Hash,
-            format: FormatSettings::default(),
+            format: FormatConfig::default(),
             reformat: false,
             namespaces: Vec::new(),
-            durability: Durability::Flush,
+            durability: Durability::PowerSafe,
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))],
             cores: vec![0],
             nqn: DEFAULT_NQN.to_owned(),
@@ -162,13 +162,13 @@ impl Default for NodeSettings {
             buffer_bytes: 256 << 20,
             connections_max: 1024,
             requests_max: 16 * 1024,
-            target: TargetSettings::new(DEFAULT_NQN),
-            hosts: Hosts::Any,
+            subsystem: SubsystemConfig::new(DEFAULT_NQN),
+            host_acl: HostAcl::Any,
             referrals: Vec::new(),
-            ana: Vec::new(),
-            health: HealthFacts::default(),
-            stop_limit: Nanos::from_secs(2),
-            scheduling: octokv_sched::Settings::default(),
+            ana_states: Vec::new(),
+            health: HealthStatus::default(),
+            shutdown_timeout: Nanos::from_secs(2),
+            scheduling: octokv_sched::SchedConfig::default(),
             seed: None,
         }
     }

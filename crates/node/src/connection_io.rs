@@ -8,13 +8,13 @@
 //! Invariants: bytes reach the machine in order, each once; while bytes wait that the machine would not
 //! take, nothing more is received, so the peer's TCP window closes.
 
-use crate::reactor::RECEIVE_BYTES;
-use crate::tenants::{Flows, OTHERS};
-use crate::time_budget::{Quantum, Talk};
-use octokv_base::{Nanos, Pool};
-use octokv_nvmf::{Connection, Request};
-use octokv_runtime::{Received, Sent, SocketId, Sockets};
-use octokv_sched::FlowId;
+use crate::reactor::RECEIVE_BUFFER_BYTES;
+use crate::tenants::{OVERFLOW_TENANT, TenantTable};
+use crate::time_budget::{ByteQuantum, UsageHistory};
+use octokv_base::{BufferPool, Nanos};
+use octokv_nvmf::{Connection, IoRequest};
+use octokv_runtime::{ReceiveStatus, SendStatus, SocketId, Sockets};
+use octokv_sched::TenantId;
 use std::io::IoSlice;
 
 /// From so many missing bytes of a value on, a receive of their own is cheaper than a copy of them.
@@ -22,91 +22,91 @@ const IN_PLACE_BYTES_MIN: usize = 16 * 1024;
 
 /// Bytes that the machine takes before what they ask for is carried out: the buffers of a few commands stay in
 /// the core's first caches, where those of a whole receive would not.
-const SLICE_BYTES: usize = 32 * 1024;
+const SLICE_BYTES_MAX: usize = 32 * 1024;
 /// And the first of a receive, each twice the one before: what they ask for may take long, and time is looked at
 /// between slices.
 const SLICE_BYTES_FIRST: usize = 2048;
 /// Of a connection whose commands were costly, and of a fresh one: this part of a quantum.
-const SLICE_PART_FIRST: usize = 32;
+const SLICE_FIRST_DIVISOR: usize = 32;
 
 /// Bytes received at once when each command costs much: one command without data.
 const RECEIVE_BYTES_MIN: usize = 72;
 
 /// Bytes that are sent at once, at the least while that many wait, and at the most. A send of few costs the same.
 const SEND_BYTES_MIN: usize = 32 * 1024;
-const SEND_BYTES: usize = 1 << 20;
+const SEND_BYTES_MAX: usize = 1 << 20;
 
 /// Memory for bytes that wait which a connection keeps when none do.
-const PENDING_KEEP_BYTES: usize = 64 * 1024;
+const PENDING_RETAIN_BYTES: usize = 64 * 1024;
 
 /// How long a host may take for the last bytes of a connection that has ended.
-const LAST_BYTES: Nanos = Nanos::from_secs(1);
+const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(1);
 
 /// One connection of a core.
-pub struct Link {
+pub struct ConnectionIo {
     pub(crate) socket: SocketId,
     pub(crate) connection: Connection,
     /// Received and not taken, from `pending_from` on.
-    pending: Vec<u8>,
+    unconsumed: Vec<u8>,
     /// Bytes at the head of `pending` that were taken since: moving the rest each time would cost more than taking.
-    pending_from: usize,
+    unconsumed_from: usize,
     /// The machine would not take what is pending until something of its own ends.
     stalled: bool,
     /// When it was first seen that the connection has ended with bytes to send.
-    ended: Option<Nanos>,
+    ended_at: Option<Nanos>,
     /// Whether the socket is closed already, and only requests are still out.
     pub(crate) socket_closed: bool,
     /// Whether it is on the core's list of links with something to send.
-    pub(crate) listed: bool,
+    pub(crate) in_send_list: bool,
     /// Bytes received at once.
-    pub(crate) quantum: Quantum,
+    pub(crate) receive_quantum: ByteQuantum,
     /// Bytes sent at once.
-    pub(crate) send_quantum: Quantum,
+    pub(crate) send_quantum: ByteQuantum,
     /// How much it took of turns of late.
-    pub(crate) talk: Talk,
+    pub(crate) usage: UsageHistory,
     /// Whose it is, once it has asked for something.
-    pub(crate) flow: Option<FlowId>,
+    pub(crate) tenant: Option<TenantId>,
 }
 
 /// What became of the time and the room for a link's requests after some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum ReceiveBudget {
     /// There is more of both.
-    More,
+    Ample,
     /// There is more, but a slice twice as long may take more than the link's share.
-    Scarce,
+    Low,
     /// The link has had its share of the turn, or requests wait for room.
-    Enough,
+    Exhausted,
 }
 
-impl Link {
+impl ConnectionIo {
     /// A fresh connection.
-    pub fn new(socket: SocketId, connection: Connection) -> Link {
-        Link {
+    pub fn new(socket: SocketId, connection: Connection) -> ConnectionIo {
+        ConnectionIo {
             socket,
             connection,
-            pending: Vec::new(),
-            pending_from: 0,
+            unconsumed: Vec::new(),
+            unconsumed_from: 0,
             stalled: false,
-            ended: None,
+            ended_at: None,
             socket_closed: false,
-            listed: false,
-            quantum: Quantum::new(RECEIVE_BYTES_MIN, RECEIVE_BYTES),
-            send_quantum: Quantum::new(SEND_BYTES_MIN, SEND_BYTES),
-            talk: Talk::default(),
-            flow: None,
+            in_send_list: false,
+            receive_quantum: ByteQuantum::new(RECEIVE_BYTES_MIN, RECEIVE_BUFFER_BYTES),
+            send_quantum: ByteQuantum::new(SEND_BYTES_MIN, SEND_BYTES_MAX),
+            usage: UsageHistory::default(),
+            tenant: None,
         }
     }
 
     /// Whose it is. A connection that has not said so yet is nobody's.
     #[inline]
-    pub fn flow_of(&mut self, flows: &Flows) -> FlowId {
-        if let Some(flow) = self.flow {
-            return flow;
+    pub fn resolve_tenant(&mut self, tenants: &TenantTable) -> TenantId {
+        if let Some(tenant) = self.tenant {
+            return tenant;
         }
         // Not by a name that was refused: it may be another's.
-        self.flow = self.connection.host().map(|host| flows.join(host));
-        self.flow.unwrap_or(OTHERS)
+        self.tenant = self.connection.connected_host_nqn().map(|host| tenants.acquire(host));
+        self.tenant.unwrap_or(OVERFLOW_TENANT)
     }
 
     /// Whether it waits for something of its own before it takes more bytes.
@@ -129,77 +129,80 @@ impl Link {
         now: Nanos,
         sockets: &mut impl Sockets,
         buffer: &mut [u8],
-        pool: &Pool,
-        mut run: impl FnMut(&mut Connection, &mut Vec<Request>) -> Room,
-        requests: &mut Vec<Request>,
+        pool: &BufferPool,
+        mut execute: impl FnMut(&mut Connection, &mut Vec<IoRequest>) -> ReceiveBudget,
+        requests: &mut Vec<IoRequest>,
     ) -> Option<usize> {
         if !self.may_receive() {
             return None;
         }
         if let Some(received) = self.receive_in_place(now, sockets, pool, requests) {
-            run(&mut self.connection, requests);
+            execute(&mut self.connection, requests);
             return received;
         }
-        let kept = self.pending.len() - self.pending_from;
+        let kept = self.unconsumed.len() - self.unconsumed_from;
         if kept + buffer.len() / 4 > buffer.len() {
             // More than any PDU is pending and none of it was taken: only a stall does that.
             self.stalled = true;
             return None;
         }
-        let end = buffer.len().min(kept + self.quantum.bytes());
+        let end = buffer.len().min(kept + self.receive_quantum.bytes());
         match sockets.receive(self.socket, &mut buffer[kept..end]) {
-            Received::Nothing => None,
-            Received::Closed => {
+            ReceiveStatus::WouldBlock => None,
+            ReceiveStatus::Closed => {
                 self.connection.peer_closed();
                 Some(0)
             }
-            Received::Bytes(count) => {
-                buffer[..kept].copy_from_slice(&self.pending[self.pending_from..]);
+            ReceiveStatus::Bytes(count) => {
+                buffer[..kept].copy_from_slice(&self.unconsumed[self.unconsumed_from..]);
                 let bytes = &buffer[..kept + count];
-                let taken = self.take(now, bytes, pool, run, requests);
-                self.pending.clear();
-                self.pending_from = 0;
-                self.pending.extend_from_slice(&bytes[taken..]);
-                Some(if self.stalled { taken } else { count })
+                let consumed_bytes = self.feed(now, bytes, pool, execute, requests);
+                self.unconsumed.clear();
+                self.unconsumed_from = 0;
+                self.unconsumed.extend_from_slice(&bytes[consumed_bytes..]);
+                Some(if self.stalled { consumed_bytes } else { count })
             }
         }
     }
 
     /// Has the machine take bytes from their head, and gives how many it took.
-    fn take(
+    fn feed(
         &mut self,
         now: Nanos,
         bytes: &[u8],
-        pool: &Pool,
-        mut run: impl FnMut(&mut Connection, &mut Vec<Request>) -> Room,
-        requests: &mut Vec<Request>,
+        pool: &BufferPool,
+        mut execute: impl FnMut(&mut Connection, &mut Vec<IoRequest>) -> ReceiveBudget,
+        requests: &mut Vec<IoRequest>,
     ) -> usize {
-        let first = (self.quantum.bytes() / SLICE_PART_FIRST).clamp(RECEIVE_BYTES_MIN, SLICE_BYTES_FIRST);
-        let (mut taken, mut slice) = (0, first);
-        while taken < bytes.len() {
-            let end = (taken + slice).min(bytes.len());
-            let consumed = self.connection.receive(now, &bytes[taken..end], pool, requests);
-            taken += consumed.bytes;
-            let running = self.connection.in_flight();
-            let room = run(&mut self.connection, requests);
+        let first =
+            (self.receive_quantum.bytes() / SLICE_FIRST_DIVISOR).clamp(RECEIVE_BYTES_MIN, SLICE_BYTES_FIRST);
+        let (mut consumed_bytes, mut slice) = (0, first);
+        while consumed_bytes < bytes.len() {
+            let end = (consumed_bytes + slice).min(bytes.len());
+            let consumed = self.connection.receive(now, &bytes[consumed_bytes..end], pool, requests);
+            consumed_bytes += consumed.consumed_bytes;
+            let in_flight_before = self.connection.in_flight();
+            let budget = execute(&mut self.connection, requests);
             // What waited for an answer need not where one has come.
-            let settled = self.connection.in_flight() < running;
-            self.stalled = consumed.stalled.is_some() && !settled;
+            let has_completed = self.connection.in_flight() < in_flight_before;
+            self.stalled = consumed.stalled.is_some() && !has_completed;
             // What is left is offered again when there is time and room.
-            self.stalled |= room == Room::Enough && taken < bytes.len() && consumed.bytes > 0;
+            self.stalled |= budget == ReceiveBudget::Exhausted
+                && consumed_bytes < bytes.len()
+                && consumed.consumed_bytes > 0;
             if self.stalled {
                 break;
             }
-            match (consumed.bytes, end == bytes.len()) {
+            match (consumed.consumed_bytes, end == bytes.len()) {
                 _ if consumed.stalled.is_some() => {}
                 // The front of a PDU that ends behind this slice, or that has not come whole.
                 (0, false) => slice *= 2,
                 (_, true) => break,
-                _ if room == Room::Scarce => {}
-                _ => slice = (slice * 2).min(SLICE_BYTES),
+                _ if budget == ReceiveBudget::Low => {}
+                _ => slice = (slice * 2).min(SLICE_BYTES_MAX),
             }
         }
-        taken
+        consumed_bytes
     }
 
     /// Where much of a large value is still to come, receives it straight into the record that the device
@@ -208,64 +211,64 @@ impl Link {
         &mut self,
         now: Nanos,
         sockets: &mut impl Sockets,
-        pool: &Pool,
-        requests: &mut Vec<Request>,
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
     ) -> Option<Option<usize>> {
-        if !self.pending.is_empty() {
+        if !self.unconsumed.is_empty() {
             return None;
         }
-        let place = self.connection.landing().filter(|place| place.len() >= IN_PLACE_BYTES_MIN)?;
-        let bytes = place.len().min(self.quantum.bytes().max(IN_PLACE_BYTES_MIN));
-        Some(match sockets.receive(self.socket, &mut place[..bytes]) {
-            Received::Nothing => None,
-            Received::Closed => {
+        let buffer = self.connection.payload_buffer().filter(|place| place.len() >= IN_PLACE_BYTES_MIN)?;
+        let bytes = buffer.len().min(self.receive_quantum.bytes().max(IN_PLACE_BYTES_MIN));
+        Some(match sockets.receive(self.socket, &mut buffer[..bytes]) {
+            ReceiveStatus::WouldBlock => None,
+            ReceiveStatus::Closed => {
                 self.connection.peer_closed();
                 Some(0)
             }
-            Received::Bytes(count) => {
-                self.connection.landed(now, count, pool, requests);
+            ReceiveStatus::Bytes(count) => {
+                self.connection.payload_received(now, count, pool, requests);
                 Some(count)
             }
         })
     }
 
     /// Offers a stalled machine its pending bytes again. Gives how many it took.
-    pub fn resume(&mut self, now: Nanos, pool: &Pool, requests: &mut Vec<Request>) -> usize {
+    pub fn resume(&mut self, now: Nanos, pool: &BufferPool, requests: &mut Vec<IoRequest>) -> usize {
         if self.connection.is_closed() {
             self.stalled = false;
         }
         if !self.stalled {
             return 0;
         }
-        let rest = &self.pending[self.pending_from..];
+        let rest = &self.unconsumed[self.unconsumed_from..];
         // As much as of bytes that have just come: other connections have their turn, too.
-        let mut slice = rest.len().min(SLICE_BYTES).min(self.quantum.bytes());
+        let mut slice = rest.len().min(SLICE_BYTES_MAX).min(self.receive_quantum.bytes());
         let mut consumed = self.connection.receive(now, &rest[..slice], pool, requests);
-        while consumed.bytes == 0 && consumed.stalled.is_none() && slice < rest.len() {
+        while consumed.consumed_bytes == 0 && consumed.stalled.is_none() && slice < rest.len() {
             // The front of a PDU that ends behind this slice.
             slice = (slice * 2).min(rest.len());
             consumed = self.connection.receive(now, &rest[..slice], pool, requests);
         }
-        self.pending_from += consumed.bytes;
-        let left = self.pending.len() - self.pending_from;
-        self.stalled = consumed.stalled.is_some() || (consumed.bytes > 0 && left > 0);
-        if left == 0 || self.pending_from >= left {
-            self.pending.drain(..self.pending_from);
-            self.pending_from = 0;
+        self.unconsumed_from += consumed.consumed_bytes;
+        let left = self.unconsumed.len() - self.unconsumed_from;
+        self.stalled = consumed.stalled.is_some() || (consumed.consumed_bytes > 0 && left > 0);
+        if left == 0 || self.unconsumed_from >= left {
+            self.unconsumed.drain(..self.unconsumed_from);
+            self.unconsumed_from = 0;
         }
-        if self.pending.is_empty() && self.pending.capacity() > PENDING_KEEP_BYTES {
-            self.pending = Vec::new();
+        if self.unconsumed.is_empty() && self.unconsumed.capacity() > PENDING_RETAIN_BYTES {
+            self.unconsumed = Vec::new();
         }
-        consumed.bytes
+        consumed.consumed_bytes
     }
 
     /// Gives up on a host that does not take the last bytes of a connection that has ended. True when it did.
-    pub fn give_up_when_late(&mut self, now: Nanos) -> bool {
-        if self.socket_closed || !self.connection.is_closed() || self.connection.outbox().is_empty() {
+    pub fn close_if_timed_out(&mut self, now: Nanos) -> bool {
+        if self.socket_closed || !self.connection.is_closed() || self.connection.send_buffer().is_empty() {
             return false;
         }
-        let since = *self.ended.get_or_insert(now);
-        if now.since(since) < LAST_BYTES {
+        let ended_at = *self.ended_at.get_or_insert(now);
+        if now.since(ended_at) < CLOSE_TIMEOUT {
             return false;
         }
         self.connection.peer_closed();
@@ -275,20 +278,20 @@ impl Link {
     /// Sends what waits, at most a quantum, as much as the socket takes in one go. Gives how many bytes it took, 0
     /// when the connection is broken; `None` when there was nothing to send, or no room.
     pub fn send(&mut self, sockets: &mut impl Sockets, slices: &mut Vec<IoSlice<'static>>) -> Option<usize> {
-        if self.socket_closed || self.connection.outbox().is_empty() {
+        if self.socket_closed || self.connection.send_buffer().is_empty() {
             return None;
         }
-        let mut list = recycled(std::mem::take(slices));
-        self.connection.outbox().slices(&mut list, self.send_quantum.bytes());
-        let sent = sockets.send(self.socket, &list);
-        *slices = recycled(list);
+        let mut gathered = reuse_allocation(std::mem::take(slices));
+        self.connection.send_buffer().slices(&mut gathered, self.send_quantum.bytes());
+        let sent = sockets.send(self.socket, &gathered);
+        *slices = reuse_allocation(gathered);
         match sent {
-            Sent::Full => None,
-            Sent::Bytes(count) => {
-                self.connection.outbox().advance(count);
+            SendStatus::WouldBlock => None,
+            SendStatus::Bytes(count) => {
+                self.connection.send_buffer().advance(count);
                 Some(count)
             }
-            Sent::Broken => {
+            SendStatus::Closed => {
                 self.connection.peer_closed();
                 Some(0)
             }
@@ -297,7 +300,7 @@ impl Link {
 }
 
 /// The same allocation, empty, for slices of another lifetime.
-fn recycled<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
+fn reuse_allocation<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
     slices.clear();
     slices.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
@@ -312,7 +315,7 @@ mod tests {
         let mut slices = Vec::with_capacity(100);
         slices.push(IoSlice::new(&bytes));
         let start = slices.as_ptr() as usize;
-        let recycled: Vec<IoSlice<'static>> = recycled(slices);
-        assert_eq!((recycled.as_ptr() as usize, recycled.capacity(), recycled.len()), (start, 100, 0));
+        let reused: Vec<IoSlice<'static>> = reuse_allocation(slices);
+        assert_eq!((reused.as_ptr() as usize, reused.capacity(), reused.len()), (start, 100, 0));
     }
 }

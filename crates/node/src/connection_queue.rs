@@ -11,96 +11,98 @@
 
 /// Connections of one turn.
 #[derive(Debug, Default)]
-pub struct Line {
-    little: Part,
-    much: Part,
+pub struct ConnectionQueue {
+    light: PriorityClass,
+    heavy: PriorityClass,
     /// Who is on turn asks for much; and somebody of these has had a part.
-    on_turn_asks_much: bool,
-    much_had_part: bool,
+    current_is_heavy: bool,
+    heavy_served: bool,
 }
 
 /// How many of those who had no time are remembered: the first of them may have nothing to do the next time.
-const FIRST: usize = 8;
+const CARRIED_OVER_MAX: usize = 8;
 
 #[derive(Debug, Default)]
-struct Part {
+struct PriorityClass {
     members: Vec<u32>,
     /// The next member, in this turn.
-    at: usize,
+    cursor: usize,
     /// The first of those who had no time in the last one.
-    first: Vec<u32>,
+    carried_over: Vec<u32>,
 }
 
-impl Part {
+impl PriorityClass {
     /// Those who had no time come first.
     fn begin(&mut self) {
-        let mut places =
-            self.first.drain(..).filter_map(|first| self.members.iter().position(|&member| member == first));
-        let place = places.next().unwrap_or(0);
-        drop(places);
-        self.members.rotate_left(place);
-        self.at = 0;
+        let mut positions = self
+            .carried_over
+            .drain(..)
+            .filter_map(|first| self.members.iter().position(|&member| member == first));
+        let start = positions.next().unwrap_or(0);
+        drop(positions);
+        self.members.rotate_left(start);
+        self.cursor = 0;
     }
 
     fn next(&mut self) -> Option<u32> {
-        let next = self.members.get(self.at).copied();
-        self.at += usize::from(next.is_some());
+        let next = self.members.get(self.cursor).copied();
+        self.cursor += usize::from(next.is_some());
         next
     }
 
     fn end(&mut self) {
-        let rest = &self.members[self.at..];
-        self.first.extend_from_slice(&rest[..rest.len().min(FIRST)]);
+        let rest = &self.members[self.cursor..];
+        self.carried_over.extend_from_slice(&rest[..rest.len().min(CARRIED_OVER_MAX)]);
     }
 
-    fn rest(&self) -> impl Iterator<Item = u32> {
-        self.members[self.at..].iter().copied()
+    fn unserved(&self) -> impl Iterator<Item = u32> {
+        self.members[self.cursor..].iter().copied()
     }
 }
 
-impl Line {
+impl ConnectionQueue {
     /// A line of these, each with whether it asks for much.
-    pub fn form(&mut self, members: impl Iterator<Item = (u32, bool)>) {
-        self.little.members.clear();
-        self.much.members.clear();
-        for (member, much) in members {
-            let part = if much { &mut self.much } else { &mut self.little };
-            part.members.push(member);
+    pub fn rebuild(&mut self, members: impl Iterator<Item = (u32, bool)>) {
+        self.light.members.clear();
+        self.heavy.members.clear();
+        for (member, is_heavy) in members {
+            let class = if is_heavy { &mut self.heavy } else { &mut self.light };
+            class.members.push(member);
         }
-        self.little.begin();
-        self.much.begin();
-        self.much_had_part = false;
+        self.light.begin();
+        self.heavy.begin();
+        self.heavy_served = false;
     }
 
     /// How many are in it.
     pub fn len(&self) -> usize {
-        self.little.members.len() + self.much.members.len()
+        self.light.members.len() + self.heavy.members.len()
     }
 
     /// Who is next, where `over` says whether the turn has had its time.
-    pub fn next(&mut self, over: bool) -> Option<u32> {
-        self.on_turn_asks_much = false;
-        if !over && let Some(next) = self.little.next() {
+    pub fn next(&mut self, over_budget: bool) -> Option<u32> {
+        self.current_is_heavy = false;
+        if !over_budget && let Some(next) = self.light.next() {
             return Some(next);
         }
-        self.on_turn_asks_much = true;
-        if over && self.much_had_part { None } else { self.much.next() }
+        self.current_is_heavy = true;
+        if over_budget && self.heavy_served { None } else { self.heavy.next() }
     }
 
     /// Who is on turn had something to do.
-    pub fn had_part(&mut self) {
-        self.much_had_part |= self.on_turn_asks_much;
+    pub fn mark_served(&mut self) {
+        self.heavy_served |= self.current_is_heavy;
     }
 
     /// Ends the line: who was not reached is remembered.
-    pub fn end(&mut self) {
-        self.little.end();
-        self.much.end();
+    pub fn finish(&mut self) {
+        self.light.end();
+        self.heavy.end();
     }
 
     /// Those that were not reached.
-    pub fn rest(&self) -> impl Iterator<Item = u32> {
-        self.little.rest().chain(self.much.rest())
+    pub fn unserved(&self) -> impl Iterator<Item = u32> {
+        self.light.unserved().chain(self.heavy.unserved())
     }
 }
 
@@ -109,64 +111,64 @@ mod tests {
     use super::*;
 
     /// Members 0 to 4 ask for little, 5 to 9 for much; a turn has time for so many of them.
-    fn turn(line: &mut Line, time: usize) -> Vec<u32> {
-        line.form((0..10).map(|member| (member, member >= 5)));
-        let mut had = Vec::new();
-        while let Some(member) = line.next(had.len() >= time) {
-            had.push(member);
-            line.had_part();
+    fn serve_iteration(queue: &mut ConnectionQueue, served_max: usize) -> Vec<u32> {
+        queue.rebuild((0..10).map(|member| (member, member >= 5)));
+        let mut served = Vec::new();
+        while let Some(member) = queue.next(served.len() >= served_max) {
+            served.push(member);
+            queue.mark_served();
         }
-        line.end();
-        let mut all: Vec<u32> = had.iter().copied().chain(line.rest()).collect();
+        queue.finish();
+        let mut all: Vec<u32> = served.iter().copied().chain(queue.unserved()).collect();
         all.sort_unstable();
         assert_eq!(all, (0..10).collect::<Vec<u32>>(), "whoever had no turn is told of");
-        had
+        served
     }
 
     #[test]
-    fn little_goes_before_much() {
-        assert_eq!(turn(&mut Line::default(), 100), (0..10).collect::<Vec<u32>>());
-        assert_eq!(turn(&mut Line::default(), 7), (0..7).collect::<Vec<u32>>());
+    fn light_connections_are_served_before_heavy_ones() {
+        assert_eq!(serve_iteration(&mut ConnectionQueue::default(), 100), (0..10).collect::<Vec<u32>>());
+        assert_eq!(serve_iteration(&mut ConnectionQueue::default(), 7), (0..7).collect::<Vec<u32>>());
     }
 
     #[test]
-    fn whoever_had_no_time_is_first_the_next_time() {
-        let line = &mut Line::default();
-        assert_eq!(turn(line, 7), [0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(turn(line, 7), [0, 1, 2, 3, 4, 7, 8]);
-        assert_eq!(turn(line, 7), [0, 1, 2, 3, 4, 9, 5]);
-        assert_eq!(turn(line, 7), [0, 1, 2, 3, 4, 6, 7]);
+    fn connections_not_served_are_first_in_the_next_iteration() {
+        let queue = &mut ConnectionQueue::default();
+        assert_eq!(serve_iteration(queue, 7), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(serve_iteration(queue, 7), [0, 1, 2, 3, 4, 7, 8]);
+        assert_eq!(serve_iteration(queue, 7), [0, 1, 2, 3, 4, 9, 5]);
+        assert_eq!(serve_iteration(queue, 7), [0, 1, 2, 3, 4, 6, 7]);
     }
 
     #[test]
-    fn many_who_ask_for_little_hold_nobody_up_for_ever() {
-        let line = &mut Line::default();
-        assert_eq!(turn(line, 3), [0, 1, 2, 5]);
-        assert_eq!(turn(line, 3), [3, 4, 0, 6]);
-        assert_eq!(turn(line, 3), [1, 2, 3, 7]);
-        assert_eq!(turn(line, 0), [8], "a turn without time, too");
+    fn many_light_connections_do_not_starve_heavy_ones() {
+        let queue = &mut ConnectionQueue::default();
+        assert_eq!(serve_iteration(queue, 3), [0, 1, 2, 5]);
+        assert_eq!(serve_iteration(queue, 3), [3, 4, 0, 6]);
+        assert_eq!(serve_iteration(queue, 3), [1, 2, 3, 7]);
+        assert_eq!(serve_iteration(queue, 0), [8], "a turn without time, too");
     }
 
     #[test]
-    fn who_asks_for_much_and_has_nothing_to_do_takes_nobodys_part() {
-        let line = &mut Line::default();
-        line.form([(5, true), (6, true), (7, true), (1, false)].into_iter());
-        assert_eq!((line.next(true), line.next(true)), (Some(5), Some(6)));
-        line.had_part();
-        assert_eq!(line.next(true), None);
-        line.end();
-        assert_eq!(line.rest().collect::<Vec<u32>>(), [1, 7]);
+    fn an_idle_heavy_connection_does_not_use_up_the_heavy_slot() {
+        let queue = &mut ConnectionQueue::default();
+        queue.rebuild([(5, true), (6, true), (7, true), (1, false)].into_iter());
+        assert_eq!((queue.next(true), queue.next(true)), (Some(5), Some(6)));
+        queue.mark_served();
+        assert_eq!(queue.next(true), None);
+        queue.finish();
+        assert_eq!(queue.unserved().collect::<Vec<u32>>(), [1, 7]);
     }
 
     #[test]
-    fn whoever_is_gone_leaves_the_others_as_they_were() {
-        let line = &mut Line::default();
-        turn(line, 6);
-        line.form([(7, true), (8, true)].into_iter());
-        assert_eq!(line.next(false), Some(7));
-        line.form(std::iter::empty());
-        assert_eq!(line.next(false), None);
-        line.end();
-        assert_eq!(line.rest().count(), 0);
+    fn a_removed_connection_does_not_change_the_order_of_the_others() {
+        let queue = &mut ConnectionQueue::default();
+        serve_iteration(queue, 6);
+        queue.rebuild([(7, true), (8, true)].into_iter());
+        assert_eq!(queue.next(false), Some(7));
+        queue.rebuild(std::iter::empty());
+        assert_eq!(queue.next(false), None);
+        queue.finish();
+        assert_eq!(queue.unserved().count(), 0);
     }
 }

@@ -8,20 +8,22 @@
 //! Invariants: an order is answered exactly once, unless the node stops before; whatever hosts do, a batch or
 //! checkpoint that was begun is written to its end.
 
-use crate::abortable::{Stop, until};
-use crate::config::NodeSettings;
-use crate::device_driver::core_queue;
-use crate::kv_backend::Performer;
-use crate::monitor::Scheduling;
-use crate::namespace_open::{Contents, CoreParts, Held};
-use crate::namespace_table::{Store, Stores};
+use crate::abortable::{CancelToken, abortable};
+use crate::config::NodeConfig;
+use crate::device_driver::open_core_queue;
+use crate::kv_backend::KvBackend;
+use crate::monitor::Monitor;
+use crate::namespace_open::{CoreContext, NamespaceVolume, OpenNamespace};
+use crate::namespace_table::{NamespaceBackend, NamespaceTable};
 use crate::node::StartError;
-use crate::reactor::{Costs, Message, Parts, Turns, reactor};
-use octokv_base::{NamespaceId, Nanos, Pool};
-use octokv_engine::Fault;
+use crate::reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, reactor};
+use octokv_base::{BufferPool, NamespaceId, Nanos};
+use octokv_engine::EngineError;
 use octokv_engine::hash::HashEngine;
 use octokv_nvmf::Target;
-use octokv_runtime::{Busy, Channel, Doorbell, Handle, Idle, Mailbox, RealSockets, Sockets, Stage};
+use octokv_runtime::{
+    CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, Mailbox, ReactorHandle, Sockets, Stage,
+};
 use octokv_sys::clock;
 use std::collections::VecDeque;
 use std::io;
@@ -32,234 +34,242 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How soon a core that waits for the end of something looks again.
-const LOOK_AGAIN: Nanos = Nanos::from_millis(1);
+const DRAIN_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
 
 /// What cores of a node share.
-pub(crate) struct Shared {
+pub(crate) struct NodeShared {
     pub stopping: AtomicBool,
-    pub doorbells: Vec<Arc<Doorbell>>,
-    pub mailboxes: Vec<Mutex<Option<Mailbox<Message>>>>,
-    pub orders: Vec<Orders>,
-    pub scheduling: Arc<Scheduling>,
+    pub core_wakers: Vec<Arc<CoreWaker>>,
+    pub mailboxes: Vec<Mutex<Option<Mailbox<CoreMessage>>>>,
+    pub control_queues: Vec<ControlQueue>,
+    pub monitor: Arc<Monitor>,
     /// By core: whether it has nothing left to finish. All go on until all have, since cores work for each other.
     pub drained: Vec<AtomicBool>,
 }
 
 /// What one core is asked to do.
 #[derive(Default)]
-pub(crate) struct Orders {
-    waiting: Mutex<VecDeque<Order>>,
+pub(crate) struct ControlQueue {
+    messages: Mutex<VecDeque<ControlMessage>>,
     /// Whether there are any: what a core looks at each turn.
-    some: AtomicBool,
+    has_messages: AtomicBool,
 }
 
-impl Orders {
-    fn push(&self, order: Order) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(order);
-        self.some.store(true, Ordering::Release);
+impl ControlQueue {
+    fn push(&self, message: ControlMessage) {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(message);
+        self.has_messages.store(true, Ordering::Release);
     }
 
-    fn take(&self) -> VecDeque<Order> {
-        if !self.some.load(Ordering::Acquire) {
+    fn take(&self) -> VecDeque<ControlMessage> {
+        if !self.has_messages.load(Ordering::Acquire) {
             return VecDeque::new();
         }
-        self.some.store(false, Ordering::Relaxed);
-        std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+        self.has_messages.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Shared {
+impl NodeShared {
     /// Says whether a core has nothing left to finish. Who waits for that only sleeps.
-    fn is_drained(&self, core: usize, drained: bool) {
-        let before = self.drained[core].swap(drained, Ordering::AcqRel);
-        if drained && !before {
-            self.doorbells.iter().for_each(|doorbell| doorbell.ring());
+    fn set_drained(&self, core: usize, drained: bool) {
+        let was_drained = self.drained[core].swap(drained, Ordering::AcqRel);
+        if drained && !was_drained {
+            self.core_wakers.iter().for_each(|doorbell| doorbell.notify());
         }
     }
 
     /// Gives a core an order and wakes it.
-    pub fn order(&self, core: usize, order: Order) {
-        self.orders[core].push(order);
-        self.doorbells[core].ring();
+    pub fn send_control(&self, core: usize, message: ControlMessage) {
+        self.control_queues[core].push(message);
+        self.core_wakers[core].notify();
     }
 }
 
 /// Something that a core does between two turns.
-pub(crate) enum Order {
+pub(crate) enum ControlMessage {
     /// Serve a namespace.
-    Attach(Box<Held>, Sender<io::Result<()>>),
+    AttachNamespace(Box<OpenNamespace>, Sender<io::Result<()>>),
     /// Serve it no more; answered when nothing of it is left.
-    Detach(NamespaceId, Sender<io::Result<()>>),
+    DetachNamespace(NamespaceId, Sender<io::Result<()>>),
     /// Say how things are.
-    Report(Sender<CoreReport>),
+    ReportStatus(Sender<CoreStatus>),
 }
 
 /// How a core is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CoreReport {
+pub struct CoreStatus {
     /// Connections that it serves.
     pub connections: usize,
     /// Requests that it has begun and not ended.
     pub requests: usize,
     /// Bytes of buffers that are out.
-    pub buffer_bytes: usize,
+    pub buffer_bytes_in_use: usize,
     /// Bytes of memory that the buffers take, those that are kept for later included.
-    pub buffer_memory_bytes: usize,
+    pub buffer_bytes_resident: usize,
     /// Device operations in flight.
     pub device_operations: usize,
     /// Background tasks: one for each namespace of keys, on the first core.
     pub background_tasks: usize,
     /// Namespaces that are on their way out.
-    pub leaving: usize,
+    pub draining_namespaces: usize,
     /// How long it has worked since its start: no empty polls, no sleep.
-    pub busy: Nanos,
+    pub busy_time: Nanos,
 }
 
 /// What a core's thread is given.
 #[derive(Clone)]
-pub(crate) struct Core {
-    pub settings: Arc<NodeSettings>,
+pub(crate) struct CoreThread {
+    pub config: Arc<NodeConfig>,
     /// The namespaces that each core begins with. Taken by it: what is kept here would be open for ever.
-    pub held: Arc<[Mutex<Vec<Held>>]>,
+    pub initial_namespaces: Arc<[Mutex<Vec<OpenNamespace>>]>,
     pub target: Arc<Target>,
-    pub shared: Arc<Shared>,
-    pub report: Sender<Result<Vec<SocketAddr>, StartError>>,
+    pub shared: Arc<NodeShared>,
+    pub startup_tx: Sender<Result<Vec<SocketAddr>, StartError>>,
 }
 
 /// A core that is there until this is dropped.
-struct Gone<'a>(&'a Shared, usize);
+struct DrainGuard<'a>(&'a NodeShared, usize);
 
-impl Drop for Gone<'_> {
+impl Drop for DrainGuard<'_> {
     fn drop(&mut self) {
-        self.0.is_drained(self.1, true);
+        self.0.set_drained(self.1, true);
     }
 }
 
 /// A core that is ready to serve.
-struct Prepared {
-    parts: Parts<RealSockets, HashEngine>,
-    idle: Idle,
-    namespaces: Namespaces,
+struct PreparedCore {
+    parts: ReactorParts<KernelSockets, HashEngine>,
+    idle_policy: IdlePolicy,
+    namespaces: CoreNamespaces,
     /// Where it listens.
     addresses: Vec<SocketAddr>,
 }
 
 /// The namespaces of a core, those that leave included.
-struct Namespaces {
+struct CoreNamespaces {
     core: usize,
-    stores: Rc<Stores<HashEngine>>,
-    pool: Pool,
-    handle: Handle,
-    served: Vec<Served>,
-    leaving: Vec<Leaving>,
+    table: Rc<NamespaceTable<HashEngine>>,
+    pool: BufferPool,
+    handle: ReactorHandle,
+    served: Vec<ServedNamespace>,
+    draining: Vec<DrainingNamespace>,
 }
 
-struct Served {
-    held: Held,
+struct ServedNamespace {
+    namespace: OpenNamespace,
     /// Ends what keeps the volume in order: on the first core.
-    keeper: Option<Rc<Stop>>,
+    maintenance: Option<Rc<CancelToken>>,
 }
 
-struct Leaving {
-    served: Served,
-    store: Option<Rc<Store<HashEngine>>>,
-    answer: Sender<io::Result<()>>,
+struct DrainingNamespace {
+    namespace: ServedNamespace,
+    backend: Option<Rc<NamespaceBackend<HashEngine>>>,
+    response_tx: Sender<io::Result<()>>,
 }
 
-impl Core {
+impl CoreThread {
     pub fn run(&self, index: usize) {
         // However this core ends, no other waits for it.
-        let _gone = Gone(&self.shared, index);
+        let _drain_guard = DrainGuard(&self.shared, index);
         match self.prepare(index) {
-            Ok(Prepared { parts, idle, namespaces, addresses }) => {
+            Ok(PreparedCore { parts, idle_policy, namespaces, addresses }) => {
                 // The starter waits for every core's word before anybody is served.
-                let _ = self.report.send(Ok(addresses));
-                self.serve(index, parts, idle, namespaces);
+                let _ = self.startup_tx.send(Ok(addresses));
+                self.run_reactor(index, parts, idle_policy, namespaces);
             }
-            Err(error) => drop(self.report.send(Err(error))),
+            Err(error) => drop(self.startup_tx.send(Err(error))),
         }
     }
 
-    fn prepare(&self, index: usize) -> Result<Prepared, StartError> {
-        let settings = &self.settings;
-        let doorbell = Arc::clone(&self.shared.doorbells[index]);
-        let queue = core_queue(settings.driver, settings.device_depth, &doorbell, index)?;
-        let channel = Channel::new(queue, settings.device_depth);
-        let mut sockets = RealSockets::new().map_err(StartError::System)?;
+    fn prepare(&self, index: usize) -> Result<PreparedCore, StartError> {
+        let config = &self.config;
+        let core_waker = Arc::clone(&self.shared.core_wakers[index]);
+        let queue = open_core_queue(config.driver, config.device_depth, &core_waker, index)?;
+        let channel = DeviceHandle::new(queue, config.device_depth);
+        let mut sockets = KernelSockets::new().map_err(StartError::System)?;
         let mut listeners = Vec::new();
         if index == 0 {
-            for &address in &settings.listen {
+            for &address in &config.listen {
                 let listening = sockets.listen(address);
                 listeners.push(listening.map_err(|error| StartError::Listen { address, error })?);
             }
         }
-        let idle =
-            Idle::new(settings.polling, Arc::clone(&doorbell), &mut sockets, channel.wait_descriptor())
-                .map_err(StartError::System)?;
-        let handle = Handle::new(doorbell, channel, Busy::real());
-        let pool = Pool::new(settings.buffer_bytes);
-        let mut namespaces = Namespaces {
+        let idle_policy = IdlePolicy::new(
+            config.polling,
+            Arc::clone(&core_waker),
+            &mut sockets,
+            channel.completion_eventfd(),
+        )
+        .map_err(StartError::System)?;
+        let handle = ReactorHandle::new(core_waker, channel, CpuTime::measured());
+        let pool = BufferPool::new(config.buffer_bytes);
+        let mut namespaces = CoreNamespaces {
             core: index,
-            stores: Rc::default(),
+            table: Rc::default(),
             pool: pool.clone(),
             handle: handle.clone(),
             served: Vec::new(),
-            leaving: Vec::new(),
+            draining: Vec::new(),
         };
-        let held = std::mem::take(&mut *self.held[index].lock().unwrap_or_else(PoisonError::into_inner));
-        for held in held {
-            namespaces.attach(held).map_err(StartError::System)?;
+        let initial_namespaces = std::mem::take(
+            &mut *self.initial_namespaces[index].lock().unwrap_or_else(PoisonError::into_inner),
+        );
+        for namespace in initial_namespaces {
+            namespaces.attach(namespace).map_err(StartError::System)?;
         }
         let mailbox = self.shared.mailboxes[index].lock().unwrap_or_else(PoisonError::into_inner).take();
         let addresses = listeners.iter().map(|(_, address)| *address).collect();
-        let parts = Parts {
+        let parts = ReactorParts {
             sockets,
-            local_address: RealSockets::local_address,
+            local_address: KernelSockets::local_address,
             listeners,
             mailbox: mailbox.expect("each core starts once"),
             core: index,
             handle,
             target: Arc::clone(&self.target),
-            stores: Rc::clone(&namespaces.stores),
+            namespaces: Rc::clone(&namespaces.table),
             pool,
-            requests_max: settings.requests_max,
-            scheduling: Arc::clone(&self.shared.scheduling),
-            costs: Costs::default(),
+            requests_max: config.requests_max,
+            monitor: Arc::clone(&self.shared.monitor),
+            costs: SimulatedCosts::default(),
         };
-        Ok(Prepared { parts, idle, namespaces, addresses })
+        Ok(PreparedCore { parts, idle_policy, namespaces, addresses })
     }
 
-    fn serve(
+    fn run_reactor(
         &self,
         index: usize,
-        parts: Parts<RealSockets, HashEngine>,
-        mut idle: Idle,
-        mut namespaces: Namespaces,
+        parts: ReactorParts<KernelSockets, HashEngine>,
+        mut idle_policy: IdlePolicy,
+        mut namespaces: CoreNamespaces,
     ) {
         let handle = parts.handle.clone();
         let mut reactor = reactor(parts);
         let mut stop_at = Nanos::NEVER;
         loop {
             let now = clock::now();
-            let mut busy = reactor.turn(now);
-            for order in self.shared.orders[index].take() {
-                namespaces.obey(order, &mut reactor, now);
+            let mut worked = reactor.run_iteration(now);
+            for message in self.shared.control_queues[index].take() {
+                namespaces.handle_control(message, &mut reactor, now);
                 // It may have left something to do.
-                busy = true;
+                worked = true;
             }
-            namespaces.let_go();
+            namespaces.reap_drained();
             if self.shared.stopping.load(Ordering::Acquire) && stop_at == Nanos::NEVER {
-                reactor.drain();
-                stop_at = now + self.settings.stop_limit;
+                reactor.begin_drain();
+                stop_at = now + self.config.shutdown_timeout;
             }
-            let over = now >= stop_at || (stop_at != Nanos::NEVER && self.are_drained(index, &mut reactor));
-            if over && namespaces.are_idle() {
+            let is_finished =
+                now >= stop_at || (stop_at != Nanos::NEVER && self.all_drained(index, &mut reactor));
+            if is_finished && namespaces.are_volumes_idle() {
                 break;
             }
-            let soon = over || !namespaces.leaving.is_empty();
-            let deadline = if soon { now + LOOK_AGAIN } else { handle.next_deadline().min(stop_at) };
-            let device_works = handle.device_operations() > 0;
-            idle.rest(busy, clock::now(), device_works, deadline, reactor.sockets());
+            let poll_soon = is_finished || !namespaces.draining.is_empty();
+            let deadline =
+                if poll_soon { now + DRAIN_POLL_INTERVAL } else { handle.next_deadline().min(stop_at) };
+            let device_busy = handle.device_operations_in_flight() > 0;
+            idle_policy.spin_or_sleep(worked, clock::now(), device_busy, deadline, reactor.sockets());
         }
         tracing::debug!(core = index, "reactor stopped");
         handle.shutdown();
@@ -267,104 +277,110 @@ impl Core {
 
     /// Whether no core has anything left to finish. Once that is so it stays so: a core that is drained has no request at
     /// another, and takes none in.
-    fn are_drained(&self, index: usize, reactor: &mut impl Turns<RealSockets>) -> bool {
-        self.shared.is_drained(index, reactor.is_drained());
+    fn all_drained(&self, index: usize, reactor: &mut impl ReactorLoop<KernelSockets>) -> bool {
+        self.shared.set_drained(index, reactor.is_drained());
         self.shared.drained.iter().all(|drained| drained.load(Ordering::Acquire))
     }
 }
 
-impl Namespaces {
-    fn attach(&mut self, held: Held) -> io::Result<()> {
-        let Namespaces { core, pool, handle, .. } = self;
-        let store = held.store(&CoreParts { core: *core, pool, handle })?;
-        let mut keeper = None;
+impl CoreNamespaces {
+    fn attach(&mut self, namespace: OpenNamespace) -> io::Result<()> {
+        let CoreNamespaces { core, pool, handle, .. } = self;
+        let backend = namespace.open_backend(&CoreContext { core: *core, pool, handle })?;
+        let mut maintenance = None;
         if self.core == 0
-            && let Store::Keys(performer) = &store
+            && let NamespaceBackend::Kv(kv_backend) = &backend
         {
-            let stop = Rc::new(Stop::default());
-            self.handle.spawn(until(Rc::clone(&stop), keep_in_order(Rc::clone(performer))));
-            keeper = Some(stop);
+            let cancel = Rc::new(CancelToken::default());
+            self.handle.spawn(abortable(Rc::clone(&cancel), run_maintenance(Rc::clone(kv_backend))));
+            maintenance = Some(cancel);
         }
-        self.stores.insert(held.settings.id, store);
-        self.served.push(Served { held, keeper });
+        self.table.insert(namespace.config.id, backend);
+        self.served.push(ServedNamespace { namespace, maintenance });
         Ok(())
     }
 
-    fn obey(&mut self, order: Order, reactor: &mut impl Turns<RealSockets>, now: Nanos) {
-        match order {
-            Order::Attach(held, answer) => {
-                reactor.refuse_absent(now);
-                drop(answer.send(self.attach(*held)));
+    fn handle_control(
+        &mut self,
+        message: ControlMessage,
+        reactor: &mut impl ReactorLoop<KernelSockets>,
+        now: Nanos,
+    ) {
+        match message {
+            ControlMessage::AttachNamespace(held, response_tx) => {
+                reactor.fail_missing_namespaces(now);
+                drop(response_tx.send(self.attach(*held)));
             }
-            Order::Detach(id, answer) => {
-                let Some(at) = self.served.iter().position(|served| served.held.settings.id == id) else {
+            ControlMessage::DetachNamespace(id, response_tx) => {
+                let Some(index) = self.served.iter().position(|served| served.namespace.config.id == id)
+                else {
                     // It did not come to be served here.
-                    return drop(answer.send(Ok(())));
+                    return drop(response_tx.send(Ok(())));
                 };
-                let (served, store) = (self.served.remove(at), self.stores.remove(id));
-                self.leaving.push(Leaving { served, store, answer });
+                let (namespace, backend) = (self.served.remove(index), self.table.remove(id));
+                self.draining.push(DrainingNamespace { namespace, backend, response_tx });
             }
-            Order::Report(answer) => drop(answer.send(CoreReport {
+            ControlMessage::ReportStatus(response_tx) => drop(response_tx.send(CoreStatus {
                 connections: reactor.connections(),
                 requests: reactor.requests(),
-                buffer_bytes: self.pool.out_bytes(),
-                buffer_memory_bytes: self.pool.held_bytes(),
-                device_operations: self.handle.device_operations(),
-                background_tasks: self.handle.background_running(),
-                leaving: self.leaving.len(),
-                busy: self.worked(),
+                buffer_bytes_in_use: self.pool.in_use_bytes(),
+                buffer_bytes_resident: self.pool.resident_bytes(),
+                device_operations: self.handle.device_operations_in_flight(),
+                background_tasks: self.handle.background_count(),
+                draining_namespaces: self.draining.len(),
+                busy_time: self.busy_time(),
             })),
         }
     }
 
     /// Lets go of the namespaces whose last request has ended.
-    fn let_go(&mut self) {
-        self.leaving.retain_mut(|Leaving { served, store, answer }| {
-            if store.as_ref().is_some_and(|store| Rc::strong_count(store) > 1) || !served.is_idle() {
+    fn reap_drained(&mut self) {
+        self.draining.retain_mut(|DrainingNamespace { namespace, backend, response_tx }| {
+            if backend.as_ref().is_some_and(|store| Rc::strong_count(store) > 1) || !namespace.is_idle() {
                 return true;
             }
-            if let Some(keeper) = served.keeper.take() {
+            if let Some(maintenance) = namespace.maintenance.take() {
                 // It holds a performer of its own until it has had its turn.
-                keeper.ask();
+                maintenance.cancel();
                 return true;
             }
-            if let Some(Store::Keys(performer)) = store.as_deref()
-                && Rc::strong_count(performer) > 1
+            if let Some(NamespaceBackend::Kv(kv_backend)) = backend.as_deref()
+                && Rc::strong_count(kv_backend) > 1
             {
                 return true;
             }
-            *store = None;
-            let _ = answer.send(Ok(()));
+            *backend = None;
+            let _ = response_tx.send(Ok(()));
             false
         });
     }
 
-    fn worked(&self) -> Nanos {
-        let spent = self.handle.busy().reader().spent();
+    fn busy_time(&self) -> Nanos {
+        let spent = self.handle.cpu_time().reader().stage_times();
         [Stage::Target, Stage::Kv, Stage::Device]
             .iter()
             .fold(Nanos::ZERO, |sum, &stage| sum + spent[stage as usize])
     }
 
-    fn are_idle(&self) -> bool {
-        let leaving = self.leaving.iter().map(|leaving| &leaving.served);
-        self.served.iter().chain(leaving).all(Served::is_idle)
+    fn are_volumes_idle(&self) -> bool {
+        let draining = self.draining.iter().map(|leaving| &leaving.namespace);
+        self.served.iter().chain(draining).all(ServedNamespace::is_idle)
     }
 }
 
-impl Served {
+impl ServedNamespace {
     /// Whether nothing is on its way to the device that must not be cut short.
     fn is_idle(&self) -> bool {
-        match &self.held.contents {
-            Contents::Keys(volume) => volume.is_idle(),
-            Contents::Blocks(_) => true,
+        match &self.namespace.volume {
+            NamespaceVolume::Kv(volume) => volume.is_idle(),
+            NamespaceVolume::Block(_) => true,
         }
     }
 }
 
-async fn keep_in_order(performer: Rc<Performer<HashEngine>>) {
-    let device = Rc::clone(&performer.device);
+async fn run_maintenance(kv_backend: Rc<KvBackend<HashEngine>>) {
+    let device = Rc::clone(&kv_backend.device_name);
     let report =
-        |fault: Fault| tracing::error!(device = &*device, %fault, "keeping the volume in order failed");
-    performer.engine.maintain(&performer.handle, report).await;
+        |fault: EngineError| tracing::error!(device = &*device, %fault, "keeping the volume in order failed");
+    kv_backend.engine.maintain(&kv_backend.handle, report).await;
 }

@@ -5,18 +5,18 @@
 //! although the node may have one (memory, descriptors) says so for itself.
 
 use crate::node::StartError;
-use octokv_runtime::{DeviceDriver, DeviceQueue, Doorbell, device_queue};
+use octokv_runtime::{CoreWaker, DeviceDriver, DeviceQueue, open_device_queue};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
 /// Why io_uring, which was asked for, cannot be had.
 #[derive(Debug)]
-pub struct Unavailable(io::Error);
+pub struct UringUnavailable(io::Error);
 
-impl fmt::Display for Unavailable {
+impl fmt::Display for UringUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unavailable(error) = self;
+        let UringUnavailable(error) = self;
         match error.kind() {
             io::ErrorKind::PermissionDenied => write!(
                 f,
@@ -33,13 +33,13 @@ impl fmt::Display for Unavailable {
 }
 
 /// What the cores are to ask for. Touches io_uring only where it may be used.
-pub fn decide(asked: DeviceDriver) -> Result<DeviceDriver, StartError> {
-    if asked == DeviceDriver::Threads {
-        return Ok(asked);
+pub fn select_driver(requested: DeviceDriver) -> Result<DeviceDriver, StartError> {
+    if requested == DeviceDriver::Threads {
+        return Ok(requested);
     }
-    match device_queue(DeviceDriver::Uring, 1, &Doorbell::silent()) {
-        Ok(_) => Ok(asked),
-        Err(error) if asked == DeviceDriver::Uring => Err(StartError::Driver(Unavailable(error))),
+    match open_device_queue(DeviceDriver::Uring, 1, &CoreWaker::without_eventfd()) {
+        Ok(_) => Ok(requested),
+        Err(error) if requested == DeviceDriver::Uring => Err(StartError::Driver(UringUnavailable(error))),
         Err(error) => {
             tracing::warn!("io_uring is not available here ({error}): devices run on worker threads");
             Ok(DeviceDriver::Threads)
@@ -48,22 +48,22 @@ pub fn decide(asked: DeviceDriver) -> Result<DeviceDriver, StartError> {
 }
 
 /// A core's queue by what was decided.
-pub fn core_queue(
-    decided: DeviceDriver,
+pub fn open_core_queue(
+    selected: DeviceDriver,
     depth: usize,
-    doorbell: &Arc<Doorbell>,
+    core_waker: &Arc<CoreWaker>,
     core: usize,
 ) -> Result<Box<dyn DeviceQueue>, StartError> {
-    if decided == DeviceDriver::Auto {
-        match device_queue(DeviceDriver::Uring, depth, doorbell) {
+    if selected == DeviceDriver::Auto {
+        match open_device_queue(DeviceDriver::Uring, depth, core_waker) {
             Ok((queue, _)) => return Ok(queue),
             Err(error) => tracing::warn!(core, %error, "no io_uring for this core: worker threads instead"),
         }
     }
-    let driver = if decided == DeviceDriver::Uring { decided } else { DeviceDriver::Threads };
-    match device_queue(driver, depth, doorbell) {
+    let driver = if selected == DeviceDriver::Uring { selected } else { DeviceDriver::Threads };
+    match open_device_queue(driver, depth, core_waker) {
         Ok((queue, _)) => Ok(queue),
-        Err(error) if driver == DeviceDriver::Uring => Err(StartError::Driver(Unavailable(error))),
+        Err(error) if driver == DeviceDriver::Uring => Err(StartError::Driver(UringUnavailable(error))),
         Err(error) => Err(StartError::System(error)),
     }
 }
@@ -73,8 +73,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_a_refused_driver_names_the_reason_and_the_way_out() {
-        let said = |errno| Unavailable(io::Error::from_raw_os_error(errno)).to_string();
+    fn a_uring_error_names_the_reason_and_the_workaround() {
+        let message = |errno| UringUnavailable(io::Error::from_raw_os_error(errno)).to_string();
         let table: [(i32, &[&str]); 3] = [
             (1, &["forbidden", "os error 1", "seccomp", "kernel.io_uring_disabled", "driver \"threads\""]),
             (38, &["no io_uring", "os error 38", "driver \"threads\""]),
@@ -82,7 +82,7 @@ mod tests {
         ];
         for (errno, parts) in table {
             for part in parts {
-                assert!(said(errno).contains(part), "no {part} in {}", said(errno));
+                assert!(message(errno).contains(part), "no {part} in {}", message(errno));
             }
         }
     }

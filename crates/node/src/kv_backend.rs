@@ -3,162 +3,166 @@
 //! In: an operation whose key, lengths and buffers the target has checked. Out: exactly one outcome.
 //! Faults of the world are logged here, once, with key and device; the host gets a status.
 
-use crate::fair_yield::{Pace, Place};
-use octokv_base::{Buffer, Key, Nanos, Pool};
-use octokv_engine::{Delete, Engine, Fault, Hint, KeySink, Put, PutMode};
-use octokv_nvmf::{Operation, Outcome, StoreMode};
-use octokv_runtime::Handle;
-use octokv_wire::kv::ListWriter;
+use crate::fair_yield::{FairYield, YieldSlot};
+use octokv_base::{Buffer, BufferPool, Key, Nanos};
+use octokv_engine::{DeleteOutcome, Engine, EngineError, KeySink, PrefetchStage, PutMode, PutOutcome};
+use octokv_nvmf::{RequestOperation, RequestOutcome, StoreMode};
+use octokv_runtime::ReactorHandle;
+use octokv_wire::kv::KeyListWriter;
 use std::rc::Rc;
 
 /// How long a read waits for a buffer before the host is told that the node is busy.
-const BUFFER_WAIT: Nanos = Nanos::from_millis(500);
-const BUFFER_RETRY: Nanos = Nanos::from_micros(200);
+const BUFFER_WAIT_MAX: Nanos = Nanos::from_millis(500);
+const BUFFER_RETRY_INTERVAL: Nanos = Nanos::from_micros(200);
 /// The longest key of the standard commands, in bytes.
-const STANDARD_KEY_BYTES: usize = octokv_wire::kv::KEY_BYTES_MAX;
+const STANDARD_KEY_BYTES_MAX: usize = octokv_wire::kv::KEY_BYTES_MAX;
 
 /// What performing needs of its core.
-pub struct Performer<E> {
+pub struct KvBackend<E> {
     /// The core's handle on the store.
     pub engine: E,
     /// The core's buffers.
-    pub pool: Pool,
+    pub pool: BufferPool,
     /// The core's time.
-    pub handle: Handle,
+    pub handle: ReactorHandle,
     /// What the device is called in messages.
-    pub device: Rc<str>,
+    pub device_name: Rc<str>,
     /// Listings, which may be long, take turns.
-    pub listings: Pace,
+    pub list_yield: FairYield,
 }
 
 /// A buffer of a core, waited for where there is none at once.
-pub(crate) async fn take_buffer(pool: &Pool, handle: &Handle, bytes: usize) -> Option<Buffer> {
-    let give_up = handle.now() + BUFFER_WAIT;
+pub(crate) async fn wait_for_buffer(
+    pool: &BufferPool,
+    handle: &ReactorHandle,
+    bytes: usize,
+) -> Option<Buffer> {
+    let deadline = handle.now() + BUFFER_WAIT_MAX;
     loop {
         match pool.take(bytes) {
-            None if handle.now() < give_up => handle.sleep(BUFFER_RETRY).await,
+            None if handle.now() < deadline => handle.sleep(BUFFER_RETRY_INTERVAL).await,
             taken => return taken,
         }
     }
 }
 
 /// Where the keys of one listing go.
-struct Listing<'a> {
-    writer: ListWriter<'a>,
+struct ListSink<'a> {
+    writer: KeyListWriter<'a>,
     long_keys: bool,
-    place: Place<'a>,
-    handle: &'a Handle,
+    yield_slot: YieldSlot<'a>,
+    handle: &'a ReactorHandle,
 }
 
-impl KeySink for Listing<'_> {
+impl KeySink for ListSink<'_> {
     fn offer(&mut self, key: &[u8]) -> bool {
         // A standard command has no way to name a longer key.
-        (!self.long_keys && key.len() > STANDARD_KEY_BYTES) || self.writer.push(key)
+        (!self.long_keys && key.len() > STANDARD_KEY_BYTES_MAX) || self.writer.push(key)
     }
 
-    async fn turn(&mut self) {
-        self.place.turn(self.handle).await;
+    async fn yield_point(&mut self) {
+        self.yield_slot.yield_now(self.handle).await;
     }
 }
 
-impl<E: Engine> Performer<E> {
+impl<E: Engine> KvBackend<E> {
     /// Carries an operation out.
-    pub async fn perform(&self, operation: Operation) -> Outcome {
+    pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
         match operation {
-            Operation::Store { key, mode, record, value_bytes } => {
+            RequestOperation::Store { key, mode, record, value_bytes } => {
                 let mode = match mode {
                     StoreMode::Upsert => PutMode::Upsert,
                     StoreMode::AddOnly => PutMode::AddOnly,
                     StoreMode::UpdateOnly => PutMode::UpdateOnly,
                 };
                 match self.engine.put(&key, mode, record, value_bytes as usize).await {
-                    Ok(Put::Stored) => Outcome::Stored,
-                    Ok(Put::Exists) => Outcome::AlreadyExists,
-                    Ok(Put::NotFound) => Outcome::NotFound,
-                    Ok(Put::Full) => Outcome::CapacityExceeded,
-                    Ok(Put::TooLong) => Outcome::InvalidValueSize,
-                    Err(fault) => self.failed("store", &key, fault),
+                    Ok(PutOutcome::Stored) => RequestOutcome::Stored,
+                    Ok(PutOutcome::Exists) => RequestOutcome::AlreadyExists,
+                    Ok(PutOutcome::NotFound) => RequestOutcome::NotFound,
+                    Ok(PutOutcome::Full) => RequestOutcome::CapacityExceeded,
+                    Ok(PutOutcome::TooLong) => RequestOutcome::InvalidValueSize,
+                    Err(fault) => self.log_failure("store", &key, fault),
                 }
             }
-            Operation::Retrieve { key, .. } => self.retrieve(&key).await,
-            Operation::Delete { key } => match self.engine.delete(&key).await {
-                Ok(Delete::Deleted) => Outcome::Deleted,
-                Ok(Delete::NotFound) => Outcome::NotFound,
-                Err(fault) => self.failed("delete", &key, fault),
+            RequestOperation::Retrieve { key, .. } => self.retrieve(&key).await,
+            RequestOperation::Delete { key } => match self.engine.delete(&key).await {
+                Ok(DeleteOutcome::Deleted) => RequestOutcome::Deleted,
+                Ok(DeleteOutcome::NotFound) => RequestOutcome::NotFound,
+                Err(fault) => self.log_failure("delete", &key, fault),
             },
-            Operation::Exist { key } => match self.engine.exist(&key).await {
-                Ok(Some(bytes)) => Outcome::Exists { value_bytes: bytes as u32 },
-                Ok(None) => Outcome::NotFound,
-                Err(fault) => self.failed("exist", &key, fault),
+            RequestOperation::Exist { key } => match self.engine.exist(&key).await {
+                Ok(Some(bytes)) => RequestOutcome::Exists { value_bytes: bytes as u32 },
+                Ok(None) => RequestOutcome::NotFound,
+                Err(fault) => self.log_failure("exist", &key, fault),
             },
-            Operation::List { start, limit_bytes, long_keys } => {
+            RequestOperation::List { start, limit_bytes, long_keys } => {
                 // In memory of its own: a task has room for the largest of its futures, and is moved into its place.
                 Box::pin(self.list(&start, limit_bytes as usize, long_keys)).await
             }
-            Operation::Flush => match self.engine.flush().await {
-                Ok(()) => Outcome::Flushed,
-                Err(fault) => self.failed("flush", &Key::new(&[]).expect("short"), fault),
+            RequestOperation::Flush => match self.engine.flush().await {
+                Ok(()) => RequestOutcome::Flushed,
+                Err(fault) => self.log_failure("flush", &Key::new(&[]).expect("short"), fault),
             },
-            Operation::Read { .. }
-            | Operation::Write { .. }
-            | Operation::Compare { .. }
-            | Operation::WriteZeroes { .. }
-            | Operation::Deallocate { .. }
-            | Operation::Verify { .. } => {
+            RequestOperation::Read { .. }
+            | RequestOperation::Write { .. }
+            | RequestOperation::Compare { .. }
+            | RequestOperation::WriteZeroes { .. }
+            | RequestOperation::Deallocate { .. }
+            | RequestOperation::Verify { .. } => {
                 unreachable!("the target dispatches on the namespace's command set")
             }
         }
     }
 
     /// Says that an operation comes soon.
-    pub fn expect(&self, operation: &Operation, hint: Hint) {
-        if let Operation::Store { key, .. }
-        | Operation::Retrieve { key, .. }
-        | Operation::Delete { key }
-        | Operation::Exist { key } = operation
+    pub fn prefetch(&self, operation: &RequestOperation, stage: PrefetchStage) {
+        if let RequestOperation::Store { key, .. }
+        | RequestOperation::Retrieve { key, .. }
+        | RequestOperation::Delete { key }
+        | RequestOperation::Exist { key } = operation
         {
-            self.engine.expect(key, hint);
+            self.engine.prefetch(key, stage);
         }
     }
 
-    async fn retrieve(&self, key: &Key) -> Outcome {
-        let give_up = self.handle.now() + BUFFER_WAIT;
+    async fn retrieve(&self, key: &Key) -> RequestOutcome {
+        let deadline = self.handle.now() + BUFFER_WAIT_MAX;
         loop {
             match self.engine.get(key).await {
                 Ok(Some(value)) => {
                     let (offset, bytes) = (value.offset, value.bytes);
-                    return Outcome::Value { buffer: value.buffer, offset, bytes };
+                    return RequestOutcome::Value { buffer: value.buffer, offset, bytes };
                 }
-                Ok(None) => return Outcome::NotFound,
-                Err(Fault::NoMemory) if self.handle.now() < give_up => {
-                    self.handle.sleep(BUFFER_RETRY).await;
+                Ok(None) => return RequestOutcome::NotFound,
+                Err(EngineError::NoMemory) if self.handle.now() < deadline => {
+                    self.handle.sleep(BUFFER_RETRY_INTERVAL).await;
                 }
-                Err(fault) => return self.failed("retrieve", key, fault),
+                Err(fault) => return self.log_failure("retrieve", key, fault),
             }
         }
     }
 
-    async fn list(&self, start: &Key, limit_bytes: usize, long_keys: bool) -> Outcome {
-        let Some(mut buffer) = self.pool.take(limit_bytes) else { return Outcome::Busy };
-        let Some(writer) = ListWriter::new(&mut buffer) else { return Outcome::InvalidValueSize };
-        let place = self.listings.enter();
-        let mut sink = Listing { writer, long_keys, place, handle: &self.handle };
+    async fn list(&self, start: &Key, limit_bytes: usize, long_keys: bool) -> RequestOutcome {
+        let Some(mut buffer) = self.pool.take(limit_bytes) else { return RequestOutcome::Busy };
+        let Some(writer) = KeyListWriter::new(&mut buffer) else { return RequestOutcome::InvalidValueSize };
+        let yield_slot = self.list_yield.join();
+        let mut sink = ListSink { writer, long_keys, yield_slot, handle: &self.handle };
         match self.engine.list(start, &mut sink).await {
             Ok(()) => {
-                let bytes = sink.writer.bytes();
+                let bytes = sink.writer.used_bytes();
                 drop(sink);
-                Outcome::Listing { buffer, bytes }
+                RequestOutcome::Listing { buffer, bytes }
             }
-            Err(fault) => self.failed("list", start, fault),
+            Err(fault) => self.log_failure("list", start, fault),
         }
     }
 
-    fn failed(&self, command: &'static str, key: &Key, fault: Fault) -> Outcome {
-        if fault == Fault::NoMemory {
+    fn log_failure(&self, command: &'static str, key: &Key, fault: EngineError) -> RequestOutcome {
+        if fault == EngineError::NoMemory {
             tracing::info!(command, %key, "out of buffers: the host is told to try again");
-            return Outcome::Busy;
+            return RequestOutcome::Busy;
         }
-        tracing::error!(command, %key, device = &*self.device, %fault, "command failed");
-        Outcome::Unrecovered
+        tracing::error!(command, %key, device = &*self.device_name, %fault, "command failed");
+        RequestOutcome::Unrecovered
     }
 }

@@ -45,11 +45,13 @@ mod request_scheduler;
 pub mod tenants;
 mod time_budget;
 
-pub use self::core_thread::CoreReport;
-pub use config::{Content, DeviceSettings, EngineKind, Existing, NamespaceSettings, NodeSettings};
-pub use device_driver::Unavailable;
-pub use namespace_open::{check_device, namespace_of};
+pub use self::core_thread::CoreStatus;
+pub use config::{
+    CommandSetConfig, DeviceConfig, EngineKind, ExistingDataPolicy, NamespaceConfig, NodeConfig,
+};
+pub use device_driver::UringUnavailable;
+pub use namespace_open::{namespace_info, verify_device};
 pub use node::{ANA_GROUPS_MAX, NAMESPACE_ID_MAX};
-pub use node::{ChangeError, NamespaceReport, RunningNode, StartError, StopError, start};
-pub use octokv_sys::file::OpenError;
-pub use reactor::{Costs, Message, Parts, Turns, reactor};
+pub use node::{NamespaceChangeError, NamespaceStatus, RunningNode, StartError, StopError, start};
+pub use octokv_sys::file::DeviceOpenError;
+pub use reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, reactor};

@@ -5,29 +5,29 @@
 use octokv_base::Nanos;
 
 /// Events that are told within a span, at the most.
-const TOLD_MAX: u32 = 20;
-const SPAN: Nanos = Nanos::from_secs(1);
+const LOGGED_MAX: u32 = 20;
+const PERIOD: Nanos = Nanos::from_secs(1);
 
 /// What one core tells of its hosts.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
-    since: Nanos,
-    told: u32,
-    untold: u64,
+pub(crate) struct LogRateLimiter {
+    period_start: Nanos,
+    logged: u32,
+    suppressed: u64,
 }
 
-impl Gate {
+impl LogRateLimiter {
     /// Whether an event is told: then how many were not before it.
-    pub fn open(&mut self, now: Nanos) -> Option<u64> {
-        if now.since(self.since) >= SPAN {
-            (self.since, self.told) = (now, 0);
+    pub fn allow(&mut self, now: Nanos) -> Option<u64> {
+        if now.since(self.period_start) >= PERIOD {
+            (self.period_start, self.logged) = (now, 0);
         }
-        if self.told == TOLD_MAX {
-            self.untold += 1;
+        if self.logged == LOGGED_MAX {
+            self.suppressed += 1;
             return None;
         }
-        self.told += 1;
-        Some(std::mem::take(&mut self.untold))
+        self.logged += 1;
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 
@@ -36,11 +36,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_told_in_few_lines_and_counted() {
-        let mut gate = Gate::default();
-        let told = (0..5000).filter(|&n| gate.open(Nanos(10 + n)).is_some()).count();
-        assert_eq!(told, TOLD_MAX as usize);
-        assert_eq!(gate.open(SPAN + Nanos(10)), Some(5000 - u64::from(TOLD_MAX)));
-        assert_eq!(gate.open(SPAN + Nanos(11)), Some(0));
+    fn a_flood_is_logged_in_few_lines_and_counted() {
+        let mut limiter = LogRateLimiter::default();
+        let logged = (0..5000).filter(|&n| limiter.allow(Nanos(10 + n)).is_some()).count();
+        assert_eq!(logged, LOGGED_MAX as usize);
+        assert_eq!(limiter.allow(PERIOD + Nanos(10)), Some(5000 - u64::from(LOGGED_MAX)));
+        assert_eq!(limiter.allow(PERIOD + Nanos(11)), Some(0));
     }
 }

@@ -4,90 +4,90 @@
 //! runs; a store that was removed lives on until its last request has ended, and the reactor hears of it, so that no
 //! request that still waits comes to another namespace that takes the identifier.
 
-use crate::block_backend::Blocks;
-use crate::kv_backend::Performer;
+use crate::block_backend::BlockBackend;
+use crate::kv_backend::KvBackend;
 use octokv_base::NamespaceId;
-use octokv_engine::{Engine, Hint};
-use octokv_nvmf::{Operation, Outcome};
+use octokv_engine::{Engine, PrefetchStage};
+use octokv_nvmf::{RequestOperation, RequestOutcome};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// What does the requests of one namespace.
-pub enum Store<E> {
+pub enum NamespaceBackend<E> {
     /// Keys and values, by an engine.
-    Keys(Rc<Performer<E>>),
+    Kv(Rc<KvBackend<E>>),
     /// Blocks, by a device.
-    Blocks(Blocks),
+    Block(BlockBackend),
 }
 
-impl<E: Engine> Store<E> {
+impl<E: Engine> NamespaceBackend<E> {
     /// Carries an operation out.
-    pub async fn perform(&self, operation: Operation) -> Outcome {
+    pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
         match self {
-            Store::Keys(performer) => performer.perform(operation).await,
-            Store::Blocks(blocks) => blocks.perform(operation).await,
+            NamespaceBackend::Kv(performer) => performer.execute(operation).await,
+            NamespaceBackend::Block(blocks) => blocks.execute(operation).await,
         }
     }
 
     /// Says that an operation comes soon. For blocks there is nothing to look up.
-    pub fn expect(&self, operation: &Operation, hint: Hint) {
-        if let Store::Keys(performer) = self {
-            performer.expect(operation, hint);
+    pub fn prefetch(&self, operation: &RequestOperation, stage: PrefetchStage) {
+        if let NamespaceBackend::Kv(performer) = self {
+            performer.prefetch(operation, stage);
         }
     }
 }
 
 /// Namespaces that were removed since the reactor looked.
-pub type Removed = Rc<RefCell<Vec<NamespaceId>>>;
+pub type RemovedNamespaces = Rc<RefCell<Vec<NamespaceId>>>;
 
 /// The stores of one core, by rising namespace.
-pub struct Stores<E> {
-    stores: RefCell<Vec<(NamespaceId, Rc<Store<E>>)>>,
-    removed: Removed,
+pub struct NamespaceTable<E> {
+    backends: RefCell<Vec<(NamespaceId, Rc<NamespaceBackend<E>>)>>,
+    removed: RemovedNamespaces,
 }
 
-impl<E> Default for Stores<E> {
-    fn default() -> Stores<E> {
-        Stores { stores: RefCell::default(), removed: Rc::default() }
+impl<E> Default for NamespaceTable<E> {
+    fn default() -> NamespaceTable<E> {
+        NamespaceTable { backends: RefCell::default(), removed: Rc::default() }
     }
 }
 
-impl<E> Stores<E> {
+impl<E> NamespaceTable<E> {
     /// The store of a namespace, if it has one.
     #[inline]
-    pub fn get(&self, id: NamespaceId) -> Option<Rc<Store<E>>> {
-        let stores = self.stores.borrow();
+    pub fn get(&self, id: NamespaceId) -> Option<Rc<NamespaceBackend<E>>> {
+        let backends = self.backends.borrow();
         // Mostly the identifiers are 1, 2, 3, …
         let guess = (id.0 as usize).wrapping_sub(1);
-        if let Some((found, store)) = stores.get(guess)
+        if let Some((found, backend)) = backends.get(guess)
             && *found == id
         {
-            return Some(Rc::clone(store));
+            return Some(Rc::clone(backend));
         }
-        let at = stores.binary_search_by_key(&id, |(id, _)| *id).ok()?;
-        Some(Rc::clone(&stores[at].1))
+        let at = backends.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(Rc::clone(&backends[at].1))
     }
 
     /// Adds a store.
     ///
     /// # Panics
     /// When the namespace has one.
-    pub fn insert(&self, id: NamespaceId, store: Store<E>) {
-        let mut stores = self.stores.borrow_mut();
-        let at = stores.binary_search_by_key(&id, |(id, _)| *id).expect_err("a namespace has one store");
-        stores.insert(at, (id, Rc::new(store)));
+    pub fn insert(&self, id: NamespaceId, backend: NamespaceBackend<E>) {
+        let mut backends = self.backends.borrow_mut();
+        let at = backends.binary_search_by_key(&id, |(id, _)| *id).expect_err("a namespace has one store");
+        backends.insert(at, (id, Rc::new(backend)));
     }
 
     /// Takes a store out; requests that were begun still hold it.
-    pub fn remove(&self, id: NamespaceId) -> Option<Rc<Store<E>>> {
-        let mut stores = self.stores.borrow_mut();
-        let at = stores.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+    pub fn remove(&self, id: NamespaceId) -> Option<Rc<NamespaceBackend<E>>> {
+        let mut backends = self.backends.borrow_mut();
+        let at = backends.binary_search_by_key(&id, |(id, _)| *id).ok()?;
         self.removed.borrow_mut().push(id);
-        Some(stores.remove(at).1)
+        Some(backends.remove(at).1)
     }
 
     /// What is removed from now on, for the reactor to take.
-    pub fn removed(&self) -> Removed {
+    pub fn removed(&self) -> RemovedNamespaces {
         Rc::clone(&self.removed)
     }
 }

@@ -8,20 +8,20 @@
 //! ```
 //! Invariants: nothing is written to a device that is not ours; a start that fails leaves no thread behind.
 
-use crate::config::{Content, DeviceSettings, Existing, NamespaceSettings, NodeSettings};
-use crate::core_thread::{Core, CoreReport, Order, Orders, Shared};
-use crate::device_driver::{Unavailable, decide};
-use crate::monitor::Scheduling;
-use crate::namespace_open::{Contents, Held, Opening};
+use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig};
+use crate::core_thread::{ControlMessage, ControlQueue, CoreStatus, CoreThread, NodeShared};
+use crate::device_driver::{UringUnavailable, select_driver};
+use crate::monitor::Monitor;
+use crate::namespace_open::{NamespaceOpenOptions, NamespaceVolume, OpenNamespace};
 use octokv_base::NamespaceId;
 use octokv_engine::hash::OpenError;
-use octokv_engine::hash::superblock::NotOurs;
-use octokv_engine::{Fault, Statistics};
+use octokv_engine::hash::superblock::SuperblockError;
+use octokv_engine::{EngineError, EngineStatistics};
 use octokv_nvmf::Target;
 use octokv_runtime::kernel::spawn_reactors;
-use octokv_runtime::{Doorbell, mesh};
+use octokv_runtime::{CoreWaker, mesh};
 use octokv_sys::clock;
-use octokv_sys::file::OpenError as FileError;
+use octokv_sys::file::DeviceOpenError as FileError;
 use octokv_sys::process::raise_descriptor_limit;
 use octokv_sys::thread;
 use std::collections::BTreeMap;
@@ -39,10 +39,10 @@ pub const NAMESPACE_ID_MAX: u32 = 1024;
 pub const ANA_GROUPS_MAX: u32 = 32;
 
 /// Messages between two cores that may be on their way at a time.
-const MAILBOX_MESSAGES: usize = 256;
+const MAILBOX_CAPACITY: usize = 256;
 
 /// How often one who waits for a core's answer looks whether the node still runs.
-const PATIENCE: Duration = Duration::from_millis(100);
+const RESPONSE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why a node did not start.
 #[derive(Debug)]
@@ -76,9 +76,9 @@ pub enum StartError {
         error: io::Error,
     },
     /// io_uring was asked for and cannot be had.
-    Driver(Unavailable),
+    Driver(UringUnavailable),
     /// A setting cannot be.
-    Setting {
+    InvalidSetting {
         /// Which.
         name: &'static str,
         /// What it must be.
@@ -95,10 +95,10 @@ impl fmt::Display for StartError {
             StartError::Volume { name, error } => {
                 write!(f, "device {name}: {error}")?;
                 match error {
-                    OpenError::NotOurs(NotOurs::Damaged) | OpenError::Damaged { .. } => {
+                    OpenError::Superblock(SuperblockError::Damaged) | OpenError::Damaged { .. } => {
                         f.write_str("; `octokv check` reads what is left")
                     }
-                    OpenError::NotOurs(_) => {
+                    OpenError::Superblock(_) => {
                         f.write_str("; it was left as it is (--format gives up what it holds)")
                     }
                     _ => Ok(()),
@@ -107,7 +107,7 @@ impl fmt::Display for StartError {
             StartError::Listen { address, error } => write!(f, "cannot listen on {address}: {error}"),
             StartError::Core { core, error } => write!(f, "cannot run on core {core}: {error}"),
             StartError::Driver(unavailable) => unavailable.fmt(f),
-            StartError::Setting { name, why } => write!(f, "{name}: {why}"),
+            StartError::InvalidSetting { name, why } => write!(f, "{name}: {why}"),
             StartError::System(error) => error.fmt(f),
         }
     }
@@ -119,7 +119,7 @@ impl std::error::Error for StartError {}
 #[derive(Debug)]
 pub enum StopError {
     /// The last checkpoint failed.
-    Checkpoint(Fault),
+    Checkpoint(EngineError),
     /// A core had ended by itself: a bug of ours.
     CoreEnded,
 }
@@ -137,7 +137,7 @@ impl std::error::Error for StopError {}
 
 /// Why the namespaces of a running node were not changed.
 #[derive(Debug)]
-pub enum ChangeError {
+pub enum NamespaceChangeError {
     /// There is a namespace of this identifier.
     Exists(NamespaceId),
     /// There is none.
@@ -147,42 +147,42 @@ pub enum ChangeError {
     /// A value of its volume may be longer than this node was started for.
     ValueTooLong {
         /// What the volume takes, in bytes.
-        volume: usize,
+        volume_bytes_max: usize,
         /// What the node takes, in bytes.
-        node: u32,
+        node_bytes_max: u32,
     },
     /// The node is stopping.
     Stopping,
     /// It is removed, but was not closed in order: the next opening replays its journal.
-    NotClosed(Fault),
+    NotClosedCleanly(EngineError),
 }
 
-impl fmt::Display for ChangeError {
+impl fmt::Display for NamespaceChangeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ChangeError::Exists(id) => write!(f, "there is a namespace {id} already"),
-            ChangeError::Missing(id) => write!(f, "there is no namespace {id}"),
-            ChangeError::Open(error) => error.fmt(f),
-            ChangeError::ValueTooLong { volume, node } => write!(
+            NamespaceChangeError::Exists(id) => write!(f, "there is a namespace {id} already"),
+            NamespaceChangeError::Missing(id) => write!(f, "there is no namespace {id}"),
+            NamespaceChangeError::Open(error) => error.fmt(f),
+            NamespaceChangeError::ValueTooLong { volume_bytes_max: volume, node_bytes_max: node } => write!(
                 f,
                 "the volume holds values of up to {volume} bytes, and this node was started with \
                  value_bytes_max = {node}"
             ),
-            ChangeError::Stopping => f.write_str("the node is stopping"),
-            ChangeError::NotClosed(fault) => {
+            NamespaceChangeError::Stopping => f.write_str("the node is stopping"),
+            NamespaceChangeError::NotClosedCleanly(fault) => {
                 write!(f, "it is removed; its volume was not closed in order: {fault}")
             }
         }
     }
 }
 
-impl std::error::Error for ChangeError {}
+impl std::error::Error for NamespaceChangeError {}
 
 /// A namespace as an operator sees it.
 #[derive(Clone, Debug)]
-pub struct NamespaceReport {
+pub struct NamespaceStatus {
     /// What it was made by.
-    pub settings: NamespaceSettings,
+    pub config: NamespaceConfig,
     /// What its device is called.
     pub device: String,
     /// Its size in bytes.
@@ -195,14 +195,14 @@ pub struct NamespaceReport {
 
 /// A node that runs until it is stopped.
 pub struct RunningNode {
-    settings: Arc<NodeSettings>,
-    held: Mutex<BTreeMap<NamespaceId, Held>>,
-    offline: Mutex<Vec<(NamespaceSettings, StartError)>>,
+    config: Arc<NodeConfig>,
+    namespaces: Mutex<BTreeMap<NamespaceId, OpenNamespace>>,
+    offline: Mutex<Vec<(NamespaceConfig, StartError)>>,
     /// Held while the namespaces are changed.
-    changing: Mutex<()>,
+    change_lock: Mutex<()>,
     target: Arc<Target>,
     addresses: Vec<SocketAddr>,
-    shared: Arc<Shared>,
+    shared: Arc<NodeShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -210,9 +210,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl NodeSettings {
-    fn opening(&self) -> Opening {
-        Opening {
+impl NodeConfig {
+    fn open_options(&self) -> NamespaceOpenOptions {
+        NamespaceOpenOptions {
             driver: self.driver,
             device_depth: self.device_depth,
             durability: self.durability,
@@ -222,98 +222,105 @@ impl NodeSettings {
     }
 
     /// Namespace 1, and the others.
-    fn all_namespaces(&self) -> impl Iterator<Item = NamespaceSettings> + '_ {
-        let first = NamespaceSettings {
+    fn all_namespaces(&self) -> impl Iterator<Item = NamespaceConfig> + '_ {
+        let first_namespace = NamespaceConfig {
             id: NamespaceId(1),
             device: self.device.clone(),
-            nand: self.nand,
-            content: Content::KeyValue { format: self.format },
-            existing: if self.reformat { Existing::GiveUp } else { Existing::Check },
+            drive_profile: self.drive_profile,
+            command_set: CommandSetConfig::KeyValue { format: self.format },
+            existing_data: if self.reformat {
+                ExistingDataPolicy::Discard
+            } else {
+                ExistingDataPolicy::Check
+            },
             ana_group: 1,
             required: true,
-            identity: 0,
+            nguid_suffix: 0,
         };
-        std::iter::once(first).chain(self.namespaces.iter().cloned())
+        std::iter::once(first_namespace).chain(self.namespaces.iter().cloned())
     }
 }
 
-fn refuse_bad_settings(settings: &NodeSettings) -> Result<(), StartError> {
-    let refuse = |name, why: &str| Err(StartError::Setting { name, why: why.to_owned() });
-    if settings.cores.is_empty() {
-        return refuse("cores", "at least one is needed");
+fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
+    let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
+    if config.cores.is_empty() {
+        return invalid("cores", "at least one is needed");
     }
-    if settings.listen.is_empty() {
-        return refuse("listen", "at least one address is needed");
+    if config.listen.is_empty() {
+        return invalid("listen", "at least one address is needed");
     }
-    let present = thread::cores();
-    if let Some(&core) = settings.cores.iter().find(|core| !present.contains(core)) {
+    let present = thread::allowed_cores();
+    if let Some(&core) = config.cores.iter().find(|core| !present.contains(core)) {
         let error = io::Error::new(io::ErrorKind::NotFound, format!("this machine has cores {present:?}"));
         return Err(StartError::Core { core, error });
     }
-    let mut sorted = settings.cores.clone();
+    let mut sorted = config.cores.clone();
     sorted.sort_unstable();
     if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
-        return refuse("cores", "each can be named once");
+        return invalid("cores", "each can be named once");
     }
-    if settings.buffer_bytes < 4 * settings.format.value_bytes_max as usize {
-        return refuse("buffer_bytes", "room for at least four of the longest values is needed");
+    if config.buffer_bytes < 4 * config.format.value_bytes_max as usize {
+        return invalid("buffer_bytes", "room for at least four of the longest values is needed");
     }
-    if settings.device_depth == 0 || settings.requests_max == 0 || settings.connections_max == 0 {
-        return refuse("device_depth, requests_max, connections_max", "must be at least 1");
+    if config.device_depth == 0 || config.requests_max == 0 || config.connections_max == 0 {
+        return invalid("device_depth, requests_max, connections_max", "must be at least 1");
     }
-    if settings.nqn.is_empty() || settings.nqn.len() > 223 {
-        return refuse("nqn", "must have 1 to 223 bytes");
+    if config.nqn.is_empty() || config.nqn.len() > 223 {
+        return invalid("nqn", "must have 1 to 223 bytes");
     }
-    if settings.nqn == octokv_wire::nqn::DISCOVERY {
-        return refuse("nqn", "this name belongs to discovery");
+    if config.nqn == octokv_wire::nqn::DISCOVERY {
+        return invalid("nqn", "this name belongs to discovery");
     }
-    if matches!(settings.device, DeviceSettings::File { create_bytes: Some(0), .. }) {
-        return refuse("size", "a device of no bytes holds nothing");
+    if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
+        return invalid("size", "a device of no bytes holds nothing");
     }
     Ok(())
 }
 
 /// What a namespace must be, whatever the node.
-fn refuse_bad_namespace(settings: &NamespaceSettings) -> Result<(), StartError> {
-    let refuse = |name, why: &str| Err(StartError::Setting { name, why: why.to_owned() });
-    if settings.id.0 == 0 || settings.id.0 > NAMESPACE_ID_MAX {
-        return refuse("nsid", &format!("must be 1 to {NAMESPACE_ID_MAX}"));
+fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartError> {
+    let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
+    if config.id.0 == 0 || config.id.0 > NAMESPACE_ID_MAX {
+        return invalid("nsid", &format!("must be 1 to {NAMESPACE_ID_MAX}"));
     }
-    if !(1..=ANA_GROUPS_MAX).contains(&settings.ana_group) {
-        return refuse("ana_group", &format!("must be 1 to {ANA_GROUPS_MAX}"));
+    if !(1..=ANA_GROUPS_MAX).contains(&config.ana_group) {
+        return invalid("ana_group", &format!("must be 1 to {ANA_GROUPS_MAX}"));
     }
-    if let Content::Blocks { block_bytes } = settings.content
+    if let CommandSetConfig::Blocks { block_bytes } = config.command_set
         && !matches!(block_bytes, 512 | 4096)
     {
-        return refuse("block_size", "must be 512 or 4096");
+        return invalid("block_size", "must be 512 or 4096");
     }
-    if matches!(settings.device, DeviceSettings::File { create_bytes: Some(0), .. }) {
-        return refuse("size", "a device of no bytes holds nothing");
+    if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
+        return invalid("size", "a device of no bytes holds nothing");
     }
     Ok(())
 }
 
 /// Refuses a volume that is a copy of another: hosts could not tell them apart.
-fn no_copy(held: &BTreeMap<NamespaceId, Held>, new: Held) -> Result<Held, StartError> {
+fn reject_duplicate(
+    open_namespaces: &BTreeMap<NamespaceId, OpenNamespace>,
+    new: OpenNamespace,
+) -> Result<OpenNamespace, StartError> {
     let nguid = new.info(0).nguid;
-    match held.iter().find(|(_, one)| one.info(0).nguid == nguid) {
+    match open_namespaces.iter().find(|(_, one)| one.info(0).nguid == nguid) {
         None => Ok(new),
-        Some((twin, _)) => {
-            let why = format!("{} is a copy of the volume of namespace {twin}", new.name());
-            Err(StartError::Setting { name: "device", why })
+        Some((original, _)) => {
+            let why = format!("{} is a copy of the volume of namespace {original}", new.name());
+            Err(StartError::InvalidSetting { name: "device", why })
         }
     }
 }
 
 /// Starts a node. When this returns, it serves.
-pub fn start(mut settings: NodeSettings) -> Result<RunningNode, StartError> {
-    refuse_bad_settings(&settings)?;
-    settings.driver = decide(settings.driver)?;
+pub fn start(mut config: NodeConfig) -> Result<RunningNode, StartError> {
+    validate_config(&config)?;
+    config.driver = select_driver(config.driver)?;
     raise_descriptor_limit();
-    let (mut held, mut offline) = (BTreeMap::new(), Vec::new());
-    for namespace in settings.all_namespaces() {
-        refuse_bad_namespace(&namespace)?;
-        if held.contains_key(&namespace.id) {
+    let (mut open_namespaces, mut offline) = (BTreeMap::new(), Vec::new());
+    for namespace in config.all_namespaces() {
+        validate_namespace(&namespace)?;
+        if open_namespaces.contains_key(&namespace.id) {
             let why = match namespace.required {
                 true => format!("{} is there twice", namespace.id),
                 false => format!(
@@ -321,11 +328,12 @@ pub fn start(mut settings: NodeSettings) -> Result<RunningNode, StartError> {
                     namespace.id
                 ),
             };
-            return Err(StartError::Setting { name: "nsid", why });
+            return Err(StartError::InvalidSetting { name: "nsid", why });
         }
-        let open = Held::open(&namespace, settings.opening()).and_then(|open| no_copy(&held, open));
-        match open {
-            Ok(open) => drop(held.insert(namespace.id, open)),
+        let opened = OpenNamespace::open(&namespace, config.open_options())
+            .and_then(|open| reject_duplicate(&open_namespaces, open));
+        match opened {
+            Ok(open) => drop(open_namespaces.insert(namespace.id, open)),
             Err(error) if namespace.required => return Err(error),
             Err(error) => {
                 tracing::error!(nsid = namespace.id.0, %error, "a namespace that was added is not served");
@@ -333,60 +341,71 @@ pub fn start(mut settings: NodeSettings) -> Result<RunningNode, StartError> {
             }
         }
     }
-    let longest = held.values().filter_map(Held::value_bytes_max).max().unwrap_or(0);
-    if settings.buffer_bytes < 4 * longest {
-        let why =
-            format!("the volume holds values of up to {longest} bytes: room for four of them is needed");
-        return Err(StartError::Setting { name: "buffer_bytes", why });
+    let value_bytes_max =
+        open_namespaces.values().filter_map(OpenNamespace::value_bytes_max).max().unwrap_or(0);
+    if config.buffer_bytes < 4 * value_bytes_max {
+        let why = format!(
+            "the volume holds values of up to {value_bytes_max} bytes: room for four of them is needed"
+        );
+        return Err(StartError::InvalidSetting { name: "buffer_bytes", why });
     }
-    let mut target = settings.target.clone();
-    target.receive_bytes_max = target.receive_bytes_max.max(2 * longest);
-    target.nqn.clone_from(&settings.nqn);
-    target.connections_max = settings.connections_max;
-    target.value_bytes_max = target.value_bytes_max.max(longest as u32);
-    let infos = held.values().map(|held| held.info(target.key_bytes_max)).collect();
+    let mut target = config.subsystem.clone();
+    target.receive_bytes_max = target.receive_bytes_max.max(2 * value_bytes_max);
+    target.nqn.clone_from(&config.nqn);
+    target.connections_max = config.connections_max;
+    target.value_bytes_max = target.value_bytes_max.max(value_bytes_max as u32);
+    let infos = open_namespaces.values().map(|held| held.info(target.key_bytes_max)).collect();
     let target = Target::new(target, infos);
-    target.set_hosts(settings.hosts.clone());
-    target.set_referrals(settings.referrals.clone());
-    target.set_health(settings.health);
-    settings.ana.iter().for_each(|&(group, state)| target.set_ana_state(group, state));
-    let scheduling = Scheduling::new(settings.cores.len(), settings.scheduling.clone(), clock::now);
-    let scheduling =
-        scheduling.map_err(|error| StartError::Setting { name: "sched", why: error.to_string() })?;
-    let doorbells: Result<Vec<_>, _> = settings.cores.iter().map(|_| Doorbell::new()).collect();
-    let doorbells = doorbells.map_err(StartError::System)?;
-    let mailboxes = mesh(&doorbells, MAILBOX_MESSAGES).into_iter().map(|one| Mutex::new(Some(one)));
-    let shared = Arc::new(Shared {
+    target.set_host_acl(config.host_acl.clone());
+    target.set_referrals(config.referrals.clone());
+    target.set_health(config.health);
+    config.ana_states.iter().for_each(|&(group, state)| target.set_ana_state(group, state));
+    let monitor = Monitor::new(config.cores.len(), config.scheduling.clone(), clock::now);
+    let monitor =
+        monitor.map_err(|error| StartError::InvalidSetting { name: "sched", why: error.to_string() })?;
+    let core_wakers: Result<Vec<_>, _> = config.cores.iter().map(|_| CoreWaker::new()).collect();
+    let doorbells = core_wakers.map_err(StartError::System)?;
+    let mailboxes = mesh(&doorbells, MAILBOX_CAPACITY).into_iter().map(|one| Mutex::new(Some(one)));
+    let shared = Arc::new(NodeShared {
         stopping: AtomicBool::new(false),
         mailboxes: mailboxes.collect(),
-        orders: doorbells.iter().map(|_| Orders::default()).collect(),
+        control_queues: doorbells.iter().map(|_| ControlQueue::default()).collect(),
         drained: doorbells.iter().map(|_| AtomicBool::new(false)).collect(),
-        scheduling: Arc::new(scheduling),
-        doorbells,
+        monitor: Arc::new(monitor),
+        core_wakers: doorbells,
     });
-    let settings = Arc::new(settings);
-    let (report, reports) = channel();
+    let config = Arc::new(config);
+    let (startup_tx, startup_rx) = channel();
     let body = {
-        let to_each = |_: &usize| Mutex::new(held.values().cloned().collect());
-        let core = Core {
-            settings: Arc::clone(&settings),
-            held: settings.cores.iter().map(to_each).collect(),
+        let to_each = |_: &usize| Mutex::new(open_namespaces.values().cloned().collect());
+        let core = CoreThread {
+            config: Arc::clone(&config),
+            initial_namespaces: config.cores.iter().map(to_each).collect(),
             target: Arc::clone(&target),
             shared: Arc::clone(&shared),
-            report,
+            startup_tx,
         };
         move |index| core.run(index)
     };
-    let threads = spawn_reactors(&settings.cores, body);
-    let threads = threads.map_err(|error| StartError::Core { core: settings.cores[0], error })?;
-    let (held, offline, changing) = (Mutex::new(held), Mutex::new(offline), Mutex::default());
-    let mut node =
-        RunningNode { settings, held, offline, changing, target, addresses: Vec::new(), shared, threads };
+    let threads = spawn_reactors(&config.cores, body);
+    let threads = threads.map_err(|error| StartError::Core { core: config.cores[0], error })?;
+    let (namespaces, offline, change_lock) =
+        (Mutex::new(open_namespaces), Mutex::new(offline), Mutex::default());
+    let mut node = RunningNode {
+        config,
+        namespaces,
+        offline,
+        change_lock,
+        target,
+        addresses: Vec::new(),
+        shared,
+        threads,
+    };
     for _ in 0..node.threads.len() {
-        match reports.recv() {
+        match startup_rx.recv() {
             Ok(Ok(addresses)) => node.addresses.extend(addresses),
             Ok(Err(error)) => {
-                node.end_threads();
+                node.stop_threads();
                 return Err(error);
             }
             Err(_) => return Err(StartError::System(io::Error::other("a reactor ended at its start"))),
@@ -404,20 +423,20 @@ impl RunningNode {
 
     /// The subsystem's NQN.
     pub fn nqn(&self) -> &str {
-        &self.settings.nqn
+        &self.config.nqn
     }
 
     /// The engines' figures, those of all namespaces of keys together.
-    pub fn statistics(&self) -> Statistics {
-        let mut sum = Statistics::default();
-        for held in lock(&self.held).values() {
-            if let Contents::Keys(volume) = &held.contents {
+    pub fn statistics(&self) -> EngineStatistics {
+        let mut sum = EngineStatistics::default();
+        for namespace in lock(&self.namespaces).values() {
+            if let NamespaceVolume::Kv(volume) = &namespace.volume {
                 let one = volume.statistics();
                 sum.keys += one.keys;
                 sum.capacity_bytes += one.capacity_bytes;
                 sum.used_bytes += one.used_bytes;
                 sum.index_bytes += one.index_bytes;
-                sum.batches += one.batches;
+                sum.journal_batches += one.journal_batches;
                 sum.checkpoints += one.checkpoints;
             }
         }
@@ -430,31 +449,31 @@ impl RunningNode {
     }
 
     /// What it was started with.
-    pub fn settings(&self) -> &NodeSettings {
-        &self.settings
+    pub fn config(&self) -> &NodeConfig {
+        &self.config
     }
 
     /// The namespaces, by rising identifier.
-    pub fn namespaces(&self) -> Vec<NamespaceReport> {
-        lock(&self.held).values().map(|held| self.report_of(held)).collect()
+    pub fn namespaces(&self) -> Vec<NamespaceStatus> {
+        lock(&self.namespaces).values().map(|held| self.status_of(held)).collect()
     }
 
     /// The namespaces that are not served although they were asked for, and why; not those that are served since.
-    pub fn offline(&self) -> Vec<(NamespaceSettings, String)> {
-        lock(&self.offline).iter().map(|(settings, error)| (settings.clone(), error.to_string())).collect()
+    pub fn offline(&self) -> Vec<(NamespaceConfig, String)> {
+        lock(&self.offline).iter().map(|(config, error)| (config.clone(), error.to_string())).collect()
     }
 
-    fn report_of(&self, held: &Held) -> NamespaceReport {
-        let info = held.info(self.target.settings().key_bytes_max);
-        let keys = match &held.contents {
-            Contents::Keys(volume) => Some(volume.statistics().keys),
-            Contents::Blocks(_) => None,
+    fn status_of(&self, namespace: &OpenNamespace) -> NamespaceStatus {
+        let info = namespace.info(self.target.config().key_bytes_max);
+        let keys = match &namespace.volume {
+            NamespaceVolume::Kv(volume) => Some(volume.statistics().keys),
+            NamespaceVolume::Block(_) => None,
         };
-        NamespaceReport {
-            settings: held.settings.clone(),
-            device: held.name(),
+        NamespaceStatus {
+            config: namespace.config.clone(),
+            device: namespace.name(),
             size_bytes: info.size_bytes,
-            used_bytes: info.used(),
+            used_bytes: info.used_bytes(),
             keys,
         }
     }
@@ -463,72 +482,83 @@ impl RunningNode {
     ///
     /// # Errors
     /// What is in the way; then nothing has changed, save that a device that was to be made or given up may have been.
-    pub fn add_namespace(&self, settings: &NamespaceSettings) -> Result<NamespaceReport, ChangeError> {
-        let _changing = lock(&self.changing);
-        refuse_bad_namespace(settings).map_err(ChangeError::Open)?;
-        if lock(&self.held).contains_key(&settings.id) {
-            return Err(ChangeError::Exists(settings.id));
+    pub fn add_namespace(&self, config: &NamespaceConfig) -> Result<NamespaceStatus, NamespaceChangeError> {
+        let _change_guard = lock(&self.change_lock);
+        validate_namespace(config).map_err(NamespaceChangeError::Open)?;
+        if lock(&self.namespaces).contains_key(&config.id) {
+            return Err(NamespaceChangeError::Exists(config.id));
         }
-        let held = Held::open(settings, self.settings.opening());
-        let held = held.and_then(|held| no_copy(&lock(&self.held), held)).map_err(ChangeError::Open)?;
-        let longest = held.value_bytes_max().unwrap_or(0);
-        let most = self.target.settings().value_bytes_max;
-        if longest > most as usize {
-            return Err(ChangeError::ValueTooLong { volume: longest, node: most });
+        let opened = OpenNamespace::open(config, self.config.open_options());
+        let opened = opened
+            .and_then(|held| reject_duplicate(&lock(&self.namespaces), held))
+            .map_err(NamespaceChangeError::Open)?;
+        let volume_bytes_max = opened.value_bytes_max().unwrap_or(0);
+        let node_bytes_max = self.target.config().value_bytes_max;
+        if volume_bytes_max > node_bytes_max as usize {
+            return Err(NamespaceChangeError::ValueTooLong { volume_bytes_max, node_bytes_max });
         }
         for core in 0..self.threads.len() {
-            let attached = self.tell(core, |answer| Order::Attach(Box::new(held.clone()), answer));
+            let attached = self.apply_on_core(core, |response_tx| {
+                ControlMessage::AttachNamespace(Box::new(opened.clone()), response_tx)
+            });
             if let Err(error) = attached {
-                self.detach(settings.id)?;
+                self.detach_from_cores(config.id)?;
                 return Err(error);
             }
         }
-        lock(&self.held).insert(settings.id, held.clone());
-        lock(&self.offline).retain(|(one, _)| one.id != settings.id);
-        let added = self.target.add_namespace(held.info(self.target.settings().key_bytes_max));
-        assert!(added.is_ok(), "namespace {} is held and was not", settings.id);
-        Ok(self.report_of(&held))
+        lock(&self.namespaces).insert(config.id, opened.clone());
+        lock(&self.offline).retain(|(one, _)| one.id != config.id);
+        let added = self.target.add_namespace(opened.info(self.target.config().key_bytes_max));
+        assert!(added.is_ok(), "namespace {} is held and was not", config.id);
+        Ok(self.status_of(&opened))
     }
 
     /// Serves a namespace no more: requests that were begun end, then its volume is closed in order and its device let
     /// go. Connected hosts hear of it.
     ///
     /// # Errors
-    /// [`ChangeError::Missing`], [`ChangeError::Stopping`]; [`ChangeError::NotClosed`] when it is removed all the same.
-    pub fn remove_namespace(&self, id: NamespaceId) -> Result<(), ChangeError> {
-        let _changing = lock(&self.changing);
-        let Some(held) = lock(&self.held).remove(&id) else {
+    /// [`NamespaceChangeError::Missing`], [`NamespaceChangeError::Stopping`]; [`NamespaceChangeError::NotClosedCleanly`] when it is removed all the same.
+    pub fn remove_namespace(&self, id: NamespaceId) -> Result<(), NamespaceChangeError> {
+        let _change_guard = lock(&self.change_lock);
+        let Some(namespace) = lock(&self.namespaces).remove(&id) else {
             let mut offline = lock(&self.offline);
             let before = offline.len();
             offline.retain(|(one, _)| one.id != id);
-            return if offline.len() < before { Ok(()) } else { Err(ChangeError::Missing(id)) };
+            return if offline.len() < before { Ok(()) } else { Err(NamespaceChangeError::Missing(id)) };
         };
         self.target.remove_namespace(id);
-        self.detach(id)?;
-        held.close(self.settings.opening()).map_err(ChangeError::NotClosed)
+        self.detach_from_cores(id)?;
+        namespace.close(self.config.open_options()).map_err(NamespaceChangeError::NotClosedCleanly)
     }
 
     /// Takes a namespace from every core: from the first one last, which keeps its volume in order.
-    fn detach(&self, id: NamespaceId) -> Result<(), ChangeError> {
-        (0..self.threads.len()).rev().try_for_each(|core| self.tell(core, |answer| Order::Detach(id, answer)))
+    fn detach_from_cores(&self, id: NamespaceId) -> Result<(), NamespaceChangeError> {
+        (0..self.threads.len()).rev().try_for_each(|core| {
+            self.apply_on_core(core, |response_tx| ControlMessage::DetachNamespace(id, response_tx))
+        })
     }
 
-    fn tell(
+    fn apply_on_core(
         &self,
         core: usize,
-        order: impl FnOnce(Sender<io::Result<()>>) -> Order,
-    ) -> Result<(), ChangeError> {
-        let answer: io::Result<()> = self.ask(core, order).ok_or(ChangeError::Stopping)?;
-        answer.map_err(|error| ChangeError::Open(StartError::System(error)))
+        make_message: impl FnOnce(Sender<io::Result<()>>) -> ControlMessage,
+    ) -> Result<(), NamespaceChangeError> {
+        let result: io::Result<()> =
+            self.send_and_wait(core, make_message).ok_or(NamespaceChangeError::Stopping)?;
+        result.map_err(|error| NamespaceChangeError::Open(StartError::System(error)))
     }
 
     /// A core's answer to an order; `None` when the node stops before it comes.
-    fn ask<T>(&self, core: usize, order: impl FnOnce(Sender<T>) -> Order) -> Option<T> {
-        let (answer, answers) = channel();
-        self.shared.order(core, order(answer));
+    fn send_and_wait<T>(
+        &self,
+        core: usize,
+        make_message: impl FnOnce(Sender<T>) -> ControlMessage,
+    ) -> Option<T> {
+        let (response_tx, response_rx) = channel();
+        self.shared.send_control(core, make_message(response_tx));
         loop {
-            match answers.recv_timeout(PATIENCE) {
-                Ok(answer) => return Some(answer),
+            match response_rx.recv_timeout(RESPONSE_POLL_INTERVAL) {
+                Ok(response) => return Some(response),
                 Err(RecvTimeoutError::Timeout)
                     if !self.shared.stopping.load(Ordering::Acquire) && !self.threads[core].is_finished() => {
                 }
@@ -539,45 +569,50 @@ impl RunningNode {
 
     /// Whether a volume of keys takes no more writes since its device failed.
     pub fn is_read_only(&self) -> bool {
-        let failed = |held: &Held| matches!(&held.contents, Contents::Keys(volume) if volume.is_read_only());
-        lock(&self.held).values().any(failed)
+        let has_read_only_volume = |namespace: &OpenNamespace| matches!(&namespace.volume, NamespaceVolume::Kv(volume) if volume.is_read_only());
+        lock(&self.namespaces).values().any(has_read_only_volume)
     }
 
     /// What is measured of its cores and flows, and what is chosen by it; its settings can be changed.
-    pub fn scheduling(&self) -> &Arc<Scheduling> {
-        &self.shared.scheduling
+    pub fn monitor(&self) -> &Arc<Monitor> {
+        &self.shared.monitor
     }
 
     /// Has others served where and when, from the end of the window that runs.
     ///
     /// # Errors
     /// What may not be; then nothing has changed.
-    pub fn set_scheduling(&self, settings: octokv_sched::Settings) -> Result<(), octokv_sched::SettingError> {
-        self.shared.scheduling.set(settings)?;
-        self.shared.doorbells.iter().for_each(|doorbell| doorbell.ring());
+    pub fn set_scheduling(
+        &self,
+        config: octokv_sched::SchedConfig,
+    ) -> Result<(), octokv_sched::SettingError> {
+        self.shared.monitor.set_config(config)?;
+        self.shared.core_wakers.iter().for_each(|doorbell| doorbell.notify());
         Ok(())
     }
 
     /// How each core is; fewer when the node is stopping.
-    pub fn cores(&self) -> Vec<CoreReport> {
-        (0..self.threads.len()).map_while(|core| self.ask(core, Order::Report)).collect()
+    pub fn core_statuses(&self) -> Vec<CoreStatus> {
+        (0..self.threads.len())
+            .map_while(|core| self.send_and_wait(core, ControlMessage::ReportStatus))
+            .collect()
     }
 
-    fn end_threads(&mut self) -> bool {
+    fn stop_threads(&mut self) -> bool {
         self.shared.stopping.store(true, Ordering::Release);
-        self.shared.doorbells.iter().for_each(|doorbell| doorbell.ring());
+        self.shared.core_wakers.iter().for_each(|doorbell| doorbell.notify());
         self.threads.drain(..).map(JoinHandle::join).fold(true, |all, one| all & one.is_ok())
     }
 
     /// Finishes what was begun, closes every connection, and closes the volumes in order.
     pub fn stop(mut self) -> Result<(), StopError> {
-        if !self.end_threads() {
+        if !self.stop_threads() {
             return Err(StopError::CoreEnded);
         }
-        let opening = self.settings.opening();
+        let options = self.config.open_options();
         let mut all = Ok(());
-        for held in lock(&self.held).values() {
-            if let Err(fault) = held.close(opening) {
+        for namespace in lock(&self.namespaces).values() {
+            if let Err(fault) = namespace.close(options) {
                 all = Err(StopError::Checkpoint(fault));
             }
         }
@@ -587,6 +622,6 @@ impl RunningNode {
 
 impl Drop for RunningNode {
     fn drop(&mut self) {
-        self.end_threads();
+        self.stop_threads();
     }
 }

@@ -12,73 +12,79 @@ use std::task::{Poll, Waker};
 
 /// The ranges that are held or waited for.
 #[derive(Default)]
-pub struct RangeLocks(Mutex<Line>);
+pub struct RangeLocks(Mutex<RangeQueue>);
 
 #[derive(Default)]
-struct Line {
-    next: u64,
+struct RangeQueue {
+    next_ticket: u64,
     /// In the order in which they came.
-    places: Vec<Place>,
+    waiters: Vec<RangeWaiter>,
 }
 
-struct Place {
-    turn: u64,
+struct RangeWaiter {
+    ticket: u64,
     range: Range<u64>,
     waker: Option<Waker>,
 }
 
-impl Line {
+impl RangeQueue {
     /// Whether no range in front of `turn` meets its own.
-    fn is_first(&self, turn: u64) -> bool {
-        let at =
-            self.places.iter().position(|place| place.turn == turn).expect("a place lasts with its guard");
-        let own = &self.places[at].range;
-        !self.places[..at].iter().any(|place| meet(&place.range, own))
+    fn is_granted(&self, ticket: u64) -> bool {
+        let index = self
+            .waiters
+            .iter()
+            .position(|waiter| waiter.ticket == ticket)
+            .expect("a place lasts with its guard");
+        let own_range = &self.waiters[index].range;
+        !self.waiters[..index].iter().any(|waiter| overlaps(&waiter.range, own_range))
     }
 }
 
-fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
+fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
 /// A place in line, later the range itself; dropped, it is free again.
-pub struct Held<'a> {
+pub struct RangeGuard<'a> {
     locks: &'a RangeLocks,
-    turn: u64,
+    ticket: u64,
 }
 
 impl RangeLocks {
     /// Waits until no earlier caller holds or waits for any of these blocks.
-    pub async fn lock(&self, range: Range<u64>) -> Held<'_> {
-        let turn = {
-            let mut line = self.0.lock();
-            let turn = line.next;
-            line.next += 1;
-            line.places.push(Place { turn, range, waker: None });
-            turn
+    pub async fn lock(&self, range: Range<u64>) -> RangeGuard<'_> {
+        let ticket = {
+            let mut queue = self.0.lock();
+            let ticket = queue.next_ticket;
+            queue.next_ticket += 1;
+            queue.waiters.push(RangeWaiter { ticket, range, waker: None });
+            ticket
         };
-        let held = Held { locks: self, turn };
+        let guard = RangeGuard { locks: self, ticket };
         poll_fn(|context| {
-            let mut line = self.0.lock();
-            if line.is_first(turn) {
+            let mut queue = self.0.lock();
+            if queue.is_granted(ticket) {
                 return Poll::Ready(());
             }
-            let place = line.places.iter_mut().find(|place| place.turn == turn);
-            place.expect("a place lasts with its guard").waker = Some(context.waker().clone());
+            let waiter = queue.waiters.iter_mut().find(|place| place.ticket == ticket);
+            waiter.expect("a place lasts with its guard").waker = Some(context.waker().clone());
             Poll::Pending
         })
         .await;
-        held
+        guard
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
-        let mut line = self.locks.0.lock();
-        let Some(at) = line.places.iter().position(|place| place.turn == self.turn) else { return };
-        let gone = line.places.remove(at);
-        let next = line.places[at..].iter_mut().filter(|place| meet(&place.range, &gone.range));
-        next.filter_map(|place| place.waker.take()).for_each(Waker::wake);
+        let mut queue = self.locks.0.lock();
+        let Some(index) = queue.waiters.iter().position(|waiter| waiter.ticket == self.ticket) else {
+            return;
+        };
+        let released = queue.waiters.remove(index);
+        let candidates =
+            queue.waiters[index..].iter_mut().filter(|waiter| overlaps(&waiter.range, &released.range));
+        candidates.filter_map(|waiter| waiter.waker.take()).for_each(Waker::wake);
     }
 }
 
@@ -97,23 +103,23 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_meet_are_held_in_the_order_in_which_they_came() {
+    fn overlapping_ranges_are_granted_in_arrival_order() {
         let locks = RangeLocks::default();
         let (mut first, mut second) = (pin!(locks.lock(0..4)), pin!(locks.lock(3..6)));
         let (mut third, mut apart) = (pin!(locks.lock(5..9)), pin!(locks.lock(9..10)));
-        let held = poll(&mut first).expect("nobody is in front");
+        let guard = poll(&mut first).expect("nobody is in front");
         assert!(poll(&mut second).is_none());
         assert!(poll(&mut third).is_none(), "it meets the second, which came before");
         let _apart = poll(&mut apart).expect("meets none");
-        drop(held);
-        let held = poll(&mut second).expect("its turn");
+        drop(guard);
+        let guard = poll(&mut second).expect("its turn");
         assert!(poll(&mut third).is_none());
-        drop(held);
+        drop(guard);
         assert!(poll(&mut third).is_some());
     }
 
     #[test]
-    fn one_who_gives_up_its_place_lets_the_next_in() {
+    fn a_dropped_waiter_lets_the_next_in() {
         let locks = RangeLocks::default();
         let mut last = pin!(locks.lock(0..2));
         {
@@ -121,10 +127,10 @@ mod tests {
             assert!(poll(&mut waiting.as_mut()).is_some());
         }
         let mut first = Box::pin(locks.lock(0..1));
-        let held = poll(&mut first.as_mut()).expect("free");
+        let guard = poll(&mut first.as_mut()).expect("free");
         assert!(poll(&mut last).is_none());
-        drop((held, first));
+        drop((guard, first));
         assert!(poll(&mut last).is_some());
-        assert!(locks.0.lock().places.is_empty(), "the guards are gone");
+        assert!(locks.0.lock().waiters.is_empty(), "the guards are gone");
     }
 }

@@ -8,60 +8,61 @@
 //! memory is seldom in the processor's caches; asked for while the requests before it are carried out, it is there
 //! in time. A request that is alone costs nothing by this.
 
-use crate::core_metrics::Stamp;
-use crate::request_scheduler::Note;
+use crate::core_metrics::RequestTiming;
+use crate::request_scheduler::TicketId;
 use octokv_base::NamespaceId;
-use octokv_engine::Hint;
-use octokv_nvmf::Operation;
-use octokv_runtime::Workers;
-use octokv_sched::{CoreId, FlowId};
+use octokv_engine::PrefetchStage;
+use octokv_nvmf::RequestOperation;
+use octokv_runtime::WorkerPool;
+use octokv_sched::{CoreId, TenantId};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 
 /// How many requests before its own a hint is given: the time of about so many hides one trip to memory.
-const AHEAD: [(usize, Hint); 3] = [(12, Hint::Index), (8, Hint::Entry), (4, Hint::Record)];
+const PREFETCH_DISTANCES: [(usize, PrefetchStage); 3] =
+    [(12, PrefetchStage::Partition), (8, PrefetchStage::Entry), (4, PrefetchStage::Record)];
 
 /// A request and where its answer goes.
 #[derive(Debug)]
-pub struct Job {
+pub struct PendingRequest {
     /// The core that has its connection.
-    pub home: CoreId,
+    pub home_core: CoreId,
     /// The connection.
-    pub link: u32,
+    pub connection: u32,
     /// The command.
     pub slot: u32,
     /// On which namespace.
     pub namespace: NamespaceId,
     /// What to do there.
-    pub operation: Operation,
+    pub operation: RequestOperation,
     /// Whose it is.
-    pub flow: FlowId,
+    pub tenant: TenantId,
     /// When it came.
-    pub stamp: Stamp,
+    pub timing: RequestTiming,
     /// What the core that it runs on has noted of it.
-    pub note: Note,
+    pub ticket_id: TicketId,
 }
 
 /// Passes a hint on to whoever will carry the job out.
-type Expect = dyn Fn(&Job, Hint);
+type PrefetchFn = dyn Fn(&PendingRequest, PrefetchStage);
 
 /// Jobs that have not begun.
-pub struct Jobs {
-    waiting: VecDeque<Job>,
-    expect: Box<Expect>,
+pub struct RequestQueue {
+    waiting: VecDeque<PendingRequest>,
+    prefetch: Box<PrefetchFn>,
 }
 
-impl Jobs {
+impl RequestQueue {
     /// None yet. `expect` passes hints on.
-    pub fn new(expect: impl Fn(&Job, Hint) + 'static) -> Jobs {
-        Jobs { waiting: VecDeque::new(), expect: Box::new(expect) }
+    pub fn new(prefetch: impl Fn(&PendingRequest, PrefetchStage) + 'static) -> RequestQueue {
+        RequestQueue { waiting: VecDeque::new(), prefetch: Box::new(prefetch) }
     }
 
     /// Adds one.
     #[inline]
-    pub fn push(&mut self, job: Job) {
-        self.waiting.push_back(job);
+    pub fn push(&mut self, request: PendingRequest) {
+        self.waiting.push_back(request);
     }
 
     /// Forgets all but the first so many: a bug that can be planted.
@@ -70,7 +71,7 @@ impl Jobs {
     }
 
     /// Takes the first.
-    pub fn pop(&mut self) -> Option<Job> {
+    pub fn pop(&mut self) -> Option<PendingRequest> {
         self.waiting.pop_front()
     }
 
@@ -85,23 +86,26 @@ impl Jobs {
     }
 
     /// Keeps those that `stays` says of.
-    pub fn retain(&mut self, stays: impl FnMut(&mut Job) -> bool) {
-        self.waiting.retain_mut(stays);
+    pub fn retain(&mut self, keep: impl FnMut(&mut PendingRequest) -> bool) {
+        self.waiting.retain_mut(keep);
     }
 
     /// Begins jobs while there are workers. One that need not wait is over at once. Gives whether there was one.
-    pub fn start<F: Future<Output = Infallible>>(&mut self, workers: &mut Workers<Job, F>) -> bool {
+    pub fn start<F: Future<Output = Infallible>>(
+        &mut self,
+        workers: &mut WorkerPool<PendingRequest, F>,
+    ) -> bool {
         let mut worked = false;
         while !workers.is_full()
-            && let Some(job) = self.pop()
+            && let Some(request) = self.pop()
         {
             worked = true;
-            for (ahead, hint) in AHEAD {
+            for (ahead, stage) in PREFETCH_DISTANCES {
                 if let Some(later) = self.waiting.get(ahead - 1) {
-                    (self.expect)(later, hint);
+                    (self.prefetch)(later, stage);
                 }
             }
-            assert!(workers.start(job).is_ok(), "one was vacant");
+            assert!(workers.start(request).is_ok(), "one was vacant");
         }
         worked
     }
@@ -110,62 +114,66 @@ impl Jobs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_runtime::{Desk, Doorbell};
+    use octokv_runtime::{CoreWaker, JobSlot};
     use std::cell::RefCell;
     use std::rc::Rc;
 
     /// What was said and done with so many requests, in order: a slot with a hint, or without one when it began.
-    fn course(count: u32) -> Vec<(u32, Option<Hint>)> {
-        let course: Rc<RefCell<Vec<_>>> = Rc::default();
-        let (hints, begins) = (Rc::clone(&course), Rc::clone(&course));
-        let mut jobs = Jobs::new(move |job, hint| hints.borrow_mut().push((job.slot, Some(hint))));
-        let job = |slot| Job {
-            home: CoreId(0),
-            link: 7,
+    fn trace(count: u32) -> Vec<(u32, Option<PrefetchStage>)> {
+        let trace: Rc<RefCell<Vec<_>>> = Rc::default();
+        let (prefetches, begins) = (Rc::clone(&trace), Rc::clone(&trace));
+        let mut queue = RequestQueue::new(move |request, stage| {
+            prefetches.borrow_mut().push((request.slot, Some(stage)))
+        });
+        let request = |slot| PendingRequest {
+            home_core: CoreId(0),
+            connection: 7,
             slot,
             namespace: NamespaceId(1),
-            operation: Operation::Flush,
-            flow: FlowId(0),
-            stamp: Stamp::default(),
-            note: Note::NONE,
+            operation: RequestOperation::Flush,
+            tenant: TenantId(0),
+            timing: RequestTiming::default(),
+            ticket_id: TicketId::NONE,
         };
-        (0..count).for_each(|slot| jobs.push(job(slot)));
-        assert!(jobs.len() == count as usize);
-        let mut workers = Workers::new(4, Doorbell::silent(), move |desk: Rc<Desk<Job>>| {
-            let begins = Rc::clone(&begins);
-            async move {
-                loop {
-                    let slot = desk.next().await.slot;
-                    begins.borrow_mut().push((slot, None));
+        (0..count).for_each(|slot| queue.push(request(slot)));
+        assert!(queue.len() == count as usize);
+        let mut workers =
+            WorkerPool::new(4, CoreWaker::without_eventfd(), move |job_slot: Rc<JobSlot<PendingRequest>>| {
+                let begins = Rc::clone(&begins);
+                async move {
+                    loop {
+                        let slot = job_slot.next_job().await.slot;
+                        begins.borrow_mut().push((slot, None));
+                    }
                 }
-            }
-        });
-        assert_eq!(jobs.start(&mut workers), count > 0);
-        assert!(jobs.is_empty());
-        course.take()
+            });
+        assert_eq!(queue.start(&mut workers), count > 0);
+        assert!(queue.is_empty());
+        trace.take()
     }
 
     #[test]
-    fn each_request_is_announced_step_by_step_before_it_begins() {
-        let course = course(40);
-        let at = |slot, hint| course.iter().position(|step| *step == (slot, hint));
+    fn each_request_is_prefetched_stage_by_stage_before_it_starts() {
+        let trace = trace(40);
+        let at = |slot, stage| trace.iter().position(|step| *step == (slot, stage));
         for slot in 0..40 {
-            let begun = at(slot, None).unwrap();
-            for (ahead, hint) in AHEAD {
-                let said = at(slot, Some(hint));
+            let started_at = at(slot, None).unwrap();
+            for (ahead, stage) in PREFETCH_DISTANCES {
+                let prefetched_at = at(slot, Some(stage));
                 // Those of the first requests that would be due before any began are left out.
-                assert_eq!(said.is_some(), slot as usize >= ahead, "{slot} {hint:?}");
-                let Some(said) = said else { continue };
-                let since = course[said..begun].iter().filter(|(_, hint)| hint.is_none()).count();
-                assert_eq!(since, ahead, "{slot} {hint:?}");
+                assert_eq!(prefetched_at.is_some(), slot as usize >= ahead, "{slot} {stage:?}");
+                let Some(said) = prefetched_at else { continue };
+                let started_between =
+                    trace[said..started_at].iter().filter(|(_, hint)| hint.is_none()).count();
+                assert_eq!(started_between, ahead, "{slot} {stage:?}");
             }
         }
-        assert_eq!(course.iter().filter(|(_, hint)| hint.is_none()).count(), 40, "each begins once");
+        assert_eq!(trace.iter().filter(|(_, hint)| hint.is_none()).count(), 40, "each begins once");
     }
 
     #[test]
-    fn a_request_that_is_alone_costs_no_hints() {
-        assert_eq!(course(1), [(0, None)]);
-        assert_eq!(course(0), []);
+    fn a_single_request_causes_no_prefetch() {
+        assert_eq!(trace(1), [(0, None)]);
+        assert_eq!(trace(0), []);
     }
 }

@@ -6,84 +6,85 @@
 //! Invariants: a name has one flow while a connection of it is there, on whatever cores; a number that becomes free is
 //! given again last; the first number is for all hosts beyond the bound together, and for those without a name.
 
-use octokv_sched::FlowId;
+use octokv_sched::TenantId;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
 /// How many flows are told apart, the one for all others included.
-pub const FLOWS_MAX: u32 = 256;
+pub const TENANTS_MAX: u32 = 256;
 /// Whoever is not told apart.
-pub const OTHERS: FlowId = FlowId(0);
+pub const OVERFLOW_TENANT: TenantId = TenantId(0);
 
 #[derive(Debug)]
-struct Flow {
+struct TenantEntry {
     host: String,
     connections: usize,
 }
 
 #[derive(Debug)]
-struct Table {
+struct TenantTableInner {
     /// By number.
-    flows: Vec<Option<Flow>>,
-    free: VecDeque<u32>,
+    entries: Vec<Option<TenantEntry>>,
+    free_ids: VecDeque<u32>,
 }
 
 /// All flows of a node.
 #[derive(Debug)]
-pub struct Flows(Mutex<Table>);
+pub struct TenantTable(Mutex<TenantTableInner>);
 
-impl Default for Flows {
-    fn default() -> Flows {
-        let flows = std::iter::repeat_with(|| None).take(FLOWS_MAX as usize).collect();
-        Flows(Mutex::new(Table { flows, free: (1..FLOWS_MAX).collect() }))
+impl Default for TenantTable {
+    fn default() -> TenantTable {
+        let entries = std::iter::repeat_with(|| None).take(TENANTS_MAX as usize).collect();
+        TenantTable(Mutex::new(TenantTableInner { entries, free_ids: (1..TENANTS_MAX).collect() }))
     }
 }
 
-impl Flows {
-    /// A connection of a host begins. It ends by [`Flows::leave`].
-    pub fn join(&self, host: &str) -> FlowId {
+impl TenantTable {
+    /// A connection of a host begins. It ends by [`TenantTable::leave`].
+    pub fn acquire(&self, host: &str) -> TenantId {
         if host.is_empty() {
-            return OTHERS;
+            return OVERFLOW_TENANT;
         }
-        let table = &mut *self.0.lock();
-        let there =
-            table.flows.iter_mut().position(|flow| flow.as_ref().is_some_and(|flow| flow.host == host));
-        let number = match there {
+        let inner = &mut *self.0.lock();
+        let existing =
+            inner.entries.iter_mut().position(|entry| entry.as_ref().is_some_and(|flow| flow.host == host));
+        let number = match existing {
             Some(number) => number,
-            None => match table.free.pop_front() {
+            None => match inner.free_ids.pop_front() {
                 Some(number) => number as usize,
-                None => return OTHERS,
+                None => return OVERFLOW_TENANT,
             },
         };
-        let flow = table.flows[number].get_or_insert_with(|| Flow { host: host.to_owned(), connections: 0 });
-        flow.connections += 1;
-        FlowId(number as u32)
+        let entry = inner.entries[number]
+            .get_or_insert_with(|| TenantEntry { host: host.to_owned(), connections: 0 });
+        entry.connections += 1;
+        TenantId(number as u32)
     }
 
     /// A connection has ended.
-    pub fn leave(&self, flow: FlowId) {
-        if flow == OTHERS {
+    pub fn release(&self, tenant: TenantId) {
+        if tenant == OVERFLOW_TENANT {
             return;
         }
         let table = &mut *self.0.lock();
-        let entry = &mut table.flows[flow.0 as usize];
-        let left = entry.as_mut().map(|flow| {
-            flow.connections -= 1;
-            flow.connections
+        let entry = &mut table.entries[tenant.0 as usize];
+        let connections_left = entry.as_mut().map(|occupied| {
+            occupied.connections -= 1;
+            occupied.connections
         });
-        assert!(left.is_some(), "{flow} left and was not there");
-        if left == Some(0) {
+        assert!(connections_left.is_some(), "{tenant} left and was not there");
+        if connections_left == Some(0) {
             *entry = None;
-            table.free.push_back(flow.0);
+            table.free_ids.push_back(tenant.0);
         }
     }
 
     /// The flows that are there, with their hosts' names, by number.
-    pub fn names(&self) -> Vec<(FlowId, String)> {
-        let table = self.0.lock();
-        let named = table.flows.iter().enumerate();
+    pub fn names(&self) -> Vec<(TenantId, String)> {
+        let inner = self.0.lock();
+        let named = inner.entries.iter().enumerate();
         named
-            .filter_map(|(number, flow)| Some((FlowId(number as u32), flow.as_ref()?.host.clone())))
+            .filter_map(|(number, entry)| Some((TenantId(number as u32), entry.as_ref()?.host.clone())))
             .collect()
     }
 }
@@ -93,31 +94,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_one_flow_on_all_its_connections_and_a_number_is_used_again_last() {
-        let flows = Flows::default();
-        let (a, b) = (flows.join("a"), flows.join("b"));
+    fn a_host_is_one_tenant_on_all_its_connections_and_a_free_id_is_reused_last() {
+        let tenants = TenantTable::default();
+        let (a, b) = (tenants.acquire("a"), tenants.acquire("b"));
         assert_ne!(a, b);
-        assert_eq!(flows.join("a"), a);
-        assert_eq!(flows.names(), [(a, "a".to_owned()), (b, "b".to_owned())]);
-        flows.leave(a);
-        assert_eq!(flows.join("a"), a, "one of its connections is there");
-        flows.leave(a);
-        flows.leave(a);
-        assert_eq!(flows.names(), [(b, "b".to_owned())]);
-        assert_eq!(flows.join("c"), FlowId(3));
-        assert_eq!(flows.join("a"), FlowId(4));
+        assert_eq!(tenants.acquire("a"), a);
+        assert_eq!(tenants.names(), [(a, "a".to_owned()), (b, "b".to_owned())]);
+        tenants.release(a);
+        assert_eq!(tenants.acquire("a"), a, "one of its connections is there");
+        tenants.release(a);
+        tenants.release(a);
+        assert_eq!(tenants.names(), [(b, "b".to_owned())]);
+        assert_eq!(tenants.acquire("c"), TenantId(3));
+        assert_eq!(tenants.acquire("a"), TenantId(4));
     }
 
     #[test]
-    fn hosts_beyond_the_bound_and_without_a_name_are_one_flow() {
-        let flows = Flows::default();
-        assert_eq!(flows.join(""), OTHERS);
-        for host in 1..FLOWS_MAX {
-            assert_eq!(flows.join(&host.to_string()), FlowId(host));
+    fn hosts_beyond_the_bound_and_without_a_name_share_one_tenant() {
+        let tenants = TenantTable::default();
+        assert_eq!(tenants.acquire(""), OVERFLOW_TENANT);
+        for host in 1..TENANTS_MAX {
+            assert_eq!(tenants.acquire(&host.to_string()), TenantId(host));
         }
-        assert_eq!((flows.join("one more"), flows.join("7")), (OTHERS, FlowId(7)));
-        flows.leave(OTHERS);
-        flows.leave(FlowId(9));
-        assert_eq!((flows.join("one more"), flows.join("another")), (FlowId(9), OTHERS));
+        assert_eq!((tenants.acquire("one more"), tenants.acquire("7")), (OVERFLOW_TENANT, TenantId(7)));
+        tenants.release(OVERFLOW_TENANT);
+        tenants.release(TenantId(9));
+        assert_eq!((tenants.acquire("one more"), tenants.acquire("another")), (TenantId(9), OVERFLOW_TENANT));
     }
 }

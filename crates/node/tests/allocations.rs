@@ -3,7 +3,7 @@
 #[path = "support/rig.rs"]
 mod rig;
 
-use octokv_sys::counting_allocator::{CountingAllocator, count};
+use octokv_sys::counting_allocator::{CountingAllocator, thread_allocation_count};
 use rig::{Rig, keys};
 
 #[global_allocator]
@@ -22,9 +22,9 @@ fn allocations(store: Option<usize>, rounds: usize) -> u64 {
     }
     // Until everything has grown to its size, and the journal has gone round.
     rig.play(&batch, 3000);
-    let before = count();
+    let before = thread_allocation_count();
     let answered = rig.play(&batch, rounds);
-    let allocated = count() - before;
+    let allocated = thread_allocation_count() - before;
     assert!(before > 100, "the allocator counts");
     // The rig keeps count, so that a batch that went nowhere is seen.
     assert!(answered >= (rounds * DEPTH * 24) as u64, "{answered} bytes of answers");

@@ -7,54 +7,54 @@ use octokv_base::Nanos;
 use rig::{Prices, Rig, keys};
 
 /// A value of 100 B costs 3 µs, and one of 64 KiB 35 µs.
-const PRICES: Prices = Prices { call: Nanos::from_micros(1), block: Nanos::from_micros(2) };
+const COSTS: Prices = Prices { call: Nanos::from_micros(1), block: Nanos::from_micros(2) };
 const SHORT: [u8; 100] = [7; 100];
 static LONG: [u8; 64 << 10] = [7; 64 << 10];
 const FLOODERS: usize = 8;
 /// Long enough for what is seen of hosts to be seen and forgotten many times.
-const TURNS: usize = 20_000;
+const ITERATIONS: usize = 20_000;
 
 #[test]
-fn who_asks_for_little_is_answered_at_once_and_those_who_flood_have_equal_parts() {
-    let mut rig = Rig::with(16 << 20, 32, PRICES);
+fn light_hosts_are_served_at_once_and_flooding_hosts_share_equally() {
+    let mut rig = Rig::with(16 << 20, 32, COSTS);
     rig.record(&keys(0, 1), Some(&SHORT));
     rig.record(&keys(1, 1), Some(&LONG));
     let one = rig.record(&keys(0, 1), None);
     let many = rig.record(&keys(1, 1), None).repeat(8);
     let flooders: Vec<usize> = (0..FLOODERS).map(|_| rig.another()).collect();
-    let little = rig.another();
+    let light_host = rig.another();
 
     let mut waits = Vec::new();
-    let mut longest_turn = Nanos::ZERO;
-    let mut asked = None;
-    for turn in 0..TURNS {
+    let mut longest_iteration = Nanos::ZERO;
+    let mut outstanding = None;
+    for iteration in 0..ITERATIONS {
         for &wire in &flooders {
             if rig.state(wire).0 < many.len() {
                 rig.say(wire, &many);
             }
         }
         // Not in step with the flooders' turns, and after they are known for what they are.
-        if asked.is_none() && turn % 37 == 0 {
-            rig.say(little, &one);
-            asked = Some((turn, rig.state(little).1));
+        if outstanding.is_none() && iteration % 37 == 0 {
+            rig.say(light_host, &one);
+            outstanding = Some((iteration, rig.state(light_host).1));
         }
         let length = rig.core_turn();
         // By then each is known for what it asks.
-        if turn > TURNS / 2 {
-            longest_turn = longest_turn.max(length);
+        if iteration > ITERATIONS / 2 {
+            longest_iteration = longest_iteration.max(length);
         }
-        if let Some((begun, said)) = asked
-            && rig.state(little).1 > said
+        if let Some((begun, bytes_before)) = outstanding
+            && rig.state(light_host).1 > bytes_before
         {
-            waits.push(turn + 1 - begun);
-            asked = None;
+            waits.push(iteration + 1 - begun);
+            outstanding = None;
         }
     }
     // 40 µs, and what was begun within them on either way: a value, of 35.
-    assert!(longest_turn <= Nanos::from_micros(40 + 2 * 35 + 10), "a turn of {longest_turn:?}");
+    assert!(longest_iteration <= Nanos::from_micros(40 + 2 * 35 + 10), "a turn of {longest_iteration:?}");
     let longest = waits[10..].iter().max().unwrap();
     assert!(*longest <= 2, "{longest} turns for one request beside those who flood");
-    assert!(waits.len() > TURNS / 37 - 10);
+    assert!(waits.len() > ITERATIONS / 37 - 10);
 
     let answers: Vec<u64> = flooders.iter().map(|&wire| rig.state(wire).1).collect();
     let (least, most) = (answers.iter().min().unwrap(), answers.iter().max().unwrap());
@@ -62,21 +62,21 @@ fn who_asks_for_little_is_answered_at_once_and_those_who_flood_have_equal_parts(
 }
 
 #[test]
-fn many_who_ask_for_little_do_not_hold_up_one_who_asks_for_much() {
-    let mut rig = Rig::with(16 << 20, 32, PRICES);
+fn many_light_hosts_do_not_starve_a_heavy_one() {
+    let mut rig = Rig::with(16 << 20, 32, COSTS);
     rig.record(&keys(0, 1), Some(&SHORT));
     rig.record(&keys(1, 1), Some(&LONG));
     let (one, long) = (rig.record(&keys(0, 1), None), rig.record(&keys(1, 1), None));
     // Each asks for little, and together they fill a turn.
-    let crowd: Vec<usize> = (0..60).map(|_| rig.another()).collect();
+    let light_hosts: Vec<usize> = (0..60).map(|_| rig.another()).collect();
     let flooder = rig.another();
     let mut known = Vec::new();
-    for turn in 0..TURNS / 10 {
-        if turn == TURNS / 20 {
+    for iteration in 0..ITERATIONS / 10 {
+        if iteration == ITERATIONS / 20 {
             // By now each is known for what it asks.
-            known = crowd.iter().chain([&flooder]).map(|&wire| rig.state(wire).1).collect();
+            known = light_hosts.iter().chain([&flooder]).map(|&wire| rig.state(wire).1).collect();
         }
-        for &wire in &crowd {
+        for &wire in &light_hosts {
             if rig.state(wire).0 == 0 {
                 rig.say(wire, &one);
             }
@@ -87,15 +87,18 @@ fn many_who_ask_for_little_do_not_hold_up_one_who_asks_for_much() {
         rig.core_turn();
     }
     let since = |at: usize, wire: usize| rig.state(wire).1 - known[at];
-    let least = crowd.iter().enumerate().map(|(at, &wire)| since(at, wire)).min().unwrap();
-    let much = since(crowd.len(), flooder);
+    let least = light_hosts.iter().enumerate().map(|(at, &wire)| since(at, wire)).min().unwrap();
+    let heavy_bytes = since(light_hosts.len(), flooder);
     // One value every other turn, at the least.
-    let fair = (TURNS / 40 * LONG.len()) as u64;
-    assert!(least > 0 && much > fair, "{least} bytes for each of the crowd, {much} for the other");
+    let fair_bytes = (ITERATIONS / 40 * LONG.len()) as u64;
+    assert!(
+        least > 0 && heavy_bytes > fair_bytes,
+        "{least} bytes for each of the crowd, {heavy_bytes} for the other"
+    );
 }
 
 #[test]
-fn a_host_with_room_for_long_values_has_its_short_ones_in_one_turn() {
+fn a_host_with_large_read_buffers_gets_short_values_in_one_iteration() {
     let mut rig = Rig::new(16 << 20, 128);
     rig.record(&keys(0, 50), Some(&SHORT));
     // As long as the node's longest value, 50 times: more than a connection may be owed.
@@ -105,9 +108,9 @@ fn a_host_with_room_for_long_values_has_its_short_ones_in_one_turn() {
     let before = rig.state(host).1;
     rig.say(host, &batch);
     rig.core_turn();
-    let (left, said) = rig.state(host);
+    let (left, sent) = rig.state(host);
     assert_eq!(left, 0, "all was taken");
-    assert!(said - before >= 50 * SHORT.len() as u64, "{} bytes were said", said - before);
+    assert!(sent - before >= 50 * SHORT.len() as u64, "{} bytes were said", sent - before);
     rig.core_turn();
-    assert_eq!(rig.state(host).1, said, "nothing was left for later");
+    assert_eq!(rig.state(host).1, sent, "nothing was left for later");
 }

@@ -2,14 +2,14 @@
 
 #![allow(clippy::disallowed_methods, reason = "the test's own thread reads the clock")]
 
-use octokv_base::{Key, Random};
-use octokv_client::command::{Answer, Command, Value};
-use octokv_client::config::Settings;
+use octokv_base::{Key, Prng};
+use octokv_client::command::{Command, Response, Value};
+use octokv_client::config::ClientConfig;
 use octokv_client::session::Session;
 use octokv_engine::conformance::{operation_of, value_of};
-use octokv_engine::linearizability::{Call, CallId, History, Outcome};
-use octokv_node::{DeviceSettings, NodeSettings, RunningNode, StartError, start};
-use octokv_runtime::{DeviceDriver, RealSockets};
+use octokv_engine::linearizability::{Call, CallHistory, CallId, CallOutcome};
+use octokv_node::{DeviceConfig, NodeConfig, RunningNode, StartError, start};
+use octokv_runtime::{DeviceDriver, KernelSockets};
 use octokv_sys::{clock, thread};
 use octokv_wire::kv::StoreMode;
 use std::collections::BTreeMap;
@@ -17,22 +17,23 @@ use std::collections::BTreeMap;
 const SESSIONS: usize = 4;
 const DEPTH: usize = 4;
 
-fn node(device: DeviceSettings, driver: DeviceDriver) -> RunningNode {
-    let mut settings = NodeSettings {
+fn node(device: DeviceConfig, driver: DeviceDriver) -> RunningNode {
+    let mut settings = NodeConfig {
         device,
         driver,
         listen: vec!["127.0.0.1:0".parse().unwrap()],
-        cores: thread::cores(),
-        ..NodeSettings::default()
+        cores: thread::allowed_cores(),
+        ..NodeConfig::default()
     };
     // Few partitions and small pieces: more meetings.
-    settings.format.partitions_log2 = 1;
+    settings.format.bitmap_partitions_log2 = 1;
     start(settings).expect("starts")
 }
 
-fn session(node: &RunningNode) -> Session<RealSockets> {
-    let settings = Settings { depth: DEPTH as u16, ..Settings::default() };
-    let mut session = Session::new(RealSockets::new().unwrap(), node.addresses()[0], settings, clock::now());
+fn session(node: &RunningNode) -> Session<KernelSockets> {
+    let settings = ClientConfig { queue_depth: DEPTH as u16, ..ClientConfig::default() };
+    let mut session =
+        Session::new(KernelSockets::new().unwrap(), node.addresses()[0], settings, clock::now());
     while !session.is_live() {
         session.poll(clock::now(), |_, _| ());
         assert!(session.ended().is_none(), "{:?}", session.ended());
@@ -41,13 +42,13 @@ fn session(node: &RunningNode) -> Session<RealSockets> {
 }
 
 /// One round: as many operations on few new keys as `operations` says, many at a time.
-fn round(sessions: &mut [Session<RealSockets>], round: u64, operations: u64) {
-    let (mut random, mut history) = (Random::new(round), History::default());
+fn round(sessions: &mut [Session<KernelSockets>], round: u64, operations: u64) {
+    let (mut random, mut history) = (Prng::new(round), CallHistory::default());
     let mut open: BTreeMap<u64, (Key, CallId)> = BTreeMap::new();
     let (mut begun, mut ended) = (0, 0);
     while ended < operations {
         for session in &mut *sessions {
-            while begun < operations && session.room() > 0 {
+            while begun < operations && session.free_slots() > 0 {
                 begun += 1;
                 let key = Key::new(format!("r{round}k{}", random.below(3)).as_bytes()).unwrap();
                 let bound = [100, 5_000, 40_000][random.below(3) as usize];
@@ -65,16 +66,16 @@ fn round(sessions: &mut [Session<RealSockets>], round: u64, operations: u64) {
                 session.submit(command, begun).expect("there was room");
                 open.insert(begun, (key, id));
             }
-            session.poll(clock::now(), |token, answer| {
+            session.poll(clock::now(), |token, response| {
                 let (key, id) = open.remove(&token).expect("answered once");
-                let seen = match answer.expect("no fault") {
-                    Answer::Stored | Answer::Deleted => Outcome::Written,
-                    Answer::Value { data, .. } => Outcome::Seen(Some(operation_of(&key, &data))),
+                let outcome = match response.expect("no fault") {
+                    Response::Stored | Response::Deleted => CallOutcome::Written,
+                    Response::Value { data, .. } => CallOutcome::Read(Some(operation_of(&key, &data))),
                     // Of a delete it says that there was nothing to delete; of a read that there is none.
-                    Answer::NotFound => Outcome::Seen(None),
+                    Response::NotFound => CallOutcome::Read(None),
                     other => panic!("{other:?}"),
                 };
-                history.end(id, seen);
+                history.end(id, outcome);
                 ended += 1;
             });
         }
@@ -84,7 +85,7 @@ fn round(sessions: &mut [Session<RealSockets>], round: u64, operations: u64) {
     }
 }
 
-fn hosts_agree(device: DeviceSettings, driver: DeviceDriver, rounds: u64) {
+fn check_linearizable(device: DeviceConfig, driver: DeviceDriver, rounds: u64) {
     let node = node(device, driver);
     let mut sessions: Vec<_> = (0..SESSIONS).map(|_| session(&node)).collect();
     for number in 0..rounds {
@@ -96,18 +97,18 @@ fn hosts_agree(device: DeviceSettings, driver: DeviceDriver, rounds: u64) {
 
 #[test]
 fn hosts_on_several_cores_agree_on_a_memory_device() {
-    hosts_agree(DeviceSettings::Memory { bytes: 256 << 20, block_bytes: 512 }, DeviceDriver::Auto, 100);
+    check_linearizable(DeviceConfig::Memory { bytes: 256 << 20, block_bytes: 512 }, DeviceDriver::Auto, 100);
 }
 
 #[test]
 fn hosts_on_several_cores_agree_on_a_file_by_io_uring() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let device = DeviceSettings::File { path: folder.path().join("device"), create_bytes: Some(256 << 20) };
-    if octokv_sys::uring::refusal().is_none() {
-        return hosts_agree(device, DeviceDriver::Uring, 60);
+    let device = DeviceConfig::File { path: folder.path().join("device"), create_bytes: Some(256 << 20) };
+    if octokv_sys::uring::unavailable_errno().is_none() {
+        return check_linearizable(device, DeviceDriver::Uring, 60);
     }
     // Where io_uring is forbidden, a node that was told to use it says so and does not begin.
-    let settings = NodeSettings { device, driver: DeviceDriver::Uring, ..NodeSettings::default() };
+    let settings = NodeConfig { device, driver: DeviceDriver::Uring, ..NodeConfig::default() };
     let refused = start(settings).err().expect("is refused");
     assert!(matches!(refused, StartError::Driver(_)), "{refused}");
     assert!(!folder.path().join("device").exists(), "a node that was refused has made its file");
@@ -116,24 +117,24 @@ fn hosts_on_several_cores_agree_on_a_file_by_io_uring() {
 #[test]
 fn hosts_on_several_cores_agree_on_a_file_by_worker_threads() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let device = DeviceSettings::File { path: folder.path().join("device"), create_bytes: Some(256 << 20) };
-    hosts_agree(device, DeviceDriver::Threads, 60);
+    let device = DeviceConfig::File { path: folder.path().join("device"), create_bytes: Some(256 << 20) };
+    check_linearizable(device, DeviceDriver::Threads, 60);
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_stop_and_a_start() {
+fn acknowledged_writes_survive_a_restart() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let device = DeviceSettings::File { path: folder.path().join("device"), create_bytes: Some(64 << 20) };
-    for life in 0..3 {
+    let device = DeviceConfig::File { path: folder.path().join("device"), create_bytes: Some(64 << 20) };
+    for restart in 0..3 {
         let node = node(device.clone(), DeviceDriver::Auto);
-        assert_eq!(node.statistics().keys, life);
+        assert_eq!(node.statistics().keys, restart);
         let mut session = session(&node);
-        let key = Key::new(format!("life{life}").as_bytes()).unwrap();
+        let key = Key::new(format!("life{restart}").as_bytes()).unwrap();
         let command = Command::Store { key, value: Value::Slice(b"here"), mode: StoreMode::AddOnly };
         session.submit(command, 1).unwrap();
         let mut stored = false;
         while !stored {
-            session.poll(clock::now(), |_, answer| stored = matches!(answer, Ok(Answer::Stored)));
+            session.poll(clock::now(), |_, answer| stored = matches!(answer, Ok(Response::Stored)));
         }
         drop(session);
         node.stop().expect("stops in order");

@@ -3,59 +3,62 @@
 
 #![allow(clippy::disallowed_methods, reason = "the test's own thread reads the clock")]
 
-use octokv_base::{Buffer, Lba, NamespaceId, Pool};
-use octokv_client::error::Lost;
-use octokv_client::{Answer, Command, Error, Reconnect, Remote, Session, Settings};
+use octokv_base::{Buffer, BufferPool, Lba, NamespaceId};
+use octokv_client::error::ConnectionError;
+use octokv_client::{ClientConfig, Command, Error, Reconnect, RemoteSession, Response, Session};
 use octokv_device::Device;
 use octokv_engine::Durability;
-use octokv_engine::conformance::{self, Subject};
-use octokv_engine::hash::{FormatSettings, HashEngine, OpenSettings, format, open};
-use octokv_node::{Content, DeviceSettings, Existing, NamespaceSettings, NodeSettings, RunningNode, start};
-use octokv_runtime::{Channel, RealSockets, block_on};
+use octokv_engine::conformance::{self, EngineFixture};
+use octokv_engine::hash::{FormatConfig, HashEngine, OpenConfig, format, open};
+use octokv_node::{
+    CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig, RunningNode, start,
+};
+use octokv_runtime::{DeviceHandle, KernelSockets, block_on};
 use octokv_sys::{clock, thread};
-use octokv_wire::nvm::Range;
+use octokv_wire::nvm::LbaRange;
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
 const BLOCKS: NamespaceId = NamespaceId(2);
 
-fn namespace(directory: &Path, block_bytes: u32) -> NamespaceSettings {
-    NamespaceSettings {
+fn namespace(directory: &Path, block_bytes: u32) -> NamespaceConfig {
+    NamespaceConfig {
         id: BLOCKS,
-        device: DeviceSettings::File {
+        device: DeviceConfig::File {
             path: directory.join(format!("blocks-{block_bytes}")),
             create_bytes: Some(16 << 20),
         },
-        nand: None,
-        content: Content::Blocks { block_bytes },
-        existing: Existing::Keep,
+        drive_profile: None,
+        command_set: CommandSetConfig::Blocks { block_bytes },
+        existing_data: ExistingDataPolicy::Keep,
         ana_group: 1,
         required: true,
-        identity: 7,
+        nguid_suffix: 7,
     }
 }
 
 fn node(directory: &Path, block_bytes: u32) -> RunningNode {
-    let settings = NodeSettings {
-        device: DeviceSettings::Memory { bytes: 32 << 20, block_bytes: 4096 },
+    let settings = NodeConfig {
+        device: DeviceConfig::Memory { bytes: 32 << 20, block_bytes: 4096 },
         listen: vec!["127.0.0.1:0".parse().unwrap()],
-        cores: thread::cores(),
+        cores: thread::allowed_cores(),
         namespaces: vec![namespace(directory, block_bytes)],
-        ..NodeSettings::default()
+        ..NodeConfig::default()
     };
     start(settings).expect("starts")
 }
 
-fn session(node: &RunningNode) -> Session<RealSockets> {
-    let settings = Settings {
+fn session(node: &RunningNode) -> Session<KernelSockets> {
+    let settings = ClientConfig {
         namespace: BLOCKS,
-        queues: 2,
-        depth: 16,
+        io_queues: 2,
+        queue_depth: 16,
         reconnect: Reconnect::Never,
-        ..Settings::default()
+        ..ClientConfig::default()
     };
-    let mut session = Session::new(RealSockets::new().unwrap(), node.addresses()[0], settings, clock::now());
+    let mut session =
+        Session::new(KernelSockets::new().unwrap(), node.addresses()[0], settings, clock::now());
     while !session.is_live() {
         session.poll(clock::now(), |_, _| ());
         assert!(session.ended().is_none(), "{:?}", session.ended());
@@ -63,44 +66,44 @@ fn session(node: &RunningNode) -> Session<RealSockets> {
     session
 }
 
-struct Ground {
-    remote: Remote<RealSockets>,
-    channel: Channel,
+struct RemoteFixture {
+    remote: RemoteSession<KernelSockets>,
+    channel: DeviceHandle,
 }
 
-impl Ground {
-    fn new(node: &RunningNode) -> Ground {
-        let remote = Remote::new(session(node), clock::now()).expect("a namespace of blocks");
+impl RemoteFixture {
+    fn new(node: &RunningNode) -> RemoteFixture {
+        let remote = RemoteSession::new(session(node), clock::now()).expect("a namespace of blocks");
         let channel = remote.channel();
-        Ground { remote, channel }
+        RemoteFixture { remote, channel }
     }
 
     fn device(&self) -> Rc<dyn Device> {
         Rc::new(self.remote.device(&self.channel))
     }
 
-    fn turn(&self) {
-        self.remote.turn(clock::now());
+    fn run_iteration(&self) {
+        self.remote.poll(clock::now());
         self.channel.poll();
     }
 
-    fn finish<T>(&self, future: impl Future<Output = T>) -> T {
-        block_on(future, || self.turn())
+    fn run_to_completion<T>(&self, future: impl Future<Output = T>) -> T {
+        block_on(future, || self.run_iteration())
     }
 }
 
-struct Hash {
+struct HashFixture {
     unit_bytes: u32,
     seed: u64,
 }
 
-impl Hash {
-    fn settings(&self) -> FormatSettings {
-        FormatSettings { seed: self.seed, unit_bytes: self.unit_bytes, ..FormatSettings::default() }
+impl HashFixture {
+    fn settings(&self) -> FormatConfig {
+        FormatConfig { seed: self.seed, unit_bytes: self.unit_bytes, ..FormatConfig::default() }
     }
 }
 
-impl Subject for Hash {
+impl EngineFixture for HashFixture {
     type Engine = HashEngine;
 
     async fn format(&self, device: Rc<dyn Device>) {
@@ -109,7 +112,7 @@ impl Subject for Hash {
 
     async fn open(&self, device: Rc<dyn Device>) -> Result<HashEngine, String> {
         let (pool, settings) =
-            (Pool::new(64 << 20), OpenSettings { durability: Durability::Flush, cores: 1 });
+            (BufferPool::new(64 << 20), OpenConfig { durability: Durability::PowerSafe, cores: 1 });
         let volume = open(&device, &pool, settings, &self.settings()).await;
         Ok(HashEngine::new(volume.map_err(|error| error.to_string())?, 0, device, pool))
     }
@@ -124,15 +127,15 @@ fn the_hash_engine_conforms_on_a_namespace_of_blocks_of_a_real_node() {
     for block_bytes in [512, 4096] {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let node = node(directory.path(), block_bytes);
-        let ground = Ground::new(&node);
-        let turn = RefCell::new(|| ground.turn());
-        let mut subject = Hash { unit_bytes: block_bytes, seed: 1 };
-        conformance::sequential(&subject, &ground.device(), 5, 400, &turn);
-        subject.seed = 2;
-        ground.finish(Subject::format(&subject, ground.device()));
-        let engine = ground.finish(subject.open(ground.device())).expect("opens");
+        let fixture = RemoteFixture::new(&node);
+        let iterate = RefCell::new(|| fixture.run_iteration());
+        let mut engine_fixture = HashFixture { unit_bytes: block_bytes, seed: 1 };
+        conformance::sequential(&engine_fixture, &fixture.device(), 5, 400, &iterate);
+        engine_fixture.seed = 2;
+        fixture.run_to_completion(EngineFixture::format(&engine_fixture, fixture.device()));
+        let engine = fixture.run_to_completion(engine_fixture.open(fixture.device())).expect("opens");
         conformance::concurrent(&[Rc::new(engine)], 6, 300, |_| {
-            ground.turn();
+            fixture.run_iteration();
             true
         });
         node.stop().expect("stops in order");
@@ -140,54 +143,57 @@ fn the_hash_engine_conforms_on_a_namespace_of_blocks_of_a_real_node() {
 }
 
 #[test]
-fn what_an_engine_on_this_side_flushed_is_there_after_the_node_was_started_again() {
+fn data_flushed_by_a_remote_engine_survives_a_node_restart() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let subject = Hash { unit_bytes: 512, seed: 3 };
+    let engine_fixture = HashFixture { unit_bytes: 512, seed: 3 };
     let (key, value) = (conformance::key_of(1), conformance::value_of(&conformance::key_of(1), 9, 5000));
     {
-        use octokv_engine::{Engine, Put, PutMode};
+        use octokv_engine::{Engine, PutMode, PutOutcome};
         let node = node(directory.path(), 512);
-        let ground = Ground::new(&node);
-        ground.finish(Subject::format(&subject, ground.device()));
-        let engine = ground.finish(subject.open(ground.device())).expect("opens");
+        let fixture = RemoteFixture::new(&node);
+        fixture.run_to_completion(EngineFixture::format(&engine_fixture, fixture.device()));
+        let engine = fixture.run_to_completion(engine_fixture.open(fixture.device())).expect("opens");
         let put = engine.put(&key, PutMode::Upsert, conformance::record_of(&key, &value), value.len());
-        assert_eq!(ground.finish(put), Ok(Put::Stored));
+        assert_eq!(fixture.run_to_completion(put), Ok(PutOutcome::Stored));
         drop(engine);
         node.stop().expect("stops in order");
         // Its connection is gone, and it does not come back.
-        assert!(ground.finish(ground.device().flush()).result.is_err());
+        assert!(fixture.run_to_completion(fixture.device().flush()).result.is_err());
     }
     use octokv_engine::Engine;
     let node = node(directory.path(), 512);
-    let ground = Ground::new(&node);
-    let engine = ground.finish(subject.open(ground.device())).expect("opens again");
-    let found = ground.finish(engine.get(&key)).expect("no fault").expect("it was acknowledged");
+    let fixture = RemoteFixture::new(&node);
+    let engine = fixture.run_to_completion(engine_fixture.open(fixture.device())).expect("opens again");
+    let found = fixture.run_to_completion(engine.get(&key)).expect("no fault").expect("it was acknowledged");
     assert!(found.as_bytes() == value);
     node.stop().expect("stops in order");
 }
 
 /// The answer to one command.
-fn ask(session: &mut Session<RealSockets>, command: Command<'_>) -> Result<Answer, Error> {
+fn execute(session: &mut Session<KernelSockets>, command: Command<'_>) -> Result<Response, Error> {
     session.submit(command, 1).expect("there is room");
-    let mut answer = None;
-    while answer.is_none() {
-        session.poll(clock::now(), |_, came| answer = Some(came));
+    let mut response = None;
+    while response.is_none() {
+        session.poll(clock::now(), |_, result| response = Some(result));
     }
-    answer.expect("it came")
+    response.expect("it came")
 }
 
 #[test]
-fn a_session_hears_that_its_namespace_is_removed() {
+fn a_session_ends_when_its_namespace_is_removed() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let node = node(directory.path(), 4096);
     let mut session = session(&node);
-    let range = Range { lba: Lba(0), blocks: 2 };
-    let read = ask(&mut session, Command::Read { range, into: Some(Buffer::zeroed(8192)) });
-    assert!(matches!(read, Ok(Answer::Blocks { .. })), "{read:?}");
+    let range = LbaRange { lba: Lba(0), blocks: 2 };
+    let read = execute(&mut session, Command::Read { range, buffer: Some(Buffer::zeroed(8192)) });
+    assert!(matches!(read, Ok(Response::Blocks { .. })), "{read:?}");
     node.remove_namespace(BLOCKS).expect("it is there");
     while session.ended().is_none() {
         session.poll(clock::now(), |_, _| ());
     }
-    assert_eq!(session.ended(), Some(Error::Connect(node.addresses()[0], Lost::NoNamespace)));
+    assert_eq!(
+        session.ended(),
+        Some(Error::Connect(node.addresses()[0], ConnectionError::NamespaceNotFound))
+    );
     node.stop().expect("stops in order");
 }

@@ -8,8 +8,8 @@
 mod common;
 
 use common::{Host, NSID, store_sqe, target, value};
-use octokv_base::{Buffer, Key, Pool};
-use octokv_nvmf::{Outcome, Request};
+use octokv_base::{Buffer, BufferPool, Key};
+use octokv_nvmf::{IoRequest, RequestOutcome};
 use octokv_wire::{Sgl, kv};
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
@@ -37,23 +37,24 @@ fn round(case: &Case) -> f64 {
         } else {
             let key = Key::new(b"0123456789abcdef").unwrap();
             let limit_bytes = case.value_bytes as u32;
-            let mut sqe = kv::Command::Retrieve { key, limit_bytes }.encode(id, NSID);
+            let mut sqe = kv::KvCommand::Retrieve { key, limit_bytes }.encode(id, NSID);
             sqe.sgl = Sgl::transport(limit_bytes);
             stream.extend(host.capsule(&sqe, &[]));
         }
     }
-    let values = Pool::new(64 << 20);
-    let (mut requests, mut done): (Vec<Request>, u64) = (Vec::new(), 0);
+    let values = BufferPool::new(64 << 20);
+    let (mut requests, mut done): (Vec<IoRequest>, u64) = (Vec::new(), 0);
     let begin = Instant::now();
     while begin.elapsed() < ROUND {
         let consumed = host.connection.receive(host.now, &stream, &host.pool, &mut requests);
-        assert_eq!(consumed.bytes, stream.len());
+        assert_eq!(consumed.consumed_bytes, stream.len());
         for request in requests.drain(..) {
-            let outcome = if case.is_store { Outcome::Stored } else { value_of(&values, case.value_bytes) };
+            let outcome =
+                if case.is_store { RequestOutcome::Stored } else { value_of(&values, case.value_bytes) };
             host.connection.complete(host.now, request.slot, outcome);
             done += 1;
         }
-        let outbox = host.connection.outbox();
+        let outbox = host.connection.send_buffer();
         let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(128);
         outbox.slices(&mut slices, usize::MAX);
         let bytes = slices.iter().map(|slice| slice.len()).sum();
@@ -62,9 +63,9 @@ fn round(case: &Case) -> f64 {
     done as f64 / begin.elapsed().as_secs_f64()
 }
 
-fn value_of(pool: &Pool, bytes: usize) -> Outcome {
+fn value_of(pool: &BufferPool, bytes: usize) -> RequestOutcome {
     let buffer: Buffer = pool.take(64 + bytes).expect("a buffer of the bench");
-    Outcome::Value { buffer, offset: 64, bytes }
+    RequestOutcome::Value { buffer, offset: 64, bytes }
 }
 
 fn main() {

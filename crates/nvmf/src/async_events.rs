@@ -9,11 +9,11 @@ use octokv_wire::queue_entry::event;
 
 /// A kind of notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum AsyncEvent {
     /// A namespace changed: log 04h says which.
     NamespaceChanged,
     /// The access to namespaces changed: log 0Ch.
-    AccessChanged,
+    AnaChanged,
     /// The discovery log changed: log 70h.
     DiscoveryChanged,
     /// Spare capacity is below its threshold: log 02h.
@@ -22,18 +22,18 @@ pub enum Notice {
     ReadOnly,
 }
 
-const NOTICES: [Notice; 5] = [
-    Notice::NamespaceChanged,
-    Notice::AccessChanged,
-    Notice::DiscoveryChanged,
-    Notice::SpareLow,
-    Notice::ReadOnly,
+const ALL_ASYNC_EVENTS: [AsyncEvent; 5] = [
+    AsyncEvent::NamespaceChanged,
+    AsyncEvent::AnaChanged,
+    AsyncEvent::DiscoveryChanged,
+    AsyncEvent::SpareLow,
+    AsyncEvent::ReadOnly,
 ];
 
-impl Notice {
+impl AsyncEvent {
     /// Those for critical warnings.
-    pub(crate) fn of_warnings(warnings: u8) -> impl Iterator<Item = Notice> {
-        let health = [(WARNING_SPARE, Notice::SpareLow), (WARNING_READ_ONLY, Notice::ReadOnly)];
+    pub(crate) fn for_critical_warnings(warnings: u8) -> impl Iterator<Item = AsyncEvent> {
+        let health = [(WARNING_SPARE, AsyncEvent::SpareLow), (WARNING_READ_ONLY, AsyncEvent::ReadOnly)];
         health.into_iter().filter(move |(bit, _)| warnings & bit != 0).map(|(_, notice)| notice)
     }
 
@@ -41,87 +41,88 @@ impl Notice {
         1 << self as u8
     }
 
-    fn wanted_bit(self) -> u32 {
+    fn enable_bit(self) -> u32 {
         match self {
-            Notice::NamespaceChanged => event::NAMESPACE_CHANGED_BIT,
-            Notice::AccessChanged => event::ANA_CHANGED_BIT,
-            Notice::DiscoveryChanged => event::DISCOVERY_CHANGED_BIT,
+            AsyncEvent::NamespaceChanged => event::NAMESPACE_CHANGED_BIT,
+            AsyncEvent::AnaChanged => event::ANA_CHANGED_BIT,
+            AsyncEvent::DiscoveryChanged => event::DISCOVERY_CHANGED_BIT,
             // The low byte has the bits of the health log's critical warnings.
-            Notice::SpareLow => WARNING_SPARE as u32,
-            Notice::ReadOnly => WARNING_READ_ONLY as u32,
+            AsyncEvent::SpareLow => WARNING_SPARE as u32,
+            AsyncEvent::ReadOnly => WARNING_READ_ONLY as u32,
         }
     }
 
-    fn dword(self) -> u32 {
+    fn completion_dword(self) -> u32 {
         match self {
-            Notice::NamespaceChanged => event::NAMESPACE_CHANGED,
-            Notice::AccessChanged => event::ANA_CHANGED,
-            Notice::DiscoveryChanged => event::DISCOVERY_CHANGED,
-            Notice::SpareLow => event::SPARE_LOW,
-            Notice::ReadOnly => event::RELIABILITY,
+            AsyncEvent::NamespaceChanged => event::NAMESPACE_CHANGED,
+            AsyncEvent::AnaChanged => event::ANA_CHANGED,
+            AsyncEvent::DiscoveryChanged => event::DISCOVERY_CHANGED,
+            AsyncEvent::SpareLow => event::SPARE_LOW,
+            AsyncEvent::ReadOnly => event::RELIABILITY,
         }
     }
 
-    fn log(self) -> u8 {
-        (self.dword() >> 16) as u8
+    fn log_page_id(self) -> u8 {
+        (self.completion_dword() >> 16) as u8
     }
 }
 
 /// The most namespaces that the changed list names; more are told as "all".
-const CHANGED_MAX: usize = 1024;
+const CHANGED_NAMESPACES_MAX: usize = 1024;
 
 /// The notices of one controller.
 #[derive(Debug, Default)]
-pub(crate) struct Events {
+pub(crate) struct AsyncEventState {
     /// Feature 0Bh: which notices the host wants.
-    pub wanted: u32,
+    pub enabled: u32,
     pending: u8,
-    held: u8,
-    changed: Vec<u32>,
+    masked: u8,
+    changed_namespaces: Vec<u32>,
 }
 
-impl Events {
+impl AsyncEventState {
     /// Something happened.
-    pub fn notify(&mut self, notice: Notice) {
-        if self.wanted & notice.wanted_bit() != 0 {
+    pub fn notify(&mut self, notice: AsyncEvent) {
+        if self.enabled & notice.enable_bit() != 0 {
             self.pending |= notice.bit();
         }
     }
 
     /// A namespace changed.
-    pub fn namespace_changed(&mut self, nsid: u32) {
-        if !self.changed.contains(&nsid) && self.changed.len() < CHANGED_MAX {
-            self.changed.push(nsid);
+    pub fn record_namespace_change(&mut self, nsid: u32) {
+        if !self.changed_namespaces.contains(&nsid) && self.changed_namespaces.len() < CHANGED_NAMESPACES_MAX
+        {
+            self.changed_namespaces.push(nsid);
         }
-        self.notify(Notice::NamespaceChanged);
+        self.notify(AsyncEvent::NamespaceChanged);
     }
 
     /// The next notice to tell, as DW0 of an event request.
-    pub fn next(&mut self) -> Option<u32> {
-        let ready = self.pending & !self.held;
-        let notice = NOTICES.into_iter().find(|notice| ready & notice.bit() != 0)?;
+    pub fn take_next(&mut self) -> Option<u32> {
+        let ready = self.pending & !self.masked;
+        let notice = ALL_ASYNC_EVENTS.into_iter().find(|notice| ready & notice.bit() != 0)?;
         self.pending &= !notice.bit();
-        self.held |= notice.bit();
-        Some(notice.dword())
+        self.masked |= notice.bit();
+        Some(notice.completion_dword())
     }
 
     /// The host read a log page and did not ask to keep its event held.
-    pub fn log_was_read(&mut self, log: u8) {
-        for notice in NOTICES.into_iter().filter(|notice| notice.log() == log) {
-            self.held &= !notice.bit();
+    pub fn unmask_log(&mut self, log: u8) {
+        for notice in ALL_ASYNC_EVENTS.into_iter().filter(|notice| notice.log_page_id() == log) {
+            self.masked &= !notice.bit();
         }
     }
 
     /// The namespaces that changed and were not forgotten, rising; `None` stands for too many.
-    pub fn changed(&self) -> Option<Vec<u32>> {
-        let mut changed = self.changed.clone();
+    pub fn changed_namespaces(&self) -> Option<Vec<u32>> {
+        let mut changed = self.changed_namespaces.clone();
         changed.sort_unstable();
-        (changed.len() < CHANGED_MAX).then_some(changed)
+        (changed.len() < CHANGED_NAMESPACES_MAX).then_some(changed)
     }
 
     /// The host has read the list.
-    pub fn forget_changed(&mut self) {
-        self.changed.clear();
+    pub fn clear_changed_namespaces(&mut self) {
+        self.changed_namespaces.clear();
     }
 }
 
@@ -130,36 +131,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_notice_is_told_once_until_its_log_is_read() {
-        let mut events = Events { wanted: u32::MAX, ..Events::default() };
-        events.namespace_changed(2);
-        events.namespace_changed(1);
-        assert_eq!(events.next(), Some(event::NAMESPACE_CHANGED));
-        events.namespace_changed(2);
-        assert_eq!(events.next(), None);
-        assert_eq!(events.changed(), Some(vec![1, 2]));
-        events.forget_changed();
-        events.log_was_read(0x04);
-        assert_eq!(events.next(), Some(event::NAMESPACE_CHANGED));
-        events.notify(Notice::DiscoveryChanged);
-        assert_eq!(events.next(), Some(event::DISCOVERY_CHANGED));
+    fn an_event_is_delivered_once_until_its_log_page_is_read() {
+        let mut events = AsyncEventState { enabled: u32::MAX, ..AsyncEventState::default() };
+        events.record_namespace_change(2);
+        events.record_namespace_change(1);
+        assert_eq!(events.take_next(), Some(event::NAMESPACE_CHANGED));
+        events.record_namespace_change(2);
+        assert_eq!(events.take_next(), None);
+        assert_eq!(events.changed_namespaces(), Some(vec![1, 2]));
+        events.clear_changed_namespaces();
+        events.unmask_log(0x04);
+        assert_eq!(events.take_next(), Some(event::NAMESPACE_CHANGED));
+        events.notify(AsyncEvent::DiscoveryChanged);
+        assert_eq!(events.take_next(), Some(event::DISCOVERY_CHANGED));
     }
 
     #[test]
-    fn notices_that_the_host_does_not_want_are_not_told() {
-        let mut events = Events { wanted: event::ANA_CHANGED_BIT, ..Events::default() };
-        events.namespace_changed(1);
-        events.notify(Notice::AccessChanged);
-        assert_eq!(events.next(), Some(event::ANA_CHANGED));
-        assert_eq!(events.next(), None);
+    fn disabled_events_are_not_delivered() {
+        let mut events = AsyncEventState { enabled: event::ANA_CHANGED_BIT, ..AsyncEventState::default() };
+        events.record_namespace_change(1);
+        events.notify(AsyncEvent::AnaChanged);
+        assert_eq!(events.take_next(), Some(event::ANA_CHANGED));
+        assert_eq!(events.take_next(), None);
     }
 
     #[test]
     fn the_changed_list_is_bounded() {
-        let mut events = Events::default();
-        (1..5000).for_each(|nsid| events.namespace_changed(nsid));
-        assert_eq!(events.changed(), None);
-        events.forget_changed();
-        assert_eq!(events.changed(), Some(vec![]));
+        let mut events = AsyncEventState::default();
+        (1..5000).for_each(|nsid| events.record_namespace_change(nsid));
+        assert_eq!(events.changed_namespaces(), None);
+        events.clear_changed_namespaces();
+        assert_eq!(events.changed_namespaces(), Some(vec![]));
     }
 }

@@ -1,104 +1,111 @@
 //! What a connection does with a command: refuse it, answer it, ask for its data, or hand it on.
 //!
-//! In: an entry and its capsule. Out: a completion, an R2T, or a [`Request`]; `Ok(Some(stall))` when it
+//! In: an entry and its capsule. Out: a completion, an R2T, or a [`IoRequest`]; `Ok(Some(stall))` when it
 //! must be given again later, and then nothing has changed.
 
-use crate::admin_commands::{self, View};
-use crate::command_slots::{Landing, Phase, Running, Slots, Transfer};
+use crate::admin_commands::{self, AdminContext};
+use crate::command_slots::{CommandSlots, InFlight, PayloadLayout, SlotState, Transfer};
 use crate::config::NamespaceKind;
-use crate::connection::{Closing, Connection, IoQueue, Stall, State};
-use crate::controller::{Condition, Controller, Purpose};
-use crate::error_log::Failure;
-use crate::io_commands::{self, Context, Intent, Launch, Plan};
-use crate::io_request::{Operation, Outcome, Request};
+use crate::connection::{CloseReason, Connection, ConnectionState, IoQueue, StallReason};
+use crate::controller::{Controller, ControllerState, ControllerType};
+use crate::error_log::ErrorLogEntry;
+use crate::io_commands::{self, CommandAction, CommandContext, CommandPlan, PendingCommand};
+use crate::io_request::{IoRequest, RequestOperation, RequestOutcome};
 use crate::pdu_receive::{Capsule, transfer_budget};
-use crate::subsystem::Refusal;
-use octokv_base::{Lba, NamespaceId, Nanos, Pool};
+use crate::subsystem::ConnectError;
+use octokv_base::{BufferPool, Lba, NamespaceId, Nanos};
 use octokv_wire::fabrics::{
-    self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, Configuration, Connected, UncheckedConnectData,
+    self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, ConnectResponse, ControllerConfiguration,
+    UncheckedConnectData,
 };
-use octokv_wire::queue_entry::{FABRICS, admin as opcode};
-use octokv_wire::{Fault, SglKind, Sqe, Status};
+use octokv_wire::queue_entry::{FABRICS_OPCODE, admin as opcode};
+use octokv_wire::{PduError, SglKind, Sqe, Status};
 use std::sync::Arc;
 
-type Taken = Result<Option<Stall>, Fault>;
+type AcceptResult = Result<Option<StallReason>, PduError>;
 
 /// Unsent bytes above which a connection that is not yet anybody's takes no further command.
 const UNCONNECTED_BYTES_MAX: u64 = 4096;
-const DONE: Taken = Ok(None);
+const ACCEPTED: AcceptResult = Ok(None);
 /// Memory for pages that a connection keeps between admin commands, in bytes.
-const PAGE_KEEP_BYTES: usize = 8192;
+const PAGE_BUFFER_RETAIN_BYTES_MAX: usize = 8192;
 
 impl Connection {
     /// Does what a command asks, as far as it can be done now.
-    pub(crate) fn take_command(
+    pub(crate) fn handle_command(
         &mut self,
         now: Nanos,
         sqe: &Sqe,
         capsule: Capsule<'_>,
-        pool: &Pool,
-        requests: &mut Vec<Request>,
-    ) -> Taken {
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> AcceptResult {
         // What is at the engine counts as if it were answered: a host that does not read holds no more.
-        let owed = self.replies.outbox.bytes() as u64 + self.slots.answer_bytes();
-        let most = match self.state() {
-            State::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
+        let unsent_bytes = self.pdu_writer.send_buffer.unsent_bytes() as u64 + self.slots.response_bytes();
+        let unsent_bytes_max = match self.state() {
+            ConnectionState::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
             // And no connection is owed more than is left for the others (the dynamic thresholds of Choudhury and
             // Hahne, 1998): however many do not read, as much as each of them holds is free.
-            _ => self.target.settings().outbox_bytes_max.min(pool.free_bytes()) as u64,
+            _ => self.target.config().outbox_bytes_max.min(pool.free_bytes()) as u64,
         };
-        if owed > most {
-            return Ok(Some(Stall::Outbox));
+        if unsent_bytes > unsent_bytes_max {
+            return Ok(Some(StallReason::SendBuffer));
         }
         match self.state() {
-            State::AwaitConnect { .. } => {
-                self.connect(now, sqe, capsule);
-                return DONE;
+            ConnectionState::AwaitConnect { .. } => {
+                self.handle_connect(now, sqe, capsule);
+                return ACCEPTED;
             }
-            State::Admin(_) | State::Discovery(_) | State::Io(_) => {}
-            State::AwaitIcReq { .. } | State::Terminating { .. } | State::Closed => {
+            ConnectionState::Admin(_) | ConnectionState::Discovery(_) | ConnectionState::Io(_) => {}
+            ConnectionState::AwaitIcReq { .. }
+            | ConnectionState::Terminating { .. }
+            | ConnectionState::Closed => {
                 unreachable!("a command was let through in {:?}", self.state())
             }
         }
         let command_id = sqe.command_id();
         if self.slots.is_full() {
             // With nothing at the engine only the host could free a slot, by data behind this command.
-            let running = self.slots.running() > 0;
-            return if running { Ok(Some(Stall::Slots)) } else { Err(Fault::QueueOverrun { command_id }) };
+            let has_in_flight = self.slots.in_flight() > 0;
+            return if has_in_flight {
+                Ok(Some(StallReason::Slots))
+            } else {
+                Err(PduError::QueueOverrun { command_id })
+            };
         }
-        if self.slots.has(command_id) && !self.gives_up_event(sqe) {
-            self.refuse(sqe, Status::COMMAND_ID_CONFLICT.do_not_retry());
-            return DONE;
+        if self.slots.is_id_in_use(command_id) && !self.release_conflicting_event(sqe) {
+            self.fail_command(sqe, Status::COMMAND_ID_CONFLICT.do_not_retry());
+            return ACCEPTED;
         }
-        if capsule.is_damaged {
-            self.counts.digest_errors += 1;
-            self.refuse(sqe, Status::TRANSIENT_TRANSPORT_ERROR);
-            return DONE;
+        if capsule.has_bad_digest {
+            self.counters.digest_errors += 1;
+            self.fail_command(sqe, Status::TRANSIENT_TRANSPORT_ERROR);
+            return ACCEPTED;
         }
-        if matches!(self.state(), State::Io(_)) {
-            if sqe.opcode == FABRICS {
-                self.io_fabrics(now, sqe);
-                return DONE;
+        if matches!(self.state(), ConnectionState::Io(_)) {
+            if sqe.opcode == FABRICS_OPCODE {
+                self.handle_io_fabrics(now, sqe);
+                return ACCEPTED;
             }
-            return match self.take_io(sqe, capsule.data, pool, requests) {
+            return match self.handle_io_command(sqe, capsule.data, pool, requests) {
                 Ok(stall) => Ok(stall),
                 Err(status) => {
-                    self.refuse(sqe, status);
-                    DONE
+                    self.fail_command(sqe, status);
+                    ACCEPTED
                 }
             };
         }
-        self.take_admin(now, sqe, capsule.data, requests);
-        DONE
+        self.handle_admin_command(now, sqe, capsule.data, requests);
+        ACCEPTED
     }
 
     /// Whether a command has the identifier of an event request that waits, which then is over without an answer.
     /// SPDK's host forgets its event requests when it shuts a controller down, and gives their identifiers to the
     /// property commands that do it: refused, it could not shut down in order.
     #[cold]
-    fn gives_up_event(&mut self, sqe: &Sqe) -> bool {
-        let held = self.slots.event(Some(sqe.command_id()));
-        let given_up = held.filter(|_| sqe.opcode == FABRICS);
+    fn release_conflicting_event(&mut self, sqe: &Sqe) -> bool {
+        let event_slot = self.slots.find_event_request(Some(sqe.command_id()));
+        let given_up = event_slot.filter(|_| sqe.opcode == FABRICS_OPCODE);
         if let Some(slot) = given_up {
             self.slots.release(slot);
         }
@@ -107,44 +114,46 @@ impl Connection {
 
     /// A command of an I/O queue.
     #[inline]
-    fn take_io(
+    fn handle_io_command(
         &mut self,
         sqe: &Sqe,
         data: &[u8],
-        pool: &Pool,
-        requests: &mut Vec<Request>,
-    ) -> Result<Option<Stall>, Status> {
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> Result<Option<StallReason>, Status> {
         let sgl = sqe.sgl.check()?;
-        self.target.table.refresh(&mut self.namespaces);
+        self.target.namespace_directory.refresh(&mut self.namespaces);
         let entry = self.namespaces.entry(sqe.namespace());
         let entry = entry.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
-        if let Some(refusal) = entry.refusal {
+        if let Some(refusal) = entry.ana_error {
             return Err(refusal);
         }
-        let State::Io(queue) = self.state() else { unreachable!("an I/O command in {:?}", self.state()) };
-        if !queue.all_sets && matches!(entry.info.kind, NamespaceKind::KeyValue { .. }) {
+        let ConnectionState::Io(queue) = self.state() else {
+            unreachable!("an I/O command in {:?}", self.state())
+        };
+        if !queue.all_command_sets && matches!(entry.info.kind, NamespaceKind::KeyValue { .. }) {
             return Err(Status::INVALID_NAMESPACE.do_not_retry());
         }
-        let settings = self.target.settings();
-        let context = Context {
+        let config = self.target.config();
+        let context = CommandContext {
             namespace: &entry.info,
             sgl,
-            listing_bytes_max: settings.value_bytes_max,
-            transfer_bytes_max: settings.transfer_bytes_max(),
-            write_cache: queue.controller.write_cache(),
+            listing_bytes_max: config.value_bytes_max,
+            transfer_bytes_max: config.transfer_bytes_max(),
+            write_cache_enabled: queue.controller.is_write_cache_enabled(),
         };
         let (namespace, serial) = (entry.info.id, entry.serial);
         match io_commands::plan(sqe, &context)? {
-            Plan::Launch(operation, running) => {
-                let slot = self.slots.take(sqe.command_id(), Phase::Running(running));
-                self.push(slot, namespace, operation, requests);
+            CommandPlan::Submit(operation, running) => {
+                let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(running));
+                self.push_request(slot, namespace, operation, requests);
                 Ok(None)
             }
-            Plan::Answer(status) => {
+            CommandPlan::Complete(status) => {
                 self.respond(sqe.command_id(), status, 0, 0);
                 Ok(None)
             }
-            Plan::Data { intent, landing, bytes } => {
+            CommandPlan::ReceiveData { pending: intent, layout: landing, bytes } => {
                 let in_capsule = match sgl {
                     SglKind::InCapsule { bytes: there } if there as usize > data.len() => {
                         return Err(Status::INVALID_SGL_LENGTH.do_not_retry());
@@ -152,25 +161,26 @@ impl Connection {
                     _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
                     SglKind::InCapsule { .. } => &data[..bytes as usize],
                     SglKind::Transport { .. } if bytes > 0 => {
-                        let (expected, received, damaged, asked, open) = (bytes, 0, false, self.ticked, 0);
+                        let (expected, received, damaged, asked, open) =
+                            (bytes, 0, false, self.last_tick_at, 0);
                         let transfer = Transfer {
                             namespace,
-                            serial,
-                            intent,
-                            landing,
-                            expected,
-                            received,
-                            asked,
-                            open,
-                            damaged,
+                            namespace_serial: serial,
+                            pending: intent,
+                            layout: landing,
+                            expected_bytes: expected,
+                            received_bytes: received,
+                            requested_at: asked,
+                            open_bytes: open,
+                            has_bad_digest: damaged,
                         };
-                        self.slots.take(sqe.command_id(), Phase::Waiting(transfer));
-                        self.grant(pool);
+                        self.slots.take(sqe.command_id(), SlotState::AwaitingBuffer(transfer));
+                        self.grant_transfers(pool);
                         return Ok(None);
                     }
                     SglKind::None | SglKind::Transport { .. } => &[],
                 };
-                let stall = self.launch(sqe, intent, landing, in_capsule, pool, requests);
+                let stall = self.submit(sqe, intent, landing, in_capsule, pool, requests);
                 // The buffer would have to come from transfers whose data is behind this command.
                 let mine = self.slots.receiving_bytes();
                 if stall.is_some() && mine > transfer_budget(pool.budget_bytes(), true) {
@@ -182,59 +192,61 @@ impl Connection {
     }
 
     /// A command all of whose data is `data`.
-    fn launch(
+    fn submit(
         &mut self,
         sqe: &Sqe,
-        intent: Intent,
-        landing: Landing,
+        intent: PendingCommand,
+        landing: PayloadLayout,
         data: &[u8],
-        pool: &Pool,
-        requests: &mut Vec<Request>,
-    ) -> Option<Stall> {
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> Option<StallReason> {
         let namespace = sqe.namespace();
-        let launch = if intent.keeps_data() {
+        let action = if intent.needs_owned_buffer() {
             let Some(mut buffer) = pool.take(landing.buffer_bytes(data.len() as u32)) else {
-                return Some(Stall::Buffers);
+                return Some(StallReason::Buffers);
             };
             landing.copy(&mut buffer, 0, data);
-            intent.launch(buffer, namespace)
+            intent.into_action(buffer, namespace)
         } else {
-            intent.launch_from(data, namespace)
+            intent.into_action_from(data, namespace)
         };
-        match launch {
-            Launch::Ask(operation, running) => {
-                let slot = self.slots.take(sqe.command_id(), Phase::Running(running));
-                self.push(slot, namespace, operation, requests);
+        match action {
+            CommandAction::Submit(operation, running) => {
+                let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(running));
+                self.push_request(slot, namespace, operation, requests);
             }
-            Launch::Answer(status) if status.is_success() => self.respond(sqe.command_id(), status, 0, 0),
-            Launch::Answer(status) => self.refuse(sqe, status),
+            CommandAction::Complete(status) if status.is_success() => {
+                self.respond(sqe.command_id(), status, 0, 0)
+            }
+            CommandAction::Complete(status) => self.fail_command(sqe, status),
         }
         None
     }
 
     /// The data of a slot's command is here.
-    pub(crate) fn launch_received(&mut self, slot: u16, requests: &mut Vec<Request>) {
-        let Phase::Receiving(transfer, buffer) = self.slots.set(slot, Phase::Free) else {
+    pub(crate) fn submit_received(&mut self, slot: u16, requests: &mut Vec<IoRequest>) {
+        let SlotState::Receiving(transfer, buffer) = self.slots.set_state(slot, SlotState::Free) else {
             unreachable!("slot {slot} has no data");
         };
-        let Transfer { namespace, serial, intent, .. } = transfer;
-        self.target.table.refresh(&mut self.namespaces);
+        let Transfer { namespace, namespace_serial: serial, pending: intent, .. } = transfer;
+        self.target.namespace_directory.refresh(&mut self.namespaces);
         // The namespace may have gone meanwhile, and another one have taken its identifier.
         let is_there = self.namespaces.entry(namespace).is_some_and(|entry| entry.serial == serial);
-        let launch = if is_there {
-            intent.launch(buffer, namespace)
+        let action = if is_there {
+            intent.into_action(buffer, namespace)
         } else {
-            Launch::Answer(Status::INVALID_NAMESPACE.do_not_retry())
+            CommandAction::Complete(Status::INVALID_NAMESPACE.do_not_retry())
         };
-        match launch {
-            Launch::Ask(operation, running) => {
-                self.slots.set(slot, Phase::Running(running));
-                self.push(slot, namespace, operation, requests);
+        match action {
+            CommandAction::Submit(operation, running) => {
+                self.slots.set_state(slot, SlotState::InFlight(running));
+                self.push_request(slot, namespace, operation, requests);
             }
-            Launch::Answer(status) => {
+            CommandAction::Complete(status) => {
                 let (command_id, _) = self.slots.release(slot);
                 if !status.is_success() {
-                    self.note_failure(command_id, namespace, None, status);
+                    self.record_failure(command_id, namespace, None, status);
                 }
                 self.respond(command_id, status, 0, 0);
             }
@@ -242,70 +254,81 @@ impl Connection {
     }
 
     #[inline]
-    fn push(&mut self, slot: u16, namespace: NamespaceId, operation: Operation, requests: &mut Vec<Request>) {
-        self.counts.operation(&operation);
+    fn push_request(
+        &mut self,
+        slot: u16,
+        namespace: NamespaceId,
+        operation: RequestOperation,
+        requests: &mut Vec<IoRequest>,
+    ) {
+        self.counters.count_operation(&operation);
         self.slots.set_namespace(slot, namespace);
-        requests.push(Request { slot: u32::from(slot), namespace, operation });
+        requests.push(IoRequest { slot: u32::from(slot), namespace, operation });
     }
 
     /// A Fabrics command on an I/O queue: only Disconnect means something there.
-    fn io_fabrics(&mut self, now: Nanos, sqe: &Sqe) {
-        self.counts.admin_commands += 1;
-        match fabrics::Command::check(sqe) {
-            Ok(fabrics::Command::Disconnect) => {
+    fn handle_io_fabrics(&mut self, now: Nanos, sqe: &Sqe) {
+        self.counters.admin_commands += 1;
+        match fabrics::FabricsCommand::check(sqe) {
+            Ok(fabrics::FabricsCommand::Disconnect) => {
                 self.respond(sqe.command_id(), Status::SUCCESS, 0, 0);
-                self.linger(now, Closing::Disconnected);
+                self.close_after_drain(now, CloseReason::Disconnected);
             }
-            Ok(fabrics::Command::Connect(_)) => {
-                self.refuse(sqe, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+            Ok(fabrics::FabricsCommand::Connect(_)) => {
+                self.fail_command(sqe, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
             }
             Ok(
-                fabrics::Command::PropertyGet { .. }
-                | fabrics::Command::PropertySet { .. }
-                | fabrics::Command::AuthenticationSend
-                | fabrics::Command::AuthenticationReceive,
-            ) => self.refuse(sqe, Status::INVALID_OPCODE.do_not_retry()),
-            Err(status) => self.refuse(sqe, status),
+                fabrics::FabricsCommand::PropertyGet { .. }
+                | fabrics::FabricsCommand::PropertySet { .. }
+                | fabrics::FabricsCommand::AuthenticationSend
+                | fabrics::FabricsCommand::AuthenticationReceive,
+            ) => self.fail_command(sqe, Status::INVALID_OPCODE.do_not_retry()),
+            Err(status) => self.fail_command(sqe, status),
         }
     }
 
-    fn connect(&mut self, now: Nanos, sqe: &Sqe, capsule: Capsule<'_>) {
-        self.counts.admin_commands += 1;
-        if let Err(refusal) = self.try_connect(now, sqe, capsule) {
-            self.refused = Some(refusal.status);
-            self.respond(sqe.command_id(), refusal.status, refusal.dw0, 0);
+    fn handle_connect(&mut self, now: Nanos, sqe: &Sqe, capsule: Capsule<'_>) {
+        self.counters.admin_commands += 1;
+        if let Err(error) = self.try_connect(now, sqe, capsule) {
+            self.connect_error = Some(error.status);
+            self.respond(sqe.command_id(), error.status, error.dw0, 0);
         }
     }
 
-    fn try_connect(&mut self, now: Nanos, sqe: &Sqe, capsule: Capsule<'_>) -> Result<(), Refusal> {
-        let connect = match fabrics::Command::check(sqe) {
-            Ok(fabrics::Command::Connect(connect)) if sqe.opcode == FABRICS => connect,
-            _ => return Err(Refusal::of(Status::COMMAND_SEQUENCE_ERROR)),
+    fn try_connect(&mut self, now: Nanos, sqe: &Sqe, capsule: Capsule<'_>) -> Result<(), ConnectError> {
+        let connect = match fabrics::FabricsCommand::check(sqe) {
+            Ok(fabrics::FabricsCommand::Connect(connect)) if sqe.opcode == FABRICS_OPCODE => connect,
+            _ => return Err(ConnectError::from_status(Status::COMMAND_SEQUENCE_ERROR)),
         };
-        if capsule.is_damaged {
-            self.counts.digest_errors += 1;
-            return Err(Refusal { status: Status::TRANSIENT_TRANSPORT_ERROR, dw0: 0 });
+        if capsule.has_bad_digest {
+            self.counters.digest_errors += 1;
+            return Err(ConnectError { status: Status::TRANSIENT_TRANSPORT_ERROR, dw0: 0 });
         }
         let data = capsule.data.get(..CONNECT_DATA_BYTES).and_then(UncheckedConnectData::new);
-        let data = data.ok_or(Refusal::of(Status::INVALID_SGL_LENGTH))?.check()?;
-        self.name_host(data.host);
-        if !self.has_room {
-            return Err(Refusal { status: Status::CONNECT_CONTROLLER_BUSY, dw0: 0 });
+        let data = data.ok_or(ConnectError::from_status(Status::INVALID_SGL_LENGTH))?.check()?;
+        self.set_host_nqn(data.host);
+        if !self.within_connection_limit {
+            return Err(ConnectError { status: Status::CONNECT_CONTROLLER_BUSY, dw0: 0 });
         }
-        let admission = self.target.admit(now, &connect, &data)?;
+        let admission = self.target.admit_queue(now, &connect, &data)?;
         let controller = admission.controller;
         let no_flow_control = connect.attributes & ATTRIBUTE_NO_FLOW_CONTROL != 0;
         // `admit` has bounded the entries by settings of 16 bits.
         let entries = connect.entries as u16;
-        self.replies.set_queue(entries, !no_flow_control);
-        self.slots = Slots::new(entries);
-        let connected = Connected { controller_id: controller.id, authentication_required: false };
-        self.set_state(match (connect.queue_id, controller.purpose) {
-            (0, Purpose::Io) => State::Admin(controller),
-            (0, Purpose::Discovery) => State::Discovery(controller),
+        self.pdu_writer.set_queue(entries, !no_flow_control);
+        self.slots = CommandSlots::new(entries);
+        let connected = ConnectResponse { controller_id: controller.id, authentication_required: false };
+        self.set_state(match (connect.queue_id, controller.controller_type) {
+            (0, ControllerType::Io) => ConnectionState::Admin(controller),
+            (0, ControllerType::Discovery) => ConnectionState::Discovery(controller),
             (id, _) => {
-                let all_sets = controller.all_sets();
-                State::Io(IoQueue { controller, id, generation: admission.generation, all_sets })
+                let all_sets = controller.are_all_command_sets_enabled();
+                ConnectionState::Io(IoQueue {
+                    controller,
+                    id,
+                    generation: admission.generation,
+                    all_command_sets: all_sets,
+                })
             }
         });
         self.respond(sqe.command_id(), Status::SUCCESS, connected.encode(), 0);
@@ -313,45 +336,49 @@ impl Connection {
     }
 
     /// A command of an admin queue.
-    fn take_admin(&mut self, now: Nanos, sqe: &Sqe, data: &[u8], requests: &mut Vec<Request>) {
-        self.counts.admin_commands += 1;
+    fn handle_admin_command(&mut self, now: Nanos, sqe: &Sqe, data: &[u8], requests: &mut Vec<IoRequest>) {
+        self.counters.admin_commands += 1;
         let Some(controller) = self.state().controller().cloned() else {
             unreachable!("an admin command in {:?}", self.state());
         };
-        if let Some(written) = admin_commands::normal_shutdown(sqe)
+        if let Some(written) = admin_commands::parse_normal_shutdown(sqe)
             && self.begin_shutdown(&controller, sqe, written, requests)
         {
             return;
         }
-        let view = View { target: &Arc::clone(&self.target), controller: &controller, local: self.local };
+        let context = AdminContext {
+            target: &Arc::clone(&self.target),
+            controller: &controller,
+            local_address: self.local_address,
+        };
         match sqe.opcode {
-            opcode::ASYNC_EVENT_REQUEST => self.hold_event_request(&view, sqe),
-            opcode::ABORT => self.abort(&view, sqe),
-            _ => self.answer_admin(&view, now, sqe, data),
+            opcode::ASYNC_EVENT_REQUEST => self.hold_event_request(&context, sqe),
+            opcode::ABORT => self.handle_abort(&context, sqe),
+            _ => self.execute_admin(&context, now, sqe, data),
         }
     }
 
-    fn answer_admin(&mut self, view: &View<'_>, now: Nanos, sqe: &Sqe, data: &[u8]) {
-        let mut page = std::mem::take(&mut self.page);
+    fn execute_admin(&mut self, context: &AdminContext<'_>, now: Nanos, sqe: &Sqe, data: &[u8]) {
+        let mut page = std::mem::take(&mut self.page_buffer);
         page.clear();
-        let generation = view.controller.life().generation;
-        let reply = admin_commands::execute(view, now, sqe, data, &mut page);
-        if !reply.status.is_success() {
-            self.refuse(sqe, reply.status);
+        let generation = context.controller.epoch().generation;
+        let result = admin_commands::execute(context, now, sqe, data, &mut page);
+        if !result.status.is_success() {
+            self.fail_command(sqe, result.status);
         } else {
             // A host that wants less than the page gets the start of it.
             let wanted = sqe.sgl.check().map_or(0, SglKind::bytes) as usize;
-            self.replies.copy(sqe.command_id(), &page[..page.len().min(wanted)]);
-            self.respond(sqe.command_id(), reply.status, reply.dw0, reply.dw1);
+            self.pdu_writer.write_data_copy(sqe.command_id(), &page[..page.len().min(wanted)]);
+            self.respond(sqe.command_id(), result.status, result.dw0, result.dw1);
         }
-        if page.capacity() <= PAGE_KEEP_BYTES {
-            self.page = page;
+        if page.capacity() <= PAGE_BUFFER_RETAIN_BYTES_MAX {
+            self.page_buffer = page;
         }
-        if view.controller.life().generation != generation {
-            self.slots.drop_events();
+        if context.controller.epoch().generation != generation {
+            self.slots.release_event_requests();
         }
         // A log that was read may have held back the next notice.
-        self.tell_events();
+        self.deliver_async_events();
     }
 
     /// A host that shuts its controller down finds all that it was told is written durable when it is done:
@@ -360,71 +387,80 @@ impl Connection {
         &mut self,
         controller: &Controller,
         sqe: &Sqe,
-        written: Configuration,
-        requests: &mut Vec<Request>,
+        written: ControllerConfiguration,
+        requests: &mut Vec<IoRequest>,
     ) -> bool {
-        self.target.table.refresh(&mut self.namespaces);
+        self.target.namespace_directory.refresh(&mut self.namespaces);
         let namespaces = Arc::clone(&self.namespaces);
-        let is_possible = controller.purpose == Purpose::Io
-            && controller.life().condition == Condition::Ready
+        let is_possible = controller.controller_type == ControllerType::Io
+            && controller.epoch().state == ControllerState::Ready
             && !namespaces.is_empty()
-            && !self.slots.shuts_down();
+            && !self.slots.has_pending_shutdown();
         if is_possible {
-            let before = controller.book().configuration;
-            let running = Running::ShutDown { left: namespaces.len() as u32, before, written };
-            let slot = self.slots.take(sqe.command_id(), Phase::Running(running));
+            let before = controller.lock_inner().configuration;
+            let running = InFlight::ShutDown {
+                flushes_left: namespaces.len() as u32,
+                cc_before: before,
+                cc_written: written,
+            };
+            let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(running));
             for namespace in namespaces.iter() {
-                self.push(slot, namespace.id, Operation::Flush, requests);
+                self.push_request(slot, namespace.id, RequestOperation::Flush, requests);
             }
         }
         is_possible
     }
 
     /// A flush of a shutdown ended. One that failed is told where errors are: a shutdown cannot fail.
-    pub(crate) fn note_flush(&mut self, outcome: &Outcome) {
-        if matches!(outcome, Outcome::Unrecovered | Outcome::WriteFault) {
-            self.counts.media_errors += 1;
+    pub(crate) fn record_flush_result(&mut self, outcome: &RequestOutcome) {
+        if matches!(outcome, RequestOutcome::Unrecovered | RequestOutcome::WriteFault) {
+            self.counters.media_errors += 1;
         }
     }
 
     /// The last flush of a shutdown ended.
-    pub(crate) fn end_shutdown(&mut self, command_id: u16, before: Configuration, written: Configuration) {
-        let State::Admin(controller) = self.state() else {
+    pub(crate) fn end_shutdown(
+        &mut self,
+        command_id: u16,
+        before: ControllerConfiguration,
+        written: ControllerConfiguration,
+    ) {
+        let ConnectionState::Admin(controller) = self.state() else {
             return; // The connection ended meanwhile.
         };
         let controller = Arc::clone(controller);
-        let generation = controller.life().generation;
+        let generation = controller.epoch().generation;
         // The host may have reset the controller meanwhile: that stays.
-        let is_as_before = controller.book().configuration == before;
+        let is_as_before = controller.lock_inner().configuration == before;
         if is_as_before {
-            controller.configure(written);
+            controller.write_cc(written);
         }
         self.respond(command_id, Status::SUCCESS, 0, 0);
-        if controller.life().generation != generation {
-            self.slots.drop_events();
+        if controller.epoch().generation != generation {
+            self.slots.release_event_requests();
         }
-        self.tell_events();
+        self.deliver_async_events();
     }
 
-    fn hold_event_request(&mut self, view: &View<'_>, sqe: &Sqe) {
-        if !admin_commands::may_serve(view) {
-            self.refuse(sqe, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
-        } else if self.slots.events() >= usize::from(self.target.settings().event_requests_max) {
-            self.refuse(sqe, Status::EVENT_LIMIT_EXCEEDED.do_not_retry());
+    fn hold_event_request(&mut self, context: &AdminContext<'_>, sqe: &Sqe) {
+        if !admin_commands::accepts_admin_commands(context) {
+            self.fail_command(sqe, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+        } else if self.slots.event_request_count() >= usize::from(self.target.config().event_requests_max) {
+            self.fail_command(sqe, Status::EVENT_LIMIT_EXCEEDED.do_not_retry());
         } else {
-            self.slots.take(sqe.command_id(), Phase::Event);
-            self.tell_events();
+            self.slots.take(sqe.command_id(), SlotState::EventRequest);
+            self.deliver_async_events();
         }
     }
 
     /// Aborts an event request; a command at the engine ends by itself, soon.
-    fn abort(&mut self, view: &View<'_>, sqe: &Sqe) {
-        if !admin_commands::may_serve(view) {
-            return self.refuse(sqe, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+    fn handle_abort(&mut self, context: &AdminContext<'_>, sqe: &Sqe) {
+        if !admin_commands::accepts_admin_commands(context) {
+            return self.fail_command(sqe, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
         }
         let (queue_id, command_id) = (sqe.cdw10.get() as u16, (sqe.cdw10.get() >> 16) as u16);
         const NOT_ABORTED: u32 = 1;
-        let slot = if queue_id == 0 { self.slots.event(Some(command_id)) } else { None };
+        let slot = if queue_id == 0 { self.slots.find_event_request(Some(command_id)) } else { None };
         if let Some(slot) = slot {
             self.slots.release(slot);
             self.respond(command_id, Status::ABORT_REQUESTED, 0, 0);
@@ -434,27 +470,27 @@ impl Connection {
     }
 
     /// Completes event requests with the notices that are ready.
-    pub(crate) fn tell_events(&mut self) {
+    pub(crate) fn deliver_async_events(&mut self) {
         let Some(controller) = self.state().controller().cloned() else { return };
-        self.tell_events_of(&controller);
+        self.deliver_async_events_of(&controller);
     }
 
-    fn tell_events_of(&mut self, controller: &Controller) {
-        while let Some(slot) = self.slots.event(None) {
-            let Some(event) = controller.book().events.next() else { return };
+    fn deliver_async_events_of(&mut self, controller: &Controller) {
+        while let Some(slot) = self.slots.find_event_request(None) {
+            let Some(event) = controller.lock_inner().async_events.take_next() else { return };
             let (command_id, _) = self.slots.release(slot);
             self.respond(command_id, Status::SUCCESS, event, 0);
         }
     }
 
     /// Fails a command, and notes it in the error log.
-    fn refuse(&mut self, sqe: &Sqe, status: Status) {
-        self.note_failure(sqe.command_id(), sqe.namespace(), None, status);
+    fn fail_command(&mut self, sqe: &Sqe, status: Status) {
+        self.record_failure(sqe.command_id(), sqe.namespace(), None, status);
         self.respond(sqe.command_id(), status, 0, 0);
     }
 
     /// Notes a command that failed in the error log.
-    pub(crate) fn note_failure(
+    pub(crate) fn record_failure(
         &self,
         command_id: u16,
         namespace: NamespaceId,
@@ -462,25 +498,29 @@ impl Connection {
         status: Status,
     ) {
         let queue_id = match self.state() {
-            State::Io(queue) => queue.id,
+            ConnectionState::Io(queue) => queue.id,
             _ => 0,
         };
-        self.target.errors.note(Failure { queue_id, command_id, nsid: namespace.0, lba, status });
+        self.target.error_log.record(ErrorLogEntry { queue_id, command_id, nsid: namespace.0, lba, status });
     }
 
     /// A completion.
     #[inline]
     pub(crate) fn respond(&mut self, command_id: u16, status: Status, dw0: u32, dw1: u32) {
         if !status.is_success() {
-            let counter = if is_answer(status) { &mut self.counts.misses } else { &mut self.counts.errors };
+            let counter = if is_negative_result(status) {
+                &mut self.counters.misses
+            } else {
+                &mut self.counters.errors
+            };
             *counter += 1;
         }
-        self.replies.respond(command_id, status, dw0, dw1);
+        self.pdu_writer.write_completion(command_id, status, dw0, dw1);
     }
 }
 
 /// Whether a status that is no success is what the host asked for, and no error.
-pub(crate) fn is_answer(status: Status) -> bool {
+pub(crate) fn is_negative_result(status: Status) -> bool {
     status.is(Status::KV_KEY_DOES_NOT_EXIST)
         || status.is(Status::KV_KEY_EXISTS)
         || status.is(Status::MEDIA_COMPARE_FAILURE)

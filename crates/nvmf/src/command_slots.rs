@@ -9,49 +9,49 @@
 //!    └──▶ Waiting ──▶ Receiving ─────────────────────────┘──▶ Free (digest wrong, admin command done)
 //!         no buffer    R2T is out
 //! ```
-//! Invariants: no two slots in use have one command identifier ([`Slots::has`] is exact); a slot's
+//! Invariants: no two slots in use have one command identifier ([`CommandSlots::has`] is exact); a slot's
 //! storage is used again, so that nothing is allocated once a queue has been as deep as it will be;
-//! `Waiting` slots get their buffers in the order in which they came.
+//! `AwaitingBuffer` slots get their buffers in the order in which they came.
 
-use crate::io_commands::Intent;
-use crate::nvm_commands::Work;
+use crate::io_commands::PendingCommand;
+use crate::nvm_commands::BlockOp;
 use octokv_base::{Buffer, NamespaceId, Nanos};
-use octokv_wire::fabrics::Configuration;
+use octokv_wire::fabrics::ControllerConfiguration;
 use std::collections::VecDeque;
 
 /// Where bytes of a command's data go in its buffer: the first `split` at the place of the key behind an
 /// engine's record header, the others from `value_at` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Landing {
+pub(crate) struct PayloadLayout {
     /// How many bytes of key lead the data.
-    pub split: u32,
+    pub key_bytes: u32,
     /// Where the bytes behind them begin in the buffer.
-    pub value_at: u32,
+    pub value_offset: u32,
 }
 
-impl Landing {
+impl PayloadLayout {
     /// For data that is taken as it is.
-    pub const PLAIN: Landing = Landing { split: 0, value_at: 0 };
+    pub const PLAIN: PayloadLayout = PayloadLayout { key_bytes: 0, value_offset: 0 };
 
     /// Where byte `position` of the data goes, and how many that follow it lie beside it.
-    pub fn place(&self, position: u32) -> (usize, usize) {
-        if position < self.split {
+    pub fn locate(&self, position: u32) -> (usize, usize) {
+        if position < self.key_bytes {
             let at = octokv_base::key::RECORD_HEADER_BYTES + position as usize;
-            (at, (self.split - position) as usize)
+            (at, (self.key_bytes - position) as usize)
         } else {
-            ((self.value_at + (position - self.split)) as usize, usize::MAX)
+            ((self.value_offset + (position - self.key_bytes)) as usize, usize::MAX)
         }
     }
 
     /// The buffer that `bytes` of data need.
     pub fn buffer_bytes(&self, bytes: u32) -> usize {
-        self.value_at as usize + (bytes - self.split) as usize
+        self.value_offset as usize + (bytes - self.key_bytes) as usize
     }
 
     /// Copies `data` to where it goes, beginning with its byte `position`.
     pub fn copy(&self, buffer: &mut [u8], mut position: u32, mut data: &[u8]) {
         while !data.is_empty() {
-            let (at, run) = self.place(position);
+            let (at, run) = self.locate(position);
             let (now, later) = data.split_at(run.min(data.len()));
             buffer[at..at + now.len()].copy_from_slice(now);
             position += now.len() as u32;
@@ -65,26 +65,26 @@ impl Landing {
 pub(crate) struct Transfer {
     /// The namespace that the command is for, and the serial number that it had then.
     pub namespace: NamespaceId,
-    pub serial: u64,
+    pub namespace_serial: u64,
     /// What to do when the data is here.
-    pub intent: Intent,
+    pub pending: PendingCommand,
     /// Where its bytes go.
-    pub landing: Landing,
+    pub layout: PayloadLayout,
     /// How many bytes there will be.
-    pub expected: u32,
+    pub expected_bytes: u32,
     /// How many are here.
-    pub received: u32,
+    pub received_bytes: u32,
     /// When they were asked for.
-    pub asked: Nanos,
+    pub requested_at: Nanos,
     /// Bytes of buffers whose data was to come then, its own among them.
-    pub open: usize,
+    pub open_bytes: usize,
     /// A data digest was wrong: the command fails once all of its data has passed.
-    pub damaged: bool,
+    pub has_bad_digest: bool,
 }
 
 /// What a request at the engine is answered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Running {
+pub(crate) enum InFlight {
     /// Store.
     Store,
     /// Retrieve, with the host's limit.
@@ -92,84 +92,84 @@ pub(crate) enum Running {
     /// Delete; the namespace's configuration rules what a missing key means.
     Delete { namespace: NamespaceId },
     /// Exist; only the extension's command tells the value's length.
-    Exist { tell_length: bool },
+    Exist { return_length: bool },
     /// List, with the host's limit.
     List { limit_bytes: u32 },
     /// Flush of a Key Value namespace.
     Flush,
     /// Anything on blocks.
-    Blocks(Work),
+    Blocks(BlockOp),
     /// The write of CC that shuts the controller down: so many flushes are out, and then, if CC is still
     /// what it was, it becomes this.
-    ShutDown { left: u32, before: Configuration, written: Configuration },
+    ShutDown { flushes_left: u32, cc_before: ControllerConfiguration, cc_written: ControllerConfiguration },
 }
 
-impl Running {
+impl InFlight {
     /// The most bytes of data that the answer brings.
-    fn answer_bytes_max(self) -> u64 {
+    fn response_bytes_max(self) -> u64 {
         match self {
-            Running::Retrieve { limit_bytes } | Running::List { limit_bytes } => u64::from(limit_bytes),
-            Running::Blocks(Work::Read { bytes, .. }) => u64::from(bytes),
-            Running::Store
-            | Running::Delete { .. }
-            | Running::Exist { .. }
-            | Running::Flush
-            | Running::Blocks(_)
-            | Running::ShutDown { .. } => 0,
+            InFlight::Retrieve { limit_bytes } | InFlight::List { limit_bytes } => u64::from(limit_bytes),
+            InFlight::Blocks(BlockOp::Read { bytes, .. }) => u64::from(bytes),
+            InFlight::Store
+            | InFlight::Delete { .. }
+            | InFlight::Exist { .. }
+            | InFlight::Flush
+            | InFlight::Blocks(_)
+            | InFlight::ShutDown { .. } => 0,
         }
     }
 }
 
-const NONE: NamespaceId = NamespaceId(0);
+const NO_NAMESPACE: NamespaceId = NamespaceId(0);
 
 /// What a slot is doing.
 #[derive(Debug)]
-pub(crate) enum Phase {
+pub(crate) enum SlotState {
     /// Nothing.
     Free,
     /// A transfer that waits for a buffer.
-    Waiting(Transfer),
+    AwaitingBuffer(Transfer),
     /// A transfer whose R2T is out.
     Receiving(Transfer, Buffer),
     /// A request at the engine.
-    Running(Running),
+    InFlight(InFlight),
     /// An asynchronous event request.
-    Event,
+    EventRequest,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct CommandSlot {
     command_id: u16,
     /// The namespace of a request at the engine.
     namespace: NamespaceId,
-    phase: Phase,
+    state: SlotState,
 }
 
 /// The slots of one queue.
 #[derive(Debug)]
-pub(crate) struct Slots {
-    slots: Vec<Slot>,
+pub(crate) struct CommandSlots {
+    slots: Vec<CommandSlot>,
     free: Vec<u16>,
     limit: usize,
     waiting: VecDeque<u16>,
-    running: usize,
+    in_flight: usize,
     /// The most bytes that the answers of those may bring.
-    answer_bytes: u64,
+    response_bytes: u64,
     receiving_bytes: usize,
     /// One bit for each command identifier: whether it is in use.
     used_ids: Box<[u64]>,
 }
 
-impl Slots {
+impl CommandSlots {
     /// For a queue of `entries` entries; 0 for no queue yet.
-    pub fn new(entries: u16) -> Slots {
-        Slots {
+    pub fn new(entries: u16) -> CommandSlots {
+        CommandSlots {
             slots: Vec::new(),
             free: Vec::new(),
             limit: usize::from(entries),
             waiting: VecDeque::new(),
-            running: 0,
-            answer_bytes: 0,
+            in_flight: 0,
+            response_bytes: 0,
             receiving_bytes: 0,
             used_ids: vec![0; if entries == 0 { 0 } else { 1 << 10 }].into_boxed_slice(),
         }
@@ -181,13 +181,13 @@ impl Slots {
     }
 
     /// Requests at the engine.
-    pub fn running(&self) -> usize {
-        self.running
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
     /// The most bytes of data that the answers of the requests at the engine may bring.
-    pub fn answer_bytes(&self) -> u64 {
-        self.answer_bytes
+    pub fn response_bytes(&self) -> u64 {
+        self.response_bytes
     }
 
     /// Bytes of values that the host was asked for and that are not all here.
@@ -197,7 +197,7 @@ impl Slots {
 
     /// Whether a command of this identifier has no answer yet.
     #[inline]
-    pub fn has(&self, command_id: u16) -> bool {
+    pub fn is_id_in_use(&self, command_id: u16) -> bool {
         self.used_ids[usize::from(command_id >> 6)] & (1 << (command_id & 63)) != 0
     }
 
@@ -206,16 +206,17 @@ impl Slots {
     /// # Panics
     /// When all are in use, or the identifier is: the caller asked before.
     #[inline]
-    pub fn take(&mut self, command_id: u16, phase: Phase) -> u16 {
-        assert!(!self.has(command_id), "command {command_id} is in use");
+    pub fn take(&mut self, command_id: u16, phase: SlotState) -> u16 {
+        assert!(!self.is_id_in_use(command_id), "command {command_id} is in use");
         self.used_ids[usize::from(command_id >> 6)] |= 1 << (command_id & 63);
         let slot = self.free.pop().unwrap_or_else(|| {
             assert!(self.slots.len() < self.limit, "all {} slots are in use", self.limit);
-            self.slots.push(Slot { command_id: 0, namespace: NONE, phase: Phase::Free });
+            self.slots.push(CommandSlot { command_id: 0, namespace: NO_NAMESPACE, state: SlotState::Free });
             (self.slots.len() - 1) as u16
         });
-        self.slots[usize::from(slot)] = Slot { command_id, namespace: NONE, phase: Phase::Free };
-        self.set(slot, phase);
+        self.slots[usize::from(slot)] =
+            CommandSlot { command_id, namespace: NO_NAMESPACE, state: SlotState::Free };
+        self.set_state(slot, phase);
         slot
     }
 
@@ -232,9 +233,9 @@ impl Slots {
 
     /// One of the slot's requests ended; says whether it was the last. Only a shutdown has several.
     #[inline]
-    pub fn count_down(&mut self, slot: u16) -> bool {
-        match &mut self.slots[usize::from(slot)].phase {
-            Phase::Running(Running::ShutDown { left, .. }) => {
+    pub fn finish_one(&mut self, slot: u16) -> bool {
+        match &mut self.slots[usize::from(slot)].state {
+            SlotState::InFlight(InFlight::ShutDown { flushes_left: left, .. }) => {
                 *left -= 1;
                 *left == 0
             }
@@ -243,15 +244,16 @@ impl Slots {
     }
 
     /// Whether a shutdown waits for its flushes.
-    pub fn shuts_down(&self) -> bool {
-        let is_shutdown = |slot: &Slot| matches!(slot.phase, Phase::Running(Running::ShutDown { .. }));
+    pub fn has_pending_shutdown(&self) -> bool {
+        let is_shutdown =
+            |slot: &CommandSlot| matches!(slot.state, SlotState::InFlight(InFlight::ShutDown { .. }));
         self.slots.iter().any(is_shutdown)
     }
 
     /// Frees a slot; gives its command identifier and what it was doing.
     #[inline]
-    pub fn release(&mut self, slot: u16) -> (u16, Phase) {
-        let phase = self.set(slot, Phase::Free);
+    pub fn release(&mut self, slot: u16) -> (u16, SlotState) {
+        let phase = self.set_state(slot, SlotState::Free);
         let command_id = self.slots[usize::from(slot)].command_id;
         self.used_ids[usize::from(command_id >> 6)] &= !(1 << (command_id & 63));
         self.free.push(slot);
@@ -260,26 +262,28 @@ impl Slots {
 
     /// The one door through which a slot changes what it is doing; gives what it was doing.
     #[inline]
-    pub fn set(&mut self, slot: u16, next: Phase) -> Phase {
+    pub fn set_state(&mut self, slot: u16, next: SlotState) -> SlotState {
         match &next {
-            Phase::Waiting(_) => self.waiting.push_back(slot),
-            Phase::Receiving(_, buffer) => self.receiving_bytes += buffer.capacity(),
-            Phase::Running(running) => {
-                self.running += 1;
-                self.answer_bytes += running.answer_bytes_max();
+            SlotState::AwaitingBuffer(_) => self.waiting.push_back(slot),
+            SlotState::Receiving(_, buffer) => self.receiving_bytes += buffer.capacity(),
+            SlotState::InFlight(running) => {
+                self.in_flight += 1;
+                self.response_bytes += running.response_bytes_max();
             }
-            Phase::Free | Phase::Event => {}
+            SlotState::Free | SlotState::EventRequest => {}
         }
-        let previous = std::mem::replace(&mut self.slots[usize::from(slot)].phase, next);
+        let previous = std::mem::replace(&mut self.slots[usize::from(slot)].state, next);
         match &previous {
-            Phase::Waiting(_) if self.waiting.front() == Some(&slot) => drop(self.waiting.pop_front()),
-            Phase::Waiting(_) => self.waiting.retain(|&waiting| waiting != slot),
-            Phase::Receiving(_, buffer) => self.receiving_bytes -= buffer.capacity(),
-            Phase::Running(running) => {
-                self.running -= 1;
-                self.answer_bytes -= running.answer_bytes_max();
+            SlotState::AwaitingBuffer(_) if self.waiting.front() == Some(&slot) => {
+                self.waiting.pop_front();
             }
-            Phase::Free | Phase::Event => {}
+            SlotState::AwaitingBuffer(_) => self.waiting.retain(|&waiting| waiting != slot),
+            SlotState::Receiving(_, buffer) => self.receiving_bytes -= buffer.capacity(),
+            SlotState::InFlight(running) => {
+                self.in_flight -= 1;
+                self.response_bytes -= running.response_bytes_max();
+            }
+            SlotState::Free | SlotState::EventRequest => {}
         }
         previous
     }
@@ -288,29 +292,34 @@ impl Slots {
     #[inline]
     pub fn receiving(&mut self, slot: u16) -> Option<(u16, &mut Transfer, &mut Buffer)> {
         let slot = self.slots.get_mut(usize::from(slot))?;
-        match &mut slot.phase {
-            Phase::Receiving(transfer, buffer) => Some((slot.command_id, transfer, buffer)),
-            Phase::Free | Phase::Waiting(_) | Phase::Running(_) | Phase::Event => None,
+        match &mut slot.state {
+            SlotState::Receiving(transfer, buffer) => Some((slot.command_id, transfer, buffer)),
+            SlotState::Free
+            | SlotState::AwaitingBuffer(_)
+            | SlotState::InFlight(_)
+            | SlotState::EventRequest => None,
         }
     }
 
     /// The first slot that waits for a buffer, and how many bytes of it.
     pub fn first_waiting(&self) -> Option<(u16, usize)> {
         let slot = *self.waiting.front()?;
-        match &self.slots[usize::from(slot)].phase {
-            Phase::Waiting(transfer) => Some((slot, transfer.landing.buffer_bytes(transfer.expected))),
+        match &self.slots[usize::from(slot)].state {
+            SlotState::AwaitingBuffer(transfer) => {
+                Some((slot, transfer.layout.buffer_bytes(transfer.expected_bytes)))
+            }
             phase => unreachable!("slot {slot} is listed as waiting and is {phase:?}"),
         }
     }
 
     /// Gives a waiting slot its buffer; gives its command's identifier and the bytes to ask for.
     pub fn start_receiving(&mut self, slot: u16, buffer: Buffer, now: Nanos) -> (u16, u32) {
-        match self.set(slot, Phase::Free) {
-            Phase::Waiting(mut transfer) => {
-                let expected = transfer.expected;
-                transfer.asked = now;
-                transfer.open = self.receiving_bytes + buffer.capacity();
-                self.set(slot, Phase::Receiving(transfer, buffer));
+        match self.set_state(slot, SlotState::Free) {
+            SlotState::AwaitingBuffer(mut transfer) => {
+                let expected = transfer.expected_bytes;
+                transfer.requested_at = now;
+                transfer.open_bytes = self.receiving_bytes + buffer.capacity();
+                self.set_state(slot, SlotState::Receiving(transfer, buffer));
                 (self.slots[usize::from(slot)].command_id, expected)
             }
             phase => unreachable!("slot {slot} gets a buffer and is {phase:?}"),
@@ -320,37 +329,40 @@ impl Slots {
     /// The transfers whose data is on its way.
     pub fn open_transfers(&self) -> impl Iterator<Item = &Transfer> {
         let slots = if self.receiving_bytes == 0 { &[][..] } else { &self.slots };
-        slots.iter().filter_map(|slot| match &slot.phase {
-            Phase::Receiving(transfer, _) => Some(transfer),
-            Phase::Free | Phase::Waiting(_) | Phase::Running(_) | Phase::Event => None,
+        slots.iter().filter_map(|slot| match &slot.state {
+            SlotState::Receiving(transfer, _) => Some(transfer),
+            SlotState::Free
+            | SlotState::AwaitingBuffer(_)
+            | SlotState::InFlight(_)
+            | SlotState::EventRequest => None,
         })
     }
 
     /// A slot that holds an event request: that of `command_id`, or any.
-    pub fn event(&self, command_id: Option<u16>) -> Option<u16> {
-        let wanted = |slot: &Slot| {
-            matches!(slot.phase, Phase::Event) && command_id.is_none_or(|id| id == slot.command_id)
+    pub fn find_event_request(&self, command_id: Option<u16>) -> Option<u16> {
+        let wanted = |slot: &CommandSlot| {
+            matches!(slot.state, SlotState::EventRequest) && command_id.is_none_or(|id| id == slot.command_id)
         };
         self.slots.iter().position(wanted).map(|index| index as u16)
     }
 
     /// How many slots hold an event request.
-    pub fn events(&self) -> usize {
-        self.slots.iter().filter(|slot| matches!(slot.phase, Phase::Event)).count()
+    pub fn event_request_count(&self) -> usize {
+        self.slots.iter().filter(|slot| matches!(slot.state, SlotState::EventRequest)).count()
     }
 
     /// Frees every slot that is not at the engine: the connection ends, and their commands get no answer.
-    pub fn drop_all_but_running(&mut self) {
+    pub fn release_all_but_in_flight(&mut self) {
         for slot in 0..self.slots.len() as u16 {
-            if !matches!(self.slots[usize::from(slot)].phase, Phase::Free | Phase::Running(_)) {
+            if !matches!(self.slots[usize::from(slot)].state, SlotState::Free | SlotState::InFlight(_)) {
                 self.release(slot);
             }
         }
     }
 
     /// Frees the slots of event requests: a reset controller answers none.
-    pub fn drop_events(&mut self) {
-        while let Some(slot) = self.event(None) {
+    pub fn release_event_requests(&mut self) {
+        while let Some(slot) = self.find_event_request(None) {
             self.release(slot);
         }
     }
@@ -362,43 +374,53 @@ mod tests {
 
     #[test]
     fn a_queue_has_as_many_slots_as_entries_and_uses_them_again() {
-        let mut slots = Slots::new(3);
+        let mut slots = CommandSlots::new(3);
         for id in [7, 9, 0xffff] {
-            assert!(!slots.is_full() && !slots.has(id));
-            slots.take(id, Phase::Running(Running::Flush));
-            assert!(slots.has(id));
+            assert!(!slots.is_full() && !slots.is_id_in_use(id));
+            slots.take(id, SlotState::InFlight(InFlight::Flush));
+            assert!(slots.is_id_in_use(id));
         }
         assert!(slots.is_full());
-        assert_eq!(slots.running(), 3);
-        assert!(matches!(slots.release(1), (9, Phase::Running(Running::Flush))));
-        assert!(!slots.is_full() && !slots.has(9));
-        assert_eq!(slots.take(9, Phase::Event), 1);
-        assert_eq!((slots.event(Some(9)), slots.event(Some(7)), slots.events()), (Some(1), None, 1));
-        slots.drop_events();
-        assert_eq!((slots.running(), slots.has(9), slots.has(7)), (2, false, true));
+        assert_eq!(slots.in_flight(), 3);
+        assert!(matches!(slots.release(1), (9, SlotState::InFlight(InFlight::Flush))));
+        assert!(!slots.is_full() && !slots.is_id_in_use(9));
+        assert_eq!(slots.take(9, SlotState::EventRequest), 1);
+        assert_eq!(
+            (
+                slots.find_event_request(Some(9)),
+                slots.find_event_request(Some(7)),
+                slots.event_request_count()
+            ),
+            (Some(1), None, 1)
+        );
+        slots.release_event_requests();
+        assert_eq!((slots.in_flight(), slots.is_id_in_use(9), slots.is_id_in_use(7)), (2, false, true));
     }
 
     #[test]
-    fn waiting_slots_get_their_buffers_in_turn() {
-        let mut slots = Slots::new(4);
+    fn waiting_slots_get_buffers_in_arrival_order() {
+        let mut slots = CommandSlots::new(4);
         let transfer = |expected| Transfer {
             namespace: NamespaceId(1),
-            serial: 0,
-            intent: Intent::Block(crate::nvm_commands::Intent::Compare { lba: octokv_base::Lba(0) }),
-            landing: Landing { split: 0, value_at: 64 },
-            expected,
-            received: 0,
-            asked: Nanos::ZERO,
-            open: 0,
-            damaged: false,
+            namespace_serial: 0,
+            pending: PendingCommand::Block(crate::nvm_commands::PendingNvmCommand::Compare {
+                lba: octokv_base::Lba(0),
+            }),
+            layout: PayloadLayout { key_bytes: 0, value_offset: 64 },
+            expected_bytes: expected,
+            received_bytes: 0,
+            requested_at: Nanos::ZERO,
+            open_bytes: 0,
+            has_bad_digest: false,
         };
-        let first = slots.take(1, Phase::Waiting(transfer(100)));
-        let second = slots.take(2, Phase::Waiting(transfer(200)));
+        let first = slots.take(1, SlotState::AwaitingBuffer(transfer(100)));
+        let second = slots.take(2, SlotState::AwaitingBuffer(transfer(200)));
         assert_eq!(slots.first_waiting(), Some((first, 164)));
         assert_eq!(slots.start_receiving(first, Buffer::zeroed(164), Nanos(7)), (1, 100));
         assert_eq!(slots.first_waiting(), Some((second, 264)));
         assert_eq!(slots.receiving_bytes(), 4096);
-        let open: Vec<_> = slots.open_transfers().map(|transfer| (transfer.asked, transfer.open)).collect();
+        let open: Vec<_> =
+            slots.open_transfers().map(|transfer| (transfer.requested_at, transfer.open_bytes)).collect();
         assert_eq!(open, [(Nanos(7), 4096)]);
         assert!(slots.receiving(first).is_some() && slots.receiving(second).is_none());
         assert!(slots.receiving(77).is_none());
@@ -408,8 +430,8 @@ mod tests {
     }
 
     #[test]
-    fn the_key_in_front_of_a_value_lands_behind_the_header() {
-        let landing = Landing { split: 20, value_at: 128 };
+    fn a_leading_key_is_copied_behind_the_record_header() {
+        let landing = PayloadLayout { key_bytes: 20, value_offset: 128 };
         let mut buffer = vec![0; landing.buffer_bytes(50)];
         assert_eq!(buffer.len(), 158);
         let data: Vec<u8> = (1..=50).collect();

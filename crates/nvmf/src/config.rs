@@ -9,9 +9,9 @@ use octokv_wire::queue_entry::csi;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The name and the bounds of a target. [`TargetSettings::new`] gives the defaults.
+/// The name and the bounds of a target. [`SubsystemConfig::new`] gives the defaults.
 #[derive(Clone, Debug)]
-pub struct TargetSettings {
+pub struct SubsystemConfig {
     /// The subsystem's NQN.
     pub nqn: String,
     /// Its serial number: up to 20 printable ASCII characters; more are cut off.
@@ -33,7 +33,7 @@ pub struct TargetSettings {
     /// The most bytes of a value that may come inside the command's capsule; a multiple of 16.
     pub in_capsule_bytes: u32,
     /// The most bytes of one H2CData PDU; at least 4096 and a multiple of 4.
-    pub max_h2c_data: u32,
+    pub h2c_data_bytes_max: u32,
     /// The most bytes of a value, over all namespaces; rules MDTS and every transfer.
     pub value_bytes_max: u32,
     /// The most bytes of a key of the extension's commands.
@@ -55,10 +55,10 @@ pub struct TargetSettings {
     pub first_controller_id: u16,
 }
 
-impl TargetSettings {
+impl SubsystemConfig {
     /// The defaults, for a subsystem of this name.
-    pub fn new(nqn: &str) -> TargetSettings {
-        TargetSettings {
+    pub fn new(nqn: &str) -> SubsystemConfig {
+        SubsystemConfig {
             nqn: nqn.to_owned(),
             serial: "OCTOKV".to_owned(),
             model: "octokv NVMe Key-Value target".to_owned(),
@@ -69,7 +69,7 @@ impl TargetSettings {
             io_queues_max: 64,
             queue_depth: 1024,
             in_capsule_bytes: 16 * 1024,
-            max_h2c_data: 512 * 1024,
+            h2c_data_bytes_max: 512 * 1024,
             value_bytes_max: 2 * 1024 * 1024,
             key_bytes_max: octokv_base::KEY_BYTES_MAX as u16,
             receive_bytes_max: 32 * 1024 * 1024,
@@ -93,7 +93,7 @@ impl TargetSettings {
     }
 
     /// Panics where a bound could not be kept or announced: a mistake of whoever made the settings.
-    pub(crate) fn assert_sound(&self) {
+    pub(crate) fn assert_valid(&self) {
         assert!(!self.nqn.is_empty() && self.nqn.len() <= 223, "a subsystem NQN has 1 to 223 bytes");
         assert!(self.queue_depth >= 2, "a queue has at least two entries");
         assert!((1..0xfff0).contains(&self.first_controller_id), "controller identifiers");
@@ -101,7 +101,7 @@ impl TargetSettings {
         assert!(self.io_queues_max >= 1, "a controller has at least one I/O queue");
         assert!(self.in_capsule_bytes.is_multiple_of(16), "capsules are counted in 16 bytes");
         assert!(self.in_capsule_bytes <= 64 * 1024, "a capsule must fit a receive buffer with ease");
-        assert!(self.max_h2c_data >= 4096 && self.max_h2c_data.is_multiple_of(4), "MAXH2CDATA");
+        assert!(self.h2c_data_bytes_max >= 4096 && self.h2c_data_bytes_max.is_multiple_of(4), "MAXH2CDATA");
         assert!(self.value_bytes_max >= 4096, "MDTS counts whole pages");
         assert!(usize::from(self.key_bytes_max) <= octokv_base::KEY_BYTES_MAX);
         assert!(self.key_bytes_max >= 16, "every key of the standard commands fits");
@@ -160,12 +160,12 @@ impl NamespaceInfo {
     }
 
     /// Panics where it could not be announced: a mistake of whoever made it.
-    pub(crate) fn assert_sound(&self, settings: &TargetSettings) {
+    pub(crate) fn assert_valid(&self, config: &SubsystemConfig) {
         assert!(self.id.0 > 0 && self.id.0 < u32::MAX - 1, "a namespace's identifier is 1 to FFFFFFFDh");
         assert!((1..=ANA_GROUPS_MAX).contains(&self.ana_group), "ANA group {}", self.ana_group);
         match self.kind {
             NamespaceKind::KeyValue { value_bytes_max, .. } => {
-                assert!(value_bytes_max <= settings.value_bytes_max, "values beyond the settings' bound");
+                assert!(value_bytes_max <= config.value_bytes_max, "values beyond the settings' bound");
             }
             NamespaceKind::Block { block_bytes } => {
                 assert!(matches!(block_bytes, 512 | 4096), "blocks of {block_bytes} B");
@@ -175,7 +175,7 @@ impl NamespaceInfo {
     }
 
     /// How many bytes are in use now.
-    pub fn used(&self) -> u64 {
+    pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
     }
 }

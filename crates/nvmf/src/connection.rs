@@ -1,7 +1,7 @@
 //! One TCP connection, from its first byte to its last.
 //!
 //! In: bytes from the head of a linear receive buffer, outcomes of requests, the time. Out: requests,
-//! and bytes in the [`Outbox`]. What PDUs do is in `intake`, what commands do in
+//! and bytes in the [`SendBuffer`]. What PDUs do is in `intake`, what commands do in
 //! `commands`.
 //!
 //! ```text
@@ -21,83 +21,83 @@
 //! the memory held is bounded: slots by the queue's size, buffers by `receive_bytes_max`, replies by
 //! `outbox_bytes_max` plus what is at the engine. Tested in `tests/` of this room.
 
-use crate::command_handler::is_answer;
-use crate::command_slots::{Phase, Running, Slots};
-use crate::controller::{Condition, Controller};
+use crate::command_handler::is_negative_result;
+use crate::command_slots::{CommandSlots, InFlight, SlotState};
+use crate::controller::{Controller, ControllerState};
 use crate::counters::Counts;
 use crate::io_commands;
-use crate::io_request::{Outcome, Request};
-use crate::namespaces::Namespaces;
-use crate::pdu_receive::{DataDigest, Inflow};
-use crate::pdu_send::Replies;
-use crate::send_buffer::Outbox;
+use crate::io_request::{IoRequest, RequestOutcome};
+use crate::namespaces::NamespaceSnapshot;
+use crate::pdu_receive::{DataDigest, ReceiveState};
+use crate::pdu_send::PduWriter;
+use crate::send_buffer::SendBuffer;
 use crate::subsystem::Target;
-use octokv_base::{Nanos, Pool};
-use octokv_wire::pdu::{End, Terminate};
-use octokv_wire::{Fault, Status};
+use octokv_base::{BufferPool, Nanos};
+use octokv_wire::pdu::{Role, TermReq};
+use octokv_wire::{PduError, Status};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// How long a connection that we end stays open, so that the host can read why.
-const LINGER: Nanos = Nanos::from_secs(1);
+const TERMINATION_LINGER: Nanos = Nanos::from_secs(1);
 /// How often a live connection looks at its controller when nothing comes.
-const WATCH: Nanos = Nanos::from_millis(500);
+const CONTROLLER_CHECK_INTERVAL: Nanos = Nanos::from_millis(500);
 /// How often a connection whose transfers wait for buffers looks for some.
-const BUFFER_WATCH: Nanos = Nanos::from_millis(1);
+const BUFFER_RETRY_INTERVAL: Nanos = Nanos::from_millis(1);
 /// How long the data of a transfer may stop coming before the connection is given up: its buffers are wanted.
-const TRANSFER_LIMIT: Nanos = Nanos::from_secs(30);
+const TRANSFER_IDLE_TIMEOUT: Nanos = Nanos::from_secs(30);
 /// And how slowly it may come in all, beyond that, in bytes a second.
-const TRANSFER_BYTES_S_MIN: u64 = 256 << 10;
+const TRANSFER_BYTES_PER_SECOND_MIN: u64 = 256 << 10;
 /// Signs of life are passed on at most this often.
-const SIGN_SPACING: Nanos = Nanos::from_millis(5);
+const ACTIVITY_RECORD_INTERVAL: Nanos = Nanos::from_millis(5);
 
 /// What [`Connection::receive`] did with the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Consumed {
+pub struct ReceiveResult {
     /// How many bytes of the head were taken; the caller keeps the rest and gives it again.
-    pub bytes: usize,
+    pub consumed_bytes: usize,
     /// Why a complete command waits although its bytes are here. While this is set, call `receive` with
     /// the same bytes again each turn, and receive no more from the socket.
-    pub stalled: Option<Stall>,
+    pub stalled: Option<StallReason>,
 }
 
 /// What a connection waits for before it takes more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stall {
+pub enum StallReason {
     /// A slot: as many commands as the queue holds are being worked on.
     Slots,
     /// A buffer of the pool.
     Buffers,
     /// The host, which does not read its replies.
-    Outbox,
+    SendBuffer,
 }
 
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closing {
+pub enum CloseReason {
     /// The host sent what must not be.
-    Fault(Fault),
+    PduError(PduError),
     /// The host said that we sent what must not be.
-    HostTerminated(Terminate),
+    HostTerminated(TermReq),
     /// The host disconnected the queue.
     Disconnected,
     /// The host did not finish its Connect in time.
-    Handshake,
+    HandshakeTimeout,
     /// The host was silent for longer than its keep-alive time.
-    KeepAlive,
+    KeepAliveExpired,
     /// The host announced data and did not send them.
-    Transfer,
+    TransferTimeout,
     /// The controller was reset or has ended.
     ControllerEnded,
     /// The socket was closed or broke.
     PeerClosed,
     /// There are too many connections.
-    NoRoom,
+    ConnectionLimit,
 }
 
 /// Where a connection stands.
 #[derive(Clone, Debug)]
-pub(crate) enum State {
+pub(crate) enum ConnectionState {
     AwaitIcReq { until: Nanos },
     AwaitConnect { until: Nanos },
     Admin(Arc<Controller>),
@@ -114,13 +114,13 @@ pub(crate) struct IoQueue {
     pub id: u16,
     pub generation: u32,
     /// Whether the host turned all command sets on.
-    pub all_sets: bool,
+    pub all_command_sets: bool,
 }
 
-impl State {
+impl ConnectionState {
     /// Whether the drawing has an arrow from this to `next`.
-    fn may_become(&self, next: &State) -> bool {
-        use State::*;
+    fn can_transition_to(&self, next: &ConnectionState) -> bool {
+        use ConnectionState::*;
         match self {
             AwaitIcReq { .. } => matches!(next, AwaitConnect { .. } | Terminating { .. } | Closed),
             AwaitConnect { .. } => {
@@ -134,12 +134,12 @@ impl State {
 
     pub fn controller(&self) -> Option<&Arc<Controller>> {
         match self {
-            State::Admin(controller) | State::Discovery(controller) => Some(controller),
-            State::Io(queue) => Some(&queue.controller),
-            State::AwaitIcReq { .. }
-            | State::AwaitConnect { .. }
-            | State::Terminating { .. }
-            | State::Closed => None,
+            ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => Some(controller),
+            ConnectionState::Io(queue) => Some(&queue.controller),
+            ConnectionState::AwaitIcReq { .. }
+            | ConnectionState::AwaitConnect { .. }
+            | ConnectionState::Terminating { .. }
+            | ConnectionState::Closed => None,
         }
     }
 }
@@ -149,54 +149,54 @@ impl State {
 pub struct Connection {
     pub(crate) target: Arc<Target>,
     /// The namespaces as last looked at.
-    pub(crate) namespaces: Arc<Namespaces>,
-    pub(crate) local: SocketAddr,
-    peer: SocketAddr,
-    state: State,
-    pub(crate) inflow: Inflow,
+    pub(crate) namespaces: Arc<NamespaceSnapshot>,
+    pub(crate) local_address: SocketAddr,
+    peer_address: SocketAddr,
+    state: ConnectionState,
+    pub(crate) receive_state: ReceiveState,
     pub(crate) data_digest: DataDigest,
-    pub(crate) replies: Replies,
-    pub(crate) slots: Slots,
-    pub(crate) counts: Counts,
+    pub(crate) pdu_writer: PduWriter,
+    pub(crate) slots: CommandSlots,
+    pub(crate) counters: Counts,
     /// Where pages of admin commands are made.
-    pub(crate) page: Vec<u8>,
-    closing: Option<Closing>,
+    pub(crate) page_buffer: Vec<u8>,
+    close_reason: Option<CloseReason>,
     host_nqn: Option<String>,
     /// How the last Connect was refused.
-    pub(crate) refused: Option<Status>,
+    pub(crate) connect_error: Option<Status>,
     /// Within the bound of connections.
-    pub(crate) has_room: bool,
+    pub(crate) within_connection_limit: bool,
     /// The pool, while transfers wait for buffers of it.
-    pub(crate) wanted_pool: Option<Pool>,
-    pub(crate) ticked: Nanos,
-    signed: Nanos,
+    pub(crate) buffer_wait_pool: Option<BufferPool>,
+    pub(crate) last_tick_at: Nanos,
+    last_activity_at: Nanos,
 }
 
 impl Connection {
     /// A connection that was just accepted on `local` from `peer`.
     pub fn new(target: Arc<Target>, local: SocketAddr, peer: SocketAddr, now: Nanos) -> Connection {
-        let has_room = target.connection_opened();
-        let until = now + target.settings().handshake_limit;
+        let has_room = target.register_connection();
+        let until = now + target.config().handshake_limit;
         let namespaces = target.namespaces();
         Connection {
             target,
             namespaces,
-            local,
-            peer,
-            state: State::AwaitIcReq { until },
-            inflow: Inflow::Head,
+            local_address: local,
+            peer_address: peer,
+            state: ConnectionState::AwaitIcReq { until },
+            receive_state: ReceiveState::Head,
             data_digest: DataDigest::new(),
-            replies: Replies::new(),
-            slots: Slots::new(0),
-            counts: Counts::default(),
-            page: Vec::new(),
-            closing: None,
+            pdu_writer: PduWriter::new(),
+            slots: CommandSlots::new(0),
+            counters: Counts::default(),
+            page_buffer: Vec::new(),
+            close_reason: None,
             host_nqn: None,
-            refused: None,
-            has_room,
-            wanted_pool: None,
-            ticked: now,
-            signed: now,
+            connect_error: None,
+            within_connection_limit: has_room,
+            buffer_wait_pool: None,
+            last_tick_at: now,
+            last_activity_at: now,
         }
     }
 
@@ -206,14 +206,14 @@ impl Connection {
         &mut self,
         now: Nanos,
         bytes: &[u8],
-        pool: &Pool,
-        requests: &mut Vec<Request>,
-    ) -> Consumed {
-        self.watch();
-        let consumed = self.take_in(now, bytes, pool, requests);
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> ReceiveResult {
+        self.check_controller();
+        let consumed = self.receive_pdus(now, bytes, pool, requests);
         // Bytes that are offered again because nothing was taken of them are no sign of life.
-        if consumed.bytes > 0 {
-            self.note_sign(now);
+        if consumed.consumed_bytes > 0 {
+            self.record_activity(now);
         }
         consumed
     }
@@ -221,149 +221,166 @@ impl Connection {
     /// Where the bytes that come next belong, while a value is on its way: a socket may be read straight
     /// into it, provided that every byte received before was given to [`Connection::receive`] and taken.
     /// Then tell by [`Connection::landed`] how many came. Worth it for large values.
-    pub fn landing(&mut self) -> Option<&mut [u8]> {
-        self.landing_place()
+    pub fn payload_buffer(&mut self) -> Option<&mut [u8]> {
+        self.current_payload_buffer()
     }
 
     /// `count` bytes were received into [`Connection::landing`].
     ///
     /// # Panics
     /// When the landing had no room for so many.
-    pub fn landed(&mut self, now: Nanos, count: usize, pool: &Pool, requests: &mut Vec<Request>) {
-        self.note_sign(now);
-        self.take_landed(count, pool, requests);
+    pub fn payload_received(
+        &mut self,
+        now: Nanos,
+        count: usize,
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) {
+        self.record_activity(now);
+        self.advance_payload(count, pool, requests);
     }
 
     /// Ends a request of `slot`: its completion, with data where there is some, goes to the outbox.
     ///
     /// # Panics
     /// When no request of that slot is out, or the outcome is not one of its operation.
-    pub fn complete(&mut self, _now: Nanos, slot: u32, outcome: Outcome) {
-        if !self.slots.count_down(slot as u16) {
-            self.note_flush(&outcome);
+    pub fn complete(&mut self, _now: Nanos, slot: u32, outcome: RequestOutcome) {
+        if !self.slots.finish_one(slot as u16) {
+            self.record_flush_result(&outcome);
             return;
         }
         let namespace = self.slots.namespace(slot as u16);
         let (command_id, phase) = self.slots.release(slot as u16);
-        let Phase::Running(running) = phase else {
+        let SlotState::InFlight(running) = phase else {
             unreachable!("slot {slot} was completed and is {phase:?}");
         };
-        if let Running::ShutDown { before, written, .. } = running {
-            self.note_flush(&outcome);
+        if let InFlight::ShutDown { cc_before: before, cc_written: written, .. } = running {
+            self.record_flush_result(&outcome);
             self.end_shutdown(command_id, before, written);
             return;
         }
-        let State::Io(queue) = &self.state else {
+        let ConnectionState::Io(queue) = &self.state else {
             return; // The connection ended meanwhile: nobody waits for the answer.
         };
-        if matches!(outcome, Outcome::Unrecovered | Outcome::WriteFault) {
-            self.counts.media_errors += 1;
+        if matches!(outcome, RequestOutcome::Unrecovered | RequestOutcome::WriteFault) {
+            self.counters.media_errors += 1;
         }
-        let missing_fails = |id| queue.controller.missing_fails(id);
-        let answer = io_commands::answer(running, outcome, missing_fails);
+        let delete_missing_is_error = |id| queue.controller.delete_missing_is_error(id);
+        let result = io_commands::command_result(running, outcome, delete_missing_is_error);
         let lba = match running {
-            Running::Blocks(work) => Some(work.lba()),
+            InFlight::Blocks(work) => Some(work.lba()),
             _ => None,
         };
-        if let Some((buffer, from, to)) = answer.data {
-            let sent =
-                if lba.is_some() { &mut self.counts.read_bytes } else { &mut self.counts.retrieved_bytes };
+        if let Some((buffer, from, to)) = result.data {
+            let sent = if lba.is_some() {
+                &mut self.counters.read_bytes
+            } else {
+                &mut self.counters.retrieved_bytes
+            };
             *sent += (to - from) as u64;
-            self.replies.keep(command_id, buffer, from, to);
+            self.pdu_writer.write_data_buffer(command_id, buffer, from, to);
         }
-        if !answer.status.is_success() && !is_answer(answer.status) {
-            self.note_failure(command_id, namespace, lba, answer.status);
+        if !result.status.is_success() && !is_negative_result(result.status) {
+            self.record_failure(command_id, namespace, lba, result.status);
         }
-        self.respond(command_id, answer.status, answer.dw0, 0);
-        self.grant_waiting();
+        self.respond(command_id, result.status, result.dw0, 0);
+        self.grant_waiting_transfers();
     }
 
     /// Lets time pass: limits, notices, buffers that came free, and what other cores did to the controller.
     pub fn tick(&mut self, now: Nanos) {
-        self.ticked = now;
-        self.watch();
-        self.grant_waiting();
+        self.last_tick_at = now;
+        self.check_controller();
+        self.grant_waiting_transfers();
         match &self.state {
-            State::AwaitIcReq { until } | State::AwaitConnect { until } if *until <= now => {
-                self.close(Closing::Handshake);
+            ConnectionState::AwaitIcReq { until } | ConnectionState::AwaitConnect { until }
+                if *until <= now =>
+            {
+                self.close(CloseReason::HandshakeTimeout);
             }
-            State::Terminating { until } if *until <= now => self.set_state(State::Closed),
-            State::Admin(controller) | State::Discovery(controller) => {
-                let limit = self.target.settings().discovery_idle_limit;
-                if controller.silence_deadline(limit) <= now {
-                    controller.end(Condition::Expired);
-                    self.counts.keep_alive_expired += 1;
-                    self.close(Closing::KeepAlive);
+            ConnectionState::Terminating { until } if *until <= now => {
+                self.set_state(ConnectionState::Closed)
+            }
+            ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => {
+                let limit = self.target.config().discovery_idle_limit;
+                if controller.keep_alive_deadline(limit) <= now {
+                    controller.terminate(ControllerState::KeepAliveExpired);
+                    self.counters.keep_alive_expired += 1;
+                    self.close(CloseReason::KeepAliveExpired);
                 } else {
-                    self.tell_events();
+                    self.deliver_async_events();
                 }
             }
-            State::Io(_) if self.transfer_is_late(now) => self.close(Closing::Transfer),
-            State::AwaitIcReq { .. }
-            | State::AwaitConnect { .. }
-            | State::Io(_)
-            | State::Terminating { .. }
-            | State::Closed => {}
+            ConnectionState::Io(_) if self.has_late_transfer(now) => self.close(CloseReason::TransferTimeout),
+            ConnectionState::AwaitIcReq { .. }
+            | ConnectionState::AwaitConnect { .. }
+            | ConnectionState::Io(_)
+            | ConnectionState::Terminating { .. }
+            | ConnectionState::Closed => {}
         }
-        self.pass_counts();
+        self.flush_counters();
     }
 
     /// Whether data that was asked for does not come, or so slowly that its buffers are held for nothing: a host that
     /// sends a byte now and then, or other commands, holds them no longer than one that sends nothing. What was asked for
     /// before has its time, too: it is over when the last data comes, and was in its way.
-    fn transfer_is_late(&self, now: Nanos) -> bool {
-        let (is_silent, bytes) = (now.since(self.signed) >= TRANSFER_LIMIT, self.slots.receiving_bytes());
+    fn has_late_transfer(&self, now: Nanos) -> bool {
+        let (is_silent, bytes) =
+            (now.since(self.last_activity_at) >= TRANSFER_IDLE_TIMEOUT, self.slots.receiving_bytes());
         self.slots.open_transfers().any(|transfer| {
-            let bytes = transfer.open.max(bytes) as u64;
-            let whole = TRANSFER_LIMIT + Nanos::from_millis(bytes * 1000 / TRANSFER_BYTES_S_MIN);
-            is_silent || now.since(transfer.asked) >= whole
+            let bytes = transfer.open_bytes.max(bytes) as u64;
+            let whole =
+                TRANSFER_IDLE_TIMEOUT + Nanos::from_millis(bytes * 1000 / TRANSFER_BYTES_PER_SECOND_MIN);
+            is_silent || now.since(transfer.requested_at) >= whole
         })
     }
 
     /// When [`Connection::tick`] must be called at the latest.
     pub fn next_deadline(&self) -> Nanos {
         match &self.state {
-            State::AwaitIcReq { until } | State::AwaitConnect { until } | State::Terminating { until } => {
-                *until
+            ConnectionState::AwaitIcReq { until }
+            | ConnectionState::AwaitConnect { until }
+            | ConnectionState::Terminating { until } => *until,
+            ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => {
+                let limit = self.target.config().discovery_idle_limit;
+                controller.keep_alive_deadline(limit).min(self.last_tick_at + CONTROLLER_CHECK_INTERVAL)
             }
-            State::Admin(controller) | State::Discovery(controller) => {
-                let limit = self.target.settings().discovery_idle_limit;
-                controller.silence_deadline(limit).min(self.ticked + WATCH)
+            ConnectionState::Io(_) if self.buffer_wait_pool.is_some() => {
+                self.last_tick_at + BUFFER_RETRY_INTERVAL
             }
-            State::Io(_) if self.wanted_pool.is_some() => self.ticked + BUFFER_WATCH,
-            State::Io(_) => self.ticked + WATCH,
-            State::Closed => Nanos::NEVER,
+            ConnectionState::Io(_) => self.last_tick_at + CONTROLLER_CHECK_INTERVAL,
+            ConnectionState::Closed => Nanos::NEVER,
         }
     }
 
     /// The socket was closed by the host, or broke: nothing more will come or can be sent.
     pub fn peer_closed(&mut self) {
-        self.close(Closing::PeerClosed);
-        self.replies.outbox.clear();
+        self.close(CloseReason::PeerClosed);
+        self.pdu_writer.send_buffer.clear();
     }
 
     /// What is to be sent.
-    pub fn outbox(&mut self) -> &mut Outbox {
-        &mut self.replies.outbox
+    pub fn send_buffer(&mut self) -> &mut SendBuffer {
+        &mut self.pdu_writer.send_buffer
     }
 
     /// Whether the socket is to be closed once the outbox is empty. Requests may still be out then.
     pub fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed)
+        matches!(self.state, ConnectionState::Closed)
     }
 
     /// Why the connection ended, once it is ending.
-    pub fn closing_reason(&self) -> Option<Closing> {
-        self.closing
+    pub fn close_reason(&self) -> Option<CloseReason> {
+        self.close_reason
     }
 
     /// How many requests are out.
     pub fn in_flight(&self) -> usize {
-        self.slots.running()
+        self.slots.in_flight()
     }
 
     /// What the host calls itself, once it has been let in under that name.
-    pub fn host(&self) -> Option<&str> {
+    pub fn connected_host_nqn(&self) -> Option<&str> {
         self.state().controller().and(self.host_nqn())
     }
 
@@ -373,116 +390,118 @@ impl Connection {
     }
 
     /// What its last Connect was refused with, where it was.
-    pub fn refused(&self) -> Option<Status> {
-        self.refused
+    pub fn connect_error(&self) -> Option<Status> {
+        self.connect_error
     }
 
     /// Keeps what the host calls itself, connected or not.
-    pub(crate) fn name_host(&mut self, nqn: &str) {
+    pub(crate) fn set_host_nqn(&mut self, nqn: &str) {
         if self.host_nqn.as_deref() != Some(nqn) {
             self.host_nqn = Some(nqn.to_owned());
         }
     }
 
     /// The host's address.
-    pub fn peer(&self) -> SocketAddr {
-        self.peer
+    pub fn peer_address(&self) -> SocketAddr {
+        self.peer_address
     }
 
-    pub(crate) fn state(&self) -> &State {
+    pub(crate) fn state(&self) -> &ConnectionState {
         &self.state
     }
 
     /// The one door through which the state changes.
-    pub(crate) fn set_state(&mut self, next: State) {
-        assert!(self.state.may_become(&next), "{:?} -> {next:?}", self.state);
-        self.pass_counts();
+    pub(crate) fn set_state(&mut self, next: ConnectionState) {
+        assert!(self.state.can_transition_to(&next), "{:?} -> {next:?}", self.state);
+        self.flush_counters();
         if let Some(controller) = next.controller() {
             let nqn = controller.host.nqn.clone();
-            self.refused = None;
-            self.name_host(&nqn);
+            self.connect_error = None;
+            self.set_host_nqn(&nqn);
         }
         match std::mem::replace(&mut self.state, next) {
-            State::Admin(controller) | State::Discovery(controller) => {
-                controller.end(Condition::Gone);
-                self.target.forget(&controller);
+            ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => {
+                controller.terminate(ControllerState::Disconnected);
+                self.target.unregister_controller(&controller);
             }
-            State::Io(queue) => queue.controller.disconnect_queue(queue.id, queue.generation),
-            State::AwaitIcReq { .. }
-            | State::AwaitConnect { .. }
-            | State::Terminating { .. }
-            | State::Closed => {}
+            ConnectionState::Io(queue) => queue.controller.disconnect_queue(queue.id, queue.generation),
+            ConnectionState::AwaitIcReq { .. }
+            | ConnectionState::AwaitConnect { .. }
+            | ConnectionState::Terminating { .. }
+            | ConnectionState::Closed => {}
         }
-        if matches!(self.state, State::Terminating { .. } | State::Closed) {
-            self.inflow = Inflow::Head;
-            self.wanted_pool = None;
-            self.slots.drop_all_but_running();
+        if matches!(self.state, ConnectionState::Terminating { .. } | ConnectionState::Closed) {
+            self.receive_state = ReceiveState::Head;
+            self.buffer_wait_pool = None;
+            self.slots.release_all_but_in_flight();
         }
     }
 
     /// Ends the connection at once. What is in the outbox may still be sent.
-    pub(crate) fn close(&mut self, why: Closing) {
-        self.closing.get_or_insert(why);
+    pub(crate) fn close(&mut self, reason: CloseReason) {
+        self.close_reason.get_or_insert(reason);
         if !self.is_closed() {
-            self.set_state(State::Closed);
+            self.set_state(ConnectionState::Closed);
         }
     }
 
     /// Ends the connection because of what the host sent, and says so; `quoted` is where the bad PDU
     /// begins.
-    pub(crate) fn terminate(&mut self, now: Nanos, fault: Fault, quoted: &[u8]) {
-        self.counts.transport_faults += 1;
-        let request = Terminate::for_fault(&fault);
-        self.replies.outbox.append(|out| request.encode(End::Controller, quoted, out));
-        self.linger(now, Closing::Fault(fault));
+    pub(crate) fn terminate(&mut self, now: Nanos, fault: PduError, rejected_pdu: &[u8]) {
+        self.counters.transport_faults += 1;
+        let request = TermReq::for_error(&fault);
+        self.pdu_writer.send_buffer.append(|out| request.encode(Role::Controller, rejected_pdu, out));
+        self.close_after_drain(now, CloseReason::PduError(fault));
     }
 
     /// Ends the connection once the host has had time to read what is in the outbox.
-    pub(crate) fn linger(&mut self, now: Nanos, why: Closing) {
-        self.closing.get_or_insert(why);
-        self.set_state(State::Terminating { until: now + LINGER });
+    pub(crate) fn close_after_drain(&mut self, now: Nanos, reason: CloseReason) {
+        self.close_reason.get_or_insert(reason);
+        self.set_state(ConnectionState::Terminating { until: now + TERMINATION_LINGER });
     }
 
     /// Looks at what became of the controller, perhaps by another core.
-    fn watch(&mut self) {
+    fn check_controller(&mut self) {
         let is_over = match &self.state {
-            State::Io(queue) => {
-                let life = queue.controller.life();
-                !life.condition.serves_io() || life.generation != queue.generation
+            ConnectionState::Io(queue) => {
+                let epoch = queue.controller.epoch();
+                !epoch.state.serves_io() || epoch.generation != queue.generation
             }
-            State::Admin(controller) | State::Discovery(controller) => controller.life().condition.is_over(),
-            State::AwaitIcReq { .. }
-            | State::AwaitConnect { .. }
-            | State::Terminating { .. }
-            | State::Closed => false,
+            ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => {
+                controller.epoch().state.has_ended()
+            }
+            ConnectionState::AwaitIcReq { .. }
+            | ConnectionState::AwaitConnect { .. }
+            | ConnectionState::Terminating { .. }
+            | ConnectionState::Closed => false,
         };
         if is_over {
-            self.close(Closing::ControllerEnded);
+            self.close(CloseReason::ControllerEnded);
         }
     }
 
-    fn note_sign(&mut self, now: Nanos) {
-        if now.since(self.signed) >= SIGN_SPACING {
-            self.signed = now;
+    fn record_activity(&mut self, now: Nanos) {
+        if now.since(self.last_activity_at) >= ACTIVITY_RECORD_INTERVAL {
+            self.last_activity_at = now;
             if let Some(controller) = self.state.controller() {
-                controller.note_sign(now);
+                controller.record_activity(now);
             }
         }
     }
 
-    fn pass_counts(&mut self) {
-        let mut counts = self.counts;
+    fn flush_counters(&mut self) {
+        let mut counters = self.counters;
         if let Some(controller) = self.state.controller() {
-            controller.statistics.absorb(&mut counts);
+            controller.counters.absorb(&mut counters);
         }
-        self.target.statistics.absorb(&mut self.counts);
+        self.target.counters.absorb(&mut self.counters);
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.close(Closing::PeerClosed);
-        self.pass_counts();
-        self.target.connection_closed();
+        self.close(CloseReason::PeerClosed);
+        self.flush_counters();
+        self.target.unregister_connection();
     }
 }

@@ -19,20 +19,20 @@
 //! makes a new generation, and I/O connections live only in the generation that they connected in; no
 //! queue identifier is connected twice.
 
-use crate::async_events::Events;
+use crate::async_events::AsyncEventState;
 use crate::config::{NamespaceInfo, NamespaceKind};
 use crate::counters::Statistics;
-use crate::features::Features;
+use crate::features::FeatureValues;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::Status;
-use octokv_wire::fabrics::{Configuration, ControllerStatus};
+use octokv_wire::fabrics::{ControllerConfiguration, ControllerStatus};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// What a controller is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum ControllerType {
     /// Namespaces.
     Io,
     /// The discovery log.
@@ -42,7 +42,7 @@ pub enum Purpose {
 /// How a controller is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Condition {
+pub enum ControllerState {
     /// Connected, not enabled: only properties.
     Disabled,
     /// Enabled.
@@ -52,76 +52,78 @@ pub enum Condition {
     /// Enabled with a configuration that cannot be.
     Failed,
     /// The host fell silent for longer than its keep-alive time.
-    Expired,
+    KeepAliveExpired,
     /// Its admin connection ended, or its host may connect no more.
-    Gone,
+    Disconnected,
 }
 
-impl Condition {
-    fn of(number: u8) -> Condition {
-        use Condition::*;
-        [Disabled, Ready, ShutDown, Failed, Expired, Gone][usize::from(number)]
+impl ControllerState {
+    fn from_u8(number: u8) -> ControllerState {
+        use ControllerState::*;
+        [Disabled, Ready, ShutDown, Failed, KeepAliveExpired, Disconnected][usize::from(number)]
     }
 
     /// Whether the drawing has an arrow from this to `next`.
-    fn may_become(self, next: Condition) -> bool {
-        use Condition::*;
+    fn can_transition_to(self, next: ControllerState) -> bool {
+        use ControllerState::*;
         match self {
-            Disabled => matches!(next, Ready | ShutDown | Failed | Expired | Gone),
-            Ready => matches!(next, Disabled | ShutDown | Expired | Gone),
-            ShutDown => matches!(next, Disabled | Ready | Expired | Gone),
-            Failed => matches!(next, Disabled | Expired | Gone),
-            Expired => matches!(next, Gone),
-            Gone => false,
+            Disabled => matches!(next, Ready | ShutDown | Failed | KeepAliveExpired | Disconnected),
+            Ready => matches!(next, Disabled | ShutDown | KeepAliveExpired | Disconnected),
+            ShutDown => matches!(next, Disabled | Ready | KeepAliveExpired | Disconnected),
+            Failed => matches!(next, Disabled | KeepAliveExpired | Disconnected),
+            KeepAliveExpired => matches!(next, Disconnected),
+            Disconnected => false,
         }
     }
 
     /// Whether I/O connections may go on.
     pub fn serves_io(self) -> bool {
-        matches!(self, Condition::Ready | Condition::ShutDown)
+        matches!(self, ControllerState::Ready | ControllerState::ShutDown)
     }
 
     /// Whether nothing of the controller may go on.
-    pub fn is_over(self) -> bool {
-        matches!(self, Condition::Expired | Condition::Gone)
+    pub fn has_ended(self) -> bool {
+        matches!(self, ControllerState::KeepAliveExpired | ControllerState::Disconnected)
     }
 }
 
 /// A controller's condition, and how often it has been reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct ControllerEpoch {
     /// Resets so far.
     pub generation: u32,
     /// How it is.
-    pub condition: Condition,
+    pub state: ControllerState,
 }
 
 /// Whether the fields of CC that matter hold what this target can do. The entry sizes may be left zero.
-pub(crate) fn is_supported(cc: Configuration) -> bool {
+pub(crate) fn is_supported_configuration(cc: ControllerConfiguration) -> bool {
     let command_sets = matches!(cc.command_set(), 0 | 6 | 7);
     let arbitration = cc.0 >> 11 & 7 == 0;
     let submission = matches!(cc.0 >> 16 & 0xf, 0 | 6);
     let completion = matches!(cc.0 >> 20 & 0xf, 0 | 4);
-    command_sets && cc.page_size() == 0 && arbitration && submission && completion
+    command_sets && cc.mps() == 0 && arbitration && submission && completion
 }
 
 /// CSTS of a controller in this condition.
-fn status_of(condition: Condition, enabled: bool) -> ControllerStatus {
+fn csts_of(condition: ControllerState, enabled: bool) -> ControllerStatus {
     let status = |ready, fatal, shutdown| ControllerStatus { ready, fatal, shutdown };
     match condition {
-        Condition::Disabled => status(false, false, 0),
-        Condition::Ready => status(true, false, 0),
-        Condition::ShutDown => status(enabled, false, 2),
-        Condition::Failed | Condition::Expired | Condition::Gone => status(false, true, 0),
+        ControllerState::Disabled => status(false, false, 0),
+        ControllerState::Ready => status(true, false, 0),
+        ControllerState::ShutDown => status(enabled, false, 2),
+        ControllerState::Failed | ControllerState::KeepAliveExpired | ControllerState::Disconnected => {
+            status(false, true, 0)
+        }
     }
 }
 
 /// CC.CSS of a host that turned all command sets on.
-const ALL_SETS: u8 = 6;
+const CSS_ALL_COMMAND_SETS: u8 = 6;
 
 /// The host that a controller belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostIdentity {
     /// Its name.
     pub nqn: String,
     /// Its identifier.
@@ -130,17 +132,17 @@ pub struct Host {
 
 /// What changes only by admin commands and connects.
 #[derive(Debug)]
-pub(crate) struct Book {
+pub(crate) struct ControllerInner {
     /// CC as last written.
-    pub configuration: Configuration,
+    pub configuration: ControllerConfiguration,
     /// Feature values.
-    pub features: Features,
+    pub features: FeatureValues,
     /// Notices for the host.
-    pub events: Events,
+    pub async_events: AsyncEventState,
     /// The namespaces on which Delete of a missing key fails (feature 20h).
-    missing_fails: BTreeSet<NamespaceId>,
+    delete_missing_error_namespaces: BTreeSet<NamespaceId>,
     /// One bit per connected I/O queue.
-    queues: Vec<u64>,
+    queue_bitmap: Vec<u64>,
 }
 
 /// One controller.
@@ -149,116 +151,120 @@ pub struct Controller {
     /// CNTLID.
     pub id: u16,
     /// What it is for.
-    pub purpose: Purpose,
+    pub controller_type: ControllerType,
     /// Whose it is.
-    pub host: Host,
+    pub host: HostIdentity,
     /// What its connections did.
-    pub statistics: Statistics,
-    life: AtomicU64,
+    pub counters: Statistics,
+    epoch: AtomicU64,
     keep_alive_ms: AtomicU32,
-    last_sign: AtomicU64,
+    last_activity: AtomicU64,
     /// Whether Delete of a missing key fails on any namespace (feature 20h): `book` knows on which.
-    any_missing_fails: AtomicBool,
+    any_delete_missing_is_error: AtomicBool,
     /// Feature 06h: whether writes of blocks may stay in a volatile cache.
-    write_cache: AtomicBool,
-    book: Mutex<Book>,
+    write_cache_enabled: AtomicBool,
+    inner: Mutex<ControllerInner>,
 }
 
 impl Controller {
     /// A disabled controller.
-    pub(crate) fn new(id: u16, purpose: Purpose, host: Host, now: Nanos) -> Controller {
+    pub(crate) fn new(id: u16, purpose: ControllerType, host: HostIdentity, now: Nanos) -> Controller {
         Controller {
             id,
-            purpose,
+            controller_type: purpose,
             host,
-            statistics: Statistics::default(),
-            life: AtomicU64::new(0),
+            counters: Statistics::default(),
+            epoch: AtomicU64::new(0),
             keep_alive_ms: AtomicU32::new(0),
-            last_sign: AtomicU64::new(now.0),
-            any_missing_fails: AtomicBool::new(false),
-            write_cache: AtomicBool::new(true),
-            book: Mutex::new(Book {
-                configuration: Configuration::default(),
-                features: Features::default(),
-                events: Events::default(),
-                missing_fails: BTreeSet::new(),
-                queues: Vec::new(),
+            last_activity: AtomicU64::new(now.0),
+            any_delete_missing_is_error: AtomicBool::new(false),
+            write_cache_enabled: AtomicBool::new(true),
+            inner: Mutex::new(ControllerInner {
+                configuration: ControllerConfiguration::default(),
+                features: FeatureValues::default(),
+                async_events: AsyncEventState::default(),
+                delete_missing_error_namespaces: BTreeSet::new(),
+                queue_bitmap: Vec::new(),
             }),
         }
     }
 
     /// How it is now: one load.
     #[inline]
-    pub fn life(&self) -> Life {
-        let life = self.life.load(Ordering::Acquire);
-        Life { generation: (life >> 8) as u32, condition: Condition::of(life as u8) }
+    pub fn epoch(&self) -> ControllerEpoch {
+        let packed = self.epoch.load(Ordering::Acquire);
+        ControllerEpoch { generation: (packed >> 8) as u32, state: ControllerState::from_u8(packed as u8) }
     }
 
-    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock()
+    pub(crate) fn lock_inner(&self) -> MutexGuard<'_, ControllerInner> {
+        self.inner.lock()
     }
 
     /// The one door through which the condition changes. The guard proves that the lock is held.
-    fn set_condition(&self, _book: &mut Book, next: Condition) {
-        let Life { generation, condition } = self.life();
-        assert!(condition.may_become(next), "controller {}: {condition:?} -> {next:?}", self.id);
-        let is_reset = next == Condition::Disabled;
+    fn set_state(&self, _inner: &mut ControllerInner, next: ControllerState) {
+        let ControllerEpoch { generation, state: condition } = self.epoch();
+        assert!(condition.can_transition_to(next), "controller {}: {condition:?} -> {next:?}", self.id);
+        let is_reset = next == ControllerState::Disabled;
         let generation = generation.wrapping_add(u32::from(is_reset));
-        self.life.store(u64::from(generation) << 8 | next as u64, Ordering::Release);
+        self.epoch.store(u64::from(generation) << 8 | next as u64, Ordering::Release);
     }
 
     /// Writes CC. A reset forgets queues, features and notices.
-    pub(crate) fn configure(&self, written: Configuration) {
-        let book = &mut *self.book.lock();
-        if self.life().condition.is_over() {
+    pub(crate) fn write_cc(&self, written: ControllerConfiguration) {
+        let inner = &mut *self.inner.lock();
+        if self.epoch().state.has_ended() {
             return;
         }
-        let before = std::mem::replace(&mut book.configuration, written);
+        let before = std::mem::replace(&mut inner.configuration, written);
         if written.is_enabled() && !before.is_enabled() {
-            let next = if is_supported(written) { Condition::Ready } else { Condition::Failed };
-            if self.life().condition != next {
+            let next = if is_supported_configuration(written) {
+                ControllerState::Ready
+            } else {
+                ControllerState::Failed
+            };
+            if self.epoch().state != next {
                 // From a shutdown while disabled, too: a controller starts anew by enabling it.
-                if next == Condition::Failed && self.life().condition == Condition::ShutDown {
-                    self.set_condition(book, Condition::Disabled);
+                if next == ControllerState::Failed && self.epoch().state == ControllerState::ShutDown {
+                    self.set_state(inner, ControllerState::Disabled);
                 }
-                self.set_condition(book, next);
+                self.set_state(inner, next);
             }
         } else if !written.is_enabled() && before.is_enabled() {
-            self.reset(book);
+            self.reset(inner);
         }
-        let condition = self.life().condition;
-        let wants_shutdown = written.shutdown() != 0;
-        if wants_shutdown && matches!(condition, Condition::Disabled | Condition::Ready) {
-            self.set_condition(book, Condition::ShutDown);
-        } else if !wants_shutdown && condition == Condition::ShutDown {
-            let next = if written.is_enabled() { Condition::Ready } else { Condition::Disabled };
-            self.set_condition(book, next);
+        let condition = self.epoch().state;
+        let wants_shutdown = written.shn() != 0;
+        if wants_shutdown && matches!(condition, ControllerState::Disabled | ControllerState::Ready) {
+            self.set_state(inner, ControllerState::ShutDown);
+        } else if !wants_shutdown && condition == ControllerState::ShutDown {
+            let next = if written.is_enabled() { ControllerState::Ready } else { ControllerState::Disabled };
+            self.set_state(inner, next);
         }
     }
 
-    fn reset(&self, book: &mut Book) {
-        self.set_condition(book, Condition::Disabled);
-        book.features = Features::default();
-        book.events = Events::default();
-        book.queues.clear();
-        book.missing_fails.clear();
-        self.any_missing_fails.store(false, Ordering::Relaxed);
-        self.set_write_cache(true);
+    fn reset(&self, inner: &mut ControllerInner) {
+        self.set_state(inner, ControllerState::Disabled);
+        inner.features = FeatureValues::default();
+        inner.async_events = AsyncEventState::default();
+        inner.queue_bitmap.clear();
+        inner.delete_missing_error_namespaces.clear();
+        self.any_delete_missing_is_error.store(false, Ordering::Relaxed);
+        self.set_write_cache_enabled(true);
     }
 
     /// CSTS now.
-    pub(crate) fn status_property(&self) -> u32 {
-        let enabled = self.book.lock().configuration.is_enabled();
-        status_of(self.life().condition, enabled).encode()
+    pub(crate) fn csts(&self) -> u32 {
+        let enabled = self.inner.lock().configuration.is_enabled();
+        csts_of(self.epoch().state, enabled).encode()
     }
 
     /// Ends the controller, unless it has ended; says whether this call did it.
-    pub(crate) fn end(&self, how: Condition) -> bool {
-        assert!(how.is_over());
-        let book = &mut *self.book.lock();
-        let possible = self.life().condition.may_become(how);
+    pub(crate) fn terminate(&self, how: ControllerState) -> bool {
+        assert!(how.has_ended());
+        let inner = &mut *self.inner.lock();
+        let possible = self.epoch().state.can_transition_to(how);
         if possible {
-            self.set_condition(book, how);
+            self.set_state(inner, how);
         }
         possible
     }
@@ -266,7 +272,7 @@ impl Controller {
     /// Sets the keep-alive time; zero turns it off.
     pub(crate) fn set_keep_alive(&self, milliseconds: u32, now: Nanos) {
         self.keep_alive_ms.store(milliseconds, Ordering::Relaxed);
-        self.note_sign(now);
+        self.record_activity(now);
     }
 
     /// The keep-alive time, in milliseconds.
@@ -276,109 +282,111 @@ impl Controller {
 
     /// The host is there: it sent something.
     #[inline]
-    pub(crate) fn note_sign(&self, now: Nanos) {
-        self.last_sign.fetch_max(now.0, Ordering::Relaxed);
+    pub(crate) fn record_activity(&self, now: Nanos) {
+        self.last_activity.fetch_max(now.0, Ordering::Relaxed);
     }
 
     /// When the host will have been silent for too long, where `idle_limit` rules a discovery
     /// controller without keep alive.
-    pub(crate) fn silence_deadline(&self, idle_limit: Nanos) -> Nanos {
-        let last = Nanos(self.last_sign.load(Ordering::Relaxed));
-        match (self.keep_alive_ms(), self.purpose) {
-            (0, Purpose::Io) => Nanos::NEVER,
-            (0, Purpose::Discovery) => last + idle_limit,
+    pub(crate) fn keep_alive_deadline(&self, idle_limit: Nanos) -> Nanos {
+        let last = Nanos(self.last_activity.load(Ordering::Relaxed));
+        match (self.keep_alive_ms(), self.controller_type) {
+            (0, ControllerType::Io) => Nanos::NEVER,
+            (0, ControllerType::Discovery) => last + idle_limit,
             (milliseconds, _) => last + Nanos::from_millis(u64::from(milliseconds)),
         }
     }
 
     /// Connects I/O queue `id`; gives the generation it lives in.
     pub(crate) fn connect_queue(&self, id: u16) -> Result<u32, Status> {
-        let book = &mut *self.book.lock();
-        let life = self.life();
-        if life.condition != Condition::Ready {
+        let inner = &mut *self.inner.lock();
+        let epoch = self.epoch();
+        if epoch.state != ControllerState::Ready {
             return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
         }
         let (word, bit) = (usize::from(id >> 6), 1u64 << (id & 63));
-        if book.queues.len() <= word {
-            book.queues.resize(word + 1, 0);
+        if inner.queue_bitmap.len() <= word {
+            inner.queue_bitmap.resize(word + 1, 0);
         }
-        if book.queues[word] & bit != 0 {
+        if inner.queue_bitmap[word] & bit != 0 {
             return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
         }
-        book.queues[word] |= bit;
-        Ok(life.generation)
+        inner.queue_bitmap[word] |= bit;
+        Ok(epoch.generation)
     }
 
     /// I/O queue `id` of this generation has no connection any more.
     pub(crate) fn disconnect_queue(&self, id: u16, generation: u32) {
-        let book = &mut *self.book.lock();
-        if self.life().generation == generation
-            && let Some(word) = book.queues.get_mut(usize::from(id >> 6))
+        let inner = &mut *self.inner.lock();
+        if self.epoch().generation == generation
+            && let Some(word) = inner.queue_bitmap.get_mut(usize::from(id >> 6))
         {
             *word &= !(1u64 << (id & 63));
         }
     }
 
     /// I/O queues that are connected.
-    pub fn queues(&self) -> usize {
-        self.book.lock().queues.iter().map(|word| word.count_ones() as usize).sum()
+    pub fn queue_count(&self) -> usize {
+        self.inner.lock().queue_bitmap.iter().map(|word| word.count_ones() as usize).sum()
     }
 
     /// Whether Delete of a missing key fails on this namespace (feature 20h). It takes a lock only where
     /// the host has turned that on for any.
     #[inline]
-    pub(crate) fn missing_fails(&self, id: NamespaceId) -> bool {
-        self.any_missing_fails.load(Ordering::Relaxed) && self.book.lock().missing_fails.contains(&id)
+    pub(crate) fn delete_missing_is_error(&self, id: NamespaceId) -> bool {
+        self.any_delete_missing_is_error.load(Ordering::Relaxed)
+            && self.inner.lock().delete_missing_error_namespaces.contains(&id)
     }
 
     /// Sets whether Delete of a missing key fails on these namespaces.
-    pub(crate) fn set_missing_fails(&self, ids: impl Iterator<Item = NamespaceId>, fails: bool) {
-        let book = &mut *self.book.lock();
+    pub(crate) fn set_delete_missing_is_error(&self, ids: impl Iterator<Item = NamespaceId>, is_error: bool) {
+        let inner = &mut *self.inner.lock();
         for id in ids {
-            if fails {
-                book.missing_fails.insert(id);
+            if is_error {
+                inner.delete_missing_error_namespaces.insert(id);
             } else {
-                book.missing_fails.remove(&id);
+                inner.delete_missing_error_namespaces.remove(&id);
             }
         }
-        self.any_missing_fails.store(!book.missing_fails.is_empty(), Ordering::Relaxed);
+        self.any_delete_missing_is_error
+            .store(!inner.delete_missing_error_namespaces.is_empty(), Ordering::Relaxed);
     }
 
     /// Whether writes of blocks may stay in a volatile cache: one load.
     #[inline]
-    pub(crate) fn write_cache(&self) -> bool {
-        self.write_cache.load(Ordering::Relaxed)
+    pub(crate) fn is_write_cache_enabled(&self) -> bool {
+        self.write_cache_enabled.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_write_cache(&self, on: bool) {
-        self.write_cache.store(on, Ordering::Relaxed);
+    pub(crate) fn set_write_cache_enabled(&self, on: bool) {
+        self.write_cache_enabled.store(on, Ordering::Relaxed);
     }
 
     /// Whether the host turned all command sets on.
-    pub(crate) fn all_sets(&self) -> bool {
-        self.book.lock().configuration.command_set() == ALL_SETS
+    pub(crate) fn are_all_command_sets_enabled(&self) -> bool {
+        self.inner.lock().configuration.command_set() == CSS_ALL_COMMAND_SETS
     }
 
     /// A namespace is gone: one that takes its identifier is another.
     pub(crate) fn forget_namespace(&self, id: NamespaceId) {
-        if self.missing_fails(id) {
-            self.set_missing_fails(std::iter::once(id), false);
+        if self.delete_missing_is_error(id) {
+            self.set_delete_missing_is_error(std::iter::once(id), false);
         }
     }
 
     /// Tells the host that a namespace came, went or changed, if it may see it.
-    pub(crate) fn namespace_changed(&self, info: &NamespaceInfo) {
-        let book = &mut *self.book.lock();
-        if sees(book.configuration, info) {
-            book.events.namespace_changed(info.id.0);
+    pub(crate) fn notify_namespace_changed(&self, info: &NamespaceInfo) {
+        let inner = &mut *self.inner.lock();
+        if is_namespace_visible(inner.configuration, info) {
+            inner.async_events.record_namespace_change(info.id.0);
         }
     }
 }
 
 /// Whether a host that wrote this CC sees a namespace. One that did not turn all command sets on knows of
 /// blocks alone, and must not take a Key Value namespace for a disk.
-pub(crate) fn sees(cc: Configuration, namespace: &NamespaceInfo) -> bool {
-    cc.command_set() == ALL_SETS || matches!(namespace.kind, NamespaceKind::Block { .. })
+pub(crate) fn is_namespace_visible(cc: ControllerConfiguration, namespace: &NamespaceInfo) -> bool {
+    cc.command_set() == CSS_ALL_COMMAND_SETS || matches!(namespace.kind, NamespaceKind::Block { .. })
 }
 
 #[cfg(test)]
@@ -389,22 +397,22 @@ mod tests {
     const SHUT_DOWN: u32 = 1 << 14;
 
     fn controller() -> Controller {
-        let host = Host { nqn: "nqn.2014-08.org.nvmexpress:uuid:1".to_owned(), id: [1; 16] };
-        Controller::new(5, Purpose::Io, host, Nanos::ZERO)
+        let host = HostIdentity { nqn: "nqn.2014-08.org.nvmexpress:uuid:1".to_owned(), id: [1; 16] };
+        Controller::new(5, ControllerType::Io, host, Nanos::ZERO)
     }
 
-    fn after(writes: &[u32]) -> (Condition, u32) {
+    fn after(writes: &[u32]) -> (ControllerState, u32) {
         let controller = controller();
         for &write in writes {
-            controller.configure(Configuration(write));
+            controller.write_cc(ControllerConfiguration(write));
         }
-        (controller.life().condition, controller.status_property())
+        (controller.epoch().state, controller.csts())
     }
 
     #[test]
-    fn property_writes_move_the_controller_as_drawn() {
-        use Condition::*;
-        let table: &[(&[u32], Condition, u32)] = &[
+    fn property_writes_follow_the_state_diagram() {
+        use ControllerState::*;
+        let table: &[(&[u32], ControllerState, u32)] = &[
             (&[], Disabled, 0b0000),
             (&[ENABLE], Ready, 0b0001),
             (&[ENABLE, ENABLE], Ready, 0b0001),
@@ -430,14 +438,14 @@ mod tests {
     }
 
     #[test]
-    fn any_sequence_of_property_writes_keeps_to_the_drawing() {
-        let mut random = octokv_base::Random::new(11);
+    fn random_property_writes_stay_within_the_state_diagram() {
+        let mut random = octokv_base::Prng::new(11);
         for _ in 0..200 {
             let controller = controller();
             for _ in 0..50 {
                 let bits = [ENABLE, 0, ENABLE | 0x80, 1, random.next_u64() as u32][random.below(5) as usize];
                 let shutdown = (random.below(4) as u32) << 14;
-                controller.configure(Configuration(bits | shutdown));
+                controller.write_cc(ControllerConfiguration(bits | shutdown));
             }
         }
     }
@@ -446,39 +454,39 @@ mod tests {
     fn a_reset_begins_a_new_generation_and_frees_its_queues() {
         let controller = controller();
         assert!(controller.connect_queue(1).is_err(), "not before it is enabled");
-        controller.configure(Configuration(ENABLE));
+        controller.write_cc(ControllerConfiguration(ENABLE));
         let first = controller.connect_queue(1).unwrap();
         assert!(controller.connect_queue(1).is_err(), "not twice");
         controller.connect_queue(64).unwrap();
-        assert_eq!(controller.queues(), 2);
-        controller.configure(Configuration(0));
-        controller.configure(Configuration(ENABLE));
+        assert_eq!(controller.queue_count(), 2);
+        controller.write_cc(ControllerConfiguration(0));
+        controller.write_cc(ControllerConfiguration(ENABLE));
         let second = controller.connect_queue(1).unwrap();
         assert_ne!(first, second);
         controller.disconnect_queue(1, first);
-        assert_eq!(controller.queues(), 1, "a queue of an earlier generation frees nothing");
+        assert_eq!(controller.queue_count(), 1, "a queue of an earlier generation frees nothing");
         controller.disconnect_queue(1, second);
-        assert_eq!(controller.queues(), 0);
+        assert_eq!(controller.queue_count(), 0);
     }
 
     #[test]
     fn an_ended_controller_stays_ended() {
         let controller = controller();
-        assert!(controller.end(Condition::Expired));
-        assert!(!controller.end(Condition::Expired));
-        assert!(controller.end(Condition::Gone));
-        controller.configure(Configuration(ENABLE));
-        assert_eq!(controller.life().condition, Condition::Gone);
+        assert!(controller.terminate(ControllerState::KeepAliveExpired));
+        assert!(!controller.terminate(ControllerState::KeepAliveExpired));
+        assert!(controller.terminate(ControllerState::Disconnected));
+        controller.write_cc(ControllerConfiguration(ENABLE));
+        assert_eq!(controller.epoch().state, ControllerState::Disconnected);
     }
 
     #[test]
-    fn silence_is_measured_from_the_last_sign_of_life() {
+    fn keep_alive_is_measured_from_the_last_activity() {
         let (controller, idle) = (controller(), Nanos::from_secs(120));
-        assert_eq!(controller.silence_deadline(idle), Nanos::NEVER);
+        assert_eq!(controller.keep_alive_deadline(idle), Nanos::NEVER);
         controller.set_keep_alive(500, Nanos::from_millis(100));
-        assert_eq!(controller.silence_deadline(idle), Nanos::from_millis(600));
-        controller.note_sign(Nanos::from_millis(300));
-        controller.note_sign(Nanos::from_millis(200));
-        assert_eq!(controller.silence_deadline(idle), Nanos::from_millis(800));
+        assert_eq!(controller.keep_alive_deadline(idle), Nanos::from_millis(600));
+        controller.record_activity(Nanos::from_millis(300));
+        controller.record_activity(Nanos::from_millis(200));
+        assert_eq!(controller.keep_alive_deadline(idle), Nanos::from_millis(800));
     }
 }

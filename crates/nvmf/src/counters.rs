@@ -4,7 +4,7 @@
 //! ticks and at its end, so that cores do not share a cache line per command. Readers see the past
 //! within one tick.
 
-use crate::io_request::Operation;
+use crate::io_request::RequestOperation;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counts {
@@ -86,29 +86,29 @@ counts! {
 impl Counts {
     /// One more that the engine is asked.
     #[inline]
-    pub(crate) fn operation(&mut self, operation: &Operation) {
+    pub(crate) fn count_operation(&mut self, operation: &RequestOperation) {
         match operation {
-            Operation::Store { value_bytes, .. } => {
+            RequestOperation::Store { value_bytes, .. } => {
                 self.stores += 1;
                 self.stored_bytes += u64::from(*value_bytes);
             }
-            Operation::Retrieve { .. } => self.retrieves += 1,
-            Operation::Delete { .. } => self.deletes += 1,
-            Operation::Exist { .. } => self.exists += 1,
-            Operation::List { .. } => self.lists += 1,
-            Operation::Flush => self.flushes += 1,
-            Operation::Read { .. } => self.block_reads += 1,
-            Operation::Write { data, .. } => {
+            RequestOperation::Retrieve { .. } => self.retrieves += 1,
+            RequestOperation::Delete { .. } => self.deletes += 1,
+            RequestOperation::Exist { .. } => self.exists += 1,
+            RequestOperation::List { .. } => self.lists += 1,
+            RequestOperation::Flush => self.flushes += 1,
+            RequestOperation::Read { .. } => self.block_reads += 1,
+            RequestOperation::Write { data, .. } => {
                 self.block_writes += 1;
                 self.written_bytes += data.len() as u64;
             }
-            Operation::Compare { data, .. } => {
+            RequestOperation::Compare { data, .. } => {
                 self.block_checks += 1;
                 self.read_bytes += data.len() as u64;
             }
-            Operation::Verify { .. } => self.block_checks += 1,
-            Operation::WriteZeroes { .. } => self.block_zeroes += 1,
-            Operation::Deallocate { .. } => self.deallocations += 1,
+            RequestOperation::Verify { .. } => self.block_checks += 1,
+            RequestOperation::WriteZeroes { .. } => self.block_zeroes += 1,
+            RequestOperation::Deallocate { .. } => self.deallocations += 1,
         }
     }
 }

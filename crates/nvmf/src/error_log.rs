@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
 /// How many are kept.
-pub(crate) const ENTRIES: usize = 16;
+pub(crate) const ERROR_LOG_ENTRIES: usize = 16;
 const NO_LOCATION: u16 = 0xffff;
 const TRANSPORT_TCP: u8 = 3;
 
 /// One failed command.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Failure {
+pub(crate) struct ErrorLogEntry {
     pub queue_id: u16,
     pub command_id: u16,
     pub nsid: u32,
@@ -26,34 +26,36 @@ pub(crate) struct Failure {
 }
 
 #[derive(Debug, Default)]
-struct Ring {
-    count: u64,
-    last: VecDeque<Failure>,
+struct ErrorRing {
+    total_count: u64,
+    entries: VecDeque<ErrorLogEntry>,
 }
 
 /// The log, newest first.
 #[derive(Debug, Default)]
-pub(crate) struct ErrorLog(Mutex<Ring>);
+pub(crate) struct ErrorLog(Mutex<ErrorRing>);
 
 impl ErrorLog {
     /// Keeps a failure, and forgets the oldest where there is no room.
-    pub fn note(&self, failure: Failure) {
+    pub fn record(&self, failure: ErrorLogEntry) {
         let ring = &mut *self.0.lock();
-        ring.count += 1;
-        ring.last.truncate(ENTRIES - 1);
-        ring.last.push_front(failure);
+        ring.total_count += 1;
+        ring.entries.truncate(ERROR_LOG_ENTRIES - 1);
+        ring.entries.push_front(failure);
     }
 
     /// How many there have been.
-    pub fn count(&self) -> u64 {
-        self.0.lock().count
+    pub fn total_count(&self) -> u64 {
+        self.0.lock().total_count
     }
 
     /// The entries of the page, newest first, empty ones last.
-    pub fn entries(&self) -> [ErrorEntry; ENTRIES] {
+    pub fn entries(&self) -> [ErrorEntry; ERROR_LOG_ENTRIES] {
         let ring = self.0.lock();
-        let mut entries = [ErrorEntry::empty(); ENTRIES];
-        for ((entry, failure), count) in entries.iter_mut().zip(&ring.last).zip((1..=ring.count).rev()) {
+        let mut entries = [ErrorEntry::empty(); ERROR_LOG_ENTRIES];
+        for ((entry, failure), count) in
+            entries.iter_mut().zip(&ring.entries).zip((1..=ring.total_count).rev())
+        {
             entry.count = U64::new(count);
             entry.queue_id = U16::new(failure.queue_id);
             entry.command_id = U16::new(failure.command_id);
@@ -75,11 +77,17 @@ mod tests {
     fn the_newest_errors_are_kept_and_all_are_counted() {
         let log = ErrorLog::default();
         for command_id in 0..20 {
-            log.note(Failure { queue_id: 1, command_id, nsid: 1, lba: None, status: Status::INVALID_FIELD });
+            log.record(ErrorLogEntry {
+                queue_id: 1,
+                command_id,
+                nsid: 1,
+                lba: None,
+                status: Status::INVALID_FIELD,
+            });
         }
         let entries = log.entries();
         assert_eq!((entries[0].count.get(), entries[0].command_id.get()), (20, 19));
         assert_eq!((entries[15].count.get(), entries[15].command_id.get()), (5, 4));
-        assert_eq!(log.count(), 20);
+        assert_eq!(log.total_count(), 20);
     }
 }

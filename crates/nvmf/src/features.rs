@@ -3,16 +3,16 @@
 //! Nothing is saved over a restart: Set with the save bit is refused. A feature that is not in the table
 //! is an invalid field.
 
-use crate::admin_commands::{Reply, View};
+use crate::admin_commands::{AdminContext, AdminResult};
 use crate::config::NamespaceInfo;
-use crate::controller::Purpose;
+use crate::controller::ControllerType;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::queue_entry::{csi, feature};
 use octokv_wire::{Sqe, Status, log_page};
 
 /// Values of features that only their own Get reads.
 #[derive(Debug, Default)]
-pub(crate) struct Features {
+pub(crate) struct FeatureValues {
     arbitration: u32,
     error_recovery: u32,
     write_atomicity: u32,
@@ -30,13 +30,13 @@ const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 
 /// What SEL of Get Features asks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Select {
+enum FeatureSelect {
     Current,
     Default,
     Capabilities,
 }
 
-fn exists(id: u8, purpose: Purpose) -> bool {
+fn is_supported(id: u8, controller_type: ControllerType) -> bool {
     match id {
         feature::ASYNC_EVENTS | feature::KEEP_ALIVE => true,
         feature::ARBITRATION
@@ -49,7 +49,7 @@ fn exists(id: u8, purpose: Purpose) -> bool {
         | feature::HOST_BEHAVIOR
         | feature::COMMAND_SET_PROFILE
         | feature::KV_CONFIGURATION
-        | feature::HOST_IDENTIFIER => purpose == Purpose::Io,
+        | feature::HOST_IDENTIFIER => controller_type == ControllerType::Io,
         _ => false,
     }
 }
@@ -59,96 +59,106 @@ fn is_changeable(id: u8) -> bool {
 }
 
 /// The features of a controller, and the scope of each: log 12h.
-pub(crate) fn supported(purpose: Purpose) -> impl Iterator<Item = (u8, u32)> {
-    (0..=u8::MAX).filter(move |&id| exists(id, purpose)).map(|id| match id {
+pub(crate) fn supported_features(controller_type: ControllerType) -> impl Iterator<Item = (u8, u32)> {
+    (0..=u8::MAX).filter(move |&id| is_supported(id, controller_type)).map(|id| match id {
         feature::KV_CONFIGURATION | feature::ERROR_RECOVERY => (id, log_page::SCOPE_NAMESPACE),
         _ => (id, log_page::SCOPE_CONTROLLER),
     })
 }
 
 /// Get Features.
-pub(crate) fn get(view: &View<'_>, sqe: &Sqe, page: &mut Vec<u8>) -> Result<Reply, Status> {
+pub(crate) fn get_feature(
+    context: &AdminContext<'_>,
+    sqe: &Sqe,
+    page: &mut Vec<u8>,
+) -> Result<AdminResult, Status> {
     let (id, select) = (sqe.cdw10.get() as u8, sqe.cdw10.get() >> 8 & 7);
-    if !exists(id, view.controller.purpose) {
+    if !is_supported(id, context.controller.controller_type) {
         return Err(INVALID_FIELD);
     }
     let select = match select {
-        0 => Select::Current,
-        1 | 2 => Select::Default, // Nothing is saved: the saved value is the default.
-        3 => Select::Capabilities,
+        0 => FeatureSelect::Current,
+        1 | 2 => FeatureSelect::Default, // Nothing is saved: the saved value is the default.
+        3 => FeatureSelect::Capabilities,
         _ => return Err(INVALID_FIELD),
     };
-    if select == Select::Capabilities {
+    if select == FeatureSelect::Capabilities {
         let per_namespace = u32::from(id == feature::KV_CONFIGURATION) << 1;
-        return Ok(Reply::dword(per_namespace | u32::from(is_changeable(id)) << 2));
+        return Ok(AdminResult::with_dw0(per_namespace | u32::from(is_changeable(id)) << 2));
     }
     if id == feature::HOST_IDENTIFIER {
         if sqe.cdw11.get() & 1 == 0 {
             return Err(INVALID_FIELD); // Only the 128-bit form exists over Fabrics.
         }
-        page.extend_from_slice(&view.controller.host.id[..HOST_ID_BYTES as usize]);
-        return Ok(Reply::success());
+        page.extend_from_slice(&context.controller.host.id[..HOST_ID_BYTES as usize]);
+        return Ok(AdminResult::success());
     }
-    let current = select == Select::Current;
+    let current = select == FeatureSelect::Current;
     if id == feature::HOST_BEHAVIOR {
         page.resize(HOST_BEHAVIOR_BYTES, 0);
         if current {
-            page[..3].copy_from_slice(&view.controller.book().features.host_behavior);
+            page[..3].copy_from_slice(&context.controller.lock_inner().features.host_behavior);
         }
-        return Ok(Reply::success());
+        return Ok(AdminResult::success());
     }
-    let book = view.controller.book();
-    Ok(Reply::dword(match id {
-        feature::QUEUES => granted_queues(view, u32::MAX - 1),
-        feature::WRITE_CACHE if current => u32::from(view.controller.write_cache()),
+    let inner = context.controller.lock_inner();
+    Ok(AdminResult::with_dw0(match id {
+        feature::QUEUES => granted_queues(context, u32::MAX - 1),
+        feature::WRITE_CACHE if current => u32::from(context.controller.is_write_cache_enabled()),
         feature::WRITE_CACHE => 1,
-        feature::KEEP_ALIVE if current => view.controller.keep_alive_ms(),
-        feature::ASYNC_EVENTS if current => book.events.wanted,
-        feature::ARBITRATION if current => book.features.arbitration,
-        feature::ERROR_RECOVERY if current => book.features.error_recovery,
-        feature::WRITE_ATOMICITY if current => book.features.write_atomicity,
-        feature::TEMPERATURE if current => book.features.temperature,
+        feature::KEEP_ALIVE if current => context.controller.keep_alive_ms(),
+        feature::ASYNC_EVENTS if current => inner.async_events.enabled,
+        feature::ARBITRATION if current => inner.features.arbitration,
+        feature::ERROR_RECOVERY if current => inner.features.error_recovery,
+        feature::WRITE_ATOMICITY if current => inner.features.write_atomicity,
+        feature::TEMPERATURE if current => inner.features.temperature,
         feature::KV_CONFIGURATION if current => {
-            drop(book);
-            let first = namespaces_of(view, sqe)?[0];
-            return Ok(Reply::dword(u32::from(view.controller.missing_fails(first))));
+            drop(inner);
+            let first = kv_namespaces(context, sqe)?[0];
+            return Ok(AdminResult::with_dw0(u32::from(context.controller.delete_missing_is_error(first))));
         }
         _ => 0,
     }))
 }
 
 /// Set Features.
-pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe, data: &[u8]) -> Result<Reply, Status> {
+pub(crate) fn set_feature(
+    context: &AdminContext<'_>,
+    now: Nanos,
+    sqe: &Sqe,
+    data: &[u8],
+) -> Result<AdminResult, Status> {
     let (cdw10, value) = (sqe.cdw10.get(), sqe.cdw11.get());
     let id = cdw10 as u8;
-    if !exists(id, view.controller.purpose) {
+    if !is_supported(id, context.controller.controller_type) {
         return Err(INVALID_FIELD);
     }
     if cdw10 & 1 << 31 != 0 {
         return Err(Status::FEATURE_NOT_SAVEABLE.do_not_retry());
     }
     if id == feature::KEEP_ALIVE {
-        return set_keep_alive(view, now, value);
+        return set_keep_alive(context, now, value);
     }
     if id == feature::KV_CONFIGURATION {
-        let ids = namespaces_of(view, sqe)?;
-        view.controller.set_missing_fails(ids.into_iter(), value & 1 != 0);
-        return Ok(Reply::success());
+        let ids = kv_namespaces(context, sqe)?;
+        context.controller.set_delete_missing_is_error(ids.into_iter(), value & 1 != 0);
+        return Ok(AdminResult::success());
     }
-    let mut book = view.controller.book();
+    let mut inner = context.controller.lock_inner();
     match id {
-        feature::QUEUES => return Ok(Reply::dword(set_queues(view, value)?)),
+        feature::QUEUES => return Ok(AdminResult::with_dw0(set_queues(context, value)?)),
         // Hosts may wish for events that never come.
-        feature::ASYNC_EVENTS => book.events.wanted = value,
-        feature::ARBITRATION => book.features.arbitration = value,
-        feature::ERROR_RECOVERY => book.features.error_recovery = value,
-        feature::WRITE_ATOMICITY => book.features.write_atomicity = value,
-        feature::TEMPERATURE => book.features.temperature = value,
-        feature::WRITE_CACHE => view.controller.set_write_cache(value & 1 != 0),
+        feature::ASYNC_EVENTS => inner.async_events.enabled = value,
+        feature::ARBITRATION => inner.features.arbitration = value,
+        feature::ERROR_RECOVERY => inner.features.error_recovery = value,
+        feature::WRITE_ATOMICITY => inner.features.write_atomicity = value,
+        feature::TEMPERATURE => inner.features.temperature = value,
+        feature::WRITE_CACHE => context.controller.set_write_cache_enabled(value & 1 != 0),
         feature::HOST_BEHAVIOR => {
             // It has to come in the capsule: nothing is asked for on an admin queue.
-            let said = data.get(..HOST_BEHAVIOR_BYTES).ok_or(Status::INVALID_SGL_LENGTH.do_not_retry())?;
-            book.features.host_behavior = [said[0], said[1], said[2]];
+            let received =
+                data.get(..HOST_BEHAVIOR_BYTES).ok_or(Status::INVALID_SGL_LENGTH.do_not_retry())?;
+            inner.features.host_behavior = [received[0], received[1], received[2]];
         }
         // There is one power state and one profile: only what is so may be set.
         feature::POWER_MANAGEMENT if value & 0x1f == 0 => {}
@@ -157,34 +167,34 @@ pub(crate) fn set(view: &View<'_>, now: Nanos, sqe: &Sqe, data: &[u8]) -> Result
         feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
         _ => return Err(INVALID_FIELD),
     }
-    Ok(Reply::success())
+    Ok(AdminResult::success())
 }
 
-fn set_keep_alive(view: &View<'_>, now: Nanos, milliseconds: u32) -> Result<Reply, Status> {
-    if !view.target.keep_alive_is_possible(milliseconds) {
+fn set_keep_alive(context: &AdminContext<'_>, now: Nanos, milliseconds: u32) -> Result<AdminResult, Status> {
+    if !context.target.is_keep_alive_allowed(milliseconds) {
         return Err(Status::KEEP_ALIVE_INVALID.do_not_retry());
     }
-    view.controller.set_keep_alive(milliseconds, now);
-    Ok(Reply::success())
+    context.controller.set_keep_alive(milliseconds, now);
+    Ok(AdminResult::success())
 }
 
-fn set_queues(view: &View<'_>, asked: u32) -> Result<u32, Status> {
-    if asked & 0xffff == 0xffff || asked >> 16 == 0xffff {
+fn set_queues(context: &AdminContext<'_>, requested: u32) -> Result<u32, Status> {
+    if requested & 0xffff == 0xffff || requested >> 16 == 0xffff {
         return Err(INVALID_FIELD);
     }
-    Ok(granted_queues(view, asked))
+    Ok(granted_queues(context, requested))
 }
 
 /// The queues that a host gets which asks for so many, submission and completion, 0's based.
-fn granted_queues(view: &View<'_>, asked: u32) -> u32 {
-    let most = u32::from(view.target.settings().io_queues_max - 1);
-    most.min(asked & 0xffff) | most.min(asked >> 16) << 16
+fn granted_queues(context: &AdminContext<'_>, requested: u32) -> u32 {
+    let most = u32::from(context.target.config().io_queues_max - 1);
+    most.min(requested & 0xffff) | most.min(requested >> 16) << 16
 }
 
 /// The Key Value namespaces that a feature of theirs is meant for; at least one.
-fn namespaces_of(view: &View<'_>, sqe: &Sqe) -> Result<Vec<NamespaceId>, Status> {
+fn kv_namespaces(context: &AdminContext<'_>, sqe: &Sqe) -> Result<Vec<NamespaceId>, Status> {
     const ALL: NamespaceId = NamespaceId(u32::MAX);
-    let (asked, namespaces) = (sqe.namespace(), view.target.namespaces());
+    let (asked, namespaces) = (sqe.namespace(), context.target.namespaces());
     let is_meant =
         |one: &&NamespaceInfo| (asked == ALL || one.id == asked) && one.command_set() == csi::KEY_VALUE;
     let ids: Vec<NamespaceId> = namespaces.iter().filter(is_meant).map(|one| one.id).collect();

@@ -2,7 +2,7 @@
 
 /// Facts for the health log, as they are at the moment when they are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HealthFacts {
+pub struct HealthStatus {
     /// How often the node was started on its devices.
     pub power_cycles: u64,
     /// How often it ended without a shutdown.
@@ -17,9 +17,9 @@ pub struct HealthFacts {
     pub read_only: bool,
 }
 
-impl Default for HealthFacts {
-    fn default() -> HealthFacts {
-        HealthFacts {
+impl Default for HealthStatus {
+    fn default() -> HealthStatus {
+        HealthStatus {
             power_cycles: 0,
             unsafe_shutdowns: 0,
             power_on_seconds: 0,
@@ -37,9 +37,9 @@ pub(crate) const WARNING_SPARE: u8 = 1 << 0;
 /// Critical warning: the media is read only.
 pub(crate) const WARNING_READ_ONLY: u8 = 1 << 3;
 
-impl HealthFacts {
+impl HealthStatus {
     /// The critical warning bits.
-    pub(crate) fn warnings(&self) -> u8 {
+    pub(crate) fn critical_warnings(&self) -> u8 {
         let mut warnings = 0;
         if self.available_spare_percent < SPARE_THRESHOLD_PERCENT {
             warnings |= WARNING_SPARE;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// The hosts that may connect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Hosts {
+pub enum HostAcl {
     /// Every one.
     #[default]
     Any,
@@ -12,12 +12,12 @@ pub enum Hosts {
     Listed(BTreeSet<String>),
 }
 
-impl Hosts {
+impl HostAcl {
     /// Whether the host of this name may connect.
     pub fn allows(&self, nqn: &str) -> bool {
         match self {
-            Hosts::Any => true,
-            Hosts::Listed(names) => names.contains(nqn),
+            HostAcl::Any => true,
+            HostAcl::Listed(names) => names.contains(nqn),
         }
     }
 }

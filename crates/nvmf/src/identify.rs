@@ -1,13 +1,15 @@
 //! Identify: what a controller and its namespaces say of themselves, as Linux and SPDK need it.
 
-use crate::admin_commands::View;
+use crate::admin_commands::AdminContext;
 use crate::config::{NamespaceInfo, NamespaceKind};
-use crate::controller::{Purpose, sees};
+use crate::controller::{ControllerType, is_namespace_visible};
 use crate::error_log;
 use crate::namespaces::ANA_GROUPS_MAX;
-use octokv_wire::identify::{self as page, Descriptor, Request, cns, controller_type, optional, set_text};
+use octokv_wire::identify::{
+    self as page, IdentifyRequest, NamespaceDescriptor, cns, controller_type, encode_text, oncs,
+};
 use octokv_wire::queue_entry::{csi, event};
-use octokv_wire::vendor::{self, Announcement};
+use octokv_wire::vendor::{self, VendorCapabilities};
 use octokv_wire::{Sqe, Status, kv, nqn};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -22,44 +24,47 @@ const KV_BLOCK_BYTES: u32 = 4096;
 /// makes room by them, and more may come while it is connected.
 const NAMESPACES_MAX: u32 = 1024;
 /// A change of access takes no longer.
-const ANA_SECONDS: u8 = 10;
+const ANA_TRANSITION_SECONDS_MAX: u8 = 10;
 /// ANACAP: every state is told, and a namespace's group does not change while it is attached.
 const ANA_CAPABILITIES: u8 = 0b0101_1111;
 /// VWC: there may be a volatile cache; a Flush of all namespaces at once is not supported.
-const WRITE_CACHE: u8 = 1 | 0b10 << 1;
+const VOLATILE_WRITE_CACHE: u8 = 1 | 0b10 << 1;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE.do_not_retry();
 
 /// Fills `out` with the page that an Identify asks for.
-pub(crate) fn identify(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
-    let request = Request::of(sqe);
-    if view.controller.purpose == Purpose::Discovery && request.cns != cns::CONTROLLER {
+pub(crate) fn identify(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
+    let request = IdentifyRequest::from_sqe(sqe);
+    if context.controller.controller_type == ControllerType::Discovery && request.cns != cns::CONTROLLER {
         return Err(INVALID_FIELD);
     }
     let csi_is = |csi| request.csi == csi;
     match request.cns {
-        cns::CONTROLLER => out.extend_from_slice(controller(view).as_bytes()),
-        cns::NAMESPACE | cns::ALLOCATED => describe(view, &request, out, |namespace, out| {
-            out.extend_from_slice(block_view(namespace).as_bytes());
+        cns::CONTROLLER => out.extend_from_slice(controller_page(context).as_bytes()),
+        cns::NAMESPACE | cns::ALLOCATED => write_namespace_page(context, &request, out, |namespace, out| {
+            out.extend_from_slice(nvm_namespace_page(namespace).as_bytes());
             Ok(())
         })?,
-        cns::NAMESPACE_LIST | cns::ALLOCATED_LIST => list(view, &request, |_| true, out)?,
+        cns::NAMESPACE_LIST | cns::ALLOCATED_LIST => write_namespace_list(context, &request, |_| true, out)?,
         cns::NAMESPACE_LIST_OF_SET | cns::ALLOCATED_LIST_OF_SET
             if csi_is(csi::NVM) || csi_is(csi::KEY_VALUE) =>
         {
-            list(view, &request, |namespace| csi_is(namespace.command_set()), out)?
+            write_namespace_list(context, &request, |namespace| csi_is(namespace.command_set()), out)?
         }
         cns::DESCRIPTORS => {
-            let namespace = named(view, &request)?;
-            let ids = [Descriptor::Nguid(namespace.nguid), Descriptor::CommandSet(namespace.command_set())];
+            let namespace = visible_namespace(context, &request)?;
+            let ids = [
+                NamespaceDescriptor::Nguid(namespace.nguid),
+                NamespaceDescriptor::CommandSet(namespace.command_set()),
+            ];
             out.extend_from_slice(&page::encode_descriptors(&ids));
         }
         cns::NAMESPACE_OF_SET if csi_is(csi::NVM) || csi_is(csi::KEY_VALUE) => {
-            describe(view, &request, out, |namespace, out| match namespace.command_set() {
+            write_namespace_page(context, &request, out, |namespace, out| match namespace.command_set() {
                 set if !csi_is(set) => Err(INVALID_FIELD),
                 csi::KEY_VALUE => {
-                    out.extend_from_slice(kv_view(namespace).as_bytes());
+                    out.extend_from_slice(kv_namespace_page(namespace).as_bytes());
                     Ok(())
                 }
                 // No protection information, no other formats: there is nothing to say.
@@ -70,15 +75,15 @@ pub(crate) fn identify(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<
             })?
         }
         cns::CONTROLLER_OF_SET if csi_is(csi::KEY_VALUE) => {
-            let mut limits = page::KvController::zeroed();
+            let mut limits = page::IdentifyKvController::zeroed();
             limits.version = U32::new(KV_VERSION);
             out.extend_from_slice(limits.as_bytes());
         }
         cns::CONTROLLER_OF_SET if csi_is(csi::NVM) => {
-            out.extend_from_slice(block_limits(view).as_bytes());
+            out.extend_from_slice(nvm_controller_page(context).as_bytes());
         }
-        cns::NAMESPACE_INDEPENDENT => describe(view, &request, out, |namespace, out| {
-            let mut independent = page::NamespaceIndependent::zeroed();
+        cns::NAMESPACE_INDEPENDENT => write_namespace_page(context, &request, out, |namespace, out| {
+            let mut independent = page::IdentifyNamespaceIndependent::zeroed();
             independent.sharing = 1;
             independent.ana_group = U32::new(namespace.ana_group);
             independent.status = 1;
@@ -86,12 +91,12 @@ pub(crate) fn identify(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<
             Ok(())
         })?,
         cns::CONTROLLERS_OF_NAMESPACE => {
-            named(view, &request)?;
-            controllers(view, request.controller_id, out);
+            visible_namespace(context, &request)?;
+            write_controller_list(context, request.controller_id, out);
         }
-        cns::CONTROLLERS => controllers(view, request.controller_id, out),
+        cns::CONTROLLERS => write_controller_list(context, request.controller_id, out),
         cns::COMMAND_SETS => {
-            let mut sets = page::CommandSets::zeroed();
+            let mut sets = page::CommandSetCombinations::zeroed();
             sets.combinations[0] = U64::new(1 << csi::NVM | 1 << csi::KEY_VALUE);
             out.extend_from_slice(sets.as_bytes());
         }
@@ -101,23 +106,23 @@ pub(crate) fn identify(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<
 }
 
 /// The namespace of a request, where this host sees it.
-fn named(view: &View<'_>, request: &Request) -> Result<NamespaceInfo, Status> {
-    let cc = view.controller.book().configuration;
-    let namespaces = view.target.namespaces();
-    let seen = namespaces.get(request.namespace).filter(|namespace| sees(cc, namespace));
+fn visible_namespace(context: &AdminContext<'_>, request: &IdentifyRequest) -> Result<NamespaceInfo, Status> {
+    let cc = context.controller.lock_inner().configuration;
+    let namespaces = context.target.namespaces();
+    let seen = namespaces.get(request.namespace).filter(|namespace| is_namespace_visible(cc, namespace));
     seen.cloned().ok_or(INVALID_NAMESPACE)
 }
 
 /// Puts the page of the namespace of a request in: zeros for an identifier that no namespace has now.
-fn describe(
-    view: &View<'_>,
-    request: &Request,
+fn write_namespace_page(
+    context: &AdminContext<'_>,
+    request: &IdentifyRequest,
     out: &mut Vec<u8>,
     page: impl Fn(&NamespaceInfo, &mut Vec<u8>) -> Result<(), Status>,
 ) -> Result<(), Status> {
-    match named(view, request) {
+    match visible_namespace(context, request) {
         Ok(namespace) => page(&namespace, out),
-        Err(_) if (1..=highest_id(view)).contains(&request.namespace.0) => {
+        Err(_) if (1..=namespace_id_max(context)).contains(&request.namespace.0) => {
             out.resize(page::PAGE_BYTES, 0);
             Ok(())
         }
@@ -126,15 +131,15 @@ fn describe(
 }
 
 /// NN: the highest identifier that a namespace may have, as far as hosts are told.
-fn highest_id(view: &View<'_>) -> u32 {
-    let namespaces = view.target.namespaces();
+fn namespace_id_max(context: &AdminContext<'_>) -> u32 {
+    let namespaces = context.target.namespaces();
     namespaces.iter().next_back().map_or(0, |namespace| namespace.id.0).max(NAMESPACES_MAX)
 }
 
 /// The identifiers, from the request's on, of the namespaces that this host sees and that are `wanted`.
-fn list(
-    view: &View<'_>,
-    request: &Request,
+fn write_namespace_list(
+    context: &AdminContext<'_>,
+    request: &IdentifyRequest,
     wanted: impl Fn(&NamespaceInfo) -> bool,
     out: &mut Vec<u8>,
 ) -> Result<(), Status> {
@@ -142,68 +147,71 @@ fn list(
     if after >= u32::MAX - 1 {
         return Err(INVALID_NAMESPACE);
     }
-    let cc = view.controller.book().configuration;
-    let namespaces = view.target.namespaces();
-    let shown = namespaces.iter().filter(|one| sees(cc, one) && wanted(one)).map(|one| one.id);
-    out.extend_from_slice(page::NamespaceList::above(after, shown).as_bytes());
+    let cc = context.controller.lock_inner().configuration;
+    let namespaces = context.target.namespaces();
+    let shown =
+        namespaces.iter().filter(|one| is_namespace_visible(cc, one) && wanted(one)).map(|one| one.id);
+    out.extend_from_slice(page::NamespaceIdList::above(after, shown).as_bytes());
     Ok(())
 }
 
-fn controllers(view: &View<'_>, from: u16, out: &mut Vec<u8>) {
+fn write_controller_list(context: &AdminContext<'_>, from: u16, out: &mut Vec<u8>) {
     const IDS_MAX: usize = 2047;
-    let reports = view.target.controllers();
-    let ids = reports.iter().filter(|one| one.purpose == Purpose::Io && one.id >= from).map(|one| one.id);
+    let reports = context.target.controllers();
+    let ids = reports
+        .iter()
+        .filter(|one| one.controller_type == ControllerType::Io && one.id >= from)
+        .map(|one| one.id);
     let ids: Vec<u16> = ids.take(IDS_MAX).collect();
     out.extend_from_slice(&(ids.len() as u16).to_le_bytes());
     ids.iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
     out.resize(page::PAGE_BYTES, 0);
 }
 
-fn controller(view: &View<'_>) -> Box<page::Controller> {
-    let settings = view.target.settings();
-    let is_io = view.controller.purpose == Purpose::Io;
-    let mut it = page::Controller::zeroed();
-    set_text(&mut it.serial, &settings.serial);
-    set_text(&mut it.model, &settings.model);
-    set_text(&mut it.firmware, &settings.firmware);
+fn controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyController> {
+    let config = context.target.config();
+    let is_io = context.controller.controller_type == ControllerType::Io;
+    let mut it = page::IdentifyController::zeroed();
+    encode_text(&mut it.serial, &config.serial);
+    encode_text(&mut it.model, &config.model);
+    encode_text(&mut it.firmware, &config.firmware);
     it.multi_path = 1 << 1; // Several controllers.
-    it.data_pages_log2 = settings.transfer_pages_log2();
-    it.controller_id = U16::new(view.controller.id);
+    it.data_pages_log2 = config.transfer_pages_log2();
+    it.controller_id = U16::new(context.controller.id);
     it.version = U32::new(NVME_VERSION);
     let io_notices = event::NAMESPACE_CHANGED_BIT | event::ANA_CHANGED_BIT;
     it.events = U32::new(if is_io { io_notices } else { event::DISCOVERY_CHANGED_BIT });
     it.attributes = U32::new(1); // 128-bit host identifiers.
     it.controller_type = if is_io { controller_type::IO } else { controller_type::DISCOVERY };
     it.abort_limit = 3;
-    it.event_limit = settings.event_requests_max.saturating_sub(1);
+    it.event_limit = config.event_requests_max.saturating_sub(1);
     it.firmware_slots = 1 << 1 | 1; // One, read only.
     it.log_attributes = 1 << 1 | 1 << 2 | 1 << 5; // Effects, long offsets, scopes and the log of logs.
-    it.error_entries = error_log::ENTRIES as u8 - 1;
+    it.error_entries = error_log::ERROR_LOG_ENTRIES as u8 - 1;
     it.keep_alive_granularity = U16::new(1);
     it.sqe_sizes = 0x66;
     it.cqe_sizes = 0x44;
-    it.commands_max = U16::new(settings.queue_depth);
+    it.commands_max = U16::new(config.queue_depth);
     it.sgl_support = U32::new(1 | 1 << 20); // Of any alignment; data in the capsule.
-    it.command_capsule_units = U32::new((64 + settings.in_capsule_bytes) / 16);
+    it.command_capsule_units = U32::new((64 + config.in_capsule_bytes) / 16);
     it.response_capsule_units = U32::new(1);
     it.sgl_descriptors_max = 1;
     it.fabrics_commands = U16::new(1); // Disconnect.
     if is_io {
-        it.subsystem = nqn::encode(&settings.nqn);
-        it.namespaces = U32::new(highest_id(view));
-        it.namespaces_max = U32::new(NAMESPACES_MAX.max(view.target.namespaces().len() as u32));
+        it.subsystem = nqn::encode(&config.nqn);
+        it.namespace_id_max = U32::new(namespace_id_max(context));
+        it.namespaces_max = U32::new(NAMESPACES_MAX.max(context.target.namespaces().len() as u32));
         it.multi_path |= 1 << 3; // Asymmetric access is told.
-        it.ana_seconds = ANA_SECONDS;
+        it.ana_transition_seconds = ANA_TRANSITION_SECONDS_MAX;
         it.ana_capabilities = ANA_CAPABILITIES;
-        it.ana_group_max = U32::new(ANA_GROUPS_MAX);
+        it.ana_group_id_max = U32::new(ANA_GROUPS_MAX);
         it.ana_groups = U32::new(ANA_GROUPS_MAX);
-        it.nvm_commands = U16::new(
-            optional::COMPARE | optional::DATASET_MANAGEMENT | optional::WRITE_ZEROES | optional::VERIFY,
-        );
-        it.write_cache = WRITE_CACHE;
-        it.announce(&Announcement {
+        it.nvm_commands =
+            U16::new(oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::VERIFY);
+        it.write_cache = VOLATILE_WRITE_CACHE;
+        it.set_vendor_capabilities(&VendorCapabilities {
             version: vendor::VERSION,
-            key_bytes_max: settings.key_bytes_max,
+            key_bytes_max: config.key_bytes_max,
             features: vendor::FEATURE_LONG_KEYS,
         });
     } else {
@@ -213,25 +221,25 @@ fn controller(view: &View<'_>) -> Box<page::Controller> {
 }
 
 /// Work without data is bounded as if it had some.
-fn block_limits(view: &View<'_>) -> Box<page::NvmController> {
-    let mut limits = page::NvmController::zeroed();
-    limits.verify_pages_log2 = view.target.settings().transfer_pages_log2();
+fn nvm_controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyNvmController> {
+    let mut limits = page::IdentifyNvmController::zeroed();
+    limits.verify_pages_log2 = context.target.config().transfer_pages_log2();
     limits.zeroes_pages_log2 = limits.verify_pages_log2;
     limits
 }
 
 /// A namespace in blocks: also one of keys, since SPDK's host drops one whose capacity is zero. What
 /// deallocated blocks read as is not told: devices differ.
-fn block_view(namespace: &NamespaceInfo) -> Box<page::Namespace> {
+fn nvm_namespace_page(namespace: &NamespaceInfo) -> Box<page::IdentifyNamespace> {
     let block_bytes = match namespace.kind {
         NamespaceKind::Block { block_bytes } => block_bytes,
         NamespaceKind::KeyValue { .. } => KV_BLOCK_BYTES,
     };
     let block = u64::from(block_bytes);
-    let mut it = page::Namespace::zeroed();
+    let mut it = page::IdentifyNamespace::zeroed();
     it.size = U64::new((namespace.size_bytes / block).max(1));
     it.capacity = it.size;
-    it.used = U64::new(namespace.used().div_ceil(block).min(it.size.get()));
+    it.used = U64::new(namespace.used_bytes().div_ceil(block).min(it.size.get()));
     it.sharing = 1;
     it.ana_group = U32::new(namespace.ana_group);
     it.nguid = namespace.nguid;
@@ -239,10 +247,10 @@ fn block_view(namespace: &NamespaceInfo) -> Box<page::Namespace> {
     it
 }
 
-fn kv_view(namespace: &NamespaceInfo) -> Box<page::KvNamespace> {
-    let mut it = page::KvNamespace::zeroed();
+fn kv_namespace_page(namespace: &NamespaceInfo) -> Box<page::IdentifyKvNamespace> {
+    let mut it = page::IdentifyKvNamespace::zeroed();
     it.size_bytes = U64::new(namespace.size_bytes);
-    it.used_bytes = U64::new(namespace.used());
+    it.used_bytes = U64::new(namespace.used_bytes());
     it.sharing = 1;
     it.ana_group = U32::new(namespace.ana_group);
     it.nguid = namespace.nguid;

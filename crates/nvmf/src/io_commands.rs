@@ -1,19 +1,19 @@
 //! What a command of an I/O queue needs and how it is answered, whichever command set it is of.
 //!
-//! In: an entry on a namespace; later its data, then the engine's outcome. Out: a [`Plan`], an operation,
+//! In: an entry on a namespace; later its data, then the engine's outcome. Out: a [`CommandPlan`], an operation,
 //! an [`Answer`]. Nothing is held here. The namespace's command set alone says what an opcode means: `kv`
 //! and `nvm` read it.
 
-use crate::command_slots::{Landing, Running};
+use crate::command_slots::{InFlight, PayloadLayout};
 use crate::config::{NamespaceInfo, NamespaceKind};
-use crate::io_request::{Operation, Outcome};
+use crate::io_request::{RequestOperation, RequestOutcome};
 use crate::{kv_commands, nvm_commands};
 use octokv_base::{Buffer, NamespaceId};
 use octokv_wire::{SglKind, Sqe, Status};
 
 /// What a command is looked at with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Context<'a> {
+pub(crate) struct CommandContext<'a> {
     /// The namespace that it is for.
     pub namespace: &'a NamespaceInfo,
     /// What its data pointer says.
@@ -23,90 +23,90 @@ pub(crate) struct Context<'a> {
     /// MDTS: no command on blocks has more.
     pub transfer_bytes_max: u64,
     /// Whether writes may stay in a volatile cache.
-    pub write_cache: bool,
+    pub write_cache_enabled: bool,
 }
 
 /// What a command whose data is under way will be.
 #[derive(Debug)]
-pub(crate) enum Intent {
+pub(crate) enum PendingCommand {
     /// On keys.
-    KeyValue(kv_commands::Intent),
+    KeyValue(kv_commands::PendingKvCommand),
     /// On blocks.
-    Block(nvm_commands::Intent),
+    Block(nvm_commands::PendingNvmCommand),
 }
 
 /// What a command needs before it can be asked of the engine.
 #[derive(Debug)]
-pub(crate) enum Plan {
+pub(crate) enum CommandPlan {
     /// Nothing more.
-    Launch(Operation, Running),
+    Submit(RequestOperation, InFlight),
     /// So many bytes of data, in a buffer laid out so.
-    Data { intent: Intent, landing: Landing, bytes: u32 },
+    ReceiveData { pending: PendingCommand, layout: PayloadLayout, bytes: u32 },
     /// Nothing at all: there is nothing to do.
-    Answer(Status),
+    Complete(Status),
 }
 
 /// What becomes of a command whose data is here.
 #[derive(Debug)]
-pub(crate) enum Launch {
+pub(crate) enum CommandAction {
     /// The engine's.
-    Ask(Operation, Running),
+    Submit(RequestOperation, InFlight),
     /// Answered.
-    Answer(Status),
+    Complete(Status),
 }
 
 /// The plan for an entry.
 #[inline]
-pub(crate) fn plan(sqe: &Sqe, context: &Context<'_>) -> Result<Plan, Status> {
+pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
     match context.namespace.kind {
         NamespaceKind::KeyValue { .. } => kv_commands::plan(sqe, context),
         NamespaceKind::Block { block_bytes } => nvm_commands::plan(sqe, context, block_bytes),
     }
 }
 
-impl Intent {
+impl PendingCommand {
     /// Whether the engine keeps the data's buffer; others only look at the data.
-    pub fn keeps_data(&self) -> bool {
+    pub fn needs_owned_buffer(&self) -> bool {
         match self {
-            Intent::KeyValue(intent) => intent.keeps_data(),
-            Intent::Block(intent) => intent.keeps_data(),
+            PendingCommand::KeyValue(intent) => intent.needs_owned_buffer(),
+            PendingCommand::Block(intent) => intent.needs_owned_buffer(),
         }
     }
 
     /// Its data is in `buffer`, laid out as the plan said.
-    pub fn launch(self, buffer: Buffer, namespace: NamespaceId) -> Launch {
+    pub fn into_action(self, buffer: Buffer, namespace: NamespaceId) -> CommandAction {
         match self {
-            Intent::KeyValue(intent) => kv_commands::launch(intent, buffer, namespace),
-            Intent::Block(intent) => nvm_commands::launch(intent, buffer),
+            PendingCommand::KeyValue(intent) => kv_commands::build_action(intent, buffer, namespace),
+            PendingCommand::Block(intent) => nvm_commands::build_action(intent, buffer),
         }
     }
 
     /// Its data is `data`, which need not be kept.
-    pub fn launch_from(self, data: &[u8], namespace: NamespaceId) -> Launch {
+    pub fn into_action_from(self, data: &[u8], namespace: NamespaceId) -> CommandAction {
         match self {
-            Intent::KeyValue(intent) => kv_commands::launch_from(intent, data, namespace),
-            Intent::Block(intent) => nvm_commands::launch_from(intent, data),
+            PendingCommand::KeyValue(intent) => kv_commands::build_action_from(intent, data, namespace),
+            PendingCommand::Block(intent) => nvm_commands::build_action_from(intent, data),
         }
     }
 }
 
 /// A completion, and the data in front of it.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct CommandResult {
     pub status: Status,
     pub dw0: u32,
     /// The buffer, and where in it the data begins and ends.
     pub data: Option<(Buffer, usize, usize)>,
 }
 
-impl Answer {
-    pub fn of(status: Status, dw0: u32) -> Answer {
-        Answer { status, dw0, data: None }
+impl CommandResult {
+    pub fn from_status(status: Status, dw0: u32) -> CommandResult {
+        CommandResult { status, dw0, data: None }
     }
 
-    pub fn with(buffer: Buffer, from: usize, bytes: usize, dw0: u32) -> Answer {
+    pub fn with_data(buffer: Buffer, from: usize, bytes: usize, dw0: u32) -> CommandResult {
         let data = (bytes > 0).then_some((buffer, from, from + bytes));
-        Answer { status: Status::SUCCESS, dw0, data }
+        CommandResult { status: Status::SUCCESS, dw0, data }
     }
 }
 
@@ -115,13 +115,13 @@ impl Answer {
 /// # Panics
 /// When the outcome is one of another operation: only our own mistake.
 #[inline]
-pub(crate) fn answer(
-    running: Running,
-    outcome: Outcome,
-    missing_fails: impl Fn(NamespaceId) -> bool,
-) -> Answer {
+pub(crate) fn command_result(
+    running: InFlight,
+    outcome: RequestOutcome,
+    delete_missing_is_error: impl Fn(NamespaceId) -> bool,
+) -> CommandResult {
     match running {
-        Running::Blocks(work) => nvm_commands::answer(work, outcome),
-        _ => kv_commands::answer(running, outcome, missing_fails),
+        InFlight::Blocks(work) => nvm_commands::command_result(work, outcome),
+        _ => kv_commands::command_result(running, outcome, delete_missing_is_error),
     }
 }

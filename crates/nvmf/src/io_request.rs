@@ -1,30 +1,30 @@
 //! What a connection asks of the engine, and what the engine answers.
 //!
-//! A [`Request`] owns all that its operation needs; the connection keeps only the slot. Exactly one
-//! [`Outcome`] comes back for every request, through [`Connection::complete`](crate::Connection::complete),
+//! A [`IoRequest`] owns all that its operation needs; the connection keeps only the slot. Exactly one
+//! [`RequestOutcome`] comes back for every request, through [`Connection::complete`](crate::Connection::complete),
 //! also when the connection has closed meanwhile. Only a host's shutdown makes several requests of one slot: a
 //! flush of each namespace.
 
 use octokv_base::{Buffer, Key, Lba, NamespaceId};
 
 pub use octokv_wire::kv::StoreMode;
-pub use octokv_wire::nvm::Range;
+pub use octokv_wire::nvm::LbaRange;
 
 /// One command that is checked, complete, and now the engine's.
 #[derive(Debug)]
-pub struct Request {
+pub struct IoRequest {
     /// Names the command to [`Connection::complete`](crate::Connection::complete); below the queue's
     /// size, and free again once the command's last request is completed.
     pub slot: u32,
     /// The namespace; always one of the target's.
     pub namespace: NamespaceId,
     /// What to do.
-    pub operation: Operation,
+    pub operation: RequestOperation,
 }
 
 /// What to do with a namespace. Keys are never empty, except where a listing starts.
 #[derive(Debug)]
-pub enum Operation {
+pub enum RequestOperation {
     /// Keep a value.
     Store {
         /// Its name.
@@ -67,7 +67,7 @@ pub enum Operation {
     /// Read blocks; the target has checked that they exist, for this and the operations below.
     Read {
         /// Which.
-        range: Range,
+        range: LbaRange,
     },
     /// Write blocks.
     Write {
@@ -88,7 +88,7 @@ pub enum Operation {
     /// Make blocks read as zeros.
     WriteZeroes {
         /// Which.
-        range: Range,
+        range: LbaRange,
         /// Answer only when that is durable.
         force_unit_access: bool,
         /// Their space may be given back.
@@ -97,18 +97,18 @@ pub enum Operation {
     /// Blocks that are not wanted any more: their space may be given back, and they may read as zeros.
     Deallocate {
         /// Which; none is empty.
-        ranges: Vec<Range>,
+        ranges: Vec<LbaRange>,
     },
     /// Read blocks to see whether they can be read.
     Verify {
         /// Which.
-        range: Range,
+        range: LbaRange,
     },
 }
 
 /// How a request ended.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// Stored, under the promise of durability that is in force.
     Stored,
     /// The value, at `offset` of `buffer`; at least `min(bytes, limit)` bytes of it.
@@ -146,7 +146,7 @@ pub enum Outcome {
     /// The blocks hold what they were compared with, or can be read.
     Verified,
     /// The blocks hold something else.
-    Different,
+    Mismatch,
     /// The blocks could not be written.
     WriteFault,
     /// No value has this key.

@@ -1,93 +1,108 @@
 //! Key Value commands: from an entry to what the engine is asked, and from its answer to a completion.
 //!
-//! In: the entry of a command on a Key Value namespace, later its data. Out: a [`Plan`], then an
-//! [`Operation`]; at the end a status and DW0. Nothing is held here. The iterators' opcodes, which this
+//! In: the entry of a command on a Key Value namespace, later its data. Out: a [`CommandPlan`], then an
+//! [`RequestOperation`]; at the end a status and DW0. Nothing is held here. The iterators' opcodes, which this
 //! target does not have yet, are invalid.
 //!
 //! Statuses are those of the KV command set (1.1), table by table; hosts that round CDW10 up or leave
 //! junk in reserved fields are served.
 
-use crate::command_slots::{Landing, Running};
+use crate::command_slots::{InFlight, PayloadLayout};
 use crate::config::NamespaceInfo;
-use crate::io_commands::{Answer, Context, Intent as AnyIntent, Launch, Plan};
-use crate::io_request::{Operation, Outcome, StoreMode};
+use crate::io_commands::{
+    CommandAction, CommandContext, CommandPlan, CommandResult, PendingCommand as AnyIntent,
+};
+use crate::io_request::{RequestOperation, RequestOutcome, StoreMode};
 use octokv_base::{Buffer, Key, NamespaceId, key::RECORD_HEADER_BYTES, value_offset};
 use octokv_wire::{Sqe, Status, kv, vendor};
 
 /// What a command whose data is under way will be.
 #[derive(Debug)]
-pub(crate) enum Intent {
+pub(crate) enum PendingKvCommand {
     /// A Store whose key came with the entry.
     Store { key: Key, mode: StoreMode, value_bytes: u32 },
     /// A command of the extension: its key leads its data.
-    Long { command: vendor::Command },
+    Vendor { command: vendor::VendorCommand },
 }
 
-impl Intent {
-    pub fn keeps_data(&self) -> bool {
+impl PendingKvCommand {
+    pub fn needs_owned_buffer(&self) -> bool {
         match self {
-            Intent::Store { .. } => true,
-            Intent::Long { command } => matches!(command, vendor::Command::Store { .. }),
+            PendingKvCommand::Store { .. } => true,
+            PendingKvCommand::Vendor { command } => matches!(command, vendor::VendorCommand::Store { .. }),
         }
     }
 }
 
 /// The plan for an entry on a Key Value namespace.
 #[inline]
-pub(crate) fn plan(sqe: &Sqe, context: &Context<'_>) -> Result<Plan, Status> {
+pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
     let (namespace, sgl_bytes) = (context.namespace, context.sgl.bytes());
     let listing_max = context.listing_bytes_max;
     if sqe.opcode & 0x80 != 0 {
-        return plan_long(sqe, namespace, listing_max);
+        return plan_vendor(sqe, namespace, listing_max);
     }
-    Ok(match kv::Command::check(sqe)? {
-        kv::Command::Flush => Plan::Launch(Operation::Flush, Running::Flush),
-        kv::Command::Store { key, options, value_bytes } => {
+    Ok(match kv::KvCommand::check(sqe)? {
+        kv::KvCommand::Flush => CommandPlan::Submit(RequestOperation::Flush, InFlight::Flush),
+        kv::KvCommand::Store { key, options, value_bytes } => {
             check_value_bytes(value_bytes, namespace)?;
-            let landing = Landing { split: 0, value_at: value_offset(key.len()) as u32 };
-            let intent = Intent::Store { key, mode: options.mode, value_bytes };
-            Plan::Data { intent: AnyIntent::KeyValue(intent), landing, bytes: value_bytes }
+            let landing = PayloadLayout { key_bytes: 0, value_offset: value_offset(key.len()) as u32 };
+            let intent = PendingKvCommand::Store { key, mode: options.mode, value_bytes };
+            CommandPlan::ReceiveData {
+                pending: AnyIntent::KeyValue(intent),
+                layout: landing,
+                bytes: value_bytes,
+            }
         }
-        kv::Command::Retrieve { key, limit_bytes } => {
+        kv::KvCommand::Retrieve { key, limit_bytes } => {
             let limit_bytes = limit_bytes.min(sgl_bytes);
-            Plan::Launch(Operation::Retrieve { key, limit_bytes }, Running::Retrieve { limit_bytes })
+            CommandPlan::Submit(
+                RequestOperation::Retrieve { key, limit_bytes },
+                InFlight::Retrieve { limit_bytes },
+            )
         }
-        kv::Command::Delete { key } => {
-            Plan::Launch(Operation::Delete { key }, Running::Delete { namespace: namespace.id })
+        kv::KvCommand::Delete { key } => CommandPlan::Submit(
+            RequestOperation::Delete { key },
+            InFlight::Delete { namespace: namespace.id },
+        ),
+        kv::KvCommand::Exist { key } => {
+            CommandPlan::Submit(RequestOperation::Exist { key }, InFlight::Exist { return_length: false })
         }
-        kv::Command::Exist { key } => {
-            Plan::Launch(Operation::Exist { key }, Running::Exist { tell_length: false })
-        }
-        kv::Command::List { start, limit_bytes } => {
+        kv::KvCommand::List { start, limit_bytes } => {
             let limit_bytes = list_limit(limit_bytes.min(sgl_bytes), listing_max)?;
-            let operation = Operation::List { start, limit_bytes, long_keys: false };
-            Plan::Launch(operation, Running::List { limit_bytes })
+            let operation = RequestOperation::List { start, limit_bytes, long_keys: false };
+            CommandPlan::Submit(operation, InFlight::List { limit_bytes })
         }
     })
 }
 
-fn plan_long(sqe: &Sqe, namespace: &NamespaceInfo, transfer_max: u32) -> Result<Plan, Status> {
-    let mut command = vendor::Command::check(sqe)?;
+fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, transfer_max: u32) -> Result<CommandPlan, Status> {
+    let mut command = vendor::VendorCommand::check(sqe)?;
     let key_bytes = command.key_bytes();
     if key_bytes > namespace.key_value_limits().1.max(kv::KEY_BYTES_MAX as u16) {
         return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
     }
-    let mut landing = Landing::PLAIN;
+    let mut landing = PayloadLayout::PLAIN;
     match &mut command {
-        vendor::Command::Store { value_bytes, .. } => {
+        vendor::VendorCommand::Store { value_bytes, .. } => {
             check_value_bytes(*value_bytes, namespace)?;
             let value_at = value_offset(usize::from(key_bytes)) as u32;
-            landing = Landing { split: u32::from(key_bytes), value_at };
+            landing = PayloadLayout { key_bytes: u32::from(key_bytes), value_offset: value_at };
         }
-        vendor::Command::List { limit_bytes, .. } => {
+        vendor::VendorCommand::List { limit_bytes, .. } => {
             *limit_bytes = list_limit(*limit_bytes, transfer_max)?;
         }
-        vendor::Command::Retrieve { .. } | vendor::Command::Delete { .. } | vendor::Command::Exist { .. } => {
-        }
+        vendor::VendorCommand::Retrieve { .. }
+        | vendor::VendorCommand::Delete { .. }
+        | vendor::VendorCommand::Exist { .. } => {}
     }
     // A value's and a key's bounds were checked: their sum is far below 2^32.
     let bytes = command.host_data_bytes() as u32;
-    Ok(Plan::Data { intent: AnyIntent::KeyValue(Intent::Long { command }), landing, bytes })
+    Ok(CommandPlan::ReceiveData {
+        pending: AnyIntent::KeyValue(PendingKvCommand::Vendor { command }),
+        layout: landing,
+        bytes,
+    })
 }
 
 fn check_value_bytes(value_bytes: u32, namespace: &NamespaceInfo) -> Result<(), Status> {
@@ -105,41 +120,56 @@ fn list_limit(limit_bytes: u32, transfer_bytes_max: u32) -> Result<u32, Status> 
 }
 
 /// What to ask of the engine, now that the data is in `buffer`, laid out as its plan said.
-pub(crate) fn launch(intent: Intent, buffer: Buffer, namespace: NamespaceId) -> Launch {
+pub(crate) fn build_action(
+    intent: PendingKvCommand,
+    buffer: Buffer,
+    namespace: NamespaceId,
+) -> CommandAction {
     match intent {
-        Intent::Store { key, mode, value_bytes } => {
-            Launch::Ask(Operation::Store { key, mode, record: buffer, value_bytes }, Running::Store)
-        }
-        Intent::Long { command: vendor::Command::Store { options, key_bytes, value_bytes } } => {
+        PendingKvCommand::Store { key, mode, value_bytes } => CommandAction::Submit(
+            RequestOperation::Store { key, mode, record: buffer, value_bytes },
+            InFlight::Store,
+        ),
+        PendingKvCommand::Vendor {
+            command: vendor::VendorCommand::Store { options, key_bytes, value_bytes },
+        } => {
             let from = RECORD_HEADER_BYTES;
-            let key = key_of(&buffer[from..from + usize::from(key_bytes)]);
-            let operation = Operation::Store { key, mode: options.mode, record: buffer, value_bytes };
-            Launch::Ask(operation, Running::Store)
+            let key = key_from_bytes(&buffer[from..from + usize::from(key_bytes)]);
+            let operation = RequestOperation::Store { key, mode: options.mode, record: buffer, value_bytes };
+            CommandAction::Submit(operation, InFlight::Store)
         }
-        Intent::Long { .. } => launch_from(intent, &buffer, namespace),
+        PendingKvCommand::Vendor { .. } => build_action_from(intent, &buffer, namespace),
     }
 }
 
 /// What to ask of the engine for a command of the extension, other than Store, whose data is `data`.
-pub(crate) fn launch_from(intent: Intent, data: &[u8], namespace: NamespaceId) -> Launch {
-    let Intent::Long { command } = intent else { unreachable!("{intent:?} keeps its buffer") };
-    let key = key_of(&data[..usize::from(command.key_bytes())]);
+pub(crate) fn build_action_from(
+    intent: PendingKvCommand,
+    data: &[u8],
+    namespace: NamespaceId,
+) -> CommandAction {
+    let PendingKvCommand::Vendor { command } = intent else { unreachable!("{intent:?} keeps its buffer") };
+    let key = key_from_bytes(&data[..usize::from(command.key_bytes())]);
     let (operation, running) = match command {
-        vendor::Command::Retrieve { limit_bytes, .. } => {
-            (Operation::Retrieve { key, limit_bytes }, Running::Retrieve { limit_bytes })
+        vendor::VendorCommand::Retrieve { limit_bytes, .. } => {
+            (RequestOperation::Retrieve { key, limit_bytes }, InFlight::Retrieve { limit_bytes })
         }
-        vendor::Command::List { limit_bytes, .. } => {
-            let operation = Operation::List { start: key, limit_bytes, long_keys: true };
-            (operation, Running::List { limit_bytes })
+        vendor::VendorCommand::List { limit_bytes, .. } => {
+            let operation = RequestOperation::List { start: key, limit_bytes, long_keys: true };
+            (operation, InFlight::List { limit_bytes })
         }
-        vendor::Command::Delete { .. } => (Operation::Delete { key }, Running::Delete { namespace }),
-        vendor::Command::Exist { .. } => (Operation::Exist { key }, Running::Exist { tell_length: true }),
-        vendor::Command::Store { .. } => unreachable!("a Store keeps its buffer"),
+        vendor::VendorCommand::Delete { .. } => {
+            (RequestOperation::Delete { key }, InFlight::Delete { namespace })
+        }
+        vendor::VendorCommand::Exist { .. } => {
+            (RequestOperation::Exist { key }, InFlight::Exist { return_length: true })
+        }
+        vendor::VendorCommand::Store { .. } => unreachable!("a Store keeps its buffer"),
     };
-    Launch::Ask(operation, running)
+    CommandAction::Submit(operation, running)
 }
 
-fn key_of(bytes: &[u8]) -> Key {
+fn key_from_bytes(bytes: &[u8]) -> Key {
     // `extension::Command::check` lets no longer key through.
     Key::new(bytes).expect("a key within the bound of the room `base`")
 }
@@ -149,53 +179,53 @@ fn key_of(bytes: &[u8]) -> Key {
 /// # Panics
 /// When the outcome is one of another operation: only our own mistake.
 #[inline]
-pub(crate) fn answer(
-    running: Running,
-    outcome: Outcome,
-    missing_fails: impl Fn(NamespaceId) -> bool,
-) -> Answer {
+pub(crate) fn command_result(
+    running: InFlight,
+    outcome: RequestOutcome,
+    delete_missing_is_error: impl Fn(NamespaceId) -> bool,
+) -> CommandResult {
     match (running, outcome) {
-        (Running::Store, Outcome::Stored)
-        | (Running::Delete { .. }, Outcome::Deleted)
-        | (Running::Flush, Outcome::Flushed) => Answer::of(Status::SUCCESS, 0),
-        (Running::Retrieve { limit_bytes }, Outcome::Value { buffer, offset, bytes }) => {
+        (InFlight::Store, RequestOutcome::Stored)
+        | (InFlight::Delete { .. }, RequestOutcome::Deleted)
+        | (InFlight::Flush, RequestOutcome::Flushed) => CommandResult::from_status(Status::SUCCESS, 0),
+        (InFlight::Retrieve { limit_bytes }, RequestOutcome::Value { buffer, offset, bytes }) => {
             let sent = bytes.min(limit_bytes as usize);
-            Answer::with(buffer, offset, sent, bytes as u32)
+            CommandResult::with_data(buffer, offset, sent, bytes as u32)
         }
-        (Running::List { limit_bytes }, Outcome::Listing { buffer, bytes }) => {
+        (InFlight::List { limit_bytes }, RequestOutcome::Listing { buffer, bytes }) => {
             assert!(bytes <= limit_bytes as usize, "a listing of {bytes} B where {limit_bytes} B were asked");
-            Answer::with(buffer, 0, bytes, 0)
+            CommandResult::with_data(buffer, 0, bytes, 0)
         }
-        (Running::Exist { tell_length }, Outcome::Exists { value_bytes }) => {
-            Answer::of(Status::SUCCESS, if tell_length { value_bytes } else { 0 })
+        (InFlight::Exist { return_length: tell_length }, RequestOutcome::Exists { value_bytes }) => {
+            CommandResult::from_status(Status::SUCCESS, if tell_length { value_bytes } else { 0 })
         }
-        (Running::Delete { namespace }, Outcome::NotFound) if !missing_fails(namespace) => {
-            Answer::of(Status::SUCCESS, 0)
+        (InFlight::Delete { namespace }, RequestOutcome::NotFound) if !delete_missing_is_error(namespace) => {
+            CommandResult::from_status(Status::SUCCESS, 0)
         }
-        (running, outcome) => Answer::of(failure(running, &outcome), 0),
+        (running, outcome) => CommandResult::from_status(error_status(running, &outcome), 0),
     }
 }
 
-fn failure(running: Running, outcome: &Outcome) -> Status {
+fn error_status(running: InFlight, outcome: &RequestOutcome) -> Status {
     match outcome {
-        Outcome::NotFound => Status::KV_KEY_DOES_NOT_EXIST,
-        Outcome::AlreadyExists => Status::KV_KEY_EXISTS,
-        Outcome::CapacityExceeded => Status::KV_CAPACITY_EXCEEDED,
-        Outcome::InvalidValueSize => Status::KV_INVALID_VALUE_SIZE,
-        Outcome::InvalidKeySize => Status::KV_INVALID_KEY_SIZE,
-        Outcome::Unrecovered => Status::KV_UNRECOVERED_ERROR,
-        Outcome::NotReady => Status::NAMESPACE_NOT_READY,
-        Outcome::Busy => Status::COMMAND_INTERRUPTED,
-        Outcome::Stored
-        | Outcome::Value { .. }
-        | Outcome::Deleted
-        | Outcome::Exists { .. }
-        | Outcome::Listing { .. }
-        | Outcome::Flushed
-        | Outcome::Blocks { .. }
-        | Outcome::Written
-        | Outcome::Verified
-        | Outcome::Different
-        | Outcome::WriteFault => unreachable!("{running:?} ended as {outcome:?}"),
+        RequestOutcome::NotFound => Status::KV_KEY_DOES_NOT_EXIST,
+        RequestOutcome::AlreadyExists => Status::KV_KEY_EXISTS,
+        RequestOutcome::CapacityExceeded => Status::KV_CAPACITY_EXCEEDED,
+        RequestOutcome::InvalidValueSize => Status::KV_INVALID_VALUE_SIZE,
+        RequestOutcome::InvalidKeySize => Status::KV_INVALID_KEY_SIZE,
+        RequestOutcome::Unrecovered => Status::KV_UNRECOVERED_ERROR,
+        RequestOutcome::NotReady => Status::NAMESPACE_NOT_READY,
+        RequestOutcome::Busy => Status::COMMAND_INTERRUPTED,
+        RequestOutcome::Stored
+        | RequestOutcome::Value { .. }
+        | RequestOutcome::Deleted
+        | RequestOutcome::Exists { .. }
+        | RequestOutcome::Listing { .. }
+        | RequestOutcome::Flushed
+        | RequestOutcome::Blocks { .. }
+        | RequestOutcome::Written
+        | RequestOutcome::Verified
+        | RequestOutcome::Mismatch
+        | RequestOutcome::WriteFault => unreachable!("{running:?} ended as {outcome:?}"),
     }
 }

@@ -18,8 +18,8 @@
 //! - [`io_request`], [`config`], [`counters`]: the words between this room and its callers.
 //!
 //! # Use
-//! For each accepted socket make a [`Connection`]; give it what was received, do its [`Request`]s, give
-//! their [`Outcome`]s back, send what is in its [`Outbox`], and tick it by its deadline.
+//! For each accepted socket make a [`Connection`]; give it what was received, do its [`IoRequest`]s, give
+//! their [`RequestOutcome`]s back, send what is in its [`SendBuffer`], and tick it by its deadline.
 
 mod admin_commands;
 pub mod async_events;
@@ -46,13 +46,13 @@ mod reconfigure;
 pub mod send_buffer;
 pub mod subsystem;
 
-pub use config::{NamespaceInfo, NamespaceKind, TargetSettings};
-pub use connection::{Closing, Connection, Consumed, Stall};
+pub use config::{NamespaceInfo, NamespaceKind, SubsystemConfig};
+pub use connection::{CloseReason, Connection, ReceiveResult, StallReason};
 pub use counters::Counts;
-pub use health::HealthFacts;
-pub use host_acl::Hosts;
-pub use io_request::{Operation, Outcome, Range, Request, StoreMode};
-pub use namespaces::{NamespaceExists, Namespaces};
+pub use health::HealthStatus;
+pub use host_acl::HostAcl;
+pub use io_request::{IoRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode};
+pub use namespaces::{NamespaceExists, NamespaceSnapshot};
 pub use octokv_wire::log_page::AnaState;
-pub use send_buffer::Outbox;
+pub use send_buffer::SendBuffer;
 pub use subsystem::{ControllerReport, Target};

@@ -3,22 +3,22 @@
 //! Pages are built whole, which is rare and small, and cut at the offset that the host asked for. What a
 //! host asks for is bounded by the longest transfer.
 
-use crate::admin_commands::View;
+use crate::admin_commands::AdminContext;
 use crate::config::NamespaceInfo;
-use crate::controller::{Purpose, sees};
+use crate::controller::{ControllerType, is_namespace_visible};
 use crate::features;
 use crate::health::SPARE_THRESHOLD_PERCENT;
 use octokv_base::NamespaceId;
-use octokv_wire::discovery::{self, Entry, SubsystemKind};
-use octokv_wire::log_page::{self, AnaGroup, Effects, Health, Request, id};
-use octokv_wire::queue_entry::{FABRICS, admin, csi};
+use octokv_wire::discovery::{self, DiscoveryEntry, SubsystemKind};
+use octokv_wire::log_page::{self, AnaGroup, CommandEffectsLog, HealthLog, LogPageRequest, id};
+use octokv_wire::queue_entry::{FABRICS_OPCODE, admin, csi};
 use octokv_wire::{Sqe, Status, kv, nqn, nvm, vendor};
 use std::net::{IpAddr, SocketAddr};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U128};
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
-const IO_PAGES: [u8; 9] = [
+const IO_LOG_PAGES: [u8; 9] = [
     id::SUPPORTED,
     id::ERROR,
     id::HEALTH,
@@ -29,73 +29,78 @@ const IO_PAGES: [u8; 9] = [
     id::FEATURES,
     id::MANAGEMENT,
 ];
-const DISCOVERY_PAGES: [u8; 6] =
+const DISCOVERY_LOG_PAGES: [u8; 6] =
     [id::SUPPORTED, id::ERROR, id::EFFECTS, id::FEATURES, id::MANAGEMENT, id::DISCOVERY];
 
 /// Fills `out` with what a Get Log Page asks for.
-pub(crate) fn get(view: &View<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
-    let request = Request::check(sqe)?;
-    if request.bytes > u64::from(view.target.settings().value_bytes_max) {
+pub(crate) fn get_log_page(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
+    let request = LogPageRequest::check(sqe)?;
+    if request.bytes > u64::from(context.target.config().value_bytes_max) {
         return Err(INVALID_FIELD);
     }
-    let page = page(view, &request)?;
+    let page = build_page(context, &request)?;
     out.resize(request.bytes as usize, 0);
-    log_page::window(&page, request.offset, out);
+    log_page::copy_from_offset(&page, request.offset, out);
     if !request.retain_event {
-        view.controller.book().events.log_was_read(request.id);
+        context.controller.lock_inner().async_events.unmask_log(request.id);
     }
     Ok(())
 }
 
-fn page(view: &View<'_>, request: &Request) -> Result<Vec<u8>, Status> {
-    let is_io = view.controller.purpose == Purpose::Io;
-    let pages: &[u8] = if is_io { &IO_PAGES } else { &DISCOVERY_PAGES };
+fn build_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Result<Vec<u8>, Status> {
+    let is_io = context.controller.controller_type == ControllerType::Io;
+    let pages: &[u8] = if is_io { &IO_LOG_PAGES } else { &DISCOVERY_LOG_PAGES };
     if !pages.contains(&request.id) {
         return Err(Status::INVALID_LOG_PAGE.do_not_retry());
     }
     Ok(match request.id {
-        id::SUPPORTED => log_page::Supported::of(pages).as_bytes().to_vec(),
-        id::ERROR => view.target.errors.entries().as_bytes().to_vec(),
-        id::HEALTH => health(view).as_bytes().to_vec(),
-        id::FIRMWARE => log_page::firmware(&view.target.settings().firmware).to_vec(),
-        id::CHANGED_NAMESPACES => changed(view, request),
-        id::EFFECTS if is_io => effects(request.csi)?,
+        id::SUPPORTED => log_page::SupportedLogPages::with_pages(pages).as_bytes().to_vec(),
+        id::ERROR => context.target.error_log.entries().as_bytes().to_vec(),
+        id::HEALTH => health_page(context).as_bytes().to_vec(),
+        id::FIRMWARE => log_page::encode_firmware_slots(&context.target.config().firmware).to_vec(),
+        id::CHANGED_NAMESPACES => changed_namespaces_page(context, request),
+        id::EFFECTS if is_io => effects_page(request.csi)?,
         id::EFFECTS => admin_effects().as_bytes().to_vec(),
-        id::ANA => access(view, request),
-        id::FEATURES => log_page::features(features::supported(view.controller.purpose)),
+        id::ANA => ana_page(context, request),
+        id::FEATURES => {
+            log_page::encode_features(features::supported_features(context.controller.controller_type))
+        }
         // There is no management interface.
         id::MANAGEMENT => vec![0; log_page::FEATURES_BYTES],
-        id::DISCOVERY => discovery_page(view),
+        id::DISCOVERY => discovery_page(context),
         other => unreachable!("log {other:02x}h is listed and has no page"),
     })
 }
 
 /// The groups and, unless only they are asked for, the namespaces in them that this host sees.
-fn access(view: &View<'_>, request: &Request) -> Vec<u8> {
-    let groups_only = request.specific & 1 != 0;
-    let cc = view.controller.book().configuration;
-    let table = view.target.namespaces();
+fn ana_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Vec<u8> {
+    let groups_only = request.log_specific & 1 != 0;
+    let cc = context.controller.lock_inner().configuration;
+    let namespaces = context.target.namespaces();
     let members = |group: u32| -> Vec<NamespaceId> {
-        let is_member = |one: &&NamespaceInfo| !groups_only && one.ana_group == group && sees(cc, one);
-        table.iter().filter(is_member).map(|one| one.id).collect()
+        let is_member =
+            |one: &&NamespaceInfo| !groups_only && one.ana_group == group && is_namespace_visible(cc, one);
+        namespaces.iter().filter(is_member).map(|one| one.id).collect()
     };
-    let lists: Vec<_> = table.groups().map(|(id, group)| (id, group, members(id))).collect();
+    let lists: Vec<_> = namespaces.groups().map(|(id, group)| (id, group, members(id))).collect();
     let mut groups = Vec::with_capacity(lists.len());
     for (id, group, namespaces) in &lists {
-        groups.push(AnaGroup { id: *id, changes: group.changes, state: group.state, namespaces });
+        groups.push(AnaGroup { id: *id, change_count: group.change_count, state: group.state, namespaces });
     }
-    log_page::ana(table.ana_changes(), &groups)
+    log_page::encode_ana(namespaces.ana_change_count(), &groups)
 }
 
 /// The changed namespaces. Only a read from the start that lets the event go empties the list.
-fn changed(view: &View<'_>, request: &Request) -> Vec<u8> {
-    let book = &mut *view.controller.book();
-    let changed = book.events.changed();
+fn changed_namespaces_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Vec<u8> {
+    let inner = &mut *context.controller.lock_inner();
+    let changed = inner.async_events.changed_namespaces();
     if request.offset == 0 && !request.retain_event {
-        book.events.forget_changed();
+        inner.async_events.clear_changed_namespaces();
     }
     match changed {
-        Some(ids) => log_page::changed_namespaces(&ids.into_iter().map(NamespaceId).collect::<Vec<_>>()),
+        Some(ids) => {
+            log_page::encode_changed_namespaces(&ids.into_iter().map(NamespaceId).collect::<Vec<_>>())
+        }
         None => {
             let mut page = vec![0; 4096];
             page[..4].fill(0xff);
@@ -104,33 +109,33 @@ fn changed(view: &View<'_>, request: &Request) -> Vec<u8> {
     }
 }
 
-fn health(view: &View<'_>) -> Health {
+fn health_page(context: &AdminContext<'_>) -> HealthLog {
     const ROOM_TEMPERATURE_KELVIN: u16 = 300;
     const UNIT_BYTES: u64 = 512_000;
-    let (counts, facts) = (view.target.statistics(), view.target.health());
+    let (counters, facts) = (context.target.counters(), context.target.health());
     let number = |value: u64| U128::new(u128::from(value));
-    let mut health = Health::zeroed();
+    let mut health = HealthLog::zeroed();
     health.temperature = U16::new(ROOM_TEMPERATURE_KELVIN);
-    health.warnings = facts.warnings();
+    health.warnings = facts.critical_warnings();
     health.spare = facts.available_spare_percent;
     health.spare_threshold = SPARE_THRESHOLD_PERCENT;
-    health.units_read = number((counts.retrieved_bytes + counts.read_bytes).div_ceil(UNIT_BYTES));
-    health.units_written = number((counts.stored_bytes + counts.written_bytes).div_ceil(UNIT_BYTES));
-    let reads = counts.retrieves + counts.lists + counts.exists;
-    health.reads = number(reads + counts.block_reads + counts.block_checks);
-    health.writes = number(counts.stores + counts.deletes + counts.block_writes);
+    health.units_read = number((counters.retrieved_bytes + counters.read_bytes).div_ceil(UNIT_BYTES));
+    health.units_written = number((counters.stored_bytes + counters.written_bytes).div_ceil(UNIT_BYTES));
+    let reads = counters.retrieves + counters.lists + counters.exists;
+    health.reads = number(reads + counters.block_reads + counters.block_checks);
+    health.writes = number(counters.stores + counters.deletes + counters.block_writes);
     health.busy_minutes = number(facts.busy_seconds / 60);
     health.power_cycles = number(facts.power_cycles);
     health.power_hours = number(facts.power_on_seconds / 3600);
     health.unsafe_shutdowns = number(facts.unsafe_shutdowns);
-    health.media_errors = number(counts.media_errors);
-    health.errors = number(view.target.errors.count());
+    health.media_errors = number(counters.media_errors);
+    health.errors = number(context.target.error_log.total_count());
     health
 }
 
 /// The admin commands.
-fn admin_effects() -> Box<Effects> {
-    let mut effects = Effects::zeroed();
+fn admin_effects() -> Box<CommandEffectsLog> {
+    let mut effects = CommandEffectsLog::zeroed();
     for opcode in [
         admin::GET_LOG_PAGE,
         admin::IDENTIFY,
@@ -139,15 +144,15 @@ fn admin_effects() -> Box<Effects> {
         admin::GET_FEATURES,
         admin::ASYNC_EVENT_REQUEST,
         admin::KEEP_ALIVE,
-        FABRICS,
+        FABRICS_OPCODE,
     ] {
-        effects.admin(opcode, log_page::SCOPE_CONTROLLER);
+        effects.support_admin(opcode, log_page::SCOPE_CONTROLLER);
     }
     effects
 }
 
 /// Which commands there are. Without this page Linux lets only the superuser pass commands through.
-fn effects(command_set: u8) -> Result<Vec<u8>, Status> {
+fn effects_page(command_set: u8) -> Result<Vec<u8>, Status> {
     let mut effects = admin_effects();
     let (reading, writing): (&[u8], &[u8]) = match command_set {
         csi::NVM => (
@@ -169,40 +174,40 @@ fn effects(command_set: u8) -> Result<Vec<u8>, Status> {
         _ => return Err(INVALID_FIELD),
     };
     // Without a scope, which need not be told: Linux 6.1 takes it for an unusual effect and says so.
-    reading.iter().for_each(|&opcode| effects.io(opcode, 0));
-    writing.iter().for_each(|&opcode| effects.io(opcode, log_page::CHANGES_CONTENT));
+    reading.iter().for_each(|&opcode| effects.support_io(opcode, 0));
+    writing.iter().for_each(|&opcode| effects.support_io(opcode, log_page::CHANGES_CONTENT));
     Ok(effects.as_bytes().to_vec())
 }
 
 /// This discovery service and, where the host may connect to it, the subsystem, at each listener; then
 /// other discovery services.
-fn discovery_page(view: &View<'_>) -> Vec<u8> {
-    let (places, hosts) = view.target.discovery_facts();
-    let settings = view.target.settings();
-    let is_shown = hosts.allows(&view.controller.host.nqn);
+fn discovery_page(context: &AdminContext<'_>) -> Vec<u8> {
+    let (addresses, hosts) = context.target.discovery_snapshot();
+    let config = context.target.config();
+    let is_shown = hosts.allows(&context.controller.host.nqn);
     let mut entries = Vec::new();
-    for (index, &listener) in places.listeners.iter().enumerate() {
-        let Some(address) = reachable(listener, view.local) else { continue };
+    for (index, &listener) in addresses.listeners.iter().enumerate() {
+        let Some(address) = reachable_address(listener, context.local_address) else { continue };
         let port_id = index as u16 + 1;
-        let entry = |kind, name: &str| Entry { kind, subsystem: name.to_owned(), address, port_id };
+        let entry = |kind, name: &str| DiscoveryEntry { kind, subsystem: name.to_owned(), address, port_id };
         entries.push(entry(SubsystemKind::Current, nqn::DISCOVERY));
         if is_shown {
-            entries.push(entry(SubsystemKind::Storage, &settings.nqn));
+            entries.push(entry(SubsystemKind::Storage, &config.nqn));
         }
     }
-    let first = places.listeners.len() + 1;
-    entries.extend(places.referrals.iter().zip(first..).map(|(&address, port_id)| Entry {
+    let first = addresses.listeners.len() + 1;
+    entries.extend(addresses.referrals.iter().zip(first..).map(|(&address, port_id)| DiscoveryEntry {
         kind: SubsystemKind::Referral,
         subsystem: nqn::DISCOVERY.to_owned(),
         address,
         port_id: port_id as u16,
     }));
-    discovery::encode(places.generation, &entries)
+    discovery::encode(addresses.generation, &entries)
 }
 
 /// How the host that is connected to `local` reaches a listener: at its address, or, where it listens on
 /// every address, at the one the host has found. `None` where that is of the other family.
-fn reachable(listener: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
+fn reachable_address(listener: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
     let (at, found) = (listener.ip().to_canonical(), local.ip().to_canonical());
     if !at.is_unspecified() {
         return Some(SocketAddr::new(at, listener.port()));
@@ -219,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_told_as_the_host_can_reach_them() {
+    fn listeners_are_reported_as_the_host_can_reach_them() {
         let table = [
             ("10.0.0.1:4420", "10.0.0.9:5", Some("10.0.0.1:4420")),
             ("0.0.0.0:4420", "10.0.0.9:5", Some("10.0.0.9:4420")),
@@ -229,7 +234,7 @@ mod tests {
             ("[fd00::2]:1", "10.0.0.9:5", Some("[fd00::2]:1")),
         ];
         for (listener, local, want) in table {
-            let got = reachable(listener.parse().unwrap(), local.parse().unwrap());
+            let got = reachable_address(listener.parse().unwrap(), local.parse().unwrap());
             assert_eq!(got, want.map(|address| address.parse().unwrap()), "{listener} from {local}");
         }
     }

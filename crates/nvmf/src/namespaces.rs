@@ -36,34 +36,34 @@ impl std::error::Error for NamespaceExists {}
 
 /// A namespace in the table.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct NamespaceEntry {
     pub info: NamespaceInfo,
     /// Tells it from another one that had, or will have, its identifier.
     pub serial: u64,
     /// What its I/O commands are answered with, where its group is not accessible.
-    pub refusal: Option<Status>,
+    pub ana_error: Option<Status>,
 }
 
 /// A group of namespaces that change their access together.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Group {
+pub(crate) struct AnaGroupState {
     pub state: AnaState,
     /// Changes of its state or its members; 1 when it was new.
-    pub changes: u64,
+    pub change_count: u64,
 }
 
 /// The namespaces of a target at one time, by rising identifier.
 #[derive(Clone, Debug, Default)]
-pub struct Namespaces {
+pub struct NamespaceSnapshot {
     generation: u64,
-    all: Vec<Entry>,
-    groups: BTreeMap<u32, Group>,
+    entries: Vec<NamespaceEntry>,
+    groups: BTreeMap<u32, AnaGroupState>,
     /// Changes of any group; 1 when the target was new.
-    ana_changes: u64,
+    ana_change_count: u64,
 }
 
 /// What the I/O commands of a group in this state are answered with, where they are not served.
-fn refusal(state: AnaState) -> Option<Status> {
+fn ana_error_status(state: AnaState) -> Option<Status> {
     match state {
         AnaState::Optimized | AnaState::NonOptimized => None,
         AnaState::Inaccessible => Some(Status::ANA_INACCESSIBLE),
@@ -72,20 +72,20 @@ fn refusal(state: AnaState) -> Option<Status> {
     }
 }
 
-impl Namespaces {
+impl NamespaceSnapshot {
     /// All of them.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &NamespaceInfo> {
-        self.all.iter().map(|entry| &entry.info)
+        self.entries.iter().map(|entry| &entry.info)
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.all.len()
+        self.entries.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.entries.is_empty()
     }
 
     /// The namespace of this identifier.
@@ -94,119 +94,122 @@ impl Namespaces {
     }
 
     #[inline]
-    pub(crate) fn entry(&self, id: NamespaceId) -> Option<&Entry> {
+    pub(crate) fn entry(&self, id: NamespaceId) -> Option<&NamespaceEntry> {
         // Mostly the identifiers are 1, 2, 3, …
-        if let Some(entry) = self.all.get((id.0 as usize).wrapping_sub(1))
+        if let Some(entry) = self.entries.get((id.0 as usize).wrapping_sub(1))
             && entry.info.id == id
         {
             return Some(entry);
         }
-        let index = self.all.binary_search_by_key(&id, |entry| entry.info.id).ok()?;
-        Some(&self.all[index])
+        let index = self.entries.binary_search_by_key(&id, |entry| entry.info.id).ok()?;
+        Some(&self.entries[index])
     }
 
     /// The groups that have or had a namespace or were given a state, by rising identifier.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = (u32, Group)> {
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (u32, AnaGroupState)> {
         self.groups.iter().map(|(&id, &group)| (id, group))
     }
 
     /// Changes of the groups since the target was new, from 1.
-    pub(crate) fn ana_changes(&self) -> u64 {
-        self.ana_changes + 1
+    pub(crate) fn ana_change_count(&self) -> u64 {
+        self.ana_change_count + 1
     }
 
     fn add(&mut self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
         if let Some(taken) = self.iter().find(|one| one.id == info.id || one.nguid == info.nguid) {
             return Err(NamespaceExists { id: taken.id });
         }
-        let state = self.group_changed(info.ana_group).state;
-        let at = self.all.partition_point(|entry| entry.info.id < info.id);
-        let entry = Entry { info, serial: self.generation, refusal: refusal(state) };
-        self.all.insert(at, entry);
+        let state = self.record_group_change(info.ana_group).state;
+        let at = self.entries.partition_point(|entry| entry.info.id < info.id);
+        let entry = NamespaceEntry { info, serial: self.generation, ana_error: ana_error_status(state) };
+        self.entries.insert(at, entry);
         Ok(())
     }
 
     fn remove(&mut self, id: NamespaceId) -> Option<NamespaceInfo> {
-        let index = self.all.binary_search_by_key(&id, |entry| entry.info.id).ok()?;
-        let entry = self.all.remove(index);
-        self.group_changed(entry.info.ana_group);
+        let index = self.entries.binary_search_by_key(&id, |entry| entry.info.id).ok()?;
+        let entry = self.entries.remove(index);
+        self.record_group_change(entry.info.ana_group);
         Some(entry.info)
     }
 
     /// Says whether that is a change.
-    fn set_state(&mut self, id: u32, state: AnaState) -> bool {
+    fn set_ana_state(&mut self, id: u32, state: AnaState) -> bool {
         assert!((1..=ANA_GROUPS_MAX).contains(&id), "ANA group {id}");
         let before = self.groups.get(&id).map_or(AnaState::Optimized, |group| group.state);
         if before == state {
             return false;
         }
-        self.group_changed(id).state = state;
-        let members = self.all.iter_mut().filter(|entry| entry.info.ana_group == id);
-        members.for_each(|entry| entry.refusal = refusal(state));
+        self.record_group_change(id).state = state;
+        let members = self.entries.iter_mut().filter(|entry| entry.info.ana_group == id);
+        members.for_each(|entry| entry.ana_error = ana_error_status(state));
         true
     }
 
-    fn group_changed(&mut self, id: u32) -> &mut Group {
-        self.ana_changes += 1;
-        let group = self.groups.entry(id).or_insert(Group { state: AnaState::Optimized, changes: 0 });
-        group.changes += 1;
+    fn record_group_change(&mut self, id: u32) -> &mut AnaGroupState {
+        self.ana_change_count += 1;
+        let group =
+            self.groups.entry(id).or_insert(AnaGroupState { state: AnaState::Optimized, change_count: 0 });
+        group.change_count += 1;
         group
     }
 }
 
 /// The table in force.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct NamespaceDirectory {
     generation: AtomicU64,
-    current: Mutex<Arc<Namespaces>>,
+    current: Mutex<Arc<NamespaceSnapshot>>,
 }
 
-impl Table {
-    pub fn new(all: Vec<NamespaceInfo>) -> Result<Table, NamespaceExists> {
-        let table =
-            Table { generation: AtomicU64::new(0), current: Mutex::new(Arc::new(Namespaces::default())) };
-        let mut first = Namespaces::default();
+impl NamespaceDirectory {
+    pub fn new(all: Vec<NamespaceInfo>) -> Result<NamespaceDirectory, NamespaceExists> {
+        let table = NamespaceDirectory {
+            generation: AtomicU64::new(0),
+            current: Mutex::new(Arc::new(NamespaceSnapshot::default())),
+        };
+        let mut first = NamespaceSnapshot::default();
         for info in all {
             first.generation += 1;
             first.add(info)?;
         }
         // What was so from the start is no change.
-        first.ana_changes = 0;
-        first.groups.values_mut().for_each(|group| group.changes = 1);
+        first.ana_change_count = 0;
+        first.groups.values_mut().for_each(|group| group.change_count = 1);
         table.generation.store(first.generation, Ordering::Release);
         *table.current.lock() = Arc::new(first);
         Ok(table)
     }
 
     /// The table now.
-    pub fn read(&self) -> Arc<Namespaces> {
+    pub fn snapshot(&self) -> Arc<NamespaceSnapshot> {
         Arc::clone(&self.current.lock())
     }
 
     /// Makes `known` the table now: one load where it is already.
     #[inline]
-    pub fn refresh(&self, known: &mut Arc<Namespaces>) {
+    pub fn refresh(&self, known: &mut Arc<NamespaceSnapshot>) {
         if known.generation != self.generation.load(Ordering::Acquire) {
-            *known = self.read();
+            *known = self.snapshot();
         }
     }
 
     pub fn add(&self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
-        self.change(|table| table.add(info))
+        self.update(|table| table.add(info))
     }
 
     pub fn remove(&self, id: NamespaceId) -> Option<NamespaceInfo> {
-        self.change(|table| table.remove(id))
+        self.update(|table| table.remove(id))
     }
 
     /// Says whether that is a change.
-    pub fn set_state(&self, group: u32, state: AnaState) -> bool {
-        self.change(|table| table.set_state(group, state))
+    pub fn set_ana_state(&self, group: u32, state: AnaState) -> bool {
+        self.update(|table| table.set_ana_state(group, state))
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut Namespaces) -> R) -> R {
+    fn update<R>(&self, change: impl FnOnce(&mut NamespaceSnapshot) -> R) -> R {
         let current = &mut *self.current.lock();
-        let mut next = Namespaces::clone(current);
+        let mut next = NamespaceSnapshot::clone(current);
         next.generation += 1;
         let result = change(&mut next);
         let generation = next.generation;
@@ -232,13 +235,13 @@ mod tests {
         }
     }
 
-    fn ids(table: &Table) -> Vec<u32> {
-        table.read().iter().map(|one| one.id.0).collect()
+    fn ids(table: &NamespaceDirectory) -> Vec<u32> {
+        table.snapshot().iter().map(|one| one.id.0).collect()
     }
 
     #[test]
     fn namespaces_stay_in_order_and_unique() {
-        let table = Table::new(vec![info(5, 1), info(2, 1)]).unwrap();
+        let table = NamespaceDirectory::new(vec![info(5, 1), info(2, 1)]).unwrap();
         table.add(info(3, 1)).unwrap();
         assert_eq!(ids(&table), [2, 3, 5]);
         assert_eq!(table.add(info(3, 2)), Err(NamespaceExists { id: NamespaceId(3) }));
@@ -247,14 +250,14 @@ mod tests {
         assert_eq!(table.remove(NamespaceId(5)).unwrap().id, NamespaceId(5));
         assert!(table.remove(NamespaceId(5)).is_none());
         assert_eq!(ids(&table), [2, 3]);
-        let now = table.read();
+        let now = table.snapshot();
         assert!(now.get(NamespaceId(3)).is_some() && now.get(NamespaceId(0)).is_none());
     }
 
     #[test]
     fn a_known_table_is_replaced_only_by_a_change() {
-        let table = Table::new(vec![info(1, 1)]).unwrap();
-        let mut known = table.read();
+        let table = NamespaceDirectory::new(vec![info(1, 1)]).unwrap();
+        let mut known = table.snapshot();
         let serial = known.entry(NamespaceId(1)).unwrap().serial;
         let same = Arc::clone(&known);
         table.refresh(&mut known);
@@ -267,11 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn groups_rule_their_namespaces_and_count_their_changes() {
-        let table = Table::new(vec![info(1, 1), info(2, 2)]).unwrap();
-        let group = |id| table.read().groups().find(|group| group.0 == id).unwrap().1;
-        assert_eq!((table.read().ana_changes(), group(1).changes, group(2).changes), (1, 1, 1));
-        let refusal = |id| table.read().entry(NamespaceId(id)).unwrap().refusal;
+    fn a_group_state_applies_to_its_namespaces_and_changes_are_counted() {
+        let table = NamespaceDirectory::new(vec![info(1, 1), info(2, 2)]).unwrap();
+        let group = |id| table.snapshot().groups().find(|group| group.0 == id).unwrap().1;
+        assert_eq!(
+            (table.snapshot().ana_change_count(), group(1).change_count, group(2).change_count),
+            (1, 1, 1)
+        );
+        let refusal = |id| table.snapshot().entry(NamespaceId(id)).unwrap().ana_error;
         let states = [
             (AnaState::NonOptimized, None),
             (AnaState::Inaccessible, Some(Status::ANA_INACCESSIBLE)),
@@ -280,14 +286,17 @@ mod tests {
             (AnaState::Optimized, None),
         ];
         for (state, want) in states {
-            assert!(table.set_state(2, state));
-            assert!(!table.set_state(2, state), "no change");
+            assert!(table.set_ana_state(2, state));
+            assert!(!table.set_ana_state(2, state), "no change");
             assert_eq!((refusal(1), refusal(2)), (None, want));
         }
-        assert_eq!((table.read().ana_changes(), group(1).changes, group(2).changes), (6, 1, 6));
-        table.set_state(2, AnaState::Inaccessible);
+        assert_eq!(
+            (table.snapshot().ana_change_count(), group(1).change_count, group(2).change_count),
+            (6, 1, 6)
+        );
+        table.set_ana_state(2, AnaState::Inaccessible);
         table.add(info(3, 2)).unwrap();
         assert_eq!(refusal(3), Some(Status::ANA_INACCESSIBLE), "a new member is as its group");
-        assert_eq!(group(2).changes, 8);
+        assert_eq!(group(2).change_count, 8);
     }
 }

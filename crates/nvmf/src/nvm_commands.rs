@@ -1,24 +1,26 @@
 //! Commands on blocks: from an entry to what the engine is asked, and from its answer to a completion.
 //!
-//! In: the entry of a command on a namespace of blocks, later its data. Out: a [`Plan`], then an
-//! [`Operation`] on blocks that exist; at the end a status. Nothing is held here.
+//! In: the entry of a command on a namespace of blocks, later its data. Out: a [`CommandPlan`], then an
+//! [`RequestOperation`] on blocks that exist; at the end a status. Nothing is held here.
 //!
 //! Statuses are those of the NVM command set (1.1). Fields that say nothing here (protection, hints,
 //! streams, limited retry) are let pass; a fused command is refused, since half of it would be wrong.
 
-use crate::command_slots::{Landing, Running};
-use crate::io_commands::{Answer, Context, Intent as AnyIntent, Launch, Plan};
-use crate::io_request::{Operation, Outcome, Range};
+use crate::command_slots::{InFlight, PayloadLayout};
+use crate::io_commands::{
+    CommandAction, CommandContext, CommandPlan, CommandResult, PendingCommand as AnyIntent,
+};
+use crate::io_request::{LbaRange, RequestOperation, RequestOutcome};
 use octokv_base::{Buffer, Lba};
-use octokv_wire::nvm::{self, Command, RANGE_BYTES};
+use octokv_wire::nvm::{self, NvmCommand, RANGE_BYTES};
 use octokv_wire::{SglKind, Sqe, Status};
 
 /// The bits of an entry's flags that make it half of a fused command.
-const FUSED: u8 = 3;
+const FUSE_BITS: u8 = 3;
 
 /// What a command whose data is under way will be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Intent {
+pub(crate) enum PendingNvmCommand {
     /// Write.
     Write { lba: Lba, force_unit_access: bool },
     /// Compare.
@@ -27,31 +29,31 @@ pub(crate) enum Intent {
     Deallocate { blocks: u64 },
 }
 
-impl Intent {
-    pub fn keeps_data(self) -> bool {
-        !matches!(self, Intent::Deallocate { .. })
+impl PendingNvmCommand {
+    pub fn needs_owned_buffer(self) -> bool {
+        !matches!(self, PendingNvmCommand::Deallocate { .. })
     }
 }
 
 /// What a request at the engine does to blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum BlockOp {
     /// Read, so many bytes.
     Read { lba: Lba, bytes: u32 },
     /// Compare or Verify.
     Check { lba: Lba },
     /// Write, Write Zeroes or Deallocate.
-    Change { lba: Lba },
+    Modify { lba: Lba },
     /// Flush.
     Flush,
 }
 
-impl Work {
+impl BlockOp {
     /// The first block that it is about.
     pub fn lba(self) -> Lba {
         match self {
-            Work::Read { lba, .. } | Work::Check { lba } | Work::Change { lba } => lba,
-            Work::Flush => Lba(0),
+            BlockOp::Read { lba, .. } | BlockOp::Check { lba } | BlockOp::Modify { lba } => lba,
+            BlockOp::Flush => Lba(0),
         }
     }
 }
@@ -59,7 +61,7 @@ impl Work {
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 const LBA_OUT_OF_RANGE: Status = Status::LBA_OUT_OF_RANGE.do_not_retry();
 
-fn check_range(range: Range, blocks: u64) -> Result<(), Status> {
+fn check_range(range: LbaRange, blocks: u64) -> Result<(), Status> {
     match range.lba.0.checked_add(u64::from(range.blocks)) {
         Some(end) if end <= blocks => Ok(()),
         Some(_) | None => Err(LBA_OUT_OF_RANGE),
@@ -68,14 +70,14 @@ fn check_range(range: Range, blocks: u64) -> Result<(), Status> {
 
 /// The plan for an entry on a namespace of blocks of this size.
 #[inline]
-pub(crate) fn plan(sqe: &Sqe, context: &Context<'_>, block_bytes: u32) -> Result<Plan, Status> {
-    let command = Command::check(sqe)?;
-    if sqe.flags & FUSED != 0 {
+pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) -> Result<CommandPlan, Status> {
+    let command = NvmCommand::check(sqe)?;
+    if sqe.flags & FUSE_BITS != 0 {
         return Err(INVALID_FIELD);
     }
     let blocks = context.namespace.size_bytes / u64::from(block_bytes);
     // The bytes of a range that exists and that one command may be about.
-    let bytes_of = |range: Range| {
+    let bytes_of = |range: LbaRange| {
         let bytes = u64::from(range.blocks) * u64::from(block_bytes);
         if bytes > context.transfer_bytes_max {
             return Err(INVALID_FIELD);
@@ -83,67 +85,79 @@ pub(crate) fn plan(sqe: &Sqe, context: &Context<'_>, block_bytes: u32) -> Result
         check_range(range, blocks)?;
         Ok(bytes as u32)
     };
-    let data =
-        |intent, bytes| Ok(Plan::Data { intent: AnyIntent::Block(intent), landing: Landing::PLAIN, bytes });
-    let launch = |operation, work| Ok(Plan::Launch(operation, Running::Blocks(work)));
+    let receive_data = |intent, bytes| {
+        Ok(CommandPlan::ReceiveData {
+            pending: AnyIntent::Block(intent),
+            layout: PayloadLayout::PLAIN,
+            bytes,
+        })
+    };
+    let submit = |operation, work| Ok(CommandPlan::Submit(operation, InFlight::Blocks(work)));
     match command {
-        Command::Flush => launch(Operation::Flush, Work::Flush),
-        Command::Read { range } => {
+        NvmCommand::Flush => submit(RequestOperation::Flush, BlockOp::Flush),
+        NvmCommand::Read { range } => {
             let bytes = bytes_of(range)?;
             match context.sgl {
                 SglKind::Transport { bytes: room } if room >= bytes => {
-                    launch(Operation::Read { range }, Work::Read { lba: range.lba, bytes })
+                    submit(RequestOperation::Read { range }, BlockOp::Read { lba: range.lba, bytes })
                 }
                 SglKind::InCapsule { .. } => Err(Status::INVALID_SGL_TYPE.do_not_retry()),
                 SglKind::Transport { .. } | SglKind::None => Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
             }
         }
-        Command::Write { range, force_unit_access } => {
-            let force_unit_access = force_unit_access || !context.write_cache;
-            data(Intent::Write { lba: range.lba, force_unit_access }, bytes_of(range)?)
+        NvmCommand::Write { range, force_unit_access } => {
+            let force_unit_access = force_unit_access || !context.write_cache_enabled;
+            receive_data(PendingNvmCommand::Write { lba: range.lba, force_unit_access }, bytes_of(range)?)
         }
-        Command::Compare { range } => data(Intent::Compare { lba: range.lba }, bytes_of(range)?),
-        Command::WriteZeroes { range, force_unit_access, deallocate } => {
-            bytes_of(range)?;
-            let force_unit_access = force_unit_access || !context.write_cache;
-            let operation = Operation::WriteZeroes { range, force_unit_access, deallocate };
-            launch(operation, Work::Change { lba: range.lba })
+        NvmCommand::Compare { range } => {
+            receive_data(PendingNvmCommand::Compare { lba: range.lba }, bytes_of(range)?)
         }
-        Command::Verify { range } => {
+        NvmCommand::WriteZeroes { range, force_unit_access, deallocate } => {
             bytes_of(range)?;
-            launch(Operation::Verify { range }, Work::Check { lba: range.lba })
+            let force_unit_access = force_unit_access || !context.write_cache_enabled;
+            let operation = RequestOperation::WriteZeroes { range, force_unit_access, deallocate };
+            submit(operation, BlockOp::Modify { lba: range.lba })
+        }
+        NvmCommand::Verify { range } => {
+            bytes_of(range)?;
+            submit(RequestOperation::Verify { range }, BlockOp::Check { lba: range.lba })
         }
         // Hints about how ranges will be used: there is nothing to do with them.
-        Command::DatasetManagement { deallocate: false, .. } => Ok(Plan::Answer(Status::SUCCESS)),
-        Command::DatasetManagement { ranges, deallocate: true } => {
-            data(Intent::Deallocate { blocks }, ranges * RANGE_BYTES as u32)
+        NvmCommand::DatasetManagement { deallocate: false, .. } => Ok(CommandPlan::Complete(Status::SUCCESS)),
+        NvmCommand::DatasetManagement { ranges, deallocate: true } => {
+            receive_data(PendingNvmCommand::Deallocate { blocks }, ranges * RANGE_BYTES as u32)
         }
     }
 }
 
 /// What to ask of the engine, now that the data is in `buffer`.
-pub(crate) fn launch(intent: Intent, data: Buffer) -> Launch {
+pub(crate) fn build_action(intent: PendingNvmCommand, data: Buffer) -> CommandAction {
     match intent {
-        Intent::Write { lba, force_unit_access } => {
-            let operation = Operation::Write { lba, data, force_unit_access };
-            Launch::Ask(operation, Running::Blocks(Work::Change { lba }))
+        PendingNvmCommand::Write { lba, force_unit_access } => {
+            let operation = RequestOperation::Write { lba, data, force_unit_access };
+            CommandAction::Submit(operation, InFlight::Blocks(BlockOp::Modify { lba }))
         }
-        Intent::Compare { lba } => {
-            Launch::Ask(Operation::Compare { lba, data }, Running::Blocks(Work::Check { lba }))
-        }
-        Intent::Deallocate { .. } => launch_from(intent, &data),
+        PendingNvmCommand::Compare { lba } => CommandAction::Submit(
+            RequestOperation::Compare { lba, data },
+            InFlight::Blocks(BlockOp::Check { lba }),
+        ),
+        PendingNvmCommand::Deallocate { .. } => build_action_from(intent, &data),
     }
 }
 
 /// What to ask of the engine for a Dataset Management with this data.
-pub(crate) fn launch_from(intent: Intent, data: &[u8]) -> Launch {
-    let Intent::Deallocate { blocks } = intent else { unreachable!("{intent:?} keeps its buffer") };
-    let ranges: Vec<Range> = nvm::decode_ranges(data).filter(|range| range.blocks > 0).collect();
+pub(crate) fn build_action_from(intent: PendingNvmCommand, data: &[u8]) -> CommandAction {
+    let PendingNvmCommand::Deallocate { blocks } = intent else {
+        unreachable!("{intent:?} keeps its buffer")
+    };
+    let ranges: Vec<LbaRange> = nvm::decode_ranges(data).filter(|range| range.blocks > 0).collect();
     if let Some(status) = ranges.iter().find_map(|&range| check_range(range, blocks).err()) {
-        return Launch::Answer(status);
+        return CommandAction::Complete(status);
     }
-    let Some(lba) = ranges.first().map(|range| range.lba) else { return Launch::Answer(Status::SUCCESS) };
-    Launch::Ask(Operation::Deallocate { ranges }, Running::Blocks(Work::Change { lba }))
+    let Some(lba) = ranges.first().map(|range| range.lba) else {
+        return CommandAction::Complete(Status::SUCCESS);
+    };
+    CommandAction::Submit(RequestOperation::Deallocate { ranges }, InFlight::Blocks(BlockOp::Modify { lba }))
 }
 
 /// How the engine's outcome is told.
@@ -151,23 +165,26 @@ pub(crate) fn launch_from(intent: Intent, data: &[u8]) -> Launch {
 /// # Panics
 /// When the outcome is one of another operation: only our own mistake.
 #[inline]
-pub(crate) fn answer(work: Work, outcome: Outcome) -> Answer {
+pub(crate) fn command_result(work: BlockOp, outcome: RequestOutcome) -> CommandResult {
     let status = match (work, outcome) {
-        (Work::Read { bytes, .. }, Outcome::Blocks { buffer }) => {
-            return Answer::with(buffer, 0, bytes as usize, 0);
+        (BlockOp::Read { bytes, .. }, RequestOutcome::Blocks { buffer }) => {
+            return CommandResult::with_data(buffer, 0, bytes as usize, 0);
         }
-        (Work::Change { .. }, Outcome::Written)
-        | (Work::Check { .. }, Outcome::Verified)
-        | (Work::Flush, Outcome::Flushed) => Status::SUCCESS,
-        (Work::Check { .. }, Outcome::Different) => Status::MEDIA_COMPARE_FAILURE.do_not_retry(),
-        (Work::Change { .. } | Work::Flush, Outcome::WriteFault | Outcome::Unrecovered) => {
-            Status::MEDIA_WRITE_FAULT
+        (BlockOp::Modify { .. }, RequestOutcome::Written)
+        | (BlockOp::Check { .. }, RequestOutcome::Verified)
+        | (BlockOp::Flush, RequestOutcome::Flushed) => Status::SUCCESS,
+        (BlockOp::Check { .. }, RequestOutcome::Mismatch) => Status::MEDIA_COMPARE_FAILURE.do_not_retry(),
+        (
+            BlockOp::Modify { .. } | BlockOp::Flush,
+            RequestOutcome::WriteFault | RequestOutcome::Unrecovered,
+        ) => Status::MEDIA_WRITE_FAULT,
+        (BlockOp::Read { .. } | BlockOp::Check { .. }, RequestOutcome::Unrecovered) => {
+            Status::MEDIA_UNRECOVERED_READ
         }
-        (Work::Read { .. } | Work::Check { .. }, Outcome::Unrecovered) => Status::MEDIA_UNRECOVERED_READ,
-        (_, Outcome::CapacityExceeded) => Status::KV_CAPACITY_EXCEEDED,
-        (_, Outcome::NotReady) => Status::NAMESPACE_NOT_READY,
-        (_, Outcome::Busy) => Status::COMMAND_INTERRUPTED,
+        (_, RequestOutcome::CapacityExceeded) => Status::KV_CAPACITY_EXCEEDED,
+        (_, RequestOutcome::NotReady) => Status::NAMESPACE_NOT_READY,
+        (_, RequestOutcome::Busy) => Status::COMMAND_INTERRUPTED,
         (work, outcome) => unreachable!("{work:?} ended as {outcome:?}"),
     };
-    Answer::of(status, 0)
+    CommandResult::from_status(status, 0)
 }

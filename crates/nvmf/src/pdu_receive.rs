@@ -12,18 +12,18 @@
 //! longest capsule; a PDU that cannot be worked on now is not taken at all. Data is never in the way of
 //! a stall, since it frees what others wait for.
 
-use crate::connection::{Closing, Connection, Consumed, Stall, State};
-use crate::io_request::Request;
-use octokv_base::{Crc32c, Nanos, Pool, crc32c};
+use crate::connection::{CloseReason, Connection, ConnectionState, ReceiveResult, StallReason};
+use crate::io_request::IoRequest;
+use octokv_base::{BufferPool, Crc32c, Nanos, crc32c};
 use octokv_wire::pdu::{
-    ADMIN_CAPSULE_DATA_BYTES, DIGEST_BYTES, Data, End, Frame, Header, IcResponse, Kind, Link, Unchecked,
-    UncheckedIc,
+    ADMIN_CAPSULE_DATA_BYTES, DIGEST_BYTES, DataHeader, IcResponse, NegotiatedParams, PduHeader, PduLayout,
+    PduType, Role, UncheckedCommonHeader, UncheckedIc,
 };
-use octokv_wire::{Fault, Status};
+use octokv_wire::{PduError, Status};
 
 /// Where in a PDU the next byte is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Inflow {
+pub(crate) enum ReceiveState {
     /// At its beginning.
     Head,
     /// In the data of an H2CData for this slot; `left` bytes of it are to come, a digest perhaps behind.
@@ -48,13 +48,13 @@ impl std::fmt::Debug for DataDigest {
 }
 
 /// What one step did with the head of the bytes.
-pub(crate) enum Step {
+pub(crate) enum ReceiveStep {
     /// Took so many of them, at least one.
-    Took(usize),
+    Consumed(usize),
     /// Needs more of them.
-    Starved,
+    NeedMoreBytes,
     /// Must wait for something else.
-    Stalled(Stall),
+    Stalled(StallReason),
 }
 
 /// A command's capsule behind its entry.
@@ -63,175 +63,193 @@ pub(crate) struct Capsule<'a> {
     /// The data in it.
     pub data: &'a [u8],
     /// The data's digest was wrong.
-    pub is_damaged: bool,
+    pub has_bad_digest: bool,
 }
 
 impl Connection {
-    pub(crate) fn take_in(
+    pub(crate) fn receive_pdus(
         &mut self,
         now: Nanos,
         bytes: &[u8],
-        pool: &Pool,
-        requests: &mut Vec<Request>,
-    ) -> Consumed {
-        self.grant(pool);
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> ReceiveResult {
+        self.grant_transfers(pool);
         let mut taken = 0;
         let stalled = loop {
-            match self.step(now, &bytes[taken..], pool, requests) {
-                Step::Took(count) => taken += count,
-                Step::Starved => break None,
-                Step::Stalled(why) => break Some(why),
+            match self.receive_step(now, &bytes[taken..], pool, requests) {
+                ReceiveStep::Consumed(count) => taken += count,
+                ReceiveStep::NeedMoreBytes => break None,
+                ReceiveStep::Stalled(why) => break Some(why),
             }
         };
-        self.remember_pool(pool);
-        Consumed { bytes: taken, stalled }
+        self.update_buffer_wait_pool(pool);
+        ReceiveResult { consumed_bytes: taken, stalled }
     }
 
     /// Keeps the pool at hand while a transfer waits for a buffer of it.
-    fn remember_pool(&mut self, pool: &Pool) {
+    fn update_buffer_wait_pool(&mut self, pool: &BufferPool) {
         let is_waiting = self.slots.first_waiting().is_some();
-        if is_waiting != self.wanted_pool.is_some() {
-            self.wanted_pool = is_waiting.then(|| pool.clone());
+        if is_waiting != self.buffer_wait_pool.is_some() {
+            self.buffer_wait_pool = is_waiting.then(|| pool.clone());
         }
     }
 
     /// Asks for data that waited for buffers, where there are some now.
     #[inline]
-    pub(crate) fn grant_waiting(&mut self) {
-        if let Some(pool) = self.wanted_pool.take() {
-            self.grant(&pool);
-            self.remember_pool(&pool);
+    pub(crate) fn grant_waiting_transfers(&mut self) {
+        if let Some(pool) = self.buffer_wait_pool.take() {
+            self.grant_transfers(&pool);
+            self.update_buffer_wait_pool(&pool);
         }
     }
 
-    fn step(&mut self, now: Nanos, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
-        if matches!(self.state(), State::Terminating { .. } | State::Closed) {
+    fn receive_step(
+        &mut self,
+        now: Nanos,
+        bytes: &[u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> ReceiveStep {
+        if matches!(self.state(), ConnectionState::Terminating { .. } | ConnectionState::Closed) {
             // What the host still sends is of no interest.
-            return if bytes.is_empty() { Step::Starved } else { Step::Took(bytes.len()) };
+            return if bytes.is_empty() {
+                ReceiveStep::NeedMoreBytes
+            } else {
+                ReceiveStep::Consumed(bytes.len())
+            };
         }
-        match self.inflow {
-            Inflow::Head => self.take_pdu(now, bytes, pool, requests),
-            Inflow::Data { .. } => self.take_data(bytes, pool, requests),
-            Inflow::Digest { slot, computed } => {
-                let Some(received) = bytes.first_chunk::<DIGEST_BYTES>() else { return Step::Starved };
-                self.inflow = Inflow::Head;
+        match self.receive_state {
+            ReceiveState::Head => self.receive_pdu(now, bytes, pool, requests),
+            ReceiveState::Data { .. } => self.receive_data(bytes, pool, requests),
+            ReceiveState::Digest { slot, computed } => {
+                let Some(received) = bytes.first_chunk::<DIGEST_BYTES>() else {
+                    return ReceiveStep::NeedMoreBytes;
+                };
+                self.receive_state = ReceiveState::Head;
                 if u32::from_le_bytes(*received) != computed {
-                    self.counts.digest_errors += 1;
+                    self.counters.digest_errors += 1;
                     if let Some((_, transfer, _)) = self.slots.receiving(slot) {
-                        transfer.damaged = true;
+                        transfer.has_bad_digest = true;
                     }
                 }
-                self.end_data(slot, pool, requests);
-                Step::Took(DIGEST_BYTES)
+                self.finish_h2c_data(slot, pool, requests);
+                ReceiveStep::Consumed(DIGEST_BYTES)
             }
         }
     }
 
-    fn take_pdu(&mut self, now: Nanos, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
-        let Some(unchecked) = Unchecked::new(bytes) else { return Step::Starved };
-        let frame = match self.frame(unchecked) {
+    fn receive_pdu(
+        &mut self,
+        now: Nanos,
+        bytes: &[u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> ReceiveStep {
+        let Some(unchecked) = UncheckedCommonHeader::new(bytes) else { return ReceiveStep::NeedMoreBytes };
+        let frame = match self.check_pdu(unchecked) {
             Ok(frame) => frame,
-            Err(fault) => return self.fail(now, fault, bytes),
+            Err(fault) => return self.terminate_and_discard(now, fault, bytes),
         };
-        let needed = match frame.kind {
-            Kind::HostData => frame.prefix_bytes as usize,
+        let needed = match frame.pdu_type {
+            PduType::H2cData => frame.prefix_bytes as usize,
             _ => frame.pdu_bytes(),
         };
         if bytes.len() < needed {
-            return Step::Starved;
+            return ReceiveStep::NeedMoreBytes;
         }
-        let header = match frame.header(bytes) {
+        let header = match frame.decode_header(bytes) {
             Ok(header) => header,
-            Err(fault) => return self.fail(now, fault, bytes),
+            Err(fault) => return self.terminate_and_discard(now, fault, bytes),
         };
         match header {
-            Header::Command(sqe) => {
-                let capsule = self.open_capsule(&frame, bytes);
-                match self.take_command(now, sqe, capsule, pool, requests) {
-                    Ok(None) => Step::Took(needed),
-                    Ok(Some(stall)) => Step::Stalled(stall),
-                    Err(fault) => self.fail(now, fault, bytes),
+            PduHeader::Command(sqe) => {
+                let capsule = self.parse_capsule(&frame, bytes);
+                match self.handle_command(now, sqe, capsule, pool, requests) {
+                    Ok(None) => ReceiveStep::Consumed(needed),
+                    Ok(Some(stall)) => ReceiveStep::Stalled(stall),
+                    Err(fault) => self.terminate_and_discard(now, fault, bytes),
                 }
             }
-            Header::Data(data) => match self.begin_data(&frame, &data) {
-                Ok(()) => Step::Took(needed),
-                Err(fault) => self.fail(now, fault, bytes),
+            PduHeader::Data(data) => match self.begin_h2c_data(&frame, &data) {
+                Ok(()) => ReceiveStep::Consumed(needed),
+                Err(fault) => self.terminate_and_discard(now, fault, bytes),
             },
-            Header::IcRequest(request) => match self.initialize(request) {
-                Ok(()) => Step::Took(needed),
-                Err(fault) => self.fail(now, fault, bytes),
+            PduHeader::IcRequest(request) => match self.handle_ic_request(request) {
+                Ok(()) => ReceiveStep::Consumed(needed),
+                Err(fault) => self.terminate_and_discard(now, fault, bytes),
             },
-            Header::Terminate(terminate) => {
-                self.close(Closing::HostTerminated(terminate));
-                Step::Took(bytes.len())
+            PduHeader::TermReq(terminate) => {
+                self.close(CloseReason::HostTerminated(terminate));
+                ReceiveStep::Consumed(bytes.len())
             }
             // `Unchecked::check` lets only what a controller may receive through.
-            Header::IcResponse(_) | Header::Response(_) | Header::ReadyToTransfer(_) => {
-                unreachable!("a controller received {:?}", frame.kind)
+            PduHeader::IcResponse(_) | PduHeader::Response(_) | PduHeader::ReadyToTransfer(_) => {
+                unreachable!("a controller received {:?}", frame.pdu_type)
             }
         }
     }
 
     /// Where the next PDU's parts lie, if it may come now.
-    fn frame(&self, unchecked: Unchecked) -> Result<Frame, Fault> {
-        let frame = unchecked.check(End::Controller, &self.replies.link)?;
-        let awaits_ic = matches!(self.state(), State::AwaitIcReq { .. });
-        let is_expected = match frame.kind {
-            Kind::IcRequest => awaits_ic,
-            Kind::HostTerminate => true,
-            Kind::CapsuleCommand => !awaits_ic,
-            Kind::HostData => matches!(self.state(), State::Io(_)),
+    fn check_pdu(&self, unchecked: UncheckedCommonHeader) -> Result<PduLayout, PduError> {
+        let frame = unchecked.check(Role::Controller, &self.pdu_writer.params)?;
+        let awaits_ic = matches!(self.state(), ConnectionState::AwaitIcReq { .. });
+        let is_expected = match frame.pdu_type {
+            PduType::IcRequest => awaits_ic,
+            PduType::H2cTermReq => true,
+            PduType::CapsuleCommand => !awaits_ic,
+            PduType::H2cData => matches!(self.state(), ConnectionState::Io(_)),
             _ => false,
         };
         if !is_expected {
-            return Err(Fault::UnexpectedKind { kind: frame.kind as u8 });
+            return Err(PduError::UnexpectedPduType { kind: frame.pdu_type as u8 });
         }
-        let settings = self.target.settings();
-        let data_bytes_max = match (frame.kind, self.state()) {
-            (Kind::HostData, _) => settings.max_h2c_data,
-            (_, State::Io(_)) => settings.in_capsule_bytes,
+        let config = self.target.config();
+        let data_bytes_max = match (frame.pdu_type, self.state()) {
+            (PduType::H2cData, _) => config.h2c_data_bytes_max,
+            (_, ConnectionState::Io(_)) => config.in_capsule_bytes,
             // Connect comes before its queue is known.
             _ => ADMIN_CAPSULE_DATA_BYTES,
         };
         if frame.data_bytes > data_bytes_max {
-            return Err(match frame.kind {
-                Kind::HostData => Fault::DataBytes { bytes: frame.data_bytes },
-                _ => Fault::PduBytes { pdu_bytes: frame.pdu_bytes() as u32 },
+            return Err(match frame.pdu_type {
+                PduType::H2cData => PduError::DataLimitExceeded { bytes: frame.data_bytes },
+                _ => PduError::PduLength { pdu_bytes: frame.pdu_bytes() as u32 },
             });
         }
         Ok(frame)
     }
 
     /// Ends the connection with all that it sent.
-    fn fail(&mut self, now: Nanos, fault: Fault, bytes: &[u8]) -> Step {
+    fn terminate_and_discard(&mut self, now: Nanos, fault: PduError, bytes: &[u8]) -> ReceiveStep {
         self.terminate(now, fault, &bytes[..bytes.len().min(128)]);
-        Step::Took(bytes.len())
+        ReceiveStep::Consumed(bytes.len())
     }
 
-    fn initialize(&mut self, request: UncheckedIc) -> Result<(), Fault> {
+    fn handle_ic_request(&mut self, request: UncheckedIc) -> Result<(), PduError> {
         let request = request.check_request()?;
-        let host_data_bytes_max = self.target.settings().max_h2c_data;
+        let host_data_bytes_max = self.target.config().h2c_data_bytes_max;
         let response = IcResponse {
             controller_alignment: 4,
             header_digest: request.header_digest,
             data_digest: request.data_digest,
-            host_data_bytes_max,
+            h2c_data_bytes_max: host_data_bytes_max,
         };
-        self.replies.outbox.copy(&response.encode());
-        self.replies.link = Link {
+        self.pdu_writer.send_buffer.push_copy(&response.encode());
+        self.pdu_writer.params = NegotiatedParams {
             header_digest: request.header_digest,
             data_digest: request.data_digest,
             send_alignment: request.host_alignment,
             receive_data_bytes_max: u32::MAX, // `frame` has a bound for each kind.
         };
-        let State::AwaitIcReq { until } = *self.state() else {
+        let ConnectionState::AwaitIcReq { until } = *self.state() else {
             unreachable!("`frame` lets ICReq through only where it is awaited");
         };
-        self.set_state(State::AwaitConnect { until });
+        self.set_state(ConnectionState::AwaitConnect { until });
         Ok(())
     }
 
-    fn open_capsule<'a>(&mut self, frame: &Frame, bytes: &'a [u8]) -> Capsule<'a> {
+    fn parse_capsule<'a>(&mut self, frame: &PduLayout, bytes: &'a [u8]) -> Capsule<'a> {
         let from = frame.prefix_bytes as usize;
         let to = from + frame.data_bytes as usize;
         let data = &bytes[from..to];
@@ -239,40 +257,45 @@ impl Connection {
             let received = [bytes[to], bytes[to + 1], bytes[to + 2], bytes[to + 3]];
             crc32c(data) != u32::from_le_bytes(received)
         };
-        Capsule { data, is_damaged }
+        Capsule { data, has_bad_digest: is_damaged }
     }
 
     /// An H2CData begins: it must go on where its transfer stands.
-    fn begin_data(&mut self, frame: &Frame, data: &Data) -> Result<(), Fault> {
+    fn begin_h2c_data(&mut self, frame: &PduLayout, data: &DataHeader) -> Result<(), PduError> {
         let found = self.slots.receiving(data.tag);
-        let (command_id, transfer, _) = found.ok_or(Fault::TransferTag { tag: data.tag })?;
+        let (command_id, transfer, _) = found.ok_or(PduError::TransferTag { tag: data.tag })?;
         if command_id != data.command_id {
-            return Err(Fault::CommandId { command_id: data.command_id });
+            return Err(PduError::CommandId { command_id: data.command_id });
         }
-        let left = transfer.expected - transfer.received;
+        let left = transfer.expected_bytes - transfer.received_bytes;
         if data.bytes != frame.data_bytes {
-            return Err(Fault::PduBytes { pdu_bytes: frame.pdu_bytes() as u32 });
+            return Err(PduError::PduLength { pdu_bytes: frame.pdu_bytes() as u32 });
         }
-        if data.offset != transfer.received || data.bytes == 0 || data.bytes > left {
-            return Err(Fault::DataRange { offset: data.offset, bytes: data.bytes });
+        if data.offset != transfer.received_bytes || data.bytes == 0 || data.bytes > left {
+            return Err(PduError::DataRange { offset: data.offset, bytes: data.bytes });
         }
         if frame.is_last() && data.bytes < left {
-            return Err(Fault::LastFlag { flags: frame.flags });
+            return Err(PduError::LastFlag { flags: frame.flags });
         }
         let has_digest = frame.trailer_bytes > 0;
         if has_digest {
             self.data_digest = DataDigest::new();
         }
-        self.inflow = Inflow::Data { slot: data.tag, left: data.bytes, has_digest };
+        self.receive_state = ReceiveState::Data { slot: data.tag, left: data.bytes, has_digest };
         Ok(())
     }
 
-    fn take_data(&mut self, bytes: &[u8], pool: &Pool, requests: &mut Vec<Request>) -> Step {
-        let Inflow::Data { slot, left, has_digest } = self.inflow else {
+    fn receive_data(
+        &mut self,
+        bytes: &[u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> ReceiveStep {
+        let ReceiveState::Data { slot, left, has_digest } = self.receive_state else {
             unreachable!("data is taken only within data");
         };
         if bytes.is_empty() {
-            return Step::Starved;
+            return ReceiveStep::NeedMoreBytes;
         }
         let here = &bytes[..bytes.len().min(left as usize)];
         if has_digest {
@@ -280,77 +303,83 @@ impl Connection {
         }
         // A transfer ends only by its last byte: its slot is there as long as its data comes.
         let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
-        transfer.landing.copy(buffer, transfer.received, here);
-        self.move_on(here.len() as u32, pool, requests);
-        Step::Took(here.len())
+        transfer.layout.copy(buffer, transfer.received_bytes, here);
+        self.advance_data(here.len() as u32, pool, requests);
+        ReceiveStep::Consumed(here.len())
     }
 
     /// The next `count` bytes of data are in their place.
-    fn move_on(&mut self, count: u32, pool: &Pool, requests: &mut Vec<Request>) {
-        let Inflow::Data { slot, left, has_digest } = &mut self.inflow else {
+    fn advance_data(&mut self, count: u32, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
+        let ReceiveState::Data { slot, left, has_digest } = &mut self.receive_state else {
             unreachable!("data is taken only within data");
         };
         *left -= count;
         let (slot, is_complete, has_digest) = (*slot, *left == 0, *has_digest);
         let (_, transfer, _) = self.slots.receiving(slot).expect("a transfer whose data comes");
-        transfer.received += count;
+        transfer.received_bytes += count;
         if !is_complete {
             return;
         }
         if has_digest {
-            self.inflow = Inflow::Digest { slot, computed: self.data_digest.0.finish() };
+            self.receive_state = ReceiveState::Digest { slot, computed: self.data_digest.0.finish() };
         } else {
-            self.inflow = Inflow::Head;
-            self.end_data(slot, pool, requests);
+            self.receive_state = ReceiveState::Head;
+            self.finish_h2c_data(slot, pool, requests);
         }
     }
 
-    pub(crate) fn landing_place(&mut self) -> Option<&mut [u8]> {
-        let Inflow::Data { slot, left, .. } = self.inflow else { return None };
+    pub(crate) fn current_payload_buffer(&mut self) -> Option<&mut [u8]> {
+        let ReceiveState::Data { slot, left, .. } = self.receive_state else { return None };
         let (_, transfer, buffer) = self.slots.receiving(slot)?;
-        let (at, run) = transfer.landing.place(transfer.received);
+        let (at, run) = transfer.layout.locate(transfer.received_bytes);
         let room = run.min(left as usize);
         buffer.get_mut(at..at + room)
     }
 
-    pub(crate) fn take_landed(&mut self, count: usize, pool: &Pool, requests: &mut Vec<Request>) {
-        let Inflow::Data { slot, has_digest, .. } = self.inflow else {
+    pub(crate) fn advance_payload(&mut self, count: usize, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
+        let ReceiveState::Data { slot, has_digest, .. } = self.receive_state else {
             panic!("{count} bytes were received into no landing");
         };
         let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
-        let (at, run) = transfer.landing.place(transfer.received);
+        let (at, run) = transfer.layout.locate(transfer.received_bytes);
         assert!(count <= run, "{count} bytes were received into {run}");
         if has_digest {
             self.data_digest.0.update(&buffer[at..at + count]);
         }
-        self.move_on(count as u32, pool, requests);
+        self.advance_data(count as u32, pool, requests);
     }
 
     /// An H2CData is over: the transfer is, too, when nothing is missing.
-    fn end_data(&mut self, slot: u16, pool: &Pool, requests: &mut Vec<Request>) {
+    fn finish_h2c_data(&mut self, slot: u16, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
         let (command_id, transfer, _) = self.slots.receiving(slot).expect("a transfer whose data came");
-        if transfer.received < transfer.expected {
+        if transfer.received_bytes < transfer.expected_bytes {
             return;
         }
-        if transfer.damaged {
+        if transfer.has_bad_digest {
             self.slots.release(slot);
             self.respond(command_id, Status::TRANSIENT_TRANSPORT_ERROR, 0, 0);
         } else {
-            self.launch_received(slot, requests);
+            self.submit_received(slot, requests);
         }
-        self.grant(pool);
+        self.grant_transfers(pool);
     }
 
     /// Gives buffers to the transfers that wait for them, in turn, and asks for their data.
-    pub(crate) fn grant(&mut self, pool: &Pool) {
-        let share = self.target.settings().receive_bytes_max;
+    pub(crate) fn grant_transfers(&mut self, pool: &BufferPool) {
+        let share = self.target.config().receive_bytes_max;
         while let Some((slot, bytes)) = self.slots.first_waiting() {
-            if !may_grant(bytes, self.slots.receiving_bytes(), share, pool.out_bytes(), pool.budget_bytes()) {
+            if !can_grant(
+                bytes,
+                self.slots.receiving_bytes(),
+                share,
+                pool.in_use_bytes(),
+                pool.budget_bytes(),
+            ) {
                 return;
             }
             let Some(buffer) = pool.take(bytes) else { return };
-            let (command_id, expected) = self.slots.start_receiving(slot, buffer, self.ticked);
-            self.replies.ask(command_id, slot, expected);
+            let (command_id, expected) = self.slots.start_receiving(slot, buffer, self.last_tick_at);
+            self.pdu_writer.write_r2t(command_id, slot, expected);
         }
     }
 }
@@ -363,7 +392,7 @@ pub(crate) const fn transfer_budget(budget_bytes: usize, is_first: bool) -> usiz
 
 /// Whether a connection with `open` bytes of transfers under way, of its `share`, may begin one more when
 /// `out` bytes of the pool's budget are in use. An unused pool grants any.
-fn may_grant(bytes: usize, open: usize, share: usize, out: usize, budget: usize) -> bool {
+fn can_grant(bytes: usize, open: usize, share: usize, out: usize, budget: usize) -> bool {
     let is_first = open == 0;
     let within_share = is_first || open + bytes <= share;
     within_share && (out == 0 || out + bytes <= transfer_budget(budget, is_first))
@@ -387,7 +416,7 @@ mod tests {
             (true, 90, 0, 99, 0, 80),   // The pool itself refuses this one.
         ];
         for (want, bytes, open, share, out, budget) in table {
-            assert_eq!(may_grant(bytes, open, share, out, budget), want, "{bytes} {open} {share} {out}");
+            assert_eq!(can_grant(bytes, open, share, out, budget), want, "{bytes} {open} {share} {out}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What a connection has yet to send, in order: small parts copied, large values referenced.
 //!
-//! In: headers and small data ([`Outbox::copy`]), values in their buffers ([`Outbox::keep`]).
-//! Out: slices for one gathered send ([`Outbox::slices`]), then how much of them the socket took
-//! ([`Outbox::advance`]).
+//! In: headers and small data ([`SendBuffer::copy`]), values in their buffers ([`SendBuffer::keep`]).
+//! Out: slices for one gathered send ([`SendBuffer::slices`]), then how much of them the socket took
+//! ([`SendBuffer::advance`]).
 //!
 //! ```text
 //! parts:   [copied 24][kept: buffer a, 4096][copied 48][kept: buffer b, 130000][copied 24]
@@ -11,7 +11,7 @@
 //! ```
 //! Invariants: the bytes leave in the order they were put in; a kept buffer is immutable and is dropped
 //! when its last byte was sent; `bytes` is the sum over all parts. Bounded by who puts in: a connection
-//! takes no command while [`Outbox::bytes`] exceeds its bound, and each slot adds at most one reply.
+//! takes no command while [`SendBuffer::bytes`] exceeds its bound, and each slot adds at most one reply.
 
 use octokv_base::Buffer;
 use std::collections::VecDeque;
@@ -20,51 +20,51 @@ use std::io::IoSlice;
 /// Values up to this many bytes are copied; larger ones are sent from their buffer.
 pub const COPY_BYTES_MAX: usize = 1024;
 /// A staging area that grew beyond this gives its memory back once all is sent.
-const STAGING_KEEP_BYTES: usize = 256 * 1024;
+const STAGING_RETAIN_BYTES_MAX: usize = 256 * 1024;
 /// Room that one header PDU with its digest and padding takes at most, in bytes.
-const PDU_BYTES: usize = 256;
+const HEADER_PDU_BYTES_MAX: usize = 256;
 /// The most slices of one gathered send: Linux takes no more (UIO_MAXIOV).
 pub const SLICES_MAX: usize = 1024;
 
 #[derive(Debug)]
-enum Part {
+enum SendChunk {
     Copied { bytes: usize },
-    Kept { buffer: Buffer, from: usize, to: usize },
+    Referenced { buffer: Buffer, from: usize, to: usize },
 }
 
 /// The unsent bytes of one connection.
 #[derive(Debug, Default)]
-pub struct Outbox {
-    parts: VecDeque<Part>,
+pub struct SendBuffer {
+    chunks: VecDeque<SendChunk>,
     staging: Vec<u8>,
     staging_head: usize,
-    bytes: usize,
+    unsent_bytes: usize,
 }
 
-impl Outbox {
+impl SendBuffer {
     /// How many bytes wait.
-    pub fn bytes(&self) -> usize {
-        self.bytes
+    pub fn unsent_bytes(&self) -> usize {
+        self.unsent_bytes
     }
 
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.bytes == 0
+        self.unsent_bytes == 0
     }
 
     /// Appends the waiting bytes as slices, from the first, at most [`SLICES_MAX`] of them and `bytes_max` bytes.
     pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>, bytes_max: usize) {
         let (mut staged, mut left) = (self.staging_head, bytes_max);
-        for part in self.parts.iter().take(SLICES_MAX) {
+        for part in self.chunks.iter().take(SLICES_MAX) {
             if left == 0 {
                 break;
             }
             let slice = match part {
-                Part::Copied { bytes } => {
+                SendChunk::Copied { bytes } => {
                     staged += bytes;
                     &self.staging[staged - bytes..staged]
                 }
-                Part::Kept { buffer, from, to } => &buffer[*from..*to],
+                SendChunk::Referenced { buffer, from, to } => &buffer[*from..*to],
             };
             let slice = &slice[..slice.len().min(left)];
             left -= slice.len();
@@ -77,18 +77,18 @@ impl Outbox {
     /// # Panics
     /// When fewer bytes wait.
     pub fn advance(&mut self, mut count: usize) {
-        assert!(count <= self.bytes, "{count} bytes sent of {}", self.bytes);
-        self.bytes -= count;
+        assert!(count <= self.unsent_bytes, "{count} bytes sent of {}", self.unsent_bytes);
+        self.unsent_bytes -= count;
         while count > 0 {
-            let part = self.parts.front_mut().expect("the parts add up to `bytes`");
+            let part = self.chunks.front_mut().expect("the parts add up to `bytes`");
             let taken = match part {
-                Part::Copied { bytes } => {
+                SendChunk::Copied { bytes } => {
                     let taken = count.min(*bytes);
                     *bytes -= taken;
                     self.staging_head += taken;
                     taken
                 }
-                Part::Kept { from, to, .. } => {
+                SendChunk::Referenced { from, to, .. } => {
                     let taken = count.min(*to - *from);
                     *from += taken;
                     taken
@@ -96,63 +96,65 @@ impl Outbox {
             };
             count -= taken;
             if part.is_empty() {
-                self.parts.pop_front();
+                self.chunks.pop_front();
             }
         }
-        if self.bytes == 0 {
-            self.recycle();
+        if self.unsent_bytes == 0 {
+            self.reset_staging();
         }
     }
 
     /// Puts in a copy of `bytes`.
-    pub fn copy(&mut self, bytes: &[u8]) {
+    pub fn push_copy(&mut self, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
         }
-        self.make_room(bytes.len());
+        self.reclaim_staging(bytes.len());
         self.staging.extend_from_slice(bytes);
-        self.note_copied(bytes.len());
+        self.record_copied(bytes.len());
     }
 
     /// Puts in what `write` appends; it must not touch what is there already.
     #[inline]
     pub fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        self.make_room(PDU_BYTES);
+        self.reclaim_staging(HEADER_PDU_BYTES_MAX);
         let before = self.staging.len();
         write(&mut self.staging);
         let count = self.staging.len() - before;
         if count > 0 {
-            self.note_copied(count);
+            self.record_copied(count);
         }
     }
 
     /// Puts in the bytes `from..to` of `buffer`: copied where few, else kept until sent.
-    pub fn keep(&mut self, buffer: Buffer, from: usize, to: usize) {
+    pub fn push_buffer(&mut self, buffer: Buffer, from: usize, to: usize) {
         assert!(from <= to && to <= buffer.len(), "{from}..{to} of {buffer:?}");
         if to - from <= COPY_BYTES_MAX {
-            return self.copy(&buffer[from..to]);
+            return self.push_copy(&buffer[from..to]);
         }
-        self.bytes += to - from;
-        self.parts.push_back(Part::Kept { buffer, from, to });
+        self.unsent_bytes += to - from;
+        self.chunks.push_back(SendChunk::Referenced { buffer, from, to });
     }
 
     /// Forgets everything, sent or not: the connection is gone.
     pub fn clear(&mut self) {
-        self.parts.clear();
-        self.bytes = 0;
-        self.recycle();
+        self.chunks.clear();
+        self.unsent_bytes = 0;
+        self.reset_staging();
     }
 
-    fn note_copied(&mut self, count: usize) {
-        self.bytes += count;
-        match self.parts.back_mut() {
-            Some(Part::Copied { bytes }) => *bytes += count,
-            Some(Part::Kept { .. }) | None => self.parts.push_back(Part::Copied { bytes: count }),
+    fn record_copied(&mut self, count: usize) {
+        self.unsent_bytes += count;
+        match self.chunks.back_mut() {
+            Some(SendChunk::Copied { bytes }) => *bytes += count,
+            Some(SendChunk::Referenced { .. }) | None => {
+                self.chunks.push_back(SendChunk::Copied { bytes: count })
+            }
         }
     }
 
     /// Moves what is unsent to the front rather than growing for what is sent already.
-    fn make_room(&mut self, count: usize) {
+    fn reclaim_staging(&mut self, count: usize) {
         let full = self.staging.len() + count > self.staging.capacity();
         if full && self.staging_head >= self.staging.len() / 2 {
             self.staging.drain(..self.staging_head);
@@ -160,20 +162,20 @@ impl Outbox {
         }
     }
 
-    fn recycle(&mut self) {
+    fn reset_staging(&mut self) {
         self.staging.clear();
         self.staging_head = 0;
-        if self.staging.capacity() > STAGING_KEEP_BYTES {
-            self.staging.shrink_to(STAGING_KEEP_BYTES);
+        if self.staging.capacity() > STAGING_RETAIN_BYTES_MAX {
+            self.staging.shrink_to(STAGING_RETAIN_BYTES_MAX);
         }
     }
 }
 
-impl Part {
+impl SendChunk {
     fn is_empty(&self) -> bool {
         match self {
-            Part::Copied { bytes } => *bytes == 0,
-            Part::Kept { from, to, .. } => from == to,
+            SendChunk::Copied { bytes } => *bytes == 0,
+            SendChunk::Referenced { from, to, .. } => from == to,
         }
     }
 }
@@ -181,9 +183,9 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
-    fn all(outbox: &Outbox) -> Vec<u8> {
+    fn all(outbox: &SendBuffer) -> Vec<u8> {
         let mut slices = Vec::new();
         outbox.slices(&mut slices, usize::MAX);
         slices.iter().flat_map(|slice| slice.iter().copied()).collect()
@@ -191,14 +193,14 @@ mod tests {
 
     #[test]
     fn bytes_leave_in_the_order_they_were_put_in() {
-        let mut outbox = Outbox::default();
+        let mut outbox = SendBuffer::default();
         let mut value = Buffer::zeroed(5000);
         value.fill(7);
-        outbox.copy(b"head");
-        outbox.keep(value, 0, 5000);
-        outbox.copy(b"tail");
+        outbox.push_copy(b"head");
+        outbox.push_buffer(value, 0, 5000);
+        outbox.push_copy(b"tail");
         outbox.append(|staging| staging.extend([0; 2]));
-        assert_eq!(outbox.bytes(), 5010);
+        assert_eq!(outbox.unsent_bytes(), 5010);
         let want = [b"head".as_slice(), &[7; 5000], b"tail\0\0"].concat();
         assert_eq!(all(&outbox), want);
         outbox.advance(2);
@@ -209,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn any_mix_of_puts_and_sends_keeps_the_stream() {
-        let mut random = Random::new(3);
-        let (mut outbox, mut want) = (Outbox::default(), VecDeque::new());
+    fn random_pushes_and_sends_preserve_the_byte_stream() {
+        let mut random = Prng::new(3);
+        let (mut outbox, mut want) = (SendBuffer::default(), VecDeque::new());
         for round in 0..20_000u32 {
             match random.below(3) {
                 0 => {
                     let bytes = vec![round as u8; random.below(60) as usize];
-                    outbox.copy(&bytes);
+                    outbox.push_copy(&bytes);
                     want.extend(bytes);
                 }
                 1 => {
@@ -225,18 +227,18 @@ mod tests {
                     let from = random.below(buffer.len() as u64 + 1) as usize;
                     want.extend(&buffer[from..]);
                     let to = buffer.len();
-                    outbox.keep(buffer, from, to);
+                    outbox.push_buffer(buffer, from, to);
                 }
                 _ => {
-                    let count = random.below(outbox.bytes() as u64 + 1) as usize;
+                    let count = random.below(outbox.unsent_bytes() as u64 + 1) as usize;
                     outbox.advance(count);
                     want.drain(..count);
                 }
             }
-            assert_eq!(outbox.bytes(), want.len());
+            assert_eq!(outbox.unsent_bytes(), want.len());
             if round % 64 == 0 {
-                outbox.advance(outbox.bytes() - want.len().min(100_000));
-                want.drain(..want.len() - outbox.bytes());
+                outbox.advance(outbox.unsent_bytes() - want.len().min(100_000));
+                want.drain(..want.len() - outbox.unsent_bytes());
                 let mut slices = Vec::new();
                 outbox.slices(&mut slices, usize::MAX);
                 let got: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
@@ -247,10 +249,10 @@ mod tests {
 
     #[test]
     fn sent_bytes_do_not_make_the_staging_grow() {
-        let mut outbox = Outbox::default();
-        outbox.copy(&[1; 100]);
+        let mut outbox = SendBuffer::default();
+        outbox.push_copy(&[1; 100]);
         for _ in 0..10_000 {
-            outbox.copy(&[2; 24]);
+            outbox.push_copy(&[2; 24]);
             outbox.advance(24);
         }
         assert!(outbox.staging.capacity() <= 1024, "{}", outbox.staging.capacity());

@@ -7,16 +7,16 @@
 //! Invariants: controllers, controllers per host and connections never exceed the settings; a
 //! controller's identifier is unique among those that live.
 
-use crate::config::{NamespaceInfo, TargetSettings};
-use crate::controller::{Condition, Controller, Host, Purpose};
+use crate::config::{NamespaceInfo, SubsystemConfig};
+use crate::controller::{Controller, ControllerState, ControllerType, HostIdentity};
 use crate::counters::{Counts, Statistics};
 use crate::error_log::ErrorLog;
-use crate::health::HealthFacts;
-use crate::host_acl::Hosts;
-use crate::namespaces::Table;
+use crate::health::HealthStatus;
+use crate::host_acl::HostAcl;
+use crate::namespaces::NamespaceDirectory;
 use octokv_base::Nanos;
-use octokv_base::map::Map;
-use octokv_wire::fabrics::{self, BadName, Connect, ConnectData, NEW_CONTROLLER};
+use octokv_base::map::FxHashMap;
+use octokv_wire::fabrics::{self, Connect, ConnectData, InvalidConnectNqn, NEW_CONTROLLER};
 use octokv_wire::{Status, nqn};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Entries that every admin queue may have, however small I/O queues are.
-const ADMIN_ENTRIES: u32 = 128;
+const ADMIN_QUEUE_ENTRIES: u32 = 128;
 /// Identifiers from here on have a meaning of their own (NVMe Base 2.1, 3.1.3.3).
 const CONTROLLER_IDS_END: u16 = 0xfff0;
 /// The controller that a host of a static target would ask for: any.
@@ -33,31 +33,31 @@ const ANY_CONTROLLER: u16 = 0xfffe;
 /// One NVMe subsystem and its discovery service, shared by all cores.
 #[derive(Debug)]
 pub struct Target {
-    settings: TargetSettings,
+    config: SubsystemConfig,
     /// Its namespaces and their access.
-    pub(crate) table: Table,
+    pub(crate) namespace_directory: NamespaceDirectory,
     /// What all connections did.
-    pub(crate) statistics: Statistics,
+    pub(crate) counters: Statistics,
     /// What went wrong lately, for log 01h.
-    pub(crate) errors: ErrorLog,
-    connections: AtomicUsize,
-    controllers_made: AtomicUsize,
-    pub(crate) registry: Mutex<Registry>,
-    pub(crate) places: Mutex<Places>,
-    pub(crate) health: Mutex<HealthFacts>,
+    pub(crate) error_log: ErrorLog,
+    connection_count: AtomicUsize,
+    controllers_created: AtomicUsize,
+    pub(crate) registry: Mutex<ControllerRegistry>,
+    pub(crate) discovery_addresses: Mutex<DiscoveryAddresses>,
+    pub(crate) health: Mutex<HealthStatus>,
 }
 
 /// The controllers that live, and the hosts that may have some.
 #[derive(Debug)]
-pub(crate) struct Registry {
-    pub controllers: Map<u16, Arc<Controller>>,
-    pub hosts: Hosts,
+pub(crate) struct ControllerRegistry {
+    pub controllers: FxHashMap<u16, Arc<Controller>>,
+    pub host_acl: HostAcl,
     next_id: u16,
 }
 
 /// Where the target listens, and where others do.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct DiscoveryAddresses {
     /// Changes with every change of the discovery log.
     pub generation: u64,
     /// The target's own.
@@ -72,55 +72,55 @@ pub struct ControllerReport {
     /// Its identifier.
     pub id: u16,
     /// What it is for.
-    pub purpose: Purpose,
+    pub controller_type: ControllerType,
     /// Its host's name.
     pub host_nqn: String,
     /// How it is.
-    pub condition: Condition,
+    pub state: ControllerState,
     /// Its connected I/O queues.
-    pub queues: usize,
+    pub queue_count: usize,
     /// What its connections did.
-    pub counts: Counts,
+    pub counters: Counts,
 }
 
 /// Why a Connect is refused: the status, and DW0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct ConnectError {
     pub status: Status,
     pub dw0: u32,
 }
 
-impl Refusal {
-    pub fn of(status: Status) -> Refusal {
-        Refusal { status: status.do_not_retry(), dw0: 0 }
+impl ConnectError {
+    pub fn from_status(status: Status) -> ConnectError {
+        ConnectError { status: status.do_not_retry(), dw0: 0 }
     }
-    fn busy() -> Refusal {
+    fn controller_busy() -> ConnectError {
         // Worth another try: another host may leave.
-        Refusal { status: Status::CONNECT_CONTROLLER_BUSY, dw0: 0 }
+        ConnectError { status: Status::CONNECT_CONTROLLER_BUSY, dw0: 0 }
     }
-    fn entry(offset: u16) -> Refusal {
-        let dw0 = fabrics::invalid_parameter(offset, false);
-        Refusal { status: Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), dw0 }
+    fn invalid_sqe_field(offset: u16) -> ConnectError {
+        let dw0 = fabrics::invalid_parameter_dw0(offset, false);
+        ConnectError { status: Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), dw0 }
     }
-    fn host() -> Refusal {
-        let dw0 = fabrics::invalid_parameter(512, true);
-        Refusal { status: Status::CONNECT_INVALID_HOST.do_not_retry(), dw0 }
+    fn host_not_allowed() -> ConnectError {
+        let dw0 = fabrics::invalid_parameter_dw0(512, true);
+        ConnectError { status: Status::CONNECT_INVALID_HOST.do_not_retry(), dw0 }
     }
-    fn data(offset: u16) -> Refusal {
-        let dw0 = fabrics::invalid_parameter(offset, true);
-        Refusal { status: Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), dw0 }
+    fn invalid_data_field(offset: u16) -> ConnectError {
+        let dw0 = fabrics::invalid_parameter_dw0(offset, true);
+        ConnectError { status: Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), dw0 }
     }
 }
 
-impl From<BadName> for Refusal {
-    fn from(bad: BadName) -> Refusal {
-        Refusal::data(bad.offset)
+impl From<InvalidConnectNqn> for ConnectError {
+    fn from(bad: InvalidConnectNqn) -> ConnectError {
+        ConnectError::invalid_data_field(bad.offset)
     }
 }
 
 /// A queue that may exist.
 #[derive(Debug)]
-pub(crate) struct Admission {
+pub(crate) struct QueueAdmission {
     pub controller: Arc<Controller>,
     /// For an I/O queue the generation that it lives in.
     pub generation: u32,
@@ -132,33 +132,35 @@ impl Target {
     /// # Panics
     /// When a bound of the settings cannot be kept, a namespace is beyond them, or two have one
     /// identifier or NGUID.
-    pub fn new(settings: TargetSettings, namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
-        settings.assert_sound();
-        namespaces.iter().for_each(|one| one.assert_sound(&settings));
-        let table = Table::new(namespaces).expect("namespaces of their own identifiers and NGUIDs");
+    pub fn new(settings: SubsystemConfig, namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
+        settings.assert_valid();
+        namespaces.iter().for_each(|one| one.assert_valid(&settings));
+        let table =
+            NamespaceDirectory::new(namespaces).expect("namespaces of their own identifiers and NGUIDs");
         let next_id = settings.first_controller_id;
-        let registry = Registry { controllers: Map::default(), hosts: Hosts::Any, next_id };
+        let registry =
+            ControllerRegistry { controllers: FxHashMap::default(), host_acl: HostAcl::Any, next_id };
         Arc::new(Target {
-            settings,
-            table,
-            statistics: Statistics::default(),
-            errors: ErrorLog::default(),
-            connections: AtomicUsize::new(0),
-            controllers_made: AtomicUsize::new(0),
+            config: settings,
+            namespace_directory: table,
+            counters: Statistics::default(),
+            error_log: ErrorLog::default(),
+            connection_count: AtomicUsize::new(0),
+            controllers_created: AtomicUsize::new(0),
             registry: Mutex::new(registry),
-            places: Mutex::new(Places::default()),
-            health: Mutex::new(HealthFacts::default()),
+            discovery_addresses: Mutex::new(DiscoveryAddresses::default()),
+            health: Mutex::new(HealthStatus::default()),
         })
     }
 
     /// What the target was started with.
-    pub fn settings(&self) -> &TargetSettings {
-        &self.settings
+    pub fn config(&self) -> &SubsystemConfig {
+        &self.config
     }
 
     /// What all connections did, up to their last ticks.
-    pub fn statistics(&self) -> Counts {
-        self.statistics.read()
+    pub fn counters(&self) -> Counts {
+        self.counters.read()
     }
 
     /// The controllers that live, by identifier.
@@ -166,11 +168,11 @@ impl Target {
         let registry = self.registry.lock();
         let report = |controller: &Arc<Controller>| ControllerReport {
             id: controller.id,
-            purpose: controller.purpose,
+            controller_type: controller.controller_type,
             host_nqn: controller.host.nqn.clone(),
-            condition: controller.life().condition,
-            queues: controller.queues(),
-            counts: controller.statistics.read(),
+            state: controller.epoch().state,
+            queue_count: controller.queue_count(),
+            counters: controller.counters.read(),
         };
         let mut reports: Vec<ControllerReport> = registry.controllers.values().map(report).collect();
         reports.sort_by_key(|report| report.id);
@@ -178,119 +180,123 @@ impl Target {
     }
 
     /// How many connections there are.
-    pub fn connections(&self) -> usize {
-        self.connections.load(Ordering::Relaxed)
+    pub fn connection_count(&self) -> usize {
+        self.connection_count.load(Ordering::Relaxed)
     }
 
     /// Whether one more connection may be accepted.
-    pub fn has_room(&self) -> bool {
-        self.connections() < self.settings.connections_max
+    pub fn can_accept_connection(&self) -> bool {
+        self.connection_count() < self.config.connections_max
     }
 
     /// How many controllers there ever were: as many connections were admin queues.
-    pub fn controllers_made(&self) -> usize {
-        self.controllers_made.load(Ordering::Relaxed)
+    pub fn controllers_created(&self) -> usize {
+        self.controllers_created.load(Ordering::Relaxed)
     }
 
     /// Counts a connection; says whether it is within the bound.
-    pub(crate) fn connection_opened(&self) -> bool {
-        self.connections.fetch_add(1, Ordering::Relaxed) < self.settings.connections_max
+    pub(crate) fn register_connection(&self) -> bool {
+        self.connection_count.fetch_add(1, Ordering::Relaxed) < self.config.connections_max
     }
 
-    pub(crate) fn connection_closed(&self) {
-        self.connections.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn unregister_connection(&self) {
+        self.connection_count.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The controller of a Connect, made for it on queue 0, found for it on others.
-    pub(crate) fn admit(
+    pub(crate) fn admit_queue(
         &self,
         now: Nanos,
         connect: &Connect,
         data: &ConnectData<'_>,
-    ) -> Result<Admission, Refusal> {
+    ) -> Result<QueueAdmission, ConnectError> {
         if connect.format != 0 {
-            return Err(Refusal::of(Status::CONNECT_INCOMPATIBLE_FORMAT));
+            return Err(ConnectError::from_status(Status::CONNECT_INCOMPATIBLE_FORMAT));
         }
-        let purpose = match data.subsystem {
-            name if name == self.settings.nqn => Purpose::Io,
-            nqn::DISCOVERY => Purpose::Discovery,
-            _ => return Err(Refusal::data(256)),
+        let controller_type = match data.subsystem {
+            name if name == self.config.nqn => ControllerType::Io,
+            nqn::DISCOVERY => ControllerType::Discovery,
+            _ => return Err(ConnectError::invalid_data_field(256)),
         };
         let entries_max = match connect.queue_id {
-            0 => ADMIN_ENTRIES.max(u32::from(self.settings.queue_depth)),
-            _ => u32::from(self.settings.queue_depth),
+            0 => ADMIN_QUEUE_ENTRIES.max(u32::from(self.config.queue_depth)),
+            _ => u32::from(self.config.queue_depth),
         };
         if connect.entries < 2 || connect.entries > entries_max {
-            return Err(Refusal::entry(44));
+            return Err(ConnectError::invalid_sqe_field(44));
         }
         match connect.queue_id {
-            0 => self.new_controller(now, purpose, connect, data),
-            id if purpose == Purpose::Discovery || id > self.settings.io_queues_max => {
-                Err(Refusal::entry(42))
+            0 => self.create_controller(now, controller_type, connect, data),
+            id if controller_type == ControllerType::Discovery || id > self.config.io_queues_max => {
+                Err(ConnectError::invalid_sqe_field(42))
             }
             id => self.find_controller(id, data),
         }
     }
 
-    fn new_controller(
+    fn create_controller(
         &self,
         now: Nanos,
-        purpose: Purpose,
+        controller_type: ControllerType,
         connect: &Connect,
         data: &ConnectData<'_>,
-    ) -> Result<Admission, Refusal> {
+    ) -> Result<QueueAdmission, ConnectError> {
         if !matches!(data.controller_id, NEW_CONTROLLER | ANY_CONTROLLER) {
-            return Err(Refusal::data(16));
+            return Err(ConnectError::invalid_data_field(16));
         }
-        if !self.keep_alive_is_possible(connect.keep_alive_ms) {
-            return Err(Refusal::entry(48));
+        if !self.is_keep_alive_allowed(connect.keep_alive_ms) {
+            return Err(ConnectError::invalid_sqe_field(48));
         }
         let registry = &mut *self.registry.lock();
-        if purpose == Purpose::Io && !registry.hosts.allows(data.host) {
-            return Err(Refusal::host());
+        if controller_type == ControllerType::Io && !registry.host_acl.allows(data.host) {
+            return Err(ConnectError::host_not_allowed());
         }
         let of_host = registry.controllers.values().filter(|one| one.host.nqn == data.host).count();
-        if registry.controllers.len() >= self.settings.controllers_max
-            || of_host >= self.settings.controllers_per_host_max
+        if registry.controllers.len() >= self.config.controllers_max
+            || of_host >= self.config.controllers_per_host_max
         {
-            return Err(Refusal::busy());
+            return Err(ConnectError::controller_busy());
         }
-        let id = registry.free_id(self.settings.first_controller_id).ok_or(Refusal::busy())?;
-        let host = Host { nqn: data.host.to_owned(), id: data.host_id };
-        let controller = Arc::new(Controller::new(id, purpose, host, now));
+        let id =
+            registry.allocate_id(self.config.first_controller_id).ok_or(ConnectError::controller_busy())?;
+        let host = HostIdentity { nqn: data.host.to_owned(), id: data.host_id };
+        let controller = Arc::new(Controller::new(id, controller_type, host, now));
         controller.set_keep_alive(connect.keep_alive_ms, now);
         registry.controllers.insert(id, Arc::clone(&controller));
-        self.controllers_made.fetch_add(1, Ordering::Relaxed);
-        Ok(Admission { controller, generation: 0 })
+        self.controllers_created.fetch_add(1, Ordering::Relaxed);
+        Ok(QueueAdmission { controller, generation: 0 })
     }
 
-    fn find_controller(&self, queue_id: u16, data: &ConnectData<'_>) -> Result<Admission, Refusal> {
+    fn find_controller(&self, queue_id: u16, data: &ConnectData<'_>) -> Result<QueueAdmission, ConnectError> {
         let found = {
             let registry = self.registry.lock();
-            if !registry.hosts.allows(data.host) {
-                return Err(Refusal::host());
+            if !registry.host_acl.allows(data.host) {
+                return Err(ConnectError::host_not_allowed());
             }
             registry.controllers.get(&data.controller_id).cloned()
         };
-        let controller = found.filter(|one| one.purpose == Purpose::Io).ok_or(Refusal::data(16))?;
+        let controller = found
+            .filter(|one| one.controller_type == ControllerType::Io)
+            .ok_or(ConnectError::invalid_data_field(16))?;
         if controller.host.nqn != data.host {
-            return Err(Refusal::data(512));
+            return Err(ConnectError::invalid_data_field(512));
         }
         if controller.host.id != data.host_id {
-            return Err(Refusal::data(0));
+            return Err(ConnectError::invalid_data_field(0));
         }
-        let generation = controller.connect_queue(queue_id).map_err(|status| Refusal { status, dw0: 0 })?;
-        Ok(Admission { controller, generation })
+        let generation =
+            controller.connect_queue(queue_id).map_err(|status| ConnectError { status, dw0: 0 })?;
+        Ok(QueueAdmission { controller, generation })
     }
 
     /// Whether a host may ask for this keep-alive time; zero turns it off.
-    pub(crate) fn keep_alive_is_possible(&self, milliseconds: u32) -> bool {
-        Nanos::from_millis(u64::from(milliseconds)) <= self.settings.keep_alive_max
+    pub(crate) fn is_keep_alive_allowed(&self, milliseconds: u32) -> bool {
+        Nanos::from_millis(u64::from(milliseconds)) <= self.config.keep_alive_max
     }
 
     /// A controller that ended is listed no more, and its identifier may be used again.
-    pub(crate) fn forget(&self, controller: &Controller) {
-        assert!(controller.life().condition.is_over(), "only an ended controller is forgotten");
+    pub(crate) fn unregister_controller(&self, controller: &Controller) {
+        assert!(controller.epoch().state.has_ended(), "only an ended controller is forgotten");
         let registry = &mut *self.registry.lock();
         let is_it = |one: &Arc<Controller>| std::ptr::eq(Arc::as_ptr(one), controller);
         if registry.controllers.get(&controller.id).is_some_and(is_it) {
@@ -299,9 +305,9 @@ impl Target {
     }
 }
 
-impl Registry {
+impl ControllerRegistry {
     /// An identifier that no controller has, the one used least recently.
-    fn free_id(&mut self, first: u16) -> Option<u16> {
+    fn allocate_id(&mut self, first: u16) -> Option<u16> {
         for _ in first..CONTROLLER_IDS_END {
             let id = self.next_id;
             self.next_id = if id + 1 >= CONTROLLER_IDS_END { first } else { id + 1 };

@@ -4,17 +4,17 @@ mod common;
 
 use common::*;
 use octokv_base::{NamespaceId, Nanos};
-use octokv_wire::fabrics::{self, Configuration, NEW_CONTROLLER, property};
-use octokv_wire::identify::{self, Descriptor, cns};
+use octokv_wire::fabrics::{self, ControllerConfiguration, NEW_CONTROLLER, property};
+use octokv_wire::identify::{self, NamespaceDescriptor, cns};
 use octokv_wire::kv::opcode;
-use octokv_wire::log_page::{self, Effects, ErrorEntry, Health, id};
+use octokv_wire::log_page::{self, CommandEffectsLog, ErrorEntry, HealthLog, id};
 use octokv_wire::queue_entry::{admin, csi, event, feature};
 use octokv_wire::{Sqe, Status, vendor};
 
 fn list(host: &mut Host, page: u8, command_set: u8, after: u32) -> Vec<u32> {
     let done = host.identify(page, command_set, after);
     assert!(done.status().is_success(), "{:?}", done.status());
-    identify::read::<identify::NamespaceList>(&done.data).unwrap().ids().map(|id| id.0).collect()
+    identify::decode_page::<identify::NamespaceIdList>(&done.data).unwrap().ids().map(|id| id.0).collect()
 }
 
 #[test]
@@ -22,24 +22,24 @@ fn the_controller_says_what_linux_and_spdk_need() {
     let target = target();
     let mut host = Host::admin(&target);
     let done = host.identify(cns::CONTROLLER, 0, 0);
-    let page: &identify::Controller = identify::read(&done.data).unwrap();
+    let page: &identify::IdentifyController = identify::decode_page(&done.data).unwrap();
     assert_eq!(page.controller_id.get(), target.controllers()[0].id);
     assert_eq!((page.controller_type, page.multi_path, page.version.get()), (1, 0b1010, 0x20000));
     assert_eq!((page.sqe_sizes, page.cqe_sizes), (0x66, 0x44));
     // Linux refuses a controller whose MNAN is 0 or above NN where access is told.
     assert_eq!(
-        (page.namespaces.get(), page.namespaces_max.get(), page.commands_max.get()),
+        (page.namespace_id_max.get(), page.namespaces_max.get(), page.commands_max.get()),
         (1024, 1024, 1024)
     );
     assert_eq!((page.write_cache, page.nvm_commands.get()), (0b101, 0x8d));
-    assert_eq!((page.ana_groups.get(), page.ana_group_max.get(), page.ana_capabilities), (32, 32, 0x5f));
+    assert_eq!((page.ana_groups.get(), page.ana_group_id_max.get(), page.ana_capabilities), (32, 32, 0x5f));
     assert_eq!(page.events.get(), event::NAMESPACE_CHANGED_BIT | event::ANA_CHANGED_BIT);
     assert_eq!((page.capsule_data_bytes(), page.data_bytes_max()), (16 * 1024, Some(2 << 20)));
     assert_eq!(page.response_capsule_units.get(), 1);
     assert!(page.keep_alive_granularity.get() > 0 && page.sgl_support.get() & 3 != 0);
     assert!(page.subsystem.starts_with(NQN.as_bytes()));
-    assert_eq!(page.announcement().unwrap().key_bytes_max, 1024);
-    assert_eq!(page.announcement().unwrap().features, vendor::FEATURE_LONG_KEYS);
+    assert_eq!(page.vendor_capabilities().unwrap().key_bytes_max, 1024);
+    assert_eq!(page.vendor_capabilities().unwrap().features, vendor::FEATURE_LONG_KEYS);
 }
 
 #[test]
@@ -51,16 +51,19 @@ fn namespaces_are_listed_and_described_by_every_page() {
     assert!(list(&mut host, cns::NAMESPACE_LIST_OF_SET, csi::NVM, 0).is_empty());
     assert_eq!(list(&mut host, cns::ALLOCATED_LIST, 0, 0), [1, 2]);
     let done = host.identify(cns::NAMESPACE, 0, 1);
-    let page: &identify::Namespace = identify::read(&done.data).unwrap();
+    let page: &identify::IdentifyNamespace = identify::decode_page(&done.data).unwrap();
     assert_eq!((page.size.get(), page.capacity.get(), page.used.get()), (1 << 18, 1 << 18, 256));
     let done = host.identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, 2);
-    let page: &identify::KvNamespace = identify::read(&done.data).unwrap();
+    let page: &identify::IdentifyKvNamespace = identify::decode_page(&done.data).unwrap();
     assert_eq!((page.size_bytes.get(), page.used_bytes.get(), page.nguid), (1 << 30, 1 << 20, [2; 16]));
     assert_eq!(page.kv_formats[0].key_bytes_max.get(), 16);
     assert_eq!(page.kv_formats[0].value_bytes_max.get(), 2 << 20);
     let done = host.identify(cns::DESCRIPTORS, 0, 2);
     let descriptors = identify::decode_descriptors(&done.data);
-    assert_eq!(descriptors, [Descriptor::Nguid([2; 16]), Descriptor::CommandSet(csi::KEY_VALUE)]);
+    assert_eq!(
+        descriptors,
+        [NamespaceDescriptor::Nguid([2; 16]), NamespaceDescriptor::CommandSet(csi::KEY_VALUE)]
+    );
     let done = host.identify(cns::NAMESPACE_INDEPENDENT, 0, 1);
     assert_eq!(done.data[14] & 1, 1, "ready");
     let done = host.identify(cns::COMMAND_SETS, 0, 0);
@@ -101,7 +104,7 @@ fn pages_that_do_not_exist_are_refused() {
 fn a_host_that_knows_of_blocks_alone_sees_no_namespace() {
     let mut host = Host::initialized(&target(), false, false);
     host.connect(0, NEW_CONTROLLER).unwrap();
-    host.set_property(property::CC, u64::from(Configuration::ENABLED_NVM.0));
+    host.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED_NVM.0));
     assert!(list(&mut host, cns::NAMESPACE_LIST, 0, 0).is_empty());
 }
 
@@ -118,7 +121,7 @@ fn a_host_that_wants_less_than_a_page_gets_the_start_of_it() {
 fn the_effects_log_names_every_key_value_command() {
     let mut host = Host::admin(&target());
     let done = host.log(id::EFFECTS, csi::KEY_VALUE, 0, 4096);
-    let effects: &Effects = identify::read(&done.data).unwrap();
+    let effects: &CommandEffectsLog = identify::decode_page(&done.data).unwrap();
     for (opcode, want) in [
         (opcode::STORE, 3),
         (opcode::DELETE, 3),
@@ -136,7 +139,7 @@ fn the_effects_log_names_every_key_value_command() {
     }
     assert_eq!(effects.admin[usize::from(admin::IDENTIFY)].get(), 1 | log_page::SCOPE_CONTROLLER);
     let done = host.log(id::EFFECTS, csi::NVM, 0, 4096);
-    let effects: &Effects = identify::read(&done.data).unwrap();
+    let effects: &CommandEffectsLog = identify::decode_page(&done.data).unwrap();
     for (opcode, want) in [(0, 1), (1, 3), (2, 1), (5, 1), (8, 3), (9, 3), (0x0c, 1), (0x10, 0), (0x14, 0)] {
         assert_eq!(effects.io[opcode].get(), want, "{opcode:02x}");
     }
@@ -170,10 +173,10 @@ fn health_and_errors_are_counted() {
     io.keyed(0xff, b"k");
     io.pass(Nanos::from_millis(10));
     let done = host.log(id::HEALTH, 0, 0, 512);
-    let health: &Health = identify::read(&done.data).unwrap();
+    let health: &HealthLog = identify::decode_page(&done.data).unwrap();
     assert_eq!((health.writes.get(), health.units_written.get(), health.errors.get()), (1, 1, 1));
     let done = host.log(id::ERROR, 0, 0, 64);
-    let entry: &ErrorEntry = identify::read(&done.data).unwrap();
+    let entry: &ErrorEntry = identify::decode_page(&done.data).unwrap();
     assert_eq!((entry.count.get(), entry.queue_id.get(), entry.nsid.get()), (1, 1, 1));
     assert!(Status::from_field(entry.status.get()).is(Status::INVALID_OPCODE));
 }
@@ -238,15 +241,15 @@ fn event_requests_wait_for_a_notice_that_the_host_wants() {
     assert!(host.replies.is_empty());
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 504), &[]);
     assert!(host.done().status().is(Status::EVENT_LIMIT_EXCEEDED));
-    target.namespace_changed(NamespaceId(2));
+    target.notify_namespace_changed(NamespaceId(2));
     host.pass(Nanos::from_millis(600));
     let done = host.done();
     assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, event::NAMESPACE_CHANGED));
-    target.namespace_changed(NamespaceId(1));
+    target.notify_namespace_changed(NamespaceId(1));
     host.pass(Nanos::from_millis(600));
     assert!(host.replies.is_empty(), "held back until the log is read");
     // The read's completion comes first, then the notice that it lets go.
-    host.connection.outbox();
+    host.connection.send_buffer();
     let done = host.log(id::CHANGED_NAMESPACES, 0, 0, 4096);
     assert_eq!(done.data[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(host.done().dw0(), event::NAMESPACE_CHANGED);
@@ -271,9 +274,9 @@ fn a_property_command_may_take_the_identifier_of_an_event_request() {
     // As SPDK's host does to shut a controller down.
     let mut host = Host::admin(&target());
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
-    let get = fabrics::Command::PropertyGet { offset: property::CC, wide: false };
+    let get = fabrics::FabricsCommand::PropertyGet { offset: property::CC, is_64_bit: false };
     let done = host.run(get.encode(500), &[]);
-    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, Configuration::ENABLED.0));
+    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, ControllerConfiguration::ENABLED.0));
     assert_eq!(host.admin_command(admin::ABORT, 0, 500 << 16, 0).dw0(), 1, "the event request is over");
     // Another command may not.
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 501), &[]);
@@ -290,19 +293,27 @@ fn unknown_admin_commands_and_properties_are_refused() {
     }
     let id = host.id();
     let wrong = [
-        octokv_wire::fabrics::Command::PropertyGet { offset: 0x30, wide: false },
-        octokv_wire::fabrics::Command::PropertyGet { offset: property::CAP, wide: false },
-        octokv_wire::fabrics::Command::PropertyGet { offset: property::CC, wide: true },
-        octokv_wire::fabrics::Command::PropertySet { offset: property::CAP, wide: true, value: 0 },
-        octokv_wire::fabrics::Command::PropertySet { offset: property::CSTS, wide: false, value: 0 },
+        octokv_wire::fabrics::FabricsCommand::PropertyGet { offset: 0x30, is_64_bit: false },
+        octokv_wire::fabrics::FabricsCommand::PropertyGet { offset: property::CAP, is_64_bit: false },
+        octokv_wire::fabrics::FabricsCommand::PropertyGet { offset: property::CC, is_64_bit: true },
+        octokv_wire::fabrics::FabricsCommand::PropertySet {
+            offset: property::CAP,
+            is_64_bit: true,
+            value: 0,
+        },
+        octokv_wire::fabrics::FabricsCommand::PropertySet {
+            offset: property::CSTS,
+            is_64_bit: false,
+            value: 0,
+        },
     ];
     for command in wrong {
         assert!(host.run(command.encode(id), &[]).status().is(Status::INVALID_FIELD), "{command:?}");
     }
     // nvme-cli's show-regs reads every register and goes on only after the bare status.
-    let absent = octokv_wire::fabrics::Command::PropertyGet { offset: 0x0c, wide: false };
+    let absent = octokv_wire::fabrics::FabricsCommand::PropertyGet { offset: 0x0c, is_64_bit: false };
     assert_eq!(host.run(absent.encode(id), &[]).status(), Status::INVALID_FIELD);
-    let authentication = octokv_wire::fabrics::Command::AuthenticationSend.encode(id);
+    let authentication = octokv_wire::fabrics::FabricsCommand::AuthenticationSend.encode(id);
     assert!(host.run(authentication, &[]).status().is(Status::INVALID_OPCODE));
 }
 
@@ -310,7 +321,7 @@ fn unknown_admin_commands_and_properties_are_refused() {
 fn a_configuration_that_cannot_be_makes_the_controller_fail_until_it_is_reset() {
     let mut host = Host::initialized(&target(), false, false);
     host.connect(0, NEW_CONTROLLER).unwrap();
-    host.set_property(property::CC, u64::from(Configuration::ENABLED.0 | 1 << 7));
+    host.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.0 | 1 << 7));
     assert_eq!(host.get_property(property::CSTS, false), 2);
     assert!(host.identify(cns::CONTROLLER, 0, 0).status().is(Status::COMMAND_SEQUENCE_ERROR));
     host.set_property(property::CC, 0);

@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{hostile, target};
-use octokv_base::{Nanos, Pool, Random};
+use common::{adversary, target};
+use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_nvmf::Connection;
 use octokv_nvmf::counters::Statistics;
 
@@ -11,7 +11,7 @@ use octokv_nvmf::counters::Statistics;
 fn scripts_of_sound_and_spoiled_pdus_never_panic_and_lose_no_buffer() {
     let all = Statistics::default();
     for seed in 0..10_000 {
-        let mut random = Random::new(seed);
+        let mut random = Prng::new(seed);
         let mut script = vec![0; 100 + random.below(700) as usize];
         random.fill(&mut script);
         let result = std::panic::catch_unwind(|| adversary::play(&script));
@@ -33,8 +33,8 @@ fn scripts_of_sound_and_spoiled_pdus_never_panic_and_lose_no_buffer() {
 #[test]
 fn noise_ends_a_connection_and_is_let_pass() {
     let target = target();
-    let pool = Pool::new(1 << 20);
-    let mut random = Random::new(1);
+    let pool = BufferPool::new(1 << 20);
+    let mut random = Prng::new(1);
     for _ in 0..2000 {
         let address = "127.0.0.1:1".parse().unwrap();
         let mut connection = Connection::new(target.clone(), address, address, Nanos::ZERO);
@@ -44,9 +44,9 @@ fn noise_ends_a_connection_and_is_let_pass() {
         let mut requests = Vec::new();
         connection.receive(Nanos::ZERO, &noise, &pool, &mut requests);
         assert!(requests.is_empty());
-        assert!(connection.outbox().bytes() <= 152);
+        assert!(connection.send_buffer().unsent_bytes() <= 152);
         connection.tick(Nanos::from_secs(11));
         assert!(connection.is_closed());
     }
-    assert_eq!(target.connections(), 0);
+    assert_eq!(target.connection_count(), 0);
 }

@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 #[test]
-fn every_kept_script_plays_to_its_end() {
+fn every_corpus_script_runs_to_its_end() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/target_machine");
     let mut played = 0;
     for entry in std::fs::read_dir(&kept).expect("the kept corpus") {

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use octokv_base::Nanos;
-use octokv_nvmf::{Hosts, Target};
+use octokv_nvmf::{HostAcl, Target};
 use octokv_wire::Sqe;
 use octokv_wire::Status;
 use octokv_wire::discovery::{self, SubsystemKind};
@@ -22,12 +22,13 @@ fn listening(addresses: &[&str]) -> Arc<Target> {
 }
 
 #[test]
-fn the_log_tells_where_the_subsystem_listens() {
+fn the_discovery_log_lists_the_listeners() {
     let target = listening(&["10.1.2.3:4420", "[fd00::7]:4421", "0.0.0.0:4422"]);
     let mut host = Host::discovery(&target);
     let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
-    let entries: Vec<_> = discovery::entries(&page).collect();
-    let of = |kind, name| move |entry: &&discovery::Entry| entry.kind == kind && entry.subsystem == name;
+    let entries: Vec<_> = discovery::decode_entries(&page).collect();
+    let of =
+        |kind, name| move |entry: &&discovery::DiscoveryEntry| entry.kind == kind && entry.subsystem == name;
     let addresses = |kind, name| -> Vec<SocketAddr> {
         entries.iter().filter(of(kind, name)).map(|entry| entry.address).collect()
     };
@@ -37,7 +38,7 @@ fn the_log_tells_where_the_subsystem_listens() {
         .collect();
     assert_eq!(addresses(SubsystemKind::Storage, NQN), want);
     assert_eq!(addresses(SubsystemKind::Current, nqn::DISCOVERY), want, "the service itself");
-    assert_eq!(discovery::summary(&page).unwrap().records, 6);
+    assert_eq!(discovery::decode_header(&page).unwrap().records, 6);
 }
 
 #[test]
@@ -58,11 +59,11 @@ fn the_log_is_the_same_when_it_is_read_by_pieces() {
 fn the_controller_says_that_it_is_for_discovery() {
     let mut host = Host::discovery(&target());
     let done = host.identify(cns::CONTROLLER, 0, 0);
-    let page: &identify::Controller = identify::read(&done.data).unwrap();
-    assert_eq!((page.controller_type, page.namespaces.get()), (2, 0));
+    let page: &identify::IdentifyController = identify::decode_page(&done.data).unwrap();
+    assert_eq!((page.controller_type, page.namespace_id_max.get()), (2, 0));
     assert!(page.subsystem.starts_with(nqn::DISCOVERY.as_bytes()));
     assert_eq!(page.events.get(), event::DISCOVERY_CHANGED_BIT);
-    assert!(page.announcement().is_none());
+    assert!(page.vendor_capabilities().is_none());
 }
 
 #[test]
@@ -77,10 +78,10 @@ fn what_is_not_for_discovery_is_refused() {
 }
 
 #[test]
-fn a_change_of_listeners_changes_the_generation_and_is_told() {
+fn a_change_of_listeners_changes_the_generation_and_raises_an_event() {
     let target = listening(&["10.1.2.3:4420"]);
     let mut host = Host::discovery(&target);
-    let generation = |page: &[u8]| discovery::summary(page).unwrap().generation;
+    let generation = |page: &[u8]| discovery::decode_header(page).unwrap().generation;
     let before = generation(&host.log(id::DISCOVERY, 0, 0, 1024).data);
     host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
@@ -94,7 +95,7 @@ fn a_change_of_listeners_changes_the_generation_and_is_told() {
 }
 
 #[test]
-fn referrals_are_told_and_their_change_is_an_event() {
+fn referrals_are_listed_and_a_change_raises_an_event() {
     let target = listening(&["10.1.2.3:4420"]);
     let mut host = Host::discovery(&target);
     host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
@@ -103,7 +104,7 @@ fn referrals_are_told_and_their_change_is_an_event() {
     host.pass(Nanos::from_secs(1));
     assert_eq!(host.done().dw0(), event::DISCOVERY_CHANGED);
     let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
-    let last = discovery::entries(&page).last().unwrap();
+    let last = discovery::decode_entries(&page).last().unwrap();
     assert_eq!((last.kind, last.subsystem.as_str()), (SubsystemKind::Referral, nqn::DISCOVERY));
     assert_eq!((last.address, last.port_id), ("10.9.9.9:8009".parse().unwrap(), 2));
 }
@@ -114,23 +115,24 @@ fn a_host_that_may_not_connect_does_not_find_the_subsystem() {
     let mut host = Host::discovery(&target);
     let storage = |host: &mut Host| {
         let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
-        let found = discovery::entries(&page).filter(|entry| entry.kind == SubsystemKind::Storage).count();
-        (found, discovery::summary(&page).unwrap().generation)
+        let found =
+            discovery::decode_entries(&page).filter(|entry| entry.kind == SubsystemKind::Storage).count();
+        (found, discovery::decode_header(&page).unwrap().generation)
     };
     let (found, first) = storage(&mut host);
     assert_eq!(found, 1);
     host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
-    let listed = |name: &str| Hosts::Listed([name.to_owned()].into());
-    target.set_hosts(listed(HOST_NQN));
+    let listed = |name: &str| HostAcl::Listed([name.to_owned()].into());
+    target.set_host_acl(listed(HOST_NQN));
     host.pass(Nanos::from_secs(1));
     assert!(host.replies.is_empty(), "nothing changed for this host");
-    target.set_hosts(listed("nqn.2014-08.org.example:other"));
+    target.set_host_acl(listed("nqn.2014-08.org.example:other"));
     host.pass(Nanos::from_secs(1));
     assert_eq!(host.done().dw0(), event::DISCOVERY_CHANGED);
     let (found, second) = storage(&mut host);
     assert!(found == 0 && second > first);
-    target.set_hosts(Hosts::Any);
+    target.set_host_acl(HostAcl::Any);
     assert_eq!(storage(&mut host).0, 1);
 }
 

@@ -4,13 +4,15 @@ mod common;
 
 use common::*;
 use octokv_base::Nanos;
-use octokv_nvmf::{Closing, Hosts, TargetSettings};
-use octokv_wire::fabrics::{self, Configuration, Connect, NEW_CONTROLLER, invalid_parameter, property};
-use octokv_wire::pdu::{End, IcRequest, Terminate};
-use octokv_wire::pdu_error::Fatal;
-use octokv_wire::{Fault, Sgl, Sqe, Status, nqn};
+use octokv_nvmf::{CloseReason, HostAcl, SubsystemConfig};
+use octokv_wire::fabrics::{
+    self, Connect, ControllerConfiguration, NEW_CONTROLLER, invalid_parameter_dw0, property,
+};
+use octokv_wire::pdu::{IcRequest, Role, TermReq};
+use octokv_wire::pdu_error::FatalErrorStatus;
+use octokv_wire::{PduError, Sgl, Sqe, Status, nqn};
 
-const ENABLED: u64 = Configuration::ENABLED.0 as u64;
+const ENABLED: u64 = ControllerConfiguration::ENABLED.0 as u64;
 
 #[test]
 fn the_initial_exchange_grants_digests_and_announces_the_data_limit() {
@@ -21,7 +23,7 @@ fn the_initial_exchange_grants_digests_and_announces_the_data_limit() {
         host.send(&request.encode());
         let Some(Reply::Ic(response)) = host.replies.pop_front() else { panic!("no ICResp") };
         assert_eq!((response.header_digest, response.data_digest), (header_digest, data_digest));
-        assert_eq!((response.controller_alignment, response.host_data_bytes_max), (4, 512 * 1024));
+        assert_eq!((response.controller_alignment, response.h2c_data_bytes_max), (4, 512 * 1024));
     }
 }
 
@@ -36,9 +38,9 @@ fn data_for_the_host_begins_where_it_asked() {
     (host.link.header_digest, host.link.data_digest) = (true, true);
     host.connect(0, NEW_CONTROLLER).unwrap();
     host.enable();
-    host.connection.outbox().clear();
+    host.connection.send_buffer().clear();
     let id = host.id();
-    let mut sqe = octokv_wire::identify::Request {
+    let mut sqe = octokv_wire::identify::IdentifyRequest {
         cns: 1,
         csi: 0,
         controller_id: 0,
@@ -49,7 +51,7 @@ fn data_for_the_host_begins_where_it_asked() {
     let capsule = host.capsule(&sqe, &[]);
     host.connection.receive(host.now, &capsule, &host.pool, &mut host.requests);
     let mut slices = Vec::new();
-    host.connection.outbox().slices(&mut slices, usize::MAX);
+    host.connection.send_buffer().slices(&mut slices, usize::MAX);
     assert_eq!(slices[0][3], 64, "the data offset of the C2HData");
     drop(slices);
     host.drain();
@@ -63,7 +65,7 @@ fn a_controller_is_connected_enabled_and_shut_down() {
     let id = host.connect(0, NEW_CONTROLLER).unwrap();
     assert_eq!(target.controllers()[0].id, id);
     assert_eq!(host.connection.host_nqn(), Some(HOST_NQN));
-    let capabilities = fabrics::Capabilities::decode(host.get_property(property::CAP, true));
+    let capabilities = fabrics::ControllerCapabilities::decode(host.get_property(property::CAP, true));
     assert!(capabilities.nvm && capabilities.command_sets);
     assert_eq!(capabilities.queue_entries_max, 1024);
     assert_eq!(host.get_property(property::VS, false), 0x20000);
@@ -75,7 +77,7 @@ fn a_controller_is_connected_enabled_and_shut_down() {
     host.set_property(property::CC, ENABLED | 1 << 14);
     assert_eq!(host.get_property(property::CSTS, false), 0b1001);
     host.connection.peer_closed();
-    assert_eq!(host.connection.closing_reason(), Some(Closing::PeerClosed));
+    assert_eq!(host.connection.close_reason(), Some(CloseReason::PeerClosed));
     assert!(target.controllers().is_empty());
 }
 
@@ -88,12 +90,12 @@ fn a_reset_closes_the_queues_and_lets_the_host_connect_them_again() {
     assert_eq!(admin.get_property(property::CSTS, false), 0);
     io.pass(Nanos::from_secs(1));
     assert!(io.connection.is_closed());
-    assert_eq!(io.connection.closing_reason(), Some(Closing::ControllerEnded));
+    assert_eq!(io.connection.close_reason(), Some(CloseReason::ControllerEnded));
     admin.enable();
     let mut again = Host::io(&admin, 1);
     assert!(again.store(b"k", b"v", 0).status().is_success());
     drop(io);
-    assert_eq!(target.controllers()[0].queues, 1, "the old queue's end does not free the new one");
+    assert_eq!(target.controllers()[0].queue_count, 1, "the old queue's end does not free the new one");
 }
 
 #[test]
@@ -113,16 +115,16 @@ fn a_disconnected_queue_is_answered_and_then_closed() {
     let mut admin = Host::admin(&target);
     let mut io = Host::io(&admin, 1);
     let id = io.id();
-    assert!(io.run(fabrics::Command::Disconnect.encode(id), &[]).status().is_success());
+    assert!(io.run(fabrics::FabricsCommand::Disconnect.encode(id), &[]).status().is_success());
     assert!(!io.connection.is_closed());
-    assert_eq!(target.controllers()[0].queues, 0);
+    assert_eq!(target.controllers()[0].queue_count, 0);
     io.send(b"whatever comes now is let pass");
     assert!(io.replies.is_empty());
     io.pass(Nanos::from_secs(2));
     assert!(io.connection.is_closed());
-    assert_eq!(io.connection.closing_reason(), Some(Closing::Disconnected));
+    assert_eq!(io.connection.close_reason(), Some(CloseReason::Disconnected));
     let id = admin.id();
-    let done = admin.run(fabrics::Command::Disconnect.encode(id), &[]);
+    let done = admin.run(fabrics::FabricsCommand::Disconnect.encode(id), &[]);
     assert!(done.status().is(Status::DISCONNECT_INVALID_QUEUE));
 }
 
@@ -136,7 +138,7 @@ fn a_handshake_that_takes_too_long_is_ended() {
         assert!(!host.connection.is_closed());
         host.pass(Nanos::from_secs(2));
         assert!(host.connection.is_closed());
-        assert_eq!(host.connection.closing_reason(), Some(Closing::Handshake));
+        assert_eq!(host.connection.close_reason(), Some(CloseReason::HandshakeTimeout));
     }
 }
 
@@ -159,12 +161,12 @@ fn a_host_that_falls_silent_loses_its_controller() {
     admin.pass(Nanos::from_millis(990));
     assert!(!admin.connection.is_closed());
     admin.pass(Nanos::from_millis(20));
-    assert_eq!(admin.connection.closing_reason(), Some(Closing::KeepAlive));
+    assert_eq!(admin.connection.close_reason(), Some(CloseReason::KeepAliveExpired));
     assert!(admin.connection.is_closed() && target.controllers().is_empty());
     io.now = admin.now;
     io.connection.tick(io.now);
-    assert_eq!(io.connection.closing_reason(), Some(Closing::ControllerEnded));
-    assert_eq!(target.statistics().keep_alive_expired, 1);
+    assert_eq!(io.connection.close_reason(), Some(CloseReason::ControllerEnded));
+    assert_eq!(target.counters().keep_alive_expired, 1);
 }
 
 #[test]
@@ -174,7 +176,7 @@ fn a_discovery_controller_without_keep_alive_ends_when_it_is_idle() {
     host.pass(Nanos::from_secs(119));
     assert!(!host.connection.is_closed());
     host.pass(Nanos::from_secs(2));
-    assert_eq!(host.connection.closing_reason(), Some(Closing::KeepAlive));
+    assert_eq!(host.connection.close_reason(), Some(CloseReason::KeepAliveExpired));
 }
 
 #[test]
@@ -197,15 +199,18 @@ fn connects_that_cannot_be_are_refused_with_the_field_that_is_wrong() {
     let format = Status::CONNECT_INCOMPATIBLE_FORMAT.do_not_retry();
     assert_eq!(refused(|c| c.format = 1, NQN, NEW_CONTROLLER), (format, 0));
     let other = "nqn.2026-11.io.octokv:other";
-    assert_eq!(refused(|_| {}, other, NEW_CONTROLLER), (invalid, invalid_parameter(256, true)));
-    assert_eq!(refused(|_| {}, NQN, 5), (invalid, invalid_parameter(16, true)));
-    assert_eq!(refused(|c| c.entries = 1, NQN, NEW_CONTROLLER), (invalid, invalid_parameter(44, false)));
-    assert_eq!(refused(|c| c.entries = 9999, NQN, NEW_CONTROLLER), (invalid, invalid_parameter(44, false)));
+    assert_eq!(refused(|_| {}, other, NEW_CONTROLLER), (invalid, invalid_parameter_dw0(256, true)));
+    assert_eq!(refused(|_| {}, NQN, 5), (invalid, invalid_parameter_dw0(16, true)));
+    assert_eq!(refused(|c| c.entries = 1, NQN, NEW_CONTROLLER), (invalid, invalid_parameter_dw0(44, false)));
+    assert_eq!(
+        refused(|c| c.entries = 9999, NQN, NEW_CONTROLLER),
+        (invalid, invalid_parameter_dw0(44, false))
+    );
     let kato = refused(|c| c.keep_alive_ms = u32::MAX, NQN, NEW_CONTROLLER);
-    assert_eq!(kato, (invalid, invalid_parameter(48, false)));
-    assert_eq!(refused(|c| c.queue_id = 65, NQN, 1), (invalid, invalid_parameter(42, false)));
-    assert_eq!(refused(|c| c.queue_id = 1, NQN, 77), (invalid, invalid_parameter(16, true)));
-    assert_eq!(refused(|c| c.queue_id = 1, nqn::DISCOVERY, 77), (invalid, invalid_parameter(42, false)));
+    assert_eq!(kato, (invalid, invalid_parameter_dw0(48, false)));
+    assert_eq!(refused(|c| c.queue_id = 65, NQN, 1), (invalid, invalid_parameter_dw0(42, false)));
+    assert_eq!(refused(|c| c.queue_id = 1, NQN, 77), (invalid, invalid_parameter_dw0(16, true)));
+    assert_eq!(refused(|c| c.queue_id = 1, nqn::DISCOVERY, 77), (invalid, invalid_parameter_dw0(42, false)));
 }
 
 #[test]
@@ -216,7 +221,7 @@ fn a_queue_is_connected_only_by_its_host_and_once() {
     let mut other = Host::initialized(&target, false, false);
     let done = other.connect_as(1, id, NQN, "nqn.2014-08.org.example:other", |_| {});
     assert!(done.status().is(Status::CONNECT_INVALID_PARAMETERS));
-    assert_eq!(done.dw0(), invalid_parameter(512, true));
+    assert_eq!(done.dw0(), invalid_parameter_dw0(512, true));
     let _first = Host::io(&admin, 1);
     let mut second = Host::initialized(&target, false, false);
     let done = second.connect(1, id).unwrap_err();
@@ -234,7 +239,7 @@ fn a_host_without_a_name_is_admitted_where_every_host_is() {
         host.connect_as(0, NEW_CONTROLLER, NQN, "", |_| {}).status()
     };
     assert_eq!(connect(), Status::SUCCESS);
-    target.set_hosts(Hosts::Listed([HOST_NQN.to_owned()].into()));
+    target.set_host_acl(HostAcl::Listed([HOST_NQN.to_owned()].into()));
     assert!(connect().is(Status::CONNECT_INVALID_HOST));
 }
 
@@ -259,9 +264,9 @@ fn a_second_connect_on_a_queue_is_out_of_sequence() {
 }
 
 #[test]
-fn hosts_over_a_limit_are_told_that_the_controller_is_busy() {
-    let limited = |change: fn(&mut TargetSettings)| {
-        let mut settings = TargetSettings::new(NQN);
+fn hosts_over_a_limit_get_controller_busy() {
+    let limited = |change: fn(&mut SubsystemConfig)| {
+        let mut settings = SubsystemConfig::new(NQN);
         change(&mut settings);
         target_of(settings)
     };
@@ -284,34 +289,37 @@ fn hosts_over_a_limit_are_told_that_the_controller_is_busy() {
 
     let target = limited(|settings| settings.connections_max = 1);
     let _first = Host::admin(&target);
-    assert!(!target.has_room() && busy(&target, other));
-    assert_eq!(target.connections(), 1);
+    assert!(!target.can_accept_connection() && busy(&target, other));
+    assert_eq!(target.connection_count(), 1);
 }
 
 #[test]
 fn the_hosts_termination_request_closes_the_connection() {
     let mut host = Host::admin(&target());
-    let terminate = Terminate { fatal: Fatal::SequenceError as u16, information: 7 };
+    let terminate = TermReq { fatal_status: FatalErrorStatus::SequenceError as u16, information: 7 };
     let mut bytes = Vec::new();
-    terminate.encode(End::Host, b"quoted", &mut bytes);
+    terminate.encode(Role::Host, b"quoted", &mut bytes);
     host.send(&bytes);
     assert!(host.connection.is_closed() && host.replies.is_empty());
-    assert_eq!(host.connection.closing_reason(), Some(Closing::HostTerminated(terminate)));
+    assert_eq!(host.connection.close_reason(), Some(CloseReason::HostTerminated(terminate)));
 }
 
 #[test]
-fn a_fault_is_told_then_the_connection_lingers_and_closes() {
+fn a_pdu_error_is_reported_then_the_connection_drains_and_closes() {
     let target = target();
     let mut host = Host::new(&target);
     host.send(&[9; 128]);
-    assert_eq!(host.terminated().fatal, Fatal::SequenceError as u16);
-    assert_eq!(host.connection.closing_reason(), Some(Closing::Fault(Fault::UnexpectedKind { kind: 9 })));
+    assert_eq!(host.terminated().fatal_status, FatalErrorStatus::SequenceError as u16);
+    assert_eq!(
+        host.connection.close_reason(),
+        Some(CloseReason::PduError(PduError::UnexpectedPduType { kind: 9 }))
+    );
     assert!(!host.connection.is_closed());
     host.send(&[0; 1000]);
     assert!(host.replies.is_empty() && host.unsent.is_empty());
     host.pass(Nanos::from_millis(1001));
     assert!(host.connection.is_closed());
-    assert_eq!(target.statistics().transport_faults, 1);
+    assert_eq!(target.counters().transport_faults, 1);
 }
 
 #[test]

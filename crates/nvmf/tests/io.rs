@@ -3,10 +3,10 @@
 mod common;
 
 use common::*;
-use octokv_base::{Key, NamespaceId, Nanos, Pool};
-use octokv_nvmf::{Outcome, Stall, TargetSettings};
-use octokv_wire::kv::{UncheckedList, opcode};
-use octokv_wire::pdu::{Data, flags};
+use octokv_base::{BufferPool, Key, NamespaceId, Nanos};
+use octokv_nvmf::{RequestOutcome, StallReason, SubsystemConfig};
+use octokv_wire::kv::{UncheckedKeyList, opcode};
+use octokv_wire::pdu::{DataHeader, flags};
 use octokv_wire::queue_entry::feature;
 use octokv_wire::{Sgl, Sqe, Status, kv, vendor};
 
@@ -37,7 +37,7 @@ fn values_come_back_as_they_went_with_and_without_digests() {
 }
 
 #[test]
-fn a_stream_cut_anywhere_gives_the_same_answers() {
+fn a_stream_cut_anywhere_gives_the_same_responses() {
     let (_admin, mut io) = queue();
     let large = value(9000);
     let sqe = store_sqe(1, b"a", 3, Sgl::in_capsule(3), 0);
@@ -45,7 +45,7 @@ fn a_stream_cut_anywhere_gives_the_same_answers() {
     let sqe = store_sqe(2, b"b", large.len(), Sgl::transport(large.len() as u32), 0);
     stream.extend(io.capsule(&sqe, &[]));
     // The first transfer of a fresh queue has tag 0 or 1: the Store before it is still at the engine.
-    let range = |offset: u32, bytes: u32| Data { command_id: 2, tag: 1, offset, bytes };
+    let range = |offset: u32, bytes: u32| DataHeader { command_id: 2, tag: 1, offset, bytes };
     stream.extend(io.data_pdu(range(0, 5000), &large[..5000], 0));
     stream.extend(io.data_pdu(range(5000, 4000), &large[5000..], flags::LAST));
     for byte in stream {
@@ -57,13 +57,13 @@ fn a_stream_cut_anywhere_gives_the_same_answers() {
 }
 
 #[test]
-fn a_value_may_be_received_straight_into_its_place() {
+fn a_value_may_be_received_directly_into_its_buffer() {
     for digests in [false, true] {
         let admin = Host::admin_with(&target(), digests, digests);
         let mut io = Host::io_with(&admin, 1, digests, digests);
-        assert!(io.connection.landing().is_none());
+        assert!(io.connection.payload_buffer().is_none());
         let both = value(20 + 100_000);
-        let command = vendor::Command::Store {
+        let command = vendor::VendorCommand::Store {
             options: vendor::store_options(kv::StoreMode::Upsert),
             key_bytes: 20,
             value_bytes: 100_000,
@@ -77,11 +77,11 @@ fn a_value_may_be_received_straight_into_its_place() {
         io.send(&pdu[..prefix + 5]);
         let mut rest = &pdu[prefix + 5..];
         let mut landings = 0;
-        while let Some(place) = io.connection.landing() {
+        while let Some(place) = io.connection.payload_buffer() {
             let count = place.len().min(40_000);
             place[..count].copy_from_slice(&rest[..count]);
             rest = &rest[count..];
-            io.connection.landed(io.now, count, &io.pool, &mut io.requests);
+            io.connection.payload_received(io.now, count, &io.pool, &mut io.requests);
             landings += 1;
         }
         assert_eq!((landings, rest.len()), (4, if digests { 4 } else { 0 }));
@@ -109,7 +109,7 @@ fn a_retrieve_tells_the_full_length_and_sends_what_has_room() {
     assert_eq!(io.retrieve(b"key", 0).dw0(), 5000);
     // A client that rounds CDW10 up beyond its buffer gets no more than the buffer holds.
     let key = Key::new(b"key").unwrap();
-    let mut sqe = kv::Command::Retrieve { key, limit_bytes: 8192 }.encode(77, NSID);
+    let mut sqe = kv::KvCommand::Retrieve { key, limit_bytes: 8192 }.encode(77, NSID);
     sqe.sgl = Sgl::transport(600);
     sqe.cdw12 = 0xdead_beef.into();
     assert_eq!(io.run(sqe, &[]).data.len(), 600);
@@ -186,12 +186,12 @@ fn a_list_names_keys_from_its_start_on() {
     let mut list = |start: &[u8], limit: u32| {
         let id = io.id();
         let start = Key::new(start).unwrap();
-        let mut sqe = kv::Command::List { start, limit_bytes: limit }.encode(id, NSID);
+        let mut sqe = kv::KvCommand::List { start, limit_bytes: limit }.encode(id, NSID);
         sqe.sgl = Sgl::transport(limit);
         io.run(sqe, &[])
     };
     let names =
-        |data: &[u8]| UncheckedList(data).check().unwrap().keys().map(<[u8]>::to_vec).collect::<Vec<_>>();
+        |data: &[u8]| UncheckedKeyList(data).check().unwrap().keys().map(<[u8]>::to_vec).collect::<Vec<_>>();
     assert_eq!(names(&list(b"", 4096).data), [b"a".to_vec(), b"bb".to_vec(), b"ccc".to_vec()]);
     assert_eq!(names(&list(b"b", 4096).data), [b"bb".to_vec(), b"ccc".to_vec()]);
     assert_eq!(names(&list(b"", 9).data), [b"a".to_vec()]);
@@ -206,7 +206,7 @@ fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
     let key = value(300);
     let stored = value(5000);
     let both = [key.clone(), stored.clone()].concat();
-    let command = vendor::Command::Store {
+    let command = vendor::VendorCommand::Store {
         options: vendor::store_options(kv::StoreMode::Upsert),
         key_bytes: 300,
         value_bytes: 5000,
@@ -221,27 +221,27 @@ fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
     assert!(io.done().status().is_success());
     assert_eq!(io.engine.values[&(1, Key::new(&key).unwrap())], stored);
 
-    let mut sqe = vendor::Command::Retrieve { key_bytes: 300, limit_bytes: 8192 }.encode(2, NSID);
+    let mut sqe = vendor::VendorCommand::Retrieve { key_bytes: 300, limit_bytes: 8192 }.encode(2, NSID);
     sqe.sgl = Sgl::in_capsule(300);
     let done = io.run(sqe, &key);
     assert_eq!((done.dw0(), done.data), (5000, stored));
-    let mut sqe = vendor::Command::Exist { key_bytes: 300 }.encode(3, NSID);
+    let mut sqe = vendor::VendorCommand::Exist { key_bytes: 300 }.encode(3, NSID);
     sqe.sgl = Sgl::transport(300);
     io.send_command(&sqe, &[]);
     io.answer_ask(&key, 300);
     io.work();
     assert_eq!(io.done().dw0(), 5000);
-    let mut sqe = vendor::Command::List { key_bytes: 0, limit_bytes: 4096 }.encode(4, NSID);
+    let mut sqe = vendor::VendorCommand::List { key_bytes: 0, limit_bytes: 4096 }.encode(4, NSID);
     sqe.sgl = Sgl::transport(0);
     let done = io.run(sqe, &[]);
-    assert_eq!(UncheckedList(&done.data).check().unwrap().keys().next(), Some(key.as_slice()));
-    let mut sqe = vendor::Command::Delete { key_bytes: 300 }.encode(5, NSID);
+    assert_eq!(UncheckedKeyList(&done.data).check().unwrap().keys().next(), Some(key.as_slice()));
+    let mut sqe = vendor::VendorCommand::Delete { key_bytes: 300 }.encode(5, NSID);
     sqe.sgl = Sgl::in_capsule(300);
     assert!(io.run(sqe, &key).status().is_success());
     assert!(io.engine.values.is_empty());
-    let sqe = vendor::Command::Delete { key_bytes: 1025 }.encode(6, NSID);
+    let sqe = vendor::VendorCommand::Delete { key_bytes: 1025 }.encode(6, NSID);
     assert!(io.run(sqe, &[]).status().is(Status::KV_INVALID_KEY_SIZE));
-    let mut short = vendor::Command::Delete { key_bytes: 20 }.encode(7, NSID);
+    let mut short = vendor::VendorCommand::Delete { key_bytes: 20 }.encode(7, NSID);
     short.sgl = Sgl::in_capsule(10);
     assert!(io.run(short, &[0; 10]).status().is(Status::INVALID_SGL_LENGTH));
 }
@@ -250,14 +250,14 @@ fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
 fn every_outcome_has_its_status() {
     let (_admin, mut io) = queue();
     let table = [
-        (Outcome::CapacityExceeded, Status::KV_CAPACITY_EXCEEDED),
-        (Outcome::InvalidValueSize, Status::KV_INVALID_VALUE_SIZE),
-        (Outcome::InvalidKeySize, Status::KV_INVALID_KEY_SIZE),
-        (Outcome::Unrecovered, Status::KV_UNRECOVERED_ERROR),
-        (Outcome::NotReady, Status::NAMESPACE_NOT_READY),
-        (Outcome::Busy, Status::COMMAND_INTERRUPTED),
-        (Outcome::AlreadyExists, Status::KV_KEY_EXISTS),
-        (Outcome::NotFound, Status::KV_KEY_DOES_NOT_EXIST),
+        (RequestOutcome::CapacityExceeded, Status::KV_CAPACITY_EXCEEDED),
+        (RequestOutcome::InvalidValueSize, Status::KV_INVALID_VALUE_SIZE),
+        (RequestOutcome::InvalidKeySize, Status::KV_INVALID_KEY_SIZE),
+        (RequestOutcome::Unrecovered, Status::KV_UNRECOVERED_ERROR),
+        (RequestOutcome::NotReady, Status::NAMESPACE_NOT_READY),
+        (RequestOutcome::Busy, Status::COMMAND_INTERRUPTED),
+        (RequestOutcome::AlreadyExists, Status::KV_KEY_EXISTS),
+        (RequestOutcome::NotFound, Status::KV_KEY_DOES_NOT_EXIST),
     ];
     for (outcome, status) in table {
         let id = io.id();
@@ -281,11 +281,11 @@ fn a_wrong_data_digest_fails_that_command_alone() {
     let sqe = store_sqe(2, b"k", 8192, Sgl::transport(8192), 0);
     io.send_command(&sqe, &[]);
     let Some(Reply::Ask(range)) = io.replies.pop_front() else { panic!("no R2T") };
-    let mut bad = io.data_pdu(Data { bytes: 4096, ..range }, &value(4096), 0);
+    let mut bad = io.data_pdu(DataHeader { bytes: 4096, ..range }, &value(4096), 0);
     bad[2000] ^= 1;
     io.send(&bad);
     assert!(io.replies.is_empty());
-    let good = io.data_pdu(Data { offset: 4096, bytes: 4096, ..range }, &value(4096), flags::LAST);
+    let good = io.data_pdu(DataHeader { offset: 4096, bytes: 4096, ..range }, &value(4096), flags::LAST);
     io.send(&good);
     assert_eq!(io.done().status(), Status::TRANSIENT_TRANSPORT_ERROR);
     assert!(io.requests.is_empty());
@@ -318,16 +318,16 @@ fn the_head_of_the_queue_moves_on_with_each_completion_unless_it_is_off() {
 }
 
 #[test]
-fn a_full_queue_stops_the_intake_until_a_slot_is_free() {
+fn a_full_queue_stalls_receive_until_a_slot_is_free() {
     let (_admin, mut io) = queue();
     for id in 0..33 {
         io.send_command(&store_sqe(id, b"k", 1, Sgl::in_capsule(1), 0), b"v");
     }
     assert_eq!(io.connection.in_flight(), 32);
-    assert_eq!(io.last.unwrap().stalled, Some(Stall::Slots));
+    assert_eq!(io.last.unwrap().stalled, Some(StallReason::Slots));
     assert!(!io.unsent.is_empty());
     let first = io.requests.remove(0);
-    io.connection.complete(io.now, first.slot, Outcome::Stored);
+    io.connection.complete(io.now, first.slot, RequestOutcome::Stored);
     io.pump();
     assert_eq!((io.connection.in_flight(), io.unsent.len()), (32, 0));
     assert_eq!(io.last.unwrap().stalled, None);
@@ -336,7 +336,7 @@ fn a_full_queue_stops_the_intake_until_a_slot_is_free() {
 #[test]
 fn without_buffers_a_capsule_waits_and_a_transfer_is_asked_for_later() {
     let (_admin, mut io) = queue();
-    io.pool = Pool::new(64 * 1024);
+    io.pool = BufferPool::new(64 * 1024);
     let hold: Vec<_> = (0..16).map(|_| io.pool.take(1).unwrap()).collect();
     io.send_command(&store_sqe(1, b"t", 40_000, Sgl::transport(40_000), 0), &[]);
     assert_eq!(io.last.unwrap().stalled, None);
@@ -344,7 +344,7 @@ fn without_buffers_a_capsule_waits_and_a_transfer_is_asked_for_later() {
     assert_eq!(io.connection.next_deadline(), io.now + Nanos::from_millis(1));
     io.send_command(&store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
     assert!(!io.unsent.is_empty(), "the capsule was not taken");
-    assert_eq!(io.last.unwrap().stalled, Some(Stall::Buffers));
+    assert_eq!(io.last.unwrap().stalled, Some(StallReason::Buffers));
     drop(hold);
     io.pass(Nanos::from_millis(1));
     assert!(matches!(io.replies.front(), Some(Reply::Ask(_))), "a tick finds the buffer");
@@ -358,7 +358,7 @@ fn without_buffers_a_capsule_waits_and_a_transfer_is_asked_for_later() {
 #[test]
 fn a_capsule_that_waits_for_its_own_connections_data_is_interrupted() {
     let (_admin, mut io) = queue();
-    io.pool = Pool::new(64 * 1024);
+    io.pool = BufferPool::new(64 * 1024);
     io.send_command(&store_sqe(1, b"t", 60_000, Sgl::transport(60_000), 0), &[]);
     let Some(Reply::Ask(_)) = io.replies.front() else { panic!("an unused pool grants any") };
     let ask = io.replies.pop_front();
@@ -373,7 +373,7 @@ fn a_capsule_that_waits_for_its_own_connections_data_is_interrupted() {
 
 #[test]
 fn open_transfers_stay_within_the_share_of_a_connection() {
-    let mut settings = TargetSettings::new(NQN);
+    let mut settings = SubsystemConfig::new(NQN);
     settings.receive_bytes_max = 3 << 20;
     let admin = Host::admin(&target_of(settings));
     let mut io = Host::io(&admin, 1);
@@ -383,7 +383,7 @@ fn open_transfers_stay_within_the_share_of_a_connection() {
     assert!(io.unsent.is_empty(), "all commands were taken");
     let mut most = 0;
     for left in (0..10).rev() {
-        most = most.max(io.pool.out_bytes());
+        most = most.max(io.pool.in_use_bytes());
         io.answer_ask(&value(1 << 20), 256 * 1024);
         io.work();
         // The completion of this one stands behind the R2Ts that its end made possible.
@@ -392,29 +392,30 @@ fn open_transfers_stay_within_the_share_of_a_connection() {
         assert_eq!(io.last.unwrap().stalled, None, "{left} left: data must flow on");
     }
     assert!(most <= 3 << 20, "{most} B were out");
-    assert_eq!(io.pool.out_bytes(), 0);
+    assert_eq!(io.pool.in_use_bytes(), 0);
 }
 
 #[test]
-fn hosts_that_read_nothing_leave_as_much_as_each_of_them_holds() {
+fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
     let admin = Host::admin(&target());
-    let pool = octokv_base::Pool::new(1 << 20);
+    let pool = octokv_base::BufferPool::new(1 << 20);
     let mut hosts: Vec<Host> = (1..=3).map(|queue| Host::io(&admin, queue)).collect();
-    let mut sqe = kv::Command::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(0, NSID);
+    let mut sqe =
+        kv::KvCommand::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(0, NSID);
     sqe.sgl = Sgl::transport(16_000);
     let mut stalled = [false; 3];
     for id in 0_u16..100 {
         sqe.command_id = id.into();
         for (io, stalled) in hosts.iter_mut().zip(&mut stalled) {
             let bytes = io.capsule(&sqe, &[]);
-            *stalled |=
-                io.connection.receive(io.now, &bytes, &pool, &mut io.requests).stalled == Some(Stall::Outbox);
+            *stalled |= io.connection.receive(io.now, &bytes, &pool, &mut io.requests).stalled
+                == Some(StallReason::SendBuffer);
             for request in std::mem::take(&mut io.requests) {
                 let buffer = pool.take(16_000).expect("nobody may take the last of them");
                 io.connection.complete(
                     io.now,
                     request.slot,
-                    Outcome::Value { buffer, offset: 0, bytes: 16_000 },
+                    RequestOutcome::Value { buffer, offset: 0, bytes: 16_000 },
                 );
             }
         }
@@ -423,20 +424,20 @@ fn hosts_that_read_nothing_leave_as_much_as_each_of_them_holds() {
     // A quarter each, and a quarter is free, give or take a reply.
     assert!(pool.free_bytes().abs_diff((1 << 20) / 4) < 3 * 16_384, "{} B are free", pool.free_bytes());
     for io in &mut hosts {
-        assert!(io.connection.outbox().bytes().abs_diff((1 << 20) / 4) < 3 * 16_384);
+        assert!(io.connection.send_buffer().unsent_bytes().abs_diff((1 << 20) / 4) < 3 * 16_384);
     }
 }
 
 #[test]
 fn a_host_that_does_not_read_its_replies_is_not_served() {
-    let mut settings = TargetSettings::new(NQN);
+    let mut settings = SubsystemConfig::new(NQN);
     settings.outbox_bytes_max = 100_000;
     let admin = Host::admin(&target_of(settings));
     let mut io = Host::io(&admin, 1);
     io.store(b"k", &value(16_000), 0);
     let retrieve = |id| {
         let mut sqe =
-            kv::Command::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(id, NSID);
+            kv::KvCommand::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(id, NSID);
         sqe.sgl = Sgl::transport(16_000);
         sqe
     };
@@ -449,20 +450,20 @@ fn a_host_that_does_not_read_its_replies_is_not_served() {
         // One command at a time, its reply left in the outbox.
         let next = stream.len().min(72);
         let consumed = io.connection.receive(io.now, &stream[..next], &io.pool, &mut io.requests);
-        stream.drain(..consumed.bytes);
-        stalled |= consumed.stalled == Some(Stall::Outbox);
+        stream.drain(..consumed.consumed_bytes);
+        stalled |= consumed.stalled == Some(StallReason::SendBuffer);
         for request in std::mem::take(&mut io.requests) {
             let mut buffer = octokv_base::Buffer::zeroed(16_000);
             buffer.fill(1);
-            let outcome = Outcome::Value { buffer, offset: 0, bytes: 16_000 };
+            let outcome = RequestOutcome::Value { buffer, offset: 0, bytes: 16_000 };
             io.connection.complete(io.now, request.slot, outcome);
         }
     }
-    assert!(stalled && io.connection.outbox().bytes() < 100_000 + 17_000);
+    assert!(stalled && io.connection.send_buffer().unsent_bytes() < 100_000 + 17_000);
     assert!(!stream.is_empty());
     io.drain();
     let consumed = io.connection.receive(io.now, &stream, &io.pool, &mut io.requests);
-    assert!(consumed.bytes > 0);
+    assert!(consumed.consumed_bytes > 0);
 }
 
 #[test]
@@ -487,7 +488,7 @@ fn small_pieces_of_the_sgl_rules_are_kept() {
 fn namespaces_are_kept_apart() {
     let (_admin, mut io) = queue();
     io.store(b"k", b"one", 0);
-    let mut sqe = kv::Command::Exist { key: Key::new(b"k").unwrap() }.encode(50, NamespaceId(2));
+    let mut sqe = kv::KvCommand::Exist { key: Key::new(b"k").unwrap() }.encode(50, NamespaceId(2));
     assert_eq!(io.run(sqe, &[]).status(), Status::KV_KEY_DOES_NOT_EXIST);
     sqe.nsid = 1.into();
     assert!(io.run(sqe, &[]).status().is_success());
@@ -501,9 +502,9 @@ fn an_outcome_after_the_end_of_the_connection_is_dropped() {
     assert!(io.connection.is_closed());
     assert_eq!(io.connection.in_flight(), 1);
     let slot = io.requests.pop().unwrap().slot;
-    io.connection.complete(io.now, slot, Outcome::Stored);
+    io.connection.complete(io.now, slot, RequestOutcome::Stored);
     assert_eq!(io.connection.in_flight(), 0);
-    assert!(io.connection.outbox().is_empty());
+    assert!(io.connection.send_buffer().is_empty());
 }
 
 #[test]
@@ -517,11 +518,11 @@ fn what_was_done_is_counted() {
     io.keyed(0xff, b"k");
     io.pass(Nanos::from_millis(1));
     admin.pass(Nanos::from_millis(1));
-    let counts = admin.target.statistics();
+    let counts = admin.target.counters();
     assert_eq!((counts.stores, counts.retrieves, counts.exists, counts.deletes), (1, 2, 1, 1));
     assert_eq!((counts.stored_bytes, counts.retrieved_bytes), (16_000, 16_000));
     assert_eq!((counts.misses, counts.errors), (1, 1));
     let report = &admin.target.controllers()[0];
-    assert_eq!((report.counts.stores, report.queues), (1, 1));
+    assert_eq!((report.counters.stores, report.queue_count), (1, 1));
     assert_eq!(report.host_nqn, HOST_NQN);
 }

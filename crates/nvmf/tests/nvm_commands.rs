@@ -5,11 +5,11 @@ mod common;
 
 use common::*;
 use octokv_base::{Lba, NamespaceId};
-use octokv_nvmf::{NamespaceInfo, Operation, Outcome, Range};
-use octokv_wire::fabrics::{Configuration, NEW_CONTROLLER, property};
-use octokv_wire::identify::{self, Descriptor, cns};
-use octokv_wire::log_page::{ErrorEntry, Health, id};
-use octokv_wire::nvm::{Command, encode_range};
+use octokv_nvmf::{LbaRange, NamespaceInfo, RequestOperation, RequestOutcome};
+use octokv_wire::fabrics::{ControllerConfiguration, NEW_CONTROLLER, property};
+use octokv_wire::identify::{self, NamespaceDescriptor, cns};
+use octokv_wire::log_page::{ErrorEntry, HealthLog, id};
+use octokv_wire::nvm::{NvmCommand, encode_range};
 use octokv_wire::queue_entry::{admin, csi, feature};
 use octokv_wire::{Sgl, Sqe, Status, kv};
 
@@ -22,22 +22,22 @@ fn queue() -> (Host, Host) {
     (admin, io)
 }
 
-fn range(lba: u64, blocks: u32) -> Range {
-    Range { lba: Lba(lba), blocks }
+fn range(lba: u64, blocks: u32) -> LbaRange {
+    LbaRange { lba: Lba(lba), blocks }
 }
 
-fn write(lba: u64, blocks: u32) -> Command {
-    Command::Write { range: range(lba, blocks), force_unit_access: false }
+fn write(lba: u64, blocks: u32) -> NvmCommand {
+    NvmCommand::Write { range: range(lba, blocks), force_unit_access: false }
 }
 
-fn read(lba: u64, blocks: u32) -> Command {
-    Command::Read { range: range(lba, blocks) }
+fn read(lba: u64, blocks: u32) -> NvmCommand {
+    NvmCommand::Read { range: range(lba, blocks) }
 }
 
-fn deallocate(io: &mut Host, namespace: u32, ranges: &[Range]) -> Status {
+fn deallocate(io: &mut Host, namespace: u32, ranges: &[LbaRange]) -> Status {
     let mut data = Vec::new();
     ranges.iter().for_each(|&range| encode_range(range, &mut data));
-    let command = Command::DatasetManagement { ranges: ranges.len() as u32, deallocate: true };
+    let command = NvmCommand::DatasetManagement { ranges: ranges.len() as u32, deallocate: true };
     io.on_blocks(namespace, command, &data).status()
 }
 
@@ -87,13 +87,13 @@ fn blocks_beyond_the_end_are_out_of_range_and_transfers_beyond_mdts_invalid() {
     for (namespace, block) in NAMESPACES {
         let end = (64 << 20) / u64::from(block);
         let most = (2 << 20) / block;
-        let commands = |range: Range| {
+        let commands = |range: LbaRange| {
             [
-                Command::Read { range },
-                Command::Write { range, force_unit_access: true },
-                Command::Compare { range },
-                Command::WriteZeroes { range, force_unit_access: false, deallocate: true },
-                Command::Verify { range },
+                NvmCommand::Read { range },
+                NvmCommand::Write { range, force_unit_access: true },
+                NvmCommand::Compare { range },
+                NvmCommand::WriteZeroes { range, force_unit_access: false, deallocate: true },
+                NvmCommand::Verify { range },
             ]
         };
         let table = [
@@ -151,7 +151,7 @@ fn compare_and_verify_say_what_the_blocks_hold() {
     let (_admin, mut io) = queue();
     let data = value(8192);
     io.on_blocks(2, write(10, 16), &data);
-    let compare = Command::Compare { range: range(10, 16) };
+    let compare = NvmCommand::Compare { range: range(10, 16) };
     assert!(io.on_blocks(2, compare, &data).status().is_success());
     let mut other = data.clone();
     other[8191] ^= 1;
@@ -159,15 +159,15 @@ fn compare_and_verify_say_what_the_blocks_hold() {
     // By R2T, too.
     let many = value(40_960);
     io.on_blocks(2, write(100, 80), &many);
-    assert!(io.on_blocks(2, Command::Compare { range: range(100, 80) }, &many).status().is_success());
-    assert!(io.on_blocks(2, Command::Verify { range: range(10, 16) }, &[]).status().is_success());
+    assert!(io.on_blocks(2, NvmCommand::Compare { range: range(100, 80) }, &many).status().is_success());
+    assert!(io.on_blocks(2, NvmCommand::Verify { range: range(10, 16) }, &[]).status().is_success());
 }
 
 #[test]
 fn blocks_that_are_zeroed_or_given_back_read_as_zeros_here() {
     let (_admin, mut io) = queue();
     io.on_blocks(3, write(0, 8), &value(8 * 4096));
-    let zeroes = Command::WriteZeroes { range: range(1, 2), force_unit_access: false, deallocate: false };
+    let zeroes = NvmCommand::WriteZeroes { range: range(1, 2), force_unit_access: false, deallocate: false };
     assert!(io.on_blocks(3, zeroes, &[]).status().is_success());
     assert!(deallocate(&mut io, 3, &[range(4, 1), range(0, 0), range(6, 2)]).is_success());
     let left: Vec<u64> = io.engine.blocks.keys().map(|(_, lba)| *lba).collect();
@@ -189,7 +189,7 @@ fn ranges_to_give_back_are_checked_before_any_is() {
     let mut data = Vec::new();
     encode_range(range(0, 1), &mut data);
     data.resize(4096, 0xff);
-    let one = Command::DatasetManagement { ranges: 1, deallocate: true };
+    let one = NvmCommand::DatasetManagement { ranges: 1, deallocate: true };
     assert!(io.on_blocks(3, one, &data).status().is_success());
     let id = io.id();
     let mut sqe = one.encode(id, NamespaceId(3));
@@ -198,9 +198,9 @@ fn ranges_to_give_back_are_checked_before_any_is() {
     io.answer_ask(&data, 16);
     io.work();
     assert!(io.done().status().is_success());
-    let short = Command::DatasetManagement { ranges: 3, deallocate: true };
+    let short = NvmCommand::DatasetManagement { ranges: 3, deallocate: true };
     assert!(io.on_blocks(3, short, &data[..47]).status().is(Status::INVALID_SGL_LENGTH));
-    let hint = Command::DatasetManagement { ranges: 3, deallocate: false };
+    let hint = NvmCommand::DatasetManagement { ranges: 3, deallocate: false };
     assert!(io.on_blocks(3, hint, &data[..48]).status().is_success());
     assert!(io.requests.is_empty());
 }
@@ -220,9 +220,12 @@ fn half_of_a_fused_command_is_refused() {
 #[test]
 fn without_the_write_cache_every_write_is_durable_at_once() {
     let (mut admin, mut io) = queue();
-    let zeroes =
-        |force_unit_access| Command::WriteZeroes { range: range(0, 1), force_unit_access, deallocate: false };
-    let write = |force_unit_access| Command::Write { range: range(0, 1), force_unit_access };
+    let zeroes = |force_unit_access| NvmCommand::WriteZeroes {
+        range: range(0, 1),
+        force_unit_access,
+        deallocate: false,
+    };
+    let write = |force_unit_access| NvmCommand::Write { range: range(0, 1), force_unit_access };
     let mut forced = |command, data: &[u8]| {
         io.on_blocks(2, command, data);
         io.engine.forced.take().unwrap()
@@ -247,29 +250,29 @@ fn without_the_write_cache_every_write_is_durable_at_once() {
 fn a_flush_is_of_one_namespace() {
     let (_admin, mut io) = queue();
     for namespace in 1..=3 {
-        assert!(io.on_blocks(namespace, Command::Flush, &[]).status().is_success());
+        assert!(io.on_blocks(namespace, NvmCommand::Flush, &[]).status().is_success());
     }
-    let all = io.on_blocks(u32::MAX, Command::Flush, &[]).status();
+    let all = io.on_blocks(u32::MAX, NvmCommand::Flush, &[]).status();
     assert!(all.is(Status::INVALID_NAMESPACE), "as VWC announces");
 }
 
 #[test]
 fn every_outcome_of_blocks_has_its_status() {
     let (mut admin, mut io) = queue();
-    let zeroes = Command::WriteZeroes { range: range(5, 1), force_unit_access: false, deallocate: false };
-    let verify = Command::Verify { range: range(5, 1) };
+    let zeroes = NvmCommand::WriteZeroes { range: range(5, 1), force_unit_access: false, deallocate: false };
+    let verify = NvmCommand::Verify { range: range(5, 1) };
     let table = [
-        (zeroes, Outcome::WriteFault, Status::MEDIA_WRITE_FAULT),
-        (zeroes, Outcome::Unrecovered, Status::MEDIA_WRITE_FAULT),
-        (zeroes, Outcome::CapacityExceeded, Status::KV_CAPACITY_EXCEEDED),
-        (zeroes, Outcome::NotReady, Status::NAMESPACE_NOT_READY),
-        (zeroes, Outcome::Busy, Status::COMMAND_INTERRUPTED),
-        (Command::Flush, Outcome::WriteFault, Status::MEDIA_WRITE_FAULT),
-        (read(5, 1), Outcome::Unrecovered, Status::MEDIA_UNRECOVERED_READ),
-        (read(5, 1), Outcome::NotReady, Status::NAMESPACE_NOT_READY),
-        (read(5, 1), Outcome::Busy, Status::COMMAND_INTERRUPTED),
-        (verify, Outcome::Unrecovered, Status::MEDIA_UNRECOVERED_READ),
-        (verify, Outcome::Different, Status::MEDIA_COMPARE_FAILURE),
+        (zeroes, RequestOutcome::WriteFault, Status::MEDIA_WRITE_FAULT),
+        (zeroes, RequestOutcome::Unrecovered, Status::MEDIA_WRITE_FAULT),
+        (zeroes, RequestOutcome::CapacityExceeded, Status::KV_CAPACITY_EXCEEDED),
+        (zeroes, RequestOutcome::NotReady, Status::NAMESPACE_NOT_READY),
+        (zeroes, RequestOutcome::Busy, Status::COMMAND_INTERRUPTED),
+        (NvmCommand::Flush, RequestOutcome::WriteFault, Status::MEDIA_WRITE_FAULT),
+        (read(5, 1), RequestOutcome::Unrecovered, Status::MEDIA_UNRECOVERED_READ),
+        (read(5, 1), RequestOutcome::NotReady, Status::NAMESPACE_NOT_READY),
+        (read(5, 1), RequestOutcome::Busy, Status::COMMAND_INTERRUPTED),
+        (verify, RequestOutcome::Unrecovered, Status::MEDIA_UNRECOVERED_READ),
+        (verify, RequestOutcome::Mismatch, Status::MEDIA_COMPARE_FAILURE),
     ];
     for (command, outcome, want) in table {
         let id = io.id();
@@ -283,12 +286,12 @@ fn every_outcome_of_blocks_has_its_status() {
     }
     // What the device did is in the error log, with its block; what a host asked for is not.
     let page = admin.log(id::ERROR, 0, 0, 64).data;
-    let newest: &ErrorEntry = identify::read(&page).unwrap();
+    let newest: &ErrorEntry = identify::decode_page(&page).unwrap();
     assert_eq!((newest.count.get(), newest.lba.get(), newest.nsid.get()), (10, 5, 3));
     assert!(Status::from_field(newest.status.get()).is(Status::MEDIA_UNRECOVERED_READ));
     io.pass(octokv_base::Nanos::from_millis(1));
     let page = admin.log(id::HEALTH, 0, 0, 512).data;
-    let health: &Health = identify::read(&page).unwrap();
+    let health: &HealthLog = identify::decode_page(&page).unwrap();
     assert_eq!((health.media_errors.get(), health.errors.get()), (5, 10));
 }
 
@@ -297,13 +300,13 @@ fn health_counts_commands_and_bytes_of_both_kinds() {
     let (mut admin, mut io) = queue();
     let data = value(1 << 20);
     io.on_blocks(3, write(0, 256), &data);
-    io.on_blocks(3, Command::Compare { range: range(0, 256) }, &data);
+    io.on_blocks(3, NvmCommand::Compare { range: range(0, 256) }, &data);
     io.on_blocks(3, read(0, 256), &[]);
     io.store(b"k", &value(1000), 0);
     io.retrieve(b"k", 1000);
     io.pass(octokv_base::Nanos::from_millis(1));
     let page = admin.log(id::HEALTH, 0, 0, 512).data;
-    let health: &Health = identify::read(&page).unwrap();
+    let health: &HealthLog = identify::decode_page(&page).unwrap();
     assert_eq!((health.reads.get(), health.writes.get()), (3, 2));
     // In units of 512000 bytes, rounded up: 2 MiB and 1000 B, 1 MiB and 1000 B.
     assert_eq!((health.units_read.get(), health.units_written.get()), (5, 3));
@@ -315,7 +318,7 @@ fn a_namespace_of_blocks_is_described_by_every_page() {
     let used = 1 << 20;
     for (namespace, block) in NAMESPACES {
         let done = host.identify(cns::NAMESPACE, 0, namespace);
-        let page: &identify::Namespace = identify::read(&done.data).unwrap();
+        let page: &identify::IdentifyNamespace = identify::decode_page(&done.data).unwrap();
         let blocks = (64 << 20) / u64::from(block);
         assert_eq!((page.size.get(), page.capacity.get()), (blocks, blocks));
         assert_eq!(page.used.get(), used / u64::from(block));
@@ -327,17 +330,18 @@ fn a_namespace_of_blocks_is_described_by_every_page() {
         let wrong = host.identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, namespace).status();
         assert!(wrong.is(Status::INVALID_FIELD));
         let done = host.identify(cns::DESCRIPTORS, 0, namespace);
-        let want = [Descriptor::Nguid([namespace as u8; 16]), Descriptor::CommandSet(csi::NVM)];
+        let want =
+            [NamespaceDescriptor::Nguid([namespace as u8; 16]), NamespaceDescriptor::CommandSet(csi::NVM)];
         assert_eq!(identify::decode_descriptors(&done.data), want);
         let done = host.identify(cns::NAMESPACE_INDEPENDENT, 0, namespace);
         assert_eq!((done.data[1], done.data[4], done.data[14]), (1, 1, 1), "shared, group 1, ready");
     }
     let done = host.identify(cns::CONTROLLER_OF_SET, csi::NVM, 0);
-    let limits: &identify::NvmController = identify::read(&done.data).unwrap();
+    let limits: &identify::IdentifyNvmController = identify::decode_page(&done.data).unwrap();
     assert_eq!((limits.verify_pages_log2, limits.zeroes_pages_log2), (9, 9), "as MDTS");
     for (set, want) in [(csi::NVM, vec![2, 3]), (csi::KEY_VALUE, vec![1])] {
         let done = host.identify(cns::NAMESPACE_LIST_OF_SET, set, 0);
-        let list: &identify::NamespaceList = identify::read(&done.data).unwrap();
+        let list: &identify::NamespaceIdList = identify::decode_page(&done.data).unwrap();
         assert_eq!(list.ids().map(|id| id.0).collect::<Vec<_>>(), want);
     }
 }
@@ -346,10 +350,10 @@ fn a_namespace_of_blocks_is_described_by_every_page() {
 fn a_host_of_blocks_alone_sees_and_reaches_no_keys() {
     let mut admin = Host::initialized(&mixed_target(), false, false);
     admin.connect(0, NEW_CONTROLLER).unwrap();
-    admin.set_property(property::CC, u64::from(Configuration::ENABLED_NVM.0));
+    admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED_NVM.0));
     for page in [cns::NAMESPACE_LIST, cns::ALLOCATED_LIST] {
         let done = admin.identify(page, 0, 0);
-        let list: &identify::NamespaceList = identify::read(&done.data).unwrap();
+        let list: &identify::NamespaceIdList = identify::decode_page(&done.data).unwrap();
         assert_eq!(list.ids().collect::<Vec<_>>(), [NamespaceId(2), NamespaceId(3)]);
     }
     assert_eq!(admin.identify(cns::NAMESPACE, 0, 1).data, [0; 4096], "inactive");
@@ -376,7 +380,7 @@ fn a_read_is_counted_against_what_a_host_may_leave_unread() {
 }
 
 #[test]
-fn the_abort_of_a_command_at_the_engine_is_honest() {
+fn aborting_a_command_at_the_engine_reports_not_aborted() {
     let (mut admin, mut io) = queue();
     let id = io.id();
     let mut sqe = read(0, 1).encode(id, NamespaceId(2));
@@ -402,6 +406,6 @@ fn blocks_of_one_namespace_are_not_those_of_another() {
     let request = io.requests.pop().unwrap();
     assert_eq!(request.namespace, NamespaceId(3));
     assert!(
-        matches!(request.operation, Operation::Write { lba: Lba(0), ref data, .. } if data.len() == 4096)
+        matches!(request.operation, RequestOperation::Write { lba: Lba(0), ref data, .. } if data.len() == 4096)
     );
 }

@@ -3,18 +3,21 @@
 mod common;
 
 use common::*;
-use octokv_nvmf::Closing;
-use octokv_wire::pdu::{Data, IcRequest, flags};
-use octokv_wire::pdu_error::Fatal;
-use octokv_wire::{Fault, Sgl};
+use octokv_nvmf::CloseReason;
+use octokv_wire::pdu::{DataHeader, IcRequest, flags};
+use octokv_wire::pdu_error::FatalErrorStatus;
+use octokv_wire::{PduError, Sgl};
 
 /// Sends `bytes`; the connection must end with this fault and say so.
 #[track_caller]
-fn faults(host: &mut Host, bytes: &[u8], fault: Fault) {
+fn expect_pdu_error(host: &mut Host, bytes: &[u8], fault: PduError) {
     host.send(bytes);
     let terminate = host.terminated();
-    assert_eq!(host.connection.closing_reason(), Some(Closing::Fault(fault)));
-    assert_eq!((terminate.fatal, terminate.information), (fault.fatal() as u16, fault.information()));
+    assert_eq!(host.connection.close_reason(), Some(CloseReason::PduError(fault)));
+    assert_eq!(
+        (terminate.fatal_status, terminate.information),
+        (fault.fatal_error_status() as u16, fault.fatal_error_information())
+    );
     assert!(host.replies.is_empty() && host.unsent.is_empty());
 }
 
@@ -32,36 +35,40 @@ fn changed(mut bytes: Vec<u8>, at: usize, byte: u8) -> Vec<u8> {
 #[test]
 fn a_bad_icreq_ends_the_connection() {
     let table = [
-        (2, 127, Fault::HeaderBytes { header_bytes: 127 }, Fatal::InvalidHeaderField, 2),
-        (4, 200, Fault::PduBytes { pdu_bytes: 200 }, Fatal::InvalidHeaderField, 4),
-        (8, 1, Fault::FormatVersion { version: 1 }, Fatal::UnsupportedParameter, 8),
-        (10, 32, Fault::Alignment { alignment: 32 }, Fatal::InvalidHeaderField, 10),
-        (11, 4, Fault::DigestBits { bits: 4 }, Fatal::InvalidHeaderField, 11),
+        (2, 127, PduError::HeaderLength { header_bytes: 127 }, FatalErrorStatus::InvalidHeaderField, 2),
+        (4, 200, PduError::PduLength { pdu_bytes: 200 }, FatalErrorStatus::InvalidHeaderField, 4),
+        (8, 1, PduError::FormatVersion { version: 1 }, FatalErrorStatus::UnsupportedParameter, 8),
+        (10, 32, PduError::Alignment { alignment: 32 }, FatalErrorStatus::InvalidHeaderField, 10),
+        (11, 4, PduError::DigestBits { bits: 4 }, FatalErrorStatus::InvalidHeaderField, 11),
     ];
     for (at, byte, fault, fatal, information) in table {
-        assert_eq!((fault.fatal(), fault.information()), (fatal, information));
-        faults(&mut Host::new(&target()), &changed(ic(), at, byte), fault);
+        assert_eq!((fault.fatal_error_status(), fault.fatal_error_information()), (fatal, information));
+        expect_pdu_error(&mut Host::new(&target()), &changed(ic(), at, byte), fault);
     }
 }
 
 #[test]
 fn a_pdu_that_may_not_come_now_ends_the_connection() {
-    let unexpected = |kind| Fault::UnexpectedKind { kind };
+    let unexpected = |kind| PduError::UnexpectedPduType { kind };
     let target = target();
     let mut fresh = Host::new(&target);
     let capsule = fresh.capsule(&store_sqe(1, b"k", 0, Sgl::transport(0), 0), &[]);
-    faults(&mut fresh, &capsule, unexpected(4));
-    faults(&mut Host::initialized(&target, false, false), &ic(), unexpected(0));
-    let data = Data { command_id: 1, tag: 0, offset: 0, bytes: 4 };
+    expect_pdu_error(&mut fresh, &capsule, unexpected(4));
+    expect_pdu_error(&mut Host::initialized(&target, false, false), &ic(), unexpected(0));
+    let data = DataHeader { command_id: 1, tag: 0, offset: 0, bytes: 4 };
     let mut admin = Host::admin(&target);
     let bytes = admin.data_pdu(data, &[0; 4], flags::LAST);
-    faults(&mut admin, &bytes, unexpected(6));
+    expect_pdu_error(&mut admin, &bytes, unexpected(6));
     for kind in [1, 3, 5, 7, 9] {
-        faults(&mut Host::initialized(&target, false, false), &changed(ic(), 0, kind), unexpected(kind));
+        expect_pdu_error(
+            &mut Host::initialized(&target, false, false),
+            &changed(ic(), 0, kind),
+            unexpected(kind),
+        );
     }
     for kind in [8, 10, 255] {
-        let fault = Fault::UnknownKind { kind };
-        faults(&mut Host::initialized(&target, false, false), &changed(ic(), 0, kind), fault);
+        let fault = PduError::UnknownPduType { kind };
+        expect_pdu_error(&mut Host::initialized(&target, false, false), &changed(ic(), 0, kind), fault);
     }
 }
 
@@ -72,9 +79,12 @@ fn a_wrong_header_digest_ends_the_connection() {
     capsule[20] ^= 1;
     host.send(&capsule);
     let terminate = host.terminated();
-    assert_eq!(terminate.fatal, Fatal::HeaderDigestError as u16);
+    assert_eq!(terminate.fatal_status, FatalErrorStatus::HeaderDigestError as u16);
     assert_eq!(terminate.information, u32::from_le_bytes(capsule[72..76].try_into().unwrap()));
-    assert!(matches!(host.connection.closing_reason(), Some(Closing::Fault(Fault::HeaderDigest { .. }))));
+    assert!(matches!(
+        host.connection.close_reason(),
+        Some(CloseReason::PduError(PduError::HeaderDigest { .. }))
+    ));
 }
 
 #[test]
@@ -82,10 +92,10 @@ fn a_digest_flag_that_was_not_agreed_on_ends_the_connection() {
     let target = target();
     let mut host = Host::admin_with(&target, true, false);
     let capsule = host.capsule(&store_sqe(1, b"k", 0, Sgl::transport(0), 0), &[]);
-    faults(&mut host, &changed(capsule, 1, 0), Fault::Flags { flags: 0 });
+    expect_pdu_error(&mut host, &changed(capsule, 1, 0), PduError::Flags { flags: 0 });
     let mut host = Host::admin(&target);
     let capsule = host.capsule(&store_sqe(1, b"k", 0, Sgl::transport(0), 0), &[]);
-    faults(&mut host, &changed(capsule, 1, 1), Fault::Flags { flags: 1 });
+    expect_pdu_error(&mut host, &changed(capsule, 1, 1), PduError::Flags { flags: 1 });
 }
 
 #[test]
@@ -95,16 +105,16 @@ fn a_capsule_longer_than_announced_ends_the_connection() {
     let mut io = Host::io(&admin, 1);
     let data = value(16 * 1024 + 4);
     let bytes = io.capsule(&store_sqe(1, b"k", data.len(), Sgl::in_capsule(data.len() as u32), 0), &data);
-    faults(&mut io, &bytes, Fault::PduBytes { pdu_bytes: bytes.len() as u32 });
+    expect_pdu_error(&mut io, &bytes, PduError::PduLength { pdu_bytes: bytes.len() as u32 });
     // At once, not when all of it is there.
     let mut admin = admin;
     let mut head = admin.capsule(&store_sqe(1, b"k", 4, Sgl::in_capsule(4), 0), &[0; 4]);
     head[4..8].copy_from_slice(&0x4000_0000u32.to_le_bytes());
-    faults(&mut admin, &head[..8], Fault::PduBytes { pdu_bytes: 0x4000_0000 });
+    expect_pdu_error(&mut admin, &head[..8], PduError::PduLength { pdu_bytes: 0x4000_0000 });
 }
 
 /// An I/O queue with one open transfer of 8192 bytes, and its R2T.
-fn open_transfer() -> (Host, Host, Data) {
+fn open_transfer() -> (Host, Host, DataHeader) {
     let admin = Host::admin(&target());
     let mut io = Host::io(&admin, 1);
     io.send_command(&store_sqe(7, b"k", 8192, Sgl::transport(8192), 0), &[]);
@@ -115,36 +125,36 @@ fn open_transfer() -> (Host, Host, Data) {
 
 #[test]
 fn data_that_was_not_asked_for_ends_the_connection() {
-    let mine = |change: fn(&mut Data), bits: u8, fault: Fault| {
+    let mine = |change: fn(&mut DataHeader), bits: u8, fault: PduError| {
         let (_admin, mut io, range) = open_transfer();
-        let mut data = Data { bytes: 4096, ..range };
+        let mut data = DataHeader { bytes: 4096, ..range };
         change(&mut data);
         let payload = vec![0; data.bytes as usize];
         let bytes = io.data_pdu(data, &payload, bits);
-        faults(&mut io, &bytes, fault);
+        expect_pdu_error(&mut io, &bytes, fault);
     };
-    mine(|data| data.tag = 9, 0, Fault::TransferTag { tag: 9 });
-    mine(|data| data.tag = 40_000, 0, Fault::TransferTag { tag: 40_000 });
-    mine(|data| data.command_id = 8, 0, Fault::CommandId { command_id: 8 });
-    mine(|data| data.offset = 4096, 0, Fault::DataRange { offset: 4096, bytes: 4096 });
-    mine(|data| data.bytes = 8196, flags::LAST, Fault::DataRange { offset: 0, bytes: 8196 });
-    mine(|_| {}, flags::LAST, Fault::LastFlag { flags: flags::LAST });
+    mine(|data| data.tag = 9, 0, PduError::TransferTag { tag: 9 });
+    mine(|data| data.tag = 40_000, 0, PduError::TransferTag { tag: 40_000 });
+    mine(|data| data.command_id = 8, 0, PduError::CommandId { command_id: 8 });
+    mine(|data| data.offset = 4096, 0, PduError::DataRange { offset: 4096, bytes: 4096 });
+    mine(|data| data.bytes = 8196, flags::LAST, PduError::DataRange { offset: 0, bytes: 8196 });
+    mine(|_| {}, flags::LAST, PduError::LastFlag { flags: flags::LAST });
     let too_much = 512 * 1024 + 4;
-    mine(|data| data.bytes = 512 * 1024 + 4, 0, Fault::DataBytes { bytes: too_much });
+    mine(|data| data.bytes = 512 * 1024 + 4, 0, PduError::DataLimitExceeded { bytes: too_much });
 }
 
 #[test]
 fn data_beyond_the_end_or_twice_ends_the_connection() {
     let (_admin, mut io, range) = open_transfer();
-    let first = Data { bytes: 4096, ..range };
+    let first = DataHeader { bytes: 4096, ..range };
     let bytes = io.data_pdu(first, &[0; 4096], 0);
     io.send(&bytes);
-    faults(&mut io, &bytes, Fault::DataRange { offset: 0, bytes: 4096 });
+    expect_pdu_error(&mut io, &bytes, PduError::DataRange { offset: 0, bytes: 4096 });
     let (_admin, mut io, range) = open_transfer();
     let bytes = io.data_pdu(range, &[0; 8192], flags::LAST);
     io.send(&bytes);
     assert_eq!(io.requests.len(), 1);
-    faults(&mut io, &bytes, Fault::TransferTag { tag: range.tag });
+    expect_pdu_error(&mut io, &bytes, PduError::TransferTag { tag: range.tag });
     // The store that was complete before is still the engine's.
     assert_eq!(io.connection.in_flight(), 1);
 }
@@ -152,14 +162,14 @@ fn data_beyond_the_end_or_twice_ends_the_connection() {
 #[test]
 fn a_data_pdu_whose_lengths_differ_ends_the_connection() {
     let (_admin, mut io, range) = open_transfer();
-    let mut bytes = io.data_pdu(Data { bytes: 4096, ..range }, &[0; 4096], 0);
+    let mut bytes = io.data_pdu(DataHeader { bytes: 4096, ..range }, &[0; 4096], 0);
     bytes[16..20].copy_from_slice(&4095u32.to_le_bytes());
-    faults(&mut io, &bytes, Fault::PduBytes { pdu_bytes: 24 + 4096 });
+    expect_pdu_error(&mut io, &bytes, PduError::PduLength { pdu_bytes: 24 + 4096 });
     let (_admin, mut io, range) = open_transfer();
-    let mut empty = io.data_pdu(Data { bytes: 4096, ..range }, &[], 0);
+    let mut empty = io.data_pdu(DataHeader { bytes: 4096, ..range }, &[], 0);
     empty[4..8].copy_from_slice(&24u32.to_le_bytes());
     empty[16..20].fill(0);
-    faults(&mut io, &empty, Fault::DataRange { offset: 0, bytes: 0 });
+    expect_pdu_error(&mut io, &empty, PduError::DataRange { offset: 0, bytes: 0 });
 }
 
 #[test]
@@ -171,32 +181,32 @@ fn more_open_transfers_than_the_queue_holds_end_the_connection() {
     }
     io.replies.clear();
     let bytes = io.capsule(&store_sqe(32, b"k", 5000, Sgl::transport(5000), 0), &[]);
-    faults(&mut io, &bytes, Fault::QueueOverrun { command_id: 32 });
+    expect_pdu_error(&mut io, &bytes, PduError::QueueOverrun { command_id: 32 });
     drop(io);
-    assert_eq!(admin.pool.out_bytes(), 0);
+    assert_eq!(admin.pool.in_use_bytes(), 0);
 }
 
 #[test]
 fn buffers_of_a_terminated_connection_go_back() {
     let (_admin, mut io, _range) = open_transfer();
-    assert!(io.pool.out_bytes() > 0);
+    assert!(io.pool.in_use_bytes() > 0);
     io.send(&[255; 8]);
     io.pass(octokv_base::Nanos::from_secs(2));
     assert!(io.connection.is_closed());
-    assert_eq!(io.pool.out_bytes(), 0, "not even while the connection is kept");
+    assert_eq!(io.pool.in_use_bytes(), 0, "not even while the connection is kept");
 }
 
 #[test]
-fn data_that_were_announced_and_do_not_come_end_the_connection() {
+fn a_transfer_whose_data_does_not_arrive_ends_the_connection() {
     let (_admin, mut io, _range) = open_transfer();
     io.pass(octokv_base::Nanos::from_secs(29));
     assert!(!io.connection.is_closed());
     io.pass(octokv_base::Nanos::from_secs(2));
-    assert_eq!(io.connection.closing_reason(), Some(Closing::Transfer));
+    assert_eq!(io.connection.close_reason(), Some(CloseReason::TransferTimeout));
 }
 
 #[test]
-fn data_that_come_a_byte_at_a_time_hold_their_buffers_no_longer_than_data_that_do_not_come() {
+fn a_slow_transfer_holds_its_buffers_no_longer_than_a_silent_one() {
     let (_admin, mut io, range) = open_transfer();
     let pdu = io.data_pdu(range, &value(range.bytes as usize), flags::LAST);
     let mut bytes = pdu.iter();
@@ -207,8 +217,8 @@ fn data_that_come_a_byte_at_a_time_hold_their_buffers_no_longer_than_data_that_d
     }
     io.send(&[*bytes.next().unwrap()]);
     io.pass(octokv_base::Nanos::from_secs(3));
-    assert_eq!(io.connection.closing_reason(), Some(Closing::Transfer));
-    assert_eq!(io.pool.out_bytes(), 0);
+    assert_eq!(io.connection.close_reason(), Some(CloseReason::TransferTimeout));
+    assert_eq!(io.pool.in_use_bytes(), 0);
 }
 
 #[test]
@@ -216,7 +226,7 @@ fn a_slow_host_may_take_its_time_for_all_that_it_was_asked_for_at_once() {
     const ONE: usize = 1 << 20;
     let admin = Host::admin(&target());
     let mut io = Host::io(&admin, 1);
-    io.pool = octokv_base::Pool::new(64 << 20);
+    io.pool = octokv_base::BufferPool::new(64 << 20);
     for id in 0..25 {
         io.send_command(&store_sqe(id, b"k", ONE, Sgl::transport(ONE as u32), 0), &[]);
     }
@@ -224,9 +234,9 @@ fn a_slow_host_may_take_its_time_for_all_that_it_was_asked_for_at_once() {
     for id in 0..25 {
         // A third of a MiB each second: the last comes more than a minute after it was asked for.
         io.pass(octokv_base::Nanos::from_secs(3));
-        assert_eq!(io.connection.closing_reason(), None, "{id} of 25 have come");
+        assert_eq!(io.connection.close_reason(), None, "{id} of 25 have come");
         io.answer_ask(&value(ONE), 256 << 10);
     }
     io.work();
-    assert_eq!(io.connection.closing_reason(), None);
+    assert_eq!(io.connection.close_reason(), None);
 }

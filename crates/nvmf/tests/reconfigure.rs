@@ -4,16 +4,19 @@ mod common;
 
 use common::*;
 use octokv_base::{Lba, NamespaceId, Nanos};
-use octokv_nvmf::{AnaState, Closing, HealthFacts, Hosts, NamespaceExists, Operation, Outcome, Range};
-use octokv_wire::fabrics::{self, Configuration, NEW_CONTROLLER, invalid_parameter, property};
+use octokv_nvmf::{
+    AnaState, CloseReason, HealthStatus, HostAcl, LbaRange, NamespaceExists, RequestOperation, RequestOutcome,
+};
+use octokv_wire::fabrics::{self, ControllerConfiguration, NEW_CONTROLLER, invalid_parameter_dw0, property};
 use octokv_wire::identify::{self, cns};
-use octokv_wire::log_page::{Health, id};
-use octokv_wire::nvm::Command;
+use octokv_wire::log_page::{HealthLog, id};
+use octokv_wire::nvm::NvmCommand;
 use octokv_wire::queue_entry::{admin, event, feature};
 use octokv_wire::{Sgl, Sqe, Status};
 
-const READ: Command = Command::Read { range: Range { lba: Lba(0), blocks: 1 } };
-const WRITE: Command = Command::Write { range: Range { lba: Lba(0), blocks: 8 }, force_unit_access: false };
+const READ: NvmCommand = NvmCommand::Read { range: LbaRange { lba: Lba(0), blocks: 1 } };
+const WRITE: NvmCommand =
+    NvmCommand::Write { range: LbaRange { lba: Lba(0), blocks: 8 }, force_unit_access: false };
 
 fn queue() -> (Host, Host) {
     let admin = Host::admin(&mixed_target());
@@ -35,7 +38,7 @@ fn event(host: &mut Host) -> u32 {
 
 fn active(host: &mut Host) -> Vec<u32> {
     let done = host.identify(cns::NAMESPACE_LIST, 0, 0);
-    let list: &identify::NamespaceList = identify::read(&done.data).unwrap();
+    let list: &identify::NamespaceIdList = identify::decode_page(&done.data).unwrap();
     list.ids().map(|id| id.0).collect()
 }
 
@@ -72,14 +75,14 @@ fn a_removed_namespace_takes_no_command_and_its_requests_end_as_usual() {
     assert!(io.on_blocks(2, READ, &[]).status().is(Status::INVALID_NAMESPACE));
     assert!(io.on_blocks(3, READ, &[]).status().is_success(), "others go on");
     let buffer = octokv_base::Buffer::zeroed(512);
-    io.connection.complete(io.now, slot, Outcome::Blocks { buffer });
+    io.connection.complete(io.now, slot, RequestOutcome::Blocks { buffer });
     io.drain();
     let done = io.done();
     assert_eq!((done.status(), done.data.len()), (Status::SUCCESS, 512));
 }
 
 #[test]
-fn data_for_a_namespace_that_went_meanwhile_is_written_nowhere() {
+fn data_for_a_removed_namespace_is_not_written() {
     let (admin, mut io) = queue();
     for replaced in [false, true] {
         let id = io.id();
@@ -97,7 +100,7 @@ fn data_for_a_namespace_that_went_meanwhile_is_written_nowhere() {
         admin.target.remove_namespace(NamespaceId(2));
         admin.target.add_namespace(block_namespace(2, 512)).unwrap();
     }
-    assert_eq!(io.pool.out_bytes(), 0);
+    assert_eq!(io.pool.in_use_bytes(), 0);
     assert!(io.on_blocks(2, WRITE, &value(4096)).status().is_success());
 }
 
@@ -134,26 +137,26 @@ fn a_host_that_is_not_listed_may_not_connect_and_loses_its_controllers() {
     let other = "nqn.2014-08.org.example:other";
     let (mut admin, mut io) = queue();
     let target = admin.target.clone();
-    assert_eq!(target.hosts(), Hosts::Any);
-    target.set_hosts(Hosts::Listed([HOST_NQN.to_owned()].into()));
+    assert_eq!(target.host_acl(), HostAcl::Any);
+    target.set_host_acl(HostAcl::Listed([HOST_NQN.to_owned()].into()));
     admin.pass(Nanos::from_secs(1));
     assert!(!admin.connection.is_closed(), "a listed host stays");
     let mut refused = Host::initialized(&target, false, false);
     let done = refused.connect_as(0, NEW_CONTROLLER, NQN, other, |_| {});
     assert!(done.status().is(Status::CONNECT_INVALID_HOST) && done.status().is_final());
-    assert_eq!(done.dw0(), invalid_parameter(512, true));
+    assert_eq!(done.dw0(), invalid_parameter_dw0(512, true));
 
     let id = io.id();
     let mut sqe = READ.encode(id, NamespaceId(2));
     sqe.sgl = Sgl::transport(512);
     io.send_command(&sqe, &[]);
-    target.set_hosts(Hosts::Listed([other.to_owned()].into()));
+    target.set_host_acl(HostAcl::Listed([other.to_owned()].into()));
     assert!(target.controllers().is_empty(), "at once");
     io.send_command(&sqe, &[]);
     admin.pass(Nanos::from_secs(1));
     for host in [&mut admin, &mut io] {
         assert!(host.connection.is_closed());
-        assert_eq!(host.connection.closing_reason(), Some(Closing::ControllerEnded));
+        assert_eq!(host.connection.close_reason(), Some(CloseReason::ControllerEnded));
     }
     assert_eq!(io.connection.in_flight(), 1);
     io.work();
@@ -163,7 +166,7 @@ fn a_host_that_is_not_listed_may_not_connect_and_loses_its_controllers() {
     assert!(again.connect(1, 1).unwrap_err().status().is(Status::CONNECT_INVALID_HOST));
     // Discovery is open to it, and shows nothing.
     Host::discovery(&target);
-    target.set_hosts(Hosts::Any);
+    target.set_host_acl(HostAcl::Any);
     assert!(again.connect(0, NEW_CONTROLLER).is_ok());
 }
 
@@ -172,16 +175,16 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
     let shut_down = || {
         let (mut admin, io) = queue();
         let id = admin.id();
-        let value = u64::from(Configuration::ENABLED.with_shutdown().0);
-        let command = fabrics::Command::PropertySet { offset: property::CC, wide: false, value };
+        let value = u64::from(ControllerConfiguration::ENABLED.with_shutdown().0);
+        let command = fabrics::FabricsCommand::PropertySet { offset: property::CC, is_64_bit: false, value };
         admin.send_command(&command.encode(id), &[]);
         let flushed: Vec<u32> = admin.requests.iter().map(|request| request.namespace.0).collect();
         assert_eq!(flushed, [1, 2, 3]);
-        assert!(admin.requests.iter().all(|request| matches!(request.operation, Operation::Flush)));
+        assert!(admin.requests.iter().all(|request| matches!(request.operation, RequestOperation::Flush)));
         assert!(admin.replies.is_empty() && admin.connection.in_flight() == 1);
         (admin, io)
     };
-    let outcomes = [Outcome::Flushed, Outcome::WriteFault, Outcome::NotReady];
+    let outcomes = [RequestOutcome::Flushed, RequestOutcome::WriteFault, RequestOutcome::NotReady];
     let (mut admin, mut io) = shut_down();
     let requests = std::mem::take(&mut admin.requests);
     for (request, outcome) in requests.iter().zip(outcomes) {
@@ -194,9 +197,9 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
     assert!(admin.done().status().is_success());
     assert_eq!(admin.get_property(property::CSTS, false), 0b1001);
     // A second one has nothing to wait for, and neither has an abrupt one.
-    admin.set_property(property::CC, u64::from(Configuration::ENABLED.with_shutdown().0));
-    admin.set_property(property::CC, u64::from(Configuration::ENABLED.0));
-    admin.set_property(property::CC, u64::from(Configuration::ENABLED.0 | 2 << 14));
+    admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.with_shutdown().0));
+    admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.0));
+    admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.0 | 2 << 14));
     assert!(admin.requests.is_empty());
     assert_eq!(admin.get_property(property::CSTS, false), 0b1001);
 
@@ -205,7 +208,7 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
     let requests = std::mem::take(&mut admin.requests);
     admin.set_property(property::CC, 0);
     for request in &requests {
-        admin.connection.complete(admin.now, request.slot, Outcome::Flushed);
+        admin.connection.complete(admin.now, request.slot, RequestOutcome::Flushed);
     }
     admin.drain();
     assert!(admin.done().status().is_success());
@@ -214,13 +217,13 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
     admin.connection.peer_closed();
     for request in std::mem::take(&mut admin.requests) {
         assert_eq!(admin.connection.in_flight(), 1);
-        admin.connection.complete(admin.now, request.slot, Outcome::Flushed);
+        admin.connection.complete(admin.now, request.slot, RequestOutcome::Flushed);
     }
     assert_eq!(admin.connection.in_flight(), 0);
 }
 
 #[test]
-fn access_to_a_group_is_told_and_rules_its_namespaces() {
+fn the_ana_state_of_a_group_is_reported_and_applied_to_its_namespaces() {
     let target = mixed_target();
     let mut far = block_namespace(5, 512);
     far.ana_group = 2;
@@ -259,10 +262,10 @@ fn access_to_a_group_is_told_and_rules_its_namespaces() {
 }
 
 #[test]
-fn health_facts_are_told_and_a_new_warning_is_an_event() {
+fn health_status_is_reported_and_a_new_warning_raises_an_event() {
     let (mut admin, _io) = queue();
     let target = admin.target.clone();
-    let facts = HealthFacts {
+    let facts = HealthStatus {
         power_cycles: 7,
         unsafe_shutdowns: 3,
         power_on_seconds: 2 * 3600 + 59 * 60,
@@ -273,19 +276,19 @@ fn health_facts_are_told_and_a_new_warning_is_an_event() {
     target.set_health(facts);
     assert_eq!(target.health(), facts);
     let page = admin.log(id::HEALTH, 0, 0, 512).data;
-    let health: &Health = identify::read(&page).unwrap();
+    let health: &HealthLog = identify::decode_page(&page).unwrap();
     assert_eq!((health.warnings, health.spare, health.spare_threshold), (0, 50, 10));
     assert_eq!((health.power_cycles.get(), health.unsafe_shutdowns.get()), (7, 3));
     assert_eq!((health.power_hours.get(), health.busy_minutes.get()), (2, 2));
     await_event(&mut admin);
-    target.set_health(HealthFacts { available_spare_percent: 9, ..facts });
+    target.set_health(HealthStatus { available_spare_percent: 9, ..facts });
     assert_eq!(event(&mut admin), event::SPARE_LOW);
     assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 1);
     await_event(&mut admin);
-    target.set_health(HealthFacts { available_spare_percent: 8, ..facts });
+    target.set_health(HealthStatus { available_spare_percent: 8, ..facts });
     admin.pass(Nanos::from_secs(1));
     assert!(admin.replies.is_empty(), "the warning is not new");
-    target.set_health(HealthFacts { read_only: true, ..facts });
+    target.set_health(HealthStatus { read_only: true, ..facts });
     assert_eq!(event(&mut admin), event::RELIABILITY);
     assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 8);
 }

@@ -1,17 +1,19 @@
 //! `octokv ns`, `octokv host`, `octokv ana`: changing a node that runs, through its administration socket.
 
-use crate::exit_status::{Failure, Outcome};
+use crate::exit_status::{CliError, CliResult};
 use crate::size::Size;
 use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum};
-use octokv_admin::api_types::{AddNamespace, AnaChange, AnaGroup, Existing, Kind, Namespace};
-use octokv_admin::http_client::{self, Error, segment};
+use octokv_admin::api_types::{
+    AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, SetAnaState,
+};
+use octokv_admin::http_client::{self, AdminClientError, encode_path_segment};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Where a node is looked for.
 #[derive(Debug, Args)]
-pub struct At {
+pub struct AdminArgs {
     /// The node's administration socket [default: that of the node on port 4420, /run/octokv/4420.sock for root, else
     /// under $XDG_RUNTIME_DIR].
     #[arg(long, env = "OCTOKV_ADMIN", value_name = "SOCKET")]
@@ -23,26 +25,26 @@ pub struct At {
 
 /// Namespaces.
 #[derive(Debug, Subcommand)]
-pub enum Ns {
+pub enum NsCommand {
     /// Serve one more namespace, now and after every restart; connected hosts hear of it.
-    Add(Add),
+    Add(NsAddArgs),
     /// Serve a namespace no more; its device keeps what it holds.
     Remove {
         /// Its identifier.
         nsid: u32,
         #[command(flatten)]
-        at: At,
+        admin_args: AdminArgs,
     },
     /// Print the namespaces, one per line, those that are not served too.
     List {
         #[command(flatten)]
-        at: At,
+        admin_args: AdminArgs,
     },
 }
 
 /// What a namespace is made of.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Made {
+pub enum NamespaceKindArg {
     /// Keys and values.
     Kv,
     /// Logical blocks.
@@ -51,10 +53,10 @@ pub enum Made {
 
 /// Arguments of `ns add`.
 #[derive(Debug, Args)]
-pub struct Add {
+pub struct NsAddArgs {
     /// What it is made of.
     #[arg(long)]
-    pub kind: Made,
+    pub kind: NamespaceKindArg,
     /// A file, a block device, or "memory"; a missing file is created where a size is given.
     #[arg(long, value_name = "PATH")]
     pub device: String,
@@ -77,36 +79,36 @@ pub struct Add {
     #[arg(long)]
     pub keep: bool,
     #[command(flatten)]
-    pub at: At,
+    pub admin_args: AdminArgs,
 }
 
 /// Who may connect.
 #[derive(Debug, Subcommand)]
-pub enum Host {
+pub enum HostCommand {
     /// Let a host connect, or any.
     Allow {
         /// The host's NQN, or "any".
         nqn: String,
         #[command(flatten)]
-        at: At,
+        admin_args: AdminArgs,
     },
     /// Let a host connect no more, or no longer any; those that may not are disconnected.
     Deny {
         /// The host's NQN, or "any".
         nqn: String,
         #[command(flatten)]
-        at: At,
+        admin_args: AdminArgs,
     },
     /// Print who may connect, one per line; "any" stands for every host.
     List {
         #[command(flatten)]
-        at: At,
+        admin_args: AdminArgs,
     },
 }
 
 /// Groups of asymmetric namespace access.
 #[derive(Debug, Subcommand)]
-pub enum Ana {
+pub enum AnaCommand {
     /// Tell hosts how well a group's namespaces are reached here.
     Set {
         /// The group, 1 to 32.
@@ -114,17 +116,17 @@ pub enum Ana {
         /// optimized, non-optimized, inaccessible, persistent-loss or change.
         state: String,
         #[command(flatten)]
-        at: At,
+        admin_args: AdminArgs,
     },
     /// Print the groups and their states, one per line.
     List {
         #[command(flatten)]
-        at: At,
+        admin_args: AdminArgs,
     },
 }
 
 /// The administration socket of a node on this port, where this user may have one.
-pub fn default_socket(port: u16) -> Option<PathBuf> {
+pub fn default_admin_socket(port: u16) -> Option<PathBuf> {
     let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
         _ if octokv_sys::process::is_root() => PathBuf::from("/run"),
         Some(directory) if !directory.is_empty() => directory.into(),
@@ -133,83 +135,85 @@ pub fn default_socket(port: u16) -> Option<PathBuf> {
     Some(directory.join("octokv").join(format!("{port}.sock")))
 }
 
-impl At {
+impl AdminArgs {
     /// Where the node is asked.
-    pub fn socket(&self) -> Result<PathBuf, Failure> {
-        let default = || default_socket(octokv_node::config::DEFAULT_PORT);
-        let none = || Failure::Usage("--admin SOCKET is needed: there is no XDG_RUNTIME_DIR".to_owned());
+    pub fn socket_path(&self) -> Result<PathBuf, CliError> {
+        let default = || default_admin_socket(octokv_node::config::DEFAULT_PORT);
+        let none = || CliError::Usage("--admin SOCKET is needed: there is no XDG_RUNTIME_DIR".to_owned());
         self.admin.clone().or_else(default).ok_or_else(none)
     }
 }
 
 /// What a refusal means to who typed the command.
-pub fn failed(error: Error) -> Failure {
+pub fn to_cli_error(error: AdminClientError) -> CliError {
     match error {
-        Error::Refused(400, why) => Failure::Usage(why),
-        other => Failure::Failed(anyhow!("{other}")),
+        AdminClientError::Status(400, why) => CliError::Usage(why),
+        other => CliError::Failed(anyhow!("{other}")),
     }
 }
 
 /// Runs `octokv ns`.
-pub fn ns(command: &Ns) -> Outcome {
+pub fn ns(command: &NsCommand) -> CliResult {
     match command {
-        Ns::Add(add) => {
-            let asked = AddNamespace {
+        NsCommand::Add(add) => {
+            let request = AddNamespace {
                 nsid: add.nsid,
                 kind: match add.kind {
-                    Made::Kv => Kind::Kv,
-                    Made::Block => Kind::Block,
+                    NamespaceKindArg::Kv => NamespaceType::Kv,
+                    NamespaceKindArg::Block => NamespaceType::Block,
                 },
-                device: absolute(&add.device)?,
+                device: absolute_path(&add.device)?,
                 size_bytes: add.size.map(|size| size.0),
                 block_bytes: add.block_size.map(|size| size.0.try_into().unwrap_or(u32::MAX)),
                 ana_group: add.ana_group,
                 existing: match (add.format, add.keep) {
-                    (true, _) => Existing::GiveUp,
-                    (_, true) => Existing::Keep,
-                    _ => Existing::Check,
+                    (true, _) => ExistingDataMode::GiveUp,
+                    (_, true) => ExistingDataMode::Keep,
+                    _ => ExistingDataMode::Check,
                 },
             };
-            let socket = add.at.socket()?;
-            let added: Namespace = http_client::post(&socket, "/v1/namespaces", &asked).map_err(failed)?;
-            if add.at.json { document(&added) } else { table(&[added]) }
+            let socket = add.admin_args.socket_path()?;
+            let added: NamespaceSummary =
+                http_client::post(&socket, "/v1/namespaces", &request).map_err(to_cli_error)?;
+            if add.admin_args.json { print_json(&added) } else { print_namespaces(&[added]) }
         }
-        Ns::Remove { nsid, at } => {
-            http_client::delete(&at.socket()?, &format!("/v1/namespaces/{nsid}")).map_err(failed)
+        NsCommand::Remove { nsid, admin_args: at } => {
+            http_client::delete(&at.socket_path()?, &format!("/v1/namespaces/{nsid}")).map_err(to_cli_error)
         }
-        Ns::List { at } => {
-            let all: Vec<Namespace> = http_client::get(&at.socket()?, "/v1/namespaces").map_err(failed)?;
-            if at.json { document(&all) } else { table(&all) }
+        NsCommand::List { admin_args: at } => {
+            let all: Vec<NamespaceSummary> =
+                http_client::get(&at.socket_path()?, "/v1/namespaces").map_err(to_cli_error)?;
+            if at.json { print_json(&all) } else { print_namespaces(&all) }
         }
     }
 }
 
 /// The node has a directory of its own.
-fn absolute(device: &str) -> Result<String, Failure> {
-    if device == crate::config::MEMORY || device.is_empty() {
+fn absolute_path(device: &str) -> Result<String, CliError> {
+    if device == crate::config::MEMORY_DEVICE || device.is_empty() {
         return Ok(device.to_owned());
     }
     let path = std::path::absolute(Path::new(device))?;
-    path.into_os_string().into_string().map_err(|_| Failure::Usage("--device: no UTF-8".to_owned()))
+    path.into_os_string().into_string().map_err(|_| CliError::Usage("--device: no UTF-8".to_owned()))
 }
 
 /// Prints a JSON document.
-pub fn document(value: &impl serde::Serialize) -> Outcome {
+pub fn print_json(value: &impl serde::Serialize) -> CliResult {
     let text = serde_json::to_string_pretty(value).map_err(|error| anyhow!("{error}"))?;
     Ok(writeln!(std::io::stdout(), "{text}")?)
 }
 
-fn table(all: &[Namespace]) -> Outcome {
+fn print_namespaces(all: &[NamespaceSummary]) -> CliResult {
     let mut out = std::io::stdout().lock();
     for one in all {
         let what = match (one.kind, one.block_bytes, one.keys) {
-            (Kind::Block, Some(bytes), _) => format!("blocks of {bytes} B"),
+            (NamespaceType::Block, Some(bytes), _) => format!("blocks of {bytes} B"),
             (_, _, Some(keys)) => format!("{keys} keys"),
             _ => String::new(),
         };
         let kind = match one.kind {
-            Kind::Kv => "kv",
-            Kind::Block => "block",
+            NamespaceType::Kv => "kv",
+            NamespaceType::Block => "block",
         };
         let (size, from) = (Size(one.size_bytes).to_string(), if one.added { "added" } else { "configured" });
         write!(out, "{:<5} {kind:<6} {size:>10}  {what:<18} group {:<3} ", one.nsid, one.ana_group)?;
@@ -223,15 +227,20 @@ fn table(all: &[Namespace]) -> Outcome {
 }
 
 /// Runs `octokv host`.
-pub fn host(command: &Host) -> Outcome {
-    let path = |nqn: &str| format!("/v1/hosts/{}", segment(nqn));
+pub fn host(command: &HostCommand) -> CliResult {
+    let path = |nqn: &str| format!("/v1/hosts/{}", encode_path_segment(nqn));
     match command {
-        Host::Allow { nqn, at } => http_client::put(&at.socket()?, &path(nqn), None::<&()>).map_err(failed),
-        Host::Deny { nqn, at } => http_client::delete(&at.socket()?, &path(nqn)).map_err(failed),
-        Host::List { at } => {
-            let names: Vec<String> = http_client::get(&at.socket()?, "/v1/hosts").map_err(failed)?;
+        HostCommand::Allow { nqn, admin_args: at } => {
+            http_client::put(&at.socket_path()?, &path(nqn), None::<&()>).map_err(to_cli_error)
+        }
+        HostCommand::Deny { nqn, admin_args: at } => {
+            http_client::delete(&at.socket_path()?, &path(nqn)).map_err(to_cli_error)
+        }
+        HostCommand::List { admin_args: at } => {
+            let names: Vec<String> =
+                http_client::get(&at.socket_path()?, "/v1/hosts").map_err(to_cli_error)?;
             if at.json {
-                return document(&names);
+                return print_json(&names);
             }
             let mut out = std::io::stdout().lock();
             Ok(names.iter().try_for_each(|name| writeln!(out, "{name}"))?)
@@ -240,16 +249,18 @@ pub fn host(command: &Host) -> Outcome {
 }
 
 /// Runs `octokv ana`.
-pub fn ana(command: &Ana) -> Outcome {
+pub fn ana(command: &AnaCommand) -> CliResult {
     match command {
-        Ana::Set { group, state, at } => {
-            let change = AnaChange { state: state.clone() };
-            http_client::put(&at.socket()?, &format!("/v1/ana/{group}"), Some(&change)).map_err(failed)
+        AnaCommand::Set { group, state, admin_args: at } => {
+            let change = SetAnaState { state: state.clone() };
+            http_client::put(&at.socket_path()?, &format!("/v1/ana/{group}"), Some(&change))
+                .map_err(to_cli_error)
         }
-        Ana::List { at } => {
-            let groups: Vec<AnaGroup> = http_client::get(&at.socket()?, "/v1/ana").map_err(failed)?;
+        AnaCommand::List { admin_args: at } => {
+            let groups: Vec<AnaGroupStatus> =
+                http_client::get(&at.socket_path()?, "/v1/ana").map_err(to_cli_error)?;
             if at.json {
-                return document(&groups);
+                return print_json(&groups);
             }
             let mut out = std::io::stdout().lock();
             Ok(groups.iter().try_for_each(|one| writeln!(out, "{:<3} {}", one.group, one.state))?)

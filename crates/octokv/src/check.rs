@@ -1,23 +1,23 @@
 //! Everything on a device, read and verified; nothing is changed.
 
-use crate::cli::Check;
-use crate::exit_status::Outcome;
-use crate::progress::Meter;
+use crate::cli::CheckArgs;
+use crate::exit_status::CliResult;
+use crate::progress::ProgressReporter;
 use crate::size::Size;
 use anyhow::anyhow;
-use octokv_engine::hash::Report;
+use octokv_engine::hash::VerifyReport;
 use std::io::Write;
 use std::path::Path;
 
 /// Runs `octokv check`.
-pub fn run(check: &Check) -> Outcome {
-    let mut meter = Meter::new("check");
-    let report = octokv_node::check_device(&check.device, |done, keys| {
-        meter.show(done as f64 / keys.max(1) as f64, &format!("{done} of {keys} keys"));
+pub fn run(check: &CheckArgs) -> CliResult {
+    let mut reporter = ProgressReporter::new("check");
+    let report = octokv_node::verify_device(&check.device, |done, keys| {
+        reporter.update(done as f64 / keys.max(1) as f64, &format!("{done} of {keys} keys"));
     });
-    drop(meter);
+    drop(reporter);
     let report = report.map_err(|error| anyhow!("{error}"))?;
-    print(&check.device, &report)?;
+    print_report(&check.device, &report)?;
     match report.problems.len() {
         0 => Ok(()),
         1 => Err(anyhow!("device {}: 1 problem", check.device.display()).into()),
@@ -25,9 +25,9 @@ pub fn run(check: &Check) -> Outcome {
     }
 }
 
-fn print(device: &Path, report: &Report) -> std::io::Result<()> {
+fn print_report(device: &Path, report: &VerifyReport) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    let closed = match report.clean {
+    let closed = match report.is_clean_shutdown {
         true => "in order",
         false => "not in order: the next start recovers, and so did this check",
     };
@@ -36,8 +36,12 @@ fn print(device: &Path, report: &Report) -> std::io::Result<()> {
     writeln!(out, "keys      {}", report.keys)?;
     writeln!(out, "values    {} ({} bytes)", Size(report.value_bytes), report.value_bytes)?;
     writeln!(out, "space     {} of {} used", Size(report.used_bytes), Size(report.capacity_bytes))?;
-    if report.dropped > 0 {
-        writeln!(out, "unfinished writes of the last moment, never acknowledged: {}", report.dropped)?;
+    if report.dropped_entries > 0 {
+        writeln!(
+            out,
+            "unfinished writes of the last moment, never acknowledged: {}",
+            report.dropped_entries
+        )?;
     }
     if report.damaged_copies > 0 {
         writeln!(out, "damaged copies of metadata, mended at the next start: {}", report.damaged_copies)?;

@@ -9,20 +9,25 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A running `octokv serve`. Dropped, it is killed.
-pub struct Server {
+pub struct ChildServer {
     child: Child,
     /// Where it is found.
     pub url: Url,
 }
 
-impl Server {
+impl ChildServer {
     /// Starts one on a device and waits for its ready line.
-    pub fn start(device: &Path) -> Result<Server> {
-        Server::with(&["--listen".as_ref(), "127.0.0.1:0".as_ref(), "--device".as_ref(), device.as_os_str()])
+    pub fn start(device: &Path) -> Result<ChildServer> {
+        ChildServer::start_with_flags(&[
+            "--listen".as_ref(),
+            "127.0.0.1:0".as_ref(),
+            "--device".as_ref(),
+            device.as_os_str(),
+        ])
     }
 
     /// Starts one with these flags and waits for its ready line.
-    pub fn with(flags: &[&OsStr]) -> Result<Server> {
+    pub fn start_with_flags(flags: &[&OsStr]) -> Result<ChildServer> {
         let binary = std::env::current_exe().context("this program's own file")?;
         let mut child = Command::new(binary)
             .arg("serve")
@@ -35,7 +40,7 @@ impl Server {
         let read = child.stdout.take().map(|out| BufReader::new(out).read_line(&mut line));
         let url = line.trim_end().strip_prefix("ready ").and_then(|url| url.parse().ok());
         match (read, url) {
-            (Some(Ok(_)), Some(url)) => Ok(Server { child, url }),
+            (Some(Ok(_)), Some(url)) => Ok(ChildServer { child, url }),
             _ => {
                 let _ = child.kill();
                 let status = child.wait().context("the server process")?;
@@ -50,7 +55,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ChildServer {
     fn drop(&mut self) {
         // It may have ended already; in either case nothing of it is left behind.
         let _ = self.child.kill();
@@ -59,7 +64,7 @@ impl Drop for Server {
 }
 
 /// The address of a URL's host.
-pub fn address_of(url: &Url) -> Result<SocketAddr> {
+pub fn resolve_address(url: &Url) -> Result<SocketAddr> {
     let addresses = (url.host.as_str(), url.port).to_socket_addrs();
     let mut addresses = addresses.with_context(|| format!("host \"{}\"", url.host))?;
     addresses.next().with_context(|| format!("host \"{}\" has no address", url.host))

@@ -2,12 +2,12 @@
 
 use crate::admin;
 use crate::config::{Driver, Durability, Engine, Hash, Polling};
-use crate::drive_arg::Nand;
+use crate::drive_arg::DriveArg;
 use crate::sched;
-use crate::size::{Lengths, Size};
+use crate::size::{Size, SizeDistributionArg};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
-use octokv_bench::baselines::Kind as Peer;
+use octokv_bench::baselines::BaselineKind as Peer;
 use octokv_client::Url;
 use octokv_sim::Scenario;
 use std::ffi::OsString;
@@ -26,18 +26,18 @@ pub const DEFAULT_URL: &str = "nvme+tcp://127.0.0.1:4420/nqn.2026-11.io.octokv:n
 /// 2 usage (arguments, the configuration file, or a change that cannot be), 3 the key does not exist.
 #[derive(Debug, Parser)]
 #[command(name = "octokv", version, about, max_term_width = 100)]
-pub struct Arguments {
+pub struct Cli {
     /// Which events are told on standard error, one line each.
     #[arg(long, global = true, value_name = "LEVEL", default_value = "warn")]
-    pub log: Level,
+    pub log: LogLevel,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// How much is told.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Level {
+pub enum LogLevel {
     /// Nothing.
     Off,
     /// What went wrong here.
@@ -52,75 +52,75 @@ pub enum Level {
     Trace,
 }
 
-impl Level {
+impl LogLevel {
     /// As the subscriber knows it.
-    pub fn filter(self) -> LevelFilter {
+    pub fn level_filter(self) -> LevelFilter {
         match self {
-            Level::Off => LevelFilter::OFF,
-            Level::Error => LevelFilter::ERROR,
-            Level::Warn => LevelFilter::WARN,
-            Level::Info => LevelFilter::INFO,
-            Level::Debug => LevelFilter::DEBUG,
-            Level::Trace => LevelFilter::TRACE,
+            LogLevel::Off => LevelFilter::OFF,
+            LogLevel::Error => LevelFilter::ERROR,
+            LogLevel::Warn => LevelFilter::WARN,
+            LogLevel::Info => LevelFilter::INFO,
+            LogLevel::Debug => LevelFilter::DEBUG,
+            LogLevel::Trace => LevelFilter::TRACE,
         }
     }
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Run a storage node; prints one line when it is ready, ends in order on SIGTERM, SIGINT or SIGHUP.
     ///
     /// Each flag overrides its setting in the configuration file. octokv.example.toml has every setting, those without
     /// a flag too, with its default.
-    Serve(Serve),
+    Serve(ServeArgs),
     /// Add, remove and list the namespaces of a running node.
     ///
     /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
     #[command(subcommand)]
-    Ns(admin::Ns),
+    Ns(admin::NsCommand),
     /// Say which hosts may connect to a running node.
     ///
     /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
     #[command(subcommand)]
-    Host(admin::Host),
+    Host(admin::HostCommand),
     /// Say how well a running node reaches groups of namespaces (asymmetric namespace access).
     ///
     /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
     #[command(subcommand)]
-    Ana(admin::Ana),
+    Ana(admin::AnaCommand),
     /// Say who is served where and when by a running node: load balance between cores, fairness between hosts.
     ///
     /// Changes are kept in the node's state file and survive restarts: docs/ADMINISTRATION.md.
     #[command(subcommand)]
-    Sched(sched::Sched),
+    Sched(sched::SchedCommand),
     /// Show what a running node's monitor sees of its cores and hosts, window by window.
-    Stats(sched::Stats),
+    Stats(sched::StatsArgs),
     /// Store a value.
-    Put(Put),
+    Put(PutArgs),
     /// Write a value to standard output, as it is.
-    Get(Get),
+    Get(GetArgs),
     /// Remove a key and its value.
-    Delete(Delete),
+    Delete(DeleteArgs),
     /// Print the length of a key's value in bytes.
-    Exist(Exist),
+    Exist(ExistArgs),
     /// List keys, one per line, in the node's order (by their hashes).
-    List(List),
+    List(ListArgs),
     /// Read and verify everything on a device; changes nothing. The node must not be running.
-    Check(Check),
+    Check(CheckArgs),
     /// Put load on a node, or on an engine in this process, and report throughput and latency.
-    Bench(Box<Bench>),
+    Bench(Box<BenchArgs>),
     /// Play whole worlds with faults, each from a seed; a failure prints its replay line.
-    Sim(Sim),
+    Sim(SimArgs),
     /// Run a paper's experiment here and print its figures beside those of this machine.
-    Reproduce(Reproduce),
+    Reproduce(ReproduceArgs),
     /// A node and a client on a temporary file: puts, gets, a kill, a restart, figures.
     Demo,
 }
 
 /// Flags of `serve`. Each overrides the configuration file; see octokv.example.toml for the defaults.
 #[derive(Debug, Default, Args)]
-pub struct Serve {
+pub struct ServeArgs {
     /// Settings, as in octokv.example.toml.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -133,7 +133,7 @@ pub struct Serve {
     /// Have the device's answers take the time of a drive of this kind, with its write buffer, flushes and garbage
     /// collection; never less than the device's own.
     #[arg(long, value_name = "DRIVE")]
-    pub nand: Option<Nand>,
+    pub nand: Option<DriveArg>,
     /// Give up whatever the device of namespace 1 holds and format it.
     #[arg(long)]
     pub format: bool,
@@ -176,7 +176,7 @@ pub struct Serve {
 
 /// Which namespace.
 #[derive(Debug, Args)]
-pub struct At {
+pub struct UrlArgs {
     /// The namespace: nvme+tcp://HOST:PORT/NQN?nsid=N.
     #[arg(long, env = "OCTOKV_URL", default_value = DEFAULT_URL)]
     pub url: Url,
@@ -184,7 +184,7 @@ pub struct At {
 
 /// How keys and values are written.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct Form {
+pub struct KeyFormatArgs {
     /// Keys and values on the command line, and keys that are printed, are hexadecimal.
     #[arg(long)]
     pub hex: bool,
@@ -192,7 +192,7 @@ pub struct Form {
 
 /// Arguments of `put`.
 #[derive(Debug, Args)]
-pub struct Put {
+pub struct PutArgs {
     /// The key.
     pub key: OsString,
     /// The value.
@@ -208,47 +208,47 @@ pub struct Put {
     #[arg(long)]
     pub update_only: bool,
     #[command(flatten)]
-    pub form: Form,
+    pub key_format: KeyFormatArgs,
     #[command(flatten)]
-    pub at: At,
+    pub url_args: UrlArgs,
 }
 
 /// Arguments of `get`.
 #[derive(Debug, Args)]
-pub struct Get {
+pub struct GetArgs {
     /// The key.
     pub key: OsString,
     #[command(flatten)]
-    pub form: Form,
+    pub key_format: KeyFormatArgs,
     #[command(flatten)]
-    pub at: At,
+    pub url_args: UrlArgs,
 }
 
 /// Arguments of `delete`.
 #[derive(Debug, Args)]
-pub struct Delete {
+pub struct DeleteArgs {
     /// The key.
     pub key: OsString,
     #[command(flatten)]
-    pub form: Form,
+    pub key_format: KeyFormatArgs,
     #[command(flatten)]
-    pub at: At,
+    pub url_args: UrlArgs,
 }
 
 /// Arguments of `exist`.
 #[derive(Debug, Args)]
-pub struct Exist {
+pub struct ExistArgs {
     /// The key.
     pub key: OsString,
     #[command(flatten)]
-    pub form: Form,
+    pub key_format: KeyFormatArgs,
     #[command(flatten)]
-    pub at: At,
+    pub url_args: UrlArgs,
 }
 
 /// Arguments of `list`.
 #[derive(Debug, Args)]
-pub struct List {
+pub struct ListArgs {
     /// Begin at this key, or where it would be.
     #[arg(long, value_name = "KEY")]
     pub start: Option<OsString>,
@@ -256,14 +256,14 @@ pub struct List {
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<usize>,
     #[command(flatten)]
-    pub form: Form,
+    pub key_format: KeyFormatArgs,
     #[command(flatten)]
-    pub at: At,
+    pub url_args: UrlArgs,
 }
 
 /// Arguments of `check`.
 #[derive(Debug, Args)]
-pub struct Check {
+pub struct CheckArgs {
     /// The file or block device.
     #[arg(long, value_name = "PATH")]
     pub device: PathBuf,
@@ -271,12 +271,12 @@ pub struct Check {
 
 /// Arguments of `sim`.
 #[derive(Debug, Args)]
-pub struct Sim {
+pub struct SimArgs {
     /// Which seeds: from A up to, and without, B [default: 0..100; with --minutes all from 0].
     #[arg(long, value_name = "A..B")]
-    pub seeds: Option<Seeds>,
+    pub seeds: Option<SeedRange>,
     /// calm, crashes, network, disk, everything, blocks, namespaces or remote [default: each in turn].
-    #[arg(long, value_name = "NAME", value_parser = scenario)]
+    #[arg(long, value_name = "NAME", value_parser = parse_scenario)]
     pub scenario: Option<Scenario>,
     /// Begin no further seed after so many minutes.
     #[arg(long)]
@@ -285,25 +285,25 @@ pub struct Sim {
 
 /// Seeds as they are typed: `A..B`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seeds(pub Range<u64>);
+pub struct SeedRange(pub Range<u64>);
 
-impl FromStr for Seeds {
+impl FromStr for SeedRange {
     type Err = String;
-    fn from_str(text: &str) -> Result<Seeds, String> {
+    fn from_str(text: &str) -> Result<SeedRange, String> {
         let seeds = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
         let seeds = seeds.filter(|seeds: &Range<u64>| !seeds.is_empty());
-        seeds.map(Seeds).ok_or_else(|| "seeds are A..B, two numbers, A less than B".to_owned())
+        seeds.map(SeedRange).ok_or_else(|| "seeds are A..B, two numbers, A less than B".to_owned())
     }
 }
 
-fn scenario(name: &str) -> Result<Scenario, String> {
+fn parse_scenario(name: &str) -> Result<Scenario, String> {
     let names = Scenario::ALL.map(Scenario::name).join(", ");
     Scenario::by_name(name).ok_or_else(|| format!("there are {names}"))
 }
 
 /// Arguments of `reproduce`.
 #[derive(Debug, Args)]
-pub struct Reproduce {
+pub struct ReproduceArgs {
     /// Whose figures.
     pub paper: Paper,
     /// One table or figure of the paper with its real runs, as "table-1" or "figure-7"; those alone are "figure-7-cores"
@@ -339,11 +339,11 @@ pub enum Paper {
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
-pub struct Bench {
+pub struct BenchArgs {
     /// What is put under load: Key Value commands to the node, the engine here on the node's blocks, or the engine
     /// here on files of this machine.
     #[arg(long, value_name = "NAME", default_value = "kv")]
-    pub system: SystemName,
+    pub system: SystemArg,
     /// fillseq, fillrandom, overwrite, readseq, readrandom, readmissing, seekrandom, deleteseq, deleterandom, ycsb-a to ycsb-f,
     /// ycsb-w; a list runs in order.
     ///
@@ -356,13 +356,13 @@ pub struct Bench {
     pub workload: Vec<Workload>,
     /// Bytes of a key: N, or A..B for lengths from A to B, each as often as any other.
     #[arg(long, value_name = "BYTES", default_value = "16")]
-    pub key_size: Lengths,
+    pub key_size: SizeDistributionArg,
     /// Bytes of a value: N, A..B, or lengths with weights such as 4096:9,65536:1.
     #[arg(long, value_name = "BYTES", default_value = "16384")]
-    pub value_size: Lengths,
+    pub value_size: SizeDistributionArg,
     /// How keys are drawn [default: each workload's own].
     #[arg(long)]
-    pub distribution: Option<Distribution>,
+    pub distribution: Option<DistributionArg>,
     /// Skew of zipf and latest, 0.01 to 10 [default: 0.99].
     #[arg(long, value_name = "THETA")]
     pub zipf: Option<f64>,
@@ -396,7 +396,7 @@ pub struct Bench {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub client_cores: Vec<usize>,
     /// The name by which the load's connections say who they are: to a node each name is a tenant of its own.
-    #[arg(long, value_name = "NQN", value_parser = nqn)]
+    #[arg(long, value_name = "NQN", value_parser = parse_host_nqn)]
     pub host_nqn: Option<String>,
     /// What the load's OS threads do while they wait for answers.
     #[arg(long, default_value = "adaptive")]
@@ -452,7 +452,7 @@ pub struct Bench {
 
 /// How keys are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Distribution {
+pub enum DistributionArg {
     /// All alike.
     Uniform,
     /// Some often, most seldom, the often drawn ones anywhere.
@@ -463,7 +463,7 @@ pub enum Distribution {
 
 /// Which system is put under load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SystemName {
+pub enum SystemArg {
     /// Key Value commands to the node.
     Kv,
     /// The hash engine in this process, on the node's namespace of blocks.
@@ -473,6 +473,6 @@ pub enum SystemName {
 }
 
 /// A name of a host.
-pub fn nqn(text: &str) -> Result<String, String> {
+pub fn parse_host_nqn(text: &str) -> Result<String, String> {
     octokv_wire::nqn::check(text).map(str::to_owned).map_err(|invalid| invalid.to_string())
 }

@@ -1,20 +1,20 @@
 //! Settings of a node: defaults, the configuration file over them, the flags over that.
 //!
-//! The file is TOML with the keys of [`Config`], flat but for the `[[namespace]]` tables; `octokv.example.toml` documents every one with its
+//! The file is TOML with the keys of [`ConfigFile`], flat but for the `[[namespace]]` tables; `octokv.example.toml` documents every one with its
 //! default, and a test holds it to that.
 
-use crate::cli::Serve;
+use crate::cli::ServeArgs;
 use crate::config_error;
-use crate::drive_arg::Nand;
+use crate::drive_arg::DriveArg;
 use crate::namespace_config;
 use crate::size::Size;
 use clap::ValueEnum;
-use octokv_admin::scheduling_api::SchedulingSettings;
+use octokv_admin::scheduling_api::SchedConfigPatch;
 use octokv_base::Nanos;
-use octokv_engine::hash::FormatSettings;
+use octokv_engine::hash::FormatConfig;
 use octokv_engine::hash::superblock::HashKind;
-use octokv_node::{DeviceSettings, EngineKind, NodeSettings};
-use octokv_nvmf::TargetSettings;
+use octokv_node::{DeviceConfig, EngineKind, NodeConfig};
+use octokv_nvmf::SubsystemConfig;
 use octokv_runtime::DeviceDriver;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// The device that is this process's memory.
-pub const MEMORY: &str = "memory";
+pub const MEMORY_DEVICE: &str = "memory";
 /// Block size of the memory device: the smallest that there is, so that any unit fits.
 const MEMORY_BLOCK_BYTES: u32 = 512;
 
@@ -85,7 +85,7 @@ choices! {
 
 impl Polling {
     /// As the runtime knows it.
-    pub fn policy(self, spin: Nanos) -> octokv_runtime::Polling {
+    pub fn to_runtime(self, spin: Nanos) -> octokv_runtime::Polling {
         match self {
             Polling::Adaptive => octokv_runtime::Polling::Adaptive { spin },
             Polling::Busy => octokv_runtime::Polling::Busy,
@@ -97,10 +97,10 @@ impl Polling {
 /// Everything that a configuration file may say. The example file says what each is.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub struct ConfigFile {
     pub device: String,
     pub size: Size,
-    pub nand: Nand,
+    pub nand: DriveArg,
     pub engine: Engine,
     pub unit: Size,
     pub hash: Hash,
@@ -127,7 +127,7 @@ pub struct Config {
     pub in_capsule_bytes: Size,
     pub h2c_data_bytes_max: Size,
     pub receive_bytes_max: Size,
-    pub outbox_bytes_max: Size,
+    pub send_buffer_bytes_max: Size,
     pub event_requests_max: u8,
     pub keep_alive_max_s: u64,
     pub handshake_limit_s: u64,
@@ -137,12 +137,12 @@ pub struct Config {
     pub referrals: Vec<SocketAddr>,
     pub state: String,
     pub admin: String,
-    pub sched: SchedulingSettings,
-    pub namespace: Vec<namespace_config::Table>,
+    pub sched: SchedConfigPatch,
+    pub namespace: Vec<namespace_config::NamespaceSection>,
 }
 
-/// The keys of [`Config`], in its order: among them the right name for a wrong one is looked for.
-pub const KEYS: &[&str] = &[
+/// The keys of [`ConfigFile`], in its order: among them the right name for a wrong one is looked for.
+pub const CONFIG_KEYS: &[&str] = &[
     "device",
     "size",
     "nand",
@@ -188,73 +188,73 @@ pub const KEYS: &[&str] = &[
 
 /// Where something of the node is: a path, or a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PathSetting {
     /// Where it belongs, if anywhere.
     Auto,
     /// Nowhere.
     None,
     /// Here.
-    At(PathBuf),
+    Path(PathBuf),
 }
 
 const AUTO: &str = "auto";
 const NONE: &str = "none";
 
-impl Place {
-    fn of(word: &str) -> Place {
+impl PathSetting {
+    fn parse(word: &str) -> PathSetting {
         match word {
-            AUTO => Place::Auto,
-            NONE => Place::None,
-            path => Place::At(path.into()),
+            AUTO => PathSetting::Auto,
+            NONE => PathSetting::None,
+            path => PathSetting::Path(path.into()),
         }
     }
 }
 
 /// What concerns changing the node while it runs.
 #[derive(Clone, Debug)]
-pub struct Administration {
+pub struct AdminConfig {
     /// Where changes are kept.
-    pub state: Place,
+    pub state_file: PathSetting,
     /// Where they are asked for.
-    pub socket: Place,
+    pub socket: PathSetting,
     /// Who may connect, as configured.
     pub hosts: BTreeSet<String>,
 }
 
-const SECOND: u64 = 1_000_000_000;
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-impl Default for Config {
+impl Default for ConfigFile {
     /// What a node does without being told anything.
-    fn default() -> Config {
-        let node = NodeSettings::default();
-        let (target, format) = (&node.target, &node.format);
+    fn default() -> ConfigFile {
+        let node = NodeConfig::default();
+        let (target, format) = (&node.subsystem, &node.format);
         let (device, size) = match &node.device {
-            DeviceSettings::File { path, create_bytes } => {
+            DeviceConfig::File { path, create_bytes } => {
                 (path.display().to_string(), create_bytes.unwrap_or(1 << 30))
             }
-            DeviceSettings::Memory { bytes, .. } => (MEMORY.to_owned(), *bytes),
+            DeviceConfig::Memory { bytes, .. } => (MEMORY_DEVICE.to_owned(), *bytes),
         };
         let (polling, spin) = match node.polling {
             octokv_runtime::Polling::Adaptive { spin } => (Polling::Adaptive, spin),
             octokv_runtime::Polling::Busy => (Polling::Busy, Nanos::ZERO),
             octokv_runtime::Polling::Sleep => (Polling::Sleep, Nanos::ZERO),
         };
-        Config {
+        ConfigFile {
             device,
             size: Size(size),
-            nand: Nand(node.nand),
+            nand: DriveArg(node.drive_profile),
             engine: Engine::Hash,
             unit: Size(u64::from(format.unit_bytes)),
             hash: match format.hash {
                 HashKind::Xxh3 => Hash::Xxh3,
                 HashKind::Sha1 => Hash::Sha1,
             },
-            bitmap_partitions: 1 << format.partitions_log2,
+            bitmap_partitions: 1 << format.bitmap_partitions_log2,
             value_bytes_max: Size(u64::from(format.value_bytes_max)),
             key_bytes_max: target.key_bytes_max,
             durability: match node.durability {
-                octokv_engine::Durability::Flush => Durability::Flush,
-                octokv_engine::Durability::Device => Durability::Device,
+                octokv_engine::Durability::PowerSafe => Durability::Flush,
+                octokv_engine::Durability::Completed => Durability::Device,
             },
             driver: match node.driver {
                 DeviceDriver::Auto => Driver::Auto,
@@ -277,19 +277,19 @@ impl Default for Config {
             io_queues_max: target.io_queues_max,
             queue_depth: target.queue_depth,
             in_capsule_bytes: Size(u64::from(target.in_capsule_bytes)),
-            h2c_data_bytes_max: Size(u64::from(target.max_h2c_data)),
+            h2c_data_bytes_max: Size(u64::from(target.h2c_data_bytes_max)),
             receive_bytes_max: Size(target.receive_bytes_max as u64),
-            outbox_bytes_max: Size(target.outbox_bytes_max as u64),
+            send_buffer_bytes_max: Size(target.outbox_bytes_max as u64),
             event_requests_max: target.event_requests_max,
-            keep_alive_max_s: target.keep_alive_max.0 / SECOND,
-            handshake_limit_s: target.handshake_limit.0 / SECOND,
-            discovery_idle_limit_s: target.discovery_idle_limit.0 / SECOND,
-            stop_limit_s: node.stop_limit.0 / SECOND,
-            hosts: [octokv_admin::service::ANY.to_owned()].into(),
+            keep_alive_max_s: target.keep_alive_max.0 / NANOS_PER_SECOND,
+            handshake_limit_s: target.handshake_limit.0 / NANOS_PER_SECOND,
+            discovery_idle_limit_s: target.discovery_idle_limit.0 / NANOS_PER_SECOND,
+            stop_limit_s: node.shutdown_timeout.0 / NANOS_PER_SECOND,
+            hosts: [octokv_admin::service::ANY_HOST.to_owned()].into(),
             referrals: node.referrals.clone(),
             state: AUTO.to_owned(),
             admin: AUTO.to_owned(),
-            sched: SchedulingSettings::default(),
+            sched: SchedConfigPatch::default(),
             namespace: Vec::new(),
         }
     }
@@ -297,53 +297,61 @@ impl Default for Config {
 
 /// A setting whose value cannot be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Invalid {
+pub struct InvalidSetting {
     /// Its key.
     pub key: &'static str,
     /// What it must be.
-    pub must: String,
+    pub requirement: String,
 }
 
 /// The settings of a node: from the file and the flags of `serve`.
 ///
 /// # Errors
 /// What is wrong and where it is said.
-pub fn node_settings(flags: &Serve) -> Result<(NodeSettings, Administration), String> {
+pub fn node_config(flags: &ServeArgs) -> Result<(NodeConfig, AdminConfig), String> {
     let (mut config, source) = match &flags.config {
-        None => (Config::default(), None),
+        None => (ConfigFile::default(), None),
         Some(path) => {
             let text = std::fs::read_to_string(path)
                 .map_err(|error| format!("configuration {}: {error}", path.display()))?;
-            (parse(path, &text)?, Some((path, text)))
+            (parse_config(path, &text)?, Some((path, text)))
         }
     };
-    config.overlay(flags);
-    let settings = config.settings(flags.format);
-    let administration = config.administration();
-    settings.map(|settings| (settings, administration)).map_err(|Invalid { key, must }| {
-        let place = source.as_ref().and_then(|(path, text)| config_error::place_of(path, text, key));
-        let place = place.map_or_else(String::new, |place| format!("{place}: "));
-        format!("{place}{key} must be {must}")
-    })
+    config.apply_flags(flags);
+    let node_config = config.to_node_config(flags.format);
+    let admin_config = config.admin_config();
+    node_config.map(|settings| (settings, admin_config)).map_err(
+        |InvalidSetting { key, requirement: must }| {
+            let location = source.as_ref().and_then(|(path, text)| config_error::locate_key(path, text, key));
+            let location = location.map_or_else(String::new, |place| format!("{place}: "));
+            format!("{location}{key} must be {must}")
+        },
+    )
 }
 
 /// A configuration file's settings over the defaults.
 ///
 /// # Errors
 /// The file, line and key that are wrong, and the nearest right name.
-pub fn parse(path: &Path, text: &str) -> Result<Config, String> {
-    toml::from_str(text).map_err(|error| config_error::describe(path, text, &error))
+pub fn parse_config(path: &Path, text: &str) -> Result<ConfigFile, String> {
+    toml::from_str(text).map_err(|error| config_error::describe_error(path, text, &error))
 }
 
-fn limit<T: PartialOrd>(key: &'static str, value: &T, from: T, to: T, must: &str) -> Result<(), Invalid> {
+fn check_range<T: PartialOrd>(
+    key: &'static str,
+    value: &T,
+    from: T,
+    to: T,
+    must: &str,
+) -> Result<(), InvalidSetting> {
     if *value < from || *value > to {
-        return Err(Invalid { key, must: must.to_owned() });
+        return Err(InvalidSetting { key, requirement: must.to_owned() });
     }
     Ok(())
 }
 
-impl Config {
-    fn overlay(&mut self, flags: &Serve) {
+impl ConfigFile {
+    fn apply_flags(&mut self, flags: &ServeArgs) {
         fn over<T: Clone>(setting: &mut T, flag: &Option<T>) {
             if let Some(value) = flag {
                 setting.clone_from(value);
@@ -370,8 +378,8 @@ impl Config {
     }
 
     /// What a room would take for a mistake of ours is refused here by name.
-    fn check(&self) -> Result<(), Invalid> {
-        let bad = |key, must: &str| Err(Invalid { key, must: must.to_owned() });
+    fn check(&self) -> Result<(), InvalidSetting> {
+        let bad = |key, must: &str| Err(InvalidSetting { key, requirement: must.to_owned() });
         if !matches!(self.unit.0, 512 | 1024 | 2048 | 4096) {
             return bad("unit", "512, 1024, 2048 or 4096 bytes");
         }
@@ -384,13 +392,13 @@ impl Config {
         if let Err(why) = octokv_wire::nqn::check(&self.nqn) {
             return bad("nqn", &format!("a name of the form nqn.YYYY-MM.DOMAIN:NAME ({why})"));
         }
-        for host in self.hosts.iter().filter(|host| *host != octokv_admin::service::ANY) {
+        for host in self.hosts.iter().filter(|host| *host != octokv_admin::service::ANY_HOST) {
             if let Err(why) = octokv_wire::nqn::check(host) {
                 return bad("hosts", &format!("\"any\", or names of hosts; \"{host}\" is none ({why})"));
             }
         }
-        for (key, place) in [("state", &self.state), ("admin", &self.admin)] {
-            if place.is_empty() {
+        for (key, location) in [("state", &self.state), ("admin", &self.admin)] {
+            if location.is_empty() {
                 return bad(key, "a path, \"auto\" or \"none\"");
             }
         }
@@ -401,72 +409,78 @@ impl Config {
         if !printable(&self.model) || self.model.len() > 40 {
             return bad("model", "up to 40 printable ASCII characters");
         }
-        limit("value_bytes_max", &self.value_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
-        limit("key_bytes_max", &self.key_bytes_max, 16, 1024, "16 to 1024")?;
-        limit("device_depth", &self.device_depth, 1, 32_768, "1 to 32768")?;
-        limit("requests_max", &self.requests_max, 1, 1 << 24, "1 to 16777216")?;
-        limit("connections_max", &self.connections_max, 1, 1 << 20, "1 to 1048576")?;
-        limit("controllers_max", &self.controllers_max, 1, 0xff00, "1 to 65280")?;
-        limit("controllers_per_host_max", &self.controllers_per_host_max, 1, 0xff00, "1 to 65280")?;
-        limit("io_queues_max", &self.io_queues_max, 1, 65_534, "1 to 65534")?;
-        limit("queue_depth", &self.queue_depth, 2, u16::MAX, "2 to 65535")?;
-        limit("in_capsule_bytes", &self.in_capsule_bytes.0, 0, 64 << 10, "at most 64KiB")?;
+        check_range("value_bytes_max", &self.value_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
+        check_range("key_bytes_max", &self.key_bytes_max, 16, 1024, "16 to 1024")?;
+        check_range("device_depth", &self.device_depth, 1, 32_768, "1 to 32768")?;
+        check_range("requests_max", &self.requests_max, 1, 1 << 24, "1 to 16777216")?;
+        check_range("connections_max", &self.connections_max, 1, 1 << 20, "1 to 1048576")?;
+        check_range("controllers_max", &self.controllers_max, 1, 0xff00, "1 to 65280")?;
+        check_range("controllers_per_host_max", &self.controllers_per_host_max, 1, 0xff00, "1 to 65280")?;
+        check_range("io_queues_max", &self.io_queues_max, 1, 65_534, "1 to 65534")?;
+        check_range("queue_depth", &self.queue_depth, 2, u16::MAX, "2 to 65535")?;
+        check_range("in_capsule_bytes", &self.in_capsule_bytes.0, 0, 64 << 10, "at most 64KiB")?;
         if !self.in_capsule_bytes.0.is_multiple_of(16) {
             return bad("in_capsule_bytes", "a multiple of 16");
         }
-        limit("h2c_data_bytes_max", &self.h2c_data_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
+        check_range("h2c_data_bytes_max", &self.h2c_data_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
         if !self.h2c_data_bytes_max.0.is_multiple_of(4) {
             return bad("h2c_data_bytes_max", "a multiple of 4");
         }
         let longest = self.value_bytes_max.0;
-        limit("receive_bytes_max", &self.receive_bytes_max.0, longest, u64::MAX, "value_bytes_max or more")?;
-        limit("outbox_bytes_max", &self.outbox_bytes_max.0, 4096, u64::MAX, "4KiB or more")?;
-        limit("event_requests_max", &self.event_requests_max, 1, u8::MAX, "1 to 255")?;
-        limit("keep_alive_max_s", &self.keep_alive_max_s, 1, 4_294_967, "1 to 4294967")?;
-        limit("handshake_limit_s", &self.handshake_limit_s, 1, 86_400, "1 to 86400")?;
-        limit("discovery_idle_limit_s", &self.discovery_idle_limit_s, 1, 86_400, "1 to 86400")?;
-        limit("stop_limit_s", &self.stop_limit_s, 0, 3_600, "at most 3600")?;
-        limit("spin_us", &self.spin_us, 0, 1_000_000, "at most 1000000")
+        check_range(
+            "receive_bytes_max",
+            &self.receive_bytes_max.0,
+            longest,
+            u64::MAX,
+            "value_bytes_max or more",
+        )?;
+        check_range("outbox_bytes_max", &self.send_buffer_bytes_max.0, 4096, u64::MAX, "4KiB or more")?;
+        check_range("event_requests_max", &self.event_requests_max, 1, u8::MAX, "1 to 255")?;
+        check_range("keep_alive_max_s", &self.keep_alive_max_s, 1, 4_294_967, "1 to 4294967")?;
+        check_range("handshake_limit_s", &self.handshake_limit_s, 1, 86_400, "1 to 86400")?;
+        check_range("discovery_idle_limit_s", &self.discovery_idle_limit_s, 1, 86_400, "1 to 86400")?;
+        check_range("stop_limit_s", &self.stop_limit_s, 0, 3_600, "at most 3600")?;
+        check_range("spin_us", &self.spin_us, 0, 1_000_000, "at most 1000000")
     }
 
-    fn scheduling(&self) -> Result<octokv_sched::Settings, Invalid> {
-        let applied = self.sched.applied(&octokv_sched::Settings::default());
-        applied.map_err(|must| Invalid { key: "sched", must })
+    fn sched_config(&self) -> Result<octokv_sched::SchedConfig, InvalidSetting> {
+        let applied = self.sched.apply_to(&octokv_sched::SchedConfig::default());
+        applied.map_err(|must| InvalidSetting { key: "sched", requirement: must })
     }
 
-    fn administration(&self) -> Administration {
-        Administration {
-            state: Place::of(&self.state),
-            socket: Place::of(&self.admin),
+    fn admin_config(&self) -> AdminConfig {
+        AdminConfig {
+            state_file: PathSetting::parse(&self.state),
+            socket: PathSetting::parse(&self.admin),
             hosts: self.hosts.clone(),
         }
     }
 
     /// As a node takes them.
-    fn settings(&self, reformat: bool) -> Result<NodeSettings, Invalid> {
+    fn to_node_config(&self, reformat: bool) -> Result<NodeConfig, InvalidSetting> {
         self.check()?;
-        let device = if self.device == MEMORY {
-            DeviceSettings::Memory { bytes: self.size.0, block_bytes: MEMORY_BLOCK_BYTES }
+        let device = if self.device == MEMORY_DEVICE {
+            DeviceConfig::Memory { bytes: self.size.0, block_bytes: MEMORY_BLOCK_BYTES }
         } else {
-            DeviceSettings::File { path: self.device.clone().into(), create_bytes: Some(self.size.0) }
+            DeviceConfig::File { path: self.device.clone().into(), create_bytes: Some(self.size.0) }
         };
-        let defaults = NodeSettings::default();
-        let format = FormatSettings {
+        let defaults = NodeConfig::default();
+        let format = FormatConfig {
             unit_bytes: self.unit.0 as u32,
             hash: match self.hash {
                 Hash::Xxh3 => HashKind::Xxh3,
                 Hash::Sha1 => HashKind::Sha1,
             },
-            partitions_log2: self.bitmap_partitions.ilog2() as u8,
+            bitmap_partitions_log2: self.bitmap_partitions.ilog2() as u8,
             value_bytes_max: self.value_bytes_max.0 as u32,
             ..defaults.format
         };
         let namespaces = self
             .namespace
             .iter()
-            .map(|table| table.settings(format, &self.nqn))
+            .map(|table| table.to_config(format, &self.nqn))
             .collect::<Result<Vec<_>, _>>();
-        let target = TargetSettings {
+        let target = SubsystemConfig {
             serial: self.serial.clone(),
             model: self.model.clone(),
             controllers_max: self.controllers_max,
@@ -475,33 +489,33 @@ impl Config {
             io_queues_max: self.io_queues_max,
             queue_depth: self.queue_depth,
             in_capsule_bytes: self.in_capsule_bytes.0 as u32,
-            max_h2c_data: self.h2c_data_bytes_max.0 as u32,
+            h2c_data_bytes_max: self.h2c_data_bytes_max.0 as u32,
             value_bytes_max: self.value_bytes_max.0 as u32,
             key_bytes_max: self.key_bytes_max,
             receive_bytes_max: self.receive_bytes_max.0 as usize,
-            outbox_bytes_max: self.outbox_bytes_max.0 as usize,
+            outbox_bytes_max: self.send_buffer_bytes_max.0 as usize,
             keep_alive_max: Nanos::from_secs(self.keep_alive_max_s),
             handshake_limit: Nanos::from_secs(self.handshake_limit_s),
             discovery_idle_limit: Nanos::from_secs(self.discovery_idle_limit_s),
             event_requests_max: self.event_requests_max,
-            ..TargetSettings::new(&self.nqn)
+            ..SubsystemConfig::new(&self.nqn)
         };
-        Ok(NodeSettings {
+        Ok(NodeConfig {
             device,
-            nand: self.nand.0,
+            drive_profile: self.nand.0,
             engine: match self.engine {
                 Engine::Hash => EngineKind::Hash,
             },
             format,
             reformat,
             durability: match self.durability {
-                Durability::Flush => octokv_engine::Durability::Flush,
-                Durability::Device => octokv_engine::Durability::Device,
+                Durability::Flush => octokv_engine::Durability::PowerSafe,
+                Durability::Device => octokv_engine::Durability::Completed,
             },
             listen: self.listen.clone(),
             cores: self.cores.clone(),
             nqn: self.nqn.clone(),
-            polling: self.polling.policy(Nanos::from_micros(self.spin_us)),
+            polling: self.polling.to_runtime(Nanos::from_micros(self.spin_us)),
             driver: match self.driver {
                 Driver::Auto => DeviceDriver::Auto,
                 Driver::Uring => DeviceDriver::Uring,
@@ -511,11 +525,11 @@ impl Config {
             buffer_bytes: self.buffer_bytes.0 as usize,
             connections_max: self.connections_max,
             requests_max: self.requests_max,
-            target,
-            stop_limit: Nanos::from_secs(self.stop_limit_s),
+            subsystem: target,
+            shutdown_timeout: Nanos::from_secs(self.stop_limit_s),
             referrals: self.referrals.clone(),
-            scheduling: self.scheduling()?,
-            hosts: octokv_admin::service::hosts_of(&self.hosts),
+            scheduling: self.sched_config()?,
+            host_acl: octokv_admin::service::host_acl(&self.hosts),
             namespaces: namespaces?,
             ..defaults
         })
@@ -528,16 +542,16 @@ mod tests {
 
     const EXAMPLE: &str = include_str!("../../../octokv.example.toml");
 
-    fn read(text: &str) -> Result<Config, String> {
-        parse(Path::new("octokv.toml"), text)
+    fn parse_text(text: &str) -> Result<ConfigFile, String> {
+        parse_config(Path::new("octokv.toml"), text)
     }
 
     #[test]
     fn the_example_documents_every_setting_with_its_default() {
-        assert_eq!(read(EXAMPLE), Ok(Config::default()));
+        assert_eq!(parse_text(EXAMPLE), Ok(ConfigFile::default()));
         let table: toml::Table = EXAMPLE.parse().unwrap();
         let mut named: Vec<&str> = table.keys().map(String::as_str).collect();
-        let mut keys = KEYS.to_vec();
+        let mut keys = CONFIG_KEYS.to_vec();
         named.sort_unstable();
         keys.sort_unstable();
         assert_eq!(named, keys);
@@ -550,21 +564,21 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_the_settings_are_the_nodes_own_defaults() {
-        let ours = format!("{:?}", Config::default().settings(false).unwrap());
-        assert_eq!(ours, format!("{:?}", NodeSettings::default()));
+    fn without_a_file_the_config_equals_the_node_defaults() {
+        let ours = format!("{:?}", ConfigFile::default().to_node_config(false).unwrap());
+        assert_eq!(ours, format!("{:?}", NodeConfig::default()));
     }
 
     #[test]
     fn flags_override_the_file() {
-        let mut config = read("device = \"a\"\nsize = \"1MiB\"\ncores = [3]").unwrap();
-        let flags = Serve { device: Some("b".into()), cores: vec![0, 1], ..Serve::default() };
-        config.overlay(&flags);
+        let mut config = parse_text("device = \"a\"\nsize = \"1MiB\"\ncores = [3]").unwrap();
+        let flags = ServeArgs { device: Some("b".into()), cores: vec![0, 1], ..ServeArgs::default() };
+        config.apply_flags(&flags);
         assert_eq!((config.device.as_str(), config.size, config.cores), ("b", Size(1 << 20), vec![0, 1]));
     }
 
     #[test]
-    fn values_that_cannot_be_are_refused_by_name() {
+    fn invalid_values_fail_with_their_key() {
         let table = [
             ("unit = 5000", "unit"),
             ("bitmap_partitions = 3", "bitmap_partitions"),
@@ -577,7 +591,7 @@ mod tests {
             ("serial = \"0123456789012345678901\"", "serial"),
         ];
         for (text, key) in table {
-            let refused = read(text).unwrap().settings(false).unwrap_err();
+            let refused = parse_text(text).unwrap().to_node_config(false).unwrap_err();
             assert_eq!(refused.key, key);
         }
     }

@@ -1,17 +1,17 @@
 //! What is wrong with a configuration file: which line, which key, and which name was meant.
 
-use crate::config::KEYS;
+use crate::config::CONFIG_KEYS;
 use std::path::Path;
 
 /// How alike (0 to 1) a wrong name and a right one must be for the right one to be proposed.
-const ALIKE: f64 = 0.5;
+const SIMILARITY_MIN: f64 = 0.5;
 
 /// One line that says what is wrong and where.
-pub fn describe(path: &Path, text: &str, error: &toml::de::Error) -> String {
+pub fn describe_error(path: &Path, text: &str, error: &toml::de::Error) -> String {
     let at = error.span().map_or(0, |span| span.start).min(text.len());
-    let place = place(path, text, at);
+    let location = file_and_line(path, text, at);
     if let Some(key) = unknown_key(error.message()) {
-        let nearest = match nearest(&key) {
+        let nearest = match nearest_key(&key) {
             // Right, but in a table of others.
             Some(name) if name == key => {
                 format!("\"{name}\" is set at the top of the file, for all namespaces")
@@ -19,21 +19,21 @@ pub fn describe(path: &Path, text: &str, error: &toml::de::Error) -> String {
             Some(name) => format!("did you mean \"{name}\"?"),
             None => "octokv.example.toml has them all".to_owned(),
         };
-        return format!("{place}: unknown setting \"{key}\"; {nearest}");
+        return format!("{location}: unknown setting \"{key}\"; {nearest}");
     }
     let message = error.message().replace('\n', ", ");
     match key_at(text, at) {
-        Some(key) => format!("{place}: {key}: {message}"),
-        None => format!("{place}: {message}"),
+        Some(key) => format!("{location}: {key}: {message}"),
+        None => format!("{location}: {message}"),
     }
 }
 
 /// Where a key is set, as `file:line`, if it is.
-pub fn place_of(path: &Path, text: &str, key: &str) -> Option<String> {
+pub fn locate_key(path: &Path, text: &str, key: &str) -> Option<String> {
     let mut at = 0;
     for line in text.split_inclusive('\n') {
-        if key_of(line) == Some(key) {
-            return Some(place(path, text, at));
+        if key_in_line(line) == Some(key) {
+            return Some(file_and_line(path, text, at));
         }
         at += line.len();
     }
@@ -41,12 +41,12 @@ pub fn place_of(path: &Path, text: &str, key: &str) -> Option<String> {
 }
 
 /// The right name that is most like a wrong one, if any is at all.
-fn nearest(key: &str) -> Option<&'static str> {
+fn nearest_key(key: &str) -> Option<&'static str> {
     let likeness = |name: &&&str| strsim::normalized_damerau_levenshtein(&key.to_lowercase(), name);
-    let best = KEYS.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
+    let best = CONFIG_KEYS.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
     // A flag's or another project's short name for it: `depth`, `partitions`.
-    let part = || KEYS.iter().find(|name| key.len() >= 4 && name.contains(key));
-    if likeness(&best) >= ALIKE { Some(best) } else { part().copied() }
+    let part = || CONFIG_KEYS.iter().find(|name| key.len() >= 4 && name.contains(key));
+    if likeness(&best) >= SIMILARITY_MIN { Some(best) } else { part().copied() }
 }
 
 /// The key in "unknown field `key`, expected …".
@@ -55,12 +55,12 @@ fn unknown_key(message: &str) -> Option<String> {
     Some(rest.split('`').next()?.to_owned())
 }
 
-fn place(path: &Path, text: &str, at: usize) -> String {
+fn file_and_line(path: &Path, text: &str, at: usize) -> String {
     let line = text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count() + 1;
     format!("{}:{line}", path.display())
 }
 
-fn key_of(line: &str) -> Option<&str> {
+fn key_in_line(line: &str) -> Option<&str> {
     let (key, _) = line.split_once('=')?;
     let key = key.trim();
     (!key.is_empty() && !key.starts_with('#')).then_some(key)
@@ -69,13 +69,13 @@ fn key_of(line: &str) -> Option<&str> {
 /// The key whose value is at, or spans, a position.
 fn key_at(text: &str, at: usize) -> Option<&str> {
     let end = text[at..].find('\n').map_or(text.len(), |newline| at + newline);
-    text[..end].lines().rev().find_map(key_of)
+    text[..end].lines().rev().find_map(key_in_line)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::parse;
+    use crate::config::parse_config;
 
     #[test]
     fn errors_name_file_line_key_and_the_nearest_name() {
@@ -95,7 +95,7 @@ mod tests {
             ("unit = 1\nunit = 2", &["a.toml:2: unit: ", "duplicate"]),
         ];
         for (text, wanted) in table {
-            let error = parse(Path::new("a.toml"), text).unwrap_err();
+            let error = parse_config(Path::new("a.toml"), text).unwrap_err();
             for part in *wanted {
                 assert!(error.contains(part), "{text:?}: {error}");
             }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_key_is_found_where_it_is_set() {
         let text = "# unit = 1\nsize = 2\n unit = 3\n";
-        assert_eq!(place_of(Path::new("a"), text, "unit").as_deref(), Some("a:3"));
-        assert_eq!(place_of(Path::new("a"), text, "hash"), None);
+        assert_eq!(locate_key(Path::new("a"), text, "unit").as_deref(), Some("a:3"));
+        assert_eq!(locate_key(Path::new("a"), text, "hash"), None);
     }
 }

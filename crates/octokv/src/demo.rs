@@ -3,76 +3,76 @@
 //! Three acts: a node in this process and a client; a node in a process of its own, killed while it
 //! writes, started again and held to what it acknowledged; load on it, with figures.
 
-use crate::bench::{HOST, client_settings, measure};
-use crate::child_process::{Server, address_of};
-use crate::exit_status::{Failure, Outcome};
-use crate::progress::Meter;
+use crate::bench::{PLATFORM, run_kv, session_config};
+use crate::child_process::{ChildServer, resolve_address};
+use crate::exit_status::{CliError, CliResult};
+use crate::progress::ProgressReporter;
 use crate::serve;
 use crate::size::Size;
 use anyhow::{Context, anyhow, ensure};
 use octokv_base::Nanos;
-use octokv_bench::ack_log::{Flow, Ledger};
+use octokv_bench::ack_log::{AckLog, WriteControl};
 use octokv_bench::kv_worker::{DEFAULT_POLLING, connect, disconnect};
-use octokv_bench::{End, Plan, Sizes, Workload};
-use octokv_client::blocking::Client;
-use octokv_client::{Reconnect, Session, Settings, Url};
-use octokv_node::{DeviceSettings, NodeSettings};
-use octokv_runtime::RealSockets;
+use octokv_bench::{BenchConfig, SizeDistribution, StopCondition, Workload};
+use octokv_client::blocking::BlockingClient;
+use octokv_client::{ClientConfig, Reconnect, Session, Url};
+use octokv_node::{DeviceConfig, NodeConfig};
+use octokv_runtime::KernelSockets;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 const DEVICE_BYTES: u64 = 256 << 20;
-const LEDGER_KEYS: usize = 2_000;
-const LEDGER_DEPTH: usize = 64;
+const ACK_LOG_KEYS: usize = 2_000;
+const ACK_LOG_DEPTH: usize = 64;
 /// The kill comes when so many writes of the load are acknowledged, or so much time has passed.
 const KILL_AFTER_WRITES: u64 = 5_000;
 const KILL_AFTER: Nanos = Nanos::from_millis(1_500);
-const FIGURES_KEYS: u64 = 4_000;
-const FIGURES_TIME: Nanos = Nanos::from_millis(700);
+const BENCH_KEYS: u64 = 4_000;
+const BENCH_TIME: Nanos = Nanos::from_millis(700);
 
 /// Runs `octokv demo`.
-pub fn run() -> Outcome {
+pub fn run() -> CliResult {
     println!("octokv demo: a key-value storage node over NVMe/TCP, on a temporary file\n");
     // Dropped at the end, however that comes: the directory and the file go with it.
-    let directory = directory("octokv-demo-")?;
+    let directory = temporary_directory("octokv-demo-")?;
     let device = directory.path().join("device");
     first_steps(&device)?;
-    crash(&device)?;
-    figures(&device)?;
+    kill_and_recover(&device)?;
+    run_bench(&device)?;
     directory.close().context("the temporary directory")?;
     println!("The temporary file is gone. Next: octokv serve, then octokv put KEY VALUE (see README.md)");
     Ok(())
 }
 
 /// Where the device goes: the system's place for temporary files, unless it cannot hold one.
-pub fn directory(prefix: &str) -> Result<TempDir, Failure> {
-    let mut places = vec![std::env::temp_dir()];
-    places.extend(std::env::current_dir());
-    let usable = |place: &PathBuf| {
-        let directory = TempDir::with_prefix_in(prefix, place).ok()?;
+pub fn temporary_directory(prefix: &str) -> Result<TempDir, CliError> {
+    let mut locations = vec![std::env::temp_dir()];
+    locations.extend(std::env::current_dir());
+    let usable = |location: &PathBuf| {
+        let directory = TempDir::with_prefix_in(prefix, location).ok()?;
         let probe = directory.path().join("probe");
         octokv_sys::file::open_device(&probe, Some(1 << 20), true).ok()?;
         std::fs::remove_file(probe).ok()?;
         Some(directory)
     };
-    let found = places.iter().find_map(usable);
+    let found = locations.iter().find_map(usable);
     found.ok_or_else(|| {
-        let names: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+        let names: Vec<String> = locations.iter().map(|location| location.display().to_string()).collect();
         anyhow!("no place for a temporary device (O_DIRECT is needed) in {}", names.join(", ")).into()
     })
 }
 
-fn first_steps(device: &Path) -> Outcome {
+fn first_steps(device: &Path) -> CliResult {
     println!("1. A node on a file of {}, and a client", Size(DEVICE_BYTES));
-    let node = serve::start(NodeSettings {
-        device: DeviceSettings::File { path: device.to_owned(), create_bytes: Some(DEVICE_BYTES) },
+    let node = serve::start_node(NodeConfig {
+        device: DeviceConfig::File { path: device.to_owned(), create_bytes: Some(DEVICE_BYTES) },
         listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
-        ..NodeSettings::default()
+        ..NodeConfig::default()
     })?;
-    let url = serve::url(&node)?;
+    let url = serve::node_url(&node)?;
     println!("   serving  {url}");
-    let client = Client::connect(&url.to_string()).context("the node just started")?;
+    let client = BlockingClient::connect(&url.to_string()).context("the node just started")?;
     let picture: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let values: [(&str, &[u8]); 3] =
         [("hello", b"world"), ("greeting", "Grüezi mitenand".as_bytes()), ("picture", &picture)];
@@ -82,7 +82,7 @@ fn first_steps(device: &Path) -> Outcome {
     }
     for (key, value) in values {
         let found = client.get(key.as_bytes()).with_context(|| format!("get {key}"))?;
-        ensure_right(found.as_deref() == Some(value), key)?;
+        ensure_value_matches(found.as_deref() == Some(value), key)?;
         let text =
             std::str::from_utf8(value).map_or("the same bytes".to_owned(), |text| format!("\"{text}\""));
         println!("   get      {key:<10} {text}");
@@ -91,7 +91,7 @@ fn first_steps(device: &Path) -> Outcome {
     println!("   list     {count} keys");
     client.delete(b"picture").context("delete")?;
     let gone = client.exist(b"picture").context("exist")?.is_none();
-    ensure_right(gone, "picture")?;
+    ensure_value_matches(gone, "picture")?;
     println!("   delete   picture, and its space is free again");
     drop(client);
     node.stop().map_err(|error| anyhow!("{error}"))?;
@@ -99,27 +99,27 @@ fn first_steps(device: &Path) -> Outcome {
     Ok(())
 }
 
-fn ensure_right(right: bool, key: &str) -> Outcome {
+fn ensure_value_matches(right: bool, key: &str) -> CliResult {
     Ok((|| {
         ensure!(right, "key {key} does not have the value that was put");
         Ok(())
     })()?)
 }
 
-fn crash(device: &Path) -> Outcome {
-    println!("2. A server process, killed (SIGKILL) in the middle of {LEDGER_DEPTH} writes at a time");
-    let mut server = Server::start(device)?;
-    let mut session = session(&server.url)?;
-    let mut ledger = Ledger::new(LEDGER_KEYS, 2026);
-    let begin = (HOST.now)();
+fn kill_and_recover(device: &Path) -> CliResult {
+    println!("2. A server process, killed (SIGKILL) in the middle of {ACK_LOG_DEPTH} writes at a time");
+    let mut server = ChildServer::start(device)?;
+    let mut session = connect_session(&server.url)?;
+    let mut ack_log = AckLog::new(ACK_LOG_KEYS, 2026);
+    let begin = (PLATFORM.now)();
     let (mut killed, mut problem) = (None, None);
-    let written = ledger.write(&mut session, HOST.now, LEDGER_DEPTH, |acknowledged| {
-        let elapsed = (HOST.now)().since(begin);
+    let written = ack_log.write(&mut session, PLATFORM.now, ACK_LOG_DEPTH, |acknowledged| {
+        let elapsed = (PLATFORM.now)().since(begin);
         if killed.is_none() && (acknowledged >= KILL_AFTER_WRITES || elapsed >= KILL_AFTER) {
             killed = Some(elapsed);
             problem = server.kill().err();
         }
-        Flow::GoOn
+        WriteControl::Continue
     });
     written.map_err(|error| anyhow!("{error}"))?;
     if let Some(error) = problem {
@@ -129,51 +129,55 @@ fn crash(device: &Path) -> Outcome {
     println!(
         "   killed   after {:.1} s: {} writes acknowledged (durable: each behind a flush), {} on their way",
         elapsed.as_secs_f64(),
-        ledger.acknowledged(),
-        ledger.in_doubt()
+        ack_log.acknowledged_count(),
+        ack_log.in_doubt_count()
     );
     drop(server);
-    let begin = (HOST.now)();
-    let server = Server::start(device)?;
-    let restart_ms = (HOST.now)().since(begin).as_secs_f64() * 1e3;
+    let begin = (PLATFORM.now)();
+    let server = ChildServer::start(device)?;
+    let restart_ms = (PLATFORM.now)().since(begin).as_secs_f64() * 1e3;
     println!("   restart  ready after {restart_ms:.0} ms");
-    let mut session = self::session(&server.url)?;
-    let keys = ledger.verify(&mut session, HOST.now, LEDGER_DEPTH).map_err(|error| anyhow!("{error}"))?;
-    disconnect(session, HOST.now);
+    let mut session = self::connect_session(&server.url)?;
+    let keys =
+        ack_log.verify(&mut session, PLATFORM.now, ACK_LOG_DEPTH).map_err(|error| anyhow!("{error}"))?;
+    disconnect(session, PLATFORM.now);
     println!("   verify   every acknowledged write is there: {keys} keys read back and compared\n");
     Ok(())
 }
 
-fn session(url: &Url) -> Result<Session<RealSockets>, Failure> {
-    let settings =
-        Settings { depth: LEDGER_DEPTH as u16, reconnect: Reconnect::Never, ..client_settings(url) };
-    let session = connect(address_of(url)?, settings, HOST.now);
+fn connect_session(url: &Url) -> Result<Session<KernelSockets>, CliError> {
+    let config = ClientConfig {
+        queue_depth: ACK_LOG_DEPTH as u16,
+        reconnect: Reconnect::Never,
+        ..session_config(url)
+    };
+    let session = connect(resolve_address(url)?, config, PLATFORM.now);
     Ok(session.map_err(|error| anyhow!("{error}"))?)
 }
 
-fn figures(device: &Path) -> Outcome {
+fn run_bench(device: &Path) -> CliResult {
     println!("3. Figures of this machine: 4 KiB values, every put durable before it is acknowledged");
-    let server = Server::start(device)?;
+    let server = ChildServer::start(device)?;
     println!("   {:<24} {:>10} {:>12} {:>12}", "", "ops/s", "mean", "p99");
-    let (puts, time) = (End::Operations(FIGURES_KEYS), End::Time(FIGURES_TIME));
+    let (puts, time) = (StopCondition::Operations(BENCH_KEYS), StopCondition::Time(BENCH_TIME));
     let table = [
         ("put, 12 clients", Workload::FillSequential, 12, 1, puts),
         ("get, 12 clients", Workload::ReadRandom, 12, 1, time),
         ("get, 128 in flight", Workload::ReadRandom, 1, 128, time),
     ];
     for (name, workload, threads, depth, end) in table {
-        let plan = Plan {
+        let config = BenchConfig {
             workloads: vec![workload],
             // Another length than the ledger's keys have: they stay apart.
-            key_sizes: Sizes::Fixed(12),
-            value_sizes: Sizes::Fixed(4096),
-            keys: FIGURES_KEYS,
+            key_sizes: SizeDistribution::Fixed(12),
+            value_sizes: SizeDistribution::Fixed(4096),
+            keys: BENCH_KEYS,
             threads,
             depth,
-            end,
-            ..Plan::default()
+            stop: end,
+            ..BenchConfig::default()
         };
-        for f in measure(&plan, &server.url, &[None], DEFAULT_POLLING, Meter::silent())? {
+        for f in run_kv(&config, &server.url, &[None], DEFAULT_POLLING, ProgressReporter::silent())? {
             println!(
                 "   {name:<24} {:>10.0} {:>9.0} us {:>9.0} us",
                 f.throughput_ops_s, f.latency_us_mean, f.latency_us_p99

@@ -2,26 +2,27 @@
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
-use octokv_device::ssd_model::Drive;
-use octokv_device::ssd_model::drive_profiles::DRIVES;
+use octokv_device::ssd_model::DriveProfile;
+use octokv_device::ssd_model::drive_profiles::DRIVE_PROFILES;
 use serde::de::{Deserialize, Deserializer, Error};
 
 /// A drive, or none: the device takes its own time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Nand(pub Option<&'static Drive>);
+pub struct DriveArg(pub Option<&'static DriveProfile>);
 
 const NONE: &str = "none";
-const ALL: [Nand; 3] = [Nand(None), Nand(Some(DRIVES[0])), Nand(Some(DRIVES[1]))];
-const _: () = assert!(ALL.len() == DRIVES.len() + 1);
+const ALL: [DriveArg; 3] =
+    [DriveArg(None), DriveArg(Some(DRIVE_PROFILES[0])), DriveArg(Some(DRIVE_PROFILES[1]))];
+const _: () = assert!(ALL.len() == DRIVE_PROFILES.len() + 1);
 
-impl Nand {
+impl DriveArg {
     fn name(self) -> &'static str {
         self.0.map_or(NONE, |drive| drive.name)
     }
 }
 
-impl ValueEnum for Nand {
-    fn value_variants<'a>() -> &'a [Nand] {
+impl ValueEnum for DriveArg {
+    fn value_variants<'a>() -> &'a [DriveArg] {
         &ALL
     }
     fn to_possible_value(&self) -> Option<PossibleValue> {
@@ -30,8 +31,8 @@ impl ValueEnum for Nand {
     }
 }
 
-impl<'de> Deserialize<'de> for Nand {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Nand, D::Error> {
+impl<'de> Deserialize<'de> for DriveArg {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DriveArg, D::Error> {
         let name = String::deserialize(deserializer)?;
         ALL.into_iter().find(|nand| nand.name() == name).ok_or_else(|| {
             let names: Vec<String> = ALL.iter().map(|nand| format!("\"{}\"", nand.name())).collect();

@@ -50,7 +50,7 @@ mod sim;
 mod size;
 
 use clap::Parser;
-use cli::{Arguments, Command};
+use cli::{Cli, CliCommand};
 use octokv_sys::page_allocator::PageAllocator;
 use std::process::ExitCode;
 
@@ -59,29 +59,29 @@ use std::process::ExitCode;
 static ALLOCATOR: PageAllocator = PageAllocator;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Cli::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .with_max_level(arguments.log.filter())
+        .with_max_level(arguments.log.level_filter())
         .init();
     let result = match arguments.command {
-        Command::Serve(serve) => serve::run(&serve),
-        Command::Ns(ns) => admin::ns(&ns),
-        Command::Host(host) => admin::host(&host),
-        Command::Ana(ana) => admin::ana(&ana),
-        Command::Sched(command) => sched::sched(&command),
-        Command::Stats(arguments) => sched::stats(&arguments),
-        Command::Put(put) => kv_commands::put(&put),
-        Command::Get(get) => kv_commands::get(&get),
-        Command::Delete(delete) => kv_commands::delete(&delete),
-        Command::Exist(exist) => kv_commands::exist(&exist),
-        Command::List(list) => kv_commands::list(&list),
-        Command::Check(check) => check::run(&check),
-        Command::Bench(bench) => bench::run(&bench),
-        Command::Sim(sim) => sim::run(&sim),
-        Command::Reproduce(reproduce) => reproduce::run(&reproduce),
-        Command::Demo => demo::run(),
+        CliCommand::Serve(serve) => serve::run(&serve),
+        CliCommand::Ns(ns) => admin::ns(&ns),
+        CliCommand::Host(host) => admin::host(&host),
+        CliCommand::Ana(ana) => admin::ana(&ana),
+        CliCommand::Sched(command) => sched::sched(&command),
+        CliCommand::Stats(arguments) => sched::stats(&arguments),
+        CliCommand::Put(put) => kv_commands::put(&put),
+        CliCommand::Get(get) => kv_commands::get(&get),
+        CliCommand::Delete(delete) => kv_commands::delete(&delete),
+        CliCommand::Exist(exist) => kv_commands::exist(&exist),
+        CliCommand::List(list) => kv_commands::list(&list),
+        CliCommand::Check(check) => check::run(&check),
+        CliCommand::Bench(bench) => bench::run(&bench),
+        CliCommand::Sim(sim) => sim::run(&sim),
+        CliCommand::Reproduce(reproduce) => reproduce::run(&reproduce),
+        CliCommand::Demo => demo::run(),
     };
-    exit_status::exit(result)
+    exit_status::to_exit_code(result)
 }

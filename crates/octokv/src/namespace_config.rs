@@ -1,17 +1,19 @@
 //! `[[namespace]]` tables of the configuration file: namespaces besides namespace 1.
 
-use crate::config::{Invalid, MEMORY};
-use crate::drive_arg::Nand;
+use crate::config::{InvalidSetting, MEMORY_DEVICE};
+use crate::drive_arg::DriveArg;
 use crate::size::Size;
 use octokv_base::{NamespaceId, crc32c};
-use octokv_engine::hash::FormatSettings;
-use octokv_node::{ANA_GROUPS_MAX, Content, DeviceSettings, Existing, NAMESPACE_ID_MAX, NamespaceSettings};
+use octokv_engine::hash::FormatConfig;
+use octokv_node::{
+    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig,
+};
 use serde::Deserialize;
 
 /// What a namespace is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum NamespaceKindKey {
     /// Keys and values.
     Kv,
     /// Logical blocks.
@@ -21,11 +23,11 @@ pub enum Kind {
 /// One table.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Table {
+pub struct NamespaceSection {
     /// Its identifier.
     pub nsid: u32,
     /// What it is made of.
-    pub kind: Kind,
+    pub kind: NamespaceKindKey,
     /// What holds it.
     pub device: String,
     /// How large a missing file, or memory, is made.
@@ -33,25 +35,25 @@ pub struct Table {
     pub size: Option<Size>,
     /// The drive whose time its answers take.
     #[serde(default)]
-    pub nand: Nand,
+    pub nand: DriveArg,
     /// Bytes of a block.
     #[serde(default)]
     pub block_size: Option<Size>,
     /// Its group of asymmetric access.
-    #[serde(default = "first_group")]
+    #[serde(default = "default_ana_group")]
     pub ana_group: u32,
 }
 
-fn first_group() -> u32 {
+fn default_ana_group() -> u32 {
     1
 }
 
-const BLOCK_BYTES: u32 = 4096;
+const DEFAULT_BLOCK_BYTES: u32 = 4096;
 
-impl Table {
+impl NamespaceSection {
     /// As a node takes it. `format` says how volumes of keys are made; `nqn` is the subsystem's.
-    pub fn settings(&self, format: FormatSettings, nqn: &str) -> Result<NamespaceSettings, Invalid> {
-        let bad = |must: &str| Err(Invalid { key: "namespace", must: must.to_owned() });
+    pub fn to_config(&self, format: FormatConfig, nqn: &str) -> Result<NamespaceConfig, InvalidSetting> {
+        let bad = |must: &str| Err(InvalidSetting { key: "namespace", requirement: must.to_owned() });
         if !(2..=NAMESPACE_ID_MAX).contains(&self.nsid) {
             return bad(&format!(
                 "one whose nsid is 2 to {NAMESPACE_ID_MAX} (namespace 1 is that of device), not {}",
@@ -61,40 +63,40 @@ impl Table {
         if !(1..=ANA_GROUPS_MAX).contains(&self.ana_group) {
             return bad(&format!("one whose ana_group is 1 to {ANA_GROUPS_MAX}"));
         }
-        if self.device.is_empty() || (self.device == MEMORY && self.size.is_none()) {
+        if self.device.is_empty() || (self.device == MEMORY_DEVICE && self.size.is_none()) {
             return bad("one with a device: a path, or \"memory\" and a size");
         }
         let block_bytes = match (self.kind, self.block_size) {
-            (Kind::Kv, Some(_)) => return bad("of blocks where it has a block_size"),
-            (_, None) => BLOCK_BYTES,
-            (Kind::Block, Some(Size(bytes @ (512 | 4096)))) => bytes as u32,
-            (Kind::Block, Some(_)) => return bad("one whose block_size is 512 or 4096"),
+            (NamespaceKindKey::Kv, Some(_)) => return bad("of blocks where it has a block_size"),
+            (_, None) => DEFAULT_BLOCK_BYTES,
+            (NamespaceKindKey::Block, Some(Size(bytes @ (512 | 4096)))) => bytes as u32,
+            (NamespaceKindKey::Block, Some(_)) => return bad("one whose block_size is 512 or 4096"),
         };
         let (content, existing) = match self.kind {
-            Kind::Kv => {
-                let format = FormatSettings { namespace: self.nsid, ..format };
-                (Content::KeyValue { format }, Existing::Check)
+            NamespaceKindKey::Kv => {
+                let format = FormatConfig { namespace: self.nsid, ..format };
+                (CommandSetConfig::KeyValue { format }, ExistingDataPolicy::Check)
             }
             // Hosts may have put anything there, in an earlier run too.
-            Kind::Block => (Content::Blocks { block_bytes }, Existing::Keep),
+            NamespaceKindKey::Block => (CommandSetConfig::Blocks { block_bytes }, ExistingDataPolicy::Keep),
         };
-        let device = if self.device == MEMORY {
+        let device = if self.device == MEMORY_DEVICE {
             let bytes = self.size.map_or(0, |size| size.0);
-            let block_bytes = if self.kind == Kind::Kv { 512 } else { block_bytes };
-            DeviceSettings::Memory { bytes, block_bytes }
+            let block_bytes = if self.kind == NamespaceKindKey::Kv { 512 } else { block_bytes };
+            DeviceConfig::Memory { bytes, block_bytes }
         } else {
             let create_bytes = self.size.map(|size| size.0);
-            DeviceSettings::File { path: self.device.clone().into(), create_bytes }
+            DeviceConfig::File { path: self.device.clone().into(), create_bytes }
         };
-        Ok(NamespaceSettings {
+        Ok(NamespaceConfig {
             id: NamespaceId(self.nsid),
             device,
-            nand: self.nand.0,
-            content,
-            existing,
+            drive_profile: self.nand.0,
+            command_set: content,
+            existing_data: existing,
             ana_group: self.ana_group,
             required: true,
-            identity: self.identity(nqn),
+            nguid_suffix: self.identity(nqn),
         })
     }
 

@@ -23,11 +23,11 @@ mod output_parser;
 mod qemu_guest;
 mod simulated_experiment;
 
-use crate::cli::{Paper, Reproduce};
-use crate::exit_status::Outcome;
+use crate::cli::{Paper, ReproduceArgs};
+use crate::exit_status::CliResult;
 
 /// Runs `octokv reproduce`.
-pub fn run(reproduce: &Reproduce) -> Outcome {
+pub fn run(reproduce: &ReproduceArgs) -> CliResult {
     match reproduce.paper {
         Paper::Netkvs => netkvs::run(reproduce),
         Paper::Octokv => octokv::EXPERIMENT.run(reproduce),

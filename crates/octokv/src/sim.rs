@@ -2,49 +2,49 @@
 //!
 //! A failure prints the command that plays it again.
 
-use crate::cli::{Seeds, Sim};
-use crate::exit_status::{Failure, Outcome};
-use crate::progress::Meter;
+use crate::cli::{SeedRange, SimArgs};
+use crate::exit_status::{CliError, CliResult};
+use crate::progress::ProgressReporter;
 use anyhow::anyhow;
 use octokv_base::Nanos;
-use octokv_sim::Settings;
+use octokv_sim::SweepConfig;
 use octokv_sys::clock;
 
 /// Seeds of a run for which neither seeds nor minutes are given.
-const SEEDS: u64 = 100;
+const DEFAULT_SEEDS: u64 = 100;
 
 /// Runs `octokv sim`.
-pub fn run(sim: &Sim) -> Outcome {
+pub fn run(sim: &SimArgs) -> CliResult {
     let limit = match sim.minutes {
         None => Nanos::NEVER,
         Some(minutes) if (0.0..=1e6).contains(&minutes) => Nanos((minutes * 60e9) as u64),
         Some(minutes) => {
-            return Err(Failure::Usage(format!("--minutes {minutes}: must be from 0 to 1000000")));
+            return Err(CliError::Usage(format!("--minutes {minutes}: must be from 0 to 1000000")));
         }
     };
-    let Seeds(seeds) = sim.seeds.clone().unwrap_or(Seeds(match sim.minutes {
+    let SeedRange(seeds) = sim.seeds.clone().unwrap_or(SeedRange(match sim.minutes {
         Some(_) => 0..u64::MAX,
-        None => 0..SEEDS,
+        None => 0..DEFAULT_SEEDS,
     }));
-    let settings = Settings { scenario: sim.scenario, ..Settings::new(seeds.clone()) };
-    let (begin, mut played, mut crashes) = (clock::now(), 0u64, 0);
+    let config = SweepConfig { scenario: sim.scenario, ..SweepConfig::new(seeds.clone()) };
+    let (begin, mut runs, mut crashes) = (clock::now(), 0u64, 0);
     let (mut moved, mut held) = (0, 0);
-    let mut meter = Meter::new("sim");
+    let mut reporter = ProgressReporter::new("sim");
     // The panic of a world under test is a finding, and the outcome tells of it.
     std::panic::set_hook(Box::new(|_| {}));
-    let outcome = octokv_sim::run(&settings, |report| {
-        played += 1;
-        crashes += report.figures.crashes;
-        moved += report.figures.moved;
-        held += report.figures.held;
+    let outcome = octokv_sim::run_sweep(&config, |report| {
+        runs += 1;
+        crashes += report.stats.crashes;
+        moved += report.stats.offloaded;
+        held += report.stats.queued;
         let elapsed = clock::now().since(begin);
-        let by_seeds = played as f64 / (seeds.end - seeds.start) as f64;
+        let by_seeds = runs as f64 / (seeds.end - seeds.start) as f64;
         let by_time = elapsed.as_secs_f64() / limit.as_secs_f64();
-        meter.show(by_seeds.max(by_time), &format!("{played} seeds, {crashes} crashes"));
+        reporter.update(by_seeds.max(by_time), &format!("{runs} seeds, {crashes} crashes"));
         elapsed < limit
     });
     drop(std::panic::take_hook());
-    drop(meter);
+    drop(reporter);
     if let Some(failure) = &outcome.failure {
         return Err(anyhow!("{failure}").into());
     }

@@ -1,7 +1,7 @@
 //! Sizes as people write them: `4096`, `"512MiB"`, `"1GiB"`, `"4KB"`; and several: `100..2000`, `4KiB:9,64KiB:1`.
 
 use bytesize::ByteSize;
-use octokv_bench::Sizes;
+use octokv_bench::SizeDistribution;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
 use std::str::FromStr;
@@ -30,8 +30,8 @@ impl fmt::Display for Size {
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
-        struct Either;
-        impl Visitor<'_> for Either {
+        struct SizeVisitor;
+        impl Visitor<'_> for SizeVisitor {
             type Value = Size;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(EXPECTED)
@@ -46,17 +46,17 @@ impl<'de> Deserialize<'de> for Size {
                 text.parse().map_err(E::custom)
             }
         }
-        deserializer.deserialize_any(Either)
+        deserializer.deserialize_any(SizeVisitor)
     }
 }
 
 /// Lengths of keys or values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lengths(pub Sizes);
+pub struct SizeDistributionArg(pub SizeDistribution);
 
-impl FromStr for Lengths {
+impl FromStr for SizeDistributionArg {
     type Err = String;
-    fn from_str(text: &str) -> Result<Lengths, String> {
+    fn from_str(text: &str) -> Result<SizeDistributionArg, String> {
         let one = |text: &str| -> Result<usize, String> {
             let Size(bytes) = text.parse()?;
             usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are too many"))
@@ -68,14 +68,14 @@ impl FromStr for Lengths {
             Ok::<_, String>((one(bytes)?, share))
         };
         let sizes = if let Some((least, most)) = text.split_once("..") {
-            Sizes::Uniform { least: one(least)?, most: one(most)? }
+            SizeDistribution::Uniform { min: one(least)?, max: one(most)? }
         } else if text.contains([',', ':']) {
-            Sizes::Weighted(text.split(',').map(weighted).collect::<Result<_, _>>()?)
+            SizeDistribution::Weighted(text.split(',').map(weighted).collect::<Result<_, _>>()?)
         } else {
-            Sizes::Fixed(one(text)?)
+            SizeDistribution::Fixed(one(text)?)
         };
-        match sizes.makes_sense() {
-            true => Ok(Lengths(sizes)),
+        match sizes.is_valid() {
+            true => Ok(SizeDistributionArg(sizes)),
             false => {
                 Err("a range ends no lower than it begins; of 1 to 64 weights one is not zero".to_owned())
             }
@@ -88,13 +88,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_one_a_range_or_weighted() {
+    fn size_distributions_are_fixed_uniform_or_weighted() {
         let table = [
-            ("4KiB", Some(Sizes::Fixed(4096))),
-            ("100..2000", Some(Sizes::Uniform { least: 100, most: 2000 })),
-            ("1KiB..2KiB", Some(Sizes::Uniform { least: 1024, most: 2048 })),
-            ("4096:9,64KiB:1", Some(Sizes::Weighted(vec![(4096, 9), (65536, 1)]))),
-            ("7:1", Some(Sizes::Weighted(vec![(7, 1)]))),
+            ("4KiB", Some(SizeDistribution::Fixed(4096))),
+            ("100..2000", Some(SizeDistribution::Uniform { min: 100, max: 2000 })),
+            ("1KiB..2KiB", Some(SizeDistribution::Uniform { min: 1024, max: 2048 })),
+            ("4096:9,64KiB:1", Some(SizeDistribution::Weighted(vec![(4096, 9), (65536, 1)]))),
+            ("7:1", Some(SizeDistribution::Weighted(vec![(7, 1)]))),
             ("2000..100", None),
             ("..100", None),
             ("100..", None),
@@ -105,7 +105,7 @@ mod tests {
             ("", None),
         ];
         for (text, want) in table {
-            assert_eq!(text.parse().ok(), want.map(Lengths), "{text}");
+            assert_eq!(text.parse().ok(), want.map(SizeDistributionArg), "{text}");
         }
     }
 

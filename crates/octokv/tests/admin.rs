@@ -53,12 +53,12 @@ impl Node {
         self.server.url.replace("nsid=1", &format!("nsid={nsid}"))
     }
 
-    fn asks(&self, request: &str) -> String {
+    fn raw_request(&self, request: &str) -> String {
         let mut stream = UnixStream::connect(&self.socket).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
     }
 }
 
@@ -109,7 +109,7 @@ fn namespaces_are_added_used_and_found_again_after_a_restart_and_after_a_kill() 
 }
 
 #[test]
-fn a_namespace_that_cannot_be_is_refused_by_name_and_leaves_nothing() {
+fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
     let directory = directory();
     let directory = directory.path();
     let node = Node::start(directory);
@@ -147,7 +147,7 @@ fn a_namespace_that_cannot_be_is_refused_by_name_and_leaves_nothing() {
 }
 
 #[test]
-fn a_namespace_that_was_there_at_the_start_lets_go_of_its_device_when_it_is_removed() {
+fn a_namespace_from_startup_releases_its_device_when_removed() {
     let directory = directory();
     let directory = directory.path();
     let device = |kind| path(directory, kind);
@@ -200,7 +200,7 @@ fn a_copy_of_a_volume_is_not_served_beside_it() {
 }
 
 #[test]
-fn a_volume_of_keys_is_served_as_blocks_only_when_that_is_said() {
+fn a_kv_volume_is_served_as_blocks_only_on_request() {
     let directory = directory();
     let directory = directory.path();
     let node = Node::start(directory);
@@ -219,7 +219,7 @@ fn a_volume_of_keys_is_served_as_blocks_only_when_that_is_said() {
 }
 
 #[test]
-fn a_namespace_whose_device_is_gone_is_told_and_the_others_are_served() {
+fn a_namespace_without_its_device_is_reported_and_the_others_are_served() {
     let directory = directory();
     let directory = directory.path();
     let node = Node::start(directory);
@@ -263,7 +263,7 @@ fn hosts_are_allowed_and_denied_while_the_node_runs_and_after_a_restart() {
 fn a_host_that_is_denied_is_disconnected() {
     let directory = directory();
     let node = Node::start(directory.path());
-    let client = octokv_client::blocking::Client::connect(&node.server.url).unwrap();
+    let client = octokv_client::blocking::BlockingClient::connect(&node.server.url).unwrap();
     client.put(b"key", b"value").unwrap();
     node.run(&["host", "deny", "any"]).fine();
     assert!(client.put(b"key", b"other").is_err());
@@ -272,7 +272,7 @@ fn a_host_that_is_denied_is_disconnected() {
 }
 
 #[test]
-fn access_states_are_told_to_hosts_and_kept() {
+fn ana_states_are_reported_to_hosts_and_persisted() {
     let directory = directory();
     let node = Node::start(directory.path());
     node.server.put("key", "value");
@@ -325,7 +325,7 @@ fn namespaces_of_the_configuration_file_are_served_and_checked() {
 }
 
 #[test]
-fn a_node_that_keeps_no_state_refuses_changes_and_says_how_it_would_keep_one() {
+fn a_node_without_a_state_file_rejects_changes_and_names_the_flag() {
     let directory = directory();
     let directory = directory.path();
     let node = Node::start_with(directory, &["--state", "none"]);
@@ -367,7 +367,7 @@ fn a_damaged_state_file_refuses_the_start_and_is_left_as_it_is() {
 }
 
 #[test]
-fn the_socket_is_its_owners_alone_and_only_a_dead_nodes_is_replaced() {
+fn the_socket_is_private_to_its_owner_and_replaced_only_after_a_dead_node() {
     let directory = directory();
     let directory = directory.path();
     let mut node = Node::start(directory);
@@ -389,7 +389,7 @@ fn the_socket_is_its_owners_alone_and_only_a_dead_nodes_is_replaced() {
 }
 
 #[test]
-fn whoever_speaks_nonsense_to_the_socket_gets_an_answer_and_stops_nobody() {
+fn malformed_admin_requests_get_an_error_and_disturb_no_other_client() {
     let directory = directory();
     let node = Node::start(directory.path());
     let table = [
@@ -403,8 +403,8 @@ fn whoever_speaks_nonsense_to_the_socket_gets_an_answer_and_stops_nobody() {
         ("\0\0\0\0\r\n\r\n", "400"),
     ];
     for (request, status) in table {
-        let answer = node.asks(request);
-        assert!(answer.starts_with("HTTP/1.") && answer.contains(status), "{request:?}: {answer}");
+        let response = node.raw_request(request);
+        assert!(response.starts_with("HTTP/1.") && response.contains(status), "{request:?}: {response}");
     }
     // One who says nothing more does not hold the node's end.
     let mut silent = UnixStream::connect(&node.socket).unwrap();
@@ -413,7 +413,7 @@ fn whoever_speaks_nonsense_to_the_socket_gets_an_answer_and_stops_nobody() {
 }
 
 #[test]
-fn without_a_node_the_commands_say_where_they_looked() {
+fn without_a_node_the_commands_name_the_socket() {
     let directory = directory();
     let socket = path(directory.path(), "none.sock");
     octokv(["ns", "list", "--admin", &socket]).refused(1, &["no node answers", "none.sock"]);

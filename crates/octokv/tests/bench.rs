@@ -62,7 +62,7 @@ fn a_bench_prints_a_table_and_writes_the_document() {
 }
 
 #[test]
-fn a_bench_by_time_ends_in_time_and_counts_what_is_missing() {
+fn a_timed_bench_stops_on_time_and_counts_missing_keys() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
     let arguments =
@@ -77,7 +77,7 @@ fn a_bench_by_time_ends_in_time_and_counts_what_is_missing() {
 }
 
 #[test]
-fn a_value_that_no_workload_stored_is_an_error() {
+fn a_wrong_value_is_an_error() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
     let bench = |seed: &str, workload: &str| {
@@ -92,7 +92,7 @@ fn a_value_that_no_workload_stored_is_an_error() {
 }
 
 #[test]
-fn more_than_the_node_grants_is_refused_by_name() {
+fn more_queues_or_depth_than_granted_is_rejected_by_name() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
     let threads = server.run(&["bench", "--threads", "100", "--ops", "1"]);
@@ -105,7 +105,7 @@ fn more_than_the_node_grants_is_refused_by_name() {
 }
 
 #[test]
-fn the_demo_shows_everything_and_leaves_nothing() {
+fn the_demo_shows_every_step_and_leaves_no_files() {
     let directory = directory();
     let said = Command::new(OCTOKV).arg("demo").env("TMPDIR", directory.path()).output().unwrap();
     let (out, err) = (String::from_utf8(said.stdout).unwrap(), String::from_utf8(said.stderr).unwrap());

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// A place for the peers' files, and a small bench with them there.
-fn place(directory: &Path) -> PathBuf {
+fn baseline_directory(directory: &Path) -> PathBuf {
     let place = directory.join("peers");
     std::fs::create_dir(&place).unwrap();
     // As processes name it.
@@ -28,7 +28,7 @@ const SMALL: [&str; 9] = ["bench", "--threads", "3", "--depth", "2", "--num", "3
 
 /// Nothing is left in the place, and no process works on it.
 #[track_caller]
-fn is_clean(place: &Path) {
+fn assert_clean(place: &Path) {
     assert_eq!(std::fs::read_dir(place).unwrap().count(), 0);
     for process in std::fs::read_dir("/proc").unwrap() {
         let process = process.unwrap().path();
@@ -41,9 +41,9 @@ fn is_clean(place: &Path) {
 }
 
 #[test]
-fn peers_take_turns_with_the_node_and_leave_nothing() {
+fn baselines_alternate_with_the_node_and_leave_nothing() {
     let directory = directory();
-    let (server, place) = (Server::start(directory.path(), "64MiB"), place(directory.path()));
+    let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));
     let file = directory.path().join("document.json");
     let more = ["--workload", "fillseq,readrandom", "--rounds", "2", "--against", "redis,rocksdb"];
     let places = ["--peer-dir", place.to_str().unwrap(), "--json", file.to_str().unwrap()];
@@ -61,7 +61,7 @@ fn peers_take_turns_with_the_node_and_leave_nothing() {
     ] {
         assert!(text.contains(part), "no \"{part}\" in {text}");
     }
-    is_clean(&place);
+    assert_clean(&place);
 
     let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(document["schema"], "octokv-bench/2");
@@ -100,9 +100,9 @@ fn peers_take_turns_with_the_node_and_leave_nothing() {
 }
 
 #[test]
-fn a_server_does_every_workload_that_lists_no_keys_and_every_value_verifies() {
+fn a_baseline_server_runs_every_workload_without_lists_and_every_value_verifies() {
     let directory = directory();
-    let (server, place) = (Server::start(directory.path(), "64MiB"), place(directory.path()));
+    let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));
     let all =
         "readrandom,overwrite,readseq,readmissing,ycsb-a,ycsb-d,ycsb-f,deleterandom,readrandom,fillrandom";
     let fixed = ["bench", "--threads", "3", "--depth", "2", "--num", "300", "--value-size", "10..3000"];
@@ -121,13 +121,13 @@ fn a_server_does_every_workload_that_lists_no_keys_and_every_value_verifies() {
             assert_eq!(pair[0]["not_found"], pair[1]["not_found"], "{pair:?}");
         }
     }
-    is_clean(&place);
+    assert_clean(&place);
 }
 
 #[test]
-fn a_signal_ends_the_peers_and_removes_their_files() {
+fn a_signal_terminates_the_baselines_and_removes_their_files() {
     let directory = directory();
-    let (server, place) = (Server::start(directory.path(), "64MiB"), place(directory.path()));
+    let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));
     for against in ["redis", "rocksdb,redis"] {
         let mut child = Command::new(OCTOKV)
             .args(SMALL)
@@ -146,14 +146,14 @@ fn a_signal_ends_the_peers_and_removes_their_files() {
         // Whoever reads its output lets it go on until it hears of the signal.
         lines.for_each(drop);
         assert_eq!(child.wait().unwrap().code(), Some(130));
-        is_clean(&place);
+        assert_clean(&place);
     }
 }
 
 #[test]
-fn a_peer_that_fails_is_told_with_its_last_words() {
+fn a_failing_baseline_is_reported_with_its_last_output_line() {
     let directory = directory();
-    let (server, place) = (Server::start(directory.path(), "64MiB"), place(directory.path()));
+    let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));
     let programs = directory.path().join("programs");
     std::fs::create_dir(&programs).unwrap();
     let run = |against: &str| -> Output {
@@ -169,7 +169,7 @@ fn a_peer_that_fails_is_told_with_its_last_words() {
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{stderr}");
         parts.iter().for_each(|part| assert!(stderr.contains(part), "no \"{part}\" in {stderr}"));
-        is_clean(&place);
+        assert_clean(&place);
         String::from_utf8(output.stdout).unwrap()
     };
     // Before anything runs.
@@ -193,7 +193,7 @@ fn a_peer_that_fails_is_told_with_its_last_words() {
 }
 
 #[test]
-fn what_makes_no_sense_with_peers_is_a_usage_error() {
+fn flags_that_conflict_with_baselines_are_usage_errors() {
     let usage = |flags: &[&str], part: &str| {
         let nowhere = ["bench", "--url", "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:none?nsid=1"];
         octokv(nowhere.iter().chain(flags)).refused(2, &[part]);

@@ -72,7 +72,7 @@ fn runs_every_workload(system: &str, place: &[&str]) {
 }
 
 #[test]
-fn the_engine_on_this_side_runs_every_workload_on_a_nodes_blocks() {
+fn the_client_side_engine_runs_every_workload_on_remote_blocks() {
     let directory = directory();
     let (_server, url) = node(directory.path());
     runs_every_workload("remote-engine", &["--url", &url]);
@@ -81,7 +81,7 @@ fn the_engine_on_this_side_runs_every_workload_on_a_nodes_blocks() {
 }
 
 #[test]
-fn the_engine_on_this_side_runs_every_workload_on_files() {
+fn the_client_side_engine_runs_every_workload_on_files() {
     let directory = directory();
     let place = directory.path().to_str().unwrap();
     runs_every_workload("host-kvs", &["--host-kvs-dir", place, "--host-kvs-files", "2"]);
@@ -89,7 +89,7 @@ fn the_engine_on_this_side_runs_every_workload_on_files() {
 }
 
 #[test]
-fn an_engine_on_files_tells_its_time_in_the_kernels_calls() {
+fn an_engine_on_files_reports_its_time_in_system_calls() {
     let directory = directory();
     let place = directory.path().to_str().unwrap();
     let host = ["--system", "host-kvs", "--host-kvs-dir", place, "--host-kvs-files", "1", "--json", "-"];
@@ -113,7 +113,7 @@ fn an_engine_on_files_tells_its_time_in_the_kernels_calls() {
 }
 
 #[test]
-fn a_system_is_not_taken_for_another() {
+fn a_system_rejects_a_namespace_of_the_other_kind() {
     let directory = directory();
     let (server, url) = node(directory.path());
     let blocks = bench(&["--url", &url]);
@@ -124,10 +124,10 @@ fn a_system_is_not_taken_for_another() {
 }
 
 #[test]
-fn what_others_wrote_is_left_alone_unless_it_is_given_up() {
+fn foreign_data_is_kept_unless_format_is_given() {
     let directory = directory();
     let (_server, url) = node(directory.path());
-    let client = octokv_client::blocking::Client::connect(&url).unwrap();
+    let client = octokv_client::blocking::BlockingClient::connect(&url).unwrap();
     let theirs = vec![0x5a; 3 * 4096];
     client.write_blocks(0, &theirs).unwrap();
     let foreign = bench(&["--system", "remote-engine", "--url", &url]);

@@ -78,7 +78,7 @@ fn several_nodes_hold_every_key_once_and_every_value_verifies() {
 }
 
 #[test]
-fn the_table_has_a_line_for_each_node_and_a_rate_is_shared() {
+fn the_table_has_a_row_for_each_node_and_a_rate_is_divided() {
     let directory = directory();
     let nodes = nodes(directory.path(), 3);
     let said = bench(&nodes, &["--workload", "fillseq"]);
@@ -94,7 +94,7 @@ fn the_table_has_a_line_for_each_node_and_a_rate_is_shared() {
 }
 
 #[test]
-fn what_several_nodes_cannot_share_is_a_usage_error() {
+fn configs_that_cannot_be_split_over_nodes_are_usage_errors() {
     let url = |name: &str, port: u16| format!("nvme+tcp://{name}:{port}/nqn.2026-11.io.octokv:none?nsid=1");
     let (one, two, same) = (url("127.0.0.1", 1), url("127.0.0.1", 2), url("localhost", 1));
     let usage = |urls: &[&str], more: &[&str], part: &str| {

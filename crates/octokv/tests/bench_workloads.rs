@@ -32,7 +32,7 @@ fn number(result: &Value, name: &str) -> f64 {
 }
 
 #[test]
-fn every_workload_does_all_its_operations_and_finds_what_it_should() {
+fn every_workload_runs_all_operations_and_finds_its_keys() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
     // Keys of both kinds: in the command, and longer than it holds.
@@ -64,7 +64,7 @@ fn every_workload_does_all_its_operations_and_finds_what_it_should() {
 }
 
 #[test]
-fn the_document_says_what_was_asked_and_what_came_over_time() {
+fn the_report_has_the_config_and_the_time_series() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
     let flags = ["--workload", "fillseq,ycsb-a,ycsb-d", "--value-size", "700:3,90:1", "--zipf", "0.8"];
@@ -96,7 +96,7 @@ fn the_document_says_what_was_asked_and_what_came_over_time() {
 }
 
 #[test]
-fn a_rate_is_held_and_one_that_cannot_be_is_told() {
+fn a_rate_is_kept_and_an_impossible_one_is_reported() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
     let load = |rate: &str, seconds: &str| {
@@ -146,7 +146,7 @@ fn is_well_formed(text: &str) -> bool {
 }
 
 #[test]
-fn pictures_are_drawn_for_every_workload() {
+fn plots_are_drawn_for_every_workload() {
     assert!(is_well_formed("<a b=\"1\"><c/>d</a>"));
     assert!(!is_well_formed("<a><b></a></b>") && !is_well_formed("<a>") && !is_well_formed("<a/><a/>"));
     let directory = directory();
@@ -181,7 +181,7 @@ fn pictures_are_drawn_for_every_workload() {
 }
 
 #[test]
-fn mistakes_are_usage_errors_before_anything_is_done() {
+fn mistakes_are_usage_errors_before_anything_runs() {
     // Nobody listens there: what is refused is refused before.
     let nowhere = ["bench", "--url", "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:none?nsid=1"];
     let table: [(&[&str], &str); 20] = [

@@ -10,7 +10,7 @@ mod common;
 
 use common::{Server, directory, octokv, refused_to_serve};
 use octokv_client::Error;
-use octokv_client::blocking::Client;
+use octokv_client::blocking::BlockingClient;
 use std::path::Path;
 
 fn check(device: &Path) -> common::Said {
@@ -54,7 +54,7 @@ fn a_volume_of_another_version_or_engine_is_refused_and_left_as_it_is() {
 }
 
 #[test]
-fn format_gives_up_what_the_device_holds() {
+fn format_discards_the_contents_of_the_device() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
     server.put("old", "value");
@@ -92,7 +92,7 @@ fn a_truncated_device_is_refused_and_left_as_it_is() {
 }
 
 #[test]
-fn a_size_that_is_too_small_is_refused_with_the_size_it_takes_and_leaves_no_file() {
+fn a_size_that_is_too_small_is_rejected_with_the_minimum_and_leaves_no_file() {
     let directory = directory();
     let device = directory.path().join("device");
     refused_to_serve(&device, &["--size", "64KiB"]).refused(1, &[device.to_str().unwrap(), "65536"]);
@@ -100,7 +100,7 @@ fn a_size_that_is_too_small_is_refused_with_the_size_it_takes_and_leaves_no_file
 }
 
 #[test]
-fn what_is_no_device_is_refused() {
+fn paths_that_are_no_devices_are_rejected() {
     let directory = directory();
     refused_to_serve(directory.path(), &[]).refused(1, &["neither a regular file nor a block device"]);
     let nowhere = directory.path().join("no/such/directory/device");
@@ -112,7 +112,7 @@ fn what_is_no_device_is_refused() {
 fn a_full_device_says_so_and_keeps_serving_reads_and_deletes() {
     let directory = directory();
     let server = Server::start(directory.path(), "32MiB");
-    let client = Client::connect(&server.url).unwrap();
+    let client = BlockingClient::connect(&server.url).unwrap();
     let value = |i: usize| vec![i as u8; 60_000];
     let full = (0..10_000).find_map(|i| match client.put(format!("key-{i}").as_bytes(), &value(i)) {
         Ok(()) => None,
@@ -135,7 +135,7 @@ fn a_full_device_says_so_and_keeps_serving_reads_and_deletes() {
 }
 
 #[test]
-fn check_passes_on_a_sound_device_and_changes_nothing() {
+fn check_passes_on_an_intact_device_and_changes_nothing() {
     let directory = directory();
     let mut server = Server::start(directory.path(), "64MiB");
     for i in 0..20 {
@@ -176,8 +176,8 @@ fn a_flipped_byte_is_found_by_check_and_never_leaves_the_node() {
     server.run(&["get", "rotten"]).refused(1, &["rotten", "cannot be read back"]);
     server.has("sound", &value.to_uppercase());
     let said = server.said();
-    let told = said.lines().find(|line| line.contains("rotten")).expect("the node tells of it");
-    assert!(told.contains(device.to_str().unwrap()), "{told}");
+    let logged = said.lines().find(|line| line.contains("rotten")).expect("the node tells of it");
+    assert!(logged.contains(device.to_str().unwrap()), "{logged}");
     server.put("rotten", "mended");
     server.has("rotten", "mended");
 }

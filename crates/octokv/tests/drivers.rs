@@ -9,24 +9,24 @@
 mod common;
 
 use common::{Server, WITHOUT_IO_URING, directory, refused_to_serve, without_io_uring};
-use octokv_sys::seccomp::Refusal;
+use octokv_sys::seccomp::SeccompErrno;
 
 /// The cores of this machine, as `--cores` takes them.
 fn cores() -> String {
-    let cores: Vec<String> = octokv_sys::thread::cores().iter().map(usize::to_string).collect();
+    let cores: Vec<String> = octokv_sys::thread::allowed_cores().iter().map(usize::to_string).collect();
     cores.join(",")
 }
 
 /// Whether the process has an io_uring open.
-fn has_ring(server: &Server) -> bool {
+fn has_io_uring(server: &Server) -> bool {
     let open = std::fs::read_dir(format!("/proc/{}/fd", server.id())).unwrap();
     open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
         .any(|link| link.to_string_lossy().contains("io_uring"))
 }
 
 #[test]
-fn a_node_that_is_refused_io_uring_says_so_once_for_all_cores_and_serves() {
-    for refusal in [Refusal::Forbidden, Refusal::Missing] {
+fn a_node_without_io_uring_warns_once_and_serves() {
+    for refusal in [SeccompErrno::Eperm, SeccompErrno::Enosys] {
         let directory = directory();
         let (device, cores) = (directory.path().join("device"), cores());
         let device = device.to_str().unwrap();
@@ -39,7 +39,7 @@ fn a_node_that_is_refused_io_uring_says_so_once_for_all_cores_and_serves() {
         assert_eq!(said.matches(WITHOUT_IO_URING).count(), 1, "{said}");
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(said.contains("WARN") && said.contains("worker threads"), "{said}");
-        assert!(said.contains(&format!("os error {}", refusal.errno())), "{said}");
+        assert!(said.contains(&format!("os error {}", refusal.raw())), "{said}");
         // What was acknowledged is there on either driver.
         let server = Server::start_with(directory.path(), &arguments);
         server.has("key", "value");
@@ -48,10 +48,10 @@ fn a_node_that_is_refused_io_uring_says_so_once_for_all_cores_and_serves() {
 }
 
 #[test]
-fn who_insists_on_io_uring_where_it_is_refused_is_told_why_and_what_to_do() {
+fn requiring_unavailable_io_uring_fails_with_the_reason_and_the_remedy() {
     let directory = directory();
     let device = directory.path().join("device");
-    for (refusal, why) in [(Refusal::Forbidden, "forbidden"), (Refusal::Missing, "no io_uring")] {
+    for (refusal, why) in [(SeccompErrno::Eperm, "forbidden"), (SeccompErrno::Enosys, "no io_uring")] {
         let said = without_io_uring(refusal, || {
             refused_to_serve(&device, &["--size", "64MiB", "--driver", "uring"])
         });
@@ -62,7 +62,7 @@ fn who_insists_on_io_uring_where_it_is_refused_is_told_why_and_what_to_do() {
 }
 
 #[test]
-fn who_asks_for_threads_gets_no_ring_and_no_warning() {
+fn the_threads_driver_opens_no_ring_and_logs_no_warning() {
     let directory = directory();
     let (device, cores) = (directory.path().join("device"), cores());
     let device = device.to_str().unwrap();
@@ -70,11 +70,11 @@ fn who_asks_for_threads_gets_no_ring_and_no_warning() {
     let arguments: Vec<&str> = common.iter().chain(&["--driver", "threads"]).copied().collect();
     let mut server = Server::start_with(directory.path(), &arguments);
     server.put("key", "value");
-    assert!(!has_ring(&server));
+    assert!(!has_io_uring(&server));
     assert!(server.signal("TERM").success());
     assert_eq!(server.all_said(), "");
     // It is not that rings cannot be seen.
-    if octokv_sys::uring::refusal().is_none() {
-        assert!(has_ring(&Server::start_with(directory.path(), &common)));
+    if octokv_sys::uring::unavailable_errno().is_none() {
+        assert!(has_io_uring(&Server::start_with(directory.path(), &common)));
     }
 }

@@ -9,10 +9,10 @@
 mod common;
 
 use common::{Server, directory, octokv, octokv_fed};
-use octokv_client::blocking::Client;
+use octokv_client::blocking::BlockingClient;
 
 #[test]
-fn a_value_lives_from_put_to_delete() {
+fn a_value_exists_from_put_to_delete() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
     server.put("hello", "world");
@@ -105,7 +105,7 @@ fn a_list_names_every_key_once_whatever_its_length() {
     let directory = directory();
     let arguments = ["--device", "memory", "--size", "128MiB", "--listen", "127.0.0.1:0"];
     let server = Server::start_with(directory.path(), &arguments);
-    let client = Client::connect(&server.url).unwrap();
+    let client = BlockingClient::connect(&server.url).unwrap();
     let mut keys: Vec<String> = (0..5_000).map(|i| format!("key-{i}")).collect();
     for key in &keys {
         client.put(key.as_bytes(), b"v").unwrap();
@@ -165,7 +165,7 @@ fn wrong_usage_has_exit_code_2_and_says_what_is_wrong() {
 }
 
 #[test]
-fn a_node_that_is_not_there_is_named() {
+fn an_unreachable_node_is_named() {
     let url = "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:node?nsid=1";
     for command in [&["get", "key"][..], &["put", "key", "value"], &["list"], &["bench", "--ops", "1"]] {
         let said = octokv(command.iter().copied().chain(["--url", url]));

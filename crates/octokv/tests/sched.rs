@@ -34,30 +34,33 @@ impl Node {
         octokv(arguments.iter().copied().chain(["--admin", self.socket.to_str().unwrap()]))
     }
 
-    fn settings(&self) -> Value {
+    fn scheduling(&self) -> Value {
         serde_json::from_str(self.run(&["sched", "show", "--json"]).fine()).unwrap()
     }
 
-    fn window(&self) -> Value {
+    fn interval(&self) -> Value {
         serde_json::from_str(self.run(&["stats", "--json"]).fine()).unwrap()
     }
 }
 
 /// A number of each entry of a list.
-fn numbers(window: &Value, list: &str, field: &str) -> Vec<f64> {
-    window[list].as_array().unwrap().iter().map(|entry| entry[field].as_f64().unwrap()).collect()
+fn numbers(interval: &Value, list: &str, field: &str) -> Vec<f64> {
+    interval[list].as_array().unwrap().iter().map(|entry| entry[field].as_f64().unwrap()).collect()
 }
 
 #[test]
-fn what_is_set_holds_at_once_and_after_a_kill() {
+fn settings_apply_at_once_and_survive_a_kill() {
     let directory = directory();
     let mut node = Node::start(directory.path(), &[]);
-    assert_eq!((&node.settings()["policy"], &node.settings()["window_ms"]), (&"none".into(), &1000.into()));
+    assert_eq!(
+        (&node.scheduling()["policy"], &node.scheduling()["window_ms"]),
+        (&"none".into(), &1000.into())
+    );
     node.run(&["sched", "set", "--policy", "hybrid", "--window-ms", "20"]).fine();
     node.run(&["sched", "set", "--overload", "0.25"]).fine();
     node.run(&["sched", "host", TENANT, "--weight", "4"]).fine();
     node.run(&["sched", "host", TENANT, "--operations-per-s", "5000"]).fine();
-    let set = node.settings();
+    let set = node.scheduling();
     assert_eq!(
         (&set["hosts"][TENANT]["weight"], &set["hosts"][TENANT]["operations_per_s"]),
         (&4.into(), &5000.into())
@@ -77,14 +80,14 @@ fn what_is_set_holds_at_once_and_after_a_kill() {
     );
     node.server.kill();
     let node = Node::start(directory.path(), &[]);
-    assert_eq!(node.settings(), set);
+    assert_eq!(node.scheduling(), set);
 }
 
 #[test]
-fn what_may_not_be_is_refused_with_what_may_and_changes_nothing() {
+fn invalid_settings_are_rejected_with_the_valid_range_and_change_nothing() {
     let directory = directory();
     let node = Node::start(directory.path(), &[]);
-    let before = node.settings();
+    let before = node.scheduling();
     for (arguments, parts) in [
         (&["--policy", "hybird"][..], &["\"hybird\"", "\"hybrid\"", "round-robin"][..]),
         (&["--window-ms", "9"], &["window", "10 ms to 60 s"]),
@@ -101,7 +104,7 @@ fn what_may_not_be_is_refused_with_what_may_and_changes_nothing() {
     node.run(&["sched", "host", TENANT, "--weight", "1001"]).refused(2, &["weight", "1 to 1000"]);
     node.run(&["sched", "host", TENANT]).refused(2, &["nothing to set"]);
     node.run(&["sched", "host", "tenant", "--weight", "2"]).refused(2, &["nqn"]);
-    assert_eq!(node.settings(), before);
+    assert_eq!(node.scheduling(), before);
     let config = directory.path().join("config");
     std::fs::write(&config, "sched = { policy = \"automatic\" }\n").unwrap();
     let other = directory.path().join("other");
@@ -113,14 +116,14 @@ fn what_may_not_be_is_refused_with_what_may_and_changes_nothing() {
 }
 
 #[test]
-fn requests_move_to_a_core_with_room_and_every_one_is_answered() {
+fn requests_migrate_to_an_idle_core_and_every_one_completes() {
     let directory = directory();
     let config = directory.path().join("config");
     let text =
         "sched = { policy = \"proportional\", window_ms = 50, overload = 0.0, imbalance_difference = 0.0 }\n";
     std::fs::write(&config, text).unwrap();
     let node = Node::start(directory.path(), &["--config", config.to_str().unwrap()]);
-    assert_eq!(node.settings()["policy"], "proportional");
+    assert_eq!(node.scheduling()["policy"], "proportional");
     // One connection: all of it comes in on one core, and every value that is read is compared.
     let url = node.server.url.as_str();
     let load = [
@@ -138,30 +141,30 @@ fn requests_move_to_a_core_with_room_and_every_one_is_answered() {
     let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
     let mut seen = None;
     let ended = loop {
-        let window = node.window();
-        let moved: f64 = numbers(&window, "cores", "moved").iter().sum();
-        if moved > 0.0 && window["flows"][0]["moves"] == true {
-            seen = Some(window);
+        let interval = node.interval();
+        let moved: f64 = numbers(&interval, "cores", "moved").iter().sum();
+        if moved > 0.0 && interval["flows"][0]["moves"] == true {
+            seen = Some(interval);
         }
         if let Some(ended) = bench.try_wait().unwrap() {
             break ended;
         }
     };
     assert!(ended.success(), "{ended}");
-    let window = seen.expect("requests moved in a window of six seconds");
-    assert_eq!((&window["policy"], &window["chosen"]), (&"proportional".into(), &"balance".into()));
-    assert_eq!(window["flows"][0]["host"], TENANT);
-    let sender = numbers(&window, "cores", "moved").iter().position(|&moved| moved > 0.0).unwrap();
-    assert!(numbers(&window, "cores", "ran_for_others")[1 - sender] > 0.0, "{window}");
-    assert!(window["natural_load_balance"].as_f64().unwrap() < 0.5, "{window}");
-    assert!(numbers(&window, "cores", "utilisation").iter().all(|&part| (0.0..=1.0).contains(&part)));
+    let interval = seen.expect("requests moved in a window of six seconds");
+    assert_eq!((&interval["policy"], &interval["chosen"]), (&"proportional".into(), &"balance".into()));
+    assert_eq!(interval["flows"][0]["host"], TENANT);
+    let sender = numbers(&interval, "cores", "moved").iter().position(|&moved| moved > 0.0).unwrap();
+    assert!(numbers(&interval, "cores", "ran_for_others")[1 - sender] > 0.0, "{interval}");
+    assert!(interval["natural_load_balance"].as_f64().unwrap() < 0.5, "{interval}");
+    assert!(numbers(&interval, "cores", "utilisation").iter().all(|&part| (0.0..=1.0).contains(&part)));
     node.run(&["sched", "set", "--policy", "none"]).fine();
-    assert_eq!(node.settings()["policy"], "none");
+    assert_eq!(node.scheduling()["policy"], "none");
     node.server.stop();
 }
 
 #[test]
-fn hosts_of_one_queue_come_to_one_core_after_another() {
+fn single_queue_hosts_are_assigned_to_cores_in_turn() {
     let directory = directory();
     let node = Node::start(directory.path(), &[]);
     node.run(&["sched", "set", "--window-ms", "50"]).fine();
@@ -172,19 +175,19 @@ fn hosts_of_one_queue_come_to_one_core_after_another() {
         let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
         let mut requests = [0.0; 2];
         while bench.try_wait().unwrap().is_none() {
-            let window = numbers(&node.window(), "cores", "requests");
+            let window = numbers(&node.interval(), "cores", "requests");
             requests.iter_mut().zip(window).for_each(|(sum, requests)| *sum += requests);
         }
         cores.push(requests.iter().position(|&sum| sum > 0.0).expect("requests in a second of windows"));
         assert!(requests.contains(&0.0), "on one core only: {requests:?}");
         // Until no window has any of this one's.
-        while numbers(&node.window(), "cores", "requests").iter().sum::<f64>() > 0.0 {}
+        while numbers(&node.interval(), "cores", "requests").iter().sum::<f64>() > 0.0 {}
     }
     assert_eq!(cores, [0, 1, 0, 1]);
 }
 
 #[test]
-fn a_table_is_printed_once_where_nobody_watches() {
+fn stats_are_printed_once_without_a_terminal() {
     let directory = directory();
     let node = Node::start(directory.path(), &[]);
     let said = node.run(&["stats"]);

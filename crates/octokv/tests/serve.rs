@@ -24,7 +24,7 @@ fn the_ready_line_is_the_url_and_the_created_device_is_its_owners_alone() {
 }
 
 #[test]
-fn a_signal_ends_it_in_order_and_the_data_is_back_after_a_restart() {
+fn a_signal_shuts_down_cleanly_and_the_data_is_back_after_a_restart() {
     let directory = directory();
     for (signal, value) in [("TERM", "first"), ("INT", "second"), ("TERM", "third")] {
         let mut server = Server::start(directory.path(), "64MiB");
@@ -101,7 +101,7 @@ fn ipv4_and_ipv6_at_once() {
 }
 
 #[test]
-fn events_are_structured_lines_on_standard_error() {
+fn log_lines_are_structured_on_standard_error() {
     let directory = directory();
     let device = directory.path().join("device");
     let device = device.to_str().unwrap();
@@ -130,7 +130,7 @@ fn an_address_in_use_is_named() {
 }
 
 #[test]
-fn a_core_that_is_not_there_is_named() {
+fn an_unknown_core_is_named() {
     let directory = directory();
     let said = refused_to_serve(&directory.path().join("device"), &["--size", "64MiB", "--cores", "5000"]);
     said.refused(1, &["core 5000"]);
@@ -181,7 +181,7 @@ fn a_wrong_configuration_is_refused_by_file_line_and_key_and_touches_nothing() {
 fn an_idle_node_with_a_connected_host_uses_less_than_a_hundredth_of_a_core() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
-    let client = octokv_client::blocking::Client::connect(&server.url).unwrap();
+    let client = octokv_client::blocking::BlockingClient::connect(&server.url).unwrap();
     client.put(b"key", b"value").unwrap();
     let before = server.ticks();
     // A span of time is what is measured here; nothing is waited for.

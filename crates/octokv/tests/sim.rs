@@ -5,7 +5,7 @@ mod common;
 use common::octokv;
 
 #[test]
-fn a_few_seeds_of_every_scenario_hold_every_promise() {
+fn a_few_seeds_of_every_scenario_pass_every_check() {
     let said = octokv(["sim", "--seeds", "0..8"]);
     assert_eq!(said.code, 0, "{}", said.stderr);
     assert!(said.text().starts_with("8 seeds held every promise: "), "{}", said.text());
@@ -21,7 +21,7 @@ fn time_ends_a_run_and_a_scenario_is_chosen_by_name() {
 }
 
 #[test]
-fn seeds_and_scenarios_that_are_none_are_refused() {
+fn unknown_seeds_and_scenarios_are_rejected() {
     octokv(["sim", "--seeds", "5..5"]).refused(2, &["A..B"]);
     octokv(["sim", "--seeds", "x"]).refused(2, &["A..B"]);
     octokv(["sim", "--scenario", "storm"]).refused(2, &["storm", "crashes"]);

@@ -9,7 +9,7 @@
 mod common;
 
 use common::{Server, directory, octokv, refused_to_serve};
-use octokv_client::blocking::Client;
+use octokv_client::blocking::BlockingClient;
 use std::time::{Duration, Instant};
 
 /// What one durable write takes at least on a 970 EVO: the drive's flush, which keeps its mapping for so long alone.
@@ -17,11 +17,11 @@ const FLUSH: Duration = Duration::from_micros(500);
 const PUTS: u32 = 200;
 
 #[test]
-fn a_put_on_a_node_in_memory_takes_the_drives_flush() {
+fn a_put_on_a_memory_node_takes_the_modelled_flush_time() {
     let directory = directory();
     let arguments = ["--device", "memory", "--size", "64MiB", "--listen", "127.0.0.1:0", "--nand", "970-evo"];
     let server = Server::start_with(directory.path(), &arguments);
-    let client = Client::connect(&server.url).unwrap();
+    let client = BlockingClient::connect(&server.url).unwrap();
     let begun = Instant::now();
     for index in 0..PUTS {
         client.put(&index.to_be_bytes(), &[7; 1000]).unwrap();
@@ -35,7 +35,7 @@ fn a_put_on_a_node_in_memory_takes_the_drives_flush() {
 }
 
 #[test]
-fn a_file_is_the_same_volume_with_a_drives_times_and_without() {
+fn a_file_is_the_same_volume_with_and_without_the_ssd_model() {
     let directory = directory();
     let device = directory.path().join("device");
     let fixed = ["--device", device.to_str().unwrap(), "--size", "64MiB", "--listen", "127.0.0.1:0"];
@@ -70,7 +70,7 @@ fn the_file_names_drives_for_the_first_namespace_and_for_others() {
 }
 
 #[test]
-fn a_drive_that_is_not_there_or_too_small_is_refused_and_nothing_is_touched() {
+fn an_unknown_or_too_small_drive_is_rejected_and_nothing_is_touched() {
     let directory = directory();
     let device = directory.path().join("device");
     let names = ["970evo", "none, 970-evo, leed", "similar", "970-evo"];

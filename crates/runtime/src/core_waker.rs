@@ -17,38 +17,38 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
-const QUIET: u8 = 0;
-const RUNG: u8 = 1;
+const AWAKE: u8 = 0;
+const NOTIFIED: u8 = 1;
 const SLEEPING: u8 = 2;
 
 /// The doorbell of one reactor, shared with everyone who may wake it.
 #[derive(Debug)]
-pub struct Doorbell {
+pub struct CoreWaker {
     state: AtomicU8,
     /// None in the virtual world, where nobody sleeps.
     event: Option<EventFd>,
 }
 
-impl Doorbell {
+impl CoreWaker {
     /// A doorbell that wakes a sleeping thread.
-    pub fn new() -> io::Result<Arc<Doorbell>> {
-        Ok(Arc::new(Doorbell { state: AtomicU8::new(QUIET), event: Some(EventFd::new()?) }))
+    pub fn new() -> io::Result<Arc<CoreWaker>> {
+        Ok(Arc::new(CoreWaker { state: AtomicU8::new(AWAKE), event: Some(EventFd::new()?) }))
     }
 
     /// A doorbell for a reactor that never sleeps: virtual worlds, tests.
-    pub fn silent() -> Arc<Doorbell> {
-        Arc::new(Doorbell { state: AtomicU8::new(QUIET), event: None })
+    pub fn without_eventfd() -> Arc<CoreWaker> {
+        Arc::new(CoreWaker { state: AtomicU8::new(AWAKE), event: None })
     }
 
     /// Tells the core that something was published for it. Any thread.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         // Pairs with the fence in `begin_turn` and the exchange in `try_sleep`: what was published
         // before is seen by whoever makes the state leave RUNG after.
         fence(Ordering::SeqCst);
-        if self.state.load(Ordering::Relaxed) == RUNG {
+        if self.state.load(Ordering::Relaxed) == NOTIFIED {
             return;
         }
-        if self.state.swap(RUNG, Ordering::SeqCst) == SLEEPING
+        if self.state.swap(NOTIFIED, Ordering::SeqCst) == SLEEPING
             && let Some(event) = &self.event
         {
             event.signal();
@@ -56,25 +56,25 @@ impl Doorbell {
     }
 
     /// The core looks at everything published from here on. True when someone rang.
-    pub fn begin_turn(&self) -> bool {
-        if self.state.load(Ordering::Relaxed) != RUNG {
+    pub fn begin_iteration(&self) -> bool {
+        if self.state.load(Ordering::Relaxed) != NOTIFIED {
             return false;
         }
-        self.state.store(QUIET, Ordering::SeqCst);
+        self.state.store(AWAKE, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         true
     }
 
     /// Steps towards sleep. False when someone rang since `begin_turn`: then there is work.
     pub fn try_sleep(&self) -> bool {
-        let step = self.state.compare_exchange(QUIET, SLEEPING, Ordering::SeqCst, Ordering::SeqCst);
-        step.is_ok()
+        let exchanged = self.state.compare_exchange(AWAKE, SLEEPING, Ordering::SeqCst, Ordering::SeqCst);
+        exchanged.is_ok()
     }
 
     /// The core is awake again, for whatever reason.
-    pub fn woken(&self) {
+    pub fn on_wake(&self) {
         // Fails when someone rang, and that stays for `begin_turn`.
-        let _ = self.state.compare_exchange(SLEEPING, QUIET, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.state.compare_exchange(SLEEPING, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
         // Always: a signal may come a moment after the state that it belongs to, and one left behind
         // would keep the core from ever sleeping again.
         if let Some(event) = &self.event {
@@ -93,41 +93,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rung_core_does_not_sleep_until_it_has_taken_a_turn() {
-        let doorbell = Doorbell::new().unwrap();
-        doorbell.ring();
-        assert!(!doorbell.try_sleep());
-        assert!(doorbell.begin_turn());
-        assert!(!doorbell.begin_turn());
-        assert!(doorbell.try_sleep());
-        doorbell.woken();
+    fn a_notified_core_does_not_sleep_before_its_next_iteration() {
+        let core_waker = CoreWaker::new().unwrap();
+        core_waker.notify();
+        assert!(!core_waker.try_sleep());
+        assert!(core_waker.begin_iteration());
+        assert!(!core_waker.begin_iteration());
+        assert!(core_waker.try_sleep());
+        core_waker.on_wake();
     }
 
     #[test]
-    fn only_a_sleeping_core_costs_a_signal() {
-        let doorbell = Doorbell::new().unwrap();
-        doorbell.ring();
-        assert!(!doorbell.event().unwrap().drain());
-        doorbell.begin_turn();
-        assert!(doorbell.try_sleep());
-        doorbell.ring();
-        doorbell.ring();
-        assert!(doorbell.event().unwrap().drain());
-        doorbell.woken();
-        assert!(doorbell.begin_turn());
+    fn only_a_sleeping_core_is_signalled() {
+        let core_waker = CoreWaker::new().unwrap();
+        core_waker.notify();
+        assert!(!core_waker.event().unwrap().drain());
+        core_waker.begin_iteration();
+        assert!(core_waker.try_sleep());
+        core_waker.notify();
+        core_waker.notify();
+        assert!(core_waker.event().unwrap().drain());
+        core_waker.on_wake();
+        assert!(core_waker.begin_iteration());
     }
 
     #[test]
     fn a_signal_that_comes_late_does_not_keep_the_core_awake_for_ever() {
-        let doorbell = Doorbell::new().unwrap();
+        let core_waker = CoreWaker::new().unwrap();
         // The ringer has changed the state but not yet signalled when the core wakes by itself.
-        assert!(doorbell.try_sleep());
-        doorbell.state.store(RUNG, Ordering::SeqCst);
-        doorbell.woken();
-        doorbell.event().unwrap().signal();
-        assert!(doorbell.begin_turn());
-        assert!(doorbell.try_sleep());
-        doorbell.woken();
-        assert!(!doorbell.event().unwrap().drain());
+        assert!(core_waker.try_sleep());
+        core_waker.state.store(NOTIFIED, Ordering::SeqCst);
+        core_waker.on_wake();
+        core_waker.event().unwrap().signal();
+        assert!(core_waker.begin_iteration());
+        assert!(core_waker.try_sleep());
+        core_waker.on_wake();
+        assert!(!core_waker.event().unwrap().drain());
     }
 }

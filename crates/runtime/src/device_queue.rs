@@ -6,11 +6,11 @@
 //!    └──wakes──────────┴◀───────────────── poll ◀────────────────────────────────────┘
 //! ```
 //! Invariants: a buffer in flight belongs to the queue, whatever happens to the task; operations reach
-//! the queue in the order they were submitted; a dropped [`Ticket`] leaves its operation running and
+//! the queue in the order they were submitted; a dropped [`CompletionFuture`] leaves its operation running and
 //! its slot in use until the device has answered.
 
 use octokv_base::Buffer;
-use octokv_sys::file::OwnedFile;
+use octokv_sys::file::DeviceFile;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -24,7 +24,7 @@ use std::task::{Context, Poll, Waker};
 /// One thing to do on a device. Offsets and lengths are bytes and multiples of the device's block;
 /// a transfer covers all `len()` bytes of its buffer.
 #[derive(Debug)]
-pub enum Operation {
+pub enum IoOperation {
     /// Fill the buffer from the device.
     Read {
         /// Where on the device.
@@ -50,22 +50,22 @@ pub enum Operation {
     },
 }
 
-impl Operation {
+impl IoOperation {
     fn into_buffer(self) -> Option<Buffer> {
         match self {
-            Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => Some(buffer),
-            Operation::Flush | Operation::Trim { .. } => None,
+            IoOperation::Read { buffer, .. } | IoOperation::Write { buffer, .. } => Some(buffer),
+            IoOperation::Flush | IoOperation::Trim { .. } => None,
         }
     }
 }
 
 /// EBADF.
-const BAD_FILE: i32 = 9;
+const EBADF: i32 = 9;
 
 /// The device's answer. The buffer of a read or write comes back, except from a remote device whose operation
 /// failed: it may have gone with the connection.
 #[derive(Debug)]
-pub struct Completed {
+pub struct IoCompletion {
     /// The operation's buffer, if it had one.
     pub buffer: Option<Buffer>,
     /// Success, or the error number of the kernel; a short transfer is EIO.
@@ -78,43 +78,43 @@ pub struct FileId(pub u32);
 
 /// A device that was opened once for the process and is then opened on each core's queue.
 #[derive(Clone, Debug)]
-pub struct Media {
+pub struct DeviceSource {
     /// What to call it in messages: its path.
     pub name: Arc<str>,
     /// How large it is.
     pub size_bytes: u64,
     /// The unit of transfers: a power of two, 512 to 4096.
     pub block_bytes: u32,
-    pub(crate) kind: MediaKind,
+    pub(crate) kind: DeviceSourceKind,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum MediaKind {
-    Kernel(Arc<OwnedFile>),
-    Virtual(u32),
+pub(crate) enum DeviceSourceKind {
+    Kernel(Arc<DeviceFile>),
+    Simulated(u32),
 }
 
-impl Media {
+impl DeviceSource {
     /// A regular file or block device of this machine.
-    pub fn file(file: OwnedFile) -> Media {
-        Media {
+    pub fn from_file(file: DeviceFile) -> DeviceSource {
+        DeviceSource {
             name: file.path().to_string_lossy().into(),
             size_bytes: file.size_bytes(),
             block_bytes: file.block_bytes(),
-            kind: MediaKind::Kernel(Arc::new(file)),
+            kind: DeviceSourceKind::Kernel(Arc::new(file)),
         }
     }
 
     /// Whether it is a whole block device rather than a file on one.
     pub fn is_block_device(&self) -> bool {
-        matches!(&self.kind, MediaKind::Kernel(file) if file.is_block_device())
+        matches!(&self.kind, DeviceSourceKind::Kernel(file) if file.is_block_device())
     }
 
     /// The file, unless the device is virtual.
-    pub(crate) fn kernel(&self) -> io::Result<Arc<OwnedFile>> {
+    pub(crate) fn kernel_file(&self) -> io::Result<Arc<DeviceFile>> {
         match &self.kind {
-            MediaKind::Kernel(file) => Ok(Arc::clone(file)),
-            MediaKind::Virtual(_) => Err(io::ErrorKind::Unsupported.into()),
+            DeviceSourceKind::Kernel(file) => Ok(Arc::clone(file)),
+            DeviceSourceKind::Simulated(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -122,82 +122,82 @@ impl Media {
 /// What carries operations out: io_uring, worker threads, a virtual disk. One per core.
 pub trait DeviceQueue {
     /// Makes a device known to this queue.
-    fn open(&mut self, media: &Media) -> io::Result<FileId>;
+    fn open(&mut self, source: &DeviceSource) -> io::Result<FileId>;
     /// Forgets a device once its operations are over; nothing names it any more.
     fn close(&mut self, file: FileId);
     /// Takes an operation; never refuses one, and never blocks. The ticket comes back with its answer.
-    fn submit(&mut self, ticket: u32, file: FileId, operation: Operation);
+    fn submit(&mut self, token: u32, file: FileId, operation: IoOperation);
     /// Sends on what was submitted and adds what has been answered.
-    fn poll(&mut self, done: &mut Vec<(u32, Completed)>);
+    fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>);
     /// How many operations are submitted and not yet given back by `poll`.
     fn in_flight(&self) -> usize;
     /// An eventfd that is signalled when there are answers after a `poll` that gave none, for a reactor
     /// to sleep on. None where the queue rings the reactor's doorbell itself.
-    fn wait_descriptor(&self) -> Option<RawFd> {
+    fn completion_eventfd(&self) -> Option<RawFd> {
         None
     }
 }
 
-enum State {
+enum OpState {
     Free,
-    Waiting(FileId, Operation),
-    Flying,
-    Done(Completed),
+    Queued(FileId, IoOperation),
+    InFlight,
+    Completed(IoCompletion),
 }
 
-struct Slot {
-    state: State,
+struct OpSlot {
+    state: OpState,
     waker: Option<Waker>,
     /// The ticket was dropped: free the slot when the device has answered.
-    abandoned: bool,
+    is_abandoned: bool,
 }
 
-struct Inner {
+struct DeviceHandleInner {
     queue: Box<dyn DeviceQueue>,
     depth: usize,
-    flying: usize,
-    slots: Vec<Slot>,
+    in_flight: usize,
+    slots: Vec<OpSlot>,
     free: Vec<u32>,
-    waiting: VecDeque<u32>,
-    done: Vec<(u32, Completed)>,
+    queued: VecDeque<u32>,
+    completions: Vec<(u32, IoCompletion)>,
 }
 
 /// The devices of one core: at most `depth` operations at the queue, later ones wait in order.
 #[derive(Clone)]
-pub struct Channel(Rc<RefCell<Inner>>);
+pub struct DeviceHandle(Rc<RefCell<DeviceHandleInner>>);
 
-impl Channel {
+impl DeviceHandle {
     /// A channel over a queue that takes `depth` operations at a time.
-    pub fn new(queue: Box<dyn DeviceQueue>, depth: usize) -> Channel {
+    pub fn new(queue: Box<dyn DeviceQueue>, depth: usize) -> DeviceHandle {
         assert!(depth > 0, "a channel of no depth does nothing");
-        Channel(Rc::new(RefCell::new(Inner {
+        DeviceHandle(Rc::new(RefCell::new(DeviceHandleInner {
             queue,
             depth,
-            flying: 0,
+            in_flight: 0,
             slots: Vec::with_capacity(2 * depth),
             free: Vec::with_capacity(2 * depth),
-            waiting: VecDeque::with_capacity(depth),
-            done: Vec::with_capacity(depth),
+            queued: VecDeque::with_capacity(depth),
+            completions: Vec::with_capacity(depth),
         })))
     }
 
     /// Makes a device known to this core.
-    pub fn open(&self, media: &Media) -> io::Result<FileId> {
-        self.0.borrow_mut().queue.open(media)
+    pub fn open(&self, source: &DeviceSource) -> io::Result<FileId> {
+        self.0.borrow_mut().queue.open(source)
     }
 
     /// Forgets a device. Operations of it that wait for their turn fail with EBADF.
     pub fn close(&self, file: FileId) {
         let mut inner = self.0.borrow_mut();
-        for index in (0..inner.waiting.len()).rev() {
-            let slot = inner.waiting[index];
-            if matches!(&inner.slots[slot as usize].state, State::Waiting(of, _) if *of == file) {
-                inner.waiting.remove(index);
-                inner.flying += 1;
-                let waiting = std::mem::replace(&mut inner.slots[slot as usize].state, State::Flying);
-                let State::Waiting(_, operation) = waiting else { unreachable!("it waited a line ago") };
-                let completed = Completed { buffer: operation.into_buffer(), result: Err(BAD_FILE) };
-                if let Some(waker) = inner.land(slot, completed) {
+        for index in (0..inner.queued.len()).rev() {
+            let slot = inner.queued[index];
+            if matches!(&inner.slots[slot as usize].state, OpState::Queued(of, _) if *of == file) {
+                inner.queued.remove(index);
+                inner.in_flight += 1;
+                let queued = std::mem::replace(&mut inner.slots[slot as usize].state, OpState::InFlight);
+                let OpState::Queued(_, operation) = queued else { unreachable!("it waited a line ago") };
+                let completed = IoCompletion { buffer: operation.into_buffer(), result: Err(EBADF) };
+                if let Some(waker) = inner.complete(slot, completed) {
                     waker.wake();
                 }
             }
@@ -205,40 +205,40 @@ impl Channel {
         inner.queue.close(file);
     }
 
-    /// Hands an operation over. It starts at the next [`Channel::poll`] at the latest.
-    pub fn submit(&self, file: FileId, operation: Operation) -> Ticket {
+    /// Hands an operation over. It starts at the next [`DeviceHandle::poll`] at the latest.
+    pub fn submit(&self, file: FileId, operation: IoOperation) -> CompletionFuture {
         let mut inner = self.0.borrow_mut();
         let slot = inner.take_slot();
-        if inner.flying < inner.depth && inner.waiting.is_empty() {
-            inner.launch(slot, file, operation);
+        if inner.in_flight < inner.depth && inner.queued.is_empty() {
+            inner.start(slot, file, operation);
         } else {
-            inner.slots[slot as usize].state = State::Waiting(file, operation);
-            inner.waiting.push_back(slot);
+            inner.slots[slot as usize].state = OpState::Queued(file, operation);
+            inner.queued.push_back(slot);
         }
-        Ticket { channel: Channel(Rc::clone(&self.0)), slot }
+        CompletionFuture { devices: DeviceHandle(Rc::clone(&self.0)), slot }
     }
 
     /// Sends on what was submitted, takes the device's answers and wakes who waits for them. Gives how
     /// many answers came.
     pub fn poll(&self) -> usize {
         let mut inner = self.0.borrow_mut();
-        if inner.flying == 0 {
+        if inner.in_flight == 0 {
             return 0;
         }
-        let mut done = std::mem::take(&mut inner.done);
-        let Inner { queue, .. } = &mut *inner;
-        queue.poll(&mut done);
-        let count = done.len();
-        for (slot, completed) in done.drain(..) {
-            if let Some(waker) = inner.land(slot, completed) {
+        let mut completions = std::mem::take(&mut inner.completions);
+        let DeviceHandleInner { queue, .. } = &mut *inner;
+        queue.poll(&mut completions);
+        let count = completions.len();
+        for (slot, completed) in completions.drain(..) {
+            if let Some(waker) = inner.complete(slot, completed) {
                 waker.wake();
             }
         }
-        inner.done = done;
-        if count > 0 && inner.launch_waiting() {
+        inner.completions = completions;
+        if count > 0 && inner.start_queued() {
             // What took the place of those answered goes to the device in this turn, too.
-            let Inner { queue, done, .. } = &mut *inner;
-            queue.poll(done);
+            let DeviceHandleInner { queue, completions, .. } = &mut *inner;
+            queue.poll(completions);
         }
         count
     }
@@ -246,60 +246,63 @@ impl Channel {
     /// How many operations have not been answered, those that wait for their turn included.
     pub fn in_flight(&self) -> usize {
         let inner = self.0.borrow();
-        inner.flying + inner.waiting.len()
+        inner.in_flight + inner.queued.len()
     }
 
     /// See [`DeviceQueue::wait_descriptor`].
-    pub fn wait_descriptor(&self) -> Option<RawFd> {
-        self.0.borrow().queue.wait_descriptor()
+    pub fn completion_eventfd(&self) -> Option<RawFd> {
+        self.0.borrow().queue.completion_eventfd()
     }
 }
 
-impl Inner {
+impl DeviceHandleInner {
     fn take_slot(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { state: State::Free, waker: None, abandoned: false });
+            self.slots.push(OpSlot { state: OpState::Free, waker: None, is_abandoned: false });
             (self.slots.len() - 1) as u32
         })
     }
 
-    fn launch(&mut self, slot: u32, file: FileId, operation: Operation) {
-        self.slots[slot as usize].state = State::Flying;
-        self.flying += 1;
+    fn start(&mut self, slot: u32, file: FileId, operation: IoOperation) {
+        self.slots[slot as usize].state = OpState::InFlight;
+        self.in_flight += 1;
         self.queue.submit(slot, file, operation);
     }
 
-    fn launch_waiting(&mut self) -> bool {
-        let mut launched = false;
-        while self.flying < self.depth
-            && let Some(slot) = self.waiting.pop_front()
+    fn start_queued(&mut self) -> bool {
+        let mut started = false;
+        while self.in_flight < self.depth
+            && let Some(slot) = self.queued.pop_front()
         {
-            let State::Waiting(file, operation) =
-                std::mem::replace(&mut self.slots[slot as usize].state, State::Free)
+            let OpState::Queued(file, operation) =
+                std::mem::replace(&mut self.slots[slot as usize].state, OpState::Free)
             else {
                 unreachable!("slot {slot} is in line and does not wait");
             };
-            self.launch(slot, file, operation);
-            launched = true;
+            self.start(slot, file, operation);
+            started = true;
         }
-        launched
+        started
     }
 
     /// Takes an answer in; gives who waits for it.
-    fn land(&mut self, slot: u32, completed: Completed) -> Option<Waker> {
+    fn complete(&mut self, slot: u32, completed: IoCompletion) -> Option<Waker> {
         let entry = &mut self.slots[slot as usize];
-        assert!(matches!(entry.state, State::Flying), "an answer for slot {slot}, which has no operation");
-        self.flying -= 1;
-        if entry.abandoned {
+        assert!(
+            matches!(entry.state, OpState::InFlight),
+            "an answer for slot {slot}, which has no operation"
+        );
+        self.in_flight -= 1;
+        if entry.is_abandoned {
             self.release(slot);
             return None;
         }
-        entry.state = State::Done(completed);
+        entry.state = OpState::Completed(completed);
         entry.waker.take()
     }
 
     fn release(&mut self, slot: u32) {
-        self.slots[slot as usize] = Slot { state: State::Free, waker: None, abandoned: false };
+        self.slots[slot as usize] = OpSlot { state: OpState::Free, waker: None, is_abandoned: false };
         self.free.push(slot);
     }
 }
@@ -309,49 +312,49 @@ impl Inner {
 /// # Panics
 /// When polled again after it has given the answer.
 #[must_use = "the answer says whether it happened"]
-pub struct Ticket {
-    channel: Channel,
+pub struct CompletionFuture {
+    devices: DeviceHandle,
     slot: u32,
 }
 
-const TAKEN: u32 = u32::MAX;
+const SLOT_TAKEN: u32 = u32::MAX;
 
-impl Future for Ticket {
-    type Output = Completed;
+impl Future for CompletionFuture {
+    type Output = IoCompletion;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completed> {
-        assert!(self.slot != TAKEN, "polled after the answer was taken");
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoCompletion> {
+        assert!(self.slot != SLOT_TAKEN, "polled after the answer was taken");
         let slot = self.slot;
-        let mut inner = self.channel.0.borrow_mut();
+        let mut inner = self.devices.0.borrow_mut();
         let entry = &mut inner.slots[slot as usize];
-        if !matches!(entry.state, State::Done(_)) {
+        if !matches!(entry.state, OpState::Completed(_)) {
             match &mut entry.waker {
                 Some(waker) => waker.clone_from(context.waker()),
                 none => *none = Some(context.waker().clone()),
             }
             return Poll::Pending;
         }
-        let State::Done(completed) = std::mem::replace(&mut entry.state, State::Free) else {
+        let OpState::Completed(completed) = std::mem::replace(&mut entry.state, OpState::Free) else {
             unreachable!("it was done a line ago");
         };
         inner.release(slot);
         drop(inner);
-        self.slot = TAKEN;
+        self.slot = SLOT_TAKEN;
         Poll::Ready(completed)
     }
 }
 
-impl Drop for Ticket {
+impl Drop for CompletionFuture {
     fn drop(&mut self) {
-        if self.slot == TAKEN {
+        if self.slot == SLOT_TAKEN {
             return;
         }
-        let mut inner = self.channel.0.borrow_mut();
+        let mut inner = self.devices.0.borrow_mut();
         let entry = &mut inner.slots[self.slot as usize];
-        if matches!(entry.state, State::Done(_)) {
+        if matches!(entry.state, OpState::Completed(_)) {
             inner.release(self.slot);
         } else {
-            entry.abandoned = true;
+            entry.is_abandoned = true;
             entry.waker = None;
         }
     }

@@ -1,6 +1,6 @@
 //! A bounded slab of futures of one kind, and [`block_on`] for tests and tools.
 //!
-//! In: futures by [`Tasks::spawn`], wake-ups by their wakers from any thread. Out: nothing; a task
+//! In: futures by [`TaskSlab::spawn`], wake-ups by their wakers from any thread. Out: nothing; a task
 //! leaves its result where its reactor looks. Wake-ups are bits: one per slot and a summary above them,
 //! so that any number of wake-ups from any number of cores takes bounded memory and no lock.
 //!
@@ -8,7 +8,7 @@
 //! allocation in steady state; a wake-up after the task's end at most polls the slot's next task once
 //! more; a wake-up is never lost (the doorbell rings after the bit is set).
 
-use crate::core_waker::Doorbell;
+use crate::core_waker::CoreWaker;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use std::task::{Context, Poll, Wake, Waker};
 pub struct TaskId(pub u32);
 
 /// One bit per slot, set by wakers, and one summary bit per word of them.
-pub(crate) struct WakeBits {
+pub(crate) struct WakeSet {
     words: Box<[AtomicU64]>,
     summary: Box<[AtomicU64]>,
-    doorbell: Arc<Doorbell>,
+    core_waker: Arc<CoreWaker>,
 }
 
-impl WakeBits {
-    pub(crate) fn new(slots: usize, doorbell: Arc<Doorbell>) -> WakeBits {
+impl WakeSet {
+    pub(crate) fn new(slots: usize, core_waker: Arc<CoreWaker>) -> WakeSet {
         let zeroes = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
         let words = slots.div_ceil(64);
-        WakeBits { words: zeroes(words), summary: zeroes(words.div_ceil(64)), doorbell }
+        WakeSet { words: zeroes(words), summary: zeroes(words.div_ceil(64)), core_waker }
     }
 
     /// What sets the bit of a slot.
-    pub(crate) fn waker(bits: &Arc<WakeBits>, index: usize) -> Waker {
-        Waker::from(Arc::new(SlotWaker { bits: Arc::clone(bits), index }))
+    pub(crate) fn waker(wake_set: &Arc<WakeSet>, index: usize) -> Waker {
+        Waker::from(Arc::new(SlotWaker { wake_set: Arc::clone(wake_set), index }))
     }
 
     fn set(&self, index: usize) {
@@ -44,7 +44,7 @@ impl WakeBits {
         if self.words[word].fetch_or(1 << (index % 64), Ordering::SeqCst) == 0 {
             self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::SeqCst);
         }
-        self.doorbell.ring();
+        self.core_waker.notify();
     }
 
     /// Takes all set bits and gives their indices, ascending, to `each`.
@@ -66,13 +66,13 @@ impl WakeBits {
         }
     }
 
-    pub(crate) fn any(&self) -> bool {
+    pub(crate) fn is_any_set(&self) -> bool {
         self.summary.iter().any(|summary| summary.load(Ordering::Relaxed) != 0)
     }
 }
 
 struct SlotWaker {
-    bits: Arc<WakeBits>,
+    wake_set: Arc<WakeSet>,
     index: usize,
 }
 
@@ -81,28 +81,28 @@ impl Wake for SlotWaker {
         self.wake_by_ref();
     }
     fn wake_by_ref(self: &Arc<Self>) {
-        self.bits.set(self.index);
+        self.wake_set.set(self.index);
     }
 }
 
 /// Tasks of one type on one core, at most `bound` at a time.
-pub struct Tasks<F> {
-    bound: usize,
+pub struct TaskSlab<F> {
+    capacity: usize,
     slots: Vec<Pin<Box<Option<F>>>>,
     wakers: Vec<Waker>,
     free: Vec<u32>,
-    bits: Arc<WakeBits>,
+    wake_set: Arc<WakeSet>,
 }
 
-impl<F: Future<Output = ()>> Tasks<F> {
+impl<F: Future<Output = ()>> TaskSlab<F> {
     /// An empty slab. Wake-ups ring `doorbell`, the one of the reactor that will poll it.
-    pub fn new(bound: usize, doorbell: Arc<Doorbell>) -> Tasks<F> {
-        Tasks {
-            bound,
-            slots: Vec::with_capacity(bound),
-            wakers: Vec::with_capacity(bound),
-            free: Vec::with_capacity(bound),
-            bits: Arc::new(WakeBits::new(bound, doorbell)),
+    pub fn new(capacity: usize, core_waker: Arc<CoreWaker>) -> TaskSlab<F> {
+        TaskSlab {
+            capacity,
+            slots: Vec::with_capacity(capacity),
+            wakers: Vec::with_capacity(capacity),
+            free: Vec::with_capacity(capacity),
+            wake_set: Arc::new(WakeSet::new(capacity, core_waker)),
         }
     }
 
@@ -111,7 +111,7 @@ impl<F: Future<Output = ()>> Tasks<F> {
     pub fn spawn(&mut self, future: F) -> Result<TaskId, F> {
         let index = match self.free.pop() {
             Some(index) => index as usize,
-            None if self.slots.len() < self.bound => self.grow(),
+            None if self.slots.len() < self.capacity => self.add_slot(),
             None => return Err(future),
         };
         self.slots[index].as_mut().set(Some(future));
@@ -120,10 +120,10 @@ impl<F: Future<Output = ()>> Tasks<F> {
     }
 
     /// Makes one more slot, for the first time and for good.
-    fn grow(&mut self) -> usize {
+    fn add_slot(&mut self) -> usize {
         let index = self.slots.len();
         self.slots.push(Box::pin(None));
-        self.wakers.push(WakeBits::waker(&self.bits, index));
+        self.wakers.push(WakeSet::waker(&self.wake_set, index));
         index
     }
 
@@ -138,12 +138,12 @@ impl<F: Future<Output = ()>> Tasks<F> {
     /// Polls every task woken since the last call, once each, in the order of their slots. Gives how
     /// many were polled. A task that wakes itself runs again in the next call.
     pub fn poll_ready(&mut self) -> usize {
-        if !self.bits.any() {
+        if !self.wake_set.is_any_set() {
             return 0;
         }
-        let bits = Arc::clone(&self.bits);
+        let wake_set = Arc::clone(&self.wake_set);
         let mut polled = 0;
-        bits.take(|index| {
+        wake_set.take(|index| {
             polled += 1;
             self.poll(index);
         });
@@ -157,13 +157,13 @@ impl<F: Future<Output = ()>> Tasks<F> {
 
     /// Whether `spawn` would give the future back.
     pub fn is_full(&self) -> bool {
-        self.free.is_empty() && self.slots.len() == self.bound
+        self.free.is_empty() && self.slots.len() == self.capacity
     }
 }
 
-struct Flag(std::sync::atomic::AtomicBool);
+struct WakeFlag(std::sync::atomic::AtomicBool);
 
-impl Wake for Flag {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -176,7 +176,7 @@ impl Wake for Flag {
 /// channel, turn a reactor, or block for the event that will wake it.
 pub fn block_on<F: Future>(future: F, mut idle: impl FnMut()) -> F::Output {
     let mut future = pin!(future);
-    let flag = Arc::new(Flag(std::sync::atomic::AtomicBool::new(true)));
+    let flag = Arc::new(WakeFlag(std::sync::atomic::AtomicBool::new(true)));
     let waker = Waker::from(Arc::clone(&flag));
     loop {
         if flag.0.swap(false, Ordering::Acquire)

@@ -15,8 +15,8 @@
 //! messages and wake-ups by the doorbell, device answers by the queue's descriptor or the doorbell,
 //! timers by the deadline. Tested in `tests/reactor.rs`.
 
-use crate::core_waker::Doorbell;
-use crate::kernel_sockets::RealSockets;
+use crate::core_waker::CoreWaker;
+use crate::kernel_sockets::KernelSockets;
 use octokv_base::Nanos;
 use std::io;
 use std::os::fd::RawFd;
@@ -38,7 +38,7 @@ pub enum Polling {
 
 /// How long a core that spins at all goes on while its devices work. To wake a core takes longer than most of them
 /// need; one that takes longer than this is waited for asleep.
-const DEVICE_SPIN: Nanos = Nanos::from_millis(1);
+const DEVICE_SPIN_MIN: Nanos = Nanos::from_millis(1);
 
 impl Default for Polling {
     /// Adaptive. Waking from sleep costs some 10–50 µs, so spinning about that long and a little more
@@ -50,94 +50,94 @@ impl Default for Polling {
 
 /// What to do after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum IdleAction {
     /// Another turn at once.
-    Turn,
+    Continue,
     /// Sleep, at most so long ([`Nanos::NEVER`]: until woken).
     Sleep(Nanos),
 }
 
 /// Chooses, given when work was last seen, whether devices are working, and when the next turn is due. Pure.
-pub fn choose(
+pub fn choose_idle_action(
     polling: Polling,
     now: Nanos,
     last_work: Nanos,
-    device_works: bool,
+    has_device_io: bool,
     next_deadline: Nanos,
-) -> Choice {
+) -> IdleAction {
     let spin = match polling {
-        Polling::Busy => return Choice::Turn,
+        Polling::Busy => return IdleAction::Continue,
         Polling::Sleep => Nanos::ZERO,
-        Polling::Adaptive { spin } if device_works && spin > Nanos::ZERO => spin.max(DEVICE_SPIN),
+        Polling::Adaptive { spin } if has_device_io && spin > Nanos::ZERO => spin.max(DEVICE_SPIN_MIN),
         Polling::Adaptive { spin } => spin,
     };
     if next_deadline <= now || now.since(last_work) < spin {
-        return Choice::Turn;
+        return IdleAction::Continue;
     }
-    Choice::Sleep(if next_deadline == Nanos::NEVER { Nanos::NEVER } else { next_deadline - now })
+    IdleAction::Sleep(if next_deadline == Nanos::NEVER { Nanos::NEVER } else { next_deadline - now })
 }
 
 /// The idle policy of one real core.
-pub struct Idle {
+pub struct IdlePolicy {
     polling: Polling,
-    doorbell: Arc<Doorbell>,
+    core_waker: Arc<CoreWaker>,
     last_work: Nanos,
-    sleeps: u64,
+    sleep_count: u64,
 }
 
-impl Idle {
+impl IdlePolicy {
     /// The policy of the reactor that `doorbell` wakes. What the reactor must wake for is added to its
-    /// sockets' poller: the doorbell, and the device channel's [`crate::Channel::wait_descriptor`].
+    /// sockets' poller: the doorbell, and the device channel's [`crate::DeviceHandle::wait_descriptor`].
     pub fn new(
         polling: Polling,
-        doorbell: Arc<Doorbell>,
-        sockets: &mut RealSockets,
-        devices: Option<RawFd>,
-    ) -> io::Result<Idle> {
-        if let Some(event) = doorbell.event() {
-            sockets.also_wake_for(event)?;
+        core_waker: Arc<CoreWaker>,
+        sockets: &mut KernelSockets,
+        device_eventfd: Option<RawFd>,
+    ) -> io::Result<IdlePolicy> {
+        if let Some(event) = core_waker.event() {
+            sockets.add_wake_event(event)?;
         }
-        if let Some(descriptor) = devices {
-            sockets.also_wake_for_raw(descriptor)?;
+        if let Some(descriptor) = device_eventfd {
+            sockets.add_wake_descriptor(descriptor)?;
         }
-        Ok(Idle { polling, doorbell, last_work: Nanos::ZERO, sleeps: 0 })
+        Ok(IdlePolicy { polling, core_waker, last_work: Nanos::ZERO, sleep_count: 0 })
     }
 
     /// After a turn that was busy or not: comes back at once, or after a sleep. True when it slept.
     /// `device_works` says that answers of devices are awaited.
-    pub fn rest(
+    pub fn spin_or_sleep(
         &mut self,
-        busy: bool,
+        did_work: bool,
         now: Nanos,
-        device_works: bool,
+        has_device_io: bool,
         next_deadline: Nanos,
-        sockets: &mut RealSockets,
+        sockets: &mut KernelSockets,
     ) -> bool {
-        if busy {
+        if did_work {
             self.last_work = now;
             return false;
         }
-        let choice = choose(self.polling, now, self.last_work, device_works, next_deadline);
-        let Choice::Sleep(span) = choice else {
-            match device_works {
+        let action = choose_idle_action(self.polling, now, self.last_work, has_device_io, next_deadline);
+        let IdleAction::Sleep(span) = action else {
+            match has_device_io {
                 // The kernel's own threads do a part of that work, flushes above all, and on this core.
                 true => std::thread::yield_now(),
                 false => std::hint::spin_loop(),
             }
             return false;
         };
-        if !self.doorbell.try_sleep() {
+        if !self.core_waker.try_sleep() {
             return false;
         }
         sockets.wait(span);
-        self.doorbell.woken();
-        self.sleeps += 1;
+        self.core_waker.on_wake();
+        self.sleep_count += 1;
         true
     }
 
     /// How often the core slept.
-    pub fn sleeps(&self) -> u64 {
-        self.sleeps
+    pub fn sleep_count(&self) -> u64 {
+        self.sleep_count
     }
 }
 
@@ -150,20 +150,23 @@ mod tests {
         let adaptive = Polling::Adaptive { spin: Nanos(100) };
         // now, last work, whether a device works, next deadline
         let table = [
-            (Choice::Turn, adaptive, 50, 0, false, u64::MAX),
-            (Choice::Turn, adaptive, 99, 0, false, 1_000),
-            (Choice::Sleep(Nanos(900)), adaptive, 100, 0, false, 1_000),
-            (Choice::Sleep(Nanos::NEVER), adaptive, 100, 0, false, u64::MAX),
-            (Choice::Turn, adaptive, 1_000, 0, false, 1_000), // The timer is due.
-            (Choice::Turn, adaptive, 999_999, 0, true, u64::MAX),
-            (Choice::Sleep(Nanos::NEVER), adaptive, 1_000_000, 0, true, u64::MAX),
-            (Choice::Sleep(Nanos::NEVER), Polling::Adaptive { spin: Nanos::ZERO }, 1, 0, true, u64::MAX),
-            (Choice::Turn, Polling::Busy, 1_000_000, 0, false, u64::MAX),
-            (Choice::Sleep(Nanos(1)), Polling::Sleep, 10, 10, true, 11),
-            (Choice::Turn, Polling::Sleep, 11, 0, false, 11),
+            (IdleAction::Continue, adaptive, 50, 0, false, u64::MAX),
+            (IdleAction::Continue, adaptive, 99, 0, false, 1_000),
+            (IdleAction::Sleep(Nanos(900)), adaptive, 100, 0, false, 1_000),
+            (IdleAction::Sleep(Nanos::NEVER), adaptive, 100, 0, false, u64::MAX),
+            (IdleAction::Continue, adaptive, 1_000, 0, false, 1_000), // The timer is due.
+            (IdleAction::Continue, adaptive, 999_999, 0, true, u64::MAX),
+            (IdleAction::Sleep(Nanos::NEVER), adaptive, 1_000_000, 0, true, u64::MAX),
+            (IdleAction::Sleep(Nanos::NEVER), Polling::Adaptive { spin: Nanos::ZERO }, 1, 0, true, u64::MAX),
+            (IdleAction::Continue, Polling::Busy, 1_000_000, 0, false, u64::MAX),
+            (IdleAction::Sleep(Nanos(1)), Polling::Sleep, 10, 10, true, 11),
+            (IdleAction::Continue, Polling::Sleep, 11, 0, false, 11),
         ];
-        for (want, polling, now, last_work, works, next) in table {
-            assert_eq!(choose(polling, Nanos(now), Nanos(last_work), works, Nanos(next)), want);
+        for (want, polling, now, last_work, has_device_io, next) in table {
+            assert_eq!(
+                choose_idle_action(polling, Nanos(now), Nanos(last_work), has_device_io, Nanos(next)),
+                want
+            );
         }
     }
 }

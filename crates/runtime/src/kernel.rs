@@ -1,6 +1,6 @@
 //! The real driver put together: which device queue, and reactors on pinned threads.
 
-use crate::core_waker::Doorbell;
+use crate::core_waker::CoreWaker;
 use crate::device_queue::DeviceQueue;
 use crate::thread_queue::ThreadQueue;
 use crate::uring_queue::UringQueue;
@@ -26,24 +26,24 @@ pub enum DeviceDriver {
 
 /// Worker threads per core, where threads are the driver. Enough to keep a fast disk at work; each is
 /// asleep when it has none.
-pub const DEVICE_THREADS: usize = 4;
+pub const DEVICE_THREADS_PER_CORE: usize = 4;
 
 /// The device queue of the calling thread's core, for `depth` operations at a time, and which driver it
 /// is. To be used by the calling thread alone.
-pub fn device_queue(
+pub fn open_device_queue(
     driver: DeviceDriver,
     depth: usize,
-    doorbell: &Arc<Doorbell>,
+    core_waker: &Arc<CoreWaker>,
 ) -> io::Result<(Box<dyn DeviceQueue>, DeviceDriver)> {
     if driver != DeviceDriver::Threads {
-        match UringQueue::new(depth, Arc::clone(doorbell)) {
+        match UringQueue::new(depth, Arc::clone(core_waker)) {
             Ok(queue) => return Ok((Box::new(queue), DeviceDriver::Uring)),
             Err(error) if driver == DeviceDriver::Uring => return Err(error),
             // Forbidden, missing, or no memory to lock: threads need none of it.
             Err(_) => {}
         }
     }
-    let queue = ThreadQueue::new(DEVICE_THREADS, Arc::clone(doorbell))?;
+    let queue = ThreadQueue::new(DEVICE_THREADS_PER_CORE, Arc::clone(core_waker))?;
     Ok((Box::new(queue), DeviceDriver::Threads))
 }
 

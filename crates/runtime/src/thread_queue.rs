@@ -8,9 +8,9 @@
 //! Invariants: a buffer is owned by the line, one worker, or the answers; on drop the workers finish
 //! what is in line and end before the queue is gone.
 
-use crate::core_waker::Doorbell;
-use crate::device_queue::{Completed, DeviceQueue, FileId, Media, Operation};
-use octokv_sys::file::OwnedFile;
+use crate::core_waker::CoreWaker;
+use crate::device_queue::{DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation};
+use octokv_sys::file::DeviceFile;
 use octokv_sys::thread;
 use std::collections::VecDeque;
 use std::io;
@@ -18,60 +18,60 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-struct Job {
-    ticket: u32,
-    file: Arc<OwnedFile>,
-    operation: Operation,
+struct BlockingJob {
+    token: u32,
+    file: Arc<DeviceFile>,
+    operation: IoOperation,
 }
 
 #[derive(Default)]
-struct Line {
-    jobs: VecDeque<Job>,
-    ending: bool,
+struct WorkQueue {
+    jobs: VecDeque<BlockingJob>,
+    is_closing: bool,
 }
 
-struct Shared {
-    line: Mutex<Line>,
-    work: Condvar,
-    answers: Mutex<Vec<(u32, Completed)>>,
+struct ThreadQueueShared {
+    work_queue: Mutex<WorkQueue>,
+    work_available: Condvar,
+    completions: Mutex<Vec<(u32, IoCompletion)>>,
     /// How long `answers` is; changed only with its lock held.
-    answered: AtomicUsize,
-    doorbell: Arc<Doorbell>,
+    completion_count: AtomicUsize,
+    core_waker: Arc<CoreWaker>,
 }
 
 /// A queue of one core over a few threads of its own.
 pub struct ThreadQueue {
-    shared: Arc<Shared>,
+    shared: Arc<ThreadQueueShared>,
     workers: Vec<JoinHandle<()>>,
     /// None once it is closed.
-    files: Vec<Option<Arc<OwnedFile>>>,
+    files: Vec<Option<Arc<DeviceFile>>>,
     in_flight: usize,
 }
 
 impl ThreadQueue {
     /// A queue over `threads` workers that ring `doorbell` with each answer.
-    pub fn new(threads: usize, doorbell: Arc<Doorbell>) -> io::Result<ThreadQueue> {
-        let shared = Arc::new(Shared {
-            line: Mutex::default(),
-            work: Condvar::new(),
-            answers: Mutex::default(),
-            answered: AtomicUsize::new(0),
-            doorbell,
+    pub fn new(threads: usize, core_waker: Arc<CoreWaker>) -> io::Result<ThreadQueue> {
+        let shared = Arc::new(ThreadQueueShared {
+            work_queue: Mutex::default(),
+            work_available: Condvar::new(),
+            completions: Mutex::default(),
+            completion_count: AtomicUsize::new(0),
+            core_waker,
         });
         let mut queue =
             ThreadQueue { shared, workers: Vec::with_capacity(threads), files: Vec::new(), in_flight: 0 };
         for _ in 0..threads.max(1) {
             let shared = Arc::clone(&queue.shared);
             // A failure drops `queue`, which ends the workers started so far.
-            queue.workers.push(thread::spawn("octokv-disk", move || shared.work())?);
+            queue.workers.push(thread::spawn("octokv-disk", move || shared.run_worker())?);
         }
         Ok(queue)
     }
 
-    pub(crate) fn submit_on(&mut self, ticket: u32, file: Arc<OwnedFile>, operation: Operation) {
+    pub(crate) fn submit_file(&mut self, token: u32, file: Arc<DeviceFile>, operation: IoOperation) {
         self.in_flight += 1;
-        lock(&self.shared.line).jobs.push_back(Job { ticket, file, operation });
-        self.shared.work.notify_one();
+        lock(&self.shared.work_queue).jobs.push_back(BlockingJob { token, file, operation });
+        self.shared.work_available.notify_one();
     }
 }
 
@@ -79,56 +79,58 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
-    fn work(&self) {
-        while let Some(Job { ticket, file, operation }) = self.next() {
-            let completed = carry_out(&file, operation);
-            let mut answers = lock(&self.answers);
-            answers.push((ticket, completed));
-            self.answered.store(answers.len(), Ordering::Release);
-            drop(answers);
-            self.doorbell.ring();
+impl ThreadQueueShared {
+    fn run_worker(&self) {
+        while let Some(BlockingJob { token, file, operation }) = self.next_job() {
+            let completed = execute(&file, operation);
+            let mut completions = lock(&self.completions);
+            completions.push((token, completed));
+            self.completion_count.store(completions.len(), Ordering::Release);
+            drop(completions);
+            self.core_waker.notify();
         }
     }
 
-    fn next(&self) -> Option<Job> {
-        let mut line = lock(&self.line);
+    fn next_job(&self) -> Option<BlockingJob> {
+        let mut work_queue = lock(&self.work_queue);
         loop {
-            if let Some(job) = line.jobs.pop_front() {
+            if let Some(job) = work_queue.jobs.pop_front() {
                 return Some(job);
             }
-            if line.ending {
+            if work_queue.is_closing {
                 return None;
             }
-            line = self.work.wait(line).unwrap_or_else(PoisonError::into_inner);
+            work_queue = self.work_available.wait(work_queue).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-fn carry_out(file: &OwnedFile, operation: Operation) -> Completed {
+fn execute(file: &DeviceFile, operation: IoOperation) -> IoCompletion {
     match operation {
-        Operation::Read { offset, mut buffer } => {
+        IoOperation::Read { offset, mut buffer } => {
             let result = file.read_at(offset, &mut buffer);
-            Completed { buffer: Some(buffer), result }
+            IoCompletion { buffer: Some(buffer), result }
         }
-        Operation::Write { offset, buffer } => {
+        IoOperation::Write { offset, buffer } => {
             let result = file.write_at(offset, &buffer);
-            Completed { buffer: Some(buffer), result }
+            IoCompletion { buffer: Some(buffer), result }
         }
-        Operation::Flush => Completed { buffer: None, result: file.sync_data() },
-        Operation::Trim { offset, bytes } => Completed { buffer: None, result: file.trim(offset, bytes) },
+        IoOperation::Flush => IoCompletion { buffer: None, result: file.sync_data() },
+        IoOperation::Trim { offset, bytes } => {
+            IoCompletion { buffer: None, result: file.trim(offset, bytes) }
+        }
     }
 }
 
 impl DeviceQueue for ThreadQueue {
-    fn open(&mut self, media: &Media) -> io::Result<FileId> {
-        let file = Some(media.kernel()?);
-        let place = self.files.iter().position(Option::is_none).unwrap_or_else(|| {
+    fn open(&mut self, source: &DeviceSource) -> io::Result<FileId> {
+        let file = Some(source.kernel_file()?);
+        let index = self.files.iter().position(Option::is_none).unwrap_or_else(|| {
             self.files.push(None);
             self.files.len() - 1
         });
-        self.files[place] = file;
-        Ok(FileId(place as u32))
+        self.files[index] = file;
+        Ok(FileId(index as u32))
     }
 
     fn close(&mut self, file: FileId) {
@@ -136,20 +138,20 @@ impl DeviceQueue for ThreadQueue {
         self.files[file.0 as usize] = None;
     }
 
-    fn submit(&mut self, ticket: u32, file: FileId, operation: Operation) {
+    fn submit(&mut self, token: u32, file: FileId, operation: IoOperation) {
         let file = Arc::clone(self.files[file.0 as usize].as_ref().expect("a file that is open"));
-        self.submit_on(ticket, file, operation);
+        self.submit_file(token, file, operation);
     }
 
-    fn poll(&mut self, done: &mut Vec<(u32, Completed)>) {
+    fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>) {
         // An empty poll takes no lock.
-        if self.in_flight == 0 || self.shared.answered.load(Ordering::Acquire) == 0 {
+        if self.in_flight == 0 || self.shared.completion_count.load(Ordering::Acquire) == 0 {
             return;
         }
-        let mut answers = lock(&self.shared.answers);
-        self.shared.answered.store(0, Ordering::Relaxed);
-        self.in_flight -= answers.len();
-        done.append(&mut answers);
+        let mut finished = lock(&self.shared.completions);
+        self.shared.completion_count.store(0, Ordering::Relaxed);
+        self.in_flight -= finished.len();
+        completions.append(&mut finished);
     }
 
     fn in_flight(&self) -> usize {
@@ -159,8 +161,8 @@ impl DeviceQueue for ThreadQueue {
 
 impl Drop for ThreadQueue {
     fn drop(&mut self) {
-        lock(&self.shared.line).ending = true;
-        self.shared.work.notify_all();
+        lock(&self.shared.work_queue).is_closing = true;
+        self.shared.work_available.notify_all();
         for worker in self.workers.drain(..) {
             // A worker that panicked has nothing more to say.
             let _ = worker.join();

@@ -6,7 +6,7 @@
 use octokv_base::Nanos;
 use std::task::Waker;
 
-struct Entry {
+struct TimerEntry {
     deadline: Nanos,
     sequence: u64,
     /// Where in the heap; `usize::MAX` when not there (fired or free).
@@ -17,20 +17,20 @@ struct Entry {
 /// The timers of one core.
 #[derive(Default)]
 pub struct Timers {
-    entries: Vec<Entry>,
+    entries: Vec<TimerEntry>,
     free: Vec<u32>,
     heap: Vec<u32>,
     sequence: u64,
 }
 
-const OUT: usize = usize::MAX;
+const NOT_IN_HEAP: usize = usize::MAX;
 
 impl Timers {
     /// Sets a timer; its waker is woken at or after `deadline`.
     pub fn insert(&mut self, deadline: Nanos, waker: Waker) -> u32 {
         self.sequence += 1;
         let entry =
-            Entry { deadline, sequence: self.sequence, position: self.heap.len(), waker: Some(waker) };
+            TimerEntry { deadline, sequence: self.sequence, position: self.heap.len(), waker: Some(waker) };
         let key = match self.free.pop() {
             Some(key) => {
                 self.entries[key as usize] = entry;
@@ -42,7 +42,7 @@ impl Timers {
             }
         };
         self.heap.push(key);
-        self.up(self.heap.len() - 1);
+        self.sift_up(self.heap.len() - 1);
         key
     }
 
@@ -56,25 +56,25 @@ impl Timers {
     /// Forgets a timer, fired or not; its key may name another from now on.
     pub fn remove(&mut self, key: u32) {
         let position = self.entries[key as usize].position;
-        if position != OUT {
-            self.take_out(position);
+        if position != NOT_IN_HEAP {
+            self.remove_at(position);
         }
         self.entries[key as usize].waker = None;
         self.free.push(key);
     }
 
     /// The earliest deadline, [`Nanos::NEVER`] when there is none.
-    pub fn next(&self) -> Nanos {
+    pub fn next_deadline(&self) -> Nanos {
         self.heap.first().map_or(Nanos::NEVER, |&key| self.entries[key as usize].deadline)
     }
 
     /// Takes one timer that is due at `now`, earliest first, and gives its waker.
-    pub fn fire(&mut self, now: Nanos) -> Option<Waker> {
-        if self.next() > now {
+    pub fn pop_due(&mut self, now: Nanos) -> Option<Waker> {
+        if self.next_deadline() > now {
             return None;
         }
         let key = *self.heap.first()?;
-        self.take_out(0);
+        self.remove_at(0);
         self.entries[key as usize].waker.take()
     }
 
@@ -88,17 +88,17 @@ impl Timers {
         self.heap.is_empty()
     }
 
-    fn take_out(&mut self, position: usize) {
+    fn remove_at(&mut self, position: usize) {
         let key = self.heap.swap_remove(position);
-        self.entries[key as usize].position = OUT;
+        self.entries[key as usize].position = NOT_IN_HEAP;
         if position < self.heap.len() {
             self.entries[self.heap[position] as usize].position = position;
-            self.down(position);
-            self.up(position);
+            self.sift_down(position);
+            self.sift_up(position);
         }
     }
 
-    fn before(&self, a: usize, b: usize) -> bool {
+    fn is_before(&self, a: usize, b: usize) -> bool {
         let order = |at: usize| {
             let entry = &self.entries[self.heap[at] as usize];
             (entry.deadline, entry.sequence)
@@ -112,21 +112,21 @@ impl Timers {
         self.entries[self.heap[b] as usize].position = b;
     }
 
-    fn up(&mut self, mut at: usize) {
-        while at > 0 && self.before(at, (at - 1) / 2) {
+    fn sift_up(&mut self, mut at: usize) {
+        while at > 0 && self.is_before(at, (at - 1) / 2) {
             self.swap(at, (at - 1) / 2);
             at = (at - 1) / 2;
         }
     }
 
-    fn down(&mut self, mut at: usize) {
+    fn sift_down(&mut self, mut at: usize) {
         loop {
             let (left, right) = (2 * at + 1, 2 * at + 2);
             if left >= self.heap.len() {
                 return;
             }
-            let child = if right < self.heap.len() && self.before(right, left) { right } else { left };
-            if !self.before(child, at) {
+            let child = if right < self.heap.len() && self.is_before(right, left) { right } else { left };
+            if !self.is_before(child, at) {
                 return;
             }
             self.swap(child, at);
@@ -138,14 +138,14 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::task::Wake;
 
     /// Writes its number to a shared place when woken.
-    struct Mark(u64, Arc<AtomicU64>);
-    impl Wake for Mark {
+    struct RecordingWaker(u64, Arc<AtomicU64>);
+    impl Wake for RecordingWaker {
         fn wake(self: Arc<Self>) {
             self.1.store(self.0, Ordering::Relaxed);
         }
@@ -153,7 +153,7 @@ mod tests {
 
     fn fired(timers: &mut Timers, now: u64, last: &AtomicU64) -> Vec<u64> {
         std::iter::from_fn(|| {
-            timers.fire(Nanos(now))?.wake();
+            timers.pop_due(Nanos(now))?.wake();
             Some(last.load(Ordering::Relaxed))
         })
         .collect()
@@ -163,20 +163,20 @@ mod tests {
     fn timers_fire_by_deadline_and_equal_ones_in_the_order_they_were_set() {
         let (mut timers, last) = (Timers::default(), Arc::new(AtomicU64::new(0)));
         for (number, deadline) in [(1, 30), (2, 10), (3, 20), (4, 10), (5, 10)] {
-            timers.insert(Nanos(deadline), Arc::new(Mark(number, Arc::clone(&last))).into());
+            timers.insert(Nanos(deadline), Arc::new(RecordingWaker(number, Arc::clone(&last))).into());
         }
-        assert_eq!(timers.next(), Nanos(10));
+        assert_eq!(timers.next_deadline(), Nanos(10));
         assert_eq!(fired(&mut timers, 9, &last), []);
         assert_eq!(fired(&mut timers, 20, &last), [2, 4, 5, 3]);
         assert_eq!(fired(&mut timers, 30, &last), [1]);
         assert!(timers.is_empty());
-        assert_eq!(timers.next(), Nanos::NEVER);
+        assert_eq!(timers.next_deadline(), Nanos::NEVER);
     }
 
     #[test]
     fn random_timers_agree_with_a_sorted_list_and_removed_ones_are_gone_at_once() {
         let (mut timers, last) = (Timers::default(), Arc::new(AtomicU64::new(0)));
-        let mut random = Random::new(3);
+        let mut random = Prng::new(3);
         let mut model: Vec<(u64, u64, u32)> = Vec::new();
         let mut passed: Vec<u32> = Vec::new();
         let mut now = 0;
@@ -184,7 +184,7 @@ mod tests {
             match random.below(4) {
                 0 | 1 => {
                     let deadline = now + random.below(500);
-                    let waker = Arc::new(Mark(number, Arc::clone(&last))).into();
+                    let waker = Arc::new(RecordingWaker(number, Arc::clone(&last))).into();
                     model.push((deadline, number, timers.insert(Nanos(deadline), waker)));
                 }
                 2 if !model.is_empty() => {

@@ -1,63 +1,63 @@
 //! TCP by the kernel: IPv4 and IPv6, order, back-pressure, ends, and sockets that change cores.
 
-use octokv_base::{Nanos, Random};
-use octokv_runtime::{ListenerId, RealSockets, Received, Sent, SocketId, Sockets};
+use octokv_base::{Nanos, Prng};
+use octokv_runtime::{KernelSockets, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets};
 use octokv_sys::clock::now;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 
-const PATIENCE: Nanos = Nanos::from_secs(20);
+const TIMEOUT: Nanos = Nanos::from_secs(20);
 
 /// Tries until there is something; waits for the kernel in between.
-fn until<T>(sockets: &mut RealSockets, mut attempt: impl FnMut(&mut RealSockets) -> Option<T>) -> T {
+fn until<T>(sockets: &mut KernelSockets, mut attempt: impl FnMut(&mut KernelSockets) -> Option<T>) -> T {
     let start = now();
     loop {
         if let Some(got) = attempt(sockets) {
             return got;
         }
-        assert!(now().since(start) < PATIENCE, "nothing happens");
+        assert!(now().since(start) < TIMEOUT, "nothing happens");
         sockets.wait(Nanos::from_millis(20));
     }
 }
 
-fn accept(sockets: &mut RealSockets, listener: ListenerId) -> (SocketId, SocketAddr) {
+fn accept(sockets: &mut KernelSockets, listener: ListenerId) -> (SocketId, SocketAddr) {
     until(sockets, |sockets| sockets.accept(listener))
 }
 
-fn receive(sockets: &mut RealSockets, socket: SocketId, bytes: usize) -> Vec<u8> {
+fn receive(sockets: &mut KernelSockets, socket: SocketId, bytes: usize) -> Vec<u8> {
     let mut got = Vec::new();
     until(sockets, |sockets| {
         let mut chunk = [0; 4096];
         let room = chunk.len().min(bytes - got.len());
         match sockets.receive(socket, &mut chunk[..room]) {
-            Received::Bytes(count) => got.extend_from_slice(&chunk[..count]),
-            Received::Nothing => {}
-            Received::Closed => panic!("closed after {} of {bytes} bytes", got.len()),
+            ReceiveStatus::Bytes(count) => got.extend_from_slice(&chunk[..count]),
+            ReceiveStatus::WouldBlock => {}
+            ReceiveStatus::Closed => panic!("closed after {} of {bytes} bytes", got.len()),
         }
         (got.len() == bytes).then_some(())
     });
     got
 }
 
-fn send(sockets: &mut RealSockets, socket: SocketId, bytes: &[u8]) {
+fn send(sockets: &mut KernelSockets, socket: SocketId, bytes: &[u8]) {
     let mut done = 0;
     until(sockets, |sockets| {
         match sockets.send(socket, &[IoSlice::new(&bytes[done..])]) {
-            Sent::Bytes(count) => done += count,
-            Sent::Full => {}
-            Sent::Broken => panic!("broken after {done} bytes"),
+            SendStatus::Bytes(count) => done += count,
+            SendStatus::WouldBlock => {}
+            SendStatus::Closed => panic!("broken after {done} bytes"),
         }
         (done == bytes.len()).then_some(())
     });
 }
 
-fn closed(sockets: &mut RealSockets, socket: SocketId) {
-    until(sockets, |sockets| (sockets.receive(socket, &mut [0; 64]) == Received::Closed).then_some(()));
+fn closed(sockets: &mut KernelSockets, socket: SocketId) {
+    until(sockets, |sockets| (sockets.receive(socket, &mut [0; 64]) == ReceiveStatus::Closed).then_some(()));
 }
 
 /// A listener at any port of an address, and both ends of a stream to it.
-fn pair(at: &str) -> (RealSockets, SocketId, SocketId) {
-    let mut sockets = RealSockets::new().unwrap();
+fn pair(at: &str) -> (KernelSockets, SocketId, SocketId) {
+    let mut sockets = KernelSockets::new().unwrap();
     let (listener, address) = sockets.listen(at.parse().unwrap()).unwrap();
     assert_ne!(address.port(), 0);
     let client = sockets.connect(address).unwrap();
@@ -73,11 +73,11 @@ fn bytes_go_both_ways_over_ipv4_and_ipv6() {
         let (mut sockets, client, server) = pair(at);
         let slices =
             [IoSlice::new(b"one "), IoSlice::new(b""), IoSlice::new(b"two "), IoSlice::new(b"three")];
-        assert_eq!(sockets.send(client, &slices), Sent::Bytes(13));
+        assert_eq!(sockets.send(client, &slices), SendStatus::Bytes(13));
         assert_eq!(receive(&mut sockets, server, 13), b"one two three");
         send(&mut sockets, server, b"answer");
         assert_eq!(receive(&mut sockets, client, 6), b"answer");
-        assert_eq!(sockets.receive(client, &mut [0; 8]), Received::Nothing);
+        assert_eq!(sockets.receive(client, &mut [0; 8]), ReceiveStatus::WouldBlock);
     }
 }
 
@@ -85,26 +85,26 @@ fn bytes_go_both_ways_over_ipv4_and_ipv6() {
 fn a_full_stream_takes_more_when_the_peer_reads_and_nothing_is_lost() {
     let (mut sockets, client, server) = pair("127.0.0.1:0");
     let mut sent = vec![0; 24 << 20];
-    Random::new(5).fill(&mut sent);
+    Prng::new(5).fill(&mut sent);
     let mut done = 0;
     until(&mut sockets, |sockets| match sockets.send(client, &[IoSlice::new(&sent[done..])]) {
-        Sent::Bytes(count) => {
+        SendStatus::Bytes(count) => {
             done += count;
             None
         }
-        Sent::Full => Some(()),
-        Sent::Broken => panic!("broken"),
+        SendStatus::WouldBlock => Some(()),
+        SendStatus::Closed => panic!("broken"),
     });
     assert!(done < sent.len(), "the kernel holds less than 24 MiB");
     let mut got = Vec::with_capacity(sent.len());
     let mut chunk = vec![0; 1 << 20];
     until(&mut sockets, |sockets| {
         sockets.ready(&mut Vec::new());
-        if let Received::Bytes(count) = sockets.receive(server, &mut chunk) {
+        if let ReceiveStatus::Bytes(count) = sockets.receive(server, &mut chunk) {
             got.extend_from_slice(&chunk[..count]);
         }
         if done < sent.len()
-            && let Sent::Bytes(count) = sockets.send(client, &[IoSlice::new(&sent[done..])])
+            && let SendStatus::Bytes(count) = sockets.send(client, &[IoSlice::new(&sent[done..])])
         {
             done += count;
         }
@@ -121,22 +121,22 @@ fn a_peer_that_closes_is_closed_after_its_last_bytes() {
     assert_eq!(receive(&mut sockets, server, 10), b"last words");
     closed(&mut sockets, server);
     sockets.close(server);
-    assert_eq!(sockets.receive(server, &mut [0; 8]), Received::Closed);
-    assert_eq!(sockets.send(server, &[IoSlice::new(b"x")]), Sent::Broken);
+    assert_eq!(sockets.receive(server, &mut [0; 8]), ReceiveStatus::Closed);
+    assert_eq!(sockets.send(server, &[IoSlice::new(b"x")]), SendStatus::Closed);
     assert!(sockets.is_empty());
 }
 
 #[test]
-fn nobody_listening_is_an_end_not_an_error_later() {
-    let mut sockets = RealSockets::new().unwrap();
+fn connecting_to_a_closed_port_closes_the_socket() {
+    let mut sockets = KernelSockets::new().unwrap();
     let (_, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     assert!(sockets.listen(address).is_err(), "the address is taken");
     drop(sockets);
-    let mut sockets = RealSockets::new().unwrap();
+    let mut sockets = KernelSockets::new().unwrap();
     // The kernel may refuse at once or a moment later.
     if let Ok(socket) = sockets.connect(address) {
         closed(&mut sockets, socket);
-        assert_eq!(sockets.send(socket, &[IoSlice::new(b"x")]), Sent::Broken);
+        assert_eq!(sockets.send(socket, &[IoSlice::new(b"x")]), SendStatus::Closed);
     }
 }
 
@@ -147,7 +147,7 @@ fn a_socket_moves_to_another_core_with_the_bytes_that_wait_in_it() {
     let moving = first.detach(server).unwrap();
     assert!(first.detach(server).is_none());
     let echo = octokv_sys::thread::spawn("second-core", move || {
-        let mut second = RealSockets::new().unwrap();
+        let mut second = KernelSockets::new().unwrap();
         let server = second.attach(moving);
         let got = receive(&mut second, server, 12);
         send(&mut second, server, &got);
@@ -162,8 +162,8 @@ fn a_socket_moves_to_another_core_with_the_bytes_that_wait_in_it() {
 }
 
 #[test]
-fn with_many_sockets_only_those_with_news_are_ready_until_they_say_nothing() {
-    let mut sockets = RealSockets::new().unwrap();
+fn with_many_sockets_only_those_with_events_are_ready_until_they_would_block() {
+    let mut sockets = KernelSockets::new().unwrap();
     let (listener, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let pairs: Vec<(SocketId, SocketId)> = (0..20)
         .map(|_| {
@@ -171,14 +171,14 @@ fn with_many_sockets_only_those_with_news_are_ready_until_they_say_nothing() {
             (client, accept(&mut sockets, listener).0)
         })
         .collect();
-    let ready = |sockets: &mut RealSockets| {
+    let ready = |sockets: &mut KernelSockets| {
         let mut ready = Vec::new();
         sockets.ready(&mut ready);
         ready
     };
     // New sockets count as readable once; after that all is quiet.
     for socket in ready(&mut sockets) {
-        assert_eq!(sockets.receive(socket, &mut [0; 8]), Received::Nothing);
+        assert_eq!(sockets.receive(socket, &mut [0; 8]), ReceiveStatus::WouldBlock);
     }
     assert_eq!(ready(&mut sockets), []);
     let (client, server) = pairs[7];
@@ -186,23 +186,23 @@ fn with_many_sockets_only_those_with_news_are_ready_until_they_say_nothing() {
     let news = until(&mut sockets, |sockets| Some(ready(sockets)).filter(|news| !news.is_empty()));
     assert_eq!(news, [server]);
     // Half of it read: still ready. All of it: ready once more, to say nothing.
-    assert_eq!(sockets.receive(server, &mut [0; 4]), Received::Bytes(4));
+    assert_eq!(sockets.receive(server, &mut [0; 4]), ReceiveStatus::Bytes(4));
     assert_eq!(ready(&mut sockets), [server]);
-    assert_eq!(sockets.receive(server, &mut [0; 4]), Received::Bytes(4));
-    assert_eq!(sockets.receive(server, &mut [0; 4]), Received::Nothing);
+    assert_eq!(sockets.receive(server, &mut [0; 4]), ReceiveStatus::Bytes(4));
+    assert_eq!(sockets.receive(server, &mut [0; 4]), ReceiveStatus::WouldBlock);
     assert_eq!(ready(&mut sockets), []);
     sockets.close(pairs[3].0);
     let news = until(&mut sockets, |sockets| Some(ready(sockets)).filter(|news| !news.is_empty()));
     assert_eq!(news, [pairs[3].1]);
-    assert_eq!(sockets.receive(pairs[3].1, &mut [0; 4]), Received::Closed);
+    assert_eq!(sockets.receive(pairs[3].1, &mut [0; 4]), ReceiveStatus::Closed);
 }
 
 #[test]
-fn a_connection_that_a_look_in_passing_has_seen_is_not_slept_over() {
-    let mut sockets = RealSockets::new().unwrap();
+fn a_connection_seen_by_a_nonblocking_poll_wakes_the_next_wait() {
+    let mut sockets = KernelSockets::new().unwrap();
     let (listener, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     assert!(sockets.accept(listener).is_none(), "from here on only the poller tells of connections");
-    let mut peer = RealSockets::new().unwrap();
+    let mut peer = KernelSockets::new().unwrap();
     peer.connect(address).unwrap();
     // A core that has nothing to do looks at its sockets some more times, after it has asked its listeners, and sleeps.
     let mut ready = Vec::new();

@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Scratch, drivers};
-use octokv_base::{Buffer, Nanos, Random};
+use common::{ScratchFile, drivers};
+use octokv_base::{Buffer, Nanos, Prng};
 use octokv_runtime::{
-    Busy, Channel, DeviceDriver, Doorbell, Handle, Idle, ListenerId, Mailbox, Operation, Polling,
-    RealSockets, Received, Sent, SocketId, Sockets, Stage, Tasks, device_queue, mesh,
+    CoreWaker, CpuTime, DeviceDriver, DeviceHandle, IdlePolicy, IoOperation, KernelSockets, ListenerId,
+    Mailbox, Polling, ReactorHandle, ReceiveStatus, SendStatus, SocketId, Sockets, Stage, TaskSlab, mesh,
+    open_device_queue,
 };
 use octokv_sys::{clock, process, thread};
 use std::io::IoSlice;
@@ -16,91 +17,92 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 /// A reactor that echoes what comes in by its sockets.
-struct Echo {
-    handle: Handle,
-    sockets: RealSockets,
-    idle: Idle,
+struct EchoReactor {
+    handle: ReactorHandle,
+    sockets: KernelSockets,
+    idle: IdlePolicy,
     listener: ListenerId,
     ready: Vec<SocketId>,
 }
 
-impl Echo {
-    fn new(polling: Polling, driver: DeviceDriver) -> (Echo, SocketAddr) {
-        let doorbell = Doorbell::new().unwrap();
-        let (queue, _) = device_queue(driver, 16, &doorbell).unwrap();
-        let channel = Channel::new(queue, 16);
-        let mut sockets = RealSockets::new().unwrap();
+impl EchoReactor {
+    fn new(polling: Polling, driver: DeviceDriver) -> (EchoReactor, SocketAddr) {
+        let core_waker = CoreWaker::new().unwrap();
+        let (queue, _) = open_device_queue(driver, 16, &core_waker).unwrap();
+        let devices = DeviceHandle::new(queue, 16);
+        let mut sockets = KernelSockets::new().unwrap();
         let (listener, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let idle =
-            Idle::new(polling, Arc::clone(&doorbell), &mut sockets, channel.wait_descriptor()).unwrap();
-        let handle = Handle::new(doorbell, channel, Busy::real());
-        (Echo { handle, sockets, idle, listener, ready: Vec::new() }, address)
+            IdlePolicy::new(polling, Arc::clone(&core_waker), &mut sockets, devices.completion_eventfd())
+                .unwrap();
+        let handle = ReactorHandle::new(core_waker, devices, CpuTime::measured());
+        (EchoReactor { handle, sockets, idle, listener, ready: Vec::new() }, address)
     }
 
-    fn turn(&mut self) -> bool {
-        let mut busy = self.handle.begin_turn(clock::now()) > 0;
+    fn run_iteration(&mut self) -> bool {
+        let mut did_work = self.handle.begin_iteration(clock::now()) > 0;
         while self.sockets.accept(self.listener).is_some() {
-            busy = true;
+            did_work = true;
         }
         self.ready.clear();
         self.sockets.ready(&mut self.ready);
         let mut bytes = [0; 4096];
         for &socket in &self.ready {
             match self.sockets.receive(socket, &mut bytes) {
-                Received::Bytes(count) => {
-                    busy = true;
+                ReceiveStatus::Bytes(count) => {
+                    did_work = true;
                     let sent = self.sockets.send(socket, &[IoSlice::new(&bytes[..count])]);
-                    assert_eq!(sent, Sent::Bytes(count), "a few bytes fit");
+                    assert_eq!(sent, SendStatus::Bytes(count), "a few bytes fit");
                 }
-                Received::Nothing => {}
-                Received::Closed => self.sockets.close(socket),
+                ReceiveStatus::WouldBlock => {}
+                ReceiveStatus::Closed => self.sockets.close(socket),
             }
         }
-        self.handle.busy().lap(Stage::Target, busy);
-        busy |= self.handle.run_background() > 0;
-        busy |= self.handle.channel().poll() > 0;
-        self.handle.busy().lap(Stage::Device, busy);
-        busy
+        self.handle.cpu_time().end_stage(Stage::Target, did_work);
+        did_work |= self.handle.poll_background() > 0;
+        did_work |= self.handle.devices().poll() > 0;
+        self.handle.cpu_time().end_stage(Stage::Device, did_work);
+        did_work
     }
 
-    fn rest(&mut self, busy: bool) -> bool {
+    fn spin_or_sleep(&mut self, did_work: bool) -> bool {
         let (now, next) = (self.handle.now(), self.handle.next_deadline());
-        self.idle.rest(busy, now, false, next, &mut self.sockets)
+        self.idle.spin_or_sleep(did_work, now, false, next, &mut self.sockets)
     }
 }
 
 /// An echoing reactor on a thread; at the end, how long it lived and what processor time that took.
-fn start_echo(polling: Polling, stop: &Arc<AtomicBool>) -> Running {
-    let (tell, told) = mpsc::channel();
+fn start_echo(polling: Polling, stop: &Arc<AtomicBool>) -> RunningReactor {
+    let (address_sender, address_receiver) = mpsc::channel();
     let stop = Arc::clone(stop);
     let thread = thread::spawn("echo", move || {
-        let (mut echo, address) = Echo::new(polling, DeviceDriver::Auto);
-        tell.send((address, Arc::clone(echo.handle.doorbell()))).unwrap();
-        let (start, cpu) = (clock::now(), process::thread_cpu());
+        let (mut echo, address) = EchoReactor::new(polling, DeviceDriver::Auto);
+        address_sender.send((address, Arc::clone(echo.handle.core_waker()))).unwrap();
+        let (start, cpu) = (clock::now(), process::thread_cpu_time());
         while !stop.load(Ordering::Acquire) {
-            let busy = echo.turn();
-            echo.rest(busy);
+            let busy = echo.run_iteration();
+            echo.spin_or_sleep(busy);
         }
-        (clock::now().since(start), process::thread_cpu().since(cpu), echo.idle.sleeps())
+        (clock::now().since(start), process::thread_cpu_time().since(cpu), echo.idle.sleep_count())
     })
     .unwrap();
-    let (address, doorbell) = told.recv().unwrap();
-    Running { address, doorbell, thread }
+    let (address, core_waker) = address_receiver.recv().unwrap();
+    RunningReactor { address, core_waker, thread }
 }
 
-struct Running {
+struct RunningReactor {
     address: SocketAddr,
-    doorbell: Arc<Doorbell>,
+    core_waker: Arc<CoreWaker>,
     thread: std::thread::JoinHandle<(Nanos, Nanos, u64)>,
 }
 
 /// One byte there and back; how long it took.
-fn ping(sockets: &mut RealSockets, socket: SocketId) -> Nanos {
+fn ping(sockets: &mut KernelSockets, socket: SocketId) -> Nanos {
     let start = clock::now();
-    while sockets.send(socket, &[IoSlice::new(b"?")]) == Sent::Full {
+    while sockets.send(socket, &[IoSlice::new(b"?")]) == SendStatus::WouldBlock {
         sockets.wait(Nanos::from_millis(5));
     }
-    while sockets.receive(socket, &mut [0; 1]) != Received::Bytes(1) {
+    while sockets.receive(socket, &mut [0; 1]) != ReceiveStatus::Bytes(1) {
         sockets.wait(Nanos::from_millis(5));
         assert!(clock::now().since(start) < Nanos::from_secs(20), "no echo");
     }
@@ -111,7 +113,7 @@ fn ping(sockets: &mut RealSockets, socket: SocketId) -> Nanos {
 fn an_idle_reactor_uses_no_core_and_wakes_for_the_first_byte() {
     let stop = Arc::new(AtomicBool::new(false));
     let running = start_echo(Polling::default(), &stop);
-    let mut sockets = RealSockets::new().unwrap();
+    let mut sockets = KernelSockets::new().unwrap();
     let socket = sockets.connect(running.address).unwrap();
     ping(&mut sockets, socket);
     let mut first = Vec::new();
@@ -125,7 +127,7 @@ fn an_idle_reactor_uses_no_core_and_wakes_for_the_first_byte() {
     }
     first.sort();
     stop.store(true, Ordering::Release);
-    running.doorbell.ring();
+    running.core_waker.notify();
     let (lived, cpu, sleeps) = running.thread.join().unwrap();
     println!("first byte after a pause: {first:?}; {cpu:?} of {lived:?}; {sleeps} sleeps");
     assert!(sleeps >= 10);
@@ -136,33 +138,33 @@ fn an_idle_reactor_uses_no_core_and_wakes_for_the_first_byte() {
 #[test]
 fn a_sleeping_reactor_wakes_for_timers_and_for_its_device() {
     for driver in drivers() {
-        let scratch = Scratch::new(&format!("wakes-{driver:?}"));
-        let (mut echo, _) = Echo::new(Polling::Sleep, driver);
-        let channel = echo.handle.channel();
-        let file = channel.open(&scratch.media).unwrap();
+        let scratch = ScratchFile::new(&format!("wakes-{driver:?}"));
+        let (mut echo, _) = EchoReactor::new(Polling::Sleep, driver);
+        let devices = echo.handle.devices();
+        let file = devices.open(&scratch.source).unwrap();
         let rounds = std::rc::Rc::new(std::cell::Cell::new(0));
         let (handle, counted) = (echo.handle.clone(), std::rc::Rc::clone(&rounds));
-        echo.turn();
-        let media_bytes = scratch.media.size_bytes;
+        echo.run_iteration();
+        let source_bytes = scratch.source.size_bytes;
         echo.handle.spawn(async move {
             let mut buffer = Buffer::zeroed(1 << 20);
             for round in 0..100 {
-                let read = Operation::Read { offset: (round << 20) % media_bytes, buffer };
-                buffer = channel.submit(file, read).await.buffer.unwrap();
-                assert_eq!(channel.submit(file, Operation::Flush).await.result, Ok(()));
+                let read = IoOperation::Read { offset: (round << 20) % source_bytes, buffer };
+                buffer = devices.submit(file, read).await.buffer.unwrap();
+                assert_eq!(devices.submit(file, IoOperation::Flush).await.result, Ok(()));
                 handle.sleep(Nanos::from_micros(200)).await;
                 counted.set(round + 1);
             }
         });
         while rounds.get() < 100 {
-            if !echo.turn() {
+            if !echo.run_iteration() {
                 let soon = echo.handle.now() + Nanos::from_secs(5);
                 let next = echo.handle.next_deadline().min(soon);
-                echo.idle.rest(false, echo.handle.now(), false, next, &mut echo.sockets);
+                echo.idle.spin_or_sleep(false, echo.handle.now(), false, next, &mut echo.sockets);
                 assert!(clock::now() < soon, "after round {}, nothing woke it", rounds.get());
             }
         }
-        assert!(echo.idle.sleeps() >= 100, "{driver:?} slept {} times", echo.idle.sleeps());
+        assert!(echo.idle.sleep_count() >= 100, "{driver:?} slept {} times", echo.idle.sleep_count());
     }
 }
 
@@ -170,77 +172,77 @@ fn a_sleeping_reactor_wakes_for_timers_and_for_its_device() {
 fn no_wake_up_by_a_device_is_lost() {
     const ROUNDS: u64 = 20_000;
     for driver in drivers() {
-        let scratch = Scratch::new(&format!("lost-{driver:?}"));
-        let (mut echo, _) = Echo::new(Polling::Sleep, driver);
-        let channel = echo.handle.channel();
-        let file = channel.open(&scratch.media).unwrap();
-        let blocks = scratch.media.size_bytes / 4096;
+        let scratch = ScratchFile::new(&format!("lost-{driver:?}"));
+        let (mut echo, _) = EchoReactor::new(Polling::Sleep, driver);
+        let devices = echo.handle.devices();
+        let file = devices.open(&scratch.source).unwrap();
+        let blocks = scratch.source.size_bytes / 4096;
         let answered = std::rc::Rc::new(std::cell::Cell::new(0));
         // Several at a time, so that answers meet in every window: while the core looks, while it goes to sleep.
         for task in 0..3 {
-            let (channel, answered) = (channel.clone(), std::rc::Rc::clone(&answered));
+            let (devices, answered) = (devices.clone(), std::rc::Rc::clone(&answered));
             echo.handle.spawn(async move {
                 let mut buffer = Buffer::zeroed(4096);
                 for round in 0..ROUNDS / 3 {
-                    let read = Operation::Read { offset: (round * 7 + task) % blocks * 4096, buffer };
-                    buffer = channel.submit(file, read).await.buffer.unwrap();
+                    let read = IoOperation::Read { offset: (round * 7 + task) % blocks * 4096, buffer };
+                    buffer = devices.submit(file, read).await.buffer.unwrap();
                     if round % 8 == 0 {
                         // Reads of blocks that were never written may be over at once; a flush is waited for.
-                        assert_eq!(channel.submit(file, Operation::Flush).await.result, Ok(()));
+                        assert_eq!(devices.submit(file, IoOperation::Flush).await.result, Ok(()));
                     }
                     answered.set(answered.get() + 1);
                 }
             });
         }
-        let mut random = Random::new(9);
-        for turn in 0.. {
+        let mut random = Prng::new(9);
+        for iteration in 0.. {
             if answered.get() == ROUNDS / 3 * 3 {
                 break;
             }
-            let busy = echo.turn();
+            let busy = echo.run_iteration();
             // Half of the time answers come while the core looks elsewhere, half of the time while it sleeps.
-            if turn / 64 % 2 == 0 {
-                dawdle(&mut random);
+            if iteration / 64 % 2 == 0 {
+                busy_wait(&mut random);
             }
             if !busy {
                 sleep(&mut echo.idle, &mut echo.sockets);
             }
         }
-        assert!(echo.idle.sleeps() > 0, "{driver:?} never slept");
+        assert!(echo.idle.sleep_count() > 0, "{driver:?} never slept");
     }
 }
 
 /// Sleeps until rung. A sleep that only its timer ended is a lost wake-up.
-fn sleep(idle: &mut Idle, sockets: &mut RealSockets) {
+fn sleep(idle: &mut IdlePolicy, sockets: &mut KernelSockets) {
     let before = clock::now();
-    idle.rest(false, before, false, before + Nanos::from_secs(5), sockets);
+    idle.spin_or_sleep(false, before, false, before + Nanos::from_secs(5), sockets);
     let slept = clock::now().since(before);
     assert!(slept < Nanos::from_secs(4), "a sleep of {slept:?}: a wake-up was lost");
 }
 
 /// Lets a random moment pass, so that whatever the other core does falls into every window of ours.
-fn dawdle(random: &mut Random) {
+fn busy_wait(random: &mut Prng) {
     let span = Nanos(random.below(20_000));
     let start = clock::now();
     while clock::now().since(start) < span {}
 }
 
-const STROKES: u64 = 20_000;
+const MESSAGES: u64 = 20_000;
 
 /// One side of a game of ping-pong between two cores by mailbox; strokes alternate, and each side
 /// sleeps while the other plays.
-fn play(mut mailbox: Mailbox<u64>, me: usize, doorbell: Arc<Doorbell>) {
-    let mut sockets = RealSockets::new().unwrap();
-    let mut idle = Idle::new(Polling::Sleep, Arc::clone(&doorbell), &mut sockets, None).unwrap();
-    let mut random = Random::new(me as u64);
+fn exchange(mut mailbox: Mailbox<u64>, me: usize, core_waker: Arc<CoreWaker>) {
+    let mut sockets = KernelSockets::new().unwrap();
+    let mut idle = IdlePolicy::new(Polling::Sleep, Arc::clone(&core_waker), &mut sockets, None).unwrap();
+    let mut random = Prng::new(me as u64);
     let mut expected = 1 - me as u64;
     if me == 0 {
         mailbox.send(1, 0).unwrap();
     }
-    while expected < STROKES {
-        doorbell.begin_turn();
+    while expected < MESSAGES {
+        core_waker.begin_iteration();
         let received = mailbox.receive();
-        dawdle(&mut random);
+        busy_wait(&mut random);
         match received {
             Some(stroke) => {
                 assert_eq!(stroke, expected);
@@ -254,35 +256,35 @@ fn play(mut mailbox: Mailbox<u64>, me: usize, doorbell: Arc<Doorbell>) {
 
 #[test]
 fn no_wake_up_between_cores_is_lost() {
-    let doorbells: Vec<_> = (0..2).map(|_| Doorbell::new().unwrap()).collect();
-    let mut boxes = mesh::<u64>(&doorbells, 16);
+    let core_wakers: Vec<_> = (0..2).map(|_| CoreWaker::new().unwrap()).collect();
+    let mut boxes = mesh::<u64>(&core_wakers, 16);
     let (other_box, own_box) = (boxes.pop().unwrap(), boxes.pop().unwrap());
-    let other_bell = Arc::clone(&doorbells[1]);
-    let other = thread::spawn("pong", move || play(other_box, 1, other_bell)).unwrap();
-    play(own_box, 0, Arc::clone(&doorbells[0]));
+    let other_waker = Arc::clone(&core_wakers[1]);
+    let other = thread::spawn("pong", move || exchange(other_box, 1, other_waker)).unwrap();
+    exchange(own_box, 0, Arc::clone(&core_wakers[0]));
     other.join().unwrap();
 }
 
 #[test]
 fn no_wake_up_of_a_task_by_another_core_is_lost() {
     const ROUNDS: u64 = 20_000;
-    let doorbell = Doorbell::new().unwrap();
+    let core_waker = CoreWaker::new().unwrap();
     let (give, wakers) = mpsc::channel::<std::task::Waker>();
     let published = Arc::new(AtomicU64::new(0));
     let publisher = Arc::clone(&published);
     let other = thread::spawn("waker", move || {
-        let mut random = Random::new(7);
+        let mut random = Prng::new(7);
         for (round, waker) in (1..).zip(wakers) {
-            dawdle(&mut random);
+            busy_wait(&mut random);
             publisher.store(round, Ordering::Release);
             waker.wake();
         }
     })
     .unwrap();
-    let mut sockets = RealSockets::new().unwrap();
-    let mut idle = Idle::new(Polling::Sleep, Arc::clone(&doorbell), &mut sockets, None).unwrap();
-    let mut tasks = Tasks::new(100, Arc::clone(&doorbell));
-    let mut random = Random::new(8);
+    let mut sockets = KernelSockets::new().unwrap();
+    let mut idle = IdlePolicy::new(Polling::Sleep, Arc::clone(&core_waker), &mut sockets, None).unwrap();
+    let mut tasks = TaskSlab::new(100, Arc::clone(&core_waker));
+    let mut random = Prng::new(8);
     let seen = Arc::clone(&published);
     let task = async move {
         for round in 1..=ROUNDS {
@@ -299,9 +301,9 @@ fn no_wake_up_of_a_task_by_another_core_is_lost() {
     };
     assert!(tasks.spawn(task).is_ok());
     while tasks.running() > 0 {
-        doorbell.begin_turn();
+        core_waker.begin_iteration();
         let busy = tasks.poll_ready() > 0;
-        dawdle(&mut random);
+        busy_wait(&mut random);
         if !busy {
             sleep(&mut idle, &mut sockets);
         }
@@ -312,19 +314,19 @@ fn no_wake_up_of_a_task_by_another_core_is_lost() {
 
 #[test]
 fn reactors_run_on_their_cores_and_time_is_accounted_by_stage() {
-    let cores = thread::cores();
+    let cores = thread::allowed_cores();
     let body = |index: usize| {
-        let busy = Busy::real();
-        let reader = busy.reader();
+        let cpu_time = CpuTime::measured();
+        let reader = cpu_time.reader();
         let work = || {
             let start = clock::now();
             while clock::now().since(start) < Nanos::from_millis(5) {}
         };
         work();
-        busy.lap(Stage::Kv, true);
+        cpu_time.end_stage(Stage::Kv, true);
         work();
-        busy.lap(Stage::Target, false);
-        (index, thread::current_core(), reader.spent())
+        cpu_time.end_stage(Stage::Target, false);
+        (index, thread::current_core(), reader.stage_times())
     };
     let started = octokv_runtime::kernel::spawn_reactors(&cores, body).unwrap();
     for (index, reactor) in started.into_iter().enumerate() {

@@ -2,8 +2,8 @@
 
 use octokv_base::{Buffer, Nanos};
 use octokv_runtime::{
-    Busy, Channel, Completed, Desk, DeviceQueue, Doorbell, FileId, Handle, Media, Operation, Tasks, Workers,
-    yield_now,
+    CoreWaker, CpuTime, DeviceHandle, DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation, JobSlot,
+    ReactorHandle, TaskSlab, WorkerPool, yield_now,
 };
 use octokv_sys::counting_allocator::{self, CountingAllocator};
 use std::cell::{Cell, RefCell};
@@ -17,25 +17,25 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// A device that answers each operation at the poll after next.
 #[derive(Default)]
-struct Echo {
-    waiting: Vec<(u32, Completed)>,
-    sent: Vec<(u32, Completed)>,
+struct DelayedEcho {
+    waiting: Vec<(u32, IoCompletion)>,
+    sent: Vec<(u32, IoCompletion)>,
 }
 
-impl DeviceQueue for Echo {
-    fn open(&mut self, _: &Media) -> io::Result<FileId> {
+impl DeviceQueue for DelayedEcho {
+    fn open(&mut self, _: &DeviceSource) -> io::Result<FileId> {
         Ok(FileId(0))
     }
     fn close(&mut self, _: FileId) {}
-    fn submit(&mut self, ticket: u32, _: FileId, operation: Operation) {
+    fn submit(&mut self, token: u32, _: FileId, operation: IoOperation) {
         let buffer = match operation {
-            Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => Some(buffer),
-            Operation::Flush | Operation::Trim { .. } => None,
+            IoOperation::Read { buffer, .. } | IoOperation::Write { buffer, .. } => Some(buffer),
+            IoOperation::Flush | IoOperation::Trim { .. } => None,
         };
-        self.waiting.push((ticket, Completed { buffer, result: Ok(()) }));
+        self.waiting.push((token, IoCompletion { buffer, result: Ok(()) }));
     }
-    fn poll(&mut self, done: &mut Vec<(u32, Completed)>) {
-        done.append(&mut self.sent);
+    fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>) {
+        completions.append(&mut self.sent);
         self.sent.append(&mut self.waiting);
     }
     fn in_flight(&self) -> usize {
@@ -43,13 +43,17 @@ impl DeviceQueue for Echo {
     }
 }
 
-fn handle() -> Handle {
-    Handle::new(Doorbell::silent(), Channel::new(Box::new(Echo::default()), 64), Busy::real())
+fn handle() -> ReactorHandle {
+    ReactorHandle::new(
+        CoreWaker::without_eventfd(),
+        DeviceHandle::new(Box::new(DelayedEcho::default()), 64),
+        CpuTime::measured(),
+    )
 }
 
 #[test]
-fn a_task_that_need_not_wait_is_over_at_once() {
-    let mut tasks = Tasks::new(1, Doorbell::silent());
+fn a_task_that_never_waits_completes_in_spawn() {
+    let mut tasks = TaskSlab::new(1, CoreWaker::without_eventfd());
     let done = Rc::new(Cell::new(0));
     for _ in 0..3 {
         let done = Rc::clone(&done);
@@ -60,7 +64,7 @@ fn a_task_that_need_not_wait_is_over_at_once() {
 
 #[test]
 fn a_full_slab_gives_the_future_back_and_freed_slots_are_used_again() {
-    let mut tasks = Tasks::new(2, Doorbell::silent());
+    let mut tasks = TaskSlab::new(2, CoreWaker::without_eventfd());
     let wakers: Rc<RefCell<Vec<Waker>>> = Rc::default();
     let gates: Vec<Rc<Cell<bool>>> = (0..3).map(|_| Rc::default()).collect();
     let wait_for = |gate: &Rc<Cell<bool>>| {
@@ -89,19 +93,19 @@ fn a_full_slab_gives_the_future_back_and_freed_slots_are_used_again() {
 }
 
 #[test]
-fn a_worker_does_one_job_after_the_other_and_is_polled_only_while_it_has_one() {
+fn a_worker_runs_jobs_one_by_one_and_is_polled_only_while_it_has_one() {
     let wakers: Rc<RefCell<Vec<Waker>>> = Rc::default();
-    let (polls, hired): (Rc<Cell<u32>>, Rc<Cell<u32>>) = Default::default();
+    let (polls, made): (Rc<Cell<u32>>, Rc<Cell<u32>>) = Default::default();
     let done: Rc<RefCell<Vec<u32>>> = Rc::default();
-    let (own_wakers, own_polls, own_done, own_hired) =
-        (Rc::clone(&wakers), Rc::clone(&polls), Rc::clone(&done), Rc::clone(&hired));
+    let (own_wakers, own_polls, own_done, own_made) =
+        (Rc::clone(&wakers), Rc::clone(&polls), Rc::clone(&done), Rc::clone(&made));
     // A job is done at the poll after so many others.
-    let mut workers = Workers::new(2, Doorbell::silent(), move |desk: Rc<Desk<u32>>| {
-        own_hired.set(own_hired.get() + 1);
+    let mut workers = WorkerPool::new(2, CoreWaker::without_eventfd(), move |slot: Rc<JobSlot<u32>>| {
+        own_made.set(own_made.get() + 1);
         let (wakers, polls, done) = (Rc::clone(&own_wakers), Rc::clone(&own_polls), Rc::clone(&own_done));
         async move {
             loop {
-                let job = desk.next().await;
+                let job = slot.next_job().await;
                 let mut left = job;
                 poll_fn(|context| {
                     polls.set(polls.get() + 1);
@@ -115,11 +119,11 @@ fn a_worker_does_one_job_after_the_other_and_is_polled_only_while_it_has_one() {
         }
     });
     assert!(workers.start(1).is_ok());
-    assert_eq!((done.borrow().as_slice(), workers.running(), hired.get()), ([1].as_slice(), 0, 1));
+    assert_eq!((done.borrow().as_slice(), workers.running(), made.get()), ([1].as_slice(), 0, 1));
     let first = workers.start(3).unwrap();
     let second = workers.start(2).unwrap();
     assert!(workers.is_full() && first != second);
-    assert_eq!((workers.start(9), workers.running(), hired.get()), (Err(9), 2, 2));
+    assert_eq!((workers.start(9), workers.running(), made.get()), (Err(9), 2, 2));
     assert_eq!(workers.poll_ready(), 0, "nobody was woken");
     wakers.borrow()[2].wake_by_ref();
     wakers.borrow()[2].wake_by_ref();
@@ -128,51 +132,51 @@ fn a_worker_does_one_job_after_the_other_and_is_polled_only_while_it_has_one() {
     wakers.borrow()[2].wake_by_ref();
     assert_eq!((workers.poll_ready(), polls.get()), (1, before), "it has no job and is not polled");
     assert_eq!(workers.start(1), Ok(second), "who is vacant does the next");
-    assert_eq!((workers.running(), hired.get()), (1, 2));
+    assert_eq!((workers.running(), made.get()), (1, 2));
 }
 
 #[test]
 fn a_steady_stream_of_tasks_and_operations_allocates_nothing() {
     let handle = handle();
-    let channel = handle.channel();
-    let mut tasks = Tasks::new(64, Doorbell::silent());
+    let devices = handle.devices();
+    let mut tasks = TaskSlab::new(64, CoreWaker::without_eventfd());
     let spare: Rc<RefCell<Vec<Buffer>>> = Rc::default();
     spare.borrow_mut().extend((0..64).map(|_| Buffer::zeroed(4096)));
     let finished = Rc::new(Cell::new(0u64));
     let file = FileId(0);
-    let task = |handle: &Handle| {
-        let (channel, handle) = (channel.clone(), handle.clone());
+    let task = |handle: &ReactorHandle| {
+        let (devices, handle) = (devices.clone(), handle.clone());
         let (spare, finished) = (Rc::clone(&spare), Rc::clone(&finished));
         async move {
             let buffer = spare.borrow_mut().pop().unwrap();
-            let done = channel.submit(file, Operation::Write { offset: 0, buffer }).await;
+            let done = devices.submit(file, IoOperation::Write { offset: 0, buffer }).await;
             handle.sleep(Nanos(1)).await;
             yield_now().await;
             spare.borrow_mut().push(done.buffer.unwrap());
             finished.set(finished.get() + 1);
         }
     };
-    let mut turn = |now: u64| {
-        handle.begin_turn(Nanos(now));
+    let mut iterate = |now: u64| {
+        handle.begin_iteration(Nanos(now));
         while !tasks.is_full() {
             assert!(tasks.spawn(task(&handle)).is_ok());
         }
-        channel.poll();
+        devices.poll();
         tasks.poll_ready();
     };
-    (0..1_000).for_each(&mut turn);
-    let before = (counting_allocator::count(), finished.get());
-    (1_000..11_000).for_each(&mut turn);
+    (0..1_000).for_each(&mut iterate);
+    let before = (counting_allocator::thread_allocation_count(), finished.get());
+    (1_000..11_000).for_each(&mut iterate);
     assert!(finished.get() - before.1 > 100_000, "{} tasks", finished.get() - before.1);
-    assert_eq!(counting_allocator::count() - before.0, 0);
+    assert_eq!(counting_allocator::thread_allocation_count() - before.0, 0);
 }
 
 #[test]
 fn timers_wake_their_tasks_in_order_and_only_when_due() {
     let handle = handle();
-    let mut tasks = Tasks::new(8, Doorbell::silent());
+    let mut tasks = TaskSlab::new(8, CoreWaker::without_eventfd());
     let order: Rc<RefCell<Vec<u64>>> = Rc::default();
-    handle.begin_turn(Nanos(100));
+    handle.begin_iteration(Nanos(100));
     for span in [30, 10, 20] {
         let (sleep, order) = (handle.sleep(Nanos(span)), Rc::clone(&order));
         let task = async move {
@@ -183,14 +187,14 @@ fn timers_wake_their_tasks_in_order_and_only_when_due() {
     }
     assert_eq!(handle.next_deadline(), Nanos(110));
     for now in 101..=140 {
-        handle.begin_turn(Nanos(now));
+        handle.begin_iteration(Nanos(now));
         tasks.poll_ready();
         let due = [10, 20, 30].iter().filter(|&&span| 100 + span <= now).count();
         assert_eq!(order.borrow().len(), due, "at {now}");
     }
     assert_eq!(*order.borrow(), [10, 20, 30]);
     assert_eq!(handle.next_deadline(), Nanos::NEVER);
-    handle.want_turn_at(Nanos(7));
+    handle.request_wakeup_at(Nanos(7));
     assert_eq!(handle.next_deadline(), Nanos(7));
 }
 
@@ -216,9 +220,9 @@ fn background_tasks_may_start_others_and_end_with_the_reactor() {
         inner_done.set(inner_done.get() + 1);
         inner_handle.sleep(Nanos::from_secs(1)).await;
     });
-    while handle.run_background() > 0 {}
-    assert_eq!((done.get(), handle.background_running()), (2, 1));
+    while handle.poll_background() > 0 {}
+    assert_eq!((done.get(), handle.background_count()), (2, 1));
     handle.shutdown();
-    assert_eq!((Rc::strong_count(&done), handle.background_running()), (1, 0));
+    assert_eq!((Rc::strong_count(&done), handle.background_count()), (1, 0));
     assert_eq!(handle.next_deadline(), Nanos::NEVER, "its timer went with it");
 }

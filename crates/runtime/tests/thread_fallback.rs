@@ -6,53 +6,55 @@
 
 mod common;
 
-use common::{Scratch, wait};
+use common::{ScratchFile, wait};
 use octokv_base::{Buffer, Nanos};
-use octokv_runtime::kernel::DEVICE_THREADS;
-use octokv_runtime::{Channel, DeviceDriver, Doorbell, Operation, device_queue};
+use octokv_runtime::kernel::DEVICE_THREADS_PER_CORE;
+use octokv_runtime::{CoreWaker, DeviceDriver, DeviceHandle, IoOperation, open_device_queue};
 use octokv_sys::clock;
-use octokv_sys::seccomp::{Refusal, refuse_io_uring};
+use octokv_sys::seccomp::{SeccompErrno, deny_io_uring};
 use octokv_sys::thread;
 
-const GONE_WITHIN: Nanos = Nanos::from_secs(10);
+const WORKERS_EXIT_TIMEOUT: Nanos = Nanos::from_secs(10);
 
 /// Threads of this process that carry out device operations.
-fn workers() -> usize {
+fn worker_count() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
     names.filter(|name| name.trim() == "octokv-disk").count()
 }
 
 #[test]
-fn where_io_uring_is_refused_a_fixed_number_of_threads_serves_any_number_of_devices_and_ends_with_them() {
-    for refusal in [Refusal::Forbidden, Refusal::Missing] {
+fn without_io_uring_a_fixed_number_of_threads_serves_all_devices_and_ends_with_the_queue() {
+    for errno in [SeccompErrno::Eperm, SeccompErrno::Enosys] {
         let body = move || {
-            refuse_io_uring(refusal).unwrap();
-            let doorbell = Doorbell::new().unwrap();
-            let refused = device_queue(DeviceDriver::Uring, 8, &doorbell).err().expect("is refused");
-            assert_eq!(refused.raw_os_error(), Some(refusal.errno()));
-            let (queue, chosen) = device_queue(DeviceDriver::Auto, 256, &doorbell).unwrap();
+            deny_io_uring(errno).unwrap();
+            let core_waker = CoreWaker::new().unwrap();
+            let refused = open_device_queue(DeviceDriver::Uring, 8, &core_waker).err().expect("is refused");
+            assert_eq!(refused.raw_os_error(), Some(errno.raw()));
+            let (queue, chosen) = open_device_queue(DeviceDriver::Auto, 256, &core_waker).unwrap();
             assert_eq!(chosen, DeviceDriver::Threads);
-            assert_eq!(queue.wait_descriptor(), None);
-            let channel = Channel::new(queue, 256);
+            assert_eq!(queue.completion_eventfd(), None);
+            let devices = DeviceHandle::new(queue, 256);
             let scratches: Vec<_> =
-                (0..6).map(|index| Scratch::new(&format!("workers-{refusal:?}-{index}"))).collect();
-            let files: Vec<_> = scratches.iter().map(|one| channel.open(&one.media).unwrap()).collect();
-            let read =
-                |index: u64| Operation::Read { offset: index % 64 * 65_536, buffer: Buffer::zeroed(65_536) };
+                (0..6).map(|index| ScratchFile::new(&format!("workers-{errno:?}-{index}"))).collect();
+            let files: Vec<_> = scratches.iter().map(|one| devices.open(&one.source).unwrap()).collect();
+            let read = |index: u64| IoOperation::Read {
+                offset: index % 64 * 65_536,
+                buffer: Buffer::zeroed(65_536),
+            };
             let tickets: Vec<_> = (0..600)
-                .map(|index| channel.submit(files[index % files.len()], read(index as u64)))
+                .map(|index| devices.submit(files[index % files.len()], read(index as u64)))
                 .collect();
-            assert_eq!(workers(), DEVICE_THREADS);
+            assert_eq!(worker_count(), DEVICE_THREADS_PER_CORE);
             for ticket in tickets {
-                assert_eq!(wait(&channel, ticket).result, Ok(()));
+                assert_eq!(wait(&devices, ticket).result, Ok(()));
             }
-            assert_eq!(workers(), DEVICE_THREADS);
-            drop(channel);
+            assert_eq!(worker_count(), DEVICE_THREADS_PER_CORE);
+            drop(devices);
             // A thread that was waited for may be listed a moment longer: the kernel tells of its end before it is gone.
-            let begun = clock::now();
-            while workers() > 0 {
-                assert!(clock::now().since(begun) < GONE_WITHIN, "a worker outlived its queue");
+            let start = clock::now();
+            while worker_count() > 0 {
+                assert!(clock::now().since(start) < WORKERS_EXIT_TIMEOUT, "a worker outlived its queue");
                 std::thread::yield_now();
             }
         };

@@ -23,169 +23,186 @@
 //! once the load stays the same, a depth that is too small is tried in one of `PATIENCE_MAX` intervals at most. Tests
 //! below.
 
-use crate::ids::FlowId;
+use crate::ids::TenantId;
 use octokv_base::Nanos;
 
 /// Of so much time is judged at a time: some hundred requests of a core that is short, and over before a window is.
-const INTERVAL: Nanos = Nanos::from_millis(5);
+const ADJUST_PERIOD: Nanos = Nanos::from_millis(5);
 /// Parts of it without work above which more have to run, and below which fewer may do.
-const DOUBLE_ABOVE: u64 = 4;
-const GROW_ABOVE: u64 = 50;
-const SHRINK_BELOW: u64 = 200;
+const DOUBLE_IDLE_DIVISOR: u64 = 4;
+const GROW_IDLE_DIVISOR: u64 = 50;
+const SHRINK_IDLE_DIVISOR: u64 = 200;
 /// The most intervals between two trials with fewer.
-const PATIENCE_MAX: u32 = 64;
+const PROBE_BACKOFF_MAX: u32 = 64;
 /// More than so many are looked for anew after so many intervals, which costs a few of them.
-const FEW: u32 = 8;
-const ANEW: u32 = 400;
+const RESTART_ABOVE: u32 = 8;
+const RESTART_AFTER_PERIODS: u32 = 400;
 
 /// A flow is alone after so many intervals without another: who asks for little asks seldom.
-const ALONE_AFTER: u32 = 40;
+const SOLE_TENANT_AFTER_PERIODS: u32 = 40;
 
 /// What was done last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Last {
+enum LastChange {
     Grown,
     Shrunk,
 }
 
 /// See the module's text.
 #[derive(Clone, Debug)]
-pub struct Depth {
+pub struct ConcurrencyLimit {
     /// What was found, and the setting; and whether nobody else is there.
-    now: u32,
-    most: u32,
-    alone: bool,
+    limit: u32,
+    limit_max: u32,
+    has_sole_tenant: bool,
     /// Intervals in a row in which requests of one flow only began, or none.
-    unmixed: u32,
+    single_tenant_periods: u32,
     /// When the last turn began, and whether the time since then counts, as time without work or not.
-    turn: Nanos,
-    counts: bool,
-    idle: bool,
+    iteration_began_at: Nanos,
+    is_counted: bool,
+    was_idle: bool,
     /// Whose request began last, and whether those of this interval were of several flows.
-    flow: Option<FlowId>,
-    mixed: bool,
+    last_tenant: Option<TenantId>,
+    has_several_tenants: bool,
     /// Of the interval that runs: how long it is so far, and how much of it without work.
-    length: Nanos,
-    without: Nanos,
+    counted_time: Nanos,
+    idle_time: Nanos,
     /// Intervals with little of that in a row, and how many there have to be.
-    calm: u32,
-    patience: u32,
-    last: Last,
+    calm_periods: u32,
+    probe_backoff: u32,
+    last_change: LastChange,
     /// Whether the interval before had too much of it.
-    short: bool,
+    was_starved: bool,
     /// Since it was last looked for from one on.
-    intervals: u32,
+    periods_since_restart: u32,
 }
 
-impl Depth {
+impl ConcurrencyLimit {
     /// At most so many.
     ///
     /// # Panics
     /// Where nothing could run.
-    pub fn new(most: u32) -> Depth {
+    pub fn new(most: u32) -> ConcurrencyLimit {
         assert!(most > 0, "nothing could run");
-        Depth {
-            now: 1,
-            most,
-            alone: true,
-            unmixed: ALONE_AFTER,
-            turn: Nanos::ZERO,
-            counts: false,
-            idle: false,
-            flow: None,
-            mixed: false,
-            length: Nanos::ZERO,
-            without: Nanos::ZERO,
-            calm: 0,
-            patience: 1,
-            last: Last::Grown,
-            short: false,
-            intervals: 0,
+        ConcurrencyLimit {
+            limit: 1,
+            limit_max: most,
+            has_sole_tenant: true,
+            single_tenant_periods: SOLE_TENANT_AFTER_PERIODS,
+            iteration_began_at: Nanos::ZERO,
+            is_counted: false,
+            was_idle: false,
+            last_tenant: None,
+            has_several_tenants: false,
+            counted_time: Nanos::ZERO,
+            idle_time: Nanos::ZERO,
+            calm_periods: 0,
+            probe_backoff: 1,
+            last_change: LastChange::Grown,
+            was_starved: false,
+            periods_since_restart: 0,
         }
     }
 
     /// So many may run now.
     #[inline]
     pub fn get(&self) -> u32 {
-        if self.alone { self.most } else { self.now }
+        if self.has_sole_tenant { self.limit_max } else { self.limit }
     }
 
     /// Another bound. One that is the same changes nothing.
-    pub fn set_most(&mut self, most: u32) {
-        if most != self.most {
-            *self = Depth { turn: self.turn, ..Depth::new(most) };
+    pub fn set_max(&mut self, most: u32) {
+        if most != self.limit_max {
+            *self = ConcurrencyLimit {
+                iteration_began_at: self.iteration_began_at,
+                ..ConcurrencyLimit::new(most)
+            };
         }
     }
 
     /// A turn begins.
     #[inline]
-    pub fn turn(&mut self, now: Nanos) {
-        let span = now.since(std::mem::replace(&mut self.turn, now));
-        if self.counts {
-            self.length = self.length + span;
-            if self.idle {
-                self.without = self.without + span;
+    pub fn begin_iteration(&mut self, now: Nanos) {
+        let span = now.since(std::mem::replace(&mut self.iteration_began_at, now));
+        if self.is_counted {
+            self.counted_time = self.counted_time + span;
+            if self.was_idle {
+                self.idle_time = self.idle_time + span;
             }
-            if self.length >= INTERVAL {
-                self.judge();
+            if self.counted_time >= ADJUST_PERIOD {
+                self.adjust();
             }
         }
     }
 
     /// A request of a flow begins.
     #[inline]
-    pub fn began(&mut self, flow: FlowId) {
-        self.mixed |= self.flow.is_some_and(|last| last != flow);
-        self.flow = Some(flow);
+    pub fn request_began(&mut self, tenant: TenantId) {
+        self.has_several_tenants |= self.last_tenant.is_some_and(|last| last != tenant);
+        self.last_tenant = Some(tenant);
     }
 
     /// The turn has ended: whether anything was done, whether requests run, and whether others wait for room.
     #[inline]
-    pub fn ended(&mut self, worked: bool, runs: bool, waits: bool) {
-        (self.idle, self.counts) = (!worked, if worked { runs } else { waits });
+    pub fn end_iteration(&mut self, worked: bool, runs: bool, waits: bool) {
+        (self.was_idle, self.is_counted) = (!worked, if worked { runs } else { waits });
     }
 
     /// When this interval is over, if time counts until then.
-    pub fn interval_ends(&self) -> Nanos {
-        self.turn + INTERVAL.since(self.length)
+    pub fn period_ends_at(&self) -> Nanos {
+        self.iteration_began_at + ADJUST_PERIOD.since(self.counted_time)
     }
 
     /// The queue is not used for a while.
-    pub fn rest(&mut self) {
-        self.counts = false;
+    pub fn pause(&mut self) {
+        self.is_counted = false;
     }
 
-    fn judge(&mut self) {
-        let (length, without) = (std::mem::take(&mut self.length).0, std::mem::take(&mut self.without).0);
-        let mixed = std::mem::take(&mut self.mixed);
-        self.unmixed = if mixed { 0 } else { (self.unmixed + 1).min(ALONE_AFTER) };
+    fn adjust(&mut self) {
+        let (length, idle_time) =
+            (std::mem::take(&mut self.counted_time).0, std::mem::take(&mut self.idle_time).0);
+        let mixed = std::mem::take(&mut self.has_several_tenants);
+        self.single_tenant_periods =
+            if mixed { 0 } else { (self.single_tenant_periods + 1).min(SOLE_TENANT_AFTER_PERIODS) };
         // What was so with the setting says nothing of what was found.
-        if std::mem::replace(&mut self.alone, self.unmixed == ALONE_AFTER) || self.alone {
+        if std::mem::replace(
+            &mut self.has_sole_tenant,
+            self.single_tenant_periods == SOLE_TENANT_AFTER_PERIODS,
+        ) || self.has_sole_tenant
+        {
             return;
         }
-        self.intervals = if self.now > FEW { self.intervals + 1 } else { 0 };
-        let (is_above, quarter) = (|part: u64| without.saturating_mul(part) > length, (self.now / 4).max(1));
-        let was_short = std::mem::replace(&mut self.short, is_above(GROW_ABOVE));
-        if self.now > FEW && self.intervals >= ANEW {
-            (self.now, self.calm, self.patience, self.last, self.intervals) = (1, 0, 1, Last::Grown, 0);
-        } else if is_above(DOUBLE_ABOVE) || (was_short && self.short) {
-            self.short = false;
+        self.periods_since_restart =
+            if self.limit > RESTART_ABOVE { self.periods_since_restart + 1 } else { 0 };
+        let (is_above, quarter) =
+            (|part: u64| idle_time.saturating_mul(part) > length, (self.limit / 4).max(1));
+        let was_short = std::mem::replace(&mut self.was_starved, is_above(GROW_IDLE_DIVISOR));
+        if self.limit > RESTART_ABOVE && self.periods_since_restart >= RESTART_AFTER_PERIODS {
+            (
+                self.limit,
+                self.calm_periods,
+                self.probe_backoff,
+                self.last_change,
+                self.periods_since_restart,
+            ) = (1, 0, 1, LastChange::Grown, 0);
+        } else if is_above(DOUBLE_IDLE_DIVISOR) || (was_short && self.was_starved) {
+            self.was_starved = false;
             // One trial with fewer too many, or what is left of that, or another load.
-            self.patience = match self.last {
-                Last::Shrunk => (self.patience * 2).min(PATIENCE_MAX),
-                Last::Grown if is_above(DOUBLE_ABOVE) => 1,
-                Last::Grown => self.patience,
+            self.probe_backoff = match self.last_change {
+                LastChange::Shrunk => (self.probe_backoff * 2).min(PROBE_BACKOFF_MAX),
+                LastChange::Grown if is_above(DOUBLE_IDLE_DIVISOR) => 1,
+                LastChange::Grown => self.probe_backoff,
             };
-            let step = if is_above(DOUBLE_ABOVE) { self.now } else { quarter };
-            self.now = self.now.saturating_add(step).min(self.most);
-            (self.calm, self.last) = (0, Last::Grown);
-        } else if is_above(SHRINK_BELOW) {
-            self.calm = 0;
+            let step = if is_above(DOUBLE_IDLE_DIVISOR) { self.limit } else { quarter };
+            self.limit = self.limit.saturating_add(step).min(self.limit_max);
+            (self.calm_periods, self.last_change) = (0, LastChange::Grown);
+        } else if is_above(SHRINK_IDLE_DIVISOR) {
+            self.calm_periods = 0;
         } else {
-            self.calm = self.calm.saturating_add(1);
-            if self.calm >= self.patience && self.now > 1 {
-                self.now -= quarter;
-                (self.calm, self.last) = (0, Last::Shrunk);
+            self.calm_periods = self.calm_periods.saturating_add(1);
+            if self.calm_periods >= self.probe_backoff && self.limit > 1 {
+                self.limit -= quarter;
+                (self.calm_periods, self.last_change) = (0, LastChange::Shrunk);
             }
         }
     }
@@ -197,92 +214,107 @@ mod tests {
 
     /// A core with requests of two flows, which is without work for this part of the time at each depth: the depth after
     /// each of so many intervals.
-    fn course(depth: &mut Depth, intervals: usize, without: impl Fn(u32) -> f64) -> Vec<u32> {
+    fn limits_over_time(
+        depth: &mut ConcurrencyLimit,
+        intervals: usize,
+        without: impl Fn(u32) -> f64,
+    ) -> Vec<u32> {
         let mut course = Vec::new();
         for _ in 0..intervals {
-            let idle = Nanos((INTERVAL.0 as f64 * without(depth.get())) as u64);
-            let begun = depth.turn;
-            [1, 2].into_iter().for_each(|flow| depth.began(FlowId(flow)));
-            depth.ended(false, true, true);
-            depth.turn(begun + idle);
-            depth.ended(true, true, true);
-            depth.turn(begun + INTERVAL);
+            let idle = Nanos((ADJUST_PERIOD.0 as f64 * without(depth.get())) as u64);
+            let begun = depth.iteration_began_at;
+            [1, 2].into_iter().for_each(|tenant| depth.request_began(TenantId(tenant)));
+            depth.end_iteration(false, true, true);
+            depth.begin_iteration(begun + idle);
+            depth.end_iteration(true, true, true);
+            depth.begin_iteration(begun + ADJUST_PERIOD);
             course.push(depth.get());
         }
         course
     }
 
     /// Where less than so many leave the core a part without work, as many as are missing.
-    fn needs(needed: u32) -> impl Fn(u32) -> f64 {
+    fn idle_part_below(needed: u32) -> impl Fn(u32) -> f64 {
         move |depth| f64::from(needed.saturating_sub(depth)) / f64::from(needed)
     }
 
     #[test]
-    fn as_few_run_as_keep_the_core_at_work() {
-        let depth = &mut Depth::new(32);
+    fn the_limit_settles_at_the_least_that_keeps_the_core_busy() {
+        let depth = &mut ConcurrencyLimit::new(32);
         assert_eq!(depth.get(), 32, "nobody else is there");
-        assert_eq!(course(depth, 6, needs(3))[..], [1, 2, 4, 3, 2, 4]);
-        let later = course(depth, 1000, needs(3));
+        assert_eq!(limits_over_time(depth, 6, idle_part_below(3))[..], [1, 2, 4, 3, 2, 4]);
+        let later = limits_over_time(depth, 1000, idle_part_below(3));
         let few = later.iter().filter(|&&depth| depth < 3).count();
         assert!(later.iter().all(|depth| (2..=4).contains(depth)), "{later:?}");
-        assert!(few <= 1000 / PATIENCE_MAX as usize + 7, "{few} trials with fewer");
-        assert_eq!(course(depth, 40, needs(40)).last(), Some(&32), "and where the device is short, all");
-        assert_eq!(course(&mut Depth::new(2), 4, needs(40))[..], [1, 2, 2, 2]);
-        assert_eq!(course(&mut Depth::new(8), 4, |_| 0.005)[..], [1, 1, 1, 1], "little, and not none");
+        assert!(few <= 1000 / PROBE_BACKOFF_MAX as usize + 7, "{few} trials with fewer");
+        assert_eq!(
+            limits_over_time(depth, 40, idle_part_below(40)).last(),
+            Some(&32),
+            "and where the device is short, all"
+        );
+        assert_eq!(limits_over_time(&mut ConcurrencyLimit::new(2), 4, idle_part_below(40))[..], [1, 2, 2, 2]);
+        assert_eq!(
+            limits_over_time(&mut ConcurrencyLimit::new(8), 4, |_| 0.005)[..],
+            [1, 1, 1, 1],
+            "little, and not none"
+        );
     }
 
     #[test]
-    fn another_load_is_followed_however_patient_it_was() {
-        let depth = &mut Depth::new(32);
-        course(depth, 600, needs(3));
-        let grows = course(depth, 25, needs(30));
+    fn a_changed_load_is_followed_after_a_long_backoff() {
+        let depth = &mut ConcurrencyLimit::new(32);
+        limits_over_time(depth, 600, idle_part_below(3));
+        let grows = limits_over_time(depth, 25, idle_part_below(30));
         assert!(grows.iter().any(|&depth| depth >= 30), "{grows:?}");
-        let shrinks = course(depth, 150, needs(3));
+        let shrinks = limits_over_time(depth, 150, idle_part_below(3));
         assert!(shrinks.iter().any(|&depth| depth <= 4), "{shrinks:?}");
     }
 
     #[test]
-    fn many_are_looked_for_anew() {
-        let depth = &mut Depth::new(32);
+    fn a_high_limit_is_searched_again_from_one() {
+        let depth = &mut ConcurrencyLimit::new(32);
         // From ten on as bad as it can be, and below well.
-        let crooked = |depth: u32| if depth >= 10 { 0.05 } else { needs(3)(depth) };
-        course(depth, 25, needs(30));
-        let stuck = course(depth, 350, crooked);
+        let crooked = |depth: u32| if depth >= 10 { 0.05 } else { idle_part_below(3)(depth) };
+        limits_over_time(depth, 25, idle_part_below(30));
+        let stuck = limits_over_time(depth, 350, crooked);
         assert!(stuck.iter().all(|&depth| depth > 10), "{stuck:?}");
-        let found = course(depth, 200, crooked);
+        let found = limits_over_time(depth, 200, crooked);
         assert!(found.iter().skip(100).all(|&depth| depth <= 4), "{found:?}");
     }
 
     #[test]
-    fn a_flow_that_is_alone_has_the_setting_and_what_was_found_is_kept_for_later() {
-        let depth = &mut Depth::new(32);
-        let found = *course(depth, 100, needs(3)).last().unwrap_or(&0);
-        for interval in 1..ALONE_AFTER + 3 {
-            let begun = depth.turn;
-            depth.began(FlowId(2));
-            depth.ended(true, true, true);
-            depth.turn(begun + INTERVAL);
-            assert_eq!(depth.get() == 32, interval >= ALONE_AFTER, "{interval}");
+    fn a_sole_tenant_gets_the_maximum_and_the_found_limit_is_kept() {
+        let depth = &mut ConcurrencyLimit::new(32);
+        let found = *limits_over_time(depth, 100, idle_part_below(3)).last().unwrap_or(&0);
+        for interval in 1..SOLE_TENANT_AFTER_PERIODS + 3 {
+            let begun = depth.iteration_began_at;
+            depth.request_began(TenantId(2));
+            depth.end_iteration(true, true, true);
+            depth.begin_iteration(begun + ADJUST_PERIOD);
+            assert_eq!(depth.get() == 32, interval >= SOLE_TENANT_AFTER_PERIODS, "{interval}");
         }
-        let again = course(depth, 2, needs(3));
+        let again = limits_over_time(depth, 2, idle_part_below(3));
         assert!(again[0] <= found, "{again:?}, {found} before");
     }
 
     #[test]
-    fn beside_a_flow_that_asks_seldom_a_device_that_is_short_has_what_it_needs() {
-        let depth = &mut Depth::new(32);
+    fn a_device_bound_core_reaches_its_depth_beside_a_rare_tenant() {
+        let depth = &mut ConcurrencyLimit::new(32);
         let mut seen = Vec::new();
         for interval in 0..600 {
-            let (begun, idle) = (depth.turn, Nanos((INTERVAL.0 as f64 * needs(30)(depth.get())) as u64));
-            depth.began(FlowId(1));
+            let (begun, idle) = (
+                depth.iteration_began_at,
+                Nanos((ADJUST_PERIOD.0 as f64 * idle_part_below(30)(depth.get())) as u64),
+            );
+            depth.request_began(TenantId(1));
             if interval % 5 == 0 {
-                depth.began(FlowId(2));
-                depth.began(FlowId(1));
+                depth.request_began(TenantId(2));
+                depth.request_began(TenantId(1));
             }
-            depth.ended(false, true, true);
-            depth.turn(begun + idle);
-            depth.ended(true, true, true);
-            depth.turn(begun + INTERVAL);
+            depth.end_iteration(false, true, true);
+            depth.begin_iteration(begun + idle);
+            depth.end_iteration(true, true, true);
+            depth.begin_iteration(begun + ADJUST_PERIOD);
             seen.push(depth.get());
         }
         let enough = seen.iter().skip(100).filter(|&&depth| depth >= 24).count();
@@ -290,41 +322,41 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_ends_more_begin_and_time_does_not_stand_still() {
-        let depth = &mut Depth::new(32);
-        course(depth, 100, needs(2));
+    fn the_limit_grows_while_no_request_completes() {
+        let depth = &mut ConcurrencyLimit::new(32);
+        limits_over_time(depth, 100, idle_part_below(2));
         let few = depth.get();
         for _ in 0..5 {
-            depth.ended(false, true, true);
-            assert_eq!(depth.interval_ends(), depth.turn + INTERVAL);
-            depth.turn(depth.turn + INTERVAL);
+            depth.end_iteration(false, true, true);
+            assert_eq!(depth.period_ends_at(), depth.iteration_began_at + ADJUST_PERIOD);
+            depth.begin_iteration(depth.iteration_began_at + ADJUST_PERIOD);
         }
         assert!(few <= 3 && depth.get() == 32, "{few}, then {}", depth.get());
         let before = depth.get();
-        depth.ended(false, true, true);
-        depth.rest();
-        depth.turn(depth.turn + INTERVAL.times(100));
+        depth.end_iteration(false, true, true);
+        depth.pause();
+        depth.begin_iteration(depth.iteration_began_at + ADJUST_PERIOD.times(100));
         assert_eq!(depth.get(), before, "while the queue is not used nothing counts");
     }
 
     #[test]
-    fn time_without_work_and_without_anybody_who_waits_says_nothing() {
-        let depth = &mut Depth::new(32);
-        for turn in 1..100 {
-            [1, 2].into_iter().for_each(|flow| depth.began(FlowId(flow)));
-            depth.turn(INTERVAL.times(turn));
-            depth.ended(turn % 2 == 0, false, false);
+    fn idle_time_without_waiting_requests_is_not_counted() {
+        let depth = &mut ConcurrencyLimit::new(32);
+        for iteration in 1..100 {
+            [1, 2].into_iter().for_each(|tenant| depth.request_began(TenantId(tenant)));
+            depth.begin_iteration(ADJUST_PERIOD.times(iteration));
+            depth.end_iteration(iteration % 2 == 0, false, false);
         }
         assert_eq!(depth.get(), 32);
     }
 
     #[test]
-    fn a_bound_that_stays_changes_nothing_and_another_begins_anew() {
-        let depth = &mut Depth::new(32);
-        let found = *course(depth, 4, needs(9)).last().unwrap_or(&0);
-        depth.set_most(32);
+    fn an_equal_maximum_keeps_the_limit_and_another_restarts_the_search() {
+        let depth = &mut ConcurrencyLimit::new(32);
+        let found = *limits_over_time(depth, 4, idle_part_below(9)).last().unwrap_or(&0);
+        depth.set_max(32);
         assert_eq!(depth.get(), found);
-        depth.set_most(16);
+        depth.set_max(16);
         assert_eq!(depth.get(), 16);
     }
 }

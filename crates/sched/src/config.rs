@@ -1,7 +1,7 @@
 //! What an operator may set about scheduling, and what is refused.
 //!
-//! In: names and numbers of a configuration file or of a request to a running node. Out: [`Settings`] that
-//! [`Settings::check`] let pass, or a [`SettingError`] that names the setting, what was given and what may be.
+//! In: names and numbers of a configuration file or of a request to a running node. Out: [`SchedConfig`] that
+//! [`SchedConfig::check`] let pass, or a [`SettingError`] that names the setting, what was given and what may be.
 //!
 //! Sources: W, T_OL and the first T_LB are OctoKV §IV-D with the values of its §V; the second T_LB, the bound on fairness
 //! and alpha are OctoFAS §4.2 and §4.3. Where a paper gives no value, the constant here says why it is what it is.
@@ -12,7 +12,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// How alike (0 to 1) a wrong name and a right one must be for the right one to be proposed.
-const ALIKE: f64 = 0.5;
+const SIMILARITY_MIN: f64 = 0.5;
 
 /// Who is served where and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Policy {
 
 /// Whose requests `inter` moves to other cores (OctoFAS §4.3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MoveFlows {
+pub enum MigrateTenants {
     /// Everybody's: the most throughput (OctoFAS Fig. 7).
     #[default]
     All,
@@ -69,22 +69,22 @@ pub enum MoveFlows {
     Sparse,
 }
 
-impl MoveFlows {
+impl MigrateTenants {
     /// All of them.
-    pub const ALL: [MoveFlows; 3] = [MoveFlows::All, MoveFlows::Dense, MoveFlows::Sparse];
+    pub const ALL: [MigrateTenants; 3] = [MigrateTenants::All, MigrateTenants::Dense, MigrateTenants::Sparse];
     const NAMES: [&str; 3] = ["all", "dense", "sparse"];
 
     /// What an operator calls it.
     pub fn name(self) -> &'static str {
-        MoveFlows::NAMES[self as usize]
+        MigrateTenants::NAMES[self as usize]
     }
 
     /// Whether requests of such a flow move.
-    pub fn moves(self, dense: bool) -> bool {
+    pub fn includes(self, dense: bool) -> bool {
         match self {
-            MoveFlows::All => true,
-            MoveFlows::Dense => dense,
-            MoveFlows::Sparse => !dense,
+            MigrateTenants::All => true,
+            MigrateTenants::Dense => dense,
+            MigrateTenants::Sparse => !dense,
         }
     }
 }
@@ -95,7 +95,7 @@ impl fmt::Display for Policy {
     }
 }
 
-impl fmt::Display for MoveFlows {
+impl fmt::Display for MigrateTenants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -104,51 +104,57 @@ impl fmt::Display for MoveFlows {
 impl FromStr for Policy {
     type Err = SettingError;
     fn from_str(given: &str) -> Result<Policy, SettingError> {
-        named("policy", given, &Policy::NAMES).map(|at| Policy::ALL[at])
+        name_index("policy", given, &Policy::NAMES).map(|at| Policy::ALL[at])
     }
 }
 
-impl FromStr for MoveFlows {
+impl FromStr for MigrateTenants {
     type Err = SettingError;
-    fn from_str(given: &str) -> Result<MoveFlows, SettingError> {
-        named("move_flows", given, &MoveFlows::NAMES).map(|at| MoveFlows::ALL[at])
+    fn from_str(given: &str) -> Result<MigrateTenants, SettingError> {
+        name_index("move_flows", given, &MigrateTenants::NAMES).map(|at| MigrateTenants::ALL[at])
     }
 }
 
 /// The place of a name among the right ones.
-fn named(setting: &'static str, given: &str, names: &'static [&'static str]) -> Result<usize, SettingError> {
+fn name_index(
+    setting: &'static str,
+    given: &str,
+    names: &'static [&'static str],
+) -> Result<usize, SettingError> {
     if let Some(at) = names.iter().position(|name| *name == given) {
         return Ok(at);
     }
     let wrong = given.to_lowercase().replace('_', "-");
     let alike = |name: &str| strsim::normalized_damerau_levenshtein(&wrong, name);
     let best = names.iter().copied().max_by(|a, b| alike(a).total_cmp(&alike(b)));
-    let nearest = best.filter(|name| alike(name) >= ALIKE);
+    let nearest = best.filter(|name| alike(name) >= SIMILARITY_MIN);
     Err(SettingError::UnknownName { setting, given: given.to_owned(), nearest, names })
 }
 
 /// A number of a setting, for messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Quantity {
+pub enum SettingValue {
     /// A ratio or a factor.
     Number(f64),
     /// So many of something.
     Count(u64),
     /// A span of time.
-    Span(Nanos),
+    Duration(Nanos),
 }
 
-impl fmt::Display for Quantity {
+impl fmt::Display for SettingValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Quantity::Number(number) => write!(f, "{number}"),
-            Quantity::Count(count) => write!(f, "{count}"),
-            Quantity::Span(Nanos(ns)) if ns > 0 && ns % 1_000_000_000 == 0 => {
+            SettingValue::Number(number) => write!(f, "{number}"),
+            SettingValue::Count(count) => write!(f, "{count}"),
+            SettingValue::Duration(Nanos(ns)) if ns > 0 && ns % 1_000_000_000 == 0 => {
                 write!(f, "{} s", ns / 1_000_000_000)
             }
-            Quantity::Span(Nanos(ns)) if ns > 0 && ns % 1_000_000 == 0 => write!(f, "{} ms", ns / 1_000_000),
-            Quantity::Span(Nanos(ns)) if ns > 0 && ns % 1_000 == 0 => write!(f, "{} µs", ns / 1_000),
-            Quantity::Span(Nanos(ns)) => write!(f, "{ns} ns"),
+            SettingValue::Duration(Nanos(ns)) if ns > 0 && ns % 1_000_000 == 0 => {
+                write!(f, "{} ms", ns / 1_000_000)
+            }
+            SettingValue::Duration(Nanos(ns)) if ns > 0 && ns % 1_000 == 0 => write!(f, "{} µs", ns / 1_000),
+            SettingValue::Duration(Nanos(ns)) => write!(f, "{ns} ns"),
         }
     }
 }
@@ -172,11 +178,11 @@ pub enum SettingError {
         /// The setting.
         setting: &'static str,
         /// What was given for it.
-        given: Quantity,
+        given: SettingValue,
         /// The least that it may be.
-        least: Quantity,
+        least: SettingValue,
         /// The most that it may be.
-        most: Quantity,
+        most: SettingValue,
     },
 }
 
@@ -201,7 +207,7 @@ impl std::error::Error for SettingError {}
 
 /// What one flow is entitled to. Of use to [`crate::fair`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowSettings {
+pub struct TenantQos {
     /// Its part beside the others', 1 to 1000.
     pub weight: u32,
     /// The most operations a second, 1 to 10 million.
@@ -213,41 +219,41 @@ pub struct FlowSettings {
     pub burst: Nanos,
 }
 
-impl FlowSettings {
+impl TenantQos {
     /// The least and the most of `weight`.
-    pub const WEIGHT: (u64, u64) = (1, 1000);
-    const OPERATIONS_PER_S: (u64, u64) = (1, 10_000_000);
-    const BYTES_PER_S: (u64, u64) = (1 << 10, 1 << 40);
-    const BURST: (Nanos, Nanos) = (Nanos::from_millis(1), Nanos::from_secs(10));
+    pub const WEIGHT_RANGE: (u64, u64) = (1, 1000);
+    const OPERATIONS_PER_S_RANGE: (u64, u64) = (1, 10_000_000);
+    const BYTES_PER_S_RANGE: (u64, u64) = (1 << 10, 1 << 40);
+    const BURST_RANGE: (Nanos, Nanos) = (Nanos::from_millis(1), Nanos::from_secs(10));
 
     /// Whether a flow may have this.
     pub fn check(&self) -> Result<(), SettingError> {
-        count("weight", u64::from(self.weight), FlowSettings::WEIGHT)?;
+        check_count("weight", u64::from(self.weight), TenantQos::WEIGHT_RANGE)?;
         if let Some(rate) = self.operations_per_s {
-            count("operations_per_s", rate, FlowSettings::OPERATIONS_PER_S)?;
+            check_count("operations_per_s", rate, TenantQos::OPERATIONS_PER_S_RANGE)?;
         }
         if let Some(rate) = self.bytes_per_s {
-            count("bytes_per_s", rate, FlowSettings::BYTES_PER_S)?;
+            check_count("bytes_per_s", rate, TenantQos::BYTES_PER_S_RANGE)?;
         }
-        span("burst", self.burst, FlowSettings::BURST)
+        check_duration("burst", self.burst, TenantQos::BURST_RANGE)
     }
 }
 
-impl Default for FlowSettings {
+impl Default for TenantQos {
     /// As much as anybody, without limits. A tenth of a second's worth of a limit evens out hosts that send in batches
     /// and is over before anybody sees it in a figure of a second.
-    fn default() -> FlowSettings {
-        FlowSettings { weight: 1, operations_per_s: None, bytes_per_s: None, burst: Nanos::from_millis(100) }
+    fn default() -> TenantQos {
+        TenantQos { weight: 1, operations_per_s: None, bytes_per_s: None, burst: Nanos::from_millis(100) }
     }
 }
 
 /// Everything that [`crate::policy::choose`] and the structures of this room are told.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct SchedConfig {
     /// Who is served where and when.
     pub policy: Policy,
     /// W: how long is measured before the next choice, 10 ms to 60 s.
-    pub window: Nanos,
+    pub interval: Nanos,
     /// T_OL of OctoKV: nothing is balanced while no core's load is above it, 0 to 1.
     pub overload: f64,
     /// T_LB of OctoKV: nothing is balanced while the most and the least loaded core differ by no more, 0 to 1.
@@ -259,46 +265,46 @@ pub struct Settings {
     /// Backwardings for each time that a dense flow is more intense than the sparse ones, 0 to 100.
     pub alpha: f64,
     /// The most backwardings of a request, 0 to 1000.
-    pub backwardings_max: u32,
+    pub requeues_max: u32,
     /// A request is held back no longer than this, whatever its backwardings, 10 µs to 1 s.
     pub held_max: Nanos,
     /// Whose requests `inter` moves.
-    pub move_flows: MoveFlows,
+    pub migrate_tenants: MigrateTenants,
     /// The most requests of a core that its fair queue lets run at a time, 1 to 4096 ([`crate::depth`]). Fewer are fairer,
     /// more keep devices busy.
     pub in_flight: u32,
     /// What a flow has of which nothing else is said.
-    pub flow: FlowSettings,
+    pub default_qos: TenantQos,
     /// What flows of these names have instead.
-    pub tenants: BTreeMap<String, FlowSettings>,
+    pub tenants: BTreeMap<String, TenantQos>,
 }
 
-impl Settings {
-    const WINDOW: (Nanos, Nanos) = (Nanos::from_millis(10), Nanos::from_secs(60));
-    const HELD_MAX: (Nanos, Nanos) = (Nanos::from_micros(10), Nanos::from_secs(1));
+impl SchedConfig {
+    const INTERVAL_RANGE: (Nanos, Nanos) = (Nanos::from_millis(10), Nanos::from_secs(60));
+    const HELD_MAX_RANGE: (Nanos, Nanos) = (Nanos::from_micros(10), Nanos::from_secs(1));
 
     /// Whether all of them may be so; the first that may not is told.
     pub fn check(&self) -> Result<(), SettingError> {
-        span("window", self.window, Settings::WINDOW)?;
-        number("overload", self.overload, (0.0, 1.0))?;
-        number("imbalance_difference", self.imbalance_difference, (0.0, 1.0))?;
-        number("imbalance_ratio", self.imbalance_ratio, (0.0, 1.0))?;
-        number("fairness", self.fairness, (0.0, 1.0))?;
-        number("alpha", self.alpha, (0.0, 100.0))?;
-        count("backwardings_max", u64::from(self.backwardings_max), (0, 1000))?;
-        span("held_max", self.held_max, Settings::HELD_MAX)?;
-        count("in_flight", u64::from(self.in_flight), (1, 4096))?;
-        self.tenants.values().try_for_each(FlowSettings::check)?;
-        self.flow.check()
+        check_duration("window", self.interval, SchedConfig::INTERVAL_RANGE)?;
+        check_number("overload", self.overload, (0.0, 1.0))?;
+        check_number("imbalance_difference", self.imbalance_difference, (0.0, 1.0))?;
+        check_number("imbalance_ratio", self.imbalance_ratio, (0.0, 1.0))?;
+        check_number("fairness", self.fairness, (0.0, 1.0))?;
+        check_number("alpha", self.alpha, (0.0, 100.0))?;
+        check_count("backwardings_max", u64::from(self.requeues_max), (0, 1000))?;
+        check_duration("held_max", self.held_max, SchedConfig::HELD_MAX_RANGE)?;
+        check_count("in_flight", u64::from(self.in_flight), (1, 4096))?;
+        self.tenants.values().try_for_each(TenantQos::check)?;
+        self.default_qos.check()
     }
 
     /// What the flow of a name has.
-    pub fn of_tenant(&self, name: &str) -> FlowSettings {
-        self.tenants.get(name).copied().unwrap_or(self.flow)
+    pub fn qos_of(&self, name: &str) -> TenantQos {
+        self.tenants.get(name).copied().unwrap_or(self.default_qos)
     }
 }
 
-impl Default for Settings {
+impl Default for SchedConfig {
     /// The papers' values. Of those that they leave open:
     /// - `imbalance_ratio` 0.75: a core at OctoKV's T_OL of 0.4 that is OctoKV's T_LB of 0.1 above another makes
     ///   0.3 ÷ 0.4, so where a core begins to be overloaded both papers' conditions say the same.
@@ -307,46 +313,50 @@ impl Default for Settings {
     /// - `backwardings_max` 15: from there on that figure shows no gain.
     /// - `held_max` 2 ms: more than 15 turns of a core that is full, less than anybody's timeout.
     /// - `in_flight` 32: as deep as one NVMe device needs to come near its throughput.
-    fn default() -> Settings {
-        Settings {
+    fn default() -> SchedConfig {
+        SchedConfig {
             policy: Policy::None,
-            window: Nanos::from_secs(1),
+            interval: Nanos::from_secs(1),
             overload: 0.4,
             imbalance_difference: 0.1,
             imbalance_ratio: 0.75,
             fairness: 0.9,
             alpha: 2.0,
-            backwardings_max: 15,
+            requeues_max: 15,
             held_max: Nanos::from_millis(2),
-            move_flows: MoveFlows::All,
+            migrate_tenants: MigrateTenants::All,
             in_flight: 32,
-            flow: FlowSettings::default(),
+            default_qos: TenantQos::default(),
             tenants: BTreeMap::new(),
         }
     }
 }
 
-fn number(setting: &'static str, given: f64, (least, most): (f64, f64)) -> Result<(), SettingError> {
+fn check_number(setting: &'static str, given: f64, (least, most): (f64, f64)) -> Result<(), SettingError> {
     if (least..=most).contains(&given) {
         return Ok(());
     }
-    let [given, least, most] = [given, least, most].map(Quantity::Number);
+    let [given, least, most] = [given, least, most].map(SettingValue::Number);
     Err(SettingError::OutOfRange { setting, given, least, most })
 }
 
-fn count(setting: &'static str, given: u64, (least, most): (u64, u64)) -> Result<(), SettingError> {
+fn check_count(setting: &'static str, given: u64, (least, most): (u64, u64)) -> Result<(), SettingError> {
     if (least..=most).contains(&given) {
         return Ok(());
     }
-    let [given, least, most] = [given, least, most].map(Quantity::Count);
+    let [given, least, most] = [given, least, most].map(SettingValue::Count);
     Err(SettingError::OutOfRange { setting, given, least, most })
 }
 
-fn span(setting: &'static str, given: Nanos, (least, most): (Nanos, Nanos)) -> Result<(), SettingError> {
+fn check_duration(
+    setting: &'static str,
+    given: Nanos,
+    (least, most): (Nanos, Nanos),
+) -> Result<(), SettingError> {
     if (least..=most).contains(&given) {
         return Ok(());
     }
-    let [given, least, most] = [given, least, most].map(Quantity::Span);
+    let [given, least, most] = [given, least, most].map(SettingValue::Duration);
     Err(SettingError::OutOfRange { setting, given, least, most })
 }
 
@@ -359,16 +369,16 @@ mod tests {
         for policy in Policy::ALL {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }
-        for flows in MoveFlows::ALL {
-            assert_eq!(flows.to_string().parse(), Ok(flows));
+        for selected in MigrateTenants::ALL {
+            assert_eq!(selected.to_string().parse(), Ok(selected));
         }
         assert_eq!(Policy::ALL.map(Policy::name), Policy::NAMES);
-        assert_eq!(MoveFlows::ALL.map(MoveFlows::name), MoveFlows::NAMES);
+        assert_eq!(MigrateTenants::ALL.map(MigrateTenants::name), MigrateTenants::NAMES);
     }
 
     #[test]
-    fn a_wrong_name_is_told_with_the_right_ones_and_the_nearest() {
-        let told = |given: &str| given.parse::<Policy>().unwrap_err().to_string();
+    fn a_wrong_name_is_reported_with_the_right_ones_and_the_nearest() {
+        let error_of = |given: &str| given.parse::<Policy>().unwrap_err().to_string();
         let names = "It is one of none, round-robin, proportional, inter, intra, hybrid, auto, fair";
         for (given, nearest) in [
             ("round_robin", Some("round-robin")),
@@ -378,64 +388,64 @@ mod tests {
             ("", None),
         ] {
             let meant = nearest.map(|name| format!("did you mean \"{name}\"? ")).unwrap_or_default();
-            assert_eq!(told(given), format!("policy: there is no \"{given}\"; {meant}{names}"));
+            assert_eq!(error_of(given), format!("policy: there is no \"{given}\"; {meant}{names}"));
         }
         assert_eq!(
-            "danse".parse::<MoveFlows>().unwrap_err().to_string(),
+            "danse".parse::<MigrateTenants>().unwrap_err().to_string(),
             "move_flows: there is no \"danse\"; did you mean \"dense\"? It is one of all, dense, sparse"
         );
     }
 
     /// The message about settings that were changed so, if they may not be.
-    fn told(change: impl Fn(&mut Settings)) -> Option<String> {
-        let mut settings = Settings::default();
-        change(&mut settings);
-        settings.check().err().map(|error| error.to_string())
+    fn error_after(change: impl Fn(&mut SchedConfig)) -> Option<String> {
+        let mut config = SchedConfig::default();
+        change(&mut config);
+        config.check().err().map(|error| error.to_string())
     }
 
     #[test]
-    fn what_nobody_changed_may_be() {
-        assert_eq!(told(|_| ()), None);
+    fn defaults_are_valid() {
+        assert_eq!(error_after(|_| ()), None);
     }
 
     #[test]
     fn every_setting_is_held_to_its_range() {
-        type Change = fn(&mut Settings, f64);
+        type Change = fn(&mut SchedConfig, f64);
         let table: &[(Change, [f64; 2], &str, &str)] = &[
-            (|s, x| s.window = Nanos(x as u64), [1e7, 6e10], "window", "10 ms to 60 s"),
+            (|s, x| s.interval = Nanos(x as u64), [1e7, 6e10], "window", "10 ms to 60 s"),
             (|s, x| s.overload = x, [0.0, 1.0], "overload", "0 to 1"),
             (|s, x| s.imbalance_difference = x, [0.0, 1.0], "imbalance_difference", "0 to 1"),
             (|s, x| s.imbalance_ratio = x, [0.0, 1.0], "imbalance_ratio", "0 to 1"),
             (|s, x| s.fairness = x, [0.0, 1.0], "fairness", "0 to 1"),
             (|s, x| s.alpha = x, [0.0, 100.0], "alpha", "0 to 100"),
-            (|s, x| s.backwardings_max = x as u32, [0.0, 1e3], "backwardings_max", "0 to 1000"),
+            (|s, x| s.requeues_max = x as u32, [0.0, 1e3], "backwardings_max", "0 to 1000"),
             (|s, x| s.held_max = Nanos(x as u64), [1e4, 1e9], "held_max", "10 µs to 1 s"),
             (|s, x| s.in_flight = x as u32, [1.0, 4096.0], "in_flight", "1 to 4096"),
-            (|s, x| s.flow.weight = x as u32, [1.0, 1e3], "weight", "1 to 1000"),
+            (|s, x| s.default_qos.weight = x as u32, [1.0, 1e3], "weight", "1 to 1000"),
             (
-                |s, x| s.flow.operations_per_s = Some(x as u64),
+                |s, x| s.default_qos.operations_per_s = Some(x as u64),
                 [1.0, 1e7],
                 "operations_per_s",
                 "1 to 10000000",
             ),
             (
-                |s, x| s.flow.bytes_per_s = Some(x as u64),
+                |s, x| s.default_qos.bytes_per_s = Some(x as u64),
                 [1024.0, 1_099_511_627_776.0],
                 "bytes_per_s",
                 "1024 to 1099511627776",
             ),
-            (|s, x| s.flow.burst = Nanos(x as u64), [1e6, 1e10], "burst", "1 ms to 10 s"),
+            (|s, x| s.default_qos.burst = Nanos(x as u64), [1e6, 1e10], "burst", "1 ms to 10 s"),
         ];
         for &(change, [least, most], name, range) in table {
             for right in [least, most] {
-                assert_eq!(told(|settings| change(settings, right)), None, "{name} = {right}");
+                assert_eq!(error_after(|config| change(config, right)), None, "{name} = {right}");
             }
             for wrong in [least - 0.5, most * 1.5, f64::INFINITY] {
                 // A count or a span cannot be below 0.
                 if wrong < 0.0 && name == "backwardings_max" {
                     continue;
                 }
-                let message = told(|settings| change(settings, wrong)).unwrap_or_default();
+                let message = error_after(|config| change(config, wrong)).unwrap_or_default();
                 let (start, end) = (format!("{name}: "), format!(" is not within {range}"));
                 assert!(
                     message.starts_with(&start) && message.ends_with(&end),
@@ -443,7 +453,7 @@ mod tests {
                 );
             }
         }
-        let message = told(|settings| settings.alpha = f64::NAN);
+        let message = error_after(|config| config.alpha = f64::NAN);
         assert_eq!(message.as_deref(), Some("alpha: NaN is not within 0 to 100"));
     }
 }

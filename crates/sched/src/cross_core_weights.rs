@@ -10,7 +10,7 @@
 //!   b                    16/17     -          0.94
 //! ```
 //! In: for each tenant its weight, and on each core what it was served in the window, whether it wanted more, and what
-//! its weight there was. Out: its weights on each core for the next window, for [`Fair::set_weight`]. Pure.
+//! its weight there was. Out: its weights on each core for the next window, for [`FairQueue::set_weight`]. Pure.
 //!
 //! Cores share nothing while they serve, so this is done between windows. On each core, those who waited there are compared
 //! by what they got from all cores, divided by the weight of their settings: who had less than the others whom it meets there
@@ -33,86 +33,86 @@
 //! it request by request and needs the others' figures at that pace. Tests: tables and random cores below, served as a
 //! fluid.
 //!
-//! [`Fair::set_weight`]: crate::fair::Fair::set_weight
+//! [`FairQueue::set_weight`]: crate::fair::Fair::set_weight
 
 use crate::fair_queue::{WEIGHT_MAX, WEIGHT_UNIT};
 
 /// The most that a weight on a core is above its setting, and the setting above it.
-const RANGE: f64 = 16.0;
+const WEIGHT_FACTOR_MAX: f64 = 16.0;
 /// The most that a weight changes from window to window.
-const STEP: f64 = 2.0;
+const STEP_FACTOR_MAX: f64 = 2.0;
 
 /// What a tenant got on one core within a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CoreService {
+pub struct CoreUsage {
     /// Time that its requests were charged there.
     pub served_ns: u64,
     /// Whether requests of it waited there for most of the window.
-    pub waited: bool,
+    pub was_backlogged: bool,
     /// The weight that it had there, in [`WEIGHT_UNIT`]s; 0 for the setting.
     pub weight: u32,
 }
 
 /// One tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TenantService {
+pub struct TenantUsage {
     /// The weight of its settings.
     pub weight: u32,
     /// By core.
-    pub cores: Vec<CoreService>,
+    pub cores: Vec<CoreUsage>,
 }
 
-impl TenantService {
-    fn served(&self) -> f64 {
+impl TenantUsage {
+    fn total_served_ns(&self) -> f64 {
         self.cores.iter().map(|core| core.served_ns as f64).sum()
     }
 
-    fn nominal(&self) -> f64 {
+    fn nominal_weight(&self) -> f64 {
         f64::from(self.weight.max(1)) * f64::from(WEIGHT_UNIT)
     }
 
     /// How many times its setting its weight on a core is.
-    fn times(&self, core: usize) -> f64 {
+    fn weight_factor(&self, core: usize) -> f64 {
         match self.cores.get(core).map_or(0, |core| core.weight) {
             0 => 1.0,
-            weight => f64::from(weight) / self.nominal(),
+            weight => f64::from(weight) / self.nominal_weight(),
         }
     }
 }
 
 /// By tenant and core: the weights of the next window, in [`WEIGHT_UNIT`]s.
-pub fn core_weights(tenants: &[TenantService]) -> Vec<Vec<u32>> {
+pub fn core_weights(tenants: &[TenantUsage]) -> Vec<Vec<u32>> {
     let count = tenants.iter().map(|tenant| tenant.cores.len()).max().unwrap_or(0);
-    let times: Vec<Vec<f64>> = (0..count).map(|core| times_on(core, tenants)).collect();
-    let weight = |tenant: &TenantService, times: f64| {
-        let weight = tenant.nominal() * times.clamp(1.0 / RANGE, RANGE);
+    let times: Vec<Vec<f64>> = (0..count).map(|core| weight_factors_on(core, tenants)).collect();
+    let weight = |tenant: &TenantUsage, times: f64| {
+        let weight = tenant.nominal_weight() * times.clamp(1.0 / WEIGHT_FACTOR_MAX, WEIGHT_FACTOR_MAX);
         (weight.round() as u32).clamp(1, WEIGHT_MAX)
     };
-    let of_tenant = |(at, tenant): (usize, &TenantService)| {
+    let of_tenant = |(at, tenant): (usize, &TenantUsage)| {
         times.iter().map(|on_core| weight(tenant, on_core[at])).collect()
     };
     tenants.iter().enumerate().map(of_tenant).collect()
 }
 
 /// How many times its setting each tenant's weight on a core is to be.
-fn times_on(core: usize, tenants: &[TenantService]) -> Vec<f64> {
-    let waits = |tenant: &TenantService| tenant.cores.get(core).is_some_and(|core| core.waited);
+fn weight_factors_on(core: usize, tenants: &[TenantUsage]) -> Vec<f64> {
+    let waits = |tenant: &TenantUsage| tenant.cores.get(core).is_some_and(|core| core.was_backlogged);
     let there = || tenants.iter().filter(|tenant| waits(tenant));
     let somebody_waits = there().next().is_some();
-    let served: f64 = there().map(TenantService::served).sum();
-    let mean = served / there().map(TenantService::nominal).sum::<f64>();
-    let wanted = |tenant: &TenantService| {
-        let factor = if mean > 0.0 { mean * tenant.nominal() / tenant.served() } else { 1.0 };
-        tenant.times(core) * factor.clamp(1.0 / STEP, STEP)
+    let served: f64 = there().map(TenantUsage::total_served_ns).sum();
+    let mean = served / there().map(TenantUsage::nominal_weight).sum::<f64>();
+    let wanted = |tenant: &TenantUsage| {
+        let factor = if mean > 0.0 { mean * tenant.nominal_weight() / tenant.total_served_ns() } else { 1.0 };
+        tenant.weight_factor(core) * factor.clamp(1.0 / STEP_FACTOR_MAX, STEP_FACTOR_MAX)
     };
     let logs: f64 = there().map(|tenant| wanted(tenant).ln()).sum();
     let level = (logs / there().count().max(1) as f64).exp();
-    let next = |tenant: &TenantService| match waits(tenant) {
+    let next = |tenant: &TenantUsage| match waits(tenant) {
         true => wanted(tenant) / level,
         // It has what it wants with what others wait beside: taken away, it might not.
-        false if somebody_waits && tenant.times(core) > 1.0 => tenant.times(core),
+        false if somebody_waits && tenant.weight_factor(core) > 1.0 => tenant.weight_factor(core),
         // Half of the way back.
-        false => tenant.times(core).sqrt(),
+        false => tenant.weight_factor(core).sqrt(),
     };
     tenants.iter().map(next).collect()
 }
@@ -120,21 +120,21 @@ fn times_on(core: usize, tenants: &[TenantService]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
-    const WINDOW_NS: f64 = 1e9;
+    const INTERVAL_NS: f64 = 1e9;
 
     /// One window of cores that serve as a fluid: `demands[tenant][core]` in parts of a core.
-    fn serve(tenants: &mut [TenantService], demands: &[Vec<f64>]) {
+    fn serve(tenants: &mut [TenantUsage], demands: &[Vec<f64>]) {
         (0..demands[0].len()).for_each(|core| serve_on(core, tenants, demands));
     }
 
-    fn serve_on(core: usize, tenants: &mut [TenantService], demands: &[Vec<f64>]) {
-        let weight = |at: usize| tenants[at].times(core) * tenants[at].nominal();
-        let (mut room, mut got) = (1.0, vec![0.0; tenants.len()]);
+    fn serve_on(core: usize, tenants: &mut [TenantUsage], demands: &[Vec<f64>]) {
+        let weight = |at: usize| tenants[at].weight_factor(core) * tenants[at].nominal_weight();
+        let (mut capacity, mut got) = (1.0, vec![0.0; tenants.len()]);
         let mut open: Vec<usize> = (0..got.len()).filter(|&at| demands[at][core] > 0.0).collect();
         while !open.is_empty() {
-            let unit = room / open.iter().map(|&at| weight(at)).sum::<f64>();
+            let unit = capacity / open.iter().map(|&at| weight(at)).sum::<f64>();
             let (full, rest): (Vec<usize>, Vec<usize>) =
                 open.iter().partition(|&&at| demands[at][core] <= weight(at) * unit);
             if full.is_empty() {
@@ -143,20 +143,20 @@ mod tests {
             }
             for at in full {
                 got[at] = demands[at][core];
-                room -= got[at];
+                capacity -= got[at];
             }
             open = rest;
         }
         for ((tenant, got), demands) in tenants.iter_mut().zip(got).zip(demands) {
-            tenant.cores[core].served_ns = (got * WINDOW_NS) as u64;
-            tenant.cores[core].waited = demands[core] > got + 1e-9;
+            tenant.cores[core].served_ns = (got * INTERVAL_NS) as u64;
+            tenant.cores[core].was_backlogged = demands[core] > got + 1e-9;
         }
     }
 
     /// What each is served in parts of a core, after so many windows.
-    fn settled(tenants: &mut [TenantService], demands: &[Vec<f64>], windows: usize) -> Vec<f64> {
+    fn converged(tenants: &mut [TenantUsage], demands: &[Vec<f64>], intervals: usize) -> Vec<f64> {
         serve(tenants, demands);
-        for _ in 0..windows {
+        for _ in 0..intervals {
             for (tenant, weights) in core_weights(tenants).into_iter().enumerate() {
                 for (core, weight) in tenants[tenant].cores.iter_mut().zip(weights) {
                     core.weight = weight;
@@ -164,11 +164,11 @@ mod tests {
             }
             serve(tenants, demands);
         }
-        tenants.iter().map(|tenant| tenant.served() / WINDOW_NS).collect()
+        tenants.iter().map(|tenant| tenant.total_served_ns() / INTERVAL_NS).collect()
     }
 
-    fn tenants(weights: &[u32], cores: usize) -> Vec<TenantService> {
-        let tenant = |&weight: &u32| TenantService { weight, cores: vec![CoreService::default(); cores] };
+    fn tenants(weights: &[u32], cores: usize) -> Vec<TenantUsage> {
+        let tenant = |&weight: &u32| TenantUsage { weight, cores: vec![CoreUsage::default(); cores] };
         weights.iter().map(tenant).collect()
     }
 
@@ -176,8 +176,8 @@ mod tests {
     fn tenants_come_near_their_weights_over_all_cores() {
         const ALL: f64 = 9.0;
         // What each should have, of weights, and what each wants on each core.
-        type Row = (&'static [f64], &'static [u32], &'static [&'static [f64]]);
-        let table: &[Row] = &[
+        type CrossCoreRow = (&'static [f64], &'static [u32], &'static [&'static [f64]]);
+        let table: &[CrossCoreRow] = &[
             (&[0.5, 0.5], &[1, 1], &[&[ALL], &[ALL]]),
             (&[2.0 / 7.0, 4.0 / 7.0, 8.0 / 7.0], &[1, 2, 4], &[&[ALL, ALL], &[ALL, ALL], &[ALL, ALL]]),
             (&[1.0, 1.0], &[1, 1], &[&[ALL, ALL], &[ALL, 0.0]]),
@@ -194,7 +194,7 @@ mod tests {
         ];
         for (want, weights, demands) in table {
             let demands: Vec<Vec<f64>> = demands.iter().map(|demands| demands.to_vec()).collect();
-            let got = settled(&mut tenants(weights, demands[0].len()), &demands, 60);
+            let got = converged(&mut tenants(weights, demands[0].len()), &demands, 60);
             for (got, want) in got.iter().zip(*want) {
                 assert!((got - want).abs() <= 0.01, "{got} not {want}: {weights:?} {demands:?}");
             }
@@ -202,16 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn who_has_least_never_has_less_than_cores_by_themselves_would_give() {
-        let random = &mut Random::new(21);
+    fn the_least_served_tenant_never_gets_less_than_without_adjustment() {
+        let random = &mut Prng::new(21);
         for _ in 0..500 {
             let (count, cores) = (random.below(5) as usize + 1, random.below(4) as usize + 1);
             let weights: Vec<u32> = (0..count).map(|_| random.below(4) as u32 + 1).collect();
-            let demand = |random: &mut Random| [0.0, 0.2, 9.0, 9.0][random.below(4) as usize];
+            let demand = |random: &mut Prng| [0.0, 0.2, 9.0, 9.0][random.below(4) as usize];
             let demands: Vec<Vec<f64>> =
                 (0..count).map(|_| (0..cores).map(|_| demand(random)).collect()).collect();
-            let least = |windows: usize| {
-                let got = settled(&mut tenants(&weights, cores), &demands, windows);
+            let least = |intervals: usize| {
+                let got = converged(&mut tenants(&weights, cores), &demands, intervals);
                 // A twentieth less than what it wants is nothing to compare.
                 let wants = |at: &usize| demands[*at].iter().sum::<f64>() > got[*at] * 1.05;
                 let part = |at: usize| got[at] / f64::from(weights[at]);
@@ -224,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn weights_go_back_when_nobody_waits() {
+    fn weights_return_when_no_tenant_is_backlogged() {
         let all = vec![vec![9.0, 9.0], vec![9.0, 0.0]];
         let tenants = &mut tenants(&[1, 1], 2);
-        settled(tenants, &all, 12);
+        converged(tenants, &all, 12);
         assert!(tenants[1].cores[0].weight >= 20 * tenants[0].cores[0].weight, "{tenants:?}");
-        settled(tenants, &[vec![0.1, 0.1], vec![0.1, 0.0]], 12);
+        converged(tenants, &[vec![0.1, 0.1], vec![0.1, 0.0]], 12);
         let mut weights = tenants.iter().flat_map(|tenant| &tenant.cores).map(|core| core.weight);
         assert!(weights.all(|weight| weight.abs_diff(WEIGHT_UNIT) < WEIGHT_UNIT / 100), "{tenants:?}");
     }
@@ -237,8 +237,8 @@ mod tests {
     #[test]
     fn no_figure_is_too_great_and_none_too_small() {
         assert!(core_weights(&[]).is_empty());
-        let core = |served_ns, waited, weight| CoreService { served_ns, waited, weight };
-        let of = |weight, cores: &[CoreService]| TenantService { weight, cores: cores.to_vec() };
+        let core = |served_ns, waited, weight| CoreUsage { served_ns, was_backlogged: waited, weight };
+        let of = |weight, cores: &[CoreUsage]| TenantUsage { weight, cores: cores.to_vec() };
         let weights = core_weights(&[
             of(0, &[core(u64::MAX, true, u32::MAX), core(0, true, 1)]),
             of(u32::MAX, &[core(0, true, 1), core(u64::MAX, false, u32::MAX)]),

@@ -8,7 +8,7 @@
 //!   pass ───────────── nobody waits and there is room: straight through ──▶
 //! ```
 //! In: requests with what they are expected to cost, the time, and what they cost in the end. Out: which request runs next.
-//! Passive, one to a core; nothing is allocated after [`Fair::new`].
+//! Passive, one to a core; nothing is allocated after [`FairQueue::new`].
 //!
 //! This is start-time fair queueing (Goyal, Vin and Cheng 1996) with a bounded number of requests in flight, as SFQ(D) has it
 //! (Jin, Chase and Kaur 2004), limits like mClock's (Gulati, Merchant and Varman 2010), and costs put right afterwards.
@@ -30,7 +30,7 @@
 //!   A flow that has been silent, or has had less than its part, waits for what is in flight and then goes first, but for
 //!   others like it.
 //! - A limited flow has, over any span `t`, no more than `rate × (t + burst)` and one request.
-//! - While a request waits whose flow's limits are open and there is room, [`Fair::next`] gives one.
+//! - While a request waits whose flow's limits are open and there is room, [`FairQueue::next`] gives one.
 //! - A flow with nothing waiting is never refused; the others share what is left.
 //!
 //! A flow that goes and comes back under the same name owes what it owed, at most about one request: otherwise
@@ -43,11 +43,11 @@
 mod gcra;
 mod slab_queues;
 
-use crate::config::FlowSettings;
-use crate::ids::FlowId;
-use gcra::Limit;
+use crate::config::TenantQos;
+use crate::ids::TenantId;
+use gcra::Gcra;
 use octokv_base::Nanos;
-use slab_queues::{List, Shelf};
+use slab_queues::{SlabQueues, TenantQueue};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
@@ -72,33 +72,33 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// A request that has begun. It goes back by [`Fair::done`], or its place in flight stays taken.
+/// A request that has begun. It goes back by [`FairQueue::done`], or its place in flight stays taken.
 #[derive(Debug)]
 #[must_use = "its place in flight stays taken until it is done"]
-pub struct Charge {
-    flow: FlowId,
+pub struct ServiceTicket {
+    tenant: TenantId,
     generation: u32,
-    ns: u64,
+    cost_ns: u64,
     weight: u32,
 }
 
-impl Charge {
+impl ServiceTicket {
     /// Whose request it is.
-    pub fn flow(&self) -> FlowId {
-        self.flow
+    pub fn tenant(&self) -> TenantId {
+        self.tenant
     }
 
     /// What it was charged when it began.
     pub fn cost_ns(&self) -> u64 {
-        self.ns
+        self.cost_ns
     }
 }
 
 /// Bounds of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FairBounds {
+pub struct FairQueueLimits {
     /// Flows: their names are below this.
-    pub flows_max: u32,
+    pub tenants_max: u32,
     /// Requests that wait; at least as many as flows.
     pub requests_max: u32,
     /// Requests that run at a time.
@@ -106,115 +106,115 @@ pub struct FairBounds {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stands {
+enum QueueState {
     /// Nothing waits.
-    Out,
+    Idle,
     /// Its first request may begin.
     Ready,
     /// Its first request waits for its limits.
-    Parked,
+    Throttled,
 }
 
 #[derive(Debug)]
-struct Flow {
-    is_there: bool,
+struct TenantState {
+    is_registered: bool,
     /// Which of those that had this name.
     generation: u32,
     weight: u32,
-    operations: Option<Limit>,
-    bytes: Option<Limit>,
-    stands: Stands,
-    waiting: List,
+    operations_limit: Option<Gcra>,
+    bytes_limit: Option<Gcra>,
+    state: QueueState,
+    queue: TenantQueue,
     /// Of the first request that waits.
-    start: i128,
+    start_tag: i128,
     /// Of the last request that began.
-    finish: i128,
+    finish_tag: i128,
     /// What finish tags will be put right by, once the first request that waits has begun.
-    correction: i128,
+    tag_correction: i128,
 }
 
 /// A place in one of the two heaps: by tag or time, then by when it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Turn<K> {
+struct HeapEntry<K> {
     key: K,
-    number: u64,
-    flow: u32,
+    sequence: u64,
+    tenant: u32,
 }
 
 /// The queue.
 #[derive(Debug)]
-pub struct Fair<T> {
-    flows: Vec<Flow>,
-    shelf: Shelf<T>,
-    ready: BinaryHeap<Reverse<Turn<i128>>>,
-    parked: BinaryHeap<Reverse<Turn<Nanos>>>,
+pub struct FairQueue<T> {
+    tenants: Vec<TenantState>,
+    queues: SlabQueues<T>,
+    ready: BinaryHeap<Reverse<HeapEntry<i128>>>,
+    throttled: BinaryHeap<Reverse<HeapEntry<Nanos>>>,
     virtual_time: i128,
-    finish_max: i128,
+    finish_tag_max: i128,
     in_flight: u32,
     in_flight_max: u32,
-    turns: u64,
+    last_sequence: u64,
 }
 
 /// What a cost adds to a tag.
-fn tag(ns: u64, weight: u32) -> i128 {
+fn tag_increment(ns: u64, weight: u32) -> i128 {
     i128::from((ns << TAG_BITS) / u64::from(weight))
 }
 
-fn chargeable(ns: u64) -> u64 {
+fn clamp_cost_ns(ns: u64) -> u64 {
     ns.clamp(1, COST_MAX_NS)
 }
 
-impl Flow {
-    const NOBODY: Flow = Flow {
-        is_there: false,
+impl TenantState {
+    const VACANT: TenantState = TenantState {
+        is_registered: false,
         generation: 0,
         weight: WEIGHT_UNIT,
-        operations: None,
-        bytes: None,
-        stands: Stands::Out,
-        waiting: List::EMPTY,
-        start: 0,
-        finish: 0,
-        correction: 0,
+        operations_limit: None,
+        bytes_limit: None,
+        state: QueueState::Idle,
+        queue: TenantQueue::EMPTY,
+        start_tag: 0,
+        finish_tag: 0,
+        tag_correction: 0,
     };
 
     /// From when on its next request may begin.
-    fn opens_at(&self) -> Nanos {
-        let at = |limit: &Option<Limit>| limit.as_ref().map_or(Nanos::ZERO, Limit::opens_at);
-        at(&self.operations).max(at(&self.bytes))
+    fn conforms_at(&self) -> Nanos {
+        let at = |limit: &Option<Gcra>| limit.as_ref().map_or(Nanos::ZERO, Gcra::conforms_at);
+        at(&self.operations_limit).max(at(&self.bytes_limit))
     }
 
     /// New limits begin with nothing saved up; limits that stay the same go on.
-    fn set_limits(&mut self, settings: &FlowSettings, now: Nanos) {
-        let set = |limit: &mut Option<Limit>, rate: Option<u64>| {
-            let same = |limit: &Limit| rate.is_some_and(|rate| limit.is_for(rate, settings.burst));
+    fn set_limits(&mut self, config: &TenantQos, now: Nanos) {
+        let set = |limit: &mut Option<Gcra>, rate: Option<u64>| {
+            let same = |limit: &Gcra| rate.is_some_and(|rate| limit.matches(rate, config.burst));
             if !limit.as_ref().is_some_and(same) {
-                *limit = rate.map(|rate| Limit::new(rate, settings.burst, now));
+                *limit = rate.map(|rate| Gcra::new(rate, config.burst, now));
             }
         };
-        set(&mut self.operations, settings.operations_per_s);
-        set(&mut self.bytes, settings.bytes_per_s);
+        set(&mut self.operations_limit, config.operations_per_s);
+        set(&mut self.bytes_limit, config.bytes_per_s);
     }
 }
 
-impl<T> Fair<T> {
+impl<T> FairQueue<T> {
     /// A queue without flows.
     ///
     /// # Panics
     /// Where there are more flows than requests, or nothing may be in flight.
-    pub fn new(bounds: FairBounds) -> Fair<T> {
+    pub fn new(bounds: FairQueueLimits) -> FairQueue<T> {
         assert!(bounds.in_flight_max > 0, "nothing could run");
-        let flows = bounds.flows_max as usize;
-        Fair {
-            flows: std::iter::repeat_with(|| Flow::NOBODY).take(flows).collect(),
-            shelf: Shelf::new(bounds.flows_max, bounds.requests_max),
-            ready: BinaryHeap::with_capacity(flows),
-            parked: BinaryHeap::with_capacity(flows),
+        let tenants = bounds.tenants_max as usize;
+        FairQueue {
+            tenants: std::iter::repeat_with(|| TenantState::VACANT).take(tenants).collect(),
+            queues: SlabQueues::new(bounds.tenants_max, bounds.requests_max),
+            ready: BinaryHeap::with_capacity(tenants),
+            throttled: BinaryHeap::with_capacity(tenants),
             virtual_time: 0,
-            finish_max: 0,
+            finish_tag_max: 0,
             in_flight: 0,
             in_flight_max: bounds.in_flight_max,
-            turns: 0,
+            last_sequence: 0,
         }
     }
 
@@ -222,34 +222,40 @@ impl<T> Fair<T> {
     ///
     /// # Panics
     /// Where there is one of this name, the name is beyond the bounds, or the settings are not checked.
-    pub fn add(&mut self, flow: FlowId, settings: &FlowSettings, now: Nanos) {
-        assert!(settings.check().is_ok(), "{settings:?}");
+    pub fn add_tenant(&mut self, tenant: TenantId, config: &TenantQos, now: Nanos) {
+        assert!(config.check().is_ok(), "{config:?}");
         let virtual_time = self.virtual_time;
-        let entry = &mut self.flows[flow.0 as usize];
-        assert!(!entry.is_there, "{flow} is there");
-        let weight = settings.weight * WEIGHT_UNIT;
-        let owed = (entry.finish - virtual_time).max(0) * i128::from(entry.weight) / i128::from(weight);
+        let entry = &mut self.tenants[tenant.0 as usize];
+        assert!(!entry.is_registered, "{tenant} is there");
+        let weight = config.weight * WEIGHT_UNIT;
+        let owed = (entry.finish_tag - virtual_time).max(0) * i128::from(entry.weight) / i128::from(weight);
         let generation = entry.generation;
         let finish = virtual_time + owed;
-        *entry = Flow { is_there: true, generation, weight, finish, ..Flow::NOBODY };
-        entry.set_limits(settings, now);
+        *entry = TenantState {
+            is_registered: true,
+            generation,
+            weight,
+            finish_tag: finish,
+            ..TenantState::VACANT
+        };
+        entry.set_limits(config, now);
     }
 
     /// Gives a flow other weights and limits. Its limits hold at once, its weight from its next request on.
     ///
     /// # Panics
     /// Where there is no such flow, or the settings are not checked.
-    pub fn change(&mut self, flow: FlowId, settings: &FlowSettings, now: Nanos) {
-        assert!(settings.check().is_ok(), "{settings:?}");
-        self.set_weight(flow, settings.weight * WEIGHT_UNIT);
-        let entry = &mut self.flows[flow.0 as usize];
-        entry.set_limits(settings, now);
-        if entry.stands == Stands::Parked {
-            entry.start = entry.start.max(self.virtual_time);
+    pub fn update_tenant(&mut self, tenant: TenantId, config: &TenantQos, now: Nanos) {
+        assert!(config.check().is_ok(), "{config:?}");
+        self.set_weight(tenant, config.weight * WEIGHT_UNIT);
+        let entry = &mut self.tenants[tenant.0 as usize];
+        entry.set_limits(config, now);
+        if entry.state == QueueState::Throttled {
+            entry.start_tag = entry.start_tag.max(self.virtual_time);
         }
-        if entry.stands != Stands::Out {
-            self.step_out(flow.0);
-            self.stand(flow.0, now);
+        if entry.state != QueueState::Idle {
+            self.remove_from_heap(tenant.0);
+            self.push_to_heap(tenant.0, now);
         }
     }
 
@@ -257,27 +263,27 @@ impl<T> Fair<T> {
     ///
     /// # Panics
     /// Where there is no such flow.
-    pub fn set_weight(&mut self, flow: FlowId, weight: u32) {
-        let entry = &mut self.flows[flow.0 as usize];
-        assert!(entry.is_there, "{flow} is not there");
+    pub fn set_weight(&mut self, tenant: TenantId, weight: u32) {
+        let entry = &mut self.tenants[tenant.0 as usize];
+        assert!(entry.is_registered, "{tenant} is not there");
         entry.weight = weight.clamp(1, WEIGHT_MAX);
     }
 
-    /// A flow goes; what waits of it is handed to `gone`. What it has in flight goes on, and is [`Fair::done`] as ever.
+    /// A flow goes; what waits of it is handed to `gone`. What it has in flight goes on, and is [`FairQueue::done`] as ever.
     ///
     /// # Panics
     /// Where there is no such flow.
-    pub fn remove(&mut self, flow: FlowId, mut gone: impl FnMut(T)) {
-        self.step_out(flow.0);
-        let entry = &mut self.flows[flow.0 as usize];
-        assert!(entry.is_there, "{flow} is not there");
-        entry.is_there = false;
-        entry.finish += std::mem::take(&mut entry.correction);
+    pub fn remove_tenant(&mut self, tenant: TenantId, mut gone: impl FnMut(T)) {
+        self.remove_from_heap(tenant.0);
+        let entry = &mut self.tenants[tenant.0 as usize];
+        assert!(entry.is_registered, "{tenant} is not there");
+        entry.is_registered = false;
+        entry.finish_tag += std::mem::take(&mut entry.tag_correction);
         entry.generation = entry.generation.wrapping_add(1);
-        while let Some((request, _)) = self.shelf.pop(&mut entry.waiting) {
+        while let Some((request, _)) = self.queues.pop(&mut entry.queue) {
             gone(request);
         }
-        self.rest();
+        self.sync_virtual_time();
     }
 
     /// A request that need not wait, because nobody does and there is room, begins at once: the way for a flow that is
@@ -286,18 +292,18 @@ impl<T> Fair<T> {
     /// # Panics
     /// Where there is no such flow.
     #[inline]
-    pub fn pass(&mut self, flow: FlowId, cost: Cost, now: Nanos) -> Option<Charge> {
+    pub fn try_begin(&mut self, tenant: TenantId, cost: Cost, now: Nanos) -> Option<ServiceTicket> {
         if !self.ready.is_empty() || self.in_flight >= self.in_flight_max || self.next_deadline() <= now {
             return None;
         }
         let virtual_time = self.virtual_time;
-        let entry = &mut self.flows[flow.0 as usize];
-        assert!(entry.is_there, "{flow} is not there");
-        if entry.stands != Stands::Out || entry.opens_at() > now {
+        let entry = &mut self.tenants[tenant.0 as usize];
+        assert!(entry.is_registered, "{tenant} is not there");
+        if entry.state != QueueState::Idle || entry.conforms_at() > now {
             return None;
         }
-        entry.start = entry.finish.max(virtual_time);
-        Some(self.begin(flow.0, cost, now))
+        entry.start_tag = entry.finish_tag.max(virtual_time);
+        Some(self.begin(tenant.0, cost, now))
     }
 
     /// A request comes to wait.
@@ -307,91 +313,92 @@ impl<T> Fair<T> {
     ///
     /// # Panics
     /// Where there is no such flow.
-    pub fn offer(&mut self, flow: FlowId, cost: Cost, request: T, now: Nanos) -> Result<(), T> {
+    pub fn enqueue(&mut self, tenant: TenantId, cost: Cost, request: T, now: Nanos) -> Result<(), T> {
         let virtual_time = self.virtual_time;
-        let entry = &mut self.flows[flow.0 as usize];
-        assert!(entry.is_there, "{flow} is not there");
-        self.shelf.push(&mut entry.waiting, request, cost)?;
-        if entry.stands == Stands::Out {
-            entry.start = entry.finish.max(virtual_time);
-            self.stand(flow.0, now);
+        let entry = &mut self.tenants[tenant.0 as usize];
+        assert!(entry.is_registered, "{tenant} is not there");
+        self.queues.push(&mut entry.queue, request, cost)?;
+        if entry.state == QueueState::Idle {
+            entry.start_tag = entry.finish_tag.max(virtual_time);
+            self.push_to_heap(tenant.0, now);
         }
         Ok(())
     }
 
     /// The request that begins now, if one may.
-    pub fn next(&mut self, now: Nanos) -> Option<(Charge, T)> {
-        self.open(now);
+    pub fn dequeue(&mut self, now: Nanos) -> Option<(ServiceTicket, T)> {
+        self.release_conforming(now);
         if self.in_flight >= self.in_flight_max {
             return None;
         }
-        let flow = self.ready.peek()?.0.flow;
-        let entry = &mut self.flows[flow as usize];
-        let (request, cost) = self.shelf.pop(&mut entry.waiting).expect("who is ready has a request");
-        let charge = self.begin(flow, cost, now);
-        let entry = &mut self.flows[flow as usize];
+        let tenant = self.ready.peek()?.0.tenant;
+        let entry = &mut self.tenants[tenant as usize];
+        let (request, cost) = self.queues.pop(&mut entry.queue).expect("who is ready has a request");
+        let ticket = self.begin(tenant, cost, now);
+        let entry = &mut self.tenants[tenant as usize];
         let top = self.ready.peek_mut().expect("it was looked at");
-        if entry.waiting.is_empty() {
-            entry.stands = Stands::Out;
+        if entry.queue.is_empty() {
+            entry.state = QueueState::Idle;
             PeekMut::pop(top);
         } else {
-            entry.start = entry.finish;
-            let at = entry.opens_at();
-            self.turns += 1;
+            entry.start_tag = entry.finish_tag;
+            let at = entry.conforms_at();
+            self.last_sequence += 1;
             if at > now {
-                entry.stands = Stands::Parked;
+                entry.state = QueueState::Throttled;
                 PeekMut::pop(top);
-                self.parked.push(Reverse(Turn { key: at, number: self.turns, flow }));
+                self.throttled.push(Reverse(HeapEntry { key: at, sequence: self.last_sequence, tenant }));
             } else {
                 let mut top = top;
-                *top = Reverse(Turn { key: entry.start, number: self.turns, flow });
+                *top = Reverse(HeapEntry { key: entry.start_tag, sequence: self.last_sequence, tenant });
             }
         }
-        Some((charge, request))
+        Some((ticket, request))
     }
 
     /// A request has ended; `cost_ns` is what it took in the end, or `None` where that is not known.
-    pub fn done(&mut self, charge: Charge, cost_ns: Option<u64>) {
+    pub fn complete(&mut self, ticket: ServiceTicket, cost_ns: Option<u64>) {
         self.in_flight = self.in_flight.checked_sub(1).expect("a charge is done once");
-        let entry = &mut self.flows[charge.flow.0 as usize];
+        let entry = &mut self.tenants[ticket.tenant.0 as usize];
         if let Some(cost_ns) = cost_ns
-            && entry.generation == charge.generation
+            && entry.generation == ticket.generation
         {
-            let difference = tag(chargeable(cost_ns), charge.weight) - tag(charge.ns, charge.weight);
-            if entry.stands == Stands::Out {
-                entry.finish += difference;
-                self.finish_max = self.finish_max.max(entry.finish);
+            let difference = tag_increment(clamp_cost_ns(cost_ns), ticket.weight)
+                - tag_increment(ticket.cost_ns, ticket.weight);
+            if entry.state == QueueState::Idle {
+                entry.finish_tag += difference;
+                self.finish_tag_max = self.finish_tag_max.max(entry.finish_tag);
             } else {
-                entry.correction += difference;
+                entry.tag_correction += difference;
             }
         }
-        self.rest();
+        self.sync_virtual_time();
     }
 
     /// When a limit opens for a request that waits for it; [`Nanos::NEVER`] where none does. There may be nothing to do then
     /// if there is no room.
     #[inline]
     pub fn next_deadline(&self) -> Nanos {
-        self.parked.peek().map_or(Nanos::NEVER, |turn| turn.0.key)
+        self.throttled.peek().map_or(Nanos::NEVER, |head| head.0.key)
     }
 
     /// How many requests wait.
     pub fn waiting(&self) -> usize {
-        self.shelf.len()
+        self.queues.len()
     }
 
     /// How many requests of a flow wait.
-    pub fn waiting_of(&self, flow: FlowId) -> usize {
-        self.flows[flow.0 as usize].waiting.len()
+    pub fn waiting_of(&self, tenant: TenantId) -> usize {
+        self.tenants[tenant.0 as usize].queue.len()
     }
 
     /// Whether a flow waits for one of its limits, and not for others.
-    pub fn is_parked(&self, flow: FlowId) -> bool {
-        self.flows[flow.0 as usize].stands == Stands::Parked
+    pub fn is_throttled(&self, tenant: TenantId) -> bool {
+        self.tenants[tenant.0 as usize].state == QueueState::Throttled
     }
 
     /// Whether a request that may begin waits for one to end.
-    pub fn waits_for_room(&self) -> bool {
+    pub fn is_concurrency_limited(&self) -> bool {
         !self.ready.is_empty() && self.in_flight >= self.in_flight_max
     }
 
@@ -411,60 +418,70 @@ impl<T> Fair<T> {
 
     /// Charges the first request of a flow, whose start tag is set.
     #[inline]
-    fn begin(&mut self, flow: u32, cost: Cost, now: Nanos) -> Charge {
-        let entry = &mut self.flows[flow as usize];
-        let ns = chargeable(cost.ns);
-        self.virtual_time = self.virtual_time.max(entry.start);
-        entry.finish = entry.start + tag(ns, entry.weight) + std::mem::take(&mut entry.correction);
-        self.finish_max = self.finish_max.max(entry.finish);
-        if let Some(limit) = &mut entry.operations {
-            limit.took(1, now);
+    fn begin(&mut self, tenant: u32, cost: Cost, now: Nanos) -> ServiceTicket {
+        let entry = &mut self.tenants[tenant as usize];
+        let ns = clamp_cost_ns(cost.ns);
+        self.virtual_time = self.virtual_time.max(entry.start_tag);
+        entry.finish_tag =
+            entry.start_tag + tag_increment(ns, entry.weight) + std::mem::take(&mut entry.tag_correction);
+        self.finish_tag_max = self.finish_tag_max.max(entry.finish_tag);
+        if let Some(limit) = &mut entry.operations_limit {
+            limit.charge(1, now);
         }
-        if let Some(limit) = &mut entry.bytes {
-            limit.took(cost.bytes, now);
+        if let Some(limit) = &mut entry.bytes_limit {
+            limit.charge(cost.bytes, now);
         }
         self.in_flight += 1;
-        Charge { flow: FlowId(flow), generation: entry.generation, ns, weight: entry.weight }
+        ServiceTicket {
+            tenant: TenantId(tenant),
+            generation: entry.generation,
+            cost_ns: ns,
+            weight: entry.weight,
+        }
     }
 
     /// Puts a flow that has a request into one of the heaps.
-    fn stand(&mut self, flow: u32, now: Nanos) {
-        let entry = &mut self.flows[flow as usize];
-        let at = entry.opens_at();
-        self.turns += 1;
+    fn push_to_heap(&mut self, tenant: u32, now: Nanos) {
+        let entry = &mut self.tenants[tenant as usize];
+        let at = entry.conforms_at();
+        self.last_sequence += 1;
         if at > now {
-            entry.stands = Stands::Parked;
-            self.parked.push(Reverse(Turn { key: at, number: self.turns, flow }));
+            entry.state = QueueState::Throttled;
+            self.throttled.push(Reverse(HeapEntry { key: at, sequence: self.last_sequence, tenant }));
         } else {
-            entry.stands = Stands::Ready;
-            self.ready.push(Reverse(Turn { key: entry.start, number: self.turns, flow }));
+            entry.state = QueueState::Ready;
+            self.ready.push(Reverse(HeapEntry {
+                key: entry.start_tag,
+                sequence: self.last_sequence,
+                tenant,
+            }));
         }
     }
 
     /// Takes a flow out of its heap. Looks through it: for when flows change and go.
-    fn step_out(&mut self, flow: u32) {
-        match std::mem::replace(&mut self.flows[flow as usize].stands, Stands::Out) {
-            Stands::Out => {}
-            Stands::Ready => self.ready.retain(|turn| turn.0.flow != flow),
-            Stands::Parked => self.parked.retain(|turn| turn.0.flow != flow),
+    fn remove_from_heap(&mut self, tenant: u32) {
+        match std::mem::replace(&mut self.tenants[tenant as usize].state, QueueState::Idle) {
+            QueueState::Idle => {}
+            QueueState::Ready => self.ready.retain(|entry| entry.0.tenant != tenant),
+            QueueState::Throttled => self.throttled.retain(|entry| entry.0.tenant != tenant),
         }
     }
 
     /// Lets those stand up whose limits have opened. They have saved up nothing meanwhile.
-    fn open(&mut self, now: Nanos) {
-        while let Some(turn) = self.parked.peek().filter(|turn| turn.0.key <= now) {
-            let flow = turn.0.flow;
-            self.parked.pop();
-            let entry = &mut self.flows[flow as usize];
-            entry.start = entry.start.max(self.virtual_time);
-            self.stand(flow, now);
+    fn release_conforming(&mut self, now: Nanos) {
+        while let Some(head) = self.throttled.peek().filter(|turn| turn.0.key <= now) {
+            let tenant = head.0.tenant;
+            self.throttled.pop();
+            let entry = &mut self.tenants[tenant as usize];
+            entry.start_tag = entry.start_tag.max(self.virtual_time);
+            self.push_to_heap(tenant, now);
         }
     }
 
     /// Where nothing runs and nothing could, all that was served is forgotten.
-    fn rest(&mut self) {
+    fn sync_virtual_time(&mut self) {
         if self.in_flight == 0 && self.ready.is_empty() {
-            self.virtual_time = self.virtual_time.max(self.finish_max);
+            self.virtual_time = self.virtual_time.max(self.finish_tag_max);
         }
     }
 }

@@ -10,14 +10,14 @@ pub struct CoreId(pub u16);
 /// A flow, which is a tenant: a small number that the node gave to a host's name. It may be given again once the flow
 /// has gone; [`crate::fair`] says what is remembered of the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowId(pub u32);
+pub struct TenantId(pub u32);
 
 impl CoreId {
     /// The core at this place of a list with an entry for each.
     ///
     /// # Panics
     /// Where a node had more than 65,536 cores.
-    pub fn at(index: usize) -> CoreId {
+    pub fn from_index(index: usize) -> CoreId {
         CoreId(u16::try_from(index).expect("a node has fewer cores"))
     }
 
@@ -33,7 +33,7 @@ impl fmt::Display for CoreId {
     }
 }
 
-impl fmt::Display for FlowId {
+impl fmt::Display for TenantId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flow {}", self.0)
     }

@@ -8,7 +8,7 @@
 //!   │ ▓▓  ▒▒ room  ▓▓  ▒▒
 //!   │ ▓▓  ▓▓       ▓▓  ▓▓   moved to a core: a part of that, no more than its room U_avg − U
 //! ```
-//! In: a [`Candidate`] for each core. Out: a [`Plan`]; one of nothing where nothing is to be gained.
+//! In: a [`CoreLoad`] for each core. Out: a [`MigrationPlan`]; one of nothing where nothing is to be gained.
 //!
 //! The paper gives the number for one high core and one low core: all N_high events if U_low + U_high × (R_KV + R_D) is
 //! below U_avg, else N_high × (U_avg − U_low) ÷ (U_high × (R_KV + R_D)). For more cores it says that this can be extended.
@@ -21,84 +21,86 @@
 //! Round robin gives equal parts, but never more than a core's room; the rest goes to the others. (The paper's gives equal
 //! parts whatever they do to a core that is nearly full.)
 //!
-//! Invariants: those of a [`Plan`]; a low core comes above U_avg by less than one event's load, a high core below it
+//! Invariants: those of a [`MigrationPlan`]; a low core comes above U_avg by less than one event's load, a high core below it
 //! by less than one. Tests: tables here, random cores held to the invariants, the paper's Tables IV and V.
 
-use crate::config::Settings;
-use crate::metrics::Figures;
-use crate::migration_plan::{Candidate, Order, Plan, SAME, average};
+use crate::config::SchedConfig;
+use crate::metrics::IntervalMetrics;
+use crate::migration_plan::{CoreLoad, LOAD_EPSILON, MigrationPlan, SpreadOrder, average_load};
 
 /// Whether a core's load is above T_OL (OctoKV §IV-D, the first condition).
-pub fn is_overloaded(figures: &Figures, settings: &Settings) -> bool {
-    figures.busiest > settings.overload
+pub fn is_overloaded(metrics: &IntervalMetrics, config: &SchedConfig) -> bool {
+    metrics.natural_load_max > config.overload
 }
 
 /// Whether loads differ by more than T_LB (OctoKV §IV-D, the second condition).
-pub fn is_imbalanced(figures: &Figures, settings: &Settings) -> bool {
-    figures.difference > settings.imbalance_difference
+pub fn is_imbalanced(metrics: &IntervalMetrics, config: &SchedConfig) -> bool {
+    metrics.natural_difference > config.imbalance_difference
 }
 
 /// R: which part of a core's events leaves it, where `movable` is their load and `excess` what is to leave.
-fn ratio(movable: f64, excess: f64) -> f64 {
+fn leaving_ratio(movable: f64, excess: f64) -> f64 {
     if movable < excess { 1.0 } else { (excess / movable).clamp(0.0, 1.0) }
 }
 
 /// The plan, whatever the thresholds say.
-pub fn plan(cores: &[Candidate], order: Order) -> Plan {
-    let average = average(cores);
-    let mut rooms: Vec<f64> = cores.iter().map(|core| average - core.load()).collect();
-    rooms.iter_mut().filter(|room| **room < SAME).for_each(|room| *room = 0.0);
+pub fn plan(cores: &[CoreLoad], order: SpreadOrder) -> MigrationPlan {
+    let average = average_load(cores);
+    let mut capacities: Vec<f64> = cores.iter().map(|core| average - core.total()).collect();
+    capacities.iter_mut().filter(|capacity| **capacity < LOAD_EPSILON).for_each(|room| *room = 0.0);
     let weights: Vec<f64> = match order {
-        Order::RoundRobin => rooms.iter().map(|room| if *room > 0.0 { 1.0 } else { 0.0 }).collect(),
-        Order::Proportional => rooms.clone(),
+        SpreadOrder::RoundRobin => {
+            capacities.iter().map(|capacity| if *capacity > 0.0 { 1.0 } else { 0.0 }).collect()
+        }
+        SpreadOrder::Proportional => capacities.clone(),
     };
     let mut cells = vec![vec![0; cores.len()]; cores.len()];
     for (core, row) in cores.iter().zip(&mut cells) {
-        let (excess, event_load) = (core.load() - average, core.event_load());
-        if excess < SAME || event_load <= 0.0 {
+        let (excess, event_load) = (core.total() - average, core.event_load());
+        if excess < LOAD_EPSILON || event_load <= 0.0 {
             continue;
         }
-        let leaving = whole(core.events as f64 * ratio(core.movable, excess)).min(core.events);
-        let parts = divide(leaving as f64 * event_load, &weights, &rooms);
+        let leaving = whole_events(core.events as f64 * leaving_ratio(core.movable, excess)).min(core.events);
+        let parts = divide_within_capacity(leaving as f64 * event_load, &weights, &capacities);
         let mut left = leaving;
-        for ((events, room), part) in row.iter_mut().zip(&mut rooms).zip(parts) {
-            *events = whole(part / event_load).min(left);
+        for ((events, capacity), part) in row.iter_mut().zip(&mut capacities).zip(parts) {
+            *events = whole_events(part / event_load).min(left);
             left -= *events;
-            *room -= *events as f64 * event_load;
+            *capacity -= *events as f64 * event_load;
         }
         // Parts of events that were left over: each to where there is most room, and a bit of it is enough.
         while left > 0 {
-            let most = (0..rooms.len()).max_by(|a, b| rooms[*a].total_cmp(&rooms[*b]));
-            let Some(to) = most.filter(|to| rooms[*to] > SAME) else { break };
+            let most = (0..capacities.len()).max_by(|a, b| capacities[*a].total_cmp(&capacities[*b]));
+            let Some(to) = most.filter(|to| capacities[*to] > LOAD_EPSILON) else { break };
             row[to] += 1;
             left -= 1;
-            rooms[to] -= event_load;
+            capacities[to] -= event_load;
         }
     }
-    Plan::of_cells(&cells, cores, order)
+    MigrationPlan::from_matrix(&cells, cores, order)
 }
 
 /// The whole events in a number of them, where one that is nearly whole is.
-fn whole(events: f64) -> u64 {
+fn whole_events(events: f64) -> u64 {
     (events + 1e-6) as u64
 }
 
 /// Divides a load by weights where each place has room for so much; what does not fit into one goes to the others.
-fn divide(mut load: f64, weights: &[f64], rooms: &[f64]) -> Vec<f64> {
+fn divide_within_capacity(mut load: f64, weights: &[f64], capacities: &[f64]) -> Vec<f64> {
     let mut parts = vec![0.0; weights.len()];
     let mut open: Vec<usize> =
-        (0..weights.len()).filter(|&at| weights[at] > 0.0 && rooms[at] > 0.0).collect();
+        (0..weights.len()).filter(|&at| weights[at] > 0.0 && capacities[at] > 0.0).collect();
     loop {
         let unit = load / open.iter().map(|&at| weights[at]).sum::<f64>();
         let (full, rest): (Vec<usize>, Vec<usize>) =
-            open.iter().partition(|&&at| weights[at] * unit >= rooms[at]);
+            open.iter().partition(|&&at| weights[at] * unit >= capacities[at]);
         if full.is_empty() {
             rest.into_iter().for_each(|at| parts[at] = weights[at] * unit);
             return parts;
         }
         for at in full {
-            parts[at] = rooms[at];
-            load = (load - rooms[at]).max(0.0);
+            parts[at] = capacities[at];
+            load = (load - capacities[at]).max(0.0);
         }
         open = rest;
     }
@@ -108,22 +110,22 @@ fn divide(mut load: f64, weights: &[f64], rooms: &[f64]) -> Vec<f64> {
 mod tests {
     use super::*;
     use crate::CoreId;
-    use crate::migration_plan::tests::{any_cores, assert_sound};
-    use octokv_base::Random;
+    use crate::migration_plan::tests::{assert_valid_plan, random_cores};
+    use octokv_base::Prng;
 
-    fn core(fixed: f64, movable: f64, events: u64) -> Candidate {
-        Candidate { fixed, movable, events }
+    fn core(fixed: f64, movable: f64, events: u64) -> CoreLoad {
+        CoreLoad { fixed, movable, events }
     }
 
     /// By core: how many leave and how many come.
-    fn moved(plan: &Plan) -> Vec<(u64, u64)> {
-        let of = |at: usize| (plan.cores[at].leaving(), plan.arriving(CoreId::at(at)));
+    fn moved(plan: &MigrationPlan) -> Vec<(u64, u64)> {
+        let of = |at: usize| (plan.cores[at].leaving(), plan.arriving(CoreId::from_index(at)));
         (0..plan.cores.len()).map(of).collect()
     }
 
     #[test]
     fn one_high_and_one_low_core_have_the_papers_formula() {
-        let random = &mut Random::new(4);
+        let random = &mut Prng::new(4);
         for _ in 0..5000 {
             let [high, low, movable] = [(); 3].map(|()| random.below(1001) as f64 / 1000.0);
             let events = random.below(1000) + 1;
@@ -137,7 +139,7 @@ mod tests {
             } else {
                 events as f64 * ((threshold - low) / (high * movable)).clamp(0.0, 1.0)
             };
-            for order in [Order::RoundRobin, Order::Proportional] {
+            for order in [SpreadOrder::RoundRobin, SpreadOrder::Proportional] {
                 let got = plan(&cores, order).cores[0].leaving();
                 assert_eq!(got, (want + 1e-6) as u64, "{high} {low} {movable} {events}");
             }
@@ -146,9 +148,9 @@ mod tests {
 
     #[test]
     fn events_leave_high_cores_and_come_to_low_ones() {
-        type Row = (&'static [(u64, u64)], &'static [(u64, u64)], &'static [(f64, f64, u64)]);
+        type BalanceRow = (&'static [(u64, u64)], &'static [(u64, u64)], &'static [(f64, f64, u64)]);
         // By core, leaving and coming, with round robin and with proportional shares.
-        let table: &[Row] = &[
+        let table: &[BalanceRow] = &[
             (&[], &[], &[]),
             (&[(0, 0)], &[(0, 0)], &[(0.5, 0.5, 100)]),
             (
@@ -183,26 +185,26 @@ mod tests {
             ),
         ];
         for (round_robin, proportional, cores) in table {
-            let cores: Vec<Candidate> = cores.iter().map(|&(f, m, events)| core(f, m, events)).collect();
-            assert_eq!(moved(&plan(&cores, Order::RoundRobin)), *round_robin, "{cores:?}");
-            assert_eq!(moved(&plan(&cores, Order::Proportional)), *proportional, "{cores:?}");
+            let cores: Vec<CoreLoad> = cores.iter().map(|&(f, m, events)| core(f, m, events)).collect();
+            assert_eq!(moved(&plan(&cores, SpreadOrder::RoundRobin)), *round_robin, "{cores:?}");
+            assert_eq!(moved(&plan(&cores, SpreadOrder::Proportional)), *proportional, "{cores:?}");
         }
     }
 
     #[test]
-    fn any_cores_are_left_better_than_they_were() {
-        let random = &mut Random::new(2);
+    fn random_cores_are_better_balanced_afterwards() {
+        let random = &mut Prng::new(2);
         for _ in 0..5000 {
-            let cores = any_cores(random);
-            for order in [Order::RoundRobin, Order::Proportional] {
+            let cores = random_cores(random);
+            for order in [SpreadOrder::RoundRobin, SpreadOrder::Proportional] {
                 let plan = plan(&cores, order);
-                assert_sound(&plan, &cores);
+                assert_valid_plan(&plan, &cores);
                 // All that the formula says leaves, but for what fits nowhere by a part of an event.
-                for (core, told) in cores.iter().zip(&plan.cores) {
-                    let excess = core.load() - average(&cores);
-                    let most = core.events as f64 * ratio(core.movable, excess);
-                    if core.movable > 0.0 && excess > SAME {
-                        assert!(told.leaving() as f64 > most - 1.001 - cores.len() as f64, "{cores:?}");
+                for (core, migrations) in cores.iter().zip(&plan.cores) {
+                    let excess = core.total() - average_load(&cores);
+                    let most = core.events as f64 * leaving_ratio(core.movable, excess);
+                    if core.movable > 0.0 && excess > LOAD_EPSILON {
+                        assert!(migrations.leaving() as f64 > most - 1.001 - cores.len() as f64, "{cores:?}");
                     }
                 }
             }
@@ -215,30 +217,30 @@ mod tests {
         let before = [26511, 30412, 10441, 11844, 11035, 9757];
         let load = |events: u64| events as f64 / 40_000.0;
         let cores = before.map(|events| core(load(events) * 0.8, load(events) * 0.2, events));
-        for (order, within) in [(Order::RoundRobin, 0.06), (Order::Proportional, 0.09)] {
+        for (order, within) in [(SpreadOrder::RoundRobin, 0.06), (SpreadOrder::Proportional, 0.09)] {
             let plan = plan(&cores, order);
             assert_eq!((plan.cores[0].leaving(), plan.cores[1].leaving()), (26511, 30412));
             let after = [25024.0, 25323.0, 25231.0, 24422.0];
             for (at, paper) in (2..6).zip(after) {
-                let ours = before[at] + plan.arriving(CoreId::at(at));
+                let ours = before[at] + plan.arriving(CoreId::from_index(at));
                 assert!((ours as f64 / paper - 1.0).abs() < within, "core {at}: {ours}, the paper {paper}");
             }
         }
     }
 
     #[test]
-    fn both_conditions_are_above_and_not_at_their_thresholds() {
-        let settings = Settings::default();
+    fn both_conditions_hold_only_above_their_thresholds() {
+        let config = SchedConfig::default();
         for (busiest, difference, overloaded, imbalanced) in [
             (0.4, 0.1, false, false),
             (0.41, 0.11, true, true),
             (0.9, 0.0, true, false),
             (0.0, 0.3, false, true),
         ] {
-            let mut figures = crate::metrics::measure(&crate::metrics::Counters::default());
-            (figures.busiest, figures.difference) = (busiest, difference);
-            assert_eq!(is_overloaded(&figures, &settings), overloaded);
-            assert_eq!(is_imbalanced(&figures, &settings), imbalanced);
+            let mut metrics = crate::metrics::compute_metrics(&crate::metrics::IntervalCounters::default());
+            (metrics.natural_load_max, metrics.natural_difference) = (busiest, difference);
+            assert_eq!(is_overloaded(&metrics, &config), overloaded);
+            assert_eq!(is_imbalanced(&metrics, &config), imbalanced);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! From what was counted in one window to the figures that choices are made of.
 //!
-//! In: [`Counters`], what each core and each flow did within the window. Out: [`Figures`]. Pure; nothing is remembered
+//! In: [`IntervalCounters`], what each core and each flow did within the window. Out: [`IntervalMetrics`]. Pure; nothing is remembered
 //! from window to window.
 //!
 //! ```text
@@ -36,16 +36,16 @@
 //! Sources: OctoKV §IV-D; OctoFAS §3.1 and §4.2. That RT alone is RT without the time waited behind other flows is ours:
 //! OctoFAS does not say how it is known while a flow is not alone.
 
-use crate::ids::{CoreId, FlowId};
+use crate::ids::{CoreId, TenantId};
 use octokv_base::Nanos;
 
 /// Where no core's load is above this, the node is idle, and its loads are in balance whatever their ratio: one background
 /// task would otherwise be an imbalance. (OctoFAS has no such floor; OctoKV has T_OL.)
-pub const IDLE: f64 = 0.05;
+pub const IDLE_LOAD_MAX: f64 = 0.05;
 
 /// Time of a core by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stages {
+pub struct StageTimes {
     /// Sockets, protocol and commands: stays on the connection's core.
     pub target: Nanos,
     /// Engines: may run on another core.
@@ -58,22 +58,22 @@ pub struct Stages {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CoreCounters {
     /// Time in each stage, without empty polls.
-    pub busy: Stages,
+    pub busy: StageTimes,
     /// Requests of its connections that were begun and not answered, on average: shown to operators, decides nothing.
     pub queue_depth: f64,
     /// Requests of its own connections that ran here.
-    pub own_here: u64,
+    pub executed_locally: u64,
     /// By core: requests of its own connections that it sent there.
-    pub moved_to: Vec<u64>,
+    pub offloaded_to: Vec<u64>,
     /// By core: requests of that core's connections that ran here.
-    pub ran_for: Vec<u64>,
+    pub executed_for: Vec<u64>,
 }
 
 /// What one flow got within the window.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowCounters {
+pub struct TenantCounters {
     /// Which one.
-    pub flow: FlowId,
+    pub tenant: TenantId,
     /// By core of the connection: requests that were answered.
     pub requests_by_core: Vec<u64>,
     /// Bytes of keys and values in both directions.
@@ -90,18 +90,18 @@ pub struct FlowCounters {
 
 /// What was counted in one window.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Counters {
+pub struct IntervalCounters {
     /// How long it was.
-    pub window: Nanos,
+    pub interval: Nanos,
     /// By core.
     pub cores: Vec<CoreCounters>,
     /// The flows there are, in any order, each once.
-    pub flows: Vec<FlowCounters>,
+    pub tenants: Vec<TenantCounters>,
 }
 
 /// R_oF, R_KV and R_D: which part of a core's time each stage had. Their sum is 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shares {
+pub struct StageShares {
     /// R_oF.
     pub target: f64,
     /// R_KV.
@@ -112,14 +112,14 @@ pub struct Shares {
 
 /// A load, as a part of one core's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
+pub struct NaturalLoad {
     /// What cannot be moved.
     pub fixed: f64,
     /// What can.
     pub movable: f64,
 }
 
-impl Load {
+impl NaturalLoad {
     /// Both.
     pub fn total(self) -> f64 {
         self.fixed + self.movable
@@ -128,28 +128,28 @@ impl Load {
 
 /// One core's figures.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CoreFigures {
+pub struct CoreIntervalMetrics {
     /// The measured busy part of the window, 0 to 1.
     pub utilisation: f64,
     /// How its time was divided.
-    pub shares: Shares,
+    pub shares: StageShares,
     /// Its load as if nothing had been moved.
-    pub natural: Load,
+    pub natural: NaturalLoad,
     /// As it was counted.
     pub queue_depth: f64,
     /// Requests of its own connections that ran within the window, wherever: those that `natural.movable` is made of.
-    pub own_events: u64,
+    pub own_requests: u64,
     /// Requests that it sent to other cores.
-    pub moved: u64,
+    pub offloaded: u64,
     /// Requests that it ran for other cores.
-    pub ran_for_others: u64,
+    pub executed_for_others: u64,
 }
 
 /// One flow's figures.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FlowFigures {
+pub struct TenantIntervalMetrics {
     /// Which one.
-    pub flow: FlowId,
+    pub tenant: TenantId,
     /// By core of the connection, an entry for each: requests that were answered.
     pub requests_by_core: Vec<u64>,
     /// Their sum.
@@ -159,76 +159,76 @@ pub struct FlowFigures {
     /// Bytes a second.
     pub bytes_per_s: f64,
     /// The mean response time that its host sees, network included; `None` where nothing was answered.
-    pub response: Option<Nanos>,
+    pub response_time: Option<Nanos>,
     /// How many times longer that is than it would be alone.
     pub slowdown: Option<f64>,
 }
 
 /// All figures of one window.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Figures {
+pub struct IntervalMetrics {
     /// By core.
-    pub cores: Vec<CoreFigures>,
+    pub cores: Vec<CoreIntervalMetrics>,
     /// In the order of the counters.
-    pub flows: Vec<FlowFigures>,
+    pub tenants: Vec<TenantIntervalMetrics>,
     /// LB of the utilisations: what an operator sees of what balancing brings about.
-    pub measured_balance: f64,
+    pub utilisation_balance: f64,
     /// LB of the natural loads: what is chosen by.
-    pub balance: f64,
+    pub natural_balance: f64,
     /// The greatest natural load without the least.
-    pub difference: f64,
+    pub natural_difference: f64,
     /// The greatest natural load.
-    pub busiest: f64,
+    pub natural_load_max: f64,
     /// F.
     pub fairness: f64,
 }
 
-impl Figures {
+impl IntervalMetrics {
     /// The core with the lowest utilisation, the first of equals: the one that collects the next window's counters
     /// (OctoKV §IV-D). The first core where there is none.
-    pub fn least_busy(&self) -> CoreId {
-        let least = |a: &(usize, &CoreFigures), b: &(usize, &CoreFigures)| {
+    pub fn least_busy_core(&self) -> CoreId {
+        let least = |a: &(usize, &CoreIntervalMetrics), b: &(usize, &CoreIntervalMetrics)| {
             a.1.utilisation.total_cmp(&b.1.utilisation)
         };
-        self.cores.iter().enumerate().min_by(least).map_or(CoreId(0), |(index, _)| CoreId::at(index))
+        self.cores.iter().enumerate().min_by(least).map_or(CoreId(0), |(index, _)| CoreId::from_index(index))
     }
 }
 
 /// Counters into figures.
-pub fn measure(counters: &Counters) -> Figures {
-    let window_ns = window_ns(counters.window);
+pub fn compute_metrics(counters: &IntervalCounters) -> IntervalMetrics {
+    let interval_ns = interval_ns(counters.interval);
     let natural = natural_loads(counters);
-    let pooled = counters.cores.iter().fold(Stages::default(), |sum, core| sum.and(core.busy));
-    let pooled = pooled.shares().unwrap_or(Shares { target: 1.0, kv: 0.0, device: 0.0 });
+    let pooled = counters.cores.iter().fold(StageTimes::default(), |sum, core| sum.plus(core.busy));
+    let pooled = pooled.shares().unwrap_or(StageShares { target: 1.0, kv: 0.0, device: 0.0 });
     let count = counters.cores.len();
-    let core = |(index, core): (usize, &CoreCounters)| CoreFigures {
-        utilisation: (core.busy.total_ns() / window_ns).min(1.0),
+    let core = |(index, core): (usize, &CoreCounters)| CoreIntervalMetrics {
+        utilisation: (core.busy.total_ns() / interval_ns).min(1.0),
         shares: core.busy.shares().unwrap_or(pooled),
         natural: natural[index],
         queue_depth: core.queue_depth,
-        own_events: own_events(counters, index),
-        moved: sum(elsewhere(&core.moved_to, index, count)),
-        ran_for_others: sum(elsewhere(&core.ran_for, index, count)),
+        own_requests: own_requests(counters, index),
+        offloaded: saturating_sum(other_cores(&core.offloaded_to, index, count)),
+        executed_for_others: saturating_sum(other_cores(&core.executed_for, index, count)),
     };
-    let cores: Vec<CoreFigures> = counters.cores.iter().enumerate().map(core).collect();
-    let flows: Vec<FlowFigures> =
-        counters.flows.iter().map(|flow| flow_figures(flow, window_ns, count)).collect();
-    let (least, busiest) = least_and_most(natural.iter().map(|load| load.total()));
-    let in_balance = count < 2 || busiest <= IDLE;
-    Figures {
-        measured_balance: balance(cores.iter().map(|core| core.utilisation)),
-        balance: balance(natural.iter().map(|load| load.total())),
-        difference: if in_balance { 0.0 } else { busiest - least },
-        busiest,
-        fairness: fairness(flows.iter().filter_map(|flow| flow.slowdown)),
+    let cores: Vec<CoreIntervalMetrics> = counters.cores.iter().enumerate().map(core).collect();
+    let tenants: Vec<TenantIntervalMetrics> =
+        counters.tenants.iter().map(|tenant| tenant_metrics(tenant, interval_ns, count)).collect();
+    let (least, busiest) = min_max(natural.iter().map(|load| load.total()));
+    let in_balance = count < 2 || busiest <= IDLE_LOAD_MAX;
+    IntervalMetrics {
+        utilisation_balance: balance_ratio(cores.iter().map(|core| core.utilisation)),
+        natural_balance: balance_ratio(natural.iter().map(|load| load.total())),
+        natural_difference: if in_balance { 0.0 } else { busiest - least },
+        natural_load_max: busiest,
+        fairness: fairness(tenants.iter().filter_map(|tenant| tenant.slowdown)),
         cores,
-        flows,
+        tenants,
     }
 }
 
 /// Each core's load as if every request had run on the core of its connection; see the head of this file.
-pub fn natural_loads(counters: &Counters) -> Vec<Load> {
-    let window_ns = window_ns(counters.window);
+pub fn natural_loads(counters: &IntervalCounters) -> Vec<NaturalLoad> {
+    let interval_ns = interval_ns(counters.interval);
     let count = counters.cores.len();
     // By core: what one request took there, in kv and device.
     let event_ns: Vec<f64> = counters
@@ -236,51 +236,56 @@ pub fn natural_loads(counters: &Counters) -> Vec<Load> {
         .iter()
         .enumerate()
         .map(|(at, core)| {
-            let ran = core.own_here.saturating_add(sum(elsewhere(&core.ran_for, at, count)));
+            let ran = core.executed_locally.saturating_add(saturating_sum(other_cores(
+                &core.executed_for,
+                at,
+                count,
+            )));
             if ran == 0 { 0.0 } else { core.busy.movable_ns() / ran as f64 }
         })
         .collect();
     let load = |(at, core): (usize, &CoreCounters)| {
-        let ran_any = core.own_here > 0 || sum(elsewhere(&core.ran_for, at, count)) > 0;
+        let ran_any =
+            core.executed_locally > 0 || saturating_sum(other_cores(&core.executed_for, at, count)) > 0;
         // Time in these stages without a request is the node's own work on that core.
         let work_ns = if ran_any { 0.0 } else { core.busy.movable_ns() };
-        let here_ns = core.own_here as f64 * event_ns[at];
+        let here_ns = core.executed_locally as f64 * event_ns[at];
         let away = counters.cores.iter().zip(&event_ns).enumerate().filter(|(other, _)| *other != at);
         let away_ns: f64 =
-            away.map(|(_, (other, ns))| other.ran_for.get(at).copied().unwrap_or(0) as f64 * ns).sum();
-        Load {
-            fixed: (core.busy.target.0 as f64 + work_ns) / window_ns,
-            movable: (here_ns + away_ns) / window_ns,
+            away.map(|(_, (other, ns))| other.executed_for.get(at).copied().unwrap_or(0) as f64 * ns).sum();
+        NaturalLoad {
+            fixed: (core.busy.target.0 as f64 + work_ns) / interval_ns,
+            movable: (here_ns + away_ns) / interval_ns,
         }
     };
     counters.cores.iter().enumerate().map(load).collect()
 }
 
 /// Requests of a core's connections that ran, wherever.
-fn own_events(counters: &Counters, at: usize) -> u64 {
+fn own_requests(counters: &IntervalCounters, at: usize) -> u64 {
     let others = counters.cores.iter().enumerate().filter(|(other, _)| *other != at);
-    let away = others.map(|(_, other)| other.ran_for.get(at).copied().unwrap_or(0));
-    counters.cores[at].own_here.saturating_add(sum(away))
+    let away = others.map(|(_, other)| other.executed_for.get(at).copied().unwrap_or(0));
+    counters.cores[at].executed_locally.saturating_add(saturating_sum(away))
 }
 
-fn flow_figures(counters: &FlowCounters, window_ns: f64, cores: usize) -> FlowFigures {
+fn tenant_metrics(counters: &TenantCounters, interval_ns: f64, cores: usize) -> TenantIntervalMetrics {
     let by_core: Vec<u64> =
         (0..cores).map(|core| counters.requests_by_core.get(core).copied().unwrap_or(0)).collect();
-    let requests = sum(by_core.iter().copied());
-    let seconds = window_ns / 1e9;
-    FlowFigures {
-        flow: counters.flow,
+    let requests = saturating_sum(by_core.iter().copied());
+    let seconds = interval_ns / 1e9;
+    TenantIntervalMetrics {
+        tenant: counters.tenant,
         requests,
         intensity: requests as f64 / seconds,
         bytes_per_s: counters.bytes as f64 / seconds,
-        response: counters.latency.0.checked_div(requests).map(|ns| counters.round_trip + Nanos(ns)),
+        response_time: counters.latency.0.checked_div(requests).map(|ns| counters.round_trip + Nanos(ns)),
         slowdown: slowdown(counters, requests),
         requests_by_core: by_core,
     }
 }
 
 /// S, from sums over the window.
-fn slowdown(counters: &FlowCounters, requests: u64) -> Option<f64> {
+fn slowdown(counters: &TenantCounters, requests: u64) -> Option<f64> {
     if requests == 0 {
         return (counters.waiting > 0).then_some(f64::INFINITY);
     }
@@ -296,38 +301,38 @@ fn slowdown(counters: &FlowCounters, requests: u64) -> Option<f64> {
 
 /// F: the least slowdown by the greatest.
 fn fairness(slowdowns: impl Iterator<Item = f64> + Clone) -> f64 {
-    let (least, most) = least_and_most(slowdowns.clone());
+    let (least, most) = min_max(slowdowns.clone());
     if slowdowns.count() < 2 || least == f64::INFINITY { 1.0 } else { least / most }
 }
 
 /// LB: the least load by the greatest.
-fn balance(loads: impl Iterator<Item = f64> + Clone) -> f64 {
-    let (least, most) = least_and_most(loads.clone());
-    if loads.count() < 2 || most <= IDLE { 1.0 } else { least / most }
+fn balance_ratio(loads: impl Iterator<Item = f64> + Clone) -> f64 {
+    let (least, most) = min_max(loads.clone());
+    if loads.count() < 2 || most <= IDLE_LOAD_MAX { 1.0 } else { least / most }
 }
 
 /// 0 and 0 of none.
-fn least_and_most(numbers: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+fn min_max(numbers: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let least = numbers.clone().reduce(f64::min).unwrap_or(0.0);
     (least, numbers.reduce(f64::max).unwrap_or(0.0))
 }
 
-fn window_ns(window: Nanos) -> f64 {
-    window.0.max(1) as f64
+fn interval_ns(interval: Nanos) -> f64 {
+    interval.0.max(1) as f64
 }
 
-fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
+fn saturating_sum(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
 /// The entries of other cores that exist.
-fn elsewhere(by_core: &[u64], at: usize, cores: usize) -> impl Iterator<Item = u64> {
+fn other_cores(by_core: &[u64], at: usize, cores: usize) -> impl Iterator<Item = u64> {
     by_core.iter().take(cores).enumerate().filter(move |(core, _)| *core != at).map(|(_, number)| *number)
 }
 
-impl Stages {
-    fn and(self, other: Stages) -> Stages {
-        Stages {
+impl StageTimes {
+    fn plus(self, other: StageTimes) -> StageTimes {
+        StageTimes {
             target: self.target + other.target,
             kv: self.kv + other.kv,
             device: self.device + other.device,
@@ -343,10 +348,10 @@ impl Stages {
     }
 
     /// `None` where nothing ran.
-    fn shares(self) -> Option<Shares> {
+    fn shares(self) -> Option<StageShares> {
         let total_ns = self.total_ns();
         let share = |span: Nanos| span.0 as f64 / total_ns;
-        (total_ns > 0.0).then(|| Shares {
+        (total_ns > 0.0).then(|| StageShares {
             target: share(self.target),
             kv: share(self.kv),
             device: share(self.device),

@@ -5,7 +5,7 @@
 //!       the next low core whose estimate is below U_avg takes one
 //!       estimate of the sender − one event's load, estimate of the taker + one event's load
 //! ```
-//! In: a [`Candidate`] for each core, of the flows that move. Out: a [`Plan`].
+//! In: a [`CoreLoad`] for each core, of the flows that move. Out: a [`MigrationPlan`].
 //!
 //! The paper does this as requests come, on utilisations that all cores can read. Here it is played beforehand with the
 //! counts of the last window, since cores share nothing: the outcome is each core's budget, and
@@ -16,37 +16,37 @@
 //! Against [`crate::balance`]: the same cores send, the same stop at U_avg; it differs in where events go when one low core
 //! has little room (to the others as soon as it is full) and in the condition under which it is done at all.
 //!
-//! Invariants: those of a [`Plan`]; a low core comes above U_avg by less than one event's load, a high core below it by
+//! Invariants: those of a [`MigrationPlan`]; a low core comes above U_avg by less than one event's load, a high core below it by
 //! less than one. Tests: against the algorithm played event by event, and random cores held to the invariants.
 
-use crate::config::Settings;
-use crate::metrics::Figures;
-use crate::migration_plan::{Candidate, Order, Plan, SAME, average};
+use crate::config::SchedConfig;
+use crate::metrics::IntervalMetrics;
+use crate::migration_plan::{CoreLoad, LOAD_EPSILON, MigrationPlan, SpreadOrder, average_load};
 
 /// What is to be moved goes in about so many steps, which takes tens of microseconds.
 const STEPS: u64 = 4096;
 
 /// Whether LB is below T_LB (OctoFAS §4.2.2).
-pub fn is_imbalanced(figures: &Figures, settings: &Settings) -> bool {
-    figures.balance < settings.imbalance_ratio
+pub fn is_imbalanced(metrics: &IntervalMetrics, config: &SchedConfig) -> bool {
+    metrics.natural_balance < config.imbalance_ratio
 }
 
 /// The plan, whatever the threshold says.
-pub fn plan(cores: &[Candidate]) -> Plan {
+pub fn plan(cores: &[CoreLoad]) -> MigrationPlan {
     plan_in_steps(cores, STEPS)
 }
 
-fn plan_in_steps(cores: &[Candidate], steps: u64) -> Plan {
-    let average = average(cores);
-    let is_above = |load: f64| load > average + SAME;
-    let is_below = |load: f64| load < average - SAME;
-    let mut loads: Vec<f64> = cores.iter().map(|core| core.load()).collect();
+fn plan_in_steps(cores: &[CoreLoad], steps: u64) -> MigrationPlan {
+    let average = average_load(cores);
+    let is_above = |load: f64| load > average + LOAD_EPSILON;
+    let is_below = |load: f64| load < average - LOAD_EPSILON;
+    let mut loads: Vec<f64> = cores.iter().map(|core| core.total()).collect();
     let mut left: Vec<u64> = cores.iter().map(|core| core.events).collect();
-    let sends = |at: &usize| is_above(cores[*at].load()) && cores[*at].event_load() > 0.0;
+    let sends = |at: &usize| is_above(cores[*at].total()) && cores[*at].event_load() > 0.0;
     let high: Vec<usize> = (0..cores.len()).filter(sends).collect();
-    let low: Vec<usize> = (0..cores.len()).filter(|&at| is_below(cores[at].load())).collect();
+    let low: Vec<usize> = (0..cores.len()).filter(|&at| is_below(cores[at].total())).collect();
 
-    let excess = |at: &usize| (cores[*at].load() - average).min(cores[*at].movable);
+    let excess = |at: &usize| (cores[*at].total() - average).min(cores[*at].movable);
     let step = high.iter().map(excess).sum::<f64>() / steps as f64;
 
     let mut cells = vec![vec![0; cores.len()]; cores.len()];
@@ -59,26 +59,26 @@ fn plan_in_steps(cores: &[Candidate], steps: u64) -> Plan {
             if left[from] == 0 || !is_above(loads[from]) {
                 continue;
             }
-            let mut turn = (0..low.len()).map(|step| (*next + step) % low.len());
-            let Some(place) = turn.find(|&place| is_below(loads[low[place]])) else { break };
-            let (to, event_load) = (low[place], cores[from].event_load());
+            let mut candidates = (0..low.len()).map(|step| (*next + step) % low.len());
+            let Some(receiver_index) = candidates.find(|&place| is_below(loads[low[place]])) else { break };
+            let (to, event_load) = (low[receiver_index], cores[from].event_load());
             let together = ((step / event_load) as u64).max(1);
-            let excess = events_to(loads[from] - average, event_load);
-            let room = events_to(average - loads[to], event_load);
-            let events = together.min(left[from]).min(excess).min(room);
+            let excess = events_to_cover(loads[from] - average, event_load);
+            let capacity = events_to_cover(average - loads[to], event_load);
+            let events = together.min(left[from]).min(excess).min(capacity);
             cells[from][to] += events;
             left[from] -= events;
             loads[from] -= events as f64 * event_load;
             loads[to] += events as f64 * event_load;
-            *next = place + 1;
+            *next = receiver_index + 1;
             moved = true;
         }
     }
-    Plan::of_cells(&cells, cores, Order::RoundRobin)
+    MigrationPlan::from_matrix(&cells, cores, SpreadOrder::RoundRobin)
 }
 
 /// How many events of a load bring an estimate to where it should be, or just past it.
-fn events_to(distance: f64, event_load: f64) -> u64 {
+fn events_to_cover(distance: f64, event_load: f64) -> u64 {
     ((distance / event_load).ceil() as u64).max(1)
 }
 
@@ -86,23 +86,23 @@ fn events_to(distance: f64, event_load: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::CoreId;
-    use crate::migration_plan::tests::{any_cores, assert_sound};
-    use octokv_base::Random;
+    use crate::migration_plan::tests::{assert_valid_plan, random_cores};
+    use octokv_base::Prng;
 
-    fn core(fixed: f64, movable: f64, events: u64) -> Candidate {
-        Candidate { fixed, movable, events }
+    fn core(fixed: f64, movable: f64, events: u64) -> CoreLoad {
+        CoreLoad { fixed, movable, events }
     }
 
     /// By core: how many leave and how many come.
-    fn moved(plan: &Plan) -> Vec<(u64, u64)> {
-        let of = |at: usize| (plan.cores[at].leaving(), plan.arriving(CoreId::at(at)));
+    fn moved(plan: &MigrationPlan) -> Vec<(u64, u64)> {
+        let of = |at: usize| (plan.cores[at].leaving(), plan.arriving(CoreId::from_index(at)));
         (0..plan.cores.len()).map(of).collect()
     }
 
     #[test]
-    fn events_go_in_turn_until_estimates_are_at_the_average() {
-        type Row = (&'static [(u64, u64)], &'static [(f64, f64, u64)]);
-        let table: &[Row] = &[
+    fn events_are_sent_round_robin_until_estimates_reach_the_average() {
+        type InterRow = (&'static [(u64, u64)], &'static [(f64, f64, u64)]);
+        let table: &[InterRow] = &[
             (&[], &[]),
             (&[(0, 0)], &[(0.5, 0.5, 10)]),
             (&[(0, 0), (0, 0), (0, 0)], &[(0.1, 0.2, 9), (0.1, 0.2, 9), (0.2, 0.1, 9)]),
@@ -116,25 +116,25 @@ mod tests {
             (&[(3, 0), (3, 0), (0, 6)], &[(0.77, 0.03, 3), (0.77, 0.03, 3), (0.2, 0.0, 0)]),
         ];
         for (want, cores) in table {
-            let cores: Vec<Candidate> = cores.iter().map(|&(f, m, events)| core(f, m, events)).collect();
+            let cores: Vec<CoreLoad> = cores.iter().map(|&(f, m, events)| core(f, m, events)).collect();
             assert_eq!(moved(&plan(&cores)), *want, "{cores:?}");
         }
     }
 
     #[test]
-    fn any_cores_are_left_better_than_they_were() {
-        let random = &mut Random::new(3);
+    fn random_cores_are_better_balanced_afterwards() {
+        let random = &mut Prng::new(3);
         for _ in 0..3000 {
-            let cores = any_cores(random);
-            assert_sound(&plan(&cores), &cores);
+            let cores = random_cores(random);
+            assert_valid_plan(&plan(&cores), &cores);
         }
     }
 
     #[test]
-    fn several_at_a_time_come_to_what_one_by_one_does() {
-        let random = &mut Random::new(5);
+    fn batched_steps_match_single_steps() {
+        let random = &mut Prng::new(5);
         for _ in 0..300 {
-            let cores = any_cores(random);
+            let cores = random_cores(random);
             let plans = [u64::MAX, 1000].map(|steps| plan_in_steps(&cores, steps));
             let [one_by_one, together] = plans.map(|plan| loads_after(&plan, &cores));
             let event = cores.iter().map(|core| core.event_load()).fold(0.0, f64::max);
@@ -145,13 +145,13 @@ mod tests {
     }
 
     /// By core, once the plan is carried out.
-    fn loads_after(plan: &Plan, cores: &[Candidate]) -> Vec<f64> {
-        let mut loads: Vec<f64> = cores.iter().map(|core| core.load()).collect();
-        for (from, told) in plan.cores.iter().enumerate() {
-            for share in &told.shares {
-                let load = share.events as f64 * cores[from].event_load();
+    fn loads_after(plan: &MigrationPlan, cores: &[CoreLoad]) -> Vec<f64> {
+        let mut loads: Vec<f64> = cores.iter().map(|core| core.total()).collect();
+        for (from, migrations) in plan.cores.iter().enumerate() {
+            for quota in &migrations.quotas {
+                let load = quota.events as f64 * cores[from].event_load();
                 loads[from] -= load;
-                loads[share.to.index()] += load;
+                loads[quota.to.index()] += load;
             }
         }
         loads
@@ -159,11 +159,11 @@ mod tests {
 
     #[test]
     fn load_is_out_of_balance_below_the_threshold() {
-        let settings = Settings::default();
+        let config = SchedConfig::default();
         for (balance, imbalanced) in [(0.0, true), (0.74, true), (0.75, false), (1.0, false)] {
-            let mut figures = crate::metrics::measure(&crate::metrics::Counters::default());
-            figures.balance = balance;
-            assert_eq!(is_imbalanced(&figures, &settings), imbalanced);
+            let mut metrics = crate::metrics::compute_metrics(&crate::metrics::IntervalCounters::default());
+            metrics.natural_balance = balance;
+            assert_eq!(is_imbalanced(&metrics, &config), imbalanced);
         }
     }
 }

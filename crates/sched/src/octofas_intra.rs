@@ -19,64 +19,64 @@
 //!
 //! Tests: tables below.
 
-use crate::config::Settings;
-use crate::metrics::{Figures, FlowFigures};
+use crate::config::SchedConfig;
+use crate::metrics::{IntervalMetrics, TenantIntervalMetrics};
 
 /// Dense is who is above the mean by more than `MARGIN.0 ÷ MARGIN.1` of it.
-const MARGIN: (u128, u128) = (1, 10);
+const DENSE_MARGIN: (u128, u128) = (1, 10);
 
 /// Whether F is at or below its threshold (OctoFAS §4.2.1).
-pub fn is_unfair(figures: &Figures, settings: &Settings) -> bool {
-    figures.fairness <= settings.fairness
+pub fn is_unfair(metrics: &IntervalMetrics, config: &SchedConfig) -> bool {
+    metrics.fairness <= config.fairness
 }
 
 /// For each flow, whether it is dense.
-pub fn dense(flows: &[FlowFigures]) -> Vec<bool> {
-    let active = flows.iter().filter(|flow| flow.requests > 0).count() as u128;
-    let sum: u128 = flows.iter().map(|flow| u128::from(flow.requests)).sum();
+pub fn classify_dense(tenants: &[TenantIntervalMetrics]) -> Vec<bool> {
+    let active = tenants.iter().filter(|tenant| tenant.requests > 0).count() as u128;
+    let sum: u128 = tenants.iter().map(|tenant| u128::from(tenant.requests)).sum();
     // In whole numbers: flows that are alike must not differ by how a mean was rounded.
-    let least = sum.saturating_mul(MARGIN.0 + MARGIN.1);
-    let is_dense = |requests: u64| u128::from(requests).saturating_mul(active * MARGIN.1) > least;
-    flows.iter().map(|flow| is_dense(flow.requests)).collect()
+    let least = sum.saturating_mul(DENSE_MARGIN.0 + DENSE_MARGIN.1);
+    let is_dense = |requests: u64| u128::from(requests).saturating_mul(active * DENSE_MARGIN.1) > least;
+    tenants.iter().map(|tenant| is_dense(tenant.requests)).collect()
 }
 
 /// For each flow its backwardings: B = alpha × intensity ÷ mean intensity of active sparse flows, to the nearest whole
 /// number, at most `backwardings_max`; 0 for a sparse one.
-pub fn backwardings(flows: &[FlowFigures], dense: &[bool], settings: &Settings) -> Vec<u32> {
-    let sparse = || flows.iter().zip(dense).filter(|(flow, dense)| !**dense && flow.requests > 0);
+pub fn requeue_counts(tenants: &[TenantIntervalMetrics], dense: &[bool], config: &SchedConfig) -> Vec<u32> {
+    let sparse = || tenants.iter().zip(dense).filter(|(flow, dense)| !**dense && flow.requests > 0);
     let count = sparse().count();
-    let mean = sparse().map(|(flow, _)| flow.intensity).sum::<f64>() / count.max(1) as f64;
-    let of = |(flow, dense): (&FlowFigures, &bool)| {
+    let mean = sparse().map(|(tenant, _)| tenant.intensity).sum::<f64>() / count.max(1) as f64;
+    let of = |(tenant, dense): (&TenantIntervalMetrics, &bool)| {
         if !dense || count == 0 {
             return 0;
         }
         // A float that is no u32 becomes the nearest one, or 0 where it is no number.
-        ((settings.alpha * flow.intensity / mean).round() as u32).min(settings.backwardings_max)
+        ((config.alpha * tenant.intensity / mean).round() as u32).min(config.requeues_max)
     };
-    flows.iter().zip(dense).map(of).collect()
+    tenants.iter().zip(dense).map(of).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Counters, FlowId, measure};
+    use crate::{IntervalCounters, TenantId, compute_metrics};
 
     /// Flows of so many requests in a second.
-    fn flows(requests: &[u64]) -> Vec<FlowFigures> {
-        let flow = |(index, &requests): (usize, &u64)| FlowFigures {
-            flow: FlowId(index as u32),
+    fn tenants_of(requests: &[u64]) -> Vec<TenantIntervalMetrics> {
+        let tenant = |(index, &requests): (usize, &u64)| TenantIntervalMetrics {
+            tenant: TenantId(index as u32),
             requests_by_core: vec![requests],
             requests,
             intensity: requests as f64,
             bytes_per_s: 0.0,
-            response: None,
+            response_time: None,
             slowdown: None,
         };
-        requests.iter().enumerate().map(flow).collect()
+        requests.iter().enumerate().map(tenant).collect()
     }
 
     #[test]
-    fn dense_is_who_is_well_above_the_mean() {
+    fn tenants_well_above_the_mean_are_dense() {
         let table: &[(&[u64], &[u64])] = &[
             // Who is dense, of flows with so many requests.
             (&[], &[]),
@@ -95,18 +95,20 @@ mod tests {
             (&[1], &[0, u64::MAX, 1]),
         ];
         for (want, requests) in table {
-            let dense = dense(&flows(requests));
+            let dense = classify_dense(&tenants_of(requests));
             let got: Vec<u64> = (0..).zip(&dense).filter(|(_, dense)| **dense).map(|(at, _)| at).collect();
             assert_eq!(got, *want, "{requests:?}");
         }
     }
 
     #[test]
-    fn a_flow_goes_back_as_often_as_it_is_more_intense() {
-        let backwardings = |requests: &[u64], alpha: f64, backwardings_max: u32| {
-            let (flows, settings) =
-                (flows(requests), Settings { alpha, backwardings_max, ..Settings::default() });
-            backwardings(&flows, &dense(&flows), &settings)
+    fn requeues_are_proportional_to_intensity() {
+        let requeues = |requests: &[u64], alpha: f64, backwardings_max: u32| {
+            let (tenants, config) = (
+                tenants_of(requests),
+                SchedConfig { alpha, requeues_max: backwardings_max, ..SchedConfig::default() },
+            );
+            requeue_counts(&tenants, &classify_dense(&tenants), &config)
         };
         let table: &[(&[u32], &[u64], f64, u32)] = &[
             // B, of flows with so many requests, at this alpha and at most so many.
@@ -124,16 +126,16 @@ mod tests {
             (&[0, 0], &[0, 0], 1.0, 15),
         ];
         for (want, requests, alpha, most) in table {
-            assert_eq!(backwardings(requests, *alpha, *most), *want, "{requests:?} {alpha}");
+            assert_eq!(requeues(requests, *alpha, *most), *want, "{requests:?} {alpha}");
         }
     }
 
     #[test]
-    fn flows_are_treated_unfairly_at_the_threshold_and_below() {
+    fn unfair_at_or_below_the_threshold() {
         for (fairness, unfair) in [(0.0, true), (0.9, true), (0.91, false), (1.0, false)] {
-            let mut figures = measure(&Counters::default());
-            figures.fairness = fairness;
-            assert_eq!(is_unfair(&figures, &Settings::default()), unfair, "{fairness}");
+            let mut metrics = compute_metrics(&IntervalCounters::default());
+            metrics.fairness = fairness;
+            assert_eq!(is_unfair(&metrics, &SchedConfig::default()), unfair, "{fairness}");
         }
     }
 }

@@ -22,19 +22,19 @@
 //! In a hybrid sparse flows stay where they are and go straight through, whatever `move_flows` says (Algorithm 4). A request
 //! of a dense flow that the core's router does not move is one that goes back.
 
-use crate::config::{MoveFlows, Policy, Settings};
-use crate::ids::FlowId;
-use crate::metrics::{Figures, IDLE};
-use crate::migration_plan::{CorePlan, Order, Plan, candidates};
+use crate::config::{MigrateTenants, Policy, SchedConfig};
+use crate::ids::TenantId;
+use crate::metrics::{IDLE_LOAD_MAX, IntervalMetrics};
+use crate::migration_plan::{CoreMigrations, MigrationPlan, SpreadOrder, core_loads};
 use crate::{load_balance, octofas_inter, octofas_intra};
 
 /// What is done until the next window's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chosen {
+pub enum PolicyAction {
     /// Nothing.
     Nothing,
     /// OctoKV's load balance, in this order.
-    Balance(Order),
+    Balance(SpreadOrder),
     /// Requests move between cores.
     Inter,
     /// Requests of dense flows go back.
@@ -47,22 +47,22 @@ pub enum Chosen {
 
 /// What holds for the requests of one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowRule {
+pub struct TenantRule {
     /// Which one.
-    pub flow: FlowId,
+    pub tenant: TenantId,
     /// Whether it is dense.
     pub dense: bool,
     /// Whether its core's router is asked where its requests run; where not, they run here.
-    pub moves: bool,
+    pub migrates: bool,
     /// B: how often those that run here go back. 0: not at all, and they need no queue.
-    pub backwardings: u32,
+    pub requeues: u32,
 }
 
 /// A choice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// What is done.
-    pub chosen: Chosen,
+    pub action: PolicyAction,
     /// Whether a core was above T_OL.
     pub overloaded: bool,
     /// Whether loads were out of balance, by the condition of the policy's paper.
@@ -70,98 +70,108 @@ pub struct Decision {
     /// Whether flows were treated unfairly.
     pub unfair: bool,
     /// By core: what its router is given.
-    pub plan: Plan,
+    pub plan: MigrationPlan,
     /// The flows that were measured, in the order of the figures.
-    pub flows: Vec<FlowRule>,
+    pub tenants: Vec<TenantRule>,
     /// Whether requests of flows that come later move.
-    newcomers_move: bool,
+    unmeasured_migrate: bool,
 }
 
 impl Decision {
     /// The choice of a node that has not measured anything yet: nothing is done.
-    pub fn at_start(cores: usize) -> Decision {
+    pub fn initial(cores: usize) -> Decision {
         Decision {
-            chosen: Chosen::Nothing,
+            action: PolicyAction::Nothing,
             overloaded: false,
             imbalanced: false,
             unfair: false,
-            plan: Plan::nothing(cores),
-            flows: Vec::new(),
-            newcomers_move: false,
+            plan: MigrationPlan::empty(cores),
+            tenants: Vec::new(),
+            unmeasured_migrate: false,
         }
     }
 
     /// What holds for a flow. One that was not measured is taken for sparse. Looks through all flows: once a window, not
     /// for each request.
-    pub fn rule(&self, flow: FlowId) -> FlowRule {
-        let newcomer = FlowRule { flow, dense: false, moves: self.newcomers_move, backwardings: 0 };
-        self.flows.iter().find(|rule| rule.flow == flow).copied().unwrap_or(newcomer)
+    pub fn rule(&self, tenant: TenantId) -> TenantRule {
+        let newcomer = TenantRule { tenant, dense: false, migrates: self.unmeasured_migrate, requeues: 0 };
+        self.tenants.iter().find(|rule| rule.tenant == tenant).copied().unwrap_or(newcomer)
     }
 
     /// What a core's router is given; nothing for a core that was not measured.
-    pub fn of_core(&self, core: crate::CoreId) -> Option<&CorePlan> {
+    pub fn core_migrations(&self, core: crate::CoreId) -> Option<&CoreMigrations> {
         self.plan.cores.get(core.index())
     }
 }
 
 /// Chooses.
-pub fn choose(figures: &Figures, settings: &Settings) -> Decision {
-    let overloaded = load_balance::is_overloaded(figures, settings);
-    let by_difference = load_balance::is_imbalanced(figures, settings);
-    let by_ratio = octofas_inter::is_imbalanced(figures, settings);
-    let unfair = octofas_intra::is_unfair(figures, settings);
+pub fn choose(metrics: &IntervalMetrics, config: &SchedConfig) -> Decision {
+    let overloaded = load_balance::is_overloaded(metrics, config);
+    let by_difference = load_balance::is_imbalanced(metrics, config);
+    let by_ratio = octofas_inter::is_imbalanced(metrics, config);
+    let unfair = octofas_intra::is_unfair(metrics, config);
     let balanced = |order| {
-        if overloaded && by_difference { Chosen::Balance(order) } else { Chosen::Nothing }
+        if overloaded && by_difference { PolicyAction::Balance(order) } else { PolicyAction::Nothing }
     };
-    let (chosen, imbalanced) = match settings.policy {
-        Policy::None => (Chosen::Nothing, by_ratio),
-        Policy::RoundRobin => (balanced(Order::RoundRobin), by_difference),
-        Policy::Proportional => (balanced(Order::Proportional), by_difference),
-        Policy::Inter => (Chosen::Inter, by_ratio),
-        Policy::Intra => (Chosen::Intra, by_ratio),
-        Policy::Hybrid => (Chosen::Hybrid, by_ratio),
-        Policy::Auto => (by_flags(unfair, by_ratio), by_ratio),
-        Policy::Fair => (Chosen::Fair, by_ratio),
+    let (chosen, imbalanced) = match config.policy {
+        Policy::None => (PolicyAction::Nothing, by_ratio),
+        Policy::RoundRobin => (balanced(SpreadOrder::RoundRobin), by_difference),
+        Policy::Proportional => (balanced(SpreadOrder::Proportional), by_difference),
+        Policy::Inter => (PolicyAction::Inter, by_ratio),
+        Policy::Intra => (PolicyAction::Intra, by_ratio),
+        Policy::Hybrid => (PolicyAction::Hybrid, by_ratio),
+        Policy::Auto => (octofas_action(unfair, by_ratio), by_ratio),
+        Policy::Fair => (PolicyAction::Fair, by_ratio),
     };
-    let move_flows = match chosen {
-        Chosen::Balance(_) => Some(MoveFlows::All),
-        Chosen::Inter => Some(settings.move_flows),
-        Chosen::Hybrid => Some(MoveFlows::Dense),
-        Chosen::Nothing | Chosen::Intra | Chosen::Fair => None,
+    let migrate_tenants = match chosen {
+        PolicyAction::Balance(_) => Some(MigrateTenants::All),
+        PolicyAction::Inter => Some(config.migrate_tenants),
+        PolicyAction::Hybrid => Some(MigrateTenants::Dense),
+        PolicyAction::Nothing | PolicyAction::Intra | PolicyAction::Fair => None,
     };
-    let dense = octofas_intra::dense(&figures.flows);
-    let plan = match move_flows {
-        Some(flows) if figures.busiest > IDLE => {
-            let cores = candidates(figures, |index| flows.moves(dense[index]));
+    let dense = octofas_intra::classify_dense(&metrics.tenants);
+    let plan = match migrate_tenants {
+        Some(selected) if metrics.natural_load_max > IDLE_LOAD_MAX => {
+            let cores = core_loads(metrics, |index| selected.includes(dense[index]));
             match chosen {
-                Chosen::Balance(order) => load_balance::plan(&cores, order),
+                PolicyAction::Balance(order) => load_balance::plan(&cores, order),
                 _ => octofas_inter::plan(&cores),
             }
         }
-        _ => Plan::nothing(figures.cores.len()),
+        _ => MigrationPlan::empty(metrics.cores.len()),
     };
-    let moving = !plan.is_nothing();
-    let backwardings = match chosen {
-        Chosen::Intra | Chosen::Hybrid => octofas_intra::backwardings(&figures.flows, &dense, settings),
+    let moving = !plan.is_empty();
+    let requeues = match chosen {
+        PolicyAction::Intra | PolicyAction::Hybrid => {
+            octofas_intra::requeue_counts(&metrics.tenants, &dense, config)
+        }
         _ => vec![0; dense.len()],
     };
-    let moves = |dense: bool| moving && move_flows.is_some_and(|flows| flows.moves(dense));
-    let rule = |((flow, &dense), backwardings)| {
-        let flow: &crate::metrics::FlowFigures = flow;
-        FlowRule { flow: flow.flow, dense, moves: moves(dense), backwardings }
+    let moves = |dense: bool| moving && migrate_tenants.is_some_and(|selected| selected.includes(dense));
+    let rule = |((tenant, &dense), requeues)| {
+        let tenant: &crate::metrics::TenantIntervalMetrics = tenant;
+        TenantRule { tenant: tenant.tenant, dense, migrates: moves(dense), requeues }
     };
-    let flows = figures.flows.iter().zip(&dense).zip(backwardings).map(rule).collect();
+    let tenants = metrics.tenants.iter().zip(&dense).zip(requeues).map(rule).collect();
     // A flow that nobody measured is taken for sparse.
-    Decision { chosen, overloaded, imbalanced, unfair, plan, flows, newcomers_move: moves(false) }
+    Decision {
+        action: chosen,
+        overloaded,
+        imbalanced,
+        unfair,
+        plan,
+        tenants,
+        unmeasured_migrate: moves(false),
+    }
 }
 
 /// OctoFAS Algorithm 1.
-fn by_flags(unfair: bool, imbalanced: bool) -> Chosen {
+fn octofas_action(unfair: bool, imbalanced: bool) -> PolicyAction {
     match (unfair, imbalanced) {
-        (false, false) => Chosen::Nothing,
-        (false, true) => Chosen::Inter,
-        (true, false) => Chosen::Intra,
-        (true, true) => Chosen::Hybrid,
+        (false, false) => PolicyAction::Nothing,
+        (false, true) => PolicyAction::Inter,
+        (true, false) => PolicyAction::Intra,
+        (true, true) => PolicyAction::Hybrid,
     }
 }
 

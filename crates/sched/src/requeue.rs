@@ -26,33 +26,33 @@ use octokv_base::Nanos;
 use std::collections::VecDeque;
 
 #[derive(Debug)]
-struct Entry<T> {
+struct RequeueEntry<T> {
     event: T,
-    came: Nanos,
-    rotated: u32,
+    arrived_at: Nanos,
+    requeues: u32,
 }
 
 /// What a poll did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Polled {
+pub struct RequeueStats {
     /// Events that were forwarded.
     pub forwarded: usize,
     /// Events that went back.
-    pub rotated: usize,
+    pub requeued: usize,
 }
 
 /// The queue.
 #[derive(Debug)]
-pub struct Backward<T> {
-    entries: VecDeque<Entry<T>>,
+pub struct RequeueQueue<T> {
+    entries: VecDeque<RequeueEntry<T>>,
     events_max: usize,
     held_max: Nanos,
 }
 
-impl<T> Backward<T> {
+impl<T> RequeueQueue<T> {
     /// An empty queue of at most `events_max` events, which no event waits in for longer than `held_max` and a poll.
-    pub fn new(events_max: usize, held_max: Nanos) -> Backward<T> {
-        Backward { entries: VecDeque::with_capacity(events_max), events_max, held_max }
+    pub fn new(events_max: usize, held_max: Nanos) -> RequeueQueue<T> {
+        RequeueQueue { entries: VecDeque::with_capacity(events_max), events_max, held_max }
     }
 
     /// Another limit, for what is in the queue as well.
@@ -78,7 +78,7 @@ impl<T> Backward<T> {
         if self.entries.len() == self.events_max {
             return Err(event);
         }
-        self.entries.push_back(Entry { event, came: now, rotated: 0 });
+        self.entries.push_back(RequeueEntry { event, arrived_at: now, requeues: 0 });
         Ok(())
     }
 
@@ -87,33 +87,33 @@ impl<T> Backward<T> {
     pub fn poll(
         &mut self,
         now: Nanos,
-        room: usize,
-        backwardings: impl Fn(&T) -> u32,
+        capacity: usize,
+        requeues: impl Fn(&T) -> u32,
         mut forward: impl FnMut(T),
-    ) -> Polled {
-        let mut polled = Polled::default();
+    ) -> RequeueStats {
+        let mut stats = RequeueStats::default();
         for _ in 0..self.entries.len() {
-            if polled.forwarded == room {
+            if stats.forwarded == capacity {
                 break;
             }
             let Some(mut entry) = self.entries.pop_front() else { break };
-            let old = now.since(entry.came) >= self.held_max;
-            if old || entry.rotated >= backwardings(&entry.event) {
-                polled.forwarded += 1;
+            let old = now.since(entry.arrived_at) >= self.held_max;
+            if old || entry.requeues >= requeues(&entry.event) {
+                stats.forwarded += 1;
                 forward(entry.event);
             } else {
-                polled.rotated += 1;
-                entry.rotated += 1;
+                stats.requeued += 1;
+                entry.requeues += 1;
                 self.entries.push_back(entry);
             }
         }
-        polled
+        stats
     }
 
     /// When the oldest event is to be forwarded whatever its B; [`Nanos::NEVER`] where there is none. A core that sleeps
     /// wakes for it. Looks at every event.
     pub fn next_deadline(&self) -> Nanos {
-        let oldest = self.entries.iter().map(|entry| entry.came).min();
+        let oldest = self.entries.iter().map(|entry| entry.arrived_at).min();
         oldest.map_or(Nanos::NEVER, |came| came + self.held_max)
     }
 }
@@ -121,78 +121,81 @@ impl<T> Backward<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
-    const ROOM: usize = usize::MAX;
+    const UNLIMITED: usize = usize::MAX;
 
     /// A queue of events that are pairs of a name and B, and what so many polls forward.
-    fn polls(events: &[(u32, u32)], room: usize, count: usize) -> Vec<Vec<u32>> {
-        let mut queue = Backward::new(64, Nanos::from_secs(1));
+    fn polls(events: &[(u32, u32)], capacity: usize, count: usize) -> Vec<Vec<u32>> {
+        let mut queue = RequeueQueue::new(64, Nanos::from_secs(1));
         for &event in events {
             queue.push(event, Nanos::ZERO).unwrap();
         }
         let mut course = Vec::new();
         for _ in 0..count {
             let mut forwarded = Vec::new();
-            queue.poll(Nanos::ZERO, room, |event| event.1, |event| forwarded.push(event.0));
+            queue.poll(Nanos::ZERO, capacity, |event| event.1, |event| forwarded.push(event.0));
             course.push(forwarded);
         }
         course
     }
 
     #[test]
-    fn dense_events_go_back_b_times_and_others_straight_through() {
+    fn dense_events_are_requeued_b_times_and_others_are_forwarded_at_once() {
         // Events with their B, room, and what each poll forwards.
-        type Row = (&'static [(u32, u32)], usize, &'static [&'static [u32]]);
-        let table: &[Row] = &[
-            (&[], ROOM, &[&[]]),
-            (&[(1, 0)], ROOM, &[&[1]]),
-            (&[(1, 2), (2, 0)], ROOM, &[&[2], &[], &[1], &[]]),
-            (&[(1, 1), (2, 0), (3, 1), (4, 0)], ROOM, &[&[2, 4], &[1, 3]]),
-            (&[(1, 3), (2, 1)], ROOM, &[&[], &[2], &[], &[1]]),
+        type RequeueRow = (&'static [(u32, u32)], usize, &'static [&'static [u32]]);
+        let table: &[RequeueRow] = &[
+            (&[], UNLIMITED, &[&[]]),
+            (&[(1, 0)], UNLIMITED, &[&[1]]),
+            (&[(1, 2), (2, 0)], UNLIMITED, &[&[2], &[], &[1], &[]]),
+            (&[(1, 1), (2, 0), (3, 1), (4, 0)], UNLIMITED, &[&[2, 4], &[1, 3]]),
+            (&[(1, 3), (2, 1)], UNLIMITED, &[&[], &[2], &[], &[1]]),
             (&[(1, 0), (2, 0), (3, 0)], 2, &[&[1, 2], &[3]]),
             (&[(1, 1), (2, 0), (3, 0)], 1, &[&[2], &[3], &[1]]),
             (&[(1, 0)], 0, &[&[], &[]]),
         ];
-        for (events, room, want) in table {
-            assert_eq!(polls(events, *room, want.len()), *want, "{events:?}");
+        for (events, capacity, want) in table {
+            assert_eq!(polls(events, *capacity, want.len()), *want, "{events:?}");
         }
     }
 
     #[test]
     fn what_comes_during_a_poll_is_for_the_next() {
-        let mut queue = Backward::new(8, Nanos::from_secs(1));
+        let mut queue = RequeueQueue::new(8, Nanos::from_secs(1));
         queue.push(1, Nanos::ZERO).unwrap();
         let mut came = Vec::new();
-        let polled = queue.poll(Nanos::ZERO, ROOM, |_| 0, |event| came.push(event + 1));
-        assert_eq!(polled, Polled { forwarded: 1, rotated: 0 });
+        let stats = queue.poll(Nanos::ZERO, UNLIMITED, |_| 0, |event| came.push(event + 1));
+        assert_eq!(stats, RequeueStats { forwarded: 1, requeued: 0 });
         came.into_iter().for_each(|event| queue.push(event, Nanos::ZERO).unwrap());
         assert_eq!(queue.len(), 1);
-        assert_eq!(queue.poll(Nanos::ZERO, ROOM, |_| 5, |_| ()), Polled { forwarded: 0, rotated: 1 });
+        assert_eq!(
+            queue.poll(Nanos::ZERO, UNLIMITED, |_| 5, |_| ()),
+            RequeueStats { forwarded: 0, requeued: 1 }
+        );
         assert_eq!(queue.len(), 1, "a rotation handles an event once, not until it is out");
     }
 
     #[test]
     fn a_full_queue_gives_the_event_back() {
-        let mut queue = Backward::new(2, Nanos::from_secs(1));
+        let mut queue = RequeueQueue::new(2, Nanos::from_secs(1));
         assert_eq!((queue.push(1, Nanos::ZERO), queue.push(2, Nanos::ZERO)), (Ok(()), Ok(())));
         assert_eq!(queue.push(3, Nanos::ZERO), Err(3));
         assert_eq!(queue.len(), 2);
         queue.poll(Nanos::ZERO, 1, |_| 0, |_| ());
         assert_eq!(queue.push(3, Nanos::ZERO), Ok(()));
-        assert_eq!(Backward::new(0, Nanos::ZERO).push(1, Nanos::ZERO), Err(1));
+        assert_eq!(RequeueQueue::new(0, Nanos::ZERO).push(1, Nanos::ZERO), Err(1));
     }
 
     #[test]
     fn an_old_event_leaves_whatever_its_b() {
-        let mut queue = Backward::new(8, Nanos(100));
+        let mut queue = RequeueQueue::new(8, Nanos(100));
         assert_eq!(queue.next_deadline(), Nanos::NEVER);
         queue.push("young", Nanos(50)).unwrap();
         queue.push("old", Nanos(10)).unwrap();
         assert_eq!(queue.next_deadline(), Nanos(110));
-        let forwarded = |queue: &mut Backward<&'static str>, now: u64| {
+        let forwarded = |queue: &mut RequeueQueue<&'static str>, now: u64| {
             let mut forwarded = Vec::new();
-            queue.poll(Nanos(now), ROOM, |_| u32::MAX, |event| forwarded.push(event));
+            queue.poll(Nanos(now), UNLIMITED, |_| u32::MAX, |event| forwarded.push(event));
             forwarded
         };
         assert!(forwarded(&mut queue, 109).is_empty());
@@ -204,20 +207,20 @@ mod tests {
 
     #[test]
     fn a_new_b_is_for_what_waits_already() {
-        let mut queue = Backward::new(8, Nanos::from_secs(1));
+        let mut queue = RequeueQueue::new(8, Nanos::from_secs(1));
         queue.push((), Nanos::ZERO).unwrap();
         for _ in 0..5 {
-            assert_eq!(queue.poll(Nanos::ZERO, ROOM, |_| 10, |_| ()).forwarded, 0);
+            assert_eq!(queue.poll(Nanos::ZERO, UNLIMITED, |_| 10, |_| ()).forwarded, 0);
         }
-        assert_eq!(queue.poll(Nanos::ZERO, ROOM, |_| 5, |_| ()).forwarded, 1);
+        assert_eq!(queue.poll(Nanos::ZERO, UNLIMITED, |_| 5, |_| ()).forwarded, 1);
     }
 
     #[test]
     fn no_event_stays_longer_than_its_b_says() {
-        let random = &mut Random::new(6);
+        let random = &mut Prng::new(6);
         for round in 0..200 {
             let tight = round % 2 == 1;
-            let mut queue = Backward::new(32, Nanos::from_secs(1));
+            let mut queue = RequeueQueue::new(32, Nanos::from_secs(1));
             let (mut pushed, mut left, mut poll) = (0_u64, Vec::new(), 0_u64);
             while poll < 400 || !queue.is_empty() {
                 for _ in 0..random.below(6) {
@@ -226,12 +229,12 @@ mod tests {
                         pushed += 1;
                     }
                 }
-                let room = if tight { random.below(3) as usize + 1 } else { ROOM };
+                let capacity = if tight { random.below(3) as usize + 1 } else { UNLIMITED };
                 poll += 1;
                 let before = queue.len();
-                let polled = queue.poll(
+                let stats = queue.poll(
                     Nanos::ZERO,
-                    room,
+                    capacity,
                     |event| event.1,
                     |(name, b, came, ahead)| {
                         let (b, polls) = (u64::from(b), poll - came);
@@ -241,7 +244,7 @@ mod tests {
                         left.push((b, name));
                     },
                 );
-                assert!(polled.forwarded + polled.rotated <= before && polled.forwarded <= room);
+                assert!(stats.forwarded + stats.requeued <= before && stats.forwarded <= capacity);
             }
             assert_eq!(left.len() as u64, pushed, "each leaves once");
             for b in 0..5 {

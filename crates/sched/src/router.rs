@@ -5,7 +5,7 @@
 //!                         route() ─▶ Here │ Move(core)       refill() at each window
 //!   requests:   h h m h h h m h h h m h h h m …              4 of 15: evenly, not the first 4
 //! ```
-//! In: a [`CorePlan`], then one call for each request that may be moved. Out: a [`Route`]. Owned by one core; passive.
+//! In: a [`CoreMigrations`], then one call for each request that may be moved. Out: a [`RoutingDecision`]. Owned by one core; passive.
 //!
 //! Whether a request moves is told by an error accumulator (as a line is drawn on a grid), where to by turns, or by
 //! the smooth weighted turns of nginx: whoever is furthest behind its share goes next. Nothing is random, so runs repeat.
@@ -15,153 +15,162 @@
 //! allocated after [`Router::new`]. Tests below.
 
 use crate::ids::CoreId;
-use crate::migration_plan::{CorePlan, Order};
+use crate::migration_plan::{CoreMigrations, SpreadOrder};
 
 /// Where a request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
+pub enum RoutingDecision {
     /// On the core of its connection.
-    Here,
+    Local,
     /// On this one.
-    Move(CoreId),
+    Offload(CoreId),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Taker {
+struct Receiver {
     core: CoreId,
     budget: u64,
-    left: u64,
+    remaining: u64,
     /// How far it is behind its share, in events times the sum of budgets.
-    behind: i128,
+    deficit: i128,
 }
 
 /// One core's part of a plan, as it is carried out.
 #[derive(Debug)]
 pub struct Router {
     /// Of all budgets.
-    left: u64,
+    remaining: u64,
     /// So many of every `of` requests move.
-    moving: u64,
-    of: u64,
-    error: u64,
-    takers: Vec<Taker>,
-    order: Order,
-    next: usize,
+    quota_total: u64,
+    events_expected: u64,
+    error_accumulator: u64,
+    receivers: Vec<Receiver>,
+    order: SpreadOrder,
+    next_receiver: usize,
 }
 
 impl Router {
     /// One that keeps everything here, on a node of so many cores.
     pub fn new(cores: usize) -> Router {
-        let takers = Vec::with_capacity(cores);
-        Router { left: 0, moving: 0, of: 0, error: 0, takers, order: Order::RoundRobin, next: 0 }
+        let receivers = Vec::with_capacity(cores);
+        Router {
+            remaining: 0,
+            quota_total: 0,
+            events_expected: 0,
+            error_accumulator: 0,
+            receivers,
+            order: SpreadOrder::RoundRobin,
+            next_receiver: 0,
+        }
     }
 
     /// Begins a window with a plan; a plan without shares keeps everything here.
     ///
     /// # Panics
     /// Where the plan sends more events than it has, or to more cores than the node has.
-    pub fn install(&mut self, plan: &CorePlan) {
-        assert!(plan.shares.len() <= self.takers.capacity(), "a plan of another node");
+    pub fn install(&mut self, plan: &CoreMigrations) {
+        assert!(plan.quotas.len() <= self.receivers.capacity(), "a plan of another node");
         let moving = plan.leaving();
-        assert!(moving <= plan.of_events && plan.of_events < u64::MAX / 2, "{plan:?}");
+        assert!(moving <= plan.events_expected && plan.events_expected < u64::MAX / 2, "{plan:?}");
         // Who was next stays so where a plan goes on, so that short windows do not prefer the first core.
-        let goes_on = self.takers.iter().map(|taker| taker.core).eq(plan.shares.iter().map(|share| share.to));
+        let goes_on =
+            self.receivers.iter().map(|receiver| receiver.core).eq(plan.quotas.iter().map(|quota| quota.to));
         if !goes_on {
-            self.next = 0;
-            self.error = plan.of_events / 2;
+            self.next_receiver = 0;
+            self.error_accumulator = plan.events_expected / 2;
         }
-        self.takers.clear();
-        self.takers.extend(plan.shares.iter().map(|share| Taker {
-            core: share.to,
-            budget: share.events,
-            left: share.events,
-            behind: 0,
+        self.receivers.clear();
+        self.receivers.extend(plan.quotas.iter().map(|quota| Receiver {
+            core: quota.to,
+            budget: quota.events,
+            remaining: quota.events,
+            deficit: 0,
         }));
         self.order = plan.order;
-        (self.moving, self.of) = (moving, plan.of_events);
-        self.error = self.error.min(plan.of_events.saturating_sub(1));
-        self.left = moving;
+        (self.quota_total, self.events_expected) = (moving, plan.events_expected);
+        self.error_accumulator = self.error_accumulator.min(plan.events_expected.saturating_sub(1));
+        self.remaining = moving;
     }
 
     /// Begins a window with the same plan.
     pub fn refill(&mut self) {
-        self.takers.iter_mut().for_each(|taker| taker.left = taker.budget);
-        self.left = self.moving;
+        self.receivers.iter_mut().for_each(|receiver| receiver.remaining = receiver.budget);
+        self.remaining = self.quota_total;
     }
 
     /// Whether any request may move before the next window.
-    pub fn is_open(&self) -> bool {
-        self.left > 0
+    pub fn may_offload(&self) -> bool {
+        self.remaining > 0
     }
 
     /// Where the next request of a flow that moves runs. For one that does not, do not ask.
     #[inline]
-    pub fn route(&mut self) -> Route {
-        if self.left == 0 {
-            return Route::Here;
+    pub fn route(&mut self) -> RoutingDecision {
+        if self.remaining == 0 {
+            return RoutingDecision::Local;
         }
-        self.error += self.moving;
-        if self.error < self.of {
-            return Route::Here;
+        self.error_accumulator += self.quota_total;
+        if self.error_accumulator < self.events_expected {
+            return RoutingDecision::Local;
         }
-        self.error -= self.of;
-        self.left -= 1;
-        Route::Move(match self.order {
-            Order::RoundRobin => self.in_turn(),
-            Order::Proportional => self.furthest_behind(),
+        self.error_accumulator -= self.events_expected;
+        self.remaining -= 1;
+        RoutingDecision::Offload(match self.order {
+            SpreadOrder::RoundRobin => self.next_round_robin(),
+            SpreadOrder::Proportional => self.next_by_deficit(),
         })
     }
 
-    fn in_turn(&mut self) -> CoreId {
+    fn next_round_robin(&mut self) -> CoreId {
         loop {
-            let at = self.next;
-            self.next = if at + 1 == self.takers.len() { 0 } else { at + 1 };
-            let taker = &mut self.takers[at];
-            if taker.left > 0 {
-                taker.left -= 1;
-                return taker.core;
+            let at = self.next_receiver;
+            self.next_receiver = if at + 1 == self.receivers.len() { 0 } else { at + 1 };
+            let receiver = &mut self.receivers[at];
+            if receiver.remaining > 0 {
+                receiver.remaining -= 1;
+                return receiver.core;
             }
         }
     }
 
-    fn furthest_behind(&mut self) -> CoreId {
+    fn next_by_deficit(&mut self) -> CoreId {
         let mut best: Option<usize> = None;
-        for at in 0..self.takers.len() {
-            self.takers[at].behind += i128::from(self.takers[at].budget);
-            let further = best.is_none_or(|best| self.takers[at].behind > self.takers[best].behind);
-            if self.takers[at].left > 0 && further {
+        for at in 0..self.receivers.len() {
+            self.receivers[at].deficit += i128::from(self.receivers[at].budget);
+            let further = best.is_none_or(|best| self.receivers[at].deficit > self.receivers[best].deficit);
+            if self.receivers[at].remaining > 0 && further {
                 best = Some(at);
             }
         }
         let best = best.expect("the budgets' sum is not used up");
-        let taker = &mut self.takers[best];
-        taker.behind -= i128::from(self.moving);
-        taker.left -= 1;
-        taker.core
+        let receiver = &mut self.receivers[best];
+        receiver.deficit -= i128::from(self.quota_total);
+        receiver.remaining -= 1;
+        receiver.core
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migration_plan::Share;
+    use crate::migration_plan::MigrationQuota;
 
-    fn plan(of_events: u64, order: Order, shares: &[(u16, u64)]) -> CorePlan {
-        let shares = shares.iter().map(|&(to, events)| Share { to: CoreId(to), events }).collect();
-        CorePlan { of_events, shares, order }
+    fn plan(events_expected: u64, order: SpreadOrder, quotas: &[(u16, u64)]) -> CoreMigrations {
+        let quotas = quotas.iter().map(|&(to, events)| MigrationQuota { to: CoreId(to), events }).collect();
+        CoreMigrations { events_expected, quotas, order }
     }
 
-    fn router(plan: &CorePlan) -> Router {
+    fn router(plan: &CoreMigrations) -> Router {
         let mut router = Router::new(8);
         router.install(plan);
         router
     }
 
     /// Where so many requests run; 0 is here.
-    fn course(router: &mut Router, requests: usize) -> Vec<u16> {
+    fn placements(router: &mut Router, requests: usize) -> Vec<u16> {
         let core = |route| match route {
-            Route::Here => 0,
-            Route::Move(core) => core.0,
+            RoutingDecision::Local => 0,
+            RoutingDecision::Offload(core) => core.0,
         };
         (0..requests).map(|_| core(router.route())).collect()
     }
@@ -169,22 +178,22 @@ mod tests {
     #[test]
     fn without_a_plan_everything_runs_here() {
         let router = &mut Router::new(4);
-        assert!(!router.is_open());
-        assert_eq!(course(router, 3), [0, 0, 0]);
+        assert!(!router.may_offload());
+        assert_eq!(placements(router, 3), [0, 0, 0]);
         router.refill();
-        assert_eq!(course(router, 3), [0, 0, 0]);
-        router.install(&plan(2, Order::RoundRobin, &[(1, 2)]));
-        assert_eq!(course(router, 1), [1]);
-        router.install(&CorePlan::default());
-        assert!(!router.is_open());
-        assert_eq!(course(router, 3), [0, 0, 0], "and again when a plan ends");
+        assert_eq!(placements(router, 3), [0, 0, 0]);
+        router.install(&plan(2, SpreadOrder::RoundRobin, &[(1, 2)]));
+        assert_eq!(placements(router, 1), [1]);
+        router.install(&CoreMigrations::default());
+        assert!(!router.may_offload());
+        assert_eq!(placements(router, 3), [0, 0, 0], "and again when a plan ends");
     }
 
     #[test]
     fn moves_are_spread_over_the_window() {
-        use Order::{Proportional, RoundRobin};
+        use SpreadOrder::{Proportional, RoundRobin};
         // (events, order, shares), where so many requests run.
-        let table: &[(&[u16], CorePlan)] = &[
+        let table: &[(&[u16], CoreMigrations)] = &[
             (&[0, 0, 1, 0, 0, 0, 0, 1, 0, 0], plan(10, RoundRobin, &[(1, 2)])),
             (&[1, 0, 2, 0, 1, 0, 2, 0], plan(8, RoundRobin, &[(1, 2), (2, 2)])),
             (&[1, 2, 1, 2, 2, 2], plan(6, RoundRobin, &[(1, 2), (2, 4)])),
@@ -194,49 +203,49 @@ mod tests {
         ];
         for (want, plan) in table {
             let router = &mut router(plan);
-            assert_eq!(course(router, want.len()), *want, "{plan:?}");
-            assert!(!router.is_open());
-            assert_eq!(course(router, 5), [0; 5], "no budget is left: {plan:?}");
+            assert_eq!(placements(router, want.len()), *want, "{plan:?}");
+            assert!(!router.may_offload());
+            assert_eq!(placements(router, 5), [0; 5], "no budget is left: {plan:?}");
             router.refill();
-            let again = course(router, want.len());
+            let again = placements(router, want.len());
             assert_eq!(again.iter().filter(|&&core| core > 0).count() as u64, plan.leaving(), "{plan:?}");
         }
     }
 
     #[test]
-    fn any_row_of_requests_moves_its_share() {
-        let random = &mut octokv_base::Random::new(9);
+    fn any_run_of_requests_offloads_its_share() {
+        let random = &mut octokv_base::Prng::new(9);
         for _ in 0..500 {
-            let shares: Vec<(u16, u64)> =
+            let quotas: Vec<(u16, u64)> =
                 (1..=random.below(6) as u16 + 1).map(|core| (core, random.below(200) + 1)).collect();
-            let moving: u64 = shares.iter().map(|share| share.1).sum();
-            let order = if random.one_in(2) { Order::RoundRobin } else { Order::Proportional };
-            let plan = plan(moving + random.below(1000), order, &shares);
-            let course = course(&mut router(&plan), plan.of_events as usize);
+            let moving: u64 = quotas.iter().map(|quota| quota.1).sum();
+            let order = if random.one_in(2) { SpreadOrder::RoundRobin } else { SpreadOrder::Proportional };
+            let plan = plan(moving + random.below(1000), order, &quotas);
+            let course = placements(&mut router(&plan), plan.events_expected as usize);
             let (mut got, mut all) = (vec![0; 8], 0);
             for (requests, &core) in (1..).zip(&course) {
                 all += u64::from(core > 0);
-                let share = moving as f64 * requests as f64 / plan.of_events as f64;
+                let share = moving as f64 * requests as f64 / plan.events_expected as f64;
                 assert!((all as f64 - share).abs() <= 1.0, "{plan:?} after {requests}");
                 got[usize::from(core)] += 1;
-                for &(core, events) in shares.iter().filter(|_| order == Order::Proportional) {
+                for &(core, events) in quotas.iter().filter(|_| order == SpreadOrder::Proportional) {
                     let part = all as f64 * events as f64 / moving as f64;
                     let off = (got[usize::from(core)] as f64 - part).abs();
                     assert!(off < 2.0, "{plan:?} after {requests}: core {core} is off by {off}");
                 }
             }
-            assert!(shares.iter().all(|&(core, events)| got[usize::from(core)] == events), "{plan:?}");
+            assert!(quotas.iter().all(|&(core, events)| got[usize::from(core)] == events), "{plan:?}");
         }
     }
 
     #[test]
-    fn a_plan_that_goes_on_goes_on_in_turn() {
-        let plan = plan(4, Order::RoundRobin, &[(1, 1), (2, 1), (3, 1)]);
+    fn a_repeated_plan_continues_the_round_robin() {
+        let plan = plan(4, SpreadOrder::RoundRobin, &[(1, 1), (2, 1), (3, 1)]);
         let router = &mut router(&plan);
         let mut got = [0; 4];
         for _ in 0..300 {
             // Of each window only two requests come.
-            course(router, 2).into_iter().for_each(|core| got[usize::from(core)] += 1);
+            placements(router, 2).into_iter().for_each(|core| got[usize::from(core)] += 1);
             router.install(&plan);
         }
         assert_eq!(got, [150, 150, 150, 150], "the first core is not preferred");
@@ -245,6 +254,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "CorePlan")]
     fn a_plan_that_sends_more_than_there_is_is_a_bug() {
-        router(&plan(3, Order::RoundRobin, &[(1, 4)]));
+        router(&plan(3, SpreadOrder::RoundRobin, &[(1, 4)]));
     }
 }

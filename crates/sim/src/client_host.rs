@@ -8,55 +8,57 @@
 //! session ends, in order or abruptly.
 
 use crate::faulty_disk::DiskFaults;
-use crate::history::{Call, CallId, History, Outcome, Seen};
-use crate::scenario::{HostPlan, Load};
-use octokv_base::map::Map;
-use octokv_base::{Key, Nanos, Random};
-use octokv_client::{Answer, Command, Error, Lost, Reconnect, Session, Settings, StoreMode, Value};
+use crate::history::{Call, CallId, CallResult, History, Observed};
+use crate::scenario::{ClientHostPlan, KvLoad};
+use octokv_base::map::FxHashMap;
+use octokv_base::{Key, Nanos, Prng};
+use octokv_client::{
+    ClientConfig, Command, ConnectionError, Error, Reconnect, Response, Session, StoreMode, Value,
+};
 use octokv_engine::conformance::value_of;
-use octokv_runtime::Handle;
-use octokv_runtime::simulated::{HostId, VirtualSockets, VirtualWorld};
-use octokv_wire::kv::UncheckedList;
+use octokv_runtime::ReactorHandle;
+use octokv_runtime::simulated::{SimEnv, SimHostId, SimSockets};
+use octokv_wire::kv::UncheckedKeyList;
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 /// What all hosts share.
-pub struct Shared {
+pub struct KvRunState {
     /// What was asked and heard.
     pub history: History,
     /// What to ask.
-    pub load: Load,
+    pub load: KvLoad,
     /// Commands submitted, and the most there may be.
-    pub asked: u64,
+    pub submitted: u64,
     /// See above.
-    pub limit: u64,
+    pub submit_limit: u64,
     /// Commands answered or lost.
-    pub answered: u64,
+    pub completed: u64,
     /// Commands that were answered in time, well, with what they asked for.
-    pub served: u64,
+    pub succeeded: u64,
     /// The first thing that cannot be.
-    pub failure: Option<String>,
+    pub violation: Option<String>,
     /// What is wrong with the disk.
     pub faults: DiskFaults,
     /// Whether clients are to leave.
-    pub resting: bool,
+    pub quiescing: bool,
 }
 
 /// The longest list that is surely whole, in bytes, and a short one.
 const LIST_BYTES: [u32; 2] = [64 << 10, 300];
-const RETRY: Nanos = Nanos::from_millis(3);
+const RETRY_DELAY: Nanos = Nanos::from_millis(3);
 /// How long an orderly end may take before the session is dropped.
-const CLOSE_LIMIT: Nanos = Nanos::from_secs(3);
+const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(3);
 
 /// What a session waits for.
-struct Asked {
-    what: What,
+struct OutstandingKvCommand {
+    kind: KvCommandKind,
     id: CallId,
     reads_failed: u64,
 }
 
-enum What {
+enum KvCommandKind {
     Put,
     Delete,
     Get { key: usize },
@@ -65,378 +67,404 @@ enum What {
     Flush,
 }
 
-struct Seat {
-    session: Option<Session<VirtualSockets>>,
-    waiting: Map<u64, Asked>,
+struct KvSessionSlot {
+    session: Option<Session<SimSockets>>,
+    pending: FxHashMap<u64, OutstandingKvCommand>,
     /// When to connect, or to ask, again.
-    again_at: Nanos,
+    not_before: Nanos,
     /// Whether and since when it is being closed in order.
-    closing: Option<Nanos>,
+    closing_since: Option<Nanos>,
 }
 
 /// One host of clients, as others see it.
-pub struct Host {
+pub struct ClientHost {
     /// The machine.
-    pub host: HostId,
+    pub id: SimHostId,
     /// What its clients are like.
-    pub plan: HostPlan,
+    pub plan: ClientHostPlan,
     /// How many sessions there are, for whoever waits for rest.
-    pub live: Rc<Cell<usize>>,
+    pub session_count: Rc<Cell<usize>>,
 }
 
 /// The clients of one host, as a reactor runs them.
-pub struct Clients {
-    world: VirtualWorld,
-    host: HostId,
+pub struct KvClients {
+    sim: SimEnv,
+    host: SimHostId,
     node: SocketAddr,
-    plan: HostPlan,
-    random: Random,
-    handle: Handle,
-    shared: Rc<RefCell<Shared>>,
-    seats: Vec<Seat>,
+    plan: ClientHostPlan,
+    random: Prng,
+    handle: ReactorHandle,
+    shared: Rc<RefCell<KvRunState>>,
+    slots: Vec<KvSessionSlot>,
     next_token: u64,
-    live: Rc<Cell<usize>>,
+    session_count: Rc<Cell<usize>>,
 }
 
-impl Clients {
+impl KvClients {
     /// The clients of `host`, of the node at `node`.
     pub fn new(
-        world: &VirtualWorld,
-        host: &Host,
+        sim: &SimEnv,
+        host: &ClientHost,
         node: SocketAddr,
-        random: Random,
-        handle: Handle,
-        shared: &Rc<RefCell<Shared>>,
-    ) -> Clients {
-        let Host { host, plan, live } = host;
-        let seat = |_| Seat { session: None, waiting: Map::default(), again_at: Nanos::ZERO, closing: None };
+        random: Prng,
+        handle: ReactorHandle,
+        shared: &Rc<RefCell<KvRunState>>,
+    ) -> KvClients {
+        let ClientHost { id: host, plan, session_count: live } = host;
+        let slot = |_| KvSessionSlot {
+            session: None,
+            pending: FxHashMap::default(),
+            not_before: Nanos::ZERO,
+            closing_since: None,
+        };
         live.set(0);
-        Clients {
-            world: world.clone(),
+        KvClients {
+            sim: sim.clone(),
             host: *host,
             node,
             plan: *plan,
             random,
             handle,
             shared: Rc::clone(shared),
-            seats: (0..plan.sessions).map(seat).collect(),
+            slots: (0..plan.sessions).map(slot).collect(),
             next_token: 0,
-            live: Rc::clone(live),
+            session_count: Rc::clone(live),
         }
     }
 
     /// Does what there is to do now. False when there was nothing.
-    pub fn turn(&mut self, now: Nanos) -> bool {
-        self.handle.begin_turn(now);
+    pub fn run_iteration(&mut self, now: Nanos) -> bool {
+        self.handle.begin_iteration(now);
         let (mut busy, mut wake) = (false, Nanos::NEVER);
-        for index in 0..self.seats.len() {
-            busy |= self.seat_turn(index, now);
-            let resting = self.shared.borrow().resting;
-            let seat = &self.seats[index];
-            wake = wake.min(match &seat.session {
+        for index in 0..self.slots.len() {
+            busy |= self.run_slot(index, now);
+            let quiescing = self.shared.borrow().quiescing;
+            let slot = &self.slots[index];
+            wake = wake.min(match &slot.session {
                 Some(session) => {
-                    let ask_at = if seat.again_at > now { seat.again_at } else { Nanos::NEVER };
-                    let closed_at = seat.closing.map_or(Nanos::NEVER, |since| since + CLOSE_LIMIT);
+                    let ask_at = if slot.not_before > now { slot.not_before } else { Nanos::NEVER };
+                    let closed_at = slot.closing_since.map_or(Nanos::NEVER, |since| since + CLOSE_TIMEOUT);
                     session.next_deadline().min(ask_at).min(closed_at)
                 }
-                None if resting => Nanos::NEVER,
-                None => seat.again_at.max(now + Nanos(1)),
+                None if quiescing => Nanos::NEVER,
+                None => slot.not_before.max(now + Nanos(1)),
             });
         }
-        self.live.set(self.seats.iter().filter(|seat| seat.session.is_some()).count());
-        self.handle.want_turn_at(wake);
+        self.session_count.set(self.slots.iter().filter(|seat| seat.session.is_some()).count());
+        self.handle.request_wakeup_at(wake);
         busy
     }
 
-    fn seat_turn(&mut self, index: usize, now: Nanos) -> bool {
-        let resting = self.shared.borrow().resting;
-        let seat = &mut self.seats[index];
-        if seat.session.is_none() {
-            if resting || now < seat.again_at {
+    fn run_slot(&mut self, index: usize, now: Nanos) -> bool {
+        let quiescing = self.shared.borrow().quiescing;
+        let slot = &mut self.slots[index];
+        if slot.session.is_none() {
+            if quiescing || now < slot.not_before {
                 return false;
             }
-            let settings = settings_of(self.host, &self.plan);
-            let sockets = self.world.sockets(self.host);
-            let seat = &mut self.seats[index];
-            seat.session = Some(Session::new(sockets, self.node, settings, now));
+            let settings = client_config(self.host, &self.plan);
+            let sockets = self.sim.sockets(self.host);
+            let slot = &mut self.slots[index];
+            slot.session = Some(Session::new(sockets, self.node, settings, now));
             return true;
         }
         let mut busy = self.poll(index, now);
-        let seat = &mut self.seats[index];
-        let ended = seat.session.as_ref().is_none_or(|session| session.ended().is_some());
-        if ended || (resting && self.is_to_be_dropped(index, now)) {
+        let slot = &mut self.slots[index];
+        let ended = slot.session.as_ref().is_none_or(|session| session.ended().is_some());
+        if ended || (quiescing && self.should_drop_session(index, now)) {
             self.drop_session(index, now);
             return true;
         }
-        if resting {
+        if quiescing {
             return busy;
         }
-        while self.may_ask(index, now) {
-            self.ask(index, now);
+        while self.can_submit(index, now) {
+            self.submit(index, now);
             busy = true;
         }
         busy
     }
 
     fn poll(&mut self, index: usize, now: Nanos) -> bool {
-        let seat = &mut self.seats[index];
-        let Some(session) = &mut seat.session else { return false };
-        let (shared, waiting) = (&self.shared, &mut seat.waiting);
+        let slot = &mut self.slots[index];
+        let Some(session) = &mut slot.session else { return false };
+        let (shared, waiting) = (&self.shared, &mut slot.pending);
         session.poll(now, |token, answer| {
             let mut shared = shared.borrow_mut();
             match waiting.remove(&token) {
-                Some(asked) => shared.take(asked, answer),
+                Some(asked) => shared.complete(asked, answer),
                 None => shared.fail(format!("token {token} was answered twice")),
             }
         })
     }
 
     /// While resting: drops some sessions with what they wait for, closes others when that has come.
-    fn is_to_be_dropped(&mut self, index: usize, now: Nanos) -> bool {
-        let seat = &mut self.seats[index];
-        if let Some(since) = seat.closing {
-            return now >= since + CLOSE_LIMIT;
+    fn should_drop_session(&mut self, index: usize, now: Nanos) -> bool {
+        let slot = &mut self.slots[index];
+        if let Some(since) = slot.closing_since {
+            return now >= since + CLOSE_TIMEOUT;
         }
-        let Some(session) = &mut seat.session else { return false };
+        let Some(session) = &mut slot.session else { return false };
         if !session.is_live() {
             return true;
         }
-        if !seat.waiting.is_empty() && !self.random.one_in(2_000) {
+        if !slot.pending.is_empty() && !self.random.one_in(2_000) {
             return false;
         }
         if self.random.one_in(2) {
             return true;
         }
-        let (shared, waiting) = (&self.shared, &mut seat.waiting);
+        let (shared, waiting) = (&self.shared, &mut slot.pending);
         session.close(now, |token, answer| {
             if let Some(asked) = waiting.remove(&token) {
-                shared.borrow_mut().take(asked, answer);
+                shared.borrow_mut().complete(asked, answer);
             }
         });
-        seat.closing = Some(now);
+        slot.closing_since = Some(now);
         false
     }
 
     fn drop_session(&mut self, index: usize, now: Nanos) {
-        let seat = &mut self.seats[index];
-        let Some(session) = seat.session.take() else { return };
+        let slot = &mut self.slots[index];
+        let Some(session) = slot.session.take() else { return };
         let mut shared = self.shared.borrow_mut();
         if let Some(Error::Connect(_, lost)) = session.ended()
-            && is_broken_rule(&lost)
+            && is_protocol_violation(&lost)
         {
             shared.fail(format!("a session ended: {lost}"));
         }
-        shared.answered += seat.waiting.len() as u64;
+        shared.completed += slot.pending.len() as u64;
         drop((shared, session));
-        seat.waiting.clear();
-        (seat.again_at, seat.closing) = (now + RETRY, None);
+        slot.pending.clear();
+        (slot.not_before, slot.closing_since) = (now + RETRY_DELAY, None);
     }
 
-    fn may_ask(&self, index: usize, now: Nanos) -> bool {
-        let seat = &self.seats[index];
+    fn can_submit(&self, index: usize, now: Nanos) -> bool {
+        let slot = &self.slots[index];
         let shared = self.shared.borrow();
-        let room = seat.session.as_ref().is_some_and(|session| session.room() > 0);
-        room && now >= seat.again_at
-            && seat.waiting.len() < self.plan.concurrency
-            && shared.asked < shared.limit
-            && shared.failure.is_none()
+        let room = slot.session.as_ref().is_some_and(|session| session.free_slots() > 0);
+        room && now >= slot.not_before
+            && slot.pending.len() < self.plan.commands_max
+            && shared.submitted < shared.submit_limit
+            && shared.violation.is_none()
     }
 
-    fn ask(&mut self, index: usize, now: Nanos) {
-        let seat = &mut self.seats[index];
-        let Some(session) = &mut seat.session else { return };
+    fn submit(&mut self, index: usize, now: Nanos) {
+        let slot = &mut self.slots[index];
+        let Some(session) = &mut slot.session else { return };
         let mut shared = self.shared.borrow_mut();
         let token = self.next_token;
         self.next_token += 1;
-        let submitted = shared.ask(&mut self.random, |command| session.submit(command, token));
+        let submitted = shared.submit_random(&mut self.random, |command| session.submit(command, token));
         match submitted {
-            Ok(asked) => drop(seat.waiting.insert(token, asked)),
+            Ok(asked) => drop(slot.pending.insert(token, asked)),
             Err(why) => shared.fail(why),
         }
-        if self.plan.think > Nanos::ZERO {
-            seat.again_at = now + Nanos(self.random.below(self.plan.think.0));
+        if self.plan.think_time_max > Nanos::ZERO {
+            slot.not_before = now + Nanos(self.random.below(self.plan.think_time_max.0));
         }
     }
 }
 
-impl Drop for Clients {
+impl Drop for KvClients {
     /// Its host died: what its sessions wait for is never answered.
     fn drop(&mut self) {
-        let lost: usize = self.seats.iter().map(|seat| seat.waiting.len()).sum();
-        self.shared.borrow_mut().answered += lost as u64;
+        let lost: usize = self.slots.iter().map(|seat| seat.pending.len()).sum();
+        self.shared.borrow_mut().completed += lost as u64;
     }
 }
 
 /// What the sessions of a host are told.
-pub(crate) fn settings_of(host: HostId, plan: &HostPlan) -> Settings {
-    Settings {
-        host: format!("nqn.2026-11.io.octokv:client-{}", host.0),
+pub(crate) fn client_config(host: SimHostId, plan: &ClientHostPlan) -> ClientConfig {
+    ClientConfig {
+        host_nqn: format!("nqn.2026-11.io.octokv:client-{}", host.0),
         host_id: [host.0 as u8; 16],
-        queues: plan.queues,
-        depth: plan.depth,
+        io_queues: plan.queues,
+        queue_depth: plan.queue_depth,
         header_digest: plan.header_digest,
         data_digest: plan.data_digest,
         command_timeout: plan.command_timeout,
         connect_timeout: Nanos::from_secs(2),
         keep_alive: plan.keep_alive,
         reconnect: Reconnect::BackOff {
-            first: Nanos::from_millis(1),
-            longest: Nanos::from_millis(50),
-            give_up: Nanos::from_secs(5),
+            first_delay: Nanos::from_millis(1),
+            delay_max: Nanos::from_millis(50),
+            give_up_after: Nanos::from_secs(5),
         },
-        receive_bytes: 64 << 10,
+        receive_buffer_bytes: 64 << 10,
         pool_bytes: 64 << 20,
-        ..Settings::default()
+        ..ClientConfig::default()
     }
 }
 
 /// Whether a session ended as none does, whatever happens to hosts, links and disks.
-fn is_broken_rule(lost: &Lost) -> bool {
+fn is_protocol_violation(lost: &ConnectionError) -> bool {
     match lost {
-        Lost::Closed | Lost::TimedOut | Lost::Controller | Lost::Refused(_) | Lost::Setup(_) => false,
-        Lost::Fault(_)
-        | Lost::Terminated { .. }
-        | Lost::Authentication
-        | Lost::NoNamespace
-        | Lost::CommandSet
-        | Lost::BlockFormat
-        | Lost::OtherNamespace => true,
+        ConnectionError::Closed
+        | ConnectionError::TimedOut
+        | ConnectionError::ControllerFatal
+        | ConnectionError::ConnectRejected(_)
+        | ConnectionError::InitFailed(_) => false,
+        ConnectionError::Protocol(_)
+        | ConnectionError::Terminated { .. }
+        | ConnectionError::AuthenticationRequired
+        | ConnectionError::NamespaceNotFound
+        | ConnectionError::UnsupportedCommandSet
+        | ConnectionError::UnsupportedBlockFormat
+        | ConnectionError::NamespaceChanged => true,
     }
 }
 
-impl Shared {
+impl KvRunState {
     /// Notes the first thing that cannot be.
     pub fn fail(&mut self, what: String) {
-        self.failure.get_or_insert(what);
+        self.violation.get_or_insert(what);
     }
 
     /// Draws a command and hands it to `submit`.
-    fn ask(
+    fn submit_random(
         &mut self,
-        random: &mut Random,
-        submit: impl FnOnce(Command<'_>) -> Result<(), octokv_client::Rejected>,
-    ) -> Result<Asked, String> {
-        self.asked += 1;
-        let kind = draw(random, &self.load.mix);
+        random: &mut Prng,
+        submit: impl FnOnce(Command<'_>) -> Result<(), octokv_client::SubmitError>,
+    ) -> Result<OutstandingKvCommand, String> {
+        self.submitted += 1;
+        let kind = draw_weighted(random, &self.load.mix);
         let index = random.below(self.load.keys) as usize;
         let key = self.history.keys()[index].clone();
         let reads_failed = self.faults.reads_failed();
-        let asked = |what, id| Asked { what, id, reads_failed };
-        let (asked, submitted) = match kind {
+        let pending = |what, id| OutstandingKvCommand { kind: what, id, reads_failed };
+        let (pending, submitted) = match kind {
             0..3 => {
                 let mode = [StoreMode::Upsert, StoreMode::AddOnly, StoreMode::UpdateOnly][kind];
-                let bytes = draw_length(random, self.load.value_bytes);
+                let bytes = draw_value_bytes(random, self.load.value_bytes_max);
                 let operation = self.history.next_operation(bytes as u32);
                 let value = value_of(&key, operation, bytes);
                 let id = self.history.begin(index, Call::Put { operation, bytes: bytes as u32, mode });
                 let command = Command::Store { key, value: Value::Slice(&value), mode };
-                (asked(What::Put, id), submit(command))
+                (pending(KvCommandKind::Put, id), submit(command))
             }
             3 | 4 => {
                 let limit_bytes = if kind == 3 { u32::MAX } else { 8 + random.below(3_000) as u32 };
                 let id = self.history.begin(index, Call::Get);
-                (asked(What::Get { key: index }, id), submit(Command::Retrieve { key, limit_bytes }))
+                (
+                    pending(KvCommandKind::Get { key: index }, id),
+                    submit(Command::Retrieve { key, limit_bytes }),
+                )
             }
             5 => {
                 let id = self.history.begin(index, Call::Delete);
-                (asked(What::Delete, id), submit(Command::Delete { key }))
+                (pending(KvCommandKind::Delete, id), submit(Command::Delete { key }))
             }
             6 => {
                 let id = self.history.begin(index, Call::Exist);
-                (asked(What::Exist, id), submit(Command::Exist { key }))
+                (pending(KvCommandKind::Exist, id), submit(Command::Exist { key }))
             }
             7 => {
                 let whole = random.one_in(2);
-                let id = self.history.begin_other();
+                let id = self.history.begin_keyless();
                 let start = if whole { Key::new(&[]).ok_or("no empty key")? } else { key };
                 let limit_bytes = LIST_BYTES[usize::from(!whole)];
-                (asked(What::List { whole }, id), submit(Command::List { start, limit_bytes }))
+                (pending(KvCommandKind::List { whole }, id), submit(Command::List { start, limit_bytes }))
             }
             _ => {
-                let id = self.history.begin_other();
-                (asked(What::Flush, id), submit(Command::Flush))
+                let id = self.history.begin_keyless();
+                (pending(KvCommandKind::Flush, id), submit(Command::Flush))
             }
         };
         submitted.map_err(|why| format!("a command was not taken: {why:?}"))?;
-        Ok(asked)
+        Ok(pending)
     }
 
     /// Takes an answer in.
-    fn take(&mut self, asked: Asked, answer: Result<Answer, Error>) {
-        self.answered += 1;
-        self.served += u64::from(answer.is_ok());
-        let checked = match answer {
-            Ok(answer) => self.take_answer(&asked, answer),
-            Err(error) => self.take_error(&asked, &error),
+    fn complete(&mut self, pending: OutstandingKvCommand, response: Result<Response, Error>) {
+        self.completed += 1;
+        self.succeeded += u64::from(response.is_ok());
+        let checked = match response {
+            Ok(answer) => self.check_response(&pending, answer),
+            Err(error) => self.check_error(&pending, &error),
         };
         if let Err(what) = checked {
             self.fail(what);
         }
     }
 
-    fn take_answer(&mut self, asked: &Asked, answer: Answer) -> Result<(), String> {
-        let outcome = match (&asked.what, answer) {
-            (What::Put, Answer::Stored) | (What::Delete, Answer::Deleted) => Outcome::Done,
-            (What::Put, Answer::NotFound | Answer::AlreadyExists) => Outcome::Refused,
-            (What::Delete, Answer::NotFound) => Outcome::Refused,
-            (What::Get { .. } | What::Exist, Answer::NotFound) => Outcome::Saw(Seen::Nothing),
-            (What::Get { key }, Answer::Value { data, full_bytes }) => {
-                Outcome::Saw(self.history.identify(*key, &data, full_bytes)?)
+    fn check_response(&mut self, pending: &OutstandingKvCommand, response: Response) -> Result<(), String> {
+        let outcome = match (&pending.kind, response) {
+            (KvCommandKind::Put, Response::Stored) | (KvCommandKind::Delete, Response::Deleted) => {
+                CallResult::Acknowledged
             }
-            (What::Exist, Answer::Exists { value_bytes }) => {
-                Outcome::Saw(value_bytes.map_or(Seen::Something, Seen::Length))
+            (KvCommandKind::Put, Response::NotFound | Response::AlreadyExists) => CallResult::ConditionFailed,
+            (KvCommandKind::Delete, Response::NotFound) => CallResult::ConditionFailed,
+            (KvCommandKind::Get { .. } | KvCommandKind::Exist, Response::NotFound) => {
+                CallResult::Observed(Observed::Absent)
             }
-            (What::List { whole }, Answer::Keys { list }) => return self.take_list(asked.id, *whole, &list),
-            (What::Flush, Answer::Flushed) => {
-                self.history.flushed(asked.id);
+            (KvCommandKind::Get { key }, Response::Value { data, full_bytes }) => {
+                CallResult::Observed(self.history.identify_value(*key, &data, full_bytes)?)
+            }
+            (KvCommandKind::Exist, Response::Exists { value_bytes }) => {
+                CallResult::Observed(value_bytes.map_or(Observed::Present, Observed::Length))
+            }
+            (KvCommandKind::List { whole }, Response::Keys { list }) => {
+                return self.check_list(pending.id, *whole, &list);
+            }
+            (KvCommandKind::Flush, Response::Flushed) => {
+                self.history.record_flush(pending.id);
                 return Ok(());
             }
             (_, answer) => return Err(format!("an answer to something else: {answer:?}")),
         };
-        self.history.end(asked.id, outcome)
+        self.history.end(pending.id, outcome)
     }
 
-    fn take_error(&mut self, asked: &Asked, error: &Error) -> Result<(), String> {
-        let on_key = !matches!(asked.what, What::List { .. } | What::Flush);
+    fn check_error(&mut self, pending: &OutstandingKvCommand, error: &Error) -> Result<(), String> {
+        let on_key = !matches!(pending.kind, KvCommandKind::List { .. } | KvCommandKind::Flush);
         match error {
-            Error::Disconnected(lost) if is_broken_rule(lost) => return Err(format!("{error}")),
+            Error::Disconnected(lost) if is_protocol_violation(lost) => return Err(format!("{error}")),
             Error::Busy
             | Error::CapacityExceeded
             | Error::Disconnected(_)
             | Error::TimedOut
             | Error::Closed => {
                 if on_key {
-                    self.history.void(asked.id);
+                    self.history.mark_not_executed(pending.id);
                 }
             }
             Error::OutcomeUnknown => {}
-            Error::Unrecovered => return self.take_unrecovered(asked),
+            Error::UnrecoveredRead => return self.check_unrecovered(pending),
             other => return Err(format!("a command failed as none may: {other}")),
         }
         Ok(())
     }
 
     /// A write may have happened all the same; a read must have met damage, or a failing device.
-    fn take_unrecovered(&mut self, asked: &Asked) -> Result<(), String> {
-        let read_failed = self.faults.reads_failed() > asked.reads_failed;
-        match asked.what {
-            What::Put | What::Delete | What::Flush if self.faults.failed() > 0 => Ok(()),
-            What::Put | What::Delete | What::Flush => Err("a write failed on a healthy device".to_owned()),
-            What::List { .. } if read_failed => Ok(()),
-            What::List { .. } => Err("a listing failed on a healthy device".to_owned()),
-            What::Get { .. } | What::Exist if read_failed => {
-                self.history.void(asked.id);
+    fn check_unrecovered(&mut self, pending: &OutstandingKvCommand) -> Result<(), String> {
+        let read_failed = self.faults.reads_failed() > pending.reads_failed;
+        match pending.kind {
+            KvCommandKind::Put | KvCommandKind::Delete | KvCommandKind::Flush
+                if self.faults.operations_failed() > 0 =>
+            {
                 Ok(())
             }
-            What::Get { .. } | What::Exist => self.history.end(asked.id, Outcome::Saw(Seen::Damaged)),
+            KvCommandKind::Put | KvCommandKind::Delete | KvCommandKind::Flush => {
+                Err("a write failed on a healthy device".to_owned())
+            }
+            KvCommandKind::List { .. } if read_failed => Ok(()),
+            KvCommandKind::List { .. } => Err("a listing failed on a healthy device".to_owned()),
+            KvCommandKind::Get { .. } | KvCommandKind::Exist if read_failed => {
+                self.history.mark_not_executed(pending.id);
+                Ok(())
+            }
+            KvCommandKind::Get { .. } | KvCommandKind::Exist => {
+                self.history.end(pending.id, CallResult::Observed(Observed::Damaged))
+            }
         }
     }
 
-    fn take_list(&mut self, id: CallId, whole: bool, list: &[u8]) -> Result<(), String> {
-        let list = UncheckedList(list).check().map_err(|short| format!("a list is short: {short:?}"))?;
+    fn check_list(&mut self, id: CallId, whole: bool, list: &[u8]) -> Result<(), String> {
+        let list = UncheckedKeyList(list).check().map_err(|short| format!("a list is short: {short:?}"))?;
         let mut listed = vec![false; self.history.keys().len()];
         for key in list.keys() {
-            let Some(index) = self.history.index_of(key) else {
+            let Some(index) = self.history.key_index(key) else {
                 return Err(format!("a list names {key:?}, which nobody stored"));
             };
             if std::mem::replace(&mut listed[index], true) {
@@ -445,8 +473,8 @@ impl Shared {
         }
         for (index, &is_listed) in listed.iter().enumerate() {
             if is_listed || whole {
-                let seen = if is_listed { Seen::Something } else { Seen::Nothing };
-                self.history.listed(id, index, seen);
+                let seen = if is_listed { Observed::Present } else { Observed::Absent };
+                self.history.record_listing(id, index, seen);
             }
         }
         Ok(())
@@ -454,7 +482,7 @@ impl Shared {
 }
 
 /// Which of these shares, by lot.
-pub(crate) fn draw(random: &mut Random, shares: &[u64]) -> usize {
+pub(crate) fn draw_weighted(random: &mut Prng, shares: &[u64]) -> usize {
     let mut left = random.below(shares.iter().sum());
     for (index, &share) in shares.iter().enumerate() {
         if left < share {
@@ -466,9 +494,9 @@ pub(crate) fn draw(random: &mut Random, shares: &[u64]) -> usize {
 }
 
 /// A length of at most so much, sometimes none.
-pub(crate) fn draw_length(random: &mut Random, most: u64) -> usize {
+pub(crate) fn draw_value_bytes(random: &mut Prng, most: u64) -> usize {
     if random.one_in(25) {
         return 0;
     }
-    octokv_engine::conformance::some_length(random, most)
+    octokv_engine::conformance::random_length(random, most)
 }

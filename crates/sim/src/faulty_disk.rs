@@ -4,48 +4,48 @@
 //! shared with whoever plays the plan. A write or flush that fails may have been carried out all the same.
 
 use crate::scenario::FaultKind;
-use octokv_base::{Buffer, Lba, Nanos, Random};
-use octokv_device::{Device, DeviceError, Done, Geometry, Pending};
-use octokv_runtime::Handle;
+use octokv_base::{Buffer, Lba, Nanos, Prng};
+use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
+use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
 use std::rc::Rc;
 
 const EIO: DeviceError = DeviceError::Io(5);
 
 #[derive(Clone, Copy, Default)]
-struct Rates {
+struct FailureRates {
     reads: u64,
     writes: u64,
     flushes: u64,
 }
 
-struct Wrong {
-    random: Random,
-    rates: Rates,
-    slow: Option<(u64, Nanos)>,
+struct ActiveFaults {
+    random: Prng,
+    rates: FailureRates,
+    slow_one_in: Option<(u64, Nanos)>,
     reads_failed: u64,
-    failed: u64,
+    operations_failed: u64,
 }
 
 /// What is wrong with a disk now.
 #[derive(Clone)]
-pub struct DiskFaults(Rc<RefCell<Wrong>>);
+pub struct DiskFaults(Rc<RefCell<ActiveFaults>>);
 
 impl DiskFaults {
     /// Nothing is.
-    pub fn new(random: Random) -> DiskFaults {
-        let rates = Rates::default();
-        let wrong = Wrong { random, rates, slow: None, reads_failed: 0, failed: 0 };
-        DiskFaults(Rc::new(RefCell::new(wrong)))
+    pub fn new(random: Prng) -> DiskFaults {
+        let rates = FailureRates::default();
+        let active = ActiveFaults { random, rates, slow_one_in: None, reads_failed: 0, operations_failed: 0 };
+        DiskFaults(Rc::new(RefCell::new(active)))
     }
 
     /// Makes something wrong; other faults than those of disks change nothing.
-    pub fn begin(&self, kind: FaultKind) {
-        let mut wrong = self.0.borrow_mut();
+    pub fn activate(&self, kind: FaultKind) {
+        let mut active = self.0.borrow_mut();
         match kind {
-            FaultKind::SlowDisk { one_in, most } => wrong.slow = Some((one_in, most)),
-            FaultKind::DiskErrors { reads, writes, flushes } => {
-                wrong.rates = Rates { reads, writes, flushes }
+            FaultKind::SlowDisk { one_in, delay_max: most } => active.slow_one_in = Some((one_in, most)),
+            FaultKind::DiskErrors { read_one_in: reads, write_one_in: writes, flush_one_in: flushes } => {
+                active.rates = FailureRates { reads, writes, flushes }
             }
             _ => {}
         }
@@ -53,8 +53,8 @@ impl DiskFaults {
 
     /// Nothing is wrong any more.
     pub fn clear(&self) {
-        let mut wrong = self.0.borrow_mut();
-        (wrong.rates, wrong.slow) = (Rates::default(), None);
+        let mut active = self.0.borrow_mut();
+        (active.rates, active.slow_one_in) = (FailureRates::default(), None);
     }
 
     /// How many reads have failed.
@@ -64,49 +64,49 @@ impl DiskFaults {
 
     /// How many writes and flushes have failed.
     pub fn writes_failed(&self) -> u64 {
-        self.0.borrow().failed - self.0.borrow().reads_failed
+        self.0.borrow().operations_failed - self.0.borrow().reads_failed
     }
 
     /// How many operations have failed.
-    pub fn failed(&self) -> u64 {
-        self.0.borrow().failed
+    pub fn operations_failed(&self) -> u64 {
+        self.0.borrow().operations_failed
     }
 
     /// Whether an operation of this rate fails, and whether it is carried out all the same.
-    fn strikes(&self, rate: impl Fn(&Rates) -> u64) -> Option<bool> {
-        let mut wrong = self.0.borrow_mut();
-        let rate = rate(&wrong.rates);
-        if rate == 0 || !wrong.random.one_in(rate) {
+    fn draw_failure(&self, rate: impl Fn(&FailureRates) -> u64) -> Option<bool> {
+        let mut active = self.0.borrow_mut();
+        let rate = rate(&active.rates);
+        if rate == 0 || !active.random.one_in(rate) {
             return None;
         }
-        wrong.failed += 1;
-        Some(wrong.random.one_in(2))
+        active.operations_failed += 1;
+        Some(active.random.one_in(2))
     }
 
-    fn delay(&self) -> Option<Nanos> {
-        let mut wrong = self.0.borrow_mut();
-        let (one_in, most) = wrong.slow?;
-        wrong.random.one_in(one_in).then(|| Nanos(wrong.random.below(most.0 + 1)))
+    fn draw_delay(&self) -> Option<Nanos> {
+        let mut active = self.0.borrow_mut();
+        let (one_in, most) = active.slow_one_in?;
+        active.random.one_in(one_in).then(|| Nanos(active.random.below(most.0 + 1)))
     }
 }
 
 /// One core's view of a disk with faults.
 pub struct FaultyDisk {
-    beneath: Rc<dyn Device>,
+    inner: Rc<dyn Device>,
     faults: DiskFaults,
-    handle: Handle,
+    handle: ReactorHandle,
 }
 
 impl FaultyDisk {
     /// `beneath`, with these faults, on the core of `handle`.
-    pub fn new(beneath: Rc<dyn Device>, faults: DiskFaults, handle: Handle) -> FaultyDisk {
-        FaultyDisk { beneath, faults, handle }
+    pub fn new(beneath: Rc<dyn Device>, faults: DiskFaults, handle: ReactorHandle) -> FaultyDisk {
+        FaultyDisk { inner: beneath, faults, handle }
     }
 
-    fn late(&self, pending: Pending) -> Pending {
-        let Some(span) = self.faults.delay() else { return pending };
+    fn with_delay(&self, pending: DeviceFuture) -> DeviceFuture {
+        let Some(span) = self.faults.draw_delay() else { return pending };
         let handle = self.handle.clone();
-        Pending::later(async move {
+        DeviceFuture::boxed(async move {
             let done = pending.await;
             handle.sleep(span).await;
             done
@@ -114,48 +114,48 @@ impl FaultyDisk {
     }
 }
 
-fn failed(buffer: Option<Buffer>) -> Pending {
-    Pending::ready(Done { buffer, result: Err(EIO) })
+fn fail_now(buffer: Option<Buffer>) -> DeviceFuture {
+    DeviceFuture::ready(IoResult { buffer, result: Err(EIO) })
 }
 
-fn failed_after(pending: Pending) -> Pending {
-    Pending::later(async move { Done { buffer: pending.await.buffer, result: Err(EIO) } })
+fn fail_after(pending: DeviceFuture) -> DeviceFuture {
+    DeviceFuture::boxed(async move { IoResult { buffer: pending.await.buffer, result: Err(EIO) } })
 }
 
 impl Device for FaultyDisk {
     fn geometry(&self) -> Geometry {
-        self.beneath.geometry()
+        self.inner.geometry()
     }
 
     fn name(&self) -> &str {
-        self.beneath.name()
+        self.inner.name()
     }
 
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
-        if self.faults.strikes(|rates| rates.reads).is_some() {
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if self.faults.draw_failure(|rates| rates.reads).is_some() {
             self.faults.0.borrow_mut().reads_failed += 1;
-            return failed(Some(buffer));
+            return fail_now(Some(buffer));
         }
-        self.late(self.beneath.read(at, buffer))
+        self.with_delay(self.inner.read(at, buffer))
     }
 
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
-        match self.faults.strikes(|rates| rates.writes) {
-            Some(false) => failed(Some(buffer)),
-            Some(true) => failed_after(self.beneath.write(at, buffer)),
-            None => self.late(self.beneath.write(at, buffer)),
-        }
-    }
-
-    fn flush(&self) -> Pending {
-        match self.faults.strikes(|rates| rates.flushes) {
-            Some(false) => failed(None),
-            Some(true) => failed_after(self.beneath.flush()),
-            None => self.late(self.beneath.flush()),
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        match self.faults.draw_failure(|rates| rates.writes) {
+            Some(false) => fail_now(Some(buffer)),
+            Some(true) => fail_after(self.inner.write(at, buffer)),
+            None => self.with_delay(self.inner.write(at, buffer)),
         }
     }
 
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
-        self.beneath.trim(at, blocks)
+    fn flush(&self) -> DeviceFuture {
+        match self.faults.draw_failure(|rates| rates.flushes) {
+            Some(false) => fail_now(None),
+            Some(true) => fail_after(self.inner.flush()),
+            None => self.with_delay(self.inner.flush()),
+        }
+    }
+
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
+        self.inner.trim(at, blocks)
     }
 }

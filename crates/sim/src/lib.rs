@@ -27,10 +27,10 @@ pub mod runner;
 pub mod scenario;
 pub mod scheduling_scenario;
 
-pub use blocks::scenario::BlocksPlan;
-pub use remote::scenario::RemotePlan;
-pub use runner::{Figures, play};
-pub use scenario::{Plan, Scenario};
+pub use blocks::scenario::BlockScenarioPlan;
+pub use remote::scenario::RemoteScenarioPlan;
+pub use runner::{ScenarioStats, run_scenario};
+pub use scenario::{KvScenarioPlan, Scenario};
 
 use std::fmt;
 use std::ops::Range;
@@ -38,7 +38,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What to simulate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct SweepConfig {
     /// Which seeds.
     pub seeds: Range<u64>,
     /// The scenario, or `None` for all in turn.
@@ -47,113 +47,115 @@ pub struct Settings {
     pub repeat_every: u64,
 }
 
-impl Settings {
+impl SweepConfig {
     /// These seeds, in all scenarios.
-    pub fn new(seeds: Range<u64>) -> Settings {
-        Settings { seeds, scenario: None, repeat_every: 16 }
+    pub fn new(seeds: Range<u64>) -> SweepConfig {
+        SweepConfig { seeds, scenario: None, repeat_every: 16 }
     }
 }
 
 /// One seed that held every promise.
 #[derive(Clone, Copy, Debug)]
-pub struct Report {
+pub struct SeedReport {
     /// The seed.
     pub seed: u64,
     /// The scenario.
     pub scenario: Scenario,
     /// Its figures.
-    pub figures: Figures,
+    pub stats: ScenarioStats,
 }
 
 /// One seed that did not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct SeedFailure {
     /// The seed.
     pub seed: u64,
     /// The scenario.
     pub scenario: Scenario,
     /// What does not hold.
-    pub what: String,
+    pub message: String,
 }
 
-impl Failure {
+impl SeedFailure {
     /// The command that plays it again.
-    pub fn replay(&self) -> String {
-        let Failure { seed, scenario, .. } = self;
+    pub fn replay_command(&self) -> String {
+        let SeedFailure { seed, scenario, .. } = self;
         format!("octokv sim --seeds {seed}..{} --scenario {}", seed + 1, scenario.name())
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for SeedFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { seed, scenario, what } = self;
+        let SeedFailure { seed, scenario, message: what } = self;
         writeln!(f, "seed {seed}, scenario {}: {what}", scenario.name())?;
-        write!(f, "replay: {}", self.replay())
+        write!(f, "replay: {}", self.replay_command())
     }
 }
 
 /// What came of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SweepResult {
     /// Seeds played.
     pub seeds: u64,
     /// Commands of clients in all of them.
     pub operations: u64,
     /// The first seed that failed; the run ended there.
-    pub failure: Option<Failure>,
+    pub failure: Option<SeedFailure>,
 }
 
 /// The scenario of a seed where none is asked for.
-pub fn scenario_of(seed: u64) -> Scenario {
+pub fn default_scenario(seed: u64) -> Scenario {
     Scenario::ALL[(seed % Scenario::ALL.len() as u64) as usize]
 }
 
 /// Plays seeds one after another until one fails, all are done, or `progress` says false.
-pub fn run(settings: &Settings, mut progress: impl FnMut(&Report) -> bool) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn run_sweep(settings: &SweepConfig, mut progress: impl FnMut(&SeedReport) -> bool) -> SweepResult {
+    let mut result = SweepResult::default();
     for seed in settings.seeds.clone() {
-        let scenario = settings.scenario.unwrap_or_else(|| scenario_of(seed));
-        outcome.seeds += 1;
-        let twice = settings.repeat_every > 0 && outcome.seeds.is_multiple_of(settings.repeat_every);
-        match play_seed(seed, scenario, twice) {
+        let scenario = settings.scenario.unwrap_or_else(|| default_scenario(seed));
+        result.seeds += 1;
+        let twice = settings.repeat_every > 0 && result.seeds.is_multiple_of(settings.repeat_every);
+        match run_seed(seed, scenario, twice) {
             Ok(figures) => {
-                outcome.operations += figures.operations;
-                if !progress(&Report { seed, scenario, figures }) {
+                result.operations += figures.operations;
+                if !progress(&SeedReport { seed, scenario, stats: figures }) {
                     break;
                 }
             }
             Err(what) => {
-                outcome.failure = Some(Failure { seed, scenario, what });
+                result.failure = Some(SeedFailure { seed, scenario, message: what });
                 break;
             }
         }
     }
-    outcome
+    result
 }
 
 /// Plays one seed, a second time too where asked to. The error says what does not hold.
-pub fn play_seed(seed: u64, scenario: Scenario, twice: bool) -> Result<Figures, String> {
-    let figures = play_caught(seed, scenario)?;
+pub fn run_seed(seed: u64, scenario: Scenario, twice: bool) -> Result<ScenarioStats, String> {
+    let stats = run_seed_catching_panics(seed, scenario)?;
     if twice {
-        let again = play_caught(seed, scenario)?;
-        if again != figures {
-            return Err(format!("the same seed played twice differs: {figures:?} and {again:?}"));
+        let again = run_seed_catching_panics(seed, scenario)?;
+        if again != stats {
+            return Err(format!("the same seed played twice differs: {stats:?} and {again:?}"));
         }
     }
-    Ok(figures)
+    Ok(stats)
 }
 
-fn play_caught(seed: u64, scenario: Scenario) -> Result<Figures, String> {
-    let play = || match scenario {
-        Scenario::Blocks | Scenario::Namespaces => blocks::play(&BlocksPlan::draw(seed, scenario)),
-        Scenario::Remote => remote::play(&RemotePlan::draw(seed)),
+fn run_seed_catching_panics(seed: u64, scenario: Scenario) -> Result<ScenarioStats, String> {
+    let run = || match scenario {
+        Scenario::Blocks | Scenario::Namespaces => {
+            blocks::run_scenario(&BlockScenarioPlan::draw(seed, scenario))
+        }
+        Scenario::Remote => remote::run_scenario(&RemoteScenarioPlan::draw(seed)),
         Scenario::Calm | Scenario::Crashes | Scenario::Network | Scenario::Disk | Scenario::Everything => {
-            play(&Plan::draw(seed, scenario))
+            run_scenario(&KvScenarioPlan::draw(seed, scenario))
         }
     };
     // An assertion of the code under test is a finding like any other.
-    let played = catch_unwind(AssertUnwindSafe(play));
-    played.unwrap_or_else(|panic| {
+    let result = catch_unwind(AssertUnwindSafe(run));
+    result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         Err(format!("panic: {}", text.unwrap_or_default()))

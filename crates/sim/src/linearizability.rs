@@ -7,17 +7,17 @@
 //! does not agree otherwise.
 //! Tested by a table below.
 
-use crate::history::{Call, Event, Outcome, Seen, State};
-use octokv_base::map::{Map, Set};
+use crate::history::{Call, CallRecord, CallResult, KeyState, Observed};
+use octokv_base::map::{FxHashMap, FxHashSet};
 use octokv_wire::kv::StoreMode;
 
 /// What the search found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CheckResult {
     /// An order.
-    Explained,
+    Linearizable,
     /// That there is none.
-    Unexplained,
+    NotLinearizable,
     /// Nothing within its bounds.
     Undecided,
 }
@@ -27,67 +27,73 @@ const STATES_MAX: usize = 100_000;
 
 /// Calls taken so far: the known ones before `low` and those of `rest`; of the unknown ones `used`.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Taken {
-    low: usize,
-    rest: Vec<usize>,
-    used: Vec<usize>,
-    state: State,
+struct SearchState {
+    prefix_len: usize,
+    taken_beyond_prefix: Vec<usize>,
+    taken_unknown: Vec<usize>,
+    state: KeyState,
 }
 
-struct Search {
-    known: Vec<Event>,
-    unknown: Vec<Event>,
+struct LinearizabilitySearch {
+    known: Vec<CallRecord>,
+    unknown: Vec<CallRecord>,
     /// Who reads the value of an operation.
-    readers: Map<u64, Vec<usize>>,
+    readers: FxHashMap<u64, Vec<usize>>,
 }
 
 /// Looks for an order of a key's calls.
-pub fn explain(start: State, events: &[Event]) -> Verdict {
-    let mut search = Search { known: Vec::new(), unknown: Vec::new(), readers: Map::default() };
+pub fn check_linearizable(start: KeyState, events: &[CallRecord]) -> CheckResult {
+    let mut search =
+        LinearizabilitySearch { known: Vec::new(), unknown: Vec::new(), readers: FxHashMap::default() };
     for event in events {
         match (event.outcome, event.call) {
             (Some(_), _) => search.known.push(*event),
-            (None, Call::Put { .. } | Call::Delete | Call::GiveUp) => search.unknown.push(*event),
+            (None, Call::Put { .. } | Call::Delete | Call::Deallocate) => search.unknown.push(*event),
             (None, Call::Get | Call::Exist) => {}
         }
     }
     search.known.sort_by_key(|event| event.began);
     for (index, event) in search.known.iter().enumerate() {
-        if let Some(Outcome::Saw(Seen::Value(operation))) = event.outcome {
+        if let Some(CallResult::Observed(Observed::Value(operation))) = event.outcome {
             search.readers.entry(operation).or_default().push(index);
         }
     }
     search.run(start)
 }
 
-impl Search {
-    fn run(&self, start: State) -> Verdict {
-        let mut seen: Set<Taken> = Set::default();
-        let mut stack = vec![Taken { low: 0, rest: Vec::new(), used: Vec::new(), state: start }];
+impl LinearizabilitySearch {
+    fn run(&self, start: KeyState) -> CheckResult {
+        let mut seen: FxHashSet<SearchState> = FxHashSet::default();
+        let mut stack = vec![SearchState {
+            prefix_len: 0,
+            taken_beyond_prefix: Vec::new(),
+            taken_unknown: Vec::new(),
+            state: start,
+        }];
         while let Some(mut taken) = stack.pop() {
-            let horizon = self.absorb(&mut taken);
-            if taken.low == self.known.len() {
-                return Verdict::Explained;
+            let horizon = self.take_matching_reads(&mut taken);
+            if taken.prefix_len == self.known.len() {
+                return CheckResult::Linearizable;
             }
             if !seen.insert(taken.clone()) {
                 continue;
             }
             if seen.len() > STATES_MAX {
-                return Verdict::Undecided;
+                return CheckResult::Undecided;
             }
-            self.give_up(&taken, &mut stack);
-            if !self.is_still_read(&taken) {
-                self.branch(&taken, horizon, &mut stack);
+            self.branch_deallocations(&taken, &mut stack);
+            if !self.has_pending_reader(&taken) {
+                self.branch_writes(&taken, horizon, &mut stack);
             }
         }
-        Verdict::Unexplained
+        CheckResult::NotLinearizable
     }
 
     /// The known calls that may come next, and the moment before which they all began.
-    fn candidates(&self, taken: &Taken) -> (Vec<usize>, u64) {
+    fn candidates(&self, taken: &SearchState) -> (Vec<usize>, u64) {
         let (mut horizon, mut next) = (u64::MAX, Vec::new());
-        for at in taken.low..self.known.len() {
-            if taken.rest.contains(&at) {
+        for at in taken.prefix_len..self.known.len() {
+            if taken.taken_beyond_prefix.contains(&at) {
                 continue;
             }
             if self.known[at].began > horizon {
@@ -101,12 +107,12 @@ impl Search {
     }
 
     /// Takes every call that changes nothing and agrees.
-    fn absorb(&self, taken: &mut Taken) -> u64 {
+    fn take_matching_reads(&self, taken: &mut SearchState) -> u64 {
         loop {
             let (next, horizon) = self.candidates(taken);
             let agrees = |&at: &usize| {
                 let event = &self.known[at];
-                is_reader(event) && after(event, taken.state) == Some(taken.state)
+                is_reader(event) && apply_call(event, taken.state) == Some(taken.state)
             };
             let Some(at) = next.into_iter().find(agrees) else { return horizon };
             taken.take(at);
@@ -115,16 +121,16 @@ impl Search {
 
     /// Whether somebody reads the present value later: then nothing may overwrite it, and all who could
     /// read it now have.
-    fn is_still_read(&self, taken: &Taken) -> bool {
-        let State::Holds { operation, .. } = taken.state else { return false };
-        let open = |&at: &usize| at >= taken.low && !taken.rest.contains(&at);
+    fn has_pending_reader(&self, taken: &SearchState) -> bool {
+        let KeyState::Holds { operation, .. } = taken.state else { return false };
+        let open = |&at: &usize| at >= taken.prefix_len && !taken.taken_beyond_prefix.contains(&at);
         self.readers.get(&operation).is_some_and(|readers| readers.iter().any(open))
     }
 
     /// A block that was given up may have stayed what it was.
-    fn give_up(&self, taken: &Taken, stack: &mut Vec<Taken>) {
+    fn branch_deallocations(&self, taken: &SearchState, stack: &mut Vec<SearchState>) {
         for at in self.candidates(taken).0 {
-            if self.known[at].call == Call::GiveUp {
+            if self.known[at].call == Call::Deallocate {
                 let mut then = taken.clone();
                 then.take(at);
                 stack.push(then);
@@ -132,28 +138,28 @@ impl Search {
         }
     }
 
-    fn branch(&self, taken: &Taken, horizon: u64, stack: &mut Vec<Taken>) {
+    fn branch_writes(&self, taken: &SearchState, horizon: u64, stack: &mut Vec<SearchState>) {
         let (mut next, _) = self.candidates(taken);
         next.sort_by_key(|&at| std::cmp::Reverse(self.known[at].ended));
-        let blocked = next.iter().any(|&at| after(&self.known[at], taken.state).is_none());
+        let blocked = next.iter().any(|&at| apply_call(&self.known[at], taken.state).is_none());
         let mut wanted = Vec::new();
         for (at, event) in self.unknown.iter().enumerate() {
-            if !blocked || event.began > horizon || taken.used.contains(&at) {
+            if !blocked || event.began > horizon || taken.taken_unknown.contains(&at) {
                 continue;
             }
-            let Some(state) = after(event, taken.state).filter(|state| *state != taken.state) else {
+            let Some(state) = apply_call(event, taken.state).filter(|state| *state != taken.state) else {
                 continue;
             };
-            let mut then = Taken { state, ..taken.clone() };
-            then.used.push(at);
-            then.used.sort_unstable();
+            let mut then = SearchState { state, ..taken.clone() };
+            then.taken_unknown.push(at);
+            then.taken_unknown.sort_unstable();
             let is_read =
                 matches!(event.call, Call::Put { operation, .. } if self.readers.contains_key(&operation));
             if is_read { wanted.push(then) } else { stack.push(then) }
         }
         for at in next {
-            if let Some(state) = after(&self.known[at], taken.state) {
-                let mut then = Taken { state, ..taken.clone() };
+            if let Some(state) = apply_call(&self.known[at], taken.state) {
+                let mut then = SearchState { state, ..taken.clone() };
                 then.take(at);
                 stack.push(then);
             }
@@ -163,25 +169,30 @@ impl Search {
     }
 }
 
-impl Taken {
+impl SearchState {
     fn take(&mut self, at: usize) {
-        let place = self.rest.partition_point(|&other| other < at);
-        self.rest.insert(place, at);
-        let run = self.rest.iter().zip(self.low..).take_while(|&(&at, low)| at == low).count();
-        self.rest.drain(..run);
-        self.low += run;
+        let position = self.taken_beyond_prefix.partition_point(|&other| other < at);
+        self.taken_beyond_prefix.insert(position, at);
+        let run = self
+            .taken_beyond_prefix
+            .iter()
+            .zip(self.prefix_len..)
+            .take_while(|&(&at, low)| at == low)
+            .count();
+        self.taken_beyond_prefix.drain(..run);
+        self.prefix_len += run;
     }
 }
 
-fn is_reader(event: &Event) -> bool {
-    matches!(event.outcome, Some(Outcome::Saw(_) | Outcome::Refused))
+fn is_reader(event: &CallRecord) -> bool {
+    matches!(event.outcome, Some(CallResult::Observed(_) | CallResult::ConditionFailed))
 }
 
 /// What the key holds after a call, or `None` when the call does not agree with what it holds.
-fn after(event: &Event, state: State) -> Option<State> {
-    let missing = state == State::Missing;
+fn apply_call(event: &CallRecord, state: KeyState) -> Option<KeyState> {
+    let missing = state == KeyState::Missing;
     match (event.call, event.outcome) {
-        (Call::Put { mode, .. }, Some(Outcome::Refused)) => match mode {
+        (Call::Put { mode, .. }, Some(CallResult::ConditionFailed)) => match mode {
             StoreMode::Upsert => None,
             StoreMode::AddOnly => (!missing).then_some(state),
             StoreMode::UpdateOnly => missing.then_some(state),
@@ -192,44 +203,44 @@ fn after(event: &Event, state: State) -> Option<State> {
                 StoreMode::AddOnly => missing,
                 StoreMode::UpdateOnly => !missing,
             };
-            fits.then_some(State::Holds { operation, bytes })
+            fits.then_some(KeyState::Holds { operation, bytes })
         }
-        (Call::Delete, Some(Outcome::Refused)) => missing.then_some(state),
-        (Call::Delete | Call::GiveUp, _) => Some(State::Missing),
-        (Call::Get, Some(Outcome::Saw(seen))) => agrees(seen, state).then_some(state),
+        (Call::Delete, Some(CallResult::ConditionFailed)) => missing.then_some(state),
+        (Call::Delete | Call::Deallocate, _) => Some(KeyState::Missing),
+        (Call::Get, Some(CallResult::Observed(seen))) => observation_matches(seen, state).then_some(state),
         // The length may be whole where the value is not, and a listing passes over what has no key left.
-        (Call::Exist, Some(Outcome::Saw(seen))) => {
-            (state == State::Damaged || agrees(seen, state)).then_some(state)
+        (Call::Exist, Some(CallResult::Observed(seen))) => {
+            (state == KeyState::Damaged || observation_matches(seen, state)).then_some(state)
         }
         (Call::Get | Call::Exist, _) => None,
     }
 }
 
-fn agrees(seen: Seen, state: State) -> bool {
+fn observation_matches(seen: Observed, state: KeyState) -> bool {
     match (seen, state) {
-        (Seen::Nothing, State::Missing) | (Seen::Damaged, State::Damaged) => true,
-        (Seen::Something, State::Holds { .. } | State::Damaged) => true,
-        (Seen::Value(saw), State::Holds { operation, .. }) => saw == operation,
-        (Seen::Length(saw), State::Holds { bytes, .. }) => saw == bytes,
-        (Seen::Other(saw), State::Holds { operation, .. }) => saw != operation,
-        (Seen::Other(_), State::Missing | State::Damaged) => true,
+        (Observed::Absent, KeyState::Missing) | (Observed::Damaged, KeyState::Damaged) => true,
+        (Observed::Present, KeyState::Holds { .. } | KeyState::Damaged) => true,
+        (Observed::Value(saw), KeyState::Holds { operation, .. }) => saw == operation,
+        (Observed::Length(saw), KeyState::Holds { bytes, .. }) => saw == bytes,
+        (Observed::NotValue(saw), KeyState::Holds { operation, .. }) => saw != operation,
+        (Observed::NotValue(_), KeyState::Missing | KeyState::Damaged) => true,
         _ => false,
     }
 }
 
 /// What a key that held one of `starts` may hold after a power cut that may lose what was acknowledged and not flushed: whatever was
 /// stored, less what was surely replaced before an acknowledged flush began, or by what was acknowledged as durable.
-pub fn survivors(starts: &[State], events: &[Event], flushes: &[u64]) -> Vec<State> {
+pub fn crash_survivors(starts: &[KeyState], events: &[CallRecord], flushes: &[u64]) -> Vec<KeyState> {
     let last_flush = flushes.iter().copied().max().unwrap_or(0);
-    let is_write = |event: &&Event| {
-        matches!(event.call, Call::Put { .. } | Call::Delete | Call::GiveUp)
-            && event.outcome != Some(Outcome::Refused)
+    let is_write = |event: &&CallRecord| {
+        matches!(event.call, Call::Put { .. } | Call::Delete | Call::Deallocate)
+            && event.outcome != Some(CallResult::ConditionFailed)
     };
-    let writes: Vec<&Event> = events.iter().filter(is_write).collect();
+    let writes: Vec<&CallRecord> = events.iter().filter(is_write).collect();
     let replaced = |ended: u64| {
-        let lasts = |by: &Event| by.outcome.is_some() && (by.ended < last_flush || by.durable);
+        let lasts = |by: &CallRecord| by.outcome.is_some() && (by.ended < last_flush || by.durable);
         // What was given up may be there still.
-        writes.iter().any(|by| by.call != Call::GiveUp && by.began > ended && lasts(by))
+        writes.iter().any(|by| by.call != Call::Deallocate && by.began > ended && lasts(by))
     };
     let mut survivors = Vec::new();
     if !replaced(0) {
@@ -238,8 +249,8 @@ pub fn survivors(starts: &[State], events: &[Event], flushes: &[u64]) -> Vec<Sta
     for write in &writes {
         if write.outcome.is_none() || !replaced(write.ended) {
             survivors.push(match write.call {
-                Call::Put { operation, bytes, .. } => State::Holds { operation, bytes },
-                _ => State::Missing,
+                Call::Put { operation, bytes, .. } => KeyState::Holds { operation, bytes },
+                _ => KeyState::Missing,
             });
         }
     }
@@ -247,8 +258,8 @@ pub fn survivors(starts: &[State], events: &[Event], flushes: &[u64]) -> Vec<Sta
 }
 
 /// Whether a state is one of several; all empty values are alike.
-pub fn is_one_of(state: State, several: &[State]) -> bool {
-    let is_empty = |state: &State| matches!(state, State::Holds { bytes: 0, .. });
+pub fn matches_any(state: KeyState, several: &[KeyState]) -> bool {
+    let is_empty = |state: &KeyState| matches!(state, KeyState::Holds { bytes: 0, .. });
     several.contains(&state) || (is_empty(&state) && several.iter().any(is_empty))
 }
 
@@ -266,26 +277,26 @@ mod tests {
         Call::Put { operation, bytes: 10, mode: StoreMode::AddOnly }
     }
 
-    fn verdict(calls: &[(u64, u64, Call, Option<Outcome>)]) -> bool {
+    fn is_linearizable(calls: &[(u64, u64, Call, Option<CallResult>)]) -> bool {
         let event =
-            |&(began, ended, call, outcome): &_| Event { call, outcome, began, ended, durable: false };
-        let events: Vec<Event> = calls.iter().map(event).collect();
-        match explain(State::Missing, &events) {
-            Verdict::Explained => true,
-            Verdict::Unexplained => false,
-            Verdict::Undecided => panic!("{calls:?}"),
+            |&(began, ended, call, outcome): &_| CallRecord { call, outcome, began, ended, durable: false };
+        let events: Vec<CallRecord> = calls.iter().map(event).collect();
+        match check_linearizable(KeyState::Missing, &events) {
+            CheckResult::Linearizable => true,
+            CheckResult::NotLinearizable => false,
+            CheckResult::Undecided => panic!("{calls:?}"),
         }
     }
 
     #[test]
-    fn orders_are_found_and_contradictions_too() {
+    fn linearizable_histories_are_accepted_and_others_rejected() {
         use Call::{Delete, Exist, Get};
-        let done = Some(Outcome::Done);
-        let refused = Some(Outcome::Refused);
-        let saw = |seen| Some(Outcome::Saw(seen));
-        let value = |operation| saw(Seen::Value(operation));
-        let nothing = saw(Seen::Nothing);
-        type Row<'a> = (bool, &'a [(u64, u64, Call, Option<Outcome>)]);
+        let done = Some(CallResult::Acknowledged);
+        let refused = Some(CallResult::ConditionFailed);
+        let saw = |seen| Some(CallResult::Observed(seen));
+        let value = |operation| saw(Observed::Value(operation));
+        let nothing = saw(Observed::Absent);
+        type Row<'a> = (bool, &'a [(u64, u64, Call, Option<CallResult>)]);
         let rows: [Row; 14] = [
             (true, &[(1, 2, put(1), done), (3, 4, Get, value(1))]),
             (false, &[(1, 2, put(1), done), (3, 4, Get, nothing)]),
@@ -323,84 +334,93 @@ mod tests {
                 ],
             ),
             // Lengths and existence.
-            (true, &[(1, 2, put(1), done), (3, 4, Exist, saw(Seen::Length(10)))]),
-            (false, &[(1, 2, put(1), done), (3, 4, Exist, saw(Seen::Length(11)))]),
+            (true, &[(1, 2, put(1), done), (3, 4, Exist, saw(Observed::Length(10)))]),
+            (false, &[(1, 2, put(1), done), (3, 4, Exist, saw(Observed::Length(11)))]),
         ];
         for (row, (want, calls)) in rows.iter().enumerate() {
-            assert_eq!(verdict(calls), *want, "row {row}");
+            assert_eq!(is_linearizable(calls), *want, "row {row}");
         }
     }
 
     #[test]
-    fn a_crowd_of_writes_is_explained_quickly() {
+    fn many_concurrent_writes_are_checked_quickly() {
         let mut calls = Vec::new();
         for at in 0..40 {
-            calls.push((1 + at, 1_000 + at, put(at + 1), Some(Outcome::Done)));
+            calls.push((1 + at, 1_000 + at, put(at + 1), Some(CallResult::Acknowledged)));
         }
         for at in 0..40 {
-            calls.push((100 + 2 * at, 101 + 2 * at, Call::Get, Some(Outcome::Saw(Seen::Value(40 - at)))));
+            calls.push((
+                100 + 2 * at,
+                101 + 2 * at,
+                Call::Get,
+                Some(CallResult::Observed(Observed::Value(40 - at))),
+            ));
         }
-        assert!(verdict(&calls));
-        calls.push((200, 201, Call::Get, Some(Outcome::Saw(Seen::Value(7)))));
-        assert!(!verdict(&calls));
+        assert!(is_linearizable(&calls));
+        calls.push((200, 201, Call::Get, Some(CallResult::Observed(Observed::Value(7)))));
+        assert!(!is_linearizable(&calls));
     }
 
     #[test]
-    fn only_a_flush_makes_what_was_acknowledged_survive() {
-        let event = |operation, began, ended| Event {
+    fn only_flushed_or_durable_writes_survive_a_power_loss() {
+        let event = |operation, began, ended| CallRecord {
             call: put(operation),
-            outcome: Some(Outcome::Done),
+            outcome: Some(CallResult::Acknowledged),
             began,
             ended,
             durable: false,
         };
         let events = [event(1, 1, 2), event(2, 3, 4)];
-        let value = |operation| State::Holds { operation, bytes: 10 };
-        assert_eq!(survivors(&[State::Missing], &events, &[]), [State::Missing, value(1), value(2)]);
-        assert_eq!(survivors(&[State::Missing], &events, &[3]), [value(1), value(2)]);
-        assert_eq!(survivors(&[State::Missing], &events, &[5]), [value(2)]);
-        let durable = [event(1, 1, 2), Event { durable: true, ..event(2, 3, 4) }, event(3, 5, 6)];
-        assert_eq!(survivors(&[State::Missing], &durable, &[]), [value(2), value(3)]);
-        let given_up = [event(1, 1, 2), Event { call: Call::GiveUp, durable: true, ..event(2, 3, 4) }];
-        assert_eq!(survivors(&[State::Missing], &given_up, &[3]), [value(1), State::Missing]);
+        let value = |operation| KeyState::Holds { operation, bytes: 10 };
+        assert_eq!(
+            crash_survivors(&[KeyState::Missing], &events, &[]),
+            [KeyState::Missing, value(1), value(2)]
+        );
+        assert_eq!(crash_survivors(&[KeyState::Missing], &events, &[3]), [value(1), value(2)]);
+        assert_eq!(crash_survivors(&[KeyState::Missing], &events, &[5]), [value(2)]);
+        let durable = [event(1, 1, 2), CallRecord { durable: true, ..event(2, 3, 4) }, event(3, 5, 6)];
+        assert_eq!(crash_survivors(&[KeyState::Missing], &durable, &[]), [value(2), value(3)]);
+        let given_up =
+            [event(1, 1, 2), CallRecord { call: Call::Deallocate, durable: true, ..event(2, 3, 4) }];
+        assert_eq!(crash_survivors(&[KeyState::Missing], &given_up, &[3]), [value(1), KeyState::Missing]);
     }
 
     #[test]
-    fn what_is_given_up_is_zeroed_by_that_or_stays() {
-        use Call::{Get, GiveUp};
-        let done = Some(Outcome::Done);
-        let saw = |seen| Some(Outcome::Saw(seen));
-        let (one, two, nothing) = (saw(Seen::Value(1)), saw(Seen::Value(2)), saw(Seen::Nothing));
-        assert!(verdict(&[(1, 2, put(1), done), (3, 4, GiveUp, done), (5, 6, Get, one)]));
-        assert!(verdict(&[(1, 2, put(1), done), (3, 4, GiveUp, done), (5, 6, Get, nothing)]));
+    fn a_deallocated_block_is_zeroed_or_unchanged() {
+        use Call::{Deallocate, Get};
+        let done = Some(CallResult::Acknowledged);
+        let saw = |seen| Some(CallResult::Observed(seen));
+        let (one, two, nothing) = (saw(Observed::Value(1)), saw(Observed::Value(2)), saw(Observed::Absent));
+        assert!(is_linearizable(&[(1, 2, put(1), done), (3, 4, Deallocate, done), (5, 6, Get, one)]));
+        assert!(is_linearizable(&[(1, 2, put(1), done), (3, 4, Deallocate, done), (5, 6, Get, nothing)]));
         // Once it is zero it is no more what it was, and it is not zeroed later.
-        assert!(!verdict(&[
+        assert!(!is_linearizable(&[
             (1, 2, put(1), done),
-            (3, 4, GiveUp, done),
+            (3, 4, Deallocate, done),
             (5, 6, Get, nothing),
             (7, 8, Get, one)
         ]));
-        assert!(!verdict(&[
+        assert!(!is_linearizable(&[
             (1, 2, put(1), done),
-            (3, 4, GiveUp, done),
+            (3, 4, Deallocate, done),
             (5, 6, put(2), done),
             (7, 8, Get, nothing)
         ]));
         // Beside a write, after which it may come.
-        assert!(verdict(&[
+        assert!(is_linearizable(&[
             (1, 2, put(1), done),
-            (3, 9, GiveUp, done),
+            (3, 9, Deallocate, done),
             (4, 5, Get, one),
             (6, 7, put(2), done),
             (10, 11, Get, nothing)
         ]));
-        assert!(verdict(&[
+        assert!(is_linearizable(&[
             (1, 2, put(1), done),
-            (3, 9, GiveUp, done),
+            (3, 9, Deallocate, done),
             (4, 5, put(2), done),
             (10, 11, Get, two)
         ]));
-        assert!(verdict(&[(1, 2, put(1), done), (3, 4, Get, saw(Seen::Other(2)))]));
-        assert!(!verdict(&[(1, 2, put(1), done), (3, 4, Get, saw(Seen::Other(1)))]));
+        assert!(is_linearizable(&[(1, 2, put(1), done), (3, 4, Get, saw(Observed::NotValue(2)))]));
+        assert!(!is_linearizable(&[(1, 2, put(1), done), (3, 4, Get, saw(Observed::NotValue(1)))]));
     }
 }

@@ -3,130 +3,140 @@
 //! ```text
 //!   boot ─▶ audit ─▶ round: load and faults ─▶ its end: rest, rot, restart or crash ─▶ audit ─▶ … ─▶ check
 //! ```
-//! In: a [`Plan`]. Out: figures, or the first promise that does not hold. From audit to audit the calls of
+//! In: a [`KvScenarioPlan`]. Out: figures, or the first promise that does not hold. From audit to audit the calls of
 //! every key must have an order ([`crate::register`]); at rest nothing may be in use; at the end the disk
 //! must verify. Damage is accepted only where the plan made a bit rot.
 
-use crate::client_host::{Clients, Host, Shared};
+use crate::client_host::{ClientHost, KvClients, KvRunState};
 use crate::faulty_disk::DiskFaults;
-use crate::history::{History, Seen, State};
-use crate::linearizability::{Verdict, explain, is_one_of, survivors};
-use crate::node_under_test::{Audited, Later, Machine, Opened, handle_without_devices};
-use crate::scenario::{End, FaultKind, HostPlan, Plan, Round};
-use octokv_base::prng::mix;
-use octokv_base::{Key, Nanos, Random};
+use crate::history::{History, KeyState, Observed};
+use crate::linearizability::{CheckResult, check_linearizable, crash_survivors, matches_any};
+use crate::node_under_test::{
+    AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult, handle_without_devices,
+};
+use crate::scenario::{ClientHostPlan, FaultKind, KvScenarioPlan, Phase, PhaseEnd};
+use octokv_base::prng::mix64;
+use octokv_base::{Key, Nanos, Prng};
 use octokv_engine::Durability;
 use octokv_engine::conformance::key_of;
-use octokv_runtime::simulated::{CrashPlan, Stop, VirtualWorld, WorldSettings};
+use octokv_runtime::simulated::{CrashModel, HostFailure, SimEnv, SimEnvConfig};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Figures of a world that held all promises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct ScenarioStats {
     /// Commands answered or lost.
     pub operations: u64,
     /// Commands that were answered with what they asked for.
-    pub served: u64,
+    pub succeeded: u64,
     /// Virtual time that passed.
     pub elapsed: Nanos,
     /// Deaths of the node, those during recovery included.
     pub crashes: u64,
     /// Requests that ran on another core than that of their connection.
-    pub moved: u64,
+    pub offloaded: u64,
     /// Requests that waited for their turn among tenants.
-    pub held: u64,
+    pub queued: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
     /// Device operations that were made to fail.
     pub device_errors: u64,
     /// Bits that rotted.
-    pub rotten_bits: u64,
+    pub corrupted_bits: u64,
     /// Lives of an engine on a client that ended since they might have lost what they wrote.
-    pub fenced: u64,
+    pub fenced_sessions: u64,
     /// Changes of an operator.
-    pub changes: u64,
+    pub admin_changes: u64,
     /// Commands refused because of them.
-    pub turned_away: u64,
+    pub rejected_commands: u64,
     /// Keys whose calls were too entangled to judge.
-    pub undecided: u64,
+    pub undecided_keys: u64,
     /// The same for the same seed, always.
-    pub trace: u64,
+    pub trace_hash: u64,
 }
 
 /// How long anything may take in virtual time once nothing is wrong any more.
-const PATIENCE: Nanos = Nanos::from_secs(60);
+const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
 /// How long a volume at rest takes to say so in its journal.
-const SETTLING: Nanos = Nanos::from_millis(60);
+const DURABILITY_MARKER_DELAY: Nanos = Nanos::from_millis(60);
 
-struct Play<'a> {
-    plan: &'a Plan,
-    world: VirtualWorld,
-    random: Random,
-    machine: Machine,
-    hosts: Vec<Host>,
-    shared: Rc<RefCell<Shared>>,
+struct KvRunner<'a> {
+    plan: &'a KvScenarioPlan,
+    sim: SimEnv,
+    random: Prng,
+    node: KvNodeUnderTest,
+    hosts: Vec<ClientHost>,
+    shared: Rc<RefCell<KvRunState>>,
     faults: DiskFaults,
     /// Faults in force, and until when.
-    active: Vec<(Nanos, FaultKind)>,
+    active_faults: Vec<(Nanos, FaultKind)>,
     /// Bytes whose bits rotted, and where not all of them can have been overwritten.
-    rotten: Vec<u64>,
+    corrupted_bytes: Vec<u64>,
     /// Whether what was acknowledged since the last audit may be lost.
-    relaxed: bool,
+    may_lose_unflushed: bool,
     /// Writes and flushes that had failed when the node was started last.
     writes_failed: u64,
-    figures: Figures,
+    stats: ScenarioStats,
 }
 
 /// Plays a plan. The error says what does not hold.
-pub fn play(plan: &Plan) -> Result<Figures, String> {
-    let mut play = Play::new(plan);
-    let played = play.run();
-    let at = play.world.now();
-    played.map_err(|what| {
+pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
+    let mut runner = KvRunner::new(plan);
+    let result = runner.run();
+    let at = runner.sim.now();
+    result.map_err(|what| {
         format!("at {} ns, {} core(s), durability {:?}: {what}", at.0, plan.node.cores, plan.node.durability)
     })?;
-    Ok(play.figures)
+    Ok(runner.stats)
 }
 
-impl<'a> Play<'a> {
-    fn new(plan: &'a Plan) -> Play<'a> {
-        let mut random = Random::new(mix(plan.seed ^ 0x0c70));
-        let settings = WorldSettings { seed: random.next_u64(), turn_cost: plan.turn_cost, link: plan.link };
-        let world = VirtualWorld::new(settings);
+impl<'a> KvRunner<'a> {
+    fn new(plan: &'a KvScenarioPlan) -> KvRunner<'a> {
+        let mut random = Prng::new(mix64(plan.seed ^ 0x0c70));
+        let settings = SimEnvConfig {
+            seed: random.next_u64(),
+            iteration_cost_min: plan.iteration_cost,
+            link: plan.link,
+        };
+        let sim = SimEnv::new(settings);
         let faults = DiskFaults::new(random.fork());
-        let machine = Machine::new(&world, plan.node, faults.clone());
-        let is_asked_for = |key: &Key| plan.load.long_keys || key.len() <= 16;
-        let keys = (0..).map(key_of).filter(is_asked_for).take(plan.load.keys as usize).collect();
-        let shared = Shared {
+        let node = KvNodeUnderTest::new(&sim, plan.node, faults.clone());
+        let is_key_used = |key: &Key| plan.load.long_keys || key.len() <= 16;
+        let keys = (0..).map(key_of).filter(is_key_used).take(plan.load.keys as usize).collect();
+        let shared = KvRunState {
             history: History::new(keys),
             load: plan.load,
-            asked: 0,
-            limit: 0,
-            answered: 0,
-            served: 0,
-            failure: None,
+            submitted: 0,
+            submit_limit: 0,
+            completed: 0,
+            succeeded: 0,
+            violation: None,
             faults: faults.clone(),
-            resting: false,
+            quiescing: false,
         };
         let shared = Rc::new(RefCell::new(shared));
-        let host = |plan: &HostPlan| Host { host: world.add_host(), plan: *plan, live: Rc::default() };
+        let host = |plan: &ClientHostPlan| ClientHost {
+            id: sim.add_host(),
+            plan: *plan,
+            session_count: Rc::default(),
+        };
         let hosts = plan.hosts.iter().map(host).collect();
-        let (active, rotten) = (Vec::new(), Vec::new());
-        let figures = Figures::default();
-        Play {
+        let (active_faults, corrupted_bytes) = (Vec::new(), Vec::new());
+        let stats = ScenarioStats::default();
+        KvRunner {
             plan,
-            world,
+            sim,
             random,
-            machine,
+            node,
             hosts,
             shared,
             faults,
-            active,
-            rotten,
-            relaxed: false,
+            active_faults,
+            corrupted_bytes,
+            may_lose_unflushed: false,
             writes_failed: 0,
-            figures,
+            stats,
         }
     }
 
@@ -135,18 +145,18 @@ impl<'a> Play<'a> {
         for index in 0..self.hosts.len() {
             self.start_clients(index);
         }
-        for round in &self.plan.rounds {
-            self.play_round(round)?;
+        for phase in &self.plan.phases {
+            self.run_phase(phase)?;
         }
-        self.settle()?;
-        self.check_disk()?;
+        self.quiesce_and_audit()?;
+        self.verify_disk()?;
         let shared = self.shared.borrow();
-        self.figures.operations = shared.answered;
-        self.figures.served = shared.served;
-        (self.figures.moved, self.figures.held) = self.machine.moved_and_held();
-        self.figures.elapsed = self.world.now();
-        self.figures.device_errors = self.faults.failed();
-        self.figures.trace = mix(self.world.trace() ^ shared.history.digest());
+        self.stats.operations = shared.completed;
+        self.stats.succeeded = shared.succeeded;
+        (self.stats.offloaded, self.stats.queued) = self.node.offloaded_and_queued();
+        self.stats.elapsed = self.sim.now();
+        self.stats.device_errors = self.faults.operations_failed();
+        self.stats.trace_hash = mix64(self.sim.trace_hash() ^ shared.history.digest());
         Ok(())
     }
 
@@ -156,85 +166,85 @@ impl<'a> Play<'a> {
 
     fn start_clients(&mut self, index: usize) {
         let host = &self.hosts[index];
-        let handle = handle_without_devices(&self.world, host.host);
-        let (node, random) = (self.machine.address(), self.random.fork());
-        let mut clients = Clients::new(&self.world, host, node, random, handle.clone(), &self.shared);
-        self.world.add_reactor(host.host, handle, move |now| clients.turn(now));
+        let handle = handle_without_devices(&self.sim, host.id);
+        let (node, random) = (self.node.address(), self.random.fork());
+        let mut clients = KvClients::new(&self.sim, host, node, random, handle.clone(), &self.shared);
+        self.sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
 
     /// Runs until `done`; an error when that takes longer than anything may.
-    fn wait(&mut self, what: &str, mut done: impl FnMut(&Machine) -> bool) -> Result<(), String> {
-        let deadline = self.world.now() + PATIENCE;
-        let (world, machine, shared) = (self.world.clone(), &self.machine, Rc::clone(&self.shared));
-        let finished = world.run_while_not(deadline, || shared.borrow().failure.is_some() || done(machine));
-        self.failure()?;
+    fn wait_for(&mut self, what: &str, mut done: impl FnMut(&KvNodeUnderTest) -> bool) -> Result<(), String> {
+        let deadline = self.sim.now() + PROGRESS_TIMEOUT;
+        let (sim, node, shared) = (self.sim.clone(), &self.node, Rc::clone(&self.shared));
+        let finished = sim.run_until_true(deadline, || shared.borrow().violation.is_some() || done(node));
+        self.take_violation()?;
         if finished { Ok(()) } else { Err(format!("standstill: {what} never comes to its end")) }
     }
 
-    fn failure(&self) -> Result<(), String> {
-        self.shared.borrow_mut().failure.take().map_or(Ok(()), Err)
+    fn take_violation(&self) -> Result<(), String> {
+        self.shared.borrow_mut().violation.take().map_or(Ok(()), Err)
     }
 
-    fn play_round(&mut self, round: &Round) -> Result<(), String> {
-        let begun = self.shared.borrow().answered;
+    fn run_phase(&mut self, phase: &Phase) -> Result<(), String> {
+        let begun = self.shared.borrow().completed;
         {
             let mut shared = self.shared.borrow_mut();
             // A crash comes in the middle of things: there is always more to ask.
-            let more = if matches!(round.end, End::Crash { .. }) { 1_000 } else { 0 };
-            shared.limit = shared.asked + round.operations + more;
-            shared.resting = false;
+            let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
+            shared.submit_limit = shared.submitted + phase.operations + more;
+            shared.quiescing = false;
         }
-        for fault in &round.faults {
-            self.run_to(begun + fault.after)?;
-            self.begin(fault.kind, self.world.now() + fault.lasts);
+        for fault in &phase.faults {
+            self.run_until_completed(begun + fault.after_commands)?;
+            self.begin_fault(fault.kind, self.sim.now() + fault.duration);
         }
-        self.run_to(begun + round.operations)?;
-        match &round.end {
-            End::Rest => self.settle()?,
-            End::Rot { records, metadata, restart } => {
-                self.settle()?;
-                self.rot(*records, *metadata);
+        self.run_until_completed(begun + phase.operations)?;
+        match &phase.end {
+            PhaseEnd::Quiesce => self.quiesce_and_audit()?,
+            PhaseEnd::CorruptBits { records, metadata, restart } => {
+                self.quiesce_and_audit()?;
+                self.corrupt_bits(*records, *metadata);
                 if *restart || *metadata {
                     self.restart()?;
                 } else {
-                    self.audit_at_rest()?;
+                    self.audit_quiescent()?;
                 }
             }
-            End::Restart => {
-                self.rest()?;
+            PhaseEnd::Restart => {
+                self.quiesce()?;
                 self.restart()?;
             }
-            End::Crash { stop, steps, again } => {
+            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery: again } => {
                 for _ in 0..*steps {
-                    self.world.step(Nanos::NEVER);
+                    self.sim.step(Nanos::NEVER);
                 }
                 self.crash(*stop);
-                self.heal();
+                self.end_all_faults();
                 self.boot(false, again)?;
             }
         }
-        self.failure()
+        self.take_violation()
     }
 
     /// Runs until so many commands are answered, ending faults whose time is over.
-    fn run_to(&mut self, answered: u64) -> Result<(), String> {
-        let mut deadline = self.world.now() + PATIENCE;
+    fn run_until_completed(&mut self, completed: u64) -> Result<(), String> {
+        let mut deadline = self.sim.now() + PROGRESS_TIMEOUT;
         loop {
-            let next = self.active.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
+            let next = self.active_faults.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
             let shared = Rc::clone(&self.shared);
             let done = || {
                 let shared = shared.borrow();
-                shared.answered >= answered || shared.failure.is_some()
+                shared.completed >= completed || shared.violation.is_some()
             };
             let limit = next.min(deadline);
-            if self.world.run_while_not(limit, done) {
-                return self.failure();
+            if self.sim.run_until_true(limit, done) {
+                return self.take_violation();
             }
-            let now = self.world.now();
-            while let Some(at) = self.active.iter().position(|(until, _)| *until <= now) {
-                let (_, kind) = self.active.swap_remove(at);
-                self.end(kind);
-                deadline = now + PATIENCE;
+            let now = self.sim.now();
+            while let Some(at) = self.active_faults.iter().position(|(until, _)| *until <= now) {
+                let (_, kind) = self.active_faults.swap_remove(at);
+                self.end_fault(kind);
+                deadline = now + PROGRESS_TIMEOUT;
             }
             if now >= deadline {
                 return Err("standstill: clients get no more answers".to_owned());
@@ -242,40 +252,41 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn begin(&mut self, kind: FaultKind, until: Nanos) {
-        let node = self.machine.host;
+    fn begin_fault(&mut self, kind: FaultKind, until: Nanos) {
+        let node = self.node.host;
         match kind {
-            FaultKind::Reset { host } => {
-                self.world.reset_streams(self.hosts[host].host, node);
+            FaultKind::ConnectionReset { host } => {
+                self.sim.reset_streams(self.hosts[host].id, node);
                 return;
             }
-            FaultKind::Partition { host } => self.world.set_partitioned(self.hosts[host].host, node, true),
-            FaultKind::SlowLink { host, link } => self.world.set_link(self.hosts[host].host, node, link),
-            FaultKind::HostDies { host, .. } if self.is_dead(host) => return,
-            FaultKind::HostDies { host, stop } => {
-                self.world.stop_host(self.hosts[host].host, stop);
-                self.hosts[host].live.set(0);
+            FaultKind::Partition { host } => self.sim.set_partitioned(self.hosts[host].id, node, true),
+            FaultKind::SlowLink { host, link } => self.sim.set_link(self.hosts[host].id, node, link),
+            FaultKind::ClientHostCrash { host, .. } if self.is_crashed(host) => return,
+            FaultKind::ClientHostCrash { host, stop } => {
+                self.sim.stop_host(self.hosts[host].id, stop);
+                self.hosts[host].session_count.set(0);
             }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.begin(kind),
+            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.activate(kind),
         }
-        self.active.push((until, kind));
+        self.active_faults.push((until, kind));
     }
 
-    fn is_dead(&self, index: usize) -> bool {
-        let dies = |kind: &FaultKind| matches!(kind, FaultKind::HostDies { host, .. } if *host == index);
-        self.active.iter().any(|(_, kind)| dies(kind))
+    fn is_crashed(&self, index: usize) -> bool {
+        let dies =
+            |kind: &FaultKind| matches!(kind, FaultKind::ClientHostCrash { host, .. } if *host == index);
+        self.active_faults.iter().any(|(_, kind)| dies(kind))
     }
 
-    fn end(&mut self, kind: FaultKind) {
-        let node = self.machine.host;
+    fn end_fault(&mut self, kind: FaultKind) {
+        let node = self.node.host;
         match kind {
-            FaultKind::Reset { .. } => {}
-            FaultKind::Partition { host } => self.world.set_partitioned(self.hosts[host].host, node, false),
+            FaultKind::ConnectionReset { .. } => {}
+            FaultKind::Partition { host } => self.sim.set_partitioned(self.hosts[host].id, node, false),
             FaultKind::SlowLink { host, .. } => {
-                self.world.set_link(self.hosts[host].host, node, self.plan.link);
+                self.sim.set_link(self.hosts[host].id, node, self.plan.link);
             }
-            FaultKind::HostDies { host, .. } => {
-                self.world.start_host(self.hosts[host].host);
+            FaultKind::ClientHostCrash { host, .. } => {
+                self.sim.start_host(self.hosts[host].id);
                 self.start_clients(host);
             }
             FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.clear(),
@@ -283,174 +294,178 @@ impl<'a> Play<'a> {
     }
 
     /// Ends every fault.
-    fn heal(&mut self) {
-        for (_, kind) in std::mem::take(&mut self.active) {
-            self.end(kind);
+    fn end_all_faults(&mut self) {
+        for (_, kind) in std::mem::take(&mut self.active_faults) {
+            self.end_fault(kind);
         }
         self.faults.clear();
     }
 
     /// Has every client leave, and waits until nothing is in use.
-    fn rest(&mut self) -> Result<(), String> {
-        self.heal();
-        self.shared.borrow_mut().resting = true;
-        let lives: Vec<Rc<Cell<usize>>> = self.hosts.iter().map(|host| Rc::clone(&host.live)).collect();
-        self.wait("the leaving of clients", |_| lives.iter().all(|live| live.get() == 0))?;
-        self.machine.watch(true);
-        let rested = self.wait("the node's work for clients that left", Machine::is_at_rest);
+    fn quiesce(&mut self) -> Result<(), String> {
+        self.end_all_faults();
+        self.shared.borrow_mut().quiescing = true;
+        let session_counts: Vec<Rc<Cell<usize>>> =
+            self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
+        self.wait_for("the leaving of clients", |_| session_counts.iter().all(|live| live.get() == 0))?;
+        self.node.track_idle(true);
+        let rested = self.wait_for("the node's work for clients that left", KvNodeUnderTest::is_quiescent);
         if let Err(what) = rested {
-            return Err(format!("{what} ({})", self.machine.leak().unwrap_or_default()));
+            return Err(format!("{what} ({})", self.node.find_leak().unwrap_or_default()));
         }
         // The volume notes in its journal that all is durable.
-        self.world.run_until(self.world.now() + SETTLING);
-        self.wait("the node's own work", Machine::is_at_rest)?;
-        self.machine.watch(false);
-        self.machine.leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
+        self.sim.run_until(self.sim.now() + DURABILITY_MARKER_DELAY);
+        self.wait_for("the node's own work", KvNodeUnderTest::is_quiescent)?;
+        self.node.track_idle(false);
+        self.node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
 
     /// Brings everything to rest and looks up what every key holds.
-    fn settle(&mut self) -> Result<(), String> {
-        self.rest()?;
+    fn quiesce_and_audit(&mut self) -> Result<(), String> {
+        self.quiesce()?;
         if self.faults.writes_failed() > self.writes_failed {
             // A batch of the journal whose write failed may show only after a restart.
-            self.crash(Stop::Killed);
+            self.crash(HostFailure::ProcessKilled);
             self.boot(false, &[])?;
-            return self.rest();
+            return self.quiesce();
         }
-        self.audit_at_rest()
+        self.audit_quiescent()
     }
 
-    fn audit_at_rest(&mut self) -> Result<(), String> {
-        let later = self.machine.audit(self.keys());
-        let found = self.result_of("the audit", &later)?;
-        self.take_audit(found)
+    fn audit_quiescent(&mut self) -> Result<(), String> {
+        let later = self.node.start_audit(self.keys());
+        let found = self.wait_result("the audit", &later)?;
+        self.check_audit(found)
     }
 
-    fn result_of<T>(&mut self, what: &str, later: &Later<T>) -> Result<T, String> {
-        self.wait(what, |_| later.borrow().is_some())?;
+    fn wait_result<T>(&mut self, what: &str, later: &TaskResult<T>) -> Result<T, String> {
+        self.wait_for(what, |_| later.borrow().is_some())?;
         later.borrow_mut().take().ok_or_else(|| format!("{what} left nothing"))
     }
 
     /// Closes the node in order and starts it again.
     fn restart(&mut self) -> Result<(), String> {
-        let later = self.machine.close();
-        match self.result_of("closing", &later)? {
+        let later = self.node.start_clean_shutdown();
+        match self.wait_result("closing", &later)? {
             Ok(()) => {}
-            Err(_) if self.faults.failed() > 0 => {}
+            Err(_) if self.faults.operations_failed() > 0 => {}
             Err(fault) => return Err(format!("closing failed: {fault}")),
         }
         self.count_checkpoints();
-        self.shared.borrow_mut().history.open = false;
-        self.machine.stop(Stop::Killed);
+        self.shared.borrow_mut().history.node_is_up = false;
+        self.node.stop(HostFailure::ProcessKilled);
         self.boot(false, &[])
     }
 
     fn count_checkpoints(&mut self) {
-        if let Some(volume) = self.machine.volume() {
-            self.figures.checkpoints += volume.statistics().checkpoints;
+        if let Some(volume) = self.node.volume() {
+            self.stats.checkpoints += volume.statistics().checkpoints;
         }
     }
 
-    fn crash(&mut self, stop: Stop) {
+    fn crash(&mut self, stop: HostFailure) {
         self.count_checkpoints();
-        self.shared.borrow_mut().history.open = false;
-        self.figures.crashes += 1;
-        let loses = matches!(stop, Stop::PowerCut(plan) if plan != CrashPlan::KeepAll);
-        self.relaxed |= loses && self.plan.node.durability == Durability::Device;
-        self.machine.stop(stop);
+        self.shared.borrow_mut().history.node_is_up = false;
+        self.stats.crashes += 1;
+        let loses = matches!(stop, HostFailure::PowerLoss(plan) if plan != CrashModel::KeepAll);
+        self.may_lose_unflushed |= loses && self.plan.node.durability == Durability::Completed;
+        self.node.stop(stop);
     }
 
     /// Starts the node, dying `again` on the way, and audits it before anybody can connect.
-    fn boot(&mut self, first: bool, again: &[(Nanos, Stop)]) -> Result<(), String> {
+    fn boot(&mut self, first: bool, again: &[(Nanos, HostFailure)]) -> Result<(), String> {
         let keys = self.keys();
-        let mut later = self.machine.boot(keys.clone(), first);
+        let mut later = self.node.start_recovery(keys.clone(), first);
         for &(after, stop) in again {
-            self.world.run_until(self.world.now() + after);
+            self.sim.run_until(self.sim.now() + after);
             self.crash(stop);
-            later = self.machine.boot(keys.clone(), first);
+            later = self.node.start_recovery(keys.clone(), first);
         }
-        let opened: Opened = self.result_of("recovery", &later)?;
+        let opened: RecoveryResult = self.wait_result("recovery", &later)?;
         let (volume, found) = opened.map_err(|error| format!("the node does not open its disk: {error}"))?;
-        self.take_audit(found)?;
-        self.machine.serve(volume);
+        self.check_audit(found)?;
+        self.node.start_serving(volume);
         self.writes_failed = self.faults.writes_failed();
-        self.shared.borrow_mut().history.open = true;
+        self.shared.borrow_mut().history.node_is_up = true;
         Ok(())
     }
 
     /// Takes in what every key holds: no order of calls may contradict it.
-    fn take_audit(&mut self, found: Vec<Audited>) -> Result<(), String> {
+    fn check_audit(&mut self, found: Vec<AuditResult>) -> Result<(), String> {
         let shared = Rc::clone(&self.shared);
         let history = &mut shared.borrow_mut().history;
         let mut states = Vec::with_capacity(found.len());
         for (key, audited) in found.into_iter().enumerate() {
-            states.push(self.state_of(history, key, audited)?);
+            states.push(self.key_state_of(history, key, audited)?);
         }
-        let relaxed = std::mem::take(&mut self.relaxed);
+        let relaxed = std::mem::take(&mut self.may_lose_unflushed);
         let mut before = Vec::new();
         for (key, state) in states.iter().enumerate() {
             before.push(history.events(key).len());
-            if relaxed && *state != State::Damaged {
-                let may = survivors(&history.starts()[key..=key], history.events(key), history.flushes());
-                if !is_one_of(*state, &may) {
+            if relaxed && *state != KeyState::Damaged {
+                let may =
+                    crash_survivors(&history.starts()[key..=key], history.events(key), history.flushes());
+                if !matches_any(*state, &may) {
                     let key = &history.keys()[key];
                     return Err(format!("after the power cut {key} holds {state:?}, not one of {may:?}"));
                 }
             }
         }
-        history.audited(&states);
+        history.record_audit(&states);
         for key in 0..states.len() {
-            let events = match relaxed || states[key] == State::Damaged {
+            let events = match relaxed || states[key] == KeyState::Damaged {
                 true => &history.events(key)[..before[key]],
                 false => history.events(key),
             };
-            match explain(history.starts()[key], events) {
-                Verdict::Explained => {}
-                Verdict::Undecided => self.figures.undecided += 1,
-                Verdict::Unexplained => return Err(unexplained(history, key, events)),
+            match check_linearizable(history.starts()[key], events) {
+                CheckResult::Linearizable => {}
+                CheckResult::Undecided => self.stats.undecided_keys += 1,
+                CheckResult::NotLinearizable => return Err(describe_violation(history, key, events)),
             }
         }
         history.next_segment(states);
         Ok(())
     }
 
-    fn state_of(&self, history: &History, key: usize, audited: Audited) -> Result<State, String> {
+    fn key_state_of(&self, history: &History, key: usize, audited: AuditResult) -> Result<KeyState, String> {
         let name = &history.keys()[key];
         match audited {
-            Audited::Missing => Ok(State::Missing),
-            Audited::Value(bytes) => match history.identify(key, &bytes, bytes.len() as u32)? {
-                Seen::Value(operation) => Ok(State::Holds { operation, bytes: history.length_of(operation) }),
-                _ => Ok(State::Holds { operation: 0, bytes: 0 }),
+            AuditResult::Missing => Ok(KeyState::Missing),
+            AuditResult::Value(bytes) => match history.identify_value(key, &bytes, bytes.len() as u32)? {
+                Observed::Value(operation) => {
+                    Ok(KeyState::Holds { operation, bytes: history.value_bytes_of(operation) })
+                }
+                _ => Ok(KeyState::Holds { operation: 0, bytes: 0 }),
             },
-            Audited::Damaged(lba) => {
-                if self.rotten.iter().any(|&at| self.machine.record_holds(lba, at)) {
-                    return Ok(State::Damaged);
+            AuditResult::Damaged(lba) => {
+                if self.corrupted_bytes.iter().any(|&at| self.node.record_contains(lba, at)) {
+                    return Ok(KeyState::Damaged);
                 }
                 Err(format!("{name}: the record at block {lba} is damaged, and nothing rotted there"))
             }
-            Audited::Failed(fault) => Err(format!("{name} cannot be read: {fault}")),
+            AuditResult::Failed(fault) => Err(format!("{name} cannot be read: {fault}")),
         }
     }
 
     /// Lets bits rot: among the records, and in the first copy of the metadata.
-    fn rot(&mut self, records: u64, metadata: bool) {
-        let Some(superblock) = self.machine.superblock() else { return };
+    fn corrupt_bits(&mut self, records: u64, metadata: bool) {
+        let Some(superblock) = self.node.superblock() else { return };
         let unit = u64::from(superblock.unit_bytes);
-        let (first, end) = (superblock.data_first * unit, superblock.units() * unit);
+        let (first, end) = (superblock.data_start_unit * unit, superblock.units() * unit);
         for _ in 0..records {
             // Where something lies, if it is found soon.
             for _ in 0..50 {
                 let at = first + self.random.below(end - first);
-                if self.machine.rot(at, self.random.below(8) as u8) {
-                    self.rotten.push(at);
-                    self.figures.rotten_bits += 1;
+                if self.node.flip_bit(at, self.random.below(8) as u8) {
+                    self.corrupted_bytes.push(at);
+                    self.stats.corrupted_bits += 1;
                     break;
                 }
             }
         }
         if metadata {
-            let journal = superblock.journal_first(0) * unit;
-            let area = superblock.area_first(self.random.below(2) as u8, 0) * unit;
+            let journal = superblock.journal_start_unit(0) * unit;
+            let area = superblock.area_start_unit(self.random.below(2) as u8, 0) * unit;
             let spans = [
                 (0, 2 * superblock::STRIDE),
                 (journal, u64::from(superblock.journal_units) * unit),
@@ -458,8 +473,8 @@ impl<'a> Play<'a> {
             ];
             let (start, bytes) = spans[self.random.below(3) as usize];
             for _ in 0..50 {
-                if self.machine.rot(start + self.random.below(bytes), self.random.below(8) as u8) {
-                    self.figures.rotten_bits += 1;
+                if self.node.flip_bit(start + self.random.below(bytes), self.random.below(8) as u8) {
+                    self.stats.corrupted_bits += 1;
                     break;
                 }
             }
@@ -468,20 +483,20 @@ impl<'a> Play<'a> {
 
     /// The stopped node's disk, read from end to end: it holds what the last audit found, and nothing is
     /// wrong with it but what rotted.
-    fn check_disk(&mut self) -> Result<(), String> {
+    fn verify_disk(&mut self) -> Result<(), String> {
         self.count_checkpoints();
-        let used = self.machine.volume().map(|volume| volume.statistics().used_bytes);
-        self.shared.borrow_mut().history.open = false;
-        self.machine.stop(Stop::Killed);
-        let later = self.machine.check();
-        let report = self.result_of("the check", &later)?;
+        let used = self.node.volume().map(|volume| volume.statistics().used_bytes);
+        self.shared.borrow_mut().history.node_is_up = false;
+        self.node.stop(HostFailure::ProcessKilled);
+        let later = self.node.start_verify();
+        let report = self.wait_result("the check", &later)?;
         let report = report.map_err(|error| format!("the disk cannot be checked: {error}"))?;
         for problem in &report.problems {
-            if !self.rotten.iter().any(|&at| self.machine.record_holds(problem.lba, at)) {
+            if !self.corrupted_bytes.iter().any(|&at| self.node.record_contains(problem.lba, at)) {
                 return Err(format!("check finds: {problem}"));
             }
         }
-        let present = |state: &&State| **state != State::Missing;
+        let present = |state: &&KeyState| **state != KeyState::Missing;
         let keys = self.shared.borrow().history.starts().iter().filter(present).count() as u64;
         if report.keys != keys {
             return Err(format!("check finds {} keys, the node served {keys}", report.keys));
@@ -498,7 +513,11 @@ mod superblock {
 }
 
 /// What is said of calls that no order explains.
-pub(crate) fn unexplained(history: &History, key: usize, events: &[crate::history::Event]) -> String {
+pub(crate) fn describe_violation(
+    history: &History,
+    key: usize,
+    events: &[crate::history::CallRecord],
+) -> String {
     let mut text = format!("no order explains the calls of {}", history.keys()[key]);
     text.push_str(&format!(", which held {:?} at first:\n", history.starts()[key]));
     let mut sorted = events.to_vec();

@@ -1,25 +1,29 @@
 //! Each bug planted in the device that a client makes of a namespace of blocks is found within a bounded number of
 //! seeds, as those of the engine are (`canaries.rs`).
 
-use octokv_client::bug_injection::{Bug, plant};
-use octokv_sim::{Scenario, Settings, run};
+use octokv_client::bug_injection::{InjectedBug, inject};
+use octokv_sim::{Scenario, SweepConfig, run_sweep};
 
-fn is_found(bug: Bug, seeds: u64) {
-    plant(Some(bug));
-    let settings = Settings { scenario: Some(Scenario::Remote), ..Settings::new(0..seeds) };
-    let outcome = run(&settings, |_| true);
-    plant(None);
+fn assert_found(bug: InjectedBug, seeds: u64) {
+    inject(Some(bug));
+    let settings = SweepConfig { scenario: Some(Scenario::Remote), ..SweepConfig::new(0..seeds) };
+    let outcome = run_sweep(&settings, |_| true);
+    inject(None);
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} is not found in {seeds} seeds"));
-    println!("{bug:?}, after {} seeds: {}", outcome.seeds, failure.what.lines().next().unwrap_or_default());
-    assert!(failure.replay().starts_with("octokv sim --seeds "));
+    println!(
+        "{bug:?}, after {} seeds: {}",
+        outcome.seeds,
+        failure.message.lines().next().unwrap_or_default()
+    );
+    assert!(failure.replay_command().starts_with("octokv sim --seeds "));
 }
 
 #[test]
-fn a_remote_flush_that_is_answered_early_is_found() {
-    is_found(Bug::AnswerFlushEarly, 100);
+fn a_remote_flush_that_is_completed_early_is_found() {
+    assert_found(InjectedBug::CompleteFlushEarly, 100);
 }
 
 #[test]
-fn writes_that_a_lost_connection_took_along_and_nobody_remembers_are_found() {
-    is_found(Bug::ForgetLostWrites, 300);
+fn forgotten_writes_of_a_lost_connection_are_found() {
+    assert_found(InjectedBug::ForgetLostWrites, 300);
 }

@@ -2,23 +2,23 @@
 //! production code in a virtual world with resets, partitions, kills and power cuts; what was acknowledged is there
 //! whenever the volume is opened again.
 
-use octokv_base::{Key, NamespaceId, Nanos, Pool, Random};
-use octokv_client::bug_injection::{self as client_planted, Bug as ClientBug};
-use octokv_client::{Remote, Session, Settings};
+use octokv_base::{BufferPool, Key, NamespaceId, Nanos, Prng};
+use octokv_client::bug_injection::{self as client_bugs, InjectedBug as ClientBug};
+use octokv_client::{ClientConfig, RemoteSession, Session};
 use octokv_device::{Device, FileDevice, Geometry};
-use octokv_engine::bug_injection::{self as engine_planted, Bug as EngineBug};
+use octokv_engine::bug_injection::{self as engine_bugs, InjectedBug as EngineBug};
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
-use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings};
-use octokv_engine::{Durability, Engine, Fault, Put, PutMode};
-use octokv_node::block_backend::{BlockVolume, Blocks};
-use octokv_node::monitor::Scheduling;
-use octokv_node::namespace_table::{Store, Stores};
-use octokv_node::{Costs, Parts, Turns, reactor};
-use octokv_nvmf::{NamespaceInfo, NamespaceKind, Target, TargetSettings};
+use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig};
+use octokv_engine::{Durability, Engine, EngineError, PutMode, PutOutcome};
+use octokv_node::block_backend::{BlockBackend, BlockVolume};
+use octokv_node::monitor::Monitor;
+use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
+use octokv_node::{ReactorLoop, ReactorParts, SimulatedCosts, reactor};
+use octokv_nvmf::{NamespaceInfo, NamespaceKind, SubsystemConfig, Target};
 use octokv_runtime::simulated::{
-    CrashPlan, DiskId, DiskSettings, HostId, Stop, VirtualSockets, VirtualWorld, WorldSettings,
+    CrashModel, HostFailure, SimDiskConfig, SimDiskId, SimEnv, SimEnvConfig, SimHostId, SimSockets,
 };
-use octokv_runtime::{Busy, Channel, Doorbell, Handle, Sockets, mesh};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, Sockets, mesh};
 use octokv_sim::node_under_test::handle_without_devices;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -31,57 +31,57 @@ const KEYS: u64 = 12;
 /// Tasks of the client; each has keys of its own.
 const TASKS: u64 = 3;
 /// Longer than anything may take.
-const PATIENCE: Nanos = Nanos::from_secs(120);
+const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(120);
 
-struct Place {
-    world: VirtualWorld,
-    node: HostId,
-    disk: DiskId,
-    client: HostId,
+struct SimSetup {
+    sim: SimEnv,
+    node: SimHostId,
+    disk: SimDiskId,
+    client: SimHostId,
     block_bytes: u32,
     durability: Durability,
 }
 
 /// What was promised, and what was tried since the volume was opened.
 #[derive(Default)]
-struct Ledger {
-    settled: BTreeMap<Key, u64>,
-    stored: BTreeMap<Key, u64>,
-    tried: BTreeMap<Key, Vec<u64>>,
+struct AckLog {
+    durable: BTreeMap<Key, u64>,
+    acknowledged: BTreeMap<Key, u64>,
+    attempted: BTreeMap<Key, Vec<u64>>,
     operation: u64,
-    answered: u64,
+    completed: u64,
     /// Tasks that have ended: with their work, or with the engine's writing.
-    ended: u64,
+    tasks_ended: u64,
     failure: Option<String>,
 }
 
-type Shared<T> = Rc<RefCell<T>>;
+type SharedCell<T> = Rc<RefCell<T>>;
 
-impl Place {
-    fn new(seed: u64) -> Place {
-        let mut random = Random::new(seed);
-        let world = VirtualWorld::new(WorldSettings::new(seed));
-        let (node, client) = (world.add_host(), world.add_host());
+impl SimSetup {
+    fn new(seed: u64) -> SimSetup {
+        let mut random = Prng::new(seed);
+        let sim = SimEnv::new(SimEnvConfig::new(seed));
+        let (node, client) = (sim.add_host(), sim.add_host());
         let block_bytes = [512, 4096][random.below(2) as usize];
         let size_bytes = 8 << 20;
         let disk =
-            world.add_disk(node, DiskSettings { size_bytes, block_bytes: 512, ..DiskSettings::default() });
-        let durability = [Durability::Flush, Durability::Device][random.below(2) as usize];
-        Place { world, node, disk, client, block_bytes, durability }
+            sim.add_disk(node, SimDiskConfig { size_bytes, block_bytes: 512, ..SimDiskConfig::default() });
+        let durability = [Durability::PowerSafe, Durability::Completed][random.below(2) as usize];
+        SimSetup { sim, node, disk, client, block_bytes, durability }
     }
 
     fn address(&self) -> SocketAddr {
-        SocketAddr::new(self.world.address(self.node), 4420)
+        SocketAddr::new(self.sim.address(self.node), 4420)
     }
 
     /// Starts the node: one core, one namespace.
     fn boot(&self) {
-        let world = &self.world;
-        world.start_host(self.node);
-        let doorbell = Doorbell::silent();
-        let channel = Channel::new(Box::new(world.queue(self.node)), 16);
-        let handle = Handle::new(doorbell.clone(), channel.clone(), Busy::virtual_time());
-        let media = world.media(self.disk);
+        let sim = &self.sim;
+        sim.start_host(self.node);
+        let doorbell = CoreWaker::without_eventfd();
+        let channel = DeviceHandle::new(Box::new(sim.device_queue(self.node)), 16);
+        let handle = ReactorHandle::new(doorbell.clone(), channel.clone(), CpuTime::simulated());
+        let media = sim.device_source(self.disk);
         let blocks = media.size_bytes / u64::from(media.block_bytes);
         let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
         let file = channel.open(&media).expect("a virtual disk opens");
@@ -95,89 +95,95 @@ impl Place {
             kind: NamespaceKind::Block { block_bytes: self.block_bytes },
             ana_group: 1,
         };
-        let target = Target::new(TargetSettings::new(NQN), vec![info]);
-        let pool = Pool::new(16 << 20);
-        let stores: Rc<Stores<HashEngine>> = Rc::default();
+        let target = Target::new(SubsystemConfig::new(NQN), vec![info]);
+        let pool = BufferPool::new(16 << 20);
+        let stores: Rc<NamespaceTable<HashEngine>> = Rc::default();
         let (own, name) = (pool.clone(), Rc::from("disk"));
-        let store = Blocks { volume, device, pool: own, handle: handle.clone(), name };
-        stores.insert(NamespaceId(1), Store::Blocks(store));
-        let mut sockets = world.sockets(self.node);
+        let store = BlockBackend { volume, device, pool: own, handle: handle.clone(), device_name: name };
+        stores.insert(NamespaceId(1), NamespaceBackend::Block(store));
+        let mut sockets = sim.sockets(self.node);
         let listeners = vec![sockets.listen(self.address()).expect("nobody else is on this host")];
         let mailbox = mesh(&[doorbell], 4).pop().expect("one core");
-        let scheduling = Scheduling::new(1, octokv_sched::Settings::default(), || Nanos::ZERO);
-        let mut turns = reactor(Parts {
+        let scheduling = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
+        let mut reactor_loop = reactor(ReactorParts {
             sockets,
-            local_address: |_: &VirtualSockets, _| None,
+            local_address: |_: &SimSockets, _| None,
             listeners,
             mailbox,
             core: 0,
             handle: handle.clone(),
             target,
-            stores,
+            namespaces: stores,
             pool,
             requests_max: 64,
-            scheduling: Arc::new(scheduling.expect("defaults")),
-            costs: Costs::default(),
+            monitor: Arc::new(scheduling.expect("defaults")),
+            costs: SimulatedCosts::default(),
         });
-        world.add_reactor(self.node, handle, move |now| turns.turn(now));
+        sim.add_reactor(self.node, handle, move |now| reactor_loop.run_iteration(now));
     }
 
     /// A session that is live.
-    fn connect(&self) -> Result<Session<VirtualSockets>, String> {
-        let settings = Settings {
+    fn connect(&self) -> Result<Session<SimSockets>, String> {
+        let settings = ClientConfig {
             namespace: NamespaceId(1),
-            queues: 2,
-            depth: 16,
+            io_queues: 2,
+            queue_depth: 16,
             command_timeout: Nanos::from_secs(2),
-            ..Settings::default()
+            ..ClientConfig::default()
         };
-        let sockets = self.world.sockets(self.client);
-        let session = Session::new(sockets, self.address(), settings, self.world.now());
+        let sockets = self.sim.sockets(self.client);
+        let session = Session::new(sockets, self.address(), settings, self.sim.now());
         let session = Rc::new(RefCell::new(Some(session)));
-        let (handle, own) = (handle_without_devices(&self.world, self.client), Rc::clone(&session));
+        let (handle, own) = (handle_without_devices(&self.sim, self.client), Rc::clone(&session));
         let handle_too = handle.clone();
-        let id = self.world.add_reactor(self.client, handle, move |now| {
+        let id = self.sim.add_reactor(self.client, handle, move |now| {
             let mut own = own.borrow_mut();
             let Some(session) = own.as_mut() else { return false };
             let busy = session.poll(now, |_, _| ());
-            handle_too.want_turn_at(session.next_deadline());
+            handle_too.request_wakeup_at(session.next_deadline());
             busy
         });
         let over = |session: &Session<_>| session.is_live() || session.ended().is_some();
         let done = || session.borrow().as_ref().is_none_or(over);
-        self.world.run_while_not(self.world.now() + PATIENCE, done);
-        self.world.remove_reactor(id);
+        self.sim.run_until_true(self.sim.now() + PROGRESS_TIMEOUT, done);
+        self.sim.remove_reactor(id);
         let session = session.borrow_mut().take().ok_or("it was there")?;
         if session.is_live() { Ok(session) } else { Err(format!("no connection: {:?}", session.ended())) }
     }
 
     /// One life of the client's engine: it opens the volume, looks everything up, puts until its writing ends or
     /// the work is done, and dies. `faults` is called with how many puts are answered.
-    fn live(&self, ledger: &Shared<Ledger>, first: bool, mut faults: impl FnMut(u64)) -> Result<(), String> {
-        let remote = Remote::new(self.connect()?, self.world.now()).map_err(|error| error.to_string())?;
+    fn run_engine_session(
+        &self,
+        ledger: &SharedCell<AckLog>,
+        first: bool,
+        mut faults: impl FnMut(u64),
+    ) -> Result<(), String> {
+        let remote =
+            RemoteSession::new(self.connect()?, self.sim.now()).map_err(|error| error.to_string())?;
         let channel = remote.channel();
         let device: Rc<dyn Device> = Rc::new(remote.device(&channel));
-        let handle = Handle::new(Doorbell::silent(), channel.clone(), Busy::virtual_time());
+        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), channel.clone(), CpuTime::simulated());
         let own = handle.clone();
-        let id = self.world.add_reactor(self.client, handle.clone(), move |now| {
-            let mut worked = own.begin_turn(now) > 0;
-            worked |= remote.turn(now);
+        let id = self.sim.add_reactor(self.client, handle.clone(), move |now| {
+            let mut worked = own.begin_iteration(now) > 0;
+            worked |= remote.poll(now);
             worked |= channel.poll() > 0;
-            worked |= own.run_background() > 0;
+            worked |= own.poll_background() > 0;
             worked |= channel.poll() > 0;
-            own.want_turn_at(remote.next_deadline());
+            own.request_wakeup_at(remote.next_deadline());
             worked
         });
         let begun = {
             let mut ledger = ledger.borrow_mut();
-            (ledger.ended, ledger.answered) = (0, 0);
+            (ledger.tasks_ended, ledger.completed) = (0, 0);
             ledger.operation
         };
-        let settings = OpenSettings { durability: self.durability, cores: 1 };
-        let format = FormatSettings { unit_bytes: self.block_bytes, seed: 5, ..FormatSettings::default() };
+        let settings = OpenConfig { durability: self.durability, cores: 1 };
+        let format = FormatConfig { unit_bytes: self.block_bytes, seed: 5, ..FormatConfig::default() };
         let (shared, own) = (Rc::clone(ledger), handle.clone());
         handle.spawn(async move {
-            let pool = Pool::new(16 << 20);
+            let pool = BufferPool::new(16 << 20);
             let opened = async {
                 if first {
                     hash::format(&*device, &format).await?;
@@ -194,20 +200,27 @@ impl Place {
             let (kept, clock) = (Rc::clone(&engine), own.clone());
             own.spawn(async move { kept.maintain(&clock, |_| ()).await });
             for task in 0..TASKS {
-                let random = Random::new(begun ^ task << 32);
-                own.spawn(work(Rc::clone(&engine), Rc::clone(&shared), own.clone(), settings, task, random));
+                let random = Prng::new(begun ^ task << 32);
+                own.spawn(run_task(
+                    Rc::clone(&engine),
+                    Rc::clone(&shared),
+                    own.clone(),
+                    settings,
+                    task,
+                    random,
+                ));
             }
         });
-        let deadline = self.world.now() + PATIENCE;
+        let deadline = self.sim.now() + PROGRESS_TIMEOUT;
         let mut finished = false;
-        while !finished && self.world.now() < deadline {
-            self.world.step(self.world.now() + Nanos::from_millis(1));
-            let answered = ledger.borrow().answered;
-            faults(answered);
-            finished = ledger.borrow().ended == TASKS || ledger.borrow().failure.is_some();
+        while !finished && self.sim.now() < deadline {
+            self.sim.step(self.sim.now() + Nanos::from_millis(1));
+            let completed = ledger.borrow().completed;
+            faults(completed);
+            finished = ledger.borrow().tasks_ended == TASKS || ledger.borrow().failure.is_some();
         }
         handle.shutdown();
-        self.world.remove_reactor(id);
+        self.sim.remove_reactor(id);
         match ledger.borrow_mut().failure.take() {
             Some(what) => Err(what),
             None if finished => Ok(()),
@@ -216,36 +229,36 @@ impl Place {
     }
 }
 
-fn fail(ledger: &Shared<Ledger>, what: String) {
+fn fail(ledger: &SharedCell<AckLog>, what: String) {
     ledger.borrow_mut().failure.get_or_insert(what);
 }
 
 /// Every key holds what was promised last, or what was tried after it.
-async fn audit(engine: &HashEngine, ledger: &Shared<Ledger>) -> Result<(), String> {
+async fn audit(engine: &HashEngine, ledger: &SharedCell<AckLog>) -> Result<(), String> {
     for index in 0..KEYS {
         let key = key_of(index);
         let found = engine.get(&key).await.map_err(|fault| format!("{key}: {fault}"))?;
         let found = found.map(|value| operation_of(&key, value.as_bytes()));
         let mut ledger = ledger.borrow_mut();
-        let settled = ledger.settled.get(&key).copied();
-        let tried = ledger.tried.remove(&key).unwrap_or_default();
-        if found != settled && !found.is_some_and(|found| tried.contains(&found) && Some(found) > settled) {
-            return Err(format!("{key}: promised was {settled:?}, found {found:?}, tried {tried:?}"));
+        let durable = ledger.durable.get(&key).copied();
+        let tried = ledger.attempted.remove(&key).unwrap_or_default();
+        if found != durable && !found.is_some_and(|found| tried.contains(&found) && Some(found) > durable) {
+            return Err(format!("{key}: promised was {durable:?}, found {found:?}, tried {tried:?}"));
         }
-        ledger.settled.extend(found.map(|found| (key, found)));
+        ledger.durable.extend(found.map(|found| (key, found)));
     }
-    ledger.borrow_mut().stored.clear();
+    ledger.borrow_mut().acknowledged.clear();
     Ok(())
 }
 
 /// Puts and flushes until the engine takes no more writes, or there were enough.
-async fn work(
+async fn run_task(
     engine: Rc<HashEngine>,
-    ledger: Shared<Ledger>,
-    handle: Handle,
-    settings: OpenSettings,
+    ledger: SharedCell<AckLog>,
+    handle: ReactorHandle,
+    settings: OpenConfig,
     task: u64,
-    mut random: Random,
+    mut random: Prng,
 ) {
     for _ in 0..60 {
         let key = key_of(random.below(KEYS / TASKS) * TASKS + task);
@@ -253,32 +266,32 @@ async fn work(
             let mut ledger = ledger.borrow_mut();
             ledger.operation += 1;
             let operation = ledger.operation;
-            ledger.tried.entry(key.clone()).or_default().push(operation);
+            ledger.attempted.entry(key.clone()).or_default().push(operation);
             operation
         };
         let value = value_of(&key, operation, 8 + random.below(6000) as usize);
         match engine.put(&key, PutMode::Upsert, record_of(&key, &value), value.len()).await {
-            Ok(Put::Stored) => {
+            Ok(PutOutcome::Stored) => {
                 let mut ledger = ledger.borrow_mut();
-                ledger.answered += 1;
+                ledger.completed += 1;
                 match settings.durability {
-                    Durability::Flush => drop(ledger.settled.insert(key, operation)),
-                    Durability::Device => drop(ledger.stored.insert(key, operation)),
+                    Durability::PowerSafe => drop(ledger.durable.insert(key, operation)),
+                    Durability::Completed => drop(ledger.acknowledged.insert(key, operation)),
                 }
             }
             Ok(other) => return fail(&ledger, format!("a put was answered with {other:?}")),
             // It may be the only one that the loss took; the next tells.
-            Err(Fault::Device(_)) => {}
-            Err(Fault::ReadOnly) => break,
+            Err(EngineError::Device(_)) => {}
+            Err(EngineError::ReadOnly) => break,
             Err(fault) => return fail(&ledger, format!("a put failed: {fault}")),
         }
         if random.one_in(6) {
-            let before = ledger.borrow().stored.clone();
+            let before = ledger.borrow().acknowledged.clone();
             if engine.flush().await.is_ok() {
                 let mut ledger = ledger.borrow_mut();
                 for (key, operation) in before {
-                    let settled = ledger.settled.entry(key).or_default();
-                    *settled = operation.max(*settled);
+                    let durable = ledger.durable.entry(key).or_default();
+                    *durable = operation.max(*durable);
                 }
             }
         }
@@ -286,22 +299,22 @@ async fn work(
             handle.sleep(Nanos::from_micros(random.below(400))).await;
         }
     }
-    ledger.borrow_mut().ended += 1;
+    ledger.borrow_mut().tasks_ended += 1;
 }
 
 /// Plays one seed. The error says what does not hold.
-fn play(seed: u64) -> Result<(), String> {
-    let (place, mut random) = (Place::new(seed), Random::new(seed ^ 0xabc));
-    let ledger: Shared<Ledger> = Rc::default();
-    place.boot();
-    for life in 0..5 {
+fn run_seed(seed: u64) -> Result<(), String> {
+    let (setup, mut random) = (SimSetup::new(seed), Prng::new(seed ^ 0xabc));
+    let ledger: SharedCell<AckLog> = Rc::default();
+    setup.boot();
+    for session in 0..5 {
         let (at, kind) = (random.below(120), random.below(6));
-        let (mut done, mut mend) = (false, None);
-        let world = &place.world;
-        place.live(&ledger, life == 0, |answered| {
-            if mend.is_some_and(|at| at <= world.now()) {
-                mend = None;
-                world.set_partitioned(place.client, place.node, false);
+        let (mut done, mut heal_at) = (false, None);
+        let sim = &setup.sim;
+        setup.run_engine_session(&ledger, session == 0, |answered| {
+            if heal_at.is_some_and(|at| at <= sim.now()) {
+                heal_at = None;
+                sim.set_partitioned(setup.client, setup.node, false);
             }
             if done || answered < at {
                 return;
@@ -309,61 +322,61 @@ fn play(seed: u64) -> Result<(), String> {
             done = true;
             let stop = match kind {
                 0 => {
-                    world.reset_streams(place.client, place.node);
+                    sim.reset_streams(setup.client, setup.node);
                     return;
                 }
                 1 => {
-                    world.set_partitioned(place.client, place.node, true);
-                    mend = Some(world.now() + Nanos::from_millis(1 + random.below(4000)));
+                    sim.set_partitioned(setup.client, setup.node, true);
+                    heal_at = Some(sim.now() + Nanos::from_millis(1 + random.below(4000)));
                     return;
                 }
-                2 => Stop::Killed,
-                3 => Stop::PowerCut(CrashPlan::LoseAll),
-                4 => Stop::PowerCut(CrashPlan::Some),
-                _ => Stop::PowerCut(CrashPlan::Torn),
+                2 => HostFailure::ProcessKilled,
+                3 => HostFailure::PowerLoss(CrashModel::LoseAll),
+                4 => HostFailure::PowerLoss(CrashModel::RandomWrites),
+                _ => HostFailure::PowerLoss(CrashModel::TornWrites),
             };
-            world.stop_host(place.node, stop);
-            place.boot();
+            sim.stop_host(setup.node, stop);
+            setup.boot();
         })?;
-        world.set_partitioned(place.client, place.node, false);
+        sim.set_partitioned(setup.client, setup.node, false);
         if random.one_in(2) {
             // Whatever was promised is promised for the node's sake, not for its memory's.
-            world.stop_host(place.node, Stop::PowerCut(CrashPlan::LoseAll));
-            place.boot();
+            sim.stop_host(setup.node, HostFailure::PowerLoss(CrashModel::LoseAll));
+            setup.boot();
         }
     }
-    place.live(&ledger, false, |_| ())
+    setup.run_engine_session(&ledger, false, |_| ())
 }
 
 #[test]
-fn what_an_engine_on_the_clients_side_promised_is_there_after_every_loss() {
+fn acknowledged_writes_of_a_remote_engine_survive_every_loss() {
     for seed in 0..30 {
-        play(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        run_seed(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
     }
 }
 
-fn is_found(name: &str) {
-    let found = (0..30).find_map(|seed| play(seed).err().map(|what| (seed, what)));
-    client_planted::plant(None);
-    engine_planted::plant(None);
+fn assert_found(name: &str) {
+    let found = (0..30).find_map(|seed| run_seed(seed).err().map(|what| (seed, what)));
+    client_bugs::inject(None);
+    engine_bugs::inject(None);
     let (seed, what) = found.unwrap_or_else(|| panic!("{name} is not found"));
     println!("{name}, after {} seeds: {what}", seed + 1);
 }
 
 #[test]
-fn a_flush_that_is_answered_before_the_nodes_flush_is_found() {
-    client_planted::plant(Some(ClientBug::AnswerFlushEarly));
-    is_found("AnswerFlushEarly");
+fn a_flush_that_completes_before_the_nodes_flush_is_found() {
+    client_bugs::inject(Some(ClientBug::CompleteFlushEarly));
+    assert_found("AnswerFlushEarly");
 }
 
 #[test]
 fn lost_writes_that_are_forgotten_are_found() {
-    client_planted::plant(Some(ClientBug::ForgetLostWrites));
-    is_found("ForgetLostWrites");
+    client_bugs::inject(Some(ClientBug::ForgetLostWrites));
+    assert_found("ForgetLostWrites");
 }
 
 #[test]
 fn a_flush_that_the_engine_skips_is_found() {
-    engine_planted::plant(Some(EngineBug::SkipFlush));
-    is_found("SkipFlush");
+    engine_bugs::inject(Some(EngineBug::SkipFlush));
+    assert_found("SkipFlush");
 }

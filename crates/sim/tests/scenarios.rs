@@ -1,12 +1,12 @@
 //! Every scenario holds its promises over many seeds, and a seed repeats to the last event.
 
-use octokv_sim::{Plan, Scenario, Settings, play_seed, run};
+use octokv_sim::{KvScenarioPlan, Scenario, SweepConfig, run_seed, run_sweep};
 
 #[expect(clippy::disallowed_methods, reason = "prints the simulator's speed")]
-fn holds(scenario: Scenario) {
-    let settings = Settings { scenario: Some(scenario), repeat_every: 10, ..Settings::new(0..60) };
+fn assert_scenario_holds(scenario: Scenario) {
+    let settings = SweepConfig { scenario: Some(scenario), repeat_every: 10, ..SweepConfig::new(0..60) };
     let began = std::time::Instant::now();
-    let outcome = run(&settings, |_| true);
+    let outcome = run_sweep(&settings, |_| true);
     if let Some(failure) = outcome.failure {
         panic!("{failure}");
     }
@@ -17,55 +17,55 @@ fn holds(scenario: Scenario) {
 
 #[test]
 fn calm_holds() {
-    holds(Scenario::Calm);
+    assert_scenario_holds(Scenario::Calm);
 }
 
 #[test]
 fn crashes_hold() {
-    holds(Scenario::Crashes);
+    assert_scenario_holds(Scenario::Crashes);
 }
 
 #[test]
 fn network_holds() {
-    holds(Scenario::Network);
+    assert_scenario_holds(Scenario::Network);
 }
 
 #[test]
 fn disk_holds() {
-    holds(Scenario::Disk);
+    assert_scenario_holds(Scenario::Disk);
 }
 
 #[test]
 fn everything_holds() {
-    holds(Scenario::Everything);
+    assert_scenario_holds(Scenario::Everything);
 }
 
 #[test]
 fn blocks_hold() {
-    holds(Scenario::Blocks);
+    assert_scenario_holds(Scenario::Blocks);
 }
 
 #[test]
 fn namespaces_hold() {
-    holds(Scenario::Namespaces);
+    assert_scenario_holds(Scenario::Namespaces);
 }
 
 #[test]
 fn remote_holds() {
-    holds(Scenario::Remote);
+    assert_scenario_holds(Scenario::Remote);
 }
 
 #[test]
 fn the_faults_of_a_scenario_really_happen() {
     let of = |scenario| {
-        let figures = (100..112).map(|seed| play_seed(seed, scenario, false).unwrap());
-        figures.fold([0; 4], |sum, one| {
+        let stats = (100..112).map(|seed| run_seed(seed, scenario, false).unwrap());
+        stats.fold([0; 4], |sum, one| {
             let [crashes, checkpoints, errors, rotten] = sum;
             [
                 crashes + one.crashes,
                 checkpoints + one.checkpoints,
                 errors + one.device_errors,
-                rotten + one.rotten_bits,
+                rotten + one.corrupted_bits,
             ]
         })
     };
@@ -76,18 +76,18 @@ fn the_faults_of_a_scenario_really_happen() {
 }
 
 #[test]
-fn what_worlds_of_blocks_are_about_really_happens() {
+fn the_faults_and_changes_of_block_scenarios_really_happen() {
     let of = |scenario| {
-        let figures = (100..116).map(|seed| play_seed(seed, scenario, false).unwrap());
-        figures.fold([0; 6], |sum, one| {
+        let stats = (100..116).map(|seed| run_seed(seed, scenario, false).unwrap());
+        stats.fold([0; 6], |sum, one| {
             let [crashes, errors, changes, away, fenced, undecided] = sum;
             [
                 crashes + one.crashes,
                 errors + one.device_errors,
-                changes + one.changes,
-                away + one.turned_away,
-                fenced + one.fenced,
-                undecided + one.undecided,
+                changes + one.admin_changes,
+                away + one.rejected_commands,
+                fenced + one.fenced_sessions,
+                undecided + one.undecided_keys,
             ]
         })
     };
@@ -105,7 +105,7 @@ fn what_worlds_of_blocks_are_about_really_happens() {
 
 #[test]
 fn a_plan_depends_on_seed_and_scenario_alone() {
-    let drawn = |seed, scenario| format!("{:?}", Plan::draw(seed, scenario));
+    let drawn = |seed, scenario| format!("{:?}", KvScenarioPlan::draw(seed, scenario));
     assert_eq!(drawn(1, Scenario::Everything), drawn(1, Scenario::Everything));
     assert_ne!(drawn(1, Scenario::Everything), drawn(2, Scenario::Everything));
     assert_ne!(drawn(1, Scenario::Calm), drawn(1, Scenario::Network));

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match octokv_sys::uring::refusal() {
+    match octokv_sys::uring::unavailable_errno() {
         None => ExitCode::SUCCESS,
         Some(_) => ExitCode::FAILURE,
     }

@@ -1,7 +1,7 @@
 //! Time: CLOCK_MONOTONIC for points in time, the processor's tick counter for spans.
 //!
 //! [`now`] goes through the vDSO (about 25 ns); [`ticks`] is one instruction (about 8 ns) and is turned
-//! into nanoseconds by a [`TickScale`], which calibrates itself against [`now`] without ever waiting.
+//! into nanoseconds by a [`TscCalibration`], which calibrates itself against [`now`] without ever waiting.
 
 use octokv_base::Nanos;
 
@@ -13,14 +13,14 @@ pub fn now() -> Nanos {
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// The processor's tick counter. Only differences mean something, and only through a [`TickScale`].
+/// The processor's tick counter. Only differences mean something, and only through a [`TscCalibration`].
 #[cfg(target_arch = "x86_64")]
 pub fn ticks() -> u64 {
     // SAFETY: RDTSC exists on every x86-64 processor and only reads a counter.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// The processor's tick counter. Only differences mean something, and only through a [`TickScale`].
+/// The processor's tick counter. Only differences mean something, and only through a [`TscCalibration`].
 #[cfg(target_arch = "aarch64")]
 pub fn ticks() -> u64 {
     let count: u64;
@@ -31,28 +31,28 @@ pub fn ticks() -> u64 {
 
 /// How long a tick is: the ratio of [`now`] to [`ticks`] since this scale was made.
 #[derive(Clone, Copy, Debug)]
-pub struct TickScale {
-    ticks: u64,
-    now: Nanos,
+pub struct TscCalibration {
+    start_ticks: u64,
+    start: Nanos,
 }
 
-impl TickScale {
+impl TscCalibration {
     /// A scale that begins to calibrate here.
-    pub fn new() -> TickScale {
-        TickScale { ticks: ticks(), now: now() }
+    pub fn new() -> TscCalibration {
+        TscCalibration { start_ticks: ticks(), start: now() }
     }
 
     /// The span of `count` ticks. Right to the parts per thousand once the scale is a millisecond old.
-    pub fn nanos(&self, count: u64) -> Nanos {
-        let elapsed_ticks = ticks().saturating_sub(self.ticks).max(1);
-        let elapsed = now().since(self.now);
+    pub fn ticks_to_nanos(&self, count: u64) -> Nanos {
+        let elapsed_ticks = ticks().saturating_sub(self.start_ticks).max(1);
+        let elapsed = now().since(self.start);
         Nanos((u128::from(count) * u128::from(elapsed.0) / u128::from(elapsed_ticks)) as u64)
     }
 }
 
-impl Default for TickScale {
-    fn default() -> TickScale {
-        TickScale::new()
+impl Default for TscCalibration {
+    fn default() -> TscCalibration {
+        TscCalibration::new()
     }
 }
 
@@ -62,11 +62,11 @@ mod tests {
 
     #[test]
     fn ticks_and_the_clock_agree() {
-        let scale = TickScale::new();
+        let calibration = TscCalibration::new();
         let (start_ticks, start) = (ticks(), now());
         while now().since(start) < Nanos::from_millis(5) {}
         let span = now().since(start).0 as f64;
-        let by_ticks = scale.nanos(ticks() - start_ticks).0 as f64;
+        let by_ticks = calibration.ticks_to_nanos(ticks() - start_ticks).0 as f64;
         assert!((by_ticks / span - 1.0).abs() < 0.05, "{by_ticks} ns by ticks, {span} ns by the clock");
     }
 }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// What happened to a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct PollEvent {
     /// The token it was watched under.
     pub token: u64,
     /// Bytes, a stream, an end or an error can be had.
@@ -22,13 +22,13 @@ pub struct Event {
 
 /// How a descriptor is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watch {
+pub enum Interest {
     /// Told once per change, both directions.
-    Edges,
+    EdgeReadWrite,
     /// Told as long as it is readable.
-    Level,
+    LevelRead,
     /// Told once per signal; it need never be drained. For an [`crate::event::EventFd`].
-    Signals,
+    EdgeRead,
 }
 
 const EVENTS_PER_WAIT: usize = 256;
@@ -53,65 +53,67 @@ impl Poller {
     }
 
     /// Watches a descriptor. Closing it ends that.
-    pub fn add(&self, descriptor: impl AsFd, token: u64, watch: Watch) -> io::Result<()> {
-        self.add_raw(descriptor.as_fd().as_raw_fd(), token, watch)
+    pub fn add(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        self.add_raw(descriptor.as_fd().as_raw_fd(), token, interest)
     }
 
     /// Watches a descriptor that somebody else keeps. A number that is not open is an error.
-    pub fn add_raw(&self, descriptor: RawFd, token: u64, watch: Watch) -> io::Result<()> {
-        let interest = match watch {
-            Watch::Edges => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
-            Watch::Level => libc::EPOLLIN,
-            Watch::Signals => libc::EPOLLIN | libc::EPOLLET,
+    pub fn add_raw(&self, descriptor: RawFd, token: u64, interest: Interest) -> io::Result<()> {
+        let flags = match interest {
+            Interest::EdgeReadWrite => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
+            Interest::LevelRead => libc::EPOLLIN,
+            Interest::EdgeRead => libc::EPOLLIN | libc::EPOLLET,
         };
-        let mut event = libc::epoll_event { events: interest as u32, u64: token };
-        self.control(libc::EPOLL_CTL_ADD, descriptor, &mut event)
+        let mut event = libc::epoll_event { events: flags as u32, u64: token };
+        self.epoll_ctl(libc::EPOLL_CTL_ADD, descriptor, &mut event)
     }
 
     /// Stops watching a descriptor that stays open.
     pub fn remove(&self, descriptor: impl AsFd) -> io::Result<()> {
         let mut unused = libc::epoll_event { events: 0, u64: 0 };
-        self.control(libc::EPOLL_CTL_DEL, descriptor.as_fd().as_raw_fd(), &mut unused)
+        self.epoll_ctl(libc::EPOLL_CTL_DEL, descriptor.as_fd().as_raw_fd(), &mut unused)
     }
 
-    fn control(&self, what: i32, descriptor: RawFd, event: &mut libc::epoll_event) -> io::Result<()> {
+    fn epoll_ctl(&self, operation: i32, descriptor: RawFd, event: &mut libc::epoll_event) -> io::Result<()> {
         // SAFETY: `event` is a live epoll_event; the kernel checks both descriptors.
-        let done = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), what, descriptor, event) };
+        let done = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, descriptor, event) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     /// Waits until something happens, at most `span` ([`Nanos::NEVER`]: for ever, zero: not at all),
     /// and gives what did to `each`. A signal may end the wait early.
-    pub fn wait(&mut self, span: Nanos, mut each: impl FnMut(Event)) {
-        let count = if span == Nanos::ZERO { self.wait_none() } else { self.wait_some(span) };
+    pub fn wait(&mut self, timeout: Nanos, mut on_event: impl FnMut(PollEvent)) {
+        let count = if timeout == Nanos::ZERO { self.poll_now() } else { self.wait_timeout(timeout) };
         for event in self.events.iter().take(count) {
             let bits = event.events as i32;
             let failed = bits & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
             let readable = failed || bits & (libc::EPOLLIN | libc::EPOLLRDHUP) != 0;
             let writable = failed || bits & libc::EPOLLOUT != 0;
-            each(Event { token: event.u64, readable, writable });
+            on_event(PollEvent { token: event.u64, readable, writable });
         }
     }
 
-    fn wait_none(&mut self) -> usize {
+    fn poll_now(&mut self) -> usize {
         let epoll = self.epoll.as_raw_fd();
         // SAFETY: `events` has room for EVENTS_PER_WAIT events and lives through the call.
         let got = unsafe { libc::epoll_wait(epoll, self.events.as_mut_ptr(), EVENTS_PER_WAIT as i32, 0) };
         got.max(0) as usize
     }
 
-    fn wait_some(&mut self, span: Nanos) -> usize {
+    fn wait_timeout(&mut self, timeout: Nanos) -> usize {
         let time = libc::timespec {
-            tv_sec: (span.0 / 1_000_000_000) as libc::time_t,
-            tv_nsec: (span.0 % 1_000_000_000) as libc::c_long,
+            tv_sec: (timeout.0 / 1_000_000_000) as libc::time_t,
+            tv_nsec: (timeout.0 % 1_000_000_000) as libc::c_long,
         };
-        let until = if span == Nanos::NEVER { std::ptr::null() } else { &raw const time };
+        let timespec_ptr = if timeout == Nanos::NEVER { std::ptr::null() } else { &raw const time };
         let events = self.events.as_mut_ptr();
-        let (epoll, room) = (self.epoll.as_raw_fd(), EVENTS_PER_WAIT as i32);
+        let (epoll, capacity) = (self.epoll.as_raw_fd(), EVENTS_PER_WAIT as i32);
         let no_mask = std::ptr::null::<libc::sigset_t>();
         // SAFETY: `events` has room for `room` events, `until` is null or a live timespec, and a null
         // mask leaves signals as they are; all live through the call.
-        let got = unsafe { libc::syscall(libc::SYS_epoll_pwait2, epoll, events, room, until, no_mask, 0) };
+        let got = unsafe {
+            libc::syscall(libc::SYS_epoll_pwait2, epoll, events, capacity, timespec_ptr, no_mask, 0)
+        };
         got.max(0) as usize
     }
 }

@@ -7,9 +7,9 @@ use std::ptr::NonNull;
 /// Says that `bytes` will be overwritten soon: their cache lines begin to come while other work is done.
 ///
 /// Measured on the memory device, 4 KiB stores over the network, old and new alternating: 7 to 13 % more a second.
-pub fn expect_write(bytes: &mut [u8]) {
+pub fn prefetch_write(bytes: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
-    each_line(bytes, |line| {
+    for_each_cache_line(bytes, |line| {
         // SAFETY: a prefetch has no effect that a program can see, whatever its address.
         unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(line) }
     });
@@ -18,9 +18,9 @@ pub fn expect_write(bytes: &mut [u8]) {
 }
 
 /// Says that `bytes` will be read soon.
-pub fn expect_read(bytes: &[u8]) {
+pub fn prefetch_read(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    each_line(bytes, |line| {
+    for_each_cache_line(bytes, |line| {
         // SAFETY: a prefetch has no effect that a program can see, whatever its address.
         unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line) }
     });
@@ -30,7 +30,7 @@ pub fn expect_read(bytes: &[u8]) {
 
 /// Says that `value` will be looked at soon: its first cache line.
 #[inline]
-pub fn expect<T>(value: &T) {
+pub fn prefetch_value<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch has no effect that a program can see, whatever its address.
     unsafe {
@@ -44,18 +44,18 @@ pub fn expect<T>(value: &T) {
 
 /// Calls `expect` for each cache line of `bytes`.
 #[cfg(target_arch = "x86_64")]
-fn each_line(bytes: &[u8], expect: impl Fn(*const i8)) {
-    let expect = |line: &u8| expect(std::ptr::from_ref(line).cast());
+fn for_each_cache_line(bytes: &[u8], prefetch_address: impl Fn(*const i8)) {
+    let prefetch_line = |line: &u8| prefetch_address(std::ptr::from_ref(line).cast());
     // Of a known length, so that the loop over its lines is unrolled.
     let (parts, rest) = bytes.as_chunks::<512>();
     for part in parts {
-        part.iter().step_by(64).for_each(&expect);
+        part.iter().step_by(64).for_each(&prefetch_line);
     }
-    rest.iter().step_by(64).for_each(&expect);
+    rest.iter().step_by(64).for_each(&prefetch_line);
 }
 
 /// Gives memory that was freed back to the system, as far as whole pages of it are free. Takes milliseconds.
-pub fn give_back() {
+pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim may be called at any time, on any thread.
     let _ = unsafe { libc::malloc_trim(0) };
@@ -66,7 +66,7 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed bytes of our own, aligned to [`HUGE_PAGE_BYTES`].
 #[derive(Debug)]
-pub struct HugeBytes {
+pub struct HugePageBuffer {
     start: NonNull<u8>,
     len: usize,
     /// The mapping that holds them: start and length.
@@ -74,13 +74,13 @@ pub struct HugeBytes {
 }
 
 // SAFETY: it owns its memory alone, as a boxed slice does.
-unsafe impl Send for HugeBytes {}
+unsafe impl Send for HugePageBuffer {}
 // SAFETY: shared references give shared bytes only.
-unsafe impl Sync for HugeBytes {}
+unsafe impl Sync for HugePageBuffer {}
 
-impl HugeBytes {
+impl HugePageBuffer {
     /// `len` zeroed bytes; more than none.
-    pub fn new(len: usize) -> io::Result<HugeBytes> {
+    pub fn new(len: usize) -> io::Result<HugePageBuffer> {
         assert!(len > 0, "no bytes need no memory");
         let mapped = len.next_multiple_of(HUGE_PAGE_BYTES) + HUGE_PAGE_BYTES;
         let (protection, flags) =
@@ -96,11 +96,11 @@ impl HugeBytes {
         let aligned = unsafe { mapping.cast::<u8>().add(shift) };
         // SAFETY: the range lies within our mapping. Advice only: a kernel without huge pages refuses it.
         let _ = unsafe { libc::madvise(aligned.as_ptr().cast(), mapped - shift, libc::MADV_HUGEPAGE) };
-        Ok(HugeBytes { start: aligned, len, mapping: (mapping, mapped) })
+        Ok(HugePageBuffer { start: aligned, len, mapping: (mapping, mapped) })
     }
 }
 
-impl Deref for HugeBytes {
+impl Deref for HugePageBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: `start` has `len` bytes, zeroed by the kernel, that live until `drop`.
@@ -108,14 +108,14 @@ impl Deref for HugeBytes {
     }
 }
 
-impl DerefMut for HugeBytes {
+impl DerefMut for HugePageBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` says that nobody else looks at them.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
-impl Drop for HugeBytes {
+impl Drop for HugePageBuffer {
     fn drop(&mut self) {
         let (start, len) = self.mapping;
         // SAFETY: the mapping was made in `new`, and nothing refers to it any more.
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn the_bytes_are_aligned_zeroed_and_writable_to_the_end() {
         for len in [1, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 5] {
-            let mut bytes = HugeBytes::new(len).unwrap();
+            let mut bytes = HugePageBuffer::new(len).unwrap();
             assert_eq!((bytes.as_ptr() as usize % HUGE_PAGE_BYTES, bytes.len()), (0, len));
             assert!(bytes.iter().all(|&byte| byte == 0));
             bytes[len - 1] = 7;

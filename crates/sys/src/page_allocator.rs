@@ -12,12 +12,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 pub struct PageAllocator;
 
 /// Alignment of what is mapped: no system has smaller pages.
-const PAGE_BYTES: usize = 4096;
+const MAPPED_ALIGN_BYTES: usize = 4096;
 /// From so many bytes on a mapping is cheaper than clearing.
-const MAPPED_BYTES_MIN: usize = 64 << 10;
+const MMAP_BYTES_MIN: usize = 64 << 10;
 
 fn is_mapped(layout: Layout) -> bool {
-    layout.align() == PAGE_BYTES && layout.size() >= MAPPED_BYTES_MIN
+    layout.align() == MAPPED_ALIGN_BYTES && layout.size() >= MMAP_BYTES_MIN
 }
 
 fn map(bytes: usize) -> *mut u8 {
@@ -85,8 +85,8 @@ mod tests {
 
     #[test]
     fn memory_of_every_size_and_alignment_is_zeroed_aligned_kept_over_growth_and_freed() {
-        for align in [1, 16, PAGE_BYTES, 2 * PAGE_BYTES] {
-            for bytes in [1, 4096, MAPPED_BYTES_MIN - 1, MAPPED_BYTES_MIN, MAPPED_BYTES_MIN + 1, 3 << 20] {
+        for align in [1, 16, MAPPED_ALIGN_BYTES, 2 * MAPPED_ALIGN_BYTES] {
+            for bytes in [1, 4096, MMAP_BYTES_MIN - 1, MMAP_BYTES_MIN, MMAP_BYTES_MIN + 1, 3 << 20] {
                 let layout = Layout::from_size_align(bytes, align).unwrap();
                 // SAFETY: the layout has bytes.
                 let start = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -96,14 +96,14 @@ mod tests {
                 assert!(whole.iter().all(|&byte| byte == 0), "{bytes} B aligned to {align}");
                 whole.fill(0xa5);
                 let (mut start, mut layout) = (start, layout);
-                for size in [bytes * 2, MAPPED_BYTES_MIN, bytes] {
+                for size in [bytes * 2, MMAP_BYTES_MIN, bytes] {
                     // SAFETY: `start` has this layout, and the new size fits a layout.
                     start = unsafe { std::alloc::realloc(start, layout, size) };
                     let kept = layout.size().min(size).min(bytes);
                     layout = Layout::from_size_align(size, align).unwrap();
                     assert!(!start.is_null() && (start as usize).is_multiple_of(align));
                     // SAFETY: `start` has `size` bytes, of which the first `kept` were written.
-                    let front = unsafe { std::slice::from_raw_parts_mut(start, kept.min(MAPPED_BYTES_MIN)) };
+                    let front = unsafe { std::slice::from_raw_parts_mut(start, kept.min(MMAP_BYTES_MIN)) };
                     assert!(front.iter().all(|&byte| byte == 0xa5), "{size} B aligned to {align}");
                 }
                 // SAFETY: it has this layout, and nobody uses it any more.

@@ -38,11 +38,11 @@ pub fn random_u64() -> io::Result<u64> {
 }
 
 /// Has a process that this one has started stand still, or go on. One that has ended is left alone, and is an error.
-pub fn stand_still(child: &mut Child, still: bool) -> io::Result<()> {
+pub fn set_process_suspended(child: &mut Child, suspended: bool) -> io::Result<()> {
     if child.try_wait()?.is_some() {
         return Err(io::ErrorKind::NotFound.into());
     }
-    let signal = if still { libc::SIGSTOP } else { libc::SIGCONT };
+    let signal = if suspended { libc::SIGSTOP } else { libc::SIGCONT };
     // SAFETY: a system call with plain arguments; a child that nobody has waited for keeps its number.
     let done = unsafe { libc::kill(child.id() as libc::pid_t, signal) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -61,12 +61,12 @@ pub fn raise_descriptor_limit() {
 }
 
 /// Processor time that the calling thread has used.
-pub fn thread_cpu() -> Nanos {
+pub fn thread_cpu_time() -> Nanos {
     cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// Processor time that this process has used, all threads together.
-pub fn process_cpu() -> Nanos {
+pub fn process_cpu_time() -> Nanos {
     cpu_time(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
@@ -82,12 +82,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_does_not_repeat_itself() {
+    fn system_random_numbers_differ() {
         assert_ne!(random_u64().unwrap(), random_u64().unwrap());
     }
 
     #[test]
-    fn a_child_stands_still_and_goes_on() {
+    fn a_child_is_suspended_and_resumed() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let stat = format!("/proc/{}/stat", child.id());
         let comes_to = |wanted: fn(char) -> bool| {
@@ -96,21 +96,21 @@ mod tests {
                 wanted(text.rsplit(") ").next().unwrap().chars().next().unwrap())
             })
         };
-        stand_still(&mut child, true).unwrap();
+        set_process_suspended(&mut child, true).unwrap();
         assert!(comes_to(|state| state == 'T'));
-        stand_still(&mut child, false).unwrap();
+        set_process_suspended(&mut child, false).unwrap();
         assert!(comes_to(|state| state != 'T'));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(stand_still(&mut child, true).is_err(), "it is there no more");
+        assert!(set_process_suspended(&mut child, true).is_err(), "it is there no more");
     }
 
     #[test]
     fn a_process_has_memory_and_uses_time() {
         assert!(resident_bytes() > 100_000);
         assert!(available_memory_bytes().is_some_and(|bytes| bytes > 1 << 20));
-        let before = thread_cpu();
-        while thread_cpu() == before {}
-        assert!(process_cpu() >= before);
+        let before = thread_cpu_time();
+        while thread_cpu_time() == before {}
+        assert!(process_cpu_time() >= before);
     }
 }

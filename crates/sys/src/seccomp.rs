@@ -12,39 +12,39 @@ use std::io;
 const IO_URING_SETUP: u32 = 425;
 const IO_URING_REGISTER: u32 = 427;
 /// Set in the numbers of x86-64's second calling convention (x32), whose calls are the same.
-const X32: u32 = 0x4000_0000;
+const X32_SYSCALL_BIT: u32 = 0x4000_0000;
 
 /// How io_uring is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum SeccompErrno {
     /// EPERM: what containers and `kernel.io_uring_disabled` answer.
-    Forbidden,
+    Eperm,
     /// ENOSYS: what a kernel without it answers.
-    Missing,
+    Enosys,
 }
 
-impl Refusal {
+impl SeccompErrno {
     /// The error number that callers get.
-    pub fn errno(self) -> i32 {
+    pub fn raw(self) -> i32 {
         match self {
-            Refusal::Forbidden => libc::EPERM,
-            Refusal::Missing => libc::ENOSYS,
+            SeccompErrno::Eperm => libc::EPERM,
+            SeccompErrno::Enosys => libc::ENOSYS,
         }
     }
 }
 
 /// From now on the calling thread, and every thread and process that it starts, is refused io_uring. Other
 /// threads of this process keep it. Gives up, for all of them, to gain privileges by `exec` (sudo).
-pub fn refuse_io_uring(refusal: Refusal) -> io::Result<()> {
+pub fn deny_io_uring(errno: SeccompErrno) -> io::Result<()> {
     let statement = |code, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let answer = libc::SECCOMP_RET_ERRNO | refusal.errno() as u32;
+    let action = libc::SECCOMP_RET_ERRNO | errno.raw() as u32;
     // The number of the call is the first word of what the filter is shown.
     let mut filter = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, !X32),
+        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, !X32_SYSCALL_BIT),
         statement(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 2, IO_URING_SETUP),
         statement(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 1, 0, IO_URING_REGISTER),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, answer),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, action),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
@@ -64,36 +64,36 @@ pub fn refuse_io_uring(refusal: Refusal) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::thread::spawn;
-    use crate::uring::{Ring, refusal};
+    use crate::uring::{UringDriver, unavailable_errno};
 
     /// What a ring costs a thread under a refusal: the error number, if it is refused.
-    fn under(refusal: Option<Refusal>) -> Option<i32> {
+    fn ring_error_under(errno: Option<SeccompErrno>) -> Option<i32> {
         let ring = spawn("refused", move || {
-            if let Some(refusal) = refusal {
-                refuse_io_uring(refusal).unwrap();
+            if let Some(errno) = errno {
+                deny_io_uring(errno).unwrap();
             }
             // A thread that it starts is bound as well.
-            spawn("child", || Ring::new(4).err()).unwrap().join().unwrap()
+            spawn("child", || UringDriver::new(4).err()).unwrap().join().unwrap()
         });
         ring.unwrap().join().unwrap().map(|error| error.raw_os_error().expect("of the kernel"))
     }
 
     #[test]
-    fn a_thread_and_what_it_starts_is_refused_io_uring_and_others_are_not() {
-        let before = under(None);
-        assert_eq!(before, refusal());
-        assert_eq!(under(Some(Refusal::Forbidden)), Some(libc::EPERM));
-        assert_eq!(under(None), before);
+    fn io_uring_is_denied_to_a_thread_and_its_children_and_to_no_other() {
+        let before = ring_error_under(None);
+        assert_eq!(before, unavailable_errno());
+        assert_eq!(ring_error_under(Some(SeccompErrno::Eperm)), Some(libc::EPERM));
+        assert_eq!(ring_error_under(None), before);
     }
 
     #[test]
-    fn a_kernel_without_io_uring_can_be_had_too() {
+    fn a_kernel_without_io_uring_can_be_imitated() {
         // Where a filter forbids it already, two refuse, and the one that was put on last is heard.
-        assert_eq!(under(Some(Refusal::Missing)), Some(libc::ENOSYS));
+        assert_eq!(ring_error_under(Some(SeccompErrno::Enosys)), Some(libc::ENOSYS));
     }
 
     /// What the system calls next to io_uring's three say when they are asked for nothing sensible.
-    fn neighbours() -> [Option<i32>; 2] {
+    fn neighbour_syscall_errnos() -> [Option<i32>; 2] {
         [IO_URING_SETUP - 1, IO_URING_REGISTER + 1].map(|call| {
             // SAFETY: pidfd_send_signal and open_tree of descriptors that are not open do nothing.
             let done = unsafe { libc::syscall(libc::c_long::from(call), -1, 0, 0, 0) };
@@ -103,11 +103,11 @@ mod tests {
     }
 
     #[test]
-    fn the_calls_next_to_io_uring_are_let_through() {
+    fn the_system_calls_next_to_io_uring_are_allowed() {
         let under_it = spawn("refused", || {
-            refuse_io_uring(Refusal::Missing).unwrap();
-            neighbours()
+            deny_io_uring(SeccompErrno::Enosys).unwrap();
+            neighbour_syscall_errnos()
         });
-        assert_eq!(under_it.unwrap().join().unwrap(), neighbours());
+        assert_eq!(under_it.unwrap().join().unwrap(), neighbour_syscall_errnos());
     }
 }

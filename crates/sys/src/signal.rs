@@ -5,18 +5,18 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static STOP: OnceLock<Stop> = OnceLock::new();
+static SHUTDOWN_SIGNAL: OnceLock<ShutdownSignal> = OnceLock::new();
 
 /// Whether this process was asked to end.
 #[derive(Debug)]
-pub struct Stop {
+pub struct ShutdownSignal {
     requested: AtomicBool,
     event: EventFd,
 }
 
-impl Stop {
+impl ShutdownSignal {
     /// Whether the request has come.
-    pub fn requested(&self) -> bool {
+    pub fn is_requested(&self) -> bool {
         self.requested.load(Ordering::Acquire)
     }
 
@@ -39,18 +39,18 @@ impl Stop {
 
 extern "C" fn on_signal(_signal: libc::c_int) {
     // Only what is allowed in a handler: an atomic load, a store, and one write(2).
-    if let Some(stop) = STOP.get() {
-        stop.request();
+    if let Some(shutdown) = SHUTDOWN_SIGNAL.get() {
+        shutdown.request();
     }
 }
 
 /// Has SIGTERM, SIGINT and SIGHUP request the end instead of causing it. Once per process; later calls give
 /// the same flag.
-pub fn install() -> io::Result<&'static Stop> {
-    if STOP.get().is_none() {
-        let stop = Stop { requested: AtomicBool::new(false), event: EventFd::new()? };
+pub fn install_handlers() -> io::Result<&'static ShutdownSignal> {
+    if SHUTDOWN_SIGNAL.get().is_none() {
+        let shutdown = ShutdownSignal { requested: AtomicBool::new(false), event: EventFd::new()? };
         // Lost only to a concurrent call that has just put in the same thing.
-        let _ = STOP.set(stop);
+        let _ = SHUTDOWN_SIGNAL.set(shutdown);
     }
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         // SAFETY: all-zero is a valid sigaction: no flags, an empty mask.
@@ -63,12 +63,12 @@ pub fn install() -> io::Result<&'static Stop> {
             return Err(io::Error::last_os_error());
         }
     }
-    STOP.get().ok_or_else(|| io::ErrorKind::Other.into())
+    SHUTDOWN_SIGNAL.get().ok_or_else(|| io::ErrorKind::Other.into())
 }
 
 /// The flag, where [`install`] was called.
-pub fn stop() -> Option<&'static Stop> {
-    STOP.get()
+pub fn shutdown_signal() -> Option<&'static ShutdownSignal> {
+    SHUTDOWN_SIGNAL.get()
 }
 
 #[cfg(test)]
@@ -76,12 +76,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_requests_the_end() {
-        let stop = install().unwrap();
-        assert!(!stop.requested());
+    fn sigterm_requests_shutdown() {
+        let shutdown = install_handlers().unwrap();
+        assert!(!shutdown.is_requested());
         // SAFETY: raises a signal that is handled.
         unsafe { libc::raise(libc::SIGTERM) };
-        stop.wait();
-        assert!(stop.requested());
+        shutdown.wait();
+        assert!(shutdown.is_requested());
     }
 }

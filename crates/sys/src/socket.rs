@@ -18,17 +18,17 @@ pub struct Listener(TcpListener);
 
 /// A connected or connecting stream.
 #[derive(Debug)]
-pub struct Stream(TcpStream);
+pub struct TcpConn(TcpStream);
 
 /// What a transfer did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transfer {
+pub enum SocketIo {
     /// Moved so many bytes, at least one.
     Bytes(usize),
     /// Would block.
-    Nothing,
+    WouldBlock,
     /// The stream is over.
-    Over,
+    Closed,
 }
 
 impl Listener {
@@ -37,22 +37,22 @@ impl Listener {
     pub fn bind(at: SocketAddr) -> io::Result<Listener> {
         let socket = new_socket(&at)?;
         set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
-        let (address, len) = raw_address(&at);
+        let (address, len) = to_sockaddr(&at);
         // SAFETY: `address` is a live sockaddr_storage of which `len` bytes are set.
         let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
-        check(bound)?;
+        check_result(bound)?;
         // SAFETY: a system call on an open descriptor with plain arguments.
-        check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
+        check_result(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
         Ok(Listener(TcpListener::from(socket)))
     }
 
     /// Where it listens.
-    pub fn address(&self) -> io::Result<SocketAddr> {
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
     /// The next waiting stream and its peer, if any.
-    pub fn accept(&self) -> io::Result<Option<(Stream, SocketAddr)>> {
+    pub fn accept(&self) -> io::Result<Option<(TcpConn, SocketAddr)>> {
         loop {
             match self.accept_once() {
                 Ok(accepted) => return Ok(Some(accepted)),
@@ -64,52 +64,52 @@ impl Listener {
         }
     }
 
-    fn accept_once(&self) -> io::Result<(Stream, SocketAddr)> {
+    fn accept_once(&self) -> io::Result<(TcpConn, SocketAddr)> {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let (no_address, no_len) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: null pointers say that the peer's address is not wanted here.
-        let fd = check(unsafe { libc::accept4(self.0.as_raw_fd(), no_address, no_len, flags) })?;
+        let fd = check_result(unsafe { libc::accept4(self.0.as_raw_fd(), no_address, no_len, flags) })?;
         // SAFETY: `fd` was just made, is open, and nobody else owns it.
         let stream = TcpStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let connection_gone = |_| io::Error::from_raw_os_error(libc::ECONNABORTED);
         let peer = stream.peer_addr().map_err(connection_gone)?;
         stream.set_nodelay(true).map_err(connection_gone)?;
-        Ok((Stream(stream), peer))
+        Ok((TcpConn(stream), peer))
     }
 }
 
-impl Stream {
-    /// Begins to connect. Until it is up, transfers say `Nothing`; when it failed, `Over`.
-    pub fn connect(to: SocketAddr) -> io::Result<Stream> {
+impl TcpConn {
+    /// Begins to connect. Until it is up, transfers say `WouldBlock`; when it failed, `Closed`.
+    pub fn connect(to: SocketAddr) -> io::Result<TcpConn> {
         let socket = new_socket(&to)?;
-        let (address, len) = raw_address(&to);
+        let (address, len) = to_sockaddr(&to);
         // SAFETY: `address` is a live sockaddr_storage of which `len` bytes are set.
         let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) };
-        match check(result) {
+        match check_result(result) {
             Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(e) => return Err(e),
         }
         let stream = TcpStream::from(socket);
         stream.set_nodelay(true)?;
-        Ok(Stream(stream))
+        Ok(TcpConn(stream))
     }
 
     /// Receives what has arrived, up to the length of `into`.
-    pub fn receive(&self, into: &mut [u8]) -> Transfer {
+    pub fn receive(&self, into: &mut [u8]) -> SocketIo {
         loop {
             match (&self.0).read(into) {
-                Ok(0) => return if into.is_empty() { Transfer::Nothing } else { Transfer::Over },
-                Ok(bytes) => return Transfer::Bytes(bytes),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Transfer::Nothing,
+                Ok(0) => return if into.is_empty() { SocketIo::WouldBlock } else { SocketIo::Closed },
+                Ok(bytes) => return SocketIo::Bytes(bytes),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return SocketIo::WouldBlock,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Transfer::Over,
+                Err(_) => return SocketIo::Closed,
             }
         }
     }
 
     /// Sends the slices in order, as much as the stream takes now; at most [`SLICES_MAX`] of them.
-    pub fn send(&self, slices: &[IoSlice<'_>]) -> Transfer {
+    pub fn send(&self, slices: &[IoSlice<'_>]) -> SocketIo {
         let slices = &slices[..slices.len().min(SLICES_MAX)];
         // SAFETY: all-zero is a valid msghdr: no name, no slices, no control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -120,38 +120,38 @@ impl Stream {
             // SAFETY: `message` describes slices that are borrowed for the length of this call.
             let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
             if sent > 0 {
-                return Transfer::Bytes(sent as usize);
+                return SocketIo::Bytes(sent as usize);
             }
             if sent == 0 {
-                return Transfer::Nothing;
+                return SocketIo::WouldBlock;
             }
             match io::Error::last_os_error() {
-                e if e.kind() == io::ErrorKind::WouldBlock => return Transfer::Nothing,
+                e if e.kind() == io::ErrorKind::WouldBlock => return SocketIo::WouldBlock,
                 e if e.kind() == io::ErrorKind::Interrupted => {}
-                _ => return Transfer::Over,
+                _ => return SocketIo::Closed,
             }
         }
     }
 
     /// The peer's address.
-    pub fn peer(&self) -> io::Result<SocketAddr> {
+    pub fn peer_address(&self) -> io::Result<SocketAddr> {
         self.0.peer_addr()
     }
 
     /// Our own address.
-    pub fn local(&self) -> io::Result<SocketAddr> {
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
     /// The kernel's smoothed estimate of the time to the peer and back; `None` before it has one.
-    pub fn round_trip(&self) -> Option<Nanos> {
+    pub fn round_trip_time(&self) -> Option<Nanos> {
         // SAFETY: all-zero is a valid tcp_info.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
         let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
         let (fd, into) = (self.0.as_raw_fd(), (&raw mut info).cast());
         // SAFETY: `into` has `len` bytes, of which the kernel writes at most so many.
         let got = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, into, &raw mut len) };
-        let known = check(got).is_ok() && info.tcpi_rtt > 0;
+        let known = check_result(got).is_ok() && info.tcpi_rtt > 0;
         known.then(|| Nanos::from_micros(u64::from(info.tcpi_rtt)))
     }
 
@@ -167,13 +167,13 @@ impl AsFd for Listener {
     }
 }
 
-impl AsFd for Stream {
+impl AsFd for TcpConn {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-fn check(result: i32) -> io::Result<i32> {
+fn check_result(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
@@ -181,7 +181,7 @@ fn new_socket(for_address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if for_address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: a system call with plain arguments.
-    let fd = check(unsafe { libc::socket(family, kind, 0) })?;
+    let fd = check_result(unsafe { libc::socket(family, kind, 0) })?;
     // SAFETY: `fd` was just made, is open, and nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -191,11 +191,11 @@ fn set_option(socket: &OwnedFd, level: i32, option: i32) -> io::Result<()> {
     let len = size_of::<i32>() as libc::socklen_t;
     // SAFETY: `on` is a live i32 and `len` its size.
     let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const on).cast(), len) };
-    check(set).map(|_| ())
+    check_result(set).map(|_| ())
 }
 
 /// The kernel's form of an address, and how many bytes of it count.
-fn raw_address(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+fn to_sockaddr(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: all-zero is a valid sockaddr_storage.
     let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let len = match address {

@@ -4,7 +4,7 @@ use std::io;
 use std::thread::{Builder, JoinHandle};
 
 /// The cores that this process may run on, ascending.
-pub fn cores() -> Vec<usize> {
+pub fn allowed_cores() -> Vec<usize> {
     // SAFETY: all-zero is a valid, empty cpu_set_t.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: `set` is a live cpu_set_t of the size that is said; 0 is the calling thread.
@@ -26,7 +26,7 @@ pub fn current_core() -> usize {
 }
 
 /// Binds the calling thread to a core. Fails when the process may not run there.
-pub fn pin(core: usize) -> io::Result<()> {
+pub fn pin_to_core(core: usize) -> io::Result<()> {
     if core >= libc::CPU_SETSIZE as usize {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -40,7 +40,7 @@ pub fn pin(core: usize) -> io::Result<()> {
 }
 
 /// Lets every other thread of the machine go before the calling one: the lowest priority (nice 19).
-pub fn give_way() -> io::Result<()> {
+pub fn set_lowest_priority() -> io::Result<()> {
     // SAFETY: a system call with plain arguments; 0 is the calling thread.
     let done = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -48,7 +48,7 @@ pub fn give_way() -> io::Result<()> {
 
 /// Lets the calling thread go before every thread of an ordinary priority, as soon as it has something to do
 /// (`SCHED_FIFO`, priority 1). Needs the right to (CAP_SYS_NICE, or RLIMIT_RTPRIO).
-pub fn go_first() -> io::Result<()> {
+pub fn set_realtime_priority() -> io::Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: `priority` is live and of the type that is asked for; 0 is the calling thread.
     let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority) };
@@ -70,13 +70,13 @@ pub fn spawn_pinned<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    if !cores().contains(&core) {
+    if !allowed_cores().contains(&core) {
         let what = format!("core {core} is not one that this process may run on");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     spawn(name, move || {
         // The core was allowed a moment ago; where it no longer is, running elsewhere is right.
-        let _ = pin(core);
+        let _ = pin_to_core(core);
         body()
     })
 }
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_pinned_thread_runs_on_its_core() {
-        for core in cores() {
+        for core in allowed_cores() {
             let on = spawn_pinned(core, "pinned", current_core).unwrap().join().unwrap();
             assert_eq!(on, core);
         }

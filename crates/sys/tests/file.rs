@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "these tests are about files")]
 
-use octokv_sys::file::{OpenError, OwnedFile, open_device};
+use octokv_sys::file::{DeviceFile, DeviceOpenError, open_device};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ impl Drop for Directory {
     }
 }
 
-fn error(opened: Result<OwnedFile, OpenError>) -> OpenError {
+fn error(opened: Result<DeviceFile, DeviceOpenError>) -> DeviceOpenError {
     opened.expect_err("it must be refused")
 }
 
@@ -34,9 +34,9 @@ fn error(opened: Result<OwnedFile, OpenError>) -> OpenError {
 fn a_missing_file_is_created_whole_and_private() {
     let directory = Directory::new("created");
     let path = directory.path("disk");
-    assert!(matches!(error(open_device(&path, None, true)), OpenError::Missing));
+    assert!(matches!(error(open_device(&path, None, true)), DeviceOpenError::NotFound));
     let file = open_device(&path, Some(8 << 20), true).unwrap();
-    assert!(file.created() && !file.is_block_device());
+    assert!(file.was_created() && !file.is_block_device());
     assert_eq!(file.size_bytes(), 8 << 20);
     assert!(file.block_bytes().is_power_of_two() && (512..=4096).contains(&file.block_bytes()));
     let metadata = std::fs::metadata(&path).unwrap();
@@ -50,7 +50,7 @@ fn an_existing_file_is_left_as_it_is() {
     let path = directory.path("disk");
     std::fs::write(&path, vec![7; 12_288]).unwrap();
     let file = open_device(&path, Some(1 << 20), false).unwrap();
-    assert!(!file.created());
+    assert!(!file.was_created());
     assert_eq!(file.size_bytes(), 12_288);
     let mut bytes = [0; 4096];
     file.read_at(8192, &mut bytes).unwrap();
@@ -59,33 +59,39 @@ fn an_existing_file_is_left_as_it_is() {
 }
 
 #[test]
-fn a_held_file_is_refused_until_it_is_let_go() {
+fn a_file_in_use_is_refused_until_it_is_closed() {
     let directory = Directory::new("held");
     let path = directory.path("disk");
     let first = open_device(&path, Some(1 << 20), true).unwrap();
-    assert!(matches!(error(open_device(&path, None, true)), OpenError::Held));
-    assert!(matches!(error(open_device(&path, Some(1 << 20), false)), OpenError::Held));
+    assert!(matches!(error(open_device(&path, None, true)), DeviceOpenError::InUse));
+    assert!(matches!(error(open_device(&path, Some(1 << 20), false)), DeviceOpenError::InUse));
     drop(first);
     assert!(open_device(&path, None, true).is_ok());
 }
 
 #[test]
-fn what_is_not_storage_is_refused() {
+fn unsupported_file_types_are_refused() {
     let directory = Directory::new("other");
-    assert!(matches!(error(open_device(&directory.0, None, false)), OpenError::NotStorage));
-    assert!(matches!(error(open_device(Path::new("/dev/null"), None, false)), OpenError::NotStorage));
+    assert!(matches!(error(open_device(&directory.0, None, false)), DeviceOpenError::UnsupportedFileType));
+    assert!(matches!(
+        error(open_device(Path::new("/dev/null"), None, false)),
+        DeviceOpenError::UnsupportedFileType
+    ));
     let below_a_file = directory.path("file");
     std::fs::write(&below_a_file, b"x").unwrap();
     let refused = error(open_device(&below_a_file.join("disk"), Some(4096), false));
-    assert!(matches!(refused, OpenError::System(_)), "{refused:?}");
+    assert!(matches!(refused, DeviceOpenError::System(_)), "{refused:?}");
 }
 
 #[test]
-fn a_file_without_room_does_not_stay() {
+fn a_file_that_does_not_fit_is_removed() {
     let directory = Directory::new("room");
     let path = directory.path("disk");
     let refused = error(open_device(&path, Some(1 << 50), true));
-    assert!(matches!(refused, OpenError::NoSpace { size_bytes } if size_bytes == 1 << 50), "{refused:?}");
+    assert!(
+        matches!(refused, DeviceOpenError::NoSpace { size_bytes } if size_bytes == 1 << 50),
+        "{refused:?}"
+    );
     assert!(!path.exists());
 }
 

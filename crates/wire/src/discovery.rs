@@ -19,11 +19,11 @@ const FAMILY_IPV4: u8 = 1;
 const FAMILY_IPV6: u8 = 2;
 const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
 const DYNAMIC_CONTROLLER: u16 = 0xffff;
-const ADMIN_ENTRIES: u16 = 32;
+const ADMIN_QUEUE_ENTRIES: u16 = 32;
 /// EFLAGS bit DUPRETINFO: every entry with it tells the same.
-const SAME_EVERYWHERE: u16 = 1 << 0;
+const EFLAGS_DUPRETINFO: u16 = 1 << 0;
 /// EFLAGS bit EPCSD: the discovery controller takes a keep-alive time and stays.
-const STAYS: u16 = 1 << 1;
+const EFLAGS_EPCSD: u16 = 1 << 1;
 
 /// What an entry refers to (SUBTYPE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum SubsystemKind {
 
 /// One entry: a subsystem at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DiscoveryEntry {
     /// What it refers to.
     pub kind: SubsystemKind,
     /// The subsystem's name.
@@ -52,17 +52,17 @@ pub struct Entry {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-struct Header {
+struct HeaderLayout {
     generation: U64,
     records: U64,
     format: U16,
     rest: [u8; 1006],
 }
-const _: () = assert!(size_of::<Header>() == RECORD_BYTES);
+const _: () = assert!(size_of::<HeaderLayout>() == RECORD_BYTES);
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-struct Layout {
+struct EntryLayout {
     transport: u8,
     family: u8,
     kind: u8,
@@ -79,34 +79,34 @@ struct Layout {
     security: u8,
     zero_769: [u8; 255],
 }
-const _: () = assert!(size_of::<Layout>() == RECORD_BYTES);
-const _: () = assert!(offset_of!(Layout, service) == 32);
-const _: () = assert!(offset_of!(Layout, subsystem) == 256);
-const _: () = assert!(offset_of!(Layout, security) == 768);
+const _: () = assert!(size_of::<EntryLayout>() == RECORD_BYTES);
+const _: () = assert!(offset_of!(EntryLayout, service) == 32);
+const _: () = assert!(offset_of!(EntryLayout, subsystem) == 256);
+const _: () = assert!(offset_of!(EntryLayout, security) == 768);
 
 /// The whole page, to be cut by [`crate::log::window`].
-pub fn encode(generation: u64, entries: &[Entry]) -> Vec<u8> {
-    let mut header = Header::new_zeroed();
+pub fn encode(generation: u64, entries: &[DiscoveryEntry]) -> Vec<u8> {
+    let mut header = HeaderLayout::new_zeroed();
     header.generation = U64::new(generation);
     header.records = U64::new(entries.len() as u64);
     let mut page = Vec::with_capacity(RECORD_BYTES * (1 + entries.len()));
     page.extend_from_slice(header.as_bytes());
     for entry in entries {
-        let mut layout = Layout::new_zeroed();
+        let mut layout = EntryLayout::new_zeroed();
         layout.transport = TRANSPORT_TCP;
         layout.family = if entry.address.is_ipv4() { FAMILY_IPV4 } else { FAMILY_IPV6 };
         layout.kind = entry.kind as u8;
         layout.requirements = SECURE_CHANNEL_NOT_REQUIRED;
         layout.port_id = U16::new(entry.port_id);
         layout.controller_id = U16::new(DYNAMIC_CONTROLLER);
-        layout.admin_entries = U16::new(ADMIN_ENTRIES);
+        layout.admin_entries = U16::new(ADMIN_QUEUE_ENTRIES);
         layout.flags = U16::new(match entry.kind {
-            SubsystemKind::Current => SAME_EVERYWHERE | STAYS,
+            SubsystemKind::Current => EFLAGS_DUPRETINFO | EFLAGS_EPCSD,
             SubsystemKind::Referral | SubsystemKind::Storage => 0,
         });
-        crate::identify::set_text(&mut layout.service, &entry.address.port().to_string());
+        crate::identify::encode_text(&mut layout.service, &entry.address.port().to_string());
         layout.subsystem = nqn::encode(&entry.subsystem);
-        crate::identify::set_text(&mut layout.address, &entry.address.ip().to_string());
+        crate::identify::encode_text(&mut layout.address, &entry.address.ip().to_string());
         page.extend_from_slice(layout.as_bytes());
     }
     page
@@ -114,7 +114,7 @@ pub fn encode(generation: u64, entries: &[Entry]) -> Vec<u8> {
 
 /// What the header of a page says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct DiscoveryHeader {
     /// Changes with every change of the page.
     pub generation: u64,
     /// How many entries there are.
@@ -122,21 +122,21 @@ pub struct Summary {
 }
 
 /// The header at the start of `page`, or `None` when it is short or of a format that is not 0.
-pub fn summary(page: &[u8]) -> Option<Summary> {
-    let (header, _) = Header::ref_from_prefix(page).ok()?;
+pub fn decode_header(page: &[u8]) -> Option<DiscoveryHeader> {
+    let (header, _) = HeaderLayout::ref_from_prefix(page).ok()?;
     let known = header.format.get() == 0;
-    known.then(|| Summary { generation: header.generation.get(), records: header.records.get() })
+    known.then(|| DiscoveryHeader { generation: header.generation.get(), records: header.records.get() })
 }
 
 /// The entries of a page that are subsystems at a TCP address; others are passed over.
-pub fn entries(page: &[u8]) -> impl Iterator<Item = Entry> + '_ {
-    let records = summary(page).map_or(0, |s| usize::try_from(s.records).unwrap_or(usize::MAX));
+pub fn decode_entries(page: &[u8]) -> impl Iterator<Item = DiscoveryEntry> + '_ {
+    let records = decode_header(page).map_or(0, |s| usize::try_from(s.records).unwrap_or(usize::MAX));
     let bodies = page.get(RECORD_BYTES..).unwrap_or_default().chunks_exact(RECORD_BYTES);
-    bodies.take(records).filter_map(decode)
+    bodies.take(records).filter_map(decode_entry)
 }
 
-fn decode(bytes: &[u8]) -> Option<Entry> {
-    let layout = Layout::ref_from_bytes(bytes).ok()?;
+fn decode_entry(bytes: &[u8]) -> Option<DiscoveryEntry> {
+    let layout = EntryLayout::ref_from_bytes(bytes).ok()?;
     let kind = match layout.kind {
         1 => SubsystemKind::Referral,
         2 => SubsystemKind::Storage,
@@ -146,19 +146,24 @@ fn decode(bytes: &[u8]) -> Option<Entry> {
     if layout.transport != TRANSPORT_TCP {
         return None;
     }
-    let ip: IpAddr = crate::identify::text(&layout.address).parse().ok()?;
-    let port: u16 = crate::identify::text(&layout.service).parse().ok()?;
+    let ip: IpAddr = crate::identify::decode_text(&layout.address).parse().ok()?;
+    let port: u16 = crate::identify::decode_text(&layout.service).parse().ok()?;
     let subsystem = nqn::decode(&layout.subsystem).ok()?.to_string();
-    Some(Entry { kind, subsystem, address: SocketAddr::new(ip, port), port_id: layout.port_id.get() })
+    Some(DiscoveryEntry {
+        kind,
+        subsystem,
+        address: SocketAddr::new(ip, port),
+        port_id: layout.port_id.get(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
-    fn sample() -> Vec<Entry> {
-        let entry = |kind, name: &str, address: &str| Entry {
+    fn sample() -> Vec<DiscoveryEntry> {
+        let entry = |kind, name: &str, address: &str| DiscoveryEntry {
             kind,
             subsystem: name.to_string(),
             address: address.parse().unwrap(),
@@ -171,11 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn the_page_comes_back_as_it_went() {
+    fn the_page_round_trips() {
         let page = encode(7, &sample());
         assert_eq!(page.len(), 3 * RECORD_BYTES);
-        assert_eq!(summary(&page), Some(Summary { generation: 7, records: 2 }));
-        assert_eq!(entries(&page).collect::<Vec<_>>(), sample());
+        assert_eq!(decode_header(&page), Some(DiscoveryHeader { generation: 7, records: 2 }));
+        assert_eq!(decode_entries(&page).collect::<Vec<_>>(), sample());
         assert_eq!(page[1024..1036], [3, 1, 3, 2, 1, 0, 255, 255, 32, 0, 3, 0]);
         assert_eq!(page[2048..2060], [3, 2, 2, 2, 1, 0, 255, 255, 32, 0, 0, 0]);
         assert_eq!(&page[1024 + 32..1024 + 40], b"4420    ");
@@ -184,7 +189,7 @@ mod tests {
 
     #[test]
     fn random_pages_never_panic() {
-        let mut random = Random::new(8);
+        let mut random = Prng::new(8);
         let good = encode(1, &sample());
         for _ in 0..3_000 {
             let mut page = good.clone();
@@ -193,7 +198,7 @@ mod tests {
                 page[at] = random.next_u64() as u8;
             }
             page.truncate(random.below(page.len() as u64 + 1) as usize);
-            let _ = entries(&page).count();
+            let _ = decode_entries(&page).count();
         }
     }
 }

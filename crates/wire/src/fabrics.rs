@@ -8,13 +8,13 @@
 //! ```
 
 use crate::nqn;
-use crate::queue_entry::{FABRICS, Sgl, Sqe};
+use crate::queue_entry::{FABRICS_OPCODE, Sgl, Sqe};
 use crate::status::Status;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Fabrics command types.
-pub mod kind {
+pub mod fctype {
     /// Property Set.
     pub const PROPERTY_SET: u8 = 0x00;
     /// Connect.
@@ -52,33 +52,33 @@ pub const NEW_CONTROLLER: u16 = 0xffff;
 
 /// Capabilities (CAP), as far as they are used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct ControllerCapabilities {
     /// The most entries of a queue, 2 to 65536.
     pub queue_entries_max: u32,
     /// How long becoming ready may take, in units of 500 ms.
-    pub timeout_halves: u8,
+    pub ready_timeout_half_seconds: u8,
     /// The NVM command set is supported.
     pub nvm: bool,
     /// I/O command sets are chosen by CC.CSS = 110b.
     pub command_sets: bool,
 }
 
-impl Capabilities {
+impl ControllerCapabilities {
     /// As the property's value.
     pub fn encode(&self) -> u64 {
         let entries = u64::from(self.queue_entries_max.clamp(2, 65536) - 1);
         let contiguous = 1 << 16;
-        let timeout = u64::from(self.timeout_halves) << 24;
+        let timeout = u64::from(self.ready_timeout_half_seconds) << 24;
         let nvm = if self.nvm { 1 << 37 } else { 0 };
         let sets = if self.command_sets { 1 << 43 } else { 0 };
         entries | contiguous | timeout | nvm | sets
     }
 
     /// Of the property's value.
-    pub fn decode(cap: u64) -> Capabilities {
-        Capabilities {
+    pub fn decode(cap: u64) -> ControllerCapabilities {
+        ControllerCapabilities {
             queue_entries_max: (cap & 0xffff) as u32 + 1,
-            timeout_halves: (cap >> 24) as u8,
+            ready_timeout_half_seconds: (cap >> 24) as u8,
             nvm: cap & (1 << 37) != 0,
             command_sets: cap & (1 << 43) != 0,
         }
@@ -87,13 +87,13 @@ impl Capabilities {
 
 /// Controller configuration (CC). Every value is possible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Configuration(pub u32);
+pub struct ControllerConfiguration(pub u32);
 
-impl Configuration {
+impl ControllerConfiguration {
     /// Enabled, all supported I/O command sets, 4 KiB pages, entry sizes 64 and 16 B.
-    pub const ENABLED: Configuration = Configuration(1 | 0b110 << 4 | 6 << 16 | 4 << 20);
+    pub const ENABLED: ControllerConfiguration = ControllerConfiguration(1 | 0b110 << 4 | 6 << 16 | 4 << 20);
     /// Enabled, NVM command set only: what a host uses on a discovery controller.
-    pub const ENABLED_NVM: Configuration = Configuration(1 | 6 << 16 | 4 << 20);
+    pub const ENABLED_NVM: ControllerConfiguration = ControllerConfiguration(1 | 6 << 16 | 4 << 20);
 
     /// EN.
     pub fn is_enabled(self) -> bool {
@@ -104,16 +104,16 @@ impl Configuration {
         (self.0 >> 4) as u8 & 7
     }
     /// MPS: the memory page size is 2^(12 + this) bytes.
-    pub fn page_size(self) -> u8 {
+    pub fn mps(self) -> u8 {
         (self.0 >> 7) as u8 & 15
     }
     /// SHN: 0 none, 1 normal, 2 abrupt shutdown.
-    pub fn shutdown(self) -> u8 {
+    pub fn shn(self) -> u8 {
         (self.0 >> 14) as u8 & 3
     }
     /// The same with a normal shutdown asked for.
-    pub fn with_shutdown(self) -> Configuration {
-        Configuration(self.0 & !(3 << 14) | 1 << 14)
+    pub fn with_shutdown(self) -> ControllerConfiguration {
+        ControllerConfiguration(self.0 & !(3 << 14) | 1 << 14)
     }
 }
 
@@ -141,7 +141,7 @@ impl ControllerStatus {
 
 /// One Fabrics command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum FabricsCommand {
     /// Connect a queue.
     Connect(Connect),
     /// Read a property.
@@ -149,14 +149,14 @@ pub enum Command {
         /// Which.
         offset: u32,
         /// Eight bytes instead of four.
-        wide: bool,
+        is_64_bit: bool,
     },
     /// Write a property.
     PropertySet {
         /// Which.
         offset: u32,
         /// Eight bytes instead of four.
-        wide: bool,
+        is_64_bit: bool,
         /// The new value.
         value: u64,
     },
@@ -199,13 +199,13 @@ struct ConnectLayout {
 }
 const _: () = assert!(size_of::<ConnectLayout>() == 24);
 
-impl Command {
+impl FabricsCommand {
     /// The Fabrics command of an entry whose opcode is [`FABRICS`].
     ///
     /// # Errors
     /// [`Status::INVALID_OPCODE`] for an unknown type, [`Status::INVALID_FIELD`] for a property size that
     /// does not exist.
-    pub fn check(sqe: &Sqe) -> Result<Command, Status> {
+    pub fn check(sqe: &Sqe) -> Result<FabricsCommand, Status> {
         let wide = || match sqe.cdw10.get() & 7 {
             0 => Ok(false),
             1 => Ok(true),
@@ -213,43 +213,43 @@ impl Command {
         };
         let offset = sqe.cdw11.get();
         Ok(match sqe.nsid.get() as u8 {
-            kind::CONNECT => Command::Connect(Connect::of(sqe)),
-            kind::PROPERTY_GET => Command::PropertyGet { offset, wide: wide()? },
-            kind::PROPERTY_SET => {
+            fctype::CONNECT => FabricsCommand::Connect(Connect::from_sqe(sqe)),
+            fctype::PROPERTY_GET => FabricsCommand::PropertyGet { offset, is_64_bit: wide()? },
+            fctype::PROPERTY_SET => {
                 let value = u64::from(sqe.cdw12.get()) | u64::from(sqe.cdw13.get()) << 32;
-                Command::PropertySet { offset, wide: wide()?, value }
+                FabricsCommand::PropertySet { offset, is_64_bit: wide()?, value }
             }
-            kind::DISCONNECT => Command::Disconnect,
-            kind::AUTHENTICATION_SEND => Command::AuthenticationSend,
-            kind::AUTHENTICATION_RECEIVE => Command::AuthenticationReceive,
+            fctype::DISCONNECT => FabricsCommand::Disconnect,
+            fctype::AUTHENTICATION_SEND => FabricsCommand::AuthenticationSend,
+            fctype::AUTHENTICATION_RECEIVE => FabricsCommand::AuthenticationReceive,
             _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
         })
     }
 
     /// The entry for this command. Connect announces its data in the capsule.
     pub fn encode(&self, command_id: u16) -> Sqe {
-        let mut sqe = Sqe::new(FABRICS, command_id);
+        let mut sqe = Sqe::new(FABRICS_OPCODE, command_id);
         let kind = match *self {
-            Command::Connect(connect) => {
-                connect.put(&mut sqe);
+            FabricsCommand::Connect(connect) => {
+                connect.write_to(&mut sqe);
                 sqe.sgl = Sgl::in_capsule(CONNECT_DATA_BYTES as u32);
-                kind::CONNECT
+                fctype::CONNECT
             }
-            Command::PropertyGet { offset, wide } => {
+            FabricsCommand::PropertyGet { offset, is_64_bit: wide } => {
                 sqe.cdw10 = U32::new(u32::from(wide));
                 sqe.cdw11 = U32::new(offset);
-                kind::PROPERTY_GET
+                fctype::PROPERTY_GET
             }
-            Command::PropertySet { offset, wide, value } => {
+            FabricsCommand::PropertySet { offset, is_64_bit: wide, value } => {
                 sqe.cdw10 = U32::new(u32::from(wide));
                 sqe.cdw11 = U32::new(offset);
                 sqe.cdw12 = U32::new(value as u32);
                 sqe.cdw13 = U32::new((value >> 32) as u32);
-                kind::PROPERTY_SET
+                fctype::PROPERTY_SET
             }
-            Command::Disconnect => kind::DISCONNECT,
-            Command::AuthenticationSend => kind::AUTHENTICATION_SEND,
-            Command::AuthenticationReceive => kind::AUTHENTICATION_RECEIVE,
+            FabricsCommand::Disconnect => fctype::DISCONNECT,
+            FabricsCommand::AuthenticationSend => fctype::AUTHENTICATION_SEND,
+            FabricsCommand::AuthenticationReceive => fctype::AUTHENTICATION_RECEIVE,
         };
         sqe.nsid = U32::new(u32::from(kind));
         sqe
@@ -257,7 +257,7 @@ impl Command {
 }
 
 impl Connect {
-    fn of(sqe: &Sqe) -> Connect {
+    fn from_sqe(sqe: &Sqe) -> Connect {
         let bytes: &[u8; 64] = zerocopy::transmute_ref!(sqe);
         let mut tail = [0; 24];
         tail.copy_from_slice(&bytes[40..]);
@@ -271,7 +271,7 @@ impl Connect {
         }
     }
 
-    fn put(&self, sqe: &mut Sqe) {
+    fn write_to(&self, sqe: &mut Sqe) {
         let entries = (self.entries.clamp(1, 65536) - 1) as u16;
         sqe.cdw10 = U32::new(u32::from(self.format) | u32::from(self.queue_id) << 16);
         sqe.cdw11 = U32::new(u32::from(entries) | u32::from(self.attributes) << 16);
@@ -281,27 +281,27 @@ impl Connect {
 
 /// DW0 of a successful Connect: the controller, and whether authentication must follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connected {
+pub struct ConnectResponse {
     /// The controller's id.
     pub controller_id: u16,
     /// Authenticate before any other command.
     pub authentication_required: bool,
 }
 
-impl Connected {
+impl ConnectResponse {
     /// As DW0.
     pub fn encode(self) -> u32 {
         u32::from(self.controller_id) | if self.authentication_required { 1 << 17 } else { 0 }
     }
     /// Of DW0.
-    pub fn decode(dw0: u32) -> Connected {
-        Connected { controller_id: dw0 as u16, authentication_required: dw0 & (3 << 17) != 0 }
+    pub fn decode(dw0: u32) -> ConnectResponse {
+        ConnectResponse { controller_id: dw0 as u16, authentication_required: dw0 & (3 << 17) != 0 }
     }
 }
 
 /// DW0 of a Connect refused with [`Status::CONNECT_INVALID_PARAMETERS`]: the bad field's offset, in the
 /// entry or in the data.
-pub fn invalid_parameter(offset: u16, in_data: bool) -> u32 {
+pub fn invalid_parameter_dw0(offset: u16, in_data: bool) -> u32 {
     u32::from(offset) | u32::from(in_data) << 16
 }
 
@@ -334,11 +334,11 @@ pub struct ConnectData<'a> {
 
 /// A name in the data of Connect that is none, and its offset in the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadName {
+pub struct InvalidConnectNqn {
     /// Offset of the field in the data, in bytes: 256 subsystem, 512 host.
     pub offset: u16,
     /// Why.
-    pub why: nqn::Invalid,
+    pub reason: nqn::InvalidNqn,
 }
 
 impl UncheckedConnectData {
@@ -352,14 +352,15 @@ impl UncheckedConnectData {
     /// # Errors
     /// The name that is none: answer with [`Status::CONNECT_INVALID_PARAMETERS`] and
     /// [`invalid_parameter`].
-    pub fn check(&self) -> Result<ConnectData<'_>, BadName> {
+    pub fn check(&self) -> Result<ConnectData<'_>, InvalidConnectNqn> {
         Ok(ConnectData {
             host_id: self.host_id,
             controller_id: self.controller_id.get(),
-            subsystem: nqn::decode(&self.subsystem).map_err(|why| BadName { offset: 256, why })?,
+            subsystem: nqn::decode(&self.subsystem)
+                .map_err(|why| InvalidConnectNqn { offset: 256, reason: why })?,
             host: match nqn::decode(&self.host) {
-                Err(nqn::Invalid::Empty) => "",
-                name => name.map_err(|why| BadName { offset: 512, why })?,
+                Err(nqn::InvalidNqn::Empty) => "",
+                name => name.map_err(|why| InvalidConnectNqn { offset: 512, reason: why })?,
             },
         })
     }
@@ -383,21 +384,21 @@ impl ConnectData<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
     #[test]
-    fn commands_come_back_as_they_went() {
+    fn commands_round_trip() {
         let connect = Connect { format: 0, queue_id: 3, entries: 128, attributes: 4, keep_alive_ms: 120_000 };
         let commands = [
-            Command::Connect(connect),
-            Command::PropertyGet { offset: property::CAP, wide: true },
-            Command::PropertySet { offset: property::CC, wide: false, value: 0x1_0000_0001 },
-            Command::Disconnect,
-            Command::AuthenticationSend,
-            Command::AuthenticationReceive,
+            FabricsCommand::Connect(connect),
+            FabricsCommand::PropertyGet { offset: property::CAP, is_64_bit: true },
+            FabricsCommand::PropertySet { offset: property::CC, is_64_bit: false, value: 0x1_0000_0001 },
+            FabricsCommand::Disconnect,
+            FabricsCommand::AuthenticationSend,
+            FabricsCommand::AuthenticationReceive,
         ];
         for command in commands {
-            assert_eq!(Command::check(&command.encode(9)), Ok(command));
+            assert_eq!(FabricsCommand::check(&command.encode(9)), Ok(command));
         }
         let bytes: [u8; 64] = zerocopy::transmute!(commands[0].encode(9));
         assert_eq!(bytes[..5], [0x7f, 0x40, 9, 0, 1]);
@@ -420,30 +421,35 @@ mod tests {
         let mut bad = bytes;
         bad[256] = b'x';
         let error = UncheckedConnectData::new(&bad).unwrap().check().unwrap_err();
-        assert_eq!(error, BadName { offset: 256, why: nqn::Invalid::Form });
+        assert_eq!(error, InvalidConnectNqn { offset: 256, reason: nqn::InvalidNqn::Format });
     }
 
     #[test]
     fn registers_have_their_bits_where_the_specification_puts_them() {
-        let cap = Capabilities { queue_entries_max: 1024, timeout_halves: 15, nvm: true, command_sets: true };
+        let cap = ControllerCapabilities {
+            queue_entries_max: 1024,
+            ready_timeout_half_seconds: 15,
+            nvm: true,
+            command_sets: true,
+        };
         assert_eq!(cap.encode(), 1023 | 1 << 16 | 15 << 24 | 1 << 37 | 1 << 43);
-        assert_eq!(Capabilities::decode(cap.encode()), cap);
-        assert_eq!(Configuration::ENABLED.0, 0x0046_0061);
-        assert_eq!(Configuration::ENABLED.with_shutdown().shutdown(), 1);
+        assert_eq!(ControllerCapabilities::decode(cap.encode()), cap);
+        assert_eq!(ControllerConfiguration::ENABLED.0, 0x0046_0061);
+        assert_eq!(ControllerConfiguration::ENABLED.with_shutdown().shn(), 1);
         let status = ControllerStatus { ready: true, fatal: false, shutdown: 2 };
         assert_eq!((status.encode(), ControllerStatus::decode(9)), (9, status));
-        let connected = Connected { controller_id: 5, authentication_required: true };
-        assert_eq!(Connected::decode(connected.encode()), connected);
+        let connected = ConnectResponse { controller_id: 5, authentication_required: true };
+        assert_eq!(ConnectResponse::decode(connected.encode()), connected);
     }
 
     #[test]
     fn random_commands_and_data_never_panic() {
-        let mut random = Random::new(4);
+        let mut random = Prng::new(4);
         for _ in 0..5_000 {
             let mut bytes = [0; CONNECT_DATA_BYTES];
             random.fill(&mut bytes);
             bytes[4] &= 0xf;
-            let _ = Command::check(&Sqe::from_bytes(bytes.first_chunk().unwrap()));
+            let _ = FabricsCommand::check(&Sqe::from_bytes(bytes.first_chunk().unwrap()));
             let cut = random.below(1026) as usize;
             let _ = UncheckedConnectData::new(bytes.get(..cut).unwrap_or(&bytes)).map(|d| d.check().is_ok());
         }

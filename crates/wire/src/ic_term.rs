@@ -6,17 +6,20 @@
 //! ```
 //! They carry no digests. Tested with [`crate::pdu`].
 
-use crate::pdu::{COMMON_BYTES, Common, End, IC_BYTES, Kind, Link, TERM_BYTES_MAX, common, view};
-use crate::pdu_error::Fault;
+use crate::pdu::{
+    COMMON_HEADER_BYTES, CommonHeader, IC_BYTES, NegotiatedParams, PduType, Role, TERM_REQ_BYTES_MAX,
+    common_header, header_view,
+};
+use crate::pdu_error::PduError;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-const TERM_HEADER_BYTES: usize = 24;
+const TERM_REQ_HEADER_BYTES: usize = 24;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct IcLayout {
-    common: Common,
+    common: CommonHeader,
     version: U16,
     alignment: u8,
     digests: u8,
@@ -57,12 +60,12 @@ pub struct IcResponse {
     /// Data digests are on.
     pub data_digest: bool,
     /// The most data that one H2CData may carry, in bytes: at least 4096, a multiple of 4.
-    pub host_data_bytes_max: u32,
+    pub h2c_data_bytes_max: u32,
 }
 
 impl UncheckedIc {
-    pub(crate) fn of(header: &[u8]) -> UncheckedIc {
-        let ic: &IcLayout = view(header);
+    pub(crate) fn from_header(header: &[u8]) -> UncheckedIc {
+        let ic: &IcLayout = header_view(header);
         UncheckedIc {
             version: ic.version.get(),
             alignment: ic.alignment,
@@ -71,21 +74,21 @@ impl UncheckedIc {
         }
     }
 
-    fn check(self) -> Result<u16, Fault> {
+    fn check(self) -> Result<u16, PduError> {
         if self.version != 0 {
-            return Err(Fault::FormatVersion { version: self.version });
+            return Err(PduError::FormatVersion { version: self.version });
         }
         if self.digests & !3 != 0 {
-            return Err(Fault::DigestBits { bits: self.digests });
+            return Err(PduError::DigestBits { bits: self.digests });
         }
-        Link::alignment(self.alignment)
+        NegotiatedParams::alignment_bytes(self.alignment)
     }
 
     /// As an ICReq.
     ///
     /// # Errors
     /// The fault that ends the connection.
-    pub fn check_request(self) -> Result<IcRequest, Fault> {
+    pub fn check_request(self) -> Result<IcRequest, PduError> {
         Ok(IcRequest {
             host_alignment: self.check()?,
             header_digest: self.digests & 1 != 0,
@@ -98,29 +101,29 @@ impl UncheckedIc {
     ///
     /// # Errors
     /// The fault that ends the connection.
-    pub fn check_response(self) -> Result<IcResponse, Fault> {
+    pub fn check_response(self) -> Result<IcResponse, PduError> {
         let controller_alignment = self.check()?;
         if self.limit < 4096 || !self.limit.is_multiple_of(4) {
-            return Err(Fault::DataLimit { bytes: self.limit });
+            return Err(PduError::DataLimit { bytes: self.limit });
         }
         Ok(IcResponse {
             controller_alignment,
             header_digest: self.digests & 1 != 0,
             data_digest: self.digests & 2 != 0,
-            host_data_bytes_max: self.limit,
+            h2c_data_bytes_max: self.limit,
         })
     }
 }
 
 fn encode_ic(
-    kind: Kind,
+    kind: PduType,
     alignment: u16,
     header_digest: bool,
     data_digest: bool,
     limit: u32,
 ) -> [u8; IC_BYTES] {
     let ic = IcLayout {
-        common: common(kind, 0, 0, IC_BYTES),
+        common: common_header(kind, 0, 0, IC_BYTES),
         version: U16::new(0),
         alignment: (alignment / 4).saturating_sub(1) as u8,
         digests: u8::from(header_digest) | u8::from(data_digest) << 1,
@@ -134,49 +137,52 @@ impl IcRequest {
     /// The PDU.
     pub fn encode(&self) -> [u8; IC_BYTES] {
         let transfers = self.open_transfers_max.saturating_sub(1);
-        encode_ic(Kind::IcRequest, self.host_alignment, self.header_digest, self.data_digest, transfers)
+        encode_ic(PduType::IcRequest, self.host_alignment, self.header_digest, self.data_digest, transfers)
     }
 }
 
 impl IcResponse {
     /// The PDU.
     pub fn encode(&self) -> [u8; IC_BYTES] {
-        let (kind, limit) = (Kind::IcResponse, self.host_data_bytes_max);
+        let (kind, limit) = (PduType::IcResponse, self.h2c_data_bytes_max);
         encode_ic(kind, self.controller_alignment, self.header_digest, self.data_digest, limit)
     }
 }
 
 /// A termination request. What it quotes of the wrong PDU is the frame's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terminate {
-    /// Fatal error status, as [`crate::fault::Fatal`] numbers them.
-    pub fatal: u16,
+pub struct TermReq {
+    /// Fatal error status, as [`crate::fault::FatalErrorStatus`] numbers them.
+    pub fatal_status: u16,
     /// Fatal error information.
     pub information: u32,
 }
 
-impl Terminate {
-    pub(crate) fn of(header: &[u8]) -> Terminate {
+impl TermReq {
+    pub(crate) fn from_header(header: &[u8]) -> TermReq {
         let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-        Terminate { fatal: word(8), information: u32::from(word(10)) | u32::from(word(12)) << 16 }
+        TermReq { fatal_status: word(8), information: u32::from(word(10)) | u32::from(word(12)) << 16 }
     }
 
     /// What `fault` makes an end say.
-    pub fn for_fault(fault: &Fault) -> Terminate {
-        Terminate { fatal: fault.fatal() as u16, information: fault.information() }
+    pub fn for_error(error: &PduError) -> TermReq {
+        TermReq {
+            fatal_status: error.fatal_error_status() as u16,
+            information: error.fatal_error_information(),
+        }
     }
 
     /// Appends the PDU that `sender` sends, quoting the start of the PDU that was wrong.
-    pub fn encode(&self, sender: End, quoted: &[u8], out: &mut Vec<u8>) {
+    pub fn encode(&self, sender: Role, quoted: &[u8], out: &mut Vec<u8>) {
         let kind = match sender {
-            End::Host => Kind::HostTerminate,
-            End::Controller => Kind::ControllerTerminate,
+            Role::Host => PduType::H2cTermReq,
+            Role::Controller => PduType::C2hTermReq,
         };
-        let quoted = &quoted[..quoted.len().min(TERM_BYTES_MAX - TERM_HEADER_BYTES)];
-        let mut header = [0; TERM_HEADER_BYTES];
-        let head = common(kind, 0, 0, TERM_HEADER_BYTES + quoted.len());
-        header[..COMMON_BYTES].copy_from_slice(head.as_bytes());
-        header[8..10].copy_from_slice(&self.fatal.to_le_bytes());
+        let quoted = &quoted[..quoted.len().min(TERM_REQ_BYTES_MAX - TERM_REQ_HEADER_BYTES)];
+        let mut header = [0; TERM_REQ_HEADER_BYTES];
+        let head = common_header(kind, 0, 0, TERM_REQ_HEADER_BYTES + quoted.len());
+        header[..COMMON_HEADER_BYTES].copy_from_slice(head.as_bytes());
+        header[8..10].copy_from_slice(&self.fatal_status.to_le_bytes());
         header[10..14].copy_from_slice(&self.information.to_le_bytes());
         out.extend_from_slice(&header);
         out.extend_from_slice(quoted);

@@ -5,12 +5,12 @@
 //! namespaces are in [`crate::namespace`], and also named here.
 
 pub use crate::identify_namespace::{
-    Descriptor, KvFormat, KvNamespace, Namespace, NamespaceIndependent, NamespaceList, decode_descriptors,
-    encode_descriptors,
+    IdentifyKvNamespace, IdentifyNamespace, IdentifyNamespaceIndependent, KvFormat, NamespaceDescriptor,
+    NamespaceIdList, decode_descriptors, encode_descriptors,
 };
 
 use crate::queue_entry::{Sqe, admin};
-use crate::vendor::{ANNOUNCEMENT_BYTES, ANNOUNCEMENT_OFFSET, Announcement};
+use crate::vendor::{VENDOR_CAPABILITIES_BYTES, VENDOR_CAPABILITIES_OFFSET, VendorCapabilities};
 use octokv_base::NamespaceId;
 use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -53,7 +53,7 @@ pub mod cns {
 
 /// The fields of an Identify command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct IdentifyRequest {
     /// Which page, as in [`cns`].
     pub cns: u8,
     /// Command set, where the page has one.
@@ -64,11 +64,11 @@ pub struct Request {
     pub namespace: NamespaceId,
 }
 
-impl Request {
+impl IdentifyRequest {
     /// Of an entry.
-    pub fn of(sqe: &Sqe) -> Request {
+    pub fn from_sqe(sqe: &Sqe) -> IdentifyRequest {
         let (cdw10, cdw11) = (sqe.cdw10.get(), sqe.cdw11.get());
-        Request {
+        IdentifyRequest {
             cns: cdw10 as u8,
             csi: (cdw11 >> 24) as u8,
             controller_id: (cdw10 >> 16) as u16,
@@ -87,7 +87,7 @@ impl Request {
 }
 
 /// The page in `bytes`, or `None` when they are too few.
-pub fn read<T: FromBytes + Immutable + KnownLayout + Unaligned>(bytes: &[u8]) -> Option<&T> {
+pub fn decode_page<T: FromBytes + Immutable + KnownLayout + Unaligned>(bytes: &[u8]) -> Option<&T> {
     T::ref_from_prefix(bytes).ok().map(|(page, _)| page)
 }
 
@@ -102,7 +102,7 @@ pub mod controller_type {
 /// CNS 01h: the controller.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct Controller {
+pub struct IdentifyController {
     /// PCI vendor id; 0 where there is none.
     pub vendor_id: U16,
     /// PCI subsystem vendor id.
@@ -159,11 +159,11 @@ pub struct Controller {
     pub keep_alive_granularity: U16,
     zero_322: [u8; 20],
     /// ANATT: seconds that a change of ANA state may take.
-    pub ana_seconds: u8,
+    pub ana_transition_seconds: u8,
     /// ANACAP.
     pub ana_capabilities: u8,
     /// ANAGRPMAX.
-    pub ana_group_max: U32,
+    pub ana_group_id_max: U32,
     /// NANAGRPID.
     pub ana_groups: U32,
     zero_352: [u8; 160],
@@ -174,7 +174,7 @@ pub struct Controller {
     /// MAXCMD: the most commands at once on a queue.
     pub commands_max: U16,
     /// NN: the highest namespace identifier.
-    pub namespaces: U32,
+    pub namespace_id_max: U32,
     /// ONCS.
     pub nvm_commands: U16,
     /// FUSES.
@@ -209,39 +209,39 @@ pub struct Controller {
     pub power_state: [u8; 32],
     zero_2080: [u8; 992],
     /// Vendor specific, octokv's announcement first.
-    announcement: [u8; ANNOUNCEMENT_BYTES],
+    vendor_capabilities: [u8; VENDOR_CAPABILITIES_BYTES],
     vendor: [u8; 1008],
 }
-const _: () = assert!(size_of::<Controller>() == PAGE_BYTES);
-const _: () = assert!(offset_of!(Controller, data_pages_log2) == 77);
-const _: () = assert!(offset_of!(Controller, events) == 92);
-const _: () = assert!(offset_of!(Controller, controller_type) == 111);
-const _: () = assert!(offset_of!(Controller, admin_commands) == 256);
-const _: () = assert!(offset_of!(Controller, warning_temperature) == 266);
-const _: () = assert!(offset_of!(Controller, keep_alive_granularity) == 320);
-const _: () = assert!(offset_of!(Controller, ana_seconds) == 342);
-const _: () = assert!(offset_of!(Controller, sqe_sizes) == 512);
-const _: () = assert!(offset_of!(Controller, namespaces) == 516);
-const _: () = assert!(offset_of!(Controller, sgl_support) == 536);
-const _: () = assert!(offset_of!(Controller, subsystem) == 768);
-const _: () = assert!(offset_of!(Controller, command_capsule_units) == 1792);
-const _: () = assert!(offset_of!(Controller, power_state) == 2048);
-const _: () = assert!(offset_of!(Controller, announcement) == ANNOUNCEMENT_OFFSET);
+const _: () = assert!(size_of::<IdentifyController>() == PAGE_BYTES);
+const _: () = assert!(offset_of!(IdentifyController, data_pages_log2) == 77);
+const _: () = assert!(offset_of!(IdentifyController, events) == 92);
+const _: () = assert!(offset_of!(IdentifyController, controller_type) == 111);
+const _: () = assert!(offset_of!(IdentifyController, admin_commands) == 256);
+const _: () = assert!(offset_of!(IdentifyController, warning_temperature) == 266);
+const _: () = assert!(offset_of!(IdentifyController, keep_alive_granularity) == 320);
+const _: () = assert!(offset_of!(IdentifyController, ana_transition_seconds) == 342);
+const _: () = assert!(offset_of!(IdentifyController, sqe_sizes) == 512);
+const _: () = assert!(offset_of!(IdentifyController, namespace_id_max) == 516);
+const _: () = assert!(offset_of!(IdentifyController, sgl_support) == 536);
+const _: () = assert!(offset_of!(IdentifyController, subsystem) == 768);
+const _: () = assert!(offset_of!(IdentifyController, command_capsule_units) == 1792);
+const _: () = assert!(offset_of!(IdentifyController, power_state) == 2048);
+const _: () = assert!(offset_of!(IdentifyController, vendor_capabilities) == VENDOR_CAPABILITIES_OFFSET);
 
-impl Controller {
+impl IdentifyController {
     /// A page of zeros.
-    pub fn zeroed() -> Box<Controller> {
-        Box::new(Controller::new_zeroed())
+    pub fn zeroed() -> Box<IdentifyController> {
+        Box::new(IdentifyController::new_zeroed())
     }
 
     /// Puts octokv's announcement in.
-    pub fn announce(&mut self, announcement: &Announcement) {
-        self.announcement = announcement.encode();
+    pub fn set_vendor_capabilities(&mut self, capabilities: &VendorCapabilities) {
+        self.vendor_capabilities = capabilities.encode();
     }
 
     /// octokv's announcement, where there is one.
-    pub fn announcement(&self) -> Option<Announcement> {
-        Announcement::decode(&self.announcement)
+    pub fn vendor_capabilities(&self) -> Option<VendorCapabilities> {
+        VendorCapabilities::decode(&self.vendor_capabilities)
     }
 
     /// How much data an I/O command may carry in its capsule, in bytes.
@@ -256,7 +256,7 @@ impl Controller {
 }
 
 /// Fills an ASCII field: the text, cut where the field ends, then spaces.
-pub fn set_text(field: &mut [u8], text: &str) {
+pub fn encode_text(field: &mut [u8], text: &str) {
     field.fill(b' ');
     let bytes = &text.as_bytes()[..text.len().min(field.len())];
     for (to, &from) in field.iter_mut().zip(bytes) {
@@ -265,31 +265,31 @@ pub fn set_text(field: &mut [u8], text: &str) {
 }
 
 /// The text of an ASCII field without the spaces or zeros behind it.
-pub fn text(field: &[u8]) -> String {
+pub fn decode_text(field: &[u8]) -> String {
     String::from_utf8_lossy(field).trim_end_matches([' ', '\0']).to_string()
 }
 
 /// CNS 06h, CSI 01h: the controller's Key Value limits.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct KvController {
+pub struct IdentifyKvController {
     /// VER of the command set.
     pub version: U32,
     zero_4: [u8; 4092],
 }
-const _: () = assert!(size_of::<KvController>() == PAGE_BYTES);
+const _: () = assert!(size_of::<IdentifyKvController>() == PAGE_BYTES);
 
-impl KvController {
+impl IdentifyKvController {
     /// A page of zeros.
-    pub fn zeroed() -> Box<KvController> {
-        Box::new(KvController::new_zeroed())
+    pub fn zeroed() -> Box<IdentifyKvController> {
+        Box::new(IdentifyKvController::new_zeroed())
     }
 }
 
 /// CNS 06h, CSI 00h: the controller's limits of commands on blocks.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct NvmController {
+pub struct IdentifyNvmController {
     /// VSL: the most of one Verify is 2^this × 4 KiB; 0 no limit.
     pub verify_pages_log2: u8,
     /// WZSL: the most of one Write Zeroes, as VSL.
@@ -304,17 +304,17 @@ pub struct NvmController {
     pub ranges_blocks_max: U64,
     zero_16: [u8; 4080],
 }
-const _: () = assert!(size_of::<NvmController>() == PAGE_BYTES);
+const _: () = assert!(size_of::<IdentifyNvmController>() == PAGE_BYTES);
 
-impl NvmController {
+impl IdentifyNvmController {
     /// A page of zeros.
-    pub fn zeroed() -> Box<NvmController> {
-        Box::new(NvmController::new_zeroed())
+    pub fn zeroed() -> Box<IdentifyNvmController> {
+        Box::new(IdentifyNvmController::new_zeroed())
     }
 }
 
 /// ONCS bits: optional commands on blocks.
-pub mod optional {
+pub mod oncs {
     /// Compare.
     pub const COMPARE: u16 = 1 << 0;
     /// Dataset Management.
@@ -328,61 +328,65 @@ pub mod optional {
 /// CNS 1Ch: combinations of I/O command sets, each a bit vector (bit 0 NVM, bit 1 Key Value).
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct CommandSets {
+pub struct CommandSetCombinations {
     /// The combinations.
     pub combinations: [U64; 512],
 }
-const _: () = assert!(size_of::<CommandSets>() == PAGE_BYTES);
+const _: () = assert!(size_of::<CommandSetCombinations>() == PAGE_BYTES);
 
-impl CommandSets {
+impl CommandSetCombinations {
     /// A page of zeros.
-    pub fn zeroed() -> Box<CommandSets> {
-        Box::new(CommandSets::new_zeroed())
+    pub fn zeroed() -> Box<CommandSetCombinations> {
+        Box::new(CommandSetCombinations::new_zeroed())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
     #[test]
-    fn requests_come_back_as_they_went() {
-        let request = Request { cns: 5, csi: 1, controller_id: 7, namespace: NamespaceId(9) };
+    fn requests_round_trip() {
+        let request = IdentifyRequest { cns: 5, csi: 1, controller_id: 7, namespace: NamespaceId(9) };
         let sqe = request.encode(1);
         assert_eq!((sqe.cdw10.get(), sqe.cdw11.get()), (0x0007_0005, 0x0100_0000));
-        assert_eq!(Request::of(&sqe), request);
+        assert_eq!(IdentifyRequest::from_sqe(&sqe), request);
     }
 
     #[test]
-    fn the_controller_page_carries_the_announcement_and_limits() {
-        let mut page = Controller::zeroed();
-        let announcement = Announcement { version: 1, key_bytes_max: 1024, features: 1 };
-        page.announce(&announcement);
+    fn the_controller_page_carries_vendor_capabilities_and_limits() {
+        let mut page = IdentifyController::zeroed();
+        let capabilities = VendorCapabilities { version: 1, key_bytes_max: 1024, features: 1 };
+        page.set_vendor_capabilities(&capabilities);
         page.command_capsule_units = U32::new((16384 + 64) / 16);
         page.data_pages_log2 = 9;
-        set_text(&mut page.serial, "OKV\u{e9}");
+        encode_text(&mut page.serial, "OKV\u{e9}");
         let bytes = page.as_bytes();
         assert_eq!(&bytes[3072..3076], b"OKV1");
         assert_eq!(&bytes[4..10], b"OKV?? ");
-        let read: &Controller = read(bytes).unwrap();
-        assert_eq!(read.announcement(), Some(announcement));
+        let read: &IdentifyController = decode_page(bytes).unwrap();
+        assert_eq!(read.vendor_capabilities(), Some(capabilities));
         assert_eq!((read.capsule_data_bytes(), read.data_bytes_max()), (16384, Some(2 << 20)));
-        assert_eq!(text(&read.serial), "OKV??");
-        assert!(super::read::<Controller>(&bytes[1..]).is_none());
+        assert_eq!(decode_text(&read.serial), "OKV??");
+        assert!(super::decode_page::<IdentifyController>(&bytes[1..]).is_none());
     }
 
     #[test]
     fn random_pages_never_panic() {
-        let mut random = Random::new(5);
+        let mut random = Prng::new(5);
         let mut page = vec![0; PAGE_BYTES];
         for _ in 0..500 {
             random.fill(&mut page);
             let cut = random.below(PAGE_BYTES as u64 + 1) as usize;
             let _ = decode_descriptors(&page[..cut]);
-            let controller: &Controller = read(&page).unwrap();
-            let _ = (controller.announcement(), controller.data_bytes_max(), controller.capsule_data_bytes());
-            let _ = text(&controller.model);
+            let controller: &IdentifyController = decode_page(&page).unwrap();
+            let _ = (
+                controller.vendor_capabilities(),
+                controller.data_bytes_max(),
+                controller.capsule_data_bytes(),
+            );
+            let _ = decode_text(&controller.model);
         }
     }
 }

@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 /// 0, or SPDK's host drops it.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct Namespace {
+pub struct IdentifyNamespace {
     /// NSZE, in blocks.
     pub size: U64,
     /// NCAP, in blocks.
@@ -40,15 +40,15 @@ pub struct Namespace {
     pub block_formats: [[u8; 4]; 64],
     zero_384: [u8; 3712],
 }
-const _: () = assert!(size_of::<Namespace>() == PAGE_BYTES);
-const _: () = assert!(offset_of!(Namespace, ana_group) == 92);
-const _: () = assert!(offset_of!(Namespace, nguid) == 104);
-const _: () = assert!(offset_of!(Namespace, block_formats) == 128);
+const _: () = assert!(size_of::<IdentifyNamespace>() == PAGE_BYTES);
+const _: () = assert!(offset_of!(IdentifyNamespace, ana_group) == 92);
+const _: () = assert!(offset_of!(IdentifyNamespace, nguid) == 104);
+const _: () = assert!(offset_of!(IdentifyNamespace, block_formats) == 128);
 
-impl Namespace {
+impl IdentifyNamespace {
     /// A page of zeros.
-    pub fn zeroed() -> Box<Namespace> {
-        Box::new(Namespace::new_zeroed())
+    pub fn zeroed() -> Box<IdentifyNamespace> {
+        Box::new(IdentifyNamespace::new_zeroed())
     }
 }
 
@@ -71,7 +71,7 @@ pub struct KvFormat {
 /// CNS 05h, CSI 01h: a Key Value namespace.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct KvNamespace {
+pub struct IdentifyKvNamespace {
     /// NSZE, in bytes.
     pub size_bytes: U64,
     zero_8: [u8; 8],
@@ -109,24 +109,24 @@ pub struct KvNamespace {
     pub kv_formats: [KvFormat; 16],
     zero_328: [u8; 3768],
 }
-const _: () = assert!(size_of::<KvNamespace>() == PAGE_BYTES);
+const _: () = assert!(size_of::<IdentifyKvNamespace>() == PAGE_BYTES);
 const _: () = assert!(size_of::<KvFormat>() == 16);
-const _: () = assert!(offset_of!(KvNamespace, format) == 29);
-const _: () = assert!(offset_of!(KvNamespace, ana_group) == 36);
-const _: () = assert!(offset_of!(KvNamespace, nguid) == 48);
-const _: () = assert!(offset_of!(KvNamespace, kv_formats) == 72);
+const _: () = assert!(offset_of!(IdentifyKvNamespace, format) == 29);
+const _: () = assert!(offset_of!(IdentifyKvNamespace, ana_group) == 36);
+const _: () = assert!(offset_of!(IdentifyKvNamespace, nguid) == 48);
+const _: () = assert!(offset_of!(IdentifyKvNamespace, kv_formats) == 72);
 
-impl KvNamespace {
+impl IdentifyKvNamespace {
     /// A page of zeros.
-    pub fn zeroed() -> Box<KvNamespace> {
-        Box::new(KvNamespace::new_zeroed())
+    pub fn zeroed() -> Box<IdentifyKvNamespace> {
+        Box::new(IdentifyKvNamespace::new_zeroed())
     }
 }
 
 /// CNS 08h: a namespace, independent of command sets.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct NamespaceIndependent {
+pub struct IdentifyNamespaceIndependent {
     /// NSFEAT.
     pub features: u8,
     /// NMIC: bit 0 shared.
@@ -148,26 +148,26 @@ pub struct NamespaceIndependent {
     pub status: u8,
     zero_15: [u8; 4081],
 }
-const _: () = assert!(size_of::<NamespaceIndependent>() == PAGE_BYTES);
-const _: () = assert!(offset_of!(NamespaceIndependent, status) == 14);
+const _: () = assert!(size_of::<IdentifyNamespaceIndependent>() == PAGE_BYTES);
+const _: () = assert!(offset_of!(IdentifyNamespaceIndependent, status) == 14);
 
-impl NamespaceIndependent {
+impl IdentifyNamespaceIndependent {
     /// A page of zeros.
-    pub fn zeroed() -> Box<NamespaceIndependent> {
-        Box::new(NamespaceIndependent::new_zeroed())
+    pub fn zeroed() -> Box<IdentifyNamespaceIndependent> {
+        Box::new(IdentifyNamespaceIndependent::new_zeroed())
     }
 }
 
 /// CNS 02h and 07h: namespaces that are above a given one, ascending, 0 behind the last.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct NamespaceList([U32; 1024]);
-const _: () = assert!(size_of::<NamespaceList>() == PAGE_BYTES);
+pub struct NamespaceIdList([U32; 1024]);
+const _: () = assert!(size_of::<NamespaceIdList>() == PAGE_BYTES);
 
-impl NamespaceList {
+impl NamespaceIdList {
     /// Of the first 1024 of `all` (ascending) that are above `after`.
-    pub fn above(after: u32, all: impl Iterator<Item = NamespaceId>) -> Box<NamespaceList> {
-        let mut list = Box::new(NamespaceList::new_zeroed());
+    pub fn above(after: u32, all: impl Iterator<Item = NamespaceId>) -> Box<NamespaceIdList> {
+        let mut list = Box::new(NamespaceIdList::new_zeroed());
         for (slot, id) in list.0.iter_mut().zip(all.filter(|id| id.0 > after)) {
             *slot = U32::new(id.0);
         }
@@ -182,7 +182,7 @@ impl NamespaceList {
 
 /// An identification descriptor of a namespace, CNS 03h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Descriptor {
+pub enum NamespaceDescriptor {
     /// NIDT 1.
     Eui64([u8; 8]),
     /// NIDT 2.
@@ -194,15 +194,15 @@ pub enum Descriptor {
 }
 
 /// The page of these descriptors, as many as have room.
-pub fn encode_descriptors(descriptors: &[Descriptor]) -> [u8; PAGE_BYTES] {
+pub fn encode_descriptors(descriptors: &[NamespaceDescriptor]) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     let mut at = 0;
     for descriptor in descriptors {
         let (kind, id): (u8, &[u8]) = match descriptor {
-            Descriptor::Eui64(id) => (1, id),
-            Descriptor::Nguid(id) => (2, id),
-            Descriptor::Uuid(id) => (3, id),
-            Descriptor::CommandSet(csi) => (4, std::slice::from_ref(csi)),
+            NamespaceDescriptor::Eui64(id) => (1, id),
+            NamespaceDescriptor::Nguid(id) => (2, id),
+            NamespaceDescriptor::Uuid(id) => (3, id),
+            NamespaceDescriptor::CommandSet(csi) => (4, std::slice::from_ref(csi)),
         };
         let Some(slot) = page.get_mut(at..at + 4 + id.len()) else { break };
         slot[0] = kind;
@@ -214,7 +214,7 @@ pub fn encode_descriptors(descriptors: &[Descriptor]) -> [u8; PAGE_BYTES] {
 }
 
 /// The descriptors of a page; those of unknown type or wrong length are passed over.
-pub fn decode_descriptors(page: &[u8]) -> Vec<Descriptor> {
+pub fn decode_descriptors(page: &[u8]) -> Vec<NamespaceDescriptor> {
     let mut found = Vec::new();
     let mut rest = page;
     while let Some((&[kind, len, _, _], after)) = rest.split_first_chunk::<4>() {
@@ -224,10 +224,10 @@ pub fn decode_descriptors(page: &[u8]) -> Vec<Descriptor> {
         }
         rest = &after[usize::from(len)..];
         let descriptor = match kind {
-            1 => id.try_into().ok().map(Descriptor::Eui64),
-            2 => id.try_into().ok().map(Descriptor::Nguid),
-            3 => id.try_into().ok().map(Descriptor::Uuid),
-            4 if len == 1 => Some(Descriptor::CommandSet(id[0])),
+            1 => id.try_into().ok().map(NamespaceDescriptor::Eui64),
+            2 => id.try_into().ok().map(NamespaceDescriptor::Nguid),
+            3 => id.try_into().ok().map(NamespaceDescriptor::Uuid),
+            4 if len == 1 => Some(NamespaceDescriptor::CommandSet(id[0])),
             _ => None,
         };
         found.extend(descriptor);
@@ -242,18 +242,18 @@ mod tests {
     #[test]
     fn lists_start_above_a_namespace() {
         let all = || [1, 3, 9].into_iter().map(NamespaceId);
-        let list = NamespaceList::above(1, all());
+        let list = NamespaceIdList::above(1, all());
         assert_eq!(list.ids().collect::<Vec<_>>(), [NamespaceId(3), NamespaceId(9)]);
-        assert_eq!(NamespaceList::above(u32::MAX, all()).ids().count(), 0);
+        assert_eq!(NamespaceIdList::above(u32::MAX, all()).ids().count(), 0);
     }
 
     #[test]
-    fn descriptors_come_back_as_they_went() {
+    fn descriptors_round_trip() {
         let all = [
-            Descriptor::Eui64([1; 8]),
-            Descriptor::Nguid([2; 16]),
-            Descriptor::Uuid([3; 16]),
-            Descriptor::CommandSet(1),
+            NamespaceDescriptor::Eui64([1; 8]),
+            NamespaceDescriptor::Nguid([2; 16]),
+            NamespaceDescriptor::Uuid([3; 16]),
+            NamespaceDescriptor::CommandSet(1),
         ];
         let page = encode_descriptors(&all);
         assert_eq!(page[..5], [1, 8, 0, 0, 1]);

@@ -85,7 +85,7 @@ impl StoreOptions {
 
 /// One command of the Key Value command set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum KvCommand {
     /// Make everything stored so far durable.
     Flush,
     /// Store a value.
@@ -123,26 +123,26 @@ pub enum Command {
     },
 }
 
-impl Command {
+impl KvCommand {
     /// The command of an entry for a Key Value namespace.
     ///
     /// # Errors
     /// The status that fails the command: [`Status::INVALID_OPCODE`], [`Status::KV_INVALID_KEY_SIZE`] or
     /// [`Status::INVALID_FIELD`].
     #[inline]
-    pub fn check(sqe: &Sqe) -> Result<Command, Status> {
+    pub fn check(sqe: &Sqe) -> Result<KvCommand, Status> {
         let limit_bytes = sqe.cdw10.get();
         Ok(match sqe.opcode {
-            opcode::FLUSH => Command::Flush,
-            opcode::STORE => Command::Store {
-                key: key_of(sqe)?,
+            opcode::FLUSH => KvCommand::Flush,
+            opcode::STORE => KvCommand::Store {
+                key: nonempty_key(sqe)?,
                 options: StoreOptions::check((sqe.cdw11.get() >> 8) as u8)?,
                 value_bytes: limit_bytes,
             },
-            opcode::RETRIEVE => Command::Retrieve { key: key_of(sqe)?, limit_bytes },
-            opcode::DELETE => Command::Delete { key: key_of(sqe)? },
-            opcode::EXIST => Command::Exist { key: key_of(sqe)? },
-            opcode::LIST => Command::List { start: key_or_empty(sqe)?, limit_bytes },
+            opcode::RETRIEVE => KvCommand::Retrieve { key: nonempty_key(sqe)?, limit_bytes },
+            opcode::DELETE => KvCommand::Delete { key: nonempty_key(sqe)? },
+            opcode::EXIST => KvCommand::Exist { key: nonempty_key(sqe)? },
+            opcode::LIST => KvCommand::List { start: key_or_empty(sqe)?, limit_bytes },
             _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
         })
     }
@@ -150,12 +150,12 @@ impl Command {
     /// The opcode.
     pub fn opcode(&self) -> u8 {
         match self {
-            Command::Flush => opcode::FLUSH,
-            Command::Store { .. } => opcode::STORE,
-            Command::Retrieve { .. } => opcode::RETRIEVE,
-            Command::Delete { .. } => opcode::DELETE,
-            Command::Exist { .. } => opcode::EXIST,
-            Command::List { .. } => opcode::LIST,
+            KvCommand::Flush => opcode::FLUSH,
+            KvCommand::Store { .. } => opcode::STORE,
+            KvCommand::Retrieve { .. } => opcode::RETRIEVE,
+            KvCommand::Delete { .. } => opcode::DELETE,
+            KvCommand::Exist { .. } => opcode::EXIST,
+            KvCommand::List { .. } => opcode::LIST,
         }
     }
 
@@ -167,16 +167,16 @@ impl Command {
         let mut sqe = Sqe::new(self.opcode(), command_id);
         sqe.nsid = U32::new(namespace.0);
         match self {
-            Command::Flush => {}
-            Command::Store { key, options, value_bytes } => {
+            KvCommand::Flush => {}
+            KvCommand::Store { key, options, value_bytes } => {
                 set_key(&mut sqe, key.as_bytes(), options.to_bits());
                 sqe.cdw10 = U32::new(*value_bytes);
             }
-            Command::Retrieve { key, limit_bytes } | Command::List { start: key, limit_bytes } => {
+            KvCommand::Retrieve { key, limit_bytes } | KvCommand::List { start: key, limit_bytes } => {
                 set_key(&mut sqe, key.as_bytes(), 0);
                 sqe.cdw10 = U32::new(*limit_bytes);
             }
-            Command::Delete { key } | Command::Exist { key } => set_key(&mut sqe, key.as_bytes(), 0),
+            KvCommand::Delete { key } | KvCommand::Exist { key } => set_key(&mut sqe, key.as_bytes(), 0),
         }
         sqe
     }
@@ -213,7 +213,7 @@ fn key_or_empty(sqe: &Sqe) -> Result<Key, Status> {
 }
 
 #[inline]
-fn key_of(sqe: &Sqe) -> Result<Key, Status> {
+fn nonempty_key(sqe: &Sqe) -> Result<Key, Status> {
     match key_or_empty(sqe)? {
         key if key.is_empty() => Err(Status::KV_INVALID_KEY_SIZE.do_not_retry()),
         key => Ok(key),
@@ -229,39 +229,39 @@ pub const fn list_entry_bytes(key_bytes: usize) -> usize {
 pub const LIST_HEADER_BYTES: usize = 4;
 
 /// Fills a list buffer, whole keys only.
-pub struct ListWriter<'a> {
+pub struct KeyListWriter<'a> {
     buffer: &'a mut [u8],
-    used: usize,
+    used_bytes: usize,
     count: u32,
 }
 
-impl<'a> ListWriter<'a> {
+impl<'a> KeyListWriter<'a> {
     /// An empty list in `buffer`, or `None` when it has no room for the count.
-    pub fn new(buffer: &'a mut [u8]) -> Option<ListWriter<'a>> {
+    pub fn new(buffer: &'a mut [u8]) -> Option<KeyListWriter<'a>> {
         buffer.get_mut(..LIST_HEADER_BYTES)?.fill(0);
-        Some(ListWriter { buffer, used: LIST_HEADER_BYTES, count: 0 })
+        Some(KeyListWriter { buffer, used_bytes: LIST_HEADER_BYTES, count: 0 })
     }
 
     /// Appends a key, if all of it has room.
     #[must_use = "false means that the key is not in the list"]
     pub fn push(&mut self, key: &[u8]) -> bool {
-        let (Ok(len), end) = (u16::try_from(key.len()), self.used + list_entry_bytes(key.len())) else {
+        let (Ok(len), end) = (u16::try_from(key.len()), self.used_bytes + list_entry_bytes(key.len())) else {
             return false;
         };
-        let Some(entry) = self.buffer.get_mut(self.used..end) else { return false };
+        let Some(entry) = self.buffer.get_mut(self.used_bytes..end) else { return false };
         let (length, rest) = entry.split_at_mut(2);
         length.copy_from_slice(&len.to_le_bytes());
         rest[..key.len()].copy_from_slice(key);
         rest[key.len()..].fill(0);
-        self.used = end;
+        self.used_bytes = end;
         self.count += 1;
         self.buffer[..LIST_HEADER_BYTES].copy_from_slice(&self.count.to_le_bytes());
         true
     }
 
     /// How many bytes of the buffer the list takes.
-    pub fn bytes(&self) -> usize {
-        self.used
+    pub fn used_bytes(&self) -> usize {
+        self.used_bytes
     }
 
     /// How many keys are in it.
@@ -272,38 +272,38 @@ impl<'a> ListWriter<'a> {
 
 /// A list buffer as it came.
 #[derive(Clone, Copy)]
-pub struct UncheckedList<'a>(pub &'a [u8]);
+pub struct UncheckedKeyList<'a>(pub &'a [u8]);
 
 /// A list buffer whose keys all lie within it.
 #[derive(Clone, Copy, Debug)]
-pub struct List<'a> {
+pub struct KeyList<'a> {
     entries: &'a [u8],
     count: u32,
 }
 
 /// A list buffer that says more than it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShortList {
+pub struct TruncatedKeyList {
     /// How many keys it says it has.
     pub count: u32,
     /// How many bytes there are.
     pub bytes: usize,
 }
 
-impl<'a> UncheckedList<'a> {
+impl<'a> UncheckedKeyList<'a> {
     /// The list.
     ///
     /// # Errors
     /// When a key lies, or would lie, outside the buffer.
-    pub fn check(self) -> Result<List<'a>, ShortList> {
-        let short = |count| ShortList { count, bytes: self.0.len() };
+    pub fn check(self) -> Result<KeyList<'a>, TruncatedKeyList> {
+        let short = |count| TruncatedKeyList { count, bytes: self.0.len() };
         let (head, entries) = self.0.split_first_chunk::<LIST_HEADER_BYTES>().ok_or(short(0))?;
         let count = u32::from_le_bytes(*head);
         let mut rest = entries;
         for _ in 0..count {
             (_, rest) = split_key(rest).ok_or(short(count))?;
         }
-        Ok(List { entries, count })
+        Ok(KeyList { entries, count })
     }
 }
 
@@ -316,7 +316,7 @@ fn split_key(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((key, &bytes[next..]))
 }
 
-impl<'a> List<'a> {
+impl<'a> KeyList<'a> {
     /// How many keys.
     pub fn count(&self) -> u32 {
         self.count
@@ -336,7 +336,7 @@ impl<'a> List<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::{NamespaceId, Random};
+    use octokv_base::{NamespaceId, Prng};
     use zerocopy::IntoBytes;
 
     fn key(bytes: &[u8]) -> Key {
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn the_key_hello_is_where_the_kernel_puts_it() {
-        let command = Command::Store {
+        let command = KvCommand::Store {
             key: key(b"hello"),
             options: StoreOptions { mode: StoreMode::UpdateOnly, do_not_compress: true },
             value_bytes: 4096,
@@ -353,82 +353,82 @@ mod tests {
         let sqe = command.encode(3, NamespaceId(1));
         assert_eq!((sqe.cdw2.get(), sqe.cdw3.get()), (0x6c6c_6568, 0x6f));
         assert_eq!((sqe.cdw10.get(), sqe.cdw11.get()), (4096, 0x0505));
-        let long = Command::Exist { key: key(b"0123456789abcdef") }.encode(3, NamespaceId(1));
+        let long = KvCommand::Exist { key: key(b"0123456789abcdef") }.encode(3, NamespaceId(1));
         assert_eq!(&long.as_bytes()[8..16], b"01234567");
         assert_eq!(&long.as_bytes()[56..64], b"89abcdef");
     }
 
     #[test]
-    fn commands_come_back_as_they_went() {
+    fn commands_round_trip() {
         let options = StoreOptions { mode: StoreMode::AddOnly, do_not_compress: false };
         let commands = [
-            Command::Flush,
-            Command::Store { key: key(b"k"), options, value_bytes: 0 },
-            Command::Retrieve { key: key(&[0; 16]), limit_bytes: u32::MAX },
-            Command::Delete { key: key(b"kk") },
-            Command::Exist { key: key(b"kkk") },
-            Command::List { start: key(b""), limit_bytes: 8 },
+            KvCommand::Flush,
+            KvCommand::Store { key: key(b"k"), options, value_bytes: 0 },
+            KvCommand::Retrieve { key: key(&[0; 16]), limit_bytes: u32::MAX },
+            KvCommand::Delete { key: key(b"kk") },
+            KvCommand::Exist { key: key(b"kkk") },
+            KvCommand::List { start: key(b""), limit_bytes: 8 },
         ];
         for command in commands {
-            assert_eq!(Command::check(&command.encode(1, NamespaceId(2))), Ok(command));
+            assert_eq!(KvCommand::check(&command.encode(1, NamespaceId(2))), Ok(command));
         }
     }
 
     #[test]
     fn bad_fields_get_their_status() {
-        let mut sqe = Command::Exist { key: key(b"k") }.encode(1, NamespaceId(1));
+        let mut sqe = KvCommand::Exist { key: key(b"k") }.encode(1, NamespaceId(1));
         sqe.cdw11 = U32::new(0);
-        assert!(Command::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
+        assert!(KvCommand::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
         sqe.cdw11 = U32::new(17);
-        assert!(Command::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
+        assert!(KvCommand::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
         sqe.opcode = opcode::STORE;
         sqe.cdw11 = U32::new(0x0301);
-        assert!(Command::check(&sqe).unwrap_err().is(Status::INVALID_FIELD));
+        assert!(KvCommand::check(&sqe).unwrap_err().is(Status::INVALID_FIELD));
         sqe.opcode = 0x0d;
-        assert!(Command::check(&sqe).unwrap_err().is(Status::INVALID_OPCODE));
+        assert!(KvCommand::check(&sqe).unwrap_err().is(Status::INVALID_OPCODE));
     }
 
     #[test]
-    fn junk_in_reserved_fields_is_let_through() {
-        let mut sqe = Command::Retrieve { key: key(b"k"), limit_bytes: 4096 }.encode(1, NamespaceId(1));
+    fn nonzero_reserved_fields_are_accepted() {
+        let mut sqe = KvCommand::Retrieve { key: key(b"k"), limit_bytes: 4096 }.encode(1, NamespaceId(1));
         sqe.cdw11 = U32::new(sqe.cdw11.get() | 0xffff_ff00);
         sqe.cdw12 = U32::new(77);
-        let read = Command::check(&sqe).unwrap();
-        assert_eq!(read, Command::Retrieve { key: key(b"k"), limit_bytes: 4096 });
+        let read = KvCommand::check(&sqe).unwrap();
+        assert_eq!(read, KvCommand::Retrieve { key: key(b"k"), limit_bytes: 4096 });
     }
 
     #[test]
     fn a_list_holds_whole_keys_padded_to_four() {
         let mut buffer = [0xff; 21];
-        let mut list = ListWriter::new(&mut buffer).unwrap();
+        let mut list = KeyListWriter::new(&mut buffer).unwrap();
         assert!(list.push(b"ab") && list.push(b"abc") && list.push(b""));
         assert!(!list.push(b""), "one byte is left");
-        assert_eq!((list.bytes(), list.count()), (20, 3));
+        assert_eq!((list.used_bytes(), list.count()), (20, 3));
         assert_eq!(buffer[..20], *b"\x03\0\0\0\x02\0ab\x03\0abc\0\0\0\0\0\0\0");
-        let read: Vec<&[u8]> = UncheckedList(&buffer).check().unwrap().keys().collect();
+        let read: Vec<&[u8]> = UncheckedKeyList(&buffer).check().unwrap().keys().collect();
         assert_eq!(read, [b"ab".as_slice(), b"abc", b""]);
-        assert!(ListWriter::new(&mut [0; 3]).is_none());
+        assert!(KeyListWriter::new(&mut [0; 3]).is_none());
     }
 
     #[test]
-    fn a_list_that_says_more_than_it_holds_is_refused() {
-        assert_eq!(UncheckedList(&[1, 0]).check().unwrap_err(), ShortList { count: 0, bytes: 2 });
+    fn a_list_with_a_count_beyond_its_bytes_is_refused() {
+        assert_eq!(UncheckedKeyList(&[1, 0]).check().unwrap_err(), TruncatedKeyList { count: 0, bytes: 2 });
         let short = [2, 0, 0, 0, 2, 0, b'a', b'b'];
-        assert_eq!(UncheckedList(&short).check().unwrap_err(), ShortList { count: 2, bytes: 8 });
+        assert_eq!(UncheckedKeyList(&short).check().unwrap_err(), TruncatedKeyList { count: 2, bytes: 8 });
     }
 
     #[test]
     fn random_entries_and_lists_never_panic() {
-        let mut random = Random::new(2);
+        let mut random = Prng::new(2);
         for _ in 0..20_000 {
             let mut bytes = [0; 64];
             random.fill(&mut bytes);
             bytes[0] &= 0x17;
-            let _ = Command::check(&Sqe::from_bytes(&bytes));
+            let _ = KvCommand::check(&Sqe::from_bytes(&bytes));
             let cut = random.below(64) as usize;
             bytes[1..4].fill(0);
             bytes[5] = 0;
-            if let Ok(list) = UncheckedList(&bytes[..cut]).check() {
+            if let Ok(list) = UncheckedKeyList(&bytes[..cut]).check() {
                 assert_eq!(list.keys().count(), list.count() as usize);
             }
         }

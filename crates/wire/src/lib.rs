@@ -35,6 +35,6 @@ pub mod queue_entry;
 pub mod status;
 pub mod vendor;
 
-pub use pdu_error::Fault;
+pub use pdu_error::PduError;
 pub use queue_entry::{Cqe, Sgl, SglKind, Sqe};
 pub use status::Status;

@@ -35,11 +35,11 @@ pub mod id {
 
 /// The fields of Get Log Page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct LogPageRequest {
     /// Which page, as in [`id`].
     pub id: u8,
     /// Log specific field.
-    pub specific: u8,
+    pub log_specific: u8,
     /// Keep the event that this page would clear (RAE).
     pub retain_event: bool,
     /// How many bytes, a multiple of 4.
@@ -52,22 +52,22 @@ pub struct Request {
     pub namespace: NamespaceId,
 }
 
-impl Request {
+impl LogPageRequest {
     /// Of an entry.
     ///
     /// # Errors
     /// [`Status::INVALID_FIELD`] for an offset that is no multiple of 4 (or is an index, which no page
     /// here has).
-    pub fn check(sqe: &Sqe) -> Result<Request, Status> {
+    pub fn check(sqe: &Sqe) -> Result<LogPageRequest, Status> {
         let (cdw10, cdw11, cdw14) = (sqe.cdw10.get(), sqe.cdw11.get(), sqe.cdw14.get());
         let dwords = u64::from(cdw10 >> 16) | u64::from(cdw11 & 0xffff) << 16;
         let offset = u64::from(sqe.cdw12.get()) | u64::from(sqe.cdw13.get()) << 32;
         if !offset.is_multiple_of(4) || cdw14 & (1 << 23) != 0 {
             return Err(Status::INVALID_FIELD.do_not_retry());
         }
-        Ok(Request {
+        Ok(LogPageRequest {
             id: cdw10 as u8,
-            specific: (cdw10 >> 8) as u8 & 0x7f,
+            log_specific: (cdw10 >> 8) as u8 & 0x7f,
             retain_event: cdw10 & (1 << 15) != 0,
             bytes: (dwords + 1) * 4,
             offset,
@@ -83,7 +83,7 @@ impl Request {
         let retain = if self.retain_event { 1 << 15 } else { 0 };
         sqe.nsid = U32::new(self.namespace.0);
         sqe.cdw10 = U32::new(
-            u32::from(self.id) | u32::from(self.specific & 0x7f) << 8 | retain | (dwords as u32) << 16,
+            u32::from(self.id) | u32::from(self.log_specific & 0x7f) << 8 | retain | (dwords as u32) << 16,
         );
         sqe.cdw11 = U32::new((dwords >> 16) as u32 & 0xffff);
         sqe.cdw12 = U32::new(self.offset as u32);
@@ -94,7 +94,7 @@ impl Request {
 }
 
 /// Fills `out` with `page` from `offset` on, zeros behind its end.
-pub fn window(page: &[u8], offset: u64, out: &mut [u8]) {
+pub fn copy_from_offset(page: &[u8], offset: u64, out: &mut [u8]) {
     let from = usize::try_from(offset).unwrap_or(usize::MAX).min(page.len());
     let bytes = (page.len() - from).min(out.len());
     out[..bytes].copy_from_slice(&page[from..from + bytes]);
@@ -104,13 +104,13 @@ pub fn window(page: &[u8], offset: u64, out: &mut [u8]) {
 /// Log 00h: one dword per page, bit 0 where there is one.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct Supported([U32; 256]);
-const _: () = assert!(size_of::<Supported>() == 1024);
+pub struct SupportedLogPages([U32; 256]);
+const _: () = assert!(size_of::<SupportedLogPages>() == 1024);
 
-impl Supported {
+impl SupportedLogPages {
     /// With these pages.
-    pub fn of(pages: &[u8]) -> Supported {
-        let mut all = Supported::new_zeroed();
+    pub fn with_pages(pages: &[u8]) -> SupportedLogPages {
+        let mut all = SupportedLogPages::new_zeroed();
         for &page in pages {
             all.0[usize::from(page)] = U32::new(1);
         }
@@ -153,7 +153,7 @@ impl ErrorEntry {
 /// Log 02h: health.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct Health {
+pub struct HealthLog {
     /// Critical warning bits.
     pub warnings: u8,
     /// Temperature, in kelvin.
@@ -187,27 +187,27 @@ pub struct Health {
     pub errors: U128,
     zero_192: [u8; 320],
 }
-const _: () = assert!(size_of::<Health>() == 512);
-const _: () = assert!(offset_of!(Health, units_read) == 32);
-const _: () = assert!(offset_of!(Health, errors) == 176);
+const _: () = assert!(size_of::<HealthLog>() == 512);
+const _: () = assert!(offset_of!(HealthLog, units_read) == 32);
+const _: () = assert!(offset_of!(HealthLog, errors) == 176);
 
-impl Health {
+impl HealthLog {
     /// All zeros.
-    pub fn zeroed() -> Health {
-        Health::new_zeroed()
+    pub fn zeroed() -> HealthLog {
+        HealthLog::new_zeroed()
     }
 }
 
 /// Log 03h: one firmware slot, active, read only.
-pub fn firmware(revision: &str) -> [u8; 512] {
+pub fn encode_firmware_slots(revision: &str) -> [u8; 512] {
     let mut page = [0; 512];
     page[0] = 1;
-    crate::identify::set_text(&mut page[8..16], revision);
+    crate::identify::encode_text(&mut page[8..16], revision);
     page
 }
 
 /// Log 04h: the namespaces that changed since the log was last read; FFFFFFFFh alone when more than 1024.
-pub fn changed_namespaces(changed: &[NamespaceId]) -> Vec<u8> {
+pub fn encode_changed_namespaces(changed: &[NamespaceId]) -> Vec<u8> {
     let mut page = vec![0; 4096];
     if changed.len() > 1024 {
         page[..4].fill(0xff);
@@ -222,14 +222,14 @@ pub fn changed_namespaces(changed: &[NamespaceId]) -> Vec<u8> {
 /// Log 05h: which commands there are and what they do.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
-pub struct Effects {
+pub struct CommandEffectsLog {
     /// Admin commands, by opcode.
     pub admin: [U32; 256],
     /// I/O commands, by opcode.
     pub io: [U32; 256],
     zero_2048: [u8; 2048],
 }
-const _: () = assert!(size_of::<Effects>() == 4096);
+const _: () = assert!(size_of::<CommandEffectsLog>() == 4096);
 
 /// Effects bit CSUPP: supported.
 pub const SUPPORTED: u32 = 1;
@@ -245,7 +245,7 @@ pub const SCOPE_CONTROLLER: u32 = 1 << 21;
 pub const FEATURES_BYTES: usize = 4096;
 
 /// Log 12h: which features there are, each with its scope.
-pub fn features(supported: impl Iterator<Item = (u8, u32)>) -> Vec<u8> {
+pub fn encode_features(supported: impl Iterator<Item = (u8, u32)>) -> Vec<u8> {
     let mut page = vec![0; FEATURES_BYTES];
     for (feature, scope) in supported {
         let at = usize::from(feature) * 4;
@@ -254,17 +254,17 @@ pub fn features(supported: impl Iterator<Item = (u8, u32)>) -> Vec<u8> {
     page
 }
 
-impl Effects {
+impl CommandEffectsLog {
     /// No commands.
-    pub fn zeroed() -> Box<Effects> {
-        Box::new(Effects::new_zeroed())
+    pub fn zeroed() -> Box<CommandEffectsLog> {
+        Box::new(CommandEffectsLog::new_zeroed())
     }
     /// Says that an admin command is supported.
-    pub fn admin(&mut self, opcode: u8, effects: u32) {
+    pub fn support_admin(&mut self, opcode: u8, effects: u32) {
         self.admin[usize::from(opcode)] = U32::new(SUPPORTED | effects);
     }
     /// Says that an I/O command is supported.
-    pub fn io(&mut self, opcode: u8, effects: u32) {
+    pub fn support_io(&mut self, opcode: u8, effects: u32) {
         self.io[usize::from(opcode)] = U32::new(SUPPORTED | effects);
     }
 }
@@ -291,7 +291,7 @@ pub struct AnaGroup<'a> {
     /// The group, from 1.
     pub id: u32,
     /// Changes of this group since ever.
-    pub changes: u64,
+    pub change_count: u64,
     /// Its state.
     pub state: AnaState,
     /// Its namespaces, ascending.
@@ -300,7 +300,7 @@ pub struct AnaGroup<'a> {
 
 /// Log 0Ch: `{changes u64, groups u16, 6 zeros}`, then per group `{id u32, namespaces u32, changes u64,
 /// state u8, 15 zeros, nsid u32 each}`.
-pub fn ana(changes: u64, groups: &[AnaGroup<'_>]) -> Vec<u8> {
+pub fn encode_ana(changes: u64, groups: &[AnaGroup<'_>]) -> Vec<u8> {
     let mut page = Vec::with_capacity(16 + groups.len() * 32);
     page.extend_from_slice(&changes.to_le_bytes());
     page.extend_from_slice(&(groups.len() as u16).to_le_bytes());
@@ -308,7 +308,7 @@ pub fn ana(changes: u64, groups: &[AnaGroup<'_>]) -> Vec<u8> {
     for group in groups {
         page.extend_from_slice(&group.id.to_le_bytes());
         page.extend_from_slice(&(group.namespaces.len() as u32).to_le_bytes());
-        page.extend_from_slice(&group.changes.to_le_bytes());
+        page.extend_from_slice(&group.change_count.to_le_bytes());
         page.push(group.state as u8);
         page.extend_from_slice(&[0; 15]);
         group.namespaces.iter().for_each(|id| page.extend_from_slice(&id.0.to_le_bytes()));
@@ -319,13 +319,13 @@ pub fn ana(changes: u64, groups: &[AnaGroup<'_>]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
     #[test]
-    fn requests_come_back_as_they_went() {
-        let request = Request {
+    fn requests_round_trip() {
+        let request = LogPageRequest {
             id: id::EFFECTS,
-            specific: 3,
+            log_specific: 3,
             retain_event: true,
             bytes: 4096,
             offset: 0x1_0000_0004,
@@ -334,45 +334,45 @@ mod tests {
         };
         let sqe = request.encode(1);
         assert_eq!((sqe.cdw10.get(), sqe.cdw14.get()), (0x03ff_8305, 0x0100_0000));
-        assert_eq!(Request::check(&sqe), Ok(request));
-        let odd = Request { offset: 2, ..request }.encode(1);
-        assert!(Request::check(&odd).unwrap_err().is(Status::INVALID_FIELD));
+        assert_eq!(LogPageRequest::check(&sqe), Ok(request));
+        let odd = LogPageRequest { offset: 2, ..request }.encode(1);
+        assert!(LogPageRequest::check(&odd).unwrap_err().is(Status::INVALID_FIELD));
     }
 
     #[test]
-    fn a_window_is_zero_beyond_the_page() {
+    fn bytes_beyond_the_page_are_zero() {
         let mut out = [9; 4];
         for (offset, want) in [(0, [1, 2, 3, 0]), (2, [3, 0, 0, 0]), (u64::MAX, [0; 4])] {
-            window(&[1, 2, 3], offset, &mut out);
+            copy_from_offset(&[1, 2, 3], offset, &mut out);
             assert_eq!(out, want);
         }
     }
 
     #[test]
     fn pages_have_their_bytes_where_the_specification_puts_them() {
-        let mut effects = Effects::zeroed();
-        effects.io(0x81, CHANGES_CONTENT);
-        effects.admin(2, 0);
+        let mut effects = CommandEffectsLog::zeroed();
+        effects.support_io(0x81, CHANGES_CONTENT);
+        effects.support_admin(2, 0);
         assert_eq!((effects.as_bytes()[8], effects.as_bytes()[1024 + 4 * 0x81]), (1, 3));
-        assert_eq!(Supported::of(&[1, 0x70]).as_bytes()[4 * 0x70], 1);
-        assert_eq!(firmware("0.1")[..12], *b"\x01\0\0\0\0\0\0\x000.1 ");
+        assert_eq!(SupportedLogPages::with_pages(&[1, 0x70]).as_bytes()[4 * 0x70], 1);
+        assert_eq!(encode_firmware_slots("0.1")[..12], *b"\x01\0\0\0\0\0\0\x000.1 ");
         let groups =
-            [AnaGroup { id: 1, changes: 2, state: AnaState::Optimized, namespaces: &[NamespaceId(7)] }];
-        let page = ana(3, &groups);
+            [AnaGroup { id: 1, change_count: 2, state: AnaState::Optimized, namespaces: &[NamespaceId(7)] }];
+        let page = encode_ana(3, &groups);
         assert_eq!((page.len(), page[0], page[8], page[16], page[20]), (52, 3, 1, 1, 1));
         assert_eq!((page[24], page[32], page[48]), (2, 1, 7));
-        assert_eq!(changed_namespaces(&[NamespaceId(2)])[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(changed_namespaces(&[NamespaceId(1); 1025])[..5], [255, 255, 255, 255, 0]);
+        assert_eq!(encode_changed_namespaces(&[NamespaceId(2)])[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(encode_changed_namespaces(&[NamespaceId(1); 1025])[..5], [255, 255, 255, 255, 0]);
     }
 
     #[test]
     fn random_requests_never_panic() {
-        let mut random = Random::new(6);
+        let mut random = Prng::new(6);
         for _ in 0..10_000 {
             let mut bytes = [0; 64];
             random.fill(&mut bytes);
-            if let Ok(request) = Request::check(&Sqe::from_bytes(&bytes)) {
-                window(&bytes, request.offset, &mut [0; 8]);
+            if let Ok(request) = LogPageRequest::check(&Sqe::from_bytes(&bytes)) {
+                copy_from_offset(&bytes, request.offset, &mut [0; 8]);
             }
         }
     }

@@ -43,7 +43,7 @@ const DEALLOCATE_RANGES: u32 = 1 << 2;
 
 /// Blocks that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Range {
+pub struct LbaRange {
     /// The first.
     pub lba: Lba,
     /// How many.
@@ -52,30 +52,30 @@ pub struct Range {
 
 /// One command of the NVM command set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum NvmCommand {
     /// Make everything written so far durable.
     Flush,
     /// Write blocks.
     Write {
         /// Which.
-        range: Range,
+        range: LbaRange,
         /// Whether they are durable when the command completes.
         force_unit_access: bool,
     },
     /// Read blocks.
     Read {
         /// Which.
-        range: Range,
+        range: LbaRange,
     },
     /// Compare blocks with the command's data.
     Compare {
         /// Which.
-        range: Range,
+        range: LbaRange,
     },
     /// Make blocks read as zeros.
     WriteZeroes {
         /// Which.
-        range: Range,
+        range: LbaRange,
         /// Whether they are durable when the command completes.
         force_unit_access: bool,
         /// Whether their space may be given back.
@@ -91,36 +91,36 @@ pub enum Command {
     /// Read blocks to see whether they can be read.
     Verify {
         /// Which.
-        range: Range,
+        range: LbaRange,
     },
 }
 
-impl Command {
+impl NvmCommand {
     /// The command of an entry for a namespace of blocks. Whether the blocks exist is for the namespace
     /// to say.
     ///
     /// # Errors
     /// [`Status::INVALID_OPCODE`].
     #[inline]
-    pub fn check(sqe: &Sqe) -> Result<Command, Status> {
+    pub fn check(sqe: &Sqe) -> Result<NvmCommand, Status> {
         let cdw12 = sqe.cdw12.get();
         let lba = Lba(u64::from(sqe.cdw10.get()) | u64::from(sqe.cdw11.get()) << 32);
-        let range = Range { lba, blocks: (cdw12 & 0xffff) + 1 };
+        let range = LbaRange { lba, blocks: (cdw12 & 0xffff) + 1 };
         let force_unit_access = cdw12 & FORCE_UNIT_ACCESS != 0;
         Ok(match sqe.opcode {
-            opcode::FLUSH => Command::Flush,
-            opcode::WRITE => Command::Write { range, force_unit_access },
-            opcode::READ => Command::Read { range },
-            opcode::COMPARE => Command::Compare { range },
+            opcode::FLUSH => NvmCommand::Flush,
+            opcode::WRITE => NvmCommand::Write { range, force_unit_access },
+            opcode::READ => NvmCommand::Read { range },
+            opcode::COMPARE => NvmCommand::Compare { range },
             opcode::WRITE_ZEROES => {
                 let deallocate = cdw12 & DEALLOCATE_ZEROES != 0;
-                Command::WriteZeroes { range, force_unit_access, deallocate }
+                NvmCommand::WriteZeroes { range, force_unit_access, deallocate }
             }
-            opcode::DATASET_MANAGEMENT => Command::DatasetManagement {
+            opcode::DATASET_MANAGEMENT => NvmCommand::DatasetManagement {
                 ranges: (sqe.cdw10.get() & 0xff) + 1,
                 deallocate: sqe.cdw11.get() & DEALLOCATE_RANGES != 0,
             },
-            opcode::VERIFY => Command::Verify { range },
+            opcode::VERIFY => NvmCommand::Verify { range },
             _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
         })
     }
@@ -128,13 +128,13 @@ impl Command {
     /// The opcode.
     pub fn opcode(&self) -> u8 {
         match self {
-            Command::Flush => opcode::FLUSH,
-            Command::Write { .. } => opcode::WRITE,
-            Command::Read { .. } => opcode::READ,
-            Command::Compare { .. } => opcode::COMPARE,
-            Command::WriteZeroes { .. } => opcode::WRITE_ZEROES,
-            Command::DatasetManagement { .. } => opcode::DATASET_MANAGEMENT,
-            Command::Verify { .. } => opcode::VERIFY,
+            NvmCommand::Flush => opcode::FLUSH,
+            NvmCommand::Write { .. } => opcode::WRITE,
+            NvmCommand::Read { .. } => opcode::READ,
+            NvmCommand::Compare { .. } => opcode::COMPARE,
+            NvmCommand::WriteZeroes { .. } => opcode::WRITE_ZEROES,
+            NvmCommand::DatasetManagement { .. } => opcode::DATASET_MANAGEMENT,
+            NvmCommand::Verify { .. } => opcode::VERIFY,
         }
     }
 
@@ -147,18 +147,18 @@ impl Command {
         sqe.nsid = U32::new(namespace.0);
         let flag = |set: bool, bit: u32| if set { bit } else { 0 };
         match *self {
-            Command::Flush => {}
-            Command::Read { range } | Command::Compare { range } | Command::Verify { range } => {
+            NvmCommand::Flush => {}
+            NvmCommand::Read { range } | NvmCommand::Compare { range } | NvmCommand::Verify { range } => {
                 set_range(&mut sqe, range, 0);
             }
-            Command::Write { range, force_unit_access } => {
+            NvmCommand::Write { range, force_unit_access } => {
                 set_range(&mut sqe, range, flag(force_unit_access, FORCE_UNIT_ACCESS));
             }
-            Command::WriteZeroes { range, force_unit_access, deallocate } => {
+            NvmCommand::WriteZeroes { range, force_unit_access, deallocate } => {
                 let flags = flag(force_unit_access, FORCE_UNIT_ACCESS) | flag(deallocate, DEALLOCATE_ZEROES);
                 set_range(&mut sqe, range, flags);
             }
-            Command::DatasetManagement { ranges, deallocate } => {
+            NvmCommand::DatasetManagement { ranges, deallocate } => {
                 assert!((1..=RANGES_MAX).contains(&ranges), "{ranges} ranges in one command");
                 sqe.cdw10 = U32::new(ranges - 1);
                 sqe.cdw11 = U32::new(flag(deallocate, DEALLOCATE_RANGES));
@@ -168,7 +168,7 @@ impl Command {
     }
 }
 
-fn set_range(sqe: &mut Sqe, range: Range, flags: u32) {
+fn set_range(sqe: &mut Sqe, range: LbaRange, flags: u32) {
     assert!((1..=BLOCKS_MAX).contains(&range.blocks), "{} blocks in one command", range.blocks);
     sqe.cdw10 = U32::new(range.lba.0 as u32);
     sqe.cdw11 = U32::new((range.lba.0 >> 32) as u32);
@@ -176,15 +176,15 @@ fn set_range(sqe: &mut Sqe, range: Range, flags: u32) {
 }
 
 /// The ranges in the data of a Dataset Management: as many whole ones as there are.
-pub fn decode_ranges(data: &[u8]) -> impl Iterator<Item = Range> + '_ {
+pub fn decode_ranges(data: &[u8]) -> impl Iterator<Item = LbaRange> + '_ {
     data.chunks_exact(RANGE_BYTES).map(|range| {
         let word = |at: usize| u32::from_le_bytes([range[at], range[at + 1], range[at + 2], range[at + 3]]);
-        Range { lba: Lba(u64::from(word(8)) | u64::from(word(12)) << 32), blocks: word(4) }
+        LbaRange { lba: Lba(u64::from(word(8)) | u64::from(word(12)) << 32), blocks: word(4) }
     })
 }
 
 /// Appends a range as the data of a Dataset Management has it.
-pub fn encode_range(range: Range, out: &mut Vec<u8>) {
+pub fn encode_range(range: LbaRange, out: &mut Vec<u8>) {
     out.extend_from_slice(&0u32.to_le_bytes());
     out.extend_from_slice(&range.blocks.to_le_bytes());
     out.extend_from_slice(&range.lba.0.to_le_bytes());
@@ -193,38 +193,41 @@ pub fn encode_range(range: Range, out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
-    const RANGE: Range = Range { lba: Lba(0x1_2345_6789), blocks: 8 };
+    const RANGE: LbaRange = LbaRange { lba: Lba(0x1_2345_6789), blocks: 8 };
 
     #[test]
-    fn commands_come_back_as_they_went() {
+    fn commands_round_trip() {
         let commands = [
-            Command::Flush,
-            Command::Write { range: RANGE, force_unit_access: true },
-            Command::Write { range: Range { lba: Lba(0), blocks: BLOCKS_MAX }, force_unit_access: false },
-            Command::Read { range: RANGE },
-            Command::Compare { range: RANGE },
-            Command::WriteZeroes { range: RANGE, force_unit_access: false, deallocate: true },
-            Command::WriteZeroes { range: RANGE, force_unit_access: true, deallocate: false },
-            Command::DatasetManagement { ranges: 256, deallocate: true },
-            Command::Verify { range: RANGE },
+            NvmCommand::Flush,
+            NvmCommand::Write { range: RANGE, force_unit_access: true },
+            NvmCommand::Write {
+                range: LbaRange { lba: Lba(0), blocks: BLOCKS_MAX },
+                force_unit_access: false,
+            },
+            NvmCommand::Read { range: RANGE },
+            NvmCommand::Compare { range: RANGE },
+            NvmCommand::WriteZeroes { range: RANGE, force_unit_access: false, deallocate: true },
+            NvmCommand::WriteZeroes { range: RANGE, force_unit_access: true, deallocate: false },
+            NvmCommand::DatasetManagement { ranges: 256, deallocate: true },
+            NvmCommand::Verify { range: RANGE },
         ];
         for command in commands {
-            assert_eq!(Command::check(&command.encode(1, NamespaceId(2))), Ok(command));
+            assert_eq!(NvmCommand::check(&command.encode(1, NamespaceId(2))), Ok(command));
         }
     }
 
     #[test]
     fn a_write_is_where_the_kernel_puts_it() {
-        let sqe = Command::Write { range: RANGE, force_unit_access: true }.encode(7, NamespaceId(1));
+        let sqe = NvmCommand::Write { range: RANGE, force_unit_access: true }.encode(7, NamespaceId(1));
         assert_eq!((sqe.cdw10.get(), sqe.cdw11.get()), (0x2345_6789, 1));
         assert_eq!(sqe.cdw12.get(), 1 << 30 | 7);
     }
 
     #[test]
-    fn ranges_come_back_as_they_went_and_a_piece_of_one_is_none() {
-        let ranges = [RANGE, Range { lba: Lba(u64::MAX), blocks: 0 }];
+    fn ranges_round_trip_and_a_partial_range_is_ignored() {
+        let ranges = [RANGE, LbaRange { lba: Lba(u64::MAX), blocks: 0 }];
         let mut data = Vec::new();
         ranges.iter().for_each(|&range| encode_range(range, &mut data));
         assert_eq!(data.len(), 2 * RANGE_BYTES);
@@ -234,13 +237,13 @@ mod tests {
 
     #[test]
     fn random_entries_never_panic() {
-        let mut random = Random::new(3);
+        let mut random = Prng::new(3);
         for _ in 0..20_000 {
             let mut bytes = [0; 64];
             random.fill(&mut bytes);
             bytes[0] &= 0x0f;
-            if let Ok(command) = Command::check(&Sqe::from_bytes(&bytes)) {
-                let again = Command::check(&command.encode(1, NamespaceId(1)));
+            if let Ok(command) = NvmCommand::check(&Sqe::from_bytes(&bytes)) {
+                let again = NvmCommand::check(&command.encode(1, NamespaceId(1)));
                 assert_eq!(again, Ok(command));
             }
         }

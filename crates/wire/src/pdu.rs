@@ -1,6 +1,6 @@
 //! NVMe/TCP PDUs: how commands, data and replies are framed on a TCP stream (NVMe TCP Transport 1.1, 3.6).
 //!
-//! In: the bytes of a stream. Out: a [`Frame`] that says where a PDU's parts lie, then its typed header.
+//! In: the bytes of a stream. Out: a [`PduLayout`] that says where a PDU's parts lie, then its typed header.
 //! And back: `encode` appends a header (with its digest and padding) to a `Vec` that has room.
 //!
 //! ```text
@@ -8,18 +8,18 @@
 //! kind  flags  hlen   pdo   plen  | rest of header | HDGST | pad | data | DDGST |
 //! <------- Unchecked ------------> <--------- Frame says where ---------------->
 //! ```
-//! Invariants: a [`Frame`] exists only after [`Unchecked::check`]: its parts lie in order within
+//! Invariants: a [`PduLayout`] exists only after [`UncheckedCommonHeader::check`]: its parts lie in order within
 //! `pdu_bytes`, and the header's length is that of its kind. Digests are CRC-32C, header and data each.
 
-pub use crate::ic_term::{IcRequest, IcResponse, Terminate, UncheckedIc};
-use crate::pdu_error::Fault;
+pub use crate::ic_term::{IcRequest, IcResponse, TermReq, UncheckedIc};
+use crate::pdu_error::PduError;
 use crate::queue_entry::{Cqe, Sqe};
 use octokv_base::crc32c;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of the common header, the least that must be there to know a PDU's length.
-pub const COMMON_BYTES: usize = 8;
+pub const COMMON_HEADER_BYTES: usize = 8;
 /// Bytes of ICReq and ICResp.
 pub const IC_BYTES: usize = 128;
 /// Bytes of a digest.
@@ -27,45 +27,45 @@ pub const DIGEST_BYTES: usize = 4;
 /// Bytes that admin and Fabrics commands may carry in their capsule.
 pub const ADMIN_CAPSULE_DATA_BYTES: u32 = 8192;
 /// The longest termination request, in bytes.
-pub const TERM_BYTES_MAX: usize = 152;
+pub const TERM_REQ_BYTES_MAX: usize = 152;
 
 /// PDU types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum PduType {
     /// Initialize connection request, host to controller.
     IcRequest = 0,
     /// Initialize connection response.
     IcResponse = 1,
     /// The host terminates.
-    HostTerminate = 2,
+    H2cTermReq = 2,
     /// The controller terminates.
-    ControllerTerminate = 3,
+    C2hTermReq = 3,
     /// A command, perhaps with data.
     CapsuleCommand = 4,
     /// A completion.
     CapsuleResponse = 5,
     /// Data to the controller, as an R2T asked for.
-    HostData = 6,
+    H2cData = 6,
     /// Data to the host.
-    ControllerData = 7,
+    C2hData = 7,
     /// Ready to transfer: the controller asks for data.
     ReadyToTransfer = 9,
 }
 
-impl Kind {
+impl PduType {
     /// The kind of a type byte.
-    pub fn new(kind: u8) -> Option<Kind> {
-        use Kind::*;
+    pub fn from_u8(kind: u8) -> Option<PduType> {
+        use PduType::*;
         let all = [
             IcRequest,
             IcResponse,
-            HostTerminate,
-            ControllerTerminate,
+            H2cTermReq,
+            C2hTermReq,
             CapsuleCommand,
             CapsuleResponse,
-            HostData,
-            ControllerData,
+            H2cData,
+            C2hData,
             ReadyToTransfer,
         ];
         all.into_iter().find(|&k| k as u8 == kind)
@@ -74,38 +74,41 @@ impl Kind {
     /// The header length that the kind must have, in bytes, without digest.
     pub const fn header_bytes(self) -> usize {
         match self {
-            Kind::IcRequest | Kind::IcResponse => IC_BYTES,
-            Kind::CapsuleCommand => 72,
-            Kind::HostTerminate
-            | Kind::ControllerTerminate
-            | Kind::CapsuleResponse
-            | Kind::HostData
-            | Kind::ControllerData
-            | Kind::ReadyToTransfer => 24,
+            PduType::IcRequest | PduType::IcResponse => IC_BYTES,
+            PduType::CapsuleCommand => 72,
+            PduType::H2cTermReq
+            | PduType::C2hTermReq
+            | PduType::CapsuleResponse
+            | PduType::H2cData
+            | PduType::C2hData
+            | PduType::ReadyToTransfer => 24,
         }
     }
 
     /// Whether digests apply to it: not while a connection begins or ends.
     pub const fn has_digests(self) -> bool {
-        !matches!(self, Kind::IcRequest | Kind::IcResponse | Kind::HostTerminate | Kind::ControllerTerminate)
+        !matches!(self, PduType::IcRequest | PduType::IcResponse | PduType::H2cTermReq | PduType::C2hTermReq)
     }
 
-    const fn carries_data(self) -> bool {
-        matches!(self, Kind::CapsuleCommand | Kind::HostData | Kind::ControllerData)
+    const fn can_carry_data(self) -> bool {
+        matches!(self, PduType::CapsuleCommand | PduType::H2cData | PduType::C2hData)
     }
 
-    const fn comes_to(self, end: End) -> bool {
-        match end {
-            End::Controller => {
-                matches!(self, Kind::IcRequest | Kind::HostTerminate | Kind::CapsuleCommand | Kind::HostData)
+    const fn is_received_by(self, role: Role) -> bool {
+        match role {
+            Role::Controller => {
+                matches!(
+                    self,
+                    PduType::IcRequest | PduType::H2cTermReq | PduType::CapsuleCommand | PduType::H2cData
+                )
             }
-            End::Host => matches!(
+            Role::Host => matches!(
                 self,
-                Kind::IcResponse
-                    | Kind::ControllerTerminate
-                    | Kind::CapsuleResponse
-                    | Kind::ControllerData
-                    | Kind::ReadyToTransfer
+                PduType::IcResponse
+                    | PduType::C2hTermReq
+                    | PduType::CapsuleResponse
+                    | PduType::C2hData
+                    | PduType::ReadyToTransfer
             ),
         }
     }
@@ -125,7 +128,7 @@ pub mod flags {
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum Role {
     /// The target.
     Controller,
     /// The initiator.
@@ -134,7 +137,7 @@ pub enum End {
 
 /// What both ends agreed on, as one end uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct NegotiatedParams {
     /// Header digests are on.
     pub header_digest: bool,
     /// Data digests are on.
@@ -146,22 +149,27 @@ pub struct Link {
     pub receive_data_bytes_max: u32,
 }
 
-impl Link {
+impl NegotiatedParams {
     /// Before anything was agreed on: no digests.
-    pub const fn plain() -> Link {
-        Link { header_digest: false, data_digest: false, send_alignment: 4, receive_data_bytes_max: 1 << 24 }
+    pub const fn initial() -> NegotiatedParams {
+        NegotiatedParams {
+            header_digest: false,
+            data_digest: false,
+            send_alignment: 4,
+            receive_data_bytes_max: 1 << 24,
+        }
     }
 
     /// The alignment in bytes of an HPDA or CPDA (0's based, in units of 4 B).
     ///
     /// # Errors
     /// When it is above 31.
-    pub fn alignment(pda: u8) -> Result<u16, Fault> {
-        if pda > 31 { Err(Fault::Alignment { alignment: pda }) } else { Ok((u16::from(pda) + 1) * 4) }
+    pub fn alignment_bytes(pda: u8) -> Result<u16, PduError> {
+        if pda > 31 { Err(PduError::Alignment { alignment: pda }) } else { Ok((u16::from(pda) + 1) * 4) }
     }
 
     /// Bytes before the data of a PDU that this end sends with data.
-    pub fn prefix_bytes(&self, kind: Kind) -> usize {
+    pub fn prefix_bytes(&self, kind: PduType) -> usize {
         let digest = if self.header_digest { DIGEST_BYTES } else { 0 };
         (kind.header_bytes() + digest).next_multiple_of(usize::from(self.send_alignment))
     }
@@ -174,46 +182,47 @@ impl Link {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Common {
-    kind: u8,
+pub(crate) struct CommonHeader {
+    pdu_type: u8,
     flags: u8,
     header_bytes: u8,
     data_offset: u8,
     pdu_bytes: U32,
 }
-const _: () = assert!(size_of::<Common>() == COMMON_BYTES);
+const _: () = assert!(size_of::<CommonHeader>() == COMMON_HEADER_BYTES);
 
 /// The first eight bytes of a PDU as they came.
 #[derive(Clone, Copy)]
-pub struct Unchecked([u8; COMMON_BYTES]);
+pub struct UncheckedCommonHeader([u8; COMMON_HEADER_BYTES]);
 
-impl Unchecked {
+impl UncheckedCommonHeader {
     /// Of the start of `bytes`, or `None` when fewer than eight are there.
-    pub fn new(bytes: &[u8]) -> Option<Unchecked> {
-        bytes.first_chunk().map(|b| Unchecked(*b))
+    pub fn new(bytes: &[u8]) -> Option<UncheckedCommonHeader> {
+        bytes.first_chunk().map(|b| UncheckedCommonHeader(*b))
     }
 
     /// Where the PDU's parts lie, if they fit its kind, the receiver and what was agreed on.
     ///
     /// # Errors
     /// The fault that ends the connection.
-    pub fn check(self, receiver: End, link: &Link) -> Result<Frame, Fault> {
-        let Common { kind, flags: bits, header_bytes, data_offset, pdu_bytes } = zerocopy::transmute!(self.0);
+    pub fn check(self, receiver: Role, params: &NegotiatedParams) -> Result<PduLayout, PduError> {
+        let CommonHeader { pdu_type: kind, flags: bits, header_bytes, data_offset, pdu_bytes } =
+            zerocopy::transmute!(self.0);
         let pdu_bytes = pdu_bytes.get();
-        let known = Kind::new(kind).ok_or(Fault::UnknownKind { kind })?;
-        if !known.comes_to(receiver) {
-            return Err(Fault::UnexpectedKind { kind });
+        let known = PduType::from_u8(kind).ok_or(PduError::UnknownPduType { kind })?;
+        if !known.is_received_by(receiver) {
+            return Err(PduError::UnexpectedPduType { kind });
         }
         if usize::from(header_bytes) != known.header_bytes() {
-            return Err(Fault::HeaderBytes { header_bytes });
+            return Err(PduError::HeaderLength { header_bytes });
         }
-        let digest = known.has_digests() && link.header_digest;
+        let digest = known.has_digests() && params.header_digest;
         if known.has_digests() && digest != (bits & flags::HEADER_DIGEST != 0) {
-            return Err(Fault::Flags { flags: bits });
+            return Err(PduError::Flags { flags: bits });
         }
         let header_end = u32::from(header_bytes) + if digest { DIGEST_BYTES as u32 } else { 0 };
-        let mut frame = Frame {
-            kind: known,
+        let mut layout = PduLayout {
+            pdu_type: known,
             flags: bits,
             header_digest: digest,
             prefix_bytes: header_end,
@@ -221,29 +230,29 @@ impl Unchecked {
             trailer_bytes: 0,
         };
         match known {
-            Kind::HostTerminate | Kind::ControllerTerminate => {
+            PduType::H2cTermReq | PduType::C2hTermReq => {
                 // What follows the header is the start of the PDU that was wrong.
-                if !(header_end..=TERM_BYTES_MAX as u32).contains(&pdu_bytes) {
-                    return Err(Fault::PduBytes { pdu_bytes });
+                if !(header_end..=TERM_REQ_BYTES_MAX as u32).contains(&pdu_bytes) {
+                    return Err(PduError::PduLength { pdu_bytes });
                 }
-                frame.data_bytes = pdu_bytes - header_end;
+                layout.data_bytes = pdu_bytes - header_end;
             }
-            _ if known.carries_data() && data_offset != 0 => {
-                frame.place_data(data_offset, pdu_bytes, link)?;
+            _ if known.can_carry_data() && data_offset != 0 => {
+                layout.locate_data(data_offset, pdu_bytes, params)?;
             }
-            _ if pdu_bytes != header_end => return Err(Fault::PduBytes { pdu_bytes }),
+            _ if pdu_bytes != header_end => return Err(PduError::PduLength { pdu_bytes }),
             _ => {}
         }
-        Ok(frame)
+        Ok(layout)
     }
 }
 
 /// Where the parts of one PDU lie: `prefix_bytes` of header, digest and padding, then `data_bytes`, then
-/// `trailer_bytes` of data digest. Only [`Unchecked::check`] makes one.
+/// `trailer_bytes` of data digest. Only [`UncheckedCommonHeader::check`] makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame {
+pub struct PduLayout {
     /// The kind.
-    pub kind: Kind,
+    pub pdu_type: PduType,
     /// The flags byte.
     pub flags: u8,
     /// Whether a header digest follows the header.
@@ -256,24 +265,29 @@ pub struct Frame {
     pub trailer_bytes: u32,
 }
 
-impl Frame {
-    fn place_data(&mut self, data_offset: u8, pdu_bytes: u32, link: &Link) -> Result<(), Fault> {
+impl PduLayout {
+    fn locate_data(
+        &mut self,
+        data_offset: u8,
+        pdu_bytes: u32,
+        params: &NegotiatedParams,
+    ) -> Result<(), PduError> {
         let offset = u32::from(data_offset);
         if offset < self.prefix_bytes || !offset.is_multiple_of(4) {
-            return Err(Fault::DataOffset { data_offset });
+            return Err(PduError::DataOffset { data_offset });
         }
-        let rest = pdu_bytes.checked_sub(offset).ok_or(Fault::PduBytes { pdu_bytes })?;
+        let rest = pdu_bytes.checked_sub(offset).ok_or(PduError::PduLength { pdu_bytes })?;
         self.prefix_bytes = offset;
         if rest == 0 {
             return Ok(());
         }
-        if link.data_digest != (self.flags & flags::DATA_DIGEST != 0) {
-            return Err(Fault::Flags { flags: self.flags });
+        if params.data_digest != (self.flags & flags::DATA_DIGEST != 0) {
+            return Err(PduError::Flags { flags: self.flags });
         }
-        self.trailer_bytes = if link.data_digest { DIGEST_BYTES as u32 } else { 0 };
-        self.data_bytes = rest.checked_sub(self.trailer_bytes).ok_or(Fault::PduBytes { pdu_bytes })?;
-        if self.data_bytes > link.receive_data_bytes_max {
-            return Err(Fault::PduBytes { pdu_bytes });
+        self.trailer_bytes = if params.data_digest { DIGEST_BYTES as u32 } else { 0 };
+        self.data_bytes = rest.checked_sub(self.trailer_bytes).ok_or(PduError::PduLength { pdu_bytes })?;
+        if self.data_bytes > params.receive_data_bytes_max {
+            return Err(PduError::PduLength { pdu_bytes });
         }
         Ok(())
     }
@@ -301,8 +315,8 @@ impl Frame {
     /// # Panics
     /// When `prefix` has fewer than `prefix_bytes` bytes: the caller waits for them.
     #[inline]
-    pub fn header<'a>(&self, prefix: &'a [u8]) -> Result<Header<'a>, Fault> {
-        let end = self.kind.header_bytes();
+    pub fn decode_header<'a>(&self, prefix: &'a [u8]) -> Result<PduHeader<'a>, PduError> {
+        let end = self.pdu_type.header_bytes();
         assert!(prefix.len() >= self.prefix_bytes as usize, "a header is read when all of it is there");
         let header = &prefix[..end];
         if self.header_digest {
@@ -310,63 +324,63 @@ impl Frame {
                 u32::from_le_bytes([prefix[end], prefix[end + 1], prefix[end + 2], prefix[end + 3]]);
             let computed = crc32c(header);
             if received != computed {
-                return Err(Fault::HeaderDigest { received, computed });
+                return Err(PduError::HeaderDigest { received, computed });
             }
         }
-        Ok(match self.kind {
-            Kind::IcRequest => Header::IcRequest(UncheckedIc::of(header)),
-            Kind::IcResponse => Header::IcResponse(UncheckedIc::of(header)),
-            Kind::HostTerminate | Kind::ControllerTerminate => Header::Terminate(Terminate::of(header)),
-            Kind::CapsuleCommand => Header::Command(view(&header[COMMON_BYTES..])),
-            Kind::CapsuleResponse => Header::Response(view(&header[COMMON_BYTES..])),
-            Kind::HostData | Kind::ControllerData => Header::Data(Data::of(header)),
-            Kind::ReadyToTransfer => Header::ReadyToTransfer(Data::of(header)),
+        Ok(match self.pdu_type {
+            PduType::IcRequest => PduHeader::IcRequest(UncheckedIc::from_header(header)),
+            PduType::IcResponse => PduHeader::IcResponse(UncheckedIc::from_header(header)),
+            PduType::H2cTermReq | PduType::C2hTermReq => PduHeader::TermReq(TermReq::from_header(header)),
+            PduType::CapsuleCommand => PduHeader::Command(header_view(&header[COMMON_HEADER_BYTES..])),
+            PduType::CapsuleResponse => PduHeader::Response(header_view(&header[COMMON_HEADER_BYTES..])),
+            PduType::H2cData | PduType::C2hData => PduHeader::Data(DataHeader::from_header(header)),
+            PduType::ReadyToTransfer => PduHeader::ReadyToTransfer(DataHeader::from_header(header)),
         })
     }
 }
 
 /// A view of a header whose length was checked.
-pub(crate) fn view<T: FromBytes + Immutable + KnownLayout + Unaligned>(bytes: &[u8]) -> &T {
-    // `Frame` exists only with the header length of its kind, which is that of the layout.
+pub(crate) fn header_view<T: FromBytes + Immutable + KnownLayout + Unaligned>(bytes: &[u8]) -> &T {
+    // `PduLayout` exists only with the header length of its kind, which is that of the layout.
     T::ref_from_prefix(bytes).expect("a header of its kind's length").0
 }
 
 /// A PDU's header, by kind.
 #[derive(Clone, Copy)]
-pub enum Header<'a> {
+pub enum PduHeader<'a> {
     /// ICReq, its fields not yet checked.
     IcRequest(UncheckedIc),
     /// ICResp, its fields not yet checked.
     IcResponse(UncheckedIc),
     /// Either end's termination request.
-    Terminate(Terminate),
+    TermReq(TermReq),
     /// A command.
     Command(&'a Sqe),
     /// A completion.
     Response(&'a Cqe),
     /// H2CData or C2HData.
-    Data(Data),
+    Data(DataHeader),
     /// R2T.
-    ReadyToTransfer(Data),
+    ReadyToTransfer(DataHeader),
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct DataLayout {
-    common: Common,
+struct DataHeaderLayout {
+    common: CommonHeader,
     command_id: U16,
     tag: U16,
     offset: U32,
     bytes: U32,
     reserved: U32,
 }
-const _: () = assert!(size_of::<DataLayout>() == Kind::HostData.header_bytes());
-const _: () = assert!(COMMON_BYTES + size_of::<Sqe>() == Kind::CapsuleCommand.header_bytes());
-const _: () = assert!(COMMON_BYTES + size_of::<Cqe>() == Kind::CapsuleResponse.header_bytes());
+const _: () = assert!(size_of::<DataHeaderLayout>() == PduType::H2cData.header_bytes());
+const _: () = assert!(COMMON_HEADER_BYTES + size_of::<Sqe>() == PduType::CapsuleCommand.header_bytes());
+const _: () = assert!(COMMON_HEADER_BYTES + size_of::<Cqe>() == PduType::CapsuleResponse.header_bytes());
 
 /// The fields of H2CData, C2HData and R2T: a range of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Data {
+pub struct DataHeader {
     /// The command (CCCID).
     pub command_id: u16,
     /// The transfer tag (TTAG) of R2T and H2CData; 0 in C2HData.
@@ -377,11 +391,11 @@ pub struct Data {
     pub bytes: u32,
 }
 
-impl Data {
+impl DataHeader {
     #[inline]
-    fn of(header: &[u8]) -> Data {
-        let data: &DataLayout = view(header);
-        Data {
+    fn from_header(header: &[u8]) -> DataHeader {
+        let data: &DataHeaderLayout = header_view(header);
+        DataHeader {
             command_id: data.command_id.get(),
             tag: data.tag.get(),
             offset: data.offset.get(),
@@ -390,8 +404,8 @@ impl Data {
     }
 
     #[inline]
-    fn layout(&self, common: Common) -> DataLayout {
-        DataLayout {
+    fn wire_layout(&self, common: CommonHeader) -> DataHeaderLayout {
+        DataHeaderLayout {
             common,
             command_id: U16::new(self.command_id),
             tag: U16::new(self.tag),
@@ -402,55 +416,55 @@ impl Data {
     }
 
     /// Appends what precedes `self.bytes` bytes of data in an H2CData (from the host) or C2HData (from
-    /// the controller). The caller sends the data, then, where [`Link::trailer_bytes`] says so, its digest.
+    /// the controller). The caller sends the data, then, where [`NegotiatedParams::trailer_bytes`] says so, its digest.
     /// `bits` is LAST, SUCCESS or both.
     #[inline]
-    pub fn encode(&self, sender: End, bits: u8, link: &Link, out: &mut Vec<u8>) {
+    pub fn encode(&self, sender: Role, bits: u8, params: &NegotiatedParams, out: &mut Vec<u8>) {
         let kind = match sender {
-            End::Host => Kind::HostData,
-            End::Controller => Kind::ControllerData,
+            Role::Host => PduType::H2cData,
+            Role::Controller => PduType::C2hData,
         };
-        let common = link.common_with_data(kind, bits, self.bytes as usize);
-        link.finish(kind, self.layout(common).as_bytes(), true, out);
+        let common = params.common_header_with_data(kind, bits, self.bytes as usize);
+        params.append_header(kind, self.wire_layout(common).as_bytes(), true, out);
     }
 
     /// Appends an R2T for this range.
     #[inline]
-    pub fn encode_ready_to_transfer(&self, link: &Link, out: &mut Vec<u8>) {
-        let kind = Kind::ReadyToTransfer;
-        let common = link.common_without_data(kind);
-        link.finish(kind, self.layout(common).as_bytes(), false, out);
+    pub fn encode_ready_to_transfer(&self, params: &NegotiatedParams, out: &mut Vec<u8>) {
+        let kind = PduType::ReadyToTransfer;
+        let common = params.common_header_without_data(kind);
+        params.append_header(kind, self.wire_layout(common).as_bytes(), false, out);
     }
 }
 
 /// Appends what precedes `data_bytes` bytes of in-capsule data of a command; with 0 the whole PDU. The
-/// caller sends the data and its digest, as with [`Data::encode`].
+/// caller sends the data and its digest, as with [`DataHeader::encode`].
 #[inline]
-pub fn encode_command(sqe: &Sqe, data_bytes: usize, link: &Link, out: &mut Vec<u8>) {
-    let kind = Kind::CapsuleCommand;
+pub fn encode_command(sqe: &Sqe, data_bytes: usize, params: &NegotiatedParams, out: &mut Vec<u8>) {
+    let kind = PduType::CapsuleCommand;
     let common = match data_bytes {
-        0 => link.common_without_data(kind),
-        _ => link.common_with_data(kind, 0, data_bytes),
+        0 => params.common_header_without_data(kind),
+        _ => params.common_header_with_data(kind, 0, data_bytes),
     };
-    let mut header = [0; Kind::CapsuleCommand.header_bytes()];
-    header[..COMMON_BYTES].copy_from_slice(common.as_bytes());
-    header[COMMON_BYTES..].copy_from_slice(sqe.as_bytes());
-    link.finish(kind, &header, data_bytes > 0, out);
+    let mut header = [0; PduType::CapsuleCommand.header_bytes()];
+    header[..COMMON_HEADER_BYTES].copy_from_slice(common.as_bytes());
+    header[COMMON_HEADER_BYTES..].copy_from_slice(sqe.as_bytes());
+    params.append_header(kind, &header, data_bytes > 0, out);
 }
 
 /// Appends a completion.
 #[inline]
-pub fn encode_response(cqe: &Cqe, link: &Link, out: &mut Vec<u8>) {
-    let kind = Kind::CapsuleResponse;
-    let mut header = [0; Kind::CapsuleResponse.header_bytes()];
-    header[..COMMON_BYTES].copy_from_slice(link.common_without_data(kind).as_bytes());
-    header[COMMON_BYTES..].copy_from_slice(cqe.as_bytes());
-    link.finish(kind, &header, false, out);
+pub fn encode_response(cqe: &Cqe, params: &NegotiatedParams, out: &mut Vec<u8>) {
+    let kind = PduType::CapsuleResponse;
+    let mut header = [0; PduType::CapsuleResponse.header_bytes()];
+    header[..COMMON_HEADER_BYTES].copy_from_slice(params.common_header_without_data(kind).as_bytes());
+    header[COMMON_HEADER_BYTES..].copy_from_slice(cqe.as_bytes());
+    params.append_header(kind, &header, false, out);
 }
 
-pub(crate) fn common(kind: Kind, flags: u8, data_offset: usize, pdu_bytes: usize) -> Common {
-    Common {
-        kind: kind as u8,
+pub(crate) fn common_header(kind: PduType, flags: u8, data_offset: usize, pdu_bytes: usize) -> CommonHeader {
+    CommonHeader {
+        pdu_type: kind as u8,
         flags,
         header_bytes: kind.header_bytes() as u8,
         data_offset: data_offset as u8,
@@ -458,25 +472,25 @@ pub(crate) fn common(kind: Kind, flags: u8, data_offset: usize, pdu_bytes: usize
     }
 }
 
-impl Link {
+impl NegotiatedParams {
     #[inline]
-    fn common_without_data(&self, kind: Kind) -> Common {
+    fn common_header_without_data(&self, kind: PduType) -> CommonHeader {
         let (bits, digest) = if self.header_digest { (flags::HEADER_DIGEST, DIGEST_BYTES) } else { (0, 0) };
-        common(kind, bits, 0, kind.header_bytes() + digest)
+        common_header(kind, bits, 0, kind.header_bytes() + digest)
     }
 
     #[inline]
-    fn common_with_data(&self, kind: Kind, bits: u8, data_bytes: usize) -> Common {
+    fn common_header_with_data(&self, kind: PduType, bits: u8, data_bytes: usize) -> CommonHeader {
         let prefix = self.prefix_bytes(kind);
         let trailer = self.trailer_bytes(data_bytes);
         let header_bit = if self.header_digest { flags::HEADER_DIGEST } else { 0 };
         let data_bit = if trailer > 0 { flags::DATA_DIGEST } else { 0 };
-        common(kind, bits | header_bit | data_bit, prefix, prefix + data_bytes + trailer)
+        common_header(kind, bits | header_bit | data_bit, prefix, prefix + data_bytes + trailer)
     }
 
     /// Appends the header, its digest and, where data follows, the padding.
     #[inline]
-    fn finish(&self, kind: Kind, header: &[u8], data_follows: bool, out: &mut Vec<u8>) {
+    fn append_header(&self, kind: PduType, header: &[u8], data_follows: bool, out: &mut Vec<u8>) {
         out.extend_from_slice(header);
         let mut written = header.len();
         if self.header_digest {

@@ -1,12 +1,12 @@
 //! What a peer can do wrong with a PDU: facts, and the words of a termination request for them.
 //!
-//! Any of these ends the connection: the receiver sends H2CTermReq or C2HTermReq with [`Fault::fatal`]
-//! and [`Fault::information`], then closes (NVMe TCP Transport 1.1, 3.6.2.3).
+//! Any of these ends the connection: the receiver sends H2CTermReq or C2HTermReq with [`PduError::fatal`]
+//! and [`PduError::information`], then closes (NVMe TCP Transport 1.1, 3.6.2.3).
 
 /// Fatal error status (FES) of a termination request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Fatal {
+pub enum FatalErrorStatus {
     /// A header field holds what it must not.
     InvalidHeaderField = 1,
     /// A PDU that may not come now.
@@ -24,19 +24,19 @@ pub enum Fatal {
 /// One thing that a peer did wrong. Integers are the values that came.
 #[allow(missing_docs)] // The fields are named for what they are in the PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum PduError {
     /// No such PDU type.
-    UnknownKind { kind: u8 },
+    UnknownPduType { kind: u8 },
     /// A PDU type that this end never receives, or not in this state.
-    UnexpectedKind { kind: u8 },
+    UnexpectedPduType { kind: u8 },
     /// Flags that do not fit the type or the digests agreed on.
     Flags { flags: u8 },
     /// The header length does not fit the type.
-    HeaderBytes { header_bytes: u8 },
+    HeaderLength { header_bytes: u8 },
     /// The data offset points into the header, beyond the PDU, or is not aligned.
     DataOffset { data_offset: u8 },
     /// The PDU length does not fit its header and data, or exceeds what this end takes.
-    PduBytes { pdu_bytes: u32 },
+    PduLength { pdu_bytes: u32 },
     /// The header digest is not that of the header.
     HeaderDigest { received: u32, computed: u32 },
     /// A PDU format version other than 0.
@@ -54,7 +54,7 @@ pub enum Fault {
     /// Data that begins elsewhere than where the last ended, or ends beyond what was asked for.
     DataRange { offset: u32, bytes: u32 },
     /// More data in one PDU than agreed on.
-    DataBytes { bytes: u32 },
+    DataLimitExceeded { bytes: u32 },
     /// The LAST flag where data is missing, or no LAST flag at its end.
     LastFlag { flags: u8 },
     /// More R2Ts at once than this end allows.
@@ -63,63 +63,63 @@ pub enum Fault {
     QueueOverrun { command_id: u16 },
 }
 
-impl Fault {
+impl PduError {
     /// The status that a termination request gives.
-    pub fn fatal(&self) -> Fatal {
-        use Fault::*;
+    pub fn fatal_error_status(&self) -> FatalErrorStatus {
+        use PduError::*;
         match self {
-            UnknownKind { .. }
+            UnknownPduType { .. }
             | Flags { .. }
-            | HeaderBytes { .. }
+            | HeaderLength { .. }
             | DataOffset { .. }
-            | PduBytes { .. }
+            | PduLength { .. }
             | Alignment { .. }
             | DigestBits { .. }
             | DataLimit { .. }
             | CommandId { .. }
             | TransferTag { .. }
             | LastFlag { .. }
-            | QueueOverrun { .. } => Fatal::InvalidHeaderField,
-            UnexpectedKind { .. } => Fatal::SequenceError,
-            HeaderDigest { .. } => Fatal::HeaderDigestError,
-            DataRange { .. } => Fatal::DataOutOfRange,
-            DataBytes { .. } | TransferLimit { .. } => Fatal::LimitExceeded,
-            FormatVersion { .. } => Fatal::UnsupportedParameter,
+            | QueueOverrun { .. } => FatalErrorStatus::InvalidHeaderField,
+            UnexpectedPduType { .. } => FatalErrorStatus::SequenceError,
+            HeaderDigest { .. } => FatalErrorStatus::HeaderDigestError,
+            DataRange { .. } => FatalErrorStatus::DataOutOfRange,
+            DataLimitExceeded { .. } | TransferLimit { .. } => FatalErrorStatus::LimitExceeded,
+            FormatVersion { .. } => FatalErrorStatus::UnsupportedParameter,
         }
     }
 
     /// The fatal error information (FEI): the offset of the bad field in the header, in bytes, or the
     /// digest that came.
-    pub fn information(&self) -> u32 {
-        use Fault::*;
+    pub fn fatal_error_information(&self) -> u32 {
+        use PduError::*;
         match *self {
-            UnknownKind { .. } | UnexpectedKind { .. } => 0,
+            UnknownPduType { .. } | UnexpectedPduType { .. } => 0,
             Flags { .. } | LastFlag { .. } => 1,
-            HeaderBytes { .. } => 2,
+            HeaderLength { .. } => 2,
             DataOffset { .. } => 3,
-            PduBytes { .. } => 4,
+            PduLength { .. } => 4,
             HeaderDigest { received, .. } => received,
             FormatVersion { .. } | CommandId { .. } => 8,
             QueueOverrun { .. } | Alignment { .. } | TransferTag { .. } | TransferLimit { .. } => 10,
             DigestBits { .. } => 11,
             DataRange { .. } | DataLimit { .. } => 12,
-            DataBytes { .. } => 16,
+            DataLimitExceeded { .. } => 16,
         }
     }
 }
 
-impl std::fmt::Display for Fault {
+impl std::fmt::Display for PduError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        use Fault::*;
+        use PduError::*;
         match self {
-            UnknownKind { kind } => write!(f, "PDU type {kind:#04x} is not known"),
-            UnexpectedKind { kind } => write!(f, "PDU type {kind:#04x} may not come now"),
+            UnknownPduType { kind } => write!(f, "PDU type {kind:#04x} is not known"),
+            UnexpectedPduType { kind } => write!(f, "PDU type {kind:#04x} may not come now"),
             Flags { flags } => write!(f, "PDU flags {flags:#04x} do not fit"),
-            HeaderBytes { header_bytes } => {
+            HeaderLength { header_bytes } => {
                 write!(f, "a PDU header of {header_bytes} B does not fit its type")
             }
             DataOffset { data_offset } => write!(f, "PDU data offset {data_offset} is out of place"),
-            PduBytes { pdu_bytes } => write!(f, "a PDU of {pdu_bytes} B does not fit"),
+            PduLength { pdu_bytes } => write!(f, "a PDU of {pdu_bytes} B does not fit"),
             HeaderDigest { received, computed } => {
                 write!(f, "header digest {received:#010x}, but the header has {computed:#010x}")
             }
@@ -130,7 +130,7 @@ impl std::fmt::Display for Fault {
             CommandId { command_id } => write!(f, "no command {command_id} waits for this"),
             TransferTag { tag } => write!(f, "no transfer {tag} waits for this"),
             DataRange { offset, bytes } => write!(f, "{bytes} B of data at {offset} were not asked for"),
-            DataBytes { bytes } => write!(f, "{bytes} B in one data PDU exceed the limit"),
+            DataLimitExceeded { bytes } => write!(f, "{bytes} B in one data PDU exceed the limit"),
             LastFlag { flags } => write!(f, "the LAST flag of {flags:#04x} is out of place"),
             TransferLimit { tag } => write!(f, "R2T {tag} exceeds the limit of open transfers"),
             QueueOverrun { command_id } => write!(f, "command {command_id} exceeds the queue's depth"),
@@ -138,4 +138,4 @@ impl std::fmt::Display for Fault {
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for PduError {}

@@ -35,7 +35,7 @@ pub mod admin {
 }
 
 /// The opcode of every Fabrics command, on any queue.
-pub const FABRICS: u8 = 0x7f;
+pub const FABRICS_OPCODE: u8 = 0x7f;
 
 /// Opcodes of NVM commands, on namespaces of command set [`csi::NVM`].
 pub mod nvm {
@@ -94,27 +94,27 @@ pub mod event {
     /// Notice bit: discovery log changed.
     pub const DISCOVERY_CHANGED_BIT: u32 = 1 << 31;
     /// DW0: namespace attribute changed, read log 04h.
-    pub const NAMESPACE_CHANGED: u32 = dword(2, 0x00, 0x04);
+    pub const NAMESPACE_CHANGED: u32 = completion_dw0(2, 0x00, 0x04);
     /// DW0: asymmetric namespace access changed, read log 0Ch.
-    pub const ANA_CHANGED: u32 = dword(2, 0x03, 0x0c);
+    pub const ANA_CHANGED: u32 = completion_dw0(2, 0x03, 0x0c);
     /// DW0: discovery log changed, read log 70h.
-    pub const DISCOVERY_CHANGED: u32 = dword(2, 0xf0, 0x70);
+    pub const DISCOVERY_CHANGED: u32 = completion_dw0(2, 0xf0, 0x70);
     /// DW0: reliability degraded, or the media read only; read log 02h.
-    pub const RELIABILITY: u32 = dword(1, 0x00, 0x02);
+    pub const RELIABILITY: u32 = completion_dw0(1, 0x00, 0x02);
     /// DW0: spare capacity below its threshold, read log 02h.
-    pub const SPARE_LOW: u32 = dword(1, 0x02, 0x02);
+    pub const SPARE_LOW: u32 = completion_dw0(1, 0x02, 0x02);
     /// DW0: keep-alive ran out or another error, read log 01h.
-    pub const ERROR: u32 = dword(0, 0x03, 0x01);
+    pub const ERROR: u32 = completion_dw0(0, 0x03, 0x01);
 
     /// DW0 of an event of this type (0 error, 1 health, 2 notice, 7 vendor), information and log page.
-    pub const fn dword(kind: u8, information: u8, log: u8) -> u32 {
+    pub const fn completion_dw0(kind: u8, information: u8, log: u8) -> u32 {
         kind as u32 | (information as u32) << 8 | (log as u32) << 16
     }
 }
 
 /// What the low two bits of every opcode say of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum DataDirection {
     /// No data.
     None,
     /// From host to controller.
@@ -125,14 +125,14 @@ pub enum Direction {
     Both,
 }
 
-impl Direction {
+impl DataDirection {
     /// Of an opcode. For Fabrics commands give the Fabrics command type.
-    pub const fn of(opcode: u8) -> Direction {
+    pub const fn from_opcode(opcode: u8) -> DataDirection {
         match opcode & 3 {
-            0 => Direction::None,
-            1 => Direction::ToController,
-            2 => Direction::ToHost,
-            _ => Direction::Both,
+            0 => DataDirection::None,
+            1 => DataDirection::ToController,
+            2 => DataDirection::ToHost,
+            _ => DataDirection::Both,
         }
     }
 }
@@ -336,7 +336,7 @@ impl Sgl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
     #[test]
     fn an_sqe_has_its_fields_where_the_specification_puts_them() {
@@ -374,8 +374,8 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_an_entry_and_print() {
-        let mut random = Random::new(1);
+    fn any_bytes_decode_to_an_entry_that_prints() {
+        let mut random = Prng::new(1);
         for _ in 0..10_000 {
             let mut bytes = [0; SQE_BYTES];
             random.fill(&mut bytes);

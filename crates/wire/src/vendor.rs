@@ -47,14 +47,14 @@ pub const FEATURE_LONG_KEYS: u32 = 1 << 0;
 /// Feature bit: iterators (A1h, A2h, A5h, A8h).
 pub const FEATURE_ITERATORS: u32 = 1 << 1;
 /// Where the announcement is in the Identify Controller page.
-pub const ANNOUNCEMENT_OFFSET: usize = 3072;
+pub const VENDOR_CAPABILITIES_OFFSET: usize = 3072;
 /// Bytes of the announcement.
-pub const ANNOUNCEMENT_BYTES: usize = 16;
+pub const VENDOR_CAPABILITIES_BYTES: usize = 16;
 const MAGIC: [u8; 4] = *b"OKV1";
 
 /// What a controller says of the extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Announcement {
+pub struct VendorCapabilities {
     /// Version, now 1. A client uses what it knows of a higher one by the feature bits.
     pub version: u16,
     /// The longest key, in bytes.
@@ -65,19 +65,19 @@ pub struct Announcement {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct Layout {
+struct VendorCapabilitiesLayout {
     magic: [u8; 4],
     version: U16,
     key_bytes_max: U16,
     features: U32,
     reserved: U32,
 }
-const _: () = assert!(size_of::<Layout>() == ANNOUNCEMENT_BYTES);
+const _: () = assert!(size_of::<VendorCapabilitiesLayout>() == VENDOR_CAPABILITIES_BYTES);
 
-impl Announcement {
+impl VendorCapabilities {
     /// The bytes for offset 3072 of Identify Controller.
-    pub fn encode(&self) -> [u8; ANNOUNCEMENT_BYTES] {
-        let layout = Layout {
+    pub fn encode(&self) -> [u8; VENDOR_CAPABILITIES_BYTES] {
+        let layout = VendorCapabilitiesLayout {
             magic: MAGIC,
             version: U16::new(self.version),
             key_bytes_max: U16::new(self.key_bytes_max),
@@ -88,9 +88,9 @@ impl Announcement {
     }
 
     /// What these bytes announce, or `None` where they are another vendor's.
-    pub fn decode(bytes: &[u8; ANNOUNCEMENT_BYTES]) -> Option<Announcement> {
-        let layout: Layout = zerocopy::transmute!(*bytes);
-        (layout.magic == MAGIC && layout.version.get() >= 1).then(|| Announcement {
+    pub fn decode(bytes: &[u8; VENDOR_CAPABILITIES_BYTES]) -> Option<VendorCapabilities> {
+        let layout: VendorCapabilitiesLayout = zerocopy::transmute!(*bytes);
+        (layout.magic == MAGIC && layout.version.get() >= 1).then(|| VendorCapabilities {
             version: layout.version.get(),
             key_bytes_max: layout.key_bytes_max.get(),
             features: layout.features.get(),
@@ -100,7 +100,7 @@ impl Announcement {
 
 /// A command with a long key. The key itself is in the command's data: its first `key_bytes` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum VendorCommand {
     /// Store: the data is the key, then the value.
     Store {
         /// How.
@@ -136,28 +136,28 @@ pub enum Command {
     },
 }
 
-impl Command {
+impl VendorCommand {
     /// The command of an entry.
     ///
     /// # Errors
     /// [`Status::INVALID_OPCODE`], or [`Status::KV_INVALID_KEY_SIZE`] when the key is empty or longer
     /// than [`KEY_BYTES_MAX`] (a namespace may allow less), or [`Status::INVALID_FIELD`].
-    pub fn check(sqe: &Sqe) -> Result<Command, Status> {
+    pub fn check(sqe: &Sqe) -> Result<VendorCommand, Status> {
         let (bytes, cdw11) = (sqe.cdw10.get(), sqe.cdw11.get());
         let key_bytes = cdw11 as u16;
         let command = match sqe.opcode {
-            opcode::STORE => Command::Store {
+            opcode::STORE => VendorCommand::Store {
                 options: StoreOptions::check((cdw11 >> 16) as u8)?,
                 key_bytes,
                 value_bytes: bytes,
             },
-            opcode::RETRIEVE => Command::Retrieve { key_bytes, limit_bytes: bytes },
-            opcode::LIST => Command::List { key_bytes, limit_bytes: bytes },
-            opcode::DELETE => Command::Delete { key_bytes },
-            opcode::EXIST => Command::Exist { key_bytes },
+            opcode::RETRIEVE => VendorCommand::Retrieve { key_bytes, limit_bytes: bytes },
+            opcode::LIST => VendorCommand::List { key_bytes, limit_bytes: bytes },
+            opcode::DELETE => VendorCommand::Delete { key_bytes },
+            opcode::EXIST => VendorCommand::Exist { key_bytes },
             _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
         };
-        let may_be_empty = matches!(command, Command::List { .. });
+        let may_be_empty = matches!(command, VendorCommand::List { .. });
         if usize::from(key_bytes) > KEY_BYTES_MAX || (key_bytes == 0 && !may_be_empty) {
             return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
         }
@@ -167,18 +167,20 @@ impl Command {
     /// Length of the key, in bytes.
     pub fn key_bytes(&self) -> u16 {
         match *self {
-            Command::Store { key_bytes, .. }
-            | Command::Retrieve { key_bytes, .. }
-            | Command::List { key_bytes, .. }
-            | Command::Delete { key_bytes }
-            | Command::Exist { key_bytes } => key_bytes,
+            VendorCommand::Store { key_bytes, .. }
+            | VendorCommand::Retrieve { key_bytes, .. }
+            | VendorCommand::List { key_bytes, .. }
+            | VendorCommand::Delete { key_bytes }
+            | VendorCommand::Exist { key_bytes } => key_bytes,
         }
     }
 
     /// Bytes that the host sends: the key, and a Store's value.
     pub fn host_data_bytes(&self) -> u64 {
         match *self {
-            Command::Store { key_bytes, value_bytes, .. } => u64::from(key_bytes) + u64::from(value_bytes),
+            VendorCommand::Store { key_bytes, value_bytes, .. } => {
+                u64::from(key_bytes) + u64::from(value_bytes)
+            }
             other => u64::from(other.key_bytes()),
         }
     }
@@ -186,11 +188,11 @@ impl Command {
     /// The opcode.
     pub fn opcode(&self) -> u8 {
         match self {
-            Command::Store { .. } => opcode::STORE,
-            Command::Retrieve { .. } => opcode::RETRIEVE,
-            Command::List { .. } => opcode::LIST,
-            Command::Delete { .. } => opcode::DELETE,
-            Command::Exist { .. } => opcode::EXIST,
+            VendorCommand::Store { .. } => opcode::STORE,
+            VendorCommand::Retrieve { .. } => opcode::RETRIEVE,
+            VendorCommand::List { .. } => opcode::LIST,
+            VendorCommand::Delete { .. } => opcode::DELETE,
+            VendorCommand::Exist { .. } => opcode::EXIST,
         }
     }
 
@@ -199,9 +201,11 @@ impl Command {
         let mut sqe = Sqe::new(self.opcode(), command_id);
         sqe.nsid = U32::new(namespace.0);
         let (bytes, options) = match *self {
-            Command::Store { options, value_bytes, .. } => (value_bytes, options.to_bits()),
-            Command::Retrieve { limit_bytes, .. } | Command::List { limit_bytes, .. } => (limit_bytes, 0),
-            Command::Delete { .. } | Command::Exist { .. } => (0, 0),
+            VendorCommand::Store { options, value_bytes, .. } => (value_bytes, options.to_bits()),
+            VendorCommand::Retrieve { limit_bytes, .. } | VendorCommand::List { limit_bytes, .. } => {
+                (limit_bytes, 0)
+            }
+            VendorCommand::Delete { .. } | VendorCommand::Exist { .. } => (0, 0),
         };
         sqe.cdw10 = U32::new(bytes);
         sqe.cdw11 = U32::new(u32::from(self.key_bytes()) | u32::from(options) << 16);
@@ -217,33 +221,33 @@ pub fn store_options(mode: StoreMode) -> StoreOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
     #[test]
-    fn the_announcement_is_as_specified() {
-        let announcement =
-            Announcement { version: VERSION, key_bytes_max: 1024, features: FEATURE_LONG_KEYS };
-        let bytes = announcement.encode();
+    fn vendor_capabilities_have_the_specified_bytes() {
+        let capabilities =
+            VendorCapabilities { version: VERSION, key_bytes_max: 1024, features: FEATURE_LONG_KEYS };
+        let bytes = capabilities.encode();
         assert_eq!(bytes, *b"OKV1\x01\0\0\x04\x01\0\0\0\0\0\0\0");
-        assert_eq!(Announcement::decode(&bytes), Some(announcement));
-        assert_eq!(Announcement::decode(&[0; 16]), None);
+        assert_eq!(VendorCapabilities::decode(&bytes), Some(capabilities));
+        assert_eq!(VendorCapabilities::decode(&[0; 16]), None);
     }
 
     #[test]
-    fn commands_come_back_as_they_went() {
+    fn commands_round_trip() {
         let commands = [
-            Command::Store {
+            VendorCommand::Store {
                 options: store_options(StoreMode::AddOnly),
                 key_bytes: 1024,
                 value_bytes: 1 << 21,
             },
-            Command::Retrieve { key_bytes: 17, limit_bytes: 5 },
-            Command::List { key_bytes: 0, limit_bytes: 5 },
-            Command::Delete { key_bytes: 1 },
-            Command::Exist { key_bytes: 100 },
+            VendorCommand::Retrieve { key_bytes: 17, limit_bytes: 5 },
+            VendorCommand::List { key_bytes: 0, limit_bytes: 5 },
+            VendorCommand::Delete { key_bytes: 1 },
+            VendorCommand::Exist { key_bytes: 100 },
         ];
         for command in commands {
-            assert_eq!(Command::check(&command.encode(1, NamespaceId(1))), Ok(command));
+            assert_eq!(VendorCommand::check(&command.encode(1, NamespaceId(1))), Ok(command));
         }
         assert_eq!(commands[0].encode(1, NamespaceId(1)).cdw11.get(), 0x0002_0400);
         assert_eq!(commands[0].host_data_bytes(), 1024 + (1 << 21));
@@ -252,21 +256,21 @@ mod tests {
     #[test]
     fn keys_out_of_range_get_their_status() {
         for key_bytes in [0, 1025, u16::MAX] {
-            let sqe = Command::Exist { key_bytes }.encode(1, NamespaceId(1));
-            assert!(Command::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
+            let sqe = VendorCommand::Exist { key_bytes }.encode(1, NamespaceId(1));
+            assert!(VendorCommand::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
         }
         let iterator = Sqe::new(opcode::ITERATOR_CREATE, 1);
-        assert!(Command::check(&iterator).unwrap_err().is(Status::INVALID_OPCODE));
+        assert!(VendorCommand::check(&iterator).unwrap_err().is(Status::INVALID_OPCODE));
     }
 
     #[test]
     fn random_entries_never_panic() {
-        let mut random = Random::new(3);
+        let mut random = Prng::new(3);
         for _ in 0..20_000 {
             let mut bytes = [0; 64];
             random.fill(&mut bytes);
             bytes[0] = bytes[0] & 0x17 | 0x81;
-            if let Ok(command) = Command::check(&Sqe::from_bytes(&bytes)) {
+            if let Ok(command) = VendorCommand::check(&Sqe::from_bytes(&bytes)) {
                 let _ = command.host_data_bytes();
             }
         }

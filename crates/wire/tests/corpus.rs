@@ -5,7 +5,7 @@ mod inputs;
 
 use std::path::Path;
 
-fn replay(target: &str, decode: fn(&[u8])) {
+fn replay_corpus(target: &str, decode: fn(&[u8])) {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut decoded = 0;
     for entry in std::fs::read_dir(&kept).expect("the kept corpus") {
@@ -20,11 +20,11 @@ fn replay(target: &str, decode: fn(&[u8])) {
 }
 
 #[test]
-fn every_kept_stream_of_pdus_is_decoded() {
-    replay("pdu", inputs::pdu);
+fn every_corpus_pdu_stream_is_decoded() {
+    replay_corpus("pdu", inputs::decode_pdu_stream);
 }
 
 #[test]
-fn every_kept_entry_and_page_is_decoded() {
-    replay("command", inputs::command);
+fn every_corpus_entry_and_page_is_decoded() {
+    replay_corpus("command", inputs::decode_commands_and_pages);
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::tree::Finding;
 
 /// Every room and the rooms it may depend on, bottom up.
-const ROOMS: &[(&str, &[&str])] = &[
+const CRATES: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("sys", &["base"]),
     ("wire", &["base"]),
@@ -40,7 +40,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 ];
 
 /// Foreign crates that only some rooms may use, and why.
-const FOREIGN: &[(&str, &[&str], &str)] = &[
+const RESTRICTED_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("libc", &["sys"], "the kernel is spoken to in sys"),
     ("io-uring", &["sys"], "the kernel is spoken to in sys"),
     ("rustix", &["sys"], "the kernel is spoken to in sys"),
@@ -54,13 +54,13 @@ const FOREIGN: &[(&str, &[&str], &str)] = &[
 /// One package of the workspace.
 pub struct Package {
     /// Its room.
-    pub room: String,
+    pub name: String,
     /// What it is built from: rooms by their room names, foreign crates by their own; no dev-dependencies.
     pub dependencies: Vec<String>,
 }
 
 /// Reads the packages out of `cargo metadata --no-deps`.
-pub fn packages(metadata: &Value) -> Result<Vec<Package>> {
+pub fn workspace_packages(metadata: &Value) -> Result<Vec<Package>> {
     let text = |value: &Value, field: &str| -> Result<String> {
         Ok(value[field].as_str().with_context(|| format!("cargo metadata has no {field}"))?.to_owned())
     };
@@ -69,16 +69,16 @@ pub fn packages(metadata: &Value) -> Result<Vec<Package>> {
         let mut dependencies = Vec::new();
         for dependency in package["dependencies"].as_array().context("a package has no dependencies")? {
             if dependency["kind"].as_str() != Some("dev") {
-                dependencies.push(room_of(&text(dependency, "name")?).to_owned());
+                dependencies.push(crate_of(&text(dependency, "name")?).to_owned());
             }
         }
-        packages.push(Package { room: room_of(&text(package, "name")?).to_owned(), dependencies });
+        packages.push(Package { name: crate_of(&text(package, "name")?).to_owned(), dependencies });
     }
     Ok(packages)
 }
 
 /// `octokv-base` is the room `base`; other names stand for themselves.
-fn room_of(package: &str) -> &str {
+fn crate_of(package: &str) -> &str {
     package.strip_prefix("octokv-").unwrap_or(package)
 }
 
@@ -86,37 +86,41 @@ fn room_of(package: &str) -> &str {
 pub fn check(packages: &[Package]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for package in packages {
-        let place = manifest(&package.room);
-        let Some((_, allowed)) = ROOMS.iter().find(|(room, _)| *room == package.room) else {
+        let manifest = manifest_path(&package.name);
+        let Some((_, allowed)) = CRATES.iter().find(|(name, _)| *name == package.name) else {
             findings.push(Finding::new(
-                &place,
+                &manifest,
                 0,
-                format!("the room {} is not in the table of rooms", package.room),
+                format!("the room {} is not in the table of rooms", package.name),
             ));
             continue;
         };
         for dependency in &package.dependencies {
-            let is_room = ROOMS.iter().any(|(room, _)| room == dependency);
-            if is_room && !allowed.contains(&dependency.as_str()) {
+            let is_crate = CRATES.iter().any(|(name, _)| name == dependency);
+            if is_crate && !allowed.contains(&dependency.as_str()) {
                 findings.push(Finding::new(
-                    &place,
+                    &manifest,
                     0,
-                    format!("{} may not depend on {dependency}", package.room),
+                    format!("{} may not depend on {dependency}", package.name),
                 ));
             }
-            let foreign = FOREIGN.iter().find(|(name, ..)| name == dependency);
-            if let Some((name, rooms, why)) = foreign
-                && !rooms.contains(&package.room.as_str())
+            let foreign = RESTRICTED_DEPENDENCIES.iter().find(|(name, ..)| name == dependency);
+            if let Some((name, crates, why)) = foreign
+                && !crates.contains(&package.name.as_str())
             {
-                findings.push(Finding::new(&place, 0, format!("{} may not use {name}: {why}", package.room)));
+                findings.push(Finding::new(
+                    &manifest,
+                    0,
+                    format!("{} may not use {name}: {why}", package.name),
+                ));
             }
         }
     }
     findings
 }
 
-fn manifest(room: &str) -> String {
-    if room == "xtask" { "xtask/Cargo.toml".to_owned() } else { format!("crates/{room}/Cargo.toml") }
+fn manifest_path(name: &str) -> String {
+    if name == "xtask" { "xtask/Cargo.toml".to_owned() } else { format!("crates/{name}/Cargo.toml") }
 }
 
 #[cfg(test)]
@@ -125,7 +129,10 @@ mod tests {
 
     fn messages(json: &str) -> Vec<String> {
         let metadata = serde_json::from_str(json).expect("a test's JSON");
-        check(&packages(&metadata).expect("a test's metadata")).into_iter().map(|f| f.message).collect()
+        check(&workspace_packages(&metadata).expect("a test's metadata"))
+            .into_iter()
+            .map(|f| f.message)
+            .collect()
     }
 
     fn package(name: &str, dependency: &str, kind: &str) -> String {
@@ -135,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_are_held_against_the_table() {
+    fn dependencies_are_checked_against_the_table() {
         let table: &[(&str, &str, &str, &[&str])] = &[
             ("octokv-engine", "octokv-device", "null", &[]),
             ("octokv-device", "octokv-engine", "null", &["flash may not depend on engine"]),
@@ -154,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn the_table_points_one_way() {
-        for (index, (room, allowed)) in ROOMS.iter().enumerate() {
+    fn the_table_has_no_cycle() {
+        for (index, (name, allowed)) in CRATES.iter().enumerate() {
             for dependency in *allowed {
-                let at = ROOMS.iter().position(|(name, _)| name == dependency);
-                assert!(at.is_some_and(|at| at < index), "{room} -> {dependency} points up");
+                let at = CRATES.iter().position(|(name, _)| name == dependency);
+                assert!(at.is_some_and(|at| at < index), "{name} -> {dependency} points up");
             }
         }
     }

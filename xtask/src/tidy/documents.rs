@@ -1,10 +1,10 @@
 //! The pages that must exist, links that must lead somewhere, and the list of decisions.
 //! In: the tree. Out: findings. A link to another site is not followed.
 
-use super::tree::{File, Finding, Tree};
+use super::tree::{Finding, SourceFile, SourceTree};
 
 /// Pages that other pages, code and users rely on.
-const REQUIRED: &[&str] = &[
+const REQUIRED_PAGES: &[&str] = &[
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -20,9 +20,9 @@ const REQUIRED: &[&str] = &[
 ];
 
 /// Checks pages, links and the list of decisions.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub fn check(tree: &SourceTree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for page in REQUIRED.iter().filter(|page| tree.file(page).is_none()) {
+    for page in REQUIRED_PAGES.iter().filter(|page| tree.file(page).is_none()) {
         findings.push(Finding::new(page, 0, "the page is missing"));
     }
     for file in &tree.files {
@@ -44,18 +44,18 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Every `](target)` outside of fenced code leads to a file or directory, and its `#anchor` to a heading.
-fn check_links(tree: &Tree, file: &File, findings: &mut Vec<Finding>) {
-    for (number, line) in prose(&file.text) {
+fn check_links(tree: &SourceTree, file: &SourceFile, findings: &mut Vec<Finding>) {
+    for (number, line) in prose_lines(&file.text) {
         for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             if target.contains("://") || target.starts_with("mailto:") {
                 continue;
             }
             let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
             let path = if path.is_empty() { file.path.clone() } else { resolve(&file.path, path) };
-            if REQUIRED.contains(&path.as_str()) && !tree.has(&path) {
+            if REQUIRED_PAGES.contains(&path.as_str()) && !tree.exists(&path) {
                 continue; // Found once, as a missing page.
             }
-            if !tree.has(&path) {
+            if !tree.exists(&path) {
                 findings.push(Finding::new(
                     &file.path,
                     number,
@@ -71,7 +71,7 @@ fn check_links(tree: &Tree, file: &File, findings: &mut Vec<Finding>) {
 }
 
 /// Every page under docs/ that any text names is there (the required ones are looked for once).
-fn check_mentions(tree: &Tree, file: &File, findings: &mut Vec<Finding>) {
+fn check_mentions(tree: &SourceTree, file: &SourceFile, findings: &mut Vec<Finding>) {
     // This directory's tests name pages of planted trees.
     if file.path.starts_with("xtask/src/tidy/") {
         return;
@@ -82,7 +82,7 @@ fn check_mentions(tree: &Tree, file: &File, findings: &mut Vec<Finding>) {
             let named = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
             let path: String = line[at..].chars().take_while(|&c| named(c)).collect();
             let path = path.trim_end_matches('.');
-            if !inside && path.ends_with(".md") && !REQUIRED.contains(&path) && !tree.has(path) {
+            if !inside && path.ends_with(".md") && !REQUIRED_PAGES.contains(&path) && !tree.exists(path) {
                 findings.push(Finding::new(&file.path, index + 1, format!("{path} does not exist")));
             }
         }
@@ -90,7 +90,7 @@ fn check_mentions(tree: &Tree, file: &File, findings: &mut Vec<Finding>) {
 }
 
 /// The lines (from 1) outside of fenced code.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn prose_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
         let fence = line.trim_start().starts_with("```");
@@ -119,27 +119,27 @@ fn has_heading(text: &str, anchor: &str) -> bool {
         let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
         kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
     };
-    prose(text)
+    prose_lines(text)
         .filter(|(_, line)| line.starts_with('#'))
         .any(|(_, line)| slug(line.trim_start_matches('#')) == anchor)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::planted;
+    use super::super::tree::test_tree;
     use super::*;
 
     /// All required pages, then the given ones in their place or beside them.
     fn messages(files: &[(&str, &str)]) -> Vec<String> {
-        let pages = REQUIRED.iter().filter(|page| !files.iter().any(|(path, _)| path == *page));
+        let pages = REQUIRED_PAGES.iter().filter(|page| !files.iter().any(|(path, _)| path == *page));
         let all: Vec<(&str, &str)> = pages.map(|page| (*page, "")).chain(files.iter().copied()).collect();
-        check(&planted(&all)).into_iter().map(|finding| finding.message).collect()
+        check(&test_tree(&all)).into_iter().map(|finding| finding.message).collect()
     }
 
     #[test]
     fn a_missing_page_is_found() {
         assert!(messages(&[]).is_empty());
-        assert_eq!(check(&planted(&[])).len(), REQUIRED.len());
+        assert_eq!(check(&test_tree(&[])).len(), REQUIRED_PAGES.len());
     }
 
     #[test]

@@ -4,9 +4,9 @@
 
 use std::cell::Cell;
 
-use super::tree::{Finding, Tree};
+use super::tree::{Finding, SourceTree};
 
-const PATH: &str = "xtask/tidy-exceptions.txt";
+const EXCEPTIONS_PATH: &str = "xtask/tidy-exceptions.txt";
 const RULES: &[&str] = &["length", "calls"];
 
 struct Exception {
@@ -24,9 +24,9 @@ pub struct Exceptions {
 
 impl Exceptions {
     /// Reads the list; a line without a known rule, a path or a reason is a finding.
-    pub fn read(tree: &Tree, findings: &mut Vec<Finding>) -> Exceptions {
+    pub fn read(tree: &SourceTree, findings: &mut Vec<Finding>) -> Exceptions {
         let mut list = Vec::new();
-        let text = tree.file(PATH).map_or("", |file| &file.text);
+        let text = tree.file(EXCEPTIONS_PATH).map_or("", |file| &file.text);
         for (index, line) in text.lines().enumerate() {
             if line.is_empty() || line.starts_with('#') {
                 continue;
@@ -38,7 +38,11 @@ impl Exceptions {
                     let (rule, path) = (rule.to_owned(), path.to_owned());
                     list.push(Exception { line: index + 1, rule, path, used: Cell::new(false) });
                 }
-                _ => findings.push(Finding::new(PATH, index + 1, "not of the form `RULE PATH: REASON`")),
+                _ => findings.push(Finding::new(
+                    EXCEPTIONS_PATH,
+                    index + 1,
+                    "not of the form `RULE PATH: REASON`",
+                )),
             }
         }
         Exceptions { list }
@@ -55,7 +59,11 @@ impl Exceptions {
         let unused = self.list.iter().filter(|exception| !exception.used.get());
         unused
             .map(|exception| {
-                Finding::new(PATH, exception.line, format!("{} no longer needs this", exception.path))
+                Finding::new(
+                    EXCEPTIONS_PATH,
+                    exception.line,
+                    format!("{} no longer needs this", exception.path),
+                )
             })
             .collect()
     }
@@ -63,21 +71,21 @@ impl Exceptions {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::planted;
+    use super::super::tree::test_tree;
     use super::*;
 
     #[test]
     fn a_malformed_line_is_found() {
         for line in ["length a.rs", "length a.rs: ", "beauty a.rs: reason", "a.rs: reason"] {
             let mut findings = Vec::new();
-            Exceptions::read(&planted(&[(PATH, line)]), &mut findings);
+            Exceptions::read(&test_tree(&[(EXCEPTIONS_PATH, line)]), &mut findings);
             assert_eq!(findings.len(), 1, "{line}");
         }
     }
 
     #[test]
     fn an_exception_that_nothing_needs_is_found() {
-        let tree = planted(&[(PATH, "# Why.\n\nlength a.rs: one table\n")]);
+        let tree = test_tree(&[(EXCEPTIONS_PATH, "# Why.\n\nlength a.rs: one table\n")]);
         let exceptions = Exceptions::read(&tree, &mut Vec::new());
         assert_eq!(exceptions.unused().len(), 1);
         assert!(exceptions.allows("length", "a.rs"));

@@ -5,16 +5,16 @@
 
 use super::exceptions::Exceptions;
 use super::lexer::{lines_with, without_tests};
-use super::tree::{Finding, Tree};
+use super::tree::{Finding, SourceTree};
 
 /// The only room with `unsafe`.
-const UNSAFE_ROOM: &str = "sys";
+const UNSAFE_CRATE: &str = "sys";
 /// Where clocks, threads and files may be used directly: the kernel's room, the room that is off the data cores, the
 /// attackers' room and the binaries.
-const FREE_ROOMS: &[&str] = &["sys", "admin", "adversary", "octokv", "xtask"];
+const UNRESTRICTED_CRATES: &[&str] = &["sys", "admin", "adversary", "octokv", "xtask"];
 
 /// What a room may not say, and what it says instead.
-const BANNED: &[(&str, &str)] = &[
+const FORBIDDEN: &[(&str, &str)] = &[
     ("Instant::now", "time is an argument"),
     ("SystemTime::now", "time is an argument"),
     ("std::thread::spawn", "threads are made by sys"),
@@ -38,16 +38,19 @@ const BANNED: &[(&str, &str)] = &[
 ];
 
 /// Checks both fences, and that every manifest takes the workspace's lints.
-pub fn check(tree: &Tree, exceptions: &Exceptions) -> Vec<Finding> {
+pub fn check(tree: &SourceTree, exceptions: &Exceptions) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for file in tree.rust().filter(|file| file.room() != UNSAFE_ROOM) {
+    for file in tree.rust_files().filter(|file| file.crate_name() != UNSAFE_CRATE) {
         for line in lines_with(&file.code, "unsafe") {
             findings.push(Finding::new(&file.path, line, "`unsafe` outside crates/sys"));
         }
     }
-    for file in tree.rust().filter(|file| !FREE_ROOMS.contains(&file.room()) && !file.is_test_code()) {
+    for file in tree
+        .rust_files()
+        .filter(|file| !UNRESTRICTED_CRATES.contains(&file.crate_name()) && !file.is_test_code())
+    {
         let code = without_tests(&file.code);
-        let found = BANNED.iter().flat_map(|(call, instead)| {
+        let found = FORBIDDEN.iter().flat_map(|(call, instead)| {
             let message = format!("`{call}` is banned in this room: {instead}");
             lines_with(&code, call)
                 .into_iter()
@@ -59,9 +62,9 @@ pub fn check(tree: &Tree, exceptions: &Exceptions) -> Vec<Finding> {
         }
     }
     for file in &tree.files {
-        let is_room = file.path.starts_with("crates/") && file.path.ends_with("/Cargo.toml");
-        let own_table = file.room() == UNSAFE_ROOM;
-        if is_room && !own_table && !file.text.contains("[lints]\nworkspace = true") {
+        let is_crate_manifest = file.path.starts_with("crates/") && file.path.ends_with("/Cargo.toml");
+        let has_own_lints = file.crate_name() == UNSAFE_CRATE;
+        if is_crate_manifest && !has_own_lints && !file.text.contains("[lints]\nworkspace = true") {
             findings.push(Finding::new(&file.path, 0, "the room does not take the workspace's lints"));
         }
     }
@@ -70,11 +73,11 @@ pub fn check(tree: &Tree, exceptions: &Exceptions) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::planted;
+    use super::super::tree::test_tree;
     use super::*;
 
-    fn found(files: &[(&str, &str)]) -> Vec<(usize, String)> {
-        let tree = planted(files);
+    fn findings_in(files: &[(&str, &str)]) -> Vec<(usize, String)> {
+        let tree = test_tree(files);
         let exceptions = Exceptions::read(&tree, &mut Vec::new());
         check(&tree, &exceptions).into_iter().map(|finding| (finding.line, finding.message)).collect()
     }
@@ -83,40 +86,49 @@ mod tests {
     fn unsafe_outside_sys_is_found_even_in_tests() {
         let text = "//! x\nfn f() { unsafe { g() } }\n";
         for path in ["crates/wire/src/a.rs", "crates/wire/tests/a.rs", "xtask/src/a.rs"] {
-            assert_eq!(found(&[(path, text)]), [(2, "`unsafe` outside crates/sys".to_owned())], "{path}");
+            assert_eq!(
+                findings_in(&[(path, text)]),
+                [(2, "`unsafe` outside crates/sys".to_owned())],
+                "{path}"
+            );
         }
-        assert!(found(&[("crates/sys/src/a.rs", text)]).is_empty());
-        assert!(found(&[("crates/wire/src/a.rs", "//! No unsafe here.\nlet s = \"unsafe\";")]).is_empty());
+        assert!(findings_in(&[("crates/sys/src/a.rs", text)]).is_empty());
+        assert!(
+            findings_in(&[("crates/wire/src/a.rs", "//! No unsafe here.\nlet s = \"unsafe\";")]).is_empty()
+        );
     }
 
     #[test]
-    fn every_banned_call_is_found_in_a_room_and_allowed_in_sys_binaries_and_tests() {
-        for (call, _) in BANNED {
+    fn every_forbidden_call_is_found_in_a_library_and_allowed_in_sys_binaries_and_tests() {
+        for (call, _) in FORBIDDEN {
             let text = format!("//! x\nfn f() {{ {call}(); }}\n");
-            assert!(!found(&[("crates/engine/src/a.rs", &text)]).is_empty(), "{call}");
+            assert!(!findings_in(&[("crates/engine/src/a.rs", &text)]).is_empty(), "{call}");
             for path in ["crates/sys/src/a.rs", "crates/octokv/src/a.rs", "crates/engine/tests/a.rs"] {
-                assert!(found(&[(path, &text)]).is_empty(), "{call} in {path}");
+                assert!(findings_in(&[(path, &text)]).is_empty(), "{call} in {path}");
             }
             let tested = format!("//! x\n#[cfg(test)]\nmod tests {{\n{text}}}\n");
-            assert!(found(&[("crates/engine/src/a.rs", &tested)]).is_empty(), "{call} in a test module");
+            assert!(
+                findings_in(&[("crates/engine/src/a.rs", &tested)]).is_empty(),
+                "{call} in a test module"
+            );
         }
     }
 
     #[test]
-    fn a_listed_exception_passes() {
+    fn a_listed_exception_is_allowed() {
         let file = ("crates/base/src/map.rs", "//! x\nuse std::collections::HashMap;\n");
-        assert_eq!(found(&[file]).len(), 1);
+        assert_eq!(findings_in(&[file]).len(), 1);
         let listed =
             ("xtask/tidy-exceptions.txt", "calls crates/base/src/map.rs: it is the replacement itself\n");
-        assert!(found(&[file, listed]).is_empty());
+        assert!(findings_in(&[file, listed]).is_empty());
     }
 
     #[test]
     fn a_manifest_without_the_workspace_lints_is_found() {
         let manifest = "[package]\nname = \"octokv-wire\"\n";
-        assert_eq!(found(&[("crates/wire/Cargo.toml", manifest)]).len(), 1);
+        assert_eq!(findings_in(&[("crates/wire/Cargo.toml", manifest)]).len(), 1);
         assert!(
-            found(&[("crates/wire/Cargo.toml", &format!("{manifest}[lints]\nworkspace = true\n"))])
+            findings_in(&[("crates/wire/Cargo.toml", &format!("{manifest}[lints]\nworkspace = true\n"))])
                 .is_empty()
         );
     }

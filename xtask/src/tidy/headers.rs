@@ -1,12 +1,12 @@
 //! Every Rust file opens with a header; every crate root has a `# Layout` that names its modules.
 //! In: the tree. Out: findings at line 1 or at the module's line.
 
-use super::tree::{File, Finding, Tree};
+use super::tree::{Finding, SourceFile, SourceTree};
 
 /// Checks headers and layouts.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub fn check(tree: &SourceTree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for file in tree.rust() {
+    for file in tree.rust_files() {
         if !file.text.starts_with("//! ") {
             findings.push(Finding::new(&file.path, 1, "the file does not open with a `//!` header"));
         } else if is_crate_root(tree, file) {
@@ -17,14 +17,14 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// `lib.rs`, or `main.rs` of a package without one.
-fn is_crate_root(tree: &Tree, file: &File) -> bool {
+fn is_crate_root(tree: &SourceTree, file: &SourceFile) -> bool {
     match file.path.strip_suffix("src/main.rs") {
         Some(package) => tree.file(&format!("{package}src/lib.rs")).is_none(),
         None => file.path.ends_with("src/lib.rs"),
     }
 }
 
-fn check_layout(file: &File, findings: &mut Vec<Finding>) {
+fn check_layout(file: &SourceFile, findings: &mut Vec<Finding>) {
     let header: String =
         file.text.lines().take_while(|line| line.starts_with("//!")).collect::<Vec<_>>().join("\n");
     let modules: Vec<(usize, &str)> = file
@@ -59,11 +59,11 @@ fn declared_module(line: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::planted;
+    use super::super::tree::test_tree;
     use super::*;
 
     fn messages(files: &[(&str, &str)]) -> Vec<String> {
-        check(&planted(files)).into_iter().map(|finding| finding.message).collect()
+        check(&test_tree(files)).into_iter().map(|finding| finding.message).collect()
     }
 
     #[test]

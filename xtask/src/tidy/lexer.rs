@@ -25,11 +25,11 @@ pub fn code_only(text: &str) -> String {
 fn literal_end(source: &[char], at: usize) -> usize {
     let next = |offset: usize| source.get(at + offset).copied().unwrap_or('\0');
     match (source[at], next(1)) {
-        ('/', '/') => find(source, at, |c| c == '\n'),
+        ('/', '/') => find_char(source, at, |c| c == '\n'),
         ('/', '*') => block_comment_end(source, at),
         ('"', _) => string_end(source, at + 1),
-        ('r', '"' | '#') if !continues_word(source, at) => raw_string_end(source, at),
-        ('\'', '\\') => find(source, at + 3, |c| c == '\'') + 1,
+        ('r', '"' | '#') if !is_inside_word(source, at) => raw_string_end(source, at),
+        ('\'', '\\') => find_char(source, at + 3, |c| c == '\'') + 1,
         // 'x' is a character, 'x without the second quote a lifetime.
         ('\'', _) if next(2) == '\'' => at + 3,
         _ => at,
@@ -37,7 +37,7 @@ fn literal_end(source: &[char], at: usize) -> usize {
     .min(source.len())
 }
 
-fn find(source: &[char], from: usize, wanted: impl Fn(char) -> bool) -> usize {
+fn find_char(source: &[char], from: usize, wanted: impl Fn(char) -> bool) -> usize {
     (from..source.len()).find(|&i| wanted(source[i])).unwrap_or(source.len())
 }
 
@@ -67,7 +67,7 @@ fn string_end(source: &[char], from: usize) -> usize {
 
 /// `r"…"`, `r#"…"#` and so on; `r#name` is a raw identifier, not a literal.
 fn raw_string_end(source: &[char], at: usize) -> usize {
-    let open = find(source, at + 1, |c| c != '#');
+    let open = find_char(source, at + 1, |c| c != '#');
     if source.get(open) != Some(&'"') {
         return at;
     }
@@ -77,7 +77,7 @@ fn raw_string_end(source: &[char], at: usize) -> usize {
 }
 
 /// Whether the character before `at` belongs to the same word (a `b` before a raw string does not count).
-fn continues_word(source: &[char], at: usize) -> bool {
+fn is_inside_word(source: &[char], at: usize) -> bool {
     let word = |i: usize| source[i].is_alphanumeric() || source[i] == '_';
     match at {
         0 => false,

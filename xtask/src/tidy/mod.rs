@@ -32,16 +32,16 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use exceptions::Exceptions;
-use tree::{Finding, Tree};
+use tree::{Finding, SourceTree};
 
 /// Runs every check from the workspace's root; `true` when nothing is wrong.
 pub fn run(with_cargo: bool) -> Result<bool> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent directory")?;
-    let tree = Tree::read(root)?;
-    let metadata = metadata(root)?;
+    let tree = SourceTree::read(root)?;
+    let metadata = cargo_metadata(root)?;
 
-    let mut findings = check(&tree);
-    findings.extend(crate_deps::check(&crate_deps::packages(&metadata)?));
+    let mut findings = check_tree(&tree);
+    findings.extend(crate_deps::check(&crate_deps::workspace_packages(&metadata)?));
     findings.sort();
     for finding in &findings {
         println!("{finding}");
@@ -70,7 +70,7 @@ pub fn run(with_cargo: bool) -> Result<bool> {
 }
 
 /// Every check that needs only the files.
-fn check(tree: &Tree) -> Vec<Finding> {
+fn check_tree(tree: &SourceTree) -> Vec<Finding> {
     let mut findings = Vec::new();
     let exceptions = Exceptions::read(tree, &mut findings);
     findings.extend(headers::check(tree));
@@ -83,7 +83,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// The workspace's own packages as cargo sees them.
-fn metadata(root: &Path) -> Result<serde_json::Value> {
+fn cargo_metadata(root: &Path) -> Result<serde_json::Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps"])
         .current_dir(root)

@@ -3,7 +3,7 @@
 
 use super::exceptions::Exceptions;
 use super::lexer::{block_end, has_word};
-use super::tree::{Finding, Tree};
+use super::tree::{Finding, SourceTree};
 
 /// More lines than this and a file has outgrown its header.
 const FILE_LINES_MAX: usize = 600;
@@ -11,9 +11,9 @@ const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Files that are too long and not listed.
-pub fn long_files(tree: &Tree, exceptions: &Exceptions) -> Vec<Finding> {
+pub fn long_files(tree: &SourceTree, exceptions: &Exceptions) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for file in tree.rust() {
+    for file in tree.rust_files() {
         let lines = file.text.lines().count();
         if lines > FILE_LINES_MAX && !exceptions.allows("length", &file.path) {
             let message = format!(
@@ -26,9 +26,9 @@ pub fn long_files(tree: &Tree, exceptions: &Exceptions) -> Vec<Finding> {
 }
 
 /// Functions that are too long, at the line of their `fn`.
-pub fn long_functions(tree: &Tree) -> Vec<Finding> {
+pub fn long_functions(tree: &SourceTree) -> Vec<Finding> {
     let mut notes = Vec::new();
-    for file in tree.rust() {
+    for file in tree.rust_files() {
         let mut start = 0;
         for (index, line) in file.code.split_inclusive('\n').enumerate() {
             if has_word(line, "fn") {
@@ -47,11 +47,11 @@ pub fn long_functions(tree: &Tree) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::planted;
+    use super::super::tree::test_tree;
     use super::*;
 
-    fn long(files: &[(&str, &str)]) -> usize {
-        let tree = planted(files);
+    fn long_file_count(files: &[(&str, &str)]) -> usize {
+        let tree = test_tree(files);
         let exceptions = Exceptions::read(&tree, &mut Vec::new());
         long_files(&tree, &exceptions).len()
     }
@@ -59,11 +59,14 @@ mod tests {
     #[test]
     fn a_file_over_the_limit_fails_unless_listed() {
         let (fits, long_text) = ("//! x\n".repeat(600), "//! x\n".repeat(601));
-        assert_eq!(long(&[("crates/wire/src/a.rs", &fits)]), 0);
+        assert_eq!(long_file_count(&[("crates/wire/src/a.rs", &fits)]), 0);
         let file = ("crates/wire/src/a.rs", long_text.as_str());
-        assert_eq!(long(&[file]), 1);
+        assert_eq!(long_file_count(&[file]), 1);
         assert_eq!(
-            long(&[file, ("xtask/tidy-exceptions.txt", "length crates/wire/src/a.rs: one table\n")]),
+            long_file_count(&[
+                file,
+                ("xtask/tidy-exceptions.txt", "length crates/wire/src/a.rs: one table\n")
+            ]),
             0
         );
     }
@@ -72,7 +75,7 @@ mod tests {
     fn a_function_over_the_limit_is_noted_at_its_line() {
         let body =
             |lines: usize| format!("//! x\npub fn f(a: [u8; 3]) {{\n{}}}\n", "    g();\n".repeat(lines - 2));
-        let notes = |text: &str| long_functions(&planted(&[("crates/wire/src/a.rs", text)]));
+        let notes = |text: &str| long_functions(&test_tree(&[("crates/wire/src/a.rs", text)]));
         assert!(notes(&body(70)).is_empty());
         assert_eq!(
             notes(&body(71)),

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::lexer;
 
 /// One text file.
-pub struct File {
+pub struct SourceFile {
     /// Relative to the repository's root.
     pub path: String,
     /// As it lies on the disk.
@@ -21,9 +21,9 @@ pub struct File {
 
 /// All text files of the repository.
 #[derive(Default)]
-pub struct Tree {
+pub struct SourceTree {
     /// Sorted by path.
-    pub files: Vec<File>,
+    pub files: Vec<SourceFile>,
 }
 
 /// Something that breaks a rule, at a line (from 1; 0 for the file as a whole).
@@ -50,11 +50,11 @@ impl fmt::Display for Finding {
     }
 }
 
-impl File {
+impl SourceFile {
     /// A file with its code prepared.
-    pub fn new(path: &str, text: &str) -> File {
+    pub fn new(path: &str, text: &str) -> SourceFile {
         let code = if path.ends_with(".rs") { lexer::code_only(text) } else { String::new() };
-        File { path: path.to_owned(), text: text.to_owned(), code }
+        SourceFile { path: path.to_owned(), text: text.to_owned(), code }
     }
 
     /// Whether this is Rust source.
@@ -73,7 +73,7 @@ impl File {
     }
 
     /// The room (`base`, `sys`, …) or top directory (`xtask`, `fuzz`) that the file lies in.
-    pub fn room(&self) -> &str {
+    pub fn crate_name(&self) -> &str {
         let mut parts = self.path.split('/');
         match parts.next() {
             Some("crates") => parts.next().unwrap_or_default(),
@@ -83,12 +83,12 @@ impl File {
     }
 }
 
-impl Tree {
+impl SourceTree {
     /// Reads every text file below `root`.
-    pub fn read(root: &Path) -> Result<Tree> {
+    pub fn read(root: &Path) -> Result<SourceTree> {
         let mut files = Vec::new();
         let entries = walkdir::WalkDir::new(root).sort_by_file_name().into_iter();
-        for entry in entries.filter_entry(|entry| !is_foreign(entry)) {
+        for entry in entries.filter_entry(|entry| !is_ignored(entry)) {
             let entry = entry.context("listing the repository")?;
             if !entry.file_type().is_file() {
                 continue;
@@ -96,23 +96,23 @@ impl Tree {
             let relative = entry.path().strip_prefix(root)?.to_string_lossy().replace('\\', "/");
             // What is not UTF-8 is data (a fixture, a fuzz corpus), not text; it still has to be there for links.
             let text = String::from_utf8(std::fs::read(entry.path())?).unwrap_or_default();
-            files.push(File::new(&relative, &text));
+            files.push(SourceFile::new(&relative, &text));
         }
-        Ok(Tree { files })
+        Ok(SourceTree { files })
     }
 
     /// The Rust sources.
-    pub fn rust(&self) -> impl Iterator<Item = &File> {
+    pub fn rust_files(&self) -> impl Iterator<Item = &SourceFile> {
         self.files.iter().filter(|file| file.is_rust())
     }
 
     /// The file at this path.
-    pub fn file(&self, path: &str) -> Option<&File> {
+    pub fn file(&self, path: &str) -> Option<&SourceFile> {
         self.files.iter().find(|file| file.path == path)
     }
 
     /// Whether the path names a file or a directory.
-    pub fn has(&self, path: &str) -> bool {
+    pub fn exists(&self, path: &str) -> bool {
         let directory = format!("{}/", path.trim_end_matches('/'));
         path.is_empty()
             || self.files.iter().any(|file| file.path == path || file.path.starts_with(&directory))
@@ -120,12 +120,12 @@ impl Tree {
 }
 
 /// Build output (which cargo marks with a tag) and git's own files are not the repository's text.
-fn is_foreign(entry: &walkdir::DirEntry) -> bool {
+fn is_ignored(entry: &walkdir::DirEntry) -> bool {
     entry.file_name() == ".git" || (entry.file_type().is_dir() && entry.path().join("CACHEDIR.TAG").exists())
 }
 
 /// A tree made of these files, for the tests of the checks.
 #[cfg(test)]
-pub fn planted(files: &[(&str, &str)]) -> Tree {
-    Tree { files: files.iter().map(|(path, text)| File::new(path, text)).collect() }
+pub fn test_tree(files: &[(&str, &str)]) -> SourceTree {
+    SourceTree { files: files.iter().map(|(path, text)| SourceFile::new(path, text)).collect() }
 }

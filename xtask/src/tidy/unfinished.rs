@@ -2,18 +2,18 @@
 //! In: the tree. Out: findings. The marks are put together from pieces so that this file does not hold them.
 
 use super::lexer::has_word;
-use super::tree::{Finding, Tree};
+use super::tree::{Finding, SourceTree};
 
 /// Words of code that stand for something that is not there.
 const CODE_MARKS: &[&str] = &["todo!", "unimplemented!"];
 /// Words that no text holds.
 const TEXT_MARKS: &[&str] = &[concat!("FIX", "ME")];
 /// Beginnings of paths outside of the repository.
-const OUTSIDE: &[&str] =
+const OUTSIDE_PATHS: &[&str] =
     &[concat!("sha", "red/"), concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
 
 /// Checks every text file.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub fn check(tree: &SourceTree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in &tree.files {
         let mut find = |line: usize, message: String| findings.push(Finding::new(&file.path, line, message));
@@ -21,7 +21,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             for mark in CODE_MARKS.iter().filter(|mark| has_word(line, mark)) {
                 find(index + 1, format!("`{mark}` is unfinished work"));
             }
-            if switches_test_off(line) {
+            if is_ignore_attribute(line) {
                 find(index + 1, "an ignored test holds nothing: mend it or remove it".to_owned());
             }
         }
@@ -29,7 +29,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             for mark in TEXT_MARKS.iter().filter(|mark| has_word(line, mark)) {
                 find(index + 1, format!("{mark} is unfinished work"));
             }
-            for path in OUTSIDE.iter().filter(|path| line.contains(**path)) {
+            for path in OUTSIDE_PATHS.iter().filter(|path| line.contains(**path)) {
                 find(index + 1, format!("\"{path}\" is a place outside of the repository"));
             }
         }
@@ -38,7 +38,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// `#[ignore]`, `#[ignore = ""]`, and the same inside `cfg_attr`.
-fn switches_test_off(line: &str) -> bool {
+fn is_ignore_attribute(line: &str) -> bool {
     let line: String = line.chars().filter(|c| !c.is_whitespace()).collect();
     line.contains("#[ignore]")
         || line.contains("#[ignore=")
@@ -47,11 +47,11 @@ fn switches_test_off(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::planted;
+    use super::super::tree::test_tree;
     use super::*;
 
     fn count(path: &str, text: &str) -> usize {
-        check(&planted(&[(path, text)])).len()
+        check(&test_tree(&[(path, text)])).len()
     }
 
     #[test]
@@ -69,9 +69,9 @@ mod tests {
     }
 
     #[test]
-    fn marks_and_places_outside_are_found_in_every_kind_of_file() {
+    fn marks_and_outside_paths_are_found_in_every_kind_of_file() {
         for path in ["crates/wire/src/a.rs", "docs/TESTING.md", "Makefile"] {
-            for mark in TEXT_MARKS.iter().chain(OUTSIDE) {
+            for mark in TEXT_MARKS.iter().chain(OUTSIDE_PATHS) {
                 assert_eq!(count(path, &format!("// see {mark} there\n")), 1, "{mark} in {path}");
             }
         }

@@ -1,6 +1,6 @@
 //! Processes that a run starts, and that end with it, however it ends.
 //! In: commands. Out: their output. Invariants: a process that was started is waited for; once all were ended
-//! ([`Children::end_all`], from any thread, a signal's watcher too) no other starts.
+//! ([`ChildProcesses::end_all`], from any thread, a signal's watcher too) no other starts.
 
 use std::io::{self, ErrorKind, PipeReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,16 +8,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The processes of a run. Dropped, it ends them.
 #[derive(Debug, Default)]
-pub struct Children(Mutex<State>);
+pub struct ChildProcesses(Mutex<ProcessTable>);
 
 #[derive(Debug, Default)]
-struct State {
+struct ProcessTable {
     running: Vec<Child>,
-    over: bool,
+    terminated: bool,
 }
 
-impl Children {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ChildProcesses {
+    fn lock_table(&self) -> MutexGuard<'_, ProcessTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -28,8 +28,8 @@ impl Children {
     pub fn start(&self, command: &mut Command) -> io::Result<(u32, PipeReader)> {
         let (reader, writer) = io::pipe()?;
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-        let mut state = self.state();
-        if state.over {
+        let mut table = self.lock_table();
+        if table.terminated {
             return Err(ErrorKind::Interrupted.into());
         }
         let started = command.spawn();
@@ -37,14 +37,14 @@ impl Children {
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = started?;
         let id = child.id();
-        state.running.push(child);
+        table.running.push(child);
         Ok((id, reader))
     }
 
     /// Runs a process to its end. Gives how it ended and what it printed.
     ///
     /// # Errors
-    /// When it cannot be started or read from, or was ended by [`Children::end_all`].
+    /// When it cannot be started or read from, or was ended by [`ChildProcesses::end_all`].
     pub fn run(&self, command: &mut Command) -> io::Result<(ExitStatus, String)> {
         let (id, mut reader) = self.start(command)?;
         let mut printed = Vec::new();
@@ -59,33 +59,33 @@ impl Children {
     }
 
     /// Ends one process at once and waits for it.
-    pub fn end(&self, id: u32) {
+    pub fn terminate(&self, id: u32) {
         if let Some(child) = self.take(id) {
-            end(child);
+            kill_and_wait(child);
         }
     }
 
     /// Ends all of them at once, and whatever is to start later does not.
-    pub fn end_all(&self) {
-        let mut state = self.state();
-        state.over = true;
-        state.running.drain(..).for_each(end);
+    pub fn terminate_all(&self) {
+        let mut table = self.lock_table();
+        table.terminated = true;
+        table.running.drain(..).for_each(kill_and_wait);
     }
 
     fn take(&self, id: u32) -> Option<Child> {
-        let running = &mut self.state().running;
+        let running = &mut self.lock_table().running;
         let at = running.iter().position(|child| child.id() == id)?;
         Some(running.swap_remove(at))
     }
 }
 
-impl Drop for Children {
+impl Drop for ChildProcesses {
     fn drop(&mut self) {
-        self.end_all();
+        self.terminate_all();
     }
 }
 
-fn end(mut child: Child) {
+fn kill_and_wait(mut child: Child) {
     // It may have ended already; in either case nothing of it is left behind.
     let _ = child.kill();
     let _ = child.wait();
@@ -102,24 +102,24 @@ mod tests {
     }
 
     #[test]
-    fn both_streams_are_heard_and_the_end_is_told() {
-        let children = Children::default();
+    fn both_output_streams_and_the_exit_status_are_returned() {
+        let children = ChildProcesses::default();
         let (status, printed) = children.run(&mut shell("echo one; echo two >&2; exit 3")).unwrap();
         assert_eq!((status.code(), printed.as_str()), (Some(3), "one\ntwo\n"));
         assert!(children.run(&mut Command::new("/nowhere/at/all")).is_err());
     }
 
     #[test]
-    fn what_is_ended_is_gone_and_nothing_starts_after_all_were() {
-        let children = Children::default();
+    fn terminated_processes_are_gone_and_no_other_starts() {
+        let children = ChildProcesses::default();
         let (_, mut one) = children.start(&mut shell("echo up; exec sleep 1000")).unwrap();
         let (id, mut other) = children.start(&mut shell("exec sleep 1000")).unwrap();
         // Ended once it runs: before, it might have said nothing.
-        let mut said = [0; 3];
-        one.read_exact(&mut said).unwrap();
-        assert_eq!(&said, b"up\n");
-        children.end(id);
-        children.end_all();
+        let mut output = [0; 3];
+        one.read_exact(&mut output).unwrap();
+        assert_eq!(&output, b"up\n");
+        children.terminate(id);
+        children.terminate_all();
         // Their ends of the pipes are closed.
         assert_eq!(one.read_to_end(&mut Vec::new()).unwrap(), 0);
         assert_eq!(other.read_to_end(&mut Vec::new()).unwrap(), 0);

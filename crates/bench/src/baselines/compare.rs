@@ -2,13 +2,13 @@
 //! In: the figures of all turns. Out: one comparison per workload and peer. Invariant: a ratio is ours over the
 //! peer's of the same round, because the disk changes between rounds more than within one.
 
-use crate::report::Figures;
+use crate::report::WorkloadResult;
 use serde::Serialize;
 use std::fmt::Write;
 
 /// One figure of both sides.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Compared {
+pub struct MetricPair {
     /// Ours, the median over the rounds.
     pub ours: f64,
     /// The peer's, the same.
@@ -21,7 +21,7 @@ pub struct Compared {
 
 /// A part of the operations of both sides, medians over the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Parts {
+pub struct HitRatePair {
     /// Ours.
     pub ours: f64,
     /// The peer's.
@@ -30,42 +30,43 @@ pub struct Parts {
 
 /// A workload on ours and on a peer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Comparison {
+pub struct BaselineComparison {
     /// Its name.
     pub workload: &'static str,
     /// The peer's.
     pub peer: &'static str,
     /// Operations per second: a ratio above 1 is in our favour.
-    pub throughput_ops_s: Compared,
+    pub throughput_ops_s: MetricPair,
     /// Mean latency: a ratio below 1 is in our favour.
-    pub latency_us_mean: Compared,
+    pub latency_us_mean: MetricPair,
     /// 99 in 100 operations are no longer: below 1 likewise.
-    pub latency_us_p99: Compared,
+    pub latency_us_p99: MetricPair,
     /// The part of the operations whose key was there, 0 to 1. Where it differs, so does what was done: a key that is
     /// not there costs less than a value.
-    pub found: Parts,
+    pub found: HitRatePair,
 }
 
 /// Compares a list of turns with their neighbours: `ours[i]` and `peers[i]` are of one workload and one round.
-pub fn compare(ours: &[&Figures], peers: &[&Figures]) -> Comparison {
-    assert!(!ours.is_empty() && ours.len() == peers.len(), "every round has a turn of both");
-    let figure = |of: fn(&Figures) -> f64| {
-        let values = |turns: &[&Figures]| turns.iter().map(|turn| of(turn)).collect::<Vec<f64>>();
-        let (ours, peers) = (values(ours), values(peers));
-        let ratios: Vec<f64> = ours.iter().zip(&peers).map(|(ours, peer)| ours / peer).collect();
-        Compared { ours: median(&ours), peer: median(&peers), ratio: median(&ratios), ratios }
+pub fn compare(ours: &[&WorkloadResult], baselines: &[&WorkloadResult]) -> BaselineComparison {
+    assert!(!ours.is_empty() && ours.len() == baselines.len(), "every round has a turn of both");
+    let pair_of = |of: fn(&WorkloadResult) -> f64| {
+        let values =
+            |results: &[&WorkloadResult]| results.iter().map(|result| of(result)).collect::<Vec<f64>>();
+        let (ours, baselines) = (values(ours), values(baselines));
+        let ratios: Vec<f64> = ours.iter().zip(&baselines).map(|(ours, baseline)| ours / baseline).collect();
+        MetricPair { ours: median(&ours), peer: median(&baselines), ratio: median(&ratios), ratios }
     };
-    let found = |turns: &[&Figures]| {
-        let part = |turn: &&Figures| 1.0 - turn.not_found as f64 / turn.operations.max(1) as f64;
-        median(&turns.iter().map(part).collect::<Vec<f64>>())
+    let hit_rate = |results: &[&WorkloadResult]| {
+        let part = |result: &&WorkloadResult| 1.0 - result.not_found as f64 / result.operations.max(1) as f64;
+        median(&results.iter().map(part).collect::<Vec<f64>>())
     };
-    Comparison {
+    BaselineComparison {
         workload: ours[0].workload,
-        peer: peers[0].system,
-        throughput_ops_s: figure(|turn| turn.throughput_ops_s),
-        latency_us_mean: figure(|turn| turn.latency_us_mean),
-        latency_us_p99: figure(|turn| turn.latency_us_p99),
-        found: Parts { ours: found(ours), peer: found(peers) },
+        peer: baselines[0].system,
+        throughput_ops_s: pair_of(|result| result.throughput_ops_s),
+        latency_us_mean: pair_of(|result| result.latency_us_mean),
+        latency_us_p99: pair_of(|result| result.latency_us_p99),
+        found: HitRatePair { ours: hit_rate(ours), peer: hit_rate(baselines) },
     }
 }
 
@@ -78,7 +79,7 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// Comparisons as a table.
-pub fn table(comparisons: &[Comparison], rounds: usize) -> String {
+pub fn comparison_table(comparisons: &[BaselineComparison], rounds: usize) -> String {
     let medians = if rounds == 1 { "1 round".to_owned() } else { format!("medians of {rounds} rounds") };
     let mut text = format!(
         "{:<12} {:>13} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8}   ({medians})\n",
@@ -112,10 +113,10 @@ pub fn table(comparisons: &[Comparison], rounds: usize) -> String {
             p99.peer,
             p99.ratio
         );
-        let found = [c.found.ours, c.found.peer];
-        if found.iter().any(|part| *part < 1.0) {
-            let [ours, peer] = found.map(|part| part * 100.0);
-            let _ = write!(text, "   (keys found: {ours:.1} %, peer {peer:.1} %)");
+        let hit_rates = [c.found.ours, c.found.peer];
+        if hit_rates.iter().any(|part| *part < 1.0) {
+            let [ours, baseline] = hit_rates.map(|part| part * 100.0);
+            let _ = write!(text, "   (keys found: {ours:.1} %, peer {baseline:.1} %)");
         }
         text.push('\n');
     }
@@ -125,37 +126,47 @@ pub fn table(comparisons: &[Comparison], rounds: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Plan;
-    use crate::recorder::Tally;
+    use crate::config::BenchConfig;
+    use crate::recorder::Recorder;
     use crate::workload::Workload;
     use octokv_base::Nanos;
 
-    fn turn(system: &'static str, throughput_ops_s: f64, latency_us_mean: f64) -> Figures {
-        let figures = Figures::new(Workload::Overwrite, system, &Plan::default(), Tally::new(Nanos::ZERO));
-        Figures { throughput_ops_s, latency_us_mean, latency_us_p99: 10.0, ..figures }
+    fn sample_result(system: &'static str, throughput_ops_s: f64, latency_us_mean: f64) -> WorkloadResult {
+        let result = WorkloadResult::new(
+            Workload::Overwrite,
+            system,
+            &BenchConfig::default(),
+            Recorder::new(Nanos::ZERO),
+        );
+        WorkloadResult { throughput_ops_s, latency_us_mean, latency_us_p99: 10.0, ..result }
     }
 
     #[test]
-    fn ratios_are_of_neighbours_and_the_median_is_of_ratios() {
-        let ours = [turn("kv", 100.0, 4.0), turn("kv", 10.0, 1.0), turn("kv", 50.0, 3.0)];
-        let peer = [turn("redis", 50.0, 1.0), turn("redis", 20.0, 2.0), turn("redis", 40.0, 1.0)];
-        let list = |turns: &'static [Figures]| turns.iter().collect::<Vec<_>>();
-        let (ours, peer) = (Vec::leak(ours.to_vec()), Vec::leak(peer.to_vec()));
-        let compared = compare(&list(ours), &list(peer));
+    fn ratios_are_within_a_round_and_the_median_is_of_ratios() {
+        let ours =
+            [sample_result("kv", 100.0, 4.0), sample_result("kv", 10.0, 1.0), sample_result("kv", 50.0, 3.0)];
+        let baseline = [
+            sample_result("redis", 50.0, 1.0),
+            sample_result("redis", 20.0, 2.0),
+            sample_result("redis", 40.0, 1.0),
+        ];
+        let list = |results: &'static [WorkloadResult]| results.iter().collect::<Vec<_>>();
+        let (ours, baseline) = (Vec::leak(ours.to_vec()), Vec::leak(baseline.to_vec()));
+        let compared = compare(&list(ours), &list(baseline));
         assert_eq!((compared.workload, compared.peer), ("overwrite", "redis"));
-        let throughput = Compared { ours: 50.0, peer: 40.0, ratio: 1.25, ratios: vec![2.0, 0.5, 1.25] };
+        let throughput = MetricPair { ours: 50.0, peer: 40.0, ratio: 1.25, ratios: vec![2.0, 0.5, 1.25] };
         assert_eq!(compared.throughput_ops_s, throughput);
         assert_eq!((compared.latency_us_mean.ratio, compared.latency_us_p99.ratio), (3.0, 1.0));
-        let table = table(&[compared], 3);
+        let table = comparison_table(&[compared], 3);
         assert!(table.contains("medians of 3 rounds") && table.contains(" 1.25 "), "{table}");
         assert!(!table.contains("keys found"), "{table}");
     }
 
     #[test]
-    fn keys_that_were_not_there_are_told() {
-        let half = Figures { operations: 10, not_found: 5, ..turn("kv", 1.0, 1.0) };
-        let all = Figures { operations: 10, ..turn("redis", 1.0, 1.0) };
-        let table = table(&[compare(&[&half], &[&all])], 1);
+    fn keys_that_were_not_found_are_reported() {
+        let half = WorkloadResult { operations: 10, not_found: 5, ..sample_result("kv", 1.0, 1.0) };
+        let all = WorkloadResult { operations: 10, ..sample_result("redis", 1.0, 1.0) };
+        let table = comparison_table(&[compare(&[&half], &[&all])], 1);
         assert!(
             table.contains("(keys found: 50.0 %, peer 100.0 %)") && table.contains("(1 round)"),
             "{table}"

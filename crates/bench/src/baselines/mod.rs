@@ -6,7 +6,7 @@
 //! ```
 //! A peer's fill begins with an empty store; other workloads find what the last fill left, or, where there was none,
 //! every key, stored beforehand without being measured. A peer runs, and has files, in a directory of its own that the
-//! caller makes and removes. Every option that matters is given to it and told as it was ([`Peer::account`]).
+//! caller makes and removes. Every option that matters is given to it and told as it was ([`Baseline::account`]).
 //!
 //! # Layout
 //! - [`rocksdb`]: RocksDB by its own `db_bench`: embedded.
@@ -22,11 +22,11 @@ pub mod resp;
 pub(crate) mod resp_worker;
 pub mod rocksdb;
 
-use crate::config::Plan;
+use crate::config::BenchConfig;
 use crate::name_lookup::{self, UnknownName};
-use crate::report::Figures;
-use crate::runner::{self, Host, Progress};
-use child_processes::Children;
+use crate::report::WorkloadResult;
+use crate::runner::{self, GeneratorPlatform, WorkloadProgress};
+use child_processes::ChildProcesses;
 use octokv_runtime::Polling;
 use serde::Serialize;
 use std::fmt;
@@ -34,29 +34,33 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A store beside ours.
-pub trait Peer {
+pub trait Baseline {
     /// Which one.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> BaselineKind;
 
     /// What it cannot do of a plan.
     ///
     /// # Errors
     /// The first such thing, in words.
-    fn check(&self, plan: &Plan) -> Result<(), String>;
+    fn check_supported(&self, config: &BenchConfig) -> Result<(), String>;
 
     /// Runs the one workload of a plan; what was stored stays for the next.
     ///
     /// # Errors
     /// When the peer does not start, fails, or says what cannot be understood.
-    fn run(&mut self, plan: &Plan, progress: &mut dyn FnMut(Progress)) -> Result<Figures, Error>;
+    fn run(
+        &mut self,
+        config: &BenchConfig,
+        progress: &mut dyn FnMut(WorkloadProgress),
+    ) -> Result<WorkloadResult, BaselineError>;
 
     /// What it was, for the report.
-    fn account(&self) -> Account;
+    fn info(&self) -> BaselineInfo;
 }
 
 /// The peers that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BaselineKind {
     /// RocksDB, by db_bench.
     RocksDb,
     /// Redis with its append-only file.
@@ -65,89 +69,90 @@ pub enum Kind {
     Valkey,
 }
 
-impl Kind {
+impl BaselineKind {
     /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::RocksDb, Kind::Redis, Kind::Valkey];
+    pub const ALL: [BaselineKind; 3] = [BaselineKind::RocksDb, BaselineKind::Redis, BaselineKind::Valkey];
 
     /// Its name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::RocksDb => "rocksdb",
-            Kind::Redis => "redis",
-            Kind::Valkey => "valkey",
+            BaselineKind::RocksDb => "rocksdb",
+            BaselineKind::Redis => "redis",
+            BaselineKind::Valkey => "valkey",
         }
     }
 
     /// The program that runs, looked for as a shell does.
     pub fn program(self) -> &'static str {
         match self {
-            Kind::RocksDb => "db_bench",
-            Kind::Redis => "redis-server",
-            Kind::Valkey => "valkey-server",
+            BaselineKind::RocksDb => "db_bench",
+            BaselineKind::Redis => "redis-server",
+            BaselineKind::Valkey => "valkey-server",
         }
     }
 
     /// Debian's package with the program.
     pub fn package(self) -> &'static str {
         match self {
-            Kind::RocksDb => "rocksdb-tools",
-            Kind::Redis => "redis-server",
-            Kind::Valkey => "valkey-server",
+            BaselineKind::RocksDb => "rocksdb-tools",
+            BaselineKind::Redis => "redis-server",
+            BaselineKind::Valkey => "valkey-server",
         }
     }
 
     /// Whether it runs in the process of its load, without a network.
     pub fn is_embedded(self) -> bool {
-        self == Kind::RocksDb
+        self == BaselineKind::RocksDb
     }
 
     /// The peer in a place.
-    pub fn peer(self, ground: Ground) -> Box<dyn Peer> {
+    pub fn create(self, env: BaselineEnv) -> Box<dyn Baseline> {
         match self {
-            Kind::RocksDb => Box::new(rocksdb::RocksDb::new(ground)),
-            Kind::Redis | Kind::Valkey => Box::new(redis::Redis::new(self, ground)),
+            BaselineKind::RocksDb => Box::new(rocksdb::RocksDbBaseline::new(env)),
+            BaselineKind::Redis | BaselineKind::Valkey => Box::new(redis::RedisBaseline::new(self, env)),
         }
     }
 }
 
-impl std::str::FromStr for Kind {
+impl std::str::FromStr for BaselineKind {
     type Err = UnknownName;
-    fn from_str(text: &str) -> Result<Kind, UnknownName> {
-        name_lookup::find("peer", text, &Kind::ALL, Kind::name)
+    fn from_str(text: &str) -> Result<BaselineKind, UnknownName> {
+        name_lookup::find_by_name("peer", text, &BaselineKind::ALL, BaselineKind::name)
     }
 }
 
 /// What a peer stands on.
 #[derive(Clone)]
-pub struct Ground {
+pub struct BaselineEnv {
     /// Its directory, for itself alone; whether it is there is the peer's business.
     pub directory: PathBuf,
     /// Makes that directory, or makes it anew: empty.
-    pub empty: fn(&Path) -> std::io::Result<()>,
+    pub recreate: fn(&Path) -> std::io::Result<()>,
     /// What starts its processes and ends them.
-    pub children: Arc<Children>,
+    pub processes: Arc<ChildProcesses>,
     /// Clock and threads.
-    pub host: Host,
+    pub platform: GeneratorPlatform,
     /// The cores of our generator, where it drives the peer.
     pub cores: Vec<Option<usize>>,
     /// How that generator rests.
     pub polling: Polling,
 }
 
-impl Ground {
+impl BaselineEnv {
     /// The directory, empty.
     ///
     /// # Errors
     /// What the system says.
-    fn empty_directory(&self) -> Result<(), Error> {
+    fn recreate_directory(&self) -> Result<(), BaselineError> {
         let directory = &self.directory;
-        (self.empty)(directory).map_err(|error| Error::Files { directory: directory.clone(), error })
+        (self.recreate)(directory)
+            .map_err(|error| BaselineError::Files { directory: directory.clone(), error })
     }
 }
 
 /// What a peer was.
 #[derive(Clone, Debug, Serialize)]
-pub struct Account {
+pub struct BaselineInfo {
     /// Its name.
     pub peer: &'static str,
     /// As it says itself; none before it ran.
@@ -160,20 +165,20 @@ pub struct Account {
     pub notes: Vec<String>,
 }
 
-impl Account {
-    fn new(kind: Kind) -> Account {
+impl BaselineInfo {
+    fn new(kind: BaselineKind) -> BaselineInfo {
         let (embedded, notes) = (kind.is_embedded(), Vec::new());
-        Account { peer: kind.name(), version: None, embedded, as_run: Vec::new(), notes }
+        BaselineInfo { peer: kind.name(), version: None, embedded, as_run: Vec::new(), notes }
     }
 
     /// A command line was run, for what.
-    fn ran(&mut self, command: &std::process::Command, purpose: &str) {
+    fn add_command_line(&mut self, command: &std::process::Command, purpose: &str) {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
-        let quoted = |word: &std::ffi::OsStr| match word.to_string_lossy() {
+        let shell_quoted = |word: &std::ffi::OsStr| match word.to_string_lossy() {
             word if word.is_empty() || word.contains(' ') => format!("'{word}'"),
             word => word.into_owned(),
         };
-        let mut line = words.map(quoted).collect::<Vec<_>>().join(" ");
+        let mut line = words.map(shell_quoted).collect::<Vec<_>>().join(" ");
         if !purpose.is_empty() {
             line = format!("{line}    # {purpose}");
         }
@@ -182,7 +187,7 @@ impl Account {
         }
     }
 
-    fn note(&mut self, note: &str) {
+    fn add_note(&mut self, note: &str) {
         if !self.notes.iter().any(|known| known == note) {
             self.notes.push(note.to_owned());
         }
@@ -191,7 +196,7 @@ impl Account {
 
 /// Why a peer has no figures.
 #[derive(Debug)]
-pub enum Error {
+pub enum BaselineError {
     /// Its program cannot be started.
     Start {
         /// The program.
@@ -200,18 +205,18 @@ pub enum Error {
         error: std::io::Error,
     },
     /// Its program ended with an error, or too early.
-    Ended {
+    Failed {
         /// The program.
         program: &'static str,
         /// Its last words.
-        said: String,
+        last_line: String,
     },
     /// What it printed has no figures.
     Output {
         /// The program.
         program: &'static str,
         /// Its last words.
-        said: String,
+        last_line: String,
     },
     /// Its directory cannot be made or emptied.
     Files {
@@ -223,25 +228,31 @@ pub enum Error {
     /// Our generator failed on it.
     Load {
         /// The peer.
-        peer: &'static str,
+        baseline: &'static str,
         /// How.
-        error: runner::Error,
+        error: runner::BenchError,
     },
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for BaselineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Start { program, error } => write!(f, "{program} cannot be started: {error}"),
-            Error::Ended { program, said } => write!(f, "{program} failed; it said last: {said}"),
-            Error::Output { program, said } => write!(f, "{program} gave no figures; it said last: {said}"),
-            Error::Files { directory, error } => write!(f, "directory {}: {error}", directory.display()),
-            Error::Load { peer, error } => write!(f, "{peer}: {error}"),
+            BaselineError::Start { program, error } => write!(f, "{program} cannot be started: {error}"),
+            BaselineError::Failed { program, last_line } => {
+                write!(f, "{program} failed; it said last: {last_line}")
+            }
+            BaselineError::Output { program, last_line } => {
+                write!(f, "{program} gave no figures; it said last: {last_line}")
+            }
+            BaselineError::Files { directory, error } => {
+                write!(f, "directory {}: {error}", directory.display())
+            }
+            BaselineError::Load { baseline, error } => write!(f, "{baseline}: {error}"),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for BaselineError {}
 
 /// The line that says most of what went wrong: the last that is not empty.
 fn last_line(text: &str) -> String {
@@ -254,23 +265,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_to_peers_and_back() {
-        for kind in Kind::ALL {
+    fn names_parse_back_to_baselines() {
+        for kind in BaselineKind::ALL {
             assert_eq!(kind.name().parse(), Ok(kind));
         }
-        let error = "lmdb".parse::<Kind>().unwrap_err().to_string();
+        let error = "lmdb".parse::<BaselineKind>().unwrap_err().to_string();
         assert!(error.contains("lmdb") && error.contains("rocksdb, redis, valkey"), "{error}");
     }
 
     #[test]
-    fn a_command_is_told_as_a_shell_takes_it_and_once() {
-        let mut account = Account::new(Kind::Redis);
+    fn a_command_line_is_listed_once_with_shell_quotes() {
+        let mut info = BaselineInfo::new(BaselineKind::Redis);
         let mut command = std::process::Command::new("redis-server");
         command.args(["--save", "", "--dir", "a b"]);
-        account.ran(&command, "");
-        account.ran(&command, "");
-        account.ran(&command, "again");
+        info.add_command_line(&command, "");
+        info.add_command_line(&command, "");
+        info.add_command_line(&command, "again");
         let line = "redis-server --save '' --dir 'a b'";
-        assert_eq!(account.as_run, [line.to_owned(), format!("{line}    # again")]);
+        assert_eq!(info.as_run, [line.to_owned(), format!("{line}    # again")]);
     }
 }

@@ -17,28 +17,28 @@ pub const VALUE_BYTES_MAX: usize = 512 << 20;
 /// A line that is longer is no reply to our requests.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Room for so much is made before a receive.
-const ROOM_BYTES: usize = 64 << 10;
+const RECEIVE_BYTES_MIN: usize = 64 << 10;
 
 /// A reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reply<'a> {
+pub enum RespReply<'a> {
     /// `+`: done.
     Simple(&'a [u8]),
     /// `-`: refused, and why.
-    Refused(&'a [u8]),
+    Error(&'a [u8]),
     /// `:`: a number.
     Integer(i64),
     /// `$`: a value.
-    Value(&'a [u8]),
+    Bulk(&'a [u8]),
     /// `$-1`: no such key.
-    Nothing,
+    Nil,
 }
 
 /// What is wrong with a server's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Corrupt {
+pub enum ProtocolError {
     /// A reply begins with this byte.
-    Kind(u8),
+    Type(u8),
     /// A line has no end.
     Line,
     /// A number is none, or a length is not one.
@@ -49,58 +49,58 @@ pub enum Corrupt {
 
 /// How a server failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ServerError {
     /// It closed the connection, or never took it.
     Closed,
     /// Its bytes are no replies.
-    Corrupt(Corrupt),
+    Protocol(ProtocolError),
     /// It refused a request, with these words.
-    Refused(String),
+    ErrorReply(String),
     /// Its reply is none to this request.
-    Unexpected,
+    UnexpectedReply,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Closed => f.write_str("the connection was closed"),
-            Fault::Corrupt(corrupt) => write!(f, "its bytes are no replies ({corrupt:?})"),
-            Fault::Refused(words) => write!(f, "it says \"{words}\""),
-            Fault::Unexpected => f.write_str("its reply is none to this request"),
+            ServerError::Closed => f.write_str("the connection was closed"),
+            ServerError::Protocol(error) => write!(f, "its bytes are no replies ({error:?})"),
+            ServerError::ErrorReply(message) => write!(f, "it says \"{message}\""),
+            ServerError::UnexpectedReply => f.write_str("its reply is none to this request"),
         }
     }
 }
 
 /// Adds `GET key`.
-pub fn get(out: &mut Vec<u8>, key: &[u8]) {
-    words(out, 2, b"GET", key);
+pub fn encode_get(out: &mut Vec<u8>, key: &[u8]) {
+    encode_command(out, 2, b"GET", key);
 }
 
 /// Adds `DEL key`.
-pub fn delete(out: &mut Vec<u8>, key: &[u8]) {
-    words(out, 2, b"DEL", key);
+pub fn encode_delete(out: &mut Vec<u8>, key: &[u8]) {
+    encode_command(out, 2, b"DEL", key);
 }
 
 /// Adds `SET key value`; `fill` makes the value in place.
-pub fn set(out: &mut Vec<u8>, key: &[u8], value_bytes: usize, fill: impl FnOnce(&mut [u8])) {
-    words(out, 3, b"SET", key);
-    length(out, b'$', value_bytes);
+pub fn encode_set(out: &mut Vec<u8>, key: &[u8], value_bytes: usize, fill: impl FnOnce(&mut [u8])) {
+    encode_command(out, 3, b"SET", key);
+    encode_length(out, b'$', value_bytes);
     let from = out.len();
     out.resize(from + value_bytes, 0);
     fill(&mut out[from..]);
     out.extend_from_slice(b"\r\n");
 }
 
-fn words(out: &mut Vec<u8>, count: usize, name: &[u8], key: &[u8]) {
-    length(out, b'*', count);
+fn encode_command(out: &mut Vec<u8>, count: usize, name: &[u8], key: &[u8]) {
+    encode_length(out, b'*', count);
     for word in [name, key] {
-        length(out, b'$', word.len());
+        encode_length(out, b'$', word.len());
         out.extend_from_slice(word);
         out.extend_from_slice(b"\r\n");
     }
 }
 
-fn length(out: &mut Vec<u8>, kind: u8, length: usize) {
+fn encode_length(out: &mut Vec<u8>, kind: u8, length: usize) {
     out.push(kind);
     // Writing to memory cannot fail.
     let _ = write!(out, "{length}\r\n");
@@ -108,117 +108,117 @@ fn length(out: &mut Vec<u8>, kind: u8, length: usize) {
 
 /// Makes replies of what is received.
 #[derive(Default)]
-pub struct Decoder {
+pub struct RespDecoder {
     buffer: Vec<u8>,
     /// What is received and not yet taken.
-    held: Range<usize>,
+    pending: Range<usize>,
     /// How long the reply at the front is known to be; 0 where its first line has not come.
     wanted_bytes: usize,
 }
 
-impl Decoder {
+impl RespDecoder {
     /// Room for what comes next: for the rest of a value that has begun, and never little.
-    pub fn room(&mut self) -> &mut [u8] {
-        if self.held.is_empty() {
-            self.held = 0..0;
+    pub fn receive_buffer(&mut self) -> &mut [u8] {
+        if self.pending.is_empty() {
+            self.pending = 0..0;
         }
-        let room = self.wanted_bytes.saturating_sub(self.held.len()).max(ROOM_BYTES);
-        if self.buffer.len() - self.held.end < room && self.held.start > 0 {
-            self.buffer.copy_within(self.held.clone(), 0);
-            self.held = 0..self.held.len();
+        let wanted = self.wanted_bytes.saturating_sub(self.pending.len()).max(RECEIVE_BYTES_MIN);
+        if self.buffer.len() - self.pending.end < wanted && self.pending.start > 0 {
+            self.buffer.copy_within(self.pending.clone(), 0);
+            self.pending = 0..self.pending.len();
         }
-        if self.buffer.len() - self.held.end < room {
-            self.buffer.resize(self.held.end + room, 0);
+        if self.buffer.len() - self.pending.end < wanted {
+            self.buffer.resize(self.pending.end + wanted, 0);
         }
-        &mut self.buffer[self.held.end..]
+        &mut self.buffer[self.pending.end..]
     }
 
     /// So many bytes have come to the front of the room.
-    pub fn received(&mut self, bytes: usize) {
-        self.held.end += bytes;
-        assert!(self.held.end <= self.buffer.len(), "no more comes than there was room for");
+    pub fn advance(&mut self, bytes: usize) {
+        self.pending.end += bytes;
+        assert!(self.pending.end <= self.buffer.len(), "no more comes than there was room for");
     }
 
     /// The next reply; none when it has not come whole.
     ///
     /// # Errors
     /// When the bytes are none; nothing can be told from what follows them.
-    pub fn take(&mut self) -> Result<Option<Reply<'_>>, Corrupt> {
-        let held = &self.buffer[self.held.clone()];
-        if held.is_empty() || held.len() < self.wanted_bytes {
+    pub fn take(&mut self) -> Result<Option<RespReply<'_>>, ProtocolError> {
+        let pending = &self.buffer[self.pending.clone()];
+        if pending.is_empty() || pending.len() < self.wanted_bytes {
             return Ok(None);
         }
-        let Some(line) = line(held)? else { return Ok(None) };
+        let Some(line) = first_line(pending)? else { return Ok(None) };
         let after_line = line.len() + 2;
         let (kind, rest) = (line[0], 1..line.len());
         let (value, bytes) = match kind {
             b'+' | b'-' | b':' => (rest, after_line),
             b'$' if &line[1..] == b"-1" => (rest, after_line),
             b'$' => {
-                let length = usize::try_from(number(&line[1..])?).map_err(|_| Corrupt::Number)?;
+                let length = usize::try_from(parse_number(&line[1..])?).map_err(|_| ProtocolError::Number)?;
                 if length > VALUE_BYTES_MAX {
-                    return Err(Corrupt::Number);
+                    return Err(ProtocolError::Number);
                 }
                 (after_line..after_line + length, after_line + length + 2)
             }
-            other => return Err(Corrupt::Kind(other)),
+            other => return Err(ProtocolError::Type(other)),
         };
-        if held.len() < bytes {
+        if pending.len() < bytes {
             self.wanted_bytes = bytes;
             return Ok(None);
         }
-        if &held[bytes - 2..bytes] != b"\r\n" {
-            return Err(Corrupt::End);
+        if &pending[bytes - 2..bytes] != b"\r\n" {
+            return Err(ProtocolError::End);
         }
-        let value = self.held.start + value.start..self.held.start + value.end;
-        self.held.start += bytes;
+        let value = self.pending.start + value.start..self.pending.start + value.end;
+        self.pending.start += bytes;
         self.wanted_bytes = 0;
         let value = &self.buffer[value];
         Ok(Some(match kind {
-            b'+' => Reply::Simple(value),
-            b'-' => Reply::Refused(value),
-            b':' => Reply::Integer(number(value)?),
-            _ if bytes == after_line => Reply::Nothing,
-            _ => Reply::Value(value),
+            b'+' => RespReply::Simple(value),
+            b'-' => RespReply::Error(value),
+            b':' => RespReply::Integer(parse_number(value)?),
+            _ if bytes == after_line => RespReply::Nil,
+            _ => RespReply::Bulk(value),
         }))
     }
 }
 
 /// The first line without its end; none when it has not come whole.
-fn line(held: &[u8]) -> Result<Option<&[u8]>, Corrupt> {
-    let window = &held[..held.len().min(LINE_BYTES_MAX)];
-    match window.windows(2).position(|pair| pair == b"\r\n") {
-        Some(0) => Err(Corrupt::Line),
-        Some(end) => Ok(Some(&held[..end])),
-        None if held.len() >= LINE_BYTES_MAX => Err(Corrupt::Line),
+fn first_line(pending: &[u8]) -> Result<Option<&[u8]>, ProtocolError> {
+    let scanned = &pending[..pending.len().min(LINE_BYTES_MAX)];
+    match scanned.windows(2).position(|pair| pair == b"\r\n") {
+        Some(0) => Err(ProtocolError::Line),
+        Some(end) => Ok(Some(&pending[..end])),
+        None if pending.len() >= LINE_BYTES_MAX => Err(ProtocolError::Line),
         None => Ok(None),
     }
 }
 
-fn number(digits: &[u8]) -> Result<i64, Corrupt> {
-    std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).ok_or(Corrupt::Number)
+fn parse_number(digits: &[u8]) -> Result<i64, ProtocolError> {
+    std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).ok_or(ProtocolError::Number)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
-    fn feed(decoder: &mut Decoder, bytes: &[u8]) {
-        decoder.room()[..bytes.len()].copy_from_slice(bytes);
-        decoder.received(bytes.len());
+    fn feed(decoder: &mut RespDecoder, bytes: &[u8]) {
+        decoder.receive_buffer()[..bytes.len()].copy_from_slice(bytes);
+        decoder.advance(bytes.len());
     }
 
     /// All replies of bytes that come in pieces of a size, as text.
-    fn replies(bytes: &[u8], piece_bytes: usize) -> (Vec<String>, Result<(), Corrupt>) {
-        let (mut decoder, mut found) = (Decoder::default(), Vec::new());
+    fn replies(bytes: &[u8], piece_bytes: usize) -> (Vec<String>, Result<(), ProtocolError>) {
+        let (mut decoder, mut found) = (RespDecoder::default(), Vec::new());
         for piece in bytes.chunks(piece_bytes) {
             feed(&mut decoder, piece);
             loop {
                 match decoder.take() {
                     Ok(Some(reply)) => found.push(format!("{reply:?}")),
                     Ok(None) => break,
-                    Err(corrupt) => return (found, Err(corrupt)),
+                    Err(error) => return (found, Err(error)),
                 }
             }
         }
@@ -226,28 +226,28 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_as_the_protocol_has_them() {
+    fn requests_are_encoded_as_the_protocol_specifies() {
         let mut out = Vec::new();
-        get(&mut out, b"k1");
-        delete(&mut out, b"k2");
-        set(&mut out, b"k", 3, |value| value.copy_from_slice(b"abc"));
+        encode_get(&mut out, b"k1");
+        encode_delete(&mut out, b"k2");
+        encode_set(&mut out, b"k", 3, |value| value.copy_from_slice(b"abc"));
         let want = "*2\r\n$3\r\nGET\r\n$2\r\nk1\r\n*2\r\n$3\r\nDEL\r\n$2\r\nk2\r\n\
                     *3\r\n$3\r\nSET\r\n$1\r\nk\r\n$3\r\nabc\r\n";
         assert_eq!(String::from_utf8(out).unwrap(), want);
     }
 
     #[test]
-    fn replies_come_out_whole_however_their_bytes_are_split() {
+    fn replies_decode_however_their_bytes_are_split() {
         let long = vec![b'\n'; 200_000];
         let mut bytes = b"+OK\r\n$-1\r\n:1\r\n-ERR no\r\n$0\r\n\r\n$4\r\na\r\nb\r\n$200000\r\n".to_vec();
         bytes.extend_from_slice(&long);
         bytes.extend_from_slice(b"\r\n:-7\r\n");
-        let value = |bytes: &[u8]| format!("{:?}", Reply::Value(bytes));
+        let value = |bytes: &[u8]| format!("{:?}", RespReply::Bulk(bytes));
         let want = vec![
-            format!("{:?}", Reply::Simple(b"OK")),
+            format!("{:?}", RespReply::Simple(b"OK")),
             "Nothing".to_owned(),
             "Integer(1)".to_owned(),
-            format!("{:?}", Reply::Refused(b"ERR no")),
+            format!("{:?}", RespReply::Error(b"ERR no")),
             value(b""),
             value(b"a\r\nb"),
             value(&long),
@@ -259,25 +259,25 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_replies_are_told_and_never_panic() {
-        let table: [(&[u8], Corrupt); 9] = [
-            (b"\r\n", Corrupt::Line),
-            (b"*1\r\n", Corrupt::Kind(b'*')),
-            (b"\0\xff\r\n", Corrupt::Kind(0)),
-            (b":x\r\n", Corrupt::Number),
-            (b"$\r\n", Corrupt::Number),
-            (b"$-2\r\n", Corrupt::Number),
-            (b"$99999999999999999999\r\n", Corrupt::Number),
-            (b"$536870913\r\n", Corrupt::Number),
-            (b"$1\r\nabc", Corrupt::End),
+    fn malformed_replies_are_errors_and_never_panic() {
+        let table: [(&[u8], ProtocolError); 9] = [
+            (b"\r\n", ProtocolError::Line),
+            (b"*1\r\n", ProtocolError::Type(b'*')),
+            (b"\0\xff\r\n", ProtocolError::Type(0)),
+            (b":x\r\n", ProtocolError::Number),
+            (b"$\r\n", ProtocolError::Number),
+            (b"$-2\r\n", ProtocolError::Number),
+            (b"$99999999999999999999\r\n", ProtocolError::Number),
+            (b"$536870913\r\n", ProtocolError::Number),
+            (b"$1\r\nabc", ProtocolError::End),
         ];
-        for (bytes, corrupt) in table {
-            assert_eq!(replies(bytes, 1).1, Err(corrupt), "{bytes:?}");
-            assert_eq!(replies(bytes, 100).1, Err(corrupt), "{bytes:?}");
+        for (bytes, error) in table {
+            assert_eq!(replies(bytes, 1).1, Err(error), "{bytes:?}");
+            assert_eq!(replies(bytes, 100).1, Err(error), "{bytes:?}");
         }
-        assert_eq!(replies(&[b'+'; 70_000], 4096).1, Err(Corrupt::Line));
+        assert_eq!(replies(&[b'+'; 70_000], 4096).1, Err(ProtocolError::Line));
         // What a request's answer could be changed into, byte by byte.
-        let mut random = Random::new(1);
+        let mut random = Prng::new(1);
         let alphabet = b"+-:$*0123456789\r\n\r\nab\0\xff";
         for _ in 0..50_000 {
             let mut bytes = vec![0; 1 + random.below(40) as usize];
@@ -287,11 +287,11 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_is_announced_takes_no_memory_before_room_is_asked_for() {
-        let mut decoder = Decoder::default();
+    fn a_declared_length_takes_no_memory_before_the_next_receive() {
+        let mut decoder = RespDecoder::default();
         feed(&mut decoder, b"$1000000\r\n");
         assert_eq!(decoder.take(), Ok(None));
         assert!(decoder.buffer.len() < 100_000);
-        assert!(decoder.room().len() >= 1_000_002 && decoder.buffer.len() < 1_100_000);
+        assert!(decoder.receive_buffer().len() >= 1_000_002 && decoder.buffer.len() < 1_100_000);
     }
 }

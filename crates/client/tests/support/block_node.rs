@@ -3,15 +3,17 @@
 
 #![allow(dead_code)] // Each test file uses its part.
 
-use octokv_base::map::Map;
-use octokv_base::{NamespaceId, Nanos, Random};
-use octokv_client::{Answer, Command, Error, Session, Settings};
-use octokv_runtime::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
-use octokv_wire::fabrics::{self, Capabilities, Connected, property};
-use octokv_wire::identify::{self, Descriptor, cns};
+use octokv_base::map::FxHashMap;
+use octokv_base::{NamespaceId, Nanos, Prng};
+use octokv_client::{ClientConfig, Command, Error, Response, Session};
+use octokv_runtime::{DetachedSocket, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets};
+use octokv_wire::fabrics::{self, ConnectResponse, ControllerCapabilities, property};
+use octokv_wire::identify::{self, NamespaceDescriptor, cns};
 use octokv_wire::nvm;
-use octokv_wire::pdu::{self, Data as Piece, End, Header, IcResponse, Link, Unchecked, flags};
-use octokv_wire::queue_entry::{FABRICS, Sqe, admin, csi, event};
+use octokv_wire::pdu::{
+    self, DataHeader as Piece, IcResponse, NegotiatedParams, PduHeader, Role, UncheckedCommonHeader, flags,
+};
+use octokv_wire::queue_entry::{FABRICS_OPCODE, Sqe, admin, csi, event};
 use octokv_wire::{Cqe, Status};
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -20,7 +22,7 @@ use std::rc::Rc;
 use zerocopy::IntoBytes;
 
 /// What a data block of the namespace is, and what a power cut leaves of it.
-pub struct Media {
+pub struct BlockMedia {
     pub block_bytes: usize,
     /// What a reader sees.
     pub cached: Vec<u8>,
@@ -29,95 +31,95 @@ pub struct Media {
 }
 
 /// Changes a page before it is sent: Identify's CNS, and the page.
-pub type Tamper = Box<dyn Fn(u8, &mut Vec<u8>)>;
+pub type PageMutation = Box<dyn Fn(u8, &mut Vec<u8>)>;
 
 #[derive(Default)]
-struct Wire {
+struct HostConnection {
     open: bool,
-    dead: bool,
+    is_dead: bool,
     /// Whether its Connect was for an I/O queue.
-    io: bool,
+    is_io_queue: bool,
     from_host: Vec<u8>,
     to_host: Vec<u8>,
     /// Commands that wait for their data, by their identifier.
-    transfers: Map<u16, (Sqe, Vec<u8>)>,
+    transfers: FxHashMap<u16, (Sqe, Vec<u8>)>,
     /// Commands that wait to be carried out.
     waiting: Vec<(Sqe, Vec<u8>)>,
     event_request: Option<u16>,
 }
 
-pub struct Node {
-    pub media: Media,
+pub struct BlockNode {
+    pub media: BlockMedia,
     pub nguid: [u8; 16],
-    pub gone: bool,
-    pub random: Random,
+    pub is_namespace_gone: bool,
+    pub random: Prng,
     pub now: Nanos,
     /// I/O commands are carried out at random, one in so many at each turn.
-    pub lag: u64,
+    pub delay_one_in: u64,
     /// Answers "busy" to so many I/O commands.
-    pub busy: u32,
+    pub busy_responses: u32,
     /// Reads bring one block less than asked for.
     pub short_reads: bool,
     /// Writes are said to be done before their data was asked for.
-    pub hasty: bool,
+    pub complete_writes_early: bool,
     /// The next I/O command gets this status.
-    pub fails: Option<Status>,
+    pub next_status: Option<Status>,
     pub data_pages_log2: u8,
-    pub tamper: Option<Tamper>,
+    pub page_mutation: Option<PageMutation>,
     pub refuse: bool,
     /// The most blocks that one command named, and how many commands there were, by opcode.
-    pub most_blocks: u32,
-    pub commands: Map<u8, u32>,
-    wires: Vec<Wire>,
+    pub blocks_max: u32,
+    pub command_counts: FxHashMap<u8, u32>,
+    connections: Vec<HostConnection>,
 }
 
 /// The client's sockets. Clones are the same.
 #[derive(Clone)]
-pub struct Puppet(pub Rc<RefCell<Node>>);
+pub struct BlockNodeSockets(pub Rc<RefCell<BlockNode>>);
 
 const CAPSULE_BYTES: u32 = 4096;
 
-impl Puppet {
-    pub fn new(block_bytes: usize, image: Vec<u8>) -> Puppet {
-        Puppet(Rc::new(RefCell::new(Node {
-            media: Media { block_bytes, cached: image.clone(), durable: image },
+impl BlockNodeSockets {
+    pub fn new(block_bytes: usize, image: Vec<u8>) -> BlockNodeSockets {
+        BlockNodeSockets(Rc::new(RefCell::new(BlockNode {
+            media: BlockMedia { block_bytes, cached: image.clone(), durable: image },
             nguid: [9; 16],
-            gone: false,
-            random: Random::new(1),
+            is_namespace_gone: false,
+            random: Prng::new(1),
             now: Nanos::ZERO,
-            lag: 1,
-            busy: 0,
+            delay_one_in: 1,
+            busy_responses: 0,
             short_reads: false,
-            hasty: false,
-            fails: None,
+            complete_writes_early: false,
+            next_status: None,
             data_pages_log2: 5,
-            tamper: None,
+            page_mutation: None,
             refuse: false,
-            most_blocks: 0,
-            commands: Map::default(),
-            wires: Vec::new(),
+            blocks_max: 0,
+            command_counts: FxHashMap::default(),
+            connections: Vec::new(),
         })))
     }
 
     /// Cuts every connection. Commands that wait are carried out or not, as it comes.
-    pub fn cut(&self) {
+    pub fn cut_connections(&self) {
         let node = &mut *self.0.borrow_mut();
-        for wire in 0..node.wires.len() {
-            for (sqe, data) in std::mem::take(&mut node.wires[wire].waiting) {
+        for connection_index in 0..node.connections.len() {
+            for (sqe, data) in std::mem::take(&mut node.connections[connection_index].waiting) {
                 if node.random.one_in(2) {
-                    node.carry_out(wire, &sqe, &data);
+                    node.execute_command(connection_index, &sqe, &data);
                 }
             }
-            node.wires[wire].dead = true;
-            node.wires[wire].to_host.clear();
+            node.connections[connection_index].is_dead = true;
+            node.connections[connection_index].to_host.clear();
         }
     }
 
     /// Cuts the power: connections are lost, and what was not flushed, each block or not.
     pub fn power_cut(&self) {
-        self.cut();
-        let Node { media, random, .. } = &mut *self.0.borrow_mut();
-        let Media { block_bytes, cached, durable } = media;
+        self.cut_connections();
+        let BlockNode { media, random, .. } = &mut *self.0.borrow_mut();
+        let BlockMedia { block_bytes, cached, durable } = media;
         for (was, is) in durable.chunks_mut(*block_bytes).zip(cached.chunks_mut(*block_bytes)) {
             match random.one_in(4) {
                 true => was.copy_from_slice(is),
@@ -127,39 +129,39 @@ impl Puppet {
     }
 
     /// Tells every host that namespaces changed.
-    pub fn tell_of_changes(&self) {
+    pub fn notify_namespace_change(&self) {
         let node = &mut *self.0.borrow_mut();
-        for wire in &mut node.wires {
-            if let Some(id) = wire.event_request.take() {
-                wire.respond(id, Status::SUCCESS, event::NAMESPACE_CHANGED, 0);
+        for connection in &mut node.connections {
+            if let Some(id) = connection.event_request.take() {
+                connection.respond(id, Status::SUCCESS, event::NAMESPACE_CHANGED, 0);
             }
         }
     }
 
     /// Whether a host has an event request out.
-    pub fn is_listened_to(&self) -> bool {
-        self.0.borrow().wires.iter().any(|wire| wire.event_request.is_some())
+    pub fn has_event_request(&self) -> bool {
+        self.0.borrow().connections.iter().any(|connection| connection.event_request.is_some())
     }
 
     /// Lets the node work.
     pub fn pump(&self) {
         let node = &mut *self.0.borrow_mut();
-        for wire in 0..node.wires.len() {
-            while !node.wires[wire].dead && node.step(wire) {}
-            for at in (0..node.wires[wire].waiting.len()).rev() {
-                if node.random.one_in(node.lag) {
-                    let (sqe, data) = node.wires[wire].waiting.swap_remove(at);
-                    node.carry_out(wire, &sqe, &data);
+        for connection_index in 0..node.connections.len() {
+            while !node.connections[connection_index].is_dead && node.receive_pdu(connection_index) {}
+            for at in (0..node.connections[connection_index].waiting.len()).rev() {
+                if node.random.one_in(node.delay_one_in) {
+                    let (sqe, data) = node.connections[connection_index].waiting.swap_remove(at);
+                    node.execute_command(connection_index, &sqe, &data);
                 }
             }
         }
     }
 }
 
-impl Wire {
+impl HostConnection {
     fn respond(&mut self, id: u16, status: Status, dw0: u32, dw1: u32) {
         let cqe = Cqe::new(id, 0, status, dw0, dw1);
-        pdu::encode_response(&cqe, &Link::plain(), &mut self.to_host);
+        pdu::encode_response(&cqe, &NegotiatedParams::initial(), &mut self.to_host);
     }
 
     fn send_data(&mut self, id: u16, data: &[u8]) {
@@ -169,89 +171,95 @@ impl Wire {
             if from < to {
                 let piece = Piece { command_id: id, tag: 0, offset: from as u32, bytes: (to - from) as u32 };
                 let last = if to == data.len() { flags::LAST } else { 0 };
-                piece.encode(End::Controller, last, &Link::plain(), &mut self.to_host);
+                piece.encode(Role::Controller, last, &NegotiatedParams::initial(), &mut self.to_host);
                 self.to_host.extend_from_slice(&data[from..to]);
             }
         }
     }
 }
 
-impl Node {
+impl BlockNode {
     /// Takes one PDU. False when there is none.
-    fn step(&mut self, at: usize) -> bool {
-        let wire = &mut self.wires[at];
-        let Some(unchecked) = Unchecked::new(&wire.from_host) else { return false };
-        let frame = unchecked.check(End::Controller, &Link::plain()).expect("our client keeps the rules");
-        if wire.from_host.len() < frame.pdu_bytes() {
+    fn receive_pdu(&mut self, at: usize) -> bool {
+        let connection = &mut self.connections[at];
+        let Some(common_header) = UncheckedCommonHeader::new(&connection.from_host) else { return false };
+        let layout = common_header
+            .check(Role::Controller, &NegotiatedParams::initial())
+            .expect("our client keeps the rules");
+        if connection.from_host.len() < layout.pdu_bytes() {
             return false;
         }
-        let bytes: Vec<u8> = wire.from_host.drain(..frame.pdu_bytes()).collect();
-        let data = bytes[frame.prefix_bytes as usize..].to_vec();
-        match frame.header(&bytes).expect("no digests") {
-            Header::IcRequest(_) => {
+        let bytes: Vec<u8> = connection.from_host.drain(..layout.pdu_bytes()).collect();
+        let data = bytes[layout.prefix_bytes as usize..].to_vec();
+        match layout.decode_header(&bytes).expect("no digests") {
+            PduHeader::IcRequest(_) => {
                 let granted = IcResponse {
                     controller_alignment: 4,
                     header_digest: false,
                     data_digest: false,
-                    host_data_bytes_max: 16384,
+                    h2c_data_bytes_max: 16384,
                 };
-                wire.to_host.extend_from_slice(&granted.encode());
-                wire.open = true;
+                connection.to_host.extend_from_slice(&granted.encode());
+                connection.open = true;
             }
-            Header::Command(sqe) => self.command(at, *sqe, data),
-            Header::Data(piece) => {
-                let (sqe, all) = wire.transfers.get_mut(&piece.command_id).expect("asked for");
+            PduHeader::Command(sqe) => self.command(at, *sqe, data),
+            PduHeader::Data(piece) => {
+                let (sqe, all) = connection.transfers.get_mut(&piece.command_id).expect("asked for");
                 all.extend_from_slice(&data);
                 if all.len() as u32 == sqe.sgl.raw().1 {
-                    let whole = wire.transfers.remove(&piece.command_id).expect("it was there");
-                    wire.waiting.push(whole);
+                    let whole = connection.transfers.remove(&piece.command_id).expect("it was there");
+                    connection.waiting.push(whole);
                 }
             }
-            Header::Terminate(_) => wire.dead = true,
-            _ => panic!("our client does not send {:?}", frame.kind),
+            PduHeader::TermReq(_) => connection.is_dead = true,
+            _ => panic!("our client does not send {:?}", layout.pdu_type),
         }
         true
     }
 
     fn command(&mut self, at: usize, sqe: Sqe, data: Vec<u8>) {
-        let wire = &mut self.wires[at];
+        let connection = &mut self.connections[at];
         let id = sqe.command_id();
-        if sqe.opcode == FABRICS {
+        if sqe.opcode == FABRICS_OPCODE {
             return self.fabrics(at, &sqe);
         }
-        if !wire.io {
+        if !connection.is_io_queue {
             return self.admin(at, &sqe);
         }
         let (_, bytes) = sqe.sgl.raw();
         let from_host = sqe.opcode & 3 == 1;
         if from_host && data.is_empty() && bytes > 0 {
-            if self.hasty {
-                return wire.respond(id, Status::SUCCESS, 0, 0);
+            if self.complete_writes_early {
+                return connection.respond(id, Status::SUCCESS, 0, 0);
             }
-            wire.transfers.insert(id, (sqe, Vec::new()));
+            connection.transfers.insert(id, (sqe, Vec::new()));
             Piece { command_id: id, tag: 1, offset: 0, bytes }
-                .encode_ready_to_transfer(&Link::plain(), &mut wire.to_host);
+                .encode_ready_to_transfer(&NegotiatedParams::initial(), &mut connection.to_host);
         } else {
-            wire.waiting.push((sqe, data));
+            connection.waiting.push((sqe, data));
         }
     }
 
     fn fabrics(&mut self, at: usize, sqe: &Sqe) {
-        let (wire, id) = (&mut self.wires[at], sqe.command_id());
-        match fabrics::Command::check(sqe).expect("our client's own") {
-            fabrics::Command::Connect(connect) => {
-                wire.io = connect.queue_id > 0;
-                let connected = Connected { controller_id: 1, authentication_required: false };
-                wire.respond(id, Status::SUCCESS, connected.encode(), 0);
+        let (connection, id) = (&mut self.connections[at], sqe.command_id());
+        match fabrics::FabricsCommand::check(sqe).expect("our client's own") {
+            fabrics::FabricsCommand::Connect(connect) => {
+                connection.is_io_queue = connect.queue_id > 0;
+                let connected = ConnectResponse { controller_id: 1, authentication_required: false };
+                connection.respond(id, Status::SUCCESS, connected.encode(), 0);
             }
-            fabrics::Command::PropertyGet { offset: property::CAP, .. } => {
-                let capabilities =
-                    Capabilities { queue_entries_max: 64, timeout_halves: 1, nvm: true, command_sets: true };
+            fabrics::FabricsCommand::PropertyGet { offset: property::CAP, .. } => {
+                let capabilities = ControllerCapabilities {
+                    queue_entries_max: 64,
+                    ready_timeout_half_seconds: 1,
+                    nvm: true,
+                    command_sets: true,
+                };
                 let cap = capabilities.encode();
-                wire.respond(id, Status::SUCCESS, cap as u32, (cap >> 32) as u32);
+                connection.respond(id, Status::SUCCESS, cap as u32, (cap >> 32) as u32);
             }
             // CSTS: ready.
-            _ => wire.respond(id, Status::SUCCESS, 1, 0),
+            _ => connection.respond(id, Status::SUCCESS, 1, 0),
         }
     }
 
@@ -259,26 +267,26 @@ impl Node {
         let id = sqe.command_id();
         match sqe.opcode {
             admin::IDENTIFY => {
-                let mut page = self.page(identify::Request::of(sqe).cns);
-                if let Some(tamper) = &self.tamper {
-                    tamper(sqe.cdw10.get() as u8, &mut page);
+                let mut page = self.identify_page(identify::IdentifyRequest::from_sqe(sqe).cns);
+                if let Some(mutation) = &self.page_mutation {
+                    mutation(sqe.cdw10.get() as u8, &mut page);
                 }
-                self.wires[at].send_data(id, &page);
-                self.wires[at].respond(id, Status::SUCCESS, 0, 0);
+                self.connections[at].send_data(id, &page);
+                self.connections[at].respond(id, Status::SUCCESS, 0, 0);
             }
-            admin::ASYNC_EVENT_REQUEST => self.wires[at].event_request = Some(id),
+            admin::ASYNC_EVENT_REQUEST => self.connections[at].event_request = Some(id),
             admin::GET_LOG_PAGE => {
-                self.wires[at].send_data(id, &[0; 4096]);
-                self.wires[at].respond(id, Status::SUCCESS, 0, 0);
+                self.connections[at].send_data(id, &[0; 4096]);
+                self.connections[at].respond(id, Status::SUCCESS, 0, 0);
             }
-            _ => self.wires[at].respond(id, Status::SUCCESS, 0, 0),
+            _ => self.connections[at].respond(id, Status::SUCCESS, 0, 0),
         }
     }
 
-    fn page(&self, page: u8) -> Vec<u8> {
+    fn identify_page(&self, page: u8) -> Vec<u8> {
         match page {
             cns::CONTROLLER => {
-                let mut page = identify::Controller::zeroed();
+                let mut page = identify::IdentifyController::zeroed();
                 page.command_capsule_units.set((CAPSULE_BYTES + 64) / 16);
                 page.data_pages_log2 = self.data_pages_log2;
                 page.nvm_commands.set(1 << 2 | 1 << 3);
@@ -286,12 +294,14 @@ impl Node {
                 page.as_bytes().to_vec()
             }
             cns::NAMESPACE_LIST => {
-                let there = (!self.gone).then_some(NamespaceId(1));
-                identify::NamespaceList::above(0, there.into_iter()).as_bytes().to_vec()
+                let there = (!self.is_namespace_gone).then_some(NamespaceId(1));
+                identify::NamespaceIdList::above(0, there.into_iter()).as_bytes().to_vec()
             }
-            cns::DESCRIPTORS => identify::encode_descriptors(&[Descriptor::CommandSet(csi::NVM)]).to_vec(),
+            cns::DESCRIPTORS => {
+                identify::encode_descriptors(&[NamespaceDescriptor::CommandSet(csi::NVM)]).to_vec()
+            }
             cns::NAMESPACE => {
-                let mut page = identify::Namespace::zeroed();
+                let mut page = identify::IdentifyNamespace::zeroed();
                 page.size.set((self.media.cached.len() / self.media.block_bytes) as u64);
                 page.capacity = page.size;
                 page.nguid = self.nguid;
@@ -302,55 +312,55 @@ impl Node {
         }
     }
 
-    fn carry_out(&mut self, at: usize, sqe: &Sqe, data: &[u8]) {
+    fn execute_command(&mut self, at: usize, sqe: &Sqe, data: &[u8]) {
         let id = sqe.command_id();
-        if self.busy > 0 {
-            self.busy -= 1;
-            return self.wires[at].respond(id, Status::COMMAND_INTERRUPTED, 0, 0);
+        if self.busy_responses > 0 {
+            self.busy_responses -= 1;
+            return self.connections[at].respond(id, Status::COMMAND_INTERRUPTED, 0, 0);
         }
-        if let Some(status) = self.fails.take() {
-            return self.wires[at].respond(id, status, 0, 0);
+        if let Some(status) = self.next_status.take() {
+            return self.connections[at].respond(id, status, 0, 0);
         }
-        *self.commands.entry(sqe.opcode).or_default() += 1;
+        *self.command_counts.entry(sqe.opcode).or_default() += 1;
         let block = self.media.block_bytes;
-        let command = nvm::Command::check(sqe).expect("our client's own");
-        let bytes_of = |range: nvm::Range| {
+        let command = nvm::NvmCommand::check(sqe).expect("our client's own");
+        let bytes_of = |range: nvm::LbaRange| {
             let from = range.lba.0 as usize * block;
             from..from + range.blocks as usize * block
         };
         let mut status = Status::SUCCESS;
         match command {
-            nvm::Command::Flush => self.media.durable.clone_from(&self.media.cached),
-            nvm::Command::Write { range, .. } => {
-                self.most_blocks = self.most_blocks.max(range.blocks);
+            nvm::NvmCommand::Flush => self.media.durable.clone_from(&self.media.cached),
+            nvm::NvmCommand::Write { range, .. } => {
+                self.blocks_max = self.blocks_max.max(range.blocks);
                 self.media.cached[bytes_of(range)].copy_from_slice(data);
             }
-            nvm::Command::Read { range } => {
-                self.most_blocks = self.most_blocks.max(range.blocks);
+            nvm::NvmCommand::Read { range } => {
+                self.blocks_max = self.blocks_max.max(range.blocks);
                 let mut bytes = &self.media.cached[bytes_of(range)];
                 if self.short_reads {
                     bytes = &bytes[..bytes.len() - block];
                 }
-                self.wires[at].send_data(id, bytes);
+                self.connections[at].send_data(id, bytes);
             }
-            nvm::Command::Compare { range } => {
+            nvm::NvmCommand::Compare { range } => {
                 if self.media.cached[bytes_of(range)] != *data {
                     status = Status::new(2, 0x85);
                 }
             }
-            nvm::Command::WriteZeroes { range, .. } => self.media.cached[bytes_of(range)].fill(0),
-            nvm::Command::DatasetManagement { .. } => {
+            nvm::NvmCommand::WriteZeroes { range, .. } => self.media.cached[bytes_of(range)].fill(0),
+            nvm::NvmCommand::DatasetManagement { .. } => {
                 for range in nvm::decode_ranges(data) {
                     self.media.cached[bytes_of(range)].fill(0);
                 }
             }
-            nvm::Command::Verify { .. } => {}
+            nvm::NvmCommand::Verify { .. } => {}
         }
-        self.wires[at].respond(id, status, 0, 0);
+        self.connections[at].respond(id, status, 0, 0);
     }
 }
 
-impl Sockets for Puppet {
+impl Sockets for BlockNodeSockets {
     fn listen(&mut self, _at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -359,8 +369,8 @@ impl Sockets for Puppet {
     }
     fn connect(&mut self, _to: SocketAddr) -> io::Result<SocketId> {
         let node = &mut *self.0.borrow_mut();
-        node.wires.push(Wire { dead: node.refuse, ..Wire::default() });
-        Ok(SocketId(node.wires.len() as u32 - 1))
+        node.connections.push(HostConnection { is_dead: node.refuse, ..HostConnection::default() });
+        Ok(SocketId(node.connections.len() as u32 - 1))
     }
     fn detach(&mut self, _socket: SocketId) -> Option<DetachedSocket> {
         None
@@ -368,48 +378,48 @@ impl Sockets for Puppet {
     fn attach(&mut self, _socket: DetachedSocket) -> SocketId {
         unreachable!("no test hands sockets over")
     }
-    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> Received {
+    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
         let node = &mut *self.0.borrow_mut();
-        let wire = &mut node.wires[socket.0 as usize];
-        let count = into.len().min(wire.to_host.len());
+        let connection = &mut node.connections[socket.0 as usize];
+        let count = into.len().min(connection.to_host.len());
         if count == 0 {
-            return if wire.dead { Received::Closed } else { Received::Nothing };
+            return if connection.is_dead { ReceiveStatus::Closed } else { ReceiveStatus::WouldBlock };
         }
-        into[..count].copy_from_slice(&wire.to_host[..count]);
-        wire.to_host.drain(..count);
-        Received::Bytes(count)
+        into[..count].copy_from_slice(&connection.to_host[..count]);
+        connection.to_host.drain(..count);
+        ReceiveStatus::Bytes(count)
     }
-    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent {
+    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> SendStatus {
         let node = &mut *self.0.borrow_mut();
-        let wire = &mut node.wires[socket.0 as usize];
-        if wire.dead {
-            return Sent::Broken;
+        let connection = &mut node.connections[socket.0 as usize];
+        if connection.is_dead {
+            return SendStatus::Closed;
         }
-        slices.iter().for_each(|slice| wire.from_host.extend_from_slice(slice));
-        Sent::Bytes(slices.iter().map(|slice| slice.len()).sum())
+        slices.iter().for_each(|slice| connection.from_host.extend_from_slice(slice));
+        SendStatus::Bytes(slices.iter().map(|slice| slice.len()).sum())
     }
     fn ready(&mut self, out: &mut Vec<SocketId>) {
-        out.extend((0..self.0.borrow().wires.len() as u32).map(SocketId));
+        out.extend((0..self.0.borrow().connections.len() as u32).map(SocketId));
     }
     fn close(&mut self, socket: SocketId) {
-        self.0.borrow_mut().wires[socket.0 as usize].dead = true;
+        self.0.borrow_mut().connections[socket.0 as usize].is_dead = true;
     }
 }
 
 /// How long a turn takes.
-const TURN: Nanos = Nanos::from_micros(10);
+const STEP_TIME: Nanos = Nanos::from_micros(10);
 
-impl Puppet {
+impl BlockNodeSockets {
     /// The next turn's time.
-    pub fn tick(&self) -> Nanos {
+    pub fn advance_time(&self) -> Nanos {
         let mut node = self.0.borrow_mut();
-        node.now = node.now + TURN;
+        node.now = node.now + STEP_TIME;
         node.now
     }
 
     /// A session with this node, driven until it is live or has ended.
-    pub fn connect_session(&self, settings: Settings) -> Session<Puppet> {
-        let mut session = Session::new(self.clone(), super::address(), settings, self.0.borrow().now);
+    pub fn connect_session(&self, config: ClientConfig) -> Session<BlockNodeSockets> {
+        let mut session = Session::new(self.clone(), super::address(), config, self.0.borrow().now);
         self.drive(&mut session, |session, _| session.is_live() || session.ended().is_some());
         session
     }
@@ -417,25 +427,29 @@ impl Puppet {
     /// Turns session and node until `done`; gives the answers that came.
     pub fn drive(
         &self,
-        session: &mut Session<Puppet>,
-        mut done: impl FnMut(&Session<Puppet>, &[Result<Answer, Error>]) -> bool,
-    ) -> Vec<Result<Answer, Error>> {
-        let mut answers = Vec::new();
+        session: &mut Session<BlockNodeSockets>,
+        mut done: impl FnMut(&Session<BlockNodeSockets>, &[Result<Response, Error>]) -> bool,
+    ) -> Vec<Result<Response, Error>> {
+        let mut responses = Vec::new();
         for _ in 0..2_000_000 {
-            if done(session, &answers) {
-                return answers;
+            if done(session, &responses) {
+                return responses;
             }
-            session.poll(self.tick(), |_, answer| answers.push(answer));
+            session.poll(self.advance_time(), |_, response| responses.push(response));
             self.pump();
         }
-        panic!("it does not come: {:?}, {:?}", session.ended(), session.last_loss());
+        panic!("it does not come: {:?}, {:?}", session.ended(), session.last_error());
     }
 
     /// The answer to one command.
-    pub fn ask(&self, session: &mut Session<Puppet>, command: Command<'_>) -> Result<Answer, Error> {
-        if let Err(octokv_client::Rejected::Invalid(error)) = session.submit(command, 7) {
+    pub fn execute(
+        &self,
+        session: &mut Session<BlockNodeSockets>,
+        command: Command<'_>,
+    ) -> Result<Response, Error> {
+        if let Err(octokv_client::SubmitError::Invalid(error)) = session.submit(command, 7) {
             return Err(error);
         }
-        self.drive(session, |_, answers| !answers.is_empty()).remove(0)
+        self.drive(session, |_, responses| !responses.is_empty()).remove(0)
     }
 }

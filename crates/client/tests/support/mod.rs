@@ -4,13 +4,14 @@
 
 pub mod block_node;
 
-use octokv_base::{Buffer, Key, NamespaceId, Nanos, Pool, Random, value_offset};
-use octokv_client::{Answer, Command, Error, Session, Settings, StoreMode, Value};
+use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, Prng, value_offset};
+use octokv_client::{ClientConfig, Command, Error, Response, Session, StoreMode, Value};
 use octokv_nvmf::{
-    Connection, NamespaceInfo, NamespaceKind, Operation, Outcome, Request, Target, TargetSettings,
+    Connection, IoRequest, NamespaceInfo, NamespaceKind, RequestOperation, RequestOutcome, SubsystemConfig,
+    Target,
 };
-use octokv_runtime::{DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
-use octokv_wire::kv::ListWriter;
+use octokv_runtime::{DetachedSocket, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets};
+use octokv_wire::kv::KeyListWriter;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -24,169 +25,174 @@ pub fn address() -> SocketAddr {
     "127.0.0.1:4420".parse().unwrap()
 }
 
-pub fn target(change: impl FnOnce(&mut TargetSettings)) -> Arc<Target> {
-    let mut settings = TargetSettings::new(NQN);
-    change(&mut settings);
+pub fn target(change: impl FnOnce(&mut SubsystemConfig)) -> Arc<Target> {
+    let mut config = SubsystemConfig::new(NQN);
+    change(&mut config);
     let namespace = NamespaceInfo {
         id: NamespaceId(1),
         nguid: [7; 16],
         size_bytes: 1 << 30,
         used_bytes: Default::default(),
         kind: NamespaceKind::KeyValue {
-            value_bytes_max: settings.value_bytes_max,
-            key_bytes_max: settings.key_bytes_max,
+            value_bytes_max: config.value_bytes_max,
+            key_bytes_max: config.key_bytes_max,
         },
         ana_group: 1,
     };
-    Target::new(settings, vec![namespace])
+    Target::new(config, vec![namespace])
 }
 
 /// What an engine would do, at once.
 #[derive(Default)]
-pub struct Store {
+pub struct MapStore {
     pub values: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Above so many bytes of values there is no room.
-    pub room_bytes: Option<usize>,
+    pub capacity_bytes: Option<usize>,
     /// Answer "busy" so many times.
-    pub busy: u32,
-    pub executed: u64,
+    pub busy_responses: u32,
+    pub executed_count: u64,
 }
 
-impl Store {
-    pub fn execute(&mut self, operation: Operation) -> Outcome {
-        self.executed += 1;
-        if self.busy > 0 {
-            self.busy -= 1;
-            return Outcome::Busy;
+impl MapStore {
+    pub fn execute(&mut self, operation: RequestOperation) -> RequestOutcome {
+        self.executed_count += 1;
+        if self.busy_responses > 0 {
+            self.busy_responses -= 1;
+            return RequestOutcome::Busy;
         }
         match operation {
-            Operation::Store { key, mode, record, value_bytes } => {
+            RequestOperation::Store { key, mode, record, value_bytes } => {
                 let there = self.values.contains_key(key.as_bytes());
                 match mode {
-                    StoreMode::AddOnly if there => return Outcome::AlreadyExists,
-                    StoreMode::UpdateOnly if !there => return Outcome::NotFound,
+                    StoreMode::AddOnly if there => return RequestOutcome::AlreadyExists,
+                    StoreMode::UpdateOnly if !there => return RequestOutcome::NotFound,
                     _ => {}
                 }
                 let from = value_offset(key.len());
                 let value = record[from..from + value_bytes as usize].to_vec();
                 let used: usize = self.values.values().map(Vec::len).sum();
-                if self.room_bytes.is_some_and(|room| used + value.len() > room) {
-                    return Outcome::CapacityExceeded;
+                if self.capacity_bytes.is_some_and(|room| used + value.len() > room) {
+                    return RequestOutcome::CapacityExceeded;
                 }
                 self.values.insert(key.as_bytes().to_vec(), value);
-                Outcome::Stored
+                RequestOutcome::Stored
             }
-            Operation::Retrieve { key, .. } => match self.values.get(key.as_bytes()) {
-                None => Outcome::NotFound,
+            RequestOperation::Retrieve { key, .. } => match self.values.get(key.as_bytes()) {
+                None => RequestOutcome::NotFound,
                 Some(value) => {
                     let mut buffer = Buffer::zeroed(64 + value.len());
                     buffer[64..].copy_from_slice(value);
-                    Outcome::Value { buffer, offset: 64, bytes: value.len() }
+                    RequestOutcome::Value { buffer, offset: 64, bytes: value.len() }
                 }
             },
-            Operation::Delete { key } => match self.values.remove(key.as_bytes()) {
-                Some(_) => Outcome::Deleted,
-                None => Outcome::NotFound,
+            RequestOperation::Delete { key } => match self.values.remove(key.as_bytes()) {
+                Some(_) => RequestOutcome::Deleted,
+                None => RequestOutcome::NotFound,
             },
-            Operation::Exist { key } => match self.values.get(key.as_bytes()) {
-                Some(value) => Outcome::Exists { value_bytes: value.len() as u32 },
-                None => Outcome::NotFound,
+            RequestOperation::Exist { key } => match self.values.get(key.as_bytes()) {
+                Some(value) => RequestOutcome::Exists { value_bytes: value.len() as u32 },
+                None => RequestOutcome::NotFound,
             },
-            Operation::List { start, limit_bytes, long_keys } => {
+            RequestOperation::List { start, limit_bytes, long_keys } => {
                 let mut buffer = Buffer::zeroed(limit_bytes as usize);
-                let mut list = ListWriter::new(&mut buffer).unwrap();
+                let mut list = KeyListWriter::new(&mut buffer).unwrap();
                 for key in self.values.range(start.as_bytes().to_vec()..).map(|(key, _)| key) {
                     if (long_keys || key.len() <= 16) && !list.push(key) {
                         break;
                     }
                 }
-                let bytes = list.bytes();
-                Outcome::Listing { buffer, bytes }
+                let bytes = list.used_bytes();
+                RequestOutcome::Listing { buffer, bytes }
             }
-            Operation::Flush => Outcome::Flushed,
+            RequestOperation::Flush => RequestOutcome::Flushed,
             other => unreachable!("no namespace of blocks here: {other:?}"),
         }
     }
 }
 
-struct Wire {
+struct MemoryConnection {
     connection: Connection,
     to_target: Vec<u8>,
     to_client: VecDeque<u8>,
-    dead: bool,
-    held: Vec<Request>,
+    is_dead: bool,
+    held_requests: Vec<IoRequest>,
 }
 
-pub struct Net {
+pub struct MemoryNetwork {
     pub target: Arc<Target>,
-    pub store: Store,
-    wires: Vec<Wire>,
-    pool: Pool,
+    pub store: MapStore,
+    connections: Vec<MemoryConnection>,
+    pool: BufferPool,
     pub now: Nanos,
     pub refuse: bool,
     /// Requests get no answer.
-    pub hold: bool,
+    pub hold_requests: bool,
     /// At most so many bytes per send and receive.
-    pub chunk: usize,
+    pub transfer_bytes_max: usize,
     /// Sends take nothing.
-    pub jammed: bool,
+    pub sends_blocked: bool,
     /// Spoils one byte in so many of those that come from the target.
-    pub spoil: Option<(Random, u64)>,
-    pub connects: u32,
+    pub corrupt: Option<(Prng, u64)>,
+    pub connect_count: u32,
 }
 
 /// The client's sockets. Clones are the same.
 #[derive(Clone)]
-pub struct Memory(pub Rc<RefCell<Net>>);
+pub struct MemorySockets(pub Rc<RefCell<MemoryNetwork>>);
 
-impl Memory {
-    pub fn new(target: Arc<Target>) -> Memory {
-        Memory(Rc::new(RefCell::new(Net {
+impl MemorySockets {
+    pub fn new(target: Arc<Target>) -> MemorySockets {
+        MemorySockets(Rc::new(RefCell::new(MemoryNetwork {
             target,
-            store: Store::default(),
-            wires: Vec::new(),
-            pool: Pool::new(64 << 20),
+            store: MapStore::default(),
+            connections: Vec::new(),
+            pool: BufferPool::new(64 << 20),
             now: Nanos::ZERO,
             refuse: false,
-            hold: false,
-            chunk: usize::MAX,
-            jammed: false,
-            spoil: None,
-            connects: 0,
+            hold_requests: false,
+            transfer_bytes_max: usize::MAX,
+            sends_blocked: false,
+            corrupt: None,
+            connect_count: 0,
         })))
     }
 
     /// Cuts every connection.
     pub fn cut(&self) {
-        self.0.borrow_mut().wires.iter_mut().for_each(|wire| wire.cut());
+        self.0.borrow_mut().connections.iter_mut().for_each(|connection| connection.cut());
     }
 
     /// Lets the target work.
     pub fn pump(&self) {
-        let net = &mut *self.0.borrow_mut();
+        let network = &mut *self.0.borrow_mut();
         let mut requests = Vec::new();
-        for wire in net.wires.iter_mut().filter(|wire| !wire.dead) {
+        for connection in network.connections.iter_mut().filter(|wire| !wire.is_dead) {
             loop {
-                let consumed = wire.connection.receive(net.now, &wire.to_target, &net.pool, &mut requests);
-                wire.to_target.drain(..consumed.bytes);
-                let progress = consumed.bytes > 0 || !requests.is_empty();
-                if net.hold {
-                    wire.held.append(&mut requests);
+                let consumed = connection.connection.receive(
+                    network.now,
+                    &connection.to_target,
+                    &network.pool,
+                    &mut requests,
+                );
+                connection.to_target.drain(..consumed.consumed_bytes);
+                let progress = consumed.consumed_bytes > 0 || !requests.is_empty();
+                if network.hold_requests {
+                    connection.held_requests.append(&mut requests);
                 }
                 for request in requests.drain(..) {
-                    let outcome = net.store.execute(request.operation);
-                    wire.connection.complete(net.now, request.slot, outcome);
+                    let outcome = network.store.execute(request.operation);
+                    connection.connection.complete(network.now, request.slot, outcome);
                 }
                 if !progress {
                     break;
                 }
             }
-            wire.connection.tick(net.now);
-            let outbox = wire.connection.outbox();
+            connection.connection.tick(network.now);
+            let outbox = connection.connection.send_buffer();
             while !outbox.is_empty() {
                 let mut slices = Vec::new();
                 outbox.slices(&mut slices, usize::MAX);
-                wire.to_client.extend(slices.iter().flat_map(|slice| slice.iter()));
+                connection.to_client.extend(slices.iter().flat_map(|slice| slice.iter()));
                 let count = slices.iter().map(|slice| slice.len()).sum();
                 outbox.advance(count);
             }
@@ -194,19 +200,19 @@ impl Memory {
     }
 }
 
-impl Wire {
+impl MemoryConnection {
     fn cut(&mut self) {
-        if !self.dead {
-            self.dead = true;
+        if !self.is_dead {
+            self.is_dead = true;
             self.connection.peer_closed();
-            for request in self.held.drain(..) {
-                self.connection.complete(Nanos::ZERO, request.slot, Outcome::NotReady);
+            for request in self.held_requests.drain(..) {
+                self.connection.complete(Nanos::ZERO, request.slot, RequestOutcome::NotReady);
             }
         }
     }
 }
 
-impl Sockets for Memory {
+impl Sockets for MemorySockets {
     fn listen(&mut self, _at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -214,17 +220,17 @@ impl Sockets for Memory {
         None
     }
     fn connect(&mut self, _to: SocketAddr) -> io::Result<SocketId> {
-        let net = &mut *self.0.borrow_mut();
-        net.connects += 1;
+        let network = &mut *self.0.borrow_mut();
+        network.connect_count += 1;
         let peer = "127.0.0.1:50000".parse().unwrap();
-        net.wires.push(Wire {
-            connection: Connection::new(Arc::clone(&net.target), address(), peer, net.now),
+        network.connections.push(MemoryConnection {
+            connection: Connection::new(Arc::clone(&network.target), address(), peer, network.now),
             to_target: Vec::new(),
             to_client: VecDeque::new(),
-            dead: net.refuse,
-            held: Vec::new(),
+            is_dead: network.refuse,
+            held_requests: Vec::new(),
         });
-        Ok(SocketId(net.wires.len() as u32 - 1))
+        Ok(SocketId(network.connections.len() as u32 - 1))
     }
     fn detach(&mut self, _socket: SocketId) -> Option<DetachedSocket> {
         None
@@ -232,113 +238,113 @@ impl Sockets for Memory {
     fn attach(&mut self, _socket: DetachedSocket) -> SocketId {
         unreachable!("no test hands sockets over")
     }
-    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> Received {
-        let net = &mut *self.0.borrow_mut();
-        let wire = &mut net.wires[socket.0 as usize];
-        let count = into.len().min(wire.to_client.len()).min(net.chunk);
+    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
+        let network = &mut *self.0.borrow_mut();
+        let connection = &mut network.connections[socket.0 as usize];
+        let count = into.len().min(connection.to_client.len()).min(network.transfer_bytes_max);
         if count == 0 {
-            let over = wire.dead || wire.connection.is_closed();
-            return if over { Received::Closed } else { Received::Nothing };
+            let over = connection.is_dead || connection.connection.is_closed();
+            return if over { ReceiveStatus::Closed } else { ReceiveStatus::WouldBlock };
         }
-        for (to, from) in into.iter_mut().zip(wire.to_client.drain(..count)) {
+        for (to, from) in into.iter_mut().zip(connection.to_client.drain(..count)) {
             *to = from;
-            if let Some((random, one_in)) = &mut net.spoil
+            if let Some((random, one_in)) = &mut network.corrupt
                 && random.one_in(*one_in)
             {
                 *to = random.next_u64() as u8;
             }
         }
-        Received::Bytes(count)
+        ReceiveStatus::Bytes(count)
     }
-    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent {
-        let net = &mut *self.0.borrow_mut();
-        let wire = &mut net.wires[socket.0 as usize];
-        if wire.dead || net.jammed {
-            return if wire.dead { Sent::Broken } else { Sent::Full };
+    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> SendStatus {
+        let network = &mut *self.0.borrow_mut();
+        let connection = &mut network.connections[socket.0 as usize];
+        if connection.is_dead || network.sends_blocked {
+            return if connection.is_dead { SendStatus::Closed } else { SendStatus::WouldBlock };
         }
-        let mut room = net.chunk;
-        let before = wire.to_target.len();
+        let mut room = network.transfer_bytes_max;
+        let before = connection.to_target.len();
         for slice in slices {
             let part = &slice[..slice.len().min(room)];
-            wire.to_target.extend_from_slice(part);
+            connection.to_target.extend_from_slice(part);
             room -= part.len();
         }
-        Sent::Bytes(wire.to_target.len() - before)
+        SendStatus::Bytes(connection.to_target.len() - before)
     }
     fn ready(&mut self, out: &mut Vec<SocketId>) {
-        let count = self.0.borrow().wires.len() as u32;
+        let count = self.0.borrow().connections.len() as u32;
         out.extend((0..count).map(SocketId));
     }
     fn close(&mut self, socket: SocketId) {
-        self.0.borrow_mut().wires[socket.0 as usize].cut();
+        self.0.borrow_mut().connections[socket.0 as usize].cut();
     }
 }
 
 /// A session on a node in memory, driven together.
-pub struct World {
-    pub memory: Memory,
-    pub session: Session<Memory>,
-    pub done: Vec<(u64, Result<Answer, Error>)>,
+pub struct SessionFixture {
+    pub sockets: MemorySockets,
+    pub session: Session<MemorySockets>,
+    pub completed: Vec<(u64, Result<Response, Error>)>,
 }
 
-impl World {
-    pub fn new(settings: Settings, target: Arc<Target>) -> World {
-        let memory = Memory::new(target);
-        let session = Session::new(memory.clone(), address(), settings, Nanos::ZERO);
-        World { memory, session, done: Vec::new() }
+impl SessionFixture {
+    pub fn new(config: ClientConfig, target: Arc<Target>) -> SessionFixture {
+        let memory = MemorySockets::new(target);
+        let session = Session::new(memory.clone(), address(), config, Nanos::ZERO);
+        SessionFixture { sockets: memory, session, completed: Vec::new() }
     }
 
-    pub fn live(settings: Settings, target: Arc<Target>) -> World {
-        let mut world = World::new(settings, target);
-        world.run_until(|world| world.session.is_live());
-        world
+    pub fn live(config: ClientConfig, target: Arc<Target>) -> SessionFixture {
+        let mut fixture = SessionFixture::new(config, target);
+        fixture.run_until(|world| world.session.is_live());
+        fixture
     }
 
     /// One turn of client and node, and `span` passes.
-    pub fn turn(&mut self, span: Nanos) {
+    pub fn step(&mut self, span: Nanos) {
         let now = {
-            let mut net = self.memory.0.borrow_mut();
-            net.now = net.now + span;
-            net.now
+            let mut network = self.sockets.0.borrow_mut();
+            network.now = network.now + span;
+            network.now
         };
-        let done = &mut self.done;
+        let done = &mut self.completed;
         self.session.poll(now, |token, result| done.push((token, result)));
-        self.memory.pump();
+        self.sockets.pump();
     }
 
-    pub fn run_until(&mut self, mut until: impl FnMut(&World) -> bool) {
+    pub fn run_until(&mut self, mut until: impl FnMut(&SessionFixture) -> bool) {
         for _ in 0..200_000 {
             if until(self) {
                 return;
             }
-            self.turn(Nanos::from_micros(10));
+            self.step(Nanos::from_micros(10));
         }
-        panic!("it does not come: {:?}, {:?}", self.session.ended(), self.session.last_loss());
+        panic!("it does not come: {:?}, {:?}", self.session.ended(), self.session.last_error());
     }
 
     /// The answer to one command.
-    pub fn ask(&mut self, command: Command<'_>) -> Result<Answer, Error> {
-        if let Err(octokv_client::Rejected::Invalid(error)) = self.session.submit(command, 77) {
+    pub fn execute(&mut self, command: Command<'_>) -> Result<Response, Error> {
+        if let Err(octokv_client::SubmitError::Invalid(error)) = self.session.submit(command, 77) {
             return Err(error);
         }
-        self.run_until(|world| !world.done.is_empty());
-        let (token, result) = self.done.remove(0);
+        self.run_until(|fixture| !fixture.completed.is_empty());
+        let (token, result) = self.completed.remove(0);
         assert_eq!(token, 77);
         result
     }
 
-    pub fn put(&mut self, key: &[u8], value: &[u8], mode: StoreMode) -> Result<Answer, Error> {
-        self.ask(Command::Store { key: Key::new(key).unwrap(), value: Value::Slice(value), mode })
+    pub fn put(&mut self, key: &[u8], value: &[u8], mode: StoreMode) -> Result<Response, Error> {
+        self.execute(Command::Store { key: Key::new(key).unwrap(), value: Value::Slice(value), mode })
     }
 
     pub fn get(&mut self, key: &[u8]) -> Option<Vec<u8>> {
         let key = Key::new(key).unwrap();
-        match self.ask(Command::Retrieve { key, limit_bytes: u32::MAX }) {
-            Ok(Answer::Value { data, full_bytes }) => {
+        match self.execute(Command::Retrieve { key, limit_bytes: u32::MAX }) {
+            Ok(Response::Value { data, full_bytes }) => {
                 assert_eq!(data.len(), full_bytes as usize);
                 Some(data.to_vec())
             }
-            Ok(Answer::NotFound) => None,
+            Ok(Response::NotFound) => None,
             other => panic!("{other:?}"),
         }
     }

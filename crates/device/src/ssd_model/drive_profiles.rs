@@ -32,30 +32,30 @@ use octokv_base::Nanos;
 
 /// What a flush waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flush {
+pub enum FlushModel {
     /// Nothing: the buffer survives a power cut.
-    AtOnce,
+    Immediate,
     /// Every write that is in the buffer is on flash, and so much longer.
-    Drained {
+    DrainBuffer {
         /// For what the drive keeps besides the data: its mapping.
-        then: Nanos,
+        mapping_write: Nanos,
     },
 }
 
 /// A part of the flash that is written one bit to a cell and emptied when the drive has nothing else to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turbo {
+pub struct SlcCache {
     /// How much it takes.
     pub bytes: u64,
     /// How long the program of a page takes there.
-    pub program: Nanos,
+    pub page_program: Nanos,
     /// Without commands for so long, the drive begins to empty it.
-    pub rest: Nanos,
+    pub idle_delay: Nanos,
 }
 
 /// A drive, as the model knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drive {
+pub struct DriveProfile {
     /// What it is asked for by.
     pub name: &'static str,
     /// What it is.
@@ -81,9 +81,9 @@ pub struct Drive {
     /// How long a block takes to be erased.
     pub block_erase: Nanos,
     /// Bits in a cell where it is not written with one.
-    pub cell_bits: u32,
+    pub bits_per_cell: u32,
     /// The part that is written with one.
-    pub turbo: Option<Turbo>,
+    pub slc_cache: Option<SlcCache>,
     /// What a channel carries in a second.
     pub channel_bytes_per_s: u64,
     /// What the drive sends to its host in a second.
@@ -91,9 +91,9 @@ pub struct Drive {
     /// What the drive takes from its host in a second.
     pub link_write_bytes_per_s: u64,
     /// What a read takes besides flash, channel and link.
-    pub read_command: Nanos,
+    pub read_overhead: Nanos,
     /// What a write, a flush or a trim takes besides the link.
-    pub write_command: Nanos,
+    pub write_overhead: Nanos,
     /// The controller begins a read so long after the command before.
     pub read_interval: Nanos,
     /// The controller begins another command so long after the command before.
@@ -101,15 +101,15 @@ pub struct Drive {
     /// What is written and not yet on flash, at most.
     pub buffer_bytes: u64,
     /// What a flush waits for.
-    pub flush: Flush,
+    pub flush: FlushModel,
     /// With so few free blocks on a die, what is stale is collected there.
-    pub spare_blocks: u32,
+    pub gc_threshold_blocks: u32,
 }
 
 const GIB: u64 = 1 << 30;
 
 /// Samsung 970 EVO 500 GB, the drive of the OctoKV, OctoFAS and NetKVS papers.
-pub const EVO_970: Drive = Drive {
+pub const EVO_970: DriveProfile = DriveProfile {
     name: "970-evo",
     product: "Samsung 970 EVO 500 GB",
     capacity_bytes: 500_107_862_016, // EVO; the usual number of sectors of "500 GB".
@@ -118,32 +118,32 @@ pub const EVO_970: Drive = Drive {
     planes: 2,                       // Estimate: usual for the generation.
     page_bytes: 16 << 10,            // Estimate: the same.
     pages_per_block: 768,            // Estimate: 64 layers × 4 strings × 3 bits.
-    blocks_per_plane: blocks(512 * GIB, 16, 768),
+    blocks_per_plane: blocks_per_plane(512 * GIB, 16, 768),
     page_read: Nanos::from_micros(40),     // Derived.
     page_program: Nanos(874_000),          // Derived.
     block_erase: Nanos::from_micros(5000), // Estimate: 3 to 10 ms are usual.
-    cell_bits: 3,                          // EVO.
-    turbo: Some(Turbo {
+    bits_per_cell: 3,                      // EVO.
+    slc_cache: Some(SlcCache {
         bytes: 22_000_000_000, // EVO: 4 GB that are always there and 18 GB while there is space.
-        program: Nanos(175_000), // Derived.
-        rest: Nanos::from_secs(1), // Estimate.
+        page_program: Nanos(175_000), // Derived.
+        idle_delay: Nanos::from_secs(1), // Estimate.
     }),
     channel_bytes_per_s: 1_000_000_000,    // V-NAND: eight pins of 1 Gb/s.
     link_read_bytes_per_s: 3_400_000_000,  // EVO.
     link_write_bytes_per_s: 2_300_000_000, // EVO, while the turbo part has room.
-    read_command: Nanos(21_400),           // Derived.
-    write_command: Nanos(18_200),          // Derived.
+    read_overhead: Nanos(21_400),          // Derived.
+    write_overhead: Nanos(18_200),         // Derived.
     read_interval: Nanos(2_000),           // Derived.
     write_interval: Nanos(2_220),          // Derived.
     buffer_bytes: 4 << 20,                 // Estimate: its memory (512 MB) is for the mapping.
     // Estimate: what is told of fsync on drives without capacitors is about a millisecond, and the programs alone
     // take 0.2 to 0.9 of it.
-    flush: Flush::Drained { then: Nanos(500_000) },
-    spare_blocks: 4, // Estimate.
+    flush: FlushModel::DrainBuffer { mapping_write: Nanos(500_000) },
+    gc_threshold_blocks: 4, // Estimate.
 };
 
 /// Samsung 983 DCT 960 GB, the drive of the LEED paper ("up to 400 K 4 KB IOPS", its §5).
-pub const LEED: Drive = Drive {
+pub const DCT_983: DriveProfile = DriveProfile {
     name: "leed",
     product: "Samsung 983 DCT 960 GB",
     capacity_bytes: 960_197_124_096, // PM983; the usual number of sectors of "960 GB".
@@ -152,48 +152,48 @@ pub const LEED: Drive = Drive {
     planes: 2,                       // Estimate, as above.
     page_bytes: 16 << 10,            // Estimate, as above.
     pages_per_block: 768,            // Estimate, as above.
-    blocks_per_plane: blocks(1024 * GIB, 16, 768),
+    blocks_per_plane: blocks_per_plane(1024 * GIB, 16, 768),
     page_read: Nanos::from_micros(40),     // Derived.
     page_program: Nanos(499_000),          // Derived, and V-NAND.
     block_erase: Nanos::from_micros(5000), // Estimate, as above.
-    cell_bits: 3,                          // PM983.
-    turbo: None,
+    bits_per_cell: 3,                      // PM983.
+    slc_cache: None,
     channel_bytes_per_s: 1_000_000_000,    // V-NAND.
     link_read_bytes_per_s: 3_000_000_000,  // The 983 DCT's product page.
     link_write_bytes_per_s: 3_000_000_000, // Estimate: the dies are slower.
-    read_command: Nanos(39_500),           // Derived.
-    write_command: Nanos(48_600),          // Derived.
+    read_overhead: Nanos(39_500),          // Derived.
+    write_overhead: Nanos(48_600),         // Derived.
     read_interval: Nanos(1_850),           // Derived: 540 K reads of the larger drives of the sheet.
     write_interval: Nanos(1_850),          // Estimate: the same.
     buffer_bytes: 4 << 20,                 // Estimate.
-    flush: Flush::AtOnce,                  // PM983: power loss protection.
-    spare_blocks: 4,                       // Estimate.
+    flush: FlushModel::Immediate,          // PM983: power loss protection.
+    gc_threshold_blocks: 4,                // Estimate.
 };
 
 /// Every drive that can be asked for by name.
-pub const DRIVES: [&Drive; 2] = [&EVO_970, &LEED];
+pub const DRIVE_PROFILES: [&DriveProfile; 2] = [&EVO_970, &DCT_983];
 
 /// How many blocks a plane has where `dies` dies of two planes and pages of 16 KiB hold `bytes`.
-const fn blocks(bytes: u64, dies: u64, pages_per_block: u64) -> u32 {
+const fn blocks_per_plane(bytes: u64, dies: u64, pages_per_block: u64) -> u32 {
     (bytes / dies / 2 / (16 << 10) / pages_per_block) as u32
 }
 
-impl Drive {
+impl DriveProfile {
     /// The drive of this name.
-    pub fn by_name(name: &str) -> Option<&'static Drive> {
-        DRIVES.into_iter().find(|drive| drive.name == name)
+    pub fn by_name(name: &str) -> Option<&'static DriveProfile> {
+        DRIVE_PROFILES.into_iter().find(|drive| drive.name == name)
     }
 
     /// The same drive in small, for experiments that fill it: with so many blocks of so many pages on a plane, the same
     /// share of them beyond what hosts may store, and the same time for the erasing of as many pages. Turbo and buffer
     /// stay as they are.
-    pub fn in_small(&self, pages_per_block: u32, blocks_per_plane: u32) -> Drive {
+    pub fn scaled_down(&self, pages_per_block: u32, blocks_per_plane: u32) -> DriveProfile {
         let pages = |per_block: u32, blocks: u32| u128::from(per_block) * u128::from(blocks);
         let (now, before) =
             (pages(pages_per_block, blocks_per_plane), pages(self.pages_per_block, self.blocks_per_plane));
         let capacity_bytes = (u128::from(self.capacity_bytes) * now / before) as u64 / 4096 * 4096;
         let erase = self.block_erase.0 * u64::from(pages_per_block) / u64::from(self.pages_per_block);
-        Drive { capacity_bytes, pages_per_block, blocks_per_plane, block_erase: Nanos(erase), ..*self }
+        DriveProfile { capacity_bytes, pages_per_block, blocks_per_plane, block_erase: Nanos(erase), ..*self }
     }
 
     /// How many dies there are.
@@ -208,6 +208,6 @@ impl Drive {
 }
 
 /// How long `bytes` take at so many a second.
-pub fn span_of(bytes: u64, bytes_per_s: u64) -> Nanos {
+pub fn transfer_time(bytes: u64, bytes_per_s: u64) -> Nanos {
     Nanos(bytes * 1_000_000_000 / bytes_per_s)
 }

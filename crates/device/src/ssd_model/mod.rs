@@ -1,7 +1,7 @@
 //! Simulated flash: a device whose answers take the time that a solid-state drive would take.
 //!
 //! In: operations of any core. Out: their completion, when both the device beneath has carried them out and the
-//! modelled drive would have answered. Holds: one [`Model`] for all cores. The time is that of the core's [`Handle`], so
+//! modelled drive would have answered. Holds: one [`SsdModel`] for all cores. The time is that of the core's [`Handle`], so
 //! the same code runs in real and in virtual time.
 //!
 //! Contents are the business of the device beneath: a write is there when *that* has it. What the model answers
@@ -9,12 +9,12 @@
 //! world's disks), not with this one. A simulated drive says that it is not `volatile`, even over memory: it stands for
 //! one that keeps what it is given, so an engine formats it and writes its journal, which is what takes a drive's time.
 //!
-//! Invariants: an operation is in the model from the call on, whatever becomes of its [`Pending`]; none is answered
+//! Invariants: an operation is in the model from the call on, whatever becomes of its [`DeviceFuture`]; none is answered
 //! before the model's time; one that the device beneath refuses at once (out of range) is not in the model.
 //! Tested in `tests/nand_device.rs`.
 //!
 //! # Layout
-//! - this file: [`NandDevice`].
+//! - this file: [`SimulatedSsd`].
 //! - [`drive_profiles`]: what drives there are, and where each number comes from.
 //! - [`timing`]: how long things take.
 //! - `space`: where pages lie, and garbage collection. `buffer`: what is written and not on flash. `line`: when a
@@ -26,12 +26,12 @@ mod timeline;
 pub mod timing;
 mod write_buffer;
 
-pub use drive_profiles::Drive;
-pub use timing::{Model, Statistics};
+pub use drive_profiles::DriveProfile;
+pub use timing::{SsdModel, SsdStatistics};
 
-use crate::{Device, Done, Geometry, Pending};
+use crate::{Device, DeviceFuture, Geometry, IoResult};
 use octokv_base::{Buffer, Lba, Nanos};
-use octokv_runtime::{Handle, Sleep, Underway};
+use octokv_runtime::{InFlightGuard, ReactorHandle, Sleep};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
@@ -40,34 +40,38 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 /// A drive's model, shared by the devices of all cores.
-pub type SharedModel = Arc<Mutex<Model>>;
+pub type SharedSsdModel = Arc<Mutex<SsdModel>>;
 
 /// One core's view of a simulated drive.
-pub struct NandDevice {
-    beneath: Rc<dyn Device>,
-    model: SharedModel,
-    handle: Handle,
+pub struct SimulatedSsd {
+    inner: Rc<dyn Device>,
+    model: SharedSsdModel,
+    handle: ReactorHandle,
 }
 
-impl NandDevice {
+impl SimulatedSsd {
     /// What `beneath` holds, with the times of `model`, on the core of `handle`.
     ///
     /// # Panics
     /// When `beneath` is larger than the drive.
-    pub fn new(beneath: Rc<dyn Device>, model: SharedModel, handle: Handle) -> NandDevice {
-        let (bytes, drive) = (beneath.geometry().bytes(), *model.lock().drive());
+    pub fn new(beneath: Rc<dyn Device>, model: SharedSsdModel, handle: ReactorHandle) -> SimulatedSsd {
+        let (bytes, drive) = (beneath.geometry().bytes(), *model.lock().profile());
         assert!(bytes <= drive.capacity_bytes, "{bytes} bytes are more than a {} has", drive.product);
-        NandDevice { beneath, model, handle }
+        SimulatedSsd { inner: beneath, model, handle }
     }
 
     /// The operation of the device beneath, answered at the model's time.
-    fn at_its_time(&self, pending: Pending, time: impl FnOnce(&mut Model, Nanos) -> Nanos) -> Pending {
-        let until = time(&mut self.model.lock(), self.handle.now());
-        Pending::later(AtItsTime {
+    fn complete_at_model_time(
+        &self,
+        pending: DeviceFuture,
+        completion_time: impl FnOnce(&mut SsdModel, Nanos) -> Nanos,
+    ) -> DeviceFuture {
+        let until = completion_time(&mut self.model.lock(), self.handle.now());
+        DeviceFuture::boxed(TimedIo {
             pending,
-            done: None,
+            result: None,
             sleep: self.handle.sleep_until(until),
-            _underway: self.handle.underway(),
+            _in_flight: self.handle.track_operation(),
         })
     }
 
@@ -77,57 +81,59 @@ impl NandDevice {
 }
 
 /// Both must be over: the operation and the time. Dropped, the operation goes on and its time stays taken.
-struct AtItsTime {
-    pending: Pending,
-    done: Option<Done>,
+struct TimedIo {
+    pending: DeviceFuture,
+    result: Option<IoResult>,
     sleep: Sleep,
-    _underway: Underway,
+    _in_flight: InFlightGuard,
 }
 
-impl Future for AtItsTime {
-    type Output = Done;
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Done> {
-        if self.done.is_none() {
-            self.done = Some(ready!(Pin::new(&mut self.pending).poll(context)));
+impl Future for TimedIo {
+    type Output = IoResult;
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult> {
+        if self.result.is_none() {
+            self.result = Some(ready!(Pin::new(&mut self.pending).poll(context)));
         }
         ready!(Pin::new(&mut self.sleep).poll(context));
-        Poll::Ready(self.done.take().expect("awaited once"))
+        Poll::Ready(self.result.take().expect("awaited once"))
     }
 }
 
-impl Device for NandDevice {
+impl Device for SimulatedSsd {
     fn geometry(&self) -> Geometry {
-        Geometry { volatile: false, ..self.beneath.geometry() }
+        Geometry { volatile: false, ..self.inner.geometry() }
     }
     fn name(&self) -> &str {
-        self.beneath.name()
+        self.inner.name()
     }
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry().holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry().is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
         let blocks = self.blocks(&buffer);
-        self.at_its_time(self.beneath.read(at, buffer), |model, now| model.read(now, at, blocks))
+        self.complete_at_model_time(self.inner.read(at, buffer), |model, now| model.read(now, at, blocks))
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry().holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry().is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
         let blocks = self.blocks(&buffer);
-        self.at_its_time(self.beneath.write(at, buffer), |model, now| model.write(now, at, blocks))
+        self.complete_at_model_time(self.inner.write(at, buffer), |model, now| model.write(now, at, blocks))
     }
-    fn expect_write(&self, at: Lba, blocks: u64) {
-        self.beneath.expect_write(at, blocks);
+    fn prefetch_write(&self, at: Lba, blocks: u64) {
+        self.inner.prefetch_write(at, blocks);
     }
-    fn expect_read(&self, at: Lba, blocks: u64) {
-        self.beneath.expect_read(at, blocks);
+    fn prefetch_read(&self, at: Lba, blocks: u64) {
+        self.inner.prefetch_read(at, blocks);
     }
-    fn flush(&self) -> Pending {
-        self.at_its_time(self.beneath.flush(), Model::flush)
+    fn flush(&self) -> DeviceFuture {
+        self.complete_at_model_time(self.inner.flush(), SsdModel::flush)
     }
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         let end = at.0.saturating_add(blocks).min(self.geometry().blocks);
-        let within = end.saturating_sub(at.0);
-        self.at_its_time(self.beneath.trim(at, blocks), |model, now| model.trim(now, at, within))
+        let blocks_in_range = end.saturating_sub(at.0);
+        self.complete_at_model_time(self.inner.trim(at, blocks), |model, now| {
+            model.trim(now, at, blocks_in_range)
+        })
     }
 }

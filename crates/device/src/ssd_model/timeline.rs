@@ -3,27 +3,27 @@
 //! In: pieces of work, each with the time from which it can be done. Out: when it is done. A piece takes the first
 //! gap that is long enough, so one that must wait for a slow die does not hold up what comes after it.
 //! Invariant: the spans in `taken` are in order, do not touch, and none ended before the time last given to
-//! [`Line::forget_before`].
+//! [`Timeline::forget_before`].
 
 use octokv_base::Nanos;
 use std::collections::VecDeque;
 
 /// When a thing is taken.
 #[derive(Debug, Default)]
-pub struct Line {
+pub struct Timeline {
     /// From, until.
-    taken: VecDeque<(Nanos, Nanos)>,
+    busy: VecDeque<(Nanos, Nanos)>,
 }
 
-impl Line {
+impl Timeline {
     /// Takes the first `span` of free time at or after `ready`. Gives when it ends.
-    pub fn take(&mut self, ready: Nanos, span: Nanos) -> Nanos {
+    pub fn reserve(&mut self, ready: Nanos, span: Nanos) -> Nanos {
         if span == Nanos::ZERO {
             return ready;
         }
         let mut from = ready;
-        let mut at = self.taken.partition_point(|&(_, until)| until < from);
-        while let Some(&(start, until)) = self.taken.get(at) {
+        let mut at = self.busy.partition_point(|&(_, until)| until < from);
+        while let Some(&(start, until)) = self.busy.get(at) {
             if from + span <= start {
                 break;
             }
@@ -31,24 +31,24 @@ impl Line {
             at += 1;
         }
         let until = from + span;
-        let joins_last = at > 0 && self.taken[at - 1].1 == from;
-        let joins_next = self.taken.get(at).is_some_and(|&(start, _)| start == until);
+        let joins_last = at > 0 && self.busy[at - 1].1 == from;
+        let joins_next = self.busy.get(at).is_some_and(|&(start, _)| start == until);
         match (joins_last, joins_next) {
             (true, true) => {
-                let (_, end) = self.taken.remove(at).expect("looked at above");
-                self.taken[at - 1].1 = end;
+                let (_, end) = self.busy.remove(at).expect("looked at above");
+                self.busy[at - 1].1 = end;
             }
-            (true, false) => self.taken[at - 1].1 = until,
-            (false, true) => self.taken[at].0 = from,
-            (false, false) => self.taken.insert(at, (from, until)),
+            (true, false) => self.busy[at - 1].1 = until,
+            (false, true) => self.busy[at].0 = from,
+            (false, false) => self.busy.insert(at, (from, until)),
         }
         until
     }
 
     /// Nothing will be asked for before `now` any more.
     pub fn forget_before(&mut self, now: Nanos) {
-        while self.taken.front().is_some_and(|&(_, until)| until < now) {
-            self.taken.pop_front();
+        while self.busy.front().is_some_and(|&(_, until)| until < now) {
+            self.busy.pop_front();
         }
     }
 }
@@ -56,11 +56,11 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
     #[test]
     fn work_takes_the_first_gap_that_is_long_enough() {
-        let mut line = Line::default();
+        let mut timeline = Timeline::default();
         // ready, span, ends
         let table = [
             (10, 5, 15),
@@ -72,25 +72,25 @@ mod tests {
             (50, 0, 50),    // No work takes no time.
         ];
         for (ready, span, ends) in table {
-            assert_eq!(line.take(Nanos(ready), Nanos(span)), Nanos(ends), "{ready} {span}");
+            assert_eq!(timeline.reserve(Nanos(ready), Nanos(span)), Nanos(ends), "{ready} {span}");
         }
-        assert_eq!(line.taken, [(Nanos(0), Nanos(111))]);
-        line.forget_before(Nanos(111));
-        assert_eq!(line.taken.len(), 1);
-        line.forget_before(Nanos(112));
-        assert!(line.taken.is_empty());
+        assert_eq!(timeline.busy, [(Nanos(0), Nanos(111))]);
+        timeline.forget_before(Nanos(111));
+        assert_eq!(timeline.busy.len(), 1);
+        timeline.forget_before(Nanos(112));
+        assert!(timeline.busy.is_empty());
     }
 
     #[test]
     fn no_two_pieces_of_work_overlap_and_none_begins_early() {
-        let (mut line, mut random) = (Line::default(), Random::new(5));
+        let (mut timeline, mut random) = (Timeline::default(), Prng::new(5));
         let mut done: Vec<(u64, u64)> = Vec::new();
         let (mut now, mut total) = (0, 0);
         for _ in 0..2_000 {
             now += random.below(60);
-            line.forget_before(Nanos(now));
+            timeline.forget_before(Nanos(now));
             let (ready, span) = (now + random.below(500), 1 + random.below(60));
-            let end = line.take(Nanos(ready), Nanos(span)).0;
+            let end = timeline.reserve(Nanos(ready), Nanos(span)).0;
             assert!(end >= ready + span);
             done.push((end - span, end));
             total += span;

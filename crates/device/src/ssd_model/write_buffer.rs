@@ -8,38 +8,38 @@
 //! Invariant: room, waiting pages and pages whose program has not given its room back are the buffer's size together.
 
 use octokv_base::Nanos;
-use octokv_base::map::{Map, Set};
+use octokv_base::map::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 /// The write buffer.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct WriteBuffer {
     /// In the order of their arrival.
     queue: VecDeque<(u32, Nanos)>,
-    waiting: Set<u32>,
+    waiting: FxHashSet<u32>,
     /// When the program of a page ends; some have ended.
-    landing: Map<u32, Nanos>,
+    programming: FxHashMap<u32, Nanos>,
     /// When room becomes free, and for how many pages.
     releases: BinaryHeap<Reverse<(Nanos, u32)>>,
-    room: u32,
+    free_pages: u32,
     /// Before this the room that there is was not free.
-    room_from: Nanos,
-    pages: u32,
+    free_from: Nanos,
+    capacity_pages: u32,
     drained_at: Nanos,
 }
 
-impl Buffer {
+impl WriteBuffer {
     /// An empty buffer for so many pages.
-    pub fn new(pages: u32) -> Buffer {
-        Buffer {
+    pub fn new(pages: u32) -> WriteBuffer {
+        WriteBuffer {
             queue: VecDeque::new(),
-            waiting: Set::default(),
-            landing: Map::default(),
+            waiting: FxHashSet::default(),
+            programming: FxHashMap::default(),
             releases: BinaryHeap::new(),
-            room: pages,
-            room_from: Nanos::ZERO,
-            pages,
+            free_pages: pages,
+            free_from: Nanos::ZERO,
+            capacity_pages: pages,
             drained_at: Nanos::ZERO,
         }
     }
@@ -50,46 +50,46 @@ impl Buffer {
             && end <= now
         {
             self.releases.pop();
-            self.room += pages;
+            self.free_pages += pages;
         }
-        if self.landing.len() > 2 * self.pages as usize {
-            self.landing.retain(|_, end| *end > now);
+        if self.programming.len() > 2 * self.capacity_pages as usize {
+            self.programming.retain(|_, end| *end > now);
         }
     }
 
     /// Whether a page is here, on its way or not.
-    pub fn holds(&self, page: u32, now: Nanos) -> bool {
-        self.waiting.contains(&page) || self.landing.get(&page).is_some_and(|&end| end > now)
+    pub fn contains(&self, page: u32, now: Nanos) -> bool {
+        self.waiting.contains(&page) || self.programming.get(&page).is_some_and(|&end| end > now)
     }
 
     /// Takes room for one page that arrives at `ready` or later. Gives when there is room; `None` when only programs
     /// that are not begun yet can make some.
-    pub fn admit(&mut self, page: u32, ready: Nanos) -> Option<Nanos> {
+    pub fn reserve(&mut self, page: u32, ready: Nanos) -> Option<Nanos> {
         if self.waiting.contains(&page) {
             return Some(ready);
         }
-        if self.room == 0 {
+        if self.free_pages == 0 {
             let Reverse((end, pages)) = self.releases.pop()?;
-            self.room = pages;
-            self.room_from = self.room_from.max(end);
+            self.free_pages = pages;
+            self.free_from = self.free_from.max(end);
         }
-        self.room -= 1;
-        Some(ready.max(self.room_from))
+        self.free_pages -= 1;
+        Some(ready.max(self.free_from))
     }
 
     /// A page that was admitted has arrived.
-    pub fn arrive(&mut self, page: u32, at: Nanos) {
+    pub fn insert(&mut self, page: u32, at: Nanos) {
         if self.waiting.insert(page) {
             self.queue.push_back((page, at));
         }
     }
 
     /// When the first `pages` of those that wait have all arrived; `None` for no pages.
-    pub fn ready(&self, pages: u32) -> Option<Nanos> {
+    pub fn ready_at(&self, pages: u32) -> Option<Nanos> {
         self.queue.iter().take(pages as usize).map(|&(_, at)| at).max()
     }
 
-    /// Takes up to `pages` to be programmed; their program must be told with [`Buffer::land`].
+    /// Takes up to `pages` to be programmed; their program must be told with [`WriteBuffer::land`].
     pub fn take(&mut self, pages: u32, into: &mut Vec<u32>) {
         into.clear();
         let count = self.queue.len().min(pages as usize);
@@ -100,17 +100,17 @@ impl Buffer {
     }
 
     /// The program of these pages ends then.
-    pub fn land(&mut self, pages: &[u32], end: Nanos) {
+    pub fn start_program(&mut self, pages: &[u32], end: Nanos) {
         for &page in pages {
-            self.landing.insert(page, end);
+            self.programming.insert(page, end);
         }
         self.releases.push(Reverse((end, pages.len() as u32)));
         self.drained_at = self.drained_at.max(end);
     }
 
     /// Forgets pages `from` up to `to`.
-    pub fn forget(&mut self, from: u32, to: u32) {
-        let (waiting, before) = (&mut self.waiting, self.queue.len());
+    pub fn discard(&mut self, from: u32, to: u32) {
+        let (waiting, queued_before) = (&mut self.waiting, self.queue.len());
         self.queue.retain(|&(page, _)| {
             let stays = !(from..to).contains(&page);
             if !stays {
@@ -118,18 +118,18 @@ impl Buffer {
             }
             stays
         });
-        self.room += (before - self.queue.len()) as u32;
-        self.landing.retain(|page, _| !(from..to).contains(page));
+        self.free_pages += (queued_before - self.queue.len()) as u32;
+        self.programming.retain(|page, _| !(from..to).contains(page));
     }
 
     /// How many pages wait for their program.
-    pub fn waiting(&self) -> u32 {
+    pub fn waiting_pages(&self) -> u32 {
         self.queue.len() as u32
     }
 
     /// How many pages it holds, those whose program has begun included.
-    pub fn held(&self) -> u32 {
-        self.pages - self.room
+    pub fn held_pages(&self) -> u32 {
+        self.capacity_pages - self.free_pages
     }
 
     /// When the last program that was begun ends.

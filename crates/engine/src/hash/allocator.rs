@@ -4,15 +4,15 @@
 //! that a search passes over full regions 4,096 units at a time. For each short length it keeps a floor
 //! below which no run of that length lies, so that a search from the beginning need not start there.
 //!
-//! In memory, a run is the lowest that fits ([`Fit::First`], the paper's): what was used is used again. On a
-//! device it is the first behind the last one ([`Fit::Next`]), and a core stays with a partition until that is
+//! In memory, a run is the lowest that fits ([`FitPolicy::First`], the paper's): what was used is used again. On a
+//! device it is the first behind the last one ([`FitPolicy::Next`]), and a core stays with a partition until that is
 //! full: records of one turn lie side by side, and the system writes neighbours in one operation.
 //!
 //! Invariants: a unit is free in the bitmap exactly when no record, no reader and no write has it; floors
 //! never lie above a fitting run.
 //! Tested below against a model.
 
-use crate::bug_injection::{self, Bug};
+use crate::bug_injection::{self, InjectedBug};
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ pub struct Extent {
 
 /// Which of the runs that fit is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fit {
+pub enum FitPolicy {
     /// The lowest of the partition.
     First,
     /// The lowest behind the one taken last; behind the last one of the partition, the lowest.
@@ -36,34 +36,34 @@ pub enum Fit {
 }
 
 /// Below this part of free units, one in so many, the lowest run that fits is taken in any case.
-const SCARCE: u64 = 4;
+const SCARCE_DIVISOR: u64 = 4;
 
 /// The free space of a device.
-pub struct Space {
-    partitions: Box<[Mutex<Partition>]>,
-    fit: Fit,
-    first: u64,
+pub struct SpaceAllocator {
+    partitions: Box<[Mutex<BitmapPartition>]>,
+    fit: FitPolicy,
+    first_unit: u64,
     partition_units: u64,
     units: u64,
-    free: AtomicU64,
+    free_units: AtomicU64,
 }
 
-impl Space {
+impl SpaceAllocator {
     /// `units` free units from `first` on, in `partitions` parts.
-    pub fn new(first: u64, units: u64, partitions: usize, fit: Fit) -> Space {
+    pub fn new(first: u64, units: u64, partitions: usize, fit: FitPolicy) -> SpaceAllocator {
         // Whole words, so that a partition begins at bit 0.
         let partition_units = units.div_ceil(partitions as u64).next_multiple_of(64);
         let part = |index: u64| {
             let before = (index * partition_units).min(units);
-            Mutex::new(Partition::new(((index + 1) * partition_units).min(units) - before))
+            Mutex::new(BitmapPartition::new(((index + 1) * partition_units).min(units) - before))
         };
-        Space {
+        SpaceAllocator {
             partitions: (0..partitions as u64).map(part).collect(),
             fit,
-            first,
+            first_unit: first,
             partition_units,
             units,
-            free: AtomicU64::new(units),
+            free_units: AtomicU64::new(units),
         }
     }
 
@@ -74,31 +74,32 @@ impl Space {
 
     /// Free units.
     pub fn free_units(&self) -> u64 {
-        self.free.load(Ordering::Relaxed)
+        self.free_units.load(Ordering::Relaxed)
     }
 
-    /// A run of `units`, from the partition that `hash` chooses or, with [`Fit::Next`], from `stay`; else from the
+    /// A run of `units`, from the partition that `hash` chooses or, with [`FitPolicy::Next`], from `stay`; else from the
     /// next partition that has one, where the caller then stays.
-    pub fn allocate(&self, hash: u64, stay: &Cell<usize>, units: u64) -> Option<Extent> {
+    pub fn allocate(&self, hash: u64, preferred_partition: &Cell<usize>, units: u64) -> Option<Extent> {
         if self.free_units() < units {
             return None;
         }
         let count = self.partitions.len();
         // Taking what is behind splits long runs that the lowest fit would leave whole.
-        let is_scarce = self.free_units() < self.units / SCARCE || bug_injection::is(Bug::IgnoreReaders);
-        let fit = if is_scarce { Fit::First } else { self.fit };
+        let is_scarce = self.free_units() < self.units / SCARCE_DIVISOR
+            || bug_injection::is_injected(InjectedBug::IgnoreEpochs);
+        let fit = if is_scarce { FitPolicy::First } else { self.fit };
         let home = match fit {
-            Fit::First => ((u128::from(hash) * count as u128) >> 64) as usize,
-            Fit::Next => stay.get(),
+            FitPolicy::First => ((u128::from(hash) * count as u128) >> 64) as usize,
+            FitPolicy::Next => preferred_partition.get(),
         };
         for step in 0..count {
             let index = (home + step) % count;
             let found = self.partitions[index].lock().allocate(units, fit);
             if let Some(at) = found {
-                self.free.fetch_sub(units, Ordering::Relaxed);
-                stay.set(index);
+                self.free_units.fetch_sub(units, Ordering::Relaxed);
+                preferred_partition.set(index);
                 return Some(Extent {
-                    location: self.first + index as u64 * self.partition_units + at,
+                    location: self.first_unit + index as u64 * self.partition_units + at,
                     units,
                 });
             }
@@ -107,53 +108,54 @@ impl Space {
     }
 
     /// The partition where core `core` of `cores` begins.
-    pub fn start_of(&self, core: usize, cores: usize) -> usize {
+    pub fn initial_partition(&self, core: usize, cores: usize) -> usize {
         core * self.partitions.len() / cores.max(1) % self.partitions.len()
     }
 
     /// Gives a run back.
     pub fn release(&self, extent: Extent) {
-        let (index, at) = self.split(extent);
+        let (index, at) = self.partition_offset(extent);
         self.partitions[index].lock().set_free(at, extent.units);
-        self.free.fetch_add(extent.units, Ordering::Relaxed);
+        self.free_units.fetch_add(extent.units, Ordering::Relaxed);
     }
 
     /// Takes a run that recovery found in use. False when part of it is in use already, or not there.
-    pub fn claim(&self, extent: Extent) -> bool {
+    pub fn mark_used(&self, extent: Extent) -> bool {
         let end = extent.location.checked_add(extent.units);
-        if extent.location < self.first || end.is_none_or(|end| end > self.first + self.units) {
+        if extent.location < self.first_unit || end.is_none_or(|end| end > self.first_unit + self.units) {
             return false;
         }
-        let (index, at) = self.split(extent);
-        if at + extent.units > self.partition_units || !self.partitions[index].lock().claim(at, extent.units)
+        let (index, at) = self.partition_offset(extent);
+        if at + extent.units > self.partition_units
+            || !self.partitions[index].lock().mark_used(at, extent.units)
         {
             return false;
         }
-        self.free.fetch_sub(extent.units, Ordering::Relaxed);
+        self.free_units.fetch_sub(extent.units, Ordering::Relaxed);
         true
     }
 
-    fn split(&self, extent: Extent) -> (usize, u64) {
-        let at = extent.location - self.first;
+    fn partition_offset(&self, extent: Extent) -> (usize, u64) {
+        let at = extent.location - self.first_unit;
         ((at / self.partition_units) as usize, at % self.partition_units)
     }
 }
 
-const FLOORS: usize = 64;
+const FLOOR_LENGTHS: usize = 64;
 
-struct Partition {
+struct BitmapPartition {
     words: Vec<u64>,
     summary: Vec<u64>,
     /// `floors[i]`: no free run of at least `i + 1` units begins below it.
-    floors: [u64; FLOORS],
+    floors: [u64; FLOOR_LENGTHS],
     /// Which of them are above 0: few, since records of one store are of few lengths.
-    raised: u64,
+    raised_floors: u64,
     /// Behind the run that was taken last.
-    next: u64,
+    next_unit: u64,
 }
 
 /// The numbers of the bits that are set.
-fn bits(mut set: u64) -> impl Iterator<Item = usize> {
+fn set_bit_indexes(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = (set != 0).then(|| set.trailing_zeros() as usize)?;
         set &= set - 1;
@@ -162,52 +164,60 @@ fn bits(mut set: u64) -> impl Iterator<Item = usize> {
 }
 
 /// The lowest `count` bits, of which there are at most [`FLOORS`].
-fn lowest(count: u64) -> u64 {
-    u64::MAX >> (64 - count.clamp(1, FLOORS as u64))
+fn low_bits_mask(count: u64) -> u64 {
+    u64::MAX >> (64 - count.clamp(1, FLOOR_LENGTHS as u64))
 }
 
-impl Partition {
-    fn new(units: u64) -> Partition {
+impl BitmapPartition {
+    fn new(units: u64) -> BitmapPartition {
         let words = units.div_ceil(64) as usize;
         let summary = vec![0; words.div_ceil(64)];
-        let mut partition =
-            Partition { words: vec![0; words], summary, floors: [0; FLOORS], raised: 0, next: 0 };
+        let mut partition = BitmapPartition {
+            words: vec![0; words],
+            summary,
+            floors: [0; FLOOR_LENGTHS],
+            raised_floors: 0,
+            next_unit: 0,
+        };
         partition.set_free(0, units);
         partition
     }
 
     /// Where a search for `units` may begin: a run that long is also a run of every shorter length.
     fn floor(&self, units: u64) -> u64 {
-        bits(self.raised & lowest(units)).map(|length| self.floors[length]).max().unwrap_or(0)
+        set_bit_indexes(self.raised_floors & low_bits_mask(units))
+            .map(|length| self.floors[length])
+            .max()
+            .unwrap_or(0)
     }
 
-    fn allocate(&mut self, units: u64, fit: Fit) -> Option<u64> {
+    fn allocate(&mut self, units: u64, fit: FitPolicy) -> Option<u64> {
         let floor = self.floor(units);
-        let behind = match fit {
-            Fit::Next if self.next > floor => self.search(self.next, units),
+        let after_last = match fit {
+            FitPolicy::Next if self.next_unit > floor => self.find_run(self.next_unit, units),
             _ => None,
         };
-        let at = match behind {
+        let at = match after_last {
             Some(at) => at,
             None => self.lowest_run(floor, units)?,
         };
-        self.mark(at, units, false);
-        self.next = at + units;
+        self.write_bits(at, units, false);
+        self.next_unit = at + units;
         Some(at)
     }
 
     /// The lowest run that fits; the floor follows it.
     fn lowest_run(&mut self, floor: u64, units: u64) -> Option<u64> {
-        let found = self.search(floor, units);
+        let found = self.find_run(floor, units);
         let next = found.map_or(self.words.len() as u64 * 64, |at| at + units);
         if let Some(floor) = self.floors.get_mut(units as usize - 1) {
             *floor = next;
-            self.raised |= 1 << (units - 1);
+            self.raised_floors |= 1 << (units - 1);
         }
         found
     }
 
-    fn search(&self, from: u64, units: u64) -> Option<u64> {
+    fn find_run(&self, from: u64, units: u64) -> Option<u64> {
         let mut at = from;
         loop {
             at = self.next_free(at)?;
@@ -261,16 +271,18 @@ impl Partition {
         if units == 0 {
             return;
         }
-        assert!(self.mark(at, units, true), "units {at}..{} are freed twice", at + units);
+        assert!(self.write_bits(at, units, true), "units {at}..{} are freed twice", at + units);
         // The run may join free units before it: floors fall to where the joined run begins. Where that
         // part is as long as any length with a floor, every floor lies at or below its start already.
         let mut start = at;
-        while start > 0 && at - start < FLOORS as u64 && self.is_free(start - 1) {
+        while start > 0 && at - start < FLOOR_LENGTHS as u64 && self.is_free(start - 1) {
             start -= 1;
         }
-        if at - start < FLOORS as u64 {
+        if at - start < FLOOR_LENGTHS as u64 {
             // A floor of a longer run stands: none begins here.
-            for length in bits(self.raised & lowest(self.run_length(start, FLOORS as u64))) {
+            for length in set_bit_indexes(
+                self.raised_floors & low_bits_mask(self.run_length(start, FLOOR_LENGTHS as u64)),
+            ) {
                 self.floors[length] = self.floors[length].min(start);
             }
         }
@@ -280,19 +292,19 @@ impl Partition {
         self.words[(unit / 64) as usize] >> (unit % 64) & 1 == 1
     }
 
-    fn claim(&mut self, at: u64, units: u64) -> bool {
-        self.run_length(at, units) >= units && self.mark(at, units, false)
+    fn mark_used(&mut self, at: u64, units: u64) -> bool {
+        self.run_length(at, units) >= units && self.write_bits(at, units, false)
     }
 
     /// Sets the bits of a run. False when one had that value already.
-    fn mark(&mut self, at: u64, units: u64, free: bool) -> bool {
-        let (mut unit, end, mut clean) = (at, at + units, true);
+    fn write_bits(&mut self, at: u64, units: u64, free: bool) -> bool {
+        let (mut unit, end, mut all_changed) = (at, at + units, true);
         while unit < end {
             let (word, shift) = ((unit / 64) as usize, unit % 64);
             let count = (64 - shift).min(end - unit);
             let mask = (u64::MAX >> (64 - count)) << shift;
             let before = self.words[word];
-            clean &= before & mask == if free { 0 } else { mask };
+            all_changed &= before & mask == if free { 0 } else { mask };
             self.words[word] = if free { before | mask } else { before & !mask };
             let bit = 1_u64 << (word % 64);
             if self.words[word] == 0 {
@@ -302,21 +314,23 @@ impl Partition {
             }
             unit += count;
         }
-        clean
+        all_changed
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
     #[test]
-    fn both_fits_agree_with_a_model() {
-        for (seed, fit) in (0..40).map(|seed| (seed, if seed % 2 == 0 { Fit::First } else { Fit::Next })) {
-            let mut random = Random::new(seed);
+    fn both_fit_policies_agree_with_a_model() {
+        for (seed, fit) in
+            (0..40).map(|seed| (seed, if seed % 2 == 0 { FitPolicy::First } else { FitPolicy::Next }))
+        {
+            let mut random = Prng::new(seed);
             let units = 500 + random.below(4_000);
-            let mut partition = Partition::new(units);
+            let mut partition = BitmapPartition::new(units);
             let mut model = vec![true; units as usize];
             let mut held: Vec<Extent> = Vec::new();
             let mut last_end = 0;
@@ -332,8 +346,8 @@ mod tests {
                 let fitting = model.windows(length as usize).enumerate();
                 let mut fitting = fitting.filter(|(_, run)| run.iter().all(|&free| free)).map(|(at, _)| at);
                 let expected = match fit {
-                    Fit::First => fitting.next(),
-                    Fit::Next => {
+                    FitPolicy::First => fitting.next(),
+                    FitPolicy::Next => {
                         let lowest = fitting.next();
                         let mut all = lowest.into_iter().chain(fitting);
                         all.find(|&at| at >= last_end).or(lowest)
@@ -352,10 +366,11 @@ mod tests {
 
     #[test]
     fn a_full_partition_takes_from_the_next_and_all_comes_back() {
-        for fit in [Fit::First, Fit::Next] {
-            let space = Space::new(10, 1_000, 4, fit);
-            let stay = Cell::new(space.start_of(1, 2));
-            let mut held: Vec<Extent> = std::iter::from_fn(|| space.allocate(0, &stay, 3)).collect();
+        for fit in [FitPolicy::First, FitPolicy::Next] {
+            let space = SpaceAllocator::new(10, 1_000, 4, fit);
+            let preferred_partition = Cell::new(space.initial_partition(1, 2));
+            let mut held: Vec<Extent> =
+                std::iter::from_fn(|| space.allocate(0, &preferred_partition, 3)).collect();
             assert!(held.len() * 3 + 4 * 2 >= 1_000, "{} runs", held.len());
             assert!(held.iter().all(|e| e.location >= 10 && e.location + 3 <= 1_010));
             held.drain(..).for_each(|extent| space.release(extent));
@@ -364,9 +379,10 @@ mod tests {
     }
 
     #[test]
-    fn what_one_core_takes_on_a_device_lies_side_by_side_whatever_the_keys() {
-        let space = Space::new(0, 4_096, 8, Fit::Next);
-        let (one, other) = (Cell::new(space.start_of(0, 2)), Cell::new(space.start_of(1, 2)));
+    fn one_core_allocates_contiguous_space_on_a_device() {
+        let space = SpaceAllocator::new(0, 4_096, 8, FitPolicy::Next);
+        let (one, other) =
+            (Cell::new(space.initial_partition(0, 2)), Cell::new(space.initial_partition(1, 2)));
         for i in 0..50_u64 {
             let hash = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             assert_eq!(space.allocate(hash, &one, 5).unwrap().location, i * 5);
@@ -378,9 +394,9 @@ mod tests {
     }
 
     #[test]
-    fn recovery_claims_each_unit_once_and_only_what_exists() {
-        let space = Space::new(10, 1_000, 4, Fit::First);
-        let claim = |location, units| space.claim(Extent { location, units });
+    fn recovery_marks_each_existing_unit_used_once() {
+        let space = SpaceAllocator::new(10, 1_000, 4, FitPolicy::First);
+        let claim = |location, units| space.mark_used(Extent { location, units });
         assert!(claim(10, 5));
         assert!(!claim(14, 2) && !claim(9, 1) && !claim(1_009, 2) && !claim(u64::MAX, 2));
         assert_eq!(space.free_units(), 995);

@@ -15,14 +15,14 @@
 //! old checkpoint and the journal that belongs to it.
 
 use super::HashEngine;
-use super::group_commit::Unfinished;
-use super::index::{SLOT_BYTES, Slot};
+use super::group_commit::PoisonGuard;
+use super::index::{INDEX_ENTRY_BYTES, IndexEntry};
 use super::superblock::{Checkpoint, SUPERBLOCK_STRIDE_BYTES, Superblock};
-use crate::Fault;
-use crate::bug_injection::{self, Bug};
+use crate::EngineError;
+use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Buffer, Lba, Nanos, crc32c};
 use octokv_device::{Device, DeviceError};
-use octokv_runtime::{Handle, give_back};
+use octokv_runtime::{ReactorHandle, trim_heap};
 use std::sync::atomic::Ordering;
 
 const MAGIC: [u8; 4] = *b"OKVC";
@@ -30,53 +30,53 @@ const MAGIC: [u8; 4] = *b"OKVC";
 pub const IMAGE_HEADER_BYTES: usize = 48;
 const CHUNK_BYTES: usize = 256 * 1024;
 /// How long after a change a volume is put in order, at the latest.
-const MAINTAIN_EVERY: Nanos = Nanos::from_millis(20);
+const MAINTENANCE_DELAY: Nanos = Nanos::from_millis(20);
 /// How long after a failed checkpoint the next is tried.
-const AFTER_FAILURE: Nanos = Nanos::from_secs(1);
+const RETRY_DELAY: Nanos = Nanos::from_secs(1);
 
 /// What stands in front of a partition's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageHeader {
+pub struct PartitionImageHeader {
     /// The volume.
-    pub volume: u64,
+    pub volume_id: u64,
     /// The checkpoint's number.
-    pub checkpoint: u64,
+    pub checkpoint_id: u64,
     /// The partition.
-    pub segment: u32,
+    pub partition: u32,
     /// The last journal entry applied to it.
-    pub applied: u64,
+    pub applied_through: u64,
 }
 
 /// Appends the image of a partition to `bytes`.
-pub fn encode(bytes: &mut Vec<u8>, header: &ImageHeader, slots: &[Slot]) {
+pub fn encode(bytes: &mut Vec<u8>, header: &PartitionImageHeader, entries: &[IndexEntry]) {
     let start = bytes.len();
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&header.volume.to_le_bytes());
-    bytes.extend_from_slice(&header.checkpoint.to_le_bytes());
-    bytes.extend_from_slice(&header.segment.to_le_bytes());
-    bytes.extend_from_slice(&(slots.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&header.applied.to_le_bytes());
+    bytes.extend_from_slice(&header.volume_id.to_le_bytes());
+    bytes.extend_from_slice(&header.checkpoint_id.to_le_bytes());
+    bytes.extend_from_slice(&header.partition.to_le_bytes());
+    bytes.extend_from_slice(&(entries.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&header.applied_through.to_le_bytes());
     bytes.extend_from_slice(&[0; 8]);
     debug_assert_eq!(bytes.len() - start, IMAGE_HEADER_BYTES);
-    slots.iter().for_each(|slot| bytes.extend_from_slice(&slot.to_bytes()));
+    entries.iter().for_each(|entry| bytes.extend_from_slice(&entry.to_bytes()));
     let crc = crc32c(&bytes[start + 8..]);
     bytes[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Bytes read from an area, which may be anything.
-pub struct Unchecked<'a>(pub &'a [u8]);
+pub struct UncheckedImage<'a>(pub &'a [u8]);
 
-impl<'a> Unchecked<'a> {
+impl<'a> UncheckedImage<'a> {
     /// How many bytes the image at the front takes, if its header tells the truth.
     pub fn claimed_bytes(&self) -> Option<usize> {
         let count = self.0.get(28..32)?;
         let count = u32::from_le_bytes(count.try_into().expect("four bytes")) as usize;
-        (self.0[..4] == MAGIC).then_some(IMAGE_HEADER_BYTES + count * SLOT_BYTES)
+        (self.0[..4] == MAGIC).then_some(IMAGE_HEADER_BYTES + count * INDEX_ENTRY_BYTES)
     }
 
     /// The image at the front, once its checksum holds, and the bytes of its entries.
-    pub fn check(self) -> Option<(ImageHeader, &'a [u8])> {
+    pub fn check(self) -> Option<(PartitionImageHeader, &'a [u8])> {
         let end = self.claimed_bytes()?;
         let bytes = self.0.get(..end)?;
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
@@ -84,11 +84,11 @@ impl<'a> Unchecked<'a> {
         if crc32c(&bytes[8..]) != u32_at(4) {
             return None;
         }
-        let header = ImageHeader {
-            volume: u64_at(8),
-            checkpoint: u64_at(16),
-            segment: u32_at(24),
-            applied: u64_at(32),
+        let header = PartitionImageHeader {
+            volume_id: u64_at(8),
+            checkpoint_id: u64_at(16),
+            partition: u32_at(24),
+            applied_through: u64_at(32),
         };
         Some((header, &bytes[IMAGE_HEADER_BYTES..]))
     }
@@ -104,8 +104,8 @@ pub(super) async fn write_superblock(
         let mut buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
         let bytes = superblock.encode();
         buffer[..bytes.len()].copy_from_slice(&bytes);
-        let place = superblock.generation % 2 + copy * 2;
-        device.write(Lba(place * blocks), buffer).await.result?;
+        let slot = superblock.generation % 2 + copy * 2;
+        device.write(Lba(slot * blocks), buffer).await.result?;
         device.flush().await.result?;
     }
     Ok(())
@@ -121,7 +121,7 @@ struct AreaWriter<'a> {
 
 impl AreaWriter<'_> {
     /// Writes whole chunks of what is pending, or all of it at the end.
-    async fn write(&mut self, at_end: bool) -> Result<(), Fault> {
+    async fn write(&mut self, at_end: bool) -> Result<(), EngineError> {
         let volume = &self.engine.volume;
         let unit = volume.unit_bytes();
         while self.pending.len() >= CHUNK_BYTES || (at_end && !self.pending.is_empty()) {
@@ -129,7 +129,7 @@ impl AreaWriter<'_> {
             let mut copies = [(); 2].map(|()| Buffer::zeroed(take.next_multiple_of(unit)));
             copies.iter_mut().for_each(|copy| copy[..take].copy_from_slice(&self.pending[..take]));
             self.pending.drain(..take);
-            let at = |copy| volume.fixed().area_first(self.area, copy) + self.written / unit as u64;
+            let at = |copy| volume.layout().area_start_unit(self.area, copy) + self.written / unit as u64;
             let [first, second] = copies;
             let first = self.engine.device.write(volume.lba(at(0)), first);
             let second = self.engine.device.write(volume.lba(at(1)), second);
@@ -144,59 +144,64 @@ impl AreaWriter<'_> {
 impl HashEngine {
     /// Writes the whole index and lets the journal's past go. With `clean`, the superblock says that the
     /// volume was closed in order; nothing may be written after that.
-    pub async fn checkpoint(&self, clean: bool) -> Result<(), Fault> {
-        let _held = self.volume.checkpointing.lock(0).await;
+    pub async fn checkpoint(&self, clean: bool) -> Result<(), EngineError> {
+        let _guard = self.volume.maintenance_locks.lock(0).await;
         self.write_checkpoint(clean).await
     }
 
     /// Writes a checkpoint if one is still `needed` when no other is being written.
-    pub(super) async fn checkpoint_when(&self, needed: impl Fn() -> bool) -> Result<(), Fault> {
-        let _held = self.volume.checkpointing.lock(0).await;
+    pub(super) async fn checkpoint_if(&self, needed: impl Fn() -> bool) -> Result<(), EngineError> {
+        let _guard = self.volume.maintenance_locks.lock(0).await;
         match needed() {
             true => self.write_checkpoint(false).await,
             false => Ok(()),
         }
     }
 
-    async fn write_checkpoint(&self, clean: bool) -> Result<(), Fault> {
+    async fn write_checkpoint(&self, clean: bool) -> Result<(), EngineError> {
         let volume = &self.volume;
         if volume.volatile {
             return Ok(());
         }
         if volume.commits.has_failed() {
-            return Err(Fault::ReadOnly);
+            return Err(EngineError::ReadOnly);
         }
         let mut position = volume.commits.replay_from();
         let mut superblock = *volume.superblock.lock();
-        let (area, id) = (1 - superblock.checkpoint.area.unwrap_or(1), volume.next_checkpoint());
+        let (area, id) = (1 - superblock.checkpoint.area.unwrap_or(1), volume.next_checkpoint_id());
         // Where this is dropped half-way, writes to the area may still land during the next one.
-        let attempt = Unfinished(&volume.commits);
+        let poison_guard = PoisonGuard(&volume.commits);
         let mut writer = AreaWriter { engine: self, area, pending: Vec::new(), written: 0 };
-        let mut slots = Vec::new();
-        for (index, segment) in volume.segments.iter().enumerate() {
+        let mut image_entries = Vec::new();
+        for (index, partition) in volume.partitions.iter().enumerate() {
             let applied = {
-                let entries = segment.entries.lock();
-                slots.clear();
-                slots.extend(entries.table.from(0));
-                entries.applied
+                let state = partition.state.lock();
+                image_entries.clear();
+                image_entries.extend(state.table.iter_from(0));
+                state.applied_through
             };
-            let header = ImageHeader { volume: volume.id(), checkpoint: id, segment: index as u32, applied };
-            encode(&mut writer.pending, &header, &slots);
-            if let Err(fault) = writer.write(false).await {
-                attempt.finished();
-                return Err(fault);
+            let header = PartitionImageHeader {
+                volume_id: volume.volume_id(),
+                checkpoint_id: id,
+                partition: index as u32,
+                applied_through: applied,
+            };
+            encode(&mut writer.pending, &header, &image_entries);
+            if let Err(error) = writer.write(false).await {
+                poison_guard.disarm();
+                return Err(error);
             }
         }
-        if let Err(fault) = writer.write(true).await {
-            attempt.finished();
-            return Err(fault);
+        if let Err(error) = writer.write(true).await {
+            poison_guard.disarm();
+            return Err(error);
         }
-        if bug_injection::is(Bug::CheckpointTooNew) {
+        if bug_injection::is_injected(InjectedBug::CheckpointClaimsTooMuch) {
             position = volume.commits.replay_from();
         }
         self.device.flush().await.result?;
         superblock.generation += 1;
-        superblock.clean = clean;
+        superblock.is_clean_shutdown = clean;
         superblock.checkpoint = Checkpoint {
             area: Some(area),
             id,
@@ -208,38 +213,38 @@ impl HashEngine {
         };
         // Where this fails, which superblock is on the device cannot be known, nor which journal it needs.
         write_superblock(&*self.device, &superblock).await?;
-        attempt.finished();
+        poison_guard.disarm();
         *volume.superblock.lock() = superblock;
         volume.commits.release_before(position);
         volume.checkpoints.fetch_add(1, Ordering::Relaxed);
-        drop((writer, slots));
+        drop((writer, image_entries));
         // Tables that grew since the last checkpoint have left holes behind.
-        give_back();
+        trim_heap();
         Ok(())
     }
 
     /// Keeps the volume in order beside its use: checkpoints in time, and marks in the journal when idle.
     /// One core runs it, for as long as the volume is used. A failed checkpoint leaves the one before in
     /// force and is tried again; the fault is handed to `report`.
-    pub async fn maintain(&self, handle: &Handle, mut report: impl FnMut(Fault)) {
+    pub async fn maintain(&self, handle: &ReactorHandle, mut report: impl FnMut(EngineError)) {
         let commits = &self.volume.commits;
-        let mut pause = MAINTAIN_EVERY;
+        let mut pause = MAINTENANCE_DELAY;
         while !self.volume.volatile && !commits.has_failed() {
-            commits.changes().await;
+            commits.wait_unmarked_changes().await;
             handle.sleep(pause).await;
-            pause = MAINTAIN_EVERY;
-            if commits.wants_checkpoint()
-                && let Err(fault) = self.checkpoint_when(|| commits.wants_checkpoint()).await
+            pause = MAINTENANCE_DELAY;
+            if commits.is_checkpoint_due()
+                && let Err(error) = self.checkpoint_if(|| commits.is_checkpoint_due()).await
             {
-                report(fault);
-                pause = AFTER_FAILURE;
+                report(error);
+                pause = RETRY_DELAY;
             }
-            let settled = match self.settle().await {
-                Ok(()) => self.mark().await,
-                Err(fault) => Err(fault),
+            let result = match self.flush_deferred().await {
+                Ok(()) => self.write_durability_marker().await,
+                Err(error) => Err(error),
             };
-            if let Err(fault) = settled {
-                report(fault);
+            if let Err(error) = result {
+                report(error);
             }
         }
     }
@@ -247,24 +252,25 @@ impl HashEngine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::index::Place;
+    use super::super::index::RecordRef;
     use super::*;
 
     #[test]
     fn an_image_gives_back_its_entries_and_a_flipped_bit_is_found() {
-        let header = ImageHeader { volume: 1, checkpoint: 2, segment: 3, applied: 4 };
-        let slots = [Slot::new(9, Place { location: 5, units: 6, check: 7 })];
+        let header =
+            PartitionImageHeader { volume_id: 1, checkpoint_id: 2, partition: 3, applied_through: 4 };
+        let written = [IndexEntry::new(9, RecordRef { location: 5, units: 6, fingerprint: 7 })];
         let mut bytes = Vec::new();
-        encode(&mut bytes, &header, &slots);
-        let (found, entries) = Unchecked(&bytes).check().unwrap();
-        assert_eq!((found, entries), (header, &slots[0].to_bytes()[..]));
+        encode(&mut bytes, &header, &written);
+        let (found, entries) = UncheckedImage(&bytes).check().unwrap();
+        assert_eq!((found, entries), (header, &written[0].to_bytes()[..]));
         for bit in 0..bytes.len() * 8 {
-            let mut rotten = bytes.clone();
-            rotten[bit / 8] ^= 1 << (bit % 8);
-            assert!(Unchecked(&rotten).check().is_none(), "bit {bit}");
+            let mut corrupted = bytes.clone();
+            corrupted[bit / 8] ^= 1 << (bit % 8);
+            assert!(UncheckedImage(&corrupted).check().is_none(), "bit {bit}");
         }
         for len in 0..bytes.len() {
-            assert!(Unchecked(&bytes[..len]).check().is_none());
+            assert!(UncheckedImage(&bytes[..len]).check().is_none());
         }
     }
 }

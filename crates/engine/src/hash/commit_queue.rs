@@ -12,10 +12,10 @@
 //! woken when what it waits for has come, and everyone is when writing has failed.
 
 use super::allocator::Extent;
-use super::journal::{self, BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchHeader, Entry, batch_units_max};
+use super::journal::{self, BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchHeader, JournalEntry, batch_units_max};
 use super::volume::Volume;
-use crate::bug_injection::{self, Bug};
-use crate::{Durability, Fault};
+use crate::bug_injection::{self, InjectedBug};
+use crate::{Durability, EngineError};
 use octokv_base::Buffer;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -37,118 +37,118 @@ pub struct JournalPosition {
     /// The number of its first entry.
     pub entry: u64,
     /// Units used since the volume was opened, those left at the ring's end included.
-    pub used: u64,
+    pub units_used: u64,
 }
 
 /// The changes that wait and the state of the journal.
-pub struct Commits {
-    state: Mutex<State>,
+pub struct CommitQueue {
+    state: Mutex<CommitState>,
     failed: AtomicBool,
     ring_units: u32,
     unit_bytes: u32,
 }
 
-struct State {
+struct CommitState {
     /// Those of the batches under way, then those that no batch has taken.
-    waiting: VecDeque<Waiting>,
+    queue: VecDeque<QueuedChange>,
     /// How many of them are in batches under way.
-    taken: usize,
+    claimed: usize,
     /// How many changes were committed before the first that waits.
     committed: u64,
     /// Who writes a batch, or makes room for one.
-    leading: usize,
+    leaders: usize,
     /// Where the next batch goes.
     next: JournalPosition,
     /// The batches that are being written, in order.
-    under_way: VecDeque<UnderWay>,
+    in_flight: VecDeque<InFlightBatch>,
     /// Where the last checkpoint lets replay begin.
-    tail_used: u64,
+    tail_units_used: u64,
     /// Batches up to this one are in the index.
     published: u64,
     /// Batches up to this one are durable.
     flushed_through: u64,
     /// Space freed by batches after that one: a power cut may yet bring back who had it.
-    limbo: Vec<Extent>,
+    pending_free: Vec<Extent>,
     /// The last batch with changes, and what the newest batch says of durability.
-    last_changes: u64,
-    last_said: u64,
-    batches: u64,
+    last_change_batch: u64,
+    last_marked_durable: u64,
+    batches_written: u64,
     /// Who keeps the volume in order, asleep until there are changes to mark.
     maintainer: Option<Waker>,
     /// Used by each leader in turn.
-    scratch: Vec<Scratch>,
+    free_buffers: Vec<BatchBuffers>,
 }
 
-struct Waiting {
-    entry: Entry,
-    record: Record,
+struct QueuedChange {
+    entry: JournalEntry,
+    record_state: RecordState,
     waker: Option<Waker>,
 }
 
 /// What is known of the record that a change names.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Record {
-    UnderWay,
+pub(super) enum RecordState {
+    InFlight,
     /// It is on the device.
-    Landed(Landed),
+    Written(WriteOutcome),
     Failed,
 }
 
-impl Record {
-    pub(super) fn of(landed: &Result<Landed, Fault>) -> Record {
-        landed.map_or(Record::Failed, Record::Landed)
+impl RecordState {
+    pub(super) fn from_result(outcome: &Result<WriteOutcome, EngineError>) -> RecordState {
+        outcome.map_or(RecordState::Failed, RecordState::Written)
     }
 
     /// The change of `entry` as it has become.
-    pub(super) fn amended(self, entry: Entry) -> Entry {
+    pub(super) fn amended(self, entry: JournalEntry) -> JournalEntry {
         match self {
-            Record::UnderWay => entry,
-            Record::Landed(landed) => landed.amended(entry),
-            Record::Failed => entry.struck(),
+            RecordState::InFlight => entry,
+            RecordState::Written(outcome) => outcome.amended(entry),
+            RecordState::Failed => entry.cancelled(),
         }
     }
 }
 
 /// How a record that was under way beside its batch came to lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Landed {
+pub(super) enum WriteOutcome {
     /// In the place of the one that the change says it replaces, if any.
-    AsSaid,
+    Confirmed,
     /// Beside that one, which is another key's of the same tag.
-    Beside,
+    OtherKey,
 }
 
-impl Landed {
+impl WriteOutcome {
     /// The change of `entry` as it has become.
-    pub(super) fn amended(self, entry: Entry) -> Entry {
+    pub(super) fn amended(self, entry: JournalEntry) -> JournalEntry {
         match self {
-            Landed::AsSaid => entry,
-            Landed::Beside => Entry { old: 0, ..entry },
+            WriteOutcome::Confirmed => entry,
+            WriteOutcome::OtherKey => JournalEntry { old_location: 0, ..entry },
         }
     }
 }
 
 /// A batch that is being written.
-struct UnderWay {
-    at: JournalPosition,
-    entries: usize,
+struct InFlightBatch {
+    position: JournalPosition,
+    entry_count: usize,
     /// Records that it names and that are not written yet.
-    unwritten: usize,
+    unwritten_records: usize,
     /// Its leader, which waits for those or for the batches before.
     leader: Option<Waker>,
 }
 
-pub(super) struct Scratch {
-    pub(super) entries: Vec<Entry>,
+pub(super) struct BatchBuffers {
+    pub(super) entries: Vec<JournalEntry>,
     pub(super) freed: Vec<Extent>,
     wakers: Vec<Waker>,
     pub(super) copies: [Buffer; 2],
 }
 
-impl Scratch {
-    fn new() -> Scratch {
+impl BatchBuffers {
+    fn new() -> BatchBuffers {
         let copy = || Buffer::zeroed(BATCH_BYTES_MAX.next_multiple_of(4096));
-        Scratch {
+        BatchBuffers {
             entries: Vec::with_capacity(BATCH_ENTRIES_MAX),
             freed: Vec::with_capacity(BATCH_ENTRIES_MAX),
             wakers: Vec::with_capacity(BATCH_ENTRIES_MAX + 2),
@@ -158,44 +158,44 @@ impl Scratch {
 }
 
 /// What a waiter does next.
-pub(super) enum Turn {
+pub(super) enum WaiterAction {
     Lead,
-    Done(Result<(), Fault>),
+    Done(Result<(), EngineError>),
 }
 
 /// What a leader finds.
 // Made once a batch and taken apart at once.
 #[expect(clippy::large_enum_variant)]
-pub(super) enum Taken {
+pub(super) enum BatchClaim {
     /// The changes of a batch, and what its header says.
-    Batch(Scratch, JournalPosition, BatchHeader),
+    Batch(BatchBuffers, JournalPosition, BatchHeader),
     /// The ring has no room.
-    NoRoom,
+    JournalFull,
     /// Another took the leader's own change meanwhile.
-    Gone,
+    AlreadyClaimed,
 }
 
-impl Commits {
-    pub(super) fn new(next: JournalPosition, ring_units: u32, unit_bytes: u32) -> Commits {
+impl CommitQueue {
+    pub(super) fn new(next: JournalPosition, ring_units: u32, unit_bytes: u32) -> CommitQueue {
         let durable = next.batch.saturating_sub(1);
-        let state = State {
-            waiting: VecDeque::with_capacity(BATCH_ENTRIES_MAX),
-            taken: 0,
+        let state = CommitState {
+            queue: VecDeque::with_capacity(BATCH_ENTRIES_MAX),
+            claimed: 0,
             committed: 0,
-            leading: 0,
+            leaders: 0,
             next,
-            under_way: VecDeque::with_capacity(LEADERS_MAX),
-            tail_used: 0,
+            in_flight: VecDeque::with_capacity(LEADERS_MAX),
+            tail_units_used: 0,
             published: durable,
             flushed_through: durable,
-            limbo: Vec::new(),
-            last_changes: durable,
-            last_said: 0,
-            batches: 0,
+            pending_free: Vec::new(),
+            last_change_batch: durable,
+            last_marked_durable: 0,
+            batches_written: 0,
             maintainer: None,
-            scratch: std::iter::repeat_with(Scratch::new).take(LEADERS_MAX).collect(),
+            free_buffers: std::iter::repeat_with(BatchBuffers::new).take(LEADERS_MAX).collect(),
         };
-        Commits { state: Mutex::new(state), failed: AtomicBool::new(false), ring_units, unit_bytes }
+        CommitQueue { state: Mutex::new(state), failed: AtomicBool::new(false), ring_units, unit_bytes }
     }
 
     fn batch_units_max(&self) -> u32 {
@@ -206,14 +206,14 @@ impl Commits {
         self.failed.load(Ordering::Relaxed)
     }
 
-    pub(super) fn batches(&self) -> u64 {
-        self.state.lock().batches
+    pub(super) fn batches_written(&self) -> u64 {
+        self.state.lock().batches_written
     }
 
     /// Where replay must begin for an index written from now on.
     pub(super) fn replay_from(&self) -> JournalPosition {
         let state = self.state.lock();
-        let mut position = state.under_way.front().map_or(state.next, |batch| batch.at);
+        let mut position = state.in_flight.front().map_or(state.next, |batch| batch.position);
         if position.unit + self.batch_units_max() > self.ring_units {
             position.unit = 0;
         }
@@ -222,13 +222,13 @@ impl Commits {
 
     /// Lets the ring use again what lies before `position`.
     pub(super) fn release_before(&self, position: JournalPosition) {
-        self.state.lock().tail_used = position.used;
+        self.state.lock().tail_units_used = position.units_used;
     }
 
     /// Whether half of the ring is in use.
-    pub(super) fn wants_checkpoint(&self) -> bool {
+    pub(super) fn is_checkpoint_due(&self) -> bool {
         let state = self.state.lock();
-        state.next.used - state.tail_used > u64::from(self.ring_units) / 2
+        state.next.units_used - state.tail_units_used > u64::from(self.ring_units) / 2
     }
 
     /// Stops all further writes: what the device holds is no longer known.
@@ -236,35 +236,35 @@ impl Commits {
         self.failed.store(true, Ordering::Relaxed);
         let mut state = self.state.lock();
         let mut wakers: Vec<Waker> =
-            state.waiting.iter_mut().filter_map(|waiting| waiting.waker.take()).collect();
-        wakers.extend(state.under_way.iter_mut().filter_map(|batch| batch.leader.take()));
+            state.queue.iter_mut().filter_map(|waiting| waiting.waker.take()).collect();
+        wakers.extend(state.in_flight.iter_mut().filter_map(|batch| batch.leader.take()));
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    pub(super) fn join(&self, entry: Entry, record: Record) -> u64 {
+    pub(super) fn enqueue(&self, entry: JournalEntry, record: RecordState) -> u64 {
         let mut state = self.state.lock();
-        state.waiting.push_back(Waiting { entry, record, waker: None });
-        state.committed + state.waiting.len() as u64 - 1
+        state.queue.push_back(QueuedChange { entry, record_state: record, waker: None });
+        state.committed + state.queue.len() as u64 - 1
     }
 
     /// Notes that the record of a change was written, or could not be.
-    pub(super) fn record_is(&self, ticket: u64, record: Record) {
+    pub(super) fn set_record_state(&self, ticket: u64, record_state: RecordState) {
         let mut state = self.state.lock();
         // Its batch waits for this, so it is not committed (but where a bug is planted).
-        let Some(place) = ticket.checked_sub(state.committed).map(|place| place as usize) else { return };
-        state.waiting[place].record = record;
-        if place >= state.taken {
+        let Some(index) = ticket.checked_sub(state.committed).map(|place| place as usize) else { return };
+        state.queue[index].record_state = record_state;
+        if index >= state.claimed {
             return;
         }
         let mut end = 0;
-        let of_change = |batch: &&mut UnderWay| {
-            end += batch.entries;
-            place < end
+        let contains_change = |batch: &&mut InFlightBatch| {
+            end += batch.entry_count;
+            index < end
         };
-        let batch = state.under_way.iter_mut().find(of_change).expect("a change that was taken");
-        batch.unwritten -= 1;
-        let leader = if batch.unwritten == 0 { batch.leader.take() } else { None };
+        let batch = state.in_flight.iter_mut().find(contains_change).expect("a change that was taken");
+        batch.unwritten_records -= 1;
+        let leader = if batch.unwritten_records == 0 { batch.leader.take() } else { None };
         drop(state);
         if let Some(leader) = leader {
             leader.wake();
@@ -276,34 +276,34 @@ impl Commits {
         self.has_room_after(&self.state.lock())
     }
 
-    fn has_room_after(&self, state: &State) -> bool {
+    fn has_room_after(&self, state: &CommitState) -> bool {
         // A batch, and at worst as much again left unused at the end of the ring.
-        state.next.used + 2 * u64::from(self.batch_units_max()) - state.tail_used
+        state.next.units_used + 2 * u64::from(self.batch_units_max()) - state.tail_units_used
             <= u64::from(self.ring_units)
     }
 
     /// Takes the changes of the next batch, among them `own` if nobody has taken it, and its place in the ring.
-    pub(super) fn take_batch(&self, own: Option<u64>, volume: &Volume) -> Taken {
+    pub(super) fn claim_batch(&self, own: Option<u64>, volume: &Volume) -> BatchClaim {
         let incarnation = volume.superblock.lock().incarnation;
         let mut state = self.state.lock();
-        if own.is_some_and(|ticket| ticket < state.committed + state.taken as u64) {
-            return Taken::Gone;
+        if own.is_some_and(|ticket| ticket < state.committed + state.claimed as u64) {
+            return BatchClaim::AlreadyClaimed;
         }
         if !self.has_room_after(&state) {
-            return Taken::NoRoom;
+            return BatchClaim::JournalFull;
         }
-        let mut scratch = state.scratch.pop().expect("one for each leader");
-        scratch.entries.clear();
-        scratch.freed.clear();
+        let mut buffers = state.free_buffers.pop().expect("one for each leader");
+        buffers.entries.clear();
+        buffers.freed.clear();
         let mut unwritten = 0;
-        for waiting in state.waiting.range(state.taken..).take(BATCH_ENTRIES_MAX) {
-            unwritten += usize::from(waiting.record == Record::UnderWay);
-            scratch.entries.push(waiting.record.amended(waiting.entry));
+        for change in state.queue.range(state.claimed..).take(BATCH_ENTRIES_MAX) {
+            unwritten += usize::from(change.record_state == RecordState::InFlight);
+            buffers.entries.push(change.record_state.amended(change.entry));
         }
-        let entries = scratch.entries.len();
-        let units = journal::units_of(entries, self.unit_bytes);
+        let entries = buffers.entries.len();
+        let units = journal::batch_units(entries, self.unit_bytes);
         if state.next.unit + self.batch_units_max() > self.ring_units {
-            state.next.used += u64::from(self.ring_units - state.next.unit);
+            state.next.units_used += u64::from(self.ring_units - state.next.unit);
             state.next.unit = 0;
         }
         let at = state.next;
@@ -311,117 +311,127 @@ impl Commits {
             unit: at.unit + units,
             batch: at.batch + 1,
             entry: at.entry + entries as u64,
-            used: at.used + u64::from(units),
+            units_used: at.units_used + u64::from(units),
         };
-        state.taken += entries;
-        state.under_way.push_back(UnderWay { at, entries, unwritten, leader: None });
-        let flushed_through = match bug_injection::is(Bug::VouchTooEarly) {
+        state.claimed += entries;
+        state.in_flight.push_back(InFlightBatch {
+            position: at,
+            entry_count: entries,
+            unwritten_records: unwritten,
+            leader: None,
+        });
+        let flushed_through = match bug_injection::is_injected(InjectedBug::MarkDurableEarly) {
             true => at.batch - 1,
             false => state.flushed_through,
         };
         let header = BatchHeader {
-            volume: volume.id(),
+            volume_id: volume.volume_id(),
             batch: at.batch,
             first_entry: at.entry,
             incarnation,
-            unflushed: volume.durability == Durability::Device || flushed_through + 1 < at.batch,
+            is_predecessor_unflushed: volume.durability == Durability::Completed
+                || flushed_through + 1 < at.batch,
             flushed_through,
         };
-        Taken::Batch(scratch, at, header)
+        BatchClaim::Batch(buffers, at, header)
     }
 
     /// Waits until every record of the batch was written, or could not be.
-    pub(super) async fn records_of(&self, batch: u64) -> Result<(), Fault> {
-        self.batch_is(batch, |_, batch| batch.unwritten == 0).await
+    pub(super) async fn wait_records(&self, batch: u64) -> Result<(), EngineError> {
+        self.wait_batch(batch, |_, batch| batch.unwritten_records == 0).await
     }
 
     /// Waits until the batches before it are in the index.
-    pub(super) async fn turn_of(&self, batch: u64) -> Result<(), Fault> {
-        self.batch_is(batch, |place, _| place == 0).await
+    pub(super) async fn wait_predecessors(&self, batch: u64) -> Result<(), EngineError> {
+        self.wait_batch(batch, |index, _| index == 0).await
     }
 
     /// Waits until `is_ready` says so of the batch: told its place among those under way and itself.
-    async fn batch_is(&self, batch: u64, is_ready: impl Fn(usize, &UnderWay) -> bool) -> Result<(), Fault> {
+    async fn wait_batch(
+        &self,
+        batch: u64,
+        is_ready: impl Fn(usize, &InFlightBatch) -> bool,
+    ) -> Result<(), EngineError> {
         poll_fn(|context| {
             let mut state = self.state.lock();
             if self.has_failed() {
-                return Poll::Ready(Err(Fault::ReadOnly));
+                return Poll::Ready(Err(EngineError::ReadOnly));
             }
-            let place = (batch - state.published - 1) as usize;
-            if is_ready(place, &state.under_way[place]) {
+            let index = (batch - state.published - 1) as usize;
+            if is_ready(index, &state.in_flight[index]) {
                 return Poll::Ready(Ok(()));
             }
-            state.under_way[place].leader = Some(context.waker().clone());
+            state.in_flight[index].leader = Some(context.waker().clone());
             Poll::Pending
         })
         .await
     }
 
     /// Mends the changes of a batch whose records did not land as they say. True if there were any.
-    pub(super) fn amend(&self, batch: u64, entries: &mut [Entry]) -> bool {
+    pub(super) fn amend_entries(&self, batch: u64, entries: &mut [JournalEntry]) -> bool {
         let state = self.state.lock();
-        let before = state.under_way.iter().take_while(|other| other.at.batch < batch);
-        let first = before.map(|other| other.entries).sum::<usize>();
-        let mut any = false;
-        for (waiting, entry) in state.waiting.range(first..).zip(entries) {
-            let amended = waiting.record.amended(*entry);
-            any |= amended != *entry;
+        let before = state.in_flight.iter().take_while(|other| other.position.batch < batch);
+        let first = before.map(|other| other.entry_count).sum::<usize>();
+        let mut is_changed = false;
+        for (change, entry) in state.queue.range(first..).zip(entries) {
+            let amended = change.record_state.amended(*entry);
+            is_changed |= amended != *entry;
             *entry = amended;
         }
-        any
+        is_changed
     }
 
     /// The last batch in the index, and the space that waits for it to be durable; `None` when it is.
-    pub(super) fn take_limbo(&self) -> Option<(u64, Vec<Extent>)> {
+    pub(super) fn take_pending_free(&self) -> Option<(u64, Vec<Extent>)> {
         let mut state = self.state.lock();
         let last = state.published;
-        (state.flushed_through < last).then(|| (last, std::mem::take(&mut state.limbo)))
+        (state.flushed_through < last).then(|| (last, std::mem::take(&mut state.pending_free)))
     }
 
     /// Keeps space until a flush has made the batch durable that freed it.
-    pub(super) fn keep_in_limbo(&self, freed: &[Extent]) {
-        self.state.lock().limbo.extend_from_slice(freed);
+    pub(super) fn defer_free(&self, freed: &[Extent]) {
+        self.state.lock().pending_free.extend_from_slice(freed);
     }
 
     /// Notes that the batches up to `batch` are durable.
-    pub(super) fn is_flushed_through(&self, batch: u64) {
+    pub(super) fn note_flushed_through(&self, batch: u64) {
         let mut state = self.state.lock();
         state.flushed_through = state.flushed_through.max(batch);
     }
 
     /// Notes that the first batch under way is written and its changes are in the index, and answers those who
     /// waited.
-    pub(super) fn batch_is_done(&self, said: u64, durable: bool, mut scratch: Scratch) {
+    pub(super) fn complete_batch(&self, marked_durable: u64, durable: bool, mut buffers: BatchBuffers) {
         let mut state = self.state.lock();
-        let batch = state.under_way.pop_front().expect("the batch of the caller");
-        let (count, number) = (batch.entries, batch.at.batch);
+        let batch = state.in_flight.pop_front().expect("the batch of the caller");
+        let (count, number) = (batch.entry_count, batch.position.batch);
         state.published = number;
         if durable {
             state.flushed_through = number;
         }
-        state.last_said = said;
-        state.batches += 1;
+        state.last_marked_durable = marked_durable;
+        state.batches_written += 1;
         if count > 0 {
-            state.last_changes = number;
+            state.last_change_batch = number;
         }
         state.committed += count as u64;
-        state.taken -= count;
-        scratch.wakers.extend(state.waiting.drain(..count).filter_map(|waiting| waiting.waker));
-        scratch.wakers.extend(state.under_way.front_mut().and_then(|next| next.leader.take()));
-        if state.last_said < state.last_changes {
-            scratch.wakers.extend(state.maintainer.take());
+        state.claimed -= count;
+        buffers.wakers.extend(state.queue.drain(..count).filter_map(|waiting| waiting.waker));
+        buffers.wakers.extend(state.in_flight.front_mut().and_then(|next| next.leader.take()));
+        if state.last_marked_durable < state.last_change_batch {
+            buffers.wakers.extend(state.maintainer.take());
         }
         drop(state);
-        scratch.wakers.drain(..).for_each(Waker::wake);
-        self.state.lock().scratch.push(scratch);
+        buffers.wakers.drain(..).for_each(Waker::wake);
+        self.state.lock().free_buffers.push(buffers);
     }
 
     /// Gives the lead to the next who waits.
-    pub(super) fn step_down(&self) {
+    pub(super) fn release_leadership(&self) {
         let mut state = self.state.lock();
-        state.leading -= 1;
-        let first = state.taken;
-        let next = state.waiting.get_mut(first).and_then(|waiting| waiting.waker.take());
+        state.leaders -= 1;
+        let first = state.claimed;
+        let next = state.queue.get_mut(first).and_then(|waiting| waiting.waker.take());
         drop(state);
         if let Some(waker) = next {
             waker.wake();
@@ -431,32 +441,32 @@ impl Commits {
     /// Whether nothing is being written.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        self.has_failed() || (state.leading == 0 && state.waiting.is_empty())
+        self.has_failed() || (state.leaders == 0 && state.queue.is_empty())
     }
 
     /// What the waiter of `ticket` does next; where that is to wait, it is woken.
-    pub(super) fn turn(&self, ticket: u64, context: &Context<'_>) -> Poll<Turn> {
+    pub(super) fn poll_waiter(&self, ticket: u64, context: &Context<'_>) -> Poll<WaiterAction> {
         let mut state = self.state.lock();
         if state.committed > ticket {
-            return Poll::Ready(Turn::Done(Ok(())));
+            return Poll::Ready(WaiterAction::Done(Ok(())));
         }
         if self.has_failed() {
-            return Poll::Ready(Turn::Done(Err(Fault::ReadOnly)));
+            return Poll::Ready(WaiterAction::Done(Err(EngineError::ReadOnly)));
         }
-        let place = (ticket - state.committed) as usize;
-        if place >= state.taken && state.leading < LEADERS_MAX {
-            state.leading += 1;
-            return Poll::Ready(Turn::Lead);
+        let index = (ticket - state.committed) as usize;
+        if index >= state.claimed && state.leaders < LEADERS_MAX {
+            state.leaders += 1;
+            return Poll::Ready(WaiterAction::Lead);
         }
-        state.waiting[place].waker = Some(context.waker().clone());
+        state.queue[index].waker = Some(context.waker().clone());
         Poll::Pending
     }
 
     /// Waits until there are changes that the journal does not yet say are durable.
-    pub(super) async fn changes(&self) {
+    pub(super) async fn wait_unmarked_changes(&self) {
         poll_fn(|context| {
             let mut state = self.state.lock();
-            if state.last_said < state.last_changes {
+            if state.last_marked_durable < state.last_change_batch {
                 return Poll::Ready(());
             }
             state.maintainer = Some(context.waker().clone());
@@ -466,10 +476,12 @@ impl Commits {
     }
 
     /// Whether the newest batch does not yet say that the last changes are durable, and nobody leads.
-    pub(super) fn take_lead_to_mark(&self) -> bool {
+    pub(super) fn try_lead_for_marker(&self) -> bool {
         let mut state = self.state.lock();
-        let wanted = state.last_said < state.last_changes && state.leading == 0 && state.waiting.is_empty();
-        state.leading += usize::from(wanted);
+        let wanted = state.last_marked_durable < state.last_change_batch
+            && state.leaders == 0
+            && state.queue.is_empty();
+        state.leaders += usize::from(wanted);
         wanted
     }
 }

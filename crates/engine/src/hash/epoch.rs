@@ -9,7 +9,7 @@
 //! an epoch no later than the space's.
 
 use super::allocator::Extent;
-use crate::bug_injection::{self, Bug};
+use crate::bug_injection::{self, InjectedBug};
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,24 +17,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What all cores share.
 pub struct Epochs {
-    now: AtomicU64,
+    current: AtomicU64,
     /// The earliest epoch with a reader on each core; `u64::MAX` when it has none.
-    oldest: Box<[Line]>,
-    freed: Mutex<VecDeque<(u64, Extent)>>,
+    oldest: Box<[PaddedEpoch]>,
+    retired: Mutex<VecDeque<(u64, Extent)>>,
 }
 
 /// A number with a cache line of its own.
 #[repr(align(64))]
-struct Line(AtomicU64);
+struct PaddedEpoch(AtomicU64);
 
 impl Epochs {
     /// For readers on `cores` cores.
     pub fn new(cores: usize) -> Epochs {
-        let line = |_| Line(AtomicU64::new(u64::MAX));
+        let no_reader = |_| PaddedEpoch(AtomicU64::new(u64::MAX));
         Epochs {
-            now: AtomicU64::new(0),
-            oldest: (0..cores).map(line).collect(),
-            freed: Mutex::new(VecDeque::new()),
+            current: AtomicU64::new(0),
+            oldest: (0..cores).map(no_reader).collect(),
+            retired: Mutex::new(VecDeque::new()),
         }
     }
 
@@ -44,23 +44,25 @@ impl Epochs {
     }
 
     /// Queues space whose entries are out of the index already.
-    pub fn free(&self, extents: &[Extent]) {
+    pub fn retire(&self, extents: &[Extent]) {
         if !extents.is_empty() {
-            let epoch = self.now.fetch_add(1, Ordering::SeqCst);
-            self.freed.lock().extend(extents.iter().map(|&extent| (epoch, extent)));
+            let epoch = self.current.fetch_add(1, Ordering::SeqCst);
+            self.retired.lock().extend(extents.iter().map(|&extent| (epoch, extent)));
         }
     }
 
     /// Hands up to `most` queued extents that no reader is on to `each`.
-    pub fn reclaim(&self, most: usize, mut each: impl FnMut(Extent)) {
-        let mut freed = self.freed.lock();
+    pub fn reclaim(&self, limit: usize, mut each: impl FnMut(Extent)) {
+        let mut freed = self.retired.lock();
         if freed.is_empty() {
             return;
         }
-        let oldest = self.oldest.iter().map(|line| line.0.load(Ordering::SeqCst)).min().unwrap_or(u64::MAX);
-        for _ in 0..most {
+        let oldest = self.oldest.iter().map(|epoch| epoch.0.load(Ordering::SeqCst)).min().unwrap_or(u64::MAX);
+        for _ in 0..limit {
             match freed.front() {
-                Some(&(epoch, extent)) if epoch < oldest || bug_injection::is(Bug::IgnoreReaders) => {
+                Some(&(epoch, extent))
+                    if epoch < oldest || bug_injection::is_injected(InjectedBug::IgnoreEpochs) =>
+                {
                     freed.pop_front();
                     each(extent);
                 }
@@ -72,27 +74,27 @@ impl Epochs {
 
 /// One core's readers, by the epoch they entered in.
 #[derive(Default)]
-pub struct Readers {
+pub struct EpochReaders {
     core: usize,
     active: RefCell<VecDeque<(u64, u32)>>,
 }
 
 /// A reader that has entered; dropped, it leaves.
-pub struct Reading<'a> {
-    readers: &'a Readers,
+pub struct EpochGuard<'a> {
+    readers: &'a EpochReaders,
     epochs: &'a Epochs,
     epoch: u64,
 }
 
-impl Readers {
+impl EpochReaders {
     /// The readers of core `core`.
-    pub fn new(core: usize) -> Readers {
-        Readers { core, active: RefCell::default() }
+    pub fn new(core: usize) -> EpochReaders {
+        EpochReaders { core, active: RefCell::default() }
     }
 
     /// Enters: call before looking up.
-    pub fn enter<'a>(&'a self, epochs: &'a Epochs) -> Reading<'a> {
-        let epoch = epochs.now.load(Ordering::SeqCst);
+    pub fn enter<'a>(&'a self, epochs: &'a Epochs) -> EpochGuard<'a> {
+        let epoch = epochs.current.load(Ordering::SeqCst);
         let mut active = self.active.borrow_mut();
         match active.back_mut() {
             Some((last, count)) if *last == epoch => *count += 1,
@@ -103,11 +105,11 @@ impl Readers {
                 active.push_back((epoch, 1));
             }
         }
-        Reading { readers: self, epochs, epoch }
+        EpochGuard { readers: self, epochs, epoch }
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for EpochGuard<'_> {
     fn drop(&mut self) {
         let mut active = self.readers.active.borrow_mut();
         let entry = active.iter_mut().find(|(epoch, _)| *epoch == self.epoch).expect("it has entered");
@@ -135,15 +137,15 @@ mod tests {
 
     #[test]
     fn space_waits_for_the_readers_that_could_have_seen_it_and_no_others() {
-        let (epochs, here, there) = (Epochs::new(2), Readers::new(0), Readers::new(1));
+        let (epochs, here, there) = (Epochs::new(2), EpochReaders::new(0), EpochReaders::new(1));
         let extent = [Extent { location: 1, units: 1 }];
         let early = here.enter(&epochs);
-        epochs.free(&extent);
+        epochs.retire(&extent);
         let late = there.enter(&epochs);
         assert_eq!(reclaimed(&epochs), 0);
         drop(early);
         assert_eq!(reclaimed(&epochs), 1, "the late reader cannot have found it");
-        epochs.free(&extent);
+        epochs.retire(&extent);
         assert_eq!(reclaimed(&epochs), 0);
         drop(late);
         assert_eq!(reclaimed(&epochs), 1);
@@ -151,12 +153,12 @@ mod tests {
 
     #[test]
     fn readers_may_leave_in_any_order() {
-        let (epochs, readers) = (Epochs::new(1), Readers::new(0));
+        let (epochs, readers) = (Epochs::new(1), EpochReaders::new(0));
         let extent = [Extent { location: 1, units: 1 }];
         let first = readers.enter(&epochs);
-        epochs.free(&extent);
+        epochs.retire(&extent);
         let second = readers.enter(&epochs);
-        epochs.free(&extent);
+        epochs.retire(&extent);
         drop(second);
         assert_eq!(reclaimed(&epochs), 0);
         drop(first);

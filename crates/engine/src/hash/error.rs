@@ -1,7 +1,7 @@
 //! Why a volume was not opened, in words for its operator.
 
-use super::superblock::NotOurs;
-use crate::Fault;
+use super::superblock::SuperblockError;
+use crate::EngineError;
 use octokv_device::DeviceError;
 use std::fmt;
 
@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenError {
     /// The device is not a volume that this code knows.
-    NotOurs(NotOurs),
+    Superblock(SuperblockError),
     /// The device has fewer bytes than the volume needs, or than any volume does.
     TooSmall {
         /// The size of the device in bytes.
@@ -20,7 +20,7 @@ pub enum OpenError {
     /// Values as long as the settings allow would span more units than a record may.
     ValuesTooLong {
         /// The longest values that units of this size allow, in bytes.
-        most_bytes: u64,
+        value_bytes_max: u64,
     },
     /// The device's blocks are larger than the volume's units.
     BlockTooLarge {
@@ -32,7 +32,7 @@ pub enum OpenError {
     /// Both copies of a block of metadata are damaged, which no crash alone does.
     Damaged {
         /// Which block of metadata.
-        what: &'static str,
+        structure: &'static str,
         /// Where it lies.
         lba: u64,
     },
@@ -48,13 +48,13 @@ impl From<DeviceError> for OpenError {
     }
 }
 
-impl From<Fault> for OpenError {
-    fn from(fault: Fault) -> OpenError {
-        match fault {
-            Fault::Device(error) => OpenError::Device(error),
-            Fault::Corrupt { lba } => OpenError::Damaged { what: "record", lba },
-            Fault::ReadOnly => OpenError::Damaged { what: "journal", lba: 0 },
-            Fault::NoMemory => OpenError::NoMemory,
+impl From<EngineError> for OpenError {
+    fn from(error: EngineError) -> OpenError {
+        match error {
+            EngineError::Device(error) => OpenError::Device(error),
+            EngineError::Corrupt { lba } => OpenError::Damaged { structure: "record", lba },
+            EngineError::ReadOnly => OpenError::Damaged { structure: "journal", lba: 0 },
+            EngineError::NoMemory => OpenError::NoMemory,
         }
     }
 }
@@ -62,27 +62,29 @@ impl From<Fault> for OpenError {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::NotOurs(NotOurs::Blank) => f.write_str("it is not formatted"),
-            OpenError::NotOurs(NotOurs::Foreign) => {
+            OpenError::Superblock(SuperblockError::Blank) => f.write_str("it is not formatted"),
+            OpenError::Superblock(SuperblockError::Foreign) => {
                 f.write_str("it holds something else than an octokv volume")
             }
-            OpenError::NotOurs(NotOurs::Version(version)) => {
+            OpenError::Superblock(SuperblockError::Version(version)) => {
                 write!(f, "it is a volume of format version {version}, and this octokv knows version 1")
             }
-            OpenError::NotOurs(NotOurs::Engine(engine)) => {
+            OpenError::Superblock(SuperblockError::Engine(engine)) => {
                 write!(f, "it is a volume of another engine (number {engine}), not of the hash engine")
             }
-            OpenError::NotOurs(NotOurs::Damaged) => f.write_str("both copies of its superblock are damaged"),
+            OpenError::Superblock(SuperblockError::Damaged) => {
+                f.write_str("both copies of its superblock are damaged")
+            }
             OpenError::TooSmall { have_bytes, need_bytes } => {
                 write!(f, "it has {have_bytes} bytes, and {need_bytes} are needed")
             }
-            OpenError::ValuesTooLong { most_bytes } => {
+            OpenError::ValuesTooLong { value_bytes_max: most_bytes } => {
                 write!(f, "units of its size hold values of at most {most_bytes} bytes")
             }
             OpenError::BlockTooLarge { block_bytes, unit_bytes } => {
                 write!(f, "its blocks have {block_bytes} bytes, more than the volume's units of {unit_bytes}")
             }
-            OpenError::Damaged { what, lba } => {
+            OpenError::Damaged { structure: what, lba } => {
                 write!(f, "both copies of the {what} at block {lba} are damaged")
             }
             OpenError::Device(error) => write!(f, "it failed: {error}"),

@@ -5,7 +5,7 @@
 //! of a volume whose superblock names no checkpoint and whose journal holds no first batch.
 
 use super::checkpoint::{IMAGE_HEADER_BYTES, write_superblock};
-use super::index::{LOCATION_MAX, SLOT_BYTES, UNITS_MAX};
+use super::index::{INDEX_ENTRY_BYTES, LOCATION_MAX, RECORD_UNITS_MAX};
 use super::journal::batch_units_max;
 use super::record::record_bytes;
 use super::recovery::OpenError;
@@ -13,19 +13,19 @@ use super::superblock::{
     Checkpoint, HashKind, RING_BATCHES_MIN, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
     superblock_units,
 };
-use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Random};
+use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Prng};
 use octokv_device::{Device, Geometry};
 
 /// How a device is formatted.
 #[derive(Clone, Copy, Debug)]
-pub struct FormatSettings {
+pub struct FormatConfig {
     /// The granularity of space in bytes: 512 to 4096, and no less than the device's block. A record takes
     /// whole units.
     pub unit_bytes: u32,
     /// The hash.
     pub hash: HashKind,
     /// log2 of the bitmap's partitions (OctoKV's n).
-    pub partitions_log2: u8,
+    pub bitmap_partitions_log2: u8,
     /// The longest value, in bytes.
     pub value_bytes_max: u32,
     /// The namespace.
@@ -34,12 +34,12 @@ pub struct FormatSettings {
     pub seed: u64,
 }
 
-impl Default for FormatSettings {
-    fn default() -> FormatSettings {
-        FormatSettings {
+impl Default for FormatConfig {
+    fn default() -> FormatConfig {
+        FormatConfig {
             unit_bytes: 4096,
             hash: HashKind::Xxh3,
-            partitions_log2: 4,
+            bitmap_partitions_log2: 4,
             value_bytes_max: 2 << 20,
             namespace: 1,
             seed: 0,
@@ -48,64 +48,64 @@ impl Default for FormatSettings {
 }
 
 /// The shape of a volume on a device. Volatile devices get neither journal nor checkpoints.
-pub(super) fn plan(geometry: Geometry, settings: &FormatSettings) -> Result<Superblock, OpenError> {
-    let unit_bytes = settings.unit_bytes;
+pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superblock, OpenError> {
+    let unit_bytes = config.unit_bytes;
     if geometry.block_bytes > unit_bytes {
         return Err(OpenError::BlockTooLarge { block_bytes: geometry.block_bytes, unit_bytes });
     }
     // What is beyond the last place that an index entry can name is left unused.
     let units = (geometry.bytes() / u64::from(unit_bytes)).min(LOCATION_MAX);
-    let ring_most = (512 << 20) / unit_bytes;
-    let ring_least = RING_BATCHES_MIN * batch_units_max(unit_bytes);
+    let ring_units_max = (512 << 20) / unit_bytes;
+    let ring_units_min = RING_BATCHES_MIN * batch_units_max(unit_bytes);
     let segments_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
     let (journal_units, area_units) = match geometry.volatile {
         true => (1, 0),
         false => {
-            let ring = (units / 128).clamp(u64::from(ring_least), u64::from(ring_most));
+            let ring = (units / 128).clamp(u64::from(ring_units_min), u64::from(ring_units_max));
             let images = (IMAGE_HEADER_BYTES as u64) << segments_log2;
-            (ring as u32, (images + SLOT_BYTES as u64 * units).div_ceil(u64::from(unit_bytes)))
+            (ring as u32, (images + INDEX_ENTRY_BYTES as u64 * units).div_ceil(u64::from(unit_bytes)))
         }
     };
     let data_first = superblock_units(unit_bytes) + 2 * u64::from(journal_units) + 4 * area_units;
-    let least = data_first + 64;
-    if units < least {
-        let need_bytes = least * u64::from(unit_bytes);
+    let units_min = data_first + 64;
+    if units < units_min {
+        let need_bytes = units_min * u64::from(unit_bytes);
         return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
     }
-    let longest = record_bytes(KEY_BYTES_MAX, settings.value_bytes_max as usize) as u64;
-    let longest_units = longest.div_ceil(u64::from(unit_bytes));
-    if longest_units > UNITS_MAX {
-        let most_bytes = UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
-        return Err(OpenError::ValuesTooLong { most_bytes });
+    let record_bytes_max = record_bytes(KEY_BYTES_MAX, config.value_bytes_max as usize) as u64;
+    let record_units_max = record_bytes_max.div_ceil(u64::from(unit_bytes));
+    if record_units_max > RECORD_UNITS_MAX {
+        let most_bytes = RECORD_UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
+        return Err(OpenError::ValuesTooLong { value_bytes_max: most_bytes });
     }
     // A partition that holds few of the longest records would waste much of its end.
     let data_units = units - data_first;
-    let partitions = (data_units / (16 * longest_units)).max(1).ilog2() as u8;
-    let mut random = Random::new(settings.seed);
+    let partitions_log2_max = (data_units / (16 * record_units_max)).max(1).ilog2() as u8;
+    let mut random = Prng::new(config.seed);
     Ok(Superblock {
-        volume: random.next_u64(),
+        volume_id: random.next_u64(),
         hash_seed: random.next_u64(),
-        hash: settings.hash,
+        hash: config.hash,
         unit_bytes,
         journal_units,
         area_units,
-        data_first,
+        data_start_unit: data_first,
         data_units,
-        segments_log2,
-        partitions_log2: settings.partitions_log2.min(partitions),
-        namespace: settings.namespace,
-        value_bytes_max: settings.value_bytes_max,
+        index_partitions_log2: segments_log2,
+        bitmap_partitions_log2: config.bitmap_partitions_log2.min(partitions_log2_max),
+        namespace: config.namespace,
+        value_bytes_max: config.value_bytes_max,
         generation: 0,
         incarnation: 0,
         checkpoint: Checkpoint { batch: 1, ..Checkpoint::default() },
-        clean: true,
+        is_clean_shutdown: true,
     })
 }
 
 /// Makes an empty volume of the device, whatever it held.
-pub async fn format(device: &dyn Device, settings: &FormatSettings) -> Result<(), OpenError> {
-    let superblock = plan(device.geometry(), settings)?;
-    assert!(device.geometry().volatile || superblock.is_sane(), "settings of no volume: {settings:?}");
+pub async fn format(device: &dyn Device, config: &FormatConfig) -> Result<(), OpenError> {
+    let superblock = layout(device.geometry(), config)?;
+    assert!(device.geometry().volatile || superblock.is_consistent(), "settings of no volume: {config:?}");
     if device.geometry().volatile {
         return Ok(());
     }
@@ -117,7 +117,7 @@ pub async fn format(device: &dyn Device, settings: &FormatSettings) -> Result<()
     for copy in 0..2 {
         let unit_blocks = u64::from(superblock.unit_bytes / device.geometry().block_bytes);
         let first = Buffer::zeroed((batch_units_max(superblock.unit_bytes) * superblock.unit_bytes) as usize);
-        device.write(Lba(superblock.journal_first(copy) * unit_blocks), first).await.result?;
+        device.write(Lba(superblock.journal_start_unit(copy) * unit_blocks), first).await.result?;
     }
     device.flush().await.result?;
     write_superblock(device, &superblock).await?;

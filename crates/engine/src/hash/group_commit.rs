@@ -21,10 +21,12 @@
 //! all this.
 
 use super::HashEngine;
-use super::commit_queue::{Commits, JournalPosition, Landed, Record, Scratch, Taken, Turn};
-use super::journal::{self, BatchHeader, Entry};
-use crate::bug_injection::{self, Bug};
-use crate::{Durability, Fault};
+use super::commit_queue::{
+    BatchBuffers, BatchClaim, CommitQueue, JournalPosition, RecordState, WaiterAction, WriteOutcome,
+};
+use super::journal::{self, BatchHeader, JournalEntry};
+use crate::bug_injection::{self, InjectedBug};
+use crate::{Durability, EngineError};
 use octokv_base::Buffer;
 use octokv_device::DeviceError;
 use std::cell::Cell;
@@ -32,23 +34,23 @@ use std::future::{Future, Ready, poll_fn};
 use std::pin::{Pin, pin};
 
 /// How often a checkpoint is tried for which a batch waits.
-const CHECKPOINT_TRIES: u32 = 3;
+const CHECKPOINT_ATTEMPTS: u32 = 3;
 /// The longest record, in bytes, that is still on its way when a batch takes its change: longer ones would keep
 /// the others of the batch waiting.
-const RECORD_BESIDE_MAX: usize = 128 << 10;
+const CONCURRENT_RECORD_BYTES_MAX: usize = 128 << 10;
 
 /// Work that must come to its end: where it is dropped or fails half-way, what the device holds is not
 /// known, and nothing more is written until the volume is opened again.
-pub(super) struct Unfinished<'a>(pub(super) &'a Commits);
+pub(super) struct PoisonGuard<'a>(pub(super) &'a CommitQueue);
 
-impl Unfinished<'_> {
+impl PoisonGuard<'_> {
     /// It has come to its end.
-    pub(super) fn finished(self) {
+    pub(super) fn disarm(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Unfinished<'_> {
+impl Drop for PoisonGuard<'_> {
     fn drop(&mut self) {
         self.0.fail();
     }
@@ -56,9 +58,9 @@ impl Drop for Unfinished<'_> {
 
 impl HashEngine {
     /// Makes a change visible whose record landed on a device that keeps nothing.
-    pub(super) fn change_at_once(&self, entry: Entry, landed: Landed) {
+    pub(super) fn apply_volatile(&self, entry: JournalEntry, outcome: WriteOutcome) {
         let volume = &self.volume;
-        volume.epochs.free(volume.apply(&landed.amended(entry), 0).as_slice());
+        volume.epochs.retire(volume.apply(&outcome.amended(entry), 0).as_slice());
     }
 
     /// Makes one change durable and visible, with the record that it names and that `record` is writing. The
@@ -66,95 +68,95 @@ impl HashEngine {
     /// space is nobody's.
     pub(super) async fn commit(
         &self,
-        mut entry: Entry,
-        record: impl Future<Output = Result<Landed, Fault>>,
-    ) -> Result<Result<(), Fault>, Fault> {
+        mut entry: JournalEntry,
+        record_write: impl Future<Output = Result<WriteOutcome, EngineError>>,
+    ) -> Result<Result<(), EngineError>, EngineError> {
         let commits = &self.volume.commits;
-        let mut record = pin!(record);
-        let is_long = entry.units as usize * self.volume.unit_bytes() > RECORD_BESIDE_MAX;
-        let mut state = Record::UnderWay;
+        let mut record_write = pin!(record_write);
+        let is_long = entry.units as usize * self.volume.unit_bytes() > CONCURRENT_RECORD_BYTES_MAX;
+        let mut record_state = RecordState::InFlight;
         if is_long {
-            match record.as_mut().await {
-                Ok(landed) => entry = landed.amended(entry),
-                Err(fault) => return Ok(Err(fault)),
+            match record_write.as_mut().await {
+                Ok(outcome) => entry = outcome.amended(entry),
+                Err(error) => return Ok(Err(error)),
             }
-            state = Record::Landed(Landed::AsSaid);
+            record_state = RecordState::Written(WriteOutcome::Confirmed);
         }
-        let ticket = commits.join(entry, state);
-        let joined = Unfinished(commits);
+        let ticket = commits.enqueue(entry, record_state);
+        let commit_guard = PoisonGuard(commits);
         let result = Cell::new(Ok(()));
-        let mut landing = pin!((!is_long).then_some(async {
-            let landed = record.await;
-            commits.record_is(ticket, Record::of(&landed));
-            result.set(landed.map(drop));
+        let mut record_done = pin!((!is_long).then_some(async {
+            let outcome = record_write.await;
+            commits.set_record_state(ticket, RecordState::from_result(&outcome));
+            result.set(outcome.map(drop));
         }));
         loop {
-            let turn = poll_fn(|context| {
-                if let Some(pending) = landing.as_mut().as_pin_mut()
+            let action = poll_fn(|context| {
+                if let Some(pending) = record_done.as_mut().as_pin_mut()
                     && pending.poll(context).is_ready()
                 {
-                    landing.set(None);
+                    record_done.set(None);
                 }
-                commits.turn(ticket, context)
+                commits.poll_waiter(ticket, context)
             })
             .await;
-            match turn {
-                Turn::Lead => {
-                    let lead = Unfinished(commits);
-                    self.write_batch(Some(ticket), landing.as_mut()).await?;
-                    lead.finished();
-                    commits.step_down();
+            match action {
+                WaiterAction::Lead => {
+                    let leader_guard = PoisonGuard(commits);
+                    self.write_batch(Some(ticket), record_done.as_mut()).await?;
+                    leader_guard.disarm();
+                    commits.release_leadership();
                 }
-                Turn::Done(Err(fault)) => return Err(fault),
-                Turn::Done(Ok(())) => break,
+                WaiterAction::Done(Err(error)) => return Err(error),
+                WaiterAction::Done(Ok(())) => break,
             }
         }
-        joined.finished();
+        commit_guard.disarm();
         Ok(result.get())
     }
 
     /// Makes durable what was acknowledged without a flush, and lets the space that it freed be used.
-    pub(super) async fn settle(&self) -> Result<(), Fault> {
+    pub(super) async fn flush_deferred(&self) -> Result<(), EngineError> {
         let (volume, commits) = (&self.volume, &self.volume.commits);
         // Whoever comes second waits for the space that the first has taken out of limbo.
-        let _held = volume.checkpointing.lock(1).await;
-        let Some((batch, freed)) = commits.take_limbo() else { return Ok(()) };
+        let _guard = volume.maintenance_locks.lock(1).await;
+        let Some((batch, freed)) = commits.take_pending_free() else { return Ok(()) };
         self.flush_device().await?;
-        commits.is_flushed_through(batch);
-        volume.epochs.free(&freed);
+        commits.note_flushed_through(batch);
+        volume.epochs.retire(&freed);
         Ok(())
     }
 
     /// Says in the journal that the last changes are durable, so that replay need not verify their records
     /// and takes damage to them for damage, not for a write that a crash cut short. For when there is
     /// nothing else to do; [`HashEngine::maintain`] does it.
-    pub async fn mark(&self) -> Result<(), Fault> {
+    pub async fn write_durability_marker(&self) -> Result<(), EngineError> {
         let commits = &self.volume.commits;
-        if !commits.has_failed() && commits.take_lead_to_mark() {
-            let lead = Unfinished(commits);
+        if !commits.has_failed() && commits.try_lead_for_marker() {
+            let leader_guard = PoisonGuard(commits);
             self.write_batch(None, pin!(None::<Ready<()>>)).await?;
-            lead.finished();
-            commits.step_down();
+            leader_guard.disarm();
+            commits.release_leadership();
         }
         Ok(())
     }
 
     /// Makes the changes of a batch in the index and notes the space that they free.
-    fn publish(&self, scratch: &mut Scratch, at: JournalPosition) {
-        let numbered = scratch.entries.iter().zip(at.entry..);
-        scratch.freed.extend(numbered.filter_map(|(entry, number)| self.volume.apply(entry, number)));
+    fn publish(&self, buffers: &mut BatchBuffers, at: JournalPosition) {
+        let numbered = buffers.entries.iter().zip(at.entry..);
+        buffers.freed.extend(numbered.filter_map(|(entry, number)| self.volume.apply(entry, number)));
     }
 
     /// Waits for a checkpoint, or writes it, until a batch fits the ring. One that fails leaves the one before
     /// in force, so it is tried again; only a device that fails every time ends the writing.
-    async fn make_room(&self) -> Result<(), Fault> {
+    async fn make_journal_room(&self) -> Result<(), EngineError> {
         let commits = &self.volume.commits;
-        let mut tries = CHECKPOINT_TRIES;
+        let mut attempts_left = CHECKPOINT_ATTEMPTS;
         while !commits.has_room() {
-            if let Err(fault) = self.checkpoint_when(|| !commits.has_room()).await {
-                tries -= 1;
-                if tries == 0 || commits.has_failed() {
-                    return Err(fault);
+            if let Err(error) = self.checkpoint_if(|| !commits.has_room()).await {
+                attempts_left -= 1;
+                if attempts_left == 0 || commits.has_failed() {
+                    return Err(error);
                 }
             }
         }
@@ -164,28 +166,28 @@ impl HashEngine {
     /// Writes both copies of a batch.
     async fn write_copies(
         &self,
-        scratch: &mut Scratch,
+        buffers: &mut BatchBuffers,
         unit: u32,
         header: &BatchHeader,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), EngineError> {
         let volume = &self.volume;
         let empty = [Buffer::zeroed(0), Buffer::zeroed(0)];
-        let [mut first, mut second] = std::mem::replace(&mut scratch.copies, empty);
+        let [mut first, mut second] = std::mem::replace(&mut buffers.copies, empty);
         first.set_len(first.capacity());
-        let units = journal::encode(&mut first, header, &scratch.entries, volume.fixed().unit_bytes);
+        let units = journal::encode(&mut first, header, &buffers.entries, volume.layout().unit_bytes);
         let bytes = units as usize * volume.unit_bytes();
         first.set_len(bytes);
         second.set_len(bytes);
         second.copy_from_slice(&first);
         let write = |copy, buffer| {
-            let unit = volume.fixed().journal_first(copy) + u64::from(unit);
+            let unit = volume.layout().journal_start_unit(copy) + u64::from(unit);
             self.device.write(volume.lba(unit), buffer)
         };
         let (first, second) = (write(0, first), write(1, second));
         let (first, second) = (first.await, second.await);
         first.result.and(second.result)?;
-        let lost = Fault::Device(DeviceError::Io(0));
-        scratch.copies = [first.buffer.ok_or(lost)?, second.buffer.ok_or(lost)?];
+        let buffer_missing = EngineError::Device(DeviceError::Io(0));
+        buffers.copies = [first.buffer.ok_or(buffer_missing)?, second.buffer.ok_or(buffer_missing)?];
         Ok(())
     }
 
@@ -194,51 +196,51 @@ impl HashEngine {
     async fn write_batch(
         &self,
         own: Option<u64>,
-        mut landing: Pin<&mut Option<impl Future<Output = ()>>>,
-    ) -> Result<(), Fault> {
+        mut record_done: Pin<&mut Option<impl Future<Output = ()>>>,
+    ) -> Result<(), EngineError> {
         let (volume, commits) = (&self.volume, &self.volume.commits);
-        let (mut scratch, at, header) = loop {
-            match commits.take_batch(own, volume) {
-                Taken::Batch(scratch, at, header) => break (scratch, at, header),
-                Taken::Gone => return Ok(()),
+        let (mut buffers, at, header) = loop {
+            match commits.claim_batch(own, volume) {
+                BatchClaim::Batch(scratch, at, header) => break (scratch, at, header),
+                BatchClaim::AlreadyClaimed => return Ok(()),
                 // In memory of its own: every task has room for the largest of its futures, and this one is rare.
-                Taken::NoRoom => Box::pin(self.make_room()).await?,
+                BatchClaim::JournalFull => Box::pin(self.make_journal_room()).await?,
             }
         };
-        if bug_injection::is(Bug::PublishBeforeDurable) {
-            self.publish(&mut scratch, at);
+        if bug_injection::is_injected(InjectedBug::PublishBeforeDurable) {
+            self.publish(&mut buffers, at);
         }
-        self.write_copies(&mut scratch, at.unit, &header).await?;
-        if let Some(pending) = landing.as_mut().as_pin_mut() {
+        self.write_copies(&mut buffers, at.unit, &header).await?;
+        if let Some(pending) = record_done.as_mut().as_pin_mut() {
             pending.await;
-            landing.set(None);
+            record_done.set(None);
         }
-        if !bug_injection::is(Bug::ForgetRecords) {
-            commits.records_of(at.batch).await?;
+        if !bug_injection::is_injected(InjectedBug::SkipRecordWait) {
+            commits.wait_records(at.batch).await?;
         }
-        let is_amended = commits.amend(at.batch, &mut scratch.entries);
+        let is_amended = commits.amend_entries(at.batch, &mut buffers.entries);
         if is_amended {
-            self.write_copies(&mut scratch, at.unit, &header).await?;
+            self.write_copies(&mut buffers, at.unit, &header).await?;
         }
-        let durable = volume.durability == Durability::Flush;
+        let durable = volume.durability == Durability::PowerSafe;
         // Whoever is told that a put failed must not find its value after a power cut: what the batch said first
         // may be on the device already.
-        if (durable || is_amended) && !bug_injection::is(Bug::SkipFlush) {
+        if (durable || is_amended) && !bug_injection::is_injected(InjectedBug::SkipFlush) {
             self.device.flush().await.result?;
         }
-        commits.turn_of(at.batch).await?;
-        if !bug_injection::is(Bug::PublishBeforeDurable) {
-            self.publish(&mut scratch, at);
+        commits.wait_predecessors(at.batch).await?;
+        if !bug_injection::is_injected(InjectedBug::PublishBeforeDurable) {
+            self.publish(&mut buffers, at);
         }
         // Only now: a reader may find a record until its entry is out of the index.
-        if bug_injection::is(Bug::ReuseSpaceEarly) {
+        if bug_injection::is_injected(InjectedBug::ReuseSpaceEarly) {
             // It is free already.
-        } else if durable || bug_injection::is(Bug::FreeUnflushed) {
-            volume.epochs.free(&scratch.freed);
+        } else if durable || bug_injection::is_injected(InjectedBug::ReuseSpaceUnflushed) {
+            volume.epochs.retire(&buffers.freed);
         } else {
-            commits.keep_in_limbo(&scratch.freed);
+            commits.defer_free(&buffers.freed);
         }
-        commits.batch_is_done(header.flushed_through, durable, scratch);
+        commits.complete_batch(header.flushed_through, durable, buffers);
         Ok(())
     }
 }

@@ -16,40 +16,45 @@
 /// Bits of a tag.
 pub const TAG_BITS: u32 = 55;
 /// The most units that one record may span.
-pub const UNITS_MAX: u64 = (1 << 13) - 1;
+pub const RECORD_UNITS_MAX: u64 = (1 << 13) - 1;
 /// The highest location.
 pub const LOCATION_MAX: u64 = (1 << 36) - 1;
 /// Bytes of a slot, in memory and in a checkpoint.
-pub const SLOT_BYTES: usize = 16;
+pub const INDEX_ENTRY_BYTES: usize = 16;
 
 /// Where a record is, and how to know that it is the right one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RecordRef {
     /// The unit at which it begins; never 0.
     pub location: u64,
     /// How many units it spans.
     pub units: u64,
     /// 24 bits of its stamp, by [`check_of`].
-    pub check: u32,
+    pub fingerprint: u32,
 }
 
 /// The bits of a stamp that the index keeps.
-pub fn check_of(stamp: u64) -> u32 {
-    (octokv_base::prng::mix(stamp) >> 40) as u32
+pub fn fingerprint(sequence: u64) -> u32 {
+    (octokv_base::prng::mix64(sequence) >> 40) as u32
 }
 
 /// An entry as it lies in memory and in a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slot([u64; 2]);
+pub struct IndexEntry([u64; 2]);
 
-impl Slot {
-    const EMPTY: Slot = Slot([0, 0]);
+impl IndexEntry {
+    const EMPTY: IndexEntry = IndexEntry([0, 0]);
 
     /// The entry of `tag`, which has [`TAG_BITS`] bits.
-    pub fn new(tag: u64, place: Place) -> Slot {
-        debug_assert!(place.location != 0 && place.location <= LOCATION_MAX && place.units <= UNITS_MAX);
-        let word1 = (place.location << 28) | (u64::from(place.check) << 4) | (place.units >> 9);
-        Slot([(tag << 9) | (place.units & 0x1ff), word1])
+    pub fn new(tag: u64, record_ref: RecordRef) -> IndexEntry {
+        debug_assert!(
+            record_ref.location != 0
+                && record_ref.location <= LOCATION_MAX
+                && record_ref.units <= RECORD_UNITS_MAX
+        );
+        let word1 =
+            (record_ref.location << 28) | (u64::from(record_ref.fingerprint) << 4) | (record_ref.units >> 9);
+        IndexEntry([(tag << 9) | (record_ref.units & 0x1ff), word1])
     }
 
     /// The tag.
@@ -58,28 +63,28 @@ impl Slot {
     }
 
     /// Where the record is.
-    pub fn place(self) -> Place {
-        Place {
+    pub fn record_ref(self) -> RecordRef {
+        RecordRef {
             location: self.0[1] >> 28,
             units: (self.0[0] & 0x1ff) | ((self.0[1] & 0xf) << 9),
-            check: (self.0[1] >> 4) as u32 & 0xff_ffff,
+            fingerprint: (self.0[1] >> 4) as u32 & 0xff_ffff,
         }
     }
 
     /// As written to a checkpoint, little-endian.
-    pub fn to_bytes(self) -> [u8; SLOT_BYTES] {
-        let mut bytes = [0; SLOT_BYTES];
+    pub fn to_bytes(self) -> [u8; INDEX_ENTRY_BYTES] {
+        let mut bytes = [0; INDEX_ENTRY_BYTES];
         bytes[..8].copy_from_slice(&self.0[0].to_le_bytes());
         bytes[8..].copy_from_slice(&self.0[1].to_le_bytes());
         bytes
     }
 
     /// As read from a checkpoint; `None` for what no entry looks like.
-    pub fn from_bytes(bytes: &[u8; SLOT_BYTES]) -> Option<Slot> {
+    pub fn from_bytes(bytes: &[u8; INDEX_ENTRY_BYTES]) -> Option<IndexEntry> {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        let slot = Slot([word(0), word(8)]);
-        let place = slot.place();
-        (place.location != 0 && place.units != 0).then_some(slot)
+        let entry = IndexEntry([word(0), word(8)]);
+        let record_ref = entry.record_ref();
+        (record_ref.location != 0 && record_ref.units != 0).then_some(entry)
     }
 
     fn is_empty(self) -> bool {
@@ -89,17 +94,17 @@ impl Slot {
 
 /// The table of one partition.
 #[derive(Default)]
-pub struct Table {
-    slots: Vec<Slot>,
+pub struct IndexTable {
+    slots: Vec<IndexEntry>,
     /// Homes are `0..homes`; the slots behind them take what is pushed past the last home.
-    homes: usize,
+    home_slots: usize,
     len: usize,
 }
 
 /// Slots behind the last home.
-const SPILL: usize = 16;
+const SPILL_SLOTS: usize = 16;
 
-impl Table {
+impl IndexTable {
     /// How many entries there are.
     pub fn len(&self) -> usize {
         self.len
@@ -111,12 +116,12 @@ impl Table {
     }
 
     /// Memory of the table in bytes.
-    pub fn bytes(&self) -> usize {
-        self.slots.capacity() * SLOT_BYTES
+    pub fn memory_bytes(&self) -> usize {
+        self.slots.capacity() * INDEX_ENTRY_BYTES
     }
 
     fn home(&self, tag: u64) -> usize {
-        ((u128::from(tag) * self.homes as u128) >> TAG_BITS) as usize
+        ((u128::from(tag) * self.home_slots as u128) >> TAG_BITS) as usize
     }
 
     /// The first slot at or after `tag`'s home that is empty or holds `tag` or a higher one.
@@ -129,153 +134,153 @@ impl Table {
     }
 
     /// Every place that a key of this tag may be at: none nearly always or one, rarely more.
-    pub fn lookup(&self, tag: u64) -> impl Iterator<Item = Place> + '_ {
-        let start = if self.homes == 0 { self.slots.len() } else { self.seek(tag) };
+    pub fn lookup(&self, tag: u64) -> impl Iterator<Item = RecordRef> + '_ {
+        let start = if self.home_slots == 0 { self.slots.len() } else { self.seek(tag) };
         self.slots[start..]
             .iter()
             .take_while(move |slot| !slot.is_empty() && slot.tag() == tag)
-            .map(|slot| slot.place())
+            .map(|slot| slot.record_ref())
     }
 
     /// Says that `tag` will be looked up soon.
-    pub fn expect(&self, tag: u64) {
+    pub fn prefetch(&self, tag: u64) {
         if let Some(slot) = self.slots.get(self.home(tag)) {
-            octokv_runtime::expect(slot);
+            octokv_runtime::prefetch_value(slot);
         }
     }
 
     /// Adds an entry beside any others of its tag.
-    pub fn insert(&mut self, tag: u64, place: Place) {
-        if (self.len + 1) * 100 > self.homes * 90 {
-            self.resize(self.homes + (self.homes / 8).max(8));
+    pub fn insert(&mut self, tag: u64, record_ref: RecordRef) {
+        if (self.len + 1) * 100 > self.home_slots * 90 {
+            self.resize(self.home_slots + (self.home_slots / 8).max(8));
         }
         let at = self.seek(tag);
         let free = (at..self.slots.len()).find(|&i| self.slots[i].is_empty()).expect("an empty end");
         if free + 1 == self.slots.len() {
             // The last slot stays empty: a walk ends there.
-            self.slots.resize(self.slots.len() + SPILL, Slot::EMPTY);
+            self.slots.resize(self.slots.len() + SPILL_SLOTS, IndexEntry::EMPTY);
         }
         self.slots.copy_within(at..free, at + 1);
-        self.slots[at] = Slot::new(tag, place);
+        self.slots[at] = IndexEntry::new(tag, record_ref);
         self.len += 1;
     }
 
     /// Puts `new` where the entry of `tag` at location `old` was and gives what was there. `None` when
     /// there is no such entry.
-    pub fn replace(&mut self, tag: u64, old: u64, new: Place) -> Option<Place> {
-        let at = self.position(tag, old)?;
-        let before = self.slots[at].place();
-        self.slots[at] = Slot::new(tag, new);
+    pub fn replace(&mut self, tag: u64, old: u64, new: RecordRef) -> Option<RecordRef> {
+        let at = self.find_slot(tag, old)?;
+        let before = self.slots[at].record_ref();
+        self.slots[at] = IndexEntry::new(tag, new);
         Some(before)
     }
 
     /// Takes the entry of `tag` at location `old` out. `None` when there is no such entry.
-    pub fn remove(&mut self, tag: u64, old: u64) -> Option<Place> {
-        let at = self.position(tag, old)?;
-        let place = self.slots[at].place();
+    pub fn remove(&mut self, tag: u64, old: u64) -> Option<RecordRef> {
+        let at = self.find_slot(tag, old)?;
+        let record_ref = self.slots[at].record_ref();
         let mut end = at + 1;
         while !self.slots[end].is_empty() && self.home(self.slots[end].tag()) < end {
             end += 1;
         }
         self.slots.copy_within(at + 1..end, at);
-        self.slots[end - 1] = Slot::EMPTY;
+        self.slots[end - 1] = IndexEntry::EMPTY;
         self.len -= 1;
-        Some(place)
+        Some(record_ref)
     }
 
-    fn position(&self, tag: u64, location: u64) -> Option<usize> {
-        if self.homes == 0 {
+    fn find_slot(&self, tag: u64, location: u64) -> Option<usize> {
+        if self.home_slots == 0 {
             return None;
         }
         let start = self.seek(tag);
         (start..self.slots.len())
             .take_while(|&at| !self.slots[at].is_empty() && self.slots[at].tag() == tag)
-            .find(|&at| self.slots[at].place().location == location)
+            .find(|&at| self.slots[at].record_ref().location == location)
     }
 
     /// The entries with tags from `tag` on, in order.
-    pub fn from(&self, tag: u64) -> impl Iterator<Item = Slot> + '_ {
-        let start = if self.homes == 0 { self.slots.len() } else { self.seek(tag) };
+    pub fn iter_from(&self, tag: u64) -> impl Iterator<Item = IndexEntry> + '_ {
+        let start = if self.home_slots == 0 { self.slots.len() } else { self.seek(tag) };
         self.slots[start..].iter().copied().filter(|slot| !slot.is_empty())
     }
 
     /// Makes room for `count` entries in all, so that filling the table does not grow it step by step.
     pub fn reserve(&mut self, count: usize) {
         let homes = count + count / 6 + 8;
-        if homes > self.homes && count > self.len {
+        if homes > self.home_slots && count > self.len {
             self.resize(homes);
         }
     }
 
     fn resize(&mut self, homes: usize) {
-        let mut slots = vec![Slot::EMPTY; homes + SPILL];
+        let mut slots = vec![IndexEntry::EMPTY; homes + SPILL_SLOTS];
         let mut next = 0;
         for slot in self.slots.iter().copied().filter(|slot| !slot.is_empty()) {
             let home = ((u128::from(slot.tag()) * homes as u128) >> TAG_BITS) as usize;
             let at = home.max(next);
             if at + 1 >= slots.len() {
-                slots.resize(at + 1 + SPILL, Slot::EMPTY);
+                slots.resize(at + 1 + SPILL_SLOTS, IndexEntry::EMPTY);
             }
             slots[at] = slot;
             next = at + 1;
         }
-        (self.slots, self.homes) = (slots, homes);
+        (self.slots, self.home_slots) = (slots, homes);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
     use std::collections::BTreeMap;
 
-    fn place(location: u64) -> Place {
-        Place { location, units: location % UNITS_MAX + 1, check: check_of(location) }
+    fn record_ref_at(location: u64) -> RecordRef {
+        RecordRef { location, units: location % RECORD_UNITS_MAX + 1, fingerprint: fingerprint(location) }
     }
 
     #[test]
     fn a_slot_gives_back_every_field_at_its_limits() {
         for (tag, location, units) in
-            [(0, 1, 1), ((1 << TAG_BITS) - 1, LOCATION_MAX, UNITS_MAX), (5, 512, 511), (6, 7, 512)]
+            [(0, 1, 1), ((1 << TAG_BITS) - 1, LOCATION_MAX, RECORD_UNITS_MAX), (5, 512, 511), (6, 7, 512)]
         {
-            let place = Place { location, units, check: 0xab_cdef };
-            let slot = Slot::new(tag, place);
-            assert_eq!((slot.tag(), slot.place()), (tag, place));
-            assert_eq!(Slot::from_bytes(&slot.to_bytes()), Some(slot));
+            let record_ref = RecordRef { location, units, fingerprint: 0xab_cdef };
+            let entry = IndexEntry::new(tag, record_ref);
+            assert_eq!((entry.tag(), entry.record_ref()), (tag, record_ref));
+            assert_eq!(IndexEntry::from_bytes(&entry.to_bytes()), Some(entry));
         }
-        assert_eq!(Slot::from_bytes(&[0; 16]), None);
+        assert_eq!(IndexEntry::from_bytes(&[0; 16]), None);
     }
 
     #[test]
     fn the_table_agrees_with_a_model_and_stays_sorted() {
         for tags in [40, 3_000, 1 << 40] {
-            let (mut random, mut table) = (Random::new(tags), Table::default());
-            let mut model: BTreeMap<(u64, u64), Place> = BTreeMap::new();
+            let (mut random, mut table) = (Prng::new(tags), IndexTable::default());
+            let mut model: BTreeMap<(u64, u64), RecordRef> = BTreeMap::new();
             for step in 1..30_000_u64 {
-                let tag = octokv_base::prng::mix(random.below(tags)) >> (64 - TAG_BITS);
+                let tag = octokv_base::prng::mix64(random.below(tags)) >> (64 - TAG_BITS);
                 let of_tag: Vec<u64> =
                     model.range((tag, 0)..=(tag, u64::MAX)).map(|(key, _)| key.1).collect();
                 let old = of_tag.first().copied();
                 match (random.below(5), old) {
                     (0 | 1, _) if of_tag.len() < 3 => {
-                        table.insert(tag, place(step));
-                        model.insert((tag, step), place(step));
+                        table.insert(tag, record_ref_at(step));
+                        model.insert((tag, step), record_ref_at(step));
                     }
                     (2, Some(old)) => {
-                        assert_eq!(table.replace(tag, old, place(step)), model.remove(&(tag, old)));
-                        model.insert((tag, step), place(step));
+                        assert_eq!(table.replace(tag, old, record_ref_at(step)), model.remove(&(tag, old)));
+                        model.insert((tag, step), record_ref_at(step));
                     }
                     (3, Some(old)) => assert_eq!(table.remove(tag, old), model.remove(&(tag, old))),
                     _ => assert_eq!(table.remove(tag, u64::MAX), None),
                 }
-                let mut found: Vec<u64> = table.lookup(tag).map(|place| place.location).collect();
+                let mut found: Vec<u64> = table.lookup(tag).map(|record_ref| record_ref.location).collect();
                 found.sort_unstable();
                 let expected: Vec<u64> =
                     model.range((tag, 0)..=(tag, u64::MAX)).map(|(key, _)| key.1).collect();
                 assert_eq!(found, expected);
                 assert_eq!(table.len(), model.len());
             }
-            let listed: Vec<u64> = table.from(0).map(Slot::tag).collect();
+            let listed: Vec<u64> = table.iter_from(0).map(IndexEntry::tag).collect();
             let expected: Vec<u64> = model.keys().map(|key| key.0).collect();
             assert_eq!(listed, expected);
         }
@@ -283,21 +288,25 @@ mod tests {
 
     #[test]
     fn any_number_of_equal_tags_at_the_end_of_the_range_is_kept() {
-        let (mut table, tag) = (Table::default(), (1 << TAG_BITS) - 1);
-        (1..1_000).for_each(|location| table.insert(tag, place(location)));
+        let (mut table, tag) = (IndexTable::default(), (1 << TAG_BITS) - 1);
+        (1..1_000).for_each(|location| table.insert(tag, record_ref_at(location)));
         assert_eq!(table.lookup(tag).count(), 999);
-        assert!(table.bytes() < 100_000, "{} bytes", table.bytes());
+        assert!(table.memory_bytes() < 100_000, "{} bytes", table.memory_bytes());
         (1..1_000).for_each(|location| assert!(table.remove(tag, location).is_some()));
         assert!(table.is_empty());
     }
 
     #[test]
     fn a_large_table_costs_at_most_24_bytes_a_key() {
-        let (mut random, mut table) = (Random::new(3), Table::default());
+        let (mut random, mut table) = (Prng::new(3), IndexTable::default());
         for count in 1..100_000_u64 {
-            table.insert(random.next_u64() >> (64 - TAG_BITS), place(count));
+            table.insert(random.next_u64() >> (64 - TAG_BITS), record_ref_at(count));
             if count > 1_000 {
-                assert!(table.bytes() as u64 <= 24 * count, "{} bytes for {count} keys", table.bytes());
+                assert!(
+                    table.memory_bytes() as u64 <= 24 * count,
+                    "{} bytes for {count} keys",
+                    table.memory_bytes()
+                );
             }
         }
     }

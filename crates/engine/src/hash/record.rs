@@ -10,7 +10,7 @@
 //! first block alone. The record names its own place (a misdirected write shows) and carries a stamp that
 //! the index knows too (a stale read shows).
 
-use crate::bug_injection::{self, Bug};
+use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Key, crc32c, value_offset};
 
 const MAGIC: [u8; 4] = *b"OKVR";
@@ -21,11 +21,11 @@ const _: () = assert!(HEADER_BYTES == 44 + size_of::<u32>());
 
 /// What tells one written record from any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct RecordId {
     /// The volume it belongs to.
-    pub volume: u64,
+    pub volume_id: u64,
     /// Unique among all records ever written to the volume.
-    pub stamp: u64,
+    pub sequence: u64,
     /// The unit that it begins at.
     pub location: u64,
     /// The namespace of its key.
@@ -34,22 +34,22 @@ pub struct Identity {
 
 /// Why bytes are not the record that was looked for. Each is the same to a user: corrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotARecord {
+pub enum RecordError {
     /// No magic, another version, or a length beyond the bytes.
-    Shape,
+    Malformed,
     /// The header's checksum does not match.
     HeaderChecksum,
     /// A record of another volume, place or time.
-    Elsewhere,
+    WrongId,
     /// The value's checksum does not match.
     ValueChecksum,
 }
 
 /// A header that was checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Header {
+pub struct RecordHeader {
     /// What it is.
-    pub identity: Identity,
+    pub identity: RecordId,
     /// The length of its value.
     pub value_bytes: usize,
     key_bytes: usize,
@@ -72,13 +72,13 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Completes the record around the value that lies in `bytes` already, and clears what pads it.
-pub fn encode(bytes: &mut [u8], identity: Identity, key: &Key, value_bytes: usize) {
+pub fn encode(bytes: &mut [u8], identity: RecordId, key: &Key, value_bytes: usize) {
     let (key, offset) = (key.as_bytes(), value_offset(key.len()));
     let value_crc = crc32c(&bytes[offset..offset + value_bytes]);
     let (header, rest) = bytes.split_first_chunk_mut::<HEADER_BYTES>().expect("a record has a header");
     header[0..4].copy_from_slice(&MAGIC);
-    header[8..16].copy_from_slice(&identity.volume.to_le_bytes());
-    header[16..24].copy_from_slice(&identity.stamp.to_le_bytes());
+    header[8..16].copy_from_slice(&identity.volume_id.to_le_bytes());
+    header[16..24].copy_from_slice(&identity.sequence.to_le_bytes());
     header[24..32].copy_from_slice(&identity.location.to_le_bytes());
     header[32..36].copy_from_slice(&(value_bytes as u32).to_le_bytes());
     header[36..40].copy_from_slice(&value_crc.to_le_bytes());
@@ -94,29 +94,29 @@ pub fn encode(bytes: &mut [u8], identity: Identity, key: &Key, value_bytes: usiz
 }
 
 /// Bytes read from a device, which may be anything.
-pub struct Unchecked<'a>(pub &'a [u8]);
+pub struct UncheckedRecord<'a>(pub &'a [u8]);
 
-impl<'a> Unchecked<'a> {
+impl<'a> UncheckedRecord<'a> {
     /// The header and key, once their checksum holds. The value may lie beyond the bytes.
-    pub fn header(self) -> Result<(Header, &'a [u8]), NotARecord> {
+    pub fn header(self) -> Result<(RecordHeader, &'a [u8]), RecordError> {
         let bytes = self.0;
         if bytes.len() < HEADER_BYTES || bytes[0..4] != MAGIC || bytes[42] != VERSION {
-            return Err(NotARecord::Shape);
+            return Err(RecordError::Malformed);
         }
         let key_end = HEADER_BYTES + usize::from(u16_at(bytes, 40));
         if key_end > bytes.len() {
-            return Err(NotARecord::Shape);
+            return Err(RecordError::Malformed);
         }
         if crc32c(&bytes[8..key_end]) != u32_at(bytes, 4) {
-            return Err(NotARecord::HeaderChecksum);
+            return Err(RecordError::HeaderChecksum);
         }
-        let identity = Identity {
-            volume: u64_at(bytes, 8),
-            stamp: u64_at(bytes, 16),
+        let identity = RecordId {
+            volume_id: u64_at(bytes, 8),
+            sequence: u64_at(bytes, 16),
             location: u64_at(bytes, 24),
             namespace: u32_at(bytes, 44),
         };
-        let header = Header {
+        let header = RecordHeader {
             identity,
             value_bytes: u32_at(bytes, 32) as usize,
             key_bytes: key_end - HEADER_BYTES,
@@ -126,14 +126,14 @@ impl<'a> Unchecked<'a> {
     }
 }
 
-impl Header {
+impl RecordHeader {
     /// Where in `bytes` the value lies, once its checksum holds too.
-    pub fn value(&self, bytes: &[u8]) -> Result<std::ops::Range<usize>, NotARecord> {
+    pub fn value_range(&self, bytes: &[u8]) -> Result<std::ops::Range<usize>, RecordError> {
         let offset = value_offset(self.key_bytes);
         let range = offset..offset + self.value_bytes;
-        let value = bytes.get(range.clone()).ok_or(NotARecord::Shape)?;
-        if crc32c(value) != self.value_crc && !bug_injection::is(Bug::SkipValueChecksum) {
-            return Err(NotARecord::ValueChecksum);
+        let value = bytes.get(range.clone()).ok_or(RecordError::Malformed)?;
+        if crc32c(value) != self.value_crc && !bug_injection::is_injected(InjectedBug::SkipValueChecksum) {
+            return Err(RecordError::ValueChecksum);
         }
         Ok(range)
     }
@@ -142,9 +142,9 @@ impl Header {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Random;
+    use octokv_base::Prng;
 
-    const IDENTITY: Identity = Identity { volume: 7, stamp: 8, location: 9, namespace: 1 };
+    const IDENTITY: RecordId = RecordId { volume_id: 7, sequence: 8, location: 9, namespace: 1 };
 
     fn record() -> Vec<u8> {
         let mut bytes = vec![0xaa; 4096];
@@ -156,9 +156,9 @@ mod tests {
     #[test]
     fn a_record_gives_back_its_key_value_and_identity() {
         let bytes = record();
-        let (header, key) = Unchecked(&bytes).header().unwrap();
+        let (header, key) = UncheckedRecord(&bytes).header().unwrap();
         assert_eq!((header.identity, key), (IDENTITY, &b"hello"[..]));
-        assert_eq!(bytes[header.value(&bytes).unwrap()], [5; 100]);
+        assert_eq!(bytes[header.value_range(&bytes).unwrap()], [5; 100]);
         assert!(bytes[164..].iter().all(|&byte| byte == 0), "no old bytes reach the device");
     }
 
@@ -168,14 +168,14 @@ mod tests {
         for bit in (0..(48 + 5) * 8).chain(64 * 8..164 * 8) {
             let mut bytes = good.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let found = Unchecked(&bytes).header().and_then(|(header, _)| header.value(&bytes));
+            let found = UncheckedRecord(&bytes).header().and_then(|(header, _)| header.value_range(&bytes));
             assert!(found.is_err() || bit / 8 == 43, "bit {bit} of byte {}", bit / 8);
         }
     }
 
     #[test]
     fn no_bytes_panic() {
-        let mut random = Random::new(1);
+        let mut random = Prng::new(1);
         for _ in 0..20_000 {
             let mut bytes = record();
             let len = random.below(bytes.len() as u64 + 1) as usize;
@@ -185,8 +185,8 @@ mod tests {
                     *byte = random.next_u64() as u8;
                 }
             }
-            if let Ok((header, _)) = Unchecked(&bytes).header() {
-                let _ = header.value(&bytes);
+            if let Ok((header, _)) = UncheckedRecord(&bytes).header() {
+                let _ = header.value_range(&bytes);
             }
         }
     }

@@ -9,23 +9,26 @@
 //! is passed over only where no flush vouches for it, and then its key keeps the value before.
 
 use super::HashEngine;
-use super::allocator::{Extent, Fit, Space};
-use super::checkpoint::{self, IMAGE_HEADER_BYTES, ImageHeader, write_superblock};
+use super::allocator::{Extent, FitPolicy, SpaceAllocator};
+use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader, write_superblock};
 use super::commit_queue::{JournalPosition, LEADERS_MAX};
 pub use super::error::OpenError;
-use super::format::{FormatSettings, plan};
-use super::index::{SLOT_BYTES, Slot, UNITS_MAX, check_of};
-use super::journal::{self, Entry, batch_units_max};
+use super::format::{FormatConfig, layout};
+use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, fingerprint};
+use super::journal::{self, JournalEntry, batch_units_max};
 use super::record;
 use super::superblock::{
-    COUNT_MAX, NotOurs, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, Unchecked,
+    COUNT_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, SuperblockError,
+    UncheckedSuperblock,
 };
-use super::volume::{Contents, OpenSettings, Segment, Volume, apply, hash_of, split};
-use crate::bug_injection::{self, Bug};
-use octokv_base::map::Map;
-use octokv_base::{Buffer, Key, Lba, Pool};
+use super::volume::{
+    IndexPartition, OpenConfig, Volume, VolumeState, apply_to_table, hash_of, partition_and_tag,
+};
+use crate::bug_injection::{self, InjectedBug};
+use octokv_base::map::FxHashMap;
+use octokv_base::{Buffer, BufferPool, Key, Lba};
 use octokv_device::Device;
-use octokv_runtime::give_back;
+use octokv_runtime::trim_heap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -33,58 +36,59 @@ use std::sync::Arc;
 /// device is formatted with `format` first.
 pub async fn open(
     device: &Rc<dyn Device>,
-    pool: &Pool,
-    settings: OpenSettings,
-    format: &FormatSettings,
+    pool: &BufferPool,
+    config: OpenConfig,
+    format: &FormatConfig,
 ) -> Result<Arc<Volume>, OpenError> {
     let geometry = device.geometry();
     if geometry.volatile {
-        let superblock = plan(geometry, format)?;
-        let contents = empty_contents(&superblock, JournalPosition::default(), Fit::First);
-        return Ok(Volume::new(superblock, contents, geometry.block_bytes, true, settings));
+        let superblock = layout(geometry, format)?;
+        let state = empty_state(&superblock, JournalPosition::default(), FitPolicy::First);
+        return Ok(Volume::new(superblock, state, geometry.block_bytes, true, config));
     }
-    let mut loaded = load(&**device).await?;
+    let mut loaded = load_volume(&**device).await?;
     loaded.superblock.incarnation += 1;
     loaded.superblock.generation += 1;
-    loaded.superblock.clean = false;
+    loaded.superblock.is_clean_shutdown = false;
     write_superblock(&**device, &loaded.superblock).await?;
-    let contents = Contents { segments: loaded.segments, space: loaded.space, position: loaded.position };
-    let volume = Volume::new(loaded.superblock, contents, geometry.block_bytes, false, settings);
-    volume.commits.release_before(JournalPosition { used: 0, ..loaded.position });
-    if loaded.must_checkpoint {
+    let state = VolumeState { partitions: loaded.partitions, space: loaded.space, position: loaded.position };
+    let volume = Volume::new(loaded.superblock, state, geometry.block_bytes, false, config);
+    volume.commits.release_before(JournalPosition { units_used: 0, ..loaded.position });
+    if loaded.needs_checkpoint {
         let engine = HashEngine::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
         engine.checkpoint(false).await?;
     }
     // What recovery needed besides the index.
-    give_back();
+    trim_heap();
     Ok(volume)
 }
 
 /// What a volume holds, read without writing anything.
-pub(super) struct Loaded {
+pub(super) struct RecoveredState {
     pub(super) superblock: Superblock,
-    pub(super) segments: Box<[Segment]>,
-    pub(super) space: Space,
+    pub(super) partitions: Box<[IndexPartition]>,
+    pub(super) space: SpaceAllocator,
     pub(super) position: JournalPosition,
     /// Journal entries passed over because their records are not whole.
-    pub(super) dropped: u64,
+    pub(super) dropped_entries: u64,
     /// Blocks of metadata whose other copy was used.
     pub(super) damaged_copies: u64,
-    must_checkpoint: bool,
+    needs_checkpoint: bool,
 }
 
-fn empty_contents(superblock: &Superblock, position: JournalPosition, fit: Fit) -> Contents {
-    let segments = (0..1_usize << superblock.segments_log2).map(|_| Segment::default()).collect();
-    let partitions = 1 << superblock.partitions_log2;
-    Contents {
-        segments,
-        space: Space::new(superblock.data_first, superblock.data_units, partitions, fit),
+fn empty_state(superblock: &Superblock, position: JournalPosition, fit: FitPolicy) -> VolumeState {
+    let segments =
+        (0..1_usize << superblock.index_partitions_log2).map(|_| IndexPartition::default()).collect();
+    let bitmap_partitions = 1 << superblock.bitmap_partitions_log2;
+    VolumeState {
+        partitions: segments,
+        space: SpaceAllocator::new(superblock.data_start_unit, superblock.data_units, bitmap_partitions, fit),
         position,
     }
 }
 
 /// Reads what a volume holds.
-pub(super) async fn load(device: &dyn Device) -> Result<Loaded, OpenError> {
+pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, OpenError> {
     let (superblock, damaged) = read_superblock(device).await?;
     let geometry = device.geometry();
     let need_bytes = superblock.units() * u64::from(superblock.unit_bytes);
@@ -95,24 +99,38 @@ pub(super) async fn load(device: &dyn Device) -> Result<Loaded, OpenError> {
         let (block_bytes, unit_bytes) = (geometry.block_bytes, superblock.unit_bytes);
         return Err(OpenError::BlockTooLarge { block_bytes, unit_bytes });
     }
-    let mut loader = Loader {
+    let mut loader = Recovery {
         device,
         superblock,
         unit_blocks: u64::from(superblock.unit_bytes / geometry.block_bytes),
-        segments: empty_contents(&superblock, JournalPosition::default(), Fit::Next).segments,
+        partitions: empty_state(&superblock, JournalPosition::default(), FitPolicy::Next).partitions,
         damaged_copies: damaged,
-        dropped: 0,
-        has_doubtful: false,
-        from_second_copy: false,
+        dropped_entries: 0,
+        has_unverified: false,
+        is_from_second_copy: false,
     };
     loader.read_checkpoint().await?;
     let position = loader.replay().await?;
-    let space = loader.claim_space()?;
-    let Loader { segments, damaged_copies, dropped, has_doubtful, .. } = loader;
+    let space = loader.rebuild_bitmap()?;
+    let Recovery {
+        partitions: segments,
+        damaged_copies,
+        dropped_entries: dropped,
+        has_unverified: has_doubtful,
+        ..
+    } = loader;
     // Batches to come call those durable that were read, and what they say would then be taken as it stands; nor is it
     // known whether both copies of the last ones are whole, or say the same.
     let must_checkpoint = has_doubtful || damaged_copies > 0;
-    Ok(Loaded { superblock, segments, space, position, dropped, damaged_copies, must_checkpoint })
+    Ok(RecoveredState {
+        superblock,
+        partitions: segments,
+        space,
+        position,
+        dropped_entries: dropped,
+        damaged_copies,
+        needs_checkpoint: must_checkpoint,
+    })
 }
 
 /// The newest superblock, and how many damaged copies were met.
@@ -123,14 +141,16 @@ async fn read_superblock(device: &dyn Device) -> Result<(Superblock, u64), OpenE
         return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes: area_bytes });
     }
     let (mut found, mut failed) = (Vec::new(), None);
-    for place in 0..SUPERBLOCKS {
-        let at = Lba(place * SUPERBLOCK_STRIDE_BYTES / u64::from(geometry.block_bytes));
+    for slot in 0..SUPERBLOCKS {
+        let at = Lba(slot * SUPERBLOCK_STRIDE_BYTES / u64::from(geometry.block_bytes));
         let buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
         found.push(match device.read(at, buffer).await.into_read() {
-            Ok(bytes) => Unchecked(bytes[..SUPERBLOCK_BYTES].try_into().expect("512 bytes")).check(),
+            Ok(bytes) => {
+                UncheckedSuperblock(bytes[..SUPERBLOCK_BYTES].try_into().expect("512 bytes")).check()
+            }
             Err(error) => {
                 failed = Some(error);
-                Err(NotOurs::Damaged)
+                Err(SuperblockError::Damaged)
             }
         });
     }
@@ -139,38 +159,41 @@ async fn read_superblock(device: &dyn Device) -> Result<(Superblock, u64), OpenE
         if let Some(error) = failed {
             return Err(error.into());
         }
-        let errors: Vec<NotOurs> = found.iter().filter_map(|found| found.err()).collect();
-        let telling = |error: &&NotOurs| matches!(error, NotOurs::Version(_) | NotOurs::Engine(_));
-        let damaged = errors.contains(&NotOurs::Damaged).then_some(&NotOurs::Damaged);
-        let error = errors.iter().find(telling).or(damaged).unwrap_or(&errors[0]);
-        return Err(OpenError::NotOurs(*error));
+        let errors: Vec<SuperblockError> = found.iter().filter_map(|found| found.err()).collect();
+        let is_specific = |error: &&SuperblockError| {
+            matches!(error, SuperblockError::Version(_) | SuperblockError::Engine(_))
+        };
+        let damaged = errors.contains(&SuperblockError::Damaged).then_some(&SuperblockError::Damaged);
+        let error = errors.iter().find(is_specific).or(damaged).unwrap_or(&errors[0]);
+        return Err(OpenError::Superblock(*error));
     };
-    let is_damaged = |at: usize| matches!(found[at], Err(NotOurs::Damaged | NotOurs::Foreign));
+    let is_damaged =
+        |at: usize| matches!(found[at], Err(SuperblockError::Damaged | SuperblockError::Foreign));
     // A crash tears at most one copy of a generation: with both gone, the newest may be among them.
     if (is_damaged(0) && is_damaged(2)) || (is_damaged(1) && is_damaged(3)) {
-        return Err(OpenError::Damaged { what: "superblock", lba: 0 });
+        return Err(OpenError::Damaged { structure: "superblock", lba: 0 });
     }
     let damaged = (0..4).filter(|&at| is_damaged(at)).count() as u64;
     Ok((newest, damaged))
 }
 
-struct Loader<'a> {
+struct Recovery<'a> {
     device: &'a dyn Device,
     superblock: Superblock,
     unit_blocks: u64,
-    segments: Box<[Segment]>,
+    partitions: Box<[IndexPartition]>,
     damaged_copies: u64,
-    dropped: u64,
+    dropped_entries: u64,
     /// Whether there are batches that no flush vouches for.
-    has_doubtful: bool,
+    has_unverified: bool,
     /// Whether the batch that was read last came from the second copy.
-    from_second_copy: bool,
+    is_from_second_copy: bool,
 }
 
 /// Bytes per read of a checkpoint or journal.
-const WINDOW_BYTES: usize = 1 << 20;
+const READ_CHUNK_BYTES: usize = 1 << 20;
 
-impl Loader<'_> {
+impl Recovery<'_> {
     fn unit_bytes(&self) -> usize {
         self.superblock.unit_bytes as usize
     }
@@ -186,7 +209,7 @@ impl Loader<'_> {
     }
 
     /// Reads a part of one of two copies; nothing where the device cannot, for the other copy may do.
-    async fn read_copy(&self, unit: u64, offset: u64, bytes: usize) -> Vec<u8> {
+    async fn read_copy_or_empty(&self, unit: u64, offset: u64, bytes: usize) -> Vec<u8> {
         self.read(unit, offset, bytes).await.unwrap_or_default()
     }
 
@@ -194,71 +217,76 @@ impl Loader<'_> {
         let Some(area) = self.superblock.checkpoint.area else { return Ok(()) };
         let total = self.superblock.checkpoint.bytes;
         let (mut window, mut window_at, mut offset) = (Vec::new(), 0_u64, 0_u64);
-        for index in 0..self.segments.len() {
+        for index in 0..self.partitions.len() {
             let rest = total - offset;
-            let first = self.superblock.area_first(area, 0);
+            let first = self.superblock.area_start_unit(area, 0);
             // Where an image was taken from the other copy, the next may begin behind this window.
             let mut image = window.get((offset - window_at) as usize..).unwrap_or(&[]);
-            let need = checkpoint::Unchecked(image).claimed_bytes().unwrap_or(IMAGE_HEADER_BYTES);
+            let need = checkpoint::UncheckedImage(image).claimed_bytes().unwrap_or(IMAGE_HEADER_BYTES);
             if image.len() < need || image.is_empty() {
                 window_at = offset;
-                let bytes = (WINDOW_BYTES as u64).min(rest) as usize;
-                window = self.read_copy(first, offset, bytes).await;
+                let bytes = (READ_CHUNK_BYTES as u64).min(rest) as usize;
+                window = self.read_copy_or_empty(first, offset, bytes).await;
                 image = &window;
-                let need = checkpoint::Unchecked(image).claimed_bytes().unwrap_or(0);
+                let need = checkpoint::UncheckedImage(image).claimed_bytes().unwrap_or(0);
                 if need > window.len() && need as u64 <= rest {
-                    window = self.read_copy(first, offset, need).await;
+                    window = self.read_copy_or_empty(first, offset, need).await;
                     image = &window;
                 }
             }
-            offset += match self.take_image(index, image) {
-                Some(taken) => taken,
-                None => self.take_other_copy(index, area, offset, rest).await?,
+            offset += match self.load_image(index, image) {
+                Some(image_bytes) => image_bytes,
+                None => self.load_second_copy(index, area, offset, rest).await?,
             } as u64;
         }
         Ok(())
     }
 
     /// Takes a partition's image over from the second copy.
-    async fn take_other_copy(
+    async fn load_second_copy(
         &mut self,
         index: usize,
         area: u8,
         offset: u64,
         rest: u64,
     ) -> Result<usize, OpenError> {
-        let first = self.superblock.area_first(area, 1);
+        let first = self.superblock.area_start_unit(area, 1);
         self.damaged_copies += 1;
         let lba = (first + offset / self.unit_bytes() as u64) * self.unit_blocks;
-        let damaged = OpenError::Damaged { what: "checkpoint", lba };
+        let damaged = OpenError::Damaged { structure: "checkpoint", lba };
         if rest < IMAGE_HEADER_BYTES as u64 {
             return Err(damaged);
         }
-        let header = self.read_copy(first, offset, IMAGE_HEADER_BYTES).await;
-        let need = checkpoint::Unchecked(&header).claimed_bytes().ok_or(damaged)?;
+        let header = self.read_copy_or_empty(first, offset, IMAGE_HEADER_BYTES).await;
+        let need = checkpoint::UncheckedImage(&header).claimed_bytes().ok_or(damaged)?;
         if need as u64 > rest {
             return Err(damaged);
         }
-        let image = self.read_copy(first, offset, need).await;
-        self.take_image(index, &image).ok_or(damaged)
+        let image = self.read_copy_or_empty(first, offset, need).await;
+        self.load_image(index, &image).ok_or(damaged)
     }
 
-    fn take_image(&mut self, index: usize, image: &[u8]) -> Option<usize> {
-        let (header, slots) = checkpoint::Unchecked(image).check()?;
-        let ImageHeader { volume, checkpoint, segment, applied } = header;
-        let expected = (self.superblock.volume, self.superblock.checkpoint.id, index as u32);
+    fn load_image(&mut self, index: usize, image: &[u8]) -> Option<usize> {
+        let (header, slots) = checkpoint::UncheckedImage(image).check()?;
+        let PartitionImageHeader {
+            volume_id: volume,
+            checkpoint_id: checkpoint,
+            partition: segment,
+            applied_through: applied,
+        } = header;
+        let expected = (self.superblock.volume_id, self.superblock.checkpoint.id, index as u32);
         if (volume, checkpoint, segment) != expected {
             return None;
         }
-        let slot = |bytes: &[u8]| Slot::from_bytes(bytes.try_into().expect("sixteen bytes"));
-        if slots.chunks_exact(SLOT_BYTES).any(|bytes| slot(bytes).is_none()) {
+        let decode_entry = |bytes: &[u8]| IndexEntry::from_bytes(bytes.try_into().expect("sixteen bytes"));
+        if slots.chunks_exact(INDEX_ENTRY_BYTES).any(|bytes| decode_entry(bytes).is_none()) {
             return None;
         }
-        let mut entries = self.segments[index].entries.lock();
-        entries.applied = applied;
-        entries.table.reserve(slots.len() / SLOT_BYTES);
-        for slot in slots.chunks_exact(SLOT_BYTES).filter_map(slot) {
-            entries.table.insert(slot.tag(), slot.place());
+        let mut state = self.partitions[index].state.lock();
+        state.applied_through = applied;
+        state.table.reserve(slots.len() / INDEX_ENTRY_BYTES);
+        for entry in slots.chunks_exact(INDEX_ENTRY_BYTES).filter_map(decode_entry) {
+            state.table.insert(entry.tag(), entry.record_ref());
         }
         Some(IMAGE_HEADER_BYTES + slots.len())
     }
@@ -268,98 +296,110 @@ impl Loader<'_> {
         let ring = self.superblock.journal_units;
         let most = batch_units_max(self.superblock.unit_bytes);
         let start = self.superblock.checkpoint;
-        let mut at =
-            JournalPosition { unit: start.journal_unit, batch: start.batch, entry: start.entry + 1, used: 0 };
+        let mut at = JournalPosition {
+            unit: start.journal_unit,
+            batch: start.batch,
+            entry: start.entry + 1,
+            units_used: 0,
+        };
         let mut incarnation = start.incarnation;
-        let mut kept: Vec<(u64, u64, Vec<Entry>)> = Vec::new();
+        let mut unverified: Vec<(u64, u64, Vec<JournalEntry>)> = Vec::new();
         let mut from_second: Vec<u64> = Vec::new();
-        let mut windows = [Window::default(), Window::default()];
+        let mut windows = [RingWindow::default(), RingWindow::default()];
         loop {
             if at.unit + most > ring {
-                at.used += u64::from(ring - at.unit);
+                at.units_used += u64::from(ring - at.unit);
                 at.unit = 0;
             }
-            let Some((header, units, entries)) = self.batch_at(&mut windows, at, incarnation).await? else {
+            let Some((header, units, entries)) = self.read_batch(&mut windows, at, incarnation).await? else {
                 break;
             };
             // A batch that nobody calls durable may have reached one copy alone; others were written to both.
-            if self.from_second_copy {
+            if self.is_from_second_copy {
                 from_second.push(header.batch);
             }
-            let vouched = from_second.partition_point(|&batch| batch <= header.flushed_through);
-            self.damaged_copies += from_second.drain(..vouched).count() as u64;
+            let known_durable = from_second.partition_point(|&batch| batch <= header.flushed_through);
+            self.damaged_copies += from_second.drain(..known_durable).count() as u64;
             incarnation = header.incarnation;
             at.entry = header.first_entry + entries.len() as u64;
-            kept.push((header.batch, header.first_entry, entries));
+            unverified.push((header.batch, header.first_entry, entries));
             at = JournalPosition {
                 unit: at.unit + units,
                 batch: at.batch + 1,
-                used: at.used + u64::from(units),
+                units_used: at.units_used + u64::from(units),
                 ..at
             };
             // Durable, so nothing of it needs to be verified: apply it, and keep the list short.
-            let durable = kept.partition_point(|(batch, ..)| *batch <= header.flushed_through);
-            for (_, first, entries) in kept.drain(..durable) {
+            let durable = unverified.partition_point(|(batch, ..)| *batch <= header.flushed_through);
+            for (_, first, entries) in unverified.drain(..durable) {
                 for (entry, number) in entries.iter().zip(first..) {
                     self.apply(entry, number)?;
                 }
             }
-            if at.used >= u64::from(ring) {
+            if at.units_used >= u64::from(ring) {
                 break;
             }
         }
-        self.refuse_a_gap(at, incarnation).await?;
-        self.has_doubtful = !kept.is_empty();
-        self.apply_verified(kept).await?;
+        self.check_journal_gap(at, incarnation).await?;
+        self.has_unverified = !unverified.is_empty();
+        self.verify_and_apply(unverified).await?;
         Ok(at)
     }
 
     /// Whether the checkpoint's image of the entry's partition has it already.
-    fn is_applied(&self, entry: &Entry, number: u64) -> bool {
-        let (segment, _) = split(entry.hash, self.superblock.segments_log2);
-        number <= self.segments[segment].entries.lock().applied
+    fn is_applied(&self, entry: &JournalEntry, number: u64) -> bool {
+        let (partition, _) = partition_and_tag(entry.hash, self.superblock.index_partitions_log2);
+        number <= self.partitions[partition].state.lock().applied_through
     }
 
-    fn apply(&mut self, entry: &Entry, number: u64) -> Result<(), OpenError> {
+    fn apply(&mut self, entry: &JournalEntry, number: u64) -> Result<(), OpenError> {
         if self.is_applied(entry, number) {
             return Ok(());
         }
-        let (segment, tag) = split(entry.hash, self.superblock.segments_log2);
-        let mut entries = self.segments[segment].entries.lock();
-        entries.applied = number;
-        let before = apply(&mut entries.table, tag, entry);
-        if entry.old != 0 && before.is_none() {
+        let (partition, tag) = partition_and_tag(entry.hash, self.superblock.index_partitions_log2);
+        let mut state = self.partitions[partition].state.lock();
+        state.applied_through = number;
+        let before = apply_to_table(&mut state.table, tag, entry);
+        if entry.old_location != 0 && before.is_none() {
             // What it replaces was written by an entry before it, or is in the image.
-            return Err(OpenError::Damaged { what: "index entry", lba: entry.old * self.unit_blocks });
+            return Err(OpenError::Damaged {
+                structure: "index entry",
+                lba: entry.old_location * self.unit_blocks,
+            });
         }
         Ok(())
     }
 
     /// Applies batches that no flush vouches for: an entry whose record is not whole is passed over, and a
     /// later entry of the key that would replace it replaces what it would have replaced.
-    async fn apply_verified(&mut self, batches: Vec<(u64, u64, Vec<Entry>)>) -> Result<(), OpenError> {
-        let mut instead: Map<(u128, u64), u64> = Map::default();
+    async fn verify_and_apply(
+        &mut self,
+        batches: Vec<(u64, u64, Vec<JournalEntry>)>,
+    ) -> Result<(), OpenError> {
+        let mut replacements: FxHashMap<(u128, u64), u64> = FxHashMap::default();
         for (_, first, entries) in batches {
             for (mut entry, number) in entries.into_iter().zip(first..) {
                 // What an image has is durable, and its old space may be somebody else's by now.
                 if self.is_applied(&entry, number) {
                     continue;
                 }
-                if let Some(&old) = instead.get(&(entry.hash, entry.old)) {
-                    entry.old = old;
+                if let Some(&old) = replacements.get(&(entry.hash, entry.old_location)) {
+                    entry.old_location = old;
                 }
-                let trusted = entry.new == 0 || bug_injection::is(Bug::TrustTornRecords);
-                if trusted {
+                let is_trusted = entry.new_location == 0
+                    || bug_injection::is_injected(InjectedBug::SkipRecordVerification);
+                if is_trusted {
                     self.apply(&entry, number)?;
-                } else if let Some(key) = self.whole_record(&entry).await {
-                    let unread = bug_injection::is(Bug::ReplaceUnread);
-                    if entry.old != 0 && !unread && !self.may_replace(&entry, &key).await {
-                        entry.old = 0;
+                } else if let Some(key) = self.intact_record_key(&entry).await {
+                    let skips_check = bug_injection::is_injected(InjectedBug::SkipPredecessorCheck);
+                    if entry.old_location != 0 && !skips_check && !self.verify_predecessor(&entry, &key).await
+                    {
+                        entry.old_location = 0;
                     }
                     self.apply(&entry, number)?;
                 } else {
-                    self.dropped += 1;
-                    instead.insert((entry.hash, entry.new), entry.old);
+                    self.dropped_entries += 1;
+                    replacements.insert((entry.hash, entry.new_location), entry.old_location);
                 }
             }
         }
@@ -367,128 +407,134 @@ impl Loader<'_> {
     }
 
     /// Whether an entry names a record that the volume can hold: a checksum vouches for bytes, not for sense.
-    fn is_possible(&self, entry: &Entry) -> bool {
-        let (first, end) = (self.superblock.data_first, self.superblock.units());
+    fn is_plausible(&self, entry: &JournalEntry) -> bool {
+        let (first, end) = (self.superblock.data_start_unit, self.superblock.units());
         let units = u64::from(entry.units);
-        entry.new == 0
-            || ((1..=UNITS_MAX).contains(&units)
-                && (first..end).contains(&entry.new)
-                && entry.new + units <= end)
+        entry.new_location == 0
+            || ((1..=RECORD_UNITS_MAX).contains(&units)
+                && (first..end).contains(&entry.new_location)
+                && entry.new_location + units <= end)
     }
 
     /// The key of an entry's record, if that was written whole. One that the device cannot read counts as
     /// written, with a key that nobody knows: whoever asks for it is told of the device's failure.
-    async fn whole_record(&self, entry: &Entry) -> Option<Option<Vec<u8>>> {
+    async fn intact_record_key(&self, entry: &JournalEntry) -> Option<Option<Vec<u8>>> {
         let bytes = entry.units as usize * self.unit_bytes();
-        let Ok(buffer) = self.read(entry.new, 0, bytes).await else { return Some(None) };
-        let (header, key) = record::Unchecked(&buffer).header().ok()?;
+        let Ok(buffer) = self.read(entry.new_location, 0, bytes).await else { return Some(None) };
+        let (header, key) = record::UncheckedRecord(&buffer).header().ok()?;
         let identity = header.identity;
-        let same = identity.volume == self.superblock.volume
-            && identity.location == entry.new
-            && identity.stamp == entry.stamp;
-        (same && header.value(&buffer).is_ok()).then(|| Some(key.to_vec()))
+        let same = identity.volume_id == self.superblock.volume_id
+            && identity.location == entry.new_location
+            && identity.sequence == entry.sequence;
+        (same && header.value_range(&buffer).is_ok()).then(|| Some(key.to_vec()))
     }
 
     /// Whether what an entry would replace is its own key's. A crash can have come before an entry was mended
     /// that named another key's record of the same tag: then that record is where the index has it, or the
     /// other key has given it up. Its own key's may be there no more, for its space was free.
-    async fn may_replace(&self, entry: &Entry, key: &Option<Vec<u8>>) -> bool {
-        let (segment, tag) = split(entry.hash, self.superblock.segments_log2);
-        let place = {
-            let entries = self.segments[segment].entries.lock();
-            entries.table.lookup(tag).find(|place| place.location == entry.old)
+    async fn verify_predecessor(&self, entry: &JournalEntry, key: &Option<Vec<u8>>) -> bool {
+        let (partition, tag) = partition_and_tag(entry.hash, self.superblock.index_partitions_log2);
+        let record_ref = {
+            let state = self.partitions[partition].state.lock();
+            state.table.lookup(tag).find(|record_ref| record_ref.location == entry.old_location)
         };
-        let (Some(place), Some(key)) = (place, key) else { return place.is_some() };
-        let bytes = super::FRONT_BYTES.next_multiple_of(self.unit_bytes());
+        let (Some(place), Some(key)) = (record_ref, key) else { return record_ref.is_some() };
+        let bytes = super::HEADER_AND_KEY_BYTES_MAX.next_multiple_of(self.unit_bytes());
         let bytes = bytes.min(place.units as usize * self.unit_bytes());
         let Ok(buffer) = self.read(place.location, 0, bytes).await else { return true };
-        let Ok((header, found)) = record::Unchecked(&buffer).header() else { return true };
+        let Ok((header, found_key)) = record::UncheckedRecord(&buffer).header() else { return true };
         let identity = header.identity;
-        let is_there = identity.volume == self.superblock.volume
+        let is_there = identity.volume_id == self.superblock.volume_id
             && identity.location == place.location
-            && check_of(identity.stamp) == place.check;
+            && fingerprint(identity.sequence) == place.fingerprint;
         // What merely looks like it by its check is of some other tag.
         let is_of_tag = |key: &[u8]| {
             let hash = Key::new(key).map(|key| hash_of(&self.superblock, &key));
-            hash.is_some_and(|hash| split(hash, self.superblock.segments_log2) == (segment, tag))
+            hash.is_some_and(|hash| {
+                partition_and_tag(hash, self.superblock.index_partitions_log2) == (partition, tag)
+            })
         };
-        !is_there || found == key || !is_of_tag(found)
+        !is_there || found_key == key || !is_of_tag(found_key)
     }
 
     /// The batch expected at a position, from whichever copy has it.
-    async fn batch_at(
+    async fn read_batch(
         &mut self,
-        windows: &mut [Window; 2],
+        windows: &mut [RingWindow; 2],
         at: JournalPosition,
         incarnation: u32,
-    ) -> Result<Option<(journal::BatchHeader, u32, Vec<Entry>)>, OpenError> {
+    ) -> Result<Option<(journal::BatchHeader, u32, Vec<JournalEntry>)>, OpenError> {
         let mut unreadable = 0;
         for (copy, window) in windows.iter_mut().enumerate() {
-            self.fill(window, copy as u64, at.unit).await;
+            self.fill_window(window, copy as u64, at.unit).await;
             let bytes = &window.bytes[(at.unit - window.first) as usize * self.unit_bytes()..];
             unreadable += u32::from(bytes.is_empty());
-            let Some(batch) = journal::Unchecked(bytes).check(self.superblock.unit_bytes) else { continue };
+            let Some(batch) = journal::UncheckedBatch(bytes).check(self.superblock.unit_bytes) else {
+                continue;
+            };
             let header = batch.header;
-            let expected = header.volume == self.superblock.volume && header.batch == at.batch;
+            let expected = header.volume_id == self.superblock.volume_id && header.batch == at.batch;
             if expected && header.incarnation >= incarnation {
                 // A copy that is only older was torn by the crash; a second one that is right is enough.
-                let entries: Vec<Entry> = batch.entries().collect();
-                let lba = (self.superblock.journal_first(0) + u64::from(at.unit)) * self.unit_blocks;
-                if header.first_entry >= COUNT_MAX || !entries.iter().all(|entry| self.is_possible(entry)) {
-                    return Err(OpenError::Damaged { what: "journal batch", lba });
+                let entries: Vec<JournalEntry> = batch.entries().collect();
+                let lba = (self.superblock.journal_start_unit(0) + u64::from(at.unit)) * self.unit_blocks;
+                if header.first_entry >= COUNT_MAX || !entries.iter().all(|entry| self.is_plausible(entry)) {
+                    return Err(OpenError::Damaged { structure: "journal batch", lba });
                 }
-                self.from_second_copy = copy == 1;
+                self.is_from_second_copy = copy == 1;
                 return Ok(Some((header, batch.units, entries)));
             }
         }
         if unreadable == 2 {
             // Whether there was a batch cannot be known.
-            let lba = (self.superblock.journal_first(0) + u64::from(at.unit)) * self.unit_blocks;
-            return Err(OpenError::Damaged { what: "journal batch", lba });
+            let lba = (self.superblock.journal_start_unit(0) + u64::from(at.unit)) * self.unit_blocks;
+            return Err(OpenError::Damaged { structure: "journal batch", lba });
         }
         Ok(None)
     }
 
     /// Has the window hold a batch at `unit`; where the device cannot read so much at once, that batch alone,
     /// and where it cannot even that, nothing.
-    async fn fill(&self, window: &mut Window, copy: u64, unit: u32) {
-        let most = batch_units_max(self.superblock.unit_bytes);
+    async fn fill_window(&self, window: &mut RingWindow, copy: u64, unit: u32) {
+        let batch_units = batch_units_max(self.superblock.unit_bytes);
         let units_held = (window.bytes.len() / self.unit_bytes()) as u32;
-        if window.first <= unit && unit + most <= window.first + units_held {
+        if window.first <= unit && unit + batch_units <= window.first + units_held {
             return;
         }
-        let units = ((WINDOW_BYTES / self.unit_bytes()) as u32).min(self.superblock.journal_units - unit);
-        let first = self.superblock.journal_first(copy) + u64::from(unit);
+        let units = ((READ_CHUNK_BYTES / self.unit_bytes()) as u32).min(self.superblock.journal_units - unit);
+        let first = self.superblock.journal_start_unit(copy) + u64::from(unit);
         window.first = unit;
-        window.bytes = self.read_copy(first, 0, units as usize * self.unit_bytes()).await;
+        window.bytes = self.read_copy_or_empty(first, 0, units as usize * self.unit_bytes()).await;
         if window.bytes.is_empty() {
-            window.bytes = self.read_copy(first, 0, most as usize * self.unit_bytes()).await;
+            window.bytes = self.read_copy_or_empty(first, 0, batch_units as usize * self.unit_bytes()).await;
         }
     }
 
     /// After the end of the journal no later batch can be that waited for the one before, or knows it to be
     /// durable: if there is one, a batch in between is damaged in both copies, and what it changed is not
     /// known.
-    async fn refuse_a_gap(&mut self, end: JournalPosition, incarnation: u32) -> Result<(), OpenError> {
+    async fn check_journal_gap(&mut self, end: JournalPosition, incarnation: u32) -> Result<(), OpenError> {
         let most = batch_units_max(self.superblock.unit_bytes);
         let ring = self.superblock.journal_units;
         for copy in 0..2 {
             for from in [end.unit, 0] {
                 // Of that many one has waited for the first, whichever were under way together.
                 let units = ((LEADERS_MAX as u32 + 1) * most).min(ring - from);
-                let first = self.superblock.journal_first(copy) + u64::from(from);
-                let bytes = self.read_copy(first, 0, units as usize * self.unit_bytes()).await;
+                let first = self.superblock.journal_start_unit(copy) + u64::from(from);
+                let bytes = self.read_copy_or_empty(first, 0, units as usize * self.unit_bytes()).await;
                 for start in (0..bytes.len()).step_by(self.unit_bytes()) {
-                    let batch = journal::Unchecked(&bytes[start..]).check(self.superblock.unit_bytes);
+                    let batch = journal::UncheckedBatch(&bytes[start..]).check(self.superblock.unit_bytes);
                     let later = batch.is_some_and(|batch| {
-                        batch.header.volume == self.superblock.volume
+                        batch.header.volume_id == self.superblock.volume_id
                             && batch.header.batch > end.batch
                             && batch.header.incarnation >= incarnation
-                            && (!batch.header.unflushed || batch.header.flushed_through >= end.batch)
+                            && (!batch.header.is_predecessor_unflushed
+                                || batch.header.flushed_through >= end.batch)
                     });
                     if later {
-                        let lba = (self.superblock.journal_first(0) + u64::from(end.unit)) * self.unit_blocks;
-                        return Err(OpenError::Damaged { what: "journal batch", lba });
+                        let lba =
+                            (self.superblock.journal_start_unit(0) + u64::from(end.unit)) * self.unit_blocks;
+                        return Err(OpenError::Damaged { structure: "journal batch", lba });
                     }
                 }
             }
@@ -497,15 +543,15 @@ impl Loader<'_> {
     }
 
     /// Marks the space of every record as used.
-    fn claim_space(&self) -> Result<Space, OpenError> {
-        let space = empty_contents(&self.superblock, JournalPosition::default(), Fit::Next).space;
-        for segment in &self.segments {
-            for slot in segment.entries.lock().table.from(0) {
-                let place = slot.place();
-                if !space.claim(Extent { location: place.location, units: place.units }) {
+    fn rebuild_bitmap(&self) -> Result<SpaceAllocator, OpenError> {
+        let space = empty_state(&self.superblock, JournalPosition::default(), FitPolicy::Next).space;
+        for partition in &self.partitions {
+            for entry in partition.state.lock().table.iter_from(0) {
+                let record_ref = entry.record_ref();
+                if !space.mark_used(Extent { location: record_ref.location, units: record_ref.units }) {
                     // Two keys on one place: the checksums held, so only a bug of ours wrote this.
-                    let lba = place.location * self.unit_blocks;
-                    return Err(OpenError::Damaged { what: "index", lba });
+                    let lba = record_ref.location * self.unit_blocks;
+                    return Err(OpenError::Damaged { structure: "index", lba });
                 }
             }
         }
@@ -515,7 +561,7 @@ impl Loader<'_> {
 
 /// A part of the ring that was read.
 #[derive(Default)]
-struct Window {
+struct RingWindow {
     first: u32,
     bytes: Vec<u8>,
 }

@@ -54,7 +54,7 @@ pub enum HashKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// Random at format: records and batches of an earlier format are no part of this volume.
-    pub volume: u64,
+    pub volume_id: u64,
     /// The seed of the hash.
     pub hash_seed: u64,
     /// Which hash.
@@ -66,13 +66,13 @@ pub struct Superblock {
     /// Units of each checkpoint area's copy.
     pub area_units: u64,
     /// The first unit of records.
-    pub data_first: u64,
+    pub data_start_unit: u64,
     /// Units of records.
     pub data_units: u64,
     /// log2 of the index's partitions.
-    pub segments_log2: u8,
+    pub index_partitions_log2: u8,
     /// log2 of the bitmap's partitions.
-    pub partitions_log2: u8,
+    pub bitmap_partitions_log2: u8,
     /// The namespace that the volume holds.
     pub namespace: u32,
     /// The longest value, in bytes.
@@ -84,7 +84,7 @@ pub struct Superblock {
     /// The last whole checkpoint.
     pub checkpoint: Checkpoint,
     /// Whether the volume was closed in order.
-    pub clean: bool,
+    pub is_clean_shutdown: bool,
 }
 
 /// Where the last checkpoint is and where the journal goes on from it.
@@ -108,7 +108,7 @@ pub struct Checkpoint {
 
 /// Why a device is not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotOurs {
+pub enum SuperblockError {
     /// All zeros: never formatted.
     Blank,
     /// No superblock is there: another format.
@@ -121,7 +121,7 @@ pub enum NotOurs {
     Damaged,
 }
 
-fn put(bytes: &mut [u8; SUPERBLOCK_BYTES], at: usize, field: &[u8]) {
+fn write_field(bytes: &mut [u8; SUPERBLOCK_BYTES], at: usize, field: &[u8]) {
     bytes[at..at + field.len()].copy_from_slice(field);
 }
 
@@ -129,76 +129,76 @@ impl Superblock {
     /// As written.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut b = [0; SUPERBLOCK_BYTES];
-        put(&mut b, 0, &MAGIC);
-        put(&mut b, 12, &VERSION.to_le_bytes());
-        put(&mut b, 14, &ENGINE_HASH.to_le_bytes());
-        put(&mut b, 16, &self.volume.to_le_bytes());
-        put(&mut b, 24, &self.hash_seed.to_le_bytes());
-        put(&mut b, 32, &self.unit_bytes.to_le_bytes());
-        put(&mut b, 36, &self.journal_units.to_le_bytes());
-        put(&mut b, 40, &self.area_units.to_le_bytes());
-        put(&mut b, 48, &self.data_first.to_le_bytes());
-        put(&mut b, 56, &self.data_units.to_le_bytes());
-        put(&mut b, 64, &self.generation.to_le_bytes());
-        put(&mut b, 72, &self.incarnation.to_le_bytes());
-        put(&mut b, 76, &[matches!(self.hash, HashKind::Sha1) as u8, self.segments_log2]);
-        put(&mut b, 78, &u16::from(self.partitions_log2).to_le_bytes());
-        put(&mut b, 80, &self.checkpoint.id.to_le_bytes());
-        put(&mut b, 88, &u32::from(self.checkpoint.area.unwrap_or(2)).to_le_bytes());
-        put(&mut b, 92, &self.checkpoint.journal_unit.to_le_bytes());
-        put(&mut b, 96, &self.checkpoint.bytes.to_le_bytes());
-        put(&mut b, 104, &self.checkpoint.batch.to_le_bytes());
-        put(&mut b, 112, &self.checkpoint.entry.to_le_bytes());
-        put(&mut b, 120, &self.namespace.to_le_bytes());
-        put(&mut b, 124, &u32::from(self.clean).to_le_bytes());
-        put(&mut b, 128, &self.value_bytes_max.to_le_bytes());
-        put(&mut b, 132, &self.checkpoint.incarnation.to_le_bytes());
+        write_field(&mut b, 0, &MAGIC);
+        write_field(&mut b, 12, &VERSION.to_le_bytes());
+        write_field(&mut b, 14, &ENGINE_HASH.to_le_bytes());
+        write_field(&mut b, 16, &self.volume_id.to_le_bytes());
+        write_field(&mut b, 24, &self.hash_seed.to_le_bytes());
+        write_field(&mut b, 32, &self.unit_bytes.to_le_bytes());
+        write_field(&mut b, 36, &self.journal_units.to_le_bytes());
+        write_field(&mut b, 40, &self.area_units.to_le_bytes());
+        write_field(&mut b, 48, &self.data_start_unit.to_le_bytes());
+        write_field(&mut b, 56, &self.data_units.to_le_bytes());
+        write_field(&mut b, 64, &self.generation.to_le_bytes());
+        write_field(&mut b, 72, &self.incarnation.to_le_bytes());
+        write_field(&mut b, 76, &[matches!(self.hash, HashKind::Sha1) as u8, self.index_partitions_log2]);
+        write_field(&mut b, 78, &u16::from(self.bitmap_partitions_log2).to_le_bytes());
+        write_field(&mut b, 80, &self.checkpoint.id.to_le_bytes());
+        write_field(&mut b, 88, &u32::from(self.checkpoint.area.unwrap_or(2)).to_le_bytes());
+        write_field(&mut b, 92, &self.checkpoint.journal_unit.to_le_bytes());
+        write_field(&mut b, 96, &self.checkpoint.bytes.to_le_bytes());
+        write_field(&mut b, 104, &self.checkpoint.batch.to_le_bytes());
+        write_field(&mut b, 112, &self.checkpoint.entry.to_le_bytes());
+        write_field(&mut b, 120, &self.namespace.to_le_bytes());
+        write_field(&mut b, 124, &u32::from(self.is_clean_shutdown).to_le_bytes());
+        write_field(&mut b, 128, &self.value_bytes_max.to_le_bytes());
+        write_field(&mut b, 132, &self.checkpoint.incarnation.to_le_bytes());
         let crc = crc32c(&b[12..]);
-        put(&mut b, 8, &crc.to_le_bytes());
+        write_field(&mut b, 8, &crc.to_le_bytes());
         b
     }
 
     /// The units that the whole volume spans.
     pub fn units(&self) -> u64 {
-        self.data_first + self.data_units
+        self.data_start_unit + self.data_units
     }
 
     /// The first unit of a copy (0, 1) of the journal.
-    pub fn journal_first(&self, copy: u64) -> u64 {
+    pub fn journal_start_unit(&self, copy: u64) -> u64 {
         superblock_units(self.unit_bytes) + copy * u64::from(self.journal_units)
     }
 
     /// The first unit of a copy (0, 1) of a checkpoint area (0, 1).
-    pub fn area_first(&self, area: u8, copy: u64) -> u64 {
-        let areas = self.journal_first(2);
+    pub fn area_start_unit(&self, area: u8, copy: u64) -> u64 {
+        let areas = self.journal_start_unit(2);
         areas + (u64::from(area) * 2 + copy) * self.area_units
     }
 }
 
 /// Bytes read from a device, which may be anything.
-pub struct Unchecked<'a>(pub &'a [u8; SUPERBLOCK_BYTES]);
+pub struct UncheckedSuperblock<'a>(pub &'a [u8; SUPERBLOCK_BYTES]);
 
-impl Unchecked<'_> {
+impl UncheckedSuperblock<'_> {
     /// The superblock, once magic, checksum, version and engine hold and its fields agree.
-    pub fn check(self) -> Result<Superblock, NotOurs> {
+    pub fn check(self) -> Result<Superblock, SuperblockError> {
         let b = self.0;
         let u16_at = |at: usize| u16::from_le_bytes([b[at], b[at + 1]]);
         let u32_at = |at: usize| u32::from_le_bytes(b[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(b[at..at + 8].try_into().expect("eight bytes"));
         if b.iter().all(|&byte| byte == 0) {
-            return Err(NotOurs::Blank);
+            return Err(SuperblockError::Blank);
         }
         if b[..8] != MAGIC {
-            return Err(NotOurs::Foreign);
+            return Err(SuperblockError::Foreign);
         }
         if crc32c(&b[12..]) != u32_at(8) {
-            return Err(NotOurs::Damaged);
+            return Err(SuperblockError::Damaged);
         }
         if u16_at(12) != VERSION {
-            return Err(NotOurs::Version(u16_at(12)));
+            return Err(SuperblockError::Version(u16_at(12)));
         }
         if u16_at(14) != ENGINE_HASH {
-            return Err(NotOurs::Engine(u16_at(14)));
+            return Err(SuperblockError::Engine(u16_at(14)));
         }
         let area = u32_at(88);
         let checkpoint = Checkpoint {
@@ -211,36 +211,36 @@ impl Unchecked<'_> {
             incarnation: u32_at(132),
         };
         let superblock = Superblock {
-            volume: u64_at(16),
+            volume_id: u64_at(16),
             hash_seed: u64_at(24),
             hash: if b[76] == 1 { HashKind::Sha1 } else { HashKind::Xxh3 },
             unit_bytes: u32_at(32),
             journal_units: u32_at(36),
             area_units: u64_at(40),
-            data_first: u64_at(48),
+            data_start_unit: u64_at(48),
             data_units: u64_at(56),
-            segments_log2: b[77],
-            partitions_log2: b[78],
+            index_partitions_log2: b[77],
+            bitmap_partitions_log2: b[78],
             namespace: u32_at(120),
             value_bytes_max: u32_at(128),
             generation: u64_at(64),
             incarnation: u32_at(72),
             checkpoint,
-            clean: u32_at(124) == 1,
+            is_clean_shutdown: u32_at(124) == 1,
         };
-        superblock.is_sane().then_some(superblock).ok_or(NotOurs::Damaged)
+        superblock.is_consistent().then_some(superblock).ok_or(SuperblockError::Damaged)
     }
 }
 
 impl Superblock {
     /// Whether the fields agree with each other: a checksum vouches for bytes, not for sense.
-    pub(super) fn is_sane(&self) -> bool {
+    pub(super) fn is_consistent(&self) -> bool {
         matches!(self.unit_bytes, 512 | 1024 | 2048 | 4096)
             && self.area_units < 1 << 36
-            && self.area_first(0, 4) == self.data_first
-            && self.data_first.checked_add(self.data_units).is_some_and(|end| end < 1 << 36)
-            && self.segments_log2 <= 20
-            && self.partitions_log2 <= 12
+            && self.area_start_unit(0, 4) == self.data_start_unit
+            && self.data_start_unit.checked_add(self.data_units).is_some_and(|end| end < 1 << 36)
+            && self.index_partitions_log2 <= 20
+            && self.bitmap_partitions_log2 <= 12
             && [self.generation, self.checkpoint.id, self.checkpoint.batch, self.checkpoint.entry]
                 .iter()
                 .all(|&count| count < COUNT_MAX)
@@ -258,16 +258,16 @@ mod tests {
     /// A superblock with every field set to something of its own.
     pub(crate) fn example() -> Superblock {
         Superblock {
-            volume: 0x0102_0304_0506_0708,
+            volume_id: 0x0102_0304_0506_0708,
             hash_seed: 9,
             hash: HashKind::Sha1,
             unit_bytes: 4096,
             journal_units: 64,
             area_units: 10,
-            data_first: 4 + 128 + 40,
+            data_start_unit: 4 + 128 + 40,
             data_units: 1_000,
-            segments_log2: 4,
-            partitions_log2: 3,
+            index_partitions_log2: 4,
+            bitmap_partitions_log2: 3,
             namespace: 1,
             value_bytes_max: 2 << 20,
             generation: 5,
@@ -281,13 +281,13 @@ mod tests {
                 entry: 99,
                 incarnation: 5,
             },
-            clean: true,
+            is_clean_shutdown: true,
         }
     }
 
     #[test]
     fn a_superblock_gives_back_every_field() {
-        assert_eq!(Unchecked(&example().encode()).check(), Ok(example()));
+        assert_eq!(UncheckedSuperblock(&example().encode()).check(), Ok(example()));
     }
 
     #[test]
@@ -295,19 +295,22 @@ mod tests {
         for bit in 0..SUPERBLOCK_BYTES * 8 {
             let mut bytes = example().encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let found = Unchecked(&bytes).check();
-            assert!(matches!(found, Err(NotOurs::Damaged | NotOurs::Foreign)), "bit {bit}: {found:?}");
+            let found = UncheckedSuperblock(&bytes).check();
+            assert!(
+                matches!(found, Err(SuperblockError::Damaged | SuperblockError::Foreign)),
+                "bit {bit}: {found:?}"
+            );
         }
     }
 
     #[test]
-    fn blank_foreign_and_other_versions_are_told_apart() {
-        assert_eq!(Unchecked(&[0; 512]).check(), Err(NotOurs::Blank));
-        assert_eq!(Unchecked(&[0x55; 512]).check(), Err(NotOurs::Foreign));
+    fn blank_foreign_and_other_versions_give_distinct_errors() {
+        assert_eq!(UncheckedSuperblock(&[0; 512]).check(), Err(SuperblockError::Blank));
+        assert_eq!(UncheckedSuperblock(&[0x55; 512]).check(), Err(SuperblockError::Foreign));
         let mut later = example().encode();
         later[12] = 2;
         let crc = crc32c(&later[12..]);
         later[8..12].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(Unchecked(&later).check(), Err(NotOurs::Version(2)));
+        assert_eq!(UncheckedSuperblock(&later).check(), Err(SuperblockError::Version(2)));
     }
 }

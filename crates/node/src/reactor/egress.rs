@@ -3,11 +3,11 @@
 //! In: what workers have ended, what other cores sent back. Out: bytes, by one send for a link and turn. Invariants: an outcome is
 //! handed on exactly once; a link is forgotten only when none of its requests is out, on whatever core.
 
-use super::{CLOSES_AT_ONCE, Finished, Message, Reactor};
-use crate::bug_injection::{self, Bug};
-use crate::tenants::OTHERS;
+use super::{CLOSES_PER_ITERATION, CoreMessage, Reactor, RequestCompletion};
+use crate::bug_injection::{self, InjectedBug};
+use crate::tenants::OVERFLOW_TENANT;
 use octokv_base::Nanos;
-use octokv_nvmf::{Closing, Connection};
+use octokv_nvmf::{CloseReason, Connection};
 use octokv_runtime::{Sockets, Stage};
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,116 +15,129 @@ use std::future::Future;
 impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
     /// Hands outcomes to their connections, those of other cores' by their mailboxes. The time `spent` on requests that
     /// waited for their devices is shared by those that ended.
-    pub(super) fn deliver(&mut self, now: Nanos, spent: Nanos) -> bool {
-        std::mem::swap(&mut self.delivering, &mut *self.finished.borrow_mut());
-        if self.delivering.is_empty() && self.outbound.is_empty() {
+    pub(super) fn deliver_completions(&mut self, now: Nanos, spent: Nanos) -> bool {
+        std::mem::swap(&mut self.delivering, &mut *self.completions.borrow_mut());
+        if self.delivering.is_empty() && self.outbound_completions.is_empty() {
             return false;
         }
         let mut delivering = std::mem::take(&mut self.delivering);
         let each = Nanos(spent.0 / delivering.len().max(1) as u64);
-        for mut done in delivering.drain(..) {
-            self.tally.worked(done.flow, each);
-            self.dispatch.done(std::mem::take(&mut done.note), &done.outcome);
-            if done.home.index() == self.core {
-                self.answer(now, done);
+        for mut completion in delivering.drain(..) {
+            self.metrics.add_cpu_time(completion.tenant, each);
+            self.scheduler.on_complete(std::mem::take(&mut completion.ticket_id), &completion.outcome);
+            if completion.home_core.index() == self.core {
+                self.complete_request(now, completion);
             } else {
-                done.stamp = self.tally.towards(done.home, done.flow, done.stamp);
-                self.tally.ran_for(done.home);
-                self.outbound.push_back(done);
+                completion.timing =
+                    self.metrics.transfer_timing(completion.home_core, completion.tenant, completion.timing);
+                self.metrics.record_executed_for(completion.home_core);
+                self.outbound_completions.push_back(completion);
             }
         }
         self.delivering = delivering;
         // Those that find no room are passed by: others' rings may have some.
-        for _ in 0..self.outbound.len() {
-            let Some(done) = self.outbound.pop_front() else { break };
-            if let Err(Message::Done(done)) = self.mailbox.send(done.home.index(), Message::Done(done)) {
-                if bug_injection::is(Bug::LoseMovedAnswer) {
+        for _ in 0..self.outbound_completions.len() {
+            let Some(completion) = self.outbound_completions.pop_front() else { break };
+            if let Err(CoreMessage::Completed(completion)) =
+                self.mailbox.send(completion.home_core.index(), CoreMessage::Completed(completion))
+            {
+                if bug_injection::is_injected(InjectedBug::LoseOffloadedCompletion) {
                     continue;
                 }
-                self.outbound.push_back(done);
+                self.outbound_completions.push_back(completion);
             }
         }
         true
     }
 
     /// Hands one outcome to its connection on this core.
-    pub(super) fn answer(&mut self, now: Nanos, done: Finished) {
-        let link = self.links[done.link as usize].as_mut().expect("kept while its requests are out");
-        self.tally.answered(done.flow, done.stamp, now + self.handle.busy().within_turn());
-        link.connection.complete(now, done.slot, done.outcome);
-        self.has_news(done.link);
+    pub(super) fn complete_request(&mut self, now: Nanos, completion: RequestCompletion) {
+        let io = self.connections[completion.connection as usize]
+            .as_mut()
+            .expect("kept while its requests are out");
+        self.metrics.record_completed(
+            completion.tenant,
+            completion.timing,
+            now + self.handle.cpu_time().iteration_elapsed(),
+        );
+        io.connection.complete(now, completion.slot, completion.outcome);
+        self.mark_send_pending(completion.connection);
     }
 
     /// Sends what links have to say, and closes those that are over. What there is no time for is left to the next turn.
-    pub(super) fn send(&mut self) -> bool {
+    pub(super) fn send_replies(&mut self) -> bool {
         let (mut worked, mut closes) = (false, 0);
-        let share = self.this_turn.share(self.unsent.len());
-        let mut line = std::mem::take(&mut self.sending);
-        line.form(self.unsent.drain(..).filter_map(|index| {
-            let link = self.links[index as usize].as_ref()?;
-            Some((index, self.this_turn.asks_much(link.talk)))
+        let share = self.budget.share(self.send_pending.len());
+        let mut queue = std::mem::take(&mut self.send_queue);
+        queue.rebuild(self.send_pending.drain(..).filter_map(|index| {
+            let io = self.connections[index as usize].as_ref()?;
+            Some((index, self.budget.is_heavy(io.usage)))
         }));
-        let mut before = self.handle.busy().since_lap();
-        while let Some(index) = line.next(self.this_turn.is_over_for_sending()) {
-            let Some(link) = &mut self.links[index as usize] else { continue };
-            if link.connection.is_closed() && closes >= CLOSES_AT_ONCE {
-                self.unsent.push(index);
+        let mut time_before = self.handle.cpu_time().stage_elapsed();
+        while let Some(index) = queue.next(self.budget.is_send_exhausted()) {
+            let Some(io) = &mut self.connections[index as usize] else { continue };
+            if io.connection.is_closed() && closes >= CLOSES_PER_ITERATION {
+                self.send_pending.push(index);
                 worked = true;
                 continue;
             }
-            let sent = link.send(&mut self.sockets, &mut self.slices);
-            let closed = self.close_if_over(index);
+            let sent = io.send(&mut self.sockets, &mut self.slices);
+            let closed = self.close_if_finished(index);
             closes += usize::from(closed);
             if sent.is_some() | closed {
                 worked = true;
-                line.had_part();
+                queue.mark_served();
             }
-            let of_link = self.handle.busy().lap(Stage::Target, worked).since(std::mem::take(&mut before));
-            self.this_turn.sending = self.this_turn.sending + of_link;
-            let Some(link) = &mut self.links[index as usize] else { continue };
+            let connection_time = self
+                .handle
+                .cpu_time()
+                .end_stage(Stage::Target, worked)
+                .since(std::mem::take(&mut time_before));
+            self.budget.send_time = self.budget.send_time + connection_time;
+            let Some(io) = &mut self.connections[index as usize] else { continue };
             if let Some(bytes) = sent {
-                let flow = link.flow.unwrap_or(OTHERS);
-                self.tally.worked(flow, of_link);
-                self.tally.bytes(flow, bytes);
-                self.this_turn.took(&mut link.talk, of_link);
-                link.send_quantum.learn(bytes, of_link, share);
+                let tenant = io.tenant.unwrap_or(OVERFLOW_TENANT);
+                self.metrics.add_cpu_time(tenant, connection_time);
+                self.metrics.add_bytes(tenant, bytes);
+                self.budget.account(&mut io.usage, connection_time);
+                io.send_quantum.adjust(bytes, connection_time, share);
             }
-            link.listed = !link.socket_closed && !link.connection.outbox().is_empty();
-            if link.listed {
-                self.unsent.push(index);
+            io.in_send_list = !io.socket_closed && !io.connection.send_buffer().is_empty();
+            if io.in_send_list {
+                self.send_pending.push(index);
             }
         }
-        line.end();
-        let reached = self.unsent.len();
-        self.unsent.extend(line.rest());
-        worked |= self.unsent.len() > reached;
-        self.sending = line;
+        queue.finish();
+        let unsent_count = self.send_pending.len();
+        self.send_pending.extend(queue.unserved());
+        worked |= self.send_pending.len() > unsent_count;
+        self.send_queue = queue;
         worked
     }
 
     /// Closes a link's socket once its machine is over and its last bytes are out, and forgets the link
     /// once its last request has ended.
-    pub(super) fn close_if_over(&mut self, index: u32) -> bool {
-        let Some(link) = &mut self.links[index as usize] else { return false };
-        if !link.connection.is_closed() || !link.connection.outbox().is_empty() {
+    pub(super) fn close_if_finished(&mut self, index: u32) -> bool {
+        let Some(io) = &mut self.connections[index as usize] else { return false };
+        if !io.connection.is_closed() || !io.connection.send_buffer().is_empty() {
             return false;
         }
         let mut worked = false;
-        if !link.socket_closed {
-            link.socket_closed = true;
-            self.sockets.close(link.socket);
-            self.by_socket.remove(&link.socket);
-            if let Some(untold) = self.gate.open(self.handle.now()) {
-                log_end(&link.connection, untold);
+        if !io.socket_closed {
+            io.socket_closed = true;
+            self.sockets.close(io.socket);
+            self.by_socket.remove(&io.socket);
+            if let Some(suppressed) = self.log_limiter.allow(self.handle.now()) {
+                log_disconnect(&io.connection, suppressed);
             }
             worked = true;
         }
-        if link.connection.in_flight() == 0 {
-            if let Some(flow) = link.flow {
-                self.scheduling.flows().leave(flow);
+        if io.connection.in_flight() == 0 {
+            if let Some(tenant) = io.tenant {
+                self.monitor.tenants().release(tenant);
             }
-            self.links[index as usize] = None;
-            self.free_links.push(index);
+            self.connections[index as usize] = None;
+            self.free_connections.push(index);
             worked = true;
         }
         worked
@@ -132,16 +145,16 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
 }
 
 /// `untold` such lines were left out before this one.
-fn log_end(connection: &Connection, untold: u64) {
-    let (peer, host) = (connection.peer(), connection.host_nqn().unwrap_or("unknown"));
-    if let Some(status) = connection.refused() {
-        tracing::warn!(%peer, host, %status, untold, "a connect was refused");
+fn log_disconnect(connection: &Connection, suppressed: u64) {
+    let (peer, host) = (connection.peer_address(), connection.host_nqn().unwrap_or("unknown"));
+    if let Some(status) = connection.connect_error() {
+        tracing::warn!(%peer, host, %status, suppressed, "a connect was refused");
         return;
     }
-    match connection.closing_reason() {
-        None | Some(Closing::Disconnected | Closing::PeerClosed | Closing::ControllerEnded) => {
-            tracing::info!(%peer, host, untold, "disconnected");
+    match connection.close_reason() {
+        None | Some(CloseReason::Disconnected | CloseReason::PeerClosed | CloseReason::ControllerEnded) => {
+            tracing::info!(%peer, host, suppressed, "disconnected");
         }
-        Some(reason) => tracing::warn!(%peer, host, ?reason, untold, "connection refused or ended"),
+        Some(reason) => tracing::warn!(%peer, host, ?reason, suppressed, "connection refused or ended"),
     }
 }

@@ -20,24 +20,25 @@
 mod egress;
 mod ingress;
 
-use crate::bug_injection::{self, Bug};
-use crate::connection_io::Link;
-use crate::connection_queue::Line;
-use crate::core_metrics::{Stamp, Tally};
-use crate::log_limiter::Gate;
-use crate::monitor::{Scheduling, Watch};
-use crate::namespace_table::{Removed, Stores};
-use crate::request_queue::{Job, Jobs};
-use crate::request_scheduler::{Dispatch, Note};
-use crate::time_budget::Turn;
-use octokv_base::map::Map;
-use octokv_base::{NamespaceId, Nanos, Pool};
+use crate::bug_injection::{self, InjectedBug};
+use crate::connection_io::ConnectionIo;
+use crate::connection_queue::ConnectionQueue;
+use crate::core_metrics::{MetricsWriter, RequestTiming};
+use crate::log_limiter::LogRateLimiter;
+use crate::monitor::{Monitor, MonitorDuty};
+use crate::namespace_table::{NamespaceTable, RemovedNamespaces};
+use crate::request_queue::{PendingRequest, RequestQueue};
+use crate::request_scheduler::{RequestScheduler, TicketId};
+use crate::time_budget::IterationBudget;
+use octokv_base::map::FxHashMap;
+use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_engine::Engine;
-use octokv_nvmf::{Outcome, Request, Target};
+use octokv_nvmf::{IoRequest, RequestOutcome, Target};
 use octokv_runtime::{
-    Channel, Desk, DetachedSocket, Handle, ListenerId, Mailbox, SocketId, Sockets, Stage, Workers,
+    DetachedSocket, DeviceHandle, JobSlot, ListenerId, Mailbox, ReactorHandle, SocketId, Sockets, Stage,
+    WorkerPool,
 };
-use octokv_sched::{CoreId, FlowId};
+use octokv_sched::{CoreId, TenantId};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -48,30 +49,30 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bytes received at once: one linear buffer per core. Measured: less costs system calls.
-pub const RECEIVE_BYTES: usize = 1 << 20;
+pub const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// How often a core with connections looks at their deadlines, at the least.
-const TICK: Nanos = Nanos::from_millis(50);
+const TICK_INTERVAL_MAX: Nanos = Nanos::from_millis(50);
 
 /// Connections that are accepted in one turn, of each listener: a flood of them leaves time for those that are there.
-const ACCEPTS_PER_TURN: usize = 2;
+const ACCEPTS_PER_ITERATION: usize = 2;
 
 /// How long the requests of a fair queue are begun one after the other before sockets are looked at again: who asks for
 /// little may have come meanwhile.
-const FAIR_STRETCH: Nanos = Nanos::from_micros(20);
+const FAIR_DISPATCH_MAX: Nanos = Nanos::from_micros(20);
 
 /// Requests of one flow that wait for their turn hold at most about this part of a core's buffers.
-const HELD_PART: usize = 8;
+const TENANT_BUFFER_DIVISOR: usize = 8;
 
 /// Of so many connections the network's round trip is asked for at the end of a window.
-const TRIPS_PER_WINDOW: usize = 32;
+const RTT_SAMPLES_PER_INTERVAL: usize = 32;
 
 /// Connections that are closed at once: replies go before them, and a flood of them leaves time.
-const CLOSES_AT_ONCE: usize = 2;
+const CLOSES_PER_ITERATION: usize = 2;
 
 /// What cores tell each other.
-pub enum Message {
+pub enum CoreMessage {
     /// Take over a connection that was just accepted.
-    Adopt {
+    NewConnection {
         /// The socket.
         socket: DetachedSocket,
         /// Our address.
@@ -80,15 +81,15 @@ pub enum Message {
         peer: SocketAddr,
     },
     /// Carry out a request of a connection of mine.
-    Work(Job),
+    Execute(PendingRequest),
     /// What came of a request of a connection of yours.
-    Done(Finished),
+    Completed(RequestCompletion),
 }
 
 /// What requests cost a core of a virtual world, where nothing takes time by itself. On a real core time passes by itself,
 /// and these are not looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Costs {
+pub struct SimulatedCosts {
     /// To receive, take apart and answer one, on the core of its connection.
     pub target: Nanos,
     /// To carry one out, on the core that does.
@@ -98,7 +99,7 @@ pub struct Costs {
 }
 
 /// What a reactor is made of.
-pub struct Parts<S, E> {
+pub struct ReactorParts<S, E> {
     /// This core's sockets.
     pub sockets: S,
     /// Our own address on a socket, where the driver knows it.
@@ -106,35 +107,35 @@ pub struct Parts<S, E> {
     /// The listeners of this core, with their addresses; only the first core has any.
     pub listeners: Vec<(ListenerId, SocketAddr)>,
     /// This core's end of the mesh.
-    pub mailbox: Mailbox<Message>,
+    pub mailbox: Mailbox<CoreMessage>,
     /// This core's number among the node's.
     pub core: usize,
     /// Time, timers, tasks.
-    pub handle: Handle,
+    pub handle: ReactorHandle,
     /// The subsystem.
     pub target: Arc<Target>,
     /// What does the requests of each namespace on this core.
-    pub stores: Rc<Stores<E>>,
+    pub namespaces: Rc<NamespaceTable<E>>,
     /// The buffers of this core.
-    pub pool: Pool,
+    pub pool: BufferPool,
     /// The most requests at a time.
     pub requests_max: usize,
     /// The monitor, and what is chosen.
-    pub scheduling: Arc<Scheduling>,
+    pub monitor: Arc<Monitor>,
     /// What requests cost in virtual time.
-    pub costs: Costs,
+    pub costs: SimulatedCosts,
 }
 
 /// A request that has ended, on its way to its connection.
 #[derive(Debug)]
-pub struct Finished {
-    home: CoreId,
-    link: u32,
+pub struct RequestCompletion {
+    home_core: CoreId,
+    connection: u32,
     slot: u32,
-    outcome: Outcome,
-    flow: FlowId,
-    stamp: Stamp,
-    note: Note,
+    outcome: RequestOutcome,
+    tenant: TenantId,
+    timing: RequestTiming,
+    ticket_id: TicketId,
 }
 
 /// One core. `F` is the future of what carries out its requests.
@@ -142,67 +143,67 @@ struct Reactor<S, F> {
     sockets: S,
     local_address: fn(&S, SocketId) -> Option<SocketAddr>,
     listeners: Vec<(ListenerId, SocketAddr)>,
-    mailbox: Mailbox<Message>,
+    mailbox: Mailbox<CoreMessage>,
     core: usize,
-    handle: Handle,
-    channel: Channel,
+    handle: ReactorHandle,
+    device: DeviceHandle,
     target: Arc<Target>,
-    pool: Pool,
-    buffer: Box<[u8]>,
-    links: Vec<Option<Link>>,
-    free_links: Vec<u32>,
-    by_socket: Map<SocketId, u32>,
-    ready: Vec<SocketId>,
+    pool: BufferPool,
+    receive_buffer: Box<[u8]>,
+    connections: Vec<Option<ConnectionIo>>,
+    free_connections: Vec<u32>,
+    by_socket: FxHashMap<SocketId, u32>,
+    ready_sockets: Vec<SocketId>,
     /// Links that received in this turn.
-    news: Vec<u32>,
+    received_from: Vec<u32>,
     /// How many did in the last turn.
-    talkers: usize,
+    active_connections: usize,
     /// In what order links receive, send, and are offered their bytes again.
-    receiving: Line,
-    sending: Line,
-    resuming: Line,
+    receive_queue: ConnectionQueue,
+    send_queue: ConnectionQueue,
+    resume_queue: ConnectionQueue,
     /// What this turn has spent, and may.
-    this_turn: Turn,
-    requests: Vec<Request>,
-    jobs: Jobs,
+    budget: IterationBudget,
+    requests: Vec<IoRequest>,
+    request_queue: RequestQueue,
     /// Namespaces whose stores were taken out since the last turn.
-    removed: Removed,
-    workers: Workers<Job, F>,
-    finished: Rc<RefCell<Vec<Finished>>>,
-    delivering: Vec<Finished>,
+    removed_namespaces: RemovedNamespaces,
+    workers: WorkerPool<PendingRequest, F>,
+    completions: Rc<RefCell<Vec<RequestCompletion>>>,
+    delivering: Vec<RequestCompletion>,
     /// Links with bytes to send.
-    unsent: Vec<u32>,
+    send_pending: Vec<u32>,
     slices: Vec<IoSlice<'static>>,
-    undealt: VecDeque<(SocketId, SocketAddr, SocketAddr)>,
+    unassigned: VecDeque<(SocketId, SocketAddr, SocketAddr)>,
     /// How many connections were dealt to cores, by this one.
-    dealt: usize,
+    assigned_count: usize,
     next_tick: Nanos,
     draining: bool,
     /// What is told of hosts that come and go.
-    gate: Gate,
-    scheduling: Arc<Scheduling>,
+    log_limiter: LogRateLimiter,
+    monitor: Arc<Monitor>,
     /// The number of the last window that this core knows.
-    window: u64,
+    last_interval: u64,
     /// From which link on the network's round trips are asked for next.
-    next_trip: usize,
+    next_rtt_sample: usize,
     /// When it must end the one that runs, if it must.
-    window_ends: Nanos,
-    tally: Tally,
-    dispatch: Dispatch,
+    interval_ends: Nanos,
+    metrics: MetricsWriter,
+    scheduler: RequestScheduler,
     /// Outcomes for other cores that their rings had no room for.
-    outbound: VecDeque<Finished>,
-    costs: Costs,
+    outbound_completions: VecDeque<RequestCompletion>,
+    costs: SimulatedCosts,
     is_served: Box<dyn Fn(NamespaceId) -> bool>,
 }
 
 /// A core as whoever drives it sees it.
-pub trait Turns<S> {
+pub trait ReactorLoop<S> {
     /// Does everything there is to do now. False when there was nothing.
-    fn turn(&mut self, now: Nanos) -> bool;
+    fn run_iteration(&mut self, now: Nanos) -> bool;
     /// The sockets, for a driver that sleeps on them.
     fn sockets(&mut self) -> &mut S;
     /// Takes no more connections and no more commands; those begun are finished.
-    fn drain(&mut self);
+    fn begin_drain(&mut self);
     /// Whether, while draining, nothing is left to finish.
     fn is_drained(&mut self) -> bool;
     /// How many connections this core has.
@@ -210,136 +211,163 @@ pub trait Turns<S> {
     /// How many requests this core has begun and not ended.
     fn requests(&self) -> usize;
     /// Ends whatever has come for namespaces that are not served here: before one of the same identifier is.
-    fn refuse_absent(&mut self, now: Nanos);
+    fn fail_missing_namespaces(&mut self, now: Nanos);
 }
 
 /// Makes a core's reactor.
-pub fn reactor<S: Sockets, E: Engine + 'static>(parts: Parts<S, E>) -> impl Turns<S> {
-    let finished: Rc<RefCell<Vec<Finished>>> = Rc::default();
-    let (stores, done) = (Rc::clone(&parts.stores), Rc::clone(&finished));
-    let (account, costs) = (parts.handle.clone(), parts.costs);
-    let hire = move |desk: Rc<Desk<Job>>| {
-        let (done, stores, account) = (Rc::clone(&done), Rc::clone(&stores), account.clone());
+pub fn reactor<S: Sockets, E: Engine + 'static>(parts: ReactorParts<S, E>) -> impl ReactorLoop<S> {
+    let completions: Rc<RefCell<Vec<RequestCompletion>>> = Rc::default();
+    let (namespaces, worker_completions) = (Rc::clone(&parts.namespaces), Rc::clone(&completions));
+    let (handle, costs) = (parts.handle.clone(), parts.costs);
+    let make_worker = move |job_slot: Rc<JobSlot<PendingRequest>>| {
+        let (completions, namespaces, handle) =
+            (Rc::clone(&worker_completions), Rc::clone(&namespaces), handle.clone());
         async move {
             loop {
-                let Job { home, link, slot, namespace, operation, flow, stamp, note } = desk.next().await;
-                account.busy().charge(Stage::Kv, costs.kv);
-                let mut outcome = match stores.get(namespace) {
-                    Some(store) => store.perform(operation).await,
+                let PendingRequest {
+                    home_core,
+                    connection,
+                    slot,
+                    namespace,
+                    operation,
+                    tenant,
+                    timing,
+                    ticket_id,
+                } = job_slot.next_job().await;
+                handle.cpu_time().advance_simulated(Stage::Kv, costs.kv);
+                let mut outcome = match namespaces.get(namespace) {
+                    Some(backend) => backend.execute(operation).await,
                     // It was removed while the command was on its way here.
-                    None => Outcome::NotReady,
+                    None => RequestOutcome::NotReady,
                 };
-                if bug_injection::is(Bug::RemoveDropsRequests) && stores.get(namespace).is_none() {
+                if bug_injection::is_injected(InjectedBug::RemoveDropsRequests)
+                    && namespaces.get(namespace).is_none()
+                {
                     continue;
                 }
-                if bug_injection::is(Bug::RemoveRefusesRequests) && stores.get(namespace).is_none() {
-                    outcome = Outcome::NotReady;
+                if bug_injection::is_injected(InjectedBug::RemoveFailsRequests)
+                    && namespaces.get(namespace).is_none()
+                {
+                    outcome = RequestOutcome::NotReady;
                 }
-                account.busy().charge(Stage::Device, costs.device);
-                done.borrow_mut().push(Finished { home, link, slot, outcome, flow, stamp, note });
+                handle.cpu_time().advance_simulated(Stage::Device, costs.device);
+                completions.borrow_mut().push(RequestCompletion {
+                    home_core,
+                    connection,
+                    slot,
+                    outcome,
+                    tenant,
+                    timing,
+                    ticket_id,
+                });
             }
         }
     };
-    let doorbell = Arc::clone(parts.handle.doorbell());
-    let workers = Workers::new(parts.requests_max, doorbell, hire);
-    let stores = Rc::clone(&parts.stores);
-    let jobs = Jobs::new(move |job, hint| {
-        if let Some(store) = stores.get(job.namespace) {
-            store.expect(&job.operation, hint);
+    let doorbell = Arc::clone(parts.handle.core_waker());
+    let workers = WorkerPool::new(parts.requests_max, doorbell, make_worker);
+    let namespaces = Rc::clone(&parts.namespaces);
+    let request_queue = RequestQueue::new(move |request, stage| {
+        if let Some(backend) = namespaces.get(request.namespace) {
+            backend.prefetch(&request.operation, stage);
         }
     });
-    assemble(parts, finished, jobs, workers)
+    assemble(parts, completions, request_queue, workers)
 }
 
 fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
-    parts: Parts<S, E>,
-    finished: Rc<RefCell<Vec<Finished>>>,
-    jobs: Jobs,
-    workers: Workers<Job, F>,
+    parts: ReactorParts<S, E>,
+    completions: Rc<RefCell<Vec<RequestCompletion>>>,
+    request_queue: RequestQueue,
+    workers: WorkerPool<PendingRequest, F>,
 ) -> Reactor<S, F> {
-    let (cores, core) = (parts.mailbox.cores(), CoreId::at(parts.core));
-    let boards = Arc::clone(parts.scheduling.boards());
-    let stores = Rc::clone(&parts.stores);
+    let (cores, core) = (parts.mailbox.core_count(), CoreId::from_index(parts.core));
+    let core_metrics = Arc::clone(parts.monitor.core_metrics());
+    let namespaces = Rc::clone(&parts.namespaces);
     Reactor {
         sockets: parts.sockets,
         local_address: parts.local_address,
         listeners: parts.listeners,
         mailbox: parts.mailbox,
         core: parts.core,
-        channel: parts.handle.channel(),
-        tally: Tally::new(boards, core, parts.handle.busy()),
-        dispatch: Dispatch::new(core, cores, parts.requests_max, parts.pool.budget_bytes() / HELD_PART),
-        outbound: VecDeque::new(),
-        window: 0,
-        next_trip: 0,
-        window_ends: Nanos::NEVER,
-        scheduling: parts.scheduling,
+        device: parts.handle.devices(),
+        metrics: MetricsWriter::new(core_metrics, core, parts.handle.cpu_time()),
+        scheduler: RequestScheduler::new(
+            core,
+            cores,
+            parts.requests_max,
+            parts.pool.budget_bytes() / TENANT_BUFFER_DIVISOR,
+        ),
+        outbound_completions: VecDeque::new(),
+        last_interval: 0,
+        next_rtt_sample: 0,
+        interval_ends: Nanos::NEVER,
+        monitor: parts.monitor,
         costs: parts.costs,
-        is_served: Box::new(move |namespace| stores.get(namespace).is_some()),
+        is_served: Box::new(move |namespace| namespaces.get(namespace).is_some()),
         handle: parts.handle,
         target: parts.target,
         pool: parts.pool,
-        buffer: vec![0; RECEIVE_BYTES].into(),
-        links: Vec::new(),
-        free_links: Vec::new(),
-        by_socket: Map::default(),
-        ready: Vec::new(),
-        news: Vec::new(),
-        talkers: 0,
-        receiving: Line::default(),
-        sending: Line::default(),
-        resuming: Line::default(),
-        this_turn: Turn::new(),
+        receive_buffer: vec![0; RECEIVE_BUFFER_BYTES].into(),
+        connections: Vec::new(),
+        free_connections: Vec::new(),
+        by_socket: FxHashMap::default(),
+        ready_sockets: Vec::new(),
+        received_from: Vec::new(),
+        active_connections: 0,
+        receive_queue: ConnectionQueue::default(),
+        send_queue: ConnectionQueue::default(),
+        resume_queue: ConnectionQueue::default(),
+        budget: IterationBudget::new(),
         requests: Vec::new(),
-        jobs,
-        removed: parts.stores.removed(),
+        request_queue,
+        removed_namespaces: parts.namespaces.removed(),
         workers,
-        finished,
+        completions,
         delivering: Vec::new(),
-        unsent: Vec::new(),
+        send_pending: Vec::new(),
         slices: Vec::new(),
-        undealt: VecDeque::new(),
-        dealt: 0,
+        unassigned: VecDeque::new(),
+        assigned_count: 0,
         next_tick: Nanos::ZERO,
         draining: false,
-        gate: Gate::default(),
+        log_limiter: LogRateLimiter::default(),
     }
 }
 
-impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
-    fn turn(&mut self, now: Nanos) -> bool {
+impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F> {
+    fn run_iteration(&mut self, now: Nanos) -> bool {
         // What passed since the last turn, asleep perhaps, is nobody's.
-        self.handle.busy().lap(Stage::Idle, false);
-        self.handle.busy().begin_turn();
-        let mut worked = self.handle.begin_turn(now) > 0;
-        self.this_turn.begin(now);
-        self.tally.turn(now);
-        self.dispatch.turn(now);
-        self.look_at_window(now);
-        worked |= self.refuse_removed();
-        let mut target = self.accept(now);
-        target |= self.take_messages(now);
-        if !self.jobs.is_empty() {
+        self.handle.cpu_time().end_stage(Stage::Idle, false);
+        self.handle.cpu_time().begin_iteration();
+        let mut worked = self.handle.begin_iteration(now) > 0;
+        self.budget.begin(now);
+        self.metrics.begin_iteration(now);
+        self.scheduler.begin_iteration(now);
+        self.check_interval(now);
+        worked |= self.fail_removed_namespaces();
+        let mut target_worked = self.accept(now);
+        target_worked |= self.process_messages(now);
+        if !self.request_queue.is_empty() {
             // What other cores sent does not keep this one's own hosts from being heard.
-            self.handle.busy().lap(Stage::Target, target);
-            let begun = self.begin_requests(now);
-            self.handle.busy().lap(Stage::Kv, begun);
+            self.handle.cpu_time().end_stage(Stage::Target, target_worked);
+            let begun = self.start_requests(now);
+            self.handle.cpu_time().end_stage(Stage::Kv, begun);
         }
-        target |= self.receive(now);
-        self.handle.busy().lap(Stage::Target, target);
-        let kv =
-            self.begin_requests(now) | (self.handle.run_background() > 0) | (self.workers.poll_ready() > 0);
-        let mut spent = self.handle.busy().lap(Stage::Kv, kv);
-        let device = self.channel.poll() > 0;
-        spent = spent + self.handle.busy().lap(Stage::Device, device);
-        let kv_again = (self.handle.run_background() > 0) | (self.workers.poll_ready() > 0);
-        spent = spent + self.handle.busy().lap(Stage::Kv, kv_again);
-        let mut replied = self.deliver(now, spent);
-        replied |= self.send();
+        target_worked |= self.receive(now);
+        self.handle.cpu_time().end_stage(Stage::Target, target_worked);
+        let kv_worked =
+            self.start_requests(now) | (self.handle.poll_background() > 0) | (self.workers.poll_ready() > 0);
+        let mut spent = self.handle.cpu_time().end_stage(Stage::Kv, kv_worked);
+        let device_worked = self.device.poll() > 0;
+        spent = spent + self.handle.cpu_time().end_stage(Stage::Device, device_worked);
+        let kv_again = (self.handle.poll_background() > 0) | (self.workers.poll_ready() > 0);
+        spent = spent + self.handle.cpu_time().end_stage(Stage::Kv, kv_again);
+        let mut replied = self.deliver_completions(now, spent);
+        replied |= self.send_replies();
         replied |= self.tick(now);
-        self.handle.busy().lap(Stage::Target, replied);
-        worked |= target | kv | device | kv_again | replied;
-        self.dispatch.turned(worked);
+        self.handle.cpu_time().end_stage(Stage::Target, replied);
+        worked |= target_worked | kv_worked | device_worked | kv_again | replied;
+        self.scheduler.end_iteration(worked);
         worked
     }
 
@@ -347,162 +375,173 @@ impl<S: Sockets, F: Future<Output = Infallible>> Turns<S> for Reactor<S, F> {
         &mut self.sockets
     }
 
-    fn drain(&mut self) {
+    fn begin_drain(&mut self) {
         self.draining = true;
-        self.dispatch.drain(&mut self.jobs);
+        self.scheduler.drain(&mut self.request_queue);
     }
 
     fn is_drained(&mut self) -> bool {
-        let done = |link: &mut Link| {
-            link.connection.in_flight() == 0 && (link.socket_closed || link.connection.outbox().is_empty())
+        let is_finished = |io: &mut ConnectionIo| {
+            io.connection.in_flight() == 0 && (io.socket_closed || io.connection.send_buffer().is_empty())
         };
-        let here = self.jobs.len() + self.dispatch.len() + self.workers.running() + self.outbound.len();
-        here == 0 && self.links.iter_mut().flatten().all(done)
+        let here = self.request_queue.len()
+            + self.scheduler.len()
+            + self.workers.running()
+            + self.outbound_completions.len();
+        here == 0 && self.connections.iter_mut().flatten().all(is_finished)
     }
 
     fn connections(&self) -> usize {
-        self.links.iter().flatten().count()
+        self.connections.iter().flatten().count()
     }
 
     fn requests(&self) -> usize {
-        self.jobs.len() + self.dispatch.len() + self.workers.running()
+        self.request_queue.len() + self.scheduler.len() + self.workers.running()
     }
 
-    fn refuse_absent(&mut self, now: Nanos) {
-        self.take_messages(now);
-        self.dispatch.release(&mut self.jobs);
-        let Reactor { jobs, finished, is_served, .. } = self;
-        jobs.retain(|job| {
-            let stays = is_served(job.namespace);
-            if !stays {
-                finished.borrow_mut().push(refused(job));
+    fn fail_missing_namespaces(&mut self, now: Nanos) {
+        self.process_messages(now);
+        self.scheduler.release_all(&mut self.request_queue);
+        let Reactor { request_queue, completions, is_served, .. } = self;
+        request_queue.retain(|request| {
+            let is_attached = is_served(request.namespace);
+            if !is_attached {
+                completions.borrow_mut().push(missing_namespace_completion(request));
             }
-            stays
+            is_attached
         });
     }
 }
 
 /// What becomes of a request whose namespace is gone. What was noted of it is given back with it.
-fn refused(job: &mut Job) -> Finished {
-    let Job { home, link, slot, flow, stamp, .. } = *job;
-    Finished {
-        home,
-        link,
+fn missing_namespace_completion(request: &mut PendingRequest) -> RequestCompletion {
+    let PendingRequest { home_core, connection, slot, tenant, timing, .. } = *request;
+    RequestCompletion {
+        home_core,
+        connection,
         slot,
-        outcome: Outcome::NotReady,
-        flow,
-        stamp,
-        note: std::mem::take(&mut job.note),
+        outcome: RequestOutcome::NotReady,
+        tenant,
+        timing,
+        ticket_id: std::mem::take(&mut request.ticket_id),
     }
 }
 
 impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
     /// Looks whether a window has ended, or is to be ended by this core.
-    fn look_at_window(&mut self, now: Nanos) {
-        self.window_ends = match self.scheduling.watch(self.core, now) {
-            Watch::Not => Nanos::NEVER,
-            Watch::Until(ends) => ends,
-            Watch::Handed(next) => {
+    fn check_interval(&mut self, now: Nanos) {
+        self.interval_ends = match self.monitor.poll(self.core, now) {
+            MonitorDuty::Nothing => Nanos::NEVER,
+            MonitorDuty::EndIntervalAt(ends) => ends,
+            MonitorDuty::WakeNext(next) => {
                 self.mailbox.wake(next);
                 Nanos::NEVER
             }
         };
-        if self.scheduling.windows() != self.window {
-            self.take_choice(now);
+        if self.monitor.interval_count() != self.last_interval {
+            self.apply_decision(now);
         }
     }
 
     /// Takes this core's part of what was chosen, and tells what the monitor needs for the next choice.
     #[cold]
-    fn take_choice(&mut self, now: Nanos) {
-        let Some(window) = self.scheduling.window() else { return };
-        self.window = window.number;
+    fn apply_decision(&mut self, now: Nanos) {
+        let Some(interval) = self.monitor.last_interval() else { return };
+        self.last_interval = interval.number;
         if !self.draining {
-            self.dispatch.choose(&window, &mut self.jobs, now);
+            self.scheduler.apply_decision(&interval, &mut self.request_queue, now);
         }
         // A system call each: some of them at a time, in turn.
-        let (count, from) = (self.links.len(), self.next_trip);
-        self.next_trip = (from + TRIPS_PER_WINDOW).checked_rem(count).unwrap_or(0);
-        for link in self.links.iter().cycle().skip(from).take(count.min(TRIPS_PER_WINDOW)).flatten() {
-            if let Some(flow) = link.flow
-                && let Some(round_trip) = self.sockets.round_trip(link.socket)
+        let (count, from) = (self.connections.len(), self.next_rtt_sample);
+        self.next_rtt_sample = (from + RTT_SAMPLES_PER_INTERVAL).checked_rem(count).unwrap_or(0);
+        for io in
+            self.connections.iter().cycle().skip(from).take(count.min(RTT_SAMPLES_PER_INTERVAL)).flatten()
+        {
+            if let Some(tenant) = io.tenant
+                && let Some(round_trip) = self.sockets.round_trip_time(io.socket)
             {
-                self.tally.round_trip(flow, round_trip);
+                self.metrics.set_round_trip(tenant, round_trip);
             }
         }
     }
 
     /// Ends the requests that wait for a task and whose namespace was removed: another may have its identifier when
     /// their turn comes.
-    fn refuse_removed(&mut self) -> bool {
-        if self.removed.borrow().is_empty() {
+    fn fail_removed_namespaces(&mut self) -> bool {
+        if self.removed_namespaces.borrow().is_empty() {
             return false;
         }
-        let removed = self.removed.take();
-        self.dispatch.release(&mut self.jobs);
-        let finished = &mut *self.finished.borrow_mut();
-        self.jobs.retain(|job| {
-            let stays = !removed.contains(&job.namespace);
-            if !stays {
-                finished.push(refused(job));
+        let removed = self.removed_namespaces.take();
+        self.scheduler.release_all(&mut self.request_queue);
+        let completions = &mut *self.completions.borrow_mut();
+        self.request_queue.retain(|request| {
+            let is_attached = !removed.contains(&request.namespace);
+            if !is_attached {
+                completions.push(missing_namespace_completion(request));
             }
-            stays
+            is_attached
         });
         true
     }
 
     /// Puts a link on the list of those that may have something to send or may be over.
-    fn has_news(&mut self, index: u32) {
-        if let Some(link) = &mut self.links[index as usize]
-            && !link.listed
+    fn mark_send_pending(&mut self, index: u32) {
+        if let Some(io) = &mut self.connections[index as usize]
+            && !io.in_send_list
         {
-            link.listed = true;
-            self.unsent.push(index);
+            io.in_send_list = true;
+            self.send_pending.push(index);
         }
     }
 
     /// Begins what may begin: what waited for its turn among tenants, and what waits for a worker.
-    fn begin_requests(&mut self, now: Nanos) -> bool {
+    fn start_requests(&mut self, now: Nanos) -> bool {
         let mut worked = false;
         loop {
-            let polled = self.dispatch.poll(&mut self.jobs, &self.tally, now);
-            let started = self.jobs.start(&mut self.workers);
+            let polled = self.scheduler.poll(&mut self.request_queue, &self.metrics, now);
+            let started = self.request_queue.start(&mut self.workers);
             worked |= polled | started;
             // Those that have ended at once make room for the next ones, until others are to be heard.
-            let Reactor { dispatch, finished, handle, .. } = self;
-            if !started || !dispatch.is_charging() || handle.busy().since_lap() > FAIR_STRETCH {
+            let Reactor { scheduler, completions, handle, .. } = self;
+            if !started
+                || !scheduler.has_open_tickets()
+                || handle.cpu_time().stage_elapsed() > FAIR_DISPATCH_MAX
+            {
                 return worked;
             }
-            for done in finished.borrow_mut().iter_mut() {
-                dispatch.done(std::mem::take(&mut done.note), &done.outcome);
+            for completion in completions.borrow_mut().iter_mut() {
+                scheduler.on_complete(std::mem::take(&mut completion.ticket_id), &completion.outcome);
             }
         }
     }
 
     /// Lets time pass for the connections.
     fn tick(&mut self, now: Nanos) -> bool {
-        let mut worked = self.resume(now);
+        let mut worked = self.resume_stalled(now);
         let due = now >= self.next_tick;
         let mut next = Nanos::NEVER;
-        for index in (0..self.links.len() as u32).filter(|_| due) {
-            let Some(link) = &mut self.links[index as usize] else { continue };
-            link.connection.tick(now);
-            next = next.min(link.connection.next_deadline());
-            if link.connection.is_closed() {
-                worked |= link.give_up_when_late(now);
-                next = next.min(now + TICK);
+        for index in (0..self.connections.len() as u32).filter(|_| due) {
+            let Some(io) = &mut self.connections[index as usize] else { continue };
+            io.connection.tick(now);
+            next = next.min(io.connection.next_deadline());
+            if io.connection.is_closed() {
+                worked |= io.close_if_timed_out(now);
+                next = next.min(now + TICK_INTERVAL_MAX);
             }
-            self.has_news(index);
+            self.mark_send_pending(index);
         }
         if due {
-            self.next_tick =
-                if next == Nanos::NEVER { next } else { next.min(now + TICK).max(now + Nanos(1)) };
+            self.next_tick = if next == Nanos::NEVER {
+                next
+            } else {
+                next.min(now + TICK_INTERVAL_MAX).max(now + Nanos(1))
+            };
         }
-        let stalled = self.links.iter().flatten().any(Link::is_stalled);
+        let stalled = self.connections.iter().flatten().any(ConnectionIo::is_stalled);
         let waiting = if stalled { now + Nanos::from_millis(1) } else { Nanos::NEVER };
-        let scheduled = self.window_ends.min(self.dispatch.next_deadline(now));
-        self.handle.want_turn_at(self.next_tick.min(waiting).min(scheduled));
+        let scheduled = self.interval_ends.min(self.scheduler.next_deadline(now));
+        self.handle.request_wakeup_at(self.next_tick.min(waiting).min(scheduled));
         // What a tick or a resumed machine had to say goes out at once.
-        worked | (!self.jobs.is_empty() && self.begin_requests(now)) | self.send()
+        worked | (!self.request_queue.is_empty() && self.start_requests(now)) | self.send_replies()
     }
 }

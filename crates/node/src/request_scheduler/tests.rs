@@ -1,158 +1,174 @@
 //! Tables and courses of one core's choices.
 
 use super::*;
-use crate::core_metrics::{Board, Stamp};
+use crate::core_metrics::{RequestTiming, SharedCoreMetrics};
 use octokv_base::{Buffer, Key, NamespaceId};
 use octokv_nvmf::StoreMode;
-use octokv_runtime::Busy;
-use octokv_sched::{Counters, Decision, FlowRule, measure};
+use octokv_runtime::CpuTime;
+use octokv_sched::{Decision, IntervalCounters, TenantRule, compute_metrics};
 use std::sync::Arc;
 
-const DENSE: FlowId = FlowId(1);
-const SPARSE: FlowId = FlowId(2);
+const DENSE: TenantId = TenantId(1);
+const SPARSE: TenantId = TenantId(2);
 const NOW: Nanos = Nanos(1_000);
 
 /// A window in which this was chosen, requests of the dense flow going back twice.
-fn window(chosen: Chosen, in_flight: u32) -> Window {
-    let counters = Counters::default();
-    let rule = |flow, backwardings| FlowRule { flow, dense: backwardings > 0, moves: false, backwardings };
-    let mut decision = Decision::at_start(2);
-    (decision.chosen, decision.flows) = (chosen, vec![rule(DENSE, 2), rule(SPARSE, 0)]);
-    Window {
+fn interval_report(action: PolicyAction, in_flight: u32) -> IntervalReport {
+    let counters = IntervalCounters::default();
+    let tenant_rule =
+        |tenant, requeues| TenantRule { tenant, dense: requeues > 0, migrates: false, requeues };
+    let mut decision = Decision::initial(2);
+    (decision.action, decision.tenants) = (action, vec![tenant_rule(DENSE, 2), tenant_rule(SPARSE, 0)]);
+    IntervalReport {
         number: 1,
-        ended: NOW,
+        ended_at: NOW,
         length: NOW,
         decision,
-        figures: measure(&counters),
+        metrics: compute_metrics(&counters),
         counters,
         hosts: Vec::new(),
         weights: Vec::new(),
-        settings: Settings { in_flight, ..Settings::default() },
-        measured_by: 0,
-        took: Nanos::ZERO,
+        config: SchedConfig { in_flight, ..SchedConfig::default() },
+        measured_by_core: 0,
+        measure_duration: Nanos::ZERO,
     }
 }
 
-fn job(slot: u32, flow: FlowId, operation: Operation) -> Job {
-    let (stamp, note) = (Stamp::default(), Note::NONE);
-    Job { home: CoreId(0), link: 0, slot, namespace: NamespaceId(1), operation, flow, stamp, note }
+fn request(slot: u32, tenant: TenantId, operation: RequestOperation) -> PendingRequest {
+    let (timing, ticket_id) = (RequestTiming::default(), TicketId::NONE);
+    PendingRequest {
+        home_core: CoreId(0),
+        connection: 0,
+        slot,
+        namespace: NamespaceId(1),
+        operation,
+        tenant,
+        timing,
+        ticket_id,
+    }
 }
 
-fn store(slot: u32, flow: FlowId) -> Job {
+fn store(slot: u32, tenant: TenantId) -> PendingRequest {
     let (key, record) = (Key::new(b"key").unwrap(), Buffer::zeroed(4096));
-    job(slot, flow, Operation::Store { key, mode: StoreMode::Upsert, record, value_bytes: 100 })
+    request(slot, tenant, RequestOperation::Store { key, mode: StoreMode::Upsert, record, value_bytes: 100 })
 }
 
-struct Core {
-    dispatch: Dispatch,
-    jobs: Jobs,
-    tally: Tally,
-    boards: Arc<[Board]>,
+struct SchedulerFixture {
+    scheduler: RequestScheduler,
+    queue: RequestQueue,
+    metrics: MetricsWriter,
+    core_metrics: Arc<[SharedCoreMetrics]>,
 }
 
-impl Core {
-    fn new() -> Core {
-        let boards: Arc<[Board]> = [Board::new(2, FLOWS_MAX), Board::new(2, FLOWS_MAX)].into();
-        let tally = Tally::new(Arc::clone(&boards), CoreId(0), &Busy::virtual_time());
-        Core {
-            dispatch: Dispatch::new(CoreId(0), 2, 1_000, 3 * 4096),
-            jobs: Jobs::new(|_, _| ()),
-            tally,
-            boards,
+impl SchedulerFixture {
+    fn new() -> SchedulerFixture {
+        let core_metrics: Arc<[SharedCoreMetrics]> =
+            [SharedCoreMetrics::new(2, TENANTS_MAX), SharedCoreMetrics::new(2, TENANTS_MAX)].into();
+        let metrics = MetricsWriter::new(Arc::clone(&core_metrics), CoreId(0), &CpuTime::simulated());
+        SchedulerFixture {
+            scheduler: RequestScheduler::new(CoreId(0), 2, 1_000, 3 * 4096),
+            queue: RequestQueue::new(|_, _| ()),
+            metrics,
+            core_metrics,
         }
     }
 
-    fn board(&self) -> &Board {
-        &self.boards[0]
+    fn shared_metrics(&self) -> &SharedCoreMetrics {
+        &self.core_metrics[0]
     }
 
-    fn choose(&mut self, chosen: Chosen, in_flight: u32) {
-        self.dispatch.choose(&window(chosen, in_flight), &mut self.jobs, NOW);
+    fn apply_action(&mut self, action: PolicyAction, in_flight: u32) {
+        self.scheduler.apply_decision(&interval_report(action, in_flight), &mut self.queue, NOW);
     }
 
-    fn keep(&mut self, job: Job) {
-        self.dispatch.keep(job, &mut self.jobs, &self.tally, NOW);
+    fn enqueue(&mut self, request: PendingRequest) {
+        self.scheduler.enqueue(request, &mut self.queue, &self.metrics, NOW);
     }
 
     /// One turn: those that begin in it.
-    fn turn(&mut self) -> Vec<Job> {
-        self.dispatch.turn(NOW);
-        self.dispatch.poll(&mut self.jobs, &self.tally, NOW);
+    fn run_iteration(&mut self) -> Vec<PendingRequest> {
+        self.scheduler.begin_iteration(NOW);
+        self.scheduler.poll(&mut self.queue, &self.metrics, NOW);
         // Another poll of the same turn sends nobody back again.
-        self.dispatch.poll(&mut self.jobs, &self.tally, NOW);
-        std::iter::from_fn(|| self.jobs.pop()).collect()
+        self.scheduler.poll(&mut self.queue, &self.metrics, NOW);
+        std::iter::from_fn(|| self.queue.pop()).collect()
     }
 
-    fn slots(&mut self) -> Vec<u32> {
-        self.turn().iter().map(|job| job.slot).collect()
+    fn started_slots(&mut self) -> Vec<u32> {
+        self.run_iteration().iter().map(|job| job.slot).collect()
     }
 }
 
 #[test]
-fn dense_requests_go_back_and_others_do_not() {
-    let mut core = Core::new();
-    assert!(core.dispatch.is_plain());
-    core.choose(Chosen::Intra, 32);
-    assert!(!core.dispatch.is_plain());
-    let foreign = Job { home: CoreId(1), ..job(2, DENSE, Operation::Flush) };
-    for job in [job(0, DENSE, Operation::Flush), job(1, SPARSE, Operation::Flush), foreign] {
-        core.keep(job);
+fn dense_requests_are_requeued_and_others_are_not() {
+    let mut core = SchedulerFixture::new();
+    assert!(core.scheduler.is_passthrough());
+    core.apply_action(PolicyAction::Intra, 32);
+    assert!(!core.scheduler.is_passthrough());
+    let foreign = PendingRequest { home_core: CoreId(1), ..request(2, DENSE, RequestOperation::Flush) };
+    for job in
+        [request(0, DENSE, RequestOperation::Flush), request(1, SPARSE, RequestOperation::Flush), foreign]
+    {
+        core.enqueue(job);
     }
-    assert_eq!(core.slots(), [1, 2], "sparse ones, and those that another core sent");
-    assert_eq!((core.slots(), core.dispatch.len()), (vec![], 1));
-    assert_eq!((core.slots(), core.dispatch.len()), (vec![0], 0), "in the third turn");
+    assert_eq!(core.started_slots(), [1, 2], "sparse ones, and those that another core sent");
+    assert_eq!((core.started_slots(), core.scheduler.len()), (vec![], 1));
+    assert_eq!((core.started_slots(), core.scheduler.len()), (vec![0], 0), "in the third turn");
 }
 
 #[test]
-fn what_is_held_begins_when_the_choice_changes_and_when_the_node_stops() {
-    let mut core = Core::new();
-    core.choose(Chosen::Hybrid, 32);
-    core.keep(job(0, DENSE, Operation::Flush));
-    core.choose(Chosen::Hybrid, 32);
-    assert_eq!(core.dispatch.len(), 1, "the same choice again changes nothing");
-    core.choose(Chosen::Nothing, 32);
-    assert!(core.dispatch.is_plain());
-    assert_eq!(core.slots(), [0]);
-    core.choose(Chosen::Fair, 1);
-    (0..4).for_each(|slot| core.keep(job(slot, SPARSE, Operation::Flush)));
-    core.dispatch.drain(&mut core.jobs);
-    core.keep(job(4, SPARSE, Operation::Flush));
-    assert_eq!((core.slots(), core.dispatch.len()), (vec![0, 1, 2, 3, 4], 0));
+fn queued_requests_start_when_the_policy_action_changes_and_when_the_node_stops() {
+    let mut core = SchedulerFixture::new();
+    core.apply_action(PolicyAction::Hybrid, 32);
+    core.enqueue(request(0, DENSE, RequestOperation::Flush));
+    core.apply_action(PolicyAction::Hybrid, 32);
+    assert_eq!(core.scheduler.len(), 1, "the same choice again changes nothing");
+    core.apply_action(PolicyAction::Nothing, 32);
+    assert!(core.scheduler.is_passthrough());
+    assert_eq!(core.started_slots(), [0]);
+    core.apply_action(PolicyAction::Fair, 1);
+    (0..4).for_each(|slot| core.enqueue(request(slot, SPARSE, RequestOperation::Flush)));
+    core.scheduler.drain(&mut core.queue);
+    core.enqueue(request(4, SPARSE, RequestOperation::Flush));
+    assert_eq!((core.started_slots(), core.scheduler.len()), (vec![0, 1, 2, 3, 4], 0));
 }
 
 #[test]
-fn so_many_run_at_a_time_by_turns_and_the_next_when_one_has_ended() {
-    let mut core = Core::new();
-    core.choose(Chosen::Fair, 2);
-    (0..4).for_each(|slot| core.keep(job(slot, DENSE, Operation::Flush)));
-    core.keep(job(9, SPARSE, Operation::Flush));
-    let running = core.turn();
+fn at_most_in_flight_requests_run_and_the_next_starts_when_one_completes() {
+    let mut core = SchedulerFixture::new();
+    core.apply_action(PolicyAction::Fair, 2);
+    (0..4).for_each(|slot| core.enqueue(request(slot, DENSE, RequestOperation::Flush)));
+    core.enqueue(request(9, SPARSE, RequestOperation::Flush));
+    let running = core.run_iteration();
     assert_eq!(running.iter().map(|job| job.slot).collect::<Vec<_>>(), [0, 1]);
-    assert!(core.dispatch.is_charging() && core.turn().is_empty());
-    core.dispatch.done(running[0].note, &Outcome::Flushed);
-    assert_eq!(core.slots(), [9], "who asks for little goes before those who wait already");
-    core.dispatch.done(running[1].note, &Outcome::Flushed);
-    core.dispatch.done(Note::NONE, &Outcome::Flushed);
-    assert_eq!(core.slots(), [2]);
+    assert!(core.scheduler.has_open_tickets() && core.run_iteration().is_empty());
+    core.scheduler.on_complete(running[0].ticket_id, &RequestOutcome::Flushed);
+    assert_eq!(core.started_slots(), [9], "who asks for little goes before those who wait already");
+    core.scheduler.on_complete(running[1].ticket_id, &RequestOutcome::Flushed);
+    core.scheduler.on_complete(TicketId::NONE, &RequestOutcome::Flushed);
+    assert_eq!(core.started_slots(), [2]);
 }
 
 #[test]
-fn on_a_core_that_several_flows_keep_busy_only_a_few_run() {
-    let most_that_ran = |flows: &[FlowId]| {
-        let mut core = Core::new();
-        core.choose(Chosen::Fair, 32);
+fn the_concurrency_limit_falls_on_a_busy_core_with_several_tenants() {
+    let most_that_ran = |tenants: &[TenantId]| {
+        let mut core = SchedulerFixture::new();
+        core.apply_action(PolicyAction::Fair, 32);
         let mut ran = Vec::new();
-        for turn in 0..100 {
-            let now = NOW + Nanos::from_millis(turn);
-            core.dispatch.turn(now);
-            (0..8)
-                .for_each(|slot| core.keep(job(slot, flows[slot as usize % flows.len()], Operation::Flush)));
-            core.dispatch.poll(&mut core.jobs, &core.tally, now);
-            let running: Vec<Job> = std::iter::from_fn(|| core.jobs.pop()).collect();
+        for iteration in 0..100 {
+            let now = NOW + Nanos::from_millis(iteration);
+            core.scheduler.begin_iteration(now);
+            (0..8).for_each(|slot| {
+                core.enqueue(request(slot, tenants[slot as usize % tenants.len()], RequestOperation::Flush))
+            });
+            core.scheduler.poll(&mut core.queue, &core.metrics, now);
+            let running: Vec<PendingRequest> = std::iter::from_fn(|| core.queue.pop()).collect();
             ran.push(running.len());
             // There is always something to do, and what runs has ended when the core is through with it.
-            core.dispatch.turned(true);
-            running.iter().for_each(|job| core.dispatch.done(job.note, &Outcome::Flushed));
+            core.scheduler.end_iteration(true);
+            running
+                .iter()
+                .for_each(|job| core.scheduler.on_complete(job.ticket_id, &RequestOutcome::Flushed));
         }
         ran.into_iter().skip(50).max()
     };
@@ -161,27 +177,27 @@ fn on_a_core_that_several_flows_keep_busy_only_a_few_run() {
 }
 
 #[test]
-fn a_tenant_that_weighs_more_has_more_turns() {
-    let mut core = Core::new();
-    let mut chosen = window(Chosen::Fair, 1);
-    chosen.hosts = vec![(DENSE, "dense".to_owned()), (SPARSE, "sparse".to_owned())];
-    let heavy = FlowSettings { weight: 3, ..FlowSettings::default() };
-    chosen.settings.tenants.insert("sparse".to_owned(), heavy);
-    core.dispatch.choose(&chosen, &mut core.jobs, NOW);
+fn a_tenant_with_a_higher_weight_is_served_more_often() {
+    let mut core = SchedulerFixture::new();
+    let mut interval = interval_report(PolicyAction::Fair, 1);
+    interval.hosts = vec![(DENSE, "dense".to_owned()), (SPARSE, "sparse".to_owned())];
+    let limits = TenantQos { weight: 3, ..TenantQos::default() };
+    interval.config.tenants.insert("sparse".to_owned(), limits);
+    core.scheduler.apply_decision(&interval, &mut core.queue, NOW);
     for slot in 0..40 {
-        core.keep(job(slot, DENSE, Operation::Flush));
-        core.keep(job(slot, SPARSE, Operation::Flush));
+        core.enqueue(request(slot, DENSE, RequestOperation::Flush));
+        core.enqueue(request(slot, SPARSE, RequestOperation::Flush));
     }
     let mut served = [0, 0];
-    for turn in 0..40 {
-        let began = core.turn().remove(0);
-        served[usize::from(began.flow == SPARSE)] += 1;
-        core.dispatch.done(began.note, &Outcome::Flushed);
-        if turn == 19 {
+    for iteration in 0..40 {
+        let began = core.run_iteration().remove(0);
+        served[usize::from(began.tenant == SPARSE)] += 1;
+        core.scheduler.on_complete(began.ticket_id, &RequestOutcome::Flushed);
+        if iteration == 19 {
             assert!((14..=16).contains(&served[1]), "{served:?} of weights 1 and 3");
             // From here on they weigh the same.
-            chosen.settings.tenants.clear();
-            core.dispatch.choose(&chosen, &mut core.jobs, NOW);
+            interval.config.tenants.clear();
+            core.scheduler.apply_decision(&interval, &mut core.queue, NOW);
             served = [0, 0];
         }
     }
@@ -189,73 +205,75 @@ fn a_tenant_that_weighs_more_has_more_turns() {
 }
 
 #[test]
-fn on_a_core_a_tenant_weighs_what_the_last_window_says_and_else_what_is_set() {
-    let mut core = Core::new();
-    let mut chosen = window(Chosen::Fair, 1);
-    let mut served = |chosen: &Window, turns: usize| {
-        core.dispatch.choose(chosen, &mut core.jobs, NOW);
+fn a_tenant_weight_is_that_of_the_last_interval_or_else_the_configured_one() {
+    let mut core = SchedulerFixture::new();
+    let mut interval = interval_report(PolicyAction::Fair, 1);
+    let mut served = |chosen: &IntervalReport, iterations: usize| {
+        core.scheduler.apply_decision(chosen, &mut core.queue, NOW);
         let mut served = [0, 0];
-        for slot in 0..turns as u32 {
-            core.keep(job(slot, DENSE, Operation::Flush));
-            core.keep(job(slot, SPARSE, Operation::Flush));
-            for began in core.turn() {
-                served[usize::from(began.flow == SPARSE)] += 1;
-                core.dispatch.done(began.note, &Outcome::Flushed);
+        for slot in 0..iterations as u32 {
+            core.enqueue(request(slot, DENSE, RequestOperation::Flush));
+            core.enqueue(request(slot, SPARSE, RequestOperation::Flush));
+            for began in core.run_iteration() {
+                served[usize::from(began.tenant == SPARSE)] += 1;
+                core.scheduler.on_complete(began.ticket_id, &RequestOutcome::Flushed);
             }
         }
         served
     };
     // Both are known before either has a weight of its own, and always wait.
-    served(&chosen, 20);
-    chosen.weights = vec![(SPARSE, vec![WEIGHT_UNIT * 4, 1])];
-    let [dense, sparse] = served(&chosen, 100);
+    served(&interval, 20);
+    interval.weights = vec![(SPARSE, vec![WEIGHT_UNIT * 4, 1])];
+    let [dense, sparse] = served(&interval, 100);
     assert!((75..=85).contains(&sparse) && dense + sparse == 100, "{dense} and {sparse} of weights 1 and 4");
-    chosen.weights = Vec::new();
-    let [dense, sparse] = served(&chosen, 100);
+    interval.weights = Vec::new();
+    let [dense, sparse] = served(&interval, 100);
     assert!((47..=53).contains(&sparse), "{dense} and {sparse} of equal weights");
 }
 
 #[test]
-fn a_flow_whose_buffers_wait_is_full_and_no_other_is() {
-    let mut core = Core::new();
-    core.choose(Chosen::Fair, 1);
-    (0..4).for_each(|slot| core.keep(store(slot, DENSE)));
-    assert!(!core.dispatch.is_full(DENSE), "three buffers wait");
-    core.keep(store(4, DENSE));
-    assert!(core.dispatch.is_full(DENSE) && !core.dispatch.is_full(SPARSE));
-    let first = core.turn().remove(0);
-    core.dispatch.done(first.note, &Outcome::Stored);
-    assert_eq!(core.slots(), [1]);
-    assert!(!core.dispatch.is_full(DENSE));
-    core.choose(Chosen::Nothing, 1);
-    assert!(!core.dispatch.is_full(DENSE) && core.slots() == [2, 3, 4]);
+fn only_the_tenant_with_too_many_queued_buffer_bytes_is_full() {
+    let mut core = SchedulerFixture::new();
+    core.apply_action(PolicyAction::Fair, 1);
+    (0..4).for_each(|slot| core.enqueue(store(slot, DENSE)));
+    assert!(!core.scheduler.is_tenant_full(DENSE), "three buffers wait");
+    core.enqueue(store(4, DENSE));
+    assert!(core.scheduler.is_tenant_full(DENSE) && !core.scheduler.is_tenant_full(SPARSE));
+    let first = core.run_iteration().remove(0);
+    core.scheduler.on_complete(first.ticket_id, &RequestOutcome::Stored);
+    assert_eq!(core.started_slots(), [1]);
+    assert!(!core.scheduler.is_tenant_full(DENSE));
+    core.apply_action(PolicyAction::Nothing, 1);
+    assert!(!core.scheduler.is_tenant_full(DENSE) && core.started_slots() == [2, 3, 4]);
 }
 
 #[test]
-fn who_waits_for_others_is_told_apart_from_who_waits_for_its_limit() {
-    let mut core = Core::new();
-    let mut chosen = window(Chosen::Fair, 1);
-    chosen.hosts = vec![(DENSE, "dense".to_owned()), (SPARSE, "sparse".to_owned())];
-    let limited = FlowSettings { operations_per_s: Some(1), ..FlowSettings::default() };
-    chosen.settings.tenants.insert("sparse".to_owned(), limited);
-    core.dispatch.choose(&chosen, &mut core.jobs, NOW);
-    (0..3).for_each(|slot| core.keep(job(slot, SPARSE, Operation::Flush)));
-    let running = core.turn();
-    running.iter().for_each(|job| core.dispatch.done(job.note, &Outcome::Flushed));
-    (0..3).for_each(|slot| core.keep(job(slot, DENSE, Operation::Flush)));
-    let seen = core.board().seen();
-    let of = |flow: FlowId| (seen.flows[flow.0 as usize].held, seen.flows[flow.0 as usize].outdone);
+fn waiting_for_other_tenants_is_counted_apart_from_waiting_for_a_limit() {
+    let mut core = SchedulerFixture::new();
+    let mut interval = interval_report(PolicyAction::Fair, 1);
+    interval.hosts = vec![(DENSE, "dense".to_owned()), (SPARSE, "sparse".to_owned())];
+    let limited = TenantQos { operations_per_s: Some(1), ..TenantQos::default() };
+    interval.config.tenants.insert("sparse".to_owned(), limited);
+    core.scheduler.apply_decision(&interval, &mut core.queue, NOW);
+    (0..3).for_each(|slot| core.enqueue(request(slot, SPARSE, RequestOperation::Flush)));
+    let running = core.run_iteration();
+    running.iter().for_each(|job| core.scheduler.on_complete(job.ticket_id, &RequestOutcome::Flushed));
+    (0..3).for_each(|slot| core.enqueue(request(slot, DENSE, RequestOperation::Flush)));
+    let seen = core.shared_metrics().snapshot();
+    let of = |tenant: TenantId| {
+        (seen.tenants[tenant.0 as usize].queued, seen.tenants[tenant.0 as usize].backlogged)
+    };
     assert!(of(SPARSE).0 >= 2 && of(SPARSE).1 == 0, "its limit holds it: {:?}", of(SPARSE));
     assert!(of(DENSE).1 >= 2 && of(DENSE).0 == of(DENSE).1, "one runs at a time: {:?}", of(DENSE));
 }
 
 #[test]
-fn a_core_whose_requests_wait_for_one_that_does_not_end_looks_again_soon() {
-    let mut core = Core::new();
-    core.choose(Chosen::Fair, 1);
-    assert_eq!(core.dispatch.next_deadline(NOW), Nanos::NEVER);
-    core.keep(job(0, DENSE, Operation::Flush));
-    assert_eq!(core.turn().len(), 1);
-    core.keep(job(1, SPARSE, Operation::Flush));
-    assert!(core.dispatch.next_deadline(NOW) <= NOW + Nanos::from_millis(5));
+fn a_core_with_queued_requests_wakes_soon_when_none_completes() {
+    let mut core = SchedulerFixture::new();
+    core.apply_action(PolicyAction::Fair, 1);
+    assert_eq!(core.scheduler.next_deadline(NOW), Nanos::NEVER);
+    core.enqueue(request(0, DENSE, RequestOperation::Flush));
+    assert_eq!(core.run_iteration().len(), 1);
+    core.enqueue(request(1, SPARSE, RequestOperation::Flush));
+    assert!(core.scheduler.next_deadline(NOW) <= NOW + Nanos::from_millis(5));
 }

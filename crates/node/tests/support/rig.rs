@@ -9,20 +9,20 @@
 
 #![allow(dead_code, reason = "each of its users has a part of it")]
 
-use octokv_base::{Buffer, Key, Lba, NamespaceId, Nanos, Pool};
-use octokv_client::{Answer, Command, Reconnect, Session, Settings, StoreMode, Value};
-use octokv_device::{Device, Geometry, Memory, MemoryDevice, Pending};
+use octokv_base::{Buffer, BufferPool, Key, Lba, NamespaceId, Nanos};
+use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
+use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
 use octokv_engine::Durability;
-use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings};
-use octokv_node::fair_yield::Pace;
-use octokv_node::kv_backend::Performer;
-use octokv_node::monitor::Scheduling;
-use octokv_node::namespace_table::{Store, Stores};
-use octokv_node::{Costs, Parts, Turns, namespace_of, reactor};
-use octokv_nvmf::{Target, TargetSettings};
+use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig};
+use octokv_node::fair_yield::FairYield;
+use octokv_node::kv_backend::KvBackend;
+use octokv_node::monitor::Monitor;
+use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
+use octokv_node::{ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, reactor};
+use octokv_nvmf::{SubsystemConfig, Target};
 use octokv_runtime::{
-    Busy, Channel, Completed, DetachedSocket, DeviceQueue, Doorbell, FileId, Handle, ListenerId, Media,
-    Operation, Received, Sent, SocketId, Sockets, Stage, mesh,
+    CoreWaker, CpuTime, DetachedSocket, DeviceHandle, DeviceQueue, DeviceSource, FileId, IoCompletion,
+    IoOperation, ListenerId, ReactorHandle, ReceiveStatus, SendStatus, SocketId, Sockets, Stage, mesh,
 };
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -32,18 +32,18 @@ use std::sync::Arc;
 
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 const BLOCK_BYTES: u32 = 4096;
-const TURN: Nanos = Nanos::from_micros(10);
+const ITERATION: Nanos = Nanos::from_micros(10);
 /// Turns within which everything that is asked ends.
-const TURNS_MAX: usize = 10_000;
+const ITERATIONS_MAX: usize = 10_000;
 
 /// Bytes under way in one direction.
 #[derive(Default)]
-struct Lane {
+struct ByteLane {
     bytes: Vec<u8>,
     taken: usize,
 }
 
-impl Lane {
+impl ByteLane {
     fn put(&mut self, bytes: &[u8]) {
         if self.taken == self.bytes.len() {
             self.bytes.clear();
@@ -62,11 +62,11 @@ impl Lane {
 
 /// One connection.
 #[derive(Default)]
-struct Wire {
-    to_node: Lane,
-    to_host: Lane,
+struct TestConnection {
+    to_node: ByteLane,
+    to_host: ByteLane,
     /// Nobody reads what the node says; so many bytes were said.
-    unread: Option<u64>,
+    discarded_bytes: Option<u64>,
 }
 
 /// What costs a core time, which is virtual here.
@@ -79,73 +79,73 @@ pub struct Prices {
 }
 
 /// A device in memory whose reads have a price.
-struct Priced {
+struct CostedDevice {
     memory: MemoryDevice,
-    handle: Handle,
-    prices: Prices,
+    handle: ReactorHandle,
+    costs: Prices,
 }
 
-impl Device for Priced {
+impl Device for CostedDevice {
     fn geometry(&self) -> Geometry {
         self.memory.geometry()
     }
     fn name(&self) -> &str {
         self.memory.name()
     }
-    fn read(&self, at: Lba, buffer: Buffer) -> Pending {
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         let blocks = buffer.len() / BLOCK_BYTES as usize;
-        self.handle.busy().charge(Stage::Kv, Nanos(self.prices.block.0 * blocks as u64));
+        self.handle.cpu_time().advance_simulated(Stage::Kv, Nanos(self.costs.block.0 * blocks as u64));
         self.memory.read(at, buffer)
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.memory.write(at, buffer)
     }
-    fn flush(&self) -> Pending {
+    fn flush(&self) -> DeviceFuture {
         self.memory.flush()
     }
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         self.memory.trim(at, blocks)
     }
 }
 
 #[derive(Default)]
-struct Wires {
-    wires: Vec<Wire>,
+struct TestNetwork {
+    connections: Vec<TestConnection>,
     accepted: usize,
 }
 
 /// One side of all wires.
-pub struct Ends {
-    wires: Rc<RefCell<Wires>>,
+pub struct TestSockets {
+    network: Rc<RefCell<TestNetwork>>,
     is_node: bool,
     /// Of the node's side: where its time is counted, and what a call costs.
-    handle: Option<(Handle, Prices)>,
+    accounting: Option<(ReactorHandle, Prices)>,
 }
 
-impl Ends {
-    fn charge(&self) {
-        if let Some((handle, prices)) = &self.handle {
-            handle.busy().charge(Stage::Target, prices.call);
+impl TestSockets {
+    fn charge_call(&self) {
+        if let Some((handle, prices)) = &self.accounting {
+            handle.cpu_time().advance_simulated(Stage::Target, prices.call);
         }
     }
 }
 
-impl Sockets for Ends {
+impl Sockets for TestSockets {
     fn listen(&mut self, at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         Ok((ListenerId(0), at))
     }
     fn accept(&mut self, _: ListenerId) -> Option<(SocketId, SocketAddr)> {
-        let mut wires = self.wires.borrow_mut();
+        let mut wires = self.network.borrow_mut();
         let index = wires.accepted;
-        (index < wires.wires.len()).then(|| {
+        (index < wires.connections.len()).then(|| {
             wires.accepted += 1;
             (SocketId(index as u32), "127.0.0.1:50000".parse().expect("an address"))
         })
     }
     fn connect(&mut self, _: SocketAddr) -> io::Result<SocketId> {
-        let mut wires = self.wires.borrow_mut();
-        wires.wires.push(Wire::default());
-        Ok(SocketId(wires.wires.len() as u32 - 1))
+        let mut wires = self.network.borrow_mut();
+        wires.connections.push(TestConnection::default());
+        Ok(SocketId(wires.connections.len() as u32 - 1))
     }
     fn detach(&mut self, _: SocketId) -> Option<DetachedSocket> {
         None
@@ -153,50 +153,50 @@ impl Sockets for Ends {
     fn attach(&mut self, _: DetachedSocket) -> SocketId {
         unreachable!("there is one core")
     }
-    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> Received {
-        let wire = &mut self.wires.borrow_mut().wires[socket.0 as usize];
+    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
+        let wire = &mut self.network.borrow_mut().connections[socket.0 as usize];
         let lane = if self.is_node { &mut wire.to_node } else { &mut wire.to_host };
         match lane.take(into) {
-            0 => Received::Nothing,
+            0 => ReceiveStatus::WouldBlock,
             count => {
-                self.charge();
-                Received::Bytes(count)
+                self.charge_call();
+                ReceiveStatus::Bytes(count)
             }
         }
     }
-    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent {
-        let wire = &mut self.wires.borrow_mut().wires[socket.0 as usize];
+    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> SendStatus {
+        let wire = &mut self.network.borrow_mut().connections[socket.0 as usize];
         let bytes = slices.iter().map(|slice| slice.len()).sum();
-        self.charge();
-        match &mut wire.unread {
+        self.charge_call();
+        match &mut wire.discarded_bytes {
             Some(unread) if self.is_node => *unread += bytes as u64,
             _ => {
                 let lane = if self.is_node { &mut wire.to_host } else { &mut wire.to_node };
                 slices.iter().for_each(|slice| lane.put(slice));
             }
         }
-        Sent::Bytes(bytes)
+        SendStatus::Bytes(bytes)
     }
     fn ready(&mut self, out: &mut Vec<SocketId>) {
-        let wires = self.wires.borrow();
-        let count = if self.is_node { wires.accepted } else { wires.wires.len() };
+        let wires = self.network.borrow();
+        let count = if self.is_node { wires.accepted } else { wires.connections.len() };
         out.extend((0..count as u32).map(SocketId));
     }
     fn close(&mut self, _: SocketId) {}
 }
 
 /// A queue without devices: memory needs none.
-struct NoQueue;
+struct NoDeviceQueue;
 
-impl DeviceQueue for NoQueue {
-    fn open(&mut self, _: &Media) -> io::Result<FileId> {
+impl DeviceQueue for NoDeviceQueue {
+    fn open(&mut self, _: &DeviceSource) -> io::Result<FileId> {
         Err(io::ErrorKind::Unsupported.into())
     }
     fn close(&mut self, _: FileId) {}
-    fn submit(&mut self, _: u32, _: FileId, _: Operation) {
+    fn submit(&mut self, _: u32, _: FileId, _: IoOperation) {
         unreachable!("nothing was opened")
     }
-    fn poll(&mut self, _: &mut Vec<(u32, Completed)>) {}
+    fn poll(&mut self, _: &mut Vec<(u32, IoCompletion)>) {}
     fn in_flight(&self) -> usize {
         0
     }
@@ -204,13 +204,13 @@ impl DeviceQueue for NoQueue {
 
 /// The core and its host.
 pub struct Rig {
-    wires: Rc<RefCell<Wires>>,
-    core: Box<dyn Turns<Ends>>,
-    session: Session<Ends>,
+    network: Rc<RefCell<TestNetwork>>,
+    reactor: Box<dyn ReactorLoop<TestSockets>>,
+    session: Session<TestSockets>,
     /// The core's.
-    handle: Handle,
+    handle: ReactorHandle,
     now: Nanos,
-    scheduling: Arc<Scheduling>,
+    monitor: Arc<Monitor>,
     /// The room that the host has for a value that it reads.
     pub read_bytes_max: u32,
 }
@@ -222,66 +222,72 @@ impl Rig {
     }
 
     /// The same where work takes time.
-    pub fn with(device_bytes: u64, depth: u16, prices: Prices) -> Rig {
-        let wires: Rc<RefCell<Wires>> = Rc::default();
-        let handle =
-            Handle::new(Doorbell::silent(), Channel::new(Box::new(NoQueue), 1), Busy::virtual_time());
-        let ends = |handle: Option<(Handle, Prices)>| Ends {
-            wires: Rc::clone(&wires),
+    pub fn with(device_bytes: u64, depth: u16, costs: Prices) -> Rig {
+        let network: Rc<RefCell<TestNetwork>> = Rc::default();
+        let handle = ReactorHandle::new(
+            CoreWaker::without_eventfd(),
+            DeviceHandle::new(Box::new(NoDeviceQueue), 1),
+            CpuTime::simulated(),
+        );
+        let sockets = |handle: Option<(ReactorHandle, Prices)>| TestSockets {
+            network: Rc::clone(&network),
             is_node: handle.is_some(),
-            handle,
+            accounting: handle,
         };
-        let scheduling = Scheduling::new(1, octokv_sched::Settings::default(), || Nanos::ZERO);
-        let scheduling = Arc::new(scheduling.expect("defaults"));
-        let of_node = ends(Some((handle.clone(), prices)));
-        let core = core(device_bytes, of_node, handle.clone(), prices, Arc::clone(&scheduling));
-        let settings = Settings { depth, reconnect: Reconnect::Never, ..Settings::default() };
+        let scheduling = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
+        let monitor = Arc::new(scheduling.expect("defaults"));
+        let node_sockets = sockets(Some((handle.clone(), costs)));
+        let core = build_reactor(device_bytes, node_sockets, handle.clone(), costs, Arc::clone(&monitor));
+        let settings =
+            ClientConfig { queue_depth: depth, reconnect: Reconnect::Never, ..ClientConfig::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
-        let session = Session::new(ends(None), address, settings, now);
-        let mut rig = Rig { wires, core, session, handle, now, scheduling, read_bytes_max: 64 << 10 };
-        for _ in 0..TURNS_MAX {
+        let session = Session::new(sockets(None), address, settings, now);
+        let mut rig = Rig { network, reactor: core, session, handle, now, monitor, read_bytes_max: 64 << 10 };
+        for _ in 0..ITERATIONS_MAX {
             if rig.session.is_live() {
                 return rig;
             }
-            rig.turn();
+            rig.run_iteration();
         }
         panic!("no connection: {:?}", rig.session.ended());
     }
 
     /// Has a policy choose, by a window in which nothing happens, and no other window end for a long while.
     pub fn choose(&mut self, policy: octokv_sched::Policy) {
-        let set = |window| {
-            let settings = octokv_sched::Settings { policy, window, ..octokv_sched::Settings::default() };
-            self.scheduling.set(settings).expect("within its range");
+        let set = |interval| {
+            let settings =
+                octokv_sched::SchedConfig { policy, interval, ..octokv_sched::SchedConfig::default() };
+            self.monitor.set_config(settings).expect("within its range");
         };
         set(Nanos::from_millis(10));
-        let before = self.scheduling.windows();
-        while self.scheduling.windows() < before + 2 {
-            self.now = self.now + TURN;
-            self.core.turn(self.now);
+        let intervals_before = self.monitor.interval_count();
+        while self.monitor.interval_count() < intervals_before + 2 {
+            self.now = self.now + ITERATION;
+            self.reactor.run_iteration(self.now);
         }
         set(Nanos::from_secs(60));
-        while self.scheduling.windows() < before + 3 {
-            self.now = self.now + TURN;
-            self.core.turn(self.now);
+        while self.monitor.interval_count() < intervals_before + 3 {
+            self.now = self.now + ITERATION;
+            self.reactor.run_iteration(self.now);
         }
     }
 
     /// One more host, connected, and which wire its commands go over. What the node says to it is thrown away.
     pub fn another(&mut self) -> usize {
-        let settings = Settings { depth: 128, reconnect: Reconnect::Never, ..Settings::default() };
+        let settings =
+            ClientConfig { queue_depth: 128, reconnect: Reconnect::Never, ..ClientConfig::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
-        let ends = Ends { wires: Rc::clone(&self.wires), is_node: false, handle: None };
+        let ends = TestSockets { network: Rc::clone(&self.network), is_node: false, accounting: None };
         let mut session = Session::new(ends, address, settings, self.now);
-        for _ in 0..TURNS_MAX {
-            self.now = self.now + TURN;
+        for _ in 0..ITERATIONS_MAX {
+            self.now = self.now + ITERATION;
             session.poll(self.now, |_, _| ());
-            self.core.turn(self.now);
+            self.reactor.run_iteration(self.now);
             if session.is_live() {
-                let mut wires = self.wires.borrow_mut();
-                let index = wires.wires.len() - 1;
-                wires.wires[index].unread = Some(0);
+                let mut wires = self.network.borrow_mut();
+                let index = wires.connections.len() - 1;
+                wires.connections[index].discarded_bytes = Some(0);
                 return index;
             }
         }
@@ -290,31 +296,31 @@ impl Rig {
 
     /// Puts bytes on a wire's way to the node.
     pub fn say(&mut self, wire: usize, bytes: &[u8]) {
-        self.wires.borrow_mut().wires[wire].to_node.put(bytes);
+        self.network.borrow_mut().connections[wire].to_node.put(bytes);
     }
 
     /// Bytes on a wire's way that the node has not taken, and those that it has said there.
     pub fn state(&self, wire: usize) -> (usize, u64) {
-        let wire = &self.wires.borrow().wires[wire];
-        (wire.to_node.bytes.len() - wire.to_node.taken, wire.unread.expect("of another host"))
+        let wire = &self.network.borrow().connections[wire];
+        (wire.to_node.bytes.len() - wire.to_node.taken, wire.discarded_bytes.expect("of another host"))
     }
 
     /// Has the core take one turn, and gives how long it took.
     pub fn core_turn(&mut self) -> Nanos {
-        self.handle.busy().take_charged();
-        self.core.turn(self.now);
-        self.now = self.now + TURN;
-        self.handle.busy().take_charged()
+        self.handle.cpu_time().take_simulated();
+        self.reactor.run_iteration(self.now);
+        self.now = self.now + ITERATION;
+        self.handle.cpu_time().take_simulated()
     }
 
-    fn turn(&mut self) -> (bool, usize) {
-        self.now = self.now + TURN;
-        let mut answers = 0;
-        let said = self.session.poll(self.now, |_, answer| {
-            assert!(matches!(answer, Ok(Answer::Stored | Answer::Value { .. })), "{answer:?}");
-            answers += 1;
+    fn run_iteration(&mut self) -> (bool, usize) {
+        self.now = self.now + ITERATION;
+        let mut responses = 0;
+        let session_worked = self.session.poll(self.now, |_, response| {
+            assert!(matches!(response, Ok(Response::Stored | Response::Value { .. })), "{response:?}");
+            responses += 1;
         });
-        (said | self.core.turn(self.now), answers)
+        (session_worked | self.reactor.run_iteration(self.now), responses)
     }
 
     /// Has these keys stored or retrieved, and gives the bytes that asked for it: one batch.
@@ -334,18 +340,18 @@ impl Rig {
         let before = self.session.in_flight();
         self.session.poll(self.now, |_, _| ());
         assert_eq!(self.session.in_flight(), before);
-        let wires = self.wires.borrow();
-        let lane = &wires.wires.last().expect("an I/O queue").to_node;
+        let wires = self.network.borrow();
+        let lane = &wires.connections.last().expect("an I/O queue").to_node;
         let bytes = lane.bytes[lane.taken..].to_vec();
         drop(wires);
-        let mut answered = 0;
-        for _ in 0..TURNS_MAX {
-            answered += self.turn().1;
-            if answered == keys.len() {
+        let mut completed = 0;
+        for _ in 0..ITERATIONS_MAX {
+            completed += self.run_iteration().1;
+            if completed == keys.len() {
                 return bytes;
             }
         }
-        panic!("{answered} of {} were answered", keys.len());
+        panic!("{completed} of {} were answered", keys.len());
     }
 
     /// Plays a batch again, `rounds` times, each after the last one was answered. Gives the bytes of the answers.
@@ -353,73 +359,73 @@ impl Rig {
     /// # Panics
     /// When the core does not come to rest.
     pub fn play(&mut self, batch: &[u8], rounds: usize) -> u64 {
-        self.wires.borrow_mut().wires.last_mut().expect("an I/O queue").unread = Some(0);
+        self.network.borrow_mut().connections.last_mut().expect("an I/O queue").discarded_bytes = Some(0);
         for _ in 0..rounds {
-            self.wires.borrow_mut().wires.last_mut().expect("an I/O queue").to_node.put(batch);
-            let mut turns = 0;
+            self.network.borrow_mut().connections.last_mut().expect("an I/O queue").to_node.put(batch);
+            let mut iterations = 0;
             loop {
-                self.now = self.now + TURN;
-                let busy = self.core.turn(self.now);
-                if !busy && self.core.requests() == 0 {
+                self.now = self.now + ITERATION;
+                let busy = self.reactor.run_iteration(self.now);
+                if !busy && self.reactor.requests() == 0 {
                     break;
                 }
-                turns += 1;
-                assert!(turns < TURNS_MAX, "it does not come to rest");
+                iterations += 1;
+                assert!(iterations < ITERATIONS_MAX, "it does not come to rest");
             }
         }
-        self.wires.borrow().wires.last().and_then(|wire| wire.unread).expect("set above")
+        self.network.borrow().connections.last().and_then(|wire| wire.discarded_bytes).expect("set above")
     }
 }
 
-fn core(
+fn build_reactor(
     device_bytes: u64,
-    sockets: Ends,
-    handle: Handle,
-    prices: Prices,
-    scheduling: Arc<Scheduling>,
-) -> Box<dyn Turns<Ends>> {
-    let memory = MemoryDevice::new(Memory::new(device_bytes, BLOCK_BYTES).expect("memory"));
-    let device: Rc<dyn Device> = Rc::new(Priced { memory, handle: handle.clone(), prices });
-    let pool = Pool::new(64 << 20);
-    let format = FormatSettings { seed: 7, ..FormatSettings::default() };
-    let volume = at_once(async {
+    sockets: TestSockets,
+    handle: ReactorHandle,
+    costs: Prices,
+    monitor: Arc<Monitor>,
+) -> Box<dyn ReactorLoop<TestSockets>> {
+    let memory = MemoryDevice::new(RamDisk::new(device_bytes, BLOCK_BYTES).expect("memory"));
+    let device: Rc<dyn Device> = Rc::new(CostedDevice { memory, handle: handle.clone(), costs });
+    let pool = BufferPool::new(64 << 20);
+    let format = FormatConfig { seed: 7, ..FormatConfig::default() };
+    let volume = poll_once(async {
         hash::format(&*device, &format).await.expect("it fits");
-        let settings = OpenSettings { durability: Durability::Flush, cores: 1 };
+        let settings = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
         hash::open(&device, &pool, settings, &format).await.expect("it was formatted")
     });
-    let target = Target::new(TargetSettings::new(NQN), vec![namespace_of(&volume, 1024)]);
+    let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024)]);
     let engine = HashEngine::new(volume, 0, device, pool.clone());
-    let performer = Rc::new(Performer {
+    let kv_backend = Rc::new(KvBackend {
         engine,
         pool: pool.clone(),
         handle: handle.clone(),
-        device: Rc::from("memory"),
-        listings: Pace::default(),
+        device_name: Rc::from("memory"),
+        list_yield: FairYield::default(),
     });
-    let (keeper, own) = (Rc::clone(&performer), handle.clone());
-    handle.spawn(async move { keeper.engine.maintain(&own, |_| ()).await });
-    let stores = Rc::new(Stores::default());
-    stores.insert(NamespaceId(1), Store::Keys(performer));
-    let mailbox = mesh(&[Doorbell::silent()], 4).remove(0);
+    let (maintained, own) = (Rc::clone(&kv_backend), handle.clone());
+    handle.spawn(async move { maintained.engine.maintain(&own, |_| ()).await });
+    let namespaces = Rc::new(NamespaceTable::default());
+    namespaces.insert(NamespaceId(1), NamespaceBackend::Kv(kv_backend));
+    let mailbox = mesh(&[CoreWaker::without_eventfd()], 4).remove(0);
     let address = "127.0.0.1:4420".parse().expect("an address");
-    Box::new(reactor(Parts {
+    Box::new(reactor(ReactorParts {
         sockets,
-        local_address: |_: &Ends, _| None,
+        local_address: |_: &TestSockets, _| None,
         listeners: vec![(ListenerId(0), address)],
         mailbox,
         core: 0,
         handle,
         target,
-        stores,
+        namespaces,
         pool,
         requests_max: 1024,
-        scheduling,
-        costs: Costs::default(),
+        monitor,
+        costs: SimulatedCosts::default(),
     }))
 }
 
 /// The result of what never waits.
-fn at_once<T>(future: impl Future<Output = T>) -> T {
+fn poll_once<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match future.as_mut().poll(&mut context) {

@@ -13,8 +13,8 @@
 
 use super::script::{self, Script};
 use super::*;
-use octokv_nvmf::controller::{Condition, Purpose};
-use octokv_nvmf::{AnaState, ControllerReport, Counts, HealthFacts, Hosts};
+use octokv_nvmf::controller::{ControllerState, ControllerType};
+use octokv_nvmf::{AnaState, ControllerReport, Counts, HealthStatus, HostAcl};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -25,15 +25,15 @@ pub const VALUE_BYTES_MAX: u32 = 16 << 10;
 pub const CAPSULE_BYTES_MAX: u32 = 2 << 10;
 const OUTBOX_BYTES_MAX: usize = 24 << 10;
 /// Besides what may be unsent before a command is taken: its answer, and completions without data.
-const ANSWER_BYTES_MAX: usize = VALUE_BYTES_MAX as usize + 4096;
+const RESPONSE_BYTES_MAX: usize = VALUE_BYTES_MAX as usize + 4096;
 const ENTRIES: u16 = 16;
 const STEPS_MAX: usize = 256;
 /// Bytes of a PDU that may wait to be taken whole: headers, padding, a capsule of an admin queue, digests.
 const PDU_BYTES_MAX: usize = 255 + 8192 + 8;
 
 /// What is alike in all plays.
-struct Constants {
-    settings: TargetSettings,
+struct SharedFixtures {
+    settings: SubsystemConfig,
     namespaces: [NamespaceInfo; 3],
     /// The bytes that bring a connection into its state, for each choice of digests.
     admin: [Vec<u8>; 4],
@@ -43,16 +43,16 @@ struct Constants {
     address: SocketAddr,
 }
 
-static CONSTANTS: LazyLock<Constants> = LazyLock::new(|| {
-    let mut settings = TargetSettings::new(NQN);
+static FIXTURES: LazyLock<SharedFixtures> = LazyLock::new(|| {
+    let mut settings = SubsystemConfig::new(NQN);
     settings.queue_depth = ENTRIES;
     settings.receive_bytes_max = 32 << 10;
     settings.outbox_bytes_max = OUTBOX_BYTES_MAX;
     settings.value_bytes_max = VALUE_BYTES_MAX;
     settings.in_capsule_bytes = CAPSULE_BYTES_MAX;
-    settings.max_h2c_data = 4096;
+    settings.h2c_data_bytes_max = 4096;
     let digests = [0, 1, 2, 3].map(|bits| (bits & 1 != 0, bits & 2 != 0));
-    Constants {
+    SharedFixtures {
         settings,
         namespaces: [namespace_of(0, 1), namespace_of(1, 2), namespace_of(2, 3)],
         admin: digests.map(|digests| script::beginning(digests, Some((0, NQN)), 0)),
@@ -65,8 +65,8 @@ static CONSTANTS: LazyLock<Constants> = LazyLock::new(|| {
 
 thread_local! {
     // One is ample for the largest transfer, the other holds hardly two.
-    static POOLS: [Pool; 2] = [Pool::new(256 << 10), Pool::new(40 << 10)];
-    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    static POOLS: [BufferPool; 2] = [BufferPool::new(256 << 10), BufferPool::new(40 << 10)];
+    static SPARE_BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A namespace of one of three kinds, small enough that its end is near.
@@ -82,60 +82,67 @@ fn namespace_of(kind: u8, id: u32) -> NamespaceInfo {
 /// One connection as its host and its node have it.
 pub struct Peer {
     pub connection: Connection,
-    pub link: Link,
+    pub link: NegotiatedParams,
     /// Transfers that were asked for and not all sent.
-    pub asks: Vec<Data>,
+    pub asks: Vec<DataHeader>,
     /// Requests at the engine, each with what its namespace was.
-    requests: Vec<(Request, Option<NamespaceInfo>)>,
+    requests: Vec<(IoRequest, Option<NamespaceInfo>)>,
     /// Sent and not yet taken by the connection.
     unsent: Vec<u8>,
     received: Vec<u8>,
     /// It began as an I/O queue.
     pub is_io: bool,
     /// The host reads what comes.
-    reads: bool,
+    is_reading: bool,
     /// Commands sent and answers received, as long as all that was sent was sound.
     commands: u64,
-    answers: u64,
+    completions: u64,
     pub spoiled: bool,
 }
 
 /// All that a play has.
-struct World {
+struct Simulation {
     target: Arc<Target>,
-    pool: Pool,
+    pool: BufferPool,
     now: Nanos,
     engine: Engine,
     peers: Vec<Peer>,
-    fresh: Vec<Request>,
+    new_requests: Vec<IoRequest>,
 }
 
-impl World {
+impl Simulation {
     /// The world in the state that the script picks.
-    fn new(script: &mut Script<'_>) -> World {
-        let constants = &*CONSTANTS;
+    fn new(script: &mut Script<'_>) -> Simulation {
+        let constants = &*FIXTURES;
         let target = Target::new(constants.settings.clone(), constants.namespaces.to_vec());
         let choice = script.byte();
         let pool = POOLS.with(|pools| pools[usize::from(choice & 1)].clone());
         let now = Nanos::from_secs(100);
-        let mut world =
-            World { target, pool, now, engine: Engine::default(), peers: Vec::new(), fresh: Vec::new() };
+        let mut simulation = Simulation {
+            target,
+            pool,
+            now,
+            engine: Engine::default(),
+            peers: Vec::new(),
+            new_requests: Vec::new(),
+        };
         let digests = usize::from(choice >> 1 & 3);
         if choice >> 3 > 8 {
-            let admin = world.open(&constants.admin[0], 0);
-            world.peers.push(admin);
+            let admin = simulation.open(&constants.admin[0], 0);
+            simulation.peers.push(admin);
         }
-        let main = world.open_as(choice >> 3, digests);
-        world.peers.insert(0, main);
-        world
+        let main = simulation.open_as(choice >> 3, digests);
+        simulation.peers.insert(0, main);
+        simulation
     }
 
     /// A connection in one of the states.
     fn open_as(&mut self, state: u8, digests: usize) -> Peer {
-        let constants = &*CONSTANTS;
+        let constants = &*FIXTURES;
         let controllers = self.target.controllers();
-        let serves =
-            |one: &&ControllerReport| one.purpose == Purpose::Io && one.condition == Condition::Ready;
+        let serves = |one: &&ControllerReport| {
+            one.controller_type == ControllerType::Io && one.state == ControllerState::Ready
+        };
         let io = controllers.iter().filter(serves).map(|one| one.id).max();
         match (state, io) {
             (0, _) => self.open(&[], 0),
@@ -153,15 +160,15 @@ impl World {
 
     /// A connection that has got so far.
     fn open(&mut self, beginning: &[u8], digests: usize) -> Peer {
-        let address = CONSTANTS.address;
+        let address = FIXTURES.address;
         let mut connection = Connection::new(Arc::clone(&self.target), address, address, self.now);
-        let consumed = connection.receive(self.now, beginning, &self.pool, &mut self.fresh);
-        assert_eq!(consumed.bytes, beginning.len());
-        let outbox = connection.outbox();
-        outbox.advance(outbox.bytes());
-        let mut link = Link::plain();
+        let consumed = connection.receive(self.now, beginning, &self.pool, &mut self.new_requests);
+        assert_eq!(consumed.consumed_bytes, beginning.len());
+        let outbox = connection.send_buffer();
+        outbox.advance(outbox.unsent_bytes());
+        let mut link = NegotiatedParams::initial();
         (link.header_digest, link.data_digest) = (digests & 1 != 0, digests & 2 != 0);
-        let spare = || SPARE.with(|spare| spare.borrow_mut().pop().unwrap_or_default());
+        let spare = || SPARE_BUFFERS.with(|spare| spare.borrow_mut().pop().unwrap_or_default());
         Peer {
             connection,
             link,
@@ -170,9 +177,9 @@ impl World {
             unsent: spare(),
             received: spare(),
             is_io: false,
-            reads: true,
+            is_reading: true,
             commands: 0,
-            answers: 0,
+            completions: 0,
             spoiled: false,
         }
     }
@@ -180,8 +187,8 @@ impl World {
     /// Gives a connection what its host sent, and reads what comes back.
     fn pump(&mut self, at: usize) {
         let peer = &mut self.peers[at];
-        let consumed = peer.connection.receive(self.now, &peer.unsent, &self.pool, &mut self.fresh);
-        peer.unsent.drain(..consumed.bytes);
+        let consumed = peer.connection.receive(self.now, &peer.unsent, &self.pool, &mut self.new_requests);
+        peer.unsent.drain(..consumed.consumed_bytes);
         if consumed.stalled.is_none() {
             assert!(peer.unsent.len() <= PDU_BYTES_MAX, "{} B were not taken", peer.unsent.len());
         }
@@ -190,16 +197,16 @@ impl World {
 
     fn take_requests(&mut self, at: usize) {
         let peer = &mut self.peers[at];
-        if !self.fresh.is_empty() {
+        if !self.new_requests.is_empty() {
             let namespaces = self.target.namespaces();
-            let tagged = self.fresh.drain(..).map(|request| {
+            let tagged = self.new_requests.drain(..).map(|request| {
                 let info = namespaces.get(request.namespace).cloned();
                 assert!(info.is_some(), "a request on no namespace: {request:?}");
                 (request, info)
             });
             peer.requests.extend(tagged);
         }
-        if peer.reads {
+        if peer.is_reading {
             peer.read();
         }
     }
@@ -213,12 +220,12 @@ impl World {
             }
             let newest = how & 1 != 0;
             let (request, info) = if newest { peer.requests.pop().unwrap() } else { peer.requests.remove(0) };
-            let Request { slot, namespace, operation } = request;
+            let IoRequest { slot, namespace, operation } = request;
             let outcome = match how >> 1 & 15 {
-                0 => Outcome::Busy,
-                1 => Outcome::NotReady,
-                2 => Outcome::Unrecovered,
-                3 => Outcome::CapacityExceeded,
+                0 => RequestOutcome::Busy,
+                1 => RequestOutcome::NotReady,
+                2 => RequestOutcome::Unrecovered,
+                3 => RequestOutcome::CapacityExceeded,
                 _ => self.engine.perform(info.as_ref(), namespace, operation),
             };
             peer.connection.complete(self.now, slot, outcome);
@@ -227,13 +234,13 @@ impl World {
     }
 
     /// What the operator does.
-    fn operate(&mut self, script: &mut Script<'_>) {
+    fn reconfigure_target(&mut self, script: &mut Script<'_>) {
         let (what, how) = (script.byte(), script.byte());
         let id = NamespaceId(1 + u32::from(how % 4));
         match what % 8 {
             0 => drop(self.target.add_namespace(namespace_of(how >> 2, id.0))),
             1 => drop(self.target.remove_namespace(id)),
-            2 => self.target.namespace_changed(id),
+            2 => self.target.notify_namespace_changed(id),
             3 => {
                 let states = [
                     AnaState::Optimized,
@@ -244,43 +251,43 @@ impl World {
                 ];
                 self.target.set_ana_state(1 + u32::from(how & 1), states[usize::from(how >> 1) % 5]);
             }
-            4 => self.target.set_hosts(match how % 8 {
-                0 => Hosts::Listed(Default::default()),
-                1..=3 => Hosts::Listed([HOST_NQN.to_owned()].into()),
-                _ => Hosts::Any,
+            4 => self.target.set_host_acl(match how % 8 {
+                0 => HostAcl::Listed(Default::default()),
+                1..=3 => HostAcl::Listed([HOST_NQN.to_owned()].into()),
+                _ => HostAcl::Any,
             }),
-            5 => self.target.set_listeners(vec![CONSTANTS.address; usize::from(how % 4)]),
-            6 => self.target.set_referrals(vec![CONSTANTS.address; usize::from(how % 3)]),
-            _ => self.target.set_health(HealthFacts {
+            5 => self.target.set_listeners(vec![FIXTURES.address; usize::from(how % 4)]),
+            6 => self.target.set_referrals(vec![FIXTURES.address; usize::from(how % 3)]),
+            _ => self.target.set_health(HealthStatus {
                 available_spare_percent: how,
                 read_only: how & 1 != 0,
-                ..HealthFacts::default()
+                ..HealthStatus::default()
             }),
         }
     }
 
     /// Lets time pass on all connections.
-    fn pass(&mut self, span: Nanos) {
+    fn advance_time(&mut self, span: Nanos) {
         self.now = self.now + span;
         for peer in &mut self.peers {
             if peer.connection.next_deadline() <= self.now {
                 peer.connection.tick(self.now);
             }
-            if peer.reads {
+            if peer.is_reading {
                 peer.read();
             }
         }
     }
 
-    fn check(&mut self) {
-        assert!(self.pool.out_bytes() <= self.pool.budget_bytes());
+    fn check_invariants(&mut self) {
+        assert!(self.pool.in_use_bytes() <= self.pool.budget_bytes());
         for peer in &mut self.peers {
             assert!(peer.connection.in_flight() <= usize::from(ENTRIES.max(128)));
             // A shutdown is one command, and several requests.
             assert!(peer.connection.in_flight() <= peer.requests.len());
             assert_eq!(peer.connection.in_flight() == 0, peer.requests.is_empty());
-            let unsent = peer.connection.outbox().bytes();
-            assert!(unsent <= OUTBOX_BYTES_MAX + ANSWER_BYTES_MAX, "{unsent} B are unsent");
+            let unsent = peer.connection.send_buffer().unsent_bytes();
+            assert!(unsent <= OUTBOX_BYTES_MAX + RESPONSE_BYTES_MAX, "{unsent} B are unsent");
         }
     }
 
@@ -292,7 +299,7 @@ impl World {
         let choice = script.byte();
         let state = if at == 0 { choice >> 3 } else { 2 };
         let peer = self.open_as(state, usize::from(choice >> 1 & 3));
-        std::mem::replace(&mut self.peers[at], peer).spare();
+        std::mem::replace(&mut self.peers[at], peer).recycle();
     }
 
     /// One step of the script for connection `at`.
@@ -305,14 +312,14 @@ impl World {
                 let how = script.byte();
                 self.complete(at, usize::from(how >> 5) + 1, how);
             }
-            40..=55 => self.operate(script),
-            56..=63 => self.pass(Nanos::from_millis(u64::from(script.byte()) * 4)),
-            64..=65 => self.pass(Nanos::from_secs(u64::from(script.byte()))),
-            66..=69 => self.peers[at].reads ^= true,
-            70..=75 => self.land(at, script),
+            40..=55 => self.reconfigure_target(script),
+            56..=63 => self.advance_time(Nanos::from_millis(u64::from(script.byte()) * 4)),
+            64..=65 => self.advance_time(Nanos::from_secs(u64::from(script.byte()))),
+            66..=69 => self.peers[at].is_reading ^= true,
+            70..=75 => self.receive_in_place(at, script),
             76 => self.peers[at].connection.peer_closed(),
             choice => {
-                let World { peers, .. } = self;
+                let Simulation { peers, .. } = self;
                 let peer = &mut peers[at];
                 let from = peer.unsent.len();
                 let commands = script::next_bytes(script, peer, choice);
@@ -336,16 +343,16 @@ impl World {
     }
 
     /// Data that is received straight into its place.
-    fn land(&mut self, at: usize, script: &mut Script<'_>) {
-        let World { peers, pool, fresh, now, .. } = self;
+    fn receive_in_place(&mut self, at: usize, script: &mut Script<'_>) {
+        let Simulation { peers, pool, new_requests: fresh, now, .. } = self;
         let peer = &mut peers[at];
         if !peer.unsent.is_empty() {
             return;
         }
-        let Some(place) = peer.connection.landing() else { return };
-        let count = place.len().min(usize::from(script.byte()) * 16);
-        place[..count].copy_from_slice(script::pattern(count));
-        peer.connection.landed(*now, count, pool, fresh);
+        let Some(buffer) = peer.connection.payload_buffer() else { return };
+        let count = buffer.len().min(usize::from(script.byte()) * 16);
+        buffer[..count].copy_from_slice(script::pattern(count));
+        peer.connection.payload_received(*now, count, pool, fresh);
         // The host will not send these bytes again.
         peer.spoiled = true;
         self.take_requests(at);
@@ -364,16 +371,16 @@ impl Peer {
     }
 
     /// Ends it, and keeps its memory for another.
-    fn spare(self) {
+    fn recycle(self) {
         let Peer { mut unsent, mut received, .. } = self;
         unsent.clear();
         received.clear();
-        SPARE.with(|spare| spare.borrow_mut().extend([unsent, received]));
+        SPARE_BUFFERS.with(|spare| spare.borrow_mut().extend([unsent, received]));
     }
 
     /// Reads all that is unsent, and holds it against the rules.
     fn read(&mut self) {
-        let outbox = self.connection.outbox();
+        let outbox = self.connection.send_buffer();
         if outbox.is_empty() {
             return;
         }
@@ -389,8 +396,8 @@ impl Peer {
             outbox.advance(bytes);
         }
         let mut at = 0;
-        while let Some(unchecked) = Unchecked::new(&self.received[at..]) {
-            let frame = unchecked.check(End::Host, &self.link).expect("a sound PDU from the target");
+        while let Some(unchecked) = UncheckedCommonHeader::new(&self.received[at..]) {
+            let frame = unchecked.check(Role::Host, &self.link).expect("a sound PDU from the target");
             let pdu = &self.received[at..at + frame.pdu_bytes()];
             at += frame.pdu_bytes();
             let (from, bytes) = (frame.prefix_bytes as usize, frame.data_bytes as usize);
@@ -398,27 +405,27 @@ impl Peer {
             if frame.trailer_bytes > 0 {
                 assert_eq!(pdu[from + bytes..], crc32c(data).to_le_bytes(), "data digest");
             }
-            match frame.header(pdu).expect("a right header digest") {
-                Header::IcResponse(ic) => {
+            match frame.decode_header(pdu).expect("a right header digest") {
+                PduHeader::IcResponse(ic) => {
                     let ic = ic.check_response().unwrap();
                     (self.link.header_digest, self.link.data_digest) = (ic.header_digest, ic.data_digest);
                 }
-                Header::Response(_) => self.answers += 1,
-                Header::Data(range) => {
+                PduHeader::Response(_) => self.completions += 1,
+                PduHeader::Data(range) => {
                     assert_eq!(range.bytes as usize, data.len());
                     assert!(frame.is_last() && !frame.is_success() && !data.is_empty());
                 }
-                Header::ReadyToTransfer(range) => {
+                PduHeader::ReadyToTransfer(range) => {
                     assert!(range.bytes > 0);
                     self.asks.push(range);
                 }
-                Header::Terminate(_) => {}
-                Header::IcRequest(_) | Header::Command(_) => panic!("{:?} to a host", frame.kind),
+                PduHeader::TermReq(_) => {}
+                PduHeader::IcRequest(_) | PduHeader::Command(_) => panic!("{:?} to a host", frame.pdu_type),
             }
         }
         assert_eq!(at, self.received.len(), "the target sent half a PDU");
         self.received.clear();
-        assert!(self.spoiled || self.answers <= self.commands, "more answers than commands");
+        assert!(self.spoiled || self.completions <= self.commands, "more answers than commands");
     }
 }
 
@@ -426,24 +433,24 @@ impl Peer {
 /// is wrong.
 pub fn play(bytes: &[u8]) -> Counts {
     let script = &mut Script(bytes);
-    let mut world = World::new(script);
+    let mut simulation = Simulation::new(script);
     for _ in 0..STEPS_MAX {
         if script.is_over() {
             break;
         }
-        let at = usize::from(world.peers.len() > 1 && script.one_in(6));
-        world.step(script, at);
-        world.check();
+        let at = usize::from(simulation.peers.len() > 1 && script.one_in(6));
+        simulation.step(script, at);
+        simulation.check_invariants();
     }
-    for at in 0..world.peers.len() {
-        while !world.peers[at].requests.is_empty() {
-            world.peers[at].reads = true;
-            world.complete(at, usize::MAX, 0b11110);
+    for at in 0..simulation.peers.len() {
+        while !simulation.peers[at].requests.is_empty() {
+            simulation.peers[at].is_reading = true;
+            simulation.complete(at, usize::MAX, 0b11110);
         }
     }
-    world.peers.into_iter().for_each(Peer::spare);
-    assert_eq!(world.pool.out_bytes(), 0, "a buffer was lost");
-    assert_eq!(world.target.connections(), 0, "a connection was lost");
-    assert!(world.target.controllers().is_empty(), "a controller was lost");
-    world.target.statistics()
+    simulation.peers.into_iter().for_each(Peer::recycle);
+    assert_eq!(simulation.pool.in_use_bytes(), 0, "a buffer was lost");
+    assert_eq!(simulation.target.connection_count(), 0, "a connection was lost");
+    assert!(simulation.target.controllers().is_empty(), "a controller was lost");
+    simulation.target.counters()
 }

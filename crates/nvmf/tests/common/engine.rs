@@ -2,7 +2,7 @@
 
 use super::*;
 use octokv_base::Lba;
-use octokv_nvmf::Range;
+use octokv_nvmf::LbaRange;
 
 /// What namespaces hold.
 #[derive(Default)]
@@ -16,7 +16,12 @@ pub struct Engine {
 
 impl Engine {
     /// Does what a request asks, as the target may expect it.
-    pub fn outcome(&mut self, target: &Target, namespace: NamespaceId, operation: Operation) -> Outcome {
+    pub fn outcome(
+        &mut self,
+        target: &Target,
+        namespace: NamespaceId,
+        operation: RequestOperation,
+    ) -> RequestOutcome {
         self.perform(target.namespaces().get(namespace), namespace, operation)
     }
 
@@ -25,11 +30,11 @@ impl Engine {
         &mut self,
         info: Option<&NamespaceInfo>,
         namespace: NamespaceId,
-        operation: Operation,
-    ) -> Outcome {
-        let Some(info) = info else { return Outcome::NotReady };
+        operation: RequestOperation,
+    ) -> RequestOutcome {
+        let Some(info) = info else { return RequestOutcome::NotReady };
         match (info.kind, operation) {
-            (_, Operation::Flush) => Outcome::Flushed,
+            (_, RequestOperation::Flush) => RequestOutcome::Flushed,
             (NamespaceKind::KeyValue { .. }, operation) => self.on_keys(namespace, operation),
             (NamespaceKind::Block { block_bytes }, operation) => {
                 let blocks = info.size_bytes / u64::from(block_bytes);
@@ -38,49 +43,49 @@ impl Engine {
         }
     }
 
-    fn on_keys(&mut self, namespace: NamespaceId, operation: Operation) -> Outcome {
+    fn on_keys(&mut self, namespace: NamespaceId, operation: RequestOperation) -> RequestOutcome {
         let values = &mut self.values;
         match operation {
-            Operation::Store { key, mode, record, value_bytes } => {
+            RequestOperation::Store { key, mode, record, value_bytes } => {
                 let from = value_offset(key.len());
                 assert_eq!(record.len(), from + value_bytes as usize);
-                let place = (namespace.0, key);
+                let location = (namespace.0, key);
                 match mode {
-                    StoreMode::AddOnly if values.contains_key(&place) => Outcome::AlreadyExists,
-                    StoreMode::UpdateOnly if !values.contains_key(&place) => Outcome::NotFound,
+                    StoreMode::AddOnly if values.contains_key(&location) => RequestOutcome::AlreadyExists,
+                    StoreMode::UpdateOnly if !values.contains_key(&location) => RequestOutcome::NotFound,
                     StoreMode::Upsert | StoreMode::AddOnly | StoreMode::UpdateOnly => {
-                        values.insert(place, record[from..].to_vec());
-                        Outcome::Stored
+                        values.insert(location, record[from..].to_vec());
+                        RequestOutcome::Stored
                     }
                 }
             }
-            Operation::Retrieve { key, .. } => match values.get(&(namespace.0, key)) {
+            RequestOperation::Retrieve { key, .. } => match values.get(&(namespace.0, key)) {
                 Some(value) => {
                     let mut buffer = Buffer::zeroed(value.len() + 64);
                     buffer[64..].copy_from_slice(value);
-                    Outcome::Value { buffer, offset: 64, bytes: value.len() }
+                    RequestOutcome::Value { buffer, offset: 64, bytes: value.len() }
                 }
-                None => Outcome::NotFound,
+                None => RequestOutcome::NotFound,
             },
-            Operation::Delete { key } => match values.remove(&(namespace.0, key)) {
-                Some(_) => Outcome::Deleted,
-                None => Outcome::NotFound,
+            RequestOperation::Delete { key } => match values.remove(&(namespace.0, key)) {
+                Some(_) => RequestOutcome::Deleted,
+                None => RequestOutcome::NotFound,
             },
-            Operation::Exist { key } => match values.get(&(namespace.0, key)) {
-                Some(value) => Outcome::Exists { value_bytes: value.len() as u32 },
-                None => Outcome::NotFound,
+            RequestOperation::Exist { key } => match values.get(&(namespace.0, key)) {
+                Some(value) => RequestOutcome::Exists { value_bytes: value.len() as u32 },
+                None => RequestOutcome::NotFound,
             },
-            Operation::List { start, limit_bytes, long_keys } => {
+            RequestOperation::List { start, limit_bytes, long_keys } => {
                 let mut buffer = Buffer::zeroed(limit_bytes as usize);
-                let mut list = kv::ListWriter::new(&mut buffer).unwrap();
-                for (at, key) in values.range((namespace.0, start)..).map(|(place, _)| place) {
+                let mut list = kv::KeyListWriter::new(&mut buffer).unwrap();
+                for (at, key) in values.range((namespace.0, start)..).map(|(location, _)| location) {
                     let fits = long_keys || key.len() <= 16;
                     if *at != namespace.0 || (fits && !list.push(key.as_bytes())) {
                         break;
                     }
                 }
-                let bytes = list.bytes();
-                Outcome::Listing { buffer, bytes }
+                let bytes = list.used_bytes();
+                RequestOutcome::Listing { buffer, bytes }
             }
             other => unreachable!("not on keys: {other:?}"),
         }
@@ -91,56 +96,56 @@ impl Engine {
         namespace: NamespaceId,
         block_bytes: usize,
         blocks: u64,
-        operation: Operation,
-    ) -> Outcome {
+        operation: RequestOperation,
+    ) -> RequestOutcome {
         let exists = |lba: Lba, count: u64| {
             assert!(count > 0 && lba.0 + count <= blocks, "{lba:?} and {count} more of {blocks} blocks");
         };
         match operation {
-            Operation::Read { range } => {
+            RequestOperation::Read { range } => {
                 exists(range.lba, range.blocks.into());
-                Outcome::Blocks { buffer: self.read(namespace, range, block_bytes) }
+                RequestOutcome::Blocks { buffer: self.read(namespace, range, block_bytes) }
             }
-            Operation::Write { lba, data, force_unit_access } => {
+            RequestOperation::Write { lba, data, force_unit_access } => {
                 assert!(data.len().is_multiple_of(block_bytes));
                 exists(lba, (data.len() / block_bytes) as u64);
                 for (at, block) in (lba.0..).zip(data.chunks_exact(block_bytes)) {
                     self.blocks.insert((namespace.0, at), block.to_vec());
                 }
                 self.forced = Some(force_unit_access);
-                Outcome::Written
+                RequestOutcome::Written
             }
-            Operation::Compare { lba, data } => {
+            RequestOperation::Compare { lba, data } => {
                 assert!(data.len().is_multiple_of(block_bytes));
-                let range = Range { lba, blocks: (data.len() / block_bytes) as u32 };
+                let range = LbaRange { lba, blocks: (data.len() / block_bytes) as u32 };
                 exists(lba, range.blocks.into());
                 match self.read(namespace, range, block_bytes)[..] == data[..] {
-                    true => Outcome::Verified,
-                    false => Outcome::Different,
+                    true => RequestOutcome::Verified,
+                    false => RequestOutcome::Mismatch,
                 }
             }
-            Operation::WriteZeroes { range, force_unit_access, .. } => {
+            RequestOperation::WriteZeroes { range, force_unit_access, .. } => {
                 self.forced = Some(force_unit_access);
                 exists(range.lba, range.blocks.into());
                 self.zero(namespace, range)
             }
-            Operation::Deallocate { ranges } => {
+            RequestOperation::Deallocate { ranges } => {
                 assert!(!ranges.is_empty());
                 for range in ranges {
                     exists(range.lba, range.blocks.into());
                     self.zero(namespace, range);
                 }
-                Outcome::Written
+                RequestOutcome::Written
             }
-            Operation::Verify { range } => {
+            RequestOperation::Verify { range } => {
                 exists(range.lba, range.blocks.into());
-                Outcome::Verified
+                RequestOutcome::Verified
             }
             other => unreachable!("not on blocks: {other:?}"),
         }
     }
 
-    fn read(&self, namespace: NamespaceId, range: Range, block_bytes: usize) -> Buffer {
+    fn read(&self, namespace: NamespaceId, range: LbaRange, block_bytes: usize) -> Buffer {
         let mut buffer = Buffer::zeroed(range.blocks as usize * block_bytes);
         let (first, end) = (range.lba.0, range.lba.0 + u64::from(range.blocks));
         for ((_, lba), block) in self.blocks.range((namespace.0, first)..(namespace.0, end)) {
@@ -152,11 +157,14 @@ impl Engine {
         buffer
     }
 
-    fn zero(&mut self, namespace: NamespaceId, range: Range) -> Outcome {
+    fn zero(&mut self, namespace: NamespaceId, range: LbaRange) -> RequestOutcome {
         let (first, end) = (range.lba.0, range.lba.0 + u64::from(range.blocks));
-        let there: Vec<_> =
-            self.blocks.range((namespace.0, first)..(namespace.0, end)).map(|(place, _)| *place).collect();
-        there.iter().for_each(|place| drop(self.blocks.remove(place)));
-        Outcome::Written
+        let existing: Vec<_> = self
+            .blocks
+            .range((namespace.0, first)..(namespace.0, end))
+            .map(|(location, _)| *location)
+            .collect();
+        existing.iter().for_each(|location| drop(self.blocks.remove(location)));
+        RequestOutcome::Written
     }
 }

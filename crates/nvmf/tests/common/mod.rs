@@ -7,13 +7,16 @@ pub mod script;
 
 pub use engine::Engine;
 
-use octokv_base::{Buffer, Key, NamespaceId, Nanos, Pool, crc32c, value_offset};
+use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, crc32c, value_offset};
 use octokv_nvmf::{
-    Connection, Consumed, NamespaceInfo, NamespaceKind, Operation, Outcome, Request, StoreMode, Target,
-    TargetSettings,
+    Connection, IoRequest, NamespaceInfo, NamespaceKind, ReceiveResult, RequestOperation, RequestOutcome,
+    StoreMode, SubsystemConfig, Target,
 };
-use octokv_wire::fabrics::{self, Configuration, Connect, ConnectData, NEW_CONTROLLER, property};
-use octokv_wire::pdu::{self, Data, End, Header, IcRequest, IcResponse, Kind, Link, Terminate, Unchecked};
+use octokv_wire::fabrics::{self, Connect, ConnectData, ControllerConfiguration, NEW_CONTROLLER, property};
+use octokv_wire::pdu::{
+    self, DataHeader, IcRequest, IcResponse, NegotiatedParams, PduHeader, PduType, Role, TermReq,
+    UncheckedCommonHeader,
+};
 use octokv_wire::queue_entry::admin;
 use octokv_wire::{Cqe, Sgl, Sqe, Status, identify, kv, log_page, nqn, nvm};
 use std::collections::{BTreeMap, VecDeque};
@@ -47,15 +50,15 @@ pub fn block_namespace(id: u32, block_bytes: u32) -> NamespaceInfo {
 /// A target with a Key Value namespace, one of 512 B blocks and one of 4096 B blocks.
 pub fn mixed_target() -> Arc<Target> {
     let namespaces = vec![namespace(1), block_namespace(2, 512), block_namespace(3, 4096)];
-    Target::new(TargetSettings::new(NQN), namespaces)
+    Target::new(SubsystemConfig::new(NQN), namespaces)
 }
 
-pub fn target_of(settings: TargetSettings) -> Arc<Target> {
+pub fn target_of(settings: SubsystemConfig) -> Arc<Target> {
     Target::new(settings, vec![namespace(1), namespace(2)])
 }
 
 pub fn target() -> Arc<Target> {
-    target_of(TargetSettings::new(NQN))
+    target_of(SubsystemConfig::new(NQN))
 }
 
 /// One PDU that the target sent.
@@ -63,9 +66,9 @@ pub fn target() -> Arc<Target> {
 pub enum Reply {
     Ic(IcResponse),
     Completion(Cqe),
-    Data(Data, Vec<u8>),
-    Ask(Data),
-    Terminate(Terminate),
+    Data(DataHeader, Vec<u8>),
+    Ask(DataHeader),
+    Terminate(TermReq),
 }
 
 /// What one command brought back.
@@ -87,15 +90,15 @@ impl Done {
 pub struct Host {
     pub connection: Connection,
     pub target: Arc<Target>,
-    pub pool: Pool,
+    pub pool: BufferPool,
     pub now: Nanos,
-    pub link: Link,
-    pub requests: Vec<Request>,
+    pub link: NegotiatedParams,
+    pub requests: Vec<IoRequest>,
     pub engine: Engine,
     pub replies: VecDeque<Reply>,
     /// Sent and not yet taken by the connection.
     pub unsent: Vec<u8>,
-    pub last: Option<Consumed>,
+    pub last: Option<ReceiveResult>,
     received: Vec<u8>,
     next_id: u16,
 }
@@ -111,9 +114,9 @@ impl Host {
         Host {
             connection: Connection::new(Arc::clone(target), local, peer, now),
             target: Arc::clone(target),
-            pool: Pool::new(POOL_BYTES),
+            pool: BufferPool::new(POOL_BYTES),
             now,
-            link: Link::plain(),
+            link: NegotiatedParams::initial(),
             requests: Vec::new(),
             engine: Engine::default(),
             replies: VecDeque::new(),
@@ -135,7 +138,7 @@ impl Host {
         let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
         self.send(&request.encode());
         let Some(Reply::Ic(response)) = self.replies.pop_front() else {
-            panic!("no ICResp: {:?}", self.connection.closing_reason());
+            panic!("no ICResp: {:?}", self.connection.close_reason());
         };
         assert_eq!((response.header_digest, response.data_digest), (header_digest, data_digest));
         self.link.header_digest = header_digest;
@@ -159,7 +162,7 @@ impl Host {
         let mut host = Host::initialized(target, false, false);
         let done = host.connect_as(0, NEW_CONTROLLER, nqn::DISCOVERY, HOST_NQN, |_| {});
         assert!(done.status().is_success());
-        host.set_property(property::CC, u64::from(Configuration::ENABLED_NVM.0));
+        host.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED_NVM.0));
         host
     }
 
@@ -183,14 +186,14 @@ impl Host {
 
     pub fn pump(&mut self) {
         let consumed = self.connection.receive(self.now, &self.unsent, &self.pool, &mut self.requests);
-        self.unsent.drain(..consumed.bytes);
+        self.unsent.drain(..consumed.consumed_bytes);
         self.last = Some(consumed);
         self.drain();
     }
 
     /// Reads the outbox dry.
     pub fn drain(&mut self) {
-        let outbox = self.connection.outbox();
+        let outbox = self.connection.send_buffer();
         while !outbox.is_empty() {
             let mut slices: Vec<IoSlice<'_>> = Vec::new();
             outbox.slices(&mut slices, usize::MAX);
@@ -198,8 +201,8 @@ impl Host {
             outbox.advance(bytes.len());
             self.received.extend(bytes);
         }
-        while let Some(unchecked) = Unchecked::new(&self.received) {
-            let frame = unchecked.check(End::Host, &self.link).expect("a sound PDU from the target");
+        while let Some(unchecked) = UncheckedCommonHeader::new(&self.received) {
+            let frame = unchecked.check(Role::Host, &self.link).expect("a sound PDU from the target");
             assert!(self.received.len() >= frame.pdu_bytes(), "the target sent half a PDU");
             let pdu: Vec<u8> = self.received.drain(..frame.pdu_bytes()).collect();
             let (from, bytes) = (frame.prefix_bytes as usize, frame.data_bytes as usize);
@@ -207,17 +210,17 @@ impl Host {
             if frame.trailer_bytes > 0 {
                 assert_eq!(pdu[from + bytes..], crc32c(&data).to_le_bytes(), "data digest");
             }
-            self.replies.push_back(match frame.header(&pdu).expect("a right header digest") {
-                Header::IcResponse(ic) => Reply::Ic(ic.check_response().unwrap()),
-                Header::Response(cqe) => Reply::Completion(*cqe),
-                Header::Data(range) => {
+            self.replies.push_back(match frame.decode_header(&pdu).expect("a right header digest") {
+                PduHeader::IcResponse(ic) => Reply::Ic(ic.check_response().unwrap()),
+                PduHeader::Response(cqe) => Reply::Completion(*cqe),
+                PduHeader::Data(range) => {
                     assert_eq!(range.bytes as usize, data.len());
                     assert!(frame.is_last() && !frame.is_success() && !data.is_empty());
                     Reply::Data(range, data)
                 }
-                Header::ReadyToTransfer(range) => Reply::Ask(range),
-                Header::Terminate(terminate) => Reply::Terminate(terminate),
-                Header::IcRequest(_) | Header::Command(_) => panic!("{:?} to a host", frame.kind),
+                PduHeader::ReadyToTransfer(range) => Reply::Ask(range),
+                PduHeader::TermReq(terminate) => Reply::Terminate(terminate),
+                PduHeader::IcRequest(_) | PduHeader::Command(_) => panic!("{:?} to a host", frame.pdu_type),
             });
         }
     }
@@ -239,9 +242,9 @@ impl Host {
     }
 
     /// The bytes of an H2CData.
-    pub fn data_pdu(&self, range: Data, data: &[u8], flags: u8) -> Vec<u8> {
+    pub fn data_pdu(&self, range: DataHeader, data: &[u8], flags: u8) -> Vec<u8> {
         let mut bytes = Vec::new();
-        range.encode(End::Host, flags, &self.link, &mut bytes);
+        range.encode(Role::Host, flags, &self.link, &mut bytes);
         bytes.extend_from_slice(data);
         if self.link.trailer_bytes(data.len()) > 0 {
             bytes.extend_from_slice(&crc32c(data).to_le_bytes());
@@ -271,7 +274,7 @@ impl Host {
                     data.extend(bytes);
                 }
                 Some(Reply::Completion(cqe)) => return Done { cqe, data },
-                other => panic!("{other:?}; {:?}", self.connection.closing_reason()),
+                other => panic!("{other:?}; {:?}", self.connection.close_reason()),
             }
         }
     }
@@ -292,25 +295,26 @@ impl Host {
         let mut connect = Connect { format: 0, queue_id, entries: 32, attributes: 0, keep_alive_ms: 0 };
         change(&mut connect);
         let id = self.id();
-        let sqe = fabrics::Command::Connect(connect).encode(id);
+        let sqe = fabrics::FabricsCommand::Connect(connect).encode(id);
         let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host };
         self.run(sqe, &data.encode())
     }
 
     pub fn enable(&mut self) {
-        self.set_property(property::CC, u64::from(Configuration::ENABLED.0));
+        self.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.0));
         assert_eq!(self.get_property(property::CSTS, false), 1);
     }
 
     pub fn set_property(&mut self, offset: u32, value: u64) {
         let id = self.id();
-        let done = self.run(fabrics::Command::PropertySet { offset, wide: false, value }.encode(id), &[]);
+        let done = self
+            .run(fabrics::FabricsCommand::PropertySet { offset, is_64_bit: false, value }.encode(id), &[]);
         assert!(done.status().is_success(), "{:?}", done.status());
     }
 
     pub fn get_property(&mut self, offset: u32, wide: bool) -> u64 {
         let id = self.id();
-        let done = self.run(fabrics::Command::PropertyGet { offset, wide }.encode(id), &[]);
+        let done = self.run(fabrics::FabricsCommand::PropertyGet { offset, is_64_bit: wide }.encode(id), &[]);
         assert!(done.status().is_success(), "{:?}", done.status());
         u64::from(done.cqe.dw0.get()) | u64::from(done.cqe.dw1.get()) << 32
     }
@@ -335,7 +339,7 @@ impl Host {
 
     pub fn identify(&mut self, cns: u8, csi: u8, nsid: u32) -> Done {
         let id = self.id();
-        let request = identify::Request { cns, csi, controller_id: 0, namespace: NamespaceId(nsid) };
+        let request = identify::IdentifyRequest { cns, csi, controller_id: 0, namespace: NamespaceId(nsid) };
         let mut sqe = request.encode(id);
         sqe.sgl = Sgl::transport(4096);
         self.run(sqe, &[])
@@ -347,9 +351,9 @@ impl Host {
 
     pub fn log_with(&mut self, page: u8, specific: u8, csi: u8, offset: u64, bytes: u64) -> Done {
         let id = self.id();
-        let mut sqe = log_page::Request {
+        let mut sqe = log_page::LogPageRequest {
             id: page,
-            specific,
+            log_specific: specific,
             retain_event: false,
             bytes,
             offset,
@@ -386,7 +390,7 @@ impl Host {
         for (index, part) in wanted.chunks(piece).enumerate() {
             let offset = (index * piece) as u32;
             let is_last = offset as usize + part.len() == wanted.len();
-            let data = Data { offset, bytes: part.len() as u32, ..range };
+            let data = DataHeader { offset, bytes: part.len() as u32, ..range };
             let bytes = self.data_pdu(data, part, if is_last { pdu::flags::LAST } else { 0 });
             self.send(&bytes);
         }
@@ -395,7 +399,7 @@ impl Host {
     pub fn retrieve(&mut self, key: &[u8], limit: u32) -> Done {
         let id = self.id();
         let mut sqe =
-            kv::Command::Retrieve { key: Key::new(key).unwrap(), limit_bytes: limit }.encode(id, NSID);
+            kv::KvCommand::Retrieve { key: Key::new(key).unwrap(), limit_bytes: limit }.encode(id, NSID);
         sqe.sgl = Sgl::transport(limit);
         self.run(sqe, &[])
     }
@@ -409,11 +413,11 @@ impl Host {
     }
 
     /// A command on blocks: its data in the capsule where it fits, else asked for; what it reads.
-    pub fn on_blocks(&mut self, namespace: u32, command: nvm::Command, data: &[u8]) -> Done {
+    pub fn on_blocks(&mut self, namespace: u32, command: nvm::NvmCommand, data: &[u8]) -> Done {
         let id = self.id();
         let mut sqe = command.encode(id, NamespaceId(namespace));
         let room = match command {
-            nvm::Command::Read { .. } => 4 << 20,
+            nvm::NvmCommand::Read { .. } => 4 << 20,
             _ => data.len() as u32,
         };
         if data.is_empty() || data.len() > 16 * 1024 {
@@ -451,7 +455,7 @@ impl Host {
     }
 
     /// The termination request that came, if that is all that came.
-    pub fn terminated(&mut self) -> Terminate {
+    pub fn terminated(&mut self) -> TermReq {
         match self.replies.pop_front() {
             Some(Reply::Terminate(terminate)) => terminate,
             other => panic!("{other:?}"),
@@ -479,6 +483,6 @@ pub fn value(bytes: usize) -> Vec<u8> {
 }
 
 /// Offset of a kind's data without digests.
-pub fn header_bytes(kind: Kind) -> usize {
+pub fn header_bytes(kind: PduType) -> usize {
     kind.header_bytes()
 }

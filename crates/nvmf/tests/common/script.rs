@@ -3,7 +3,7 @@
 use super::adversary::{CAPSULE_BYTES_MAX, Peer, VALUE_BYTES_MAX};
 use super::*;
 use octokv_base::Lba;
-use octokv_nvmf::Range;
+use octokv_nvmf::LbaRange;
 use octokv_wire::pdu::flags;
 use octokv_wire::vendor;
 use std::sync::LazyLock;
@@ -56,8 +56,8 @@ pub fn pattern(bytes: usize) -> &'static [u8] {
     &PATTERN[..bytes]
 }
 
-fn capsule(put: &mut Put<'_>, sqe: &Sqe, data: &[u8]) {
-    let Put { link, out } = put;
+fn capsule(put: &mut PduSink<'_>, sqe: &Sqe, data: &[u8]) {
+    let PduSink { link, out } = put;
     pdu::encode_command(sqe, data.len(), link, out);
     out.extend_from_slice(data);
     if link.trailer_bytes(data.len()) > 0 {
@@ -66,8 +66,8 @@ fn capsule(put: &mut Put<'_>, sqe: &Sqe, data: &[u8]) {
 }
 
 /// Where PDUs are put, and how they are framed.
-struct Put<'a> {
-    link: &'a Link,
+struct PduSink<'a> {
+    link: &'a NegotiatedParams,
     out: &'a mut Vec<u8>,
 }
 
@@ -80,17 +80,18 @@ pub fn beginning(
 ) -> Vec<u8> {
     let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
     let mut out = request.encode().to_vec();
-    let mut link = Link::plain();
+    let mut link = NegotiatedParams::initial();
     (link.header_digest, link.data_digest) = (header_digest, data_digest);
-    let mut put = Put { link: &link, out: &mut out };
+    let mut put = PduSink { link: &link, out: &mut out };
     if let Some((queue_id, subsystem)) = connect {
         let connect = Connect { format: 0, queue_id, entries: 16, attributes: 0, keep_alive_ms: 0 };
         let controller_id = if queue_id == 0 { NEW_CONTROLLER } else { controller_id };
         let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host: HOST_NQN };
-        capsule(&mut put, &fabrics::Command::Connect(connect).encode(1), &data.encode());
+        capsule(&mut put, &fabrics::FabricsCommand::Connect(connect).encode(1), &data.encode());
         if queue_id == 0 {
-            let value = u64::from(Configuration::ENABLED.0);
-            let enable = fabrics::Command::PropertySet { offset: property::CC, wide: false, value };
+            let value = u64::from(ControllerConfiguration::ENABLED.0);
+            let enable =
+                fabrics::FabricsCommand::PropertySet { offset: property::CC, is_64_bit: false, value };
             capsule(&mut put, &enable.encode(2), &[]);
         }
     }
@@ -101,17 +102,17 @@ pub fn beginning(
 pub fn next_bytes(script: &mut Script<'_>, peer: &mut Peer, choice: u8) -> u64 {
     let mut out = peer.take_unsent();
     let link = peer.link;
-    let put = &mut Put { link: &link, out: &mut out };
+    let put = &mut PduSink { link: &link, out: &mut out };
     let commands = match choice {
         // What an admin queue refuses is sent to it rarely.
         77..=150 if !peer.is_io => admin_command(script, put),
-        77..=109 => on_keys(script, put),
-        110..=154 => on_blocks(script, put),
-        155..=194 => answer(script, peer, put),
+        77..=109 => kv_command(script, put),
+        110..=154 => nvm_command(script, put),
+        155..=194 => h2c_data(script, peer, put),
         195..=218 => admin_command(script, put),
-        219..=238 => any_entry(script, put),
+        219..=238 => random_sqe(script, put),
         239..=246 => connect(script, put),
-        247..=254 => beginning_or_end(script, peer, put),
+        247..=254 => ic_or_term_request(script, peer, put),
         _ => {
             let bytes = script.byte() % 64;
             put.out.extend((0..bytes).map(|_| script.byte()));
@@ -140,7 +141,7 @@ fn sgl(script: &mut Script<'_>, bytes: u32) -> (Sgl, usize) {
     if in_capsule { (Sgl::in_capsule(told), bytes as usize) } else { (Sgl::transport(told), 0) }
 }
 
-fn on_keys(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+fn kv_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
     let (what, id, nsid) = (script.byte(), id(script), NamespaceId(1));
     let key_bytes = script.byte();
     let key = &pattern(64)[..usize::from(key_bytes % 17)];
@@ -165,13 +166,13 @@ fn on_keys(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
         _ => {
             let key_bytes = u16::from(key_bytes % 70);
             let command = match what >> 3 & 7 {
-                0 | 1 => vendor::Command::Delete { key_bytes },
-                2 => vendor::Command::Exist { key_bytes },
-                3 => vendor::Command::List { key_bytes, limit_bytes: bytes },
-                4 => vendor::Command::Retrieve { key_bytes, limit_bytes: bytes },
+                0 | 1 => vendor::VendorCommand::Delete { key_bytes },
+                2 => vendor::VendorCommand::Exist { key_bytes },
+                3 => vendor::VendorCommand::List { key_bytes, limit_bytes: bytes },
+                4 => vendor::VendorCommand::Retrieve { key_bytes, limit_bytes: bytes },
                 _ => {
                     let options = vendor::store_options(StoreMode::Upsert);
-                    vendor::Command::Store { options, key_bytes, value_bytes: bytes }
+                    vendor::VendorCommand::Store { options, key_bytes, value_bytes: bytes }
                 }
             };
             let mut sqe = command.encode(id, nsid);
@@ -187,39 +188,39 @@ fn on_keys(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
     1
 }
 
-fn on_blocks(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
-    let (what, id, place) = (script.byte(), id(script), script.byte());
+fn nvm_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
+    let (what, id, location) = (script.byte(), id(script), script.byte());
     let namespace = NamespaceId(2 + u32::from(what >> 7));
     let block_bytes = if namespace.0 == 2 { 512 } else { 4096 };
-    let (range_lba, range_blocks) = (place & 15, script.byte());
+    let (range_lba, range_blocks) = (location & 15, script.byte());
     let lba = match range_lba {
-        15 => u64::MAX - u64::from(place >> 4),
+        15 => u64::MAX - u64::from(location >> 4),
         14 => u64::from((64 << 10) / block_bytes - 1),
         few => u64::from(few),
     };
-    let range = Range { lba: Lba(lba), blocks: 1 + u32::from(range_blocks % 36) };
+    let range = LbaRange { lba: Lba(lba), blocks: 1 + u32::from(range_blocks % 36) };
     let force_unit_access = what & 8 != 0;
     let command = match what % 8 {
-        0 | 1 => nvm::Command::Write { range, force_unit_access },
-        2 | 3 => nvm::Command::Read { range },
-        4 => nvm::Command::Compare { range },
-        5 => nvm::Command::WriteZeroes { range, force_unit_access, deallocate: what & 16 != 0 },
-        6 => nvm::Command::DatasetManagement { ranges: range.blocks, deallocate: what & 16 != 0 },
-        _ if what & 8 != 0 => nvm::Command::Verify { range },
-        _ => nvm::Command::Flush,
+        0 | 1 => nvm::NvmCommand::Write { range, force_unit_access },
+        2 | 3 => nvm::NvmCommand::Read { range },
+        4 => nvm::NvmCommand::Compare { range },
+        5 => nvm::NvmCommand::WriteZeroes { range, force_unit_access, deallocate: what & 16 != 0 },
+        6 => nvm::NvmCommand::DatasetManagement { ranges: range.blocks, deallocate: what & 16 != 0 },
+        _ if what & 8 != 0 => nvm::NvmCommand::Verify { range },
+        _ => nvm::NvmCommand::Flush,
     };
     let mut sqe = command.encode(id, namespace);
     let bytes = range.blocks * block_bytes;
     let mut ranges = Vec::new();
     match command {
-        nvm::Command::Write { .. } | nvm::Command::Compare { .. } => {
+        nvm::NvmCommand::Write { .. } | nvm::NvmCommand::Compare { .. } => {
             let (sgl, data) = sgl(script, bytes);
             sqe.sgl = sgl;
             capsule(put, &sqe, pattern(data));
         }
-        nvm::Command::DatasetManagement { .. } => {
+        nvm::NvmCommand::DatasetManagement { .. } => {
             let (sgl, data) = sgl(script, range.blocks * nvm::RANGE_BYTES as u32);
-            let one = Range { lba: range.lba, blocks: u32::from(place >> 4) };
+            let one = LbaRange { lba: range.lba, blocks: u32::from(location >> 4) };
             (0..range.blocks).for_each(|_| nvm::encode_range(one, &mut ranges));
             sqe.sgl = sgl;
             capsule(put, &sqe, &ranges[..data]);
@@ -234,19 +235,19 @@ fn on_blocks(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
 }
 
 /// A property, an admin command, or Disconnect.
-fn admin_command(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+fn admin_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
     let (what, id, how) = (script.byte(), id(script), script.byte());
     let mut sqe = match what % 10 {
         0 | 1 => {
-            const ON: u32 = Configuration::ENABLED.0;
+            const ON: u32 = ControllerConfiguration::ENABLED.0;
             const VALUES: [u32; 8] =
-                [ON, ON, ON, 0, ON | 1 << 14, Configuration::ENABLED_NVM.0, 1 << 14, ON | 0x80];
+                [ON, ON, ON, 0, ON | 1 << 14, ControllerConfiguration::ENABLED_NVM.0, 1 << 14, ON | 0x80];
             let offset = [0x14, 0x14, 0x14, 0, 8, 0x1c][usize::from(how % 6)];
             let value = u64::from(VALUES[usize::from(how >> 3) % 8]);
             match what {
-                200.. => fabrics::Command::Disconnect,
-                100.. => fabrics::Command::PropertyGet { offset, wide: how & 1 != 0 },
-                _ => fabrics::Command::PropertySet { offset, wide: false, value },
+                200.. => fabrics::FabricsCommand::Disconnect,
+                100.. => fabrics::FabricsCommand::PropertyGet { offset, is_64_bit: how & 1 != 0 },
+                _ => fabrics::FabricsCommand::PropertySet { offset, is_64_bit: false, value },
             }
             .encode(id)
         }
@@ -254,13 +255,13 @@ fn admin_command(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
             const PAGES: [u8; 14] = [0, 1, 2, 3, 5, 6, 7, 8, 0x10, 0x11, 0x12, 0x13, 0x1a, 0x1c];
             let cns = PAGES[usize::from(how) % PAGES.len()];
             let namespace = NamespaceId(u32::from(what >> 4));
-            identify::Request { cns, csi: how >> 6, controller_id: 0, namespace }.encode(id)
+            identify::IdentifyRequest { cns, csi: how >> 6, controller_id: 0, namespace }.encode(id)
         }
         4 | 5 => {
             const PAGES: [u8; 10] = [0, 1, 2, 3, 4, 5, 0xc, 0x12, 0x13, 0x70];
-            log_page::Request {
+            log_page::LogPageRequest {
                 id: PAGES[usize::from(how) % PAGES.len()],
-                specific: what >> 7,
+                log_specific: what >> 7,
                 retain_event: what & 32 != 0,
                 bytes: u64::from(script.length()) / 4 * 4 + 4,
                 offset: u64::from(script.byte()) * 64,
@@ -294,7 +295,7 @@ fn admin_command(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
     1
 }
 
-fn connect(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+fn connect(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
     let (what, id) = (script.byte(), id(script));
     let connect = Connect {
         format: 0,
@@ -306,17 +307,17 @@ fn connect(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
     let controller_id = if what & 0x40 != 0 { NEW_CONTROLLER } else { 1 };
     let subsystem = if what & 0x80 != 0 { nqn::DISCOVERY } else { NQN };
     let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host: HOST_NQN };
-    capsule(put, &fabrics::Command::Connect(connect).encode(id), &data.encode());
+    capsule(put, &fabrics::FabricsCommand::Connect(connect).encode(id), &data.encode());
     1
 }
 
 /// An ICReq, or rarely a termination request.
-fn beginning_or_end(script: &mut Script<'_>, peer: &mut Peer, put: &mut Put<'_>) -> u64 {
+fn ic_or_term_request(script: &mut Script<'_>, peer: &mut Peer, put: &mut PduSink<'_>) -> u64 {
     let what = script.byte();
     if what < 16 {
-        let terminate = Terminate { fatal: 1, information: script.word() };
-        terminate.encode(End::Host, &[1; 30], put.out);
-    } else if peer.connection.host_nqn().is_none() && peer.connection.closing_reason().is_none() {
+        let terminate = TermReq { fatal_status: 1, information: script.word() };
+        terminate.encode(Role::Host, &[1; 30], put.out);
+    } else if peer.connection.host_nqn().is_none() && peer.connection.close_reason().is_none() {
         let (header_digest, data_digest) = (what & 1 != 0, what & 2 != 0);
         let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
         put.out.extend(request.encode());
@@ -325,7 +326,7 @@ fn beginning_or_end(script: &mut Script<'_>, peer: &mut Peer, put: &mut Put<'_>)
 }
 
 /// An H2CData for a transfer that was asked for, or nearly.
-fn answer(script: &mut Script<'_>, peer: &mut Peer, put: &mut Put<'_>) -> u64 {
+fn h2c_data(script: &mut Script<'_>, peer: &mut Peer, put: &mut PduSink<'_>) -> u64 {
     const PDU_DATA_MAX: u32 = 4096;
     let Some(ask) = peer.asks.pop() else { return 0 };
     let how = script.byte();
@@ -337,7 +338,7 @@ fn answer(script: &mut Script<'_>, peer: &mut Peer, put: &mut Put<'_>) -> u64 {
     let is_last = range.bytes == ask.bytes;
     if !is_last {
         let (bytes, offset) = (ask.bytes - range.bytes, ask.offset + range.bytes);
-        peer.asks.push(Data { offset, bytes, ..ask });
+        peer.asks.push(DataHeader { offset, bytes, ..ask });
     }
     let mut bits = if is_last { flags::LAST } else { 0 };
     match how {
@@ -349,7 +350,7 @@ fn answer(script: &mut Script<'_>, peer: &mut Peer, put: &mut Put<'_>) -> u64 {
         _ => {}
     }
     let data = pattern(range.bytes as usize);
-    range.encode(End::Host, bits, put.link, put.out);
+    range.encode(Role::Host, bits, put.link, put.out);
     put.out.extend_from_slice(data);
     if put.link.trailer_bytes(data.len()) > 0 {
         put.out.extend_from_slice(&crc32c(data).to_le_bytes());
@@ -358,7 +359,7 @@ fn answer(script: &mut Script<'_>, peer: &mut Peer, put: &mut Put<'_>) -> u64 {
 }
 
 /// An entry of any fields, mostly of an opcode that exists.
-fn any_entry(script: &mut Script<'_>, put: &mut Put<'_>) -> u64 {
+fn random_sqe(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
     const OPCODES: [u8; 24] = [
         0x00, 0x01, 0x02, 0x05, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x10, 0x14, 0x18, 0x7f, 0x81, 0x83, 0x87, 0x91,
         0x95, 0xa1, 0x06, 0x02, 0x01, 0x0d, 0x04,

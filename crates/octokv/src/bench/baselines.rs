@@ -7,18 +7,18 @@
 //! In: a plan, the node. Out: a line per turn, ratios, what the peers were, the document. Invariant: nothing is
 //! connected, started or made before every mistake that can be known was told.
 
-use crate::bench::{HOST, SPIN, tell};
-use crate::cli::{Bench, SystemName};
+use crate::bench::{PLATFORM, SPIN_BEFORE_SLEEP, print_result};
+use crate::cli::{BenchArgs, SystemArg};
 use crate::config::Polling;
-use crate::exit_status::{Failure, Outcome};
-use crate::progress::Meter;
+use crate::exit_status::{CliError, CliResult};
+use crate::progress::ProgressReporter;
 use anyhow::{Context, anyhow};
 use octokv_base::Nanos;
-use octokv_bench::baselines::child_processes::Children;
-use octokv_bench::baselines::compare::{Comparison, compare, table};
-use octokv_bench::baselines::{Account, Ground, Kind, Peer};
-use octokv_bench::report::{Figures, table_head};
-use octokv_bench::{End, Plan, Progress, Workload};
+use octokv_bench::baselines::child_processes::ChildProcesses;
+use octokv_bench::baselines::compare::{BaselineComparison, compare, comparison_table};
+use octokv_bench::baselines::{Baseline, BaselineEnv, BaselineInfo, BaselineKind};
+use octokv_bench::report::{WorkloadResult, table_header};
+use octokv_bench::{BenchConfig, StopCondition, Workload, WorkloadProgress};
 use octokv_sys::{signal, thread};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -28,37 +28,37 @@ use tempfile::TempDir;
 /// Exit code of a run that a signal ended, as shells have it for SIGINT.
 const EXIT_INTERRUPTED: i32 = 130;
 /// How many rounds there are unless told otherwise.
-const ROUNDS: usize = 3;
+const DEFAULT_ROUNDS: usize = 3;
 /// Keys that are deleted at a time by each thread before a fill.
-const EMPTYING_DEPTH: usize = 16;
+const DELETE_DEPTH: usize = 16;
 /// The most.
 const ROUNDS_MAX: usize = 1000;
 
 /// The peers of a run, and what they leave behind when it is cut short.
-pub struct Peers {
-    peers: Vec<Box<dyn Peer>>,
-    children: Arc<Children>,
+pub struct BaselineRunner {
+    baselines: Vec<Box<dyn Baseline>>,
+    children: Arc<ChildProcesses>,
     directory: TempDir,
     rounds: usize,
 }
 
 /// What a run came to, beside peers or without any.
 #[derive(Default)]
-pub struct Beside {
+pub struct ComparisonRun {
     /// The figures of every turn, in order.
-    pub figures: Vec<Figures>,
+    pub results: Vec<WorkloadResult>,
     /// What the peers were.
-    pub accounts: Vec<Account>,
+    pub baselines: Vec<BaselineInfo>,
     /// Ratios, one per workload and peer.
-    pub comparisons: Vec<Comparison>,
+    pub comparisons: Vec<BaselineComparison>,
 }
 
 /// The flags that make no sense with peers, or without.
 ///
 /// # Errors
 /// A usage error that says which.
-pub fn check(bench: &Bench) -> Outcome {
-    let usage = |what: String| Err(Failure::Usage(what));
+pub fn check(bench: &BenchArgs) -> CliResult {
+    let usage = |what: String| Err(CliError::Usage(what));
     if bench.against.is_empty() {
         let flags = [
             ("rounds", bench.rounds.is_some()),
@@ -77,7 +77,7 @@ pub fn check(bench: &Bench) -> Outcome {
     if bench.rounds.is_some_and(|rounds| !(1..=ROUNDS_MAX).contains(&rounds)) {
         return usage(format!("--rounds: must be from 1 to {ROUNDS_MAX}"));
     }
-    if bench.system != SystemName::Kv {
+    if bench.system != SystemArg::Kv {
         return usage("--against is for --system kv".to_owned());
     }
     match (bench.svg.is_some(), bench.rates.is_empty()) {
@@ -87,48 +87,54 @@ pub fn check(bench: &Bench) -> Outcome {
     }
 }
 
-impl Peers {
+impl BaselineRunner {
     /// Those that are asked for, each with its program and a place of its own; nothing is started yet.
     ///
     /// # Errors
     /// When a program is not there, a peer cannot do the plan, or no files can be made.
-    pub fn new(bench: &Bench, plan: &Plan, cores: &[Option<usize>]) -> Result<Peers, Failure> {
+    pub fn new(
+        bench: &BenchArgs,
+        config: &BenchConfig,
+        cores: &[Option<usize>],
+    ) -> Result<BaselineRunner, CliError> {
         for &kind in &bench.against {
-            if !is_there(kind.program()) {
+            if !is_in_path(kind.program()) {
                 let (name, program, package) = (kind.name(), kind.program(), kind.package());
-                return Err(Failure::Failed(anyhow!(
+                return Err(CliError::Failed(anyhow!(
                     "--against {name}: there is no {program}; Debian's package {package} has it (apt-get install {package})"
                 )));
             }
         }
-        let place = match &bench.peer_dir {
+        let location = match &bench.peer_dir {
             Some(directory) => directory.clone(),
             None => PathBuf::from("."),
         };
         let unusable = |error: std::io::Error| {
-            Failure::Usage(format!("--peer-dir {}: no files can be made there: {error}", place.display()))
+            CliError::Usage(format!("--peer-dir {}: no files can be made there: {error}", location.display()))
         };
-        let absolute = place.canonicalize().map_err(unusable)?;
+        let absolute = location.canonicalize().map_err(unusable)?;
         let directory =
             tempfile::Builder::new().prefix("octokv-peers-").tempdir_in(absolute).map_err(unusable)?;
-        let children = Arc::new(Children::default());
-        let polling = bench.peer_polling.unwrap_or(Polling::Sleep).policy(SPIN);
-        let peer = |&kind: &Kind| {
-            kind.peer(Ground {
+        let children = Arc::new(ChildProcesses::default());
+        let polling = bench.peer_polling.unwrap_or(Polling::Sleep).to_runtime(SPIN_BEFORE_SLEEP);
+        let baseline = |&kind: &BaselineKind| {
+            kind.create(BaselineEnv {
                 directory: directory.path().join(kind.name()),
-                empty,
-                children: Arc::clone(&children),
-                host: HOST,
+                recreate: recreate_directory,
+                processes: Arc::clone(&children),
+                platform: PLATFORM,
                 cores: cores.to_vec(),
                 polling,
             })
         };
-        let peers: Vec<Box<dyn Peer>> = bench.against.iter().map(peer).collect();
-        for peer in &peers {
-            let name = peer.kind().name();
-            peer.check(plan).map_err(|what| Failure::Usage(format!("--against {name}: {what}")))?;
+        let baselines: Vec<Box<dyn Baseline>> = bench.against.iter().map(baseline).collect();
+        for baseline in &baselines {
+            let name = baseline.kind().name();
+            baseline
+                .check_supported(config)
+                .map_err(|what| CliError::Usage(format!("--against {name}: {what}")))?;
         }
-        Ok(Peers { peers, children, directory, rounds: bench.rounds.unwrap_or(ROUNDS) })
+        Ok(BaselineRunner { baselines, children, directory, rounds: bench.rounds.unwrap_or(DEFAULT_ROUNDS) })
     }
 
     /// Runs all rounds. `ours` runs a plan of one workload on the node. With `to_table` every turn is told at its end, and
@@ -138,56 +144,59 @@ impl Peers {
     /// The first turn that failed.
     pub fn run(
         mut self,
-        plan: &Plan,
-        mut ours: impl FnMut(&Plan) -> Result<Figures, Failure>,
+        config: &BenchConfig,
+        mut ours: impl FnMut(&BenchConfig) -> Result<WorkloadResult, CliError>,
         to_table: bool,
-    ) -> Result<Beside, Failure> {
-        self.end_with_signals()?;
+    ) -> Result<ComparisonRun, CliError> {
+        self.install_signal_cleanup()?;
         if to_table {
-            writeln!(std::io::stdout(), "{}", table_head())?;
+            writeln!(std::io::stdout(), "{}", table_header())?;
         }
-        let sides = 1 + self.peers.len();
-        let mut figures: Vec<Figures> = Vec::new();
+        let sides = 1 + self.baselines.len();
+        let mut results: Vec<WorkloadResult> = Vec::new();
         for round in 1..=self.rounds {
-            for &workload in &plan.workloads {
-                let one = Plan { workloads: vec![workload], ..plan.clone() };
+            for &workload in &config.workloads {
+                let one = BenchConfig { workloads: vec![workload], ..config.clone() };
                 if workload.is_fill() {
                     // A peer is made empty, too, and its turn does not count the time.
-                    ours(&emptying(&one)).inspect_err(|_| wait_if_interrupted())?;
+                    ours(&deletion_config(&one)).inspect_err(|_| wait_if_interrupted())?;
                 }
                 for side in 0..sides {
-                    let turn = match side.checked_sub(1) {
+                    let result = match side.checked_sub(1) {
                         None => ours(&one),
-                        Some(number) => turn_of(&mut *self.peers[number], &one),
+                        Some(number) => run_baseline(&mut *self.baselines[number], &one),
                     };
-                    let turn = Figures { round: Some(round), ..turn.inspect_err(|_| wait_if_interrupted())? };
+                    let result = WorkloadResult {
+                        round: Some(round),
+                        ..result.inspect_err(|_| wait_if_interrupted())?
+                    };
                     if to_table {
-                        tell(&turn)?;
+                        print_result(&result)?;
                     }
-                    figures.push(turn);
+                    results.push(result);
                 }
             }
         }
-        let per_round = plan.workloads.len() * sides;
-        let turns = |at: usize| figures[at..].iter().step_by(per_round).collect::<Vec<_>>();
-        let comparisons: Vec<Comparison> = (0..per_round)
+        let per_round = config.workloads.len() * sides;
+        let results_of = |at: usize| results[at..].iter().step_by(per_round).collect::<Vec<_>>();
+        let comparisons: Vec<BaselineComparison> = (0..per_round)
             .filter(|at| at % sides > 0)
-            .map(|at| compare(&turns(at - at % sides), &turns(at)))
+            .map(|at| compare(&results_of(at - at % sides), &results_of(at)))
             .collect();
-        let accounts: Vec<Account> = self.peers.iter().map(|peer| peer.account()).collect();
+        let accounts: Vec<BaselineInfo> = self.baselines.iter().map(|baseline| baseline.info()).collect();
         if to_table {
-            tell_ratios(&mut std::io::stdout(), &comparisons, &accounts, self.rounds)?;
+            print_ratios(&mut std::io::stdout(), &comparisons, &accounts, self.rounds)?;
         }
-        Ok(Beside { figures, accounts, comparisons })
+        Ok(ComparisonRun { results, baselines: accounts, comparisons })
     }
 
     /// From now on SIGINT, SIGTERM and SIGHUP end the peers, remove their files and end this process.
-    fn end_with_signals(&self) -> anyhow::Result<()> {
-        let stop = signal::install().context("signals")?;
+    fn install_signal_cleanup(&self) -> anyhow::Result<()> {
+        let stop = signal::install_handlers().context("signals")?;
         let (children, directory) = (Arc::clone(&self.children), self.directory.path().to_owned());
         let watch = move || {
             stop.wait();
-            children.end_all();
+            children.terminate_all();
             // Where something is left there is nobody to tell.
             let _ = std::fs::remove_dir_all(&directory);
             std::process::exit(EXIT_INTERRUPTED)
@@ -197,50 +206,51 @@ impl Peers {
     }
 }
 
-impl Drop for Peers {
+impl Drop for BaselineRunner {
     fn drop(&mut self) {
         // The directory goes with its field, when nobody writes to it any more.
-        self.peers.clear();
-        self.children.end_all();
+        self.baselines.clear();
+        self.children.terminate_all();
     }
 }
 
 /// What fails because a signal ends it is not what went wrong: the watcher ends this process.
 fn wait_if_interrupted() {
-    while signal::stop().is_some_and(signal::Stop::requested) {
+    while signal::shutdown_signal().is_some_and(signal::ShutdownSignal::is_requested) {
         std::thread::park();
     }
 }
 
 /// What deletes the keys of a plan.
-fn emptying(plan: &Plan) -> Plan {
-    Plan {
+fn deletion_config(config: &BenchConfig) -> BenchConfig {
+    BenchConfig {
         workloads: vec![Workload::DeleteSequential],
-        depth: plan.depth.max(EMPTYING_DEPTH),
-        end: End::Operations(plan.keys),
+        depth: config.depth.max(DELETE_DEPTH),
+        stop: StopCondition::Operations(config.keys),
         distribution: None,
         rate: None,
         warm_up: Nanos::ZERO,
-        ..plan.clone()
+        ..config.clone()
     }
 }
 
-fn turn_of(peer: &mut dyn Peer, plan: &Plan) -> Result<Figures, Failure> {
-    let mut meter = Meter::new(&format!("{} {}", peer.kind().name(), plan.workloads[0].name()));
-    let mut progress = |progress: Progress| {
-        meter.show(progress.part, &format!("{} operations", progress.operations));
+fn run_baseline(baseline: &mut dyn Baseline, config: &BenchConfig) -> Result<WorkloadResult, CliError> {
+    let mut reporter =
+        ProgressReporter::new(&format!("{} {}", baseline.kind().name(), config.workloads[0].name()));
+    let mut progress = |progress: WorkloadProgress| {
+        reporter.update(progress.fraction, &format!("{} operations", progress.operations));
     };
-    Ok(peer.run(plan, &mut progress).map_err(anyhow::Error::from)?)
+    Ok(baseline.run(config, &mut progress).map_err(anyhow::Error::from)?)
 }
 
 /// Ratios, and what a reader has to know of the peers.
-fn tell_ratios(
+fn print_ratios(
     out: &mut impl Write,
-    comparisons: &[Comparison],
-    accounts: &[Account],
+    comparisons: &[BaselineComparison],
+    accounts: &[BaselineInfo],
     rounds: usize,
 ) -> std::io::Result<()> {
-    write!(out, "\n{}\n", table(comparisons, rounds))?;
+    write!(out, "\n{}\n", comparison_table(comparisons, rounds))?;
     writeln!(out, "A fill begins with an empty peer and without its keys on the node.")?;
     for account in accounts {
         let version = account.version.as_deref().unwrap_or("of unknown version");
@@ -260,7 +270,7 @@ fn tell_ratios(
 }
 
 /// A directory without anything in it, whatever was there.
-fn empty(directory: &Path) -> std::io::Result<()> {
+fn recreate_directory(directory: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(directory) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => std::fs::create_dir(directory),
@@ -268,7 +278,7 @@ fn empty(directory: &Path) -> std::io::Result<()> {
 }
 
 /// Whether a program is found as a shell finds it.
-fn is_there(program: &str) -> bool {
+fn is_in_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }

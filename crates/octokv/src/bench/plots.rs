@@ -1,38 +1,38 @@
 //! The files of `octokv bench --svg`.
 
-use crate::exit_status::{Failure, Outcome};
+use crate::exit_status::{CliError, CliResult};
 use anyhow::Context;
 use octokv_bench::plot;
-use octokv_bench::report::Figures;
+use octokv_bench::report::WorkloadResult;
 use std::path::Path;
 
 /// Whether files can be made in the directory.
 ///
 /// # Errors
 /// A usage error that says why not.
-pub fn check(directory: &Path) -> Outcome {
+pub fn check(directory: &Path) -> CliResult {
     // It has no name, so nothing is left whatever happens.
     match tempfile::tempfile_in(directory) {
         Ok(_) => Ok(()),
         Err(error) => {
             let what = format!("--svg {}: no files can be made there: {error}", directory.display());
-            Err(Failure::Usage(what))
+            Err(CliError::Usage(what))
         }
     }
 }
 
 /// Draws the results: one list per workload, of one result per rate.
-pub fn write(directory: &Path, results: &[Vec<Figures>], with_rates: bool) -> Outcome {
+pub fn write(directory: &Path, results: &[Vec<WorkloadResult>], with_rates: bool) -> CliResult {
     for (number, of_workload) in results.iter().enumerate() {
-        let Some(workload) = of_workload.first().map(|figures| figures.workload) else { continue };
+        let Some(workload) = of_workload.first().map(|result| result.workload) else { continue };
         let save = |kind: &str, text: String| {
             let path = directory.join(format!("{}-{workload}-{kind}.svg", number + 1));
             std::fs::write(&path, text).with_context(|| format!("picture {}", path.display()))
         };
-        save("latency", plot::latency(workload, of_workload))?;
-        save("throughput", plot::throughput(workload, of_workload))?;
+        save("latency", plot::latency_percentiles(workload, of_workload))?;
+        save("throughput", plot::throughput_over_time(workload, of_workload))?;
         if with_rates {
-            save("rates", plot::rates(workload, of_workload))?;
+            save("rates", plot::latency_by_throughput(workload, of_workload))?;
         }
     }
     Ok(())

@@ -3,13 +3,13 @@
 //! In: what each system came to in each round. Out: a table and sentences for people, flat rows for programs: each
 //! with the paper's figure where it has one, and with ours or the reason why there is none.
 
-use super::output_parser::{Measured, Sample};
+use super::output_parser::{BenchSample, SampleResult};
 use serde::Serialize;
 use std::fmt::Write;
 
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct MetricRow {
     /// The paper's table or figure, or ours beside it.
     pub figure: &'static str,
     /// Which system.
@@ -34,7 +34,7 @@ pub struct Row {
 
 /// What was asked for.
 #[derive(Clone, Debug, Serialize)]
-pub struct Settings {
+pub struct NetkvsReportConfig {
     /// Rounds, each on namespaces of its own.
     pub rounds: usize,
     /// Puts in flight, one per thread.
@@ -50,25 +50,30 @@ pub struct Settings {
 }
 
 /// The figures of a system, as a paper has them.
-pub const METRICS: [Metric; 3] = [
-    Metric { x: "average latency", head: "average", unit: "us", of: |sample| sample.mean_us },
-    Metric { x: "99th percentile latency", head: "99th percentile", unit: "us", of: |sample| sample.p99_us },
-    Metric { x: "throughput", head: "throughput", unit: "MB/s", of: |sample| sample.mb_s },
+pub const METRICS: [MetricSpec; 3] = [
+    MetricSpec { name: "average latency", header: "average", unit: "us", value_of: |sample| sample.mean_us },
+    MetricSpec {
+        name: "99th percentile latency",
+        header: "99th percentile",
+        unit: "us",
+        value_of: |sample| sample.p99_us,
+    },
+    MetricSpec { name: "throughput", header: "throughput", unit: "MB/s", value_of: |sample| sample.mb_s },
 ];
 
 /// One kind of figure.
 #[derive(Clone, Copy)]
-pub struct Metric {
+pub struct MetricSpec {
     /// Its name.
-    pub x: &'static str,
-    head: &'static str,
+    pub name: &'static str,
+    header: &'static str,
     /// In what.
     pub unit: &'static str,
-    of: fn(&Sample) -> f64,
+    value_of: fn(&BenchSample) -> f64,
 }
 
 /// One system in one place.
-pub struct Series {
+pub struct SystemSeries {
     /// The table it is in.
     pub figure: &'static str,
     /// Its name.
@@ -76,7 +81,7 @@ pub struct Series {
     /// The paper's average, 99th percentile and throughput.
     pub paper: [Option<f64>; 3],
     /// Each round, in turn.
-    pub rounds: Vec<Measured>,
+    pub rounds: Vec<SampleResult>,
     /// What sets each of the three apart from the paper's.
     pub notes: [&'static str; 3],
 }
@@ -89,27 +94,27 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     Some((upper + lower) / 2.0)
 }
 
-impl Series {
-    fn why_not(&self) -> String {
+impl SystemSeries {
+    fn not_run_note(&self) -> String {
         let reason = self.rounds.iter().find_map(|round| round.as_ref().err());
         format!("not run: {}", reason.map_or("there was no round", String::as_str))
     }
 
     /// One row for each metric.
-    pub fn rows(&self) -> Vec<Row> {
-        let row = |(metric, (paper, note)): (&Metric, (&Option<f64>, &&'static str))| {
-            let values: Vec<f64> = self.rounds.iter().flatten().map(metric.of).collect();
-            Row {
+    pub fn rows(&self) -> Vec<MetricRow> {
+        let row = |(metric, (paper, note)): (&MetricSpec, (&Option<f64>, &&'static str))| {
+            let values: Vec<f64> = self.rounds.iter().flatten().map(metric.value_of).collect();
+            MetricRow {
                 figure: self.figure,
                 series: self.name,
-                x: metric.x,
+                x: metric.name,
                 paper: *paper,
                 measured: median(values.clone()),
                 unit: metric.unit,
                 measured_least: values.iter().copied().reduce(f64::min),
                 measured_most: values.iter().copied().reduce(f64::max),
                 rounds: values.len(),
-                note: if values.is_empty() { self.why_not() } else { (*note).to_owned() },
+                note: if values.is_empty() { self.not_run_note() } else { (*note).to_owned() },
             }
         };
         METRICS.iter().zip(self.paper.iter().zip(&self.notes)).map(row).collect()
@@ -117,27 +122,31 @@ impl Series {
 
     /// One row for each metric: how much more or less than another system, in percent. Each round is compared with
     /// itself, because the machine's speed changes between rounds.
-    pub fn against(
+    pub fn compare_to(
         &self,
-        other: &Series,
+        other: &SystemSeries,
         name: &'static str,
         paper: [Option<f64>; 3],
         notes: [&'static str; 3],
-    ) -> Vec<Row> {
+    ) -> Vec<MetricRow> {
         let pairs = self.rounds.iter().zip(&other.rounds);
-        let both: Vec<(&Sample, &Sample)> =
+        let both: Vec<(&BenchSample, &BenchSample)> =
             pairs.filter_map(|(ours, theirs)| Some((ours.as_ref().ok()?, theirs.as_ref().ok()?))).collect();
         let row = |index: usize| {
             let metric = METRICS[index];
-            let change =
-                |(ours, theirs): &(&Sample, &Sample)| ((metric.of)(ours) / (metric.of)(theirs) - 1.0) * 100.0;
+            let change = |(ours, theirs): &(&BenchSample, &BenchSample)| {
+                ((metric.value_of)(ours) / (metric.value_of)(theirs) - 1.0) * 100.0
+            };
             let values: Vec<f64> = both.iter().map(change).filter(|value| value.is_finite()).collect();
-            let why_not =
-                if self.rounds.iter().any(Result::is_ok) { other.why_not() } else { self.why_not() };
-            Row {
+            let why_not = if self.rounds.iter().any(Result::is_ok) {
+                other.not_run_note()
+            } else {
+                self.not_run_note()
+            };
+            MetricRow {
                 figure: self.figure,
                 series: name,
-                x: metric.x,
+                x: metric.name,
                 paper: paper[index],
                 measured: median(values.clone()),
                 unit: "%",
@@ -151,7 +160,7 @@ impl Series {
     }
 }
 
-fn figure(value: Option<f64>, unit: &str) -> String {
+fn format_value(value: Option<f64>, unit: &str) -> String {
     match (value, unit) {
         (None, _) => "-".to_owned(),
         (Some(value), "%") => format!("{value:+.0} %"),
@@ -161,12 +170,12 @@ fn figure(value: Option<f64>, unit: &str) -> String {
 }
 
 /// A table of rows: a line per series, the paper's and our figure for each metric.
-pub fn table(rows: &[Row]) -> String {
+pub fn format_table(rows: &[MetricRow]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = write!(text, "{:<46}", "");
     for metric in METRICS {
-        let _ = write!(text, "{:>27}", format!("{} [{}]", metric.head, metric.unit));
+        let _ = write!(text, "{:>27}", format!("{} [{}]", metric.header, metric.unit));
     }
     let _ = write!(text, "\n{:<46}", "");
     for _ in METRICS {
@@ -176,12 +185,17 @@ pub fn table(rows: &[Row]) -> String {
     for system in rows.chunk_by(|one, next| one.series == next.series) {
         let _ = write!(text, "{:<46}", system[0].series);
         if system.iter().all(|row| row.measured.is_none()) {
-            let paper: Vec<String> = system.iter().map(|row| figure(row.paper, row.unit)).collect();
+            let paper: Vec<String> = system.iter().map(|row| format_value(row.paper, row.unit)).collect();
             let _ = writeln!(text, " {} (paper: {})", system[0].note, paper.join(", "));
             continue;
         }
         for row in system {
-            let _ = write!(text, "{:>13}{:>14}", figure(row.paper, row.unit), figure(row.measured, row.unit));
+            let _ = write!(
+                text,
+                "{:>13}{:>14}",
+                format_value(row.paper, row.unit),
+                format_value(row.measured, row.unit)
+            );
         }
         text.push('\n');
     }
@@ -189,20 +203,20 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 /// A sentence for each row that the paper has too: how far ours is from it, and why.
-pub fn sentences(rows: &[Row]) -> String {
+pub fn format_differences(rows: &[MetricRow]) -> String {
     let mut text = String::new();
     for row in rows {
         let (Some(paper), Some(measured)) = (row.paper, row.measured) else { continue };
-        let away = match row.unit {
+        let distance = match row.unit {
             "%" => format!("{:+.0} points away", measured - paper),
             _ if measured >= paper => format!("{:.1} times as much", measured / paper),
             _ => format!("1/{:.1} of it", paper / measured),
         };
-        let (ours, theirs) = (figure(Some(measured), row.unit), figure(Some(paper), row.unit));
+        let (ours, theirs) = (format_value(Some(measured), row.unit), format_value(Some(paper), row.unit));
         let unit = if row.unit == "%" { String::new() } else { format!(" {}", row.unit) };
         let _ = writeln!(
             text,
-            "- {}, {}: {ours}{unit} here, {theirs}{unit} there, {away}. {}",
+            "- {}, {}: {ours}{unit} here, {theirs}{unit} there, {distance}. {}",
             row.series, row.x, row.note
         );
     }
@@ -213,17 +227,17 @@ pub fn sentences(rows: &[Row]) -> String {
 mod tests {
     use super::*;
 
-    fn series(name: &'static str, rounds: Vec<Measured>) -> Series {
+    fn series(name: &'static str, rounds: Vec<SampleResult>) -> SystemSeries {
         let paper = [Some(1_835.0), Some(21_224.0), Some(255.0)];
-        Series { figure: "Table 1", name, paper, rounds, notes: ["One.", "Two.", "Three."] }
+        SystemSeries { figure: "Table 1", name, paper, rounds, notes: ["One.", "Two.", "Three."] }
     }
 
-    fn sample(mean_us: f64, mb_s: f64) -> Measured {
-        Ok(Sample { mean_us, p99_us: 10.0 * mean_us, mb_s })
+    fn sample(mean_us: f64, mb_s: f64) -> SampleResult {
+        Ok(BenchSample { mean_us, p99_us: 10.0 * mean_us, mb_s })
     }
 
     #[test]
-    fn rows_have_the_median_and_both_ends_of_the_rounds() {
+    fn rows_have_the_median_minimum_and_maximum_of_the_rounds() {
         let a = series("(a)", vec![sample(300.0, 3.0), sample(100.0, 9.0), sample(200.0, 5.0)]);
         let rows = a.rows();
         assert_eq!(
@@ -237,35 +251,35 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_is_made_within_each_round() {
+    fn a_comparison_is_within_each_round() {
         let a = series("(a)", vec![sample(400.0, 10.0), sample(100.0, 10.0), Err("broken".to_owned())]);
         let d = series("(d)", vec![sample(200.0, 30.0), sample(50.0, 30.0), sample(1.0, 1.0)]);
-        let rows = d.against(&a, "(d) against (a)", [Some(-60.0), None, Some(183.0)], [""; 3]);
+        let rows = d.compare_to(&a, "(d) against (a)", [Some(-60.0), None, Some(183.0)], [""; 3]);
         assert_eq!((rows[0].measured, rows[0].rounds, rows[0].unit), (Some(-50.0), 2, "%"));
         assert_eq!(rows[2].measured.map(f64::round), Some(200.0));
     }
 
     #[test]
-    fn what_did_not_run_says_why_everywhere() {
+    fn series_that_did_not_run_say_why_everywhere() {
         let missing = || Err("db_bench (package rocksdb-tools) is missing".to_owned());
         let (a, d) = (series("(a)", vec![missing()]), series("(d)", vec![sample(1.0, 1.0)]));
         let mut rows = a.rows();
-        rows.extend(d.against(&a, "(d) against (a)", [Some(-60.0), None, None], [""; 3]));
+        rows.extend(d.compare_to(&a, "(d) against (a)", [Some(-60.0), None, None], [""; 3]));
         for row in &rows {
             assert_eq!(row.measured, None);
             assert_eq!(row.note, "not run: db_bench (package rocksdb-tools) is missing");
         }
-        let text = table(&rows);
+        let text = format_table(&rows);
         assert_eq!(text.matches("not run: db_bench").count(), 2);
         assert!(text.contains("1835, 21224, 255"));
-        assert_eq!(sentences(&rows), "");
+        assert_eq!(format_differences(&rows), "");
         assert!(series("(a)", vec![]).rows()[0].note.starts_with("not run: "));
     }
 
     #[test]
-    fn each_difference_has_a_sentence() {
+    fn each_difference_is_described() {
         let a = series("(a)", vec![sample(18_350.0, 25.5)]);
-        let text = sentences(&a.rows());
+        let text = format_differences(&a.rows());
         assert_eq!(text.lines().count(), 3);
         assert!(
             text.contains("(a), average latency: 18350 us here, 1835 us there, 10.0 times as much. One.")
@@ -274,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_a_flat_object_with_the_names_that_programs_look_for() {
+    fn a_row_serializes_flat_with_its_contracted_keys() {
         let row = serde_json::to_value(&series("(a)", vec![sample(1.0, 1.0)]).rows()[0]).unwrap();
         for name in ["figure", "series", "x", "paper", "measured", "unit"] {
             assert!(row.get(name).is_some(), "{name}");

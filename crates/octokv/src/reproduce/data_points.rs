@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 /// One number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Point {
+pub struct DataPoint {
     /// The paper's table or figure.
     pub figure: &'static str,
     /// Which line of it.
@@ -23,15 +23,15 @@ pub struct Point {
     pub unit: &'static str,
     /// Whether it is one of very many, which people are shown as a picture.
     #[serde(skip)]
-    pub is_dot: bool,
+    pub is_plot_only: bool,
     /// Of a real run on this machine.
     #[serde(flatten)]
-    pub real: Option<Real>,
+    pub measured_runs: Option<MeasuredRuns>,
 }
 
-/// What a real run says besides, for it is never twice the same: [`Point::measured`] is the median of its rounds.
+/// What a real run says besides, for it is never twice the same: [`DataPoint::measured`] is the median of its rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Real {
+pub struct MeasuredRuns {
     /// The least of the rounds.
     pub measured_least: Option<f64>,
     /// The most of the rounds.
@@ -43,35 +43,42 @@ pub struct Real {
 }
 
 /// A figure's points as they are gathered.
-pub struct Points {
+pub struct DataPoints {
     figure: &'static str,
     /// So far.
-    pub all: Vec<Point>,
+    pub points: Vec<DataPoint>,
 }
 
-impl Points {
+impl DataPoints {
     /// Of a figure.
-    pub fn of(figure: &'static str) -> Points {
-        Points { figure, all: Vec::new() }
+    pub fn for_figure(figure: &'static str) -> DataPoints {
+        DataPoints { figure, points: Vec::new() }
     }
 
     /// One more, where the paper has one.
-    pub fn beside(&mut self, series: &str, x: &str, paper: Option<f64>, measured: f64, unit: &'static str) {
+    pub fn add_with_paper(
+        &mut self,
+        series: &str,
+        x: &str,
+        paper: Option<f64>,
+        measured: f64,
+        unit: &'static str,
+    ) {
         let (series, x) = (series.to_owned(), x.to_owned());
-        self.all.push(Point {
+        self.points.push(DataPoint {
             figure: self.figure,
             series,
             x,
             paper,
             measured,
             unit,
-            is_dot: false,
-            real: None,
+            is_plot_only: false,
+            measured_runs: None,
         });
     }
 
     /// One more of a real run: what each round came to, or why it did not.
-    pub fn real(
+    pub fn add_measured(
         &mut self,
         series: &str,
         x: &str,
@@ -85,9 +92,9 @@ impl Points {
             Some(_) => String::new(),
             None => format!("not run: {}", reason.map_or("there was no round", String::as_str)),
         };
-        self.beside(series, x, paper, median(values.clone()).unwrap_or(f64::NAN), unit);
-        if let Some(point) = self.all.last_mut() {
-            point.real = Some(Real {
+        self.add_with_paper(series, x, paper, median(values.clone()).unwrap_or(f64::NAN), unit);
+        if let Some(point) = self.points.last_mut() {
+            point.measured_runs = Some(MeasuredRuns {
                 measured_least: values.iter().copied().reduce(f64::min),
                 measured_most: values.iter().copied().reduce(f64::max),
                 rounds: values.len(),
@@ -97,21 +104,21 @@ impl Points {
     }
 
     /// One more that the paper's text has no number for.
-    pub fn ours(&mut self, series: &str, x: &str, measured: f64, unit: &'static str) {
-        self.beside(series, x, None, measured, unit);
+    pub fn add(&mut self, series: &str, x: &str, measured: f64, unit: &'static str) {
+        self.add_with_paper(series, x, None, measured, unit);
     }
 
     /// One of very many.
-    pub fn dot(&mut self, series: &str, x: &str, measured: f64, unit: &'static str) {
-        self.ours(series, x, measured, unit);
-        if let Some(point) = self.all.last_mut() {
-            point.is_dot = true;
+    pub fn add_plot_only(&mut self, series: &str, x: &str, measured: f64, unit: &'static str) {
+        self.add(series, x, measured, unit);
+        if let Some(point) = self.points.last_mut() {
+            point.is_plot_only = true;
         }
     }
 }
 
 /// A number as people read it: three digits that say something; "-" for what is none.
-fn number(value: f64) -> String {
+fn format_number(value: f64) -> String {
     match value.abs() {
         size if size.is_nan() => "-".to_owned(),
         size if size >= 1000.0 => format!("{value:.0}"),
@@ -123,23 +130,26 @@ fn number(value: f64) -> String {
 }
 
 /// A line for each series and unit: its points, the paper's number behind ours in brackets.
-pub fn text(points: &[Point]) -> String {
+pub fn format_text(points: &[DataPoint]) -> String {
     let mut text = String::new();
-    let shown: Vec<&Point> = points.iter().filter(|point| !point.is_dot).collect();
-    let same = |a: &&Point, b: &&Point| (a.figure, &a.series, a.unit) == (b.figure, &b.series, b.unit);
+    let shown: Vec<&DataPoint> = points.iter().filter(|point| !point.is_plot_only).collect();
+    let same =
+        |a: &&DataPoint, b: &&DataPoint| (a.figure, &a.series, a.unit) == (b.figure, &b.series, b.unit);
     for line in shown.chunk_by(same) {
-        let cell = |point: &&Point| match point.paper {
-            Some(paper) => format!("{} {} ({})", point.x, number(point.measured), number(paper)),
-            None => format!("{} {}", point.x, number(point.measured)),
+        let cell = |point: &&DataPoint| match point.paper {
+            Some(paper) => {
+                format!("{} {} ({})", point.x, format_number(point.measured), format_number(paper))
+            }
+            None => format!("{} {}", point.x, format_number(point.measured)),
         };
         let mut cells: Vec<String> = line.iter().map(cell).collect();
-        if let Some(Real { note, .. }) = line.iter().find_map(|point| point.real.as_ref())
+        if let Some(MeasuredRuns { note, .. }) = line.iter().find_map(|point| point.measured_runs.as_ref())
             && line.iter().all(|point| point.measured.is_nan())
         {
             cells.push(note.clone());
         }
         // Writing to a string cannot fail.
-        let Point { figure, series, unit, .. } = line[0];
+        let DataPoint { figure, series, unit, .. } = line[0];
         let _ = writeln!(text, "  {figure}: {series} [{unit}]\n      {}", cells.join("   "));
     }
     if points.len() > shown.len() {
@@ -153,42 +163,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn people_see_ours_and_the_papers_and_dots_only_as_a_number() {
-        let mut points = Points::of("Table I");
-        points.beside("HW", "C(1)", Some(5.25), 3.404, "commands");
-        points.ours("HW", "C(2)", 4.0, "commands");
-        points.ours("HW", "mean", 0.1234, "1");
-        points.dot("HW", "1", 0.5, "1");
-        let text = text(&points.all);
+    fn text_shows_both_numbers_and_counts_plot_only_points() {
+        let mut points = DataPoints::for_figure("Table I");
+        points.add_with_paper("HW", "C(1)", Some(5.25), 3.404, "commands");
+        points.add("HW", "C(2)", 4.0, "commands");
+        points.add("HW", "mean", 0.1234, "1");
+        points.add_plot_only("HW", "1", 0.5, "1");
+        let text = format_text(&points.points);
         assert!(text.contains("Table I: HW [commands]\n      C(1) 3.40 (5.25)   C(2) 4\n"), "{text}");
         assert!(text.contains("mean 0.123\n") && text.contains("and 1 points"), "{text}");
     }
 
     #[test]
-    fn a_real_run_has_its_rounds_and_one_that_did_not_run_says_why() {
-        let mut points = Points::of("Figure 4");
+    fn a_measured_run_has_its_rounds_and_a_missing_one_its_reason() {
+        let mut points = DataPoints::for_figure("Figure 4");
         let broken = || Err("no kernel".to_owned());
-        points.real("Put", "4", Some(3.0), &[Ok(9.0), broken(), Ok(2.0), Ok(4.0)], "times");
-        points.real("Get", "4", Some(1.2), &[broken(), broken()], "%");
-        let row = serde_json::to_value(&points.all[0]).unwrap();
+        points.add_measured("Put", "4", Some(3.0), &[Ok(9.0), broken(), Ok(2.0), Ok(4.0)], "times");
+        points.add_measured("Get", "4", Some(1.2), &[broken(), broken()], "%");
+        let row = serde_json::to_value(&points.points[0]).unwrap();
         for (name, value) in
             [("measured", 4.0), ("measured_least", 2.0), ("measured_most", 9.0), ("rounds", 3.0)]
         {
             assert_eq!(row[name].as_f64(), Some(value), "{name}");
         }
-        let row = serde_json::to_value(&points.all[1]).unwrap();
+        let row = serde_json::to_value(&points.points[1]).unwrap();
         assert!(row["measured"].is_null() && row["measured_least"].is_null());
         assert_eq!(row["note"], "not run: no kernel");
-        let text = text(&points.all);
+        let text = format_text(&points.points);
         assert!(text.contains("[times]\n      4 4 (3)\n"), "{text}");
         assert!(text.contains("[%]\n      4 - (1.20)   not run: no kernel\n"), "{text}");
     }
 
     #[test]
-    fn programs_see_a_flat_object_with_the_names_that_they_look_for() {
-        let mut points = Points::of("Table I");
-        points.ours("HW", "C(2)", 4.0, "commands");
-        let row = serde_json::to_value(&points.all[0]).unwrap();
+    fn a_point_serializes_flat_with_its_contracted_keys() {
+        let mut points = DataPoints::for_figure("Table I");
+        points.add("HW", "C(2)", 4.0, "commands");
+        let row = serde_json::to_value(&points.points[0]).unwrap();
         for name in ["figure", "series", "x", "paper", "measured", "unit"] {
             assert!(row.get(name).is_some(), "{name}");
         }

@@ -4,7 +4,7 @@
 
 use anyhow::{Result, anyhow};
 use octokv_base::Nanos;
-use octokv_sim::experiments::parameters::WINDOW;
+use octokv_sim::experiments::parameters::SAMPLING_INTERVAL;
 use std::fmt::Debug;
 use std::panic::RefUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,76 +12,80 @@ use std::sync::{Mutex, OnceLock};
 
 /// How long runs are.
 #[derive(Clone, Copy, Debug)]
-pub struct Spans {
+pub struct Durations {
     /// Before what is measured: two windows and a half, so that a choice is in force.
     pub warm_up: Nanos,
     /// What is measured.
-    pub steady: Nanos,
+    pub measured: Nanos,
     /// Requests, where so many are run.
     pub requests: u64,
 }
 
-impl Spans {
+impl Durations {
     /// Of a quick run, or of one that says something.
-    pub fn of(quick: bool) -> Spans {
+    pub fn for_mode(quick: bool) -> Durations {
         let (windows, requests) = if quick { (1, 10_000) } else { (4, 100_000) };
-        Spans { warm_up: Nanos(WINDOW.0 * 5 / 2), steady: WINDOW.times(windows), requests }
+        Durations {
+            warm_up: Nanos(SAMPLING_INTERVAL.0 * 5 / 2),
+            measured: SAMPLING_INTERVAL.times(windows),
+            requests,
+        }
     }
 }
 
 /// One run, by what it is.
-pub trait Job: Clone + PartialEq + Debug + Sync + RefUnwindSafe {
+pub trait ExperimentJob: Clone + PartialEq + Debug + Sync + RefUnwindSafe {
     /// What it comes to.
-    type Outcome: Clone + Send + Sync;
+    type Output: Clone + Send + Sync;
     /// What the paper's real runs share, which are not jobs.
-    type Real: Default;
+    type NativeState: Default;
 
     /// Runs it.
     ///
     /// # Errors
     /// What went wrong.
-    fn run(&self, spans: &Spans) -> Result<Self::Outcome, String>;
+    fn run(&self, durations: &Durations) -> Result<Self::Output, String>;
 }
 
 /// All runs so far.
-pub struct Runs<J: Job> {
+pub struct JobRunner<J: ExperimentJob> {
     /// How long they are.
-    pub spans: Spans,
+    pub durations: Durations,
     /// Those that are real.
-    pub real: J::Real,
-    known: Vec<(J, J::Outcome)>,
+    pub native: J::NativeState,
+    completed: Vec<(J, J::Output)>,
 }
 
-impl<J: Job> Runs<J> {
+impl<J: ExperimentJob> JobRunner<J> {
     /// None yet.
-    pub fn new(spans: Spans) -> Runs<J> {
-        Runs { spans, real: J::Real::default(), known: Vec::new() }
+    pub fn new(durations: Durations) -> JobRunner<J> {
+        JobRunner { durations, native: J::NativeState::default(), completed: Vec::new() }
     }
 
     /// How many there were.
     pub fn len(&self) -> usize {
-        self.known.len()
+        self.completed.len()
     }
 
     /// What each job comes to.
-    pub fn all(&mut self, jobs: &[J]) -> Result<Vec<J::Outcome>> {
+    pub fn run_all(&mut self, jobs: &[J]) -> Result<Vec<J::Output>> {
         let mut fresh: Vec<&J> = Vec::new();
         for job in jobs {
-            if self.find(job).is_none() && !fresh.contains(&job) {
+            if self.find_completed(job).is_none() && !fresh.contains(&job) {
                 fresh.push(job);
             }
         }
-        let results: Vec<OnceLock<Result<J::Outcome, String>>> =
+        let results: Vec<OnceLock<Result<J::Output, String>>> =
             fresh.iter().map(|_| OnceLock::new()).collect();
-        let (next, spans) = (AtomicUsize::new(0), self.spans);
-        let broken = Mutex::new(false);
+        let (next, durations) = (AtomicUsize::new(0), self.durations);
+        let failed = Mutex::new(false);
         let work = || {
-            while let Some((at, job)) = take(&next, &fresh) {
-                let caught = std::panic::catch_unwind(|| job.run(&spans));
+            while let Some((at, job)) = take_next(&next, &fresh) {
+                let caught = std::panic::catch_unwind(|| job.run(&durations));
                 let result = caught.unwrap_or_else(|_| Err("a bug of ours, told above".to_owned()));
-                *broken.lock().expect("nobody panics with it") |= result.is_err();
+                *failed.lock().expect("nobody panics with it") |= result.is_err();
                 let _ = results[at].set(result);
-                if *broken.lock().expect("nobody panics with it") {
+                if *failed.lock().expect("nobody panics with it") {
                     return;
                 }
             }
@@ -92,21 +96,21 @@ impl<J: Job> Runs<J> {
         });
         for (job, result) in fresh.into_iter().zip(results) {
             match result.into_inner() {
-                Some(Ok(figures)) => self.known.push((job.clone(), figures)),
+                Some(Ok(figures)) => self.completed.push((job.clone(), figures)),
                 Some(Err(why)) => return Err(anyhow!("{job:?}: {why}")),
                 None => {}
             }
         }
-        let found = |job| self.find(job).cloned().ok_or_else(|| anyhow!("{job:?} did not run"));
+        let found = |job| self.find_completed(job).cloned().ok_or_else(|| anyhow!("{job:?} did not run"));
         jobs.iter().map(found).collect()
     }
 
-    fn find(&self, job: &J) -> Option<&J::Outcome> {
-        self.known.iter().find(|(known, _)| known == job).map(|(_, figures)| figures)
+    fn find_completed(&self, job: &J) -> Option<&J::Output> {
+        self.completed.iter().find(|(known, _)| known == job).map(|(_, output)| output)
     }
 }
 
-fn take<'a, J>(next: &AtomicUsize, jobs: &[&'a J]) -> Option<(usize, &'a J)> {
+fn take_next<'a, J>(next: &AtomicUsize, jobs: &[&'a J]) -> Option<(usize, &'a J)> {
     let at = next.fetch_add(1, Ordering::Relaxed);
     jobs.get(at).map(|job| (at, *job))
 }

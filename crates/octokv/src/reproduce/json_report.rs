@@ -1,34 +1,39 @@
 //! The document that programs read: which command, on which machine, with which settings, came to what.
 
-use crate::bench::machine;
-use crate::exit_status::Outcome;
+use crate::bench::machine_info;
+use crate::exit_status::CliResult;
 use anyhow::Context;
-use octokv_bench::report::Machine;
+use octokv_bench::report::MachineInfo;
 use serde::Serialize;
 use std::io::Write as _;
 use std::path::Path;
 
-/// The [`Document::schema`] that this code writes.
-const SCHEMA: &str = "octokv-reproduce/1";
+/// The [`ReproductionReport::schema`] that this code writes.
+const REPRODUCTION_SCHEMA: &str = "octokv-reproduce/1";
 
 /// The document.
 #[derive(Serialize)]
-struct Document<'a, S, R> {
+struct ReproductionReport<'a, S, R> {
     /// Which document this is, and its version.
     schema: &'static str,
     /// The command line that made it.
     command: String,
-    machine: Machine,
+    machine: MachineInfo,
     settings: &'a S,
     /// The figures, an object each.
     results: &'a [R],
 }
 
 /// Writes the document to a file; "-" is standard output.
-pub fn write<S: Serialize, R: Serialize>(file: &Path, settings: &S, results: &[R]) -> Outcome {
+pub fn write_report<S: Serialize, R: Serialize>(file: &Path, settings: &S, results: &[R]) -> CliResult {
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-    let document =
-        Document { schema: SCHEMA, command: words.join(" "), machine: machine(), settings, results };
+    let document = ReproductionReport {
+        schema: REPRODUCTION_SCHEMA,
+        command: words.join(" "),
+        machine: machine_info(),
+        settings,
+        results,
+    };
     let mut text = serde_json::to_string_pretty(&document).context("the document")?;
     text.push('\n');
     if file == Path::new("-") {

@@ -11,19 +11,27 @@ mod fair_policy;
 mod figures;
 mod run_configs;
 
-use super::native_runs::OnCores;
-use super::simulated_experiment::{Experiment, Figure};
-use crate::cli::Reproduce;
+use super::native_runs::NativeRuns;
+use super::simulated_experiment::{FigureSpec, PaperExperiment};
+use crate::cli::ReproduceArgs;
 use octokv_base::Nanos;
-use octokv_sim::experiments::parameters::{self, CostSetting, Operation};
-use run_configs::{Job, Runs};
+use octokv_sim::experiments::parameters::{self, CostModel, Operation};
+use run_configs::{OctofasRunConfig, OctofasRunner};
 use serde::Serialize;
 
 /// The paper's experiments, and one of our own.
-pub const EXPERIMENT: Experiment<Job, Settings> =
-    Experiment { name: "octofas", paper: "OctoFAS", figures: &FIGURES, head, settings, real, failed, across };
+pub const EXPERIMENT: PaperExperiment<OctofasRunConfig, OctofasReportConfig> = PaperExperiment {
+    name: "octofas",
+    paper: "OctoFAS",
+    figures: &FIGURES,
+    report_header,
+    report_config,
+    prepare_native,
+    native_failed,
+    x_axis_label,
+};
 
-const FIGURES: [Figure<Job>; 7] = [
+const FIGURES: [FigureSpec<OctofasRunConfig>; 7] = [
     ("figure-3", "Figure 3: flow 1 of 2 threads beside flow 2 of 2 to 14", figures::figure_3),
     ("figure-4", "Figure 4: 2 and 10 threads, alone and together, by core", figures::figure_4),
     (
@@ -38,14 +46,14 @@ const FIGURES: [Figure<Job>; 7] = [
         figures::figure_9,
     ),
     ("figure-9-cores", "Figure 9 on this machine: policies in turn, real runs on two processors", |runs| {
-        runs.real.fairness()
+        runs.native.fairness()
     }),
-    ("fair", "Beyond the paper: the policy fair, and what was asked of it", fair_policy::beyond),
+    ("fair", "Beyond the paper: the policy fair, and what was asked of it", fair_policy::fair_policy_figures),
 ];
 
 /// What the document says of the runs.
 #[derive(Serialize)]
-pub struct Settings {
+pub struct OctofasReportConfig {
     window_ms: f64,
     warm_up_ms: f64,
     measured_ms: f64,
@@ -55,35 +63,41 @@ pub struct Settings {
     threshold: usize,
 }
 
-fn real(reproduce: &Reproduce, _: &[&str]) -> OnCores {
-    OnCores::of(reproduce.quick)
+fn prepare_native(reproduce: &ReproduceArgs, _: &[&str]) -> NativeRuns {
+    NativeRuns::for_mode(reproduce.quick)
 }
 
-fn failed(real: &OnCores) -> bool {
+fn native_failed(real: &NativeRuns) -> bool {
     real.failed()
 }
 
-fn settings(runs: &Runs) -> Settings {
-    let spans = &runs.spans;
+fn report_config(runs: &OctofasRunner) -> OctofasReportConfig {
+    let durations = &runs.durations;
     let ms = |span: Nanos| span.0 as f64 / 1e6;
     let us = |setting| {
-        let costs = parameters::costs(setting, Operation::Put, true);
+        let costs = parameters::request_costs(setting, Operation::Put, true);
         [costs.target, costs.kv, costs.device].map(|span| span.0 as f64 / 1e3)
     };
-    Settings {
-        window_ms: ms(parameters::WINDOW),
-        warm_up_ms: ms(spans.warm_up),
-        measured_ms: ms(spans.steady),
-        put_us: us(CostSetting::Paper),
-        our_put_us: us(CostSetting::Measured),
-        threads: parameters::FLOWS,
-        threshold: parameters::FLOW_THRESHOLD,
+    OctofasReportConfig {
+        window_ms: ms(parameters::SAMPLING_INTERVAL),
+        warm_up_ms: ms(durations.warm_up),
+        measured_ms: ms(durations.measured),
+        put_us: us(CostModel::Paper),
+        our_put_us: us(CostModel::Measured),
+        threads: parameters::TENANT_THREADS,
+        threshold: parameters::OCTOFAS_CONNECTION_THRESHOLD,
     }
 }
 
-fn head(runs: &Runs) -> String {
-    let Settings { window_ms, warm_up_ms, measured_ms, put_us: [a, b, c], our_put_us: [d, e, f], .. } =
-        settings(runs);
+fn report_header(runs: &OctofasRunner) -> String {
+    let OctofasReportConfig {
+        window_ms,
+        warm_up_ms,
+        measured_ms,
+        put_us: [a, b, c],
+        our_put_us: [d, e, f],
+        ..
+    } = report_config(runs);
     format!(
         "OctoFAS in virtual time: ours, and the paper's number in brackets where its text has one.\n\
          The machines of `octokv reproduce octokv`: a put costs {a:.1} + {b:.1} + {c:.1} us of a core; \"our costs\" are\n\
@@ -93,7 +107,7 @@ fn head(runs: &Runs) -> String {
     )
 }
 
-fn across(name: &str) -> &'static str {
+fn x_axis_label(name: &str) -> &'static str {
     match name {
         "figure-3" => "threads of flow 2",
         "figure-4" => "core",
@@ -105,13 +119,15 @@ fn across(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit_status::Failure;
-    use crate::reproduce::job_runner::Spans;
-    use run_configs::Filled;
+    use crate::exit_status::CliError;
+    use crate::reproduce::job_runner::Durations;
+    use run_configs::OctofasPlacement;
 
     #[test]
-    fn a_wrong_figure_is_refused_with_the_right_ones() {
-        let Err(Failure::Usage(message)) = EXPERIMENT.chosen(Some("fare")) else { panic!("it was taken") };
+    fn an_unknown_figure_is_rejected_with_the_known_ones() {
+        let Err(CliError::Usage(message)) = EXPERIMENT.select_figures(Some("fare")) else {
+            panic!("it was taken")
+        };
         assert!(
             message.contains("the OctoFAS paper") && message.contains("did you mean \"fair\"?"),
             "{message}"
@@ -120,27 +136,31 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_has_its_points_and_its_picture() {
-        let mut runs = Runs::new(Spans { warm_up: Nanos::from_millis(20), ..Spans::of(true) });
-        let made = figures::figure_4(&mut runs).unwrap();
-        let used: Vec<_> = made.iter().filter(|point| point.unit == "cores").collect();
+    fn a_figure_has_its_points_and_its_plot() {
+        let mut runs =
+            OctofasRunner::new(Durations { warm_up: Nanos::from_millis(20), ..Durations::for_mode(true) });
+        let points = figures::figure_4(&mut runs).unwrap();
+        let used: Vec<_> = points.iter().filter(|point| point.unit == "cores").collect();
         assert_eq!((runs.len(), used.len()), (6, 4));
         assert!(used.iter().all(|point| point.paper == Some(point.measured)), "{used:?}");
         let again = figures::figure_4(&mut runs).unwrap();
-        assert_eq!((runs.len(), &again), (6, &made), "what ran once does not run again");
+        assert_eq!((runs.len(), &again), (6, &points), "what ran once does not run again");
         let directory = tempfile::tempdir().unwrap();
-        EXPERIMENT.draw(directory.path(), "figure-4", "Figure 4", &made).unwrap();
+        EXPERIMENT.draw_svg(directory.path(), "figure-4", "Figure 4", &points).unwrap();
         let text = std::fs::read_to_string(directory.path().join("octofas-figure-4-1.svg")).unwrap();
         assert!(text.contains("utilisation, both, in order"), "{text}");
     }
 
     #[test]
-    fn a_flow_alone_is_the_same_run_whatever_the_policy_of_the_others() {
-        let job = Job { weights: vec![1, 7], ..Job::new(&[2, 8], Filled::InOrder) };
-        for flow in [0, 1] {
-            let alone = Job::new(&[2, 8], Filled::InOrder).alone(flow);
-            assert_eq!(job.with_dense(octokv_sched::Policy::Hybrid).alone(flow), alone);
-            assert_eq!(alone.threads[1 - flow], 0);
+    fn a_tenant_alone_is_the_same_run_under_every_policy() {
+        let job = OctofasRunConfig {
+            weights: vec![1, 7],
+            ..OctofasRunConfig::new(&[2, 8], OctofasPlacement::InOrder)
+        };
+        for tenant in [0, 1] {
+            let alone = OctofasRunConfig::new(&[2, 8], OctofasPlacement::InOrder).only_tenant(tenant);
+            assert_eq!(job.with_dense_policy(octokv_sched::Policy::Hybrid).only_tenant(tenant), alone);
+            assert_eq!(alone.threads[1 - tenant], 0);
         }
     }
 }

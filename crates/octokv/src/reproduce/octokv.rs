@@ -15,26 +15,26 @@ mod host_kvs;
 mod run_configs;
 mod tables;
 
-use super::simulated_experiment::{Experiment, Figure};
-use host_kvs::Host;
+use super::simulated_experiment::{FigureSpec, PaperExperiment};
+use host_kvs::HostKvsRuns;
 use octokv_base::Nanos;
-use octokv_sim::experiments::parameters::{self, CostSetting, Operation};
-use run_configs::{Job, Runs};
+use octokv_sim::experiments::parameters::{self, CostModel, Operation};
+use run_configs::{OctokvRunConfig, OctokvRunner};
 use serde::Serialize;
 
 /// The paper's experiments.
-pub const EXPERIMENT: Experiment<Job, Settings> = Experiment {
+pub const EXPERIMENT: PaperExperiment<OctokvRunConfig, OctokvReportConfig> = PaperExperiment {
     name: "octokv",
     paper: "OctoKV",
     figures: &FIGURES,
-    head,
-    settings,
-    real: Host::new,
-    failed,
-    across,
+    report_header,
+    report_config,
+    prepare_native: HostKvsRuns::new,
+    native_failed,
+    x_axis_label,
 };
 
-const FIGURES: [Figure<Job>; 13] = [
+const FIGURES: [FigureSpec<OctokvRunConfig>; 13] = [
     ("table-1", "Table I: commands outstanding by core, without the engine", tables::table_1),
     ("table-2", "Table II: utilisation of cores, puts, with and without the engine", tables::table_2),
     ("figure-2", "Figure 2: utilisation and time in the node by core, without the engine", figures::figure_2),
@@ -54,7 +54,7 @@ const FIGURES: [Figure<Job>; 13] = [
     (
         "figure-7-cores",
         "Figure 7 on this machine: balancing off and on in turn, real runs on two processors",
-        |runs| runs.real.on_cores.balancing(),
+        |runs| runs.native.core_runs.balancing(),
     ),
     (
         "tables-4-5",
@@ -68,7 +68,7 @@ const FIGURES: [Figure<Job>; 13] = [
 
 /// What the document says of the runs.
 #[derive(Serialize)]
-pub struct Settings {
+pub struct OctokvReportConfig {
     window_ms: f64,
     warm_up_ms: f64,
     measured_ms: f64,
@@ -82,34 +82,34 @@ pub struct Settings {
     machine_operations_per_thread: usize,
 }
 
-fn failed(real: &Host) -> bool {
+fn native_failed(real: &HostKvsRuns) -> bool {
     real.failed()
 }
 
-fn settings(runs: &Runs) -> Settings {
-    let (spans, amount) = (&runs.spans, runs.real.amount());
+fn report_config(runs: &OctokvRunner) -> OctokvReportConfig {
+    let (durations, amount) = (&runs.durations, runs.native.counts());
     let ms = |span: Nanos| span.0 as f64 / 1e6;
     let us = |setting, operation| {
-        let costs = parameters::costs(setting, operation, true);
+        let costs = parameters::request_costs(setting, operation, true);
         [costs.target, costs.kv, costs.device].map(|span| span.0 as f64 / 1e3)
     };
-    Settings {
-        window_ms: ms(parameters::WINDOW),
-        warm_up_ms: ms(spans.warm_up),
-        measured_ms: ms(spans.steady),
-        requests: spans.requests,
-        paper_put_us: us(CostSetting::Paper, Operation::Put),
-        our_put_us: us(CostSetting::Measured, Operation::Put),
-        our_get_us: us(CostSetting::Measured, Operation::Get),
+    OctokvReportConfig {
+        window_ms: ms(parameters::SAMPLING_INTERVAL),
+        warm_up_ms: ms(durations.warm_up),
+        measured_ms: ms(durations.measured),
+        requests: durations.requests,
+        paper_put_us: us(CostModel::Paper, Operation::Put),
+        our_put_us: us(CostModel::Measured, Operation::Put),
+        our_get_us: us(CostModel::Measured, Operation::Get),
         rounds: amount.rounds,
         guest_operations_per_thread: amount.guest_operations,
         machine_operations_per_thread: amount.machine_operations,
     }
 }
 
-fn head(runs: &Runs) -> String {
-    let Settings { window_ms, warm_up_ms, measured_ms, paper_put_us, our_put_us, rounds, .. } =
-        settings(runs);
+fn report_header(runs: &OctokvRunner) -> String {
+    let OctokvReportConfig { window_ms, warm_up_ms, measured_ms, paper_put_us, our_put_us, rounds, .. } =
+        report_config(runs);
     let [a, b, c] = paper_put_us;
     let [d, e, f] = our_put_us;
     format!(
@@ -121,7 +121,7 @@ fn head(runs: &Runs) -> String {
     )
 }
 
-fn across(name: &str) -> &'static str {
+fn x_axis_label(name: &str) -> &'static str {
     match name {
         "figure-4" | "figure-5" => "KiB of the value, or the part in the order of the table",
         "figure-6" | "figure-6-host" => "threads",
@@ -133,38 +133,38 @@ fn across(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit_status::Failure;
-    use crate::reproduce::job_runner::Spans;
+    use crate::exit_status::CliError;
+    use crate::reproduce::job_runner::Durations;
 
     #[test]
-    fn a_wrong_figure_is_refused_with_the_right_ones() {
-        let Err(Failure::Usage(message)) = EXPERIMENT.chosen(Some("figure-77")) else {
+    fn an_unknown_figure_is_rejected_with_the_known_ones() {
+        let Err(CliError::Usage(message)) = EXPERIMENT.select_figures(Some("figure-77")) else {
             panic!("it was taken")
         };
         assert!(message.contains("did you mean \"figure-7\"?"), "{message}");
         FIGURES.iter().for_each(|figure| assert!(message.contains(figure.0), "{message}"));
-        assert_eq!(EXPERIMENT.chosen(None).unwrap_or_default().len(), FIGURES.len());
-        assert_eq!(EXPERIMENT.chosen(Some("table-6")).unwrap_or_default().len(), 1);
+        assert_eq!(EXPERIMENT.select_figures(None).unwrap_or_default().len(), FIGURES.len());
+        assert_eq!(EXPERIMENT.select_figures(Some("table-6")).unwrap_or_default().len(), 1);
         assert_eq!(
-            EXPERIMENT.chosen(Some("figure-6")).unwrap_or_default().len(),
+            EXPERIMENT.select_figures(Some("figure-6")).unwrap_or_default().len(),
             2,
             "the real runs come with it"
         );
-        assert_eq!(EXPERIMENT.chosen(Some("figure-6-host")).unwrap_or_default().len(), 1);
+        assert_eq!(EXPERIMENT.select_figures(Some("figure-6-host")).unwrap_or_default().len(), 1);
     }
 
     #[test]
-    fn a_figure_has_its_points_its_picture_and_its_sums() {
-        let mut runs = Runs::new(Spans { requests: 2_000, ..Spans::of(true) });
-        let made = tables::tables_4_5(&mut runs).unwrap();
-        assert_eq!((runs.len(), made.len()), (4, 2 * 2 * 3 * 7));
-        for sum in made.iter().filter(|point| point.x == "sum") {
+    fn a_figure_has_its_points_its_plot_and_its_sums() {
+        let mut runs = OctokvRunner::new(Durations { requests: 2_000, ..Durations::for_mode(true) });
+        let points = tables::tables_4_5(&mut runs).unwrap();
+        assert_eq!((runs.len(), points.len()), (4, 2 * 2 * 3 * 7));
+        for sum in points.iter().filter(|point| point.x == "sum") {
             assert_eq!((sum.measured, sum.paper), (2_000.0, Some(2_000.0)), "{sum:?}");
         }
         let again = tables::tables_4_5(&mut runs).unwrap();
-        assert_eq!((runs.len(), again), (4, made.clone()), "what ran once does not run again");
+        assert_eq!((runs.len(), again), (4, points.clone()), "what ran once does not run again");
         let directory = tempfile::tempdir().unwrap();
-        EXPERIMENT.draw(directory.path(), "tables-4-5", "Tables IV & V", &made).unwrap();
+        EXPERIMENT.draw_svg(directory.path(), "tables-4-5", "Tables IV & V", &points).unwrap();
         let text = std::fs::read_to_string(directory.path().join("octokv-tables-4-5-1.svg")).unwrap();
         assert!(text.contains("KV store, in order") && text.contains("Tables IV &amp; V"));
     }

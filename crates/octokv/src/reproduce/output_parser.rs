@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// What one run came to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub struct BenchSample {
     /// Mean latency of an operation.
     pub mean_us: f64,
     /// 99 in 100 operations took no longer.
@@ -14,51 +14,51 @@ pub struct Sample {
 }
 
 /// What became of one run.
-pub type Measured = Result<Sample, String>;
+pub type SampleResult = Result<BenchSample, String>;
 
 /// The number that follows a word.
-fn after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
+fn word_after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.split_once(word)?.1.split_ascii_whitespace().next()
 }
 
 /// The figures of `db_bench --benchmarks=fillseq --histogram=1`.
-pub fn of_db_bench(text: &str) -> Measured {
-    let figures = || {
+pub fn parse_db_bench(text: &str) -> SampleResult {
+    let parse = || {
         let line = text.lines().find(|line| line.trim_start().starts_with("fillseq "))?;
         let mb_s = line.split_once("operations;")?.1.trim().strip_suffix("MB/s")?;
-        Some(Sample {
-            mean_us: after(text, "Average:")?.parse().ok()?,
-            p99_us: after(text, " P99:")?.parse().ok()?,
+        Some(BenchSample {
+            mean_us: word_after(text, "Average:")?.parse().ok()?,
+            p99_us: word_after(text, " P99:")?.parse().ok()?,
             mb_s: mb_s.trim().parse().ok()?,
         })
     };
-    figures().ok_or_else(|| format!("db_bench gave no figures; it ended with: {}", last_line(text)))
+    parse().ok_or_else(|| format!("db_bench gave no figures; it ended with: {}", error_line(text)))
 }
 
 /// The figures of `octokv bench --json -` with one workload.
-pub fn of_bench(text: &str) -> Measured {
-    let figures = || {
+pub fn parse_bench(text: &str) -> SampleResult {
+    let parse = || {
         // Progress and events may stand before the document.
         let document: Value = serde_json::from_str(&text[text.find("{\n")?..=text.rfind('}')?]).ok()?;
         let result = document["results"].as_array()?.first()?.clone();
-        Some(Sample {
+        Some(BenchSample {
             mean_us: result["latency_us_mean"].as_f64()?,
             p99_us: result["latency_us_p99"].as_f64()?,
             mb_s: result["throughput_mib_s"].as_f64()?,
         })
     };
-    figures().ok_or_else(|| format!("octokv bench gave no figures; it ended with: {}", last_line(text)))
+    parse().ok_or_else(|| format!("octokv bench gave no figures; it ended with: {}", error_line(text)))
 }
 
 /// The line that says most of what went wrong: an error that calls itself so, else the last.
-pub fn last_line(text: &str) -> &str {
+pub fn error_line(text: &str) -> &str {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let error = lines.clone().find(|line| line.starts_with("error:") || line.starts_with("octokv:"));
     error.or_else(|| lines.next_back()).unwrap_or("nothing")
 }
 
 /// What a guest's console says of its runs: for each its name, and what was printed or how it failed.
-pub fn of_console(console: &str) -> Vec<(String, Result<String, String>)> {
+pub fn parse_console(console: &str) -> Vec<(String, Result<String, String>)> {
     let mut runs = Vec::new();
     let mut open: Option<(String, String)> = None;
     for line in console.lines().map(|line| line.trim_end_matches('\r')) {
@@ -68,7 +68,7 @@ pub fn of_console(console: &str) -> Vec<(String, Result<String, String>)> {
             (["result:", name, "end", status], Some((begun, text))) if begun == *name => {
                 let printed = match *status {
                     "0" => Ok(text),
-                    _ => Err(format!("it ended with {status}: {}", last_line(&text))),
+                    _ => Err(format!("it ended with {status}: {}", error_line(&text))),
                 };
                 runs.push((begun, printed));
             }
@@ -81,7 +81,7 @@ pub fn of_console(console: &str) -> Vec<(String, Result<String, String>)> {
         }
     }
     if let Some((name, text)) = open {
-        runs.push((name, Err(format!("the guest ended in the middle of it: {}", last_line(&text)))));
+        runs.push((name, Err(format!("the guest ended in the middle of it: {}", error_line(&text)))));
     }
     runs
 }
@@ -113,28 +113,28 @@ fillseq: 40 %, 3 operations
 ";
 
     #[test]
-    fn db_benchs_text_becomes_figures() {
-        let want = Sample { mean_us: 8895.3667, p99_us: 71893.25, mb_s: 53.4 };
-        assert_eq!(of_db_bench(DB_BENCH), Ok(want));
+    fn db_bench_output_is_parsed() {
+        let want = BenchSample { mean_us: 8895.3667, p99_us: 71893.25, mb_s: 53.4 };
+        assert_eq!(parse_db_bench(DB_BENCH), Ok(want));
         let cut = &DB_BENCH[..DB_BENCH.find("Percentiles").unwrap()];
-        assert!(of_db_bench(cut).unwrap_err().contains("Min: 605"));
-        assert!(of_db_bench("").unwrap_err().contains("nothing"));
+        assert!(parse_db_bench(cut).unwrap_err().contains("Min: 605"));
+        assert!(parse_db_bench("").unwrap_err().contains("nothing"));
     }
 
     #[test]
-    fn our_document_becomes_figures() {
-        assert_eq!(of_bench(BENCH), Ok(Sample { mean_us: 800.25, p99_us: 2000.0, mb_s: 120.5 }));
+    fn an_octokv_bench_report_is_parsed() {
+        assert_eq!(parse_bench(BENCH), Ok(BenchSample { mean_us: 800.25, p99_us: 2000.0, mb_s: 120.5 }));
         for wrong in ["", "}\n{", "{\n}", &BENCH[..BENCH.len() - 4], "octokv: no such system\n"] {
-            assert!(of_bench(wrong).is_err(), "{wrong}");
+            assert!(parse_bench(wrong).is_err(), "{wrong}");
         }
-        assert!(of_bench("octokv: no such system\n").unwrap_err().ends_with("octokv: no such system"));
+        assert!(parse_bench("octokv: no such system\n").unwrap_err().ends_with("octokv: no such system"));
     }
 
     #[test]
-    fn a_console_becomes_runs_each_with_its_end() {
+    fn a_console_is_split_into_runs_with_their_exit_status() {
         let console = "step: connect\r\nresult: a begin\r\none\r\ntwo\r\nresult: a end 0\r\nnoise\r\n\
                        result: d begin\r\noctokv: refused\r\nresult: d end 1\r\nresult: a begin\r\nthree\r\n";
-        let runs = of_console(console);
+        let runs = parse_console(console);
         assert_eq!(runs[0], ("a".to_owned(), Ok("one\ntwo\n".to_owned())));
         assert_eq!(runs[1], ("d".to_owned(), Err("it ended with 1: octokv: refused".to_owned())));
         assert_eq!(runs[2], ("a".to_owned(), Err("the guest ended in the middle of it: three".to_owned())));

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The scripts: name, text, whether it is started as a program.
-const SCRIPTS: [(&str, &str, bool); 6] = [
+const GUEST_SCRIPTS: [(&str, &str, bool); 6] = [
     ("boot", include_str!("../../../../guest/boot"), true),
     ("make-initramfs", include_str!("../../../../guest/make-initramfs"), true),
     ("init", include_str!("../../../../guest/init"), true),
@@ -18,7 +18,7 @@ const SCRIPTS: [(&str, &str, bool); 6] = [
 ];
 /// What a guest runs.
 #[derive(Clone, Copy, Debug)]
-pub struct Task {
+pub struct GuestTask {
     /// One of the scripts, by name.
     pub script: &'static str,
     /// What it is packed with besides.
@@ -26,17 +26,17 @@ pub struct Task {
 }
 
 /// A guest that is not running yet.
-pub struct Guest {
+pub struct QemuGuest {
     directory: PathBuf,
-    task: Task,
+    task: GuestTask,
 }
 
-impl Guest {
+impl QemuGuest {
     /// Unpacks the scripts into a directory.
-    pub fn unpack(directory: &Path, task: Task) -> Result<Guest> {
+    pub fn unpack(directory: &Path, task: GuestTask) -> Result<QemuGuest> {
         let directory = directory.join("guest");
         fs::create_dir(&directory).context("a directory for the guest's scripts")?;
-        for (name, text, is_program) in SCRIPTS {
+        for (name, text, is_program) in GUEST_SCRIPTS {
             let path = directory.join(name);
             fs::write(&path, text).with_context(|| format!("the guest's script {name}"))?;
             if is_program {
@@ -44,11 +44,11 @@ impl Guest {
                     .context("the guest's scripts")?;
             }
         }
-        Ok(Guest { directory, task })
+        Ok(QemuGuest { directory, task })
     }
 
     /// What is missing on this machine, one line; nothing when all is there.
-    pub fn missing(&self) -> Result<Option<String>> {
+    pub fn missing_dependencies(&self) -> Result<Option<String>> {
         let mut boot = Command::new(self.directory.join("boot"));
         boot.arg("--check");
         for program in self.task.programs {
@@ -98,16 +98,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scripts_are_carried_whole_and_can_be_started() {
+    fn the_embedded_scripts_are_unpacked_and_executable() {
         let directory = tempfile::tempdir().unwrap();
-        let task = Task { script: "netkvs.sh", programs: &["db_bench", "mkfs.ext4"] };
-        let guest = Guest::unpack(directory.path(), task).unwrap();
-        for (name, text, is_program) in SCRIPTS {
+        let task = GuestTask { script: "netkvs.sh", programs: &["db_bench", "mkfs.ext4"] };
+        let guest = QemuGuest::unpack(directory.path(), task).unwrap();
+        for (name, text, is_program) in GUEST_SCRIPTS {
             let path = guest.directory.join(name);
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o111 != 0, is_program, "{name}");
             assert_eq!(text.starts_with("#!"), is_program, "{name}");
         }
-        assert!(guest.missing().is_ok());
+        assert!(guest.missing_dependencies().is_ok());
     }
 }

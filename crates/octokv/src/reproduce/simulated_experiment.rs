@@ -3,64 +3,66 @@
 //! ```text
 //!   figures that are asked for ─▶ runs (crate::reproduce::runs), each once ─▶ points beside the paper's ─▶ text, JSON, SVG
 //! ```
-//! In: an [`Experiment`], the arguments. Out: text, documents, pictures.
+//! In: an [`PaperExperiment`], the arguments. Out: text, documents, pictures.
 
-use super::data_points::{self, Point};
-use super::job_runner::{Job, Runs, Spans};
+use super::data_points::{self, DataPoint};
+use super::job_runner::{Durations, ExperimentJob, JobRunner};
 use super::json_report;
-use crate::cli::Reproduce;
-use crate::exit_status::{Failure, Outcome};
-use crate::progress::Meter;
+use crate::cli::ReproduceArgs;
+use crate::exit_status::{CliError, CliResult};
+use crate::progress::ProgressReporter;
 use anyhow::{Context, Result, anyhow};
-use octokv_bench::plot::{Curve, curves as picture};
+use octokv_bench::plot::{PlotLine, line_plot as picture};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 
 /// What it is asked for by, what it shows, and how.
-pub type Figure<J> = (&'static str, &'static str, fn(&mut Runs<J>) -> Result<Vec<Point>>);
+pub type FigureSpec<J> = (&'static str, &'static str, fn(&mut JobRunner<J>) -> Result<Vec<DataPoint>>);
 
 /// A paper's experiments.
-pub struct Experiment<J: Job + 'static, S: Serialize> {
+pub struct PaperExperiment<J: ExperimentJob + 'static, S: Serialize> {
     /// What it is asked for by.
     pub name: &'static str,
     /// What people call it.
     pub paper: &'static str,
     /// Its tables and figures.
-    pub figures: &'static [Figure<J>],
+    pub figures: &'static [FigureSpec<J>],
     /// What is said before them.
-    pub head: fn(&Runs<J>) -> String,
+    pub report_header: fn(&JobRunner<J>) -> String,
     /// What the document says of the runs.
-    pub settings: fn(&Runs<J>) -> S,
+    pub report_config: fn(&JobRunner<J>) -> S,
     /// Prepares the real runs of the figures of these names.
-    pub real: fn(&Reproduce, &[&str]) -> J::Real,
+    pub prepare_native: fn(&ReproduceArgs, &[&str]) -> J::NativeState,
     /// Whether a real run went wrong that need not have.
-    pub failed: fn(&J::Real) -> bool,
+    pub native_failed: fn(&J::NativeState) -> bool,
     /// What is across in the picture of a figure.
-    pub across: fn(&str) -> &'static str,
+    pub x_axis_label: fn(&str) -> &'static str,
 }
 
-impl<J: Job, S: Serialize> Experiment<J, S> {
+impl<J: ExperimentJob, S: Serialize> PaperExperiment<J, S> {
     /// Runs what is asked for.
-    pub fn run(&self, reproduce: &Reproduce) -> Outcome {
-        let figures = self.chosen(reproduce.figure.as_deref())?;
+    pub fn run(&self, reproduce: &ReproduceArgs) -> CliResult {
+        let figures = self.select_figures(reproduce.figure.as_deref())?;
         if let Some(directory) = &reproduce.svg
             && !directory.is_dir()
         {
-            return Err(Failure::Usage(format!("--svg: there is no directory {}", directory.display())));
+            return Err(CliError::Usage(format!("--svg: there is no directory {}", directory.display())));
         }
-        let mut runs = Runs::new(Spans::of(reproduce.quick));
-        runs.real = (self.real)(reproduce, &figures.iter().map(|figure| figure.0).collect::<Vec<_>>());
-        let (mut meter, mut all, mut text) = (Meter::new(self.name), Vec::new(), (self.head)(&runs));
+        let mut runs = JobRunner::new(Durations::for_mode(reproduce.quick));
+        runs.native =
+            (self.prepare_native)(reproduce, &figures.iter().map(|figure| figure.0).collect::<Vec<_>>());
+        let (mut meter, mut all, mut text) =
+            (ProgressReporter::new(self.name), Vec::new(), (self.report_header)(&runs));
         for (done, (name, title, make)) in figures.iter().enumerate() {
-            meter.show(done as f64 / figures.len() as f64, name);
-            let mut made = make(&mut runs)?;
-            let _ = writeln!(text, "\n{title}\n{}", data_points::text(&made));
+            meter.update(done as f64 / figures.len() as f64, name);
+            let mut points = make(&mut runs)?;
+            let _ = writeln!(text, "\n{title}\n{}", data_points::format_text(&points));
             if let Some(directory) = &reproduce.svg {
-                self.draw(directory, name, title, &made)?;
+                self.draw_svg(directory, name, title, &points)?;
             }
-            all.append(&mut made);
+            all.append(&mut points);
         }
         drop(meter);
         let _ = writeln!(text, "{} runs. Why figures differ: docs/REPRODUCTION.md", runs.len());
@@ -68,28 +70,28 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
             std::io::stdout().write_all(text.as_bytes())?;
         }
         if let Some(file) = &reproduce.json {
-            json_report::write(file, &(self.settings)(&runs), &all)?;
+            json_report::write_report(file, &(self.report_config)(&runs), &all)?;
         }
-        match (self.failed)(&runs.real) {
+        match (self.native_failed)(&runs.native) {
             true => Err(anyhow!("not everything that could run did; its points say what went wrong").into()),
             false => Ok(()),
         }
     }
 
     /// The figures of a name, all of them without one.
-    pub fn chosen(&self, name: Option<&str>) -> Result<Vec<Figure<J>>, Failure> {
+    pub fn select_figures(&self, name: Option<&str>) -> Result<Vec<FigureSpec<J>>, CliError> {
         let Some(name) = name else { return Ok(self.figures.to_vec()) };
         // A figure's real runs are asked for with it, or alone.
-        let is_of = |figure: &&Figure<J>| {
+        let is_of = |figure: &&FigureSpec<J>| {
             let rest = figure.0.strip_prefix(name);
             rest.is_some_and(|rest| ["", "-host", "-cores"].contains(&rest))
         };
-        let found: Vec<Figure<J>> = self.figures.iter().filter(is_of).copied().collect();
+        let found: Vec<FigureSpec<J>> = self.figures.iter().filter(is_of).copied().collect();
         if found.is_empty() {
             let names: Vec<&str> = self.figures.iter().map(|figure| figure.0).collect();
-            let alike = |name_of: &&&str| strsim::normalized_damerau_levenshtein(name, name_of);
-            let nearest = names.iter().max_by(|a, b| alike(a).total_cmp(&alike(b))).unwrap_or(&"");
-            return Err(Failure::Usage(format!(
+            let similarity = |name_of: &&&str| strsim::normalized_damerau_levenshtein(name, name_of);
+            let nearest = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b))).unwrap_or(&"");
+            return Err(CliError::Usage(format!(
                 "--figure: the {} paper has no \"{name}\" here; did you mean \"{nearest}\"? It is one of {}",
                 self.paper,
                 names.join(", ")
@@ -99,19 +101,19 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
     }
 
     /// A picture for each unit in which a figure has lines.
-    pub fn draw(&self, directory: &Path, name: &str, title: &str, made: &[Point]) -> Result<()> {
-        let dots: Vec<&Point> = made.iter().filter(|point| point.is_dot).collect();
-        let drawn = if dots.is_empty() { made.iter().collect() } else { dots };
+    pub fn draw_svg(&self, directory: &Path, name: &str, title: &str, points: &[DataPoint]) -> Result<()> {
+        let dots: Vec<&DataPoint> = points.iter().filter(|point| point.is_plot_only).collect();
+        let drawn = if dots.is_empty() { points.iter().collect() } else { dots };
         let mut units: Vec<&str> = drawn.iter().map(|point| point.unit).collect();
         units.sort_unstable();
         units.dedup();
         for (number, unit) in units.iter().enumerate() {
-            let mut lines: Vec<Curve> = Vec::new();
+            let mut lines: Vec<PlotLine> = Vec::new();
             for point in drawn.iter().filter(|point| point.unit == *unit && !point.measured.is_nan()) {
-                let known = lines.iter().position(|line| line.name == point.series);
-                let at = known.unwrap_or(lines.len());
-                if known.is_none() {
-                    lines.push(Curve { name: point.series.clone(), points: Vec::new() });
+                let existing = lines.iter().position(|line| line.name == point.series);
+                let at = existing.unwrap_or(lines.len());
+                if existing.is_none() {
+                    lines.push(PlotLine { name: point.series.clone(), points: Vec::new() });
                 }
                 let line = &mut lines[at];
                 // Where x is a name it is drawn by its place.
@@ -122,7 +124,7 @@ impl<J: Job, S: Serialize> Experiment<J, S> {
                 continue; // Nothing of it ran.
             }
             let file = directory.join(format!("{}-{name}-{}.svg", self.name, number + 1));
-            std::fs::write(&file, picture(title, (self.across)(name), unit, &lines))
+            std::fs::write(&file, picture(title, (self.x_axis_label)(name), unit, &lines))
                 .with_context(|| format!("picture {}", file.display()))?;
         }
         Ok(())

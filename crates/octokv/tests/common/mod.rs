@@ -7,7 +7,7 @@
     reason = "tests start processes and make files, and not every test uses every helper"
 )]
 
-use octokv_sys::seccomp::{Refusal, refuse_io_uring};
+use octokv_sys::seccomp::{SeccompErrno, deny_io_uring};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -69,10 +69,10 @@ impl Said {
 }
 
 /// Runs `body` on a thread of its own to which, with all that it starts, io_uring is refused.
-pub fn without_io_uring<T: Send>(refusal: Refusal, body: impl FnOnce() -> T + Send) -> T {
+pub fn without_io_uring<T: Send>(refusal: SeccompErrno, body: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let refused = scope.spawn(|| {
-            refuse_io_uring(refusal).unwrap();
+            deny_io_uring(refusal).unwrap();
             body()
         });
         refused.join().unwrap()

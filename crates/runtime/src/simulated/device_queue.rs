@@ -1,30 +1,30 @@
 //! The device half of the driver seam, in the virtual world.
 
-use super::disk::Queue;
-use super::{HostId, Shared};
-use crate::device_queue::{Completed, DeviceQueue, FileId, Media, MediaKind, Operation};
+use super::disk::SimQueueState;
+use super::{SharedSimState, SimHostId};
+use crate::device_queue::{DeviceQueue, DeviceSource, DeviceSourceKind, FileId, IoCompletion, IoOperation};
 use std::io;
 
 /// The device queue of one core of a virtual host.
-pub struct VirtualQueue {
-    world: Shared,
+pub struct SimDeviceQueue {
+    sim: SharedSimState,
     queue: u32,
     files: Vec<u32>,
 }
 
-impl VirtualQueue {
-    pub(crate) fn new(world: Shared, host: HostId) -> VirtualQueue {
-        let queue = world.with(|state| {
-            state.disks.queues.push(Queue::new(host));
+impl SimDeviceQueue {
+    pub(crate) fn new(sim: SharedSimState, host: SimHostId) -> SimDeviceQueue {
+        let queue = sim.with(|state| {
+            state.disks.queues.push(SimQueueState::new(host));
             (state.disks.queues.len() - 1) as u32
         });
-        VirtualQueue { world, queue, files: Vec::new() }
+        SimDeviceQueue { sim, queue, files: Vec::new() }
     }
 }
 
-impl DeviceQueue for VirtualQueue {
-    fn open(&mut self, media: &Media) -> io::Result<FileId> {
-        let MediaKind::Virtual(disk) = media.kind else {
+impl DeviceQueue for SimDeviceQueue {
+    fn open(&mut self, source: &DeviceSource) -> io::Result<FileId> {
+        let DeviceSourceKind::Simulated(disk) = source.kind else {
             return Err(io::ErrorKind::Unsupported.into());
         };
         self.files.push(disk);
@@ -35,32 +35,32 @@ impl DeviceQueue for VirtualQueue {
         // The disks of a world are there as long as it is.
     }
 
-    fn submit(&mut self, ticket: u32, file: FileId, operation: Operation) {
+    fn submit(&mut self, token: u32, file: FileId, operation: IoOperation) {
         let disk = self.files[file.0 as usize];
-        self.world.with(|state| {
-            state.disks.submit(self.queue, ticket, disk, operation, state.now, &mut state.agenda);
+        self.sim.with(|state| {
+            state.disks.submit(self.queue, token, disk, operation, state.now, &mut state.events);
         });
     }
 
-    fn poll(&mut self, done: &mut Vec<(u32, Completed)>) {
-        self.world.with(|state| {
+    fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>) {
+        self.sim.with(|state| {
             let queue = &mut state.disks.queues[self.queue as usize];
-            queue.in_flight -= queue.done.len();
-            done.append(&mut queue.done);
+            queue.in_flight -= queue.completions.len();
+            completions.append(&mut queue.completions);
         });
     }
 
     fn in_flight(&self) -> usize {
-        self.world.with(|state| state.disks.queues[self.queue as usize].in_flight)
+        self.sim.with(|state| state.disks.queues[self.queue as usize].in_flight)
     }
 }
 
-impl Drop for VirtualQueue {
+impl Drop for SimDeviceQueue {
     fn drop(&mut self) {
-        self.world.with(|state| {
+        self.sim.with(|state| {
             let queue = &mut state.disks.queues[self.queue as usize];
-            queue.alive = false;
-            queue.done.clear();
+            queue.is_open = false;
+            queue.completions.clear();
         });
     }
 }

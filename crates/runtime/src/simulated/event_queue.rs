@@ -1,63 +1,63 @@
 //! What will happen, in order of time; what is due at one time happens in the order it was set.
 
 use super::disk::DiskEvent;
-use super::net::NetEvent;
+use super::net::NetworkEvent;
 use octokv_base::Nanos;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 /// Something that will happen.
-pub(crate) enum Event {
-    Net(NetEvent),
+pub(crate) enum SimEvent {
+    Net(NetworkEvent),
     Disk(DiskEvent),
     /// Whoever experiments in the world wants it.
     Call(Box<dyn FnOnce()>),
 }
 
-struct Entry {
-    at: Nanos,
+struct ScheduledEvent {
+    due_at: Nanos,
     sequence: u64,
-    event: Event,
+    event: SimEvent,
 }
 
-impl PartialEq for Entry {
-    fn eq(&self, other: &Entry) -> bool {
+impl PartialEq for ScheduledEvent {
+    fn eq(&self, other: &ScheduledEvent) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
-impl Eq for Entry {}
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Entry) -> Option<Ordering> {
+impl Eq for ScheduledEvent {}
+impl PartialOrd for ScheduledEvent {
+    fn partial_cmp(&self, other: &ScheduledEvent) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Entry {
-    fn cmp(&self, other: &Entry) -> Ordering {
-        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+impl Ord for ScheduledEvent {
+    fn cmp(&self, other: &ScheduledEvent) -> Ordering {
+        (self.due_at, self.sequence).cmp(&(other.due_at, other.sequence))
     }
 }
 
 /// The events to come.
 #[derive(Default)]
-pub(crate) struct Agenda {
-    heap: BinaryHeap<Reverse<Entry>>,
+pub(crate) struct EventQueue {
+    heap: BinaryHeap<Reverse<ScheduledEvent>>,
     sequence: u64,
 }
 
-impl Agenda {
-    pub(crate) fn set(&mut self, at: Nanos, event: Event) {
+impl EventQueue {
+    pub(crate) fn schedule(&mut self, due_at: Nanos, event: SimEvent) {
         self.sequence += 1;
-        self.heap.push(Reverse(Entry { at, sequence: self.sequence, event }));
+        self.heap.push(Reverse(ScheduledEvent { due_at, sequence: self.sequence, event }));
     }
 
     /// When the next event is due.
-    pub(crate) fn next(&self) -> Nanos {
-        self.heap.peek().map_or(Nanos::NEVER, |Reverse(entry)| entry.at)
+    pub(crate) fn next_due(&self) -> Nanos {
+        self.heap.peek().map_or(Nanos::NEVER, |Reverse(entry)| entry.due_at)
     }
 
     /// Takes the next event, if it is due.
-    pub(crate) fn due(&mut self, now: Nanos) -> Option<Event> {
-        if self.next() > now {
+    pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<SimEvent> {
+        if self.next_due() > now {
             return None;
         }
         self.heap.pop().map(|Reverse(entry)| entry.event)

@@ -13,18 +13,18 @@
 //! Invariants: bytes arrive in order; an end that was closed by its owner names nothing any more; an
 //! event for an end that is gone does nothing (ends carry a generation).
 
-use super::HostId;
-use super::event_queue::{Agenda, Event};
-use crate::sockets::{Received, Sent};
-use octokv_base::map::Map;
-use octokv_base::{Nanos, Random};
+use super::SimHostId;
+use super::event_queue::{EventQueue, SimEvent};
+use crate::net::{ReceiveStatus, SendStatus};
+use octokv_base::map::FxHashMap;
+use octokv_base::{Nanos, Prng};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// How a link behaves, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkSettings {
+pub struct SimLinkConfig {
     /// From the end of sending to arrival.
     pub latency: Nanos,
     /// Up to so much is added to the latency of each piece.
@@ -37,10 +37,10 @@ pub struct LinkSettings {
     pub fragments: bool,
 }
 
-impl Default for LinkSettings {
+impl Default for SimLinkConfig {
     /// A quiet 25 Gbit/s network.
-    fn default() -> LinkSettings {
-        LinkSettings {
+    fn default() -> SimLinkConfig {
+        SimLinkConfig {
             latency: Nanos::from_micros(10),
             jitter: Nanos::from_micros(2),
             bytes_per_second: 3_125_000_000,
@@ -51,97 +51,97 @@ impl Default for LinkSettings {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum NetEvent {
+pub(crate) enum NetworkEvent {
     /// A connection request reaches the host it is for.
-    Request { end: End, tries: u32 },
+    ConnectRequest { end: StreamEnd, attempt: u32 },
     /// The answer reaches the one who asked: established or refused.
-    Answer { end: End, established: bool },
+    ConnectResponse { end: StreamEnd, established: bool },
     /// The oldest pieces on the way to an end may have arrived.
-    Arrival { end: End },
+    SegmentArrival { end: StreamEnd },
     /// A reset reaches an end.
-    Reset { end: End },
+    Reset { end: StreamEnd },
 }
 
 /// One end of a stream: index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct End {
+pub(crate) struct StreamEnd {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum StreamState {
     Connecting,
     Open,
     Broken,
 }
 
-struct Piece {
-    at: Nanos,
+struct InFlightSegment {
+    arrives_at: Nanos,
     bytes: Vec<u8>,
 }
 
-struct Stream {
-    host: HostId,
-    remote_host: HostId,
+struct SimStream {
+    host: SimHostId,
+    remote_host: SimHostId,
     remote: SocketAddr,
-    phase: Phase,
+    state: StreamState,
     /// The other end; none before it exists and after it is gone.
-    peer: Option<End>,
+    peer: Option<StreamEnd>,
     inbox: VecDeque<u8>,
-    on_the_way: VecDeque<Piece>,
+    in_flight: VecDeque<InFlightSegment>,
     /// Bytes in `on_the_way`.
-    on_the_way_bytes: usize,
+    in_flight_bytes: usize,
     /// The peer closed; true once all its bytes and the end behind them have arrived.
-    ended: bool,
-    ending: bool,
+    fin_received: bool,
+    fin_sent: bool,
     /// Bytes that a peer without power will never read.
-    lost_bytes: usize,
+    undeliverable_bytes: usize,
 }
 
-struct Listener {
-    host: HostId,
-    at: SocketAddr,
-    line: VecDeque<End>,
+struct SimListener {
+    host: SimHostId,
+    address: SocketAddr,
+    accept_queue: VecDeque<StreamEnd>,
 }
 
-struct Host {
-    on: bool,
+struct SimHost {
+    is_up: bool,
     address: IpAddr,
     next_port: u16,
 }
 
 #[derive(Clone, Copy)]
-struct Link {
-    settings: LinkSettings,
-    partitioned: bool,
+struct SimLink {
+    config: SimLinkConfig,
+    is_partitioned: bool,
     free_at: Nanos,
 }
 
 /// The network.
-pub(crate) struct Net {
-    random: Random,
-    default_link: LinkSettings,
-    hosts: Vec<Host>,
-    links: Map<(u32, u32), Link>,
-    listeners: Vec<Option<Listener>>,
-    streams: Vec<Option<Stream>>,
+pub(crate) struct SimNetwork {
+    random: Prng,
+    default_link_config: SimLinkConfig,
+    hosts: Vec<SimHost>,
+    links: FxHashMap<(u32, u32), SimLink>,
+    listeners: Vec<Option<SimListener>>,
+    streams: Vec<Option<SimStream>>,
     generations: Vec<u32>,
     free: Vec<u32>,
 }
 
 /// How often a connection request is sent before the connection fails, and how far apart.
-const REQUEST_TRIES: u32 = 6;
-const REQUEST_AGAIN: Nanos = Nanos::from_millis(200);
-const FIRST_PORT: u16 = 40_000;
+const CONNECT_ATTEMPTS_MAX: u32 = 6;
+const RETRY_INTERVAL: Nanos = Nanos::from_millis(200);
+const EPHEMERAL_PORT_MIN: u16 = 40_000;
 
-impl Net {
-    pub(crate) fn new(random: Random, default_link: LinkSettings) -> Net {
-        Net {
+impl SimNetwork {
+    pub(crate) fn new(random: Prng, default_link_config: SimLinkConfig) -> SimNetwork {
+        SimNetwork {
             random,
-            default_link,
+            default_link_config,
             hosts: Vec::new(),
-            links: Map::default(),
+            links: FxHashMap::default(),
             listeners: Vec::new(),
             streams: Vec::new(),
             generations: Vec::new(),
@@ -149,41 +149,41 @@ impl Net {
         }
     }
 
-    pub(crate) fn add_host(&mut self) -> HostId {
+    pub(crate) fn add_host(&mut self) -> SimHostId {
         let number = self.hosts.len() as u32;
         let address = IpAddr::V4(Ipv4Addr::from(0x0a00_0001 + number));
-        self.hosts.push(Host { on: true, address, next_port: FIRST_PORT });
-        HostId(number)
+        self.hosts.push(SimHost { is_up: true, address, next_port: EPHEMERAL_PORT_MIN });
+        SimHostId(number)
     }
 
-    pub(crate) fn address(&self, host: HostId) -> IpAddr {
+    pub(crate) fn address(&self, host: SimHostId) -> IpAddr {
         self.hosts[host.0 as usize].address
     }
 
-    fn link(&mut self, from: HostId, to: HostId) -> &mut Link {
-        let settings = self.default_link;
-        self.links.entry((from.0, to.0)).or_insert(Link {
-            settings,
-            partitioned: false,
+    fn link(&mut self, from: SimHostId, to: SimHostId) -> &mut SimLink {
+        let config = self.default_link_config;
+        self.links.entry((from.0, to.0)).or_insert(SimLink {
+            config,
+            is_partitioned: false,
             free_at: Nanos::ZERO,
         })
     }
 
-    pub(crate) fn set_link(&mut self, a: HostId, b: HostId, settings: LinkSettings) {
-        self.link(a, b).settings = settings;
-        self.link(b, a).settings = settings;
+    pub(crate) fn set_link(&mut self, a: SimHostId, b: SimHostId, config: SimLinkConfig) {
+        self.link(a, b).config = config;
+        self.link(b, a).config = config;
     }
 
     pub(crate) fn set_partitioned(
         &mut self,
-        a: HostId,
-        b: HostId,
+        a: SimHostId,
+        b: SimHostId,
         partitioned: bool,
         now: Nanos,
-        agenda: &mut Agenda,
+        events: &mut EventQueue,
     ) {
-        self.link(a, b).partitioned = partitioned;
-        self.link(b, a).partitioned = partitioned;
+        self.link(a, b).is_partitioned = partitioned;
+        self.link(b, a).is_partitioned = partitioned;
         if partitioned {
             return;
         }
@@ -193,17 +193,17 @@ impl Net {
             if between == (a, b) || between == (b, a) {
                 let end = self.end(index as u32);
                 let at = now + self.delay(between.1, between.0);
-                agenda.set(at, Event::Net(NetEvent::Arrival { end }));
+                events.schedule(at, SimEvent::Net(NetworkEvent::SegmentArrival { end }));
             }
         }
     }
 
-    pub(crate) fn reset_streams(&mut self, a: HostId, b: HostId) -> usize {
+    pub(crate) fn reset_streams(&mut self, a: SimHostId, b: SimHostId) -> usize {
         let mut ends = 0;
         for stream in self.streams.iter_mut().flatten() {
             let between = (stream.host, stream.remote_host);
-            if (between == (a, b) || between == (b, a)) && stream.phase != Phase::Broken {
-                stream.break_off();
+            if (between == (a, b) || between == (b, a)) && stream.state != StreamState::Broken {
+                stream.abort();
                 ends += 1;
             }
         }
@@ -211,35 +211,35 @@ impl Net {
     }
 
     /// Latency and jitter of one piece.
-    fn delay(&mut self, from: HostId, to: HostId) -> Nanos {
-        let settings = self.link(from, to).settings;
-        settings.latency + Nanos(self.random.below(settings.jitter.0 + 1))
+    fn delay(&mut self, from: SimHostId, to: SimHostId) -> Nanos {
+        let config = self.link(from, to).config;
+        config.latency + Nanos(self.random.below(config.jitter.0 + 1))
     }
 
-    fn end(&self, index: u32) -> End {
-        End { index, generation: self.generations[index as usize] }
+    fn end(&self, index: u32) -> StreamEnd {
+        StreamEnd { index, generation: self.generations[index as usize] }
     }
 
-    fn stream(&mut self, end: End) -> Option<&mut Stream> {
+    fn stream(&mut self, end: StreamEnd) -> Option<&mut SimStream> {
         if self.generations.get(end.index as usize) != Some(&end.generation) {
             return None;
         }
         self.streams[end.index as usize].as_mut()
     }
 
-    fn new_stream(&mut self, host: HostId, remote_host: HostId, remote: SocketAddr) -> End {
-        let stream = Stream {
+    fn new_stream(&mut self, host: SimHostId, remote_host: SimHostId, remote: SocketAddr) -> StreamEnd {
+        let stream = SimStream {
             host,
             remote_host,
             remote,
-            phase: Phase::Connecting,
+            state: StreamState::Connecting,
             peer: None,
             inbox: VecDeque::new(),
-            on_the_way: VecDeque::new(),
-            on_the_way_bytes: 0,
-            ended: false,
-            ending: false,
-            lost_bytes: 0,
+            in_flight: VecDeque::new(),
+            in_flight_bytes: 0,
+            fin_received: false,
+            fin_sent: false,
+            undeliverable_bytes: 0,
         };
         match self.free.pop() {
             Some(index) => {
@@ -254,176 +254,200 @@ impl Net {
         }
     }
 
-    fn remove(&mut self, end: End) -> Option<Stream> {
+    fn remove(&mut self, end: StreamEnd) -> Option<SimStream> {
         self.stream(end)?;
         self.generations[end.index as usize] += 1;
         self.free.push(end.index);
         self.streams[end.index as usize].take()
     }
 
-    fn host_at(&self, address: IpAddr) -> Option<HostId> {
+    fn host_at(&self, address: IpAddr) -> Option<SimHostId> {
         let index = self.hosts.iter().position(|host| host.address == address)?;
-        Some(HostId(index as u32))
+        Some(SimHostId(index as u32))
     }
 
-    pub(crate) fn listen(&mut self, host: HostId, at: SocketAddr) -> io::Result<(u32, SocketAddr)> {
+    pub(crate) fn listen(&mut self, host: SimHostId, at: SocketAddr) -> io::Result<(u32, SocketAddr)> {
         let own = self.address(host);
         if !(at.ip() == own || at.ip().is_unspecified() || at.ip().is_loopback()) {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
-        let port = if at.port() == 0 { self.take_port(host) } else { at.port() };
-        let at = SocketAddr::new(own, port);
-        if self.listeners.iter().flatten().any(|listener| listener.at == at) {
+        let port = if at.port() == 0 { self.allocate_port(host) } else { at.port() };
+        let address = SocketAddr::new(own, port);
+        if self.listeners.iter().flatten().any(|listener| listener.address == address) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
-        self.listeners.push(Some(Listener { host, at, line: VecDeque::new() }));
-        Ok(((self.listeners.len() - 1) as u32, at))
+        self.listeners.push(Some(SimListener { host, address, accept_queue: VecDeque::new() }));
+        Ok(((self.listeners.len() - 1) as u32, address))
     }
 
-    fn take_port(&mut self, host: HostId) -> u16 {
+    fn allocate_port(&mut self, host: SimHostId) -> u16 {
         let host = &mut self.hosts[host.0 as usize];
         let port = host.next_port;
-        host.next_port = if port == u16::MAX { FIRST_PORT } else { port + 1 };
+        host.next_port = if port == u16::MAX { EPHEMERAL_PORT_MIN } else { port + 1 };
         port
     }
 
     pub(crate) fn connect(
         &mut self,
-        host: HostId,
+        host: SimHostId,
         to: SocketAddr,
         now: Nanos,
-        agenda: &mut Agenda,
-    ) -> io::Result<End> {
+        events: &mut EventQueue,
+    ) -> io::Result<StreamEnd> {
         let address = if to.ip().is_loopback() { self.address(host) } else { to.ip() };
         let remote_host = self.host_at(address).ok_or(io::ErrorKind::HostUnreachable)?;
         let end = self.new_stream(host, remote_host, SocketAddr::new(address, to.port()));
         let at = now + self.delay(host, remote_host);
-        agenda.set(at, Event::Net(NetEvent::Request { end, tries: 1 }));
+        events.schedule(at, SimEvent::Net(NetworkEvent::ConnectRequest { end, attempt: 1 }));
         Ok(end)
     }
 
     /// Carries an event out; gives a fact for the trace.
-    pub(crate) fn happen(&mut self, event: NetEvent, now: Nanos, agenda: &mut Agenda) -> u64 {
+    pub(crate) fn apply_event(&mut self, event: NetworkEvent, now: Nanos, events: &mut EventQueue) -> u64 {
         match event {
-            NetEvent::Request { end, tries } => self.request(end, tries, now, agenda),
-            NetEvent::Answer { end, established } => {
+            NetworkEvent::ConnectRequest { end, attempt } => {
+                self.handle_connect_request(end, attempt, now, events)
+            }
+            NetworkEvent::ConnectResponse { end, established } => {
                 let Some(stream) = self.stream(end) else { return 1 };
                 if !established {
-                    stream.break_off();
-                } else if stream.phase == Phase::Connecting {
-                    stream.phase = Phase::Open;
+                    stream.abort();
+                } else if stream.state == StreamState::Connecting {
+                    stream.state = StreamState::Open;
                 }
                 2 + u64::from(established)
             }
-            NetEvent::Arrival { end } => self.arrive(end, now),
-            NetEvent::Reset { end } => self.reset(end, now, agenda),
+            NetworkEvent::SegmentArrival { end } => self.deliver_arrived(end, now),
+            NetworkEvent::Reset { end } => self.handle_reset(end, now, events),
         }
     }
 
-    fn reset(&mut self, end: End, now: Nanos, agenda: &mut Agenda) -> u64 {
+    fn handle_reset(&mut self, end: StreamEnd, now: Nanos, events: &mut EventQueue) -> u64 {
         let Some(stream) = self.stream(end) else { return 3 };
         let (host, remote_host) = (stream.host, stream.remote_host);
-        if self.link(remote_host, host).partitioned {
+        if self.link(remote_host, host).is_partitioned {
             // The news comes with the next try after the link is mended.
-            agenda.set(now + REQUEST_AGAIN, Event::Net(NetEvent::Reset { end }));
+            events.schedule(now + RETRY_INTERVAL, SimEvent::Net(NetworkEvent::Reset { end }));
         } else if let Some(stream) = self.stream(end) {
-            stream.break_off();
+            stream.abort();
         }
         4
     }
 
-    fn request(&mut self, end: End, tries: u32, now: Nanos, agenda: &mut Agenda) -> u64 {
+    fn handle_connect_request(
+        &mut self,
+        end: StreamEnd,
+        attempt: u32,
+        now: Nanos,
+        events: &mut EventQueue,
+    ) -> u64 {
         let Some(stream) = self.stream(end) else { return 5 };
         let (host, remote_host, remote) = (stream.host, stream.remote_host, stream.remote);
-        if self.link(host, remote_host).partitioned || !self.hosts[remote_host.0 as usize].on {
-            let event = if tries < REQUEST_TRIES {
-                NetEvent::Request { end, tries: tries + 1 }
+        if self.link(host, remote_host).is_partitioned || !self.hosts[remote_host.0 as usize].is_up {
+            let event = if attempt < CONNECT_ATTEMPTS_MAX {
+                NetworkEvent::ConnectRequest { end, attempt: attempt + 1 }
             } else {
-                NetEvent::Answer { end, established: false }
+                NetworkEvent::ConnectResponse { end, established: false }
             };
-            agenda.set(now + REQUEST_AGAIN, Event::Net(event));
+            events.schedule(now + RETRY_INTERVAL, SimEvent::Net(event));
             return 6;
         }
         let at = now + self.delay(remote_host, host);
-        let listener = self.listeners.iter().position(|l| l.as_ref().is_some_and(|l| l.at == remote));
+        let listener = self.listeners.iter().position(|l| l.as_ref().is_some_and(|l| l.address == remote));
         if let Some(listener) = listener {
-            let client = SocketAddr::new(self.address(host), self.take_port(host));
+            let client = SocketAddr::new(self.address(host), self.allocate_port(host));
             let other = self.new_stream(remote_host, host, client);
             if let Some(stream) = self.stream(other) {
-                stream.phase = Phase::Open;
+                stream.state = StreamState::Open;
                 stream.peer = Some(end);
             }
             if let Some(stream) = self.stream(end) {
                 stream.peer = Some(other);
             }
             if let Some(listener) = &mut self.listeners[listener] {
-                listener.line.push_back(other);
+                listener.accept_queue.push_back(other);
             }
         }
-        agenda.set(at, Event::Net(NetEvent::Answer { end, established: listener.is_some() }));
+        events.schedule(
+            at,
+            SimEvent::Net(NetworkEvent::ConnectResponse { end, established: listener.is_some() }),
+        );
         7
     }
 
-    fn arrive(&mut self, end: End, now: Nanos) -> u64 {
+    fn deliver_arrived(&mut self, end: StreamEnd, now: Nanos) -> u64 {
         let Some(stream) = self.stream(end) else { return 8 };
         let (host, remote_host) = (stream.host, stream.remote_host);
-        if self.link(remote_host, host).partitioned {
+        if self.link(remote_host, host).is_partitioned {
             return 9;
         }
         let Some(stream) = self.stream(end) else { return 8 };
         let mut arrived = 0u64;
-        while stream.on_the_way.front().is_some_and(|piece| piece.at <= now) {
-            let Some(piece) = stream.on_the_way.pop_front() else { break };
-            stream.on_the_way_bytes -= piece.bytes.len();
-            arrived += piece.bytes.len() as u64;
-            stream.inbox.extend(piece.bytes);
+        while stream.in_flight.front().is_some_and(|segment| segment.arrives_at <= now) {
+            let Some(segment) = stream.in_flight.pop_front() else { break };
+            stream.in_flight_bytes -= segment.bytes.len();
+            arrived += segment.bytes.len() as u64;
+            stream.inbox.extend(segment.bytes);
         }
-        stream.ended = stream.ending && stream.on_the_way.is_empty();
+        stream.fin_received = stream.fin_sent && stream.in_flight.is_empty();
         10 ^ (arrived << 8)
     }
 
-    pub(crate) fn send(&mut self, end: End, slices: &[IoSlice<'_>], now: Nanos, agenda: &mut Agenda) -> Sent {
-        let Some(stream) = self.stream(end) else { return Sent::Broken };
+    pub(crate) fn send(
+        &mut self,
+        end: StreamEnd,
+        slices: &[IoSlice<'_>],
+        now: Nanos,
+        events: &mut EventQueue,
+    ) -> SendStatus {
+        let Some(stream) = self.stream(end) else { return SendStatus::Closed };
         let (host, remote_host, peer) = (stream.host, stream.remote_host, stream.peer);
-        match stream.phase {
-            Phase::Broken => return Sent::Broken,
-            Phase::Connecting => return Sent::Full,
-            Phase::Open => {}
+        match stream.state {
+            StreamState::Broken => return SendStatus::Closed,
+            StreamState::Connecting => return SendStatus::WouldBlock,
+            StreamState::Open => {}
         }
-        let lost = stream.lost_bytes;
-        let window = self.link(host, remote_host).settings.window_bytes;
-        let remote_is_on = self.hosts[remote_host.0 as usize].on;
+        let undeliverable = stream.undeliverable_bytes;
+        let window = self.link(host, remote_host).config.window_bytes;
+        let remote_is_up = self.hosts[remote_host.0 as usize].is_up;
         let used = match peer.and_then(|peer| self.stream(peer)) {
-            Some(other) => other.on_the_way_bytes + other.inbox.len(),
+            Some(other) => other.in_flight_bytes + other.inbox.len(),
             // A peer without power answers nothing; a closed one answers with a reset.
-            None if !remote_is_on => lost,
-            None => return Sent::Broken,
+            None if !remote_is_up => undeliverable,
+            None => return SendStatus::Closed,
         };
         let offered: usize = slices.iter().map(|slice| slice.len()).sum();
         let taken = offered.min(window.saturating_sub(used));
         if taken == 0 {
-            return Sent::Full;
+            return SendStatus::WouldBlock;
         }
         let Some(peer) = peer.filter(|&peer| self.stream(peer).is_some()) else {
             if let Some(stream) = self.stream(end) {
-                stream.lost_bytes += taken;
+                stream.undeliverable_bytes += taken;
             }
-            return Sent::Bytes(taken);
+            return SendStatus::Bytes(taken);
         };
         let mut bytes = Vec::with_capacity(taken);
         for slice in slices {
             let part = slice.len().min(taken - bytes.len());
             bytes.extend_from_slice(&slice[..part]);
         }
-        self.put_on_the_way(host, peer, bytes, now, agenda);
-        Sent::Bytes(taken)
+        self.transmit(host, peer, bytes, now, events);
+        SendStatus::Bytes(taken)
     }
 
     /// Sends bytes over the link, in up to three pieces where the link makes fragments.
-    fn put_on_the_way(&mut self, from: HostId, to: End, mut bytes: Vec<u8>, now: Nanos, agenda: &mut Agenda) {
+    fn transmit(
+        &mut self,
+        from: SimHostId,
+        to: StreamEnd,
+        mut bytes: Vec<u8>,
+        now: Nanos,
+        events: &mut EventQueue,
+    ) {
         let Some(to_host) = self.stream(to).map(|stream| stream.host) else { return };
-        let settings = self.link(from, to_host).settings;
-        let pieces = if settings.fragments { 1 + self.random.below(3) } else { 1 };
+        let config = self.link(from, to_host).config;
+        let pieces = if config.fragments { 1 + self.random.below(3) } else { 1 };
         for piece in 0..pieces {
             let last = piece + 1 == pieces;
             let cut = if last { 0 } else { self.random.below(bytes.len() as u64 + 1) as usize };
@@ -431,69 +455,70 @@ impl Net {
             let bytes_now = std::mem::replace(&mut bytes, rest);
             let at = self.arrival_time(from, to_host, bytes_now.len(), now);
             let Some(stream) = self.stream(to) else { return };
-            let at = stream.on_the_way.back().map_or(at, |piece| piece.at.max(at));
-            stream.on_the_way_bytes += bytes_now.len();
-            stream.on_the_way.push_back(Piece { at, bytes: bytes_now });
-            agenda.set(at, Event::Net(NetEvent::Arrival { end: to }));
+            let arrives_at = stream.in_flight.back().map_or(at, |segment| segment.arrives_at.max(at));
+            stream.in_flight_bytes += bytes_now.len();
+            stream.in_flight.push_back(InFlightSegment { arrives_at, bytes: bytes_now });
+            events.schedule(arrives_at, SimEvent::Net(NetworkEvent::SegmentArrival { end: to }));
         }
     }
 
-    fn arrival_time(&mut self, from: HostId, to: HostId, bytes: usize, now: Nanos) -> Nanos {
+    fn arrival_time(&mut self, from: SimHostId, to: SimHostId, bytes: usize, now: Nanos) -> Nanos {
         let delay = self.delay(from, to);
         let link = self.link(from, to);
-        let rate = link.settings.bytes_per_second;
+        let rate = link.config.bytes_per_second;
         let sending = (bytes as u64).saturating_mul(1_000_000_000).checked_div(rate).unwrap_or(0);
         link.free_at = link.free_at.max(now) + Nanos(sending);
         link.free_at + delay
     }
 
-    pub(crate) fn receive(&mut self, end: End, into: &mut [u8]) -> Received {
-        let Some(stream) = self.stream(end) else { return Received::Closed };
-        if stream.phase == Phase::Broken {
-            return Received::Closed;
+    pub(crate) fn receive(&mut self, end: StreamEnd, into: &mut [u8]) -> ReceiveStatus {
+        let Some(stream) = self.stream(end) else { return ReceiveStatus::Closed };
+        if stream.state == StreamState::Broken {
+            return ReceiveStatus::Closed;
         }
         if stream.inbox.is_empty() || into.is_empty() {
-            return if stream.ended && stream.inbox.is_empty() {
-                Received::Closed
+            return if stream.fin_received && stream.inbox.is_empty() {
+                ReceiveStatus::Closed
             } else {
-                Received::Nothing
+                ReceiveStatus::WouldBlock
             };
         }
         let mut count = stream.inbox.len().min(into.len());
         let (host, remote_host) = (stream.host, stream.remote_host);
-        if self.link(remote_host, host).settings.fragments && self.random.one_in(4) {
+        if self.link(remote_host, host).config.fragments && self.random.one_in(4) {
             count = 1 + self.random.below(count as u64) as usize;
         }
-        let Some(stream) = self.stream(end) else { return Received::Closed };
+        let Some(stream) = self.stream(end) else { return ReceiveStatus::Closed };
         let (front, back) = stream.inbox.as_slices();
         let of_front = front.len().min(count);
         into[..of_front].copy_from_slice(&front[..of_front]);
         into[of_front..count].copy_from_slice(&back[..count - of_front]);
         stream.inbox.drain(..count);
-        Received::Bytes(count)
+        ReceiveStatus::Bytes(count)
     }
 
-    pub(crate) fn has_news(&mut self, end: End) -> bool {
-        self.stream(end).is_none_or(|s| !s.inbox.is_empty() || s.ended || s.phase == Phase::Broken)
+    pub(crate) fn is_ready(&mut self, end: StreamEnd) -> bool {
+        self.stream(end)
+            .is_none_or(|s| !s.inbox.is_empty() || s.fin_received || s.state == StreamState::Broken)
     }
 
-    pub(crate) fn close(&mut self, end: End, now: Nanos, agenda: &mut Agenda) {
+    pub(crate) fn close(&mut self, end: StreamEnd, now: Nanos, events: &mut EventQueue) {
         let Some(stream) = self.remove(end) else { return };
         let Some(peer) = stream.peer else { return };
         let at = now + self.delay(stream.host, stream.remote_host);
         let Some(other) = self.stream(peer) else { return };
-        if stream.phase == Phase::Broken {
+        if stream.state == StreamState::Broken {
             return;
         }
-        other.ending = true;
-        let at = other.on_the_way.back().map_or(at, |piece| piece.at.max(at));
-        agenda.set(at, Event::Net(NetEvent::Arrival { end: peer }));
+        other.fin_sent = true;
+        let at = other.in_flight.back().map_or(at, |segment| segment.arrives_at.max(at));
+        events.schedule(at, SimEvent::Net(NetworkEvent::SegmentArrival { end: peer }));
     }
 
     /// The next stream in line at a listener, and its peer's address.
-    pub(crate) fn accept(&mut self, listener: u32) -> Option<(End, SocketAddr)> {
+    pub(crate) fn accept(&mut self, listener: u32) -> Option<(StreamEnd, SocketAddr)> {
         loop {
-            let end = self.listeners[listener as usize].as_mut()?.line.pop_front()?;
+            let end = self.listeners[listener as usize].as_mut()?.accept_queue.pop_front()?;
             // One that ended while it waited in line is gone.
             if let Some(stream) = self.stream(end) {
                 return Some((end, stream.remote));
@@ -502,13 +527,19 @@ impl Net {
     }
 
     /// Stops listening.
-    pub(crate) fn unlisten(&mut self, listener: u32) {
+    pub(crate) fn close_listener(&mut self, listener: u32) {
         self.listeners[listener as usize] = None;
     }
 
     /// Ends all that a host has. With `tell`, its kernel lives and resets its streams.
-    pub(crate) fn stop_host(&mut self, host: HostId, tell: bool, now: Nanos, agenda: &mut Agenda) {
-        self.hosts[host.0 as usize].on = tell;
+    pub(crate) fn stop_host(
+        &mut self,
+        host: SimHostId,
+        send_resets: bool,
+        now: Nanos,
+        events: &mut EventQueue,
+    ) {
+        self.hosts[host.0 as usize].is_up = send_resets;
         for listener in &mut self.listeners {
             listener.take_if(|listener| listener.host == host);
         }
@@ -519,35 +550,35 @@ impl Net {
             }
             let end = self.end(index);
             let Some(stream) = self.remove(end) else { continue };
-            if tell && let Some(peer) = stream.peer {
+            if send_resets && let Some(peer) = stream.peer {
                 let at = now + self.delay(host, stream.remote_host);
-                agenda.set(at, Event::Net(NetEvent::Reset { end: peer }));
+                events.schedule(at, SimEvent::Net(NetworkEvent::Reset { end: peer }));
             }
         }
     }
 
-    pub(crate) fn start_host(&mut self, host: HostId, now: Nanos, agenda: &mut Agenda) {
-        self.hosts[host.0 as usize].on = true;
+    pub(crate) fn start_host(&mut self, host: SimHostId, now: Nanos, events: &mut EventQueue) {
+        self.hosts[host.0 as usize].is_up = true;
         for index in 0..self.streams.len() as u32 {
             let Some(stream) = &self.streams[index as usize] else { continue };
-            if stream.remote_host != host || stream.phase != Phase::Open {
+            if stream.remote_host != host || stream.state != StreamState::Open {
                 continue;
             }
             let (own, peer) = (stream.host, stream.peer);
             if peer.is_none_or(|peer| self.stream(peer).is_none()) {
                 let at = now + self.delay(host, own);
                 let end = self.end(index);
-                agenda.set(at, Event::Net(NetEvent::Reset { end }));
+                events.schedule(at, SimEvent::Net(NetworkEvent::Reset { end }));
             }
         }
     }
 }
 
-impl Stream {
-    fn break_off(&mut self) {
-        self.phase = Phase::Broken;
+impl SimStream {
+    fn abort(&mut self) {
+        self.state = StreamState::Broken;
         self.inbox.clear();
-        self.on_the_way.clear();
-        self.on_the_way_bytes = 0;
+        self.in_flight.clear();
+        self.in_flight_bytes = 0;
     }
 }

@@ -1,26 +1,28 @@
 //! The socket half of the driver seam, in the virtual world.
 
-use super::net::End;
-use super::{HostId, Shared};
-use crate::sockets::{Detached, DetachedSocket, ListenerId, Received, Sent, SocketId, Sockets};
+use super::net::StreamEnd;
+use super::{SharedSimState, SimHostId};
+use crate::net::{
+    DetachedSocket, DetachedSocketKind, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets,
+};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 
 /// The sockets of one core of a virtual host. Dropping it closes them.
-pub struct VirtualSockets {
-    world: Shared,
-    host: HostId,
-    ends: Vec<Option<End>>,
+pub struct SimSockets {
+    sim: SharedSimState,
+    host: SimHostId,
+    ends: Vec<Option<StreamEnd>>,
     free: Vec<u32>,
     listeners: Vec<u32>,
 }
 
-impl VirtualSockets {
-    pub(crate) fn new(world: Shared, host: HostId) -> VirtualSockets {
-        VirtualSockets { world, host, ends: Vec::new(), free: Vec::new(), listeners: Vec::new() }
+impl SimSockets {
+    pub(crate) fn new(sim: SharedSimState, host: SimHostId) -> SimSockets {
+        SimSockets { sim, host, ends: Vec::new(), free: Vec::new(), listeners: Vec::new() }
     }
 
-    fn insert(&mut self, end: End) -> SocketId {
+    fn insert(&mut self, end: StreamEnd) -> SocketId {
         match self.free.pop() {
             Some(index) => {
                 self.ends[index as usize] = Some(end);
@@ -33,61 +35,62 @@ impl VirtualSockets {
         }
     }
 
-    fn end(&self, socket: SocketId) -> Option<End> {
+    fn end(&self, socket: SocketId) -> Option<StreamEnd> {
         self.ends.get(socket.0 as usize).copied().flatten()
     }
 
-    fn take(&mut self, socket: SocketId) -> Option<End> {
+    fn take(&mut self, socket: SocketId) -> Option<StreamEnd> {
         let end = self.ends.get_mut(socket.0 as usize)?.take()?;
         self.free.push(socket.0);
         Some(end)
     }
 }
 
-impl Sockets for VirtualSockets {
+impl Sockets for SimSockets {
     fn listen(&mut self, at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
-        let (listener, at) = self.world.with(|state| state.net.listen(self.host, at))?;
+        let (listener, at) = self.sim.with(|state| state.network.listen(self.host, at))?;
         self.listeners.push(listener);
         Ok((ListenerId((self.listeners.len() - 1) as u32), at))
     }
 
     fn accept(&mut self, listener: ListenerId) -> Option<(SocketId, SocketAddr)> {
         let number = self.listeners[listener.0 as usize];
-        let (end, peer) = self.world.with(|state| state.net.accept(number))?;
+        let (end, peer) = self.sim.with(|state| state.network.accept(number))?;
         Some((self.insert(end), peer))
     }
 
     fn connect(&mut self, to: SocketAddr) -> io::Result<SocketId> {
-        let end = self.world.with(|state| state.net.connect(self.host, to, state.now, &mut state.agenda))?;
+        let end =
+            self.sim.with(|state| state.network.connect(self.host, to, state.now, &mut state.events))?;
         Ok(self.insert(end))
     }
 
     fn detach(&mut self, socket: SocketId) -> Option<DetachedSocket> {
         let end = self.take(socket)?;
-        Some(DetachedSocket(Detached::Virtual { index: end.index, generation: end.generation }))
+        Some(DetachedSocket(DetachedSocketKind::Simulated { index: end.index, generation: end.generation }))
     }
 
     fn attach(&mut self, socket: DetachedSocket) -> SocketId {
-        let Detached::Virtual { index, generation } = socket.0 else {
+        let DetachedSocketKind::Simulated { index, generation } = socket.0 else {
             panic!("a kernel's socket in a virtual world");
         };
-        self.insert(End { index, generation })
+        self.insert(StreamEnd { index, generation })
     }
 
-    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> Received {
-        let Some(end) = self.end(socket) else { return Received::Closed };
-        self.world.with(|state| state.net.receive(end, into))
+    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
+        let Some(end) = self.end(socket) else { return ReceiveStatus::Closed };
+        self.sim.with(|state| state.network.receive(end, into))
     }
 
-    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent {
-        let Some(end) = self.end(socket) else { return Sent::Broken };
-        self.world.with(|state| state.net.send(end, slices, state.now, &mut state.agenda))
+    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> SendStatus {
+        let Some(end) = self.end(socket) else { return SendStatus::Closed };
+        self.sim.with(|state| state.network.send(end, slices, state.now, &mut state.events))
     }
 
     fn ready(&mut self, out: &mut Vec<SocketId>) {
-        self.world.with(|state| {
+        self.sim.with(|state| {
             for (index, end) in self.ends.iter().enumerate() {
-                if end.is_some_and(|end| state.net.has_news(end)) {
+                if end.is_some_and(|end| state.network.is_ready(end)) {
                     out.push(SocketId(index as u32));
                 }
             }
@@ -96,18 +99,18 @@ impl Sockets for VirtualSockets {
 
     fn close(&mut self, socket: SocketId) {
         let Some(end) = self.take(socket) else { return };
-        self.world.with(|state| state.net.close(end, state.now, &mut state.agenda));
+        self.sim.with(|state| state.network.close(end, state.now, &mut state.events));
     }
 }
 
-impl Drop for VirtualSockets {
+impl Drop for SimSockets {
     fn drop(&mut self) {
-        self.world.with(|state| {
+        self.sim.with(|state| {
             for end in self.ends.iter().flatten() {
-                state.net.close(*end, state.now, &mut state.agenda);
+                state.network.close(*end, state.now, &mut state.events);
             }
             for &listener in &self.listeners {
-                state.net.unlisten(listener);
+                state.network.close_listener(listener);
             }
         });
     }

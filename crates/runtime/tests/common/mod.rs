@@ -4,38 +4,41 @@
 #![allow(clippy::disallowed_methods, reason = "a test removes its file")]
 
 use octokv_base::Nanos;
-use octokv_runtime::{Channel, Completed, DeviceDriver, Doorbell, Media, Ticket, block_on, device_queue};
+use octokv_runtime::{
+    CompletionFuture, CoreWaker, DeviceDriver, DeviceHandle, DeviceSource, IoCompletion, block_on,
+    open_device_queue,
+};
 use octokv_sys::file::open_device;
 use octokv_sys::uring;
 use std::path::{Path, PathBuf};
 
 /// A file of 4 MiB on a disk, opened with O_DIRECT, gone at the end.
-pub struct Scratch {
-    pub media: Media,
+pub struct ScratchFile {
+    pub source: DeviceSource,
     path: PathBuf,
 }
 
 pub const SCRATCH_BYTES: u64 = 4 << 20;
 
-impl Scratch {
-    pub fn new(name: &str) -> Scratch {
+impl ScratchFile {
+    pub fn new(name: &str) -> ScratchFile {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let file = open_device(&path, Some(SCRATCH_BYTES), true).unwrap();
-        Scratch { media: Media::file(file), path }
+        ScratchFile { source: DeviceSource::from_file(file), path }
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 /// Polls `channel` until `ticket` has its answer. A device that never answers fails the test.
-pub fn wait(channel: &Channel, ticket: Ticket) -> Completed {
+pub fn wait(devices: &DeviceHandle, ticket: CompletionFuture) -> IoCompletion {
     let start = octokv_sys::clock::now();
     block_on(ticket, || {
-        channel.poll();
+        devices.poll();
         assert!(octokv_sys::clock::now().since(start) < Nanos::from_secs(60), "no answer in a minute");
     })
 }
@@ -43,10 +46,10 @@ pub fn wait(channel: &Channel, ticket: Ticket) -> Completed {
 /// The drivers that the kernel lets this process have: both, or worker threads alone where io_uring is forbidden or
 /// missing. Then asking for it by name gets that very refusal, which is asserted here.
 pub fn drivers() -> Vec<DeviceDriver> {
-    let Some(errno) = uring::refusal() else {
+    let Some(errno) = uring::unavailable_errno() else {
         return vec![DeviceDriver::Uring, DeviceDriver::Threads];
     };
-    let refused = device_queue(DeviceDriver::Uring, 8, &Doorbell::silent());
+    let refused = open_device_queue(DeviceDriver::Uring, 8, &CoreWaker::without_eventfd());
     let error = refused.err().expect("io_uring is refused to whoever names it");
     assert_eq!(error.raw_os_error(), Some(errno));
     vec![DeviceDriver::Threads]

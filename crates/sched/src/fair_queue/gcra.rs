@@ -19,39 +19,39 @@ const AMOUNT_MAX: u64 = 1 << 32;
 
 /// One limit of one flow.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limit {
+pub(super) struct Gcra {
     rate_per_s: u64,
     burst: Nanos,
-    full_at: Nanos,
+    theoretical_arrival: Nanos,
     /// What of amount × 1 s did not make a nanosecond yet, below `rate_per_s`.
-    rest: u64,
+    remainder: u64,
 }
 
-impl Limit {
+impl Gcra {
     /// One with nothing saved up: one request may go at once. `rate_per_s` is above 0.
-    pub(super) fn new(rate_per_s: u64, burst: Nanos, now: Nanos) -> Limit {
-        Limit { rate_per_s, burst, full_at: now + burst, rest: 0 }
+    pub(super) fn new(rate_per_s: u64, burst: Nanos, now: Nanos) -> Gcra {
+        Gcra { rate_per_s, burst, theoretical_arrival: now + burst, remainder: 0 }
     }
 
     /// Whether it says the same as another would.
-    pub(super) fn is_for(&self, rate_per_s: u64, burst: Nanos) -> bool {
+    pub(super) fn matches(&self, rate_per_s: u64, burst: Nanos) -> bool {
         (self.rate_per_s, self.burst) == (rate_per_s, burst)
     }
 
     /// From when on the next request may go.
-    pub(super) fn opens_at(&self) -> Nanos {
-        self.full_at - self.burst
+    pub(super) fn conforms_at(&self) -> Nanos {
+        self.theoretical_arrival - self.burst
     }
 
     /// A request went.
-    pub(super) fn took(&mut self, amount: u64, now: Nanos) {
-        if self.full_at < now {
-            (self.full_at, self.rest) = (now, 0);
+    pub(super) fn charge(&mut self, amount: u64, now: Nanos) {
+        if self.theoretical_arrival < now {
+            (self.theoretical_arrival, self.remainder) = (now, 0);
         }
-        let scaled = u128::from(amount.min(AMOUNT_MAX)) * NS_PER_S + u128::from(self.rest);
+        let scaled = u128::from(amount.min(AMOUNT_MAX)) * NS_PER_S + u128::from(self.remainder);
         let rate = u128::from(self.rate_per_s);
         // Both fit: 2^32 × 10^9 is below 2^62, and the rest is below the rate.
-        self.full_at = self.full_at + Nanos((scaled / rate) as u64);
-        self.rest = (scaled % rate) as u64;
+        self.theoretical_arrival = self.theoretical_arrival + Nanos((scaled / rate) as u64);
+        self.remainder = (scaled % rate) as u64;
     }
 }

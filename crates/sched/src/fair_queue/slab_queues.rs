@@ -9,24 +9,24 @@
 
 use super::Cost;
 
-const NONE: u32 = u32::MAX;
+const NIL: u32 = u32::MAX;
 
 #[derive(Debug)]
-struct Place<T> {
+struct QueueSlot<T> {
     waiting: Option<(T, Cost)>,
     next: u32,
 }
 
 /// One flow's part.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct List {
+pub(super) struct TenantQueue {
     first: u32,
     last: u32,
     len: u32,
 }
 
-impl List {
-    pub(super) const EMPTY: List = List { first: NONE, last: NONE, len: 0 };
+impl TenantQueue {
+    pub(super) const EMPTY: TenantQueue = TenantQueue { first: NIL, last: NIL, len: 0 };
 
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
@@ -38,67 +38,67 @@ impl List {
 }
 
 #[derive(Debug)]
-pub(super) struct Shelf<T> {
-    places: Vec<Place<T>>,
-    free: List,
+pub(super) struct SlabQueues<T> {
+    slots: Vec<QueueSlot<T>>,
+    free: TenantQueue,
     /// Lists that are not empty, and the most that there can be.
-    lists: u32,
-    lists_max: u32,
+    queues_in_use: u32,
+    queues_max: u32,
 }
 
-impl<T> Shelf<T> {
+impl<T> SlabQueues<T> {
     /// For so many flows and requests; at least one request for each flow.
-    pub(super) fn new(flows_max: u32, requests_max: u32) -> Shelf<T> {
+    pub(super) fn new(flows_max: u32, requests_max: u32) -> SlabQueues<T> {
         assert!(
-            flows_max <= requests_max && requests_max < NONE,
+            flows_max <= requests_max && requests_max < NIL,
             "{flows_max} flows, {requests_max} requests"
         );
-        let place = |next| Place { waiting: None, next };
-        let places = (1..requests_max).chain([NONE]).map(place).collect();
-        let free = List { first: 0, last: requests_max - 1, len: requests_max };
-        Shelf { places, free, lists: 0, lists_max: flows_max }
+        let slot = |next| QueueSlot { waiting: None, next };
+        let places = (1..requests_max).chain([NIL]).map(slot).collect();
+        let free = TenantQueue { first: 0, last: requests_max - 1, len: requests_max };
+        SlabQueues { slots: places, free, queues_in_use: 0, queues_max: flows_max }
     }
 
     /// How many requests wait.
     pub(super) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// Adds a request, or gives it back where the flow has its part.
-    pub(super) fn push(&mut self, list: &mut List, request: T, cost: Cost) -> Result<(), T> {
-        let kept_for_others = self.lists_max - self.lists;
+    pub(super) fn push(&mut self, list: &mut TenantQueue, request: T, cost: Cost) -> Result<(), T> {
+        let kept_for_others = self.queues_max - self.queues_in_use;
         if !list.is_empty() && list.len >= self.free.len - kept_for_others {
             return Err(request);
         }
-        let place = self.free.first;
-        assert!(place != NONE, "there is a place for each flow with nothing waiting");
-        let entry = &mut self.places[place as usize];
+        let slot = self.free.first;
+        assert!(slot != NIL, "there is a place for each flow with nothing waiting");
+        let entry = &mut self.slots[slot as usize];
         self.free.first = entry.next;
         self.free.len -= 1;
-        *entry = Place { waiting: Some((request, cost)), next: NONE };
+        *entry = QueueSlot { waiting: Some((request, cost)), next: NIL };
         if list.is_empty() {
-            list.first = place;
-            self.lists += 1;
+            list.first = slot;
+            self.queues_in_use += 1;
         } else {
-            self.places[list.last as usize].next = place;
+            self.slots[list.last as usize].next = slot;
         }
-        list.last = place;
+        list.last = slot;
         list.len += 1;
         Ok(())
     }
 
     /// Takes the first of a list.
-    pub(super) fn pop(&mut self, list: &mut List) -> Option<(T, Cost)> {
+    pub(super) fn pop(&mut self, list: &mut TenantQueue) -> Option<(T, Cost)> {
         if list.is_empty() {
             return None;
         }
-        let place = list.first;
-        let entry = &mut self.places[place as usize];
+        let slot = list.first;
+        let entry = &mut self.slots[slot as usize];
         list.first = std::mem::replace(&mut entry.next, self.free.first);
         list.len -= 1;
-        self.free.first = place;
+        self.free.first = slot;
         self.free.len += 1;
-        self.lists -= u32::from(list.is_empty());
+        self.queues_in_use -= u32::from(list.is_empty());
         entry.waiting.take()
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   boot ─▶ audit ─▶ round: load, faults, an operator's changes ─▶ its end: rest, restart or crash ─▶ audit ─▶ …
 //! ```
-//! In: a [`plan::BlocksPlan`]. Out: figures, or the first promise that does not hold. A block is a register: from
+//! In: a [`plan::BlockScenarioPlan`]. Out: figures, or the first promise that does not hold. A block is a register: from
 //! audit to audit the calls on each must have an order ([`crate::register`]). After a power cut each holds what
 //! was durable (written with FUA, or before a flush that was acknowledged) or something newer. Blocks that nobody
 //! uses stay zero. At rest nothing may be in use; what leaves must end; every command is answered once.
@@ -17,102 +17,114 @@ pub mod node;
 pub mod operator;
 pub mod scenario;
 
-use crate::client_host::Host;
+use crate::client_host::ClientHost;
 use crate::faulty_disk::DiskFaults;
-use crate::history::{Event, History, Seen, State};
-use crate::linearizability::{Verdict, explain, is_one_of, survivors};
+use crate::history::{CallRecord, History, KeyState, Observed};
+use crate::linearizability::{CheckResult, check_linearizable, crash_survivors, matches_any};
 use crate::node_under_test::handle_without_devices;
-use crate::runner::{Figures, unexplained};
-use crate::scenario::{End, FaultKind, HostPlan, Round};
-use clients::{Clients, Shared, seen};
-use node::Node;
-use octokv_base::prng::mix;
-use octokv_base::{Key, Nanos, Random};
-use octokv_runtime::simulated::{CrashPlan, Stop, VirtualWorld, WorldSettings};
+use crate::runner::{ScenarioStats, describe_violation};
+use crate::scenario::{ClientHostPlan, FaultKind, Phase, PhaseEnd};
+use clients::{BlockClients, BlockRunState, observe_block};
+use node::BlockNodeUnderTest;
+use octokv_base::prng::mix64;
+use octokv_base::{Key, Nanos, Prng};
+use octokv_runtime::simulated::{CrashModel, HostFailure, SimEnv, SimEnvConfig};
 use operator::Operator;
-use scenario::{BlocksPlan, DiskPlan};
+use scenario::{BlockScenarioPlan, DiskPlan};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// How long anything may take in virtual time once nothing is wrong any more.
-pub(crate) const PATIENCE: Nanos = Nanos::from_secs(60);
+pub(crate) const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
 
-struct Play<'a> {
-    plan: &'a BlocksPlan,
-    world: VirtualWorld,
-    random: Random,
-    node: Node,
+struct BlockRunner<'a> {
+    plan: &'a BlockScenarioPlan,
+    sim: SimEnv,
+    random: Prng,
+    node: BlockNodeUnderTest,
     operator: Operator,
-    hosts: Vec<Host>,
-    shared: Rc<RefCell<Shared>>,
+    hosts: Vec<ClientHost>,
+    shared: Rc<RefCell<BlockRunState>>,
     faults: DiskFaults,
     /// Faults in force, and until when.
-    active: Vec<(Nanos, FaultKind)>,
+    active_faults: Vec<(Nanos, FaultKind)>,
     /// Whether what was acknowledged since the last audit and not flushed may be lost.
-    relaxed: bool,
+    may_lose_unflushed: bool,
     /// What each block of each disk may hold after a power cut now, as far as earlier segments go.
-    floors: Vec<Vec<Vec<State>>>,
-    figures: Figures,
+    crash_states: Vec<Vec<Vec<KeyState>>>,
+    stats: ScenarioStats,
 }
 
 /// Plays a plan. The error says what does not hold.
-pub fn play(plan: &BlocksPlan) -> Result<Figures, String> {
-    let mut play = Play::new(plan);
-    let played = play.run();
-    let at = play.world.now();
-    played.map_err(|what| format!("at {} ns, {} core(s): {what}", at.0, plan.node.cores))?;
-    Ok(play.figures)
+pub fn run_scenario(plan: &BlockScenarioPlan) -> Result<ScenarioStats, String> {
+    let mut runner = BlockRunner::new(plan);
+    let result = runner.run();
+    let at = runner.sim.now();
+    result.map_err(|what| format!("at {} ns, {} core(s): {what}", at.0, plan.node.cores))?;
+    Ok(runner.stats)
 }
 
 /// The name of a block in histories; its contents depend on it.
-fn cell_name(disk: usize, cell: u64) -> Key {
+fn block_key(disk: usize, cell: u64) -> Key {
     Key::new(format!("disk {disk} block {cell}").as_bytes()).expect("short")
 }
 
-impl<'a> Play<'a> {
-    fn new(plan: &'a BlocksPlan) -> Play<'a> {
-        let mut random = Random::new(mix(plan.seed ^ 0xb10c));
-        let settings = WorldSettings { seed: random.next_u64(), turn_cost: plan.turn_cost, link: plan.link };
-        let world = VirtualWorld::new(settings);
-        let faults = DiskFaults::new(random.fork());
-        let node = Node::new(&world, plan, faults.clone());
-        let history = |(disk, plan): (usize, &DiskPlan)| {
-            History::new((0..plan.count).map(|cell| cell_name(disk, cell)).collect())
+impl<'a> BlockRunner<'a> {
+    fn new(plan: &'a BlockScenarioPlan) -> BlockRunner<'a> {
+        let mut random = Prng::new(mix64(plan.seed ^ 0xb10c));
+        let settings = SimEnvConfig {
+            seed: random.next_u64(),
+            iteration_cost_min: plan.iteration_cost,
+            link: plan.link,
         };
-        let shared = Rc::new(RefCell::new(Shared {
+        let sim = SimEnv::new(settings);
+        let faults = DiskFaults::new(random.fork());
+        let node = BlockNodeUnderTest::new(&sim, plan, faults.clone());
+        let history = |(disk, plan): (usize, &DiskPlan)| {
+            History::new((0..plan.count).map(|cell| block_key(disk, cell)).collect())
+        };
+        let shared = Rc::new(RefCell::new(BlockRunState {
             histories: plan.disks.iter().enumerate().map(history).collect(),
             disks: plan.disks.clone(),
             served_as: vec![None; plan.disks.len()],
             load: plan.load,
             bytes_max: u64::from(plan.node.value_bytes_max),
-            asked: 0,
-            limit: 0,
-            answered: 0,
-            served: 0,
-            turned_away: 0,
-            failure: None,
+            submitted: 0,
+            submit_limit: 0,
+            completed: 0,
+            succeeded: 0,
+            rejected_commands: 0,
+            violation: None,
             faults: faults.clone(),
-            resting: false,
-            changes: plan.operator.is_some(),
-            prompt: !plan.may_time_out(),
+            quiescing: false,
+            has_operator: plan.operator_interval.is_some(),
+            must_not_time_out: !plan.may_time_out(),
         }));
-        let host = |plan: &HostPlan| Host { host: world.add_host(), plan: *plan, live: Rc::default() };
-        let hosts: Vec<Host> = plan.hosts.iter().map(host).collect();
-        let names = hosts.iter().map(|host| format!("nqn.2026-11.io.octokv:client-{}", host.host.0));
+        let host = |plan: &ClientHostPlan| ClientHost {
+            id: sim.add_host(),
+            plan: *plan,
+            session_count: Rc::default(),
+        };
+        let hosts: Vec<ClientHost> = plan.hosts.iter().map(host).collect();
+        let names = hosts.iter().map(|host| format!("nqn.2026-11.io.octokv:client-{}", host.id.0));
         let operator = Operator::new(random.fork(), plan, names.collect());
-        Play {
+        BlockRunner {
             plan,
-            world,
+            sim,
             random,
             node,
             operator,
             hosts,
             shared,
             faults,
-            active: Vec::new(),
-            relaxed: false,
-            floors: plan.disks.iter().map(|disk| vec![vec![State::Missing]; disk.count as usize]).collect(),
-            figures: Figures::default(),
+            active_faults: Vec::new(),
+            may_lose_unflushed: false,
+            crash_states: plan
+                .disks
+                .iter()
+                .map(|disk| vec![vec![KeyState::Missing]; disk.count as usize])
+                .collect(),
+            stats: ScenarioStats::default(),
         }
     }
 
@@ -121,109 +133,113 @@ impl<'a> Play<'a> {
         for index in 0..self.hosts.len() {
             self.start_clients(index);
         }
-        for round in &self.plan.rounds {
-            self.play_round(round)?;
+        for phase in &self.plan.phases {
+            self.run_phase(phase)?;
         }
-        self.settle()?;
+        self.quiesce_and_audit()?;
         let shared = self.shared.borrow();
-        self.figures.operations = shared.answered;
-        self.figures.served = shared.served;
-        self.figures.turned_away = shared.turned_away;
-        self.figures.changes = self.operator.changes();
-        (self.figures.moved, self.figures.held) = self.node.moved_and_held();
-        self.figures.elapsed = self.world.now();
-        self.figures.device_errors = self.faults.failed();
-        let digest = shared.histories.iter().fold(0, |sum, history| mix(sum ^ history.digest()));
-        self.figures.trace = mix(self.world.trace() ^ digest);
+        self.stats.operations = shared.completed;
+        self.stats.succeeded = shared.succeeded;
+        self.stats.rejected_commands = shared.rejected_commands;
+        self.stats.admin_changes = self.operator.changes();
+        (self.stats.offloaded, self.stats.queued) = self.node.offloaded_and_queued();
+        self.stats.elapsed = self.sim.now();
+        self.stats.device_errors = self.faults.operations_failed();
+        let digest = shared.histories.iter().fold(0, |sum, history| mix64(sum ^ history.digest()));
+        self.stats.trace_hash = mix64(self.sim.trace_hash() ^ digest);
         Ok(())
     }
 
     fn start_clients(&mut self, index: usize) {
         let host = &self.hosts[index];
-        let handle = handle_without_devices(&self.world, host.host);
+        let handle = handle_without_devices(&self.sim, host.id);
         let (node, random) = (self.node.address(), self.random.fork());
-        let mut clients = Clients::new(&self.world, host, node, random, handle.clone(), &self.shared);
-        self.world.add_reactor(host.host, handle, move |now| clients.turn(now));
+        let mut clients = BlockClients::new(&self.sim, host, node, random, handle.clone(), &self.shared);
+        self.sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
 
     /// Runs until `done`; an error when that takes longer than anything may.
-    fn wait(&mut self, what: &str, mut done: impl FnMut(&Node) -> bool) -> Result<(), String> {
-        let deadline = self.world.now() + PATIENCE;
-        let (world, node, shared) = (self.world.clone(), &self.node, Rc::clone(&self.shared));
-        let finished = world.run_while_not(deadline, || shared.borrow().failure.is_some() || done(node));
-        self.failure()?;
+    fn wait_for(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(&BlockNodeUnderTest) -> bool,
+    ) -> Result<(), String> {
+        let deadline = self.sim.now() + PROGRESS_TIMEOUT;
+        let (sim, node, shared) = (self.sim.clone(), &self.node, Rc::clone(&self.shared));
+        let finished = sim.run_until_true(deadline, || shared.borrow().violation.is_some() || done(node));
+        self.take_violation()?;
         if finished { Ok(()) } else { Err(format!("standstill: {what} never comes to its end")) }
     }
 
-    fn failure(&self) -> Result<(), String> {
-        self.shared.borrow_mut().failure.take().map_or(Ok(()), Err)
+    fn take_violation(&self) -> Result<(), String> {
+        self.shared.borrow_mut().violation.take().map_or(Ok(()), Err)
     }
 
-    fn play_round(&mut self, round: &Round) -> Result<(), String> {
-        let begun = self.shared.borrow().answered;
+    fn run_phase(&mut self, phase: &Phase) -> Result<(), String> {
+        let begun = self.shared.borrow().completed;
         {
             let mut shared = self.shared.borrow_mut();
             // A crash comes in the middle of things: there is always more to ask.
-            let more = if matches!(round.end, End::Crash { .. }) { 1_000 } else { 0 };
-            shared.limit = shared.asked + round.operations + more;
-            shared.resting = false;
+            let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
+            shared.submit_limit = shared.submitted + phase.operations + more;
+            shared.quiescing = false;
         }
-        for fault in &round.faults {
-            self.run_to(begun + fault.after)?;
-            self.begin(fault.kind, self.world.now() + fault.lasts);
+        for fault in &phase.faults {
+            self.run_until_completed(begun + fault.after_commands)?;
+            self.begin_fault(fault.kind, self.sim.now() + fault.duration);
         }
-        self.run_to(begun + round.operations)?;
-        match &round.end {
-            End::Rest | End::Rot { .. } => self.settle()?,
-            End::Restart => {
-                self.rest()?;
-                self.stop(Stop::Killed);
+        self.run_until_completed(begun + phase.operations)?;
+        match &phase.end {
+            PhaseEnd::Quiesce | PhaseEnd::CorruptBits { .. } => self.quiesce_and_audit()?,
+            PhaseEnd::Restart => {
+                self.quiesce()?;
+                self.stop(HostFailure::ProcessKilled);
                 self.boot()?;
             }
-            End::Crash { stop, steps, again } => {
+            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery: again } => {
                 for _ in 0..*steps {
-                    self.world.step(Nanos::NEVER);
+                    self.sim.step(Nanos::NEVER);
                 }
                 self.crash(*stop);
-                self.heal();
+                self.end_all_faults();
                 self.boot()?;
                 for &(after, stop) in again {
-                    self.world.run_until(self.world.now() + after);
+                    self.sim.run_until(self.sim.now() + after);
                     self.crash(stop);
                     self.boot()?;
                 }
             }
         }
-        self.failure()
+        self.take_violation()
     }
 
     /// Runs until so many commands are answered, ending faults whose time is over and letting the operator work.
-    fn run_to(&mut self, answered: u64) -> Result<(), String> {
-        let mut deadline = self.world.now() + PATIENCE;
+    fn run_until_completed(&mut self, completed: u64) -> Result<(), String> {
+        let mut deadline = self.sim.now() + PROGRESS_TIMEOUT;
         loop {
-            let next = self.active.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
+            let next = self.active_faults.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
             let shared = Rc::clone(&self.shared);
-            let stop_at = answered.min(self.operator.next_at());
+            let stop_at = completed.min(self.operator.next_at_completed());
             let done = || {
                 let shared = shared.borrow();
-                shared.answered >= stop_at || shared.failure.is_some()
+                shared.completed >= stop_at || shared.violation.is_some()
             };
             let operator_at = self.operator.next_time();
-            if self.world.run_while_not(next.min(deadline).min(operator_at), done) {
-                self.failure()?;
-                if self.shared.borrow().answered >= answered {
+            if self.sim.run_until_true(next.min(deadline).min(operator_at), done) {
+                self.take_violation()?;
+                if self.shared.borrow().completed >= completed {
                     return Ok(());
                 }
             }
-            let now = self.world.now();
-            if self.shared.borrow().answered >= self.operator.next_at() || now >= operator_at {
-                self.operator.change(&self.world, &self.node, &self.shared)?;
-                deadline = now + PATIENCE;
+            let now = self.sim.now();
+            if self.shared.borrow().completed >= self.operator.next_at_completed() || now >= operator_at {
+                self.operator.apply_random_change(&self.sim, &self.node, &self.shared)?;
+                deadline = now + PROGRESS_TIMEOUT;
             }
-            while let Some(at) = self.active.iter().position(|(until, _)| *until <= now) {
-                let (_, kind) = self.active.swap_remove(at);
-                self.end(kind);
-                deadline = now + PATIENCE;
+            while let Some(at) = self.active_faults.iter().position(|(until, _)| *until <= now) {
+                let (_, kind) = self.active_faults.swap_remove(at);
+                self.end_fault(kind);
+                deadline = now + PROGRESS_TIMEOUT;
             }
             if now >= deadline {
                 return Err("standstill: clients get no more answers".to_owned());
@@ -231,40 +247,41 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn begin(&mut self, kind: FaultKind, until: Nanos) {
+    fn begin_fault(&mut self, kind: FaultKind, until: Nanos) {
         let node = self.node.host;
         match kind {
-            FaultKind::Reset { host } => {
-                self.world.reset_streams(self.hosts[host].host, node);
+            FaultKind::ConnectionReset { host } => {
+                self.sim.reset_streams(self.hosts[host].id, node);
                 return;
             }
-            FaultKind::Partition { host } => self.world.set_partitioned(self.hosts[host].host, node, true),
-            FaultKind::SlowLink { host, link } => self.world.set_link(self.hosts[host].host, node, link),
-            FaultKind::HostDies { host, .. } if self.is_dead(host) => return,
-            FaultKind::HostDies { host, stop } => {
-                self.world.stop_host(self.hosts[host].host, stop);
-                self.hosts[host].live.set(0);
+            FaultKind::Partition { host } => self.sim.set_partitioned(self.hosts[host].id, node, true),
+            FaultKind::SlowLink { host, link } => self.sim.set_link(self.hosts[host].id, node, link),
+            FaultKind::ClientHostCrash { host, .. } if self.is_crashed(host) => return,
+            FaultKind::ClientHostCrash { host, stop } => {
+                self.sim.stop_host(self.hosts[host].id, stop);
+                self.hosts[host].session_count.set(0);
             }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.begin(kind),
+            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.activate(kind),
         }
-        self.active.push((until, kind));
+        self.active_faults.push((until, kind));
     }
 
-    fn is_dead(&self, index: usize) -> bool {
-        let dies = |kind: &FaultKind| matches!(kind, FaultKind::HostDies { host, .. } if *host == index);
-        self.active.iter().any(|(_, kind)| dies(kind))
+    fn is_crashed(&self, index: usize) -> bool {
+        let dies =
+            |kind: &FaultKind| matches!(kind, FaultKind::ClientHostCrash { host, .. } if *host == index);
+        self.active_faults.iter().any(|(_, kind)| dies(kind))
     }
 
-    fn end(&mut self, kind: FaultKind) {
+    fn end_fault(&mut self, kind: FaultKind) {
         let node = self.node.host;
         match kind {
-            FaultKind::Reset { .. } => {}
-            FaultKind::Partition { host } => self.world.set_partitioned(self.hosts[host].host, node, false),
+            FaultKind::ConnectionReset { .. } => {}
+            FaultKind::Partition { host } => self.sim.set_partitioned(self.hosts[host].id, node, false),
             FaultKind::SlowLink { host, .. } => {
-                self.world.set_link(self.hosts[host].host, node, self.plan.link);
+                self.sim.set_link(self.hosts[host].id, node, self.plan.link);
             }
-            FaultKind::HostDies { host, .. } => {
-                self.world.start_host(self.hosts[host].host);
+            FaultKind::ClientHostCrash { host, .. } => {
+                self.sim.start_host(self.hosts[host].id);
                 self.start_clients(host);
             }
             FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.clear(),
@@ -272,50 +289,52 @@ impl<'a> Play<'a> {
     }
 
     /// Ends every fault.
-    fn heal(&mut self) {
-        for (_, kind) in std::mem::take(&mut self.active) {
-            self.end(kind);
+    fn end_all_faults(&mut self) {
+        for (_, kind) in std::mem::take(&mut self.active_faults) {
+            self.end_fault(kind);
         }
         self.faults.clear();
     }
 
     /// Has every client leave, and waits until nothing is in use.
-    fn rest(&mut self) -> Result<(), String> {
-        self.heal();
-        self.shared.borrow_mut().resting = true;
-        let lives: Vec<Rc<Cell<usize>>> = self.hosts.iter().map(|host| Rc::clone(&host.live)).collect();
-        self.wait("the leaving of clients", |_| lives.iter().all(|live| live.get() == 0))?;
-        self.node.watch(true);
-        let rested = self.wait("the node's work for clients that left", Node::is_at_rest);
+    fn quiesce(&mut self) -> Result<(), String> {
+        self.end_all_faults();
+        self.shared.borrow_mut().quiescing = true;
+        let session_counts: Vec<Rc<Cell<usize>>> =
+            self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
+        self.wait_for("the leaving of clients", |_| session_counts.iter().all(|live| live.get() == 0))?;
+        self.node.track_idle(true);
+        let rested = self.wait_for("the node's work for clients that left", BlockNodeUnderTest::is_quiescent);
         if let Err(what) = rested {
-            return Err(format!("{what} ({})", self.node.leak().unwrap_or_default()));
+            return Err(format!("{what} ({})", self.node.find_leak().unwrap_or_default()));
         }
-        self.operator.put_in_order(&self.world, &self.node, &self.shared)?;
-        self.node.watch(false);
-        self.node.leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
+        self.operator.restore_defaults(&self.sim, &self.node, &self.shared)?;
+        self.node.track_idle(false);
+        self.node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
 
     /// Brings everything to rest and looks up what every block holds.
-    fn settle(&mut self) -> Result<(), String> {
-        self.rest()?;
+    fn quiesce_and_audit(&mut self) -> Result<(), String> {
+        self.quiesce()?;
         self.audit()
     }
 
-    fn stop(&mut self, stop: Stop) {
+    fn stop(&mut self, stop: HostFailure) {
         let mut shared = self.shared.borrow_mut();
-        shared.histories.iter_mut().for_each(|history| history.open = false);
+        shared.histories.iter_mut().for_each(|history| history.node_is_up = false);
         shared.served_as.fill(None);
         drop(shared);
         self.node.stop(stop);
     }
 
-    fn crash(&mut self, stop: Stop) {
-        self.figures.crashes += 1;
+    fn crash(&mut self, stop: HostFailure) {
+        self.stats.crashes += 1;
         let stop = match stop {
-            Stop::PowerCut(plan) => Stop::PowerCut(self.plan.cut(plan)),
-            Stop::Killed => stop,
+            HostFailure::PowerLoss(plan) => HostFailure::PowerLoss(self.plan.crash_model(plan)),
+            HostFailure::ProcessKilled => stop,
         };
-        self.relaxed |= matches!(stop, Stop::PowerCut(plan) if plan != CrashPlan::KeepAll);
+        self.may_lose_unflushed |=
+            matches!(stop, HostFailure::PowerLoss(plan) if plan != CrashModel::KeepAll);
         self.stop(stop);
     }
 
@@ -323,42 +342,42 @@ impl<'a> Play<'a> {
     fn boot(&mut self) -> Result<(), String> {
         self.audit()?;
         self.node.boot();
-        self.shared.borrow_mut().histories.iter_mut().for_each(|history| history.open = true);
-        self.operator.put_in_order(&self.world, &self.node, &self.shared)
+        self.shared.borrow_mut().histories.iter_mut().for_each(|history| history.node_is_up = true);
+        self.operator.restore_defaults(&self.sim, &self.node, &self.shared)
     }
 
     /// Looks up what every block holds: no order of calls may contradict it.
     fn audit(&mut self) -> Result<(), String> {
-        let relaxed = std::mem::take(&mut self.relaxed);
+        let relaxed = std::mem::take(&mut self.may_lose_unflushed);
         for disk in 0..self.plan.disks.len() {
-            let contents = self.node.contents(disk);
+            let contents = self.node.read_disk(disk);
             let shared = Rc::clone(&self.shared);
             let history = &mut shared.borrow_mut().histories[disk];
-            let states = self.states(disk, history, &contents)?;
+            let states = self.block_states(disk, history, &contents)?;
             let before: Vec<usize> = (0..states.len()).map(|cell| history.events(cell).len()).collect();
-            history.audited(&states);
+            history.record_audit(&states);
             for (cell, &state) in states.iter().enumerate() {
                 let all = history.events(cell);
-                let events: &[Event] = if relaxed { &all[..before[cell]] } else { all };
-                let floor = &mut self.floors[disk][cell];
+                let events: &[CallRecord] = if relaxed { &all[..before[cell]] } else { all };
+                let crash_states = &mut self.crash_states[disk][cell];
                 if !history.flushes().is_empty() {
                     // It covered whatever was there when the segment began.
-                    *floor = vec![history.starts()[cell]];
+                    *crash_states = vec![history.starts()[cell]];
                 }
-                let may = survivors(floor, &all[..before[cell]], history.flushes());
-                if relaxed && !is_one_of(state, &may) {
-                    let what = unexplained(history, cell, events);
+                let may = crash_survivors(crash_states, &all[..before[cell]], history.flushes());
+                if relaxed && !matches_any(state, &may) {
+                    let what = describe_violation(history, cell, events);
                     return Err(format!("after the power cut {state:?} is not one of {may:?}: {what}"));
                 }
                 // What a power cut left is durable; otherwise it may be what it was, or anything since.
-                *floor = if relaxed { Vec::new() } else { may };
-                if !floor.contains(&state) {
-                    floor.push(state);
+                *crash_states = if relaxed { Vec::new() } else { may };
+                if !crash_states.contains(&state) {
+                    crash_states.push(state);
                 }
-                match explain(history.starts()[cell], events) {
-                    Verdict::Explained => {}
-                    Verdict::Undecided => self.figures.undecided += 1,
-                    Verdict::Unexplained => return Err(unexplained(history, cell, events)),
+                match check_linearizable(history.starts()[cell], events) {
+                    CheckResult::Linearizable => {}
+                    CheckResult::Undecided => self.stats.undecided_keys += 1,
+                    CheckResult::NotLinearizable => return Err(describe_violation(history, cell, events)),
                 }
             }
             history.next_segment(states);
@@ -366,15 +385,15 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
-    fn states(&self, disk: usize, history: &History, contents: &[u8]) -> Result<Vec<State>, String> {
+    fn block_states(&self, disk: usize, history: &History, contents: &[u8]) -> Result<Vec<KeyState>, String> {
         let DiskPlan { block_bytes, first, count, .. } = self.plan.disks[disk];
         let (mut states, used) = (Vec::new(), first..first + count);
         for (lba, block) in (0..).zip(contents.chunks(block_bytes as usize)) {
             if used.contains(&lba) {
-                let seen = seen(history, states.len(), block)?;
+                let seen = observe_block(history, states.len(), block)?;
                 states.push(match seen {
-                    Seen::Value(operation) => State::Holds { operation, bytes: block_bytes },
-                    _ => State::Missing,
+                    Observed::Value(operation) => KeyState::Holds { operation, bytes: block_bytes },
+                    _ => KeyState::Missing,
                 });
             } else if block.iter().any(|&byte| byte != 0) {
                 return Err(format!("disk {disk}: block {lba}, which nobody uses, is not zero"));

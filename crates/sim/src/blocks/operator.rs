@@ -6,46 +6,53 @@
 //! it from before has ended; one that never ends is a failure. A namespace's identifiers are its own: hosts
 //! that were late would reach another's blocks.
 
-use super::PATIENCE;
-use super::clients::Shared;
-use super::node::Node;
-use super::scenario::BlocksPlan;
-use octokv_base::{NamespaceId, Nanos, Random};
-use octokv_nvmf::Hosts;
-use octokv_runtime::simulated::VirtualWorld;
+use super::PROGRESS_TIMEOUT;
+use super::clients::BlockRunState;
+use super::node::BlockNodeUnderTest;
+use super::scenario::BlockScenarioPlan;
+use octokv_base::{NamespaceId, Nanos, Prng};
+use octokv_nvmf::HostAcl;
+use octokv_runtime::simulated::SimEnv;
 use octokv_wire::log_page::AnaState;
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// The longest time without a change where nobody is answered.
-const IMPATIENCE: Nanos = Nanos::from_millis(50);
+const CHANGE_INTERVAL_MAX: Nanos = Nanos::from_millis(50);
 /// Groups of access that namespaces are in.
-const GROUPS: u32 = 2;
+const ANA_GROUPS: u32 = 2;
 
 /// The operator of a world.
 pub struct Operator {
-    random: Random,
+    random: Prng,
     disks: usize,
     hosts: Vec<String>,
-    every: Option<u64>,
-    next_at: u64,
+    mean_interval: Option<u64>,
+    next_at_completed: u64,
     next_time: Nanos,
     changes: u64,
 }
 
 impl Operator {
     /// One for these hosts.
-    pub fn new(random: Random, plan: &BlocksPlan, hosts: Vec<String>) -> Operator {
-        let (disks, every) = (plan.disks.len(), plan.operator);
-        let mut operator =
-            Operator { random, disks, hosts, every, next_at: 0, next_time: Nanos::NEVER, changes: 0 };
-        operator.plan_next(0, Nanos::ZERO);
+    pub fn new(random: Prng, plan: &BlockScenarioPlan, hosts: Vec<String>) -> Operator {
+        let (disks, every) = (plan.disks.len(), plan.operator_interval);
+        let mut operator = Operator {
+            random,
+            disks,
+            hosts,
+            mean_interval: every,
+            next_at_completed: 0,
+            next_time: Nanos::NEVER,
+            changes: 0,
+        };
+        operator.schedule_next(0, Nanos::ZERO);
         operator
     }
 
     /// After so many answers the next change is due.
-    pub fn next_at(&self) -> u64 {
-        self.next_at
+    pub fn next_at_completed(&self) -> u64 {
+        self.next_at_completed
     }
 
     /// And at this time at the latest.
@@ -58,26 +65,26 @@ impl Operator {
         self.changes
     }
 
-    fn plan_next(&mut self, answered: u64, now: Nanos) {
-        (self.next_at, self.next_time) = match self.every {
-            Some(every) => (answered + 1 + self.random.below(2 * every), now + IMPATIENCE),
+    fn schedule_next(&mut self, completed: u64, now: Nanos) {
+        (self.next_at_completed, self.next_time) = match self.mean_interval {
+            Some(every) => (completed + 1 + self.random.below(2 * every), now + CHANGE_INTERVAL_MAX),
             None => (u64::MAX, Nanos::NEVER),
         };
     }
 
     /// Lets the world go on for a moment, in the middle of a change.
-    fn pause(&mut self, world: &VirtualWorld) {
+    fn run_some_steps(&mut self, sim: &SimEnv) {
         for _ in 0..self.random.below(12) {
-            world.step(Nanos::NEVER);
+            sim.step(Nanos::NEVER);
         }
     }
 
     /// Changes one thing.
-    pub fn change(
+    pub fn apply_random_change(
         &mut self,
-        world: &VirtualWorld,
-        node: &Node,
-        shared: &Rc<RefCell<Shared>>,
+        sim: &SimEnv,
+        node: &BlockNodeUnderTest,
+        shared: &Rc<RefCell<BlockRunState>>,
     ) -> Result<(), String> {
         self.changes += 1;
         let disk = self.random.below(self.disks as u64) as usize;
@@ -85,20 +92,20 @@ impl Operator {
             0..3 => {
                 let served = shared.borrow().served_as[disk];
                 match served {
-                    Some(id) => self.remove(world, node, shared, disk, id)?,
-                    None => self.add(world, node, shared, disk),
+                    Some(id) => self.remove_namespace(sim, node, shared, disk, id)?,
+                    None => self.add_namespace(sim, node, shared, disk),
                 }
             }
             3 => {
                 let hosts = match self.random.one_in(3) {
-                    true => Hosts::Any,
+                    true => HostAcl::Any,
                     false => {
                         let all = self.hosts.clone();
-                        Hosts::Listed(all.into_iter().filter(|_| !self.random.one_in(2)).collect())
+                        HostAcl::Listed(all.into_iter().filter(|_| !self.random.one_in(2)).collect())
                     }
                 };
                 if let Some(target) = node.target() {
-                    target.set_hosts(hosts);
+                    target.set_host_acl(hosts);
                 }
             }
             _ => {
@@ -110,37 +117,43 @@ impl Operator {
                     AnaState::PersistentLoss,
                     AnaState::Change,
                 ];
-                let group = 1 + self.random.below(u64::from(GROUPS)) as u32;
+                let group = 1 + self.random.below(u64::from(ANA_GROUPS)) as u32;
                 let state = states[self.random.below(states.len() as u64) as usize];
                 if let Some(target) = node.target() {
                     target.set_ana_state(group, state);
                 }
             }
         }
-        let answered = shared.borrow().answered;
-        self.plan_next(answered, world.now());
+        let completed = shared.borrow().completed;
+        self.schedule_next(completed, sim.now());
         Ok(())
     }
 
     /// As the node adds one: every core serves it before hosts see it.
-    fn add(&mut self, world: &VirtualWorld, node: &Node, shared: &Rc<RefCell<Shared>>, disk: usize) {
-        let second = if self.every.is_some() { self.random.below(2) as u32 } else { 0 };
+    fn add_namespace(
+        &mut self,
+        sim: &SimEnv,
+        node: &BlockNodeUnderTest,
+        shared: &Rc<RefCell<BlockRunState>>,
+        disk: usize,
+    ) {
+        let second = if self.mean_interval.is_some() { self.random.below(2) as u32 } else { 0 };
         let id = NamespaceId(1 + 2 * disk as u32 + second);
         let volume = node.volume(disk);
         for core in 0..node.cores() {
-            node.attach(core, disk, id, &volume);
-            self.pause(world);
+            node.attach_namespace(core, disk, id, &volume);
+            self.run_some_steps(sim);
         }
-        node.show(disk, id, 1 + disk as u32 % GROUPS);
+        node.publish_namespace(disk, id, 1 + disk as u32 % ANA_GROUPS);
         shared.borrow_mut().served_as[disk] = Some(id);
     }
 
     /// As the node removes one: hosts see it no more, then one core after another gives it up, the first one last.
-    fn remove(
+    fn remove_namespace(
         &mut self,
-        world: &VirtualWorld,
-        node: &Node,
-        shared: &Rc<RefCell<Shared>>,
+        sim: &SimEnv,
+        node: &BlockNodeUnderTest,
+        shared: &Rc<RefCell<BlockRunState>>,
         disk: usize,
         id: NamespaceId,
     ) -> Result<(), String> {
@@ -149,11 +162,11 @@ impl Operator {
         }
         shared.borrow_mut().served_as[disk] = None;
         for core in (0..node.cores()).rev() {
-            self.pause(world);
-            let mut leaving = Node::leaving();
-            node.detach(core, id, &mut leaving);
-            let deadline = world.now() + PATIENCE;
-            if !world.run_while_not(deadline, || leaving.is_over()) {
+            self.run_some_steps(sim);
+            let mut draining = BlockNodeUnderTest::new_draining();
+            node.detach_namespace(core, id, &mut draining);
+            let deadline = sim.now() + PROGRESS_TIMEOUT;
+            if !sim.run_until_true(deadline, || draining.is_drained()) {
                 return Err(format!("standstill: requests of {id}, which was removed, never end"));
             }
         }
@@ -161,24 +174,24 @@ impl Operator {
     }
 
     /// Has every disk served, every host let in and every group accessible.
-    pub fn put_in_order(
+    pub fn restore_defaults(
         &mut self,
-        world: &VirtualWorld,
-        node: &Node,
-        shared: &Rc<RefCell<Shared>>,
+        sim: &SimEnv,
+        node: &BlockNodeUnderTest,
+        shared: &Rc<RefCell<BlockRunState>>,
     ) -> Result<(), String> {
         if let Some(target) = node.target() {
-            target.set_hosts(Hosts::Any);
-            (1..=GROUPS).for_each(|group| target.set_ana_state(group, AnaState::Optimized));
+            target.set_host_acl(HostAcl::Any);
+            (1..=ANA_GROUPS).for_each(|group| target.set_ana_state(group, AnaState::Optimized));
         }
         for disk in 0..self.disks {
             let served = shared.borrow().served_as[disk];
             if served.is_none() {
-                self.add(world, node, shared, disk);
+                self.add_namespace(sim, node, shared, disk);
             }
         }
-        let answered = shared.borrow().answered;
-        self.plan_next(answered, world.now());
+        let completed = shared.borrow().completed;
+        self.schedule_next(completed, sim.now());
         Ok(())
     }
 }

@@ -7,34 +7,36 @@
 
 use super::parameters::wire_round_trip;
 use octokv_base::Nanos;
-use octokv_runtime::simulated::{VirtualSockets, VirtualWorld};
-use octokv_runtime::{DetachedSocket, Handle, ListenerId, Received, Sent, SocketId, Sockets};
+use octokv_runtime::simulated::{SimEnv, SimSockets};
+use octokv_runtime::{
+    DetachedSocket, ListenerId, ReactorHandle, ReceiveStatus, SendStatus, SocketId, Sockets,
+};
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 /// See the module's text.
-pub struct LateSockets {
-    inner: Rc<RefCell<VirtualSockets>>,
-    handle: Handle,
-    world: VirtualWorld,
+pub struct DelayedSockets {
+    inner: Rc<RefCell<SimSockets>>,
+    handle: ReactorHandle,
+    sim: SimEnv,
 }
 
-impl LateSockets {
+impl DelayedSockets {
     /// Those of the core of `handle`.
-    pub fn new(inner: VirtualSockets, handle: &Handle, world: &VirtualWorld) -> LateSockets {
-        LateSockets { inner: Rc::new(RefCell::new(inner)), handle: handle.clone(), world: world.clone() }
+    pub fn new(inner: SimSockets, handle: &ReactorHandle, sim: &SimEnv) -> DelayedSockets {
+        DelayedSockets { inner: Rc::new(RefCell::new(inner)), handle: handle.clone(), sim: sim.clone() }
     }
 
-    fn later(&self, act: impl FnOnce(&mut VirtualSockets) + 'static) {
+    fn after_work(&self, act: impl FnOnce(&mut SimSockets) + 'static) {
         let inner = Rc::clone(&self.inner);
-        let at = self.handle.now() + self.handle.busy().within_turn();
-        self.world.at(at, move || act(&mut inner.borrow_mut()));
+        let at = self.handle.now() + self.handle.cpu_time().iteration_elapsed();
+        self.sim.schedule_at(at, move || act(&mut inner.borrow_mut()));
     }
 }
 
-impl Sockets for LateSockets {
+impl Sockets for DelayedSockets {
     fn listen(&mut self, at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         self.inner.borrow_mut().listen(at)
     }
@@ -50,29 +52,29 @@ impl Sockets for LateSockets {
     fn attach(&mut self, socket: DetachedSocket) -> SocketId {
         self.inner.borrow_mut().attach(socket)
     }
-    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> Received {
+    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
         self.inner.borrow_mut().receive(socket, into)
     }
-    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> Sent {
-        if self.handle.busy().within_turn() == Nanos::ZERO {
+    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> SendStatus {
+        if self.handle.cpu_time().iteration_elapsed() == Nanos::ZERO {
             return self.inner.borrow_mut().send(socket, slices);
         }
         let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
         let count = bytes.len();
-        self.later(move |sockets| match sockets.send(socket, &[IoSlice::new(&bytes)]) {
-            Sent::Bytes(taken) => assert_eq!(taken, count, "the window is wide enough"),
-            Sent::Full => panic!("the window is wide enough"),
-            Sent::Broken => {}
+        self.after_work(move |sockets| match sockets.send(socket, &[IoSlice::new(&bytes)]) {
+            SendStatus::Bytes(taken) => assert_eq!(taken, count, "the window is wide enough"),
+            SendStatus::WouldBlock => panic!("the window is wide enough"),
+            SendStatus::Closed => {}
         });
-        Sent::Bytes(count)
+        SendStatus::Bytes(count)
     }
     fn ready(&mut self, out: &mut Vec<SocketId>) {
         self.inner.borrow_mut().ready(out);
     }
-    fn round_trip(&self, _socket: SocketId) -> Option<Nanos> {
+    fn round_trip_time(&self, _socket: SocketId) -> Option<Nanos> {
         Some(wire_round_trip())
     }
     fn close(&mut self, socket: SocketId) {
-        self.later(move |sockets| sockets.close(socket));
+        self.after_work(move |sockets| sockets.close(socket));
     }
 }

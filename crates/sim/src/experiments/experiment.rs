@@ -4,303 +4,313 @@
 //!   new: format, open ─▶ six cores ─▶ for each flow a session of six queues ─▶ which core has which? ─▶ (gets: keys are stored)
 //!   run_for, run_requests: Figures    run_flows_for: Together     set: another policy, from the next window on
 //! ```
-//! In: a [`Trial`] of one flow or a [`FlowsTrial`] of several. Out: [`Figures`] of each run, or what went wrong. Cores are
+//! In: a [`ExperimentConfig`] of one flow or a [`MultiTenantConfig`] of several. Out: [`Figures`] of each run, or what went wrong. Cores are
 //! told in the order of the first flow's connections, whatever core of the node each came to; the other flows' connections
 //! are put into that order, so that a place has one core for all.
 //!
-//! Invariants: after [`Bench::run_requests`] nothing is outstanding, so every stage has had every request; a trial of one flow
-//! and a [`FlowsTrial`] of the same are the same run, bit for bit.
+//! Invariants: after [`SimulatedExperiment::run_requests`] nothing is outstanding, so every stage has had every request; a trial of one flow
+//! and a [`MultiTenantConfig`] of the same are the same run, bit for bit.
 
-use super::metrics::{Counted, Figures};
-use super::node::{LIMIT, NQN, Node, POOL_BYTES, handle_on};
-use super::parameters::{CORES, KEYS_READ, Operation, drive, wire};
-use super::ssd_device::Flash;
-use super::tenant_metrics::{FlowsTrial, Together, name_of};
-use super::workload::{Client, Load, Placement};
-use octokv_base::{Nanos, Random};
-use octokv_client::{Session, Settings as ClientSettings};
-use octokv_device::ssd_model::Model;
-use octokv_node::Costs;
-use octokv_node::core_metrics::Seen;
-use octokv_node::monitor::{Scheduling, Window};
-use octokv_runtime::Doorbell;
-use octokv_runtime::simulated::{HostId, Stop, VirtualWorld, WorldSettings};
-use octokv_sched::{FlowId, Settings};
+use super::metrics::{ClientStats, RunStats};
+use super::node::{COMPLETION_TIMEOUT, ExperimentNode, NQN, POOL_BYTES, host_handle};
+use super::parameters::{CORES, KEYS_STORED, Operation, drive_profile, wire_link};
+use super::ssd_device::SharedSsd;
+use super::tenant_metrics::{MultiTenantConfig, MultiTenantRunStats, tenant_host_nqn};
+use super::workload::{ConnectionPolicy, TenantWorkload, WorkloadClient};
+use octokv_base::{Nanos, Prng};
+use octokv_client::{ClientConfig as ClientSettings, Session};
+use octokv_device::ssd_model::SsdModel;
+use octokv_node::SimulatedCosts;
+use octokv_node::core_metrics::CoreMetricsSnapshot;
+use octokv_node::monitor::{IntervalReport, Monitor};
+use octokv_runtime::CoreWaker;
+use octokv_runtime::simulated::{HostFailure, SimEnv, SimEnvConfig, SimHostId};
+use octokv_sched::{SchedConfig, TenantId};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// A turn that charges nothing takes this.
-const TURN: Nanos = Nanos(100);
+const MIN_ITERATION_COST: Nanos = Nanos(100);
 /// What is tried.
 #[derive(Clone, Debug)]
-pub struct Trial {
+pub struct ExperimentConfig {
     /// Everything that is drawn is drawn from it.
     pub seed: u64,
     /// What a request costs a core.
-    pub costs: Costs,
+    pub costs: SimulatedCosts,
     /// Put or get.
     pub operation: Operation,
     /// Threads of the client.
     pub threads: usize,
     /// Which connection a request goes over.
-    pub placement: Placement,
+    pub connection_policy: ConnectionPolicy,
     /// Who runs what where.
-    pub scheduling: Settings,
+    pub scheduling: SchedConfig,
     /// Whether the engine keeps its journal. The paper's says nothing of one; ours loses all without.
     pub journal: bool,
 }
 
 /// One tenant: a host with threads of its own.
-struct Tenant {
-    machine: HostId,
-    load: Rc<RefCell<Load>>,
+struct ExperimentTenant {
+    host: SimHostId,
+    workload: Rc<RefCell<TenantWorkload>>,
 }
 
 /// A world in which it is.
-pub struct Bench {
-    world: VirtualWorld,
-    node: HostId,
-    tenants: Vec<Tenant>,
-    scheduling: Arc<Scheduling>,
+pub struct SimulatedExperiment {
+    sim: SimEnv,
+    node: SimHostId,
+    tenants: Vec<ExperimentTenant>,
+    scheduling: Arc<Monitor>,
     /// By connection: its core.
     core_of: Vec<usize>,
 }
 
-impl Bench {
+impl SimulatedExperiment {
     /// Everything up to the first operation that counts.
     ///
     /// # Errors
     /// What went wrong.
-    pub fn new(trial: &Trial) -> Result<Bench, String> {
-        Bench::with_flows(&FlowsTrial::alone(trial))
+    pub fn new(config: &ExperimentConfig) -> Result<SimulatedExperiment, String> {
+        SimulatedExperiment::multi_tenant(&MultiTenantConfig::single_tenant(config))
     }
 
     /// The same for several flows.
     ///
     /// # Errors
     /// What went wrong.
-    pub fn with_flows(trial: &FlowsTrial) -> Result<Bench, String> {
-        let world = VirtualWorld::new(WorldSettings { turn_cost: TURN, ..WorldSettings::new(trial.seed) });
-        let node = world.add_host();
-        let mut tenants: Vec<Tenant> = Vec::new();
-        for number in 0..trial.flows.len() {
-            let shared = tenants.first().filter(|_| trial.one_machine).map(|first| first.machine);
-            let machine = shared.unwrap_or_else(|| world.add_host());
-            world.set_link(machine, node, wire(false));
-            tenants.push(Tenant { machine, load: Load::new(number as u32, CORES) });
+    pub fn multi_tenant(config: &MultiTenantConfig) -> Result<SimulatedExperiment, String> {
+        let sim = SimEnv::new(SimEnvConfig {
+            iteration_cost_min: MIN_ITERATION_COST,
+            ..SimEnvConfig::new(config.seed)
+        });
+        let node = sim.add_host();
+        let mut tenants: Vec<ExperimentTenant> = Vec::new();
+        for number in 0..config.tenants.len() {
+            let shared_host = tenants.first().filter(|_| config.shared_client_host).map(|first| first.host);
+            let host = shared_host.unwrap_or_else(|| sim.add_host());
+            sim.set_link(host, node, wire_link(false));
+            tenants.push(ExperimentTenant { host, workload: TenantWorkload::new(number as u32, CORES) });
         }
-        let scheduling = Scheduling::new(CORES, trial.scheduling.clone(), || Nanos::ZERO);
+        let scheduling = Monitor::new(CORES, config.scheduling.clone(), || Nanos::ZERO);
         let scheduling = Arc::new(scheduling.map_err(|error| error.to_string())?);
-        let mut bench = Bench { world, node, tenants, scheduling, core_of: (0..CORES).collect() };
-        let flash = Flash::new(Model::new(drive(), 4096));
-        bench.serve(&flash, trial)?;
-        for flow in 0..trial.flows.len() {
-            bench.connect(flow, trial.seed)?;
-            bench.find_cores(flow)?;
+        let mut experiment =
+            SimulatedExperiment { sim, node, tenants, scheduling, core_of: (0..CORES).collect() };
+        let ssd = SharedSsd::new(SsdModel::new(drive_profile(), 4096));
+        experiment.serve(&ssd, config)?;
+        for tenant in 0..config.tenants.len() {
+            experiment.connect(tenant, config.seed)?;
+            experiment.find_cores(tenant)?;
         }
         // Only now: connections that overtake each other would come to other cores.
-        for tenant in &bench.tenants {
-            bench.world.set_link(tenant.machine, node, wire(true));
+        for tenant in &experiment.tenants {
+            experiment.sim.set_link(tenant.host, node, wire_link(true));
         }
-        if trial.operation == Operation::Get {
-            for flow in 0..trial.flows.len() {
-                bench.set_load(flow, Operation::Put, CORES, Placement::InOrder(1));
-                let missing = KEYS_READ - bench.tenants[flow].load.borrow().stored;
-                bench.run_requests(u64::from(missing))?;
-                bench.set_load(flow, Operation::Put, 0, Placement::InOrder(1));
+        if config.operation == Operation::Get {
+            for tenant in 0..config.tenants.len() {
+                experiment.set_workload(tenant, Operation::Put, CORES, ConnectionPolicy::FillInOrder(1));
+                let missing = KEYS_STORED - experiment.tenants[tenant].workload.borrow().keys_stored;
+                experiment.run_requests(u64::from(missing))?;
+                experiment.set_workload(tenant, Operation::Put, 0, ConnectionPolicy::FillInOrder(1));
             }
         }
-        for (flow, load) in trial.flows.iter().enumerate() {
-            bench.set_load(flow, trial.operation, load.threads, load.placement.clone());
+        for (tenant, load) in config.tenants.iter().enumerate() {
+            experiment.set_workload(tenant, config.operation, load.threads, load.connection_policy.clone());
         }
-        Ok(bench)
+        Ok(experiment)
     }
 
     /// Another policy, from the end of the window that runs on.
-    pub fn set_policy(&self, settings: Settings) -> Result<(), String> {
-        self.scheduling.set(settings).map_err(|error| error.to_string())
+    pub fn set_policy(&self, settings: SchedConfig) -> Result<(), String> {
+        self.scheduling.set_config(settings).map_err(|error| error.to_string())
     }
 
     /// Runs for so long; operations go on.
     ///
     /// # Errors
     /// What went wrong.
-    pub fn run_for(&self, span: Nanos) -> Result<Figures, String> {
-        self.run_flows_for(span).map(|together| together.whole)
+    pub fn run_for(&self, span: Nanos) -> Result<RunStats, String> {
+        self.run_tenants_for(span).map(|together| together.total)
     }
 
     /// The same, with each flow's figures and what the node's monitor found.
     ///
     /// # Errors
     /// What went wrong.
-    pub fn run_flows_for(&self, span: Nanos) -> Result<Together, String> {
-        self.loads().for_each(|mut load| load.allowed = u64::MAX);
-        let (began, before) = self.begin();
-        let mut windows: Vec<Arc<Window>> = Vec::new();
-        let mut known = self.scheduling.windows();
+    pub fn run_tenants_for(&self, span: Nanos) -> Result<MultiTenantRunStats, String> {
+        self.workloads().for_each(|mut load| load.submit_limit = u64::MAX);
+        let (began, before) = self.begin_measurement();
+        let mut intervals: Vec<Arc<IntervalReport>> = Vec::new();
+        let mut known = self.scheduling.interval_count();
         // Without a stop of its own: at each, reactors that have nothing to do would have a turn.
-        self.world.run_while_not(began + span, || {
-            if self.scheduling.windows() > known
-                && let Some(window) = self.scheduling.window()
+        self.sim.run_until_true(began + span, || {
+            if self.scheduling.interval_count() > known
+                && let Some(interval) = self.scheduling.last_interval()
             {
-                known = window.number;
-                windows.push(window);
+                known = interval.number;
+                intervals.push(interval);
             }
             false
         });
-        self.end(began, &before, &windows)
+        self.end_measurement(began, &before, &intervals)
     }
 
     /// Runs so many operations of each flow that has threads, to the last answer.
     ///
     /// # Errors
     /// What went wrong.
-    pub fn run_requests(&self, requests: u64) -> Result<Figures, String> {
-        self.run_flows_requests(requests).map(|together| together.whole)
+    pub fn run_requests(&self, requests: u64) -> Result<RunStats, String> {
+        self.run_tenants_requests(requests).map(|together| together.total)
     }
 
     /// The same, with each flow's figures.
     ///
     /// # Errors
     /// What went wrong.
-    pub fn run_flows_requests(&self, requests: u64) -> Result<Together, String> {
+    pub fn run_tenants_requests(&self, requests: u64) -> Result<MultiTenantRunStats, String> {
         self.drain()?;
-        let (began, before) = self.begin();
-        for mut load in self.loads().filter(|load| load.threads > 0) {
-            load.allowed = load.asked + requests;
+        let (began, before) = self.begin_measurement();
+        for mut load in self.workloads().filter(|load| load.threads > 0) {
+            load.submit_limit = load.submitted + requests;
         }
-        self.drain_to(|load| load.asked >= load.allowed)?;
-        self.end(began, &before, &[])
+        self.drain_until(|load| load.submitted >= load.submit_limit)?;
+        self.end_measurement(began, &before, &[])
     }
 
-    fn loads(&self) -> impl Iterator<Item = std::cell::RefMut<'_, Load>> {
-        self.tenants.iter().map(|tenant| tenant.load.borrow_mut())
+    fn workloads(&self) -> impl Iterator<Item = std::cell::RefMut<'_, TenantWorkload>> {
+        self.tenants.iter().map(|tenant| tenant.workload.borrow_mut())
     }
 
     /// Waits until nothing is outstanding.
     fn drain(&self) -> Result<(), String> {
-        self.loads().for_each(|mut load| load.allowed = load.asked);
-        self.drain_to(|_| true)
+        self.workloads().for_each(|mut load| load.submit_limit = load.submitted);
+        self.drain_until(|_| true)
     }
 
-    fn drain_to(&self, also: impl Fn(&Load) -> bool) -> Result<(), String> {
-        let is_done = |load: &Load| also(load) && load.answered == load.asked;
+    fn drain_until(&self, also: impl Fn(&TenantWorkload) -> bool) -> Result<(), String> {
+        let is_done = |load: &TenantWorkload| also(load) && load.completed == load.submitted;
         let ended = || {
-            self.tenants.iter().any(|tenant| tenant.load.borrow().failure.is_some())
-                || self.tenants.iter().all(|tenant| is_done(&tenant.load.borrow()))
+            self.tenants.iter().any(|tenant| tenant.workload.borrow().failure.is_some())
+                || self.tenants.iter().all(|tenant| is_done(&tenant.workload.borrow()))
         };
-        let is_over = self.world.run_while_not(self.world.now() + LIMIT, ended);
+        let is_over = self.sim.run_until_true(self.sim.now() + COMPLETION_TIMEOUT, ended);
         self.failure()?;
         if is_over { Ok(()) } else { Err("operations were not answered".to_owned()) }
     }
 
-    fn begin(&self) -> (Nanos, Vec<Seen>) {
-        let now = self.world.now();
-        self.loads().for_each(|mut load| drop(load.take_counted(now)));
-        (now, self.seen())
+    fn begin_measurement(&self) -> (Nanos, Vec<CoreMetricsSnapshot>) {
+        let now = self.sim.now();
+        self.workloads().for_each(|mut load| drop(load.take_stats(now)));
+        (now, self.core_snapshots())
     }
 
-    fn end(&self, began: Nanos, before: &[Seen], windows: &[Arc<Window>]) -> Result<Together, String> {
+    fn end_measurement(
+        &self,
+        began: Nanos,
+        before: &[CoreMetricsSnapshot],
+        intervals: &[Arc<IntervalReport>],
+    ) -> Result<MultiTenantRunStats, String> {
         self.failure()?;
-        let now = self.world.now();
-        let counted: Vec<Counted> = self.loads().map(|mut load| load.take_counted(now)).collect();
-        let (span, after) = (now.since(began), self.seen());
-        let flows: Vec<Option<FlowId>> = (0..self.tenants.len()).map(|flow| self.flow_of(flow)).collect();
-        Ok(Together::new(span, before, &after, counted, &flows, windows))
+        let now = self.sim.now();
+        let counted: Vec<ClientStats> = self.workloads().map(|mut load| load.take_stats(now)).collect();
+        let (span, after) = (now.since(began), self.core_snapshots());
+        let tenant_ids: Vec<Option<TenantId>> =
+            (0..self.tenants.len()).map(|flow| self.tenant_id_of(flow)).collect();
+        Ok(MultiTenantRunStats::new(span, before, &after, counted, &tenant_ids, intervals))
     }
 
     /// Which flow of the node's a tenant is.
-    fn flow_of(&self, tenant: usize) -> Option<FlowId> {
-        let name = name_of(tenant);
-        self.scheduling.flows().names().into_iter().find(|(_, host)| *host == name).map(|(flow, _)| flow)
+    fn tenant_id_of(&self, tenant: usize) -> Option<TenantId> {
+        let name = tenant_host_nqn(tenant);
+        self.scheduling.tenants().names().into_iter().find(|(_, host)| *host == name).map(|(flow, _)| flow)
     }
 
     fn failure(&self) -> Result<(), String> {
-        self.loads().find_map(|load| load.failure.clone()).map_or(Ok(()), Err)
+        self.workloads().find_map(|load| load.failure.clone()).map_or(Ok(()), Err)
     }
 
     /// What cores have done, in the order of the connections.
-    fn seen(&self) -> Vec<Seen> {
-        self.core_of.iter().map(|&core| self.scheduling.boards()[core].seen()).collect()
+    fn core_snapshots(&self) -> Vec<CoreMetricsSnapshot> {
+        self.core_of.iter().map(|&core| self.scheduling.core_metrics()[core].snapshot()).collect()
     }
 
-    fn set_load(&self, flow: usize, operation: Operation, threads: usize, placement: Placement) {
-        let mut load = self.tenants[flow].load.borrow_mut();
-        (load.operation, load.threads, load.placement) = (operation, threads, placement);
+    fn set_workload(&self, tenant: usize, operation: Operation, threads: usize, placement: ConnectionPolicy) {
+        let mut load = self.tenants[tenant].workload.borrow_mut();
+        (load.operation, load.threads, load.connection_policy) = (operation, threads, placement);
     }
 
-    fn serve(&self, flash: &Rc<RefCell<Flash>>, trial: &FlowsTrial) -> Result<(), String> {
-        let node = self.node_of(trial.costs, trial.journal);
-        let volume = node.open(flash)?;
-        node.serve(flash, &volume);
+    fn serve(&self, ssd: &Rc<RefCell<SharedSsd>>, config: &MultiTenantConfig) -> Result<(), String> {
+        let node = self.node_of(config.costs, config.journal);
+        let volume = node.open(ssd)?;
+        node.serve(ssd, &volume);
         Ok(())
     }
 
-    fn node_of(&self, costs: Costs, journal: bool) -> Node<'_> {
-        Node { world: &self.world, host: self.node, scheduling: &self.scheduling, costs, journal }
+    fn node_of(&self, costs: SimulatedCosts, journal: bool) -> ExperimentNode<'_> {
+        ExperimentNode { sim: &self.sim, host: self.node, scheduling: &self.scheduling, costs, journal }
     }
 
-    fn connect(&self, flow: usize, seed: u64) -> Result<(), String> {
+    fn connect(&self, tenant: usize, seed: u64) -> Result<(), String> {
         let defaults = ClientSettings::default();
         let mut host_id = defaults.host_id;
         // The same name always comes with the same identifier, and another with another.
-        host_id[15] = host_id[15].wrapping_add(flow as u8);
+        host_id[15] = host_id[15].wrapping_add(tenant as u8);
         let settings = ClientSettings {
-            subsystem: NQN.to_owned(),
-            host: name_of(flow),
+            subsystem_nqn: NQN.to_owned(),
+            host_nqn: tenant_host_nqn(tenant),
             host_id,
-            queues: CORES as u16,
-            depth: 64,
-            receive_bytes: 64 << 10,
+            io_queues: CORES as u16,
+            queue_depth: 64,
+            receive_buffer_bytes: 64 << 10,
             pool_bytes: POOL_BYTES,
             ..defaults
         };
-        let (machine, load) = (self.tenants[flow].machine, &self.tenants[flow].load);
-        let address = self.node_of(Costs::default(), false).address();
-        let session = Session::new(self.world.sockets(machine), address, settings, self.world.now());
-        let handle = handle_on(&self.world, machine, Doorbell::silent());
-        let random = Random::new(octokv_base::prng::mix(seed.wrapping_add((flow as u64) << 32)));
-        let mut client = Client::new(session, handle.clone(), Rc::clone(load), random);
-        self.world.add_reactor(machine, handle, move |now| client.turn(now));
-        let is_live = || load.borrow().live || load.borrow().failure.is_some();
-        let is_over = self.world.run_while_not(self.world.now() + LIMIT, is_live);
+        let (host, workload) = (self.tenants[tenant].host, &self.tenants[tenant].workload);
+        let address = self.node_of(SimulatedCosts::default(), false).address();
+        let session = Session::new(self.sim.sockets(host), address, settings, self.sim.now());
+        let handle = host_handle(&self.sim, host, CoreWaker::without_eventfd());
+        let random = Prng::new(octokv_base::prng::mix64(seed.wrapping_add((tenant as u64) << 32)));
+        let mut client = WorkloadClient::new(session, handle.clone(), Rc::clone(workload), random);
+        self.sim.add_reactor(host, handle, move |now| client.run_iteration(now));
+        let is_live = || workload.borrow().is_connected || workload.borrow().failure.is_some();
+        let is_over = self.sim.run_until_true(self.sim.now() + COMPLETION_TIMEOUT, is_live);
         self.failure()?;
         if is_over { Ok(()) } else { Err("a session was not taken in".to_owned()) }
     }
 
     /// Has one operation go over each connection of a flow, to see on which core it is. The first flow's say in which order
     /// cores are told, and the others are put into that order.
-    fn find_cores(&mut self, flow: usize) -> Result<(), String> {
+    fn find_cores(&mut self, tenant: usize) -> Result<(), String> {
         let mut found = Vec::new();
         for connection in 0..CORES {
-            self.set_load(flow, Operation::Put, 1, Placement::One(connection));
-            let figures = self.run_requests(1)?;
-            found.push(figures.cores.iter().position(|core| core.target_events == 1).unwrap_or(CORES));
+            self.set_workload(tenant, Operation::Put, 1, ConnectionPolicy::Single(connection));
+            let stats = self.run_requests(1)?;
+            found.push(stats.cores.iter().position(|core| core.requests_received == 1).unwrap_or(CORES));
         }
-        self.set_load(flow, Operation::Put, 0, Placement::InOrder(1));
+        self.set_workload(tenant, Operation::Put, 0, ConnectionPolicy::FillInOrder(1));
         let mut sorted = found.clone();
         sorted.sort_unstable();
         if !sorted.into_iter().eq(0..CORES) {
             return Err(format!("the connections are on cores {found:?}, not on one each"));
         }
-        if flow == 0 {
+        if tenant == 0 {
             self.core_of = found;
         } else {
-            let place = |core| found.iter().position(|&at| at == core).unwrap_or(core);
-            self.tenants[flow].load.borrow_mut().queues = (0..CORES).map(place).collect();
+            let position = |core| found.iter().position(|&at| at == core).unwrap_or(core);
+            self.tenants[tenant].workload.borrow_mut().queue_of = (0..CORES).map(position).collect();
         }
         Ok(())
     }
 }
 
-impl Drop for Bench {
+impl Drop for SimulatedExperiment {
     fn drop(&mut self) {
         // What the world holds holds the world: reactors, and what is still to happen.
         for tenant in &self.tenants {
-            self.world.stop_host(tenant.machine, Stop::Killed);
+            self.sim.stop_host(tenant.host, HostFailure::ProcessKilled);
         }
-        self.world.stop_host(self.node, Stop::Killed);
-        while self.world.step(Nanos::NEVER) {}
+        self.sim.stop_host(self.node, HostFailure::ProcessKilled);
+        while self.sim.step(Nanos::NEVER) {}
     }
 }

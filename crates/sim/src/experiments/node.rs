@@ -3,21 +3,23 @@
 //! In: a world, a host of it, what requests cost. Out: reactors that serve. What a turn says to other cores reaches them
 //! when the work that led to it is done.
 
-use super::delayed_sockets::LateSockets;
+use super::delayed_sockets::DelayedSockets;
 use super::parameters::CORES;
-use super::ssd_device::{Flash, FlashDevice};
-use crate::node_under_test::Later;
-use octokv_base::{NamespaceId, Nanos, Pool};
+use super::ssd_device::{SharedSsd, SsdDevice};
+use crate::node_under_test::TaskResult;
+use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_engine::Durability;
-use octokv_engine::hash::{self, FormatSettings, HashEngine, OpenSettings, Volume};
-use octokv_node::fair_yield::Pace;
-use octokv_node::kv_backend::Performer;
-use octokv_node::monitor::Scheduling;
-use octokv_node::namespace_table::{Store, Stores};
-use octokv_node::{Costs, Message, Parts, Turns, namespace_of, reactor};
-use octokv_nvmf::{Target, TargetSettings};
-use octokv_runtime::simulated::{HostId, VirtualWorld};
-use octokv_runtime::{Busy, Carrier, Channel, Doorbell, Handle, Mailbox, Sockets, carried_mesh};
+use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig, Volume};
+use octokv_node::fair_yield::FairYield;
+use octokv_node::kv_backend::KvBackend;
+use octokv_node::monitor::Monitor;
+use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
+use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, reactor};
+use octokv_nvmf::{SubsystemConfig, Target};
+use octokv_runtime::simulated::{SimEnv, SimHostId};
+use octokv_runtime::{
+    CoreWaker, CpuTime, DelayedMesh, DeviceHandle, Mailbox, ReactorHandle, Sockets, delayed_mesh,
+};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -31,47 +33,47 @@ const PORT: u16 = 4420;
 const DEVICE_BYTES: u64 = 16 << 30;
 const MAILBOX_MESSAGES: usize = 256;
 /// Nothing here takes so long.
-pub const LIMIT: Nanos = Nanos::from_secs(120);
+pub const COMPLETION_TIMEOUT: Nanos = Nanos::from_secs(120);
 
 /// What a node is made from.
-pub struct Node<'a> {
+pub struct ExperimentNode<'a> {
     /// Where it is.
-    pub world: &'a VirtualWorld,
+    pub sim: &'a SimEnv,
     /// Which host.
-    pub host: HostId,
+    pub host: SimHostId,
     /// Its monitor.
-    pub scheduling: &'a Arc<Scheduling>,
+    pub scheduling: &'a Arc<Monitor>,
     /// What requests cost its cores.
-    pub costs: Costs,
+    pub costs: SimulatedCosts,
     /// Whether its engine keeps a journal.
     pub journal: bool,
 }
 
 /// A thread of control without a doorbell that anybody hears.
-pub fn handle_on(world: &VirtualWorld, host: HostId, doorbell: Arc<Doorbell>) -> Handle {
-    let channel = Channel::new(Box::new(world.queue(host)), 1);
-    Handle::new(doorbell, channel, Busy::virtual_time())
+pub fn host_handle(sim: &SimEnv, host: SimHostId, doorbell: Arc<CoreWaker>) -> ReactorHandle {
+    let channel = DeviceHandle::new(Box::new(sim.device_queue(host)), 1);
+    ReactorHandle::new(doorbell, channel, CpuTime::simulated())
 }
 
-impl Node<'_> {
+impl ExperimentNode<'_> {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        SocketAddr::new(self.world.address(self.host), PORT)
+        SocketAddr::new(self.sim.address(self.host), PORT)
     }
 
     /// Formats the drive and opens the volume, on a reactor of its own.
     ///
     /// # Errors
     /// Why it does not open.
-    pub fn open(&self, flash: &Rc<RefCell<Flash>>) -> Result<Arc<Volume>, String> {
-        let handle = handle_on(self.world, self.host, Doorbell::silent());
+    pub fn open(&self, flash: &Rc<RefCell<SharedSsd>>) -> Result<Arc<Volume>, String> {
+        let handle = host_handle(self.sim, self.host, CoreWaker::without_eventfd());
         let device = self.device(flash, &handle);
-        let opened: Later<Result<Arc<Volume>, String>> = Rc::default();
+        let opened: TaskResult<Result<Arc<Volume>, String>> = Rc::default();
         let result = Rc::clone(&opened);
         handle.spawn(async move {
-            let format = FormatSettings { seed: 7, ..FormatSettings::default() };
-            let pool = Pool::new(POOL_BYTES);
-            let settings = OpenSettings { durability: Durability::Device, cores: CORES };
+            let format = FormatConfig { seed: 7, ..FormatConfig::default() };
+            let pool = BufferPool::new(POOL_BYTES);
+            let settings = OpenConfig { durability: Durability::Completed, cores: CORES };
             let volume = async {
                 hash::format(&*device, &format).await?;
                 hash::open(&device, &pool, settings, &format).await
@@ -80,31 +82,35 @@ impl Node<'_> {
             *result.borrow_mut() = Some(volume);
         });
         let own = handle.clone();
-        let task = self.world.add_reactor(self.host, handle, move |now| {
-            let fired = own.begin_turn(now);
-            fired + own.run_background() > 0
+        let task = self.sim.add_reactor(self.host, handle, move |now| {
+            let fired = own.begin_iteration(now);
+            fired + own.poll_background() > 0
         });
-        self.world.run_while_not(LIMIT, || opened.borrow().is_some());
-        self.world.remove_reactor(task);
+        self.sim.run_until_true(COMPLETION_TIMEOUT, || opened.borrow().is_some());
+        self.sim.remove_reactor(task);
         let opened = opened.borrow_mut().take();
         opened.unwrap_or_else(|| Err("the volume does not open".to_owned()))
     }
 
-    fn device(&self, flash: &Rc<RefCell<Flash>>, handle: &Handle) -> Rc<dyn octokv_device::Device> {
-        Rc::new(FlashDevice::new(flash, (DEVICE_BYTES / 4096, !self.journal), handle, self.world))
+    fn device(
+        &self,
+        flash: &Rc<RefCell<SharedSsd>>,
+        handle: &ReactorHandle,
+    ) -> Rc<dyn octokv_device::Device> {
+        Rc::new(SsdDevice::new(flash, (DEVICE_BYTES / 4096, !self.journal), handle, self.sim))
     }
 
     /// Starts its cores.
-    pub fn serve(&self, flash: &Rc<RefCell<Flash>>, volume: &Arc<Volume>) {
-        let settings = TargetSettings::new(NQN);
-        let namespace = namespace_of(volume, settings.key_bytes_max);
+    pub fn serve(&self, flash: &Rc<RefCell<SharedSsd>>, volume: &Arc<Volume>) {
+        let settings = SubsystemConfig::new(NQN);
+        let namespace = namespace_info(volume, settings.key_bytes_max);
         let target = Target::new(settings, vec![namespace]);
         target.set_listeners(vec![self.address()]);
-        let doorbells: Vec<_> = (0..CORES).map(|_| Doorbell::silent()).collect();
-        let (mailboxes, carrier) = carried_mesh(&doorbells, MAILBOX_MESSAGES);
+        let doorbells: Vec<_> = (0..CORES).map(|_| CoreWaker::without_eventfd()).collect();
+        let (mailboxes, carrier) = delayed_mesh(&doorbells, MAILBOX_MESSAGES);
         let carrier = Rc::new(RefCell::new(carrier));
         for (index, (mailbox, doorbell)) in mailboxes.into_iter().zip(doorbells).enumerate() {
-            let handle = handle_on(self.world, self.host, doorbell);
+            let handle = host_handle(self.sim, self.host, doorbell);
             self.start_core(index, handle, mailbox, &carrier, flash, volume, &target);
         }
     }
@@ -113,55 +119,55 @@ impl Node<'_> {
     fn start_core(
         &self,
         index: usize,
-        handle: Handle,
-        mailbox: Mailbox<Message>,
-        carrier: &Rc<RefCell<Carrier<Message>>>,
-        flash: &Rc<RefCell<Flash>>,
+        handle: ReactorHandle,
+        mailbox: Mailbox<CoreMessage>,
+        carrier: &Rc<RefCell<DelayedMesh<CoreMessage>>>,
+        flash: &Rc<RefCell<SharedSsd>>,
         volume: &Arc<Volume>,
         target: &Arc<Target>,
     ) {
-        let pool = Pool::new(POOL_BYTES);
+        let pool = BufferPool::new(POOL_BYTES);
         let engine = HashEngine::new(Arc::clone(volume), index, self.device(flash, &handle), pool.clone());
-        let performer = Rc::new(Performer {
+        let performer = Rc::new(KvBackend {
             engine,
             pool: pool.clone(),
             handle: handle.clone(),
-            device: Rc::from("modelled drive"),
-            listings: Pace::default(),
+            device_name: Rc::from("modelled drive"),
+            list_yield: FairYield::default(),
         });
-        let stores = Rc::new(Stores::default());
-        stores.insert(NamespaceId(1), Store::Keys(Rc::clone(&performer)));
-        let mut sockets = LateSockets::new(self.world.sockets(self.host), &handle, self.world);
+        let stores = Rc::new(NamespaceTable::default());
+        stores.insert(NamespaceId(1), NamespaceBackend::Kv(Rc::clone(&performer)));
+        let mut sockets = DelayedSockets::new(self.sim.sockets(self.host), &handle, self.sim);
         let mut listeners = Vec::new();
         if index == 0 {
             listeners.push(sockets.listen(self.address()).expect("nobody else is on this host"));
             let own = handle.clone();
             handle.spawn(async move { performer.engine.maintain(&own, |_| ()).await });
         }
-        let mut turns = reactor(Parts {
+        let mut reactor_loop = reactor(ReactorParts {
             sockets,
-            local_address: |_: &LateSockets, _| None,
+            local_address: |_: &DelayedSockets, _| None,
             listeners,
             mailbox,
             core: index,
             handle: handle.clone(),
             target: Arc::clone(target),
-            stores,
+            namespaces: stores,
             pool,
             requests_max: 1024,
-            scheduling: Arc::clone(self.scheduling),
+            monitor: Arc::clone(self.scheduling),
             costs: self.costs,
         });
-        let (world, carrier, own) = (self.world.clone(), Rc::clone(carrier), handle.clone());
-        self.world.add_reactor(self.host, handle, move |now| {
-            let busy = turns.turn(now);
+        let (sim, carrier, own) = (self.sim.clone(), Rc::clone(carrier), handle.clone());
+        self.sim.add_reactor(self.host, handle, move |now| {
+            let busy = reactor_loop.run_iteration(now);
             // What this turn said to others reaches them when its work is done.
-            let done = now + own.busy().within_turn();
+            let done = now + own.cpu_time().iteration_elapsed();
             loop {
-                let Some((to, message)) = carrier.borrow_mut().take(index) else { break };
+                let Some((to, message)) = carrier.borrow_mut().take_sent(index) else { break };
                 let carrier = Rc::clone(&carrier);
-                world.at(done, move || {
-                    let brought = carrier.borrow_mut().bring(index, to, message);
+                sim.schedule_at(done, move || {
+                    let brought = carrier.borrow_mut().deliver(index, to, message);
                     assert!(brought.is_ok(), "more messages than requests");
                 });
             }

@@ -6,7 +6,7 @@
 //! an experiment gives.
 //!
 //! # What a request costs a core
-//! [`CostSetting::Paper`], derived. The paper has no cost per request, so the least that its figures allow:
+//! [`CostModel::Paper`], derived. The paper has no cost per request, so the least that its figures allow:
 //! ```text
 //!   work     Table II, heavy, with the engine: 0.491 of six cores                        2.946 cores
 //!   rate     10 GbE brings at most 71.5 K puts/s (below); Fig. 7 has 15 % more with
@@ -19,7 +19,7 @@
 //! Were the paper's rate lower, a put would cost more, and every core would be as busy at a lower rate. A get is taken to
 //! cost as much: nothing in the paper tells them apart.
 //!
-//! [`CostSetting::Measured`], of our code: instructions of a request of 16 KiB, counted by callgrind as in
+//! [`CostModel::Measured`], of our code: instructions of a request of 16 KiB, counted by callgrind as in
 //! `scripts/instructions` (`hot_path store|retrieve 16384`, 120 batches less 20, 32 requests each, inclusive), at
 //! 1.8 GHz and an *estimate* of 2 instructions a cycle; and the kernel's part of docs/BENCHMARKS.md.
 //! ```text
@@ -36,10 +36,10 @@
 //! The kernel's part is as it was on that machine, whose clock is not known, and so is not scaled.
 
 use octokv_base::Nanos;
-use octokv_device::ssd_model::Drive;
+use octokv_device::ssd_model::DriveProfile;
 use octokv_device::ssd_model::drive_profiles::EVO_970;
-use octokv_node::Costs;
-use octokv_runtime::simulated::LinkSettings;
+use octokv_node::SimulatedCosts;
+use octokv_runtime::simulated::SimLinkConfig;
 
 /// Storage cores. The paper's, Table III: 6 at 1.80 GHz.
 pub const CORES: usize = 6;
@@ -53,11 +53,11 @@ pub const KEY_BYTES: usize = 4;
 /// The paper's, §V-A.
 pub const VALUE_BYTES: usize = 16 << 10;
 /// Threads of the light, medium and heavy load, one operation each at a time. The paper's, §V-A.
-pub const LIGHT: usize = 7;
+pub const LIGHT_THREADS: usize = 7;
 /// See [`LIGHT`].
-pub const MEDIUM: usize = 10;
+pub const MEDIUM_THREADS: usize = 10;
 /// See [`LIGHT`].
-pub const HEAVY: usize = 12;
+pub const HEAVY_THREADS: usize = 12;
 
 /// What TCP carries over 10 GbE: 1.25 GB/s, of which a frame of 1,500 B has 1,448 B of a stream in 1,538 B on the wire.
 pub const WIRE_BYTES_PER_S: u64 = 1_250_000_000 * 1_448 / 1_538;
@@ -72,29 +72,29 @@ const WIRE_JITTER: Nanos = Nanos::from_micros(5);
 /// Of the connections to a node of six cores, the first that has fewer than so many commands outstanding takes the next
 /// (OctoFAS §3.3, which does not give the number). Derived from Table I, light Put: its busiest connections have 2.00 and
 /// 2.21 outstanding, so two.
-pub const THRESHOLD: usize = 2;
+pub const CONNECTION_THRESHOLD: usize = 2;
 /// The same of OctoFAS's clients. Derived from its Fig. 4a: 2 threads keep two of the six cores busy, so one command each.
-pub const FLOW_THRESHOLD: usize = 1;
+pub const OCTOFAS_CONNECTION_THRESHOLD: usize = 1;
 /// Threads of OctoFAS's first and second flow, §5.1; of the second in §3.2, [`FLOW_2_THREADS`].
-pub const FLOWS: [usize; 2] = [2, 8];
+pub const TENANT_THREADS: [usize; 2] = [2, 8];
 /// "A minimum of 2 to a maximum of 14, in increments of 2" (OctoFAS §3.2).
-pub const FLOW_2_THREADS: [usize; 7] = [2, 4, 6, 8, 10, 12, 14];
+pub const TENANT_2_THREADS: [usize; 7] = [2, 4, 6, 8, 10, 12, 14];
 
 /// The requests of each core in Table IV (heavy, Put): what came over each connection, whatever the client did.
 pub const TABLE_IV: [u64; CORES] = [26_511, 30_412, 10_441, 11_844, 11_035, 9_757];
 
 /// W. The paper's is 1 s; a tenth of it here, and of every time that is a multiple of it, to be done in minutes. A window
 /// still has 4,000 requests or more.
-pub const WINDOW: Nanos = Nanos::from_millis(100);
+pub const SAMPLING_INTERVAL: Nanos = Nanos::from_millis(100);
 /// How many times shorter than the paper's it is.
-pub const WINDOW_SHORTER: f64 = 10.0;
+pub const SAMPLING_INTERVAL_SCALE: f64 = 10.0;
 
 /// Gets find so many keys. Our own choice: no cache stands between them and the drive, so any number will do.
-pub const KEYS_READ: u32 = 2_048;
+pub const KEYS_STORED: u32 = 2_048;
 
 /// The network between the client and the node.
-pub fn wire(jitter: bool) -> LinkSettings {
-    LinkSettings {
+pub fn wire_link(jitter: bool) -> SimLinkConfig {
+    SimLinkConfig {
         latency: WIRE_LATENCY,
         jitter: if jitter { WIRE_JITTER } else { Nanos::ZERO },
         bytes_per_second: WIRE_BYTES_PER_S,
@@ -110,13 +110,13 @@ pub fn wire_round_trip() -> Nanos {
 }
 
 /// The paper's drive (Table III) with a tenth of its blocks: nothing here fills it, and its map takes memory.
-pub fn drive() -> Drive {
-    EVO_970.in_small(EVO_970.pages_per_block, 128)
+pub fn drive_profile() -> DriveProfile {
+    EVO_970.scaled_down(EVO_970.pages_per_block, 128)
 }
 
 /// Where the cost of a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CostSetting {
+pub enum CostModel {
     /// From the paper's figures.
     Paper,
     /// From counts of our own code.
@@ -133,22 +133,22 @@ pub enum Operation {
 }
 
 /// The most puts a second that the wire brings.
-pub fn wire_puts_s() -> f64 {
+pub fn wire_puts_per_s() -> f64 {
     WIRE_BYTES_PER_S as f64 / PUT_BYTES
 }
 
 /// What a request costs. Without the engine (Table I, the baseline of Table II) its part is left out.
-pub fn costs(setting: CostSetting, operation: Operation, engine: bool) -> Costs {
+pub fn request_costs(setting: CostModel, operation: Operation, engine: bool) -> SimulatedCosts {
     let us = |us: f64| Nanos((us * 1000.0).round() as u64);
     let counted = |instructions: f64| instructions / (CORE_HZ * INSTRUCTIONS_PER_CYCLE) * 1e6;
     let (target, kv, device) = match (setting, operation) {
-        (CostSetting::Paper, _) => {
+        (CostModel::Paper, _) => {
             let (with, without) = (0.491, 0.436);
-            let put_us = with * CORES as f64 / (wire_puts_s() / 1.15) * 1e6;
+            let put_us = with * CORES as f64 / (wire_puts_per_s() / 1.15) * 1e6;
             let kv_part = (with - without) / with;
             (put_us * 0.8, put_us * kv_part, put_us * (0.2 - kv_part))
         }
-        (CostSetting::Measured, operation) => {
+        (CostModel::Measured, operation) => {
             let kernel_us = 21.0 * 0.33 + 15.0 / 4.0 * 2.5 * 0.17;
             let (target, kv) = match operation {
                 Operation::Put => (18_476.0 - 12_639.0 - 1_551.0, 12_639.0 - 2_650.0),
@@ -157,7 +157,7 @@ pub fn costs(setting: CostSetting, operation: Operation, engine: bool) -> Costs 
             (counted(target) + kernel_us, counted(kv), 21.0 * 0.26)
         }
     };
-    Costs { target: us(target), kv: if engine { us(kv) } else { Nanos::ZERO }, device: us(device) }
+    SimulatedCosts { target: us(target), kv: if engine { us(kv) } else { Nanos::ZERO }, device: us(device) }
 }
 
 #[cfg(test)]
@@ -167,13 +167,13 @@ mod tests {
     #[test]
     fn the_costs_are_those_of_the_text_above() {
         let of = |setting, operation, engine| {
-            let Costs { target, kv, device } = costs(setting, operation, engine);
+            let SimulatedCosts { target, kv, device } = request_costs(setting, operation, engine);
             [target, kv, device].map(|span| (span.0 + 50) / 100)
         };
-        assert_eq!((wire_puts_s() / 100.0).round(), 715.0);
-        assert_eq!(of(CostSetting::Paper, Operation::Put, true), [379, 53, 42]);
-        assert_eq!(of(CostSetting::Paper, Operation::Get, false), [379, 0, 42]);
-        assert_eq!(of(CostSetting::Measured, Operation::Put, true), [97, 28, 55]);
-        assert_eq!(of(CostSetting::Measured, Operation::Get, true), [91, 22, 55]);
+        assert_eq!((wire_puts_per_s() / 100.0).round(), 715.0);
+        assert_eq!(of(CostModel::Paper, Operation::Put, true), [379, 53, 42]);
+        assert_eq!(of(CostModel::Paper, Operation::Get, false), [379, 0, 42]);
+        assert_eq!(of(CostModel::Measured, Operation::Put, true), [97, 28, 55]);
+        assert_eq!(of(CostModel::Measured, Operation::Get, true), [91, 22, 55]);
     }
 }

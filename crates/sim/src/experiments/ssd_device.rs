@@ -7,12 +7,12 @@
 //! is not zero: values of zeros take no memory. `NandDevice` plays the same model; here an operation comes to
 //! the drive when its core has done the work that led to it, and not at the begin of the turn.
 
-use octokv_base::map::Map;
+use octokv_base::map::FxHashMap;
 use octokv_base::{Buffer, Lba, Nanos};
-use octokv_device::ssd_model::Model;
-use octokv_device::{Device, Done, Geometry, Pending};
-use octokv_runtime::simulated::VirtualWorld;
-use octokv_runtime::{Handle, Underway};
+use octokv_device::ssd_model::SsdModel;
+use octokv_device::{Device, DeviceFuture, Geometry, IoResult};
+use octokv_runtime::simulated::SimEnv;
+use octokv_runtime::{InFlightGuard, ReactorHandle};
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
@@ -22,15 +22,15 @@ use std::task::{Context, Poll, Waker};
 const PAGE: usize = 4096;
 
 /// What all cores share of a drive.
-pub struct Flash {
-    model: Model,
-    pages: Map<u64, Box<[u8]>>,
+pub struct SharedSsd {
+    model: SsdModel,
+    pages: FxHashMap<u64, Box<[u8]>>,
 }
 
-impl Flash {
+impl SharedSsd {
     /// An empty drive.
-    pub fn new(model: Model) -> Rc<RefCell<Flash>> {
-        Rc::new(RefCell::new(Flash { model, pages: Map::default() }))
+    pub fn new(model: SsdModel) -> Rc<RefCell<SharedSsd>> {
+        Rc::new(RefCell::new(SharedSsd { model, pages: FxHashMap::default() }))
     }
 
     fn write(&mut self, at: Lba, bytes: &[u8]) {
@@ -52,29 +52,29 @@ impl Flash {
 }
 
 /// One core's view of it.
-pub struct FlashDevice {
-    flash: Rc<RefCell<Flash>>,
+pub struct SsdDevice {
+    ssd: Rc<RefCell<SharedSsd>>,
     geometry: Geometry,
-    handle: Handle,
-    world: VirtualWorld,
+    handle: ReactorHandle,
+    sim: SimEnv,
 }
 
 #[derive(Default)]
-struct Answer {
-    done: Option<Done>,
+struct SsdCompletion {
+    result: Option<IoResult>,
     waker: Option<Waker>,
 }
 
-struct Waits {
-    answer: Rc<RefCell<Answer>>,
-    _underway: Underway,
+struct SsdWait {
+    completion: Rc<RefCell<SsdCompletion>>,
+    _underway: InFlightGuard,
 }
 
-impl Future for Waits {
-    type Output = Done;
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Done> {
-        let mut answer = self.answer.borrow_mut();
-        match answer.done.take() {
+impl Future for SsdWait {
+    type Output = IoResult;
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult> {
+        let mut answer = self.completion.borrow_mut();
+        match answer.result.take() {
             Some(done) => Poll::Ready(done),
             None => {
                 answer.waker = Some(context.waker().clone());
@@ -84,67 +84,70 @@ impl Future for Waits {
     }
 }
 
-impl FlashDevice {
+impl SsdDevice {
     /// The view of the core of `handle`. On a drive that says it is volatile an engine keeps no journal.
     pub fn new(
-        flash: &Rc<RefCell<Flash>>,
+        flash: &Rc<RefCell<SharedSsd>>,
         (pages, volatile): (u64, bool),
-        handle: &Handle,
-        world: &VirtualWorld,
-    ) -> FlashDevice {
+        handle: &ReactorHandle,
+        sim: &SimEnv,
+    ) -> SsdDevice {
         let geometry = Geometry { block_bytes: PAGE as u32, blocks: pages, volatile };
-        FlashDevice { flash: Rc::clone(flash), geometry, handle: handle.clone(), world: world.clone() }
+        SsdDevice { ssd: Rc::clone(flash), geometry, handle: handle.clone(), sim: sim.clone() }
     }
 
     /// Has `act` tell, when the operation comes to the drive, until when it takes, and what is answered then.
-    fn operate(&self, act: impl FnOnce(&mut Flash, Nanos) -> (Nanos, Option<Buffer>) + 'static) -> Pending {
-        let answer: Rc<RefCell<Answer>> = Rc::default();
-        let (flash, world, later) = (Rc::clone(&self.flash), self.world.clone(), Rc::clone(&answer));
-        let comes = self.handle.now() + self.handle.busy().within_turn();
-        self.world.at(comes, move || {
-            let (until, buffer) = act(&mut flash.borrow_mut(), comes);
-            world.at(until, move || {
+    fn submit(
+        &self,
+        act: impl FnOnce(&mut SharedSsd, Nanos) -> (Nanos, Option<Buffer>) + 'static,
+    ) -> DeviceFuture {
+        let completion: Rc<RefCell<SsdCompletion>> = Rc::default();
+        let (ssd, sim, later) = (Rc::clone(&self.ssd), self.sim.clone(), Rc::clone(&completion));
+        let comes = self.handle.now() + self.handle.cpu_time().iteration_elapsed();
+        self.sim.schedule_at(comes, move || {
+            let (until, buffer) = act(&mut ssd.borrow_mut(), comes);
+            sim.schedule_at(until, move || {
                 let mut answer = later.borrow_mut();
-                answer.done = Some(Done { buffer, result: Ok(()) });
+                answer.result = Some(IoResult { buffer, result: Ok(()) });
                 if let Some(waker) = answer.waker.take() {
                     waker.wake();
                 }
             });
         });
-        Pending::later(Waits { answer, _underway: self.handle.underway() })
+        DeviceFuture::boxed(SsdWait { completion, _underway: self.handle.track_operation() })
     }
 }
 
-impl Device for FlashDevice {
+impl Device for SsdDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
     fn name(&self) -> &str {
         "modelled drive"
     }
-    fn read(&self, at: Lba, mut buffer: Buffer) -> Pending {
-        if !self.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
+        if !self.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
-        self.operate(move |flash, now| {
+        self.submit(move |flash, now| {
             flash.read(at, &mut buffer);
             (flash.model.read(now, at, (buffer.len() / PAGE) as u64), Some(buffer))
         })
     }
-    fn write(&self, at: Lba, buffer: Buffer) -> Pending {
-        if !self.geometry.holds(at, buffer.len()) {
-            return Pending::out_of_range(Some(buffer));
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.geometry.is_valid_range(at, buffer.len()) {
+            return DeviceFuture::out_of_range(Some(buffer));
         }
-        self.operate(move |flash, now| {
+        self.submit(move |flash, now| {
             flash.write(at, &buffer);
             (flash.model.write(now, at, (buffer.len() / PAGE) as u64), Some(buffer))
         })
     }
-    fn flush(&self) -> Pending {
-        self.operate(|flash, now| (flash.model.flush(now), None))
+    fn flush(&self) -> DeviceFuture {
+        self.submit(|flash, now| (flash.model.flush(now), None))
     }
-    fn trim(&self, at: Lba, blocks: u64) -> Pending {
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         let end = at.0.saturating_add(blocks).min(self.geometry.blocks);
-        self.operate(move |flash, now| (flash.model.trim(now, at, end.saturating_sub(at.0)), None))
+        self.submit(move |flash, now| (flash.model.trim(now, at, end.saturating_sub(at.0)), None))
     }
 }

@@ -10,198 +10,206 @@
 //!
 //! Invariants: each operation is answered once, and well; no more are asked than allowed.
 
-use super::metrics::Counted;
+use super::metrics::ClientStats;
 use super::parameters::{KEY_BYTES, Operation, VALUE_BYTES};
-use octokv_base::{Key, Nanos, Random};
-use octokv_client::{Answer, Command, Session, StoreMode, Value};
-use octokv_runtime::Handle;
-use octokv_runtime::simulated::VirtualSockets;
+use octokv_base::{Key, Nanos, Prng};
+use octokv_client::{Command, Response, Session, StoreMode, Value};
+use octokv_runtime::ReactorHandle;
+use octokv_runtime::simulated::SimSockets;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// So many flows have keys of their own.
-const FLOWS_MAX: u32 = 16;
+const TENANTS_MAX: u32 = 16;
 
 /// Which connection a request goes over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Placement {
+pub enum ConnectionPolicy {
     /// The first with fewer than so many outstanding, else the one with fewest (OctoFAS §3.3).
-    InOrder(usize),
+    FillInOrder(usize),
     /// By lot, in these proportions.
-    Shares(Vec<u64>),
+    Weighted(Vec<u64>),
     /// This one.
-    One(usize),
+    Single(usize),
 }
 
 /// What the client does, as whoever experiments sees and sets it.
 #[derive(Debug)]
-pub struct Load {
+pub struct TenantWorkload {
     /// What is asked.
     pub operation: Operation,
     /// Over which connections.
-    pub placement: Placement,
+    pub connection_policy: ConnectionPolicy,
     /// How many threads ask.
     pub threads: usize,
     /// So many operations may be asked in all.
-    pub allowed: u64,
+    pub submit_limit: u64,
     /// So many were, and so many were answered.
-    pub asked: u64,
+    pub submitted: u64,
     /// See above.
-    pub answered: u64,
+    pub completed: u64,
     /// Since it was taken out.
-    pub counted: Counted,
+    pub stats: ClientStats,
     /// Whether the session is up.
-    pub live: bool,
+    pub is_connected: bool,
     /// The first thing that went wrong.
     pub failure: Option<String>,
     /// Keys stored.
-    pub stored: u32,
+    pub keys_stored: u32,
     /// By connection: which queue of the session it is.
-    pub queues: Vec<usize>,
+    pub queue_of: Vec<usize>,
     /// Which flow it is: flows store different keys.
-    flow: u32,
+    tenant: u32,
     /// By connection.
     outstanding: Vec<u64>,
-    changed: Nanos,
+    accounted_until: Nanos,
 }
 
-impl Load {
+impl TenantWorkload {
     /// Of a flow: nothing is asked yet, over so many connections.
     ///
     /// # Panics
     /// Where there are more flows than keys are for.
-    pub fn new(flow: u32, connections: usize) -> Rc<RefCell<Load>> {
-        assert!(flow < FLOWS_MAX, "{flow}");
-        Rc::new(RefCell::new(Load {
+    pub fn new(tenant: u32, connections: usize) -> Rc<RefCell<TenantWorkload>> {
+        assert!(tenant < TENANTS_MAX, "{tenant}");
+        Rc::new(RefCell::new(TenantWorkload {
             operation: Operation::Put,
-            placement: Placement::InOrder(1),
+            connection_policy: ConnectionPolicy::FillInOrder(1),
             threads: 0,
-            allowed: 0,
-            asked: 0,
-            answered: 0,
-            counted: Counted { outstanding_ns: vec![0; connections], ..Counted::default() },
-            live: false,
+            submit_limit: 0,
+            submitted: 0,
+            completed: 0,
+            stats: ClientStats { outstanding_ns: vec![0; connections], ..ClientStats::default() },
+            is_connected: false,
             failure: None,
-            stored: 0,
-            queues: (0..connections).collect(),
-            flow,
+            keys_stored: 0,
+            queue_of: (0..connections).collect(),
+            tenant,
             outstanding: vec![0; connections],
-            changed: Nanos::ZERO,
+            accounted_until: Nanos::ZERO,
         }))
     }
 
     /// What was counted since the last call, up to now.
-    pub fn take_counted(&mut self, now: Nanos) -> Counted {
-        self.count_to(now);
+    pub fn take_stats(&mut self, now: Nanos) -> ClientStats {
+        self.account_until(now);
         let connections = self.outstanding.len();
-        let empty = Counted { outstanding_ns: vec![0; connections], ..Counted::default() };
-        std::mem::replace(&mut self.counted, empty)
+        let empty = ClientStats { outstanding_ns: vec![0; connections], ..ClientStats::default() };
+        std::mem::replace(&mut self.stats, empty)
     }
 
-    fn count_to(&mut self, now: Nanos) {
-        let span = now.since(self.changed);
-        for (sum, outstanding) in self.counted.outstanding_ns.iter_mut().zip(&self.outstanding) {
+    fn account_until(&mut self, now: Nanos) {
+        let span = now.since(self.accounted_until);
+        for (sum, outstanding) in self.stats.outstanding_ns.iter_mut().zip(&self.outstanding) {
             *sum += u128::from(span.0) * u128::from(*outstanding);
         }
-        self.changed = now;
+        self.accounted_until = now;
     }
 
     /// The key of a number of this flow's.
     fn key(&self, number: u32) -> Key {
-        assert!(number < u32::MAX / FLOWS_MAX, "no more keys");
-        key_of(self.flow * (u32::MAX / FLOWS_MAX) + number)
+        assert!(number < u32::MAX / TENANTS_MAX, "no more keys");
+        scattered_key(self.tenant * (u32::MAX / TENANTS_MAX) + number)
     }
 
-    fn choose(&self, random: &mut Random) -> usize {
+    fn choose_connection(&self, random: &mut Prng) -> usize {
         let fewest = || (0..self.outstanding.len()).min_by_key(|&at| self.outstanding[at]).unwrap_or(0);
-        match &self.placement {
-            Placement::InOrder(threshold) => {
+        match &self.connection_policy {
+            ConnectionPolicy::FillInOrder(threshold) => {
                 let has_room = |outstanding: &u64| *outstanding < *threshold as u64;
                 self.outstanding.iter().position(has_room).unwrap_or_else(fewest)
             }
-            Placement::Shares(shares) => crate::client_host::draw(random, shares),
-            Placement::One(connection) => *connection,
+            ConnectionPolicy::Weighted(shares) => crate::client_host::draw_weighted(random, shares),
+            ConnectionPolicy::Single(connection) => *connection,
         }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Asked {
-    at: Nanos,
+struct OutstandingRequest {
+    submitted_at: Nanos,
     connection: usize,
     operation: Operation,
 }
 
 /// The client's reactor.
-pub struct Client {
-    session: Session<VirtualSockets>,
-    handle: Handle,
-    load: Rc<RefCell<Load>>,
-    random: Random,
+pub struct WorkloadClient {
+    session: Session<SimSockets>,
+    handle: ReactorHandle,
+    workload: Rc<RefCell<TenantWorkload>>,
+    random: Prng,
     value: Arc<[u8]>,
     /// By thread: what it waits for.
-    threads: Vec<Option<Asked>>,
-    done: Vec<(u64, Result<Answer, octokv_client::Error>)>,
+    outstanding_by_thread: Vec<Option<OutstandingRequest>>,
+    completions: Vec<(u64, Result<Response, octokv_client::Error>)>,
 }
 
 /// A key: its number, multiplied by an odd one, so that keys that follow each other are no neighbours.
-pub fn key_of(number: u32) -> Key {
+pub fn scattered_key(number: u32) -> Key {
     let bytes: [u8; KEY_BYTES] = number.wrapping_mul(0x9e37_79b1).to_be_bytes();
     Key::new(&bytes).expect("short")
 }
 
-impl Client {
+impl WorkloadClient {
     /// A client that asks what `load` says.
     pub fn new(
-        session: Session<VirtualSockets>,
-        handle: Handle,
-        load: Rc<RefCell<Load>>,
-        random: Random,
-    ) -> Client {
+        session: Session<SimSockets>,
+        handle: ReactorHandle,
+        load: Rc<RefCell<TenantWorkload>>,
+        random: Prng,
+    ) -> WorkloadClient {
         let value = vec![0; VALUE_BYTES].into();
-        Client { session, handle, load, random, value, threads: Vec::new(), done: Vec::new() }
+        WorkloadClient {
+            session,
+            handle,
+            workload: load,
+            random,
+            value,
+            outstanding_by_thread: Vec::new(),
+            completions: Vec::new(),
+        }
     }
 
     /// Does what there is to do now. False when there was nothing.
-    pub fn turn(&mut self, now: Nanos) -> bool {
-        self.handle.begin_turn(now);
+    pub fn run_iteration(&mut self, now: Nanos) -> bool {
+        self.handle.begin_iteration(now);
         let mut busy = false;
         loop {
-            let done = &mut self.done;
+            let done = &mut self.completions;
             let polled = self.session.poll(now, |token, answer| done.push((token, answer)));
-            let moved = self.take_answers(now) | self.ask(now);
-            busy |= polled | moved;
-            if !moved {
+            let progressed = self.handle_responses(now) | self.submit(now);
+            busy |= polled | progressed;
+            if !progressed {
                 break;
             }
         }
-        self.handle.want_turn_at(self.session.next_deadline());
+        self.handle.request_wakeup_at(self.session.next_deadline());
         busy
     }
 
-    fn take_answers(&mut self, now: Nanos) -> bool {
-        let mut load = self.load.borrow_mut();
-        load.live = self.session.is_live();
+    fn handle_responses(&mut self, now: Nanos) -> bool {
+        let mut load = self.workload.borrow_mut();
+        load.is_connected = self.session.is_live();
         if let Some(error) = self.session.ended() {
             load.failure.get_or_insert(format!("the session has ended: {error}"));
         }
-        if self.done.is_empty() {
+        if self.completions.is_empty() {
             return false;
         }
-        load.count_to(now);
-        for (token, answer) in self.done.drain(..) {
-            let Some(asked) = self.threads[token as usize].take() else {
+        load.account_until(now);
+        for (token, answer) in self.completions.drain(..) {
+            let Some(asked) = self.outstanding_by_thread[token as usize].take() else {
                 load.failure.get_or_insert(format!("thread {token} was answered twice"));
                 continue;
             };
             load.outstanding[asked.connection] -= 1;
-            load.answered += 1;
-            load.counted.answered += 1;
-            load.counted.response_ns.push(now.since(asked.at).0 as u32);
+            load.completed += 1;
+            load.stats.completed += 1;
+            load.stats.response_ns.push(now.since(asked.submitted_at).0 as u32);
             let is_well = match (&answer, asked.operation) {
-                (Ok(Answer::Stored), Operation::Put) => true,
-                (Ok(Answer::Value { data, .. }), Operation::Get) => data.len() == VALUE_BYTES,
+                (Ok(Response::Stored), Operation::Put) => true,
+                (Ok(Response::Value { data, .. }), Operation::Get) => data.len() == VALUE_BYTES,
                 _ => false,
             };
             if !is_well {
@@ -211,23 +219,23 @@ impl Client {
         true
     }
 
-    fn ask(&mut self, now: Nanos) -> bool {
-        let mut load = self.load.borrow_mut();
-        if !load.live {
+    fn submit(&mut self, now: Nanos) -> bool {
+        let mut load = self.workload.borrow_mut();
+        if !load.is_connected {
             return false;
         }
         let mut asked = false;
         let threads = load.threads;
-        self.threads.resize(self.threads.len().max(threads), None);
+        self.outstanding_by_thread.resize(self.outstanding_by_thread.len().max(threads), None);
         for thread in 0..threads {
-            if load.asked >= load.allowed || self.threads[thread].is_some() {
+            if load.submitted >= load.submit_limit || self.outstanding_by_thread[thread].is_some() {
                 continue;
             }
-            let connection = load.choose(&mut self.random);
+            let connection = load.choose_connection(&mut self.random);
             let command = match load.operation {
                 Operation::Put => {
-                    let key = load.key(load.stored);
-                    load.stored += 1;
+                    let key = load.key(load.keys_stored);
+                    load.keys_stored += 1;
                     Command::Store {
                         key,
                         value: Value::Shared(Arc::clone(&self.value)),
@@ -235,18 +243,19 @@ impl Client {
                     }
                 }
                 Operation::Get => {
-                    let key = load.key(self.random.below(u64::from(load.stored.max(1))) as u32);
+                    let key = load.key(self.random.below(u64::from(load.keys_stored.max(1))) as u32);
                     Command::Retrieve { key, limit_bytes: VALUE_BYTES as u32 }
                 }
             };
-            if let Err(why) = self.session.submit_on(load.queues[connection], command, thread as u64) {
+            if let Err(why) = self.session.submit_on(load.queue_of[connection], command, thread as u64) {
                 load.failure.get_or_insert(format!("a command was not taken: {why:?}"));
                 return asked;
             }
-            load.count_to(now);
+            load.account_until(now);
             load.outstanding[connection] += 1;
-            load.asked += 1;
-            self.threads[thread] = Some(Asked { at: now, connection, operation: load.operation });
+            load.submitted += 1;
+            self.outstanding_by_thread[thread] =
+                Some(OutstandingRequest { submitted_at: now, connection, operation: load.operation });
             asked = true;
         }
         asked

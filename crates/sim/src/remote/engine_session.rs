@@ -8,139 +8,139 @@
 //! In: an address, random numbers, what to ask. Out: calls and outcomes in the history; what opening found.
 //! Invariants: a life begins no call after the first write that failed; one that is over has no task left.
 
-use super::scenario::RemotePlan;
-use crate::client_host::{draw, draw_length, settings_of};
-use crate::history::{Call, CallId, History, Outcome, Seen};
-use crate::node_under_test::{Audited, audit};
-use octokv_base::{Nanos, Pool, Random};
-use octokv_client::{Remote, Session, Settings, StoreMode};
+use super::scenario::RemoteScenarioPlan;
+use crate::client_host::{client_config, draw_value_bytes, draw_weighted};
+use crate::history::{Call, CallId, CallResult, History, Observed};
+use crate::node_under_test::{AuditResult, audit_keys};
+use octokv_base::{BufferPool, Nanos, Prng};
+use octokv_client::{ClientConfig, RemoteSession, Session, StoreMode};
 use octokv_device::Device;
 use octokv_engine::conformance::{record_of, value_of};
-use octokv_engine::hash::{self, HashEngine, OpenError, OpenSettings};
-use octokv_engine::{Delete, Durability, Engine, Fault, Put, PutMode};
-use octokv_runtime::simulated::{HostId, VirtualSockets, VirtualWorld};
-use octokv_runtime::{Channel, Handle};
+use octokv_engine::hash::{self, HashEngine, OpenConfig, OpenError};
+use octokv_engine::{DeleteOutcome, Durability, Engine, EngineError, PutMode, PutOutcome};
+use octokv_runtime::simulated::{SimEnv, SimHostId, SimSockets};
+use octokv_runtime::{DeviceHandle, ReactorHandle};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// What the lives of an engine and the play share.
-pub struct Shared {
+pub struct EngineRunState {
     /// What was asked and heard.
     pub history: History,
     /// Commands begun, and the most there may be.
-    pub asked: u64,
+    pub submitted: u64,
     /// See above.
-    pub limit: u64,
+    pub submit_limit: u64,
     /// Commands answered or lost.
-    pub answered: u64,
+    pub completed: u64,
     /// Commands that were answered well.
-    pub served: u64,
+    pub succeeded: u64,
     /// The first thing that cannot be.
-    pub failure: Option<String>,
+    pub violation: Option<String>,
     /// Whether the engine is to be closed.
-    pub resting: bool,
+    pub quiescing: bool,
     /// Whether the volume was ever formatted to the end.
     pub formatted: bool,
     /// What the present life found when it had opened the volume, until it is taken.
-    pub opened: Option<Result<Vec<Audited>, OpenError>>,
+    pub open_result: Option<Result<Vec<AuditResult>, OpenError>>,
     /// Whether what it found was taken in, so that it may work.
-    pub may_work: bool,
+    pub may_submit: bool,
     /// Whether the present life is over.
-    pub over: bool,
+    pub session_ended: bool,
     /// Whether it ended in order.
-    pub closed: bool,
+    pub closed_cleanly: bool,
     /// Lives that were fenced: they might have lost what they had written.
-    pub fenced: u64,
+    pub fenced_sessions: u64,
 }
 
-impl Shared {
+impl EngineRunState {
     /// Notes the first thing that cannot be.
     pub fn fail(&mut self, what: String) {
-        self.failure.get_or_insert(what);
+        self.violation.get_or_insert(what);
     }
 }
 
-struct Up {
-    remote: Remote<VirtualSockets>,
-    channel: Channel,
+struct ConnectedEngine {
+    remote: RemoteSession<SimSockets>,
+    channel: DeviceHandle,
     engine: Rc<RefCell<Option<Rc<HashEngine>>>>,
 }
 
 /// One life.
-pub struct Life {
-    plan: RemotePlan,
-    random: Random,
-    handle: Handle,
-    shared: Rc<RefCell<Shared>>,
-    session: Option<Session<VirtualSockets>>,
-    up: Option<Up>,
-    running: Rc<Cell<usize>>,
-    broken: Rc<Cell<bool>>,
+pub struct EngineSession {
+    plan: RemoteScenarioPlan,
+    random: Prng,
+    handle: ReactorHandle,
+    shared: Rc<RefCell<EngineRunState>>,
+    session: Option<Session<SimSockets>>,
+    connected: Option<ConnectedEngine>,
+    calls_running: Rc<Cell<usize>>,
+    must_end: Rc<Cell<bool>>,
     closing: bool,
 }
 
-impl Life {
+impl EngineSession {
     /// A new one, which begins to connect.
     pub fn new(
-        world: &VirtualWorld,
-        host: HostId,
+        sim: &SimEnv,
+        host: SimHostId,
         node: SocketAddr,
-        plan: &RemotePlan,
-        random: Random,
-        handle: Handle,
-        shared: &Rc<RefCell<Shared>>,
-    ) -> Life {
-        let settings = Settings { ..settings_of(host, &plan.host) };
-        let session = Session::new(world.sockets(host), node, settings, world.now());
-        Life {
+        plan: &RemoteScenarioPlan,
+        random: Prng,
+        handle: ReactorHandle,
+        shared: &Rc<RefCell<EngineRunState>>,
+    ) -> EngineSession {
+        let settings = ClientConfig { ..client_config(host, &plan.host) };
+        let session = Session::new(sim.sockets(host), node, settings, sim.now());
+        EngineSession {
             plan: plan.clone(),
             random,
             handle,
             shared: Rc::clone(shared),
             session: Some(session),
-            up: None,
-            running: Rc::default(),
-            broken: Rc::default(),
+            connected: None,
+            calls_running: Rc::default(),
+            must_end: Rc::default(),
             closing: false,
         }
     }
 
     /// Does what there is to do now. False when there was nothing.
-    pub fn turn(&mut self, now: Nanos) -> bool {
-        if self.shared.borrow().over {
+    pub fn run_iteration(&mut self, now: Nanos) -> bool {
+        if self.shared.borrow().session_ended {
             return false;
         }
-        let mut busy = self.handle.begin_turn(now) > 0;
+        let mut busy = self.handle.begin_iteration(now) > 0;
         busy |= self.connect(now);
-        let Some(up) = &self.up else {
+        let Some(up) = &self.connected else {
             let wake = self.session.as_ref().map_or(Nanos::NEVER, Session::next_deadline);
-            self.handle.want_turn_at(wake);
+            self.handle.request_wakeup_at(wake);
             return busy;
         };
         let (remote, channel) = (up.remote.clone(), up.channel.clone());
-        busy |= remote.turn(now);
-        busy |= self.handle.run_background() > 0;
+        busy |= remote.poll(now);
+        busy |= self.handle.poll_background() > 0;
         busy |= channel.poll() > 0;
-        busy |= self.handle.run_background() > 0;
+        busy |= self.handle.poll_background() > 0;
         if remote.is_fenced() || remote.with_session(|session| session.ended().is_some()) {
-            self.broken.set(true);
+            self.must_end.set(true);
         }
-        while self.may_ask() {
-            self.ask();
+        while self.can_submit() {
+            self.submit();
             busy = true;
         }
-        busy |= self.handle.run_background() > 0;
+        busy |= self.handle.poll_background() > 0;
         busy |= self.end_if_due();
-        self.handle.want_turn_at(remote.next_deadline());
+        self.handle.request_wakeup_at(remote.next_deadline());
         busy
     }
 
     fn connect(&mut self, now: Nanos) -> bool {
         let Some(session) = &mut self.session else { return false };
         let busy = session.poll(now, |_, _| ());
-        if session.ended().is_some() || self.shared.borrow().resting {
+        if session.ended().is_some() || self.shared.borrow().quiescing {
             self.session = None;
             self.end();
             return true;
@@ -148,7 +148,7 @@ impl Life {
         if session.is_live()
             && let Some(session) = self.session.take()
         {
-            match Remote::new(session, now) {
+            match RemoteSession::new(session, now) {
                 Ok(remote) => self.open(remote),
                 Err(error) => self.shared.borrow_mut().fail(format!("no device of a live session: {error}")),
             }
@@ -158,86 +158,86 @@ impl Life {
     }
 
     /// Opens the volume in the background, and reads every key.
-    fn open(&mut self, remote: Remote<VirtualSockets>) {
+    fn open(&mut self, remote: RemoteSession<SimSockets>) {
         let channel = remote.channel();
         let device: Rc<dyn Device> = Rc::new(remote.device(&channel));
         let engine: Rc<RefCell<Option<Rc<HashEngine>>>> = Rc::default();
         let (shared, opened) = (Rc::clone(&self.shared), Rc::clone(&engine));
-        let (format, handle) = (self.plan.format(), self.handle.clone());
-        let pool = Pool::new(self.plan.node.pool_bytes);
-        self.up = Some(Up { remote, channel, engine });
+        let (format, handle) = (self.plan.format_config(), self.handle.clone());
+        let pool = BufferPool::new(self.plan.node.pool_bytes);
+        self.connected = Some(ConnectedEngine { remote, channel, engine });
         self.handle.spawn(async move {
             let open = async {
                 if !shared.borrow().formatted {
                     hash::format(&*device, &format).await?;
                     shared.borrow_mut().formatted = true;
                 }
-                let settings = OpenSettings { durability: Durability::Flush, cores: 1 };
+                let settings = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
                 let volume = hash::open(&device, &pool, settings, &format).await?;
                 Ok(Rc::new(HashEngine::new(Arc::clone(&volume), 0, device, pool)))
             };
             match open.await {
                 Ok(engine) => {
                     let keys = shared.borrow().history.keys().to_vec();
-                    let found = audit(&engine, &keys).await;
-                    shared.borrow_mut().opened = Some(Ok(found));
+                    let found = audit_keys(&engine, &keys).await;
+                    shared.borrow_mut().open_result = Some(Ok(found));
                     *opened.borrow_mut() = Some(Rc::clone(&engine));
                     engine.maintain(&handle, |_| ()).await;
                 }
-                Err(error) => shared.borrow_mut().opened = Some(Err(error)),
+                Err(error) => shared.borrow_mut().open_result = Some(Err(error)),
             }
         });
     }
 
-    fn may_ask(&self) -> bool {
+    fn can_submit(&self) -> bool {
         let shared = self.shared.borrow();
-        shared.may_work
-            && !self.broken.get()
-            && !shared.resting
-            && shared.failure.is_none()
-            && shared.asked < shared.limit
-            && self.running.get() < self.plan.host.concurrency
+        shared.may_submit
+            && !self.must_end.get()
+            && !shared.quiescing
+            && shared.violation.is_none()
+            && shared.submitted < shared.submit_limit
+            && self.calls_running.get() < self.plan.host.commands_max
     }
 
-    fn ask(&mut self) {
-        let Some(engine) = self.up.as_ref().and_then(|up| up.engine.borrow().clone()) else { return };
+    fn submit(&mut self) {
+        let Some(engine) = self.connected.as_ref().and_then(|up| up.engine.borrow().clone()) else { return };
         let (random, load) = (&mut self.random, self.plan.load);
-        let kind = draw(random, &load.mix);
+        let kind = draw_weighted(random, &load.mix);
         let index = random.below(load.keys) as usize;
-        let bytes = draw_length(random, load.value_bytes);
+        let bytes = draw_value_bytes(random, load.value_bytes_max);
         let (shared, running, broken) =
-            (Rc::clone(&self.shared), Rc::clone(&self.running), Rc::clone(&self.broken));
-        shared.borrow_mut().asked += 1;
+            (Rc::clone(&self.shared), Rc::clone(&self.calls_running), Rc::clone(&self.must_end));
+        shared.borrow_mut().submitted += 1;
         running.set(running.get() + 1);
         self.handle.spawn(async move {
-            one_call(&engine, &shared, &broken, kind, index, bytes).await;
-            shared.borrow_mut().answered += 1;
+            run_call(&engine, &shared, &broken, kind, index, bytes).await;
+            shared.borrow_mut().completed += 1;
             running.set(running.get() - 1);
         });
     }
 
     /// Closes the engine when it is to rest, and ends the life when it is closed, or of no more use.
     fn end_if_due(&mut self) -> bool {
-        let (resting, may_work) = (self.shared.borrow().resting, self.shared.borrow().may_work);
-        if self.running.get() > 0 {
+        let (quiescing, may_submit) = (self.shared.borrow().quiescing, self.shared.borrow().may_submit);
+        if self.calls_running.get() > 0 {
             return false;
         }
-        if self.broken.get() {
+        if self.must_end.get() {
             self.end();
             return true;
         }
-        let engine = self.up.as_ref().and_then(|up| up.engine.borrow().clone());
-        if resting
-            && may_work
+        let engine = self.connected.as_ref().and_then(|up| up.engine.borrow().clone());
+        if quiescing
+            && may_submit
             && !std::mem::replace(&mut self.closing, true)
             && let Some(engine) = engine
         {
             let (shared, running, broken) =
-                (Rc::clone(&self.shared), Rc::clone(&self.running), Rc::clone(&self.broken));
+                (Rc::clone(&self.shared), Rc::clone(&self.calls_running), Rc::clone(&self.must_end));
             running.set(1);
             self.handle.spawn(async move {
                 let closed = engine.checkpoint(true).await;
-                shared.borrow_mut().closed = closed.is_ok();
+                shared.borrow_mut().closed_cleanly = closed.is_ok();
                 running.set(0);
                 broken.set(true);
             });
@@ -247,30 +247,30 @@ impl Life {
     }
 
     fn end(&mut self) {
-        let fenced = self.up.as_ref().is_some_and(|up| up.remote.is_fenced());
+        let fenced = self.connected.as_ref().is_some_and(|up| up.remote.is_fenced());
         let mut shared = self.shared.borrow_mut();
-        shared.fenced += u64::from(fenced);
-        shared.may_work = false;
-        shared.over = true;
+        shared.fenced_sessions += u64::from(fenced);
+        shared.may_submit = false;
+        shared.session_ended = true;
     }
 }
 
-impl Drop for Life {
+impl Drop for EngineSession {
     /// What waits is never answered; tasks that hold the handle go with it.
     fn drop(&mut self) {
         let mut shared = self.shared.borrow_mut();
-        shared.answered += self.running.get() as u64;
-        (shared.may_work, shared.over) = (false, true);
+        shared.completed += self.calls_running.get() as u64;
+        (shared.may_submit, shared.session_ended) = (false, true);
         drop(shared);
-        self.up = None;
+        self.connected = None;
         self.handle.shutdown();
     }
 }
 
 /// One operation of the engine and what came of it.
-async fn one_call(
+async fn run_call(
     engine: &HashEngine,
-    shared: &RefCell<Shared>,
+    shared: &RefCell<EngineRunState>,
     broken: &Cell<bool>,
     kind: usize,
     index: usize,
@@ -290,10 +290,10 @@ async fn one_call(
             let value = value_of(&key, operation, bytes);
             let id = begin(Call::Put { operation, bytes: bytes as u32, mode });
             let outcome = match engine.put(&key, put_mode, record_of(&key, &value), bytes).await {
-                Ok(Put::Stored) => Ok(Some(Outcome::Done)),
-                Ok(Put::Exists | Put::NotFound) => Ok(Some(Outcome::Refused)),
-                Ok(Put::Full) => Ok(None),
-                Ok(Put::TooLong) => Err(None),
+                Ok(PutOutcome::Stored) => Ok(Some(CallResult::Acknowledged)),
+                Ok(PutOutcome::Exists | PutOutcome::NotFound) => Ok(Some(CallResult::ConditionFailed)),
+                Ok(PutOutcome::Full) => Ok(None),
+                Ok(PutOutcome::TooLong) => Err(None),
                 Err(fault) => Err(Some(fault)),
             };
             (id, outcome)
@@ -301,8 +301,8 @@ async fn one_call(
         5 => {
             let id = begin(Call::Delete);
             let outcome = match engine.delete(&key).await {
-                Ok(Delete::Deleted) => Ok(Some(Outcome::Done)),
-                Ok(Delete::NotFound) => Ok(Some(Outcome::Refused)),
+                Ok(DeleteOutcome::Deleted) => Ok(Some(CallResult::Acknowledged)),
+                Ok(DeleteOutcome::NotFound) => Ok(Some(CallResult::ConditionFailed)),
                 Err(fault) => Err(Some(fault)),
             };
             (id, outcome)
@@ -311,7 +311,9 @@ async fn one_call(
             let id = begin(Call::Exist);
             let found = engine.exist(&key).await.map_err(Some);
             let seen = |found: Option<usize>| {
-                Some(Outcome::Saw(found.map_or(Seen::Nothing, |bytes| Seen::Length(bytes as u32))))
+                Some(CallResult::Observed(
+                    found.map_or(Observed::Absent, |bytes| Observed::Length(bytes as u32)),
+                ))
             };
             (id, found.map(seen))
         }
@@ -323,11 +325,11 @@ async fn one_call(
         _ => {
             let id = begin(Call::Get);
             let outcome = match engine.get(&key).await {
-                Ok(None) => Ok(Some(Outcome::Saw(Seen::Nothing))),
+                Ok(None) => Ok(Some(CallResult::Observed(Observed::Absent))),
                 Ok(Some(value)) => {
                     let bytes = value.as_bytes();
-                    match shared.borrow().history.identify(index, bytes, bytes.len() as u32) {
-                        Ok(seen) => Ok(Some(Outcome::Saw(seen))),
+                    match shared.borrow().history.identify_value(index, bytes, bytes.len() as u32) {
+                        Ok(seen) => Ok(Some(CallResult::Observed(seen))),
                         Err(what) => return shared.borrow_mut().fail(what),
                     }
                 }
@@ -337,36 +339,36 @@ async fn one_call(
         }
     };
     let writes = matches!(kind, 0..3 | 5);
-    note(&mut shared.borrow_mut(), broken, id, writes, outcome);
+    record_outcome(&mut shared.borrow_mut(), broken, id, writes, outcome);
 }
 
-fn note(
-    shared: &mut Shared,
+fn record_outcome(
+    shared: &mut EngineRunState,
     broken: &Cell<bool>,
     id: CallId,
     writes: bool,
-    outcome: Result<Option<Outcome>, Option<Fault>>,
+    outcome: Result<Option<CallResult>, Option<EngineError>>,
 ) {
     let noted = match outcome {
         Ok(Some(outcome)) => {
-            shared.served += 1;
+            shared.succeeded += 1;
             shared.history.end(id, outcome)
         }
         Ok(None) => {
-            shared.history.void(id);
+            shared.history.mark_not_executed(id);
             Ok(())
         }
-        Err(Some(Fault::NoMemory)) => {
-            shared.history.void(id);
+        Err(Some(EngineError::NoMemory)) => {
+            shared.history.mark_not_executed(id);
             Ok(())
         }
         // It may have happened; what may have failed to be written, the next life finds out.
-        Err(Some(Fault::Device(_) | Fault::ReadOnly)) if writes => {
+        Err(Some(EngineError::Device(_) | EngineError::ReadOnly)) if writes => {
             broken.set(true);
             Ok(())
         }
-        Err(Some(Fault::Device(_) | Fault::ReadOnly)) => {
-            shared.history.void(id);
+        Err(Some(EngineError::Device(_) | EngineError::ReadOnly)) => {
+            shared.history.mark_not_executed(id);
             Ok(())
         }
         Err(fault) => Err(format!("an operation failed as none may: {fault:?}")),

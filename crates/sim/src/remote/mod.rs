@@ -4,7 +4,7 @@
 //!   node boots ─▶ a life: connect, open, audit, work ─▶ (the connection, the client or the node is lost ─▶ a life)
 //!              ─▶ its end: rest, restart or crash ─▶ …
 //! ```
-//! In: a [`plan::RemotePlan`]. Out: figures, or the first promise that does not hold. The engine acknowledges what
+//! In: a [`plan::RemoteScenarioPlan`]. Out: figures, or the first promise that does not hold. The engine acknowledges what
 //! is durable at the node: what it acknowledged is there for the next life, whatever happened to node, client and
 //! connection in between; from opening to opening the calls of every key have an order.
 //!
@@ -14,115 +14,119 @@
 pub mod engine_session;
 pub mod scenario;
 
-use crate::blocks::PATIENCE;
-use crate::blocks::node::Node;
+use crate::blocks::PROGRESS_TIMEOUT;
+use crate::blocks::node::BlockNodeUnderTest;
 use crate::faulty_disk::DiskFaults;
-use crate::history::{History, Seen, State};
-use crate::linearizability::{Verdict, explain};
-use crate::node_under_test::{Audited, handle_without_devices};
-use crate::runner::{Figures, unexplained};
-use crate::scenario::{End, FaultKind, Round, Scenario};
-use engine_session::{Life, Shared};
-use octokv_base::prng::mix;
-use octokv_base::{Key, NamespaceId, Nanos, Random};
+use crate::history::{History, KeyState, Observed};
+use crate::linearizability::{CheckResult, check_linearizable};
+use crate::node_under_test::{AuditResult, handle_without_devices};
+use crate::runner::{ScenarioStats, describe_violation};
+use crate::scenario::{FaultKind, Phase, PhaseEnd, Scenario};
+use engine_session::{EngineRunState, EngineSession};
+use octokv_base::prng::mix64;
+use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_engine::conformance::key_of;
 use octokv_engine::hash::OpenError;
-use octokv_runtime::simulated::{HostId, ReactorId, Stop, VirtualWorld, WorldSettings};
-use scenario::RemotePlan;
+use octokv_runtime::simulated::{HostFailure, SimEnv, SimEnvConfig, SimHostId, SimReactorId};
+use scenario::RemoteScenarioPlan;
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// How long after the end of a life the next one begins.
-const RETRY: Nanos = Nanos::from_millis(3);
+const RETRY_DELAY: Nanos = Nanos::from_millis(3);
 /// How many lives in a row may fail to open the volume while nothing is wrong.
-const VAIN_LIVES_MAX: u64 = 50;
+const FAILED_SESSIONS_MAX: u64 = 50;
 
-struct Play<'a> {
-    plan: &'a RemotePlan,
-    world: VirtualWorld,
-    random: Random,
-    node: Node,
-    client: HostId,
+struct RemoteRunner<'a> {
+    plan: &'a RemoteScenarioPlan,
+    sim: SimEnv,
+    random: Prng,
+    node: BlockNodeUnderTest,
+    client: SimHostId,
     /// The present life, unless its host is dead.
-    life: Option<ReactorId>,
-    is_dead: bool,
-    next_life: Nanos,
-    vain_lives: u64,
-    not_opened: Option<OpenError>,
-    shared: Rc<RefCell<Shared>>,
+    session_reactor: Option<SimReactorId>,
+    is_client_crashed: bool,
+    next_session_at: Nanos,
+    failed_sessions: u64,
+    open_error: Option<OpenError>,
+    shared: Rc<RefCell<EngineRunState>>,
     faults: DiskFaults,
     /// Faults in force, and until when.
-    active: Vec<(Nanos, FaultKind)>,
-    figures: Figures,
+    active_faults: Vec<(Nanos, FaultKind)>,
+    stats: ScenarioStats,
 }
 
 /// Plays a plan. The error says what does not hold.
-pub fn play(plan: &RemotePlan) -> Result<Figures, String> {
-    let mut play = Play::new(plan);
-    let played = play.run();
-    let at = play.world.now();
-    played.map_err(|what| format!("at {} ns, {} core(s): {what}", at.0, plan.node.cores))?;
-    Ok(play.figures)
+pub fn run_scenario(plan: &RemoteScenarioPlan) -> Result<ScenarioStats, String> {
+    let mut runner = RemoteRunner::new(plan);
+    let result = runner.run();
+    let at = runner.sim.now();
+    result.map_err(|what| format!("at {} ns, {} core(s): {what}", at.0, plan.node.cores))?;
+    Ok(runner.stats)
 }
 
-impl<'a> Play<'a> {
-    fn new(plan: &'a RemotePlan) -> Play<'a> {
-        let mut random = Random::new(mix(plan.seed ^ 0x4e07));
-        let settings = WorldSettings { seed: random.next_u64(), turn_cost: plan.turn_cost, link: plan.link };
-        let world = VirtualWorld::new(settings);
-        let faults = DiskFaults::new(random.fork());
-        let node = Node::new(&world, &plan.blocks(), faults.clone());
-        let client = world.add_host();
-        let shared = Shared {
-            history: History::new((0..plan.load.keys).map(key_of).collect::<Vec<Key>>()),
-            asked: 0,
-            limit: 0,
-            answered: 0,
-            served: 0,
-            failure: None,
-            resting: false,
-            formatted: false,
-            opened: None,
-            may_work: false,
-            over: true,
-            closed: false,
-            fenced: 0,
+impl<'a> RemoteRunner<'a> {
+    fn new(plan: &'a RemoteScenarioPlan) -> RemoteRunner<'a> {
+        let mut random = Prng::new(mix64(plan.seed ^ 0x4e07));
+        let settings = SimEnvConfig {
+            seed: random.next_u64(),
+            iteration_cost_min: plan.iteration_cost,
+            link: plan.link,
         };
-        Play {
+        let sim = SimEnv::new(settings);
+        let faults = DiskFaults::new(random.fork());
+        let node = BlockNodeUnderTest::new(&sim, &plan.block_plan(), faults.clone());
+        let client = sim.add_host();
+        let shared = EngineRunState {
+            history: History::new((0..plan.load.keys).map(key_of).collect::<Vec<Key>>()),
+            submitted: 0,
+            submit_limit: 0,
+            completed: 0,
+            succeeded: 0,
+            violation: None,
+            quiescing: false,
+            formatted: false,
+            open_result: None,
+            may_submit: false,
+            session_ended: true,
+            closed_cleanly: false,
+            fenced_sessions: 0,
+        };
+        RemoteRunner {
             plan,
-            world,
+            sim,
             random,
             node,
             client,
-            life: None,
-            is_dead: false,
-            next_life: Nanos::ZERO,
-            vain_lives: 0,
-            not_opened: None,
+            session_reactor: None,
+            is_client_crashed: false,
+            next_session_at: Nanos::ZERO,
+            failed_sessions: 0,
+            open_error: None,
             shared: Rc::new(RefCell::new(shared)),
             faults,
-            active: Vec::new(),
-            figures: Figures::default(),
+            active_faults: Vec::new(),
+            stats: ScenarioStats::default(),
         }
     }
 
     fn run(&mut self) -> Result<(), String> {
         self.boot();
-        for round in &self.plan.rounds {
-            self.play_round(round)?;
+        for phase in &self.plan.phases {
+            self.run_phase(phase)?;
         }
-        self.rest()?;
+        self.quiesce()?;
         // A last life, to look up what the last but one left.
-        self.shared.borrow_mut().resting = false;
-        self.work_until("the last opening", |shared| shared.may_work)?;
-        self.rest()?;
+        self.shared.borrow_mut().quiescing = false;
+        self.run_until("the last opening", |shared| shared.may_submit)?;
+        self.quiesce()?;
         let shared = self.shared.borrow();
-        self.figures.operations = shared.answered;
-        self.figures.served = shared.served;
-        self.figures.fenced = shared.fenced;
-        self.figures.elapsed = self.world.now();
-        self.figures.device_errors = self.faults.failed();
-        self.figures.trace = mix(self.world.trace() ^ shared.history.digest());
+        self.stats.operations = shared.completed;
+        self.stats.succeeded = shared.succeeded;
+        self.stats.fenced_sessions = shared.fenced_sessions;
+        self.stats.elapsed = self.sim.now();
+        self.stats.device_errors = self.faults.operations_failed();
+        self.stats.trace_hash = mix64(self.sim.trace_hash() ^ shared.history.digest());
         Ok(())
     }
 
@@ -130,21 +134,22 @@ impl<'a> Play<'a> {
         self.node.boot();
         let (volume, id) = (self.node.volume(0), NamespaceId(1));
         for core in 0..self.node.cores() {
-            self.node.attach(core, 0, id, &volume);
+            self.node.attach_namespace(core, 0, id, &volume);
         }
-        self.node.show(0, id, 1);
+        self.node.publish_namespace(0, id, 1);
     }
 
-    fn begin_life(&mut self) {
-        self.end_life();
-        let handle = handle_without_devices(&self.world, self.client);
+    fn begin_session(&mut self) {
+        self.end_session();
+        let handle = handle_without_devices(&self.sim, self.client);
         {
             let mut shared = self.shared.borrow_mut();
-            (shared.over, shared.closed, shared.may_work, shared.opened) = (false, false, false, None);
+            (shared.session_ended, shared.closed_cleanly, shared.may_submit, shared.open_result) =
+                (false, false, false, None);
         }
         let random = self.random.fork();
-        let mut life = Life::new(
-            &self.world,
+        let mut session = EngineSession::new(
+            &self.sim,
             self.client,
             self.node.address(),
             self.plan,
@@ -152,77 +157,82 @@ impl<'a> Play<'a> {
             handle.clone(),
             &self.shared,
         );
-        self.life = Some(self.world.add_reactor(self.client, handle, move |now| life.turn(now)));
+        self.session_reactor =
+            Some(self.sim.add_reactor(self.client, handle, move |now| session.run_iteration(now)));
     }
 
-    fn end_life(&mut self) {
-        if let Some(life) = self.life.take() {
-            self.world.remove_reactor(life);
+    fn end_session(&mut self) {
+        if let Some(reactor) = self.session_reactor.take() {
+            self.sim.remove_reactor(reactor);
         }
-        self.shared.borrow_mut().history.open = false;
+        self.shared.borrow_mut().history.node_is_up = false;
     }
 
     /// Looks after the lives: takes in what one found, begins the next when one is over.
-    fn tend(&mut self) -> Result<(), String> {
-        self.failure()?;
-        let opened = self.shared.borrow_mut().opened.take();
+    fn supervise_session(&mut self) -> Result<(), String> {
+        self.take_violation()?;
+        let opened = self.shared.borrow_mut().open_result.take();
         match opened {
-            Some(Ok(found)) => self.take_audit(found)?,
+            Some(Ok(found)) => self.check_audit(found)?,
             // What cannot be read now counts as damaged; damage that stays is found by the lives that follow.
             Some(Err(error)) => {
-                self.shared.borrow_mut().over = true;
-                self.not_opened = Some(error);
+                self.shared.borrow_mut().session_ended = true;
+                self.open_error = Some(error);
             }
             None => {}
         }
-        let (over, resting) = (self.shared.borrow().over, self.shared.borrow().resting);
-        if !over || self.is_dead {
+        let (session_ended, quiescing) = (self.shared.borrow().session_ended, self.shared.borrow().quiescing);
+        if !session_ended || self.is_client_crashed {
             return Ok(());
         }
-        if self.life.is_some() {
-            self.end_life();
-            self.next_life = self.world.now() + RETRY;
-            self.vain_lives += 1;
-            if !self.active.is_empty() {
-                self.vain_lives = 0;
+        if self.session_reactor.is_some() {
+            self.end_session();
+            self.next_session_at = self.sim.now() + RETRY_DELAY;
+            self.failed_sessions += 1;
+            if !self.active_faults.is_empty() {
+                self.failed_sessions = 0;
             }
-            if self.vain_lives > VAIN_LIVES_MAX {
-                let why = self.not_opened.take().map_or("no connection".to_owned(), |why| why.to_string());
-                return Err(format!("{VAIN_LIVES_MAX} lives in a row came to nothing, the last by {why}"));
+            if self.failed_sessions > FAILED_SESSIONS_MAX {
+                let why = self.open_error.take().map_or("no connection".to_owned(), |why| why.to_string());
+                return Err(format!(
+                    "{FAILED_SESSIONS_MAX} lives in a row came to nothing, the last by {why}"
+                ));
             }
         }
-        if !resting && self.world.now() >= self.next_life {
-            self.begin_life();
+        if !quiescing && self.sim.now() >= self.next_session_at {
+            self.begin_session();
         }
         Ok(())
     }
 
     /// Runs until `done`, tending lives and ending faults whose time is over.
-    fn work_until(&mut self, what: &str, done: impl Fn(&Shared) -> bool) -> Result<(), String> {
-        let mut deadline = self.world.now() + PATIENCE;
+    fn run_until(&mut self, what: &str, done: impl Fn(&EngineRunState) -> bool) -> Result<(), String> {
+        let mut deadline = self.sim.now() + PROGRESS_TIMEOUT;
         loop {
-            self.tend()?;
+            self.supervise_session()?;
             if done(&self.shared.borrow()) {
                 return Ok(());
             }
-            let next = self.active.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
-            let waits = self.life.is_none() && !self.is_dead && !self.shared.borrow().resting;
-            let life_at = if waits { self.next_life.max(self.world.now() + Nanos(1)) } else { Nanos::NEVER };
+            let next = self.active_faults.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
+            let waits =
+                self.session_reactor.is_none() && !self.is_client_crashed && !self.shared.borrow().quiescing;
+            let session_at =
+                if waits { self.next_session_at.max(self.sim.now() + Nanos(1)) } else { Nanos::NEVER };
             let shared = Rc::clone(&self.shared);
-            let has_life = self.life.is_some();
+            let has_session = self.session_reactor.is_some();
             let news = || {
                 let shared = shared.borrow();
                 done(&shared)
-                    || shared.failure.is_some()
-                    || shared.opened.is_some()
-                    || (shared.over && has_life)
+                    || shared.violation.is_some()
+                    || shared.open_result.is_some()
+                    || (shared.session_ended && has_session)
             };
-            self.world.run_while_not(next.min(deadline).min(life_at), news);
-            let now = self.world.now();
-            while let Some(at) = self.active.iter().position(|(until, _)| *until <= now) {
-                let (_, kind) = self.active.swap_remove(at);
-                self.end(kind);
-                deadline = now + PATIENCE;
+            self.sim.run_until_true(next.min(deadline).min(session_at), news);
+            let now = self.sim.now();
+            while let Some(at) = self.active_faults.iter().position(|(until, _)| *until <= now) {
+                let (_, kind) = self.active_faults.swap_remove(at);
+                self.end_fault(kind);
+                deadline = now + PROGRESS_TIMEOUT;
             }
             if now >= deadline {
                 return Err(format!("standstill: {what} never comes"));
@@ -230,113 +240,113 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn failure(&self) -> Result<(), String> {
-        self.shared.borrow_mut().failure.take().map_or(Ok(()), Err)
+    fn take_violation(&self) -> Result<(), String> {
+        self.shared.borrow_mut().violation.take().map_or(Ok(()), Err)
     }
 
-    fn play_round(&mut self, round: &Round) -> Result<(), String> {
-        let begun = self.shared.borrow().answered;
+    fn run_phase(&mut self, phase: &Phase) -> Result<(), String> {
+        let begun = self.shared.borrow().completed;
         {
             let mut shared = self.shared.borrow_mut();
             // A crash comes in the middle of things: there is always more to ask.
-            let more = if matches!(round.end, End::Crash { .. }) { 1_000 } else { 0 };
-            shared.limit = shared.asked + round.operations + more;
-            shared.resting = false;
+            let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
+            shared.submit_limit = shared.submitted + phase.operations + more;
+            shared.quiescing = false;
         }
-        let answered = |count: u64| move |shared: &Shared| shared.answered >= begun + count;
-        for fault in &round.faults {
-            self.work_until("an answer", answered(fault.after))?;
-            self.begin(fault.kind, self.world.now() + fault.lasts);
+        let completed = |count: u64| move |shared: &EngineRunState| shared.completed >= begun + count;
+        for fault in &phase.faults {
+            self.run_until("an answer", completed(fault.after_commands))?;
+            self.begin_fault(fault.kind, self.sim.now() + fault.duration);
         }
-        self.work_until("an answer", answered(round.operations))?;
-        match &round.end {
-            End::Rest | End::Rot { .. } => self.rest()?,
-            End::Restart => {
-                self.rest()?;
-                self.node.stop(Stop::Killed);
+        self.run_until("an answer", completed(phase.operations))?;
+        match &phase.end {
+            PhaseEnd::Quiesce | PhaseEnd::CorruptBits { .. } => self.quiesce()?,
+            PhaseEnd::Restart => {
+                self.quiesce()?;
+                self.node.stop(HostFailure::ProcessKilled);
                 self.boot();
             }
-            End::Crash { stop, steps, again } => {
+            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery: again } => {
                 for _ in 0..*steps {
-                    self.world.step(Nanos::NEVER);
+                    self.sim.step(Nanos::NEVER);
                 }
                 self.crash(*stop);
                 for &(after, stop) in again {
-                    let until = self.world.now() + after;
-                    self.world.run_until(until);
-                    self.tend()?;
+                    let until = self.sim.now() + after;
+                    self.sim.run_until(until);
+                    self.supervise_session()?;
                     self.crash(stop);
                 }
-                self.heal();
+                self.end_all_faults();
             }
         }
-        self.tend()
+        self.supervise_session()
     }
 
-    fn crash(&mut self, stop: Stop) {
-        self.figures.crashes += 1;
+    fn crash(&mut self, stop: HostFailure) {
+        self.stats.crashes += 1;
         self.node.stop(stop);
         self.boot();
     }
 
-    fn begin(&mut self, kind: FaultKind, until: Nanos) {
+    fn begin_fault(&mut self, kind: FaultKind, until: Nanos) {
         let (node, client) = (self.node.host, self.client);
         match kind {
-            FaultKind::Reset { .. } => {
-                self.world.reset_streams(client, node);
+            FaultKind::ConnectionReset { .. } => {
+                self.sim.reset_streams(client, node);
                 return;
             }
-            FaultKind::Partition { .. } => self.world.set_partitioned(client, node, true),
-            FaultKind::SlowLink { link, .. } => self.world.set_link(client, node, link),
-            FaultKind::HostDies { .. } if self.is_dead => return,
-            FaultKind::HostDies { stop, .. } => {
-                self.world.stop_host(client, stop);
-                (self.is_dead, self.life) = (true, None);
-                self.shared.borrow_mut().history.open = false;
+            FaultKind::Partition { .. } => self.sim.set_partitioned(client, node, true),
+            FaultKind::SlowLink { link, .. } => self.sim.set_link(client, node, link),
+            FaultKind::ClientHostCrash { .. } if self.is_client_crashed => return,
+            FaultKind::ClientHostCrash { stop, .. } => {
+                self.sim.stop_host(client, stop);
+                (self.is_client_crashed, self.session_reactor) = (true, None);
+                self.shared.borrow_mut().history.node_is_up = false;
             }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.begin(kind),
+            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.activate(kind),
         }
-        self.active.push((until, kind));
+        self.active_faults.push((until, kind));
     }
 
-    fn end(&mut self, kind: FaultKind) {
+    fn end_fault(&mut self, kind: FaultKind) {
         let (node, client) = (self.node.host, self.client);
         match kind {
-            FaultKind::Reset { .. } => {}
-            FaultKind::Partition { .. } => self.world.set_partitioned(client, node, false),
-            FaultKind::SlowLink { .. } => self.world.set_link(client, node, self.plan.link),
-            FaultKind::HostDies { .. } => {
-                self.world.start_host(client);
-                self.is_dead = false;
+            FaultKind::ConnectionReset { .. } => {}
+            FaultKind::Partition { .. } => self.sim.set_partitioned(client, node, false),
+            FaultKind::SlowLink { .. } => self.sim.set_link(client, node, self.plan.link),
+            FaultKind::ClientHostCrash { .. } => {
+                self.sim.start_host(client);
+                self.is_client_crashed = false;
             }
             FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.clear(),
         }
     }
 
     /// Ends every fault.
-    fn heal(&mut self) {
-        for (_, kind) in std::mem::take(&mut self.active) {
-            self.end(kind);
+    fn end_all_faults(&mut self) {
+        for (_, kind) in std::mem::take(&mut self.active_faults) {
+            self.end_fault(kind);
         }
         self.faults.clear();
     }
 
     /// Has the engine closed, in order where it still can, and waits until nothing is in use.
-    fn rest(&mut self) -> Result<(), String> {
-        self.heal();
-        self.shared.borrow_mut().resting = true;
-        self.work_until("the engine's end", |shared| shared.over)?;
-        let closed = self.shared.borrow().closed;
-        if self.plan.weather == Scenario::Calm && !closed {
+    fn quiesce(&mut self) -> Result<(), String> {
+        self.end_all_faults();
+        self.shared.borrow_mut().quiescing = true;
+        self.run_until("the engine's end", |shared| shared.session_ended)?;
+        let closed = self.shared.borrow().closed_cleanly;
+        if self.plan.fault_profile == Scenario::Calm && !closed {
             return Err("the engine was not closed, although nothing was wrong".to_owned());
         }
-        self.end_life();
-        self.node.watch(true);
-        let deadline = self.world.now() + PATIENCE;
+        self.end_session();
+        self.node.track_idle(true);
+        let deadline = self.sim.now() + PROGRESS_TIMEOUT;
         let node = &self.node;
-        let rested = self.world.run_while_not(deadline, || node.is_at_rest());
-        self.node.watch(false);
-        match self.node.leak() {
+        let rested = self.sim.run_until_true(deadline, || node.is_quiescent());
+        self.node.track_idle(false);
+        match self.node.find_leak() {
             Some(leak) => Err(format!("a leak: {leak}")),
             None if rested => Ok(()),
             None => Err("standstill: the node's work never comes to its end".to_owned()),
@@ -344,39 +354,43 @@ impl<'a> Play<'a> {
     }
 
     /// Takes in what every key holds: no order of calls may contradict it.
-    fn take_audit(&mut self, found: Vec<Audited>) -> Result<(), String> {
+    fn check_audit(&mut self, found: Vec<AuditResult>) -> Result<(), String> {
         let shared = Rc::clone(&self.shared);
         let shared = &mut *shared.borrow_mut();
         let history = &mut shared.history;
         let mut states = Vec::with_capacity(found.len());
         for (key, audited) in found.into_iter().enumerate() {
             states.push(match audited {
-                Audited::Missing => State::Missing,
-                Audited::Value(bytes) => match history.identify(key, &bytes, bytes.len() as u32)? {
-                    Seen::Value(operation) => State::Holds { operation, bytes: history.length_of(operation) },
-                    _ => State::Holds { operation: 0, bytes: 0 },
+                AuditResult::Missing => KeyState::Missing,
+                AuditResult::Value(bytes) => match history.identify_value(key, &bytes, bytes.len() as u32)? {
+                    Observed::Value(operation) => {
+                        KeyState::Holds { operation, bytes: history.value_bytes_of(operation) }
+                    }
+                    _ => KeyState::Holds { operation: 0, bytes: 0 },
                 },
-                Audited::Damaged(lba) => {
+                AuditResult::Damaged(lba) => {
                     return Err(format!("{}: the record at block {lba} is damaged", history.keys()[key]));
                 }
                 // The connection or the disk failed meanwhile: another life will look.
-                Audited::Failed(_) => {
-                    shared.over = true;
+                AuditResult::Failed(_) => {
+                    shared.session_ended = true;
                     return Ok(());
                 }
             });
         }
-        history.audited(&states);
+        history.record_audit(&states);
         for key in 0..states.len() {
-            match explain(history.starts()[key], history.events(key)) {
-                Verdict::Explained => {}
-                Verdict::Undecided => self.figures.undecided += 1,
-                Verdict::Unexplained => return Err(unexplained(history, key, history.events(key))),
+            match check_linearizable(history.starts()[key], history.events(key)) {
+                CheckResult::Linearizable => {}
+                CheckResult::Undecided => self.stats.undecided_keys += 1,
+                CheckResult::NotLinearizable => {
+                    return Err(describe_violation(history, key, history.events(key)));
+                }
             }
         }
         history.next_segment(states);
-        (history.open, shared.may_work) = (true, true);
-        self.vain_lives = 0;
+        (history.node_is_up, shared.may_submit) = (true, true);
+        self.failed_sessions = 0;
         Ok(())
     }
 }

@@ -8,93 +8,101 @@
 //! In: runs. Out: points. All tenants' requests come to one core, each over a wire of its own, so that the core is what is
 //! short; then over all six, where the wires are.
 
-use super::run_configs::{Filled, Job, Runs};
-use crate::reproduce::data_points::{Point, Points};
+use super::run_configs::{OctofasPlacement, OctofasRunConfig, OctofasRunner};
+use crate::reproduce::data_points::{DataPoint, DataPoints};
 use anyhow::Result;
 use octokv_sched::Policy;
-use octokv_sim::experiments::parameters::CostSetting;
-use octokv_sim::experiments::tenant_metrics::jain;
+use octokv_sim::experiments::parameters::CostModel;
+use octokv_sim::experiments::tenant_metrics::jain_index;
 
-const AGGRESSOR: usize = 64;
+const AGGRESSOR_THREADS: usize = 64;
 /// Threads of each tenant that always wants more.
-const BACKLOG: usize = 32;
+const BACKLOGGED_THREADS: usize = 32;
 const POLICIES: [(Policy, &str); 2] = [(Policy::None, "none"), (Policy::Fair, "fair")];
 
 /// The three figures.
-pub fn beyond(runs: &mut Runs) -> Result<Vec<Point>> {
-    let mut points = Points::of("fair");
-    for (costs, name) in [(CostSetting::Paper, "one core"), (CostSetting::Measured, "one core, our costs")] {
-        let of = |threads: &[usize], weights: &[u32]| Job {
+pub fn fair_policy_figures(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
+    let mut points = DataPoints::for_figure("fair");
+    for (costs, name) in [(CostModel::Paper, "one core"), (CostModel::Measured, "one core, our costs")] {
+        let of = |threads: &[usize], weights: &[u32]| OctofasRunConfig {
             costs,
             one_machine: false,
             weights: weights.to_vec(),
-            ..Job::new(threads, Filled::OneCore)
+            ..OctofasRunConfig::new(threads, OctofasPlacement::OneCore)
         };
-        let loads = [
-            ("1 and 64 threads", of(&[1, AGGRESSOR], &[1, 1])),
-            ("weights 1 : 1", of(&[BACKLOG; 2], &[1, 1])),
-            ("weights 1 : 2 : 4", of(&[BACKLOG; 3], &[1, 2, 4])),
+        let cases = [
+            ("1 and 64 threads", of(&[1, AGGRESSOR_THREADS], &[1, 1])),
+            ("weights 1 : 1", of(&[BACKLOGGED_THREADS; 2], &[1, 1])),
+            ("weights 1 : 2 : 4", of(&[BACKLOGGED_THREADS; 3], &[1, 2, 4])),
         ];
-        let jobs: Vec<Job> =
-            loads.iter().flat_map(|(_, job)| POLICIES.map(|(policy, _)| job.with(policy))).collect();
-        runs.all(&[&jobs[..], &[loads[0].1.alone(0)]].concat())?;
-        victim(runs, &mut points, name, &loads[0].1)?;
-        for (load, job) in &loads[1..] {
+        let jobs: Vec<OctofasRunConfig> =
+            cases.iter().flat_map(|(_, job)| POLICIES.map(|(policy, _)| job.with_policy(policy))).collect();
+        runs.run_all(&[&jobs[..], &[cases[0].1.only_tenant(0)]].concat())?;
+        add_victim_points(runs, &mut points, name, &cases[0].1)?;
+        for (case, job) in &cases[1..] {
             for (policy, policy_name) in POLICIES {
-                let together = runs.one(&job.with(policy))?;
-                let flows = together.flows.iter().zip(&job.weights);
+                let together = runs.run_one(&job.with_policy(policy))?;
+                let tenants = together.tenants.iter().zip(&job.weights);
                 let parts: Vec<f64> =
-                    flows.map(|(flow, &weight)| flow.throughput_ops_s / f64::from(weight)).collect();
-                let series = format!("Jain's index (asked: 0.99), {load}, {name}");
-                points.ours(&series, policy_name, jain(&parts), "1");
+                    tenants.map(|(tenant, &weight)| tenant.throughput_ops_s / f64::from(weight)).collect();
+                let series = format!("Jain's index (asked: 0.99), {case}, {name}");
+                points.add(&series, policy_name, jain_index(&parts), "1");
             }
         }
-        for (load, job) in &loads[1..] {
-            let [off, on] =
-                [runs.one(job)?, runs.one(&job.with(Policy::Fair))?].map(|run| run.whole.throughput_ops_s);
-            let series = format!("throughput, {load}, {name}");
-            points.ours(&series, "none", off, "op/s");
-            points.ours(&series, "fair", on, "op/s");
-            let series = format!("throughput against none (asked: -2 at the least), {load}, {name}");
-            points.ours(&series, "fair", (on / off - 1.0) * 100.0, "%");
+        for (case, job) in &cases[1..] {
+            let [off, on] = [runs.run_one(job)?, runs.run_one(&job.with_policy(Policy::Fair))?]
+                .map(|run| run.total.throughput_ops_s);
+            let series = format!("throughput, {case}, {name}");
+            points.add(&series, "none", off, "op/s");
+            points.add(&series, "fair", on, "op/s");
+            let series = format!("throughput against none (asked: -2 at the least), {case}, {name}");
+            points.add(&series, "fair", (on / off - 1.0) * 100.0, "%");
         }
     }
     for (one_machine, name) in [(false, "six cores"), (true, "six cores, one wire")] {
-        let job = Job { one_machine, ..Job::new(&[1, AGGRESSOR], Filled::InOrder) };
-        runs.all(&[job.with(Policy::None), job.with(Policy::Fair), job.alone(0)])?;
-        victim(runs, &mut points, name, &job)?;
+        let job = OctofasRunConfig {
+            one_machine,
+            ..OctofasRunConfig::new(&[1, AGGRESSOR_THREADS], OctofasPlacement::InOrder)
+        };
+        runs.run_all(&[job.with_policy(Policy::None), job.with_policy(Policy::Fair), job.only_tenant(0)])?;
+        add_victim_points(runs, &mut points, name, &job)?;
     }
-    Ok(points.all)
+    Ok(points.points)
 }
 
 /// What the aggressor does to the victim, and what keeping it small costs.
-fn victim(runs: &mut Runs, points: &mut Points, name: &str, job: &Job) -> Result<()> {
-    let alone = runs.one(&job.alone(0))?.flows[0].response_us_p99;
+fn add_victim_points(
+    runs: &mut OctofasRunner,
+    points: &mut DataPoints,
+    name: &str,
+    job: &OctofasRunConfig,
+) -> Result<()> {
+    let alone = runs.run_one(&job.only_tenant(0))?.tenants[0].response_us_p99;
     let series = format!("p99 of 1 thread beside 64, {name}");
-    points.ours(&series, "alone", alone, "us");
-    let fair = job.with(Policy::Fair);
-    let ways = [
+    points.add(&series, "alone", alone, "us");
+    let fair = job.with_policy(Policy::Fair);
+    let variants = [
         ("none", job.clone()),
         ("fair", fair.clone()),
-        ("fair, in_flight 1", Job { in_flight: Some(1), ..fair }),
+        ("fair, in_flight 1", OctofasRunConfig { in_flight: Some(1), ..fair }),
     ];
     let mut all = Vec::new();
-    for (way, job) in &ways {
-        let together = runs.one(job)?;
-        let (p99, throughput) = (together.flows[0].response_us_p99, together.whole.throughput_ops_s);
-        points.ours(&series, way, p99, "us");
-        all.push((*way, p99 / alone, throughput));
+    for (variant, job) in &variants {
+        let together = runs.run_one(job)?;
+        let (p99, throughput) = (together.tenants[0].response_us_p99, together.total.throughput_ops_s);
+        points.add(&series, variant, p99, "us");
+        all.push((*variant, p99 / alone, throughput));
     }
-    for (way, ratio, _) in &all {
-        points.ours(&format!("{series}, by that alone (asked: 1.2)"), way, *ratio, "times");
+    for (variant, ratio, _) in &all {
+        points.add(&format!("{series}, by that alone (asked: 1.2)"), variant, *ratio, "times");
     }
-    for (way, _, throughput) in &all {
-        points.ours(&format!("throughput, 1 and 64 threads, {name}"), way, *throughput, "op/s");
+    for (variant, _, throughput) in &all {
+        points.add(&format!("throughput, 1 and 64 threads, {name}"), variant, *throughput, "op/s");
     }
     let none = all[0].2;
-    for (way, _, throughput) in &all[1..] {
+    for (variant, _, throughput) in &all[1..] {
         let series = format!("throughput against none (asked: -2 at the least), 1 and 64 threads, {name}");
-        points.ours(&series, way, (throughput / none - 1.0) * 100.0, "%");
+        points.add(&series, variant, (throughput / none - 1.0) * 100.0, "%");
     }
     Ok(())
 }

@@ -1,22 +1,26 @@
 //! The runs of OctoFAS: which tenants ask how much, over which connections, under which policy.
 
-use crate::reproduce::job_runner::{self, Spans};
-use crate::reproduce::native_runs::OnCores;
+use crate::reproduce::job_runner::{self, Durations};
+use crate::reproduce::native_runs::NativeRuns;
 use anyhow::Result;
 use octokv_base::Nanos;
-use octokv_sched::{FlowSettings, MoveFlows, Policy, Settings};
-use octokv_sim::experiments::experiment::Bench;
-use octokv_sim::experiments::parameters::{CostSetting, FLOW_THRESHOLD, Operation, TABLE_IV, WINDOW, costs};
-use octokv_sim::experiments::tenant_metrics::{FlowTrial, FlowsTrial, Together, name_of};
-use octokv_sim::experiments::workload::Placement;
+use octokv_sched::{MigrateTenants, Policy, SchedConfig, TenantQos};
+use octokv_sim::experiments::experiment::SimulatedExperiment;
+use octokv_sim::experiments::parameters::{
+    CostModel, OCTOFAS_CONNECTION_THRESHOLD, Operation, SAMPLING_INTERVAL, TABLE_IV, request_costs,
+};
+use octokv_sim::experiments::tenant_metrics::{
+    MultiTenantConfig, MultiTenantRunStats, TenantConfig, tenant_host_nqn,
+};
+use octokv_sim::experiments::workload::ConnectionPolicy;
 
 const SEED: u64 = 1;
 /// The paper holds a request back for its backwardings, however long they take.
-const HELD_MAX: Nanos = Nanos::from_secs(1);
+const REQUEUE_HOLD_MAX: Nanos = Nanos::from_secs(1);
 
 /// Which connections requests go over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Filled {
+pub enum OctofasPlacement {
     /// In order, up to the threshold (§3.3).
     InOrder,
     /// The first flow so, the others by the shares of OctoKV's Table IV.
@@ -25,42 +29,44 @@ pub enum Filled {
     OneCore,
 }
 
-impl Filled {
+impl OctofasPlacement {
     /// As figures call it.
     pub fn name(self) -> &'static str {
         match self {
-            Filled::InOrder => "in order",
-            Filled::ByShares => "flow 2 by Table IV's shares",
-            Filled::OneCore => "one core",
+            OctofasPlacement::InOrder => "in order",
+            OctofasPlacement::ByShares => "flow 2 by Table IV's shares",
+            OctofasPlacement::OneCore => "one core",
         }
     }
 
-    fn placement(self, flow: usize) -> Placement {
-        match (self, flow) {
-            (Filled::InOrder, _) | (Filled::ByShares, 0) => Placement::InOrder(FLOW_THRESHOLD),
-            (Filled::ByShares, _) => Placement::Shares(TABLE_IV.to_vec()),
-            (Filled::OneCore, _) => Placement::One(0),
+    fn placement(self, tenant: usize) -> ConnectionPolicy {
+        match (self, tenant) {
+            (OctofasPlacement::InOrder, _) | (OctofasPlacement::ByShares, 0) => {
+                ConnectionPolicy::FillInOrder(OCTOFAS_CONNECTION_THRESHOLD)
+            }
+            (OctofasPlacement::ByShares, _) => ConnectionPolicy::Weighted(TABLE_IV.to_vec()),
+            (OctofasPlacement::OneCore, _) => ConnectionPolicy::Single(0),
         }
     }
 }
 
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct OctofasRunConfig {
     /// What a request costs.
-    pub costs: CostSetting,
+    pub costs: CostModel,
     /// Put or get.
     pub operation: Operation,
     /// By flow: its threads.
     pub threads: Vec<usize>,
     /// Over which connections.
-    pub filled: Filled,
+    pub placement: OctofasPlacement,
     /// Who is served where and when.
     pub policy: Policy,
     /// Whose requests `inter` moves.
-    pub moves: MoveFlows,
+    pub migrate: MigrateTenants,
     /// How often requests of dense flows go back; as intensities say where nothing is said.
-    pub backwardings: Option<u32>,
+    pub requeues: Option<u32>,
     /// The most requests of a core that a fair queue lets run at a time; the setting's default where nothing is said.
     pub in_flight: Option<u32>,
     /// By flow: its weight.
@@ -69,17 +75,17 @@ pub struct Job {
     pub one_machine: bool,
 }
 
-impl Job {
+impl OctofasRunConfig {
     /// The usual one: puts at the paper's costs from one machine, and no policy.
-    pub fn new(threads: &[usize], filled: Filled) -> Job {
-        Job {
-            costs: CostSetting::Paper,
+    pub fn new(threads: &[usize], placement: OctofasPlacement) -> OctofasRunConfig {
+        OctofasRunConfig {
+            costs: CostModel::Paper,
             operation: Operation::Put,
             threads: threads.to_vec(),
-            filled,
+            placement,
             policy: Policy::None,
-            moves: MoveFlows::All,
-            backwardings: None,
+            migrate: MigrateTenants::All,
+            requeues: None,
             in_flight: None,
             weights: vec![1; threads.len()],
             one_machine: true,
@@ -87,77 +93,84 @@ impl Job {
     }
 
     /// The same with a policy.
-    pub fn with(&self, policy: Policy) -> Job {
-        Job { policy, ..self.clone() }
+    pub fn with_policy(&self, policy: Policy) -> OctofasRunConfig {
+        OctofasRunConfig { policy, ..self.clone() }
     }
 
     /// The same with OctoFAS's best: dense flows move, and go back 20 times.
-    pub fn with_dense(&self, policy: Policy) -> Job {
-        Job { moves: MoveFlows::Dense, ..self.with(policy) }.going_back(20)
+    pub fn with_dense_policy(&self, policy: Policy) -> OctofasRunConfig {
+        OctofasRunConfig { migrate: MigrateTenants::Dense, ..self.with_policy(policy) }.with_requeues(20)
     }
 
     /// The same where requests of dense flows go back so often.
-    pub fn going_back(self, backwardings: u32) -> Job {
-        Job { backwardings: Some(backwardings), ..self }
+    pub fn with_requeues(self, requeues: u32) -> OctofasRunConfig {
+        OctofasRunConfig { requeues: Some(requeues), ..self }
     }
 
     /// The same with one flow only, in the same world: the others are connected and silent.
-    pub fn alone(&self, flow: usize) -> Job {
+    pub fn only_tenant(&self, tenant: usize) -> OctofasRunConfig {
         let threads =
-            self.threads.iter().enumerate().map(|(at, &threads)| if at == flow { threads } else { 0 });
-        Job {
+            self.threads.iter().enumerate().map(|(at, &threads)| if at == tenant { threads } else { 0 });
+        OctofasRunConfig {
             threads: threads.collect(),
             weights: vec![1; self.threads.len()],
-            backwardings: None,
+            requeues: None,
             in_flight: None,
-            moves: MoveFlows::All,
-            ..self.with(Policy::None)
+            migrate: MigrateTenants::All,
+            ..self.with_policy(Policy::None)
         }
     }
 
-    fn settings(&self) -> Settings {
-        let (policy, move_flows) = (self.policy, self.moves);
-        let mut settings = Settings { policy, window: WINDOW, move_flows, ..Settings::default() };
-        if let Some(backwardings) = self.backwardings {
+    fn scheduling_config(&self) -> SchedConfig {
+        let (policy, move_flows) = (self.policy, self.migrate);
+        let mut config = SchedConfig {
+            policy,
+            interval: SAMPLING_INTERVAL,
+            migrate_tenants: move_flows,
+            ..SchedConfig::default()
+        };
+        if let Some(requeues) = self.requeues {
             // Whatever the intensities are.
-            settings =
-                Settings { alpha: 100.0, backwardings_max: backwardings, held_max: HELD_MAX, ..settings };
+            config =
+                SchedConfig { alpha: 100.0, requeues_max: requeues, held_max: REQUEUE_HOLD_MAX, ..config };
         }
-        settings.in_flight = self.in_flight.unwrap_or(settings.in_flight);
-        for (flow, &weight) in self.weights.iter().enumerate().filter(|(_, weight)| **weight != 1) {
-            settings.tenants.insert(name_of(flow), FlowSettings { weight, ..FlowSettings::default() });
+        config.in_flight = self.in_flight.unwrap_or(config.in_flight);
+        for (tenant, &weight) in self.weights.iter().enumerate().filter(|(_, weight)| **weight != 1) {
+            config.tenants.insert(tenant_host_nqn(tenant), TenantQos { weight, ..TenantQos::default() });
         }
-        settings
+        config
     }
 }
 
-impl job_runner::Job for Job {
-    type Real = OnCores;
-    type Outcome = Together;
+impl job_runner::ExperimentJob for OctofasRunConfig {
+    type NativeState = NativeRuns;
+    type Output = MultiTenantRunStats;
 
-    fn run(&self, spans: &Spans) -> Result<Together, String> {
-        let flow =
-            |(flow, &threads): (usize, &usize)| FlowTrial { threads, placement: self.filled.placement(flow) };
-        let bench = Bench::with_flows(&FlowsTrial {
+    fn run(&self, durations: &Durations) -> Result<MultiTenantRunStats, String> {
+        let tenant = |(tenant, &threads): (usize, &usize)| TenantConfig {
+            threads,
+            connection_policy: self.placement.placement(tenant),
+        };
+        let experiment = SimulatedExperiment::multi_tenant(&MultiTenantConfig {
             seed: SEED,
-            costs: costs(self.costs, self.operation, true),
+            costs: request_costs(self.costs, self.operation, true),
             operation: self.operation,
-            flows: self.threads.iter().enumerate().map(flow).collect(),
-            one_machine: self.one_machine,
-            scheduling: self.settings(),
+            tenants: self.threads.iter().enumerate().map(tenant).collect(),
+            shared_client_host: self.one_machine,
+            scheduling: self.scheduling_config(),
             journal: true,
         })?;
-        bench.run_for(spans.warm_up)?;
-        bench.run_flows_for(spans.steady)
+        experiment.run_for(durations.warm_up)?;
+        experiment.run_tenants_for(durations.measured)
     }
 }
 
 /// All runs so far.
-pub type Runs = job_runner::Runs<Job>;
+pub type OctofasRunner = job_runner::JobRunner<OctofasRunConfig>;
 
-impl Runs {
+impl OctofasRunner {
     /// What one job comes to.
-    pub fn one(&mut self, job: &Job) -> Result<Together> {
-        Ok(self.all(std::slice::from_ref(job))?.remove(0))
+    pub fn run_one(&mut self, job: &OctofasRunConfig) -> Result<MultiTenantRunStats> {
+        Ok(self.run_all(std::slice::from_ref(job))?.remove(0))
     }
 }

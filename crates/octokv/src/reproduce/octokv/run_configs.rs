@@ -1,42 +1,44 @@
 //! The OctoKV paper's runs: what is asked, over which connections, under which policy.
 
-use super::host_kvs::Host;
-use crate::reproduce::job_runner::{self, Spans};
+use super::host_kvs::HostKvsRuns;
+use crate::reproduce::job_runner::{self, Durations};
 use anyhow::Result;
-use octokv_sched::{Policy, Settings};
-use octokv_sim::experiments::experiment::{Bench, Trial};
-use octokv_sim::experiments::metrics::Figures;
-use octokv_sim::experiments::parameters::{CostSetting, Operation, TABLE_IV, THRESHOLD, WINDOW, costs};
-use octokv_sim::experiments::workload::Placement;
+use octokv_sched::{Policy, SchedConfig};
+use octokv_sim::experiments::experiment::{ExperimentConfig, SimulatedExperiment};
+use octokv_sim::experiments::metrics::RunStats;
+use octokv_sim::experiments::parameters::{
+    CONNECTION_THRESHOLD, CostModel, Operation, SAMPLING_INTERVAL, TABLE_IV, request_costs,
+};
+use octokv_sim::experiments::workload::ConnectionPolicy;
 
 const SEED: u64 = 1;
 /// Of Fig. 8, in windows; the paper's seconds.
-pub const SERIES_WINDOWS: usize = 30;
+pub const SERIES_INTERVALS: usize = 30;
 /// When balancing is switched on there.
-pub const SWITCHED_AT: usize = 15;
+pub const SWITCH_INTERVAL: usize = 15;
 
 /// Which connection requests go over, of the two ways that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Filled {
+pub enum OctokvPlacement {
     /// In order, up to the threshold (OctoFAS §3.3).
     InOrder,
     /// By the shares of Table IV.
     ByShares,
 }
 
-impl Filled {
+impl OctokvPlacement {
     /// As figures call it.
     pub fn name(self) -> &'static str {
         match self {
-            Filled::InOrder => "in order",
-            Filled::ByShares => "by Table IV's shares",
+            OctokvPlacement::InOrder => "in order",
+            OctokvPlacement::ByShares => "by Table IV's shares",
         }
     }
 }
 
 /// How it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub enum RunMode {
     /// For a while, after a while.
     Steady,
     /// So many requests, after a while: each stage counts each of them.
@@ -47,9 +49,9 @@ pub enum Course {
 
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct OctokvRunConfig {
     /// What a request costs.
-    pub costs: CostSetting,
+    pub costs: CostModel,
     /// Whether the engine's part is among it.
     pub engine: bool,
     /// Put or get.
@@ -57,7 +59,7 @@ pub struct Job {
     /// Threads.
     pub threads: usize,
     /// Over which connections.
-    pub filled: Filled,
+    pub placement: OctokvPlacement,
     /// Who runs what where.
     pub policy: Policy,
     /// T_OL and T_LB.
@@ -65,79 +67,85 @@ pub struct Job {
     /// Whether the engine keeps its journal.
     pub journal: bool,
     /// How it runs.
-    pub course: Course,
+    pub mode: RunMode,
 }
 
-impl Job {
+impl OctokvRunConfig {
     /// The usual one: the paper's costs and thresholds, the engine, no balancing.
-    pub fn new(operation: Operation, threads: usize, filled: Filled) -> Job {
-        Job {
-            costs: CostSetting::Paper,
+    pub fn new(operation: Operation, threads: usize, placement: OctokvPlacement) -> OctokvRunConfig {
+        OctokvRunConfig {
+            costs: CostModel::Paper,
             engine: true,
             operation,
             threads,
-            filled,
+            placement,
             policy: Policy::None,
             thresholds: (0.4, 0.1),
             journal: true,
-            course: Course::Steady,
+            mode: RunMode::Steady,
         }
     }
 
     /// The same with a policy.
-    pub fn with(self, policy: Policy) -> Job {
-        Job { policy, ..self }
+    pub fn with_policy(self, policy: Policy) -> OctokvRunConfig {
+        OctokvRunConfig { policy, ..self }
     }
 
-    fn settings(&self, policy: Policy) -> Settings {
+    fn scheduling_config(&self, policy: Policy) -> SchedConfig {
         let (overload, imbalance_difference) = self.thresholds;
-        Settings { policy, window: WINDOW, overload, imbalance_difference, ..Settings::default() }
+        SchedConfig {
+            policy,
+            interval: SAMPLING_INTERVAL,
+            overload,
+            imbalance_difference,
+            ..SchedConfig::default()
+        }
     }
 }
 
-impl job_runner::Job for Job {
-    type Real = Host;
-    type Outcome = Vec<Figures>;
+impl job_runner::ExperimentJob for OctokvRunConfig {
+    type NativeState = HostKvsRuns;
+    type Output = Vec<RunStats>;
 
-    fn run(&self, spans: &Spans) -> Result<Vec<Figures>, String> {
-        let placement = match self.filled {
-            Filled::InOrder => Placement::InOrder(THRESHOLD),
-            Filled::ByShares => Placement::Shares(TABLE_IV.to_vec()),
+    fn run(&self, durations: &Durations) -> Result<Vec<RunStats>, String> {
+        let placement = match self.placement {
+            OctokvPlacement::InOrder => ConnectionPolicy::FillInOrder(CONNECTION_THRESHOLD),
+            OctokvPlacement::ByShares => ConnectionPolicy::Weighted(TABLE_IV.to_vec()),
         };
-        let first = if self.course == Course::Switched { Policy::None } else { self.policy };
-        let bench = Bench::new(&Trial {
+        let initial_policy = if self.mode == RunMode::Switched { Policy::None } else { self.policy };
+        let experiment = SimulatedExperiment::new(&ExperimentConfig {
             seed: SEED,
-            costs: costs(self.costs, self.operation, self.engine),
+            costs: request_costs(self.costs, self.operation, self.engine),
             operation: self.operation,
             threads: self.threads,
-            placement,
-            scheduling: self.settings(first),
+            connection_policy: placement,
+            scheduling: self.scheduling_config(initial_policy),
             journal: self.journal,
         })?;
-        bench.run_for(spans.warm_up)?;
-        match self.course {
-            Course::Steady => Ok(vec![bench.run_for(spans.steady)?]),
-            Course::Requests(requests) => Ok(vec![bench.run_requests(requests)?]),
-            Course::Switched => {
-                let window = |number: usize| {
-                    if number == SWITCHED_AT {
-                        bench.set_policy(self.settings(self.policy))?;
+        experiment.run_for(durations.warm_up)?;
+        match self.mode {
+            RunMode::Steady => Ok(vec![experiment.run_for(durations.measured)?]),
+            RunMode::Requests(requests) => Ok(vec![experiment.run_requests(requests)?]),
+            RunMode::Switched => {
+                let interval = |number: usize| {
+                    if number == SWITCH_INTERVAL {
+                        experiment.set_policy(self.scheduling_config(self.policy))?;
                     }
-                    bench.run_for(WINDOW)
+                    experiment.run_for(SAMPLING_INTERVAL)
                 };
-                (0..SERIES_WINDOWS).map(window).collect()
+                (0..SERIES_INTERVALS).map(interval).collect()
             }
         }
     }
 }
 
 /// All runs so far.
-pub type Runs = job_runner::Runs<Job>;
+pub type OctokvRunner = job_runner::JobRunner<OctokvRunConfig>;
 
-impl Runs {
+impl OctokvRunner {
     /// What one steady job comes to.
-    pub fn steady(&mut self, jobs: &[Job]) -> Result<Vec<Figures>> {
-        let all = self.all(jobs)?;
-        Ok(all.into_iter().filter_map(|mut figures| figures.pop()).collect())
+    pub fn run_steady(&mut self, jobs: &[OctokvRunConfig]) -> Result<Vec<RunStats>> {
+        let all = self.run_all(jobs)?;
+        Ok(all.into_iter().filter_map(|mut stats| stats.pop()).collect())
     }
 }

@@ -8,12 +8,12 @@
 //! ```
 //! In: trials. Out: for each what its rounds came to. Each round of each has a namespace, or a file system, of its own.
 
-use super::trials::{Measured, System, Trial, of_bench};
-use crate::child_process::Server;
+use super::trials::{ComparedSystem, HostKvsTrial, TrialResult, parse_bench_ops};
+use crate::child_process::ChildServer;
 use crate::demo;
-use crate::exit_status::Failure;
-use crate::reproduce::output_parser::{last_line, of_console};
-use crate::reproduce::qemu_guest::{Guest, Task};
+use crate::exit_status::CliError;
+use crate::reproduce::output_parser::{error_line, parse_console};
+use crate::reproduce::qemu_guest::{GuestTask, QemuGuest};
 use anyhow::{Context, Result, anyhow};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -21,23 +21,23 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// How the directory of its files begins.
-const PREFIX: &str = "octokv-host-kvs-";
+const DIRECTORY_PREFIX: &str = "octokv-host-kvs-";
 /// Files of Host KVS: more than threads, so that these seldom share one.
 pub const DB_FILES: usize = 16;
-const TASK: Task = Task { script: "host-kvs.sh", programs: &["mkfs.ext4"] };
+const GUEST_TASK: GuestTask = GuestTask { script: "host-kvs.sh", programs: &["mkfs.ext4"] };
 /// The guest is ended after so long.
 const GUEST_LIMIT_S: u64 = 170;
 /// The namespace of the guest's file system, and the first of the trials'.
-const FILES: usize = 2;
-const FIRST: usize = 10;
+const FILE_SYSTEM_NSID: usize = 2;
+const TRIAL_NSID_MIN: usize = 10;
 /// Files of 64 MiB and little more, and the file system's own.
-const FILES_BYTES: usize = 2 << 30;
+const FILE_SYSTEM_BYTES: usize = 2 << 30;
 /// Of the run before those that count: an emulated processor is slow at what it does for the first time.
-const WARM_UP: &str = "w";
+const WARM_UP_NAME: &str = "w";
 
 /// How much is run.
 #[derive(Clone, Copy, Debug)]
-pub struct Amount {
+pub struct RunCounts {
     /// Rounds, in which every trial runs once.
     pub rounds: usize,
     /// Puts, and gets, of each thread in the guest.
@@ -47,154 +47,156 @@ pub struct Amount {
 }
 
 /// For each trial what each round came to.
-pub type Rounds = Vec<Vec<Measured>>;
+pub type TrialRounds = Vec<Vec<TrialResult>>;
 
 /// Two nodes that differ in when they acknowledge a put, on files that go with them.
-struct Nodes {
-    flush: Server,
-    no_flush: Server,
+struct NodePair {
+    flush: ChildServer,
+    no_flush: ChildServer,
     directory: TempDir,
 }
 
 /// Everything that a place needs to know.
-pub struct Work<'a> {
+pub struct TrialEnvironment<'a> {
     /// What is run, each in every round.
-    pub trials: &'a [Trial],
+    pub trials: &'a [HostKvsTrial],
     /// How much.
-    pub amount: Amount,
+    pub counts: RunCounts,
     /// Where files are made; without one, where temporary files go.
     pub directory: Option<&'a Path>,
 }
 
-fn namespace(round: usize, trial: usize, trials: usize) -> usize {
-    FIRST + round * trials + trial
+fn nsid_of(round: usize, trial: usize, trials: usize) -> usize {
+    TRIAL_NSID_MIN + round * trials + trial
 }
 
-impl Work<'_> {
-    fn all_failed(&self, why: &str) -> Rounds {
+impl TrialEnvironment<'_> {
+    fn all_failed_with(&self, why: &str) -> TrialRounds {
         self.trials.iter().map(|_| vec![Err(why.to_owned())]).collect()
     }
 
     fn directory(&self) -> Result<TempDir> {
         match self.directory {
-            Some(place) => TempDir::with_prefix_in(PREFIX, place)
-                .with_context(|| format!("a directory in {}", place.display())),
-            None => demo::directory(PREFIX).map_err(|failure| match failure {
-                Failure::Usage(why) | Failure::Missing(why) => anyhow!(why),
-                Failure::Failed(error) => error,
+            Some(parent) => TempDir::with_prefix_in(DIRECTORY_PREFIX, parent)
+                .with_context(|| format!("a directory in {}", parent.display())),
+            None => demo::temporary_directory(DIRECTORY_PREFIX).map_err(|failure| match failure {
+                CliError::Usage(why) | CliError::KeyNotFound(why) => anyhow!(why),
+                CliError::Failed(error) => error,
             }),
         }
     }
 
     /// The configuration of a node with the namespaces of all trials that are its.
-    fn config(&self, directory: &Path, is_flush: bool, operations: usize, nand: Option<&str>) -> String {
-        let (place, durability) = (directory.display(), if is_flush { "flush" } else { "device" });
+    fn node_config(&self, directory: &Path, is_flush: bool, operations: usize, nand: Option<&str>) -> String {
+        let (directory_path, durability) = (directory.display(), if is_flush { "flush" } else { "device" });
         let mut text = format!(
-            "device = \"{place}/{durability}-1\"\nsize = \"64MiB\"\nlisten = [\"127.0.0.1:0\"]\nadmin = \"none\"\n\
+            "device = \"{directory_path}/{durability}-1\"\nsize = \"64MiB\"\nlisten = [\"127.0.0.1:0\"]\nadmin = \"none\"\n\
              state = \"none\"\ndurability = \"{durability}\"\n"
         );
-        let mut one = |nsid: usize, kind: &str, size: usize| {
+        let mut add_namespace = |nsid: usize, kind: &str, size: usize| {
             let _ = write!(
                 text,
-                "\n[[namespace]]\nnsid = {nsid}\nkind = \"{kind}\"\ndevice = \"{place}/{durability}-{nsid}\"\n\
+                "\n[[namespace]]\nnsid = {nsid}\nkind = \"{kind}\"\ndevice = \"{directory_path}/{durability}-{nsid}\"\n\
                  size = {size}\nnand = \"{}\"\n",
                 nand.unwrap_or("none")
             );
         };
         if is_flush && nand.is_some() {
-            one(FILES, "block", FILES_BYTES);
+            add_namespace(FILE_SYSTEM_NSID, "block", FILE_SYSTEM_BYTES);
         }
-        for round in 0..self.amount.rounds {
+        for round in 0..self.counts.rounds {
             for (number, trial) in self.trials.iter().enumerate() {
                 let kind = match (trial.system, is_flush) {
-                    (System::OctoKv, true) | (System::OctoKvNoFlush, false) => "kv",
-                    (System::Blocks, true) => "block",
+                    (ComparedSystem::OctoKv, true) | (ComparedSystem::OctoKvNoFlush, false) => "kv",
+                    (ComparedSystem::Blocks, true) => "block",
                     _ => continue,
                 };
                 // Room for everything twice.
                 let record = (trial.kib << 10) + 8192;
                 let size = (operations * trial.threads * record * 2).max(64 << 20).next_multiple_of(1 << 20);
-                one(namespace(round, number, self.trials.len()), kind, size);
+                add_namespace(nsid_of(round, number, self.trials.len()), kind, size);
             }
         }
         text
     }
 
-    fn nodes(&self, operations: usize, nand: Option<&str>) -> Result<Nodes> {
+    fn start_nodes(&self, operations: usize, nand: Option<&str>) -> Result<NodePair> {
         let directory = self.directory()?;
-        let start = |is_flush: bool| -> Result<Server> {
+        let start = |is_flush: bool| -> Result<ChildServer> {
             let file = directory.path().join(if is_flush { "flush.toml" } else { "device.toml" });
-            std::fs::write(&file, self.config(directory.path(), is_flush, operations, nand))
+            std::fs::write(&file, self.node_config(directory.path(), is_flush, operations, nand))
                 .context("the node's configuration")?;
-            Server::with(&["--config".as_ref(), file.as_os_str()])
+            ChildServer::start_with_flags(&["--config".as_ref(), file.as_os_str()])
         };
-        Ok(Nodes { flush: start(true)?, no_flush: start(false)?, directory })
+        Ok(NodePair { flush: start(true)?, no_flush: start(false)?, directory })
     }
 
     /// In the guest; and whether something failed that could run.
-    pub fn in_guest(&self) -> (Rounds, bool) {
-        let run = || -> Result<(Rounds, bool)> {
+    pub fn run_in_guest(&self) -> (TrialRounds, bool) {
+        let run = || -> Result<(TrialRounds, bool)> {
             let scripts = self.directory()?;
-            let guest = Guest::unpack(scripts.path(), TASK)?;
-            if let Some(missing) = guest.missing()? {
+            let guest = QemuGuest::unpack(scripts.path(), GUEST_TASK)?;
+            if let Some(missing) = guest.missing_dependencies()? {
                 eprintln!("octokv: the guest cannot be booted here; missing: {missing}");
-                return Ok((self.all_failed(&format!("missing: {missing}")), false));
+                return Ok((self.all_failed_with(&format!("missing: {missing}")), false));
             }
-            let nodes = self.nodes(self.amount.guest_operations, Some("970-evo"))?;
-            eprintln!("octokv: Host KVS and OctoKV in the guest, {} rounds", self.amount.rounds);
+            let nodes = self.start_nodes(self.counts.guest_operations, Some("970-evo"))?;
+            eprintln!("octokv: Host KVS and OctoKV in the guest, {} rounds", self.counts.rounds);
             let url = &nodes.flush.url;
             let variables = [
                 ("OCTOKV_PORT", url.port.to_string()),
                 ("OCTOKV_NQN", url.subsystem.clone()),
-                ("OCTOKV_FILES", FILES.to_string()),
+                ("OCTOKV_FILES", FILE_SYSTEM_NSID.to_string()),
                 ("OCTOKV_DB_FILES", DB_FILES.to_string()),
-                ("OCTOKV_RUNS", self.words(url.port, nodes.no_flush.url.port)),
+                ("OCTOKV_RUNS", self.guest_run_list(url.port, nodes.no_flush.url.port)),
             ];
             let console = guest.boot(&variables, GUEST_LIMIT_S)?;
-            let rounds = self.of_console(&console);
+            let rounds = self.parse_guest_console(&console);
             // A slow machine does not come to all rounds in time; one of each is enough.
             let failed = rounds.iter().any(|rounds| rounds.iter().all(Result::is_err));
             Ok((rounds, failed))
         };
-        run().unwrap_or_else(|error| (self.all_failed(&format!("{error:#}")), true))
+        run().unwrap_or_else(|error| (self.all_failed_with(&format!("{error:#}")), true))
     }
 
     /// All runs, as the guest's script wants them: a warm-up, then round by round.
-    fn words(&self, port: u16, port_no_flush: u16) -> String {
-        let mut words = vec![format!("{WARM_UP}:h:0:{port}:2:20:4")];
-        for round in 0..self.amount.rounds {
+    fn guest_run_list(&self, port: u16, port_no_flush: u16) -> String {
+        let mut entries = vec![format!("{WARM_UP_NAME}:h:0:{port}:2:20:4")];
+        for round in 0..self.counts.rounds {
             for (number, trial) in self.trials.iter().enumerate() {
-                let Trial { system, threads, kib } = *trial;
-                let port = if system == System::OctoKvNoFlush { port_no_flush } else { port };
-                let nsid = namespace(round, number, self.trials.len());
-                let (letter, keys) = (system.letter(), threads * self.amount.guest_operations);
-                words.push(format!("{round}.{number}:{letter}:{nsid}:{port}:{threads}:{keys}:{kib}"));
+                let HostKvsTrial { system, threads, kib } = *trial;
+                let port = if system == ComparedSystem::OctoKvNoFlush { port_no_flush } else { port };
+                let nsid = nsid_of(round, number, self.trials.len());
+                let (letter, keys) = (system.script_letter(), threads * self.counts.guest_operations);
+                entries.push(format!("{round}.{number}:{letter}:{nsid}:{port}:{threads}:{keys}:{kib}"));
             }
         }
-        words.join(",")
+        entries.join(",")
     }
 
-    fn of_console(&self, console: &str) -> Rounds {
-        let runs = of_console(console);
+    fn parse_guest_console(&self, console: &str) -> TrialRounds {
+        let runs = parse_console(console);
         let last = console.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
         let of = |name: String| match runs.iter().find(|(begun, _)| *begun == name) {
-            Some((_, printed)) => printed.as_ref().map_err(Clone::clone).and_then(|text| of_bench(text)),
+            Some((_, printed)) => {
+                printed.as_ref().map_err(Clone::clone).and_then(|text| parse_bench_ops(text))
+            }
             None => Err(format!("the guest did not come to it: {last}")),
         };
-        let rounds = |number| (0..self.amount.rounds).map(|round| of(format!("{round}.{number}"))).collect();
+        let rounds = |number| (0..self.counts.rounds).map(|round| of(format!("{round}.{number}"))).collect();
         (0..self.trials.len()).map(rounds).collect()
     }
 
     /// On this machine; and whether something failed.
-    pub fn on_this_machine(&self) -> (Rounds, bool) {
-        let run = || -> Result<Rounds> {
-            let nodes = self.nodes(self.amount.machine_operations, None)?;
-            eprintln!("octokv: Host KVS and OctoKV on this machine, {} rounds", self.amount.rounds);
-            let mut all: Rounds = self.trials.iter().map(|_| Vec::new()).collect();
-            for round in 0..self.amount.rounds {
+    pub fn run_native(&self) -> (TrialRounds, bool) {
+        let run = || -> Result<TrialRounds> {
+            let nodes = self.start_nodes(self.counts.machine_operations, None)?;
+            eprintln!("octokv: Host KVS and OctoKV on this machine, {} rounds", self.counts.rounds);
+            let mut all: TrialRounds = self.trials.iter().map(|_| Vec::new()).collect();
+            for round in 0..self.counts.rounds {
                 for (number, trial) in self.trials.iter().enumerate() {
-                    let nsid = namespace(round, number, self.trials.len());
-                    all[number].push(self.bench(&nodes, trial, nsid)?);
+                    let nsid = nsid_of(round, number, self.trials.len());
+                    all[number].push(self.run_bench(&nodes, trial, nsid)?);
                 }
             }
             Ok(all)
@@ -204,67 +206,73 @@ impl Work<'_> {
                 let failed = rounds.iter().flatten().any(Result::is_err);
                 (rounds, failed)
             }
-            Err(error) => (self.all_failed(&format!("{error:#}")), true),
+            Err(error) => (self.all_failed_with(&format!("{error:#}")), true),
         }
     }
 
-    fn bench(&self, nodes: &Nodes, trial: &Trial, nsid: usize) -> Result<Measured> {
+    fn run_bench(&self, nodes: &NodePair, trial: &HostKvsTrial, nsid: usize) -> Result<TrialResult> {
         let url = match trial.system {
-            System::OctoKvNoFlush => &nodes.no_flush.url,
-            System::HostKvs | System::OctoKv | System::Blocks => &nodes.flush.url,
+            ComparedSystem::OctoKvNoFlush => &nodes.no_flush.url,
+            ComparedSystem::HostKvs | ComparedSystem::OctoKv | ComparedSystem::Blocks => &nodes.flush.url,
         };
         let url = format!("nvme+tcp://{}:{}/{}?nsid={nsid}", url.host, url.port, url.subsystem);
         let files: PathBuf = nodes.directory.path().join("files");
-        let mut bench = Command::new(std::env::current_exe().context("this program's own file")?);
-        bench.args(["bench", "--workload", "fillseq,readrandom", "--key-size", "4", "--depth", "1"]);
-        bench.args(["--value-size", &(trial.kib << 10).to_string(), "--threads", &trial.threads.to_string()]);
-        bench.args(["--num", &(trial.threads * self.amount.machine_operations).to_string(), "--json", "-"]);
+        let mut command = Command::new(std::env::current_exe().context("this program's own file")?);
+        command.args(["bench", "--workload", "fillseq,readrandom", "--key-size", "4", "--depth", "1"]);
+        command.args([
+            "--value-size",
+            &(trial.kib << 10).to_string(),
+            "--threads",
+            &trial.threads.to_string(),
+        ]);
+        command.args(["--num", &(trial.threads * self.counts.machine_operations).to_string(), "--json", "-"]);
         match trial.system {
-            System::HostKvs => {
+            ComparedSystem::HostKvs => {
                 std::fs::create_dir(&files).context("a directory for Host KVS's files")?;
-                bench.args(["--system", "host-kvs", "--host-kvs-files", &DB_FILES.to_string()]);
-                bench.arg("--host-kvs-dir").arg(&files);
+                command.args(["--system", "host-kvs", "--host-kvs-files", &DB_FILES.to_string()]);
+                command.arg("--host-kvs-dir").arg(&files);
             }
-            System::OctoKv | System::OctoKvNoFlush => drop(bench.args(["--url", &url])),
-            System::Blocks => drop(bench.args(["--system", "remote-engine", "--url", &url])),
+            ComparedSystem::OctoKv | ComparedSystem::OctoKvNoFlush => drop(command.args(["--url", &url])),
+            ComparedSystem::Blocks => drop(command.args(["--system", "remote-engine", "--url", &url])),
         }
-        let output = bench.stdin(Stdio::null()).output().context("octokv bench cannot be started")?;
-        if trial.system == System::HostKvs {
+        let output = command.stdin(Stdio::null()).output().context("octokv bench cannot be started")?;
+        if trial.system == ComparedSystem::HostKvs {
             std::fs::remove_dir_all(&files).context("Host KVS's files")?;
         }
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(match output.status.success() {
-            true => of_bench(&text(&output.stdout)),
-            false => Err(format!("octokv bench: {}", last_line(&text(&output.stderr)))),
+            true => parse_bench_ops(&text(&output.stdout)),
+            false => Err(format!("octokv bench: {}", error_line(&text(&output.stderr)))),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::trials::trials;
+    use super::super::trials::trials_for;
     use super::*;
 
-    fn work(trials: &[Trial]) -> Work<'_> {
-        let amount = Amount { rounds: 3, guest_operations: 60, machine_operations: 200 };
-        Work { trials, amount, directory: None }
+    fn environment(trials: &[HostKvsTrial]) -> TrialEnvironment<'_> {
+        let amount = RunCounts { rounds: 3, guest_operations: 60, machine_operations: 200 };
+        TrialEnvironment { trials, counts: amount, directory: None }
     }
 
     #[test]
-    fn what_the_guest_is_told_fits_on_a_kernels_command_line() {
-        let trials = trials(true, true);
-        let words = work(&trials).words(65_535, 65_535);
+    fn the_guest_run_list_fits_on_a_kernel_command_line() {
+        let trials = trials_for(true, true);
+        let words = environment(&trials).guest_run_list(65_535, 65_535);
         assert_eq!(words.split(',').count(), 1 + 3 * trials.len());
         // Of 2,048 bytes, with room for the kernel's own.
         assert!(words.len() < 1_600, "{} bytes: {words}", words.len());
     }
 
     #[test]
-    fn every_run_has_a_namespace_of_its_own_on_the_node_that_acknowledges_as_it_wants() {
-        let trials = trials(true, true);
-        let work = work(&trials);
-        let config =
-            |is_flush| work.config(Path::new("/d"), is_flush, 60, Some("970-evo")).parse::<toml::Table>();
+    fn every_run_has_its_own_namespace_on_the_node_with_its_durability() {
+        let trials = trials_for(true, true);
+        let work = environment(&trials);
+        let config = |is_flush| {
+            work.node_config(Path::new("/d"), is_flush, 60, Some("970-evo")).parse::<toml::Table>()
+        };
         let (flush, no_flush) = (config(true).unwrap(), config(false).unwrap());
         assert_eq!(
             (flush["durability"].as_str(), no_flush["durability"].as_str()),
@@ -272,14 +280,14 @@ mod tests {
         );
         let count = |system| 3 * trials.iter().filter(|trial| trial.system == system).count();
         let has = |table: &toml::Table| table["namespace"].as_array().map_or(0, Vec::len);
-        assert_eq!(has(&flush), 1 + count(System::OctoKv) + count(System::Blocks));
-        assert_eq!(has(&no_flush), count(System::OctoKvNoFlush));
+        assert_eq!(has(&flush), 1 + count(ComparedSystem::OctoKv) + count(ComparedSystem::Blocks));
+        assert_eq!(has(&no_flush), count(ComparedSystem::OctoKvNoFlush));
     }
 
     #[test]
-    fn a_console_becomes_rounds_and_what_is_missing_says_so() {
-        let trials = trials(false, true);
-        let work = work(&trials);
+    fn a_console_is_split_into_rounds_and_missing_ones_say_so() {
+        let trials = trials_for(false, true);
+        let work = environment(&trials);
         let part = |workload: &str, us: usize| {
             format!(
                 "{{\"workload\": \"{workload}\", \"not_found\": 0, \"latency_us_mean\": {us}, \"throughput_ops_s\": 1}}"
@@ -292,7 +300,7 @@ mod tests {
         let console =
             [run("w", 9), run("0.0", 10), run("0.1", 11), run("1.0", 12), "kernel panic\r\n".to_owned()]
                 .concat();
-        let rounds = work.of_console(&console);
+        let rounds = work.parse_guest_console(&console);
         let us =
             |trial: usize, round: usize| rounds[trial][round].as_ref().map(|sample| sample.put.mean_us).ok();
         assert_eq!((us(0, 0), us(1, 0), us(0, 1), us(1, 1)), (Some(10.0), Some(11.0), Some(12.0), None));

@@ -2,13 +2,13 @@
 //!
 //! In: figures that are asked for; what `octokv bench` printed. Out: trials, each once; a trial's puts and gets.
 
-use crate::reproduce::output_parser::last_line;
-use octokv_sim::experiments::parameters::{HEAVY, LIGHT, MEDIUM};
+use crate::reproduce::output_parser::error_line;
+use octokv_sim::experiments::parameters::{HEAVY_THREADS, LIGHT_THREADS, MEDIUM_THREADS};
 use serde_json::Value;
 
 /// Which system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum System {
+pub enum ComparedSystem {
     /// The engine in the client, on files, an fsync with each put.
     HostKvs,
     /// Key Value commands; a put is acknowledged when a flush has made it durable.
@@ -19,32 +19,32 @@ pub enum System {
     Blocks,
 }
 
-impl System {
+impl ComparedSystem {
     /// As the guest's script knows it.
-    pub fn letter(self) -> char {
+    pub fn script_letter(self) -> char {
         match self {
-            System::HostKvs => 'h',
-            System::OctoKv | System::OctoKvNoFlush => 'k',
-            System::Blocks => 'b',
+            ComparedSystem::HostKvs => 'h',
+            ComparedSystem::OctoKv | ComparedSystem::OctoKvNoFlush => 'k',
+            ComparedSystem::Blocks => 'b',
         }
     }
 
     /// As figures call it.
     pub fn name(self) -> &'static str {
         match self {
-            System::HostKvs => "Host KVS",
-            System::OctoKv => "OctoKV",
-            System::OctoKvNoFlush => "OctoKV without a flush",
-            System::Blocks => "the engine here on blocks",
+            ComparedSystem::HostKvs => "Host KVS",
+            ComparedSystem::OctoKv => "OctoKV",
+            ComparedSystem::OctoKvNoFlush => "OctoKV without a flush",
+            ComparedSystem::Blocks => "the engine here on blocks",
         }
     }
 }
 
 /// One run: every key stored once, then as many read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trial {
+pub struct HostKvsTrial {
     /// Of which system.
-    pub system: System,
+    pub system: ComparedSystem,
     /// Synchronous threads.
     pub threads: usize,
     /// Value length in units of 1,024 bytes.
@@ -54,35 +54,35 @@ pub struct Trial {
 /// Value lengths of Figures 4 and 5; the text names 16 KiB alone.
 pub const SIZES_KIB: [usize; 3] = [1, 4, 16];
 /// The paper's own value length.
-pub const USUAL_KIB: usize = 16;
+pub const PAPER_VALUE_KIB: usize = 16;
 /// Loads of Figure 6, in threads: one, and the paper's.
-pub const LOADS: [usize; 4] = [1, LIGHT, MEDIUM, HEAVY];
+pub const TRIAL_THREADS: [usize; 4] = [1, LIGHT_THREADS, MEDIUM_THREADS, HEAVY_THREADS];
 
 /// The trials of figures: by value length (4 and 5), by load (6). In turn, so that a machine whose speed changes does so
 /// for all of them.
-pub fn trials(by_size: bool, by_load: bool) -> Vec<Trial> {
-    let mut all: Vec<Trial> = Vec::new();
-    let mut want = |system, threads, kib| {
-        let trial = Trial { system, threads, kib };
+pub fn trials_for(by_size: bool, by_load: bool) -> Vec<HostKvsTrial> {
+    let mut all: Vec<HostKvsTrial> = Vec::new();
+    let mut add = |system, threads, kib| {
+        let trial = HostKvsTrial { system, threads, kib };
         if !all.contains(&trial) {
             all.push(trial);
         }
     };
     if by_size {
         for kib in SIZES_KIB {
-            want(System::HostKvs, LIGHT, kib);
-            want(System::OctoKv, LIGHT, kib);
+            add(ComparedSystem::HostKvs, LIGHT_THREADS, kib);
+            add(ComparedSystem::OctoKv, LIGHT_THREADS, kib);
         }
-        want(System::OctoKvNoFlush, LIGHT, USUAL_KIB);
-        for threads in [1, LIGHT] {
-            want(System::HostKvs, threads, USUAL_KIB);
-            want(System::Blocks, threads, USUAL_KIB);
+        add(ComparedSystem::OctoKvNoFlush, LIGHT_THREADS, PAPER_VALUE_KIB);
+        for threads in [1, LIGHT_THREADS] {
+            add(ComparedSystem::HostKvs, threads, PAPER_VALUE_KIB);
+            add(ComparedSystem::Blocks, threads, PAPER_VALUE_KIB);
         }
     }
     if by_load {
-        for threads in LOADS {
-            want(System::HostKvs, threads, USUAL_KIB);
-            want(System::OctoKv, threads, USUAL_KIB);
+        for threads in TRIAL_THREADS {
+            add(ComparedSystem::HostKvs, threads, PAPER_VALUE_KIB);
+            add(ComparedSystem::OctoKv, threads, PAPER_VALUE_KIB);
         }
     }
     all
@@ -90,7 +90,7 @@ pub fn trials(by_size: bool, by_load: bool) -> Vec<Trial> {
 
 /// What a mean operation spent where, in microseconds: all of it, and inside calls on files.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Part {
+pub struct OpBreakdown {
     /// The response time.
     pub mean_us: f64,
     /// Operations per second.
@@ -105,28 +105,28 @@ pub struct Part {
     pub sync_us: f64,
 }
 
-impl Part {
+impl OpBreakdown {
     /// Inside the kernel's calls.
-    pub fn calls_us(&self) -> f64 {
+    pub fn syscalls_us(&self) -> f64 {
         self.read_us + self.write_us + self.sync_us
     }
 }
 
 /// What one run came to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub struct PutGetSample {
     /// Its stores.
-    pub put: Part,
+    pub put: OpBreakdown,
     /// Its reads.
-    pub get: Part,
+    pub get: OpBreakdown,
 }
 
 /// What became of one run.
-pub type Measured = Result<Sample, String>;
+pub type TrialResult = Result<PutGetSample, String>;
 
 /// The figures of `octokv bench --workload fillseq,readrandom --json -`.
-pub fn of_bench(text: &str) -> Measured {
-    let figures = || {
+pub fn parse_bench_ops(text: &str) -> TrialResult {
+    let parse = || {
         // Progress and events may stand before the document.
         let document: Value = serde_json::from_str(&text[text.find("{\n")?..=text.rfind('}')?]).ok()?;
         let of = |workload: &str| {
@@ -137,7 +137,7 @@ pub fn of_bench(text: &str) -> Measured {
                 return None;
             }
             let spent = |name: &str| result[name].as_f64().unwrap_or(0.0);
-            Some(Part {
+            Some(OpBreakdown {
                 mean_us: result["latency_us_mean"].as_f64()?,
                 ops_s: result["throughput_ops_s"].as_f64()?,
                 wait_us: spent("file_wait_us_mean"),
@@ -146,9 +146,9 @@ pub fn of_bench(text: &str) -> Measured {
                 sync_us: spent("file_sync_us_mean"),
             })
         };
-        Some(Sample { put: of("fillseq")?, get: of("readrandom")? })
+        Some(PutGetSample { put: of("fillseq")?, get: of("readrandom")? })
     };
-    figures().ok_or_else(|| format!("octokv bench gave no figures; it ended with: {}", last_line(text)))
+    parse().ok_or_else(|| format!("octokv bench gave no figures; it ended with: {}", error_line(text)))
 }
 
 #[cfg(test)]
@@ -169,26 +169,26 @@ fillseq: 40 %, 3 operations
 "#;
 
     #[test]
-    fn a_document_becomes_puts_and_gets_with_their_calls() {
-        let Sample { put, get } = of_bench(BENCH).unwrap();
-        assert_eq!((put.mean_us, put.ops_s, put.wait_us, put.calls_us()), (800.5, 20.0, 10.0, 690.5));
-        assert_eq!((get.mean_us, get.ops_s, get.calls_us()), (50.0, 300.0, 0.0));
+    fn a_bench_report_becomes_puts_and_gets_with_their_syscalls() {
+        let PutGetSample { put, get } = parse_bench_ops(BENCH).unwrap();
+        assert_eq!((put.mean_us, put.ops_s, put.wait_us, put.syscalls_us()), (800.5, 20.0, 10.0, 690.5));
+        assert_eq!((get.mean_us, get.ops_s, get.syscalls_us()), (50.0, 300.0, 0.0));
         let missing = BENCH.replace(r#""readrandom", "not_found": 0"#, r#""readrandom", "not_found": 1"#);
         for wrong in ["", "{\n}", &BENCH[..BENCH.len() - 4], &missing, "octokv: refused\n"] {
-            assert!(of_bench(wrong).is_err(), "{wrong}");
+            assert!(parse_bench_ops(wrong).is_err(), "{wrong}");
         }
-        assert!(of_bench("octokv: refused\n").unwrap_err().ends_with("octokv: refused"));
+        assert!(parse_bench_ops("octokv: refused\n").unwrap_err().ends_with("octokv: refused"));
     }
 
     #[test]
-    fn every_trial_is_run_once_however_many_figures_want_it() {
-        let both = trials(true, true);
+    fn every_trial_is_listed_once() {
+        let both = trials_for(true, true);
         for (number, trial) in both.iter().enumerate() {
             assert!(!both[..number].contains(trial), "{trial:?}");
         }
-        for part in [trials(true, false), trials(false, true)] {
+        for part in [trials_for(true, false), trials_for(false, true)] {
             assert!(part.len() < both.len() && part.iter().all(|trial| both.contains(trial)));
         }
-        assert!(trials(false, false).is_empty());
+        assert!(trials_for(false, false).is_empty());
     }
 }
