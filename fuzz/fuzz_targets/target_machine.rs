@@ -6,5 +6,5 @@
 mod common;
 
 libfuzzer_sys::fuzz_target!(|script: &[u8]| {
-    common::adversary::play(script);
+    common::adversary::run_script(script);
 });

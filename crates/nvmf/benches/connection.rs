@@ -7,7 +7,7 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use common::{Host, NSID, store_sqe, target, value};
+use common::{NSID, TestHost, store_sqe, target, value};
 use octokv_base::{Buffer, BufferPool, Key};
 use octokv_nvmf::{IoRequest, RequestOutcome};
 use octokv_wire::{Sgl, kv};
@@ -26,8 +26,8 @@ struct Case {
 
 /// Commands per second of one round.
 fn round(case: &Case) -> f64 {
-    let admin = Host::admin_with(&target(), case.digests, case.digests);
-    let mut host = Host::io_with(&admin, 1, case.digests, case.digests);
+    let admin = TestHost::admin_with(&target(), case.digests, case.digests);
+    let mut host = TestHost::io_with(&admin, 1, case.digests, case.digests);
     let stored = value(case.value_bytes);
     let mut stream = Vec::new();
     for id in 0..DEPTH {
@@ -54,11 +54,11 @@ fn round(case: &Case) -> f64 {
             host.connection.complete(host.now, request.slot, outcome);
             done += 1;
         }
-        let outbox = host.connection.send_buffer();
+        let send_buffer = host.connection.send_buffer();
         let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(128);
-        outbox.slices(&mut slices, usize::MAX);
+        send_buffer.slices(&mut slices, usize::MAX);
         let bytes = slices.iter().map(|slice| slice.len()).sum();
-        outbox.advance(bytes);
+        send_buffer.advance(bytes);
     }
     done as f64 / begin.elapsed().as_secs_f64()
 }

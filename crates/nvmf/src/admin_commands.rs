@@ -73,7 +73,7 @@ pub(crate) fn accepts_admin_commands(context: &AdminContext<'_>) -> bool {
 
 fn fabrics(context: &AdminContext<'_>, sqe: &Sqe) -> Result<AdminResult, Status> {
     match FabricsCommand::check(sqe)? {
-        FabricsCommand::PropertyGet { offset, is_64_bit: wide } => get_property(context, offset, wide),
+        FabricsCommand::PropertyGet { offset, is_64_bit } => get_property(context, offset, is_64_bit),
         FabricsCommand::PropertySet { offset, is_64_bit: false, value } if offset == property::CC => {
             context.controller.write_cc(ControllerConfiguration(value as u32));
             Ok(AdminResult::success())
@@ -102,8 +102,8 @@ pub(crate) fn parse_normal_shutdown(sqe: &Sqe) -> Option<ControllerConfiguration
     }
 }
 
-fn get_property(context: &AdminContext<'_>, offset: u32, wide: bool) -> Result<AdminResult, Status> {
-    let value = match (offset, wide) {
+fn get_property(context: &AdminContext<'_>, offset: u32, is_64_bit: bool) -> Result<AdminResult, Status> {
+    let value = match (offset, is_64_bit) {
         (property::CAP, true) => capabilities(context).encode(),
         (property::VS, false) => u64::from(identify::NVME_VERSION),
         (property::CC, false) => u64::from(context.controller.lock_inner().configuration.0),

@@ -1,13 +1,13 @@
 //! What a host wants to be told without asking: notices that wait for an event request, and the lists
 //! that they point to.
 //!
-//! Each kind of notice is told once and then held back until the host has read its log page (NVMe Base
+//! Each kind of event is told once and then held back until the host has read its log page (NVMe Base
 //! 2.1, 5.2.2), so that a host which does not read gets no second one, and nothing grows.
 
 use crate::health::{WARNING_READ_ONLY, WARNING_SPARE};
 use octokv_wire::queue_entry::event;
 
-/// A kind of notice.
+/// A kind of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
     /// A namespace changed: log 04h says which.
@@ -34,7 +34,7 @@ impl AsyncEvent {
     /// Those for critical warnings.
     pub(crate) fn for_critical_warnings(warnings: u8) -> impl Iterator<Item = AsyncEvent> {
         let health = [(WARNING_SPARE, AsyncEvent::SpareLow), (WARNING_READ_ONLY, AsyncEvent::ReadOnly)];
-        health.into_iter().filter(move |(bit, _)| warnings & bit != 0).map(|(_, notice)| notice)
+        health.into_iter().filter(move |(bit, _)| warnings & bit != 0).map(|(_, event)| event)
     }
 
     fn bit(self) -> u8 {
@@ -82,9 +82,9 @@ pub(crate) struct AsyncEventState {
 
 impl AsyncEventState {
     /// Something happened.
-    pub fn notify(&mut self, notice: AsyncEvent) {
-        if self.enabled & notice.enable_bit() != 0 {
-            self.pending |= notice.bit();
+    pub fn notify(&mut self, event: AsyncEvent) {
+        if self.enabled & event.enable_bit() != 0 {
+            self.pending |= event.bit();
         }
     }
 
@@ -97,19 +97,19 @@ impl AsyncEventState {
         self.notify(AsyncEvent::NamespaceChanged);
     }
 
-    /// The next notice to tell, as DW0 of an event request.
+    /// The next event to tell, as DW0 of an event request.
     pub fn take_next(&mut self) -> Option<u32> {
         let ready = self.pending & !self.masked;
-        let notice = ALL_ASYNC_EVENTS.into_iter().find(|notice| ready & notice.bit() != 0)?;
-        self.pending &= !notice.bit();
-        self.masked |= notice.bit();
-        Some(notice.completion_dword())
+        let event = ALL_ASYNC_EVENTS.into_iter().find(|event| ready & event.bit() != 0)?;
+        self.pending &= !event.bit();
+        self.masked |= event.bit();
+        Some(event.completion_dword())
     }
 
     /// The host read a log page and did not ask to keep its event held.
     pub fn unmask_log(&mut self, log: u8) {
-        for notice in ALL_ASYNC_EVENTS.into_iter().filter(|notice| notice.log_page_id() == log) {
-            self.masked &= !notice.bit();
+        for event in ALL_ASYNC_EVENTS.into_iter().filter(|event| event.log_page_id() == log) {
+            self.masked &= !event.bit();
         }
     }
 

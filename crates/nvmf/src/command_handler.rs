@@ -125,8 +125,8 @@ impl Connection {
         self.target.namespace_directory.refresh(&mut self.namespaces);
         let entry = self.namespaces.entry(sqe.namespace());
         let entry = entry.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
-        if let Some(refusal) = entry.ana_error {
-            return Err(refusal);
+        if let Some(status) = entry.ana_error {
+            return Err(status);
         }
         let ConnectionState::Io(queue) = self.state() else {
             unreachable!("an I/O command in {:?}", self.state())
@@ -142,10 +142,10 @@ impl Connection {
             transfer_bytes_max: config.transfer_bytes_max(),
             write_cache_enabled: queue.controller.is_write_cache_enabled(),
         };
-        let (namespace, serial) = (entry.info.id, entry.serial);
+        let (namespace, namespace_serial) = (entry.info.id, entry.serial);
         match io_commands::plan(sqe, &context)? {
-            CommandPlan::Submit(operation, running) => {
-                let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(running));
+            CommandPlan::Submit(operation, in_flight) => {
+                let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(in_flight));
                 self.push_request(slot, namespace, operation, requests);
                 Ok(None)
             }
@@ -153,7 +153,7 @@ impl Connection {
                 self.respond(sqe.command_id(), status, 0, 0);
                 Ok(None)
             }
-            CommandPlan::ReceiveData { pending: intent, layout: landing, bytes } => {
+            CommandPlan::ReceiveData { pending, layout, bytes } => {
                 let in_capsule = match sgl {
                     SglKind::InCapsule { bytes: there } if there as usize > data.len() => {
                         return Err(Status::INVALID_SGL_LENGTH.do_not_retry());
@@ -161,18 +161,18 @@ impl Connection {
                     _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
                     SglKind::InCapsule { .. } => &data[..bytes as usize],
                     SglKind::Transport { .. } if bytes > 0 => {
-                        let (expected, received, damaged, asked, open) =
+                        let (expected_bytes, received_bytes, has_bad_digest, requested_at, open_bytes) =
                             (bytes, 0, false, self.last_tick_at, 0);
                         let transfer = Transfer {
                             namespace,
-                            namespace_serial: serial,
-                            pending: intent,
-                            layout: landing,
-                            expected_bytes: expected,
-                            received_bytes: received,
-                            requested_at: asked,
-                            open_bytes: open,
-                            has_bad_digest: damaged,
+                            namespace_serial,
+                            pending,
+                            layout,
+                            expected_bytes,
+                            received_bytes,
+                            requested_at,
+                            open_bytes,
+                            has_bad_digest,
                         };
                         self.slots.take(sqe.command_id(), SlotState::AwaitingBuffer(transfer));
                         self.grant_transfers(pool);
@@ -180,7 +180,7 @@ impl Connection {
                     }
                     SglKind::None | SglKind::Transport { .. } => &[],
                 };
-                let stall = self.submit(sqe, intent, landing, in_capsule, pool, requests);
+                let stall = self.submit(sqe, pending, layout, in_capsule, pool, requests);
                 // The buffer would have to come from transfers whose data is behind this command.
                 let mine = self.slots.receiving_bytes();
                 if stall.is_some() && mine > transfer_budget(pool.budget_bytes(), true) {
@@ -195,25 +195,25 @@ impl Connection {
     fn submit(
         &mut self,
         sqe: &Sqe,
-        intent: PendingCommand,
-        landing: PayloadLayout,
+        pending: PendingCommand,
+        layout: PayloadLayout,
         data: &[u8],
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> Option<StallReason> {
         let namespace = sqe.namespace();
-        let action = if intent.needs_owned_buffer() {
-            let Some(mut buffer) = pool.take(landing.buffer_bytes(data.len() as u32)) else {
+        let action = if pending.needs_owned_buffer() {
+            let Some(mut buffer) = pool.take(layout.buffer_bytes(data.len() as u32)) else {
                 return Some(StallReason::Buffers);
             };
-            landing.copy(&mut buffer, 0, data);
-            intent.into_action(buffer, namespace)
+            layout.copy(&mut buffer, 0, data);
+            pending.into_action(buffer, namespace)
         } else {
-            intent.into_action_from(data, namespace)
+            pending.into_action_from(data, namespace)
         };
         match action {
-            CommandAction::Submit(operation, running) => {
-                let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(running));
+            CommandAction::Submit(operation, in_flight) => {
+                let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(in_flight));
                 self.push_request(slot, namespace, operation, requests);
             }
             CommandAction::Complete(status) if status.is_success() => {
@@ -229,18 +229,18 @@ impl Connection {
         let SlotState::Receiving(transfer, buffer) = self.slots.set_state(slot, SlotState::Free) else {
             unreachable!("slot {slot} has no data");
         };
-        let Transfer { namespace, namespace_serial: serial, pending: intent, .. } = transfer;
+        let Transfer { namespace, namespace_serial, pending, .. } = transfer;
         self.target.namespace_directory.refresh(&mut self.namespaces);
         // The namespace may have gone meanwhile, and another one have taken its identifier.
-        let is_there = self.namespaces.entry(namespace).is_some_and(|entry| entry.serial == serial);
+        let is_there = self.namespaces.entry(namespace).is_some_and(|entry| entry.serial == namespace_serial);
         let action = if is_there {
-            intent.into_action(buffer, namespace)
+            pending.into_action(buffer, namespace)
         } else {
             CommandAction::Complete(Status::INVALID_NAMESPACE.do_not_retry())
         };
         match action {
-            CommandAction::Submit(operation, running) => {
-                self.slots.set_state(slot, SlotState::InFlight(running));
+            CommandAction::Submit(operation, in_flight) => {
+                self.slots.set_state(slot, SlotState::InFlight(in_flight));
                 self.push_request(slot, namespace, operation, requests);
             }
             CommandAction::Complete(status) => {
@@ -341,8 +341,8 @@ impl Connection {
         let Some(controller) = self.state().controller().cloned() else {
             unreachable!("an admin command in {:?}", self.state());
         };
-        if let Some(written) = admin_commands::parse_normal_shutdown(sqe)
-            && self.begin_shutdown(&controller, sqe, written, requests)
+        if let Some(cc_written) = admin_commands::parse_normal_shutdown(sqe)
+            && self.begin_shutdown(&controller, sqe, cc_written, requests)
         {
             return;
         }
@@ -387,7 +387,7 @@ impl Connection {
         &mut self,
         controller: &Controller,
         sqe: &Sqe,
-        written: ControllerConfiguration,
+        cc_written: ControllerConfiguration,
         requests: &mut Vec<IoRequest>,
     ) -> bool {
         self.target.namespace_directory.refresh(&mut self.namespaces);
@@ -397,13 +397,10 @@ impl Connection {
             && !namespaces.is_empty()
             && !self.slots.has_pending_shutdown();
         if is_possible {
-            let before = controller.lock_inner().configuration;
-            let running = InFlight::ShutDown {
-                flushes_left: namespaces.len() as u32,
-                cc_before: before,
-                cc_written: written,
-            };
-            let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(running));
+            let cc_before = controller.lock_inner().configuration;
+            let in_flight =
+                InFlight::ShutDown { flushes_left: namespaces.len() as u32, cc_before, cc_written };
+            let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(in_flight));
             for namespace in namespaces.iter() {
                 self.push_request(slot, namespace.id, RequestOperation::Flush, requests);
             }
@@ -422,8 +419,8 @@ impl Connection {
     pub(crate) fn end_shutdown(
         &mut self,
         command_id: u16,
-        before: ControllerConfiguration,
-        written: ControllerConfiguration,
+        cc_before: ControllerConfiguration,
+        cc_written: ControllerConfiguration,
     ) {
         let ConnectionState::Admin(controller) = self.state() else {
             return; // The connection ended meanwhile.
@@ -431,9 +428,9 @@ impl Connection {
         let controller = Arc::clone(controller);
         let generation = controller.epoch().generation;
         // The host may have reset the controller meanwhile: that stays.
-        let is_as_before = controller.lock_inner().configuration == before;
+        let is_as_before = controller.lock_inner().configuration == cc_before;
         if is_as_before {
-            controller.write_cc(written);
+            controller.write_cc(cc_written);
         }
         self.respond(command_id, Status::SUCCESS, 0, 0);
         if controller.epoch().generation != generation {

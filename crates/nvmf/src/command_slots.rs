@@ -266,9 +266,9 @@ impl CommandSlots {
         match &next {
             SlotState::AwaitingBuffer(_) => self.waiting.push_back(slot),
             SlotState::Receiving(_, buffer) => self.receiving_bytes += buffer.capacity(),
-            SlotState::InFlight(running) => {
+            SlotState::InFlight(in_flight) => {
                 self.in_flight += 1;
-                self.response_bytes += running.response_bytes_max();
+                self.response_bytes += in_flight.response_bytes_max();
             }
             SlotState::Free | SlotState::EventRequest => {}
         }
@@ -279,9 +279,9 @@ impl CommandSlots {
             }
             SlotState::AwaitingBuffer(_) => self.waiting.retain(|&waiting| waiting != slot),
             SlotState::Receiving(_, buffer) => self.receiving_bytes -= buffer.capacity(),
-            SlotState::InFlight(running) => {
+            SlotState::InFlight(in_flight) => {
                 self.in_flight -= 1;
-                self.response_bytes -= running.response_bytes_max();
+                self.response_bytes -= in_flight.response_bytes_max();
             }
             SlotState::Free | SlotState::EventRequest => {}
         }
@@ -431,13 +431,13 @@ mod tests {
 
     #[test]
     fn a_leading_key_is_copied_behind_the_record_header() {
-        let landing = PayloadLayout { key_bytes: 20, value_offset: 128 };
-        let mut buffer = vec![0; landing.buffer_bytes(50)];
+        let layout = PayloadLayout { key_bytes: 20, value_offset: 128 };
+        let mut buffer = vec![0; layout.buffer_bytes(50)];
         assert_eq!(buffer.len(), 158);
         let data: Vec<u8> = (1..=50).collect();
-        landing.copy(&mut buffer, 0, &data[..7]);
-        landing.copy(&mut buffer, 7, &data[7..33]);
-        landing.copy(&mut buffer, 33, &data[33..]);
+        layout.copy(&mut buffer, 0, &data[..7]);
+        layout.copy(&mut buffer, 7, &data[7..33]);
+        layout.copy(&mut buffer, 33, &data[33..]);
         assert_eq!(buffer[48..68], data[..20]);
         assert_eq!(buffer[128..], data[20..]);
     }

@@ -9,7 +9,7 @@
 //!      │                   │ │ │                       └──▶ Discovery  (discovery controller)
 //!      │                   │ │ └──Connect, queue n──▶ Io
 //!      │                   │ │                         │
-//!      │ fault             │ │ fault                   │ fault, Disconnect
+//!      │ error             │ │ error                   │ error, Disconnect
 //!      ▼                   ▼ │                         ▼
 //!  Terminating ◀───────────┴─┼─────────────────────── (Admin, Discovery, Io)
 //!      │ reply sent and a second passed               │ controller over or reset, host silent,
@@ -24,7 +24,7 @@
 use crate::command_handler::is_negative_result;
 use crate::command_slots::{CommandSlots, InFlight, SlotState};
 use crate::controller::{Controller, ControllerState};
-use crate::counters::Counts;
+use crate::counters::CounterSet;
 use crate::io_commands;
 use crate::io_request::{IoRequest, RequestOutcome};
 use crate::namespaces::NamespaceSnapshot;
@@ -98,12 +98,12 @@ pub enum CloseReason {
 /// Where a connection stands.
 #[derive(Clone, Debug)]
 pub(crate) enum ConnectionState {
-    AwaitIcReq { until: Nanos },
-    AwaitConnect { until: Nanos },
+    AwaitIcReq { deadline: Nanos },
+    AwaitConnect { deadline: Nanos },
     Admin(Arc<Controller>),
     Discovery(Arc<Controller>),
     Io(IoQueue),
-    Terminating { until: Nanos },
+    Terminating { deadline: Nanos },
     Closed,
 }
 
@@ -157,7 +157,7 @@ pub struct Connection {
     pub(crate) data_digest: DataDigest,
     pub(crate) pdu_writer: PduWriter,
     pub(crate) slots: CommandSlots,
-    pub(crate) counters: Counts,
+    pub(crate) counters: CounterSet,
     /// Where pages of admin commands are made.
     pub(crate) page_buffer: Vec<u8>,
     close_reason: Option<CloseReason>,
@@ -174,26 +174,31 @@ pub struct Connection {
 
 impl Connection {
     /// A connection that was just accepted on `local` from `peer`.
-    pub fn new(target: Arc<Target>, local: SocketAddr, peer: SocketAddr, now: Nanos) -> Connection {
-        let has_room = target.register_connection();
-        let until = now + target.config().handshake_limit;
+    pub fn new(
+        target: Arc<Target>,
+        local_address: SocketAddr,
+        peer_address: SocketAddr,
+        now: Nanos,
+    ) -> Connection {
+        let within_connection_limit = target.register_connection();
+        let deadline = now + target.config().handshake_limit;
         let namespaces = target.namespaces();
         Connection {
             target,
             namespaces,
-            local_address: local,
-            peer_address: peer,
-            state: ConnectionState::AwaitIcReq { until },
+            local_address,
+            peer_address,
+            state: ConnectionState::AwaitIcReq { deadline },
             receive_state: ReceiveState::Head,
             data_digest: DataDigest::new(),
             pdu_writer: PduWriter::new(),
             slots: CommandSlots::new(0),
-            counters: Counts::default(),
+            counters: CounterSet::default(),
             page_buffer: Vec::new(),
             close_reason: None,
             host_nqn: None,
             connect_error: None,
-            within_connection_limit: has_room,
+            within_connection_limit,
             buffer_wait_pool: None,
             last_tick_at: now,
             last_activity_at: now,
@@ -210,12 +215,12 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
     ) -> ReceiveResult {
         self.check_controller();
-        let consumed = self.receive_pdus(now, bytes, pool, requests);
+        let result = self.receive_pdus(now, bytes, pool, requests);
         // Bytes that are offered again because nothing was taken of them are no sign of life.
-        if consumed.consumed_bytes > 0 {
+        if result.consumed_bytes > 0 {
             self.record_activity(now);
         }
-        consumed
+        result
     }
 
     /// Where the bytes that come next belong, while a value is on its way: a socket may be read straight
@@ -251,12 +256,12 @@ impl Connection {
         }
         let namespace = self.slots.namespace(slot as u16);
         let (command_id, phase) = self.slots.release(slot as u16);
-        let SlotState::InFlight(running) = phase else {
+        let SlotState::InFlight(in_flight) = phase else {
             unreachable!("slot {slot} was completed and is {phase:?}");
         };
-        if let InFlight::ShutDown { cc_before: before, cc_written: written, .. } = running {
+        if let InFlight::ShutDown { cc_before, cc_written, .. } = in_flight {
             self.record_flush_result(&outcome);
-            self.end_shutdown(command_id, before, written);
+            self.end_shutdown(command_id, cc_before, cc_written);
             return;
         }
         let ConnectionState::Io(queue) = &self.state else {
@@ -266,9 +271,9 @@ impl Connection {
             self.counters.media_errors += 1;
         }
         let delete_missing_is_error = |id| queue.controller.delete_missing_is_error(id);
-        let result = io_commands::command_result(running, outcome, delete_missing_is_error);
-        let lba = match running {
-            InFlight::Blocks(work) => Some(work.lba()),
+        let result = io_commands::command_result(in_flight, outcome, delete_missing_is_error);
+        let lba = match in_flight {
+            InFlight::Blocks(op) => Some(op.lba()),
             _ => None,
         };
         if let Some((buffer, from, to)) = result.data {
@@ -293,12 +298,12 @@ impl Connection {
         self.check_controller();
         self.grant_waiting_transfers();
         match &self.state {
-            ConnectionState::AwaitIcReq { until } | ConnectionState::AwaitConnect { until }
-                if *until <= now =>
+            ConnectionState::AwaitIcReq { deadline } | ConnectionState::AwaitConnect { deadline }
+                if *deadline <= now =>
             {
                 self.close(CloseReason::HandshakeTimeout);
             }
-            ConnectionState::Terminating { until } if *until <= now => {
+            ConnectionState::Terminating { deadline } if *deadline <= now => {
                 self.set_state(ConnectionState::Closed)
             }
             ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => {
@@ -338,9 +343,9 @@ impl Connection {
     /// When [`Connection::tick`] must be called at the latest.
     pub fn next_deadline(&self) -> Nanos {
         match &self.state {
-            ConnectionState::AwaitIcReq { until }
-            | ConnectionState::AwaitConnect { until }
-            | ConnectionState::Terminating { until } => *until,
+            ConnectionState::AwaitIcReq { deadline }
+            | ConnectionState::AwaitConnect { deadline }
+            | ConnectionState::Terminating { deadline } => *deadline,
             ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => {
                 let limit = self.target.config().discovery_idle_limit;
                 controller.keep_alive_deadline(limit).min(self.last_tick_at + CONTROLLER_CHECK_INTERVAL)
@@ -447,17 +452,17 @@ impl Connection {
 
     /// Ends the connection because of what the host sent, and says so; `quoted` is where the bad PDU
     /// begins.
-    pub(crate) fn terminate(&mut self, now: Nanos, fault: PduError, rejected_pdu: &[u8]) {
+    pub(crate) fn terminate(&mut self, now: Nanos, error: PduError, rejected_pdu: &[u8]) {
         self.counters.transport_faults += 1;
-        let request = TermReq::for_error(&fault);
+        let request = TermReq::for_error(&error);
         self.pdu_writer.send_buffer.append(|out| request.encode(Role::Controller, rejected_pdu, out));
-        self.close_after_drain(now, CloseReason::PduError(fault));
+        self.close_after_drain(now, CloseReason::PduError(error));
     }
 
     /// Ends the connection once the host has had time to read what is in the outbox.
     pub(crate) fn close_after_drain(&mut self, now: Nanos, reason: CloseReason) {
         self.close_reason.get_or_insert(reason);
-        self.set_state(ConnectionState::Terminating { until: now + TERMINATION_LINGER });
+        self.set_state(ConnectionState::Terminating { deadline: now + TERMINATION_LINGER });
     }
 
     /// Looks at what became of the controller, perhaps by another core.
@@ -492,9 +497,9 @@ impl Connection {
     fn flush_counters(&mut self) {
         let mut counters = self.counters;
         if let Some(controller) = self.state.controller() {
-            controller.counters.absorb(&mut counters);
+            controller.counters.add_and_reset(&mut counters);
         }
-        self.target.counters.absorb(&mut self.counters);
+        self.target.counters.add_and_reset(&mut self.counters);
     }
 }
 

@@ -21,7 +21,7 @@
 
 use crate::async_events::AsyncEventState;
 use crate::config::{NamespaceInfo, NamespaceKind};
-use crate::counters::Statistics;
+use crate::counters::SharedCounters;
 use crate::features::FeatureValues;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::Status;
@@ -87,7 +87,7 @@ impl ControllerState {
     }
 }
 
-/// A controller's condition, and how often it has been reset.
+/// A controller's state, and how often it has been reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerEpoch {
     /// Resets so far.
@@ -105,10 +105,10 @@ pub(crate) fn is_supported_configuration(cc: ControllerConfiguration) -> bool {
     command_sets && cc.mps() == 0 && arbitration && submission && completion
 }
 
-/// CSTS of a controller in this condition.
-fn csts_of(condition: ControllerState, enabled: bool) -> ControllerStatus {
+/// CSTS of a controller in this state.
+fn csts_of(state: ControllerState, enabled: bool) -> ControllerStatus {
     let status = |ready, fatal, shutdown| ControllerStatus { ready, fatal, shutdown };
-    match condition {
+    match state {
         ControllerState::Disabled => status(false, false, 0),
         ControllerState::Ready => status(true, false, 0),
         ControllerState::ShutDown => status(enabled, false, 2),
@@ -155,7 +155,7 @@ pub struct Controller {
     /// Whose it is.
     pub host: HostIdentity,
     /// What its connections did.
-    pub counters: Statistics,
+    pub counters: SharedCounters,
     epoch: AtomicU64,
     keep_alive_ms: AtomicU32,
     last_activity: AtomicU64,
@@ -168,12 +168,17 @@ pub struct Controller {
 
 impl Controller {
     /// A disabled controller.
-    pub(crate) fn new(id: u16, purpose: ControllerType, host: HostIdentity, now: Nanos) -> Controller {
+    pub(crate) fn new(
+        id: u16,
+        controller_type: ControllerType,
+        host: HostIdentity,
+        now: Nanos,
+    ) -> Controller {
         Controller {
             id,
-            controller_type: purpose,
+            controller_type,
             host,
-            counters: Statistics::default(),
+            counters: SharedCounters::default(),
             epoch: AtomicU64::new(0),
             keep_alive_ms: AtomicU32::new(0),
             last_activity: AtomicU64::new(now.0),
@@ -200,10 +205,10 @@ impl Controller {
         self.inner.lock()
     }
 
-    /// The one door through which the condition changes. The guard proves that the lock is held.
+    /// The one door through which the state changes. The guard proves that the lock is held.
     fn set_state(&self, _inner: &mut ControllerInner, next: ControllerState) {
-        let ControllerEpoch { generation, state: condition } = self.epoch();
-        assert!(condition.can_transition_to(next), "controller {}: {condition:?} -> {next:?}", self.id);
+        let ControllerEpoch { generation, state } = self.epoch();
+        assert!(state.can_transition_to(next), "controller {}: {state:?} -> {next:?}", self.id);
         let is_reset = next == ControllerState::Disabled;
         let generation = generation.wrapping_add(u32::from(is_reset));
         self.epoch.store(u64::from(generation) << 8 | next as u64, Ordering::Release);
@@ -232,11 +237,11 @@ impl Controller {
         } else if !written.is_enabled() && before.is_enabled() {
             self.reset(inner);
         }
-        let condition = self.epoch().state;
+        let state = self.epoch().state;
         let wants_shutdown = written.shn() != 0;
-        if wants_shutdown && matches!(condition, ControllerState::Disabled | ControllerState::Ready) {
+        if wants_shutdown && matches!(state, ControllerState::Disabled | ControllerState::Ready) {
             self.set_state(inner, ControllerState::ShutDown);
-        } else if !wants_shutdown && condition == ControllerState::ShutDown {
+        } else if !wants_shutdown && state == ControllerState::ShutDown {
             let next = if written.is_enabled() { ControllerState::Ready } else { ControllerState::Disabled };
             self.set_state(inner, next);
         }
@@ -432,8 +437,8 @@ mod tests {
             (&[ENABLE | 0x80, 0], Disabled, 0b0000),
             (&[ENABLE | 0x80, 0, ENABLE], Ready, 0b0001),
         ];
-        for (writes, condition, status) in table {
-            assert_eq!(after(writes), (*condition, *status), "after {writes:x?}");
+        for (writes, state, status) in table {
+            assert_eq!(after(writes), (*state, *status), "after {writes:x?}");
         }
     }
 

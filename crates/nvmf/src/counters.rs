@@ -1,42 +1,42 @@
 //! What was done, counted: by each connection for itself, added up for its controller and the target.
 //!
-//! A connection counts in plain integers ([`Counts`]) and adds them to the shared [`Statistics`] at its
+//! A connection counters in plain integers ([`CounterSet`]) and adds them to the shared [`SharedCounters`] at its
 //! ticks and at its end, so that cores do not share a cache line per command. Readers see the past
 //! within one tick.
 
 use crate::io_request::RequestOperation;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-macro_rules! counts {
+macro_rules! counter_set {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Numbers of what happened.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Counts {
+        pub struct CounterSet {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        /// [`Counts`] that several cores add to.
+        /// [`CounterSet`] that several cores add to.
         #[derive(Debug, Default)]
-        pub struct Statistics {
+        pub struct SharedCounters {
             $($name: AtomicU64,)*
         }
 
-        impl Statistics {
-            /// Adds `counts` and makes them zero.
-            pub fn absorb(&self, counts: &mut Counts) {
-                $(if counts.$name != 0 { self.$name.fetch_add(counts.$name, Ordering::Relaxed); })*
-                *counts = Counts::default();
+        impl SharedCounters {
+            /// Adds `counters` and makes them zero.
+            pub fn add_and_reset(&self, counters: &mut CounterSet) {
+                $(if counters.$name != 0 { self.$name.fetch_add(counters.$name, Ordering::Relaxed); })*
+                *counters = CounterSet::default();
             }
 
             /// The numbers now.
-            pub fn read(&self) -> Counts {
-                Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
+            pub fn snapshot(&self) -> CounterSet {
+                CounterSet { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
         }
     };
 }
 
-counts! {
+counter_set! {
     /// Store commands.
     stores,
     /// Retrieve commands.
@@ -83,7 +83,7 @@ counts! {
     keep_alive_expired,
 }
 
-impl Counts {
+impl CounterSet {
     /// One more that the engine is asked.
     #[inline]
     pub(crate) fn count_operation(&mut self, operation: &RequestOperation) {
@@ -119,12 +119,12 @@ mod tests {
 
     #[test]
     fn absorbed_counts_add_up_once() {
-        let statistics = Statistics::default();
-        let mut counts = Counts { stores: 2, errors: 1, ..Counts::default() };
-        statistics.absorb(&mut counts);
-        statistics.absorb(&mut counts);
-        counts.stores = 3;
-        statistics.absorb(&mut counts);
-        assert_eq!(statistics.read(), Counts { stores: 5, errors: 1, ..Counts::default() });
+        let shared = SharedCounters::default();
+        let mut counters = CounterSet { stores: 2, errors: 1, ..CounterSet::default() };
+        shared.add_and_reset(&mut counters);
+        shared.add_and_reset(&mut counters);
+        counters.stores = 3;
+        shared.add_and_reset(&mut counters);
+        assert_eq!(shared.snapshot(), CounterSet { stores: 5, errors: 1, ..CounterSet::default() });
     }
 }

@@ -68,24 +68,24 @@ impl PendingCommand {
     /// Whether the engine keeps the data's buffer; others only look at the data.
     pub fn needs_owned_buffer(&self) -> bool {
         match self {
-            PendingCommand::KeyValue(intent) => intent.needs_owned_buffer(),
-            PendingCommand::Block(intent) => intent.needs_owned_buffer(),
+            PendingCommand::KeyValue(pending) => pending.needs_owned_buffer(),
+            PendingCommand::Block(pending) => pending.needs_owned_buffer(),
         }
     }
 
     /// Its data is in `buffer`, laid out as the plan said.
     pub fn into_action(self, buffer: Buffer, namespace: NamespaceId) -> CommandAction {
         match self {
-            PendingCommand::KeyValue(intent) => kv_commands::build_action(intent, buffer, namespace),
-            PendingCommand::Block(intent) => nvm_commands::build_action(intent, buffer),
+            PendingCommand::KeyValue(pending) => kv_commands::build_action(pending, buffer, namespace),
+            PendingCommand::Block(pending) => nvm_commands::build_action(pending, buffer),
         }
     }
 
     /// Its data is `data`, which need not be kept.
     pub fn into_action_from(self, data: &[u8], namespace: NamespaceId) -> CommandAction {
         match self {
-            PendingCommand::KeyValue(intent) => kv_commands::build_action_from(intent, data, namespace),
-            PendingCommand::Block(intent) => nvm_commands::build_action_from(intent, data),
+            PendingCommand::KeyValue(pending) => kv_commands::build_action_from(pending, data, namespace),
+            PendingCommand::Block(pending) => nvm_commands::build_action_from(pending, data),
         }
     }
 }
@@ -116,12 +116,12 @@ impl CommandResult {
 /// When the outcome is one of another operation: only our own mistake.
 #[inline]
 pub(crate) fn command_result(
-    running: InFlight,
+    in_flight: InFlight,
     outcome: RequestOutcome,
     delete_missing_is_error: impl Fn(NamespaceId) -> bool,
 ) -> CommandResult {
-    match running {
-        InFlight::Blocks(work) => nvm_commands::command_result(work, outcome),
-        _ => kv_commands::command_result(running, outcome, delete_missing_is_error),
+    match in_flight {
+        InFlight::Blocks(op) => nvm_commands::command_result(op, outcome),
+        _ => kv_commands::command_result(in_flight, outcome, delete_missing_is_error),
     }
 }

@@ -9,9 +9,7 @@
 
 use crate::command_slots::{InFlight, PayloadLayout};
 use crate::config::NamespaceInfo;
-use crate::io_commands::{
-    CommandAction, CommandContext, CommandPlan, CommandResult, PendingCommand as AnyIntent,
-};
+use crate::io_commands::{CommandAction, CommandContext, CommandPlan, CommandResult, PendingCommand};
 use crate::io_request::{RequestOperation, RequestOutcome, StoreMode};
 use octokv_base::{Buffer, Key, NamespaceId, key::RECORD_HEADER_BYTES, value_offset};
 use octokv_wire::{Sqe, Status, kv, vendor};
@@ -46,11 +44,11 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPla
         kv::KvCommand::Flush => CommandPlan::Submit(RequestOperation::Flush, InFlight::Flush),
         kv::KvCommand::Store { key, options, value_bytes } => {
             check_value_bytes(value_bytes, namespace)?;
-            let landing = PayloadLayout { key_bytes: 0, value_offset: value_offset(key.len()) as u32 };
-            let intent = PendingKvCommand::Store { key, mode: options.mode, value_bytes };
+            let layout = PayloadLayout { key_bytes: 0, value_offset: value_offset(key.len()) as u32 };
+            let pending = PendingKvCommand::Store { key, mode: options.mode, value_bytes };
             CommandPlan::ReceiveData {
-                pending: AnyIntent::KeyValue(intent),
-                layout: landing,
+                pending: PendingCommand::KeyValue(pending),
+                layout,
                 bytes: value_bytes,
             }
         }
@@ -82,12 +80,12 @@ fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, transfer_max: u32) -> Resul
     if key_bytes > namespace.key_value_limits().1.max(kv::KEY_BYTES_MAX as u16) {
         return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
     }
-    let mut landing = PayloadLayout::PLAIN;
+    let mut layout = PayloadLayout::PLAIN;
     match &mut command {
         vendor::VendorCommand::Store { value_bytes, .. } => {
             check_value_bytes(*value_bytes, namespace)?;
             let value_at = value_offset(usize::from(key_bytes)) as u32;
-            landing = PayloadLayout { key_bytes: u32::from(key_bytes), value_offset: value_at };
+            layout = PayloadLayout { key_bytes: u32::from(key_bytes), value_offset: value_at };
         }
         vendor::VendorCommand::List { limit_bytes, .. } => {
             *limit_bytes = list_limit(*limit_bytes, transfer_max)?;
@@ -99,8 +97,8 @@ fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, transfer_max: u32) -> Resul
     // A value's and a key's bounds were checked: their sum is far below 2^32.
     let bytes = command.host_data_bytes() as u32;
     Ok(CommandPlan::ReceiveData {
-        pending: AnyIntent::KeyValue(PendingKvCommand::Vendor { command }),
-        layout: landing,
+        pending: PendingCommand::KeyValue(PendingKvCommand::Vendor { command }),
+        layout,
         bytes,
     })
 }
@@ -121,11 +119,11 @@ fn list_limit(limit_bytes: u32, transfer_bytes_max: u32) -> Result<u32, Status> 
 
 /// What to ask of the engine, now that the data is in `buffer`, laid out as its plan said.
 pub(crate) fn build_action(
-    intent: PendingKvCommand,
+    pending: PendingKvCommand,
     buffer: Buffer,
     namespace: NamespaceId,
 ) -> CommandAction {
-    match intent {
+    match pending {
         PendingKvCommand::Store { key, mode, value_bytes } => CommandAction::Submit(
             RequestOperation::Store { key, mode, record: buffer, value_bytes },
             InFlight::Store,
@@ -138,19 +136,19 @@ pub(crate) fn build_action(
             let operation = RequestOperation::Store { key, mode: options.mode, record: buffer, value_bytes };
             CommandAction::Submit(operation, InFlight::Store)
         }
-        PendingKvCommand::Vendor { .. } => build_action_from(intent, &buffer, namespace),
+        PendingKvCommand::Vendor { .. } => build_action_from(pending, &buffer, namespace),
     }
 }
 
 /// What to ask of the engine for a command of the extension, other than Store, whose data is `data`.
 pub(crate) fn build_action_from(
-    intent: PendingKvCommand,
+    pending: PendingKvCommand,
     data: &[u8],
     namespace: NamespaceId,
 ) -> CommandAction {
-    let PendingKvCommand::Vendor { command } = intent else { unreachable!("{intent:?} keeps its buffer") };
+    let PendingKvCommand::Vendor { command } = pending else { unreachable!("{pending:?} keeps its buffer") };
     let key = key_from_bytes(&data[..usize::from(command.key_bytes())]);
-    let (operation, running) = match command {
+    let (operation, in_flight) = match command {
         vendor::VendorCommand::Retrieve { limit_bytes, .. } => {
             (RequestOperation::Retrieve { key, limit_bytes }, InFlight::Retrieve { limit_bytes })
         }
@@ -166,7 +164,7 @@ pub(crate) fn build_action_from(
         }
         vendor::VendorCommand::Store { .. } => unreachable!("a Store keeps its buffer"),
     };
-    CommandAction::Submit(operation, running)
+    CommandAction::Submit(operation, in_flight)
 }
 
 fn key_from_bytes(bytes: &[u8]) -> Key {
@@ -180,11 +178,11 @@ fn key_from_bytes(bytes: &[u8]) -> Key {
 /// When the outcome is one of another operation: only our own mistake.
 #[inline]
 pub(crate) fn command_result(
-    running: InFlight,
+    in_flight: InFlight,
     outcome: RequestOutcome,
     delete_missing_is_error: impl Fn(NamespaceId) -> bool,
 ) -> CommandResult {
-    match (running, outcome) {
+    match (in_flight, outcome) {
         (InFlight::Store, RequestOutcome::Stored)
         | (InFlight::Delete { .. }, RequestOutcome::Deleted)
         | (InFlight::Flush, RequestOutcome::Flushed) => CommandResult::from_status(Status::SUCCESS, 0),
@@ -196,17 +194,17 @@ pub(crate) fn command_result(
             assert!(bytes <= limit_bytes as usize, "a listing of {bytes} B where {limit_bytes} B were asked");
             CommandResult::with_data(buffer, 0, bytes, 0)
         }
-        (InFlight::Exist { return_length: tell_length }, RequestOutcome::Exists { value_bytes }) => {
-            CommandResult::from_status(Status::SUCCESS, if tell_length { value_bytes } else { 0 })
+        (InFlight::Exist { return_length }, RequestOutcome::Exists { value_bytes }) => {
+            CommandResult::from_status(Status::SUCCESS, if return_length { value_bytes } else { 0 })
         }
         (InFlight::Delete { namespace }, RequestOutcome::NotFound) if !delete_missing_is_error(namespace) => {
             CommandResult::from_status(Status::SUCCESS, 0)
         }
-        (running, outcome) => CommandResult::from_status(error_status(running, &outcome), 0),
+        (in_flight, outcome) => CommandResult::from_status(error_status(in_flight, &outcome), 0),
     }
 }
 
-fn error_status(running: InFlight, outcome: &RequestOutcome) -> Status {
+fn error_status(in_flight: InFlight, outcome: &RequestOutcome) -> Status {
     match outcome {
         RequestOutcome::NotFound => Status::KV_KEY_DOES_NOT_EXIST,
         RequestOutcome::AlreadyExists => Status::KV_KEY_EXISTS,
@@ -226,6 +224,6 @@ fn error_status(running: InFlight, outcome: &RequestOutcome) -> Status {
         | RequestOutcome::Written
         | RequestOutcome::Verified
         | RequestOutcome::Mismatch
-        | RequestOutcome::WriteFault => unreachable!("{running:?} ended as {outcome:?}"),
+        | RequestOutcome::WriteFault => unreachable!("{in_flight:?} ended as {outcome:?}"),
     }
 }

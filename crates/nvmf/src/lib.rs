@@ -48,7 +48,7 @@ pub mod subsystem;
 
 pub use config::{NamespaceInfo, NamespaceKind, SubsystemConfig};
 pub use connection::{CloseReason, Connection, ReceiveResult, StallReason};
-pub use counters::Counts;
+pub use counters::CounterSet;
 pub use health::HealthStatus;
 pub use host_acl::HostAcl;
 pub use io_request::{IoRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode};

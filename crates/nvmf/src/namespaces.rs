@@ -1,11 +1,11 @@
 //! The namespaces of a target at one time, and how they can be reached.
 //!
-//! In: namespaces that come and go, and states of the groups of asymmetric access. Out: a table that
-//! never changes, since each change makes a new one of a higher generation. A connection keeps the table
+//! In: namespaces that come and go, and states of the groups of asymmetric access. Out: a directory that
+//! never changes, since each change makes a new one of a higher generation. A connection keeps the directory
 //! that it knows and compares generations with each command, so that no command takes a lock.
 //!
 //! Invariants: identifiers rise and are unique, and so are NGUIDs; a namespace that takes the identifier of one that
-//! was removed has another serial number; every namespace's group is in the table.
+//! was removed has another serial number; every namespace's group is in the directory.
 
 use crate::config::NamespaceInfo;
 use octokv_base::NamespaceId;
@@ -34,7 +34,7 @@ impl std::fmt::Display for NamespaceExists {
 
 impl std::error::Error for NamespaceExists {}
 
-/// A namespace in the table.
+/// A namespace in the directory.
 #[derive(Clone, Debug)]
 pub(crate) struct NamespaceEntry {
     pub info: NamespaceInfo,
@@ -155,7 +155,7 @@ impl NamespaceSnapshot {
     }
 }
 
-/// The table in force.
+/// The directory in force.
 #[derive(Debug)]
 pub(crate) struct NamespaceDirectory {
     generation: AtomicU64,
@@ -164,7 +164,7 @@ pub(crate) struct NamespaceDirectory {
 
 impl NamespaceDirectory {
     pub fn new(all: Vec<NamespaceInfo>) -> Result<NamespaceDirectory, NamespaceExists> {
-        let table = NamespaceDirectory {
+        let directory = NamespaceDirectory {
             generation: AtomicU64::new(0),
             current: Mutex::new(Arc::new(NamespaceSnapshot::default())),
         };
@@ -176,17 +176,17 @@ impl NamespaceDirectory {
         // What was so from the start is no change.
         first.ana_change_count = 0;
         first.groups.values_mut().for_each(|group| group.change_count = 1);
-        table.generation.store(first.generation, Ordering::Release);
-        *table.current.lock() = Arc::new(first);
-        Ok(table)
+        directory.generation.store(first.generation, Ordering::Release);
+        *directory.current.lock() = Arc::new(first);
+        Ok(directory)
     }
 
-    /// The table now.
+    /// The directory now.
     pub fn snapshot(&self) -> Arc<NamespaceSnapshot> {
         Arc::clone(&self.current.lock())
     }
 
-    /// Makes `known` the table now: one load where it is already.
+    /// Makes `known` the directory now: one load where it is already.
     #[inline]
     pub fn refresh(&self, known: &mut Arc<NamespaceSnapshot>) {
         if known.generation != self.generation.load(Ordering::Acquire) {
@@ -195,16 +195,16 @@ impl NamespaceDirectory {
     }
 
     pub fn add(&self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
-        self.update(|table| table.add(info))
+        self.update(|directory| directory.add(info))
     }
 
     pub fn remove(&self, id: NamespaceId) -> Option<NamespaceInfo> {
-        self.update(|table| table.remove(id))
+        self.update(|directory| directory.remove(id))
     }
 
     /// Says whether that is a change.
     pub fn set_ana_state(&self, group: u32, state: AnaState) -> bool {
-        self.update(|table| table.set_ana_state(group, state))
+        self.update(|directory| directory.set_ana_state(group, state))
     }
 
     fn update<R>(&self, change: impl FnOnce(&mut NamespaceSnapshot) -> R) -> R {
@@ -235,49 +235,49 @@ mod tests {
         }
     }
 
-    fn ids(table: &NamespaceDirectory) -> Vec<u32> {
-        table.snapshot().iter().map(|one| one.id.0).collect()
+    fn ids(directory: &NamespaceDirectory) -> Vec<u32> {
+        directory.snapshot().iter().map(|one| one.id.0).collect()
     }
 
     #[test]
     fn namespaces_stay_in_order_and_unique() {
-        let table = NamespaceDirectory::new(vec![info(5, 1), info(2, 1)]).unwrap();
-        table.add(info(3, 1)).unwrap();
-        assert_eq!(ids(&table), [2, 3, 5]);
-        assert_eq!(table.add(info(3, 2)), Err(NamespaceExists { id: NamespaceId(3) }));
+        let directory = NamespaceDirectory::new(vec![info(5, 1), info(2, 1)]).unwrap();
+        directory.add(info(3, 1)).unwrap();
+        assert_eq!(ids(&directory), [2, 3, 5]);
+        assert_eq!(directory.add(info(3, 2)), Err(NamespaceExists { id: NamespaceId(3) }));
         let twin = NamespaceInfo { id: NamespaceId(9), ..info(5, 1) };
-        assert_eq!(table.add(twin), Err(NamespaceExists { id: NamespaceId(5) }));
-        assert_eq!(table.remove(NamespaceId(5)).unwrap().id, NamespaceId(5));
-        assert!(table.remove(NamespaceId(5)).is_none());
-        assert_eq!(ids(&table), [2, 3]);
-        let now = table.snapshot();
+        assert_eq!(directory.add(twin), Err(NamespaceExists { id: NamespaceId(5) }));
+        assert_eq!(directory.remove(NamespaceId(5)).unwrap().id, NamespaceId(5));
+        assert!(directory.remove(NamespaceId(5)).is_none());
+        assert_eq!(ids(&directory), [2, 3]);
+        let now = directory.snapshot();
         assert!(now.get(NamespaceId(3)).is_some() && now.get(NamespaceId(0)).is_none());
     }
 
     #[test]
     fn a_known_table_is_replaced_only_by_a_change() {
-        let table = NamespaceDirectory::new(vec![info(1, 1)]).unwrap();
-        let mut known = table.snapshot();
+        let directory = NamespaceDirectory::new(vec![info(1, 1)]).unwrap();
+        let mut known = directory.snapshot();
         let serial = known.entry(NamespaceId(1)).unwrap().serial;
         let same = Arc::clone(&known);
-        table.refresh(&mut known);
+        directory.refresh(&mut known);
         assert!(Arc::ptr_eq(&known, &same));
-        table.remove(NamespaceId(1)).unwrap();
-        table.add(info(1, 1)).unwrap();
-        table.refresh(&mut known);
+        directory.remove(NamespaceId(1)).unwrap();
+        directory.add(info(1, 1)).unwrap();
+        directory.refresh(&mut known);
         assert_ne!(known.entry(NamespaceId(1)).unwrap().serial, serial, "another namespace");
-        assert!(same.get(NamespaceId(1)).is_some(), "who keeps an old table still reads it");
+        assert!(same.get(NamespaceId(1)).is_some(), "who keeps an old directory still reads it");
     }
 
     #[test]
     fn a_group_state_applies_to_its_namespaces_and_changes_are_counted() {
-        let table = NamespaceDirectory::new(vec![info(1, 1), info(2, 2)]).unwrap();
-        let group = |id| table.snapshot().groups().find(|group| group.0 == id).unwrap().1;
+        let directory = NamespaceDirectory::new(vec![info(1, 1), info(2, 2)]).unwrap();
+        let group = |id| directory.snapshot().groups().find(|group| group.0 == id).unwrap().1;
         assert_eq!(
-            (table.snapshot().ana_change_count(), group(1).change_count, group(2).change_count),
+            (directory.snapshot().ana_change_count(), group(1).change_count, group(2).change_count),
             (1, 1, 1)
         );
-        let refusal = |id| table.snapshot().entry(NamespaceId(id)).unwrap().ana_error;
+        let refusal = |id| directory.snapshot().entry(NamespaceId(id)).unwrap().ana_error;
         let states = [
             (AnaState::NonOptimized, None),
             (AnaState::Inaccessible, Some(Status::ANA_INACCESSIBLE)),
@@ -286,16 +286,16 @@ mod tests {
             (AnaState::Optimized, None),
         ];
         for (state, want) in states {
-            assert!(table.set_ana_state(2, state));
-            assert!(!table.set_ana_state(2, state), "no change");
+            assert!(directory.set_ana_state(2, state));
+            assert!(!directory.set_ana_state(2, state), "no change");
             assert_eq!((refusal(1), refusal(2)), (None, want));
         }
         assert_eq!(
-            (table.snapshot().ana_change_count(), group(1).change_count, group(2).change_count),
+            (directory.snapshot().ana_change_count(), group(1).change_count, group(2).change_count),
             (6, 1, 6)
         );
-        table.set_ana_state(2, AnaState::Inaccessible);
-        table.add(info(3, 2)).unwrap();
+        directory.set_ana_state(2, AnaState::Inaccessible);
+        directory.add(info(3, 2)).unwrap();
         assert_eq!(refusal(3), Some(Status::ANA_INACCESSIBLE), "a new member is as its group");
         assert_eq!(group(2).change_count, 8);
     }

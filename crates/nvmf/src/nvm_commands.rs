@@ -7,9 +7,7 @@
 //! streams, limited retry) are let pass; a fused command is refused, since half of it would be wrong.
 
 use crate::command_slots::{InFlight, PayloadLayout};
-use crate::io_commands::{
-    CommandAction, CommandContext, CommandPlan, CommandResult, PendingCommand as AnyIntent,
-};
+use crate::io_commands::{CommandAction, CommandContext, CommandPlan, CommandResult, PendingCommand};
 use crate::io_request::{LbaRange, RequestOperation, RequestOutcome};
 use octokv_base::{Buffer, Lba};
 use octokv_wire::nvm::{self, NvmCommand, RANGE_BYTES};
@@ -85,14 +83,14 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) ->
         check_range(range, blocks)?;
         Ok(bytes as u32)
     };
-    let receive_data = |intent, bytes| {
+    let receive_data = |pending, bytes| {
         Ok(CommandPlan::ReceiveData {
-            pending: AnyIntent::Block(intent),
+            pending: PendingCommand::Block(pending),
             layout: PayloadLayout::PLAIN,
             bytes,
         })
     };
-    let submit = |operation, work| Ok(CommandPlan::Submit(operation, InFlight::Blocks(work)));
+    let submit = |operation, op| Ok(CommandPlan::Submit(operation, InFlight::Blocks(op)));
     match command {
         NvmCommand::Flush => submit(RequestOperation::Flush, BlockOp::Flush),
         NvmCommand::Read { range } => {
@@ -131,8 +129,8 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) ->
 }
 
 /// What to ask of the engine, now that the data is in `buffer`.
-pub(crate) fn build_action(intent: PendingNvmCommand, data: Buffer) -> CommandAction {
-    match intent {
+pub(crate) fn build_action(pending: PendingNvmCommand, data: Buffer) -> CommandAction {
+    match pending {
         PendingNvmCommand::Write { lba, force_unit_access } => {
             let operation = RequestOperation::Write { lba, data, force_unit_access };
             CommandAction::Submit(operation, InFlight::Blocks(BlockOp::Modify { lba }))
@@ -141,14 +139,14 @@ pub(crate) fn build_action(intent: PendingNvmCommand, data: Buffer) -> CommandAc
             RequestOperation::Compare { lba, data },
             InFlight::Blocks(BlockOp::Check { lba }),
         ),
-        PendingNvmCommand::Deallocate { .. } => build_action_from(intent, &data),
+        PendingNvmCommand::Deallocate { .. } => build_action_from(pending, &data),
     }
 }
 
 /// What to ask of the engine for a Dataset Management with this data.
-pub(crate) fn build_action_from(intent: PendingNvmCommand, data: &[u8]) -> CommandAction {
-    let PendingNvmCommand::Deallocate { blocks } = intent else {
-        unreachable!("{intent:?} keeps its buffer")
+pub(crate) fn build_action_from(pending: PendingNvmCommand, data: &[u8]) -> CommandAction {
+    let PendingNvmCommand::Deallocate { blocks } = pending else {
+        unreachable!("{pending:?} keeps its buffer")
     };
     let ranges: Vec<LbaRange> = nvm::decode_ranges(data).filter(|range| range.blocks > 0).collect();
     if let Some(status) = ranges.iter().find_map(|&range| check_range(range, blocks).err()) {
@@ -165,8 +163,8 @@ pub(crate) fn build_action_from(intent: PendingNvmCommand, data: &[u8]) -> Comma
 /// # Panics
 /// When the outcome is one of another operation: only our own mistake.
 #[inline]
-pub(crate) fn command_result(work: BlockOp, outcome: RequestOutcome) -> CommandResult {
-    let status = match (work, outcome) {
+pub(crate) fn command_result(op: BlockOp, outcome: RequestOutcome) -> CommandResult {
+    let status = match (op, outcome) {
         (BlockOp::Read { bytes, .. }, RequestOutcome::Blocks { buffer }) => {
             return CommandResult::with_data(buffer, 0, bytes as usize, 0);
         }
@@ -184,7 +182,7 @@ pub(crate) fn command_result(work: BlockOp, outcome: RequestOutcome) -> CommandR
         (_, RequestOutcome::CapacityExceeded) => Status::KV_CAPACITY_EXCEEDED,
         (_, RequestOutcome::NotReady) => Status::NAMESPACE_NOT_READY,
         (_, RequestOutcome::Busy) => Status::COMMAND_INTERRUPTED,
-        (work, outcome) => unreachable!("{work:?} ended as {outcome:?}"),
+        (op, outcome) => unreachable!("{op:?} ended as {outcome:?}"),
     };
     CommandResult::from_status(status, 0)
 }

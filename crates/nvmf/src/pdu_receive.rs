@@ -75,16 +75,16 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
     ) -> ReceiveResult {
         self.grant_transfers(pool);
-        let mut taken = 0;
+        let mut consumed_bytes = 0;
         let stalled = loop {
-            match self.receive_step(now, &bytes[taken..], pool, requests) {
-                ReceiveStep::Consumed(count) => taken += count,
+            match self.receive_step(now, &bytes[consumed_bytes..], pool, requests) {
+                ReceiveStep::Consumed(count) => consumed_bytes += count,
                 ReceiveStep::NeedMoreBytes => break None,
-                ReceiveStep::Stalled(why) => break Some(why),
+                ReceiveStep::Stalled(reason) => break Some(reason),
             }
         };
         self.update_buffer_wait_pool(pool);
-        ReceiveResult { consumed_bytes: taken, stalled }
+        ReceiveResult { consumed_bytes, stalled }
     }
 
     /// Keeps the pool at hand while a transfer waits for a buffer of it.
@@ -147,37 +147,37 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
     ) -> ReceiveStep {
         let Some(unchecked) = UncheckedCommonHeader::new(bytes) else { return ReceiveStep::NeedMoreBytes };
-        let frame = match self.check_pdu(unchecked) {
-            Ok(frame) => frame,
-            Err(fault) => return self.terminate_and_discard(now, fault, bytes),
+        let layout = match self.check_pdu(unchecked) {
+            Ok(layout) => layout,
+            Err(error) => return self.terminate_and_discard(now, error, bytes),
         };
-        let needed = match frame.pdu_type {
-            PduType::H2cData => frame.prefix_bytes as usize,
-            _ => frame.pdu_bytes(),
+        let needed = match layout.pdu_type {
+            PduType::H2cData => layout.prefix_bytes as usize,
+            _ => layout.pdu_bytes(),
         };
         if bytes.len() < needed {
             return ReceiveStep::NeedMoreBytes;
         }
-        let header = match frame.decode_header(bytes) {
+        let header = match layout.decode_header(bytes) {
             Ok(header) => header,
-            Err(fault) => return self.terminate_and_discard(now, fault, bytes),
+            Err(error) => return self.terminate_and_discard(now, error, bytes),
         };
         match header {
             PduHeader::Command(sqe) => {
-                let capsule = self.parse_capsule(&frame, bytes);
+                let capsule = self.parse_capsule(&layout, bytes);
                 match self.handle_command(now, sqe, capsule, pool, requests) {
                     Ok(None) => ReceiveStep::Consumed(needed),
                     Ok(Some(stall)) => ReceiveStep::Stalled(stall),
-                    Err(fault) => self.terminate_and_discard(now, fault, bytes),
+                    Err(error) => self.terminate_and_discard(now, error, bytes),
                 }
             }
-            PduHeader::Data(data) => match self.begin_h2c_data(&frame, &data) {
+            PduHeader::Data(data) => match self.begin_h2c_data(&layout, &data) {
                 Ok(()) => ReceiveStep::Consumed(needed),
-                Err(fault) => self.terminate_and_discard(now, fault, bytes),
+                Err(error) => self.terminate_and_discard(now, error, bytes),
             },
             PduHeader::IcRequest(request) => match self.handle_ic_request(request) {
                 Ok(()) => ReceiveStep::Consumed(needed),
-                Err(fault) => self.terminate_and_discard(now, fault, bytes),
+                Err(error) => self.terminate_and_discard(now, error, bytes),
             },
             PduHeader::TermReq(terminate) => {
                 self.close(CloseReason::HostTerminated(terminate));
@@ -185,16 +185,16 @@ impl Connection {
             }
             // `Unchecked::check` lets only what a controller may receive through.
             PduHeader::IcResponse(_) | PduHeader::Response(_) | PduHeader::ReadyToTransfer(_) => {
-                unreachable!("a controller received {:?}", frame.pdu_type)
+                unreachable!("a controller received {:?}", layout.pdu_type)
             }
         }
     }
 
     /// Where the next PDU's parts lie, if it may come now.
     fn check_pdu(&self, unchecked: UncheckedCommonHeader) -> Result<PduLayout, PduError> {
-        let frame = unchecked.check(Role::Controller, &self.pdu_writer.params)?;
+        let layout = unchecked.check(Role::Controller, &self.pdu_writer.params)?;
         let awaits_ic = matches!(self.state(), ConnectionState::AwaitIcReq { .. });
-        let is_expected = match frame.pdu_type {
+        let is_expected = match layout.pdu_type {
             PduType::IcRequest => awaits_ic,
             PduType::H2cTermReq => true,
             PduType::CapsuleCommand => !awaits_ic,
@@ -202,27 +202,27 @@ impl Connection {
             _ => false,
         };
         if !is_expected {
-            return Err(PduError::UnexpectedPduType { kind: frame.pdu_type as u8 });
+            return Err(PduError::UnexpectedPduType { kind: layout.pdu_type as u8 });
         }
         let config = self.target.config();
-        let data_bytes_max = match (frame.pdu_type, self.state()) {
+        let data_bytes_max = match (layout.pdu_type, self.state()) {
             (PduType::H2cData, _) => config.h2c_data_bytes_max,
             (_, ConnectionState::Io(_)) => config.in_capsule_bytes,
             // Connect comes before its queue is known.
             _ => ADMIN_CAPSULE_DATA_BYTES,
         };
-        if frame.data_bytes > data_bytes_max {
-            return Err(match frame.pdu_type {
-                PduType::H2cData => PduError::DataLimitExceeded { bytes: frame.data_bytes },
-                _ => PduError::PduLength { pdu_bytes: frame.pdu_bytes() as u32 },
+        if layout.data_bytes > data_bytes_max {
+            return Err(match layout.pdu_type {
+                PduType::H2cData => PduError::DataLimitExceeded { bytes: layout.data_bytes },
+                _ => PduError::PduLength { pdu_bytes: layout.pdu_bytes() as u32 },
             });
         }
-        Ok(frame)
+        Ok(layout)
     }
 
     /// Ends the connection with all that it sent.
-    fn terminate_and_discard(&mut self, now: Nanos, fault: PduError, bytes: &[u8]) -> ReceiveStep {
-        self.terminate(now, fault, &bytes[..bytes.len().min(128)]);
+    fn terminate_and_discard(&mut self, now: Nanos, error: PduError, bytes: &[u8]) -> ReceiveStep {
+        self.terminate(now, error, &bytes[..bytes.len().min(128)]);
         ReceiveStep::Consumed(bytes.len())
     }
 
@@ -240,44 +240,44 @@ impl Connection {
             header_digest: request.header_digest,
             data_digest: request.data_digest,
             send_alignment: request.host_alignment,
-            receive_data_bytes_max: u32::MAX, // `frame` has a bound for each kind.
+            receive_data_bytes_max: u32::MAX, // `check_pdu` has a bound for each kind.
         };
-        let ConnectionState::AwaitIcReq { until } = *self.state() else {
-            unreachable!("`frame` lets ICReq through only where it is awaited");
+        let ConnectionState::AwaitIcReq { deadline } = *self.state() else {
+            unreachable!("`check_pdu` lets ICReq through only where it is awaited");
         };
-        self.set_state(ConnectionState::AwaitConnect { until });
+        self.set_state(ConnectionState::AwaitConnect { deadline });
         Ok(())
     }
 
-    fn parse_capsule<'a>(&mut self, frame: &PduLayout, bytes: &'a [u8]) -> Capsule<'a> {
-        let from = frame.prefix_bytes as usize;
-        let to = from + frame.data_bytes as usize;
+    fn parse_capsule<'a>(&mut self, layout: &PduLayout, bytes: &'a [u8]) -> Capsule<'a> {
+        let from = layout.prefix_bytes as usize;
+        let to = from + layout.data_bytes as usize;
         let data = &bytes[from..to];
-        let is_damaged = frame.trailer_bytes > 0 && {
+        let has_bad_digest = layout.trailer_bytes > 0 && {
             let received = [bytes[to], bytes[to + 1], bytes[to + 2], bytes[to + 3]];
             crc32c(data) != u32::from_le_bytes(received)
         };
-        Capsule { data, has_bad_digest: is_damaged }
+        Capsule { data, has_bad_digest }
     }
 
     /// An H2CData begins: it must go on where its transfer stands.
-    fn begin_h2c_data(&mut self, frame: &PduLayout, data: &DataHeader) -> Result<(), PduError> {
+    fn begin_h2c_data(&mut self, layout: &PduLayout, data: &DataHeader) -> Result<(), PduError> {
         let found = self.slots.receiving(data.tag);
         let (command_id, transfer, _) = found.ok_or(PduError::TransferTag { tag: data.tag })?;
         if command_id != data.command_id {
             return Err(PduError::CommandId { command_id: data.command_id });
         }
         let left = transfer.expected_bytes - transfer.received_bytes;
-        if data.bytes != frame.data_bytes {
-            return Err(PduError::PduLength { pdu_bytes: frame.pdu_bytes() as u32 });
+        if data.bytes != layout.data_bytes {
+            return Err(PduError::PduLength { pdu_bytes: layout.pdu_bytes() as u32 });
         }
         if data.offset != transfer.received_bytes || data.bytes == 0 || data.bytes > left {
             return Err(PduError::DataRange { offset: data.offset, bytes: data.bytes });
         }
-        if frame.is_last() && data.bytes < left {
-            return Err(PduError::LastFlag { flags: frame.flags });
+        if layout.is_last() && data.bytes < left {
+            return Err(PduError::LastFlag { flags: layout.flags });
         }
-        let has_digest = frame.trailer_bytes > 0;
+        let has_digest = layout.trailer_bytes > 0;
         if has_digest {
             self.data_digest = DataDigest::new();
         }

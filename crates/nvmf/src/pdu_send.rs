@@ -22,10 +22,10 @@ pub(crate) struct PduWriter {
 
 impl PduWriter {
     pub fn new() -> PduWriter {
-        let link = NegotiatedParams::initial();
+        let params = NegotiatedParams::initial();
         PduWriter {
             send_buffer: SendBuffer::default(),
-            params: link,
+            params,
             queue_entries: 0,
             sq_head: 0,
             flow_control: true,

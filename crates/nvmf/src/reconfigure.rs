@@ -156,9 +156,9 @@ impl Target {
     pub fn set_health(&self, health: HealthStatus) {
         let before = std::mem::replace(&mut *self.health.lock(), health);
         let new = health.critical_warnings() & !before.critical_warnings();
-        for notice in AsyncEvent::for_critical_warnings(new) {
+        for event in AsyncEvent::for_critical_warnings(new) {
             self.for_each_controller(ControllerType::Io, |controller| {
-                controller.lock_inner().async_events.notify(notice)
+                controller.lock_inner().async_events.notify(event)
             });
         }
     }

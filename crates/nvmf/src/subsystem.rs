@@ -9,7 +9,7 @@
 
 use crate::config::{NamespaceInfo, SubsystemConfig};
 use crate::controller::{Controller, ControllerState, ControllerType, HostIdentity};
-use crate::counters::{Counts, Statistics};
+use crate::counters::{CounterSet, SharedCounters};
 use crate::error_log::ErrorLog;
 use crate::health::HealthStatus;
 use crate::host_acl::HostAcl;
@@ -37,7 +37,7 @@ pub struct Target {
     /// Its namespaces and their access.
     pub(crate) namespace_directory: NamespaceDirectory,
     /// What all connections did.
-    pub(crate) counters: Statistics,
+    pub(crate) counters: SharedCounters,
     /// What went wrong lately, for log 01h.
     pub(crate) error_log: ErrorLog,
     connection_count: AtomicUsize,
@@ -80,7 +80,7 @@ pub struct ControllerReport {
     /// Its connected I/O queues.
     pub queue_count: usize,
     /// What its connections did.
-    pub counters: Counts,
+    pub counters: CounterSet,
 }
 
 /// Why a Connect is refused: the status, and DW0.
@@ -132,18 +132,18 @@ impl Target {
     /// # Panics
     /// When a bound of the settings cannot be kept, a namespace is beyond them, or two have one
     /// identifier or NGUID.
-    pub fn new(settings: SubsystemConfig, namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
-        settings.assert_valid();
-        namespaces.iter().for_each(|one| one.assert_valid(&settings));
-        let table =
+    pub fn new(config: SubsystemConfig, namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
+        config.assert_valid();
+        namespaces.iter().for_each(|one| one.assert_valid(&config));
+        let namespace_directory =
             NamespaceDirectory::new(namespaces).expect("namespaces of their own identifiers and NGUIDs");
-        let next_id = settings.first_controller_id;
+        let next_id = config.first_controller_id;
         let registry =
             ControllerRegistry { controllers: FxHashMap::default(), host_acl: HostAcl::Any, next_id };
         Arc::new(Target {
-            config: settings,
-            namespace_directory: table,
-            counters: Statistics::default(),
+            config,
+            namespace_directory,
+            counters: SharedCounters::default(),
             error_log: ErrorLog::default(),
             connection_count: AtomicUsize::new(0),
             controllers_created: AtomicUsize::new(0),
@@ -159,8 +159,8 @@ impl Target {
     }
 
     /// What all connections did, up to their last ticks.
-    pub fn counters(&self) -> Counts {
-        self.counters.read()
+    pub fn counters(&self) -> CounterSet {
+        self.counters.snapshot()
     }
 
     /// The controllers that live, by identifier.
@@ -172,7 +172,7 @@ impl Target {
             host_nqn: controller.host.nqn.clone(),
             state: controller.epoch().state,
             queue_count: controller.queue_count(),
-            counters: controller.counters.read(),
+            counters: controller.counters.snapshot(),
         };
         let mut reports: Vec<ControllerReport> = registry.controllers.values().map(report).collect();
         reports.sort_by_key(|report| report.id);

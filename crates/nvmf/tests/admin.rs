@@ -11,18 +11,18 @@ use octokv_wire::log_page::{self, CommandEffectsLog, ErrorEntry, HealthLog, id};
 use octokv_wire::queue_entry::{admin, csi, event, feature};
 use octokv_wire::{Sqe, Status, vendor};
 
-fn list(host: &mut Host, page: u8, command_set: u8, after: u32) -> Vec<u32> {
-    let done = host.identify(page, command_set, after);
-    assert!(done.status().is_success(), "{:?}", done.status());
-    identify::decode_page::<identify::NamespaceIdList>(&done.data).unwrap().ids().map(|id| id.0).collect()
+fn list(host: &mut TestHost, page: u8, command_set: u8, after: u32) -> Vec<u32> {
+    let response = host.identify(page, command_set, after);
+    assert!(response.status().is_success(), "{:?}", response.status());
+    identify::decode_page::<identify::NamespaceIdList>(&response.data).unwrap().ids().map(|id| id.0).collect()
 }
 
 #[test]
 fn the_controller_says_what_linux_and_spdk_need() {
     let target = target();
-    let mut host = Host::admin(&target);
-    let done = host.identify(cns::CONTROLLER, 0, 0);
-    let page: &identify::IdentifyController = identify::decode_page(&done.data).unwrap();
+    let mut host = TestHost::admin(&target);
+    let response = host.identify(cns::CONTROLLER, 0, 0);
+    let page: &identify::IdentifyController = identify::decode_page(&response.data).unwrap();
     assert_eq!(page.controller_id.get(), target.controllers()[0].id);
     assert_eq!((page.controller_type, page.multi_path, page.version.get()), (1, 0b1010, 0x20000));
     assert_eq!((page.sqe_sizes, page.cqe_sizes), (0x66, 0x44));
@@ -44,35 +44,35 @@ fn the_controller_says_what_linux_and_spdk_need() {
 
 #[test]
 fn namespaces_are_listed_and_described_by_every_page() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     assert_eq!(list(&mut host, cns::NAMESPACE_LIST, 0, 0), [1, 2]);
     assert_eq!(list(&mut host, cns::NAMESPACE_LIST, 0, 1), [2]);
     assert_eq!(list(&mut host, cns::NAMESPACE_LIST_OF_SET, csi::KEY_VALUE, 0), [1, 2]);
     assert!(list(&mut host, cns::NAMESPACE_LIST_OF_SET, csi::NVM, 0).is_empty());
     assert_eq!(list(&mut host, cns::ALLOCATED_LIST, 0, 0), [1, 2]);
-    let done = host.identify(cns::NAMESPACE, 0, 1);
-    let page: &identify::IdentifyNamespace = identify::decode_page(&done.data).unwrap();
+    let response = host.identify(cns::NAMESPACE, 0, 1);
+    let page: &identify::IdentifyNamespace = identify::decode_page(&response.data).unwrap();
     assert_eq!((page.size.get(), page.capacity.get(), page.used.get()), (1 << 18, 1 << 18, 256));
-    let done = host.identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, 2);
-    let page: &identify::IdentifyKvNamespace = identify::decode_page(&done.data).unwrap();
+    let response = host.identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, 2);
+    let page: &identify::IdentifyKvNamespace = identify::decode_page(&response.data).unwrap();
     assert_eq!((page.size_bytes.get(), page.used_bytes.get(), page.nguid), (1 << 30, 1 << 20, [2; 16]));
     assert_eq!(page.kv_formats[0].key_bytes_max.get(), 16);
     assert_eq!(page.kv_formats[0].value_bytes_max.get(), 2 << 20);
-    let done = host.identify(cns::DESCRIPTORS, 0, 2);
-    let descriptors = identify::decode_descriptors(&done.data);
+    let response = host.identify(cns::DESCRIPTORS, 0, 2);
+    let descriptors = identify::decode_descriptors(&response.data);
     assert_eq!(
         descriptors,
         [NamespaceDescriptor::Nguid([2; 16]), NamespaceDescriptor::CommandSet(csi::KEY_VALUE)]
     );
-    let done = host.identify(cns::NAMESPACE_INDEPENDENT, 0, 1);
-    assert_eq!(done.data[14] & 1, 1, "ready");
-    let done = host.identify(cns::COMMAND_SETS, 0, 0);
-    assert_eq!(done.data[..16], [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let response = host.identify(cns::NAMESPACE_INDEPENDENT, 0, 1);
+    assert_eq!(response.data[14] & 1, 1, "ready");
+    let response = host.identify(cns::COMMAND_SETS, 0, 0);
+    assert_eq!(response.data[..16], [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 }
 
 #[test]
 fn pages_that_do_not_exist_are_refused() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     for (page, command_set, nsid, status) in [
         (cns::NAMESPACE, 0, 1025, Status::INVALID_NAMESPACE),
         (cns::NAMESPACE, 0, 0, Status::INVALID_NAMESPACE),
@@ -86,8 +86,8 @@ fn pages_that_do_not_exist_are_refused() {
         (cns::NAMESPACE_LIST, 0, u32::MAX, Status::INVALID_NAMESPACE),
         (0x77, 0, 0, Status::INVALID_FIELD),
     ] {
-        let done = host.identify(page, command_set, nsid);
-        assert!(done.status().is(status) && done.data.is_empty(), "CNS {page:02x} NSID {nsid:x}");
+        let response = host.identify(page, command_set, nsid);
+        assert!(response.status().is(status) && response.data.is_empty(), "CNS {page:02x} NSID {nsid:x}");
     }
     // Identifiers that a namespace could have are inactive.
     for page in [cns::NAMESPACE, cns::NAMESPACE_INDEPENDENT] {
@@ -102,7 +102,7 @@ fn pages_that_do_not_exist_are_refused() {
 
 #[test]
 fn a_host_that_knows_of_blocks_alone_sees_no_namespace() {
-    let mut host = Host::initialized(&target(), false, false);
+    let mut host = TestHost::initialized(&target(), false, false);
     host.connect(0, NEW_CONTROLLER).unwrap();
     host.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED_NVM.0));
     assert!(list(&mut host, cns::NAMESPACE_LIST, 0, 0).is_empty());
@@ -110,7 +110,7 @@ fn a_host_that_knows_of_blocks_alone_sees_no_namespace() {
 
 #[test]
 fn a_host_that_wants_less_than_a_page_gets_the_start_of_it() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     let mut sqe = Sqe::new(admin::IDENTIFY, 900);
     sqe.cdw10 = u32::from(cns::CONTROLLER).into();
     sqe.sgl = octokv_wire::Sgl::transport(64);
@@ -119,9 +119,9 @@ fn a_host_that_wants_less_than_a_page_gets_the_start_of_it() {
 
 #[test]
 fn the_effects_log_names_every_key_value_command() {
-    let mut host = Host::admin(&target());
-    let done = host.log(id::EFFECTS, csi::KEY_VALUE, 0, 4096);
-    let effects: &CommandEffectsLog = identify::decode_page(&done.data).unwrap();
+    let mut host = TestHost::admin(&target());
+    let response = host.log(id::EFFECTS, csi::KEY_VALUE, 0, 4096);
+    let effects: &CommandEffectsLog = identify::decode_page(&response.data).unwrap();
     for (opcode, want) in [
         (opcode::STORE, 3),
         (opcode::DELETE, 3),
@@ -138,8 +138,8 @@ fn the_effects_log_names_every_key_value_command() {
         assert_eq!(found, want, "{opcode:02x}");
     }
     assert_eq!(effects.admin[usize::from(admin::IDENTIFY)].get(), 1 | log_page::SCOPE_CONTROLLER);
-    let done = host.log(id::EFFECTS, csi::NVM, 0, 4096);
-    let effects: &CommandEffectsLog = identify::decode_page(&done.data).unwrap();
+    let response = host.log(id::EFFECTS, csi::NVM, 0, 4096);
+    let effects: &CommandEffectsLog = identify::decode_page(&response.data).unwrap();
     for (opcode, want) in [(0, 1), (1, 3), (2, 1), (5, 1), (8, 3), (9, 3), (0x0c, 1), (0x10, 0), (0x14, 0)] {
         assert_eq!(effects.io[opcode].get(), want, "{opcode:02x}");
     }
@@ -148,7 +148,7 @@ fn the_effects_log_names_every_key_value_command() {
 
 #[test]
 fn logs_are_read_by_offset_and_zeros_follow_their_end() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     let whole = host.log(id::EFFECTS, csi::KEY_VALUE, 0, 4096).data;
     let mut pieces = Vec::new();
     for offset in (0..4096).step_by(512) {
@@ -167,23 +167,23 @@ fn logs_are_read_by_offset_and_zeros_follow_their_end() {
 #[test]
 fn health_and_errors_are_counted() {
     let target = target();
-    let mut host = Host::admin(&target);
-    let mut io = Host::io(&host, 1);
+    let mut host = TestHost::admin(&target);
+    let mut io = TestHost::io(&host, 1);
     io.store(b"k", &value(1000), 0);
-    io.keyed(0xff, b"k");
-    io.pass(Nanos::from_millis(10));
-    let done = host.log(id::HEALTH, 0, 0, 512);
-    let health: &HealthLog = identify::decode_page(&done.data).unwrap();
+    io.key_command(0xff, b"k");
+    io.advance_time(Nanos::from_millis(10));
+    let response = host.log(id::HEALTH, 0, 0, 512);
+    let health: &HealthLog = identify::decode_page(&response.data).unwrap();
     assert_eq!((health.writes.get(), health.units_written.get(), health.errors.get()), (1, 1, 1));
-    let done = host.log(id::ERROR, 0, 0, 64);
-    let entry: &ErrorEntry = identify::decode_page(&done.data).unwrap();
+    let response = host.log(id::ERROR, 0, 0, 64);
+    let entry: &ErrorEntry = identify::decode_page(&response.data).unwrap();
     assert_eq!((entry.count.get(), entry.queue_id.get(), entry.nsid.get()), (1, 1, 1));
     assert!(Status::from_field(entry.status.get()).is(Status::INVALID_OPCODE));
 }
 
 #[test]
 fn features_hold_what_they_may_hold() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     // 8 queues of each kind are granted as asked, 65535 are not.
     assert_eq!(host.set_feature(feature::QUEUES, 0, 0x0007_0007).dw0(), 0x0007_0007);
     assert_eq!(host.set_feature(feature::QUEUES, 0, 0x00ff_00ff).dw0(), 0x003f_003f);
@@ -218,7 +218,7 @@ fn features_hold_what_they_may_hold() {
 
 #[test]
 fn a_reset_forgets_features_and_event_requests() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     host.set_feature(feature::ASYNC_EVENTS, 0, event::NAMESPACE_CHANGED_BIT);
     host.set_feature(feature::KV_CONFIGURATION, 1, 1);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
@@ -227,66 +227,66 @@ fn a_reset_forgets_features_and_event_requests() {
     assert_eq!(host.get_feature(feature::ASYNC_EVENTS, 0).dw0(), 0);
     assert_eq!(host.get_feature(feature::KV_CONFIGURATION, 1).dw0(), 0);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
-    assert!(host.replies.is_empty(), "the identifier was free again");
+    assert!(host.received_pdus.is_empty(), "the identifier was free again");
 }
 
 #[test]
 fn event_requests_wait_for_a_notice_that_the_host_wants() {
     let target = target();
-    let mut host = Host::admin(&target);
+    let mut host = TestHost::admin(&target);
     host.set_feature(feature::ASYNC_EVENTS, 0, event::NAMESPACE_CHANGED_BIT);
     for id in 500..504 {
         host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, id), &[]);
     }
-    assert!(host.replies.is_empty());
+    assert!(host.received_pdus.is_empty());
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 504), &[]);
-    assert!(host.done().status().is(Status::EVENT_LIMIT_EXCEEDED));
+    assert!(host.next_response().status().is(Status::EVENT_LIMIT_EXCEEDED));
     target.notify_namespace_changed(NamespaceId(2));
-    host.pass(Nanos::from_millis(600));
-    let done = host.done();
-    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, event::NAMESPACE_CHANGED));
+    host.advance_time(Nanos::from_millis(600));
+    let response = host.next_response();
+    assert_eq!((response.status(), response.dw0()), (Status::SUCCESS, event::NAMESPACE_CHANGED));
     target.notify_namespace_changed(NamespaceId(1));
-    host.pass(Nanos::from_millis(600));
-    assert!(host.replies.is_empty(), "held back until the log is read");
+    host.advance_time(Nanos::from_millis(600));
+    assert!(host.received_pdus.is_empty(), "held back until the log is read");
     // The read's completion comes first, then the notice that it lets go.
     host.connection.send_buffer();
-    let done = host.log(id::CHANGED_NAMESPACES, 0, 0, 4096);
-    assert_eq!(done.data[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(host.done().dw0(), event::NAMESPACE_CHANGED);
+    let response = host.log(id::CHANGED_NAMESPACES, 0, 0, 4096);
+    assert_eq!(response.data[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(host.next_response().dw0(), event::NAMESPACE_CHANGED);
     assert_eq!(host.log(id::CHANGED_NAMESPACES, 0, 0, 4096).data, [0; 4096]);
 }
 
 #[test]
 fn an_event_request_can_be_aborted_and_nothing_else() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
-    assert!(host.done().status().is(Status::COMMAND_ID_CONFLICT));
+    assert!(host.next_response().status().is(Status::COMMAND_ID_CONFLICT));
     assert_eq!(host.admin_command(admin::ABORT, 0, 501 << 16, 0).dw0(), 1);
     assert_eq!(host.admin_command(admin::ABORT, 0, 500 << 16 | 1, 0).dw0(), 1);
     let aborted = host.admin_command(admin::ABORT, 0, 500 << 16, 0);
     assert_eq!((aborted.status(), aborted.cqe.command_id.get()), (Status::ABORT_REQUESTED, 500));
-    assert_eq!(host.done().dw0(), 0);
+    assert_eq!(host.next_response().dw0(), 0);
 }
 
 #[test]
 fn a_property_command_may_take_the_identifier_of_an_event_request() {
     // As SPDK's host does to shut a controller down.
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
     let get = fabrics::FabricsCommand::PropertyGet { offset: property::CC, is_64_bit: false };
-    let done = host.run(get.encode(500), &[]);
-    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, ControllerConfiguration::ENABLED.0));
+    let response = host.run(get.encode(500), &[]);
+    assert_eq!((response.status(), response.dw0()), (Status::SUCCESS, ControllerConfiguration::ENABLED.0));
     assert_eq!(host.admin_command(admin::ABORT, 0, 500 << 16, 0).dw0(), 1, "the event request is over");
     // Another command may not.
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 501), &[]);
     host.send_command(&Sqe::new(admin::GET_FEATURES, 501), &[]);
-    assert!(host.done().status().is(Status::COMMAND_ID_CONFLICT));
+    assert!(host.next_response().status().is(Status::COMMAND_ID_CONFLICT));
 }
 
 #[test]
 fn unknown_admin_commands_and_properties_are_refused() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     for opcode in [0x00, 0x01, 0x04, 0x05, 0x0d, 0x10, 0x11, 0x15, 0x80, 0xc0, 0xff] {
         let status = host.admin_command(opcode, 0, 0, 0).status();
         assert!(status.is(Status::INVALID_OPCODE), "{opcode:02x}: {status:?}");
@@ -319,7 +319,7 @@ fn unknown_admin_commands_and_properties_are_refused() {
 
 #[test]
 fn a_configuration_that_cannot_be_makes_the_controller_fail_until_it_is_reset() {
-    let mut host = Host::initialized(&target(), false, false);
+    let mut host = TestHost::initialized(&target(), false, false);
     host.connect(0, NEW_CONTROLLER).unwrap();
     host.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.0 | 1 << 7));
     assert_eq!(host.get_property(property::CSTS, false), 2);

@@ -5,29 +5,29 @@ mod common;
 use common::{adversary, target};
 use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_nvmf::Connection;
-use octokv_nvmf::counters::Statistics;
+use octokv_nvmf::counters::SharedCounters;
 
 #[test]
 fn scripts_of_sound_and_spoiled_pdus_never_panic_and_lose_no_buffer() {
-    let all = Statistics::default();
+    let totals = SharedCounters::default();
     for seed in 0..10_000 {
         let mut random = Prng::new(seed);
         let mut script = vec![0; 100 + random.below(700) as usize];
         random.fill(&mut script);
-        let result = std::panic::catch_unwind(|| adversary::play(&script));
-        let Ok(mut counts) = result else { panic!("seed {seed}") };
-        all.absorb(&mut counts);
+        let result = std::panic::catch_unwind(|| adversary::run_script(&script));
+        let Ok(mut counters) = result else { panic!("seed {seed}") };
+        totals.add_and_reset(&mut counters);
     }
-    let done = all.read();
+    let total = totals.snapshot();
     // The scripts must reach what they are for.
-    assert!(done.stores > 2000 && done.stored_bytes > 4 << 20, "{done:?}");
-    assert!(done.retrieves > 2000 && done.retrieved_bytes > 10_000 && done.deletes > 1000, "{done:?}");
-    assert!(done.block_writes > 500 && done.written_bytes > 2 << 20, "{done:?}");
-    assert!(done.block_reads > 2000 && done.read_bytes > 4 << 20, "{done:?}");
-    assert!(done.block_checks > 500 && done.block_zeroes > 500 && done.deallocations > 200, "{done:?}");
-    assert!(done.admin_commands > 50_000 && done.errors > 50_000 && done.media_errors > 200, "{done:?}");
-    assert!(done.digest_errors > 50 && done.transport_faults > 2000, "{done:?}");
-    assert!(done.keep_alive_expired > 20, "{done:?}");
+    assert!(total.stores > 2000 && total.stored_bytes > 4 << 20, "{total:?}");
+    assert!(total.retrieves > 2000 && total.retrieved_bytes > 10_000 && total.deletes > 1000, "{total:?}");
+    assert!(total.block_writes > 500 && total.written_bytes > 2 << 20, "{total:?}");
+    assert!(total.block_reads > 2000 && total.read_bytes > 4 << 20, "{total:?}");
+    assert!(total.block_checks > 500 && total.block_zeroes > 500 && total.deallocations > 200, "{total:?}");
+    assert!(total.admin_commands > 50_000 && total.errors > 50_000 && total.media_errors > 200, "{total:?}");
+    assert!(total.digest_errors > 50 && total.transport_faults > 2000, "{total:?}");
+    assert!(total.keep_alive_expired > 20, "{total:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn every_corpus_script_runs_to_its_end() {
     for entry in std::fs::read_dir(&kept).expect("the kept corpus") {
         let path = entry.expect("an entry of the kept corpus").path();
         let script = std::fs::read(&path).expect("a script of the kept corpus");
-        if std::panic::catch_unwind(|| common::adversary::play(&script)).is_err() {
+        if std::panic::catch_unwind(|| common::adversary::run_script(&script)).is_err() {
             panic!("{}", path.display());
         }
         played += 1;

@@ -24,7 +24,7 @@ fn listening(addresses: &[&str]) -> Arc<Target> {
 #[test]
 fn the_discovery_log_lists_the_listeners() {
     let target = listening(&["10.1.2.3:4420", "[fd00::7]:4421", "0.0.0.0:4422"]);
-    let mut host = Host::discovery(&target);
+    let mut host = TestHost::discovery(&target);
     let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
     let entries: Vec<_> = discovery::decode_entries(&page).collect();
     let of =
@@ -44,7 +44,7 @@ fn the_discovery_log_lists_the_listeners() {
 #[test]
 fn the_log_is_the_same_when_it_is_read_by_pieces() {
     let target = listening(&["10.1.2.3:4420", "[fd00::7]:4421"]);
-    let mut host = Host::discovery(&target);
+    let mut host = TestHost::discovery(&target);
     let whole = host.log(id::DISCOVERY, 0, 0, 5120).data;
     for piece in [4u64, 16, 1024, 2048] {
         let mut pieces = Vec::new();
@@ -57,9 +57,9 @@ fn the_log_is_the_same_when_it_is_read_by_pieces() {
 
 #[test]
 fn the_controller_says_that_it_is_for_discovery() {
-    let mut host = Host::discovery(&target());
-    let done = host.identify(cns::CONTROLLER, 0, 0);
-    let page: &identify::IdentifyController = identify::decode_page(&done.data).unwrap();
+    let mut host = TestHost::discovery(&target());
+    let response = host.identify(cns::CONTROLLER, 0, 0);
+    let page: &identify::IdentifyController = identify::decode_page(&response.data).unwrap();
     assert_eq!((page.controller_type, page.namespace_id_max.get()), (2, 0));
     assert!(page.subsystem.starts_with(nqn::DISCOVERY.as_bytes()));
     assert_eq!(page.events.get(), event::DISCOVERY_CHANGED_BIT);
@@ -68,7 +68,7 @@ fn the_controller_says_that_it_is_for_discovery() {
 
 #[test]
 fn what_is_not_for_discovery_is_refused() {
-    let mut host = Host::discovery(&target());
+    let mut host = TestHost::discovery(&target());
     assert!(host.identify(cns::NAMESPACE_LIST, 0, 0).status().is(Status::INVALID_FIELD));
     assert!(host.log(id::HEALTH, 0, 0, 512).status().is(Status::INVALID_LOG_PAGE));
     assert!(host.get_feature(feature::QUEUES, 0).status().is(Status::INVALID_FIELD));
@@ -80,29 +80,29 @@ fn what_is_not_for_discovery_is_refused() {
 #[test]
 fn a_change_of_listeners_changes_the_generation_and_raises_an_event() {
     let target = listening(&["10.1.2.3:4420"]);
-    let mut host = Host::discovery(&target);
+    let mut host = TestHost::discovery(&target);
     let generation = |page: &[u8]| discovery::decode_header(page).unwrap().generation;
     let before = generation(&host.log(id::DISCOVERY, 0, 0, 1024).data);
     host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
     target.set_listeners(vec!["10.1.2.3:4420".parse().unwrap()]);
-    host.pass(Nanos::from_secs(1));
-    assert!(host.replies.is_empty(), "nothing changed");
+    host.advance_time(Nanos::from_secs(1));
+    assert!(host.received_pdus.is_empty(), "nothing changed");
     target.set_listeners(vec!["10.1.2.3:4421".parse().unwrap()]);
-    host.pass(Nanos::from_secs(1));
-    assert_eq!(host.done().dw0(), event::DISCOVERY_CHANGED);
+    host.advance_time(Nanos::from_secs(1));
+    assert_eq!(host.next_response().dw0(), event::DISCOVERY_CHANGED);
     assert_ne!(generation(&host.log(id::DISCOVERY, 0, 0, 1024).data), before);
 }
 
 #[test]
 fn referrals_are_listed_and_a_change_raises_an_event() {
     let target = listening(&["10.1.2.3:4420"]);
-    let mut host = Host::discovery(&target);
+    let mut host = TestHost::discovery(&target);
     host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
     target.set_referrals(vec!["10.9.9.9:8009".parse().unwrap()]);
-    host.pass(Nanos::from_secs(1));
-    assert_eq!(host.done().dw0(), event::DISCOVERY_CHANGED);
+    host.advance_time(Nanos::from_secs(1));
+    assert_eq!(host.next_response().dw0(), event::DISCOVERY_CHANGED);
     let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
     let last = discovery::decode_entries(&page).last().unwrap();
     assert_eq!((last.kind, last.subsystem.as_str()), (SubsystemKind::Referral, nqn::DISCOVERY));
@@ -112,8 +112,8 @@ fn referrals_are_listed_and_a_change_raises_an_event() {
 #[test]
 fn a_host_that_may_not_connect_does_not_find_the_subsystem() {
     let target = listening(&["10.1.2.3:4420"]);
-    let mut host = Host::discovery(&target);
-    let storage = |host: &mut Host| {
+    let mut host = TestHost::discovery(&target);
+    let storage = |host: &mut TestHost| {
         let page = host.log(id::DISCOVERY, 0, 0, 8192).data;
         let found =
             discovery::decode_entries(&page).filter(|entry| entry.kind == SubsystemKind::Storage).count();
@@ -125,11 +125,11 @@ fn a_host_that_may_not_connect_does_not_find_the_subsystem() {
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
     let listed = |name: &str| HostAcl::Listed([name.to_owned()].into());
     target.set_host_acl(listed(HOST_NQN));
-    host.pass(Nanos::from_secs(1));
-    assert!(host.replies.is_empty(), "nothing changed for this host");
+    host.advance_time(Nanos::from_secs(1));
+    assert!(host.received_pdus.is_empty(), "nothing changed for this host");
     target.set_host_acl(listed("nqn.2014-08.org.example:other"));
-    host.pass(Nanos::from_secs(1));
-    assert_eq!(host.done().dw0(), event::DISCOVERY_CHANGED);
+    host.advance_time(Nanos::from_secs(1));
+    assert_eq!(host.next_response().dw0(), event::DISCOVERY_CHANGED);
     let (found, second) = storage(&mut host);
     assert!(found == 0 && second > first);
     target.set_host_acl(HostAcl::Any);
@@ -139,19 +139,19 @@ fn a_host_that_may_not_connect_does_not_find_the_subsystem() {
 #[test]
 fn a_persistent_discovery_controller_lives_by_its_keep_alive_time() {
     let target = listening(&["10.1.2.3:4420"]);
-    let mut host = Host::discovery(&target);
+    let mut host = TestHost::discovery(&target);
     assert!(host.set_feature(feature::KEEP_ALIVE, 0, 60_000).status().is_success());
     for _ in 0..10 {
-        host.pass(Nanos::from_secs(50));
+        host.advance_time(Nanos::from_secs(50));
         assert!(host.admin_command(admin::KEEP_ALIVE, 0, 0, 0).status().is_success());
     }
-    host.pass(Nanos::from_secs(61));
+    host.advance_time(Nanos::from_secs(61));
     assert!(host.connection.is_closed());
 }
 
 #[test]
 fn a_discovery_controller_has_the_logs_of_every_controller() {
-    let mut host = Host::discovery(&target());
+    let mut host = TestHost::discovery(&target());
     assert!(host.admin_command(0x0d, 0, 0, 0).status().is(Status::INVALID_OPCODE));
     let supported = host.log(id::SUPPORTED, 0, 0, 1024).data;
     let pages: Vec<usize> = (0..256).filter(|page| supported[page * 4] == 1).collect();

@@ -17,11 +17,11 @@ const ENABLED: u64 = ControllerConfiguration::ENABLED.0 as u64;
 #[test]
 fn the_initial_exchange_grants_digests_and_announces_the_data_limit() {
     for bits in 0..4u8 {
-        let mut host = Host::new(&target());
+        let mut host = TestHost::new(&target());
         let (header_digest, data_digest) = (bits & 1 != 0, bits & 2 != 0);
         let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
         host.send(&request.encode());
-        let Some(Reply::Ic(response)) = host.replies.pop_front() else { panic!("no ICResp") };
+        let Some(ReceivedPdu::Ic(response)) = host.received_pdus.pop_front() else { panic!("no ICResp") };
         assert_eq!((response.header_digest, response.data_digest), (header_digest, data_digest));
         assert_eq!((response.controller_alignment, response.h2c_data_bytes_max), (4, 512 * 1024));
     }
@@ -30,12 +30,12 @@ fn the_initial_exchange_grants_digests_and_announces_the_data_limit() {
 #[test]
 fn data_for_the_host_begins_where_it_asked() {
     let target = target();
-    let mut host = Host::new(&target);
+    let mut host = TestHost::new(&target);
     let request =
         IcRequest { host_alignment: 64, header_digest: true, data_digest: true, open_transfers_max: 1 };
     host.send(&request.encode());
-    host.replies.clear();
-    (host.link.header_digest, host.link.data_digest) = (true, true);
+    host.received_pdus.clear();
+    (host.params.header_digest, host.params.data_digest) = (true, true);
     host.connect(0, NEW_CONTROLLER).unwrap();
     host.enable();
     host.connection.send_buffer().clear();
@@ -55,13 +55,13 @@ fn data_for_the_host_begins_where_it_asked() {
     assert_eq!(slices[0][3], 64, "the data offset of the C2HData");
     drop(slices);
     host.drain();
-    assert_eq!(host.done().data.len(), 4096);
+    assert_eq!(host.next_response().data.len(), 4096);
 }
 
 #[test]
 fn a_controller_is_connected_enabled_and_shut_down() {
     let target = target();
-    let mut host = Host::initialized(&target, false, false);
+    let mut host = TestHost::initialized(&target, false, false);
     let id = host.connect(0, NEW_CONTROLLER).unwrap();
     assert_eq!(target.controllers()[0].id, id);
     assert_eq!(host.connection.host_nqn(), Some(HOST_NQN));
@@ -84,15 +84,15 @@ fn a_controller_is_connected_enabled_and_shut_down() {
 #[test]
 fn a_reset_closes_the_queues_and_lets_the_host_connect_them_again() {
     let target = target();
-    let mut admin = Host::admin(&target);
-    let mut io = Host::io(&admin, 1);
+    let mut admin = TestHost::admin(&target);
+    let mut io = TestHost::io(&admin, 1);
     admin.set_property(property::CC, 0);
     assert_eq!(admin.get_property(property::CSTS, false), 0);
-    io.pass(Nanos::from_secs(1));
+    io.advance_time(Nanos::from_secs(1));
     assert!(io.connection.is_closed());
     assert_eq!(io.connection.close_reason(), Some(CloseReason::ControllerEnded));
     admin.enable();
-    let mut again = Host::io(&admin, 1);
+    let mut again = TestHost::io(&admin, 1);
     assert!(again.store(b"k", b"v", 0).status().is_success());
     drop(io);
     assert_eq!(target.controllers()[0].queue_count, 1, "the old queue's end does not free the new one");
@@ -101,8 +101,8 @@ fn a_reset_closes_the_queues_and_lets_the_host_connect_them_again() {
 #[test]
 fn the_end_of_the_admin_connection_ends_its_queues() {
     let target = target();
-    let admin = Host::admin(&target);
-    let mut io = Host::io(&admin, 1);
+    let admin = TestHost::admin(&target);
+    let mut io = TestHost::io(&admin, 1);
     drop(admin);
     assert!(target.controllers().is_empty());
     io.send_command(&store_sqe(1, b"k", 1, Sgl::in_capsule(1), 0), b"v");
@@ -112,31 +112,31 @@ fn the_end_of_the_admin_connection_ends_its_queues() {
 #[test]
 fn a_disconnected_queue_is_answered_and_then_closed() {
     let target = target();
-    let mut admin = Host::admin(&target);
-    let mut io = Host::io(&admin, 1);
+    let mut admin = TestHost::admin(&target);
+    let mut io = TestHost::io(&admin, 1);
     let id = io.id();
     assert!(io.run(fabrics::FabricsCommand::Disconnect.encode(id), &[]).status().is_success());
     assert!(!io.connection.is_closed());
     assert_eq!(target.controllers()[0].queue_count, 0);
     io.send(b"whatever comes now is let pass");
-    assert!(io.replies.is_empty());
-    io.pass(Nanos::from_secs(2));
+    assert!(io.received_pdus.is_empty());
+    io.advance_time(Nanos::from_secs(2));
     assert!(io.connection.is_closed());
     assert_eq!(io.connection.close_reason(), Some(CloseReason::Disconnected));
     let id = admin.id();
-    let done = admin.run(fabrics::FabricsCommand::Disconnect.encode(id), &[]);
-    assert!(done.status().is(Status::DISCONNECT_INVALID_QUEUE));
+    let response = admin.run(fabrics::FabricsCommand::Disconnect.encode(id), &[]);
+    assert!(response.status().is(Status::DISCONNECT_INVALID_QUEUE));
 }
 
 #[test]
 fn a_handshake_that_takes_too_long_is_ended() {
     let target = target();
-    let mut silent = Host::new(&target);
-    let mut half = Host::initialized(&target, false, false);
+    let mut silent = TestHost::new(&target);
+    let mut half = TestHost::initialized(&target, false, false);
     for host in [&mut silent, &mut half] {
-        host.pass(Nanos::from_secs(9));
+        host.advance_time(Nanos::from_secs(9));
         assert!(!host.connection.is_closed());
-        host.pass(Nanos::from_secs(2));
+        host.advance_time(Nanos::from_secs(2));
         assert!(host.connection.is_closed());
         assert_eq!(host.connection.close_reason(), Some(CloseReason::HandshakeTimeout));
     }
@@ -145,22 +145,22 @@ fn a_handshake_that_takes_too_long_is_ended() {
 #[test]
 fn a_host_that_falls_silent_loses_its_controller() {
     let target = target();
-    let mut admin = Host::initialized(&target, false, false);
+    let mut admin = TestHost::initialized(&target, false, false);
     admin.connect_as(0, NEW_CONTROLLER, NQN, HOST_NQN, |connect| connect.keep_alive_ms = 1000);
     admin.enable();
-    let mut io = Host::io(&admin, 1);
+    let mut io = TestHost::io(&admin, 1);
     // Commands on any queue are signs of life.
     for _ in 0..5 {
-        admin.pass(Nanos::from_millis(700));
-        io.pass(Nanos::from_millis(700));
+        admin.advance_time(Nanos::from_millis(700));
+        io.advance_time(Nanos::from_millis(700));
         assert!(io.store(b"k", b"v", 0).status().is_success());
     }
     assert_eq!(admin.connection.next_deadline(), admin.now + Nanos::from_millis(500));
-    admin.pass(Nanos::from_millis(700));
+    admin.advance_time(Nanos::from_millis(700));
     assert!(admin.admin_command(0x18, 0, 0, 0).status().is_success());
-    admin.pass(Nanos::from_millis(990));
+    admin.advance_time(Nanos::from_millis(990));
     assert!(!admin.connection.is_closed());
-    admin.pass(Nanos::from_millis(20));
+    admin.advance_time(Nanos::from_millis(20));
     assert_eq!(admin.connection.close_reason(), Some(CloseReason::KeepAliveExpired));
     assert!(admin.connection.is_closed() && target.controllers().is_empty());
     io.now = admin.now;
@@ -172,25 +172,25 @@ fn a_host_that_falls_silent_loses_its_controller() {
 #[test]
 fn a_discovery_controller_without_keep_alive_ends_when_it_is_idle() {
     let target = target();
-    let mut host = Host::discovery(&target);
-    host.pass(Nanos::from_secs(119));
+    let mut host = TestHost::discovery(&target);
+    host.advance_time(Nanos::from_secs(119));
     assert!(!host.connection.is_closed());
-    host.pass(Nanos::from_secs(2));
+    host.advance_time(Nanos::from_secs(2));
     assert_eq!(host.connection.close_reason(), Some(CloseReason::KeepAliveExpired));
 }
 
 #[test]
 fn an_io_controller_without_keep_alive_stays() {
-    let mut host = Host::admin(&target());
-    host.pass(Nanos::from_secs(3600));
+    let mut host = TestHost::admin(&target());
+    host.advance_time(Nanos::from_secs(3600));
     assert!(!host.connection.is_closed());
 }
 
 fn refused(change: impl FnOnce(&mut Connect), subsystem: &str, id: u16) -> (Status, u32) {
-    let mut host = Host::initialized(&target(), false, false);
-    let done = host.connect_as(0, id, subsystem, HOST_NQN, change);
+    let mut host = TestHost::initialized(&target(), false, false);
+    let response = host.connect_as(0, id, subsystem, HOST_NQN, change);
     assert!(host.connect(0, NEW_CONTROLLER).is_ok(), "the host may try again");
-    (done.status(), done.dw0())
+    (response.status(), response.dw0())
 }
 
 #[test]
@@ -216,16 +216,16 @@ fn connects_that_cannot_be_are_refused_with_the_field_that_is_wrong() {
 #[test]
 fn a_queue_is_connected_only_by_its_host_and_once() {
     let target = target();
-    let admin = Host::admin(&target);
+    let admin = TestHost::admin(&target);
     let id = target.controllers()[0].id;
-    let mut other = Host::initialized(&target, false, false);
-    let done = other.connect_as(1, id, NQN, "nqn.2014-08.org.example:other", |_| {});
-    assert!(done.status().is(Status::CONNECT_INVALID_PARAMETERS));
-    assert_eq!(done.dw0(), invalid_parameter_dw0(512, true));
-    let _first = Host::io(&admin, 1);
-    let mut second = Host::initialized(&target, false, false);
-    let done = second.connect(1, id).unwrap_err();
-    assert!(done.status().is(Status::COMMAND_SEQUENCE_ERROR));
+    let mut other = TestHost::initialized(&target, false, false);
+    let response = other.connect_as(1, id, NQN, "nqn.2014-08.org.example:other", |_| {});
+    assert!(response.status().is(Status::CONNECT_INVALID_PARAMETERS));
+    assert_eq!(response.dw0(), invalid_parameter_dw0(512, true));
+    let _first = TestHost::io(&admin, 1);
+    let mut second = TestHost::initialized(&target, false, false);
+    let response = second.connect(1, id).unwrap_err();
+    assert!(response.status().is(Status::COMMAND_SEQUENCE_ERROR));
     let id = second.id();
     let again = second.run(Sqe::new(2, id), &[]);
     assert!(again.status().is(Status::COMMAND_SEQUENCE_ERROR), "no command before Connect");
@@ -235,7 +235,7 @@ fn a_queue_is_connected_only_by_its_host_and_once() {
 fn a_host_without_a_name_is_admitted_where_every_host_is() {
     let target = target();
     let connect = || {
-        let mut host = Host::initialized(&target, false, false);
+        let mut host = TestHost::initialized(&target, false, false);
         host.connect_as(0, NEW_CONTROLLER, NQN, "", |_| {}).status()
     };
     assert_eq!(connect(), Status::SUCCESS);
@@ -246,9 +246,9 @@ fn a_host_without_a_name_is_admitted_where_every_host_is() {
 #[test]
 fn a_queue_is_refused_before_its_controller_is_enabled() {
     let target = target();
-    let mut admin = Host::initialized(&target, false, false);
+    let mut admin = TestHost::initialized(&target, false, false);
     let id = admin.connect(0, NEW_CONTROLLER).unwrap();
-    let mut io = Host::initialized(&target, false, false);
+    let mut io = TestHost::initialized(&target, false, false);
     assert!(io.connect(1, id).unwrap_err().status().is(Status::COMMAND_SEQUENCE_ERROR));
     admin.enable();
     io.connect(1, id).unwrap();
@@ -256,58 +256,58 @@ fn a_queue_is_refused_before_its_controller_is_enabled() {
 
 #[test]
 fn a_second_connect_on_a_queue_is_out_of_sequence() {
-    let mut admin = Host::admin(&target());
-    let done = admin.connect(0, NEW_CONTROLLER).unwrap_err();
-    assert!(done.status().is(Status::COMMAND_SEQUENCE_ERROR));
-    let mut io = Host::io(&admin, 1);
+    let mut admin = TestHost::admin(&target());
+    let response = admin.connect(0, NEW_CONTROLLER).unwrap_err();
+    assert!(response.status().is(Status::COMMAND_SEQUENCE_ERROR));
+    let mut io = TestHost::io(&admin, 1);
     assert!(io.connect(1, 1).unwrap_err().status().is(Status::COMMAND_SEQUENCE_ERROR));
 }
 
 #[test]
 fn hosts_over_a_limit_get_controller_busy() {
     let limited = |change: fn(&mut SubsystemConfig)| {
-        let mut settings = SubsystemConfig::new(NQN);
-        change(&mut settings);
-        target_of(settings)
+        let mut config = SubsystemConfig::new(NQN);
+        change(&mut config);
+        target_with(config)
     };
     let busy = |target: &std::sync::Arc<octokv_nvmf::Target>, host_nqn: &str| {
-        let mut host = Host::initialized(target, false, false);
-        let done = host.connect_as(0, NEW_CONTROLLER, NQN, host_nqn, |_| {});
-        done.status() == Status::CONNECT_CONTROLLER_BUSY
+        let mut host = TestHost::initialized(target, false, false);
+        let response = host.connect_as(0, NEW_CONTROLLER, NQN, host_nqn, |_| {});
+        response.status() == Status::CONNECT_CONTROLLER_BUSY
     };
     let other = "nqn.2014-08.org.example:other";
 
-    let target = limited(|settings| settings.controllers_max = 1);
-    let first = Host::admin(&target);
+    let target = limited(|config| config.controllers_max = 1);
+    let first = TestHost::admin(&target);
     assert!(busy(&target, other));
     drop(first);
     assert!(!busy(&target, other));
 
-    let target = limited(|settings| settings.controllers_per_host_max = 1);
-    let _first = Host::admin(&target);
+    let target = limited(|config| config.controllers_per_host_max = 1);
+    let _first = TestHost::admin(&target);
     assert!(busy(&target, HOST_NQN) && !busy(&target, other));
 
-    let target = limited(|settings| settings.connections_max = 1);
-    let _first = Host::admin(&target);
+    let target = limited(|config| config.connections_max = 1);
+    let _first = TestHost::admin(&target);
     assert!(!target.can_accept_connection() && busy(&target, other));
     assert_eq!(target.connection_count(), 1);
 }
 
 #[test]
 fn the_hosts_termination_request_closes_the_connection() {
-    let mut host = Host::admin(&target());
+    let mut host = TestHost::admin(&target());
     let terminate = TermReq { fatal_status: FatalErrorStatus::SequenceError as u16, information: 7 };
     let mut bytes = Vec::new();
     terminate.encode(Role::Host, b"quoted", &mut bytes);
     host.send(&bytes);
-    assert!(host.connection.is_closed() && host.replies.is_empty());
+    assert!(host.connection.is_closed() && host.received_pdus.is_empty());
     assert_eq!(host.connection.close_reason(), Some(CloseReason::HostTerminated(terminate)));
 }
 
 #[test]
 fn a_pdu_error_is_reported_then_the_connection_drains_and_closes() {
     let target = target();
-    let mut host = Host::new(&target);
+    let mut host = TestHost::new(&target);
     host.send(&[9; 128]);
     assert_eq!(host.terminated().fatal_status, FatalErrorStatus::SequenceError as u16);
     assert_eq!(
@@ -316,8 +316,8 @@ fn a_pdu_error_is_reported_then_the_connection_drains_and_closes() {
     );
     assert!(!host.connection.is_closed());
     host.send(&[0; 1000]);
-    assert!(host.replies.is_empty() && host.unsent.is_empty());
-    host.pass(Nanos::from_millis(1001));
+    assert!(host.received_pdus.is_empty() && host.unsent.is_empty());
+    host.advance_time(Nanos::from_millis(1001));
     assert!(host.connection.is_closed());
     assert_eq!(target.counters().transport_faults, 1);
 }
@@ -326,7 +326,7 @@ fn a_pdu_error_is_reported_then_the_connection_drains_and_closes() {
 fn identifiers_of_controllers_are_not_used_again_at_once() {
     let target = target();
     let ids: Vec<u16> = (0..3)
-        .map(|_| Host::initialized(&target, false, false).connect(0, NEW_CONTROLLER).unwrap())
+        .map(|_| TestHost::initialized(&target, false, false).connect(0, NEW_CONTROLLER).unwrap())
         .collect();
     assert_eq!(ids, [1, 2, 3]);
 }

@@ -10,23 +10,23 @@ use octokv_wire::pdu::{DataHeader, flags};
 use octokv_wire::queue_entry::feature;
 use octokv_wire::{Sgl, Sqe, Status, kv, vendor};
 
-fn queue() -> (Host, Host) {
-    let admin = Host::admin(&target());
-    let io = Host::io(&admin, 1);
+fn queue() -> (TestHost, TestHost) {
+    let admin = TestHost::admin(&target());
+    let io = TestHost::io(&admin, 1);
     (admin, io)
 }
 
 #[test]
 fn values_come_back_as_they_went_with_and_without_digests() {
     for (header_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
-        let admin = Host::admin_with(&target(), header_digest, data_digest);
-        let mut io = Host::io_with(&admin, 1, header_digest, data_digest);
+        let admin = TestHost::admin_with(&target(), header_digest, data_digest);
+        let mut io = TestHost::io_with(&admin, 1, header_digest, data_digest);
         for bytes in [1, 100, 1024, 1025, 4096, 16 * 1024] {
             let value = value(bytes);
             assert!(io.store(b"key", &value, 0).status().is_success());
-            let done = io.retrieve(b"key", bytes as u32);
-            assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, bytes as u32));
-            assert_eq!(done.data, value);
+            let response = io.retrieve(b"key", bytes as u32);
+            assert_eq!((response.status(), response.dw0()), (Status::SUCCESS, bytes as u32));
+            assert_eq!(response.data, value);
         }
         for (bytes, piece) in [(1, 1), (20_000, 4096), (100_000, 1000), (2 << 20, 512 * 1024)] {
             let value = value(bytes);
@@ -51,7 +51,7 @@ fn a_stream_cut_anywhere_gives_the_same_responses() {
     for byte in stream {
         io.send(&[byte]);
     }
-    io.work();
+    io.execute_requests();
     assert_eq!(io.engine.values.len(), 2);
     assert_eq!(io.engine.values[&(1, Key::new(b"b").unwrap())], large);
 }
@@ -59,8 +59,8 @@ fn a_stream_cut_anywhere_gives_the_same_responses() {
 #[test]
 fn a_value_may_be_received_directly_into_its_buffer() {
     for digests in [false, true] {
-        let admin = Host::admin_with(&target(), digests, digests);
-        let mut io = Host::io_with(&admin, 1, digests, digests);
+        let admin = TestHost::admin_with(&target(), digests, digests);
+        let mut io = TestHost::io_with(&admin, 1, digests, digests);
         assert!(io.connection.payload_buffer().is_none());
         let both = value(20 + 100_000);
         let command = vendor::VendorCommand::Store {
@@ -71,7 +71,9 @@ fn a_value_may_be_received_directly_into_its_buffer() {
         let mut sqe = command.encode(1, NSID);
         sqe.sgl = Sgl::transport(both.len() as u32);
         io.send_command(&sqe, &[]);
-        let Some(Reply::Ask(range)) = io.replies.pop_front() else { panic!("no R2T") };
+        let Some(ReceivedPdu::ReadyToTransfer(range)) = io.received_pdus.pop_front() else {
+            panic!("no R2T")
+        };
         let pdu = io.data_pdu(range, &both, flags::LAST);
         let prefix = if digests { 28 } else { 24 };
         io.send(&pdu[..prefix + 5]);
@@ -86,8 +88,8 @@ fn a_value_may_be_received_directly_into_its_buffer() {
         }
         assert_eq!((landings, rest.len()), (4, if digests { 4 } else { 0 }));
         io.send(rest);
-        io.work();
-        assert!(io.done().status().is_success());
+        io.execute_requests();
+        assert!(io.next_response().status().is_success());
         assert_eq!(io.engine.values[&(1, Key::new(&both[..20]).unwrap())], both[20..]);
     }
 }
@@ -96,16 +98,16 @@ fn a_value_may_be_received_directly_into_its_buffer() {
 fn a_zero_length_value_is_answered_by_the_completion_alone() {
     let (_admin, mut io) = queue();
     assert!(io.store(b"empty", b"", 0).status().is_success());
-    let done = io.retrieve(b"empty", 4096);
-    assert_eq!((done.status(), done.dw0(), done.data.len()), (Status::SUCCESS, 0, 0));
+    let response = io.retrieve(b"empty", 4096);
+    assert_eq!((response.status(), response.dw0(), response.data.len()), (Status::SUCCESS, 0, 0));
 }
 
 #[test]
 fn a_retrieve_tells_the_full_length_and_sends_what_has_room() {
     let (_admin, mut io) = queue();
     io.store(b"key", &value(5000), 0);
-    let done = io.retrieve(b"key", 1000);
-    assert_eq!((done.dw0(), done.data), (5000, value(5000)[..1000].to_vec()));
+    let response = io.retrieve(b"key", 1000);
+    assert_eq!((response.dw0(), response.data), (5000, value(5000)[..1000].to_vec()));
     assert_eq!(io.retrieve(b"key", 0).dw0(), 5000);
     // A client that rounds CDW10 up beyond its buffer gets no more than the buffer holds.
     let key = Key::new(b"key").unwrap();
@@ -125,13 +127,13 @@ fn store_options_delete_and_exist_answer_as_the_table_says() {
     assert_eq!(io.store(b"k", b"2", ADD_ONLY).status(), Status::KV_KEY_EXISTS);
     assert!(io.store(b"k", b"3", UPDATE_ONLY | 4).status().is_success());
     assert!(io.store(b"k", b"3", 3).status().is(Status::INVALID_FIELD));
-    let done = io.keyed(opcode::EXIST, b"k");
-    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 0));
-    assert_eq!(io.keyed(opcode::EXIST, b"none").status(), Status::KV_KEY_DOES_NOT_EXIST);
+    let response = io.key_command(opcode::EXIST, b"k");
+    assert_eq!((response.status(), response.dw0()), (Status::SUCCESS, 0));
+    assert_eq!(io.key_command(opcode::EXIST, b"none").status(), Status::KV_KEY_DOES_NOT_EXIST);
     assert_eq!(io.retrieve(b"none", 10).status(), Status::KV_KEY_DOES_NOT_EXIST);
-    assert!(io.keyed(opcode::DELETE, b"k").status().is_success());
-    assert!(io.keyed(opcode::DELETE, b"k").status().is_success(), "a missing key is deleted, too");
-    assert!(io.keyed(opcode::FLUSH, b"").status().is_success());
+    assert!(io.key_command(opcode::DELETE, b"k").status().is_success());
+    assert!(io.key_command(opcode::DELETE, b"k").status().is_success(), "a missing key is deleted, too");
+    assert!(io.key_command(opcode::FLUSH, b"").status().is_success());
 }
 
 #[test]
@@ -141,9 +143,9 @@ fn delete_of_a_missing_key_fails_where_the_kv_configuration_says_so() {
     assert!(admin.set_feature(kv_configuration, 1, 1).status().is_success());
     assert_eq!(admin.get_feature(kv_configuration, 1).dw0(), 1);
     assert_eq!(admin.get_feature(kv_configuration, 2).dw0(), 0);
-    assert_eq!(io.keyed(opcode::DELETE, b"k").status(), Status::KV_KEY_DOES_NOT_EXIST);
+    assert_eq!(io.key_command(opcode::DELETE, b"k").status(), Status::KV_KEY_DOES_NOT_EXIST);
     assert!(admin.set_feature(kv_configuration, u32::MAX, 0).status().is_success());
-    assert!(io.keyed(opcode::DELETE, b"k").status().is_success());
+    assert!(io.key_command(opcode::DELETE, b"k").status().is_success());
     assert!(admin.set_feature(kv_configuration, 9, 0).status().is(Status::INVALID_NAMESPACE));
 }
 
@@ -151,7 +153,7 @@ fn delete_of_a_missing_key_fails_where_the_kv_configuration_says_so() {
 fn keys_and_values_out_of_bounds_get_their_statuses() {
     let (_admin, mut io) = queue();
     for operation in [opcode::STORE, opcode::RETRIEVE, opcode::DELETE, opcode::EXIST] {
-        assert!(io.keyed(operation, b"").status().is(Status::KV_INVALID_KEY_SIZE), "{operation:02x}");
+        assert!(io.key_command(operation, b"").status().is(Status::KV_INVALID_KEY_SIZE), "{operation:02x}");
     }
     for operation in [opcode::STORE, opcode::RETRIEVE, opcode::DELETE, opcode::EXIST, opcode::LIST] {
         let id = io.id();
@@ -173,7 +175,7 @@ fn keys_and_values_out_of_bounds_get_their_statuses() {
 fn opcodes_of_other_command_sets_are_invalid() {
     let (_admin, mut io) = queue();
     for operation in [0x04, 0x05, 0x08, 0x09, 0x0d, 0x15, 0xa1, 0xa2, 0xa5, 0xa8, 0xff] {
-        assert!(io.keyed(operation, b"k").status().is(Status::INVALID_OPCODE), "{operation:02x}");
+        assert!(io.key_command(operation, b"k").status().is(Status::INVALID_OPCODE), "{operation:02x}");
     }
 }
 
@@ -195,8 +197,8 @@ fn a_list_names_keys_from_its_start_on() {
     assert_eq!(names(&list(b"", 4096).data), [b"a".to_vec(), b"bb".to_vec(), b"ccc".to_vec()]);
     assert_eq!(names(&list(b"b", 4096).data), [b"bb".to_vec(), b"ccc".to_vec()]);
     assert_eq!(names(&list(b"", 9).data), [b"a".to_vec()]);
-    let done = list(b"z", 4096);
-    assert_eq!((done.dw0(), names(&done.data).len()), (0, 0));
+    let response = list(b"z", 4096);
+    assert_eq!((response.dw0(), names(&response.data).len()), (0, 0));
     assert!(list(b"", 3).status().is(Status::INVALID_FIELD));
 }
 
@@ -216,25 +218,25 @@ fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
     assert!(io.run(sqe, &both).status().is_success());
     sqe.sgl = Sgl::transport(5300);
     io.send_command(&sqe, &[]);
-    io.answer_ask(&both, 123);
-    io.work();
-    assert!(io.done().status().is_success());
+    io.send_requested_data(&both, 123);
+    io.execute_requests();
+    assert!(io.next_response().status().is_success());
     assert_eq!(io.engine.values[&(1, Key::new(&key).unwrap())], stored);
 
     let mut sqe = vendor::VendorCommand::Retrieve { key_bytes: 300, limit_bytes: 8192 }.encode(2, NSID);
     sqe.sgl = Sgl::in_capsule(300);
-    let done = io.run(sqe, &key);
-    assert_eq!((done.dw0(), done.data), (5000, stored));
+    let response = io.run(sqe, &key);
+    assert_eq!((response.dw0(), response.data), (5000, stored));
     let mut sqe = vendor::VendorCommand::Exist { key_bytes: 300 }.encode(3, NSID);
     sqe.sgl = Sgl::transport(300);
     io.send_command(&sqe, &[]);
-    io.answer_ask(&key, 300);
-    io.work();
-    assert_eq!(io.done().dw0(), 5000);
+    io.send_requested_data(&key, 300);
+    io.execute_requests();
+    assert_eq!(io.next_response().dw0(), 5000);
     let mut sqe = vendor::VendorCommand::List { key_bytes: 0, limit_bytes: 4096 }.encode(4, NSID);
     sqe.sgl = Sgl::transport(0);
-    let done = io.run(sqe, &[]);
-    assert_eq!(UncheckedKeyList(&done.data).check().unwrap().keys().next(), Some(key.as_slice()));
+    let response = io.run(sqe, &[]);
+    assert_eq!(UncheckedKeyList(&response.data).check().unwrap().keys().next(), Some(key.as_slice()));
     let mut sqe = vendor::VendorCommand::Delete { key_bytes: 300 }.encode(5, NSID);
     sqe.sgl = Sgl::in_capsule(300);
     assert!(io.run(sqe, &key).status().is_success());
@@ -265,29 +267,29 @@ fn every_outcome_has_its_status() {
         let slot = io.requests.pop().unwrap().slot;
         io.connection.complete(io.now, slot, outcome);
         io.drain();
-        assert_eq!(io.done().status(), status);
+        assert_eq!(io.next_response().status(), status);
     }
 }
 
 #[test]
 fn a_wrong_data_digest_fails_that_command_alone() {
-    let admin = Host::admin_with(&target(), true, true);
-    let mut io = Host::io_with(&admin, 1, true, true);
+    let admin = TestHost::admin_with(&target(), true, true);
+    let mut io = TestHost::io_with(&admin, 1, true, true);
     let mut capsule = io.capsule(&store_sqe(1, b"k", 100, Sgl::in_capsule(100), 0), &value(100));
     *capsule.last_mut().unwrap() ^= 1;
     io.send(&capsule);
-    assert_eq!(io.done().status(), Status::TRANSIENT_TRANSPORT_ERROR);
+    assert_eq!(io.next_response().status(), Status::TRANSIENT_TRANSPORT_ERROR);
     // By transfer: the command fails when all of its data has passed.
     let sqe = store_sqe(2, b"k", 8192, Sgl::transport(8192), 0);
     io.send_command(&sqe, &[]);
-    let Some(Reply::Ask(range)) = io.replies.pop_front() else { panic!("no R2T") };
+    let Some(ReceivedPdu::ReadyToTransfer(range)) = io.received_pdus.pop_front() else { panic!("no R2T") };
     let mut bad = io.data_pdu(DataHeader { bytes: 4096, ..range }, &value(4096), 0);
     bad[2000] ^= 1;
     io.send(&bad);
-    assert!(io.replies.is_empty());
+    assert!(io.received_pdus.is_empty());
     let good = io.data_pdu(DataHeader { offset: 4096, bytes: 4096, ..range }, &value(4096), flags::LAST);
     io.send(&good);
-    assert_eq!(io.done().status(), Status::TRANSIENT_TRANSPORT_ERROR);
+    assert_eq!(io.next_response().status(), Status::TRANSIENT_TRANSPORT_ERROR);
     assert!(io.requests.is_empty());
     assert!(io.store(b"k", &value(100), 0).status().is_success());
 }
@@ -298,9 +300,9 @@ fn a_command_identifier_in_use_is_a_conflict() {
     let sqe = store_sqe(5, b"k", 1, Sgl::in_capsule(1), 0);
     io.send_command(&sqe, b"v");
     io.send_command(&sqe, b"w");
-    assert!(io.done().status().is(Status::COMMAND_ID_CONFLICT));
-    io.work();
-    assert!(io.done().status().is_success());
+    assert!(io.next_response().status().is(Status::COMMAND_ID_CONFLICT));
+    io.execute_requests();
+    assert!(io.next_response().status().is_success());
     assert!(io.run(sqe, b"x").status().is_success());
 }
 
@@ -311,10 +313,10 @@ fn the_head_of_the_queue_moves_on_with_each_completion_unless_it_is_off() {
     // Connect was the first of 32 entries.
     let want: Vec<u16> = (2..42).map(|head| head % 32).collect();
     assert_eq!(heads, want);
-    let mut off = Host::initialized(&admin.target, false, false);
+    let mut off = TestHost::initialized(&admin.target, false, false);
     let id = admin.target.controllers()[0].id;
-    let done = off.connect_as(2, id, NQN, HOST_NQN, |connect| connect.attributes = 4);
-    assert_eq!(done.cqe.sq_head.get(), 0xffff);
+    let response = off.connect_as(2, id, NQN, HOST_NQN, |connect| connect.attributes = 4);
+    assert_eq!(response.cqe.sq_head.get(), 0xffff);
 }
 
 #[test]
@@ -340,19 +342,22 @@ fn without_buffers_a_capsule_waits_and_a_transfer_is_asked_for_later() {
     let hold: Vec<_> = (0..16).map(|_| io.pool.take(1).unwrap()).collect();
     io.send_command(&store_sqe(1, b"t", 40_000, Sgl::transport(40_000), 0), &[]);
     assert_eq!(io.last.unwrap().stalled, None);
-    assert!(io.unsent.is_empty() && io.replies.is_empty(), "the command was taken, its R2T waits");
+    assert!(io.unsent.is_empty() && io.received_pdus.is_empty(), "the command was taken, its R2T waits");
     assert_eq!(io.connection.next_deadline(), io.now + Nanos::from_millis(1));
     io.send_command(&store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
     assert!(!io.unsent.is_empty(), "the capsule was not taken");
     assert_eq!(io.last.unwrap().stalled, Some(StallReason::Buffers));
     drop(hold);
-    io.pass(Nanos::from_millis(1));
-    assert!(matches!(io.replies.front(), Some(Reply::Ask(_))), "a tick finds the buffer");
+    io.advance_time(Nanos::from_millis(1));
+    assert!(
+        matches!(io.received_pdus.front(), Some(ReceivedPdu::ReadyToTransfer(_))),
+        "a tick finds the buffer"
+    );
     io.pump();
     assert_eq!((io.unsent.len(), io.last.unwrap().stalled), (0, None));
-    io.answer_ask(&value(40_000), 40_000);
+    io.send_requested_data(&value(40_000), 40_000);
     assert_eq!(io.requests.len(), 2);
-    io.work();
+    io.execute_requests();
 }
 
 #[test]
@@ -360,23 +365,25 @@ fn a_capsule_that_waits_for_its_own_connections_data_is_interrupted() {
     let (_admin, mut io) = queue();
     io.pool = BufferPool::new(64 * 1024);
     io.send_command(&store_sqe(1, b"t", 60_000, Sgl::transport(60_000), 0), &[]);
-    let Some(Reply::Ask(_)) = io.replies.front() else { panic!("an unused pool grants any") };
-    let ask = io.replies.pop_front();
+    let Some(ReceivedPdu::ReadyToTransfer(_)) = io.received_pdus.front() else {
+        panic!("an unused pool grants any")
+    };
+    let ask = io.received_pdus.pop_front();
     let refused = io.run(store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
     assert_eq!(refused.status(), Status::COMMAND_INTERRUPTED);
-    io.replies.extend(ask);
-    io.answer_ask(&value(60_000), 60_000);
-    io.work();
-    assert!(io.done().status().is_success());
+    io.received_pdus.extend(ask);
+    io.send_requested_data(&value(60_000), 60_000);
+    io.execute_requests();
+    assert!(io.next_response().status().is_success());
     assert!(io.store(b"k", b"v", 0).status().is_success());
 }
 
 #[test]
 fn open_transfers_stay_within_the_share_of_a_connection() {
-    let mut settings = SubsystemConfig::new(NQN);
-    settings.receive_bytes_max = 3 << 20;
-    let admin = Host::admin(&target_of(settings));
-    let mut io = Host::io(&admin, 1);
+    let mut config = SubsystemConfig::new(NQN);
+    config.receive_bytes_max = 3 << 20;
+    let admin = TestHost::admin(&target_with(config));
+    let mut io = TestHost::io(&admin, 1);
     for id in 0..10 {
         io.send_command(&store_sqe(id, b"t", 1 << 20, Sgl::transport(1 << 20), 0), &[]);
     }
@@ -384,11 +391,12 @@ fn open_transfers_stay_within_the_share_of_a_connection() {
     let mut most = 0;
     for left in (0..10).rev() {
         most = most.max(io.pool.in_use_bytes());
-        io.answer_ask(&value(1 << 20), 256 * 1024);
-        io.work();
+        io.send_requested_data(&value(1 << 20), 256 * 1024);
+        io.execute_requests();
         // The completion of this one stands behind the R2Ts that its end made possible.
-        let at = io.replies.iter().position(|reply| matches!(reply, Reply::Completion(_))).unwrap();
-        io.replies.remove(at);
+        let at =
+            io.received_pdus.iter().position(|reply| matches!(reply, ReceivedPdu::Completion(_))).unwrap();
+        io.received_pdus.remove(at);
         assert_eq!(io.last.unwrap().stalled, None, "{left} left: data must flow on");
     }
     assert!(most <= 3 << 20, "{most} B were out");
@@ -397,9 +405,9 @@ fn open_transfers_stay_within_the_share_of_a_connection() {
 
 #[test]
 fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
-    let admin = Host::admin(&target());
+    let admin = TestHost::admin(&target());
     let pool = octokv_base::BufferPool::new(1 << 20);
-    let mut hosts: Vec<Host> = (1..=3).map(|queue| Host::io(&admin, queue)).collect();
+    let mut hosts: Vec<TestHost> = (1..=3).map(|queue| TestHost::io(&admin, queue)).collect();
     let mut sqe =
         kv::KvCommand::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(0, NSID);
     sqe.sgl = Sgl::transport(16_000);
@@ -430,10 +438,10 @@ fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
 
 #[test]
 fn a_host_that_does_not_read_its_replies_is_not_served() {
-    let mut settings = SubsystemConfig::new(NQN);
-    settings.outbox_bytes_max = 100_000;
-    let admin = Host::admin(&target_of(settings));
-    let mut io = Host::io(&admin, 1);
+    let mut config = SubsystemConfig::new(NQN);
+    config.outbox_bytes_max = 100_000;
+    let admin = TestHost::admin(&target_with(config));
+    let mut io = TestHost::io(&admin, 1);
     io.store(b"k", &value(16_000), 0);
     let retrieve = |id| {
         let mut sqe =
@@ -447,7 +455,7 @@ fn a_host_that_does_not_read_its_replies_is_not_served() {
     }
     let mut stalled = false;
     for _ in 0..100 {
-        // One command at a time, its reply left in the outbox.
+        // One command at a time, its reply left in the send_buffer.
         let next = stream.len().min(72);
         let consumed = io.connection.receive(io.now, &stream[..next], &io.pool, &mut io.requests);
         stream.drain(..consumed.consumed_bytes);
@@ -478,8 +486,8 @@ fn small_pieces_of_the_sgl_rules_are_kept() {
     ];
     for (sgl, value_bytes, data_bytes, status) in table {
         let id = io.id();
-        let done = io.run(store_sqe(id, b"k", value_bytes, sgl, 0), &value(data_bytes));
-        assert!(done.status().is(status), "{sgl:?} {value_bytes}: {:?}", done.status());
+        let response = io.run(store_sqe(id, b"k", value_bytes, sgl, 0), &value(data_bytes));
+        assert!(response.status().is(status), "{sgl:?} {value_bytes}: {:?}", response.status());
     }
     assert_eq!(io.engine.values[&(1, Key::new(b"k").unwrap())].len(), 60);
 }
@@ -513,11 +521,11 @@ fn what_was_done_is_counted() {
     io.store(b"k", &value(600_000)[..16_000], 0);
     io.retrieve(b"k", 16_000);
     io.retrieve(b"none", 10);
-    io.keyed(opcode::EXIST, b"k");
-    io.keyed(opcode::DELETE, b"k");
-    io.keyed(0xff, b"k");
-    io.pass(Nanos::from_millis(1));
-    admin.pass(Nanos::from_millis(1));
+    io.key_command(opcode::EXIST, b"k");
+    io.key_command(opcode::DELETE, b"k");
+    io.key_command(0xff, b"k");
+    io.advance_time(Nanos::from_millis(1));
+    admin.advance_time(Nanos::from_millis(1));
     let counts = admin.target.counters();
     assert_eq!((counts.stores, counts.retrieves, counts.exists, counts.deletes), (1, 2, 1, 1));
     assert_eq!((counts.stored_bytes, counts.retrieved_bytes), (16_000, 16_000));

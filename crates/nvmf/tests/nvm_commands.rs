@@ -16,9 +16,9 @@ use octokv_wire::{Sgl, Sqe, Status, kv};
 /// The namespaces of blocks of a mixed target, with their sizes.
 const NAMESPACES: [(u32, u32); 2] = [(2, 512), (3, 4096)];
 
-fn queue() -> (Host, Host) {
-    let admin = Host::admin(&mixed_target());
-    let io = Host::io(&admin, 1);
+fn queue() -> (TestHost, TestHost) {
+    let admin = TestHost::admin(&mixed_target());
+    let io = TestHost::io(&admin, 1);
     (admin, io)
 }
 
@@ -34,28 +34,31 @@ fn read(lba: u64, blocks: u32) -> NvmCommand {
     NvmCommand::Read { range: range(lba, blocks) }
 }
 
-fn deallocate(io: &mut Host, namespace: u32, ranges: &[LbaRange]) -> Status {
+fn deallocate(io: &mut TestHost, namespace: u32, ranges: &[LbaRange]) -> Status {
     let mut data = Vec::new();
     ranges.iter().for_each(|&range| encode_range(range, &mut data));
     let command = NvmCommand::DatasetManagement { ranges: ranges.len() as u32, deallocate: true };
-    io.on_blocks(namespace, command, &data).status()
+    io.block_command(namespace, command, &data).status()
 }
 
 #[test]
 fn blocks_come_back_as_they_went_with_and_without_digests() {
     for (header_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
-        let admin = Host::admin_with(&mixed_target(), header_digest, data_digest);
-        let mut io = Host::io_with(&admin, 1, header_digest, data_digest);
+        let admin = TestHost::admin_with(&mixed_target(), header_digest, data_digest);
+        let mut io = TestHost::io_with(&admin, 1, header_digest, data_digest);
         for (namespace, block) in NAMESPACES {
             // In the capsule, by R2T, and as long as MDTS lets them be.
             for blocks in [1, 4, 100, (2 << 20) / block] {
                 let data = value((blocks * block) as usize);
-                assert!(io.on_blocks(namespace, write(7, blocks), &data).status().is_success());
-                let done = io.on_blocks(namespace, read(7, blocks), &[]);
-                assert_eq!((done.status(), done.dw0(), done.data.len()), (Status::SUCCESS, 0, data.len()));
-                assert_eq!(done.data, data, "{blocks} blocks of {block} B");
+                assert!(io.block_command(namespace, write(7, blocks), &data).status().is_success());
+                let response = io.block_command(namespace, read(7, blocks), &[]);
+                assert_eq!(
+                    (response.status(), response.dw0(), response.data.len()),
+                    (Status::SUCCESS, 0, data.len())
+                );
+                assert_eq!(response.data, data, "{blocks} blocks of {block} B");
             }
-            let beside = io.on_blocks(namespace, read(6, 1), &[]).data;
+            let beside = io.block_command(namespace, read(6, 1), &[]).data;
             assert_eq!(beside, vec![0; block as usize]);
         }
     }
@@ -65,9 +68,9 @@ fn blocks_come_back_as_they_went_with_and_without_digests() {
 fn a_store_and_a_write_have_one_opcode_and_their_namespaces_tell_them_apart() {
     let (_admin, mut io) = queue();
     assert!(io.store(b"k", b"value", 0).status().is_success());
-    assert!(io.on_blocks(2, write(0, 1), &value(512)).status().is_success());
+    assert!(io.block_command(2, write(0, 1), &value(512)).status().is_success());
     assert_eq!(io.retrieve(b"k", 100).data, b"value");
-    assert_eq!(io.on_blocks(2, read(0, 1), &[]).data, value(512));
+    assert_eq!(io.block_command(2, read(0, 1), &[]).data, value(512));
     assert!(io.engine.values.len() == 1 && io.engine.blocks.len() == 1);
     let id = io.id();
     let mut exist = Sqe::new(kv::opcode::EXIST, id);
@@ -115,8 +118,8 @@ fn blocks_beyond_the_end_are_out_of_range_and_transfers_beyond_mdts_invalid() {
         }
         let last = range(end - 1, 1);
         let data = value(block as usize);
-        assert!(io.on_blocks(namespace, commands(last)[1], &data).status().is_success());
-        assert_eq!(io.on_blocks(namespace, commands(last)[0], &[]).data, data);
+        assert!(io.block_command(namespace, commands(last)[1], &data).status().is_success());
+        assert_eq!(io.block_command(namespace, commands(last)[0], &[]).data, data);
     }
     assert!(io.requests.is_empty());
 }
@@ -140,9 +143,9 @@ fn the_sgl_must_have_room_for_the_blocks() {
         let id = io.id();
         let mut sqe = command.encode(id, NamespaceId(2));
         sqe.sgl = sgl;
-        let done = io.run(sqe, &value(data_bytes));
-        assert!(done.status().is(want), "{command:?} {sgl:?}: {:?}", done.status());
-        assert_eq!(done.data.len(), if want.is_success() && command == read(0, 2) { 1024 } else { 0 });
+        let response = io.run(sqe, &value(data_bytes));
+        assert!(response.status().is(want), "{command:?} {sgl:?}: {:?}", response.status());
+        assert_eq!(response.data.len(), if want.is_success() && command == read(0, 2) { 1024 } else { 0 });
     }
 }
 
@@ -150,25 +153,25 @@ fn the_sgl_must_have_room_for_the_blocks() {
 fn compare_and_verify_say_what_the_blocks_hold() {
     let (_admin, mut io) = queue();
     let data = value(8192);
-    io.on_blocks(2, write(10, 16), &data);
+    io.block_command(2, write(10, 16), &data);
     let compare = NvmCommand::Compare { range: range(10, 16) };
-    assert!(io.on_blocks(2, compare, &data).status().is_success());
+    assert!(io.block_command(2, compare, &data).status().is_success());
     let mut other = data.clone();
     other[8191] ^= 1;
-    assert!(io.on_blocks(2, compare, &other).status().is(Status::MEDIA_COMPARE_FAILURE));
+    assert!(io.block_command(2, compare, &other).status().is(Status::MEDIA_COMPARE_FAILURE));
     // By R2T, too.
     let many = value(40_960);
-    io.on_blocks(2, write(100, 80), &many);
-    assert!(io.on_blocks(2, NvmCommand::Compare { range: range(100, 80) }, &many).status().is_success());
-    assert!(io.on_blocks(2, NvmCommand::Verify { range: range(10, 16) }, &[]).status().is_success());
+    io.block_command(2, write(100, 80), &many);
+    assert!(io.block_command(2, NvmCommand::Compare { range: range(100, 80) }, &many).status().is_success());
+    assert!(io.block_command(2, NvmCommand::Verify { range: range(10, 16) }, &[]).status().is_success());
 }
 
 #[test]
 fn blocks_that_are_zeroed_or_given_back_read_as_zeros_here() {
     let (_admin, mut io) = queue();
-    io.on_blocks(3, write(0, 8), &value(8 * 4096));
+    io.block_command(3, write(0, 8), &value(8 * 4096));
     let zeroes = NvmCommand::WriteZeroes { range: range(1, 2), force_unit_access: false, deallocate: false };
-    assert!(io.on_blocks(3, zeroes, &[]).status().is_success());
+    assert!(io.block_command(3, zeroes, &[]).status().is_success());
     assert!(deallocate(&mut io, 3, &[range(4, 1), range(0, 0), range(6, 2)]).is_success());
     let left: Vec<u64> = io.engine.blocks.keys().map(|(_, lba)| *lba).collect();
     assert_eq!(left, [0, 3, 5]);
@@ -177,7 +180,7 @@ fn blocks_that_are_zeroed_or_given_back_read_as_zeros_here() {
 #[test]
 fn ranges_to_give_back_are_checked_before_any_is() {
     let (_admin, mut io) = queue();
-    io.on_blocks(3, write(0, 1), &value(4096));
+    io.block_command(3, write(0, 1), &value(4096));
     let end = (64 << 20) / 4096;
     let out = deallocate(&mut io, 3, &[range(0, 1), range(end, 1)]);
     assert!(out.is(Status::LBA_OUT_OF_RANGE));
@@ -190,18 +193,18 @@ fn ranges_to_give_back_are_checked_before_any_is() {
     encode_range(range(0, 1), &mut data);
     data.resize(4096, 0xff);
     let one = NvmCommand::DatasetManagement { ranges: 1, deallocate: true };
-    assert!(io.on_blocks(3, one, &data).status().is_success());
+    assert!(io.block_command(3, one, &data).status().is_success());
     let id = io.id();
     let mut sqe = one.encode(id, NamespaceId(3));
     sqe.sgl = Sgl::transport(4096);
     io.send_command(&sqe, &[]);
-    io.answer_ask(&data, 16);
-    io.work();
-    assert!(io.done().status().is_success());
+    io.send_requested_data(&data, 16);
+    io.execute_requests();
+    assert!(io.next_response().status().is_success());
     let short = NvmCommand::DatasetManagement { ranges: 3, deallocate: true };
-    assert!(io.on_blocks(3, short, &data[..47]).status().is(Status::INVALID_SGL_LENGTH));
+    assert!(io.block_command(3, short, &data[..47]).status().is(Status::INVALID_SGL_LENGTH));
     let hint = NvmCommand::DatasetManagement { ranges: 3, deallocate: false };
-    assert!(io.on_blocks(3, hint, &data[..48]).status().is_success());
+    assert!(io.block_command(3, hint, &data[..48]).status().is_success());
     assert!(io.requests.is_empty());
 }
 
@@ -227,8 +230,8 @@ fn without_the_write_cache_every_write_is_durable_at_once() {
     };
     let write = |force_unit_access| NvmCommand::Write { range: range(0, 1), force_unit_access };
     let mut forced = |command, data: &[u8]| {
-        io.on_blocks(2, command, data);
-        io.engine.forced.take().unwrap()
+        io.block_command(2, command, data);
+        io.engine.forced_unit_access.take().unwrap()
     };
     let data = value(512);
     assert!(!forced(write(false), &data) && forced(write(true), &data));
@@ -239,7 +242,7 @@ fn without_the_write_cache_every_write_is_durable_at_once() {
     assert!(!forced(write(false), &data));
     // Another controller's choice is its own, and a reset forgets it.
     admin.set_feature(feature::WRITE_CACHE, 0, 0);
-    let mut other = Host::admin(&admin.target);
+    let mut other = TestHost::admin(&admin.target);
     assert_eq!(other.get_feature(feature::WRITE_CACHE, 0).dw0(), 1);
     admin.set_property(property::CC, 0);
     admin.enable();
@@ -250,9 +253,9 @@ fn without_the_write_cache_every_write_is_durable_at_once() {
 fn a_flush_is_of_one_namespace() {
     let (_admin, mut io) = queue();
     for namespace in 1..=3 {
-        assert!(io.on_blocks(namespace, NvmCommand::Flush, &[]).status().is_success());
+        assert!(io.block_command(namespace, NvmCommand::Flush, &[]).status().is_success());
     }
-    let all = io.on_blocks(u32::MAX, NvmCommand::Flush, &[]).status();
+    let all = io.block_command(u32::MAX, NvmCommand::Flush, &[]).status();
     assert!(all.is(Status::INVALID_NAMESPACE), "as VWC announces");
 }
 
@@ -282,14 +285,14 @@ fn every_outcome_of_blocks_has_its_status() {
         let slot = io.requests.pop().unwrap().slot;
         io.connection.complete(io.now, slot, outcome);
         io.drain();
-        assert!(io.done().status().is(want), "{command:?}");
+        assert!(io.next_response().status().is(want), "{command:?}");
     }
     // What the device did is in the error log, with its block; what a host asked for is not.
     let page = admin.log(id::ERROR, 0, 0, 64).data;
     let newest: &ErrorEntry = identify::decode_page(&page).unwrap();
     assert_eq!((newest.count.get(), newest.lba.get(), newest.nsid.get()), (10, 5, 3));
     assert!(Status::from_field(newest.status.get()).is(Status::MEDIA_UNRECOVERED_READ));
-    io.pass(octokv_base::Nanos::from_millis(1));
+    io.advance_time(octokv_base::Nanos::from_millis(1));
     let page = admin.log(id::HEALTH, 0, 0, 512).data;
     let health: &HealthLog = identify::decode_page(&page).unwrap();
     assert_eq!((health.media_errors.get(), health.errors.get()), (5, 10));
@@ -299,12 +302,12 @@ fn every_outcome_of_blocks_has_its_status() {
 fn health_counts_commands_and_bytes_of_both_kinds() {
     let (mut admin, mut io) = queue();
     let data = value(1 << 20);
-    io.on_blocks(3, write(0, 256), &data);
-    io.on_blocks(3, NvmCommand::Compare { range: range(0, 256) }, &data);
-    io.on_blocks(3, read(0, 256), &[]);
+    io.block_command(3, write(0, 256), &data);
+    io.block_command(3, NvmCommand::Compare { range: range(0, 256) }, &data);
+    io.block_command(3, read(0, 256), &[]);
     io.store(b"k", &value(1000), 0);
     io.retrieve(b"k", 1000);
-    io.pass(octokv_base::Nanos::from_millis(1));
+    io.advance_time(octokv_base::Nanos::from_millis(1));
     let page = admin.log(id::HEALTH, 0, 0, 512).data;
     let health: &HealthLog = identify::decode_page(&page).unwrap();
     assert_eq!((health.reads.get(), health.writes.get()), (3, 2));
@@ -314,54 +317,58 @@ fn health_counts_commands_and_bytes_of_both_kinds() {
 
 #[test]
 fn a_namespace_of_blocks_is_described_by_every_page() {
-    let mut host = Host::admin(&mixed_target());
+    let mut host = TestHost::admin(&mixed_target());
     let used = 1 << 20;
     for (namespace, block) in NAMESPACES {
-        let done = host.identify(cns::NAMESPACE, 0, namespace);
-        let page: &identify::IdentifyNamespace = identify::decode_page(&done.data).unwrap();
+        let response = host.identify(cns::NAMESPACE, 0, namespace);
+        let page: &identify::IdentifyNamespace = identify::decode_page(&response.data).unwrap();
         let blocks = (64 << 20) / u64::from(block);
         assert_eq!((page.size.get(), page.capacity.get()), (blocks, blocks));
         assert_eq!(page.used.get(), used / u64::from(block));
         assert_eq!((page.formats, page.format, page.sharing, page.ana_group.get()), (0, 0, 1, 1));
         assert_eq!(page.block_formats[0], [0, 0, block.ilog2() as u8, 0]);
-        assert_eq!((page.nguid, page.features, done.data[33]), ([namespace as u8; 16], 0, 0));
-        let done = host.identify(cns::NAMESPACE_OF_SET, csi::NVM, namespace);
-        assert_eq!(done.data, [0; 4096], "nothing beyond CNS 00h");
+        assert_eq!((page.nguid, page.features, response.data[33]), ([namespace as u8; 16], 0, 0));
+        let response = host.identify(cns::NAMESPACE_OF_SET, csi::NVM, namespace);
+        assert_eq!(response.data, [0; 4096], "nothing beyond CNS 00h");
         let wrong = host.identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, namespace).status();
         assert!(wrong.is(Status::INVALID_FIELD));
-        let done = host.identify(cns::DESCRIPTORS, 0, namespace);
+        let response = host.identify(cns::DESCRIPTORS, 0, namespace);
         let want =
             [NamespaceDescriptor::Nguid([namespace as u8; 16]), NamespaceDescriptor::CommandSet(csi::NVM)];
-        assert_eq!(identify::decode_descriptors(&done.data), want);
-        let done = host.identify(cns::NAMESPACE_INDEPENDENT, 0, namespace);
-        assert_eq!((done.data[1], done.data[4], done.data[14]), (1, 1, 1), "shared, group 1, ready");
+        assert_eq!(identify::decode_descriptors(&response.data), want);
+        let response = host.identify(cns::NAMESPACE_INDEPENDENT, 0, namespace);
+        assert_eq!(
+            (response.data[1], response.data[4], response.data[14]),
+            (1, 1, 1),
+            "shared, group 1, ready"
+        );
     }
-    let done = host.identify(cns::CONTROLLER_OF_SET, csi::NVM, 0);
-    let limits: &identify::IdentifyNvmController = identify::decode_page(&done.data).unwrap();
+    let response = host.identify(cns::CONTROLLER_OF_SET, csi::NVM, 0);
+    let limits: &identify::IdentifyNvmController = identify::decode_page(&response.data).unwrap();
     assert_eq!((limits.verify_pages_log2, limits.zeroes_pages_log2), (9, 9), "as MDTS");
     for (set, want) in [(csi::NVM, vec![2, 3]), (csi::KEY_VALUE, vec![1])] {
-        let done = host.identify(cns::NAMESPACE_LIST_OF_SET, set, 0);
-        let list: &identify::NamespaceIdList = identify::decode_page(&done.data).unwrap();
+        let response = host.identify(cns::NAMESPACE_LIST_OF_SET, set, 0);
+        let list: &identify::NamespaceIdList = identify::decode_page(&response.data).unwrap();
         assert_eq!(list.ids().map(|id| id.0).collect::<Vec<_>>(), want);
     }
 }
 
 #[test]
 fn a_host_of_blocks_alone_sees_and_reaches_no_keys() {
-    let mut admin = Host::initialized(&mixed_target(), false, false);
+    let mut admin = TestHost::initialized(&mixed_target(), false, false);
     admin.connect(0, NEW_CONTROLLER).unwrap();
     admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED_NVM.0));
     for page in [cns::NAMESPACE_LIST, cns::ALLOCATED_LIST] {
-        let done = admin.identify(page, 0, 0);
-        let list: &identify::NamespaceIdList = identify::decode_page(&done.data).unwrap();
+        let response = admin.identify(page, 0, 0);
+        let list: &identify::NamespaceIdList = identify::decode_page(&response.data).unwrap();
         assert_eq!(list.ids().collect::<Vec<_>>(), [NamespaceId(2), NamespaceId(3)]);
     }
     assert_eq!(admin.identify(cns::NAMESPACE, 0, 1).data, [0; 4096], "inactive");
     let group = admin.log(id::ANA, 0, 0, 64).data;
     assert_eq!((group[20], group[48], group[52], group[56]), (2, 2, 3, 0), "namespaces 2 and 3");
-    let mut io = Host::io(&admin, 1);
+    let mut io = TestHost::io(&admin, 1);
     assert!(io.store(b"k", b"v", 0).status().is(Status::INVALID_NAMESPACE));
-    assert!(io.on_blocks(2, write(0, 1), &value(512)).status().is_success());
+    assert!(io.block_command(2, write(0, 1), &value(512)).status().is_success());
 }
 
 #[test]
@@ -388,8 +395,8 @@ fn aborting_a_command_at_the_engine_reports_not_aborted() {
     io.send_command(&sqe, &[]);
     let aborted = admin.admin_command(admin::ABORT, 0, u32::from(id) << 16 | 1, 0);
     assert_eq!((aborted.status(), aborted.dw0()), (Status::SUCCESS, 1), "not aborted");
-    io.work();
-    assert!(io.done().status().is_success());
+    io.execute_requests();
+    assert!(io.next_response().status().is_success());
 }
 
 #[test]
@@ -397,8 +404,8 @@ fn blocks_of_one_namespace_are_not_those_of_another() {
     let (admin, mut io) = queue();
     let NamespaceInfo { nguid, .. } = admin.target.namespaces().get(NamespaceId(2)).cloned().unwrap();
     assert_eq!(nguid, [2; 16]);
-    io.on_blocks(2, write(0, 8), &value(4096));
-    assert_eq!(io.on_blocks(3, read(0, 1), &[]).data, [0; 4096]);
+    io.block_command(2, write(0, 8), &value(4096));
+    assert_eq!(io.block_command(3, read(0, 1), &[]).data, [0; 4096]);
     let id = io.id();
     let mut sqe = write(0, 1).encode(id, NamespaceId(3));
     sqe.sgl = Sgl::in_capsule(4096);

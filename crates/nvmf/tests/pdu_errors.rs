@@ -10,7 +10,7 @@ use octokv_wire::{PduError, Sgl};
 
 /// Sends `bytes`; the connection must end with this fault and say so.
 #[track_caller]
-fn expect_pdu_error(host: &mut Host, bytes: &[u8], fault: PduError) {
+fn expect_pdu_error(host: &mut TestHost, bytes: &[u8], fault: PduError) {
     host.send(bytes);
     let terminate = host.terminated();
     assert_eq!(host.connection.close_reason(), Some(CloseReason::PduError(fault)));
@@ -18,7 +18,7 @@ fn expect_pdu_error(host: &mut Host, bytes: &[u8], fault: PduError) {
         (terminate.fatal_status, terminate.information),
         (fault.fatal_error_status() as u16, fault.fatal_error_information())
     );
-    assert!(host.replies.is_empty() && host.unsent.is_empty());
+    assert!(host.received_pdus.is_empty() && host.unsent.is_empty());
 }
 
 fn ic() -> Vec<u8> {
@@ -43,7 +43,7 @@ fn a_bad_icreq_ends_the_connection() {
     ];
     for (at, byte, fault, fatal, information) in table {
         assert_eq!((fault.fatal_error_status(), fault.fatal_error_information()), (fatal, information));
-        expect_pdu_error(&mut Host::new(&target()), &changed(ic(), at, byte), fault);
+        expect_pdu_error(&mut TestHost::new(&target()), &changed(ic(), at, byte), fault);
     }
 }
 
@@ -51,30 +51,30 @@ fn a_bad_icreq_ends_the_connection() {
 fn a_pdu_that_may_not_come_now_ends_the_connection() {
     let unexpected = |kind| PduError::UnexpectedPduType { kind };
     let target = target();
-    let mut fresh = Host::new(&target);
+    let mut fresh = TestHost::new(&target);
     let capsule = fresh.capsule(&store_sqe(1, b"k", 0, Sgl::transport(0), 0), &[]);
     expect_pdu_error(&mut fresh, &capsule, unexpected(4));
-    expect_pdu_error(&mut Host::initialized(&target, false, false), &ic(), unexpected(0));
+    expect_pdu_error(&mut TestHost::initialized(&target, false, false), &ic(), unexpected(0));
     let data = DataHeader { command_id: 1, tag: 0, offset: 0, bytes: 4 };
-    let mut admin = Host::admin(&target);
+    let mut admin = TestHost::admin(&target);
     let bytes = admin.data_pdu(data, &[0; 4], flags::LAST);
     expect_pdu_error(&mut admin, &bytes, unexpected(6));
     for kind in [1, 3, 5, 7, 9] {
         expect_pdu_error(
-            &mut Host::initialized(&target, false, false),
+            &mut TestHost::initialized(&target, false, false),
             &changed(ic(), 0, kind),
             unexpected(kind),
         );
     }
     for kind in [8, 10, 255] {
         let fault = PduError::UnknownPduType { kind };
-        expect_pdu_error(&mut Host::initialized(&target, false, false), &changed(ic(), 0, kind), fault);
+        expect_pdu_error(&mut TestHost::initialized(&target, false, false), &changed(ic(), 0, kind), fault);
     }
 }
 
 #[test]
 fn a_wrong_header_digest_ends_the_connection() {
-    let mut host = Host::admin_with(&target(), true, false);
+    let mut host = TestHost::admin_with(&target(), true, false);
     let mut capsule = host.capsule(&store_sqe(1, b"k", 0, Sgl::transport(0), 0), &[]);
     capsule[20] ^= 1;
     host.send(&capsule);
@@ -90,10 +90,10 @@ fn a_wrong_header_digest_ends_the_connection() {
 #[test]
 fn a_digest_flag_that_was_not_agreed_on_ends_the_connection() {
     let target = target();
-    let mut host = Host::admin_with(&target, true, false);
+    let mut host = TestHost::admin_with(&target, true, false);
     let capsule = host.capsule(&store_sqe(1, b"k", 0, Sgl::transport(0), 0), &[]);
     expect_pdu_error(&mut host, &changed(capsule, 1, 0), PduError::Flags { flags: 0 });
-    let mut host = Host::admin(&target);
+    let mut host = TestHost::admin(&target);
     let capsule = host.capsule(&store_sqe(1, b"k", 0, Sgl::transport(0), 0), &[]);
     expect_pdu_error(&mut host, &changed(capsule, 1, 1), PduError::Flags { flags: 1 });
 }
@@ -101,8 +101,8 @@ fn a_digest_flag_that_was_not_agreed_on_ends_the_connection() {
 #[test]
 fn a_capsule_longer_than_announced_ends_the_connection() {
     let target = target();
-    let admin = Host::admin(&target);
-    let mut io = Host::io(&admin, 1);
+    let admin = TestHost::admin(&target);
+    let mut io = TestHost::io(&admin, 1);
     let data = value(16 * 1024 + 4);
     let bytes = io.capsule(&store_sqe(1, b"k", data.len(), Sgl::in_capsule(data.len() as u32), 0), &data);
     expect_pdu_error(&mut io, &bytes, PduError::PduLength { pdu_bytes: bytes.len() as u32 });
@@ -114,11 +114,11 @@ fn a_capsule_longer_than_announced_ends_the_connection() {
 }
 
 /// An I/O queue with one open transfer of 8192 bytes, and its R2T.
-fn open_transfer() -> (Host, Host, DataHeader) {
-    let admin = Host::admin(&target());
-    let mut io = Host::io(&admin, 1);
+fn open_transfer() -> (TestHost, TestHost, DataHeader) {
+    let admin = TestHost::admin(&target());
+    let mut io = TestHost::io(&admin, 1);
     io.send_command(&store_sqe(7, b"k", 8192, Sgl::transport(8192), 0), &[]);
-    let Some(Reply::Ask(range)) = io.replies.pop_front() else { panic!("no R2T") };
+    let Some(ReceivedPdu::ReadyToTransfer(range)) = io.received_pdus.pop_front() else { panic!("no R2T") };
     assert_eq!((range.command_id, range.offset, range.bytes), (7, 0, 8192));
     (admin, io, range)
 }
@@ -174,12 +174,12 @@ fn a_data_pdu_whose_lengths_differ_ends_the_connection() {
 
 #[test]
 fn more_open_transfers_than_the_queue_holds_end_the_connection() {
-    let admin = Host::admin(&target());
-    let mut io = Host::io(&admin, 1);
+    let admin = TestHost::admin(&target());
+    let mut io = TestHost::io(&admin, 1);
     for id in 0..32 {
         io.send_command(&store_sqe(id, b"k", 5000, Sgl::transport(5000), 0), &[]);
     }
-    io.replies.clear();
+    io.received_pdus.clear();
     let bytes = io.capsule(&store_sqe(32, b"k", 5000, Sgl::transport(5000), 0), &[]);
     expect_pdu_error(&mut io, &bytes, PduError::QueueOverrun { command_id: 32 });
     drop(io);
@@ -191,7 +191,7 @@ fn buffers_of_a_terminated_connection_go_back() {
     let (_admin, mut io, _range) = open_transfer();
     assert!(io.pool.in_use_bytes() > 0);
     io.send(&[255; 8]);
-    io.pass(octokv_base::Nanos::from_secs(2));
+    io.advance_time(octokv_base::Nanos::from_secs(2));
     assert!(io.connection.is_closed());
     assert_eq!(io.pool.in_use_bytes(), 0, "not even while the connection is kept");
 }
@@ -199,9 +199,9 @@ fn buffers_of_a_terminated_connection_go_back() {
 #[test]
 fn a_transfer_whose_data_does_not_arrive_ends_the_connection() {
     let (_admin, mut io, _range) = open_transfer();
-    io.pass(octokv_base::Nanos::from_secs(29));
+    io.advance_time(octokv_base::Nanos::from_secs(29));
     assert!(!io.connection.is_closed());
-    io.pass(octokv_base::Nanos::from_secs(2));
+    io.advance_time(octokv_base::Nanos::from_secs(2));
     assert_eq!(io.connection.close_reason(), Some(CloseReason::TransferTimeout));
 }
 
@@ -213,10 +213,10 @@ fn a_slow_transfer_holds_its_buffers_no_longer_than_a_silent_one() {
     for second in 0..30 {
         assert!(!io.connection.is_closed(), "after {second} s");
         io.send(&[*bytes.next().unwrap()]);
-        io.pass(octokv_base::Nanos::from_secs(1));
+        io.advance_time(octokv_base::Nanos::from_secs(1));
     }
     io.send(&[*bytes.next().unwrap()]);
-    io.pass(octokv_base::Nanos::from_secs(3));
+    io.advance_time(octokv_base::Nanos::from_secs(3));
     assert_eq!(io.connection.close_reason(), Some(CloseReason::TransferTimeout));
     assert_eq!(io.pool.in_use_bytes(), 0);
 }
@@ -224,19 +224,19 @@ fn a_slow_transfer_holds_its_buffers_no_longer_than_a_silent_one() {
 #[test]
 fn a_slow_host_may_take_its_time_for_all_that_it_was_asked_for_at_once() {
     const ONE: usize = 1 << 20;
-    let admin = Host::admin(&target());
-    let mut io = Host::io(&admin, 1);
+    let admin = TestHost::admin(&target());
+    let mut io = TestHost::io(&admin, 1);
     io.pool = octokv_base::BufferPool::new(64 << 20);
     for id in 0..25 {
         io.send_command(&store_sqe(id, b"k", ONE, Sgl::transport(ONE as u32), 0), &[]);
     }
-    assert_eq!(io.replies.len(), 25, "all are asked for before the first comes");
+    assert_eq!(io.received_pdus.len(), 25, "all are asked for before the first comes");
     for id in 0..25 {
         // A third of a MiB each second: the last comes more than a minute after it was asked for.
-        io.pass(octokv_base::Nanos::from_secs(3));
+        io.advance_time(octokv_base::Nanos::from_secs(3));
         assert_eq!(io.connection.close_reason(), None, "{id} of 25 have come");
-        io.answer_ask(&value(ONE), 256 << 10);
+        io.send_requested_data(&value(ONE), 256 << 10);
     }
-    io.work();
+    io.execute_requests();
     assert_eq!(io.connection.close_reason(), None);
 }

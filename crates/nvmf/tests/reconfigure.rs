@@ -18,27 +18,27 @@ const READ: NvmCommand = NvmCommand::Read { range: LbaRange { lba: Lba(0), block
 const WRITE: NvmCommand =
     NvmCommand::Write { range: LbaRange { lba: Lba(0), blocks: 8 }, force_unit_access: false };
 
-fn queue() -> (Host, Host) {
-    let admin = Host::admin(&mixed_target());
-    let io = Host::io(&admin, 1);
+fn queue() -> (TestHost, TestHost) {
+    let admin = TestHost::admin(&mixed_target());
+    let io = TestHost::io(&admin, 1);
     (admin, io)
 }
 
 /// Leaves an event request pending for all notices.
-fn await_event(host: &mut Host) {
+fn await_event(host: &mut TestHost) {
     host.set_feature(feature::ASYNC_EVENTS, 0, u32::MAX);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
-    assert!(host.replies.is_empty());
+    assert!(host.received_pdus.is_empty());
 }
 
-fn event(host: &mut Host) -> u32 {
-    host.pass(Nanos::from_millis(600));
-    host.done().dw0()
+fn event(host: &mut TestHost) -> u32 {
+    host.advance_time(Nanos::from_millis(600));
+    host.next_response().dw0()
 }
 
-fn active(host: &mut Host) -> Vec<u32> {
-    let done = host.identify(cns::NAMESPACE_LIST, 0, 0);
-    let list: &identify::NamespaceIdList = identify::decode_page(&done.data).unwrap();
+fn active(host: &mut TestHost) -> Vec<u32> {
+    let response = host.identify(cns::NAMESPACE_LIST, 0, 0);
+    let list: &identify::NamespaceIdList = identify::decode_page(&response.data).unwrap();
     list.ids().map(|id| id.0).collect()
 }
 
@@ -46,13 +46,13 @@ fn active(host: &mut Host) -> Vec<u32> {
 fn a_namespace_is_added_while_hosts_are_connected() {
     let (mut admin, mut io) = queue();
     let target = admin.target.clone();
-    assert!(io.on_blocks(9, READ, &[]).status().is(Status::INVALID_NAMESPACE));
+    assert!(io.block_command(9, READ, &[]).status().is(Status::INVALID_NAMESPACE));
     await_event(&mut admin);
     target.add_namespace(block_namespace(9, 512)).unwrap();
     assert_eq!(event(&mut admin), event::NAMESPACE_CHANGED);
     assert_eq!(admin.log(id::CHANGED_NAMESPACES, 0, 0, 4096).data[..8], [9, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(active(&mut admin), [1, 2, 3, 9]);
-    assert_eq!(io.on_blocks(9, READ, &[]).data, [0; 512]);
+    assert_eq!(io.block_command(9, READ, &[]).data, [0; 512]);
     let taken = Err(NamespaceExists { id: NamespaceId(9) });
     assert_eq!(target.add_namespace(namespace(9)), taken);
 }
@@ -72,13 +72,13 @@ fn a_removed_namespace_takes_no_command_and_its_requests_end_as_usual() {
     assert_eq!(event(&mut admin), event::NAMESPACE_CHANGED);
     assert_eq!(active(&mut admin), [1, 3]);
     assert_eq!(admin.identify(cns::NAMESPACE, 0, 2).data, [0; 4096], "inactive");
-    assert!(io.on_blocks(2, READ, &[]).status().is(Status::INVALID_NAMESPACE));
-    assert!(io.on_blocks(3, READ, &[]).status().is_success(), "others go on");
+    assert!(io.block_command(2, READ, &[]).status().is(Status::INVALID_NAMESPACE));
+    assert!(io.block_command(3, READ, &[]).status().is_success(), "others go on");
     let buffer = octokv_base::Buffer::zeroed(512);
     io.connection.complete(io.now, slot, RequestOutcome::Blocks { buffer });
     io.drain();
-    let done = io.done();
-    assert_eq!((done.status(), done.data.len()), (Status::SUCCESS, 512));
+    let response = io.next_response();
+    assert_eq!((response.status(), response.data.len()), (Status::SUCCESS, 512));
 }
 
 #[test]
@@ -94,39 +94,39 @@ fn data_for_a_removed_namespace_is_not_written() {
             // Of keys, under the same identifier: the data must not be taken for a value.
             admin.target.add_namespace(namespace(2)).unwrap();
         }
-        io.answer_ask(&value(4096), 1000);
+        io.send_requested_data(&value(4096), 1000);
         assert!(io.requests.is_empty());
-        assert!(io.done().status().is(Status::INVALID_NAMESPACE));
+        assert!(io.next_response().status().is(Status::INVALID_NAMESPACE));
         admin.target.remove_namespace(NamespaceId(2));
         admin.target.add_namespace(block_namespace(2, 512)).unwrap();
     }
     assert_eq!(io.pool.in_use_bytes(), 0);
-    assert!(io.on_blocks(2, WRITE, &value(4096)).status().is_success());
+    assert!(io.block_command(2, WRITE, &value(4096)).status().is_success());
 }
 
 #[test]
 fn the_configuration_of_a_removed_namespace_is_not_its_successors() {
     let (mut admin, mut io) = queue();
     admin.set_feature(feature::KV_CONFIGURATION, 1, 1);
-    assert!(io.keyed(0x10, b"none").status().is(Status::KV_KEY_DOES_NOT_EXIST));
+    assert!(io.key_command(0x10, b"none").status().is(Status::KV_KEY_DOES_NOT_EXIST));
     admin.target.remove_namespace(NamespaceId(1)).unwrap();
     assert!(admin.get_feature(feature::KV_CONFIGURATION, 1).status().is(Status::INVALID_NAMESPACE));
     admin.target.add_namespace(namespace(1)).unwrap();
     assert_eq!(admin.get_feature(feature::KV_CONFIGURATION, 1).dw0(), 0);
-    assert!(io.keyed(0x10, b"none").status().is_success());
+    assert!(io.key_command(0x10, b"none").status().is_success());
 }
 
 #[test]
 fn a_host_of_blocks_alone_hears_of_no_keys() {
     let target = mixed_target();
-    let mut host = Host::initialized(&target, false, false);
+    let mut host = TestHost::initialized(&target, false, false);
     host.connect(0, NEW_CONTROLLER).unwrap();
     host.set_property(0x14, 0x0046_0001);
     await_event(&mut host);
     target.add_namespace(namespace(7)).unwrap();
     target.remove_namespace(NamespaceId(1)).unwrap();
-    host.pass(Nanos::from_secs(1));
-    assert!(host.replies.is_empty());
+    host.advance_time(Nanos::from_secs(1));
+    assert!(host.received_pdus.is_empty());
     target.add_namespace(block_namespace(8, 512)).unwrap();
     assert_eq!(event(&mut host), event::NAMESPACE_CHANGED);
     assert_eq!(host.log(id::CHANGED_NAMESPACES, 0, 0, 4096).data[..8], [8, 0, 0, 0, 0, 0, 0, 0]);
@@ -139,12 +139,12 @@ fn a_host_that_is_not_listed_may_not_connect_and_loses_its_controllers() {
     let target = admin.target.clone();
     assert_eq!(target.host_acl(), HostAcl::Any);
     target.set_host_acl(HostAcl::Listed([HOST_NQN.to_owned()].into()));
-    admin.pass(Nanos::from_secs(1));
+    admin.advance_time(Nanos::from_secs(1));
     assert!(!admin.connection.is_closed(), "a listed host stays");
-    let mut refused = Host::initialized(&target, false, false);
-    let done = refused.connect_as(0, NEW_CONTROLLER, NQN, other, |_| {});
-    assert!(done.status().is(Status::CONNECT_INVALID_HOST) && done.status().is_final());
-    assert_eq!(done.dw0(), invalid_parameter_dw0(512, true));
+    let mut refused = TestHost::initialized(&target, false, false);
+    let response = refused.connect_as(0, NEW_CONTROLLER, NQN, other, |_| {});
+    assert!(response.status().is(Status::CONNECT_INVALID_HOST) && response.status().is_final());
+    assert_eq!(response.dw0(), invalid_parameter_dw0(512, true));
 
     let id = io.id();
     let mut sqe = READ.encode(id, NamespaceId(2));
@@ -153,19 +153,19 @@ fn a_host_that_is_not_listed_may_not_connect_and_loses_its_controllers() {
     target.set_host_acl(HostAcl::Listed([other.to_owned()].into()));
     assert!(target.controllers().is_empty(), "at once");
     io.send_command(&sqe, &[]);
-    admin.pass(Nanos::from_secs(1));
+    admin.advance_time(Nanos::from_secs(1));
     for host in [&mut admin, &mut io] {
         assert!(host.connection.is_closed());
         assert_eq!(host.connection.close_reason(), Some(CloseReason::ControllerEnded));
     }
     assert_eq!(io.connection.in_flight(), 1);
-    io.work();
-    assert!(io.connection.in_flight() == 0 && io.replies.is_empty());
-    let mut again = Host::initialized(&target, false, false);
+    io.execute_requests();
+    assert!(io.connection.in_flight() == 0 && io.received_pdus.is_empty());
+    let mut again = TestHost::initialized(&target, false, false);
     assert!(again.connect(0, NEW_CONTROLLER).unwrap_err().status().is(Status::CONNECT_INVALID_HOST));
     assert!(again.connect(1, 1).unwrap_err().status().is(Status::CONNECT_INVALID_HOST));
     // Discovery is open to it, and shows nothing.
-    Host::discovery(&target);
+    TestHost::discovery(&target);
     target.set_host_acl(HostAcl::Any);
     assert!(again.connect(0, NEW_CONTROLLER).is_ok());
 }
@@ -181,20 +181,20 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
         let flushed: Vec<u32> = admin.requests.iter().map(|request| request.namespace.0).collect();
         assert_eq!(flushed, [1, 2, 3]);
         assert!(admin.requests.iter().all(|request| matches!(request.operation, RequestOperation::Flush)));
-        assert!(admin.replies.is_empty() && admin.connection.in_flight() == 1);
+        assert!(admin.received_pdus.is_empty() && admin.connection.in_flight() == 1);
         (admin, io)
     };
     let outcomes = [RequestOutcome::Flushed, RequestOutcome::WriteFault, RequestOutcome::NotReady];
     let (mut admin, mut io) = shut_down();
     let requests = std::mem::take(&mut admin.requests);
     for (request, outcome) in requests.iter().zip(outcomes) {
-        assert!(admin.replies.is_empty());
+        assert!(admin.received_pdus.is_empty());
         assert_eq!(admin.get_property(property::CSTS, false), 1, "not before the last");
-        assert!(io.on_blocks(2, READ, &[]).status().is_success());
+        assert!(io.block_command(2, READ, &[]).status().is_success());
         admin.connection.complete(admin.now, request.slot, outcome);
         admin.drain();
     }
-    assert!(admin.done().status().is_success());
+    assert!(admin.next_response().status().is_success());
     assert_eq!(admin.get_property(property::CSTS, false), 0b1001);
     // A second one has nothing to wait for, and neither has an abrupt one.
     admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.with_shutdown().0));
@@ -211,7 +211,7 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
         admin.connection.complete(admin.now, request.slot, RequestOutcome::Flushed);
     }
     admin.drain();
-    assert!(admin.done().status().is_success());
+    assert!(admin.next_response().status().is_success());
     assert_eq!(admin.get_property(property::CSTS, false), 0);
     let (mut admin, _io) = shut_down();
     admin.connection.peer_closed();
@@ -228,8 +228,8 @@ fn the_ana_state_of_a_group_is_reported_and_applied_to_its_namespaces() {
     let mut far = block_namespace(5, 512);
     far.ana_group = 2;
     target.add_namespace(far).unwrap();
-    let mut admin = Host::admin(&target);
-    let mut io = Host::io(&admin, 1);
+    let mut admin = TestHost::admin(&target);
+    let mut io = TestHost::io(&admin, 1);
     assert_eq!(target.ana_states(), [(1, AnaState::Optimized), (2, AnaState::Optimized)]);
     let table = [
         (AnaState::NonOptimized, Status::SUCCESS),
@@ -246,15 +246,15 @@ fn the_ana_state_of_a_group_is_reported_and_applied_to_its_namespaces() {
         // Group 1 with three namespaces takes 44 bytes; then group 2.
         assert_eq!((page[8], page[16], page[20], page[32]), (2, 1, 3, 1));
         assert_eq!((page[60], page[64], page[76], page[92]), (2, 1, state as u8, 5));
-        let status = io.on_blocks(5, READ, &[]).status();
+        let status = io.block_command(5, READ, &[]).status();
         assert!(status.is(want) && (want.is_success() || !status.is_final()), "{state:?}: {status:?}");
-        assert!(io.on_blocks(2, READ, &[]).status().is_success(), "another group");
+        assert!(io.block_command(2, READ, &[]).status().is_success(), "another group");
         assert!(admin.identify(cns::NAMESPACE, 0, 5).status().is_success());
     }
     await_event(&mut admin);
     target.set_ana_state(2, AnaState::Optimized);
-    admin.pass(Nanos::from_secs(1));
-    assert!(admin.replies.is_empty(), "no change");
+    admin.advance_time(Nanos::from_secs(1));
+    assert!(admin.received_pdus.is_empty(), "no change");
     let page = admin.log_with(id::ANA, 1, 0, 0, 128).data;
     // Groups only: 32 bytes each. Group 2 began, and has changed five times.
     assert_eq!((page[16], page[20], page[48], page[52]), (1, 0, 2, 0));
@@ -286,8 +286,8 @@ fn health_status_is_reported_and_a_new_warning_raises_an_event() {
     assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 1);
     await_event(&mut admin);
     target.set_health(HealthStatus { available_spare_percent: 8, ..facts });
-    admin.pass(Nanos::from_secs(1));
-    assert!(admin.replies.is_empty(), "the warning is not new");
+    admin.advance_time(Nanos::from_secs(1));
+    assert!(admin.received_pdus.is_empty(), "the warning is not new");
     target.set_health(HealthStatus { read_only: true, ..facts });
     assert_eq!(event(&mut admin), event::RELIABILITY);
     assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 8);

@@ -1,4 +1,4 @@
-//! A hostile host and a restless operator, driven by bytes: sound PDUs, spoiled ones and noise, in every
+//! A hostile host and a restless operator, driven by bytes: sound PDUs, corrupted ones and noise, in every
 //! state of a connection, while namespaces, hosts and access change.
 //!
 //! Shared by the bounded random test of this room, the replay of the kept corpus, and the fuzz target. One
@@ -14,7 +14,7 @@
 use super::script::{self, Script};
 use super::*;
 use octokv_nvmf::controller::{ControllerState, ControllerType};
-use octokv_nvmf::{AnaState, ControllerReport, Counts, HealthStatus, HostAcl};
+use octokv_nvmf::{AnaState, ControllerReport, CounterSet, HealthStatus, HostAcl};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -33,7 +33,7 @@ const PDU_BYTES_MAX: usize = 255 + 8192 + 8;
 
 /// What is alike in all plays.
 struct SharedFixtures {
-    settings: SubsystemConfig,
+    config: SubsystemConfig,
     namespaces: [NamespaceInfo; 3],
     /// The bytes that bring a connection into its state, for each choice of digests.
     admin: [Vec<u8>; 4],
@@ -44,21 +44,21 @@ struct SharedFixtures {
 }
 
 static FIXTURES: LazyLock<SharedFixtures> = LazyLock::new(|| {
-    let mut settings = SubsystemConfig::new(NQN);
-    settings.queue_depth = ENTRIES;
-    settings.receive_bytes_max = 32 << 10;
-    settings.outbox_bytes_max = OUTBOX_BYTES_MAX;
-    settings.value_bytes_max = VALUE_BYTES_MAX;
-    settings.in_capsule_bytes = CAPSULE_BYTES_MAX;
-    settings.h2c_data_bytes_max = 4096;
+    let mut config = SubsystemConfig::new(NQN);
+    config.queue_depth = ENTRIES;
+    config.receive_bytes_max = 32 << 10;
+    config.outbox_bytes_max = OUTBOX_BYTES_MAX;
+    config.value_bytes_max = VALUE_BYTES_MAX;
+    config.in_capsule_bytes = CAPSULE_BYTES_MAX;
+    config.h2c_data_bytes_max = 4096;
     let digests = [0, 1, 2, 3].map(|bits| (bits & 1 != 0, bits & 2 != 0));
     SharedFixtures {
-        settings,
+        config,
         namespaces: [namespace_of(0, 1), namespace_of(1, 2), namespace_of(2, 3)],
-        admin: digests.map(|digests| script::beginning(digests, Some((0, NQN)), 0)),
-        discovery: digests.map(|digests| script::beginning(digests, Some((0, nqn::DISCOVERY)), 0)),
-        io: digests.map(|digests| script::beginning(digests, Some((1, NQN)), 1)),
-        initial: digests.map(|digests| script::beginning(digests, None, 0)),
+        admin: digests.map(|digests| script::connect_sequence(digests, Some((0, NQN)), 0)),
+        discovery: digests.map(|digests| script::connect_sequence(digests, Some((0, nqn::DISCOVERY)), 0)),
+        io: digests.map(|digests| script::connect_sequence(digests, Some((1, NQN)), 1)),
+        initial: digests.map(|digests| script::connect_sequence(digests, None, 0)),
         address: "10.0.0.1:4420".parse().unwrap(),
     }
 });
@@ -80,11 +80,11 @@ fn namespace_of(kind: u8, id: u32) -> NamespaceInfo {
 }
 
 /// One connection as its host and its node have it.
-pub struct Peer {
+pub struct FuzzConnection {
     pub connection: Connection,
-    pub link: NegotiatedParams,
+    pub params: NegotiatedParams,
     /// Transfers that were asked for and not all sent.
-    pub asks: Vec<DataHeader>,
+    pub open_r2ts: Vec<DataHeader>,
     /// Requests at the engine, each with what its namespace was.
     requests: Vec<(IoRequest, Option<NamespaceInfo>)>,
     /// Sent and not yet taken by the connection.
@@ -97,7 +97,7 @@ pub struct Peer {
     /// Commands sent and answers received, as long as all that was sent was sound.
     commands: u64,
     completions: u64,
-    pub spoiled: bool,
+    pub is_corrupted: bool,
 }
 
 /// All that a play has.
@@ -105,16 +105,16 @@ struct Simulation {
     target: Arc<Target>,
     pool: BufferPool,
     now: Nanos,
-    engine: Engine,
-    peers: Vec<Peer>,
+    engine: MemoryEngine,
+    connections: Vec<FuzzConnection>,
     new_requests: Vec<IoRequest>,
 }
 
 impl Simulation {
     /// The world in the state that the script picks.
     fn new(script: &mut Script<'_>) -> Simulation {
-        let constants = &*FIXTURES;
-        let target = Target::new(constants.settings.clone(), constants.namespaces.to_vec());
+        let fixtures = &*FIXTURES;
+        let target = Target::new(fixtures.config.clone(), fixtures.namespaces.to_vec());
         let choice = script.byte();
         let pool = POOLS.with(|pools| pools[usize::from(choice & 1)].clone());
         let now = Nanos::from_secs(100);
@@ -122,23 +122,23 @@ impl Simulation {
             target,
             pool,
             now,
-            engine: Engine::default(),
-            peers: Vec::new(),
+            engine: MemoryEngine::default(),
+            connections: Vec::new(),
             new_requests: Vec::new(),
         };
         let digests = usize::from(choice >> 1 & 3);
         if choice >> 3 > 8 {
-            let admin = simulation.open(&constants.admin[0], 0);
-            simulation.peers.push(admin);
+            let admin = simulation.open(&fixtures.admin[0], 0);
+            simulation.connections.push(admin);
         }
         let main = simulation.open_as(choice >> 3, digests);
-        simulation.peers.insert(0, main);
+        simulation.connections.insert(0, main);
         simulation
     }
 
     /// A connection in one of the states.
-    fn open_as(&mut self, state: u8, digests: usize) -> Peer {
-        let constants = &*FIXTURES;
+    fn open_as(&mut self, state: u8, digests: usize) -> FuzzConnection {
+        let fixtures = &*FIXTURES;
         let controllers = self.target.controllers();
         let serves = |one: &&ControllerReport| {
             one.controller_type == ControllerType::Io && one.state == ControllerState::Ready
@@ -146,33 +146,33 @@ impl Simulation {
         let io = controllers.iter().filter(serves).map(|one| one.id).max();
         match (state, io) {
             (0, _) => self.open(&[], 0),
-            (1, _) => self.open(&constants.initial[digests], digests),
-            (2..=5, _) | (_, None) => self.open(&constants.admin[digests], digests),
-            (6..=8, _) => self.open(&constants.discovery[digests], digests),
-            (_, Some(1)) => Peer { is_io: true, ..self.open(&constants.io[digests], digests) },
+            (1, _) => self.open(&fixtures.initial[digests], digests),
+            (2..=5, _) | (_, None) => self.open(&fixtures.admin[digests], digests),
+            (6..=8, _) => self.open(&fixtures.discovery[digests], digests),
+            (_, Some(1)) => FuzzConnection { is_io: true, ..self.open(&fixtures.io[digests], digests) },
             (_, Some(id)) => {
                 let digest = (digests & 1 != 0, digests & 2 != 0);
-                let beginning = script::beginning(digest, Some((1, NQN)), id);
-                Peer { is_io: true, ..self.open(&beginning, digests) }
+                let connect_bytes = script::connect_sequence(digest, Some((1, NQN)), id);
+                FuzzConnection { is_io: true, ..self.open(&connect_bytes, digests) }
             }
         }
     }
 
     /// A connection that has got so far.
-    fn open(&mut self, beginning: &[u8], digests: usize) -> Peer {
+    fn open(&mut self, connect_bytes: &[u8], digests: usize) -> FuzzConnection {
         let address = FIXTURES.address;
         let mut connection = Connection::new(Arc::clone(&self.target), address, address, self.now);
-        let consumed = connection.receive(self.now, beginning, &self.pool, &mut self.new_requests);
-        assert_eq!(consumed.consumed_bytes, beginning.len());
-        let outbox = connection.send_buffer();
-        outbox.advance(outbox.unsent_bytes());
-        let mut link = NegotiatedParams::initial();
-        (link.header_digest, link.data_digest) = (digests & 1 != 0, digests & 2 != 0);
+        let consumed = connection.receive(self.now, connect_bytes, &self.pool, &mut self.new_requests);
+        assert_eq!(consumed.consumed_bytes, connect_bytes.len());
+        let send_buffer = connection.send_buffer();
+        send_buffer.advance(send_buffer.unsent_bytes());
+        let mut params = NegotiatedParams::initial();
+        (params.header_digest, params.data_digest) = (digests & 1 != 0, digests & 2 != 0);
         let spare = || SPARE_BUFFERS.with(|spare| spare.borrow_mut().pop().unwrap_or_default());
-        Peer {
+        FuzzConnection {
             connection,
-            link,
-            asks: Vec::new(),
+            params,
+            open_r2ts: Vec::new(),
             requests: Vec::new(),
             unsent: spare(),
             received: spare(),
@@ -180,23 +180,23 @@ impl Simulation {
             is_reading: true,
             commands: 0,
             completions: 0,
-            spoiled: false,
+            is_corrupted: false,
         }
     }
 
     /// Gives a connection what its host sent, and reads what comes back.
     fn pump(&mut self, at: usize) {
-        let peer = &mut self.peers[at];
-        let consumed = peer.connection.receive(self.now, &peer.unsent, &self.pool, &mut self.new_requests);
-        peer.unsent.drain(..consumed.consumed_bytes);
+        let conn = &mut self.connections[at];
+        let consumed = conn.connection.receive(self.now, &conn.unsent, &self.pool, &mut self.new_requests);
+        conn.unsent.drain(..consumed.consumed_bytes);
         if consumed.stalled.is_none() {
-            assert!(peer.unsent.len() <= PDU_BYTES_MAX, "{} B were not taken", peer.unsent.len());
+            assert!(conn.unsent.len() <= PDU_BYTES_MAX, "{} B were not taken", conn.unsent.len());
         }
         self.take_requests(at);
     }
 
     fn take_requests(&mut self, at: usize) {
-        let peer = &mut self.peers[at];
+        let conn = &mut self.connections[at];
         if !self.new_requests.is_empty() {
             let namespaces = self.target.namespaces();
             let tagged = self.new_requests.drain(..).map(|request| {
@@ -204,31 +204,31 @@ impl Simulation {
                 assert!(info.is_some(), "a request on no namespace: {request:?}");
                 (request, info)
             });
-            peer.requests.extend(tagged);
+            conn.requests.extend(tagged);
         }
-        if peer.is_reading {
-            peer.read();
+        if conn.is_reading {
+            conn.read();
         }
     }
 
     /// Ends some of a connection's requests, from either end, rightly or not.
     fn complete(&mut self, at: usize, count: usize, how: u8) {
         for _ in 0..count {
-            let peer = &mut self.peers[at];
-            if peer.requests.is_empty() {
+            let conn = &mut self.connections[at];
+            if conn.requests.is_empty() {
                 break;
             }
             let newest = how & 1 != 0;
-            let (request, info) = if newest { peer.requests.pop().unwrap() } else { peer.requests.remove(0) };
+            let (request, info) = if newest { conn.requests.pop().unwrap() } else { conn.requests.remove(0) };
             let IoRequest { slot, namespace, operation } = request;
             let outcome = match how >> 1 & 15 {
                 0 => RequestOutcome::Busy,
                 1 => RequestOutcome::NotReady,
                 2 => RequestOutcome::Unrecovered,
                 3 => RequestOutcome::CapacityExceeded,
-                _ => self.engine.perform(info.as_ref(), namespace, operation),
+                _ => self.engine.execute_on(info.as_ref(), namespace, operation),
             };
-            peer.connection.complete(self.now, slot, outcome);
+            conn.connection.complete(self.now, slot, outcome);
         }
         self.pump(at);
     }
@@ -269,42 +269,42 @@ impl Simulation {
     /// Lets time pass on all connections.
     fn advance_time(&mut self, span: Nanos) {
         self.now = self.now + span;
-        for peer in &mut self.peers {
-            if peer.connection.next_deadline() <= self.now {
-                peer.connection.tick(self.now);
+        for conn in &mut self.connections {
+            if conn.connection.next_deadline() <= self.now {
+                conn.connection.tick(self.now);
             }
-            if peer.is_reading {
-                peer.read();
+            if conn.is_reading {
+                conn.read();
             }
         }
     }
 
     fn check_invariants(&mut self) {
         assert!(self.pool.in_use_bytes() <= self.pool.budget_bytes());
-        for peer in &mut self.peers {
-            assert!(peer.connection.in_flight() <= usize::from(ENTRIES.max(128)));
+        for conn in &mut self.connections {
+            assert!(conn.connection.in_flight() <= usize::from(ENTRIES.max(128)));
             // A shutdown is one command, and several requests.
-            assert!(peer.connection.in_flight() <= peer.requests.len());
-            assert_eq!(peer.connection.in_flight() == 0, peer.requests.is_empty());
-            let unsent = peer.connection.send_buffer().unsent_bytes();
+            assert!(conn.connection.in_flight() <= conn.requests.len());
+            assert_eq!(conn.connection.in_flight() == 0, conn.requests.is_empty());
+            let unsent = conn.connection.send_buffer().unsent_bytes();
             assert!(unsent <= OUTBOX_BYTES_MAX + RESPONSE_BYTES_MAX, "{unsent} B are unsent");
         }
     }
 
     /// A host whose connection ended comes again.
     fn reopen(&mut self, script: &mut Script<'_>, at: usize) {
-        while !self.peers[at].requests.is_empty() {
+        while !self.connections[at].requests.is_empty() {
             self.complete(at, usize::MAX, 0b11110);
         }
         let choice = script.byte();
         let state = if at == 0 { choice >> 3 } else { 2 };
-        let peer = self.open_as(state, usize::from(choice >> 1 & 3));
-        std::mem::replace(&mut self.peers[at], peer).recycle();
+        let conn = self.open_as(state, usize::from(choice >> 1 & 3));
+        std::mem::replace(&mut self.connections[at], conn).recycle();
     }
 
     /// One step of the script for connection `at`.
     fn step(&mut self, script: &mut Script<'_>, at: usize) {
-        if self.peers[at].connection.is_closed() {
+        if self.connections[at].connection.is_closed() {
             return self.reopen(script, at);
         }
         match script.byte() {
@@ -315,27 +315,27 @@ impl Simulation {
             40..=55 => self.reconfigure_target(script),
             56..=63 => self.advance_time(Nanos::from_millis(u64::from(script.byte()) * 4)),
             64..=65 => self.advance_time(Nanos::from_secs(u64::from(script.byte()))),
-            66..=69 => self.peers[at].is_reading ^= true,
+            66..=69 => self.connections[at].is_reading ^= true,
             70..=75 => self.receive_in_place(at, script),
-            76 => self.peers[at].connection.peer_closed(),
+            76 => self.connections[at].connection.peer_closed(),
             choice => {
-                let Simulation { peers, .. } = self;
-                let peer = &mut peers[at];
-                let from = peer.unsent.len();
-                let commands = script::next_bytes(script, peer, choice);
-                peer.commands += commands;
+                let Simulation { connections, .. } = self;
+                let conn = &mut connections[at];
+                let from = conn.unsent.len();
+                let commands = script::next_bytes(script, conn, choice);
+                conn.commands += commands;
                 // Rarely a bit is wrong, or the rest comes later.
-                let sent = peer.unsent.len() - from;
-                let spoil = script.byte();
-                if spoil < 3 && sent > 0 {
+                let sent = conn.unsent.len() - from;
+                let corruption_choice = script.byte();
+                if corruption_choice < 3 && sent > 0 {
                     let bit = usize::from(script.byte()) | usize::from(script.byte()) << 8;
-                    peer.unsent[from + bit / 8 % sent] ^= 1 << (bit % 8);
-                    peer.spoiled = true;
-                } else if spoil < 24 && sent > 0 {
+                    conn.unsent[from + bit / 8 % sent] ^= 1 << (bit % 8);
+                    conn.is_corrupted = true;
+                } else if corruption_choice < 24 && sent > 0 {
                     let cut = from + usize::from(script.byte()) % sent;
-                    let rest = peer.unsent.split_off(cut);
+                    let rest = conn.unsent.split_off(cut);
                     self.pump(at);
-                    self.peers[at].unsent.extend(rest);
+                    self.connections[at].unsent.extend(rest);
                 }
                 self.pump(at);
             }
@@ -344,22 +344,22 @@ impl Simulation {
 
     /// Data that is received straight into its place.
     fn receive_in_place(&mut self, at: usize, script: &mut Script<'_>) {
-        let Simulation { peers, pool, new_requests: fresh, now, .. } = self;
-        let peer = &mut peers[at];
-        if !peer.unsent.is_empty() {
+        let Simulation { connections, pool, new_requests, now, .. } = self;
+        let conn = &mut connections[at];
+        if !conn.unsent.is_empty() {
             return;
         }
-        let Some(buffer) = peer.connection.payload_buffer() else { return };
+        let Some(buffer) = conn.connection.payload_buffer() else { return };
         let count = buffer.len().min(usize::from(script.byte()) * 16);
         buffer[..count].copy_from_slice(script::pattern(count));
-        peer.connection.payload_received(*now, count, pool, fresh);
+        conn.connection.payload_received(*now, count, pool, new_requests);
         // The host will not send these bytes again.
-        peer.spoiled = true;
+        conn.is_corrupted = true;
         self.take_requests(at);
     }
 }
 
-impl Peer {
+impl FuzzConnection {
     /// What was sent and not yet taken, for the script to append to.
     pub fn take_unsent(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.unsent)
@@ -372,7 +372,7 @@ impl Peer {
 
     /// Ends it, and keeps its memory for another.
     fn recycle(self) {
-        let Peer { mut unsent, mut received, .. } = self;
+        let FuzzConnection { mut unsent, mut received, .. } = self;
         unsent.clear();
         received.clear();
         SPARE_BUFFERS.with(|spare| spare.borrow_mut().extend([unsent, received]));
@@ -380,75 +380,75 @@ impl Peer {
 
     /// Reads all that is unsent, and holds it against the rules.
     fn read(&mut self) {
-        let outbox = self.connection.send_buffer();
-        if outbox.is_empty() {
+        let send_buffer = self.connection.send_buffer();
+        if send_buffer.is_empty() {
             return;
         }
-        while !outbox.is_empty() {
+        while !send_buffer.is_empty() {
             let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(8);
-            outbox.slices(&mut slices, usize::MAX);
+            send_buffer.slices(&mut slices, usize::MAX);
             let mut bytes = 0;
             for slice in &slices {
                 self.received.extend_from_slice(slice);
                 bytes += slice.len();
             }
             drop(slices);
-            outbox.advance(bytes);
+            send_buffer.advance(bytes);
         }
         let mut at = 0;
         while let Some(unchecked) = UncheckedCommonHeader::new(&self.received[at..]) {
-            let frame = unchecked.check(Role::Host, &self.link).expect("a sound PDU from the target");
-            let pdu = &self.received[at..at + frame.pdu_bytes()];
-            at += frame.pdu_bytes();
-            let (from, bytes) = (frame.prefix_bytes as usize, frame.data_bytes as usize);
+            let layout = unchecked.check(Role::Host, &self.params).expect("a sound PDU from the target");
+            let pdu = &self.received[at..at + layout.pdu_bytes()];
+            at += layout.pdu_bytes();
+            let (from, bytes) = (layout.prefix_bytes as usize, layout.data_bytes as usize);
             let data = &pdu[from..from + bytes];
-            if frame.trailer_bytes > 0 {
+            if layout.trailer_bytes > 0 {
                 assert_eq!(pdu[from + bytes..], crc32c(data).to_le_bytes(), "data digest");
             }
-            match frame.decode_header(pdu).expect("a right header digest") {
+            match layout.decode_header(pdu).expect("a right header digest") {
                 PduHeader::IcResponse(ic) => {
                     let ic = ic.check_response().unwrap();
-                    (self.link.header_digest, self.link.data_digest) = (ic.header_digest, ic.data_digest);
+                    (self.params.header_digest, self.params.data_digest) = (ic.header_digest, ic.data_digest);
                 }
                 PduHeader::Response(_) => self.completions += 1,
                 PduHeader::Data(range) => {
                     assert_eq!(range.bytes as usize, data.len());
-                    assert!(frame.is_last() && !frame.is_success() && !data.is_empty());
+                    assert!(layout.is_last() && !layout.is_success() && !data.is_empty());
                 }
                 PduHeader::ReadyToTransfer(range) => {
                     assert!(range.bytes > 0);
-                    self.asks.push(range);
+                    self.open_r2ts.push(range);
                 }
                 PduHeader::TermReq(_) => {}
-                PduHeader::IcRequest(_) | PduHeader::Command(_) => panic!("{:?} to a host", frame.pdu_type),
+                PduHeader::IcRequest(_) | PduHeader::Command(_) => panic!("{:?} to a host", layout.pdu_type),
             }
         }
         assert_eq!(at, self.received.len(), "the target sent half a PDU");
         self.received.clear();
-        assert!(self.spoiled || self.completions <= self.commands, "more answers than commands");
+        assert!(self.is_corrupted || self.completions <= self.commands, "more answers than commands");
     }
 }
 
 /// Plays a script to its end; gives what was done. Panics only where the target
 /// is wrong.
-pub fn play(bytes: &[u8]) -> Counts {
+pub fn run_script(bytes: &[u8]) -> CounterSet {
     let script = &mut Script(bytes);
     let mut simulation = Simulation::new(script);
     for _ in 0..STEPS_MAX {
         if script.is_over() {
             break;
         }
-        let at = usize::from(simulation.peers.len() > 1 && script.one_in(6));
+        let at = usize::from(simulation.connections.len() > 1 && script.one_in(6));
         simulation.step(script, at);
         simulation.check_invariants();
     }
-    for at in 0..simulation.peers.len() {
-        while !simulation.peers[at].requests.is_empty() {
-            simulation.peers[at].is_reading = true;
+    for at in 0..simulation.connections.len() {
+        while !simulation.connections[at].requests.is_empty() {
+            simulation.connections[at].is_reading = true;
             simulation.complete(at, usize::MAX, 0b11110);
         }
     }
-    simulation.peers.into_iter().for_each(Peer::recycle);
+    simulation.connections.into_iter().for_each(FuzzConnection::recycle);
     assert_eq!(simulation.pool.in_use_bytes(), 0, "a buffer was lost");
     assert_eq!(simulation.target.connection_count(), 0, "a connection was lost");
     assert!(simulation.target.controllers().is_empty(), "a controller was lost");

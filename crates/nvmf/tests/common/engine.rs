@@ -6,27 +6,27 @@ use octokv_nvmf::LbaRange;
 
 /// What namespaces hold.
 #[derive(Default)]
-pub struct Engine {
+pub struct MemoryEngine {
     pub values: BTreeMap<(u32, Key), Vec<u8>>,
     /// Blocks that are not zeros.
     pub blocks: BTreeMap<(u32, u64), Vec<u8>>,
     /// Whether the last change of blocks had to be durable at once.
-    pub forced: Option<bool>,
+    pub forced_unit_access: Option<bool>,
 }
 
-impl Engine {
+impl MemoryEngine {
     /// Does what a request asks, as the target may expect it.
-    pub fn outcome(
+    pub fn execute(
         &mut self,
         target: &Target,
         namespace: NamespaceId,
         operation: RequestOperation,
     ) -> RequestOutcome {
-        self.perform(target.namespaces().get(namespace), namespace, operation)
+        self.execute_on(target.namespaces().get(namespace), namespace, operation)
     }
 
     /// Does what a request asks of a namespace that was so when it was asked.
-    pub fn perform(
+    pub fn execute_on(
         &mut self,
         info: Option<&NamespaceInfo>,
         namespace: NamespaceId,
@@ -112,7 +112,7 @@ impl Engine {
                 for (at, block) in (lba.0..).zip(data.chunks_exact(block_bytes)) {
                     self.blocks.insert((namespace.0, at), block.to_vec());
                 }
-                self.forced = Some(force_unit_access);
+                self.forced_unit_access = Some(force_unit_access);
                 RequestOutcome::Written
             }
             RequestOperation::Compare { lba, data } => {
@@ -125,7 +125,7 @@ impl Engine {
                 }
             }
             RequestOperation::WriteZeroes { range, force_unit_access, .. } => {
-                self.forced = Some(force_unit_access);
+                self.forced_unit_access = Some(force_unit_access);
                 exists(range.lba, range.blocks.into());
                 self.zero(namespace, range)
             }

@@ -5,7 +5,7 @@ pub mod adversary;
 pub mod engine;
 pub mod script;
 
-pub use engine::Engine;
+pub use engine::MemoryEngine;
 
 use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, crc32c, value_offset};
 use octokv_nvmf::{
@@ -53,32 +53,32 @@ pub fn mixed_target() -> Arc<Target> {
     Target::new(SubsystemConfig::new(NQN), namespaces)
 }
 
-pub fn target_of(settings: SubsystemConfig) -> Arc<Target> {
-    Target::new(settings, vec![namespace(1), namespace(2)])
+pub fn target_with(config: SubsystemConfig) -> Arc<Target> {
+    Target::new(config, vec![namespace(1), namespace(2)])
 }
 
 pub fn target() -> Arc<Target> {
-    target_of(SubsystemConfig::new(NQN))
+    target_with(SubsystemConfig::new(NQN))
 }
 
 /// One PDU that the target sent.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Reply {
+pub enum ReceivedPdu {
     Ic(IcResponse),
     Completion(Cqe),
     Data(DataHeader, Vec<u8>),
-    Ask(DataHeader),
+    ReadyToTransfer(DataHeader),
     Terminate(TermReq),
 }
 
 /// What one command brought back.
 #[derive(Clone, Debug)]
-pub struct Done {
+pub struct CommandResponse {
     pub cqe: Cqe,
     pub data: Vec<u8>,
 }
 
-impl Done {
+impl CommandResponse {
     pub fn status(&self) -> Status {
         self.cqe.status()
     }
@@ -87,15 +87,15 @@ impl Done {
     }
 }
 
-pub struct Host {
+pub struct TestHost {
     pub connection: Connection,
     pub target: Arc<Target>,
     pub pool: BufferPool,
     pub now: Nanos,
-    pub link: NegotiatedParams,
+    pub params: NegotiatedParams,
     pub requests: Vec<IoRequest>,
-    pub engine: Engine,
-    pub replies: VecDeque<Reply>,
+    pub engine: MemoryEngine,
+    pub received_pdus: VecDeque<ReceivedPdu>,
     /// Sent and not yet taken by the connection.
     pub unsent: Vec<u8>,
     pub last: Option<ReceiveResult>,
@@ -103,23 +103,23 @@ pub struct Host {
     next_id: u16,
 }
 
-impl Host {
-    pub fn new(target: &Arc<Target>) -> Host {
-        Host::at(target, Nanos::from_secs(100))
+impl TestHost {
+    pub fn new(target: &Arc<Target>) -> TestHost {
+        TestHost::at(target, Nanos::from_secs(100))
     }
 
-    pub fn at(target: &Arc<Target>, now: Nanos) -> Host {
+    pub fn at(target: &Arc<Target>, now: Nanos) -> TestHost {
         let local = "10.0.0.1:4420".parse().unwrap();
         let peer = "10.0.0.2:50000".parse().unwrap();
-        Host {
+        TestHost {
             connection: Connection::new(Arc::clone(target), local, peer, now),
             target: Arc::clone(target),
             pool: BufferPool::new(POOL_BYTES),
             now,
-            link: NegotiatedParams::initial(),
+            params: NegotiatedParams::initial(),
             requests: Vec::new(),
-            engine: Engine::default(),
-            replies: VecDeque::new(),
+            engine: MemoryEngine::default(),
+            received_pdus: VecDeque::new(),
             unsent: Vec::new(),
             last: None,
             received: Vec::new(),
@@ -128,8 +128,8 @@ impl Host {
     }
 
     /// Initialized, with these digests.
-    pub fn initialized(target: &Arc<Target>, header_digest: bool, data_digest: bool) -> Host {
-        let mut host = Host::new(target);
+    pub fn initialized(target: &Arc<Target>, header_digest: bool, data_digest: bool) -> TestHost {
+        let mut host = TestHost::new(target);
         host.initialize(header_digest, data_digest);
         host
     }
@@ -137,42 +137,42 @@ impl Host {
     pub fn initialize(&mut self, header_digest: bool, data_digest: bool) {
         let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
         self.send(&request.encode());
-        let Some(Reply::Ic(response)) = self.replies.pop_front() else {
+        let Some(ReceivedPdu::Ic(response)) = self.received_pdus.pop_front() else {
             panic!("no ICResp: {:?}", self.connection.close_reason());
         };
         assert_eq!((response.header_digest, response.data_digest), (header_digest, data_digest));
-        self.link.header_digest = header_digest;
-        self.link.data_digest = data_digest;
+        self.params.header_digest = header_digest;
+        self.params.data_digest = data_digest;
     }
 
     /// Connected and enabled on an admin queue of the I/O subsystem.
-    pub fn admin(target: &Arc<Target>) -> Host {
-        Host::admin_with(target, false, false)
+    pub fn admin(target: &Arc<Target>) -> TestHost {
+        TestHost::admin_with(target, false, false)
     }
 
-    pub fn admin_with(target: &Arc<Target>, header_digest: bool, data_digest: bool) -> Host {
-        let mut host = Host::initialized(target, header_digest, data_digest);
+    pub fn admin_with(target: &Arc<Target>, header_digest: bool, data_digest: bool) -> TestHost {
+        let mut host = TestHost::initialized(target, header_digest, data_digest);
         host.connect(0, NEW_CONTROLLER).unwrap();
         host.enable();
         host
     }
 
     /// Connected and enabled on the discovery subsystem.
-    pub fn discovery(target: &Arc<Target>) -> Host {
-        let mut host = Host::initialized(target, false, false);
-        let done = host.connect_as(0, NEW_CONTROLLER, nqn::DISCOVERY, HOST_NQN, |_| {});
-        assert!(done.status().is_success());
+    pub fn discovery(target: &Arc<Target>) -> TestHost {
+        let mut host = TestHost::initialized(target, false, false);
+        let response = host.connect_as(0, NEW_CONTROLLER, nqn::DISCOVERY, HOST_NQN, |_| {});
+        assert!(response.status().is_success());
         host.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED_NVM.0));
         host
     }
 
     /// An I/O queue of the controller of `admin`.
-    pub fn io(admin: &Host, queue_id: u16) -> Host {
-        Host::io_with(admin, queue_id, false, false)
+    pub fn io(admin: &TestHost, queue_id: u16) -> TestHost {
+        TestHost::io_with(admin, queue_id, false, false)
     }
 
-    pub fn io_with(admin: &Host, queue_id: u16, header_digest: bool, data_digest: bool) -> Host {
-        let mut host = Host::at(&admin.target, admin.now);
+    pub fn io_with(admin: &TestHost, queue_id: u16, header_digest: bool, data_digest: bool) -> TestHost {
+        let mut host = TestHost::at(&admin.target, admin.now);
         host.initialize(header_digest, data_digest);
         host.connect(queue_id, admin.target.controllers().last().unwrap().id).unwrap();
         host
@@ -191,36 +191,36 @@ impl Host {
         self.drain();
     }
 
-    /// Reads the outbox dry.
+    /// Reads the send buffer dry.
     pub fn drain(&mut self) {
-        let outbox = self.connection.send_buffer();
-        while !outbox.is_empty() {
+        let send_buffer = self.connection.send_buffer();
+        while !send_buffer.is_empty() {
             let mut slices: Vec<IoSlice<'_>> = Vec::new();
-            outbox.slices(&mut slices, usize::MAX);
+            send_buffer.slices(&mut slices, usize::MAX);
             let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
-            outbox.advance(bytes.len());
+            send_buffer.advance(bytes.len());
             self.received.extend(bytes);
         }
         while let Some(unchecked) = UncheckedCommonHeader::new(&self.received) {
-            let frame = unchecked.check(Role::Host, &self.link).expect("a sound PDU from the target");
-            assert!(self.received.len() >= frame.pdu_bytes(), "the target sent half a PDU");
-            let pdu: Vec<u8> = self.received.drain(..frame.pdu_bytes()).collect();
-            let (from, bytes) = (frame.prefix_bytes as usize, frame.data_bytes as usize);
+            let layout = unchecked.check(Role::Host, &self.params).expect("a sound PDU from the target");
+            assert!(self.received.len() >= layout.pdu_bytes(), "the target sent half a PDU");
+            let pdu: Vec<u8> = self.received.drain(..layout.pdu_bytes()).collect();
+            let (from, bytes) = (layout.prefix_bytes as usize, layout.data_bytes as usize);
             let data = pdu[from..from + bytes].to_vec();
-            if frame.trailer_bytes > 0 {
+            if layout.trailer_bytes > 0 {
                 assert_eq!(pdu[from + bytes..], crc32c(&data).to_le_bytes(), "data digest");
             }
-            self.replies.push_back(match frame.decode_header(&pdu).expect("a right header digest") {
-                PduHeader::IcResponse(ic) => Reply::Ic(ic.check_response().unwrap()),
-                PduHeader::Response(cqe) => Reply::Completion(*cqe),
+            self.received_pdus.push_back(match layout.decode_header(&pdu).expect("a right header digest") {
+                PduHeader::IcResponse(ic) => ReceivedPdu::Ic(ic.check_response().unwrap()),
+                PduHeader::Response(cqe) => ReceivedPdu::Completion(*cqe),
                 PduHeader::Data(range) => {
                     assert_eq!(range.bytes as usize, data.len());
-                    assert!(frame.is_last() && !frame.is_success() && !data.is_empty());
-                    Reply::Data(range, data)
+                    assert!(layout.is_last() && !layout.is_success() && !data.is_empty());
+                    ReceivedPdu::Data(range, data)
                 }
-                PduHeader::ReadyToTransfer(range) => Reply::Ask(range),
-                PduHeader::TermReq(terminate) => Reply::Terminate(terminate),
-                PduHeader::IcRequest(_) | PduHeader::Command(_) => panic!("{:?} to a host", frame.pdu_type),
+                PduHeader::ReadyToTransfer(range) => ReceivedPdu::ReadyToTransfer(range),
+                PduHeader::TermReq(terminate) => ReceivedPdu::Terminate(terminate),
+                PduHeader::IcRequest(_) | PduHeader::Command(_) => panic!("{:?} to a host", layout.pdu_type),
             });
         }
     }
@@ -233,9 +233,9 @@ impl Host {
     /// The bytes of a command's capsule.
     pub fn capsule(&self, sqe: &Sqe, data: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        pdu::encode_command(sqe, data.len(), &self.link, &mut bytes);
+        pdu::encode_command(sqe, data.len(), &self.params, &mut bytes);
         bytes.extend_from_slice(data);
-        if self.link.trailer_bytes(data.len()) > 0 {
+        if self.params.trailer_bytes(data.len()) > 0 {
             bytes.extend_from_slice(&crc32c(data).to_le_bytes());
         }
         bytes
@@ -244,9 +244,9 @@ impl Host {
     /// The bytes of an H2CData.
     pub fn data_pdu(&self, range: DataHeader, data: &[u8], flags: u8) -> Vec<u8> {
         let mut bytes = Vec::new();
-        range.encode(Role::Host, flags, &self.link, &mut bytes);
+        range.encode(Role::Host, flags, &self.params, &mut bytes);
         bytes.extend_from_slice(data);
-        if self.link.trailer_bytes(data.len()) > 0 {
+        if self.params.trailer_bytes(data.len()) > 0 {
             bytes.extend_from_slice(&crc32c(data).to_le_bytes());
         }
         bytes
@@ -258,30 +258,30 @@ impl Host {
     }
 
     /// Sends a command and waits for its completion, the engine working.
-    pub fn run(&mut self, sqe: Sqe, data: &[u8]) -> Done {
+    pub fn run(&mut self, sqe: Sqe, data: &[u8]) -> CommandResponse {
         self.send_command(&sqe, data);
-        self.work();
-        self.done()
+        self.execute_requests();
+        self.next_response()
     }
 
     /// The data PDUs and the completion that come next.
-    pub fn done(&mut self) -> Done {
+    pub fn next_response(&mut self) -> CommandResponse {
         let mut data = Vec::new();
         loop {
-            match self.replies.pop_front() {
-                Some(Reply::Data(range, bytes)) => {
+            match self.received_pdus.pop_front() {
+                Some(ReceivedPdu::Data(range, bytes)) => {
                     assert_eq!(range.offset as usize, data.len());
                     data.extend(bytes);
                 }
-                Some(Reply::Completion(cqe)) => return Done { cqe, data },
+                Some(ReceivedPdu::Completion(cqe)) => return CommandResponse { cqe, data },
                 other => panic!("{other:?}; {:?}", self.connection.close_reason()),
             }
         }
     }
 
-    pub fn connect(&mut self, queue_id: u16, controller_id: u16) -> Result<u16, Done> {
-        let done = self.connect_as(queue_id, controller_id, NQN, HOST_NQN, |_| {});
-        if done.status().is_success() { Ok(done.dw0() as u16) } else { Err(done) }
+    pub fn connect(&mut self, queue_id: u16, controller_id: u16) -> Result<u16, CommandResponse> {
+        let response = self.connect_as(queue_id, controller_id, NQN, HOST_NQN, |_| {});
+        if response.status().is_success() { Ok(response.dw0() as u16) } else { Err(response) }
     }
 
     pub fn connect_as(
@@ -291,7 +291,7 @@ impl Host {
         subsystem: &str,
         host: &str,
         change: impl FnOnce(&mut Connect),
-    ) -> Done {
+    ) -> CommandResponse {
         let mut connect = Connect { format: 0, queue_id, entries: 32, attributes: 0, keep_alive_ms: 0 };
         change(&mut connect);
         let id = self.id();
@@ -307,19 +307,20 @@ impl Host {
 
     pub fn set_property(&mut self, offset: u32, value: u64) {
         let id = self.id();
-        let done = self
+        let response = self
             .run(fabrics::FabricsCommand::PropertySet { offset, is_64_bit: false, value }.encode(id), &[]);
-        assert!(done.status().is_success(), "{:?}", done.status());
+        assert!(response.status().is_success(), "{:?}", response.status());
     }
 
     pub fn get_property(&mut self, offset: u32, wide: bool) -> u64 {
         let id = self.id();
-        let done = self.run(fabrics::FabricsCommand::PropertyGet { offset, is_64_bit: wide }.encode(id), &[]);
-        assert!(done.status().is_success(), "{:?}", done.status());
-        u64::from(done.cqe.dw0.get()) | u64::from(done.cqe.dw1.get()) << 32
+        let response =
+            self.run(fabrics::FabricsCommand::PropertyGet { offset, is_64_bit: wide }.encode(id), &[]);
+        assert!(response.status().is_success(), "{:?}", response.status());
+        u64::from(response.cqe.dw0.get()) | u64::from(response.cqe.dw1.get()) << 32
     }
 
-    pub fn admin_command(&mut self, opcode: u8, nsid: u32, cdw10: u32, cdw11: u32) -> Done {
+    pub fn admin_command(&mut self, opcode: u8, nsid: u32, cdw10: u32, cdw11: u32) -> CommandResponse {
         let id = self.id();
         let mut sqe = Sqe::new(opcode, id);
         sqe.nsid = nsid.into();
@@ -329,15 +330,15 @@ impl Host {
         self.run(sqe, &[])
     }
 
-    pub fn get_feature(&mut self, feature: u8, nsid: u32) -> Done {
+    pub fn get_feature(&mut self, feature: u8, nsid: u32) -> CommandResponse {
         self.admin_command(admin::GET_FEATURES, nsid, u32::from(feature), 0)
     }
 
-    pub fn set_feature(&mut self, feature: u8, nsid: u32, value: u32) -> Done {
+    pub fn set_feature(&mut self, feature: u8, nsid: u32, value: u32) -> CommandResponse {
         self.admin_command(admin::SET_FEATURES, nsid, u32::from(feature), value)
     }
 
-    pub fn identify(&mut self, cns: u8, csi: u8, nsid: u32) -> Done {
+    pub fn identify(&mut self, cns: u8, csi: u8, nsid: u32) -> CommandResponse {
         let id = self.id();
         let request = identify::IdentifyRequest { cns, csi, controller_id: 0, namespace: NamespaceId(nsid) };
         let mut sqe = request.encode(id);
@@ -345,11 +346,11 @@ impl Host {
         self.run(sqe, &[])
     }
 
-    pub fn log(&mut self, page: u8, csi: u8, offset: u64, bytes: u64) -> Done {
+    pub fn log(&mut self, page: u8, csi: u8, offset: u64, bytes: u64) -> CommandResponse {
         self.log_with(page, 0, csi, offset, bytes)
     }
 
-    pub fn log_with(&mut self, page: u8, specific: u8, csi: u8, offset: u64, bytes: u64) -> Done {
+    pub fn log_with(&mut self, page: u8, specific: u8, csi: u8, offset: u64, bytes: u64) -> CommandResponse {
         let id = self.id();
         let mut sqe = log_page::LogPageRequest {
             id: page,
@@ -366,25 +367,27 @@ impl Host {
     }
 
     /// A Store whose value comes in the capsule.
-    pub fn store(&mut self, key: &[u8], value: &[u8], options: u8) -> Done {
+    pub fn store(&mut self, key: &[u8], value: &[u8], options: u8) -> CommandResponse {
         let id = self.id();
         let sqe = store_sqe(id, key, value.len(), Sgl::in_capsule(value.len() as u32), options);
         self.run(sqe, value)
     }
 
     /// A Store whose value is asked for, sent in pieces.
-    pub fn store_by_transfer(&mut self, key: &[u8], value: &[u8], piece: usize) -> Done {
+    pub fn store_by_transfer(&mut self, key: &[u8], value: &[u8], piece: usize) -> CommandResponse {
         let id = self.id();
         let sqe = store_sqe(id, key, value.len(), Sgl::transport(value.len() as u32), 0);
         self.send_command(&sqe, &[]);
-        self.answer_ask(value, piece);
-        self.work();
-        self.done()
+        self.send_requested_data(value, piece);
+        self.execute_requests();
+        self.next_response()
     }
 
     /// Sends the data that the next R2T asks for, in PDUs of `piece` bytes.
-    pub fn answer_ask(&mut self, value: &[u8], piece: usize) {
-        let Some(Reply::Ask(range)) = self.replies.pop_front() else { panic!("no R2T") };
+    pub fn send_requested_data(&mut self, value: &[u8], piece: usize) {
+        let Some(ReceivedPdu::ReadyToTransfer(range)) = self.received_pdus.pop_front() else {
+            panic!("no R2T")
+        };
         assert_eq!(range.offset, 0);
         let wanted = &value[..range.bytes as usize];
         for (index, part) in wanted.chunks(piece).enumerate() {
@@ -396,7 +399,7 @@ impl Host {
         }
     }
 
-    pub fn retrieve(&mut self, key: &[u8], limit: u32) -> Done {
+    pub fn retrieve(&mut self, key: &[u8], limit: u32) -> CommandResponse {
         let id = self.id();
         let mut sqe =
             kv::KvCommand::Retrieve { key: Key::new(key).unwrap(), limit_bytes: limit }.encode(id, NSID);
@@ -404,7 +407,7 @@ impl Host {
         self.run(sqe, &[])
     }
 
-    pub fn keyed(&mut self, opcode: u8, key: &[u8]) -> Done {
+    pub fn key_command(&mut self, opcode: u8, key: &[u8]) -> CommandResponse {
         let id = self.id();
         let mut sqe = Sqe::new(opcode, id);
         sqe.nsid = NSID.0.into();
@@ -413,7 +416,12 @@ impl Host {
     }
 
     /// A command on blocks: its data in the capsule where it fits, else asked for; what it reads.
-    pub fn on_blocks(&mut self, namespace: u32, command: nvm::NvmCommand, data: &[u8]) -> Done {
+    pub fn block_command(
+        &mut self,
+        namespace: u32,
+        command: nvm::NvmCommand,
+        data: &[u8],
+    ) -> CommandResponse {
         let id = self.id();
         let mut sqe = command.encode(id, NamespaceId(namespace));
         let room = match command {
@@ -423,21 +431,21 @@ impl Host {
         if data.is_empty() || data.len() > 16 * 1024 {
             sqe.sgl = Sgl::transport(room);
             self.send_command(&sqe, &[]);
-            if matches!(self.replies.front(), Some(Reply::Ask(_))) {
-                self.answer_ask(data, 100_000);
+            if matches!(self.received_pdus.front(), Some(ReceivedPdu::ReadyToTransfer(_))) {
+                self.send_requested_data(data, 100_000);
             }
-            self.work();
-            return self.done();
+            self.execute_requests();
+            return self.next_response();
         }
         sqe.sgl = Sgl::in_capsule(room);
         self.run(sqe, data)
     }
 
     /// Does all requests, as an engine would.
-    pub fn work(&mut self) {
+    pub fn execute_requests(&mut self) {
         while !self.requests.is_empty() {
             for request in std::mem::take(&mut self.requests) {
-                let outcome = self.engine.outcome(&self.target, request.namespace, request.operation);
+                let outcome = self.engine.execute(&self.target, request.namespace, request.operation);
                 self.connection.complete(self.now, request.slot, outcome);
             }
             self.pump();
@@ -445,7 +453,7 @@ impl Host {
     }
 
     /// Lets time pass, ticking as often as asked for.
-    pub fn pass(&mut self, span: Nanos) {
+    pub fn advance_time(&mut self, span: Nanos) {
         let end = self.now + span;
         while self.now < end {
             self.now = self.connection.next_deadline().max(self.now + Nanos(1)).min(end);
@@ -456,8 +464,8 @@ impl Host {
 
     /// The termination request that came, if that is all that came.
     pub fn terminated(&mut self) -> TermReq {
-        match self.replies.pop_front() {
-            Some(Reply::Terminate(terminate)) => terminate,
+        match self.received_pdus.pop_front() {
+            Some(ReceivedPdu::Terminate(terminate)) => terminate,
             other => panic!("{other:?}"),
         }
     }

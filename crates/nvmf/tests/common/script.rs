@@ -1,6 +1,6 @@
 //! What a hostile host sends, chosen by bytes: capsules of every command, data, noise.
 
-use super::adversary::{CAPSULE_BYTES_MAX, Peer, VALUE_BYTES_MAX};
+use super::adversary::{CAPSULE_BYTES_MAX, FuzzConnection, VALUE_BYTES_MAX};
 use super::*;
 use octokv_base::Lba;
 use octokv_nvmf::LbaRange;
@@ -56,71 +56,71 @@ pub fn pattern(bytes: usize) -> &'static [u8] {
     &PATTERN[..bytes]
 }
 
-fn capsule(put: &mut PduSink<'_>, sqe: &Sqe, data: &[u8]) {
-    let PduSink { link, out } = put;
-    pdu::encode_command(sqe, data.len(), link, out);
+fn capsule(sink: &mut PduSink<'_>, sqe: &Sqe, data: &[u8]) {
+    let PduSink { params, out } = sink;
+    pdu::encode_command(sqe, data.len(), params, out);
     out.extend_from_slice(data);
-    if link.trailer_bytes(data.len()) > 0 {
+    if params.trailer_bytes(data.len()) > 0 {
         out.extend_from_slice(&crc32c(data).to_le_bytes());
     }
 }
 
 /// Where PDUs are put, and how they are framed.
 struct PduSink<'a> {
-    link: &'a NegotiatedParams,
+    params: &'a NegotiatedParams,
     out: &'a mut Vec<u8>,
 }
 
 /// The bytes that begin a connection with these digests and, where a queue and a subsystem are named, connect
 /// it, and enable the controller of an admin queue.
-pub fn beginning(
+pub fn connect_sequence(
     (header_digest, data_digest): (bool, bool),
     connect: Option<(u16, &str)>,
     controller_id: u16,
 ) -> Vec<u8> {
     let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
     let mut out = request.encode().to_vec();
-    let mut link = NegotiatedParams::initial();
-    (link.header_digest, link.data_digest) = (header_digest, data_digest);
-    let mut put = PduSink { link: &link, out: &mut out };
+    let mut params = NegotiatedParams::initial();
+    (params.header_digest, params.data_digest) = (header_digest, data_digest);
+    let mut sink = PduSink { params: &params, out: &mut out };
     if let Some((queue_id, subsystem)) = connect {
         let connect = Connect { format: 0, queue_id, entries: 16, attributes: 0, keep_alive_ms: 0 };
         let controller_id = if queue_id == 0 { NEW_CONTROLLER } else { controller_id };
         let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host: HOST_NQN };
-        capsule(&mut put, &fabrics::FabricsCommand::Connect(connect).encode(1), &data.encode());
+        capsule(&mut sink, &fabrics::FabricsCommand::Connect(connect).encode(1), &data.encode());
         if queue_id == 0 {
             let value = u64::from(ControllerConfiguration::ENABLED.0);
             let enable =
                 fabrics::FabricsCommand::PropertySet { offset: property::CC, is_64_bit: false, value };
-            capsule(&mut put, &enable.encode(2), &[]);
+            capsule(&mut sink, &enable.encode(2), &[]);
         }
     }
     out
 }
 
 /// Appends what the host sends next; says how many commands that are.
-pub fn next_bytes(script: &mut Script<'_>, peer: &mut Peer, choice: u8) -> u64 {
-    let mut out = peer.take_unsent();
-    let link = peer.link;
-    let put = &mut PduSink { link: &link, out: &mut out };
+pub fn next_bytes(script: &mut Script<'_>, conn: &mut FuzzConnection, choice: u8) -> u64 {
+    let mut out = conn.take_unsent();
+    let params = conn.params;
+    let sink = &mut PduSink { params: &params, out: &mut out };
     let commands = match choice {
         // What an admin queue refuses is sent to it rarely.
-        77..=150 if !peer.is_io => admin_command(script, put),
-        77..=109 => kv_command(script, put),
-        110..=154 => nvm_command(script, put),
-        155..=194 => h2c_data(script, peer, put),
-        195..=218 => admin_command(script, put),
-        219..=238 => random_sqe(script, put),
-        239..=246 => connect(script, put),
-        247..=254 => ic_or_term_request(script, peer, put),
+        77..=150 if !conn.is_io => admin_command(script, sink),
+        77..=109 => kv_command(script, sink),
+        110..=154 => nvm_command(script, sink),
+        155..=194 => h2c_data(script, conn, sink),
+        195..=218 => admin_command(script, sink),
+        219..=238 => random_sqe(script, sink),
+        239..=246 => connect(script, sink),
+        247..=254 => ic_or_term_request(script, conn, sink),
         _ => {
             let bytes = script.byte() % 64;
-            put.out.extend((0..bytes).map(|_| script.byte()));
-            peer.spoiled |= bytes > 0;
+            sink.out.extend((0..bytes).map(|_| script.byte()));
+            conn.is_corrupted |= bytes > 0;
             0
         }
     };
-    peer.give_unsent(out);
+    conn.give_unsent(out);
     commands
 }
 
@@ -131,17 +131,21 @@ fn id(script: &mut Script<'_>) -> u16 {
 /// Where a command's data is said to be: mostly where it is, with its length.
 fn sgl(script: &mut Script<'_>, bytes: u32) -> (Sgl, usize) {
     let choice = script.byte();
-    let told = match choice >> 2 & 15 {
+    let stated_bytes = match choice >> 2 & 15 {
         0 => bytes.saturating_sub(1),
         1 => bytes + 1,
         _ => bytes,
     };
     // What does not fit the capsule is a fault that ends the connection; that it is rarely.
     let in_capsule = choice & 3 < 2 && (bytes <= CAPSULE_BYTES_MAX || choice > 250);
-    if in_capsule { (Sgl::in_capsule(told), bytes as usize) } else { (Sgl::transport(told), 0) }
+    if in_capsule {
+        (Sgl::in_capsule(stated_bytes), bytes as usize)
+    } else {
+        (Sgl::transport(stated_bytes), 0)
+    }
 }
 
-fn kv_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
+fn kv_command(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
     let (what, id, nsid) = (script.byte(), id(script), NamespaceId(1));
     let key_bytes = script.byte();
     let key = &pattern(64)[..usize::from(key_bytes % 17)];
@@ -152,7 +156,7 @@ fn kv_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
             let mut sqe = Sqe::new(kv::opcode::RETRIEVE, id);
             kv::set_key(&mut sqe, key, 0);
             (sqe.nsid, sqe.cdw10, sqe.sgl) = (nsid.0.into(), bytes.into(), Sgl::transport(bytes));
-            capsule(put, &sqe, &[]);
+            capsule(sink, &sqe, &[]);
             return 1;
         }
         3 => {
@@ -160,7 +164,7 @@ fn kv_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
             let mut sqe = Sqe::new(opcode[usize::from(what >> 3 & 3)], id);
             kv::set_key(&mut sqe, key, 0);
             (sqe.nsid, sqe.cdw10, sqe.sgl) = (nsid.0.into(), bytes.into(), Sgl::transport(bytes));
-            capsule(put, &sqe, &[]);
+            capsule(sink, &sqe, &[]);
             return 1;
         }
         _ => {
@@ -178,17 +182,17 @@ fn kv_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
             let mut sqe = command.encode(id, nsid);
             let (sgl, data) = sgl(script, command.host_data_bytes() as u32);
             sqe.sgl = sgl;
-            capsule(put, &sqe, pattern(data));
+            capsule(sink, &sqe, pattern(data));
             return 1;
         }
     };
     let (sgl, data) = sgl(script, bytes);
     sqe.sgl = sgl;
-    capsule(put, &sqe, pattern(data));
+    capsule(sink, &sqe, pattern(data));
     1
 }
 
-fn nvm_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
+fn nvm_command(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
     let (what, id, location) = (script.byte(), id(script), script.byte());
     let namespace = NamespaceId(2 + u32::from(what >> 7));
     let block_bytes = if namespace.0 == 2 { 512 } else { 4096 };
@@ -216,26 +220,26 @@ fn nvm_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
         nvm::NvmCommand::Write { .. } | nvm::NvmCommand::Compare { .. } => {
             let (sgl, data) = sgl(script, bytes);
             sqe.sgl = sgl;
-            capsule(put, &sqe, pattern(data));
+            capsule(sink, &sqe, pattern(data));
         }
         nvm::NvmCommand::DatasetManagement { .. } => {
             let (sgl, data) = sgl(script, range.blocks * nvm::RANGE_BYTES as u32);
             let one = LbaRange { lba: range.lba, blocks: u32::from(location >> 4) };
             (0..range.blocks).for_each(|_| nvm::encode_range(one, &mut ranges));
             sqe.sgl = sgl;
-            capsule(put, &sqe, &ranges[..data]);
+            capsule(sink, &sqe, &ranges[..data]);
         }
         _ => {
-            let told = if range_blocks > 250 { bytes - 1 } else { bytes };
-            sqe.sgl = Sgl::transport(told);
-            capsule(put, &sqe, &[]);
+            let stated_bytes = if range_blocks > 250 { bytes - 1 } else { bytes };
+            sqe.sgl = Sgl::transport(stated_bytes);
+            capsule(sink, &sqe, &[]);
         }
     }
     1
 }
 
 /// A property, an admin command, or Disconnect.
-fn admin_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
+fn admin_command(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
     let (what, id, how) = (script.byte(), id(script), script.byte());
     let mut sqe = match what % 10 {
         0 | 1 => {
@@ -291,11 +295,11 @@ fn admin_command(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
     if sqe.opcode != 0x7f {
         sqe.sgl = Sgl::transport(4096);
     }
-    capsule(put, &sqe, &[]);
+    capsule(sink, &sqe, &[]);
     1
 }
 
-fn connect(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
+fn connect(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
     let (what, id) = (script.byte(), id(script));
     let connect = Connect {
         format: 0,
@@ -307,38 +311,38 @@ fn connect(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
     let controller_id = if what & 0x40 != 0 { NEW_CONTROLLER } else { 1 };
     let subsystem = if what & 0x80 != 0 { nqn::DISCOVERY } else { NQN };
     let data = ConnectData { host_id: [9; 16], controller_id, subsystem, host: HOST_NQN };
-    capsule(put, &fabrics::FabricsCommand::Connect(connect).encode(id), &data.encode());
+    capsule(sink, &fabrics::FabricsCommand::Connect(connect).encode(id), &data.encode());
     1
 }
 
 /// An ICReq, or rarely a termination request.
-fn ic_or_term_request(script: &mut Script<'_>, peer: &mut Peer, put: &mut PduSink<'_>) -> u64 {
+fn ic_or_term_request(script: &mut Script<'_>, conn: &mut FuzzConnection, sink: &mut PduSink<'_>) -> u64 {
     let what = script.byte();
     if what < 16 {
         let terminate = TermReq { fatal_status: 1, information: script.word() };
-        terminate.encode(Role::Host, &[1; 30], put.out);
-    } else if peer.connection.host_nqn().is_none() && peer.connection.close_reason().is_none() {
+        terminate.encode(Role::Host, &[1; 30], sink.out);
+    } else if conn.connection.host_nqn().is_none() && conn.connection.close_reason().is_none() {
         let (header_digest, data_digest) = (what & 1 != 0, what & 2 != 0);
         let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
-        put.out.extend(request.encode());
+        sink.out.extend(request.encode());
     }
     0
 }
 
 /// An H2CData for a transfer that was asked for, or nearly.
-fn h2c_data(script: &mut Script<'_>, peer: &mut Peer, put: &mut PduSink<'_>) -> u64 {
+fn h2c_data(script: &mut Script<'_>, conn: &mut FuzzConnection, sink: &mut PduSink<'_>) -> u64 {
     const PDU_DATA_MAX: u32 = 4096;
-    let Some(ask) = peer.asks.pop() else { return 0 };
+    let Some(r2t) = conn.open_r2ts.pop() else { return 0 };
     let how = script.byte();
-    let mut range = ask;
+    let mut range = r2t;
     range.bytes = match how {
-        0..=200 => ask.bytes.min(PDU_DATA_MAX),
-        _ => 1 + u32::from(script.byte()) % ask.bytes.min(PDU_DATA_MAX),
+        0..=200 => r2t.bytes.min(PDU_DATA_MAX),
+        _ => 1 + u32::from(script.byte()) % r2t.bytes.min(PDU_DATA_MAX),
     };
-    let is_last = range.bytes == ask.bytes;
+    let is_last = range.bytes == r2t.bytes;
     if !is_last {
-        let (bytes, offset) = (ask.bytes - range.bytes, ask.offset + range.bytes);
-        peer.asks.push(DataHeader { offset, bytes, ..ask });
+        let (bytes, offset) = (r2t.bytes - range.bytes, r2t.offset + range.bytes);
+        conn.open_r2ts.push(DataHeader { offset, bytes, ..r2t });
     }
     let mut bits = if is_last { flags::LAST } else { 0 };
     match how {
@@ -350,16 +354,16 @@ fn h2c_data(script: &mut Script<'_>, peer: &mut Peer, put: &mut PduSink<'_>) -> 
         _ => {}
     }
     let data = pattern(range.bytes as usize);
-    range.encode(Role::Host, bits, put.link, put.out);
-    put.out.extend_from_slice(data);
-    if put.link.trailer_bytes(data.len()) > 0 {
-        put.out.extend_from_slice(&crc32c(data).to_le_bytes());
+    range.encode(Role::Host, bits, sink.params, sink.out);
+    sink.out.extend_from_slice(data);
+    if sink.params.trailer_bytes(data.len()) > 0 {
+        sink.out.extend_from_slice(&crc32c(data).to_le_bytes());
     }
     0
 }
 
 /// An entry of any fields, mostly of an opcode that exists.
-fn random_sqe(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
+fn random_sqe(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
     const OPCODES: [u8; 24] = [
         0x00, 0x01, 0x02, 0x05, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x10, 0x14, 0x18, 0x7f, 0x81, 0x83, 0x87, 0x91,
         0x95, 0xa1, 0x06, 0x02, 0x01, 0x0d, 0x04,
@@ -384,6 +388,6 @@ fn random_sqe(script: &mut Script<'_>, put: &mut PduSink<'_>) -> u64 {
             _ => Sgl::transport(0),
         };
     }
-    capsule(put, &sqe, pattern(data));
+    capsule(sink, &sqe, pattern(data));
     1
 }
