@@ -7,7 +7,7 @@ use std::path::Path;
 
 #[test]
 fn every_corpus_script_runs_to_its_end() {
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/target_machine");
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/nvmf_connection");
     let mut played = 0;
     for entry in std::fs::read_dir(&kept).expect("the kept corpus") {
         let path = entry.expect("an entry of the kept corpus").path();
