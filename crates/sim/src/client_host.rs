@@ -1,11 +1,10 @@
-//! One host of clients: sessions of the real initiator that store, read and delete as the load says.
+//! One client host: sessions of the production client that submit random key-value commands.
 //!
-//! In: the node's address, a stream of random numbers, and what the others on all hosts share. Out: calls
-//! and their outcomes in the history, and the first thing that cannot be.
+//! In: the node's address, a random number generator, and the state shared by all hosts. Out: calls and their
+//! results in the history, and the first violation.
 //!
-//! Invariants: every command that was submitted is answered exactly once while its session lives; a
-//! command whose session is dropped has an unknown outcome; while resting nothing new is asked, and each
-//! session ends, in order or abruptly.
+//! Invariants: each submitted command completes exactly once while its session exists; a command of a dropped
+//! session has an unknown outcome; while quiescing, sessions submit nothing and end, by a disconnect or by a drop.
 
 use crate::faulty_disk::DiskFaults;
 use crate::history::{Call, CallId, CallResult, History, Observed};
@@ -23,35 +22,35 @@ use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-/// What all hosts share.
+/// State shared by all client hosts of a simulation.
 pub struct KvRunState {
-    /// What was asked and heard.
+    /// Calls and results of all clients.
     pub history: History,
-    /// What to ask.
+    /// Distribution of commands.
     pub load: KvLoad,
-    /// Commands submitted, and the most there may be.
+    /// Commands submitted so far.
     pub submitted: u64,
-    /// See above.
+    /// Maximum of `submitted` in this phase.
     pub submit_limit: u64,
-    /// Commands answered or lost.
+    /// Commands completed, or lost with their session.
     pub completed: u64,
-    /// Commands that were answered in time, well, with what they asked for.
+    /// Commands completed without error.
     pub succeeded: u64,
-    /// The first thing that cannot be.
+    /// The first violated guarantee.
     pub violation: Option<String>,
-    /// What is wrong with the disk.
+    /// Active faults of the node's disk.
     pub faults: DiskFaults,
-    /// Whether clients are to leave.
+    /// Whether clients submit nothing and disconnect.
     pub quiescing: bool,
 }
 
-/// The longest list that is surely whole, in bytes, and a short one.
+/// Buffer lengths of lists, in bytes: one that holds every key of the simulation, and one that truncates.
 const LIST_BYTES: [u32; 2] = [64 << 10, 300];
 const RETRY_DELAY: Nanos = Nanos::from_millis(3);
-/// How long an orderly end may take before the session is dropped.
+/// Time that a disconnect may take before the session is dropped.
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(3);
 
-/// What a session waits for.
+/// A command without a response yet.
 struct OutstandingKvCommand {
     kind: KvCommandKind,
     id: CallId,
@@ -70,23 +69,23 @@ enum KvCommandKind {
 struct KvSessionSlot {
     session: Option<Session<SimSockets>>,
     pending: FxHashMap<u64, OutstandingKvCommand>,
-    /// When to connect, or to ask, again.
+    /// Time of the next connection attempt or command.
     not_before: Nanos,
-    /// Whether and since when it is being closed in order.
+    /// Start of the disconnect, if one is in progress.
     closing_since: Option<Nanos>,
 }
 
-/// One host of clients, as others see it.
+/// One client host, as the runner sees it.
 pub struct ClientHost {
-    /// The machine.
+    /// The simulated host.
     pub id: SimHostId,
-    /// What its clients are like.
+    /// Its configuration.
     pub plan: ClientHostPlan,
-    /// How many sessions there are, for whoever waits for rest.
+    /// Number of sessions, updated in each iteration; the runner waits until it is 0.
     pub session_count: Rc<Cell<usize>>,
 }
 
-/// The clients of one host, as a reactor runs them.
+/// The sessions of one host; a reactor drives them.
 pub struct KvClients {
     sim: SimEnv,
     host: SimHostId,
@@ -101,7 +100,7 @@ pub struct KvClients {
 }
 
 impl KvClients {
-    /// The clients of `host`, of the node at `node`.
+    /// Clients on `host` for the node at address `node`.
     pub fn new(
         sim: &SimEnv,
         host: &ClientHost,
@@ -110,14 +109,14 @@ impl KvClients {
         handle: ReactorHandle,
         shared: &Rc<RefCell<KvRunState>>,
     ) -> KvClients {
-        let ClientHost { id: host, plan, session_count: live } = host;
+        let ClientHost { id: host, plan, session_count } = host;
         let slot = |_| KvSessionSlot {
             session: None,
             pending: FxHashMap::default(),
             not_before: Nanos::ZERO,
             closing_since: None,
         };
-        live.set(0);
+        session_count.set(0);
         KvClients {
             sim: sim.clone(),
             host: *host,
@@ -128,11 +127,11 @@ impl KvClients {
             shared: Rc::clone(shared),
             slots: (0..plan.sessions).map(slot).collect(),
             next_token: 0,
-            session_count: Rc::clone(live),
+            session_count: Rc::clone(session_count),
         }
     }
 
-    /// Does what there is to do now. False when there was nothing.
+    /// Runs one reactor iteration. Returns whether any work was done.
     pub fn run_iteration(&mut self, now: Nanos) -> bool {
         self.handle.begin_iteration(now);
         let (mut busy, mut wake) = (false, Nanos::NEVER);
@@ -142,15 +141,15 @@ impl KvClients {
             let slot = &self.slots[index];
             wake = wake.min(match &slot.session {
                 Some(session) => {
-                    let ask_at = if slot.not_before > now { slot.not_before } else { Nanos::NEVER };
+                    let submit_at = if slot.not_before > now { slot.not_before } else { Nanos::NEVER };
                     let closed_at = slot.closing_since.map_or(Nanos::NEVER, |since| since + CLOSE_TIMEOUT);
-                    session.next_deadline().min(ask_at).min(closed_at)
+                    session.next_deadline().min(submit_at).min(closed_at)
                 }
                 None if quiescing => Nanos::NEVER,
                 None => slot.not_before.max(now + Nanos(1)),
             });
         }
-        self.session_count.set(self.slots.iter().filter(|seat| seat.session.is_some()).count());
+        self.session_count.set(self.slots.iter().filter(|slot| slot.session.is_some()).count());
         self.handle.request_wakeup_at(wake);
         busy
     }
@@ -162,10 +161,10 @@ impl KvClients {
             if quiescing || now < slot.not_before {
                 return false;
             }
-            let settings = client_config(self.host, &self.plan);
+            let config = client_config(self.host, &self.plan);
             let sockets = self.sim.sockets(self.host);
             let slot = &mut self.slots[index];
-            slot.session = Some(Session::new(sockets, self.node, settings, now));
+            slot.session = Some(Session::new(sockets, self.node, config, now));
             return true;
         }
         let mut busy = self.poll(index, now);
@@ -188,17 +187,17 @@ impl KvClients {
     fn poll(&mut self, index: usize, now: Nanos) -> bool {
         let slot = &mut self.slots[index];
         let Some(session) = &mut slot.session else { return false };
-        let (shared, waiting) = (&self.shared, &mut slot.pending);
-        session.poll(now, |token, answer| {
+        let (shared, pending) = (&self.shared, &mut slot.pending);
+        session.poll(now, |token, response| {
             let mut shared = shared.borrow_mut();
-            match waiting.remove(&token) {
-                Some(asked) => shared.complete(asked, answer),
-                None => shared.fail(format!("token {token} was answered twice")),
+            match pending.remove(&token) {
+                Some(command) => shared.complete(command, response),
+                None => shared.fail(format!("token {token} completed twice")),
             }
         })
     }
 
-    /// While resting: drops some sessions with what they wait for, closes others when that has come.
+    /// While quiescing: whether to drop this session now; otherwise starts its disconnect once no command is pending.
     fn should_drop_session(&mut self, index: usize, now: Nanos) -> bool {
         let slot = &mut self.slots[index];
         if let Some(since) = slot.closing_since {
@@ -214,10 +213,10 @@ impl KvClients {
         if self.random.one_in(2) {
             return true;
         }
-        let (shared, waiting) = (&self.shared, &mut slot.pending);
-        session.close(now, |token, answer| {
-            if let Some(asked) = waiting.remove(&token) {
-                shared.borrow_mut().complete(asked, answer);
+        let (shared, pending) = (&self.shared, &mut slot.pending);
+        session.close(now, |token, response| {
+            if let Some(command) = pending.remove(&token) {
+                shared.borrow_mut().complete(command, response);
             }
         });
         slot.closing_since = Some(now);
@@ -231,7 +230,7 @@ impl KvClients {
         if let Some(Error::Connect(_, lost)) = session.ended()
             && is_protocol_violation(&lost)
         {
-            shared.fail(format!("a session ended: {lost}"));
+            shared.fail(format!("protocol violation: a session ended: {lost}"));
         }
         shared.completed += slot.pending.len() as u64;
         drop((shared, session));
@@ -242,8 +241,9 @@ impl KvClients {
     fn can_submit(&self, index: usize, now: Nanos) -> bool {
         let slot = &self.slots[index];
         let shared = self.shared.borrow();
-        let room = slot.session.as_ref().is_some_and(|session| session.free_slots() > 0);
-        room && now >= slot.not_before
+        let has_free_slot = slot.session.as_ref().is_some_and(|session| session.free_slots() > 0);
+        has_free_slot
+            && now >= slot.not_before
             && slot.pending.len() < self.plan.commands_max
             && shared.submitted < shared.submit_limit
             && shared.violation.is_none()
@@ -257,7 +257,7 @@ impl KvClients {
         self.next_token += 1;
         let submitted = shared.submit_random(&mut self.random, |command| session.submit(command, token));
         match submitted {
-            Ok(asked) => drop(slot.pending.insert(token, asked)),
+            Ok(command) => drop(slot.pending.insert(token, command)),
             Err(why) => shared.fail(why),
         }
         if self.plan.think_time_max > Nanos::ZERO {
@@ -267,14 +267,14 @@ impl KvClients {
 }
 
 impl Drop for KvClients {
-    /// Its host died: what its sessions wait for is never answered.
+    /// The host crashed: its outstanding commands never complete.
     fn drop(&mut self) {
-        let lost: usize = self.slots.iter().map(|seat| seat.pending.len()).sum();
+        let lost: usize = self.slots.iter().map(|slot| slot.pending.len()).sum();
         self.shared.borrow_mut().completed += lost as u64;
     }
 }
 
-/// What the sessions of a host are told.
+/// Client configuration of a host.
 pub(crate) fn client_config(host: SimHostId, plan: &ClientHostPlan) -> ClientConfig {
     ClientConfig {
         host_nqn: format!("nqn.2026-11.io.octokv:client-{}", host.0),
@@ -297,7 +297,7 @@ pub(crate) fn client_config(host: SimHostId, plan: &ClientHostPlan) -> ClientCon
     }
 }
 
-/// Whether a session ended as none does, whatever happens to hosts, links and disks.
+/// Whether this error violates the protocol: no fault of hosts, links or disks may cause it.
 fn is_protocol_violation(lost: &ConnectionError) -> bool {
     match lost {
         ConnectionError::Closed
@@ -316,26 +316,26 @@ fn is_protocol_violation(lost: &ConnectionError) -> bool {
 }
 
 impl KvRunState {
-    /// Notes the first thing that cannot be.
-    pub fn fail(&mut self, what: String) {
-        self.violation.get_or_insert(what);
+    /// Records the first violation; ignores later ones.
+    pub fn fail(&mut self, message: String) {
+        self.violation.get_or_insert(message);
     }
 
-    /// Draws a command and hands it to `submit`.
+    /// Draws a command and passes it to `submit`.
     fn submit_random(
         &mut self,
         random: &mut Prng,
         submit: impl FnOnce(Command<'_>) -> Result<(), octokv_client::SubmitError>,
     ) -> Result<OutstandingKvCommand, String> {
         self.submitted += 1;
-        let kind = draw_weighted(random, &self.load.mix);
+        let command_index = draw_weighted(random, &self.load.mix);
         let index = random.below(self.load.keys) as usize;
         let key = self.history.keys()[index].clone();
         let reads_failed = self.faults.reads_failed();
-        let pending = |what, id| OutstandingKvCommand { kind: what, id, reads_failed };
-        let (pending, submitted) = match kind {
+        let pending = |kind, id| OutstandingKvCommand { kind, id, reads_failed };
+        let (pending, submitted) = match command_index {
             0..3 => {
-                let mode = [StoreMode::Upsert, StoreMode::AddOnly, StoreMode::UpdateOnly][kind];
+                let mode = [StoreMode::Upsert, StoreMode::AddOnly, StoreMode::UpdateOnly][command_index];
                 let bytes = draw_value_bytes(random, self.load.value_bytes_max);
                 let operation = self.history.next_operation(bytes as u32);
                 let value = value_of(&key, operation, bytes);
@@ -344,7 +344,7 @@ impl KvRunState {
                 (pending(KvCommandKind::Put, id), submit(command))
             }
             3 | 4 => {
-                let limit_bytes = if kind == 3 { u32::MAX } else { 8 + random.below(3_000) as u32 };
+                let limit_bytes = if command_index == 3 { u32::MAX } else { 8 + random.below(3_000) as u32 };
                 let id = self.history.begin(index, Call::Get);
                 (
                     pending(KvCommandKind::Get { key: index }, id),
@@ -371,20 +371,20 @@ impl KvRunState {
                 (pending(KvCommandKind::Flush, id), submit(Command::Flush))
             }
         };
-        submitted.map_err(|why| format!("a command was not taken: {why:?}"))?;
+        submitted.map_err(|why| format!("the client rejected a command: {why:?}"))?;
         Ok(pending)
     }
 
-    /// Takes an answer in.
+    /// Records the response of a command and checks it.
     fn complete(&mut self, pending: OutstandingKvCommand, response: Result<Response, Error>) {
         self.completed += 1;
         self.succeeded += u64::from(response.is_ok());
         let checked = match response {
-            Ok(answer) => self.check_response(&pending, answer),
+            Ok(response) => self.check_response(&pending, response),
             Err(error) => self.check_error(&pending, &error),
         };
-        if let Err(what) = checked {
-            self.fail(what);
+        if let Err(message) = checked {
+            self.fail(message);
         }
     }
 
@@ -411,7 +411,7 @@ impl KvRunState {
                 self.history.record_flush(pending.id);
                 return Ok(());
             }
-            (_, answer) => return Err(format!("an answer to something else: {answer:?}")),
+            (_, response) => return Err(format!("unexpected response: {response:?}")),
         };
         self.history.end(pending.id, outcome)
     }
@@ -431,12 +431,12 @@ impl KvRunState {
             }
             Error::OutcomeUnknown => {}
             Error::UnrecoveredRead => return self.check_unrecovered(pending),
-            other => return Err(format!("a command failed as none may: {other}")),
+            other => return Err(format!("unexpected error: {other}")),
         }
         Ok(())
     }
 
-    /// A write may have happened all the same; a read must have met damage, or a failing device.
+    /// An unrecovered write may have been executed; an unrecovered read requires a corrupted record or a device error.
     fn check_unrecovered(&mut self, pending: &OutstandingKvCommand) -> Result<(), String> {
         let read_failed = self.faults.reads_failed() > pending.reads_failed;
         match pending.kind {
@@ -446,10 +446,10 @@ impl KvRunState {
                 Ok(())
             }
             KvCommandKind::Put | KvCommandKind::Delete | KvCommandKind::Flush => {
-                Err("a write failed on a healthy device".to_owned())
+                Err("a write failed without a device error".to_owned())
             }
             KvCommandKind::List { .. } if read_failed => Ok(()),
-            KvCommandKind::List { .. } => Err("a listing failed on a healthy device".to_owned()),
+            KvCommandKind::List { .. } => Err("a list failed without a device error".to_owned()),
             KvCommandKind::Get { .. } | KvCommandKind::Exist if read_failed => {
                 self.history.mark_not_executed(pending.id);
                 Ok(())
@@ -461,14 +461,14 @@ impl KvRunState {
     }
 
     fn check_list(&mut self, id: CallId, whole: bool, list: &[u8]) -> Result<(), String> {
-        let list = UncheckedKeyList(list).check().map_err(|short| format!("a list is short: {short:?}"))?;
+        let list = UncheckedKeyList(list).check().map_err(|short| format!("malformed list: {short:?}"))?;
         let mut listed = vec![false; self.history.keys().len()];
         for key in list.keys() {
             let Some(index) = self.history.key_index(key) else {
-                return Err(format!("a list names {key:?}, which nobody stored"));
+                return Err(format!("a list contains {key:?}, which no client stored"));
             };
             if std::mem::replace(&mut listed[index], true) {
-                return Err(format!("a list names {key:?} twice"));
+                return Err(format!("a list contains {key:?} twice"));
             }
         }
         for (index, &is_listed) in listed.iter().enumerate() {
@@ -481,7 +481,7 @@ impl KvRunState {
     }
 }
 
-/// Which of these shares, by lot.
+/// A random index, distributed by these weights.
 pub(crate) fn draw_weighted(random: &mut Prng, shares: &[u64]) -> usize {
     let mut left = random.below(shares.iter().sum());
     for (index, &share) in shares.iter().enumerate() {
@@ -493,7 +493,7 @@ pub(crate) fn draw_weighted(random: &mut Prng, shares: &[u64]) -> usize {
     0
 }
 
-/// A length of at most so much, sometimes none.
+/// A random value length of at most `most` bytes; 0 in one of 25 draws.
 pub(crate) fn draw_value_bytes(random: &mut Prng, most: u64) -> usize {
     if random.one_in(25) {
         return 0;

@@ -1,7 +1,7 @@
-//! A device between the engine and its disk that fails and dawdles while it is told to.
+//! A device decorator between the engine and its disk that injects errors and delays.
 //!
-//! In: operations for the device beneath. Out: their completion, late or failed. Holds: what is wrong now,
-//! shared with whoever plays the plan. A write or flush that fails may have been carried out all the same.
+//! In: operations for the inner device. Out: their completions, delayed or failed. Holds: the active faults,
+//! shared with the runner. A write or flush that fails may have been executed nevertheless.
 
 use crate::scenario::FaultKind;
 use octokv_base::{Buffer, Lba, Nanos, Prng};
@@ -27,19 +27,19 @@ struct ActiveFaults {
     operations_failed: u64,
 }
 
-/// What is wrong with a disk now.
+/// Active faults of a disk; clones share one state.
 #[derive(Clone)]
 pub struct DiskFaults(Rc<RefCell<ActiveFaults>>);
 
 impl DiskFaults {
-    /// Nothing is.
+    /// No active faults; `random` selects the operations to fail or delay.
     pub fn new(random: Prng) -> DiskFaults {
         let rates = FailureRates::default();
         let active = ActiveFaults { random, rates, slow_one_in: None, reads_failed: 0, operations_failed: 0 };
         DiskFaults(Rc::new(RefCell::new(active)))
     }
 
-    /// Makes something wrong; other faults than those of disks change nothing.
+    /// Activates a disk fault; ignores faults of other kinds.
     pub fn activate(&self, kind: FaultKind) {
         let mut active = self.0.borrow_mut();
         match kind {
@@ -51,28 +51,28 @@ impl DiskFaults {
         }
     }
 
-    /// Nothing is wrong any more.
+    /// Deactivates all faults.
     pub fn clear(&self) {
         let mut active = self.0.borrow_mut();
         (active.rates, active.slow_one_in) = (FailureRates::default(), None);
     }
 
-    /// How many reads have failed.
+    /// Reads failed so far.
     pub fn reads_failed(&self) -> u64 {
         self.0.borrow().reads_failed
     }
 
-    /// How many writes and flushes have failed.
+    /// Writes and flushes failed so far.
     pub fn writes_failed(&self) -> u64 {
         self.0.borrow().operations_failed - self.0.borrow().reads_failed
     }
 
-    /// How many operations have failed.
+    /// Operations failed so far.
     pub fn operations_failed(&self) -> u64 {
         self.0.borrow().operations_failed
     }
 
-    /// Whether an operation of this rate fails, and whether it is carried out all the same.
+    /// `None` if the next operation succeeds; otherwise whether the inner device executes it before the error.
     fn draw_failure(&self, rate: impl Fn(&FailureRates) -> u64) -> Option<bool> {
         let mut active = self.0.borrow_mut();
         let rate = rate(&active.rates);
@@ -90,7 +90,7 @@ impl DiskFaults {
     }
 }
 
-/// One core's view of a disk with faults.
+/// One core's device with injected faults.
 pub struct FaultyDisk {
     inner: Rc<dyn Device>,
     faults: DiskFaults,
@@ -98,7 +98,7 @@ pub struct FaultyDisk {
 }
 
 impl FaultyDisk {
-    /// `beneath`, with these faults, on the core of `handle`.
+    /// Wraps `beneath` with `faults`; delays are timers of the reactor of `handle`.
     pub fn new(beneath: Rc<dyn Device>, faults: DiskFaults, handle: ReactorHandle) -> FaultyDisk {
         FaultyDisk { inner: beneath, faults, handle }
     }

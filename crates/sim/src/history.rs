@@ -1,12 +1,11 @@
-//! What clients asked and heard, key by key, in the order in which it happened.
+//! Calls and responses of all clients, by key, in the order of simulated events.
 //!
-//! A history covers one *segment*: from a moment at which what every key holds was looked up past all
-//! clients (an *audit*) to the next. In: beginnings and ends of calls. Out: for each key its calls,
-//! for [`crate::register`] to explain. Calls without an end have an unknown outcome: they took effect
-//! at some time before the segment's end, or never.
+//! A history covers one *segment*: from one audit to the next. An *audit* reads what every key holds, past all
+//! clients. In: beginnings and ends of calls. Out: the calls of each key, input of [`crate::linearizability`].
+//! A call without an end has an unknown outcome: it takes effect at some time before the segment's end, or never.
 //!
-//! Invariants: the clock counts events, so no two are at one time; a call of an earlier segment, or one
-//! begun while the node was down, changes nothing here.
+//! Invariants: the clock counts events, so no two events have the same time; calls of an earlier segment, and
+//! calls begun while the node is down, do not change the history.
 
 use octokv_base::Key;
 use octokv_base::map::FxHashMap;
@@ -14,19 +13,19 @@ use octokv_base::prng::mix64;
 use octokv_engine::conformance::value_of;
 use octokv_wire::kv::StoreMode;
 
-/// What a key holds.
+/// State of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyState {
-    /// Nothing.
+    /// No value.
     Missing,
-    /// The value that this operation stored.
+    /// The value of a put.
     Holds {
-        /// Which.
+        /// Number of the put operation.
         operation: u64,
-        /// Its length.
+        /// Length of the value.
         bytes: u32,
     },
-    /// A record that rot has hit.
+    /// A record with an injected bit flip.
     Damaged,
 }
 
@@ -35,24 +34,24 @@ pub enum KeyState {
 pub enum Call {
     /// Stores a value.
     Put {
-        /// The number of the operation, which its value tells.
+        /// Number of the operation; the first 8 bytes of its value.
         operation: u64,
-        /// The value's length.
+        /// Length of the value.
         bytes: u32,
-        /// How.
+        /// Condition of the store.
         mode: StoreMode,
     },
-    /// Deletes; of a block, zeroes it.
+    /// Deletes the key; writes zeroes to a block.
     Delete,
-    /// Gives a block up: it may be zeroed by that, or stay what it is.
+    /// Deallocates a block: it is zeroed or unchanged afterwards.
     Deallocate,
     /// Reads the value.
     Get,
-    /// Asks whether there is one; lists do so, too.
+    /// Reads whether the key exists; a list is one such call per key.
     Exist,
 }
 
-/// What a reader saw.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Observed {
     /// No such key.
@@ -63,39 +62,39 @@ pub enum Observed {
     Length(u32),
     /// Some value.
     Present,
-    /// Not the value of this operation.
+    /// Anything but the value of this operation.
     NotValue(u64),
-    /// A value that cannot be read.
+    /// An unreadable value.
     Damaged,
 }
 
-/// What came back.
+/// Result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallResult {
     /// The write was acknowledged.
     Acknowledged,
-    /// The write was refused, because of what its mode asks for.
+    /// The write failed because its mode's condition does not hold.
     ConditionFailed,
-    /// What was read.
+    /// Result of a read.
     Observed(Observed),
 }
 
-/// One call.
+/// One call with its interval.
 #[derive(Clone, Copy, Debug)]
 pub struct CallRecord {
-    /// What was called.
+    /// The call.
     pub call: Call,
-    /// What came back; `None` while it is not known.
+    /// Its result; `None` while unknown.
     pub outcome: Option<CallResult>,
-    /// When.
+    /// Event number of its beginning.
     pub began: u64,
-    /// When it came back; the end of time while it has not.
+    /// Event number of its end; `u64::MAX` while unknown.
     pub ended: u64,
-    /// Whether its end says that it survives a power cut, without a flush.
+    /// Whether its acknowledgement guarantees durability without a flush.
     pub durable: bool,
 }
 
-/// A call that has begun.
+/// Identifies a call that has begun.
 #[derive(Clone, Copy, Debug)]
 pub struct CallId {
     segment: u64,
@@ -104,16 +103,16 @@ pub struct CallId {
     began: u64,
 }
 
-/// A segment.
+/// The calls of the current segment, and the key states at its beginning.
 pub struct History {
     clock: u64,
     segment: u64,
-    /// Whether the node is up: calls begun while it is not reach nobody.
+    /// Whether the node is running: calls begun while it is not are not recorded.
     pub node_is_up: bool,
     keys: Vec<Key>,
     initial_states: Vec<KeyState>,
     calls: Vec<Vec<CallRecord>>,
-    /// Flushes that were acknowledged: when they began.
+    /// Event numbers of the beginnings of acknowledged flushes.
     flushes: Vec<u64>,
     value_bytes: FxHashMap<u64, u32>,
     digest: u64,
@@ -122,7 +121,7 @@ pub struct History {
 const NO_KEY: usize = usize::MAX;
 
 impl History {
-    /// The history of these keys, none of which holds anything.
+    /// An empty history of these keys, all missing.
     pub fn new(keys: Vec<Key>) -> History {
         History {
             clock: 0,
@@ -137,27 +136,27 @@ impl History {
         }
     }
 
-    /// The keys.
+    /// The key space.
     pub fn keys(&self) -> &[Key] {
         &self.keys
     }
 
-    /// What the keys held when the segment began.
+    /// State of each key at the beginning of the segment.
     pub fn starts(&self) -> &[KeyState] {
         &self.initial_states
     }
 
-    /// The calls of a key.
+    /// Calls of the key at this index, by their beginning except for lists.
     pub fn events(&self, key: usize) -> &[CallRecord] {
         &self.calls[key]
     }
 
-    /// When acknowledged flushes began.
+    /// Event numbers of the beginnings of acknowledged flushes.
     pub fn flushes(&self) -> &[u64] {
         &self.flushes
     }
 
-    /// A number that tells two histories apart.
+    /// Hash of all events, to compare two runs.
     pub fn digest(&self) -> u64 {
         self.digest
     }
@@ -168,15 +167,15 @@ impl History {
         self.clock
     }
 
-    /// The number of the next put.
+    /// Allocates the operation number of the next put, with a value of this length.
     pub fn next_operation(&mut self, bytes: u32) -> u64 {
         let operation = self.value_bytes.len() as u64 + 1;
         self.value_bytes.insert(operation, bytes);
         operation
     }
 
-    /// The operation whose value was last asked to be put under a key in this segment, or was there when it began;
-    /// 0 for none.
+    /// The operation whose value the last put of this segment wrote to a key, or the initial one; 0 for none or a
+    /// deleted key.
     pub fn last_write(&self, key: usize) -> u64 {
         let last = self.calls[key].iter().rev().find_map(|event| match event.call {
             Call::Put { operation, .. } => Some(operation),
@@ -189,7 +188,7 @@ impl History {
         })
     }
 
-    /// Notes that a call begins.
+    /// Records the beginning of a call.
     pub fn begin(&mut self, key: usize, call: Call) -> CallId {
         let began = self.tick(key as u64);
         if !self.node_is_up {
@@ -199,7 +198,7 @@ impl History {
         CallId { segment: self.segment, key, index: self.calls[key].len() - 1, began }
     }
 
-    /// Notes that a call on no key in particular begins.
+    /// Records the beginning of a call without a key: a flush or list.
     pub fn begin_keyless(&mut self) -> CallId {
         let began = self.tick(1);
         CallId {
@@ -210,11 +209,14 @@ impl History {
         }
     }
 
-    /// Notes what came of a call. The error says what cannot be.
+    /// Records the result of a call.
+    ///
+    /// # Errors
+    /// If the call began while the node was down: no response is possible.
     pub fn end(&mut self, id: CallId, outcome: CallResult) -> Result<(), String> {
         let ended = self.tick(2);
         if id.segment == u64::MAX {
-            return Err(format!("{}: an answer to a call made while the node was down", self.keys[id.key]));
+            return Err(format!("{}: a response to a call made while the node was down", self.keys[id.key]));
         }
         if id.segment == self.segment {
             let event = &mut self.calls[id.key][id.index];
@@ -223,7 +225,10 @@ impl History {
         Ok(())
     }
 
-    /// Notes that a write was acknowledged that survives a power cut by itself.
+    /// Records the acknowledgement of a write that is durable without a flush.
+    ///
+    /// # Errors
+    /// Those of [`History::end`].
     pub fn end_durable(&mut self, id: CallId) -> Result<(), String> {
         if id.segment == self.segment {
             self.calls[id.key][id.index].durable = true;
@@ -231,17 +236,17 @@ impl History {
         self.end(id, CallResult::Acknowledged)
     }
 
-    /// Notes that a call surely did nothing, and told nothing.
+    /// Records that a call had no effect and returned no data.
     pub fn mark_not_executed(&mut self, id: CallId) {
         self.tick(3);
         if id.segment == self.segment {
-            // It began and ended at one moment, saying only what is always true.
+            // A call without effect and result: consistent with every order.
             let event = &mut self.calls[id.key][id.index];
             (event.call, event.outcome) = (Call::Exist, None);
         }
     }
 
-    /// Notes that a flush was acknowledged.
+    /// Records the acknowledgement of a flush.
     pub fn record_flush(&mut self, id: CallId) {
         self.tick(4);
         if id.segment == self.segment {
@@ -249,7 +254,7 @@ impl History {
         }
     }
 
-    /// Notes what a listing that began as `id` said of a key.
+    /// Records what the list that began as `id` reports of a key.
     pub fn record_listing(&mut self, id: CallId, key: usize, seen: Observed) {
         let ended = self.tick(5);
         if id.segment == self.segment {
@@ -259,7 +264,7 @@ impl History {
         }
     }
 
-    /// Notes what an audit found: the last that is known of this segment.
+    /// Records the result of an audit as the last read of the segment.
     pub fn record_audit(&mut self, found: &[KeyState]) {
         for (key, &state) in found.iter().enumerate() {
             let began = self.tick(6);
@@ -275,7 +280,7 @@ impl History {
         }
     }
 
-    /// Begins the next segment, from what an audit found.
+    /// Begins the next segment with the result of an audit.
     pub fn next_segment(&mut self, found: Vec<KeyState>) {
         self.segment += 1;
         self.initial_states = found;
@@ -283,8 +288,10 @@ impl History {
         self.flushes.clear();
     }
 
-    /// Which operation stored a value under a key, given the value's front and full length. The error says
-    /// what is wrong with the bytes.
+    /// The operation that wrote a value, from the value's prefix `front` and its full length.
+    ///
+    /// # Errors
+    /// The mismatch, if no operation wrote this value to this key.
     pub fn identify_value(&self, key: usize, front: &[u8], full_bytes: u32) -> Result<Observed, String> {
         let name = &self.keys[key];
         if full_bytes == 0 {
@@ -292,28 +299,28 @@ impl History {
         }
         let number: Option<[u8; 8]> = front.get(..8).and_then(|bytes| bytes.try_into().ok());
         let Some(number) = number else {
-            return Err(format!("{name}: a value of {full_bytes} bytes, which nobody stored"));
+            return Err(format!("{name}: a value of {full_bytes} bytes, which no client stored"));
         };
         let operation = u64::from_le_bytes(number);
         let Some(&stored) = self.value_bytes.get(&operation) else {
-            return Err(format!("{name}: a value of operation {operation}, which never was"));
+            return Err(format!("{name}: a value of operation {operation}, which does not exist"));
         };
         if stored != full_bytes {
-            return Err(format!("{name}: operation {operation} stored {stored} bytes, {full_bytes} came"));
+            return Err(format!("{name}: operation {operation} stored {stored} bytes, read {full_bytes}"));
         }
         let stored = value_of(name, operation, full_bytes as usize);
         match front.iter().zip(&stored).position(|(one, other)| one != other) {
             None => Ok(Observed::Value(operation)),
-            Some(at) => Err(format!("{name}: byte {at} is not what operation {operation} stored")),
+            Some(at) => Err(format!("{name}: byte {at} differs from the value of operation {operation}")),
         }
     }
 
-    /// How long the value of an operation is.
+    /// Length of the value of an operation.
     pub fn value_bytes_of(&self, operation: u64) -> u32 {
         self.value_bytes.get(&operation).copied().unwrap_or(0)
     }
 
-    /// The key of these bytes.
+    /// Index of the key with these bytes.
     pub fn key_index(&self, bytes: &[u8]) -> Option<usize> {
         self.keys.iter().position(|key| key.as_bytes() == bytes)
     }

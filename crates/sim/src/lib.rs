@@ -1,19 +1,19 @@
-//! Deterministic simulation: whole worlds of node, clients, links and disk in one thread, from one seed.
+//! Deterministic simulation tests: node, clients, network and disk run in one thread, driven by one seed.
 //!
-//! A seed picks machine, load, faults and crash points; the production code of target, engine, node and
-//! client runs in a virtual world; checkers compare what clients saw with every promise. A seed that fails
-//! prints the command that plays it again.
+//! A seed selects configuration, load, faults and crash points. The production code of target, engine, node and
+//! client runs in a simulated environment, and checkers compare the responses that clients receive with the
+//! documented guarantees. A failing seed prints the command that replays it.
 //!
 //! # Layout
-//! - this file: [`run`]: many seeds.
-//! - [`scenario`]: one seed's world, as data.
-//! - [`runner`]: one world, played from its plan.
-//! - [`node_under_test`]: the node under test. [`client_host`]: its clients. [`faulty_disk`]: a device that fails.
-//! - [`scheduling_scenario`]: who is served where and when on it.
-//! - [`blocks`]: worlds of namespaces of blocks, and of an operator who changes them.
-//! - [`remote`]: worlds with the engine on a client, over a namespace of blocks.
+//! - this file: [`run_sweep`]: a range of seeds.
+//! - [`scenario`]: the plan of one simulation, as data.
+//! - [`runner`]: runs one simulation from its plan.
+//! - [`node_under_test`]: the node. [`client_host`]: its clients. [`faulty_disk`]: a device with injected faults.
+//! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
+//! - [`blocks`]: simulations of block namespaces and of an operator that reconfigures them.
+//! - [`remote`]: simulations with the engine on a client, over a block namespace.
 //! - [`experiments`]: the papers' experiments, where time is all that matters.
-//! - [`history`]: what clients asked and heard. [`linearizability`]: whether that can be explained.
+//! - [`history`]: calls and responses of clients. [`linearizability`]: whether a history is linearizable.
 
 pub mod blocks;
 pub mod client_host;
@@ -36,48 +36,48 @@ use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What to simulate.
+/// Configuration of a sweep over seeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SweepConfig {
-    /// Which seeds.
+    /// Seeds to run, in ascending order.
     pub seeds: Range<u64>,
-    /// The scenario, or `None` for all in turn.
+    /// The scenario of every seed; `None` selects [`default_scenario`] for each.
     pub scenario: Option<Scenario>,
-    /// Every so many seeds one is played twice, to see that it repeats; 0 for none.
+    /// Runs every n-th seed a second time to check determinism; 0 for never.
     pub repeat_every: u64,
 }
 
 impl SweepConfig {
-    /// These seeds, in all scenarios.
+    /// These seeds, over all scenarios, with every 16th seed run twice.
     pub fn new(seeds: Range<u64>) -> SweepConfig {
         SweepConfig { seeds, scenario: None, repeat_every: 16 }
     }
 }
 
-/// One seed that held every promise.
+/// Result of a seed without violations.
 #[derive(Clone, Copy, Debug)]
 pub struct SeedReport {
     /// The seed.
     pub seed: u64,
-    /// The scenario.
+    /// The scenario it ran in.
     pub scenario: Scenario,
-    /// Its figures.
+    /// Counters of the simulation.
     pub stats: ScenarioStats,
 }
 
-/// One seed that did not.
+/// Result of a seed with a violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeedFailure {
     /// The seed.
     pub seed: u64,
-    /// The scenario.
+    /// The scenario it ran in.
     pub scenario: Scenario,
-    /// What does not hold.
+    /// The violated guarantee, for humans.
     pub message: String,
 }
 
 impl SeedFailure {
-    /// The command that plays it again.
+    /// The command line that replays this seed alone.
     pub fn replay_command(&self) -> String {
         let SeedFailure { seed, scenario, .. } = self;
         format!("octokv sim --seeds {seed}..{} --scenario {}", seed + 1, scenario.name())
@@ -86,44 +86,44 @@ impl SeedFailure {
 
 impl fmt::Display for SeedFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SeedFailure { seed, scenario, message: what } = self;
-        writeln!(f, "seed {seed}, scenario {}: {what}", scenario.name())?;
+        let SeedFailure { seed, scenario, message } = self;
+        writeln!(f, "seed {seed}, scenario {}: {message}", scenario.name())?;
         write!(f, "replay: {}", self.replay_command())
     }
 }
 
-/// What came of a run.
+/// Result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepResult {
-    /// Seeds played.
+    /// Seeds run, the failing one included.
     pub seeds: u64,
-    /// Commands of clients in all of them.
+    /// Client commands completed or lost, over all seeds that passed.
     pub operations: u64,
-    /// The first seed that failed; the run ended there.
+    /// The first failing seed; the sweep ends there.
     pub failure: Option<SeedFailure>,
 }
 
-/// The scenario of a seed where none is asked for.
+/// The scenario of `seed` if [`SweepConfig::scenario`] is `None`: scenarios rotate with the seed number.
 pub fn default_scenario(seed: u64) -> Scenario {
     Scenario::ALL[(seed % Scenario::ALL.len() as u64) as usize]
 }
 
-/// Plays seeds one after another until one fails, all are done, or `progress` says false.
-pub fn run_sweep(settings: &SweepConfig, mut progress: impl FnMut(&SeedReport) -> bool) -> SweepResult {
+/// Runs seeds in order until one fails, all have passed, or `progress` returns false.
+pub fn run_sweep(config: &SweepConfig, mut progress: impl FnMut(&SeedReport) -> bool) -> SweepResult {
     let mut result = SweepResult::default();
-    for seed in settings.seeds.clone() {
-        let scenario = settings.scenario.unwrap_or_else(|| default_scenario(seed));
+    for seed in config.seeds.clone() {
+        let scenario = config.scenario.unwrap_or_else(|| default_scenario(seed));
         result.seeds += 1;
-        let twice = settings.repeat_every > 0 && result.seeds.is_multiple_of(settings.repeat_every);
+        let twice = config.repeat_every > 0 && result.seeds.is_multiple_of(config.repeat_every);
         match run_seed(seed, scenario, twice) {
-            Ok(figures) => {
-                result.operations += figures.operations;
-                if !progress(&SeedReport { seed, scenario, stats: figures }) {
+            Ok(stats) => {
+                result.operations += stats.operations;
+                if !progress(&SeedReport { seed, scenario, stats }) {
                     break;
                 }
             }
-            Err(what) => {
-                result.failure = Some(SeedFailure { seed, scenario, message: what });
+            Err(message) => {
+                result.failure = Some(SeedFailure { seed, scenario, message });
                 break;
             }
         }
@@ -131,13 +131,16 @@ pub fn run_sweep(settings: &SweepConfig, mut progress: impl FnMut(&SeedReport) -
     result
 }
 
-/// Plays one seed, a second time too where asked to. The error says what does not hold.
+/// Runs one seed, and a second time if `twice`, to check that the simulation is deterministic.
+///
+/// # Errors
+/// The first violated guarantee, a panic of the code under test, or a difference between the two runs.
 pub fn run_seed(seed: u64, scenario: Scenario, twice: bool) -> Result<ScenarioStats, String> {
     let stats = run_seed_catching_panics(seed, scenario)?;
     if twice {
         let again = run_seed_catching_panics(seed, scenario)?;
         if again != stats {
-            return Err(format!("the same seed played twice differs: {stats:?} and {again:?}"));
+            return Err(format!("not deterministic: two runs of the same seed: {stats:?} and {again:?}"));
         }
     }
     Ok(stats)
@@ -153,7 +156,7 @@ fn run_seed_catching_panics(seed: u64, scenario: Scenario) -> Result<ScenarioSta
             run_scenario(&KvScenarioPlan::draw(seed, scenario))
         }
     };
-    // An assertion of the code under test is a finding like any other.
+    // A panic of the code under test is a finding like any other.
     let result = catch_unwind(AssertUnwindSafe(run));
     result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

@@ -1,13 +1,13 @@
-//! The node under test: the production reactors, target and engine on a virtual host with one disk.
+//! The node under test: the production reactors, target and engine on a simulated host with one disk.
 //!
 //! ```text
 //!   Off ──boot──▶ Recovering ──opened, audited──▶ Up
 //!    ▲                │ stop                       │ stop
 //!    └────────────────┴────────────────────────────┘
 //! ```
-//! In: a plan of the node, when to start and to stop it. Out: audits (what every key holds, read past all
-//! clients), a check of the disk, and what is in use. It composes what [`octokv_node::start`] composes,
-//! with the virtual driver in place of the kernel's.
+//! In: the plan of the node, calls to start and stop it. Out: audits (the state of every key, read from the
+//! engine and not through clients), verification of the disk, resources in use. It composes the same parts as
+//! [`octokv_node::start`], with the simulated driver in place of the kernel's.
 
 use crate::faulty_disk::{DiskFaults, FaultyDisk};
 use crate::scenario::NodePlan;
@@ -33,25 +33,25 @@ const PORT: u16 = 4420;
 const MAILBOX_MESSAGES: usize = 4;
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 
-/// What an audit read of a key: the front and length of its value, or where its record is damaged.
+/// Result of auditing one key.
 pub enum AuditResult {
     /// No such key.
     Missing,
     /// Its value.
     Value(Vec<u8>),
-    /// Damage in the record that begins at this block.
+    /// The record that begins at this block is corrupted.
     Damaged(u64),
-    /// Something else went wrong.
+    /// The read failed otherwise.
     Failed(EngineError),
 }
 
-/// A result that a task will leave.
+/// Result of a task; `None` until the task ends.
 pub type TaskResult<T> = Rc<RefCell<Option<T>>>;
 
-/// What opening gave.
+/// Result of recovery: the open volume, and the audit of every key.
 pub type RecoveryResult = Result<(Arc<Volume>, Vec<AuditResult>), OpenError>;
 
-/// One core, for those who look at it from outside.
+/// Handles of one core for inspection.
 struct KvNodeCore {
     handle: ReactorHandle,
     channel: DeviceHandle,
@@ -65,45 +65,45 @@ struct RunningKvNode {
     cores: Vec<KvNodeCore>,
 }
 
-/// The node's host.
+/// The node and its host.
 pub struct KvNodeUnderTest {
     sim: SimEnv,
-    /// Its host.
+    /// The simulated host.
     pub host: SimHostId,
     disk: SimDiskId,
     plan: NodePlan,
     faults: DiskFaults,
-    /// Whether cores look after each turn whether they are idle; costs time.
+    /// Whether cores publish whether they are idle after each iteration; off by default because it costs time.
     tracks_idle: Rc<Cell<bool>>,
-    /// The monitors of all its starts.
+    /// The monitor of each start.
     monitors: Vec<Arc<Monitor>>,
     running: Option<RunningKvNode>,
 }
 
 impl KvNodeUnderTest {
-    /// A machine with an empty disk, off.
+    /// A stopped node with an empty disk.
     pub fn new(sim: &SimEnv, plan: NodePlan, faults: DiskFaults) -> KvNodeUnderTest {
         let host = sim.add_host();
         let disk = sim.add_disk(host, plan.disk);
-        let watched = Rc::new(Cell::new(false));
+        let tracks_idle = Rc::new(Cell::new(false));
         KvNodeUnderTest {
             sim: sim.clone(),
             host,
             disk,
             plan,
             faults,
-            tracks_idle: watched,
+            tracks_idle,
             monitors: Vec::new(),
             running: None,
         }
     }
 
-    /// Where it listens.
+    /// Address of its listener.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.sim.address(self.host), PORT)
     }
 
-    /// How its disk is formatted.
+    /// Format of the volume.
     fn format(&self) -> FormatConfig {
         FormatConfig {
             unit_bytes: self.plan.unit_bytes,
@@ -120,23 +120,23 @@ impl KvNodeUnderTest {
     }
 
     fn device(&self, handle: &ReactorHandle) -> Rc<dyn Device> {
-        let media = self.sim.device_source(self.disk);
-        let blocks = media.size_bytes / u64::from(media.block_bytes);
-        let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
+        let source = self.sim.device_source(self.disk);
+        let blocks = source.size_bytes / u64::from(source.block_bytes);
+        let geometry = Geometry { block_bytes: source.block_bytes, blocks, volatile: false };
         let channel = handle.devices();
-        let file = channel.open(&media).expect("a virtual disk opens on a virtual queue");
-        let device = FileDevice::new(channel, file, geometry, media.name.to_string());
+        let file = channel.open(&source).expect("a simulated disk opens on a simulated queue");
+        let device = FileDevice::new(channel, file, geometry, source.name.to_string());
         Rc::new(FaultyDisk::new(Rc::new(device), self.faults.clone(), handle.clone()))
     }
 
-    /// A reactor that runs one task, whose result is left for the caller.
+    /// Starts a reactor that runs one task.
     fn spawn_task<T: 'static, F: Future<Output = T> + 'static>(
         &self,
         task: impl FnOnce(Rc<dyn Device>) -> F,
     ) -> TaskResult<T> {
         let handle = ReactorHandle::new(CoreWaker::without_eventfd(), self.channel(), CpuTime::simulated());
-        let later: TaskResult<T> = Rc::default();
-        let (future, result) = (task(self.device(&handle)), Rc::clone(&later));
+        let result_slot: TaskResult<T> = Rc::default();
+        let (future, result) = (task(self.device(&handle)), Rc::clone(&result_slot));
         handle.spawn(async move {
             let value = future.await;
             *result.borrow_mut() = Some(value);
@@ -148,10 +148,10 @@ impl KvNodeUnderTest {
             let completions = channel.poll();
             fired + before + completions + own.poll_background() > 0
         });
-        later
+        result_slot
     }
 
-    /// Begins to open the disk, formatting it first where asked to, and to read every key.
+    /// Starts the host and opens the disk, after formatting it if `first`, then audits every key.
     pub fn start_recovery(&self, keys: Vec<Key>, first: bool) -> TaskResult<RecoveryResult> {
         self.sim.start_host(self.host);
         let (format, plan) = (self.format(), self.plan);
@@ -160,20 +160,20 @@ impl KvNodeUnderTest {
                 hash::format(&*device, &format).await?;
             }
             let pool = BufferPool::new(plan.pool_bytes);
-            let settings = OpenConfig { durability: plan.durability, cores: plan.cores };
-            let volume = hash::open(&device, &pool, settings, &format).await?;
+            let config = OpenConfig { durability: plan.durability, cores: plan.cores };
+            let volume = hash::open(&device, &pool, config, &format).await?;
             let engine = HashEngine::new(Arc::clone(&volume), 0, device, pool);
             let audited = audit_keys(&engine, &keys).await;
             Ok((volume, audited))
         })
     }
 
-    /// Starts the reactors on an open volume: from now on it serves.
+    /// Starts the reactors on an open volume; the node accepts connections.
     pub fn start_serving(&mut self, volume: Arc<Volume>) {
-        // What recovered has nothing more to do.
+        // Recovery is complete: its reactor ends.
         self.remove_reactors();
         let plan = &self.plan;
-        let settings = SubsystemConfig {
+        let config = SubsystemConfig {
             queue_depth: plan.queue_depth,
             in_capsule_bytes: plan.in_capsule_bytes,
             h2c_data_bytes_max: plan.max_h2c_data,
@@ -182,16 +182,16 @@ impl KvNodeUnderTest {
             outbox_bytes_max: plan.outbox_bytes_max,
             ..SubsystemConfig::new(NQN)
         };
-        let namespace = namespace_info(&volume, settings.key_bytes_max);
-        let target = Target::new(settings, vec![namespace]);
+        let namespace = namespace_info(&volume, config.key_bytes_max);
+        let target = Target::new(config, vec![namespace]);
         target.set_listeners(vec![self.address()]);
-        let scheduling = plan.scheduling.start_monitor(self.monitors.len(), plan.cores);
-        self.monitors.push(Arc::clone(&scheduling));
-        let doorbells: Vec<_> = (0..plan.cores).map(|_| CoreWaker::without_eventfd()).collect();
-        let mailboxes = mesh(&doorbells, MAILBOX_MESSAGES);
-        let cores = mailboxes.into_iter().zip(&doorbells).enumerate();
-        let cores = cores.map(|(index, (mailbox, doorbell))| {
-            self.start_core(index, mailbox, Arc::clone(doorbell), &volume, &target, &scheduling)
+        let monitor = plan.scheduling.start_monitor(self.monitors.len(), plan.cores);
+        self.monitors.push(Arc::clone(&monitor));
+        let wakers: Vec<_> = (0..plan.cores).map(|_| CoreWaker::without_eventfd()).collect();
+        let mailboxes = mesh(&wakers, MAILBOX_MESSAGES);
+        let cores = mailboxes.into_iter().zip(&wakers).enumerate();
+        let cores = cores.map(|(index, (mailbox, waker))| {
+            self.start_core(index, mailbox, Arc::clone(waker), &volume, &target, &monitor)
         });
         let cores = cores.collect();
         self.running = Some(RunningKvNode { volume, cores });
@@ -201,33 +201,33 @@ impl KvNodeUnderTest {
         &self,
         index: usize,
         mailbox: Mailbox<octokv_node::CoreMessage>,
-        doorbell: Arc<CoreWaker>,
+        waker: Arc<CoreWaker>,
         volume: &Arc<Volume>,
         target: &Arc<Target>,
-        scheduling: &Arc<Monitor>,
+        monitor: &Arc<Monitor>,
     ) -> KvNodeCore {
         let channel = self.channel();
-        let handle = ReactorHandle::new(doorbell, channel.clone(), CpuTime::simulated());
+        let handle = ReactorHandle::new(waker, channel.clone(), CpuTime::simulated());
         let device = self.device(&handle);
         let pool = BufferPool::new(self.plan.pool_bytes);
         let engine = HashEngine::new(Arc::clone(volume), index, device, pool.clone());
-        let (own, device) = (pool.clone(), Rc::from("virtual disk"));
-        let listings = FairYield::default();
-        let performer = Rc::new(KvBackend {
+        let (own, device) = (pool.clone(), Rc::from("simulated disk"));
+        let list_yield = FairYield::default();
+        let executor = Rc::new(KvBackend {
             engine,
             pool: own,
             handle: handle.clone(),
             device_name: device,
-            list_yield: listings,
+            list_yield: list_yield,
         });
-        let stores = Rc::new(NamespaceTable::default());
-        stores.insert(NamespaceId(1), NamespaceBackend::Kv(Rc::clone(&performer)));
+        let namespaces = Rc::new(NamespaceTable::default());
+        namespaces.insert(NamespaceId(1), NamespaceBackend::Kv(Rc::clone(&executor)));
         let mut sockets = self.sim.sockets(self.host);
         let mut listeners = Vec::new();
         if index == 0 {
-            listeners.push(sockets.listen(self.address()).expect("nobody else is on this host"));
-            let (performer, own) = (Rc::clone(&performer), handle.clone());
-            handle.spawn(async move { performer.engine.maintain(&own, |_| ()).await });
+            listeners.push(sockets.listen(self.address()).expect("the only listener of this host"));
+            let (executor, own) = (Rc::clone(&executor), handle.clone());
+            handle.spawn(async move { executor.engine.maintain(&own, |_| ()).await });
         }
         let mut reactor_loop = reactor(ReactorParts {
             sockets,
@@ -237,32 +237,32 @@ impl KvNodeUnderTest {
             core: index,
             handle: handle.clone(),
             target: Arc::clone(target),
-            namespaces: stores,
+            namespaces: namespaces,
             pool,
             requests_max: self.plan.requests_max,
-            monitor: Arc::clone(scheduling),
+            monitor: Arc::clone(monitor),
             costs: self.plan.scheduling.costs,
         });
         let (connections, is_idle) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
-        let (count, idle, watched) =
+        let (count, idle, tracks_idle) =
             (Rc::clone(&connections), Rc::clone(&is_idle), Rc::clone(&self.tracks_idle));
-        let (scheduling_plan, monitor) = (self.plan.scheduling, Arc::clone(scheduling));
+        let (scheduling_plan, monitor) = (self.plan.scheduling, Arc::clone(monitor));
         let (start, mut chosen) = (self.monitors.len() - 1, 0);
         self.sim.add_reactor(self.host, handle.clone(), move |now| {
             if index == 0 {
                 scheduling_plan.rotate_policy(&monitor, start, &mut chosen);
             }
             let busy = reactor_loop.run_iteration(now);
-            if watched.get() {
+            if tracks_idle.get() {
                 count.set(reactor_loop.connections());
                 idle.set(reactor_loop.is_drained());
             }
             busy
         });
-        KvNodeCore { handle, channel, executor: performer, connections, is_idle }
+        KvNodeCore { handle, channel, executor: executor, connections, is_idle }
     }
 
-    /// Ends it. What tasks left undone is left undone.
+    /// Crashes the node; tasks in progress are dropped.
     pub fn stop(&mut self, stop: HostFailure) {
         self.running = None;
         self.faults.clear();
@@ -270,13 +270,13 @@ impl KvNodeUnderTest {
     }
 
     fn remove_reactors(&self) {
-        // A host that is stopped and started at once: its disk has nothing in flight.
+        // Stopping the host loses nothing: its disk has no operation in flight.
         self.sim.stop_host(self.host, HostFailure::ProcessKilled);
         self.sim.start_host(self.host);
     }
 
-    /// Requests that ran on another core than that of their connection, and those that waited for their turn among
-    /// tenants, in all its lives.
+    /// Requests executed on another core than their connection's, and requests queued behind other tenants, over all
+    /// starts.
     pub fn offloaded_and_queued(&self) -> (u64, u64) {
         self.monitors
             .iter()
@@ -284,79 +284,79 @@ impl KvNodeUnderTest {
             .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Whether cores tell what they do; they know it only after their next turn.
+    /// Turns idle tracking on or off. With tracking on, a core counts as busy until its next iteration.
     pub fn track_idle(&self, on: bool) {
         self.tracks_idle.set(on);
-        if let Some(up) = &self.running {
-            for core in &up.cores {
+        if let Some(running) = &self.running {
+            for core in &running.cores {
                 core.is_idle.set(false);
                 core.handle.core_waker().notify();
             }
         }
     }
 
-    /// Whether no connection, request or device operation is left.
+    /// Whether no connection, request or device operation is left. REQUIRES: idle tracking is on.
     pub fn is_quiescent(&self) -> bool {
         let is_core_quiescent = |core: &KvNodeCore| {
             core.is_idle.get() && core.connections.get() == 0 && core.channel.in_flight() == 0
         };
-        self.running.as_ref().is_none_or(|up| up.cores.iter().all(is_core_quiescent))
+        self.running.as_ref().is_none_or(|running| running.cores.iter().all(is_core_quiescent))
     }
 
-    /// What is in use although nothing should be, or `None`.
+    /// Describes resources in use, or `None`. REQUIRES: the node is quiescent.
     pub fn find_leak(&self) -> Option<String> {
-        let up = self.running.as_ref()?;
-        for (index, core) in up.cores.iter().enumerate() {
-            let (links, bytes) = (core.connections.get(), core.executor.pool.in_use_bytes());
-            let flying = core.channel.in_flight();
-            if links + bytes + flying > 0 {
+        let running = self.running.as_ref()?;
+        for (index, core) in running.cores.iter().enumerate() {
+            let (connections, bytes) = (core.connections.get(), core.executor.pool.in_use_bytes());
+            let in_flight = core.channel.in_flight();
+            if connections + bytes + in_flight > 0 {
                 return Some(format!(
-                    "core {index} keeps {links} connections, {bytes} B of buffers, {flying} device operations"
+                    "core {index} keeps {connections} connections, {bytes} B of buffers, {in_flight} device operations"
                 ));
             }
         }
         None
     }
 
-    /// The volume, while it is up.
+    /// The open volume, or `None` while the node is down.
     pub fn volume(&self) -> Option<&Arc<Volume>> {
-        self.running.as_ref().map(|up| &up.volume)
+        self.running.as_ref().map(|running| &running.volume)
     }
 
-    /// Reads every key on the first core.
+    /// Audits every key on the first core.
     pub fn start_audit(&self, keys: Vec<Key>) -> TaskResult<Vec<AuditResult>> {
-        self.spawn_on_first_core(|performer| async move { audit_keys(&performer.engine, &keys).await })
+        self.spawn_on_first_core(|executor| async move { audit_keys(&executor.engine, &keys).await })
     }
 
-    /// Closes the volume in order; it takes no more writes.
+    /// Writes the final checkpoint of a clean shutdown; the volume then rejects writes.
     pub fn start_clean_shutdown(&self) -> TaskResult<Result<(), EngineError>> {
-        self.spawn_on_first_core(|performer| async move { performer.engine.checkpoint(true).await })
+        self.spawn_on_first_core(|executor| async move { executor.engine.checkpoint(true).await })
     }
 
     fn spawn_on_first_core<T: 'static, F: Future<Output = T> + 'static>(
         &self,
         task: impl FnOnce(Rc<KvBackend<HashEngine>>) -> F,
     ) -> TaskResult<T> {
-        let later: TaskResult<T> = Rc::default();
-        if let Some(up) = &self.running {
-            let core = &up.cores[0];
-            let (future, result) = (task(Rc::clone(&core.executor)), Rc::clone(&later));
+        let result_slot: TaskResult<T> = Rc::default();
+        if let Some(running) = &self.running {
+            let core = &running.cores[0];
+            let (future, result) = (task(Rc::clone(&core.executor)), Rc::clone(&result_slot));
             core.handle.spawn(async move {
                 let value = future.await;
                 *result.borrow_mut() = Some(value);
             });
         }
-        later
+        result_slot
     }
 
-    /// Reads and verifies the whole disk of the stopped node.
+    /// Verifies the whole disk. REQUIRES: the node is stopped.
     pub fn start_verify(&self) -> TaskResult<Result<VerifyReport, OpenError>> {
         self.sim.start_host(self.host);
         let pool = BufferPool::new(self.plan.pool_bytes);
         self.spawn_task(move |device| async move { hash::verify(&*device, &pool, |_, _| ()).await })
     }
 
-    /// The superblock that the disk holds now.
+    /// The valid superblock with the highest generation.
     pub fn superblock(&self) -> Option<Superblock> {
         let mut newest: Option<Superblock> = None;
         for copy in 0..superblock::SUPERBLOCKS {
@@ -370,7 +370,7 @@ impl KvNodeUnderTest {
         newest
     }
 
-    /// Flips a bit of the disk. Gives false where there were only zeros, and flips nothing.
+    /// Flips a bit of the disk. Returns false and flips nothing if the sector holds only zeros.
     pub fn flip_bit(&self, at_byte: u64, bit: u8) -> bool {
         let sector = at_byte / 512 * 512;
         let mut bytes = [0; 512];
@@ -383,8 +383,7 @@ impl KvNodeUnderTest {
         true
     }
 
-    /// Whether the record that begins at a block holds a byte of the disk, by its own length or at least
-    /// by its first unit.
+    /// Whether the longest possible record that begins at block `lba` contains a byte of the disk.
     pub fn record_contains(&self, lba: u64, at_byte: u64) -> bool {
         let start = lba * u64::from(self.plan.disk.block_bytes);
         let longest = u64::from(self.plan.value_bytes_max) + 8192;
@@ -406,7 +405,7 @@ pub(crate) async fn audit_keys(engine: &HashEngine, keys: &[Key]) -> Vec<AuditRe
     found
 }
 
-/// A handle for a reactor without devices.
+/// A reactor handle without devices.
 pub fn handle_without_devices(sim: &SimEnv, host: SimHostId) -> ReactorHandle {
     let channel = DeviceHandle::new(Box::new(sim.device_queue(host)), 1);
     ReactorHandle::new(CoreWaker::without_eventfd(), channel, CpuTime::simulated())

@@ -1,11 +1,11 @@
-//! One world, played from its plan to its end.
+//! Runs one simulation with key-value clients, from its plan.
 //!
 //! ```text
-//!   boot ─▶ audit ─▶ round: load and faults ─▶ its end: rest, rot, restart or crash ─▶ audit ─▶ … ─▶ check
+//!   boot ─▶ audit ─▶ phase: load and faults ─▶ its end: quiesce, bit flips, restart or crash ─▶ audit ─▶ … ─▶ verify
 //! ```
-//! In: a [`KvScenarioPlan`]. Out: figures, or the first promise that does not hold. From audit to audit the calls of
-//! every key must have an order ([`crate::register`]); at rest nothing may be in use; at the end the disk
-//! must verify. Damage is accepted only where the plan made a bit rot.
+//! In: a [`KvScenarioPlan`]. Out: statistics, or the first violation. The calls of every key between two audits must
+//! be linearizable ([`crate::linearizability`]); after quiescing no resource may be in use; at the end the disk must
+//! verify. Corruption is accepted only at bits that the plan flipped.
 
 use crate::client_host::{ClientHost, KvClients, KvRunState};
 use crate::faulty_disk::DiskFaults;
@@ -19,46 +19,47 @@ use octokv_base::prng::mix64;
 use octokv_base::{Key, Nanos, Prng};
 use octokv_engine::Durability;
 use octokv_engine::conformance::key_of;
+use octokv_engine::hash::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_runtime::simulated::{CrashModel, HostFailure, SimEnv, SimEnvConfig};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Figures of a world that held all promises.
+/// Counters of a simulation without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScenarioStats {
-    /// Commands answered or lost.
+    /// Commands completed, or lost with their session.
     pub operations: u64,
-    /// Commands that were answered with what they asked for.
+    /// Commands completed without error.
     pub succeeded: u64,
-    /// Virtual time that passed.
+    /// Simulated time.
     pub elapsed: Nanos,
-    /// Deaths of the node, those during recovery included.
+    /// Crashes of the node, those during recovery included.
     pub crashes: u64,
-    /// Requests that ran on another core than that of their connection.
+    /// Requests executed on another core than their connection's.
     pub offloaded: u64,
-    /// Requests that waited for their turn among tenants.
+    /// Requests queued behind other tenants.
     pub queued: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
-    /// Device operations that were made to fail.
+    /// Device operations failed by injected errors.
     pub device_errors: u64,
-    /// Bits that rotted.
+    /// Bits flipped on the disk.
     pub corrupted_bits: u64,
-    /// Lives of an engine on a client that ended since they might have lost what they wrote.
+    /// Sessions of a client-side engine fenced because writes may have been lost with the connection.
     pub fenced_sessions: u64,
-    /// Changes of an operator.
+    /// Changes made by the operator.
     pub admin_changes: u64,
-    /// Commands refused because of them.
+    /// Commands rejected because of these changes.
     pub rejected_commands: u64,
-    /// Keys whose calls were too entangled to judge.
+    /// Keys whose linearizability search exceeded its bound.
     pub undecided_keys: u64,
-    /// The same for the same seed, always.
+    /// Hash of all simulated events: equal for equal plans.
     pub trace_hash: u64,
 }
 
-/// How long anything may take in virtual time once nothing is wrong any more.
+/// Simulated time within which each step must complete while no fault is active.
 const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
-/// How long a volume at rest takes to say so in its journal.
+/// Time after which an idle volume has written its durability marker.
 const DURABILITY_MARKER_DELAY: Nanos = Nanos::from_millis(60);
 
 struct KvRunner<'a> {
@@ -69,24 +70,30 @@ struct KvRunner<'a> {
     hosts: Vec<ClientHost>,
     shared: Rc<RefCell<KvRunState>>,
     faults: DiskFaults,
-    /// Faults in force, and until when.
+    /// Active faults and their end times.
     active_faults: Vec<(Nanos, FaultKind)>,
-    /// Bytes whose bits rotted, and where not all of them can have been overwritten.
+    /// Offsets of bytes with flipped bits; some may have been overwritten since.
     corrupted_bytes: Vec<u64>,
-    /// Whether what was acknowledged since the last audit may be lost.
+    /// Whether writes acknowledged since the last audit may be lost.
     may_lose_unflushed: bool,
-    /// Writes and flushes that had failed when the node was started last.
+    /// Failed writes and flushes at the last start of the node.
     writes_failed: u64,
     stats: ScenarioStats,
 }
 
-/// Plays a plan. The error says what does not hold.
+/// Runs a plan.
+///
+/// # Errors
+/// The first violated guarantee, with the simulated time.
 pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
     let mut runner = KvRunner::new(plan);
     let result = runner.run();
     let at = runner.sim.now();
-    result.map_err(|what| {
-        format!("at {} ns, {} core(s), durability {:?}: {what}", at.0, plan.node.cores, plan.node.durability)
+    result.map_err(|message| {
+        format!(
+            "at {} ns, {} core(s), durability {:?}: {message}",
+            at.0, plan.node.cores, plan.node.durability
+        )
     })?;
     Ok(runner.stats)
 }
@@ -94,12 +101,12 @@ pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
 impl<'a> KvRunner<'a> {
     fn new(plan: &'a KvScenarioPlan) -> KvRunner<'a> {
         let mut random = Prng::new(mix64(plan.seed ^ 0x0c70));
-        let settings = SimEnvConfig {
+        let config = SimEnvConfig {
             seed: random.next_u64(),
             iteration_cost_min: plan.iteration_cost,
             link: plan.link,
         };
-        let sim = SimEnv::new(settings);
+        let sim = SimEnv::new(config);
         let faults = DiskFaults::new(random.fork());
         let node = KvNodeUnderTest::new(&sim, plan.node, faults.clone());
         let is_key_used = |key: &Key| plan.load.long_keys || key.len() <= 16;
@@ -172,13 +179,16 @@ impl<'a> KvRunner<'a> {
         self.sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
 
-    /// Runs until `done`; an error when that takes longer than anything may.
+    /// Runs the simulation until `done`.
+    ///
+    /// # Errors
+    /// A violation, or no progress within [`PROGRESS_TIMEOUT`].
     fn wait_for(&mut self, what: &str, mut done: impl FnMut(&KvNodeUnderTest) -> bool) -> Result<(), String> {
         let deadline = self.sim.now() + PROGRESS_TIMEOUT;
         let (sim, node, shared) = (self.sim.clone(), &self.node, Rc::clone(&self.shared));
         let finished = sim.run_until_true(deadline, || shared.borrow().violation.is_some() || done(node));
         self.take_violation()?;
-        if finished { Ok(()) } else { Err(format!("standstill: {what} never comes to its end")) }
+        if finished { Ok(()) } else { Err(format!("no progress: {what} does not end")) }
     }
 
     fn take_violation(&self) -> Result<(), String> {
@@ -189,7 +199,7 @@ impl<'a> KvRunner<'a> {
         let begun = self.shared.borrow().completed;
         {
             let mut shared = self.shared.borrow_mut();
-            // A crash comes in the middle of things: there is always more to ask.
+            // A crash interrupts commands, so the load continues until it.
             let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
             shared.submit_limit = shared.submitted + phase.operations + more;
             shared.quiescing = false;
@@ -214,19 +224,19 @@ impl<'a> KvRunner<'a> {
                 self.quiesce()?;
                 self.restart()?;
             }
-            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery: again } => {
+            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery } => {
                 for _ in 0..*steps {
                     self.sim.step(Nanos::NEVER);
                 }
                 self.crash(*stop);
                 self.end_all_faults();
-                self.boot(false, again)?;
+                self.boot(false, crashes_in_recovery)?;
             }
         }
         self.take_violation()
     }
 
-    /// Runs until so many commands are answered, ending faults whose time is over.
+    /// Runs until `completed` commands have completed, ending faults at their end times.
     fn run_until_completed(&mut self, completed: u64) -> Result<(), String> {
         let mut deadline = self.sim.now() + PROGRESS_TIMEOUT;
         loop {
@@ -247,7 +257,7 @@ impl<'a> KvRunner<'a> {
                 deadline = now + PROGRESS_TIMEOUT;
             }
             if now >= deadline {
-                return Err("standstill: clients get no more answers".to_owned());
+                return Err("no progress: clients receive no responses".to_owned());
             }
         }
     }
@@ -293,7 +303,7 @@ impl<'a> KvRunner<'a> {
         }
     }
 
-    /// Ends every fault.
+    /// Ends every active fault.
     fn end_all_faults(&mut self) {
         for (_, kind) in std::mem::take(&mut self.active_faults) {
             self.end_fault(kind);
@@ -301,30 +311,30 @@ impl<'a> KvRunner<'a> {
         self.faults.clear();
     }
 
-    /// Has every client leave, and waits until nothing is in use.
+    /// Disconnects all clients and waits until no resource of the node is in use.
     fn quiesce(&mut self) -> Result<(), String> {
         self.end_all_faults();
         self.shared.borrow_mut().quiescing = true;
         let session_counts: Vec<Rc<Cell<usize>>> =
             self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
-        self.wait_for("the leaving of clients", |_| session_counts.iter().all(|live| live.get() == 0))?;
+        self.wait_for("the disconnect of clients", |_| session_counts.iter().all(|count| count.get() == 0))?;
         self.node.track_idle(true);
-        let rested = self.wait_for("the node's work for clients that left", KvNodeUnderTest::is_quiescent);
-        if let Err(what) = rested {
-            return Err(format!("{what} ({})", self.node.find_leak().unwrap_or_default()));
+        let idle = self.wait_for("the node's work for disconnected clients", KvNodeUnderTest::is_quiescent);
+        if let Err(message) = idle {
+            return Err(format!("{message} ({})", self.node.find_leak().unwrap_or_default()));
         }
-        // The volume notes in its journal that all is durable.
+        // By then the volume has written its durability marker.
         self.sim.run_until(self.sim.now() + DURABILITY_MARKER_DELAY);
-        self.wait_for("the node's own work", KvNodeUnderTest::is_quiescent)?;
+        self.wait_for("the node's background work", KvNodeUnderTest::is_quiescent)?;
         self.node.track_idle(false);
         self.node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
 
-    /// Brings everything to rest and looks up what every key holds.
+    /// Quiesces and audits every key.
     fn quiesce_and_audit(&mut self) -> Result<(), String> {
         self.quiesce()?;
         if self.faults.writes_failed() > self.writes_failed {
-            // A batch of the journal whose write failed may show only after a restart.
+            // A failed write of a journal batch may become visible only after a restart.
             self.crash(HostFailure::ProcessKilled);
             self.boot(false, &[])?;
             return self.quiesce();
@@ -333,23 +343,23 @@ impl<'a> KvRunner<'a> {
     }
 
     fn audit_quiescent(&mut self) -> Result<(), String> {
-        let later = self.node.start_audit(self.keys());
-        let found = self.wait_result("the audit", &later)?;
+        let task_result = self.node.start_audit(self.keys());
+        let found = self.wait_result("the audit", &task_result)?;
         self.check_audit(found)
     }
 
-    fn wait_result<T>(&mut self, what: &str, later: &TaskResult<T>) -> Result<T, String> {
-        self.wait_for(what, |_| later.borrow().is_some())?;
-        later.borrow_mut().take().ok_or_else(|| format!("{what} left nothing"))
+    fn wait_result<T>(&mut self, what: &str, task_result: &TaskResult<T>) -> Result<T, String> {
+        self.wait_for(what, |_| task_result.borrow().is_some())?;
+        task_result.borrow_mut().take().ok_or_else(|| format!("{what} has no result"))
     }
 
-    /// Closes the node in order and starts it again.
+    /// Shuts the node down cleanly and starts it crashes_in_recovery.
     fn restart(&mut self) -> Result<(), String> {
-        let later = self.node.start_clean_shutdown();
-        match self.wait_result("closing", &later)? {
+        let task_result = self.node.start_clean_shutdown();
+        match self.wait_result("the clean shutdown", &task_result)? {
             Ok(()) => {}
             Err(_) if self.faults.operations_failed() > 0 => {}
-            Err(fault) => return Err(format!("closing failed: {fault}")),
+            Err(fault) => return Err(format!("clean shutdown failed: {fault}")),
         }
         self.count_checkpoints();
         self.shared.borrow_mut().history.node_is_up = false;
@@ -372,17 +382,17 @@ impl<'a> KvRunner<'a> {
         self.node.stop(stop);
     }
 
-    /// Starts the node, dying `again` on the way, and audits it before anybody can connect.
-    fn boot(&mut self, first: bool, again: &[(Nanos, HostFailure)]) -> Result<(), String> {
+    /// Recovers and audits the volume and starts serving; `crashes_in_recovery` lists crashes during recovery.
+    fn boot(&mut self, first: bool, crashes_in_recovery: &[(Nanos, HostFailure)]) -> Result<(), String> {
         let keys = self.keys();
-        let mut later = self.node.start_recovery(keys.clone(), first);
-        for &(after, stop) in again {
+        let mut task_result = self.node.start_recovery(keys.clone(), first);
+        for &(after, stop) in crashes_in_recovery {
             self.sim.run_until(self.sim.now() + after);
             self.crash(stop);
-            later = self.node.start_recovery(keys.clone(), first);
+            task_result = self.node.start_recovery(keys.clone(), first);
         }
-        let opened: RecoveryResult = self.wait_result("recovery", &later)?;
-        let (volume, found) = opened.map_err(|error| format!("the node does not open its disk: {error}"))?;
+        let opened: RecoveryResult = self.wait_result("recovery", &task_result)?;
+        let (volume, found) = opened.map_err(|error| format!("the node cannot open its disk: {error}"))?;
         self.check_audit(found)?;
         self.node.start_serving(volume);
         self.writes_failed = self.faults.writes_failed();
@@ -390,7 +400,7 @@ impl<'a> KvRunner<'a> {
         Ok(())
     }
 
-    /// Takes in what every key holds: no order of calls may contradict it.
+    /// Checks the history of every key against the audit and begins the next segment.
     fn check_audit(&mut self, found: Vec<AuditResult>) -> Result<(), String> {
         let shared = Rc::clone(&self.shared);
         let history = &mut shared.borrow_mut().history;
@@ -403,11 +413,13 @@ impl<'a> KvRunner<'a> {
         for (key, state) in states.iter().enumerate() {
             before.push(history.events(key).len());
             if relaxed && *state != KeyState::Damaged {
-                let may =
+                let allowed =
                     crash_survivors(&history.starts()[key..=key], history.events(key), history.flushes());
-                if !matches_any(*state, &may) {
+                if !matches_any(*state, &allowed) {
                     let key = &history.keys()[key];
-                    return Err(format!("after the power cut {key} holds {state:?}, not one of {may:?}"));
+                    return Err(format!(
+                        "after the power loss {key} holds {state:?}, which is not one of {allowed:?}"
+                    ));
                 }
             }
         }
@@ -441,19 +453,19 @@ impl<'a> KvRunner<'a> {
                 if self.corrupted_bytes.iter().any(|&at| self.node.record_contains(lba, at)) {
                     return Ok(KeyState::Damaged);
                 }
-                Err(format!("{name}: the record at block {lba} is damaged, and nothing rotted there"))
+                Err(format!("{name}: the record at block {lba} is corrupted without an injected bit flip"))
             }
             AuditResult::Failed(fault) => Err(format!("{name} cannot be read: {fault}")),
         }
     }
 
-    /// Lets bits rot: among the records, and in the first copy of the metadata.
+    /// Flips bits of the disk: `records` in the record area, and one of one copy of the metadata if `metadata`.
     fn corrupt_bits(&mut self, records: u64, metadata: bool) {
         let Some(superblock) = self.node.superblock() else { return };
         let unit = u64::from(superblock.unit_bytes);
         let (first, end) = (superblock.data_start_unit * unit, superblock.units() * unit);
         for _ in 0..records {
-            // Where something lies, if it is found soon.
+            // Up to 50 attempts to hit a sector in use.
             for _ in 0..50 {
                 let at = first + self.random.below(end - first);
                 if self.node.flip_bit(at, self.random.below(8) as u8) {
@@ -467,7 +479,7 @@ impl<'a> KvRunner<'a> {
             let journal = superblock.journal_start_unit(0) * unit;
             let area = superblock.area_start_unit(self.random.below(2) as u8, 0) * unit;
             let spans = [
-                (0, 2 * superblock::STRIDE),
+                (0, 2 * SUPERBLOCK_STRIDE_BYTES),
                 (journal, u64::from(superblock.journal_units) * unit),
                 (area, superblock.area_units * unit),
             ];
@@ -481,45 +493,41 @@ impl<'a> KvRunner<'a> {
         }
     }
 
-    /// The stopped node's disk, read from end to end: it holds what the last audit found, and nothing is
-    /// wrong with it but what rotted.
+    /// Stops the node and verifies its disk: it must hold the keys of the last audit and no corruption but injected bit
+    /// flips.
     fn verify_disk(&mut self) -> Result<(), String> {
         self.count_checkpoints();
         let used = self.node.volume().map(|volume| volume.statistics().used_bytes);
         self.shared.borrow_mut().history.node_is_up = false;
         self.node.stop(HostFailure::ProcessKilled);
-        let later = self.node.start_verify();
-        let report = self.wait_result("the check", &later)?;
-        let report = report.map_err(|error| format!("the disk cannot be checked: {error}"))?;
+        let task_result = self.node.start_verify();
+        let report = self.wait_result("verification", &task_result)?;
+        let report = report.map_err(|error| format!("the disk cannot be verified: {error}"))?;
         for problem in &report.problems {
             if !self.corrupted_bytes.iter().any(|&at| self.node.record_contains(problem.lba, at)) {
-                return Err(format!("check finds: {problem}"));
+                return Err(format!("verify found: {problem}"));
             }
         }
         let present = |state: &&KeyState| **state != KeyState::Missing;
         let keys = self.shared.borrow().history.starts().iter().filter(present).count() as u64;
         if report.keys != keys {
-            return Err(format!("check finds {} keys, the node served {keys}", report.keys));
+            return Err(format!("verify found {} keys, the node served {keys}", report.keys));
         }
         if Some(report.used_bytes) != used {
-            return Err(format!("check finds {} B in use, the node said {used:?}", report.used_bytes));
+            return Err(format!("verify found {} B in use, the node reported {used:?}", report.used_bytes));
         }
         Ok(())
     }
 }
 
-mod superblock {
-    pub const STRIDE: u64 = octokv_engine::hash::superblock::SUPERBLOCK_STRIDE_BYTES;
-}
-
-/// What is said of calls that no order explains.
+/// Error text for a history that is not linearizable: its last 60 calls.
 pub(crate) fn describe_violation(
     history: &History,
     key: usize,
     events: &[crate::history::CallRecord],
 ) -> String {
-    let mut text = format!("no order explains the calls of {}", history.keys()[key]);
-    text.push_str(&format!(", which held {:?} at first:\n", history.starts()[key]));
+    let mut text = format!("not linearizable: the calls of {}", history.keys()[key]);
+    text.push_str(&format!(", which initially held {:?}:\n", history.starts()[key]));
     let mut sorted = events.to_vec();
     sorted.sort_by_key(|event| event.began);
     for event in &sorted[sorted.len().saturating_sub(60)..] {

@@ -1,7 +1,7 @@
-//! What happens in one world, as data drawn from one seed: machine, clients, load, faults, ends.
+//! The plan of one simulation, drawn from one seed: configuration, clients, load, faults, phase ends.
 //!
-//! In: a seed and a [`Scenario`]. Out: a [`KvScenarioPlan`], the same for the same two on every machine. Nothing here
-//! runs anything; printed with `{:#?}`, a plan says all that a failing seed was about.
+//! In: a seed and a [`Scenario`]. Out: a [`KvScenarioPlan`], a pure function of the two on every machine. Nothing
+//! here runs anything; `{:#?}` of a plan prints every input of a failing seed.
 
 use crate::scheduling_scenario::SchedulingPlan;
 use octokv_base::prng::mix64;
@@ -10,29 +10,29 @@ use octokv_engine::Durability;
 use octokv_engine::hash::HashKind;
 use octokv_runtime::simulated::{CrashModel, HostFailure, SimDiskConfig, SimLinkConfig};
 
-/// Which kinds of faults a world has.
+/// Kind of faults that a simulation injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// None: hosts come and go in order, the node is restarted in order.
+    /// None: clients connect and disconnect, the node shuts down cleanly and restarts.
     Calm,
-    /// The node is killed, or its power is cut, also while it recovers.
+    /// Process kills and power losses of the node, also during recovery.
     Crashes,
-    /// Connections are reset, links cut and slowed, client hosts die.
+    /// Connection resets, partitions, slow links, crashes of client hosts.
     Network,
-    /// The device fails, dawdles and rots.
+    /// Device errors, delays and bit flips.
     Disk,
-    /// All of them.
+    /// All of the above.
     Everything,
-    /// Namespaces of blocks, in any of these weathers.
+    /// Block namespaces, with any of the fault profiles above.
     Blocks,
-    /// The same, and an operator who adds and removes namespaces, turns hosts away and changes access.
+    /// Like `Blocks`, with an operator that adds and removes namespaces, denies hosts and changes ANA states.
     Namespaces,
-    /// The hash engine on a client, over a namespace of blocks of the node.
+    /// The hash engine on a client, over a block namespace of the node.
     Remote,
 }
 
 impl Scenario {
-    /// All of them.
+    /// Every scenario, in the order that [`crate::default_scenario`] rotates through.
     pub const ALL: [Scenario; 8] = [
         Scenario::Calm,
         Scenario::Crashes,
@@ -44,7 +44,7 @@ impl Scenario {
         Scenario::Remote,
     ];
 
-    /// Its name on the command line.
+    /// Its name on the command line (`--scenario`).
     pub fn name(self) -> &'static str {
         match self {
             Scenario::Calm => "calm",
@@ -58,7 +58,7 @@ impl Scenario {
         }
     }
 
-    /// The scenario of a name.
+    /// The scenario with this command line name, or `None`.
     pub fn by_name(name: &str) -> Option<Scenario> {
         Scenario::ALL.into_iter().find(|scenario| scenario.name() == name)
     }
@@ -76,157 +76,157 @@ impl Scenario {
     }
 }
 
-/// One world from beginning to end.
+/// Plan of one simulation with key-value clients.
 #[derive(Clone, Debug)]
 pub struct KvScenarioPlan {
-    /// What it was drawn from.
+    /// The seed that the plan was drawn from.
     pub seed: u64,
-    /// What it was drawn for.
+    /// The scenario that the plan was drawn for.
     pub scenario: Scenario,
     /// The node.
     pub node: NodePlan,
-    /// The hosts of clients.
+    /// Client hosts.
     pub hosts: Vec<ClientHostPlan>,
-    /// What they do.
+    /// Commands that clients submit.
     pub load: KvLoad,
-    /// The links, while nothing is wrong with them.
+    /// Link properties while no link fault is active.
     pub link: SimLinkConfig,
-    /// What a turn of a reactor costs.
+    /// Simulated time of one reactor iteration at least.
     pub iteration_cost: Nanos,
-    /// One after another, until the world ends.
+    /// Phases, run in order until the simulation ends.
     pub phases: Vec<Phase>,
 }
 
-/// The node and its disk.
+/// Configuration of the node and its disk.
 #[derive(Clone, Copy, Debug)]
 pub struct NodePlan {
-    /// Reactors.
+    /// Reactor threads, one per core.
     pub cores: usize,
-    /// Granularity of space.
+    /// Allocation unit of the engine, in bytes.
     pub unit_bytes: u32,
-    /// The hash.
+    /// Hash function of the index.
     pub hash: HashKind,
-    /// log2 of the bitmap's partitions.
+    /// log2 of the number of bitmap partitions.
     pub partitions_log2: u8,
-    /// The longest value.
+    /// Maximum value length, in bytes.
     pub value_bytes_max: u32,
-    /// When writes are acknowledged.
+    /// Condition under which the engine acknowledges writes.
     pub durability: Durability,
-    /// Buffers of each core.
+    /// Buffer memory of each core, in bytes.
     pub pool_bytes: usize,
-    /// Device operations of a core at a time.
+    /// Maximum device operations in flight per core.
     pub device_depth: usize,
-    /// Requests of a core at a time.
+    /// Maximum requests in flight per core.
     pub requests_max: usize,
-    /// Entries of a queue.
+    /// Maximum entries of a queue (CAP.MQES + 1).
     pub queue_depth: u16,
-    /// In-capsule data.
+    /// In-capsule data size of I/O queues, in bytes.
     pub in_capsule_bytes: u32,
-    /// Data of one H2CData PDU.
+    /// Maximum data of one H2CData PDU, in bytes (MAXH2CDATA).
     pub max_h2c_data: u32,
-    /// Announced and unsent bytes of a connection.
+    /// Maximum value bytes of a connection's incomplete transfers to the node.
     pub receive_bytes_max: usize,
-    /// Unsent bytes of a connection.
+    /// Unsent bytes at which a connection accepts no further command.
     pub outbox_bytes_max: usize,
     /// The disk.
     pub disk: SimDiskConfig,
-    /// Who is served where and when.
+    /// Scheduling configuration and simulated request costs.
     pub scheduling: SchedulingPlan,
 }
 
-/// One host of clients.
+/// Configuration of one client host.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientHostPlan {
-    /// Sessions.
+    /// Number of sessions.
     pub sessions: usize,
     /// I/O queues of a session.
     pub queues: u16,
-    /// Commands of a queue at a time.
+    /// Maximum commands in flight per queue.
     pub queue_depth: u16,
-    /// Commands of a session at a time.
+    /// Maximum commands in flight per session.
     pub commands_max: usize,
-    /// Header digests.
+    /// Whether PDUs carry header digests.
     pub header_digest: bool,
-    /// Data digests.
+    /// Whether PDUs carry data digests.
     pub data_digest: bool,
-    /// How long a command may take.
+    /// Time after which a command without a response ends the connection.
     pub command_timeout: Nanos,
-    /// The keep-alive time.
+    /// Keep-alive timeout (KATO).
     pub keep_alive: Nanos,
-    /// The longest pause between commands of a session; zero for none.
+    /// Maximum pause between two commands of a session; zero for none.
     pub think_time_max: Nanos,
 }
 
-/// What clients ask for.
+/// Key-value commands that clients submit.
 #[derive(Clone, Copy, Debug)]
 pub struct KvLoad {
-    /// How many keys there are.
+    /// Size of the key space.
     pub keys: u64,
-    /// Whether some are longer than standard commands carry; capsules without room cannot carry them.
+    /// Whether keys may exceed the 16 bytes of standard commands; requires in-capsule data.
     pub long_keys: bool,
-    /// The longest value.
+    /// Maximum value length, in bytes.
     pub value_bytes_max: u64,
-    /// Shares of put, add-only, update-only, get, short get, delete, exist, list, flush.
+    /// Weights of put, add-only put, update-only put, get, truncated get, delete, exist, list, flush.
     pub mix: [u64; 9],
 }
 
-/// A stretch of load with faults in it, and how it ends.
+/// A stretch of load with faults, and its end.
 #[derive(Clone, Debug)]
 pub struct Phase {
-    /// Commands answered before the end comes.
+    /// Commands completed before the end of the phase begins.
     pub operations: u64,
-    /// What goes wrong meanwhile.
+    /// Faults injected during the phase, by ascending `after_commands`.
     pub faults: Vec<ScheduledFault>,
-    /// How it ends.
+    /// Event that ends the phase.
     pub end: PhaseEnd,
 }
 
-/// Something that goes wrong.
+/// One injected fault.
 #[derive(Clone, Copy, Debug)]
 pub struct ScheduledFault {
-    /// After so many commands of the round.
+    /// Commands of the phase completed before the fault begins.
     pub after_commands: u64,
-    /// For so long, where it lasts.
+    /// Duration, in simulated time; a [`FaultKind::ConnectionReset`] has none.
     pub duration: Nanos,
-    /// What.
+    /// The fault.
     pub kind: FaultKind,
 }
 
-/// What goes wrong. `host` counts the hosts of clients.
+/// Kinds of faults. `host` is an index into the client hosts.
 #[derive(Clone, Copy, Debug)]
 pub enum FaultKind {
-    /// All connections of a host are reset.
+    /// Resets all connections of a host.
     ConnectionReset {
-        /// Whose.
+        /// Client host.
         host: usize,
     },
-    /// A host cannot be reached.
+    /// Drops all traffic between a host and the node.
     Partition {
-        /// Which.
+        /// Client host.
         host: usize,
     },
-    /// A host's link gets bad.
+    /// Degrades the link of a host.
     SlowLink {
-        /// Whose.
+        /// Client host.
         host: usize,
-        /// How bad.
+        /// Link properties during the fault.
         link: SimLinkConfig,
     },
-    /// A host of clients dies and comes back when the fault is over.
+    /// Stops a client host; it restarts when the fault ends.
     ClientHostCrash {
-        /// Which.
+        /// Client host.
         host: usize,
-        /// How.
+        /// Process kill or power loss.
         stop: HostFailure,
     },
-    /// One in so many device operations takes up to this much longer.
+    /// Delays random device operations.
     SlowDisk {
-        /// How many.
+        /// On average one operation in this many is delayed.
         one_in: u64,
-        /// How much.
+        /// Maximum delay.
         delay_max: Nanos,
     },
-    /// One in so many device operations fails; zero for none of that kind.
+    /// Fails random device operations, on average one in the given number; 0 for none of that kind.
     DiskErrors {
         /// Reads.
         read_one_in: u64,
@@ -237,29 +237,29 @@ pub enum FaultKind {
     },
 }
 
-/// How a round ends.
+/// Event that ends a phase.
 #[derive(Clone, Debug)]
 pub enum PhaseEnd {
-    /// Every client leaves; everything must come to rest.
+    /// All clients disconnect; the node must become idle.
     Quiesce,
-    /// As rest, and then bits rot in so many places, one of them in a copy of the metadata if so drawn.
+    /// Quiesces, then flips bits at random places of the disk that are in use.
     CorruptBits {
-        /// Places among the records.
+        /// Bits flipped in the record area.
         records: u64,
-        /// Whether one copy of a metadata block rots too.
+        /// Whether a bit of one copy of the metadata flips too.
         metadata: bool,
-        /// Whether the node is restarted then.
+        /// Whether the node restarts afterwards.
         restart: bool,
     },
-    /// As rest, and then the node is closed in order and started again.
+    /// Quiesces, then shuts the node down cleanly and starts it again.
     Restart,
-    /// The node dies at once; then, while it recovers, after each of these spans again.
+    /// Crashes the node without quiescing.
     Crash {
-        /// How.
+        /// Process kill or power loss.
         stop: HostFailure,
-        /// How many steps of the world after the last command.
+        /// Simulation steps between the last command of the phase and the crash.
         steps_before: u64,
-        /// Deaths during recovery.
+        /// Further crashes: time after the start of recovery, and kind.
         crashes_in_recovery: Vec<(Nanos, HostFailure)>,
     },
 }
@@ -273,13 +273,13 @@ pub(crate) fn between(random: &mut Prng, low: u64, high: u64) -> u64 {
 }
 
 impl KvScenarioPlan {
-    /// The plan of a seed in a scenario.
+    /// Draws the plan of a seed and scenario.
     pub fn draw(seed: u64, scenario: Scenario) -> KvScenarioPlan {
         let mut random = Prng::new(mix64(seed.wrapping_mul(8) + scenario as u64));
         let random = &mut random;
         let mut node = draw_node(random);
         if random.one_in(2) {
-            // Space is used again soon where there is little.
+            // A small disk makes the engine reuse space soon.
             let room = u64::from(node.value_bytes_max) * between(random, 2, 8);
             node.disk.size_bytes = (7 << 17) + room.next_multiple_of(4096);
         }
@@ -332,7 +332,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         receive_bytes_max: pick(random, &[1, 4, 100]) * (value_bytes_max as usize + 8192),
         outbox_bytes_max: pick(random, &[4096, 100_000, 16 << 20]),
         disk,
-        // Of a source of its own, so that everything else is as it would be without it.
+        // A clone of the generator: the scheduling plan does not change the draws that follow.
         scheduling: SchedulingPlan::draw(&mut random.clone()),
     }
 }

@@ -1,8 +1,8 @@
-//! Who is served where and when, in a world: a policy, its window, what requests cost a core, drawn from a seed.
+//! The scheduling part of a plan: policy, sampling interval and simulated CPU cost of requests, drawn from a seed.
 //!
-//! In half of all worlds requests cost nothing, and so nothing is ever out of balance; in the others cores have work,
-//! and any policy of the node may move it or hold it back. Each start of the node takes the next policy, and so does an
-//! operator from time to time.
+//! In half of all simulations requests cost no CPU time, so load is always balanced; in the others cores are busy,
+//! and every policy of the node may migrate or queue requests. Each start of the node selects the next policy, and
+//! the simulated operator changes it from time to time.
 
 use crate::scenario::{between, pick};
 use octokv_base::{Nanos, Prng};
@@ -11,29 +11,29 @@ use octokv_node::monitor::Monitor;
 use octokv_sched::{MigrateTenants, Policy, SchedConfig, TenantQos};
 use std::sync::Arc;
 
-/// What is drawn.
+/// Scheduling configuration of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct SchedulingPlan {
-    /// The policy of the first start.
+    /// Policy of the first start of the node.
     pub policy: Policy,
-    /// W.
+    /// Sampling interval (W in the papers).
     pub interval: Nanos,
-    /// Whose requests move.
+    /// Tenants whose requests may migrate.
     pub migrate_tenants: MigrateTenants,
-    /// How often requests go back at the most.
+    /// Maximum number of times that a request is requeued.
     pub requeues_max: u32,
-    /// Requests that a fair queue lets run at a time.
+    /// Requests that the fair queue of a core keeps in flight.
     pub in_flight: u32,
-    /// The most operations a second of a tenant; 0 for no limit.
+    /// Rate limit of each tenant, in operations per second; 0 for none.
     pub operations_per_s: u64,
-    /// After so many windows the operator chooses the next policy; 0 for never.
+    /// Sampling intervals between two policy changes; 0 for no changes.
     pub policy_intervals: u64,
-    /// What a request costs.
+    /// Simulated CPU time of a request.
     pub costs: SimulatedCosts,
 }
 
 impl SchedulingPlan {
-    /// One of a seed's.
+    /// Draws a configuration.
     pub fn draw(random: &mut Prng) -> SchedulingPlan {
         let idle = random.one_in(2);
         let mut cost = |most: u64| Nanos(if idle { 0 } else { between(random, 100, most) });
@@ -50,20 +50,21 @@ impl SchedulingPlan {
         }
     }
 
-    /// The monitor of the node's `start`th start, which looks for imbalance where there is any.
+    /// The monitor for start number `start` of the node; its thresholds act on any imbalance.
     pub fn start_monitor(&self, start: usize, cores: usize) -> Arc<Monitor> {
         let scheduling = Monitor::new(cores, self.scheduler_config(start), || Nanos::ZERO);
-        Arc::new(scheduling.expect("drawn within its ranges"))
+        Arc::new(scheduling.expect("drawn values are within the ranges of the configuration"))
     }
 
-    /// What an operator does at each turn of the first core: the next policy, when it is time.
+    /// Sets the next policy if it is due, as an operator does. Called in each iteration of the first core; `chosen`
+    /// counts the changes so far.
     pub fn rotate_policy(&self, scheduling: &Monitor, start: usize, chosen: &mut u64) {
         let due = scheduling.interval_count().checked_div(self.policy_intervals).unwrap_or(0);
         if due > *chosen {
             *chosen = due;
             scheduling
                 .set_config(self.scheduler_config(start + due as usize))
-                .expect("drawn within its ranges");
+                .expect("drawn values are within the ranges of the configuration");
         }
     }
 
@@ -79,7 +80,7 @@ impl SchedulingPlan {
             fairness: 1.0,
             migrate_tenants: self.migrate_tenants,
             requeues_max: self.requeues_max,
-            // Now more, now fewer than run already.
+            // Starts alternate between limits above and below the number of requests in flight.
             in_flight: [self.in_flight, 1, 7][start % 3],
             default_qos: TenantQos { operations_per_s: limit, ..TenantQos::default() },
             ..SchedConfig::default()

@@ -1,29 +1,29 @@
-//! Each planted bug is found within a bounded number of seeds: a green simulator proves nothing until it
-//! has been seen red.
+//! Each bug injected into the engine is found within a bounded number of seeds: the checkers of the simulator are
+//! tested, too.
 
 use octokv_engine::bug_injection::{InjectedBug, inject, injected};
 use octokv_sim::{Scenario, SweepConfig, SweepResult, run_sweep};
 use std::sync::Once;
 
-/// A bug that ends in an assertion is found, too; its message would only be noise.
+/// Silences panics while a bug is injected: a failed assertion is an expected finding.
 fn silence_expected_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let usual = std::panic::take_hook();
+        let default_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             if injected().is_none() {
-                usual(panic);
+                default_hook(panic);
             }
         }));
     });
 }
 
-/// Plays seeds of a scenario with a bug planted.
+/// Runs seeds of a scenario with an injected bug.
 fn run_with_bug(bug: InjectedBug, scenario: Scenario, seeds: u64) -> SweepResult {
     silence_expected_panics();
     inject(Some(bug));
-    let settings = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(0..seeds) };
-    let outcome = run_sweep(&settings, |_| true);
+    let config = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(0..seeds) };
+    let outcome = run_sweep(&config, |_| true);
     inject(None);
     outcome
 }

@@ -1,5 +1,5 @@
-//! Each bug planted in what serves blocks is found within a bounded number of seeds, as those of the engine are
-//! (`canaries.rs`).
+//! Each bug injected into the block backend is found within a bounded number of seeds, like those of the engine
+//! (`injected_bugs.rs`).
 
 use octokv_node::bug_injection::{InjectedBug, inject};
 use octokv_sim::{Scenario, SweepConfig, run_sweep};
@@ -7,8 +7,8 @@ use std::ops::Range;
 
 fn assert_found(bug: InjectedBug, scenario: Scenario, seeds: Range<u64>) {
     inject(Some(bug));
-    let settings = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(seeds.clone()) };
-    let outcome = run_sweep(&settings, |_| true);
+    let config = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(seeds.clone()) };
+    let outcome = run_sweep(&config, |_| true);
     inject(None);
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} is not found in seeds {seeds:?}"));
     println!(
@@ -31,7 +31,7 @@ fn zeroing_that_does_not_wait_for_writes_is_found() {
 
 #[test]
 fn trimming_a_block_during_a_read_modify_write_is_found() {
-    // Three commands must meet within microseconds: rare, so the search begins near where it was found.
+    // Three commands must overlap within microseconds: rare, so the sweep begins near a seed that finds it.
     assert_found(InjectedBug::TrimWithoutLock, Scenario::Blocks, 1370..1400);
 }
 

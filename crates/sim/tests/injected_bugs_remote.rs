@@ -1,13 +1,13 @@
-//! Each bug planted in the device that a client makes of a namespace of blocks is found within a bounded number of
-//! seeds, as those of the engine are (`canaries.rs`).
+//! Each bug injected into the client's block device is found within a bounded number of seeds, like those of the
+//! engine (`injected_bugs.rs`).
 
 use octokv_client::bug_injection::{InjectedBug, inject};
 use octokv_sim::{Scenario, SweepConfig, run_sweep};
 
 fn assert_found(bug: InjectedBug, seeds: u64) {
     inject(Some(bug));
-    let settings = SweepConfig { scenario: Some(Scenario::Remote), ..SweepConfig::new(0..seeds) };
-    let outcome = run_sweep(&settings, |_| true);
+    let config = SweepConfig { scenario: Some(Scenario::Remote), ..SweepConfig::new(0..seeds) };
+    let outcome = run_sweep(&config, |_| true);
     inject(None);
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} is not found in {seeds} seeds"));
     println!(

@@ -1,5 +1,5 @@
-//! Planted bugs of scheduling are found: a request that is lost on its way between cores, and one that is forgotten while it
-//! is held back. And worlds do move requests and hold them back, or nothing would be found.
+//! Injected scheduling bugs are found: a response lost between cores, a queued request dropped. A check that
+//! simulations offload and queue requests shows that the search covers both.
 
 use octokv_node::bug_injection::{InjectedBug, inject, injected};
 use octokv_sim::{Scenario, SweepConfig, run_sweep};
@@ -8,10 +8,10 @@ use std::sync::Once;
 fn silence_expected_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let usual = std::panic::take_hook();
+        let default_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             if injected().is_none() {
-                usual(panic);
+                default_hook(panic);
             }
         }));
     });
@@ -20,8 +20,8 @@ fn silence_expected_panics() {
 fn assert_found(bug: InjectedBug, scenario: Scenario, seeds: u64) {
     silence_expected_panics();
     inject(Some(bug));
-    let settings = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(0..seeds) };
-    let outcome = run_sweep(&settings, |_| true);
+    let config = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(0..seeds) };
+    let outcome = run_sweep(&config, |_| true);
     inject(None);
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} is not found in {seeds} seeds"));
     println!(
@@ -44,12 +44,12 @@ fn a_request_that_is_forgotten_when_the_policy_changes_is_found() {
 #[test]
 fn scenarios_offload_and_queue_requests() {
     let (mut offloaded, mut queued) = (0, 0);
-    let settings = SweepConfig { scenario: Some(Scenario::Everything), ..SweepConfig::new(0..60) };
-    let outcome = run_sweep(&settings, |report| {
+    let config = SweepConfig { scenario: Some(Scenario::Everything), ..SweepConfig::new(0..60) };
+    let outcome = run_sweep(&config, |report| {
         offloaded += report.stats.offloaded;
         queued += report.stats.queued;
         true
     });
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
-    assert!(offloaded > 100 && queued > 100, "{offloaded} requests moved, {queued} waited for their turn");
+    assert!(offloaded > 100 && queued > 100, "{offloaded} requests offloaded, {queued} queued");
 }

@@ -1,4 +1,4 @@
-//! Seeds that once failed, and what they found.
+//! Seeds that once failed, with the bug that each found.
 
 use octokv_sim::{Scenario, run_seed};
 
@@ -10,32 +10,32 @@ fn assert_seeds_hold(scenario: Scenario, seeds: &[u64]) {
     }
 }
 
-/// With `durability = "device"` a power cut can leave a later journal batch without the one before. When
-/// that one's number was given out again and a checkpoint followed, recovery took the old batch for a new
-/// one and brought deleted values back.
+/// With `durability = "device"` a power loss can keep a journal batch and lose its predecessor. When the lost batch's
+/// number was reused and a checkpoint followed, recovery replayed the old batch as a new one and restored deleted
+/// values.
 #[test]
 fn a_batch_from_before_a_restart_never_follows_a_checkpoint() {
     assert_seeds_hold(Scenario::Everything, &[501, 630]);
     assert_seeds_hold(Scenario::Crashes, &[1278, 1393, 2090]);
 }
 
-/// With `durability = "device"` the journal said of batches that no flush had covered that they were
-/// durable, so that recovery trusted torn records; and freed space was used again before a flush.
+/// With `durability = "device"` the journal marked unflushed batches as durable, so recovery trusted torn records;
+/// and freed space was reused before a flush.
 #[test]
 fn nothing_is_called_durable_before_a_flush() {
     assert_seeds_hold(Scenario::Crashes, &[3, 5, 7, 11, 16, 25]);
     assert_seeds_hold(Scenario::Everything, &[8, 33, 37]);
 }
 
-/// A block of the device that was given back while a part of another block in it was being written came back with
-/// what it had held.
+/// A device block deallocated during a read-modify-write of another namespace block in it returned with its old
+/// contents.
 #[test]
 fn a_deallocated_block_does_not_return_with_a_neighbouring_write() {
     assert_seeds_hold(Scenario::Blocks, &[483]);
 }
 
-/// A namespace that was removed between two steps of a session's setup was taken for one of a format that nobody
-/// knows, for good.
+/// A namespace removed between two steps of a session's setup was reported as one of an unsupported format, a
+/// permanent error.
 #[test]
 fn a_namespace_removed_during_session_setup_is_reported_missing() {
     assert_seeds_hold(Scenario::Namespaces, &[73]);

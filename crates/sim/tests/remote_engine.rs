@@ -1,6 +1,6 @@
-//! An engine on the client's side, over the network, on a node's namespace of blocks: node and client are the
-//! production code in a virtual world with resets, partitions, kills and power cuts; what was acknowledged is there
-//! whenever the volume is opened again.
+//! A client-side engine over the network, on a node's block namespace: node and client are the production code in a
+//! simulation with resets, partitions, process kills and power losses; every acknowledged write is present whenever
+//! the volume is opened again.
 
 use octokv_base::{BufferPool, Key, NamespaceId, Nanos, Prng};
 use octokv_client::bug_injection::{self as client_bugs, InjectedBug as ClientBug};
@@ -28,9 +28,9 @@ use std::sync::Arc;
 
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 const KEYS: u64 = 12;
-/// Tasks of the client; each has keys of its own.
+/// Client tasks; each has its own keys.
 const TASKS: u64 = 3;
-/// Longer than anything may take.
+/// Simulated time within which each step must complete.
 const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(120);
 
 struct SimSetup {
@@ -42,7 +42,7 @@ struct SimSetup {
     durability: Durability,
 }
 
-/// What was promised, and what was tried since the volume was opened.
+/// Acknowledged writes, and writes attempted since the volume was opened.
 #[derive(Default)]
 struct AckLog {
     durable: BTreeMap<Key, u64>,
@@ -50,7 +50,7 @@ struct AckLog {
     attempted: BTreeMap<Key, Vec<u64>>,
     operation: u64,
     completed: u64,
-    /// Tasks that have ended: with their work, or with the engine's writing.
+    /// Tasks that have completed all operations or found the engine read-only.
     tasks_ended: u64,
     failure: Option<String>,
 }
@@ -74,17 +74,17 @@ impl SimSetup {
         SocketAddr::new(self.sim.address(self.node), 4420)
     }
 
-    /// Starts the node: one core, one namespace.
+    /// Starts the node with one core and one namespace.
     fn boot(&self) {
         let sim = &self.sim;
         sim.start_host(self.node);
-        let doorbell = CoreWaker::without_eventfd();
+        let waker = CoreWaker::without_eventfd();
         let channel = DeviceHandle::new(Box::new(sim.device_queue(self.node)), 16);
-        let handle = ReactorHandle::new(doorbell.clone(), channel.clone(), CpuTime::simulated());
-        let media = sim.device_source(self.disk);
-        let blocks = media.size_bytes / u64::from(media.block_bytes);
-        let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
-        let file = channel.open(&media).expect("a virtual disk opens");
+        let handle = ReactorHandle::new(waker.clone(), channel.clone(), CpuTime::simulated());
+        let source = sim.device_source(self.disk);
+        let blocks = source.size_bytes / u64::from(source.block_bytes);
+        let geometry = Geometry { block_bytes: source.block_bytes, blocks, volatile: false };
+        let file = channel.open(&source).expect("a simulated disk opens");
         let device: Rc<dyn Device> = Rc::new(FileDevice::new(channel, file, geometry, "disk".to_owned()));
         let volume = BlockVolume::new(self.block_bytes, geometry.bytes());
         let info = NamespaceInfo {
@@ -97,14 +97,14 @@ impl SimSetup {
         };
         let target = Target::new(SubsystemConfig::new(NQN), vec![info]);
         let pool = BufferPool::new(16 << 20);
-        let stores: Rc<NamespaceTable<HashEngine>> = Rc::default();
+        let namespaces: Rc<NamespaceTable<HashEngine>> = Rc::default();
         let (own, name) = (pool.clone(), Rc::from("disk"));
         let store = BlockBackend { volume, device, pool: own, handle: handle.clone(), device_name: name };
-        stores.insert(NamespaceId(1), NamespaceBackend::Block(store));
+        namespaces.insert(NamespaceId(1), NamespaceBackend::Block(store));
         let mut sockets = sim.sockets(self.node);
-        let listeners = vec![sockets.listen(self.address()).expect("nobody else is on this host")];
-        let mailbox = mesh(&[doorbell], 4).pop().expect("one core");
-        let scheduling = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
+        let listeners = vec![sockets.listen(self.address()).expect("the only listener of this host")];
+        let mailbox = mesh(&[waker], 4).pop().expect("one core");
+        let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
         let mut reactor_loop = reactor(ReactorParts {
             sockets,
             local_address: |_: &SimSockets, _| None,
@@ -113,18 +113,18 @@ impl SimSetup {
             core: 0,
             handle: handle.clone(),
             target,
-            namespaces: stores,
+            namespaces,
             pool,
             requests_max: 64,
-            monitor: Arc::new(scheduling.expect("defaults")),
+            monitor: Arc::new(monitor.expect("defaults")),
             costs: SimulatedCosts::default(),
         });
         sim.add_reactor(self.node, handle, move |now| reactor_loop.run_iteration(now));
     }
 
-    /// A session that is live.
+    /// Connects a session.
     fn connect(&self) -> Result<Session<SimSockets>, String> {
-        let settings = ClientConfig {
+        let config = ClientConfig {
             namespace: NamespaceId(1),
             io_queues: 2,
             queue_depth: 16,
@@ -132,30 +132,30 @@ impl SimSetup {
             ..ClientConfig::default()
         };
         let sockets = self.sim.sockets(self.client);
-        let session = Session::new(sockets, self.address(), settings, self.sim.now());
+        let session = Session::new(sockets, self.address(), config, self.sim.now());
         let session = Rc::new(RefCell::new(Some(session)));
         let (handle, own) = (handle_without_devices(&self.sim, self.client), Rc::clone(&session));
-        let handle_too = handle.clone();
+        let waker_handle = handle.clone();
         let id = self.sim.add_reactor(self.client, handle, move |now| {
             let mut own = own.borrow_mut();
             let Some(session) = own.as_mut() else { return false };
             let busy = session.poll(now, |_, _| ());
-            handle_too.request_wakeup_at(session.next_deadline());
+            waker_handle.request_wakeup_at(session.next_deadline());
             busy
         });
-        let over = |session: &Session<_>| session.is_live() || session.ended().is_some();
-        let done = || session.borrow().as_ref().is_none_or(over);
+        let is_connected_or_ended = |session: &Session<_>| session.is_live() || session.ended().is_some();
+        let done = || session.borrow().as_ref().is_none_or(is_connected_or_ended);
         self.sim.run_until_true(self.sim.now() + PROGRESS_TIMEOUT, done);
         self.sim.remove_reactor(id);
-        let session = session.borrow_mut().take().ok_or("it was there")?;
+        let session = session.borrow_mut().take().ok_or("the session was taken")?;
         if session.is_live() { Ok(session) } else { Err(format!("no connection: {:?}", session.ended())) }
     }
 
-    /// One life of the client's engine: it opens the volume, looks everything up, puts until its writing ends or
-    /// the work is done, and dies. `faults` is called with how many puts are answered.
+    /// Runs one engine session: opens the volume, audits every key, writes until the engine is read-only or all
+    /// operations are done, and drops the engine. `faults` runs each millisecond with the number of completed puts.
     fn run_engine_session(
         &self,
-        ledger: &SharedCell<AckLog>,
+        ack_log: &SharedCell<AckLog>,
         first: bool,
         mut faults: impl FnMut(u64),
     ) -> Result<(), String> {
@@ -175,37 +175,37 @@ impl SimSetup {
             worked
         });
         let begun = {
-            let mut ledger = ledger.borrow_mut();
-            (ledger.tasks_ended, ledger.completed) = (0, 0);
-            ledger.operation
+            let mut ack_log = ack_log.borrow_mut();
+            (ack_log.tasks_ended, ack_log.completed) = (0, 0);
+            ack_log.operation
         };
-        let settings = OpenConfig { durability: self.durability, cores: 1 };
+        let config = OpenConfig { durability: self.durability, cores: 1 };
         let format = FormatConfig { unit_bytes: self.block_bytes, seed: 5, ..FormatConfig::default() };
-        let (shared, own) = (Rc::clone(ledger), handle.clone());
+        let (shared, own) = (Rc::clone(ack_log), handle.clone());
         handle.spawn(async move {
             let pool = BufferPool::new(16 << 20);
             let opened = async {
                 if first {
                     hash::format(&*device, &format).await?;
                 }
-                hash::open(&device, &pool, settings, &format).await
+                hash::open(&device, &pool, config, &format).await
             };
             let engine = match opened.await {
                 Ok(volume) => Rc::new(HashEngine::new(volume, 0, device, pool)),
-                Err(error) => return fail(&shared, format!("it does not open: {error}")),
+                Err(error) => return fail(&shared, format!("the volume does not open: {error}")),
             };
             if let Err(what) = audit(&engine, &shared).await {
                 return fail(&shared, what);
             }
-            let (kept, clock) = (Rc::clone(&engine), own.clone());
-            own.spawn(async move { kept.maintain(&clock, |_| ()).await });
+            let (maintained, clock) = (Rc::clone(&engine), own.clone());
+            own.spawn(async move { maintained.maintain(&clock, |_| ()).await });
             for task in 0..TASKS {
                 let random = Prng::new(begun ^ task << 32);
                 own.spawn(run_task(
                     Rc::clone(&engine),
                     Rc::clone(&shared),
                     own.clone(),
-                    settings,
+                    config,
                     task,
                     random,
                 ));
@@ -215,82 +215,83 @@ impl SimSetup {
         let mut finished = false;
         while !finished && self.sim.now() < deadline {
             self.sim.step(self.sim.now() + Nanos::from_millis(1));
-            let completed = ledger.borrow().completed;
+            let completed = ack_log.borrow().completed;
             faults(completed);
-            finished = ledger.borrow().tasks_ended == TASKS || ledger.borrow().failure.is_some();
+            finished = ack_log.borrow().tasks_ended == TASKS || ack_log.borrow().failure.is_some();
         }
         handle.shutdown();
         self.sim.remove_reactor(id);
-        match ledger.borrow_mut().failure.take() {
+        match ack_log.borrow_mut().failure.take() {
             Some(what) => Err(what),
             None if finished => Ok(()),
-            None => Err("standstill".to_owned()),
+            None => Err("no progress".to_owned()),
         }
     }
 }
 
-fn fail(ledger: &SharedCell<AckLog>, what: String) {
-    ledger.borrow_mut().failure.get_or_insert(what);
+fn fail(ack_log: &SharedCell<AckLog>, what: String) {
+    ack_log.borrow_mut().failure.get_or_insert(what);
 }
 
-/// Every key holds what was promised last, or what was tried after it.
-async fn audit(engine: &HashEngine, ledger: &SharedCell<AckLog>) -> Result<(), String> {
+/// Checks that every key holds its last durable value or a later attempted one.
+async fn audit(engine: &HashEngine, ack_log: &SharedCell<AckLog>) -> Result<(), String> {
     for index in 0..KEYS {
         let key = key_of(index);
         let found = engine.get(&key).await.map_err(|fault| format!("{key}: {fault}"))?;
         let found = found.map(|value| operation_of(&key, value.as_bytes()));
-        let mut ledger = ledger.borrow_mut();
-        let durable = ledger.durable.get(&key).copied();
-        let tried = ledger.attempted.remove(&key).unwrap_or_default();
-        if found != durable && !found.is_some_and(|found| tried.contains(&found) && Some(found) > durable) {
-            return Err(format!("{key}: promised was {durable:?}, found {found:?}, tried {tried:?}"));
+        let mut ack_log = ack_log.borrow_mut();
+        let durable = ack_log.durable.get(&key).copied();
+        let attempted = ack_log.attempted.remove(&key).unwrap_or_default();
+        if found != durable && !found.is_some_and(|found| attempted.contains(&found) && Some(found) > durable)
+        {
+            return Err(format!("{key}: durable {durable:?}, found {found:?}, attempted {attempted:?}"));
         }
-        ledger.durable.extend(found.map(|found| (key, found)));
+        ack_log.durable.extend(found.map(|found| (key, found)));
     }
-    ledger.borrow_mut().acknowledged.clear();
+    ack_log.borrow_mut().acknowledged.clear();
     Ok(())
 }
 
-/// Puts and flushes until the engine takes no more writes, or there were enough.
+/// Puts and flushes until the engine is read-only or all operations are done.
 async fn run_task(
     engine: Rc<HashEngine>,
-    ledger: SharedCell<AckLog>,
+    ack_log: SharedCell<AckLog>,
     handle: ReactorHandle,
-    settings: OpenConfig,
+    config: OpenConfig,
     task: u64,
     mut random: Prng,
 ) {
     for _ in 0..60 {
         let key = key_of(random.below(KEYS / TASKS) * TASKS + task);
         let operation = {
-            let mut ledger = ledger.borrow_mut();
-            ledger.operation += 1;
-            let operation = ledger.operation;
-            ledger.attempted.entry(key.clone()).or_default().push(operation);
+            let mut ack_log = ack_log.borrow_mut();
+            ack_log.operation += 1;
+            let operation = ack_log.operation;
+            ack_log.attempted.entry(key.clone()).or_default().push(operation);
             operation
         };
         let value = value_of(&key, operation, 8 + random.below(6000) as usize);
         match engine.put(&key, PutMode::Upsert, record_of(&key, &value), value.len()).await {
             Ok(PutOutcome::Stored) => {
-                let mut ledger = ledger.borrow_mut();
-                ledger.completed += 1;
-                match settings.durability {
-                    Durability::PowerSafe => drop(ledger.durable.insert(key, operation)),
-                    Durability::Completed => drop(ledger.acknowledged.insert(key, operation)),
+                let mut ack_log = ack_log.borrow_mut();
+                ack_log.completed += 1;
+                match config.durability {
+                    Durability::PowerSafe => drop(ack_log.durable.insert(key, operation)),
+                    Durability::Completed => drop(ack_log.acknowledged.insert(key, operation)),
                 }
             }
-            Ok(other) => return fail(&ledger, format!("a put was answered with {other:?}")),
-            // It may be the only one that the loss took; the next tells.
+            Ok(other) => return fail(&ack_log, format!("unexpected result of a put: {other:?}")),
+            // The connection loss may affect this write alone; the next call finds out.
             Err(EngineError::Device(_)) => {}
             Err(EngineError::ReadOnly) => break,
-            Err(fault) => return fail(&ledger, format!("a put failed: {fault}")),
+            Err(fault) => return fail(&ack_log, format!("a put failed: {fault}")),
         }
         if random.one_in(6) {
-            let before = ledger.borrow().acknowledged.clone();
+            let before = ack_log.borrow().acknowledged.clone();
             if engine.flush().await.is_ok() {
-                let mut ledger = ledger.borrow_mut();
+                let mut ack_log = ack_log.borrow_mut();
                 for (key, operation) in before {
-                    let durable = ledger.durable.entry(key).or_default();
+                    let durable = ack_log.durable.entry(key).or_default();
                     *durable = operation.max(*durable);
                 }
             }
@@ -299,24 +300,24 @@ async fn run_task(
             handle.sleep(Nanos::from_micros(random.below(400))).await;
         }
     }
-    ledger.borrow_mut().tasks_ended += 1;
+    ack_log.borrow_mut().tasks_ended += 1;
 }
 
-/// Plays one seed. The error says what does not hold.
+/// Runs one seed. The error is the first violation.
 fn run_seed(seed: u64) -> Result<(), String> {
     let (setup, mut random) = (SimSetup::new(seed), Prng::new(seed ^ 0xabc));
-    let ledger: SharedCell<AckLog> = Rc::default();
+    let ack_log: SharedCell<AckLog> = Rc::default();
     setup.boot();
     for session in 0..5 {
         let (at, kind) = (random.below(120), random.below(6));
         let (mut done, mut heal_at) = (false, None);
         let sim = &setup.sim;
-        setup.run_engine_session(&ledger, session == 0, |answered| {
+        setup.run_engine_session(&ack_log, session == 0, |completed| {
             if heal_at.is_some_and(|at| at <= sim.now()) {
                 heal_at = None;
                 sim.set_partitioned(setup.client, setup.node, false);
             }
-            if done || answered < at {
+            if done || completed < at {
                 return;
             }
             done = true;
@@ -340,12 +341,12 @@ fn run_seed(seed: u64) -> Result<(), String> {
         })?;
         sim.set_partitioned(setup.client, setup.node, false);
         if random.one_in(2) {
-            // Whatever was promised is promised for the node's sake, not for its memory's.
+            // Durability must not depend on the node's memory.
             sim.stop_host(setup.node, HostFailure::PowerLoss(CrashModel::LoseAll));
             setup.boot();
         }
     }
-    setup.run_engine_session(&ledger, false, |_| ())
+    setup.run_engine_session(&ack_log, false, |_| ())
 }
 
 #[test]
@@ -366,7 +367,7 @@ fn assert_found(name: &str) {
 #[test]
 fn a_flush_that_completes_before_the_nodes_flush_is_found() {
     client_bugs::inject(Some(ClientBug::CompleteFlushEarly));
-    assert_found("AnswerFlushEarly");
+    assert_found("CompleteFlushEarly");
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! Every scenario holds its promises over many seeds, and a seed repeats to the last event.
+//! Every scenario passes many seeds, and each seed is deterministic.
 
 use octokv_sim::{KvScenarioPlan, Scenario, SweepConfig, run_seed, run_sweep};
 
 #[expect(clippy::disallowed_methods, reason = "prints the simulator's speed")]
 fn assert_scenario_holds(scenario: Scenario) {
-    let settings = SweepConfig { scenario: Some(scenario), repeat_every: 10, ..SweepConfig::new(0..60) };
+    let config = SweepConfig { scenario: Some(scenario), repeat_every: 10, ..SweepConfig::new(0..60) };
     let began = std::time::Instant::now();
-    let outcome = run_sweep(&settings, |_| true);
+    let outcome = run_sweep(&config, |_| true);
     if let Some(failure) = outcome.failure {
         panic!("{failure}");
     }
@@ -60,19 +60,19 @@ fn the_faults_of_a_scenario_really_happen() {
     let of = |scenario| {
         let stats = (100..112).map(|seed| run_seed(seed, scenario, false).unwrap());
         stats.fold([0; 4], |sum, one| {
-            let [crashes, checkpoints, errors, rotten] = sum;
+            let [crashes, checkpoints, errors, corrupted] = sum;
             [
                 crashes + one.crashes,
                 checkpoints + one.checkpoints,
                 errors + one.device_errors,
-                rotten + one.corrupted_bits,
+                corrupted + one.corrupted_bits,
             ]
         })
     };
     let [crashes, checkpoints, ..] = of(Scenario::Crashes);
     assert!(crashes > 12 && checkpoints > 0, "{crashes} crashes, {checkpoints} checkpoints");
-    let [.., errors, rotten] = of(Scenario::Disk);
-    assert!(errors > 12 && rotten > 6, "{errors} errors, {rotten} rotten bits");
+    let [.., errors, corrupted] = of(Scenario::Disk);
+    assert!(errors > 12 && corrupted > 6, "{errors} errors, {corrupted} corrupted bits");
 }
 
 #[test]
@@ -80,12 +80,12 @@ fn the_faults_and_changes_of_block_scenarios_really_happen() {
     let of = |scenario| {
         let stats = (100..116).map(|seed| run_seed(seed, scenario, false).unwrap());
         stats.fold([0; 6], |sum, one| {
-            let [crashes, errors, changes, away, fenced, undecided] = sum;
+            let [crashes, errors, changes, rejected, fenced, undecided] = sum;
             [
                 crashes + one.crashes,
                 errors + one.device_errors,
                 changes + one.admin_changes,
-                away + one.rejected_commands,
+                rejected + one.rejected_commands,
                 fenced + one.fenced_sessions,
                 undecided + one.undecided_keys,
             ]
@@ -96,8 +96,8 @@ fn the_faults_and_changes_of_block_scenarios_really_happen() {
         crashes > 6 && errors > 6 && changes == 0,
         "{crashes} crashes, {errors} errors, {changes} changes"
     );
-    let [_, _, changes, away, ..] = of(Scenario::Namespaces);
-    assert!(changes > 100 && away > 100, "{changes} changes, {away} commands turned away");
+    let [_, _, changes, rejected, ..] = of(Scenario::Namespaces);
+    assert!(changes > 100 && rejected > 100, "{changes} changes, {rejected} commands rejected");
     let [crashes, errors, _, _, fenced, undecided] = of(Scenario::Remote);
     assert!(crashes > 6 && errors > 6 && fenced > 6, "{crashes} crashes, {errors} errors, {fenced} fenced");
     assert_eq!(undecided, 0);

@@ -1,13 +1,12 @@
-//! One host of clients of namespaces of blocks: sessions of the real initiator that read, write, zero, give up,
-//! compare, verify and flush as the load says.
+//! One client host of block namespaces: sessions of the production client that read, write, write zeroes, deallocate,
+//! compare, verify and flush at random.
 //!
-//! In: the node's address, a stream of random numbers, and what the others on all hosts share. Out: calls and
-//! their outcomes in the history of the disk, block by block, and the first thing that cannot be.
+//! In: the node's address, a random number generator, and the state shared by all hosts. Out: calls and their
+//! results in the history of the disk, by block, and the first violation.
 //!
-//! Invariants: every command that was submitted is answered exactly once while its session lives; a
-//! command whose session is dropped has an unknown outcome; while resting nothing new is asked, and each
-//! session ends, in order or abruptly. A command of several blocks is one call on each: nothing is promised of
-//! them together.
+//! Invariants: each submitted command completes exactly once while its session exists; a command of a dropped
+//! session has an unknown outcome; while quiescing, sessions submit nothing and end, by a disconnect or by a drop.
+//! A command on several blocks is one call on each: it is not atomic across blocks.
 
 use super::scenario::{BlockLoad, DiskPlan};
 use crate::client_host::{ClientHost, client_config, draw_weighted};
@@ -28,45 +27,45 @@ use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-/// What all hosts share.
+/// State shared by all client hosts of a simulation.
 pub struct BlockRunState {
-    /// What was asked and heard of each disk.
+    /// Calls and results of all clients, by disk; the keys are blocks.
     pub histories: Vec<History>,
-    /// The disks' plans.
+    /// Configuration of the disks.
     pub disks: Vec<DiskPlan>,
-    /// As which namespace each disk is served now.
+    /// Current namespace of each disk; `None` while it has none.
     pub served_as: Vec<Option<NamespaceId>>,
-    /// What to ask.
+    /// Distribution of commands.
     pub load: BlockLoad,
-    /// The most bytes of a command.
+    /// Maximum transfer size of a command, in bytes.
     pub bytes_max: u64,
-    /// Commands submitted, and the most there may be.
+    /// Commands submitted so far.
     pub submitted: u64,
-    /// See above.
+    /// Maximum of `submitted` in this phase.
     pub submit_limit: u64,
-    /// Commands answered or lost.
+    /// Commands completed, or lost with their session.
     pub completed: u64,
-    /// Commands that were answered in time, well, with what they asked for.
+    /// Commands completed without error.
     pub succeeded: u64,
-    /// Commands refused because of what the operator did.
+    /// Commands rejected because of a change by the operator.
     pub rejected_commands: u64,
-    /// The first thing that cannot be.
+    /// The first violated guarantee.
     pub violation: Option<String>,
-    /// What is wrong with the disks.
+    /// Active faults of the node's disks.
     pub faults: DiskFaults,
-    /// Whether clients are to leave.
+    /// Whether clients submit nothing and disconnect.
     pub quiescing: bool,
-    /// Whether an operator is at work.
+    /// Whether an operator changes the node during the simulation.
     pub has_operator: bool,
-    /// Whether every command must be answered before its host gives up.
+    /// Whether a command timeout is a violation.
     pub must_not_time_out: bool,
 }
 
 const RETRY_DELAY: Nanos = Nanos::from_millis(3);
-/// How long an orderly end may take before the session is dropped.
+/// Time that a disconnect may take before the session is dropped.
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(3);
 
-/// What a session waits for: a call on each block.
+/// A command without a response yet: one call per block.
 struct OutstandingBlockCommand {
     disk: usize,
     kind: BlockCommandKind,
@@ -78,7 +77,7 @@ enum BlockCommandKind {
     Read {
         cell: usize,
     },
-    /// Also write zeroes.
+    /// A Write or Write Zeroes.
     Write {
         durable: bool,
     },
@@ -94,13 +93,13 @@ struct BlockSessionSlot {
     session: Option<Session<SimSockets>>,
     disk: usize,
     pending: FxHashMap<u64, OutstandingBlockCommand>,
-    /// When to connect, or to ask, again.
+    /// Time of the next connection attempt or command.
     not_before: Nanos,
-    /// Whether and since when it is being closed in order.
+    /// Start of the disconnect, if one is in progress.
     closing_since: Option<Nanos>,
 }
 
-/// The clients of one host, as a reactor runs them.
+/// The sessions of one host; a reactor drives them.
 pub struct BlockClients {
     sim: SimEnv,
     host: SimHostId,
@@ -115,7 +114,7 @@ pub struct BlockClients {
 }
 
 impl BlockClients {
-    /// The clients of `host`, of the node at `node`.
+    /// Clients on `host` for the node at address `node`.
     pub fn new(
         sim: &SimEnv,
         host: &ClientHost,
@@ -124,7 +123,7 @@ impl BlockClients {
         handle: ReactorHandle,
         shared: &Rc<RefCell<BlockRunState>>,
     ) -> BlockClients {
-        let ClientHost { id: host, plan, session_count: live } = host;
+        let ClientHost { id: host, plan, session_count } = host;
         let slot = |_| BlockSessionSlot {
             session: None,
             disk: 0,
@@ -132,7 +131,7 @@ impl BlockClients {
             not_before: Nanos::ZERO,
             closing_since: None,
         };
-        live.set(0);
+        session_count.set(0);
         BlockClients {
             sim: sim.clone(),
             host: *host,
@@ -143,11 +142,11 @@ impl BlockClients {
             shared: Rc::clone(shared),
             slots: (0..plan.sessions).map(slot).collect(),
             next_token: 0,
-            session_count: Rc::clone(live),
+            session_count: Rc::clone(session_count),
         }
     }
 
-    /// Does what there is to do now. False when there was nothing.
+    /// Runs one reactor iteration. Returns whether any work was done.
     pub fn run_iteration(&mut self, now: Nanos) -> bool {
         self.handle.begin_iteration(now);
         let (mut busy, mut wake) = (false, Nanos::NEVER);
@@ -157,15 +156,15 @@ impl BlockClients {
             let slot = &self.slots[index];
             wake = wake.min(match &slot.session {
                 Some(session) => {
-                    let ask_at = if slot.not_before > now { slot.not_before } else { Nanos::NEVER };
+                    let submit_at = if slot.not_before > now { slot.not_before } else { Nanos::NEVER };
                     let closed_at = slot.closing_since.map_or(Nanos::NEVER, |since| since + CLOSE_TIMEOUT);
-                    session.next_deadline().min(ask_at).min(closed_at)
+                    session.next_deadline().min(submit_at).min(closed_at)
                 }
                 None if quiescing => Nanos::NEVER,
                 None => slot.not_before.max(now + Nanos(1)),
             });
         }
-        self.session_count.set(self.slots.iter().filter(|seat| seat.session.is_some()).count());
+        self.session_count.set(self.slots.iter().filter(|slot| slot.session.is_some()).count());
         self.handle.request_wakeup_at(wake);
         busy
     }
@@ -181,10 +180,10 @@ impl BlockClients {
         let mut busy = self.poll(index, now);
         let slot = &mut self.slots[index];
         let Some(session) = &slot.session else { return busy };
-        let gone = self.shared.borrow().served_as[slot.disk] != Some(session.config().namespace);
+        let is_removed = self.shared.borrow().served_as[slot.disk] != Some(session.config().namespace);
         if session.ended().is_some()
             || (quiescing && self.should_drop_session(index, now))
-            || (gone && self.random.one_in(20))
+            || (is_removed && self.random.one_in(20))
         {
             self.drop_session(index, now);
             return true;
@@ -199,7 +198,7 @@ impl BlockClients {
         busy
     }
 
-    /// Connects to one of the namespaces that there are.
+    /// Connects to a random namespace. Returns false if the node has none.
     fn connect(&mut self, index: usize, now: Nanos) -> bool {
         let served: Vec<(usize, NamespaceId)> = {
             let shared = self.shared.borrow();
@@ -212,31 +211,31 @@ impl BlockClients {
             return false;
         }
         let (disk, namespace) = served[self.random.below(served.len() as u64) as usize];
-        let settings = ClientConfig { namespace, ..client_config(self.host, &self.plan) };
+        let config = ClientConfig { namespace, ..client_config(self.host, &self.plan) };
         slot.disk = disk;
-        slot.session = Some(Session::new(self.sim.sockets(self.host), self.node, settings, now));
+        slot.session = Some(Session::new(self.sim.sockets(self.host), self.node, config, now));
         true
     }
 
     fn poll(&mut self, index: usize, now: Nanos) -> bool {
         let slot = &mut self.slots[index];
         let Some(session) = &mut slot.session else { return false };
-        let (shared, waiting) = (&self.shared, &mut slot.pending);
-        let busy = session.poll(now, |token, answer| {
+        let (shared, pending) = (&self.shared, &mut slot.pending);
+        let busy = session.poll(now, |token, response| {
             let mut shared = shared.borrow_mut();
-            match waiting.remove(&token) {
-                Some(asked) => shared.complete(asked, answer),
-                None => shared.fail(format!("token {token} was answered twice")),
+            match pending.remove(&token) {
+                Some(command) => shared.complete(command, response),
+                None => shared.fail(format!("token {token} completed twice")),
             }
         });
         let mut shared = self.shared.borrow_mut();
         if shared.must_not_time_out && session.last_error() == Some(ConnectionError::TimedOut) {
-            shared.fail("a command was never answered".to_owned());
+            shared.fail("a command timed out without an injected fault".to_owned());
         }
         busy
     }
 
-    /// While resting: drops some sessions with what they wait for, closes others when that has come.
+    /// While quiescing: whether to drop this session now; otherwise starts its disconnect once no command is pending.
     fn should_drop_session(&mut self, index: usize, now: Nanos) -> bool {
         let slot = &mut self.slots[index];
         if let Some(since) = slot.closing_since {
@@ -252,10 +251,10 @@ impl BlockClients {
         if self.random.one_in(2) {
             return true;
         }
-        let (shared, waiting) = (&self.shared, &mut slot.pending);
-        session.close(now, |token, answer| {
-            if let Some(asked) = waiting.remove(&token) {
-                shared.borrow_mut().complete(asked, answer);
+        let (shared, pending) = (&self.shared, &mut slot.pending);
+        session.close(now, |token, response| {
+            if let Some(command) = pending.remove(&token) {
+                shared.borrow_mut().complete(command, response);
             }
         });
         slot.closing_since = Some(now);
@@ -269,7 +268,7 @@ impl BlockClients {
         if let Some(Error::Connect(_, lost)) = session.ended()
             && shared.is_protocol_violation(&lost)
         {
-            shared.fail(format!("a session ended: {lost}"));
+            shared.fail(format!("protocol violation: a session ended: {lost}"));
         }
         shared.completed += slot.pending.len() as u64;
         drop((shared, session));
@@ -280,8 +279,9 @@ impl BlockClients {
     fn can_submit(&self, index: usize, now: Nanos) -> bool {
         let slot = &self.slots[index];
         let shared = self.shared.borrow();
-        let room = slot.session.as_ref().is_some_and(|session| session.free_slots() > 0);
-        room && now >= slot.not_before
+        let has_free_slot = slot.session.as_ref().is_some_and(|session| session.free_slots() > 0);
+        has_free_slot
+            && now >= slot.not_before
             && slot.pending.len() < self.plan.commands_max
             && shared.submitted < shared.submit_limit
             && shared.violation.is_none()
@@ -295,7 +295,7 @@ impl BlockClients {
         self.next_token += 1;
         let submit = |command: Command<'_>| session.submit(command, token);
         match shared.submit_random(&mut self.random, slot.disk, submit) {
-            Ok(asked) => drop(slot.pending.insert(token, asked)),
+            Ok(command) => drop(slot.pending.insert(token, command)),
             Err(why) => shared.fail(why),
         }
         if self.plan.think_time_max > Nanos::ZERO {
@@ -305,14 +305,14 @@ impl BlockClients {
 }
 
 impl Drop for BlockClients {
-    /// Its host died: what its sessions wait for is never answered.
+    /// The host crashed: its outstanding commands never complete.
     fn drop(&mut self) {
-        let lost: usize = self.slots.iter().map(|seat| seat.pending.len()).sum();
+        let lost: usize = self.slots.iter().map(|slot| slot.pending.len()).sum();
         self.shared.borrow_mut().completed += lost as u64;
     }
 }
 
-/// Statuses of commands that the operator is the reason for, and that did nothing.
+/// Status codes of commands rejected, without effect, because of a change by the operator.
 const REJECTED_STATUSES: [Status; 4] = [
     Status::INVALID_NAMESPACE,
     Status::ANA_INACCESSIBLE,
@@ -321,12 +321,13 @@ const REJECTED_STATUSES: [Status; 4] = [
 ];
 
 impl BlockRunState {
-    /// Notes the first thing that cannot be.
-    pub fn fail(&mut self, what: String) {
-        self.violation.get_or_insert(what);
+    /// Records the first violation; ignores later ones.
+    pub fn fail(&mut self, message: String) {
+        self.violation.get_or_insert(message);
     }
 
-    /// Whether a session ended as none does, whatever happens to hosts, links, disks and namespaces.
+    /// Whether this error violates the protocol: no fault of hosts, links or disks and no change by an operator, if
+    /// there is one, may cause it.
     fn is_protocol_violation(&self, lost: &ConnectionError) -> bool {
         match lost {
             ConnectionError::Closed
@@ -344,7 +345,7 @@ impl BlockRunState {
         }
     }
 
-    /// Draws a command and hands it to `submit`.
+    /// Draws a command and passes it to `submit`.
     fn submit_random(
         &mut self,
         random: &mut Prng,
@@ -362,22 +363,22 @@ impl BlockRunState {
         let force_unit_access = random.one_in(durable_one_in);
         let history = &mut self.histories[disk];
         let mut begin = |call: Call| cells.clone().map(|cell| history.begin(cell, call)).collect();
-        let (what, ids, submitted) = match draw_weighted(random, &mix) {
+        let (kind, ids, submitted) = match draw_weighted(random, &mix) {
             0 => {
-                let (what, ids) = (BlockCommandKind::Read { cell: cells.start }, begin(Call::Get));
-                (what, ids, submit(Command::Read { range, buffer: None }))
+                let (kind, ids) = (BlockCommandKind::Read { cell: cells.start }, begin(Call::Get));
+                (kind, ids, submit(Command::Read { range, buffer: None }))
             }
             1 => {
                 let (data, ids) = begin_write(history, cells, block_bytes);
                 let data = Value::Slice(&data);
-                let what = BlockCommandKind::Write { durable: force_unit_access };
-                (what, ids, submit(Command::Write { lba, data, force_unit_access }))
+                let kind = BlockCommandKind::Write { durable: force_unit_access };
+                (kind, ids, submit(Command::Write { lba, data, force_unit_access }))
             }
             2 => {
-                let (what, ids) =
+                let (kind, ids) =
                     (BlockCommandKind::Write { durable: force_unit_access }, begin(Call::Delete));
                 let deallocate = random.one_in(2);
-                (what, ids, submit(Command::WriteZeroes { range, force_unit_access, deallocate }))
+                (kind, ids, submit(Command::WriteZeroes { range, force_unit_access, deallocate }))
             }
             3 => (
                 BlockCommandKind::Deallocate,
@@ -394,20 +395,20 @@ impl BlockRunState {
             5 => (BlockCommandKind::Verify, Vec::new(), submit(Command::Verify { range })),
             _ => (BlockCommandKind::Flush, vec![history.begin_keyless()], submit(Command::Flush)),
         };
-        submitted.map_err(|why| format!("a command was not taken: {why:?}"))?;
-        Ok(OutstandingBlockCommand { disk, kind: what, ids, reads_failed: self.faults.reads_failed() })
+        submitted.map_err(|why| format!("the client rejected a command: {why:?}"))?;
+        Ok(OutstandingBlockCommand { disk, kind, ids, reads_failed: self.faults.reads_failed() })
     }
 
-    /// Takes an answer in.
+    /// Records the response of a command and checks it.
     fn complete(&mut self, pending: OutstandingBlockCommand, response: Result<Response, Error>) {
         self.completed += 1;
         self.succeeded += u64::from(response.is_ok());
         let checked = match response {
-            Ok(answer) => self.check_response(&pending, answer),
+            Ok(response) => self.check_response(&pending, response),
             Err(error) => self.check_error(&pending, &error),
         };
-        if let Err(what) = checked {
-            self.fail(what);
+        if let Err(message) = checked {
+            self.fail(message);
         }
     }
 
@@ -422,7 +423,7 @@ impl BlockRunState {
             (BlockCommandKind::Read { cell }, Response::Blocks { data }) => {
                 let block_bytes = self.disks[pending.disk].block_bytes as usize;
                 if data.len() != pending.ids.len() * block_bytes {
-                    return Err(format!("{} B came of {} blocks", data.len(), pending.ids.len()));
+                    return Err(format!("a read of {} blocks returned {} B", pending.ids.len(), data.len()));
                 }
                 for (at, (&id, block)) in ids.zip(data.chunks(block_bytes)).enumerate() {
                     let seen = observe_block(history, cell + at, block)?;
@@ -448,7 +449,7 @@ impl BlockRunState {
                 let seen = if is_zero { Observed::Present } else { Observed::NotValue(operations[0]) };
                 history.end(pending.ids[0], CallResult::Observed(seen))
             }
-            // Which of the blocks it was is not told.
+            // The response does not identify the block that differs.
             (BlockCommandKind::Compare { .. }, Response::CompareFailed) => {
                 ids.for_each(|&id| history.mark_not_executed(id));
                 Ok(())
@@ -462,11 +463,11 @@ impl BlockRunState {
                 self.mark_not_executed(pending);
                 Ok(())
             }
-            (_, answer) => Err(format!("an answer to something else: {answer:?}")),
+            (_, response) => Err(format!("unexpected response: {response:?}")),
         }
     }
 
-    /// It did nothing, and told nothing.
+    /// Records that a command had no effect and returned no data.
     fn mark_not_executed(&mut self, pending: &OutstandingBlockCommand) {
         if !matches!(pending.kind, BlockCommandKind::Flush) {
             pending.ids.iter().for_each(|&id| self.histories[pending.disk].mark_not_executed(id));
@@ -492,17 +493,17 @@ impl BlockRunState {
             }
             Error::OutcomeUnknown => {}
             Error::UnrecoveredRead if reads && read_failed => self.mark_not_executed(pending),
-            // A part of a block of the disk could not be read, and so not be patched.
+            // Read-modify-write of a partial device block failed at its read.
             Error::UnrecoveredRead if !reads && read_failed => {}
             Error::Status(status)
                 if status.is(Status::MEDIA_WRITE_FAULT) && !reads && self.faults.operations_failed() > 0 => {}
-            other => return Err(format!("a command failed as none may: {other}")),
+            other => return Err(format!("unexpected error: {other}")),
         }
         Ok(())
     }
 }
 
-/// Begins a write of new contents to each of these blocks.
+/// Begins a write of new contents, one operation per block.
 fn begin_write(
     history: &mut History,
     cells: std::ops::Range<usize>,
@@ -518,7 +519,7 @@ fn begin_write(
     (data, ids)
 }
 
-/// What these operations wrote to these blocks; zeros for operation 0.
+/// Contents that these operations wrote to these blocks; zeroes for operation 0.
 fn expected_contents(
     history: &History,
     cells: std::ops::Range<usize>,
@@ -532,7 +533,10 @@ fn expected_contents(
     cells.zip(operations).flat_map(block).collect()
 }
 
-/// What a block holds.
+/// The operation that wrote a block; a block of zeroes is [`Observed::Absent`].
+///
+/// # Errors
+/// The mismatch, if no operation wrote these contents to this block.
 pub fn observe_block(history: &History, cell: usize, block: &[u8]) -> Result<Observed, String> {
     if block.iter().all(|&byte| byte == 0) {
         return Ok(Observed::Absent);

@@ -1,16 +1,17 @@
-//! One world of namespaces of blocks, played from its plan to its end.
+//! Simulations of block namespaces.
 //!
 //! ```text
-//!   boot ─▶ audit ─▶ round: load, faults, an operator's changes ─▶ its end: rest, restart or crash ─▶ audit ─▶ …
+//!   boot ─▶ audit ─▶ phase: load, faults, operator changes ─▶ its end: quiesce, restart or crash ─▶ audit ─▶ …
 //! ```
-//! In: a [`plan::BlockScenarioPlan`]. Out: figures, or the first promise that does not hold. A block is a register: from
-//! audit to audit the calls on each must have an order ([`crate::register`]). After a power cut each holds what
-//! was durable (written with FUA, or before a flush that was acknowledged) or something newer. Blocks that nobody
-//! uses stay zero. At rest nothing may be in use; what leaves must end; every command is answered once.
+//! In: a [`scenario::BlockScenarioPlan`]. Out: statistics, or the first violation. Each block is a register: the
+//! calls on it between two audits must be linearizable ([`crate::linearizability`]). After a power loss each block
+//! holds its last durable contents (written with FUA, or before an acknowledged flush) or something newer. Blocks
+//! that no client uses stay zero. After quiescing no resource may be in use; requests on a removed namespace must
+//! end; every command completes exactly once.
 //!
 //! # Layout
-//! - this file: the play. [`scenario`]: what happens. [`node`]: the node under test. [`clients`]: its clients.
-//! - [`operator`]: who changes things while it runs.
+//! - this file: the runner. [`scenario`]: its plan. [`node`]: the node under test. [`clients`]: its clients.
+//! - [`operator`]: reconfigures the node while it runs.
 
 pub mod clients;
 pub mod node;
@@ -34,7 +35,7 @@ use scenario::{BlockScenarioPlan, DiskPlan};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// How long anything may take in virtual time once nothing is wrong any more.
+/// Simulated time within which each step must complete while no fault is active.
 pub(crate) const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
 
 struct BlockRunner<'a> {
@@ -46,38 +47,41 @@ struct BlockRunner<'a> {
     hosts: Vec<ClientHost>,
     shared: Rc<RefCell<BlockRunState>>,
     faults: DiskFaults,
-    /// Faults in force, and until when.
+    /// Active faults and their end times.
     active_faults: Vec<(Nanos, FaultKind)>,
-    /// Whether what was acknowledged since the last audit and not flushed may be lost.
+    /// Whether writes acknowledged and not flushed since the last audit may be lost.
     may_lose_unflushed: bool,
-    /// What each block of each disk may hold after a power cut now, as far as earlier segments go.
+    /// By disk and block: states that may return after a power loss, considering only earlier segments.
     crash_states: Vec<Vec<Vec<KeyState>>>,
     stats: ScenarioStats,
 }
 
-/// Plays a plan. The error says what does not hold.
+/// Runs a plan.
+///
+/// # Errors
+/// The first violated guarantee, with the simulated time.
 pub fn run_scenario(plan: &BlockScenarioPlan) -> Result<ScenarioStats, String> {
     let mut runner = BlockRunner::new(plan);
     let result = runner.run();
     let at = runner.sim.now();
-    result.map_err(|what| format!("at {} ns, {} core(s): {what}", at.0, plan.node.cores))?;
+    result.map_err(|message| format!("at {} ns, {} core(s): {message}", at.0, plan.node.cores))?;
     Ok(runner.stats)
 }
 
-/// The name of a block in histories; its contents depend on it.
+/// Key of a block in histories; block contents are generated from it.
 fn block_key(disk: usize, cell: u64) -> Key {
-    Key::new(format!("disk {disk} block {cell}").as_bytes()).expect("short")
+    Key::new(format!("disk {disk} block {cell}").as_bytes()).expect("at most 1024 bytes")
 }
 
 impl<'a> BlockRunner<'a> {
     fn new(plan: &'a BlockScenarioPlan) -> BlockRunner<'a> {
         let mut random = Prng::new(mix64(plan.seed ^ 0xb10c));
-        let settings = SimEnvConfig {
+        let config = SimEnvConfig {
             seed: random.next_u64(),
             iteration_cost_min: plan.iteration_cost,
             link: plan.link,
         };
-        let sim = SimEnv::new(settings);
+        let sim = SimEnv::new(config);
         let faults = DiskFaults::new(random.fork());
         let node = BlockNodeUnderTest::new(&sim, plan, faults.clone());
         let history = |(disk, plan): (usize, &DiskPlan)| {
@@ -158,7 +162,10 @@ impl<'a> BlockRunner<'a> {
         self.sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
 
-    /// Runs until `done`; an error when that takes longer than anything may.
+    /// Runs the simulation until `done`.
+    ///
+    /// # Errors
+    /// A violation, or no progress within [`PROGRESS_TIMEOUT`].
     fn wait_for(
         &mut self,
         what: &str,
@@ -168,7 +175,7 @@ impl<'a> BlockRunner<'a> {
         let (sim, node, shared) = (self.sim.clone(), &self.node, Rc::clone(&self.shared));
         let finished = sim.run_until_true(deadline, || shared.borrow().violation.is_some() || done(node));
         self.take_violation()?;
-        if finished { Ok(()) } else { Err(format!("standstill: {what} never comes to its end")) }
+        if finished { Ok(()) } else { Err(format!("no progress: {what} does not end")) }
     }
 
     fn take_violation(&self) -> Result<(), String> {
@@ -179,7 +186,7 @@ impl<'a> BlockRunner<'a> {
         let begun = self.shared.borrow().completed;
         {
             let mut shared = self.shared.borrow_mut();
-            // A crash comes in the middle of things: there is always more to ask.
+            // A crash interrupts commands, so the load continues until it.
             let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
             shared.submit_limit = shared.submitted + phase.operations + more;
             shared.quiescing = false;
@@ -196,14 +203,14 @@ impl<'a> BlockRunner<'a> {
                 self.stop(HostFailure::ProcessKilled);
                 self.boot()?;
             }
-            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery: again } => {
+            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery } => {
                 for _ in 0..*steps {
                     self.sim.step(Nanos::NEVER);
                 }
                 self.crash(*stop);
                 self.end_all_faults();
                 self.boot()?;
-                for &(after, stop) in again {
+                for &(after, stop) in crashes_in_recovery {
                     self.sim.run_until(self.sim.now() + after);
                     self.crash(stop);
                     self.boot()?;
@@ -213,7 +220,7 @@ impl<'a> BlockRunner<'a> {
         self.take_violation()
     }
 
-    /// Runs until so many commands are answered, ending faults whose time is over and letting the operator work.
+    /// Runs until `completed` commands have completed, ending faults at their end times and applying operator changes.
     fn run_until_completed(&mut self, completed: u64) -> Result<(), String> {
         let mut deadline = self.sim.now() + PROGRESS_TIMEOUT;
         loop {
@@ -242,7 +249,7 @@ impl<'a> BlockRunner<'a> {
                 deadline = now + PROGRESS_TIMEOUT;
             }
             if now >= deadline {
-                return Err("standstill: clients get no more answers".to_owned());
+                return Err("no progress: clients receive no responses".to_owned());
             }
         }
     }
@@ -288,7 +295,7 @@ impl<'a> BlockRunner<'a> {
         }
     }
 
-    /// Ends every fault.
+    /// Ends every active fault.
     fn end_all_faults(&mut self) {
         for (_, kind) in std::mem::take(&mut self.active_faults) {
             self.end_fault(kind);
@@ -296,24 +303,25 @@ impl<'a> BlockRunner<'a> {
         self.faults.clear();
     }
 
-    /// Has every client leave, and waits until nothing is in use.
+    /// Disconnects all clients and waits until no resource of the node is in use.
     fn quiesce(&mut self) -> Result<(), String> {
         self.end_all_faults();
         self.shared.borrow_mut().quiescing = true;
         let session_counts: Vec<Rc<Cell<usize>>> =
             self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
-        self.wait_for("the leaving of clients", |_| session_counts.iter().all(|live| live.get() == 0))?;
+        self.wait_for("the disconnect of clients", |_| session_counts.iter().all(|count| count.get() == 0))?;
         self.node.track_idle(true);
-        let rested = self.wait_for("the node's work for clients that left", BlockNodeUnderTest::is_quiescent);
-        if let Err(what) = rested {
-            return Err(format!("{what} ({})", self.node.find_leak().unwrap_or_default()));
+        let idle =
+            self.wait_for("the node's work for disconnected clients", BlockNodeUnderTest::is_quiescent);
+        if let Err(message) = idle {
+            return Err(format!("{message} ({})", self.node.find_leak().unwrap_or_default()));
         }
         self.operator.restore_defaults(&self.sim, &self.node, &self.shared)?;
         self.node.track_idle(false);
         self.node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
 
-    /// Brings everything to rest and looks up what every block holds.
+    /// Quiesces and audits every block.
     fn quiesce_and_audit(&mut self) -> Result<(), String> {
         self.quiesce()?;
         self.audit()
@@ -338,7 +346,7 @@ impl<'a> BlockRunner<'a> {
         self.stop(stop);
     }
 
-    /// Audits the disks of the node, which is down, and starts it.
+    /// Audits the disks of the stopped node and starts it.
     fn boot(&mut self) -> Result<(), String> {
         self.audit()?;
         self.node.boot();
@@ -346,7 +354,7 @@ impl<'a> BlockRunner<'a> {
         self.operator.restore_defaults(&self.sim, &self.node, &self.shared)
     }
 
-    /// Looks up what every block holds: no order of calls may contradict it.
+    /// Checks the history of every block against its contents on disk and begins the next segment.
     fn audit(&mut self) -> Result<(), String> {
         let relaxed = std::mem::take(&mut self.may_lose_unflushed);
         for disk in 0..self.plan.disks.len() {
@@ -361,16 +369,16 @@ impl<'a> BlockRunner<'a> {
                 let events: &[CallRecord] = if relaxed { &all[..before[cell]] } else { all };
                 let crash_states = &mut self.crash_states[disk][cell];
                 if !history.flushes().is_empty() {
-                    // It covered whatever was there when the segment began.
+                    // The flush made the initial state of the segment durable.
                     *crash_states = vec![history.starts()[cell]];
                 }
-                let may = crash_survivors(crash_states, &all[..before[cell]], history.flushes());
-                if relaxed && !matches_any(state, &may) {
+                let allowed = crash_survivors(crash_states, &all[..before[cell]], history.flushes());
+                if relaxed && !matches_any(state, &allowed) {
                     let what = describe_violation(history, cell, events);
-                    return Err(format!("after the power cut {state:?} is not one of {may:?}: {what}"));
+                    return Err(format!("after the power loss {state:?} is not one of {allowed:?}: {what}"));
                 }
-                // What a power cut left is durable; otherwise it may be what it was, or anything since.
-                *crash_states = if relaxed { Vec::new() } else { may };
+                // State after a power loss is durable; otherwise any of the earlier states may return.
+                *crash_states = if relaxed { Vec::new() } else { allowed };
                 if !crash_states.contains(&state) {
                     crash_states.push(state);
                 }
@@ -396,7 +404,7 @@ impl<'a> BlockRunner<'a> {
                     _ => KeyState::Missing,
                 });
             } else if block.iter().any(|&byte| byte != 0) {
-                return Err(format!("disk {disk}: block {lba}, which nobody uses, is not zero"));
+                return Err(format!("disk {disk}: block {lba}, which no client uses, is not zero"));
             }
         }
         Ok(states)

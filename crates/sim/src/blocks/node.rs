@@ -1,10 +1,10 @@
-//! The node under test: the production reactors, target and block store on a virtual host with several disks,
-//! whose namespaces come and go while it runs.
+//! The node under test: the production reactors, target and block backend on a simulated host with several disks,
+//! whose namespaces are added and removed while it runs.
 //!
 //! ```text
-//!   Off ──boot──▶ Up ──attach, detach (as the real node orders its cores)──▶ Up ──stop──▶ Off
+//!   Off ──boot──▶ Up ──attach, detach (core by core, as in the real node)──▶ Up ──stop──▶ Off
 //! ```
-//! In: when to start and stop it, which disk to serve as which namespace. Out: what is in use.
+//! In: calls to start and stop it, and the disk that each namespace serves. Out: resources in use.
 
 use super::scenario::{BlockScenarioPlan, DiskPlan};
 use crate::faulty_disk::{DiskFaults, FaultyDisk};
@@ -27,15 +27,15 @@ const PORT: u16 = 4420;
 const MAILBOX_MESSAGES: usize = 4;
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 
-type ArrivingNamespaces = Rc<RefCell<Vec<(NamespaceId, NamespaceBackend<HashEngine>)>>>;
+type PendingNamespaces = Rc<RefCell<Vec<(NamespaceId, NamespaceBackend<HashEngine>)>>>;
 
 struct BlockNodeCore {
     handle: ReactorHandle,
     channel: DeviceHandle,
     pool: BufferPool,
-    stores: Rc<NamespaceTable<HashEngine>>,
-    /// Those that it takes in before its next turn.
-    arriving: ArrivingNamespaces,
+    namespaces: Rc<NamespaceTable<HashEngine>>,
+    /// Namespaces that the core attaches before its next iteration.
+    pending_namespaces: PendingNamespaces,
     connections: Rc<Cell<usize>>,
     requests: Rc<Cell<usize>>,
     is_idle: Rc<Cell<bool>>,
@@ -46,33 +46,34 @@ struct RunningBlockNode {
     cores: Vec<BlockNodeCore>,
 }
 
-/// The stores of a namespace that was removed, until nobody uses them.
+/// Backends of a removed namespace, until the last request on it ends.
+#[derive(Default)]
 pub struct DrainingBackends(Vec<Rc<NamespaceBackend<HashEngine>>>);
 
 impl DrainingBackends {
-    /// Whether the last request on it has ended.
+    /// Whether the last request on the namespace has ended.
     pub fn is_drained(&self) -> bool {
-        self.0.iter().all(|store| Rc::strong_count(store) == 1)
+        self.0.iter().all(|backend| Rc::strong_count(backend) == 1)
     }
 }
 
-/// The node's host.
+/// The node and its host.
 pub struct BlockNodeUnderTest {
     sim: SimEnv,
-    /// Its host.
+    /// The simulated host.
     pub host: SimHostId,
     disks: Vec<SimDiskId>,
     plan: BlockScenarioPlan,
     faults: DiskFaults,
-    /// Whether cores look after each turn whether they are idle; costs time.
+    /// Whether cores publish whether they are idle after each iteration; off by default because it costs time.
     tracks_idle: Rc<Cell<bool>>,
-    /// The monitors of all its starts.
+    /// The monitor of each start.
     monitors: Vec<Arc<Monitor>>,
     running: Option<RunningBlockNode>,
 }
 
 impl BlockNodeUnderTest {
-    /// A node with empty disks, off.
+    /// A stopped node with empty disks.
     pub fn new(sim: &SimEnv, plan: &BlockScenarioPlan, faults: DiskFaults) -> BlockNodeUnderTest {
         let host = sim.add_host();
         let disks = plan.disks.iter().map(|disk| sim.add_disk(host, disk.disk)).collect();
@@ -89,23 +90,23 @@ impl BlockNodeUnderTest {
         }
     }
 
-    /// Where it listens.
+    /// Address of its listener.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.sim.address(self.host), PORT)
     }
 
-    /// All that a disk holds now.
+    /// The contents of a disk.
     pub fn read_disk(&self, disk: usize) -> Vec<u8> {
         let mut bytes = vec![0; self.plan.disks[disk].disk.size_bytes as usize];
         self.sim.read_disk(self.disks[disk], 0, &mut bytes);
         bytes
     }
 
-    /// Starts it: it serves no namespace yet.
+    /// Starts the node without namespaces.
     pub fn boot(&mut self) {
         self.sim.start_host(self.host);
         let plan = &self.plan.node;
-        let settings = SubsystemConfig {
+        let config = SubsystemConfig {
             queue_depth: plan.queue_depth,
             in_capsule_bytes: plan.in_capsule_bytes,
             h2c_data_bytes_max: plan.max_h2c_data,
@@ -114,15 +115,15 @@ impl BlockNodeUnderTest {
             outbox_bytes_max: plan.outbox_bytes_max,
             ..SubsystemConfig::new(NQN)
         };
-        let target = Target::new(settings, Vec::new());
+        let target = Target::new(config, Vec::new());
         target.set_listeners(vec![self.address()]);
-        let scheduling = plan.scheduling.start_monitor(self.monitors.len(), plan.cores);
-        self.monitors.push(Arc::clone(&scheduling));
-        let doorbells: Vec<_> = (0..plan.cores).map(|_| CoreWaker::without_eventfd()).collect();
-        let mailboxes = mesh(&doorbells, MAILBOX_MESSAGES);
-        let cores = mailboxes.into_iter().zip(&doorbells).enumerate();
-        let start = |(index, (mailbox, doorbell)): (usize, (Mailbox<CoreMessage>, &Arc<CoreWaker>))| {
-            self.start_core(index, mailbox, Arc::clone(doorbell), &target, &scheduling)
+        let monitor = plan.scheduling.start_monitor(self.monitors.len(), plan.cores);
+        self.monitors.push(Arc::clone(&monitor));
+        let wakers: Vec<_> = (0..plan.cores).map(|_| CoreWaker::without_eventfd()).collect();
+        let mailboxes = mesh(&wakers, MAILBOX_MESSAGES);
+        let cores = mailboxes.into_iter().zip(&wakers).enumerate();
+        let start = |(index, (mailbox, waker)): (usize, (Mailbox<CoreMessage>, &Arc<CoreWaker>))| {
+            self.start_core(index, mailbox, Arc::clone(waker), &target, &monitor)
         };
         let cores = cores.map(start).collect();
         self.running = Some(RunningBlockNode { target, cores });
@@ -132,19 +133,19 @@ impl BlockNodeUnderTest {
         &self,
         index: usize,
         mailbox: Mailbox<CoreMessage>,
-        doorbell: Arc<CoreWaker>,
+        waker: Arc<CoreWaker>,
         target: &Arc<Target>,
-        scheduling: &Arc<Monitor>,
+        monitor: &Arc<Monitor>,
     ) -> BlockNodeCore {
         let channel =
             DeviceHandle::new(Box::new(self.sim.device_queue(self.host)), self.plan.node.device_depth);
-        let handle = ReactorHandle::new(doorbell, channel.clone(), CpuTime::simulated());
+        let handle = ReactorHandle::new(waker, channel.clone(), CpuTime::simulated());
         let pool = BufferPool::new(self.plan.node.pool_bytes);
-        let stores: Rc<NamespaceTable<HashEngine>> = Rc::default();
+        let namespaces: Rc<NamespaceTable<HashEngine>> = Rc::default();
         let mut sockets = self.sim.sockets(self.host);
         let mut listeners = Vec::new();
         if index == 0 {
-            listeners.push(sockets.listen(self.address()).expect("nobody else is on this host"));
+            listeners.push(sockets.listen(self.address()).expect("the only listener of this host"));
         }
         let mut reactor_loop = reactor(ReactorParts {
             sockets,
@@ -154,40 +155,40 @@ impl BlockNodeUnderTest {
             core: index,
             handle: handle.clone(),
             target: Arc::clone(target),
-            namespaces: Rc::clone(&stores),
+            namespaces: Rc::clone(&namespaces),
             pool: pool.clone(),
             requests_max: self.plan.node.requests_max,
-            monitor: Arc::clone(scheduling),
+            monitor: Arc::clone(monitor),
             costs: self.plan.node.scheduling.costs,
         });
         let (connections, requests, is_idle) = (Rc::default(), Rc::default(), Rc::new(Cell::new(true)));
-        let arriving = ArrivingNamespaces::default();
-        let (newcomers, served) = (Rc::clone(&arriving), Rc::clone(&stores));
+        let pending_namespaces = PendingNamespaces::default();
+        let (attaching, served) = (Rc::clone(&pending_namespaces), Rc::clone(&namespaces));
         let core = BlockNodeCore {
             handle: handle.clone(),
             channel,
             pool,
-            stores,
-            arriving,
+            namespaces,
+            pending_namespaces,
             connections,
             requests,
             is_idle,
         };
         let (count, begun, idle) =
             (Rc::clone(&core.connections), Rc::clone(&core.requests), Rc::clone(&core.is_idle));
-        let watched = Rc::clone(&self.tracks_idle);
-        let (scheduling_plan, monitor) = (self.plan.node.scheduling, Arc::clone(scheduling));
+        let tracks_idle = Rc::clone(&self.tracks_idle);
+        let (scheduling_plan, monitor) = (self.plan.node.scheduling, Arc::clone(monitor));
         let (start, mut chosen) = (self.monitors.len() - 1, 0);
         self.sim.add_reactor(self.host, handle, move |now| {
-            if !newcomers.borrow().is_empty() {
+            if !attaching.borrow().is_empty() {
                 reactor_loop.fail_missing_namespaces(now);
-                newcomers.borrow_mut().drain(..).for_each(|(id, store)| served.insert(id, store));
+                attaching.borrow_mut().drain(..).for_each(|(id, backend)| served.insert(id, backend));
             }
             if index == 0 {
                 scheduling_plan.rotate_policy(&monitor, start, &mut chosen);
             }
             let busy = reactor_loop.run_iteration(now);
-            if watched.get() {
+            if tracks_idle.get() {
                 count.set(reactor_loop.connections());
                 begun.set(reactor_loop.requests());
                 idle.set(reactor_loop.is_drained());
@@ -197,41 +198,43 @@ impl BlockNodeUnderTest {
         core
     }
 
-    /// How many cores it has.
+    /// Number of reactor cores.
     pub fn cores(&self) -> usize {
         self.plan.node.cores
     }
 
-    /// The target, while it is up.
+    /// The target, or `None` while the node is down.
     pub fn target(&self) -> Option<&Arc<Target>> {
-        self.running.as_ref().map(|up| &up.target)
+        self.running.as_ref().map(|running| &running.target)
     }
 
-    /// What the cores of a disk's namespace share, for one time that it is served.
+    /// State that all cores share for one attachment of a disk's namespace.
     pub fn volume(&self, disk: usize) -> Arc<BlockVolume> {
         let DiskPlan { disk, block_bytes, .. } = self.plan.disks[disk];
         BlockVolume::new(block_bytes, disk.size_bytes)
     }
 
-    /// Gives one core its store of a namespace.
+    /// Attaches a namespace to one core.
     pub fn attach_namespace(&self, core: usize, disk: usize, id: NamespaceId, volume: &Arc<BlockVolume>) {
-        let Some(up) = &self.running else { return };
-        let core = &up.cores[core];
+        let Some(running) = &self.running else { return };
+        let core = &running.cores[core];
         let (pool, handle) = (core.pool.clone(), core.handle.clone());
-        let (volume, device, name) = (Arc::clone(volume), self.device(core, disk), Rc::from("virtual disk"));
-        let store = NamespaceBackend::Block(BlockBackend { volume, device, pool, handle, device_name: name });
-        core.arriving.borrow_mut().push((id, store));
+        let (volume, device, name) =
+            (Arc::clone(volume), self.device(core, disk), Rc::from("simulated disk"));
+        let backend =
+            NamespaceBackend::Block(BlockBackend { volume, device, pool, handle, device_name: name });
+        core.pending_namespaces.borrow_mut().push((id, backend));
         core.handle.core_waker().notify();
     }
 
-    /// Shows a namespace to hosts.
+    /// Makes a namespace visible to hosts. REQUIRES: every core has it attached.
     pub fn publish_namespace(&self, disk: usize, id: NamespaceId, ana_group: u32) {
-        let Some(up) = &self.running else { return };
-        let DiskPlan { disk: settings, block_bytes, .. } = self.plan.disks[disk];
-        let added = up.target.add_namespace(NamespaceInfo {
+        let Some(running) = &self.running else { return };
+        let DiskPlan { disk: config, block_bytes, .. } = self.plan.disks[disk];
+        let added = running.target.add_namespace(NamespaceInfo {
             id,
             nguid: [1 + disk as u8; 16],
-            size_bytes: settings.size_bytes / u64::from(block_bytes) * u64::from(block_bytes),
+            size_bytes: config.size_bytes / u64::from(block_bytes) * u64::from(block_bytes),
             used_bytes: Arc::default(),
             kind: NamespaceKind::Block { block_bytes },
             ana_group,
@@ -239,36 +242,31 @@ impl BlockNodeUnderTest {
         assert!(added.is_ok(), "the operator adds a namespace once");
     }
 
-    /// Takes a namespace from one core.
+    /// Detaches a namespace from one core; `draining` takes its backend.
     pub fn detach_namespace(&self, core: usize, id: NamespaceId, draining: &mut DrainingBackends) {
-        let Some(up) = &self.running else { return };
-        up.cores[core].arriving.borrow_mut().retain(|(newcomer, _)| *newcomer != id);
-        draining.0.extend(up.cores[core].stores.remove(id));
-    }
-
-    /// Nothing that leaves yet.
-    pub fn new_draining() -> DrainingBackends {
-        DrainingBackends(Vec::new())
+        let Some(running) = &self.running else { return };
+        running.cores[core].pending_namespaces.borrow_mut().retain(|(pending, _)| *pending != id);
+        draining.0.extend(running.cores[core].namespaces.remove(id));
     }
 
     fn device(&self, core: &BlockNodeCore, disk: usize) -> Rc<dyn Device> {
-        let media = self.sim.device_source(self.disks[disk]);
-        let blocks = media.size_bytes / u64::from(media.block_bytes);
-        let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
-        let file = core.channel.open(&media).expect("a virtual disk opens on a virtual queue");
-        let device = FileDevice::new(core.channel.clone(), file, geometry, media.name.to_string());
+        let source = self.sim.device_source(self.disks[disk]);
+        let blocks = source.size_bytes / u64::from(source.block_bytes);
+        let geometry = Geometry { block_bytes: source.block_bytes, blocks, volatile: false };
+        let file = core.channel.open(&source).expect("a simulated disk opens on a simulated queue");
+        let device = FileDevice::new(core.channel.clone(), file, geometry, source.name.to_string());
         Rc::new(FaultyDisk::new(Rc::new(device), self.faults.clone(), core.handle.clone()))
     }
 
-    /// Ends it. What tasks left undone is left undone.
+    /// Crashes the node; tasks in progress are dropped.
     pub fn stop(&mut self, stop: HostFailure) {
         self.running = None;
         self.faults.clear();
         self.sim.stop_host(self.host, stop);
     }
 
-    /// Requests that ran on another core than that of their connection, and those that waited for their turn among
-    /// tenants, in all its lives.
+    /// Requests executed on another core than their connection's, and requests queued behind other tenants, over all
+    /// starts.
     pub fn offloaded_and_queued(&self) -> (u64, u64) {
         self.monitors
             .iter()
@@ -276,37 +274,38 @@ impl BlockNodeUnderTest {
             .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Whether cores tell what they do; they know it only after their next turn.
+    /// Turns idle tracking on or off. With tracking on, a core counts as busy until its next iteration.
     pub fn track_idle(&self, on: bool) {
         self.tracks_idle.set(on);
-        for core in self.running.iter().flat_map(|up| &up.cores) {
+        for core in self.running.iter().flat_map(|running| &running.cores) {
             core.is_idle.set(false);
             core.handle.core_waker().notify();
         }
     }
 
-    /// Whether no connection, request or device operation is left.
+    /// Whether no connection, request or device operation is left. REQUIRES: idle tracking is on.
     pub fn is_quiescent(&self) -> bool {
         let is_core_quiescent = |core: &BlockNodeCore| {
             core.is_idle.get() && core.connections.get() == 0 && core.channel.in_flight() == 0
         };
-        self.running.as_ref().is_none_or(|up| up.cores.iter().all(is_core_quiescent))
+        self.running.as_ref().is_none_or(|running| running.cores.iter().all(is_core_quiescent))
     }
 
-    /// What is in use although nothing should be, or `None`.
+    /// Describes resources in use, or `None`. REQUIRES: the node is quiescent.
     pub fn find_leak(&self) -> Option<String> {
-        let up = self.running.as_ref()?;
-        for (index, core) in up.cores.iter().enumerate() {
-            let (links, requests) = (core.connections.get(), core.requests.get());
-            let (bytes, flying) = (core.pool.in_use_bytes(), core.channel.in_flight());
-            if links + requests + bytes + flying > 0 {
+        let running = self.running.as_ref()?;
+        for (index, core) in running.cores.iter().enumerate() {
+            let (connections, requests) = (core.connections.get(), core.requests.get());
+            let (bytes, in_flight) = (core.pool.in_use_bytes(), core.channel.in_flight());
+            if connections + requests + bytes + in_flight > 0 {
                 return Some(format!(
-                    "core {index} keeps {links} connections, {requests} requests, {bytes} B of buffers, \
-                     {flying} device operations"
+                    "core {index} keeps {connections} connections, {requests} requests, {bytes} B of buffers, \
+                     {in_flight} device operations"
                 ));
             }
         }
-        let (connections, controllers) = (up.target.connection_count(), up.target.controllers().len());
+        let (connections, controllers) =
+            (running.target.connection_count(), running.target.controllers().len());
         (connections + controllers > 0)
             .then(|| format!("the target keeps {connections} connections, {controllers} controllers"))
     }

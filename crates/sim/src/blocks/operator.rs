@@ -1,14 +1,14 @@
-//! Who changes a node while it runs: takes namespaces away and gives them back, turns hosts away and lets them in,
-//! changes the access to groups of namespaces.
+//! A simulated operator that reconfigures a running node: removes and adds namespaces, denies and allows hosts, changes
+//! ANA states.
 //!
-//! In: a stream of random numbers; the node. Out: its changes, core by core with the world running in between, as
-//! an order reaches the cores of a real node. Invariants: a namespace is given back only when the last request on
-//! it from before has ended; one that never ends is a failure. A namespace's identifiers are its own: hosts
-//! that were late would reach another's blocks.
+//! In: a random number generator; the node. Out: changes, applied core by core while the simulation runs, like
+//! control messages to the cores of a real node. Invariants: a disk gets a namespace only after the last request on
+//! its previous one has ended; a request that never ends is a violation. Each disk has namespace identifiers of its
+//! own: a late request of a host cannot reach another disk.
 
 use super::PROGRESS_TIMEOUT;
 use super::clients::BlockRunState;
-use super::node::BlockNodeUnderTest;
+use super::node::{BlockNodeUnderTest, DrainingBackends};
 use super::scenario::BlockScenarioPlan;
 use octokv_base::{NamespaceId, Nanos, Prng};
 use octokv_nvmf::HostAcl;
@@ -17,12 +17,12 @@ use octokv_wire::log_page::AnaState;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// The longest time without a change where nobody is answered.
+/// Maximum time between changes while no command completes.
 const CHANGE_INTERVAL_MAX: Nanos = Nanos::from_millis(50);
-/// Groups of access that namespaces are in.
+/// ANA groups that namespaces are assigned to.
 const ANA_GROUPS: u32 = 2;
 
-/// The operator of a world.
+/// Draws changes and their times.
 pub struct Operator {
     random: Prng,
     disks: usize,
@@ -34,7 +34,7 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// One for these hosts.
+    /// An operator that allows or denies these host NQNs.
     pub fn new(random: Prng, plan: &BlockScenarioPlan, hosts: Vec<String>) -> Operator {
         let (disks, every) = (plan.disks.len(), plan.operator_interval);
         let mut operator = Operator {
@@ -50,17 +50,17 @@ impl Operator {
         operator
     }
 
-    /// After so many answers the next change is due.
+    /// Number of completed commands at which the next change is due.
     pub fn next_at_completed(&self) -> u64 {
         self.next_at_completed
     }
 
-    /// And at this time at the latest.
+    /// Time at which the next change is due regardless of completed commands.
     pub fn next_time(&self) -> Nanos {
         self.next_time
     }
 
-    /// How many there were.
+    /// Number of changes so far.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -72,14 +72,17 @@ impl Operator {
         };
     }
 
-    /// Lets the world go on for a moment, in the middle of a change.
+    /// Steps the simulation between the parts of a change.
     fn run_some_steps(&mut self, sim: &SimEnv) {
         for _ in 0..self.random.below(12) {
             sim.step(Nanos::NEVER);
         }
     }
 
-    /// Changes one thing.
+    /// Applies one random change and schedules the next.
+    ///
+    /// # Errors
+    /// If requests on a removed namespace do not end.
     pub fn apply_random_change(
         &mut self,
         sim: &SimEnv,
@@ -129,7 +132,7 @@ impl Operator {
         Ok(())
     }
 
-    /// As the node adds one: every core serves it before hosts see it.
+    /// Adds a namespace in the real node's order: attach on every core, then publish.
     fn add_namespace(
         &mut self,
         sim: &SimEnv,
@@ -148,7 +151,7 @@ impl Operator {
         shared.borrow_mut().served_as[disk] = Some(id);
     }
 
-    /// As the node removes one: hosts see it no more, then one core after another gives it up, the first one last.
+    /// Removes a namespace in the real node's order: unpublish, then detach from core after core, core 0 last.
     fn remove_namespace(
         &mut self,
         sim: &SimEnv,
@@ -163,17 +166,20 @@ impl Operator {
         shared.borrow_mut().served_as[disk] = None;
         for core in (0..node.cores()).rev() {
             self.run_some_steps(sim);
-            let mut draining = BlockNodeUnderTest::new_draining();
+            let mut draining = DrainingBackends::default();
             node.detach_namespace(core, id, &mut draining);
             let deadline = sim.now() + PROGRESS_TIMEOUT;
             if !sim.run_until_true(deadline, || draining.is_drained()) {
-                return Err(format!("standstill: requests of {id}, which was removed, never end"));
+                return Err(format!("no progress: requests of {id}, which was removed, do not end"));
             }
         }
         Ok(())
     }
 
-    /// Has every disk served, every host let in and every group accessible.
+    /// Attaches every disk, allows every host and makes every ANA group optimized.
+    ///
+    /// # Errors
+    /// None at present; the signature is that of the other changes.
     pub fn restore_defaults(
         &mut self,
         sim: &SimEnv,

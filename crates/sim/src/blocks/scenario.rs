@@ -1,7 +1,7 @@
-//! What happens in one world of blocks, as data drawn from one seed.
+//! The plan of one simulation with block namespaces, drawn from one seed.
 //!
-//! The node, its hosts, the links and the rounds are those of [`crate::plan`]; what is here besides are the
-//! disks, what is asked of them, and what the operator does.
+//! Node, hosts, links and phases are those of [`crate::scenario`]; this file adds the disks, the block commands and
+//! the operator.
 
 use crate::scenario::{
     ClientHostPlan, NodePlan, Phase, Scenario, between, draw_host, draw_link, draw_node, draw_phase, pick,
@@ -10,57 +10,57 @@ use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 use octokv_runtime::simulated::{CrashModel, SimDiskConfig, SimLinkConfig};
 
-/// One world of blocks from beginning to end.
+/// Plan of one simulation with block namespaces.
 #[derive(Clone, Debug)]
 pub struct BlockScenarioPlan {
-    /// What it was drawn from.
+    /// The seed that the plan was drawn from.
     pub seed: u64,
-    /// Which kinds of faults there are.
+    /// The faults to inject: one of the key-value scenarios.
     pub fault_profile: Scenario,
-    /// The node; it has none of [`NodePlan::disk`]'s size.
+    /// The node; [`DiskPlan::disk`] replaces its [`NodePlan::disk`].
     pub node: NodePlan,
-    /// Its disks, a namespace each.
+    /// Disks, one namespace each.
     pub disks: Vec<DiskPlan>,
-    /// The hosts of clients.
+    /// Client hosts.
     pub hosts: Vec<ClientHostPlan>,
-    /// What they do.
+    /// Commands that clients submit.
     pub load: BlockLoad,
-    /// The links, while nothing is wrong with them.
+    /// Link properties while no link fault is active.
     pub link: SimLinkConfig,
-    /// What a turn of a reactor costs.
+    /// Simulated time of one reactor iteration at least.
     pub iteration_cost: Nanos,
-    /// One after another, until the world ends.
+    /// Phases, run in order until the simulation ends.
     pub phases: Vec<Phase>,
-    /// After so many answers the operator changes something; `None` for nobody at work.
+    /// Mean number of completed commands between operator changes; `None` for no operator.
     pub operator_interval: Option<u64>,
 }
 
-/// One disk and the namespace on it.
+/// One disk and its namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskPlan {
     /// The disk.
     pub disk: SimDiskConfig,
-    /// Bytes of the namespace's block.
+    /// Block size of the namespace, in bytes.
     pub block_bytes: u32,
-    /// The first block that clients use.
+    /// First block that clients use.
     pub first: u64,
-    /// How many they use.
+    /// Number of blocks that clients use.
     pub count: u64,
 }
 
-/// What clients ask for.
+/// Block commands that clients submit.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockLoad {
-    /// The most blocks of a command.
+    /// Maximum blocks per command.
     pub blocks_max: u64,
-    /// Shares of read, write, write zeroes, deallocate, compare, verify, flush.
+    /// Weights of read, write, write zeroes, deallocate, compare, verify, flush.
     pub mix: [u64; 7],
-    /// One in so many writes is to be durable at once.
+    /// On average one write in this many sets FUA.
     pub durable_one_in: u64,
 }
 
 impl BlockScenarioPlan {
-    /// The plan of a seed in a scenario of blocks.
+    /// Draws the plan of a seed and scenario.
     pub fn draw(seed: u64, scenario: Scenario) -> BlockScenarioPlan {
         let mut random = Prng::new(mix64(seed.wrapping_mul(8) + scenario as u64));
         let random = &mut random;
@@ -96,13 +96,13 @@ impl BlockScenarioPlan {
         }
     }
 
-    /// Whether a command may go without an answer for as long as hosts wait.
+    /// Whether injected faults may make commands time out.
     pub fn may_time_out(&self) -> bool {
         self.fault_profile != Scenario::Calm
     }
 
-    /// A power cut that tears what a disk writes, or one that a namespace's block survives whole: it may be larger
-    /// than what tears here.
+    /// The crash model to apply: writes tear at 512 bytes, so namespaces with larger blocks get whole random writes
+    /// instead.
     pub fn crash_model(&self, plan: CrashModel) -> CrashModel {
         let torn = self.disks.iter().any(|disk| disk.block_bytes > 512);
         if plan == CrashModel::TornWrites && torn { CrashModel::RandomWrites } else { plan }

@@ -1,12 +1,12 @@
-//! One life of an engine on a client host, over a namespace of blocks: from its connection to its end.
+//! One session of an engine on a client host, over a block namespace: from its connection to its end.
 //!
 //! ```text
-//!   Connecting ──live──▶ Opening ──opened, every key read──▶ Working ──▶ Closing ──▶ Over
-//!        │                  │                                   │ a fault of writing, or fenced      ▲
-//!        └──────────────────┴───────────────────────────────────┴───────────────────────────────────┘
+//!   Connecting ──live──▶ Opening ──opened, every key audited──▶ Running ──▶ Closing ──▶ Ended
+//!        │                  │                                     │ a write error, or fenced  ▲
+//!        └──────────────────┴─────────────────────────────────────┴───────────────────────────┘
 //! ```
-//! In: an address, random numbers, what to ask. Out: calls and outcomes in the history; what opening found.
-//! Invariants: a life begins no call after the first write that failed; one that is over has no task left.
+//! In: an address, a random number generator, the load. Out: calls and results in the history; the audit of recovery.
+//! Invariants: a session begins no call after its first failed write; an ended session has no task.
 
 use super::scenario::RemoteScenarioPlan;
 use crate::client_host::{client_config, draw_value_bytes, draw_weighted};
@@ -25,40 +25,40 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What the lives of an engine and the play share.
+/// State that all engine sessions share with the runner.
 pub struct EngineRunState {
-    /// What was asked and heard.
+    /// Calls and results of all sessions.
     pub history: History,
-    /// Commands begun, and the most there may be.
+    /// Operations begun so far.
     pub submitted: u64,
-    /// See above.
+    /// Maximum of `submitted` in this phase.
     pub submit_limit: u64,
-    /// Commands answered or lost.
+    /// Operations completed, or lost with their session.
     pub completed: u64,
-    /// Commands that were answered well.
+    /// Operations completed without error.
     pub succeeded: u64,
-    /// The first thing that cannot be.
+    /// The first violated guarantee.
     pub violation: Option<String>,
-    /// Whether the engine is to be closed.
+    /// Whether the session closes the engine.
     pub quiescing: bool,
-    /// Whether the volume was ever formatted to the end.
+    /// Whether a format of the volume has completed.
     pub formatted: bool,
-    /// What the present life found when it had opened the volume, until it is taken.
+    /// Result of recovery in the current session, until the runner takes it.
     pub open_result: Option<Result<Vec<AuditResult>, OpenError>>,
-    /// Whether what it found was taken in, so that it may work.
+    /// Whether the runner has checked the audit, so that operations may begin.
     pub may_submit: bool,
-    /// Whether the present life is over.
+    /// Whether the current session has ended.
     pub session_ended: bool,
-    /// Whether it ended in order.
+    /// Whether it ended with a clean shutdown.
     pub closed_cleanly: bool,
-    /// Lives that were fenced: they might have lost what they had written.
+    /// Sessions fenced because writes may have been lost with the connection.
     pub fenced_sessions: u64,
 }
 
 impl EngineRunState {
-    /// Notes the first thing that cannot be.
-    pub fn fail(&mut self, what: String) {
-        self.violation.get_or_insert(what);
+    /// Records the first violation; ignores later ones.
+    pub fn fail(&mut self, message: String) {
+        self.violation.get_or_insert(message);
     }
 }
 
@@ -68,7 +68,7 @@ struct ConnectedEngine {
     engine: Rc<RefCell<Option<Rc<HashEngine>>>>,
 }
 
-/// One life.
+/// One engine session; a reactor drives it.
 pub struct EngineSession {
     plan: RemoteScenarioPlan,
     random: Prng,
@@ -82,7 +82,7 @@ pub struct EngineSession {
 }
 
 impl EngineSession {
-    /// A new one, which begins to connect.
+    /// A session that starts to connect.
     pub fn new(
         sim: &SimEnv,
         host: SimHostId,
@@ -92,8 +92,8 @@ impl EngineSession {
         handle: ReactorHandle,
         shared: &Rc<RefCell<EngineRunState>>,
     ) -> EngineSession {
-        let settings = ClientConfig { ..client_config(host, &plan.host) };
-        let session = Session::new(sim.sockets(host), node, settings, sim.now());
+        let config = ClientConfig { ..client_config(host, &plan.host) };
+        let session = Session::new(sim.sockets(host), node, config, sim.now());
         EngineSession {
             plan: plan.clone(),
             random,
@@ -107,19 +107,19 @@ impl EngineSession {
         }
     }
 
-    /// Does what there is to do now. False when there was nothing.
+    /// Runs one reactor iteration. Returns whether any work was done.
     pub fn run_iteration(&mut self, now: Nanos) -> bool {
         if self.shared.borrow().session_ended {
             return false;
         }
         let mut busy = self.handle.begin_iteration(now) > 0;
         busy |= self.connect(now);
-        let Some(up) = &self.connected else {
+        let Some(connected) = &self.connected else {
             let wake = self.session.as_ref().map_or(Nanos::NEVER, Session::next_deadline);
             self.handle.request_wakeup_at(wake);
             return busy;
         };
-        let (remote, channel) = (up.remote.clone(), up.channel.clone());
+        let (remote, channel) = (connected.remote.clone(), connected.channel.clone());
         busy |= remote.poll(now);
         busy |= self.handle.poll_background() > 0;
         busy |= channel.poll() > 0;
@@ -150,14 +150,16 @@ impl EngineSession {
         {
             match RemoteSession::new(session, now) {
                 Ok(remote) => self.open(remote),
-                Err(error) => self.shared.borrow_mut().fail(format!("no device of a live session: {error}")),
+                Err(error) => {
+                    self.shared.borrow_mut().fail(format!("a live session has no block device: {error}"))
+                }
             }
             return true;
         }
         busy
     }
 
-    /// Opens the volume in the background, and reads every key.
+    /// Opens the volume and audits every key, in the background.
     fn open(&mut self, remote: RemoteSession<SimSockets>) {
         let channel = remote.channel();
         let device: Rc<dyn Device> = Rc::new(remote.device(&channel));
@@ -172,8 +174,8 @@ impl EngineSession {
                     hash::format(&*device, &format).await?;
                     shared.borrow_mut().formatted = true;
                 }
-                let settings = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
-                let volume = hash::open(&device, &pool, settings, &format).await?;
+                let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+                let volume = hash::open(&device, &pool, config, &format).await?;
                 Ok(Rc::new(HashEngine::new(Arc::clone(&volume), 0, device, pool)))
             };
             match open.await {
@@ -200,23 +202,26 @@ impl EngineSession {
     }
 
     fn submit(&mut self) {
-        let Some(engine) = self.connected.as_ref().and_then(|up| up.engine.borrow().clone()) else { return };
+        let Some(engine) = self.connected.as_ref().and_then(|connected| connected.engine.borrow().clone())
+        else {
+            return;
+        };
         let (random, load) = (&mut self.random, self.plan.load);
         let kind = draw_weighted(random, &load.mix);
         let index = random.below(load.keys) as usize;
         let bytes = draw_value_bytes(random, load.value_bytes_max);
-        let (shared, running, broken) =
+        let (shared, running, must_end) =
             (Rc::clone(&self.shared), Rc::clone(&self.calls_running), Rc::clone(&self.must_end));
         shared.borrow_mut().submitted += 1;
         running.set(running.get() + 1);
         self.handle.spawn(async move {
-            run_call(&engine, &shared, &broken, kind, index, bytes).await;
+            run_call(&engine, &shared, &must_end, kind, index, bytes).await;
             shared.borrow_mut().completed += 1;
             running.set(running.get() - 1);
         });
     }
 
-    /// Closes the engine when it is to rest, and ends the life when it is closed, or of no more use.
+    /// While quiescing, closes the engine; ends the session once it is closed or after a write error.
     fn end_if_due(&mut self) -> bool {
         let (quiescing, may_submit) = (self.shared.borrow().quiescing, self.shared.borrow().may_submit);
         if self.calls_running.get() > 0 {
@@ -226,20 +231,20 @@ impl EngineSession {
             self.end();
             return true;
         }
-        let engine = self.connected.as_ref().and_then(|up| up.engine.borrow().clone());
+        let engine = self.connected.as_ref().and_then(|connected| connected.engine.borrow().clone());
         if quiescing
             && may_submit
             && !std::mem::replace(&mut self.closing, true)
             && let Some(engine) = engine
         {
-            let (shared, running, broken) =
+            let (shared, running, must_end) =
                 (Rc::clone(&self.shared), Rc::clone(&self.calls_running), Rc::clone(&self.must_end));
             running.set(1);
             self.handle.spawn(async move {
                 let closed = engine.checkpoint(true).await;
                 shared.borrow_mut().closed_cleanly = closed.is_ok();
                 running.set(0);
-                broken.set(true);
+                must_end.set(true);
             });
             return true;
         }
@@ -247,7 +252,7 @@ impl EngineSession {
     }
 
     fn end(&mut self) {
-        let fenced = self.connected.as_ref().is_some_and(|up| up.remote.is_fenced());
+        let fenced = self.connected.as_ref().is_some_and(|connected| connected.remote.is_fenced());
         let mut shared = self.shared.borrow_mut();
         shared.fenced_sessions += u64::from(fenced);
         shared.may_submit = false;
@@ -256,7 +261,7 @@ impl EngineSession {
 }
 
 impl Drop for EngineSession {
-    /// What waits is never answered; tasks that hold the handle go with it.
+    /// Outstanding operations never complete; the tasks that hold the handle are dropped.
     fn drop(&mut self) {
         let mut shared = self.shared.borrow_mut();
         shared.completed += self.calls_running.get() as u64;
@@ -267,11 +272,11 @@ impl Drop for EngineSession {
     }
 }
 
-/// One operation of the engine and what came of it.
+/// Runs one engine operation and records its result.
 async fn run_call(
     engine: &HashEngine,
     shared: &RefCell<EngineRunState>,
-    broken: &Cell<bool>,
+    must_end: &Cell<bool>,
     kind: usize,
     index: usize,
     bytes: usize,
@@ -318,8 +323,8 @@ async fn run_call(
             (id, found.map(seen))
         }
         8 => {
-            // Nothing was acknowledged that was not durable: it changes nothing.
-            broken.set(broken.get() | engine.flush().await.is_err());
+            // Every acknowledged write is already durable: a flush changes no key.
+            must_end.set(must_end.get() | engine.flush().await.is_err());
             return;
         }
         _ => {
@@ -330,7 +335,7 @@ async fn run_call(
                     let bytes = value.as_bytes();
                     match shared.borrow().history.identify_value(index, bytes, bytes.len() as u32) {
                         Ok(seen) => Ok(Some(CallResult::Observed(seen))),
-                        Err(what) => return shared.borrow_mut().fail(what),
+                        Err(message) => return shared.borrow_mut().fail(message),
                     }
                 }
                 Err(fault) => Err(Some(fault)),
@@ -339,17 +344,17 @@ async fn run_call(
         }
     };
     let writes = matches!(kind, 0..3 | 5);
-    record_outcome(&mut shared.borrow_mut(), broken, id, writes, outcome);
+    record_outcome(&mut shared.borrow_mut(), must_end, id, writes, outcome);
 }
 
 fn record_outcome(
     shared: &mut EngineRunState,
-    broken: &Cell<bool>,
+    must_end: &Cell<bool>,
     id: CallId,
     writes: bool,
     outcome: Result<Option<CallResult>, Option<EngineError>>,
 ) {
-    let noted = match outcome {
+    let recorded = match outcome {
         Ok(Some(outcome)) => {
             shared.succeeded += 1;
             shared.history.end(id, outcome)
@@ -362,18 +367,18 @@ fn record_outcome(
             shared.history.mark_not_executed(id);
             Ok(())
         }
-        // It may have happened; what may have failed to be written, the next life finds out.
+        // The write may have been executed; the next session's audit finds out.
         Err(Some(EngineError::Device(_) | EngineError::ReadOnly)) if writes => {
-            broken.set(true);
+            must_end.set(true);
             Ok(())
         }
         Err(Some(EngineError::Device(_) | EngineError::ReadOnly)) => {
             shared.history.mark_not_executed(id);
             Ok(())
         }
-        Err(fault) => Err(format!("an operation failed as none may: {fault:?}")),
+        Err(fault) => Err(format!("unexpected error: {fault:?}")),
     };
-    if let Err(what) = noted {
-        shared.fail(what);
+    if let Err(message) = recorded {
+        shared.fail(message);
     }
 }

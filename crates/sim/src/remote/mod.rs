@@ -1,15 +1,15 @@
-//! A world with the hash engine on a client, over a namespace of blocks of a node that it reaches by the network.
+//! Simulations of the hash engine on a client, over a block namespace of a remote node.
 //!
 //! ```text
-//!   node boots ─▶ a life: connect, open, audit, work ─▶ (the connection, the client or the node is lost ─▶ a life)
-//!              ─▶ its end: rest, restart or crash ─▶ …
+//!   node boots ─▶ engine session: connect, open, audit, run ─▶ (connection, client or node is lost ─▶ next session)
+//!              ─▶ phase end: quiesce, restart or crash ─▶ …
 //! ```
-//! In: a [`plan::RemoteScenarioPlan`]. Out: figures, or the first promise that does not hold. The engine acknowledges what
-//! is durable at the node: what it acknowledged is there for the next life, whatever happened to node, client and
-//! connection in between; from opening to opening the calls of every key have an order.
+//! In: a [`scenario::RemoteScenarioPlan`]. Out: statistics, or the first violation. The engine acknowledges a write
+//! when it is durable at the node: the next session must find it, regardless of crashes of node and client and lost
+//! connections in between. The calls of every key between two sessions' audits must be linearizable.
 //!
 //! # Layout
-//! - this file: the play. [`scenario`]: what happens. [`engine_session`]: one life of the engine.
+//! - this file: the runner. [`scenario`]: its plan. [`engine_session`]: one session of the engine.
 
 pub mod engine_session;
 pub mod scenario;
@@ -32,9 +32,9 @@ use scenario::RemoteScenarioPlan;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// How long after the end of a life the next one begins.
+/// Pause between the end of a session and the start of the next.
 const RETRY_DELAY: Nanos = Nanos::from_millis(3);
-/// How many lives in a row may fail to open the volume while nothing is wrong.
+/// Consecutive sessions that may fail to open the volume while no fault is active.
 const FAILED_SESSIONS_MAX: u64 = 50;
 
 struct RemoteRunner<'a> {
@@ -43,7 +43,7 @@ struct RemoteRunner<'a> {
     random: Prng,
     node: BlockNodeUnderTest,
     client: SimHostId,
-    /// The present life, unless its host is dead.
+    /// Reactor of the current session; `None` while the client host is down.
     session_reactor: Option<SimReactorId>,
     is_client_crashed: bool,
     next_session_at: Nanos,
@@ -51,29 +51,32 @@ struct RemoteRunner<'a> {
     open_error: Option<OpenError>,
     shared: Rc<RefCell<EngineRunState>>,
     faults: DiskFaults,
-    /// Faults in force, and until when.
+    /// Active faults and their end times.
     active_faults: Vec<(Nanos, FaultKind)>,
     stats: ScenarioStats,
 }
 
-/// Plays a plan. The error says what does not hold.
+/// Runs a plan.
+///
+/// # Errors
+/// The first violated guarantee, with the simulated time.
 pub fn run_scenario(plan: &RemoteScenarioPlan) -> Result<ScenarioStats, String> {
     let mut runner = RemoteRunner::new(plan);
     let result = runner.run();
     let at = runner.sim.now();
-    result.map_err(|what| format!("at {} ns, {} core(s): {what}", at.0, plan.node.cores))?;
+    result.map_err(|message| format!("at {} ns, {} core(s): {message}", at.0, plan.node.cores))?;
     Ok(runner.stats)
 }
 
 impl<'a> RemoteRunner<'a> {
     fn new(plan: &'a RemoteScenarioPlan) -> RemoteRunner<'a> {
         let mut random = Prng::new(mix64(plan.seed ^ 0x4e07));
-        let settings = SimEnvConfig {
+        let config = SimEnvConfig {
             seed: random.next_u64(),
             iteration_cost_min: plan.iteration_cost,
             link: plan.link,
         };
-        let sim = SimEnv::new(settings);
+        let sim = SimEnv::new(config);
         let faults = DiskFaults::new(random.fork());
         let node = BlockNodeUnderTest::new(&sim, &plan.block_plan(), faults.clone());
         let client = sim.add_host();
@@ -116,9 +119,9 @@ impl<'a> RemoteRunner<'a> {
             self.run_phase(phase)?;
         }
         self.quiesce()?;
-        // A last life, to look up what the last but one left.
+        // A final session audits what the last one wrote.
         self.shared.borrow_mut().quiescing = false;
-        self.run_until("the last opening", |shared| shared.may_submit)?;
+        self.run_until("the final audit", |shared| shared.may_submit)?;
         self.quiesce()?;
         let shared = self.shared.borrow();
         self.stats.operations = shared.completed;
@@ -168,13 +171,13 @@ impl<'a> RemoteRunner<'a> {
         self.shared.borrow_mut().history.node_is_up = false;
     }
 
-    /// Looks after the lives: takes in what one found, begins the next when one is over.
+    /// Supervises sessions: checks the audit of a session that has opened the volume, replaces one that has ended.
     fn supervise_session(&mut self) -> Result<(), String> {
         self.take_violation()?;
         let opened = self.shared.borrow_mut().open_result.take();
         match opened {
             Some(Ok(found)) => self.check_audit(found)?,
-            // What cannot be read now counts as damaged; damage that stays is found by the lives that follow.
+            // Failed reads make recovery report corruption; permanent corruption fails the sessions that follow, too.
             Some(Err(error)) => {
                 self.shared.borrow_mut().session_ended = true;
                 self.open_error = Some(error);
@@ -195,7 +198,7 @@ impl<'a> RemoteRunner<'a> {
             if self.failed_sessions > FAILED_SESSIONS_MAX {
                 let why = self.open_error.take().map_or("no connection".to_owned(), |why| why.to_string());
                 return Err(format!(
-                    "{FAILED_SESSIONS_MAX} lives in a row came to nothing, the last by {why}"
+                    "{FAILED_SESSIONS_MAX} consecutive sessions failed to open the volume, the last with {why}"
                 ));
             }
         }
@@ -205,7 +208,7 @@ impl<'a> RemoteRunner<'a> {
         Ok(())
     }
 
-    /// Runs until `done`, tending lives and ending faults whose time is over.
+    /// Runs until `done`, supervising sessions and ending faults at their end times.
     fn run_until(&mut self, what: &str, done: impl Fn(&EngineRunState) -> bool) -> Result<(), String> {
         let mut deadline = self.sim.now() + PROGRESS_TIMEOUT;
         loop {
@@ -220,14 +223,14 @@ impl<'a> RemoteRunner<'a> {
                 if waits { self.next_session_at.max(self.sim.now() + Nanos(1)) } else { Nanos::NEVER };
             let shared = Rc::clone(&self.shared);
             let has_session = self.session_reactor.is_some();
-            let news = || {
+            let has_event = || {
                 let shared = shared.borrow();
                 done(&shared)
                     || shared.violation.is_some()
                     || shared.open_result.is_some()
                     || (shared.session_ended && has_session)
             };
-            self.sim.run_until_true(next.min(deadline).min(session_at), news);
+            self.sim.run_until_true(next.min(deadline).min(session_at), has_event);
             let now = self.sim.now();
             while let Some(at) = self.active_faults.iter().position(|(until, _)| *until <= now) {
                 let (_, kind) = self.active_faults.swap_remove(at);
@@ -235,7 +238,7 @@ impl<'a> RemoteRunner<'a> {
                 deadline = now + PROGRESS_TIMEOUT;
             }
             if now >= deadline {
-                return Err(format!("standstill: {what} never comes"));
+                return Err(format!("no progress: {what} does not happen"));
             }
         }
     }
@@ -248,17 +251,17 @@ impl<'a> RemoteRunner<'a> {
         let begun = self.shared.borrow().completed;
         {
             let mut shared = self.shared.borrow_mut();
-            // A crash comes in the middle of things: there is always more to ask.
+            // A crash interrupts operations, so the load continues until it.
             let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
             shared.submit_limit = shared.submitted + phase.operations + more;
             shared.quiescing = false;
         }
         let completed = |count: u64| move |shared: &EngineRunState| shared.completed >= begun + count;
         for fault in &phase.faults {
-            self.run_until("an answer", completed(fault.after_commands))?;
+            self.run_until("the completion of an operation", completed(fault.after_commands))?;
             self.begin_fault(fault.kind, self.sim.now() + fault.duration);
         }
-        self.run_until("an answer", completed(phase.operations))?;
+        self.run_until("the completion of an operation", completed(phase.operations))?;
         match &phase.end {
             PhaseEnd::Quiesce | PhaseEnd::CorruptBits { .. } => self.quiesce()?,
             PhaseEnd::Restart => {
@@ -266,12 +269,12 @@ impl<'a> RemoteRunner<'a> {
                 self.node.stop(HostFailure::ProcessKilled);
                 self.boot();
             }
-            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery: again } => {
+            PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery } => {
                 for _ in 0..*steps {
                     self.sim.step(Nanos::NEVER);
                 }
                 self.crash(*stop);
-                for &(after, stop) in again {
+                for &(after, stop) in crashes_in_recovery {
                     let until = self.sim.now() + after;
                     self.sim.run_until(until);
                     self.supervise_session()?;
@@ -323,7 +326,7 @@ impl<'a> RemoteRunner<'a> {
         }
     }
 
-    /// Ends every fault.
+    /// Ends every active fault.
     fn end_all_faults(&mut self) {
         for (_, kind) in std::mem::take(&mut self.active_faults) {
             self.end_fault(kind);
@@ -331,14 +334,14 @@ impl<'a> RemoteRunner<'a> {
         self.faults.clear();
     }
 
-    /// Has the engine closed, in order where it still can, and waits until nothing is in use.
+    /// Closes the engine, cleanly if possible, and waits until no resource of the node is in use.
     fn quiesce(&mut self) -> Result<(), String> {
         self.end_all_faults();
         self.shared.borrow_mut().quiescing = true;
-        self.run_until("the engine's end", |shared| shared.session_ended)?;
+        self.run_until("the end of the engine session", |shared| shared.session_ended)?;
         let closed = self.shared.borrow().closed_cleanly;
         if self.plan.fault_profile == Scenario::Calm && !closed {
-            return Err("the engine was not closed, although nothing was wrong".to_owned());
+            return Err("the engine did not shut down cleanly although no fault was injected".to_owned());
         }
         self.end_session();
         self.node.track_idle(true);
@@ -349,11 +352,11 @@ impl<'a> RemoteRunner<'a> {
         match self.node.find_leak() {
             Some(leak) => Err(format!("a leak: {leak}")),
             None if rested => Ok(()),
-            None => Err("standstill: the node's work never comes to its end".to_owned()),
+            None => Err("no progress: the node does not become idle".to_owned()),
         }
     }
 
-    /// Takes in what every key holds: no order of calls may contradict it.
+    /// Checks the history of every key against the audit and begins the next segment.
     fn check_audit(&mut self, found: Vec<AuditResult>) -> Result<(), String> {
         let shared = Rc::clone(&self.shared);
         let shared = &mut *shared.borrow_mut();
@@ -369,9 +372,9 @@ impl<'a> RemoteRunner<'a> {
                     _ => KeyState::Holds { operation: 0, bytes: 0 },
                 },
                 AuditResult::Damaged(lba) => {
-                    return Err(format!("{}: the record at block {lba} is damaged", history.keys()[key]));
+                    return Err(format!("{}: the record at block {lba} is corrupted", history.keys()[key]));
                 }
-                // The connection or the disk failed meanwhile: another life will look.
+                // Connection or disk failed during the audit: the next session audits crashes_in_recovery.
                 AuditResult::Failed(_) => {
                     shared.session_ended = true;
                     return Ok(());

@@ -1,4 +1,4 @@
-//! What happens in one world with an engine on a client, as data drawn from one seed.
+//! The plan of one simulation with an engine on a client, drawn from one seed.
 
 use crate::blocks::scenario::{BlockLoad, BlockScenarioPlan, DiskPlan};
 use crate::scenario::{
@@ -10,31 +10,31 @@ use octokv_base::{Nanos, Prng};
 use octokv_engine::hash::FormatConfig;
 use octokv_runtime::simulated::{SimDiskConfig, SimLinkConfig};
 
-/// One world from beginning to end.
+/// Plan of one simulation with a client-side engine.
 #[derive(Clone, Debug)]
 pub struct RemoteScenarioPlan {
-    /// What it was drawn from.
+    /// The seed that the plan was drawn from.
     pub seed: u64,
-    /// Which kinds of faults there are.
+    /// The faults to inject: one of the key-value scenarios.
     pub fault_profile: Scenario,
-    /// The node, and how the volume on its namespace is made.
+    /// The node, and the format of the volume on its namespace.
     pub node: NodePlan,
-    /// Bytes of the namespace's block.
+    /// Block size of the namespace, in bytes.
     pub block_bytes: u32,
-    /// The host with the engine.
+    /// The client host that runs the engine.
     pub host: ClientHostPlan,
-    /// What is asked of the engine.
+    /// Operations on the engine.
     pub load: KvLoad,
-    /// The link, while nothing is wrong with it.
+    /// Link properties while no link fault is active.
     pub link: SimLinkConfig,
-    /// What a turn of a reactor costs.
+    /// Simulated time of one reactor iteration at least.
     pub iteration_cost: Nanos,
-    /// One after another, until the world ends.
+    /// Phases, run in order until the simulation ends.
     pub phases: Vec<Phase>,
 }
 
 impl RemoteScenarioPlan {
-    /// The plan of a seed.
+    /// Draws the plan of a seed.
     pub fn draw(seed: u64) -> RemoteScenarioPlan {
         let mut random = Prng::new(mix64(seed.wrapping_mul(8) + Scenario::Remote as u64));
         let random = &mut random;
@@ -69,7 +69,7 @@ impl RemoteScenarioPlan {
         }
     }
 
-    /// How the volume is made.
+    /// Format of the volume.
     pub fn format_config(&self) -> FormatConfig {
         FormatConfig {
             unit_bytes: self.node.unit_bytes,
@@ -81,7 +81,7 @@ impl RemoteScenarioPlan {
         }
     }
 
-    /// The node as one that serves blocks.
+    /// The plan of a node that serves the namespace.
     pub fn block_plan(&self) -> BlockScenarioPlan {
         let disk = DiskPlan {
             disk: SimDiskConfig { block_bytes: 512, ..self.node.disk },
