@@ -1,11 +1,10 @@
-//! A node under attack, held to its promises: small settings, an honest host that goes on all the while, and the
-//! node's memory and descriptors before and after.
+//! A node under attack, with checks: small limits, a reference client that runs throughout, and the node's memory and
+//! descriptors before and after.
 //!
 //! ```text
-//!   begin: node, honest host, figures ─▶ attacks (the caller's) ─▶ end: figures again, a new host, node ends in order
+//!   start: node, reference client, usage ─▶ attacks (the caller's) ─▶ finish: usage again, a new client, clean shutdown
 //! ```
-//! The bound on memory is computed from the settings ([`NodeLimits::memory_bound_bytes`]); that function is the
-//! arithmetic.
+//! The memory bound is computed from the limits by [`NodeLimits::memory_bound_bytes`], which documents the arithmetic.
 
 use crate::node_process::{NodeProcess, ResourceUsage, eventually, is_idle};
 use crate::raw_connection::TargetAddr;
@@ -16,43 +15,44 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the node may take to give back what attackers held once they are gone.
+/// Time within which the node must release the resources of disconnected attackers.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Settings of the node under attack, small so that its bounds are near.
+/// Configuration of the node under attack, with small limits that attacks reach quickly. The fields are keys of the
+/// configuration file.
 #[derive(Clone, Debug)]
 pub struct NodeLimits {
-    /// The device's bytes, in memory.
+    /// Size of the memory device, in bytes.
     pub device_bytes: u64,
-    /// `unit`.
+    /// Allocation unit (`unit`), in bytes.
     pub unit_bytes: u32,
-    /// `buffer_bytes` of its one core.
+    /// Buffer memory of its one core, in bytes.
     pub buffer_bytes: u64,
-    /// `value_bytes_max`.
+    /// Maximum value length, in bytes.
     pub value_bytes_max: u32,
-    /// `connections_max`.
+    /// Maximum TCP connections.
     pub connections_max: usize,
-    /// `controllers_max`.
+    /// Maximum controllers.
     pub controllers_max: usize,
-    /// `controllers_per_host_max`.
+    /// Maximum controllers per host NQN.
     pub controllers_per_host_max: usize,
-    /// `io_queues_max`.
+    /// Maximum I/O queues per controller.
     pub io_queues_max: u16,
-    /// `queue_depth`.
+    /// Maximum entries of a queue.
     pub queue_depth: u16,
-    /// `outbox_bytes_max`.
+    /// Unsent bytes at which a connection accepts no further command.
     pub outbox_bytes_max: u64,
-    /// `receive_bytes_max`.
+    /// Maximum value bytes of a connection's incomplete transfers.
     pub receive_bytes_max: u64,
-    /// `in_capsule_bytes`.
+    /// Maximum in-capsule data, in bytes.
     pub in_capsule_bytes: u32,
-    /// `h2c_data_bytes_max`.
+    /// Maximum data of an H2CData PDU, in bytes.
     pub h2c_data_bytes_max: u32,
-    /// `handshake_limit_s`.
+    /// Maximum time from TCP accept to Connect, in seconds.
     pub handshake_limit_s: u64,
-    /// `event_requests_max`.
+    /// Maximum outstanding asynchronous event requests per controller.
     pub event_requests_max: u8,
-    /// `keep_alive_max_s`.
+    /// Maximum keep-alive timeout, in seconds.
     pub keep_alive_max_s: u64,
 }
 
@@ -79,13 +79,13 @@ impl Default for NodeLimits {
     }
 }
 
-/// What a core receives at once, and so the most that one connection may have received and not taken, in bytes.
+/// Receive buffer of a core, which bounds the received and unprocessed bytes of one connection.
 const RECEIVE_BYTES: u64 = 1 << 20;
-/// Identifiers in use, slots and pages of one connection, with room to spare, in bytes.
+/// Upper bound on command identifiers, slots and pages of one connection, in bytes.
 const CONNECTION_BYTES: u64 = 64 << 10;
 
 impl NodeLimits {
-    /// The settings as a configuration file, on a device in memory and this core.
+    /// The configuration file text, with a memory device and this core.
     pub fn config_text(&self, core: usize) -> String {
         let NodeLimits {
             device_bytes, buffer_bytes, value_bytes_max, connections_max, controllers_max, ..
@@ -106,52 +106,52 @@ impl NodeLimits {
         )
     }
 
-    /// The most memory that the node may come to, which had `fresh_bytes` with one honest host at work:
+    /// Upper bound on the node's memory, given its memory `fresh_bytes` with only the reference client:
     ///
-    /// - the device, all of whose pages may be touched later than that: `device_bytes`;
-    /// - values in flight: `buffer_bytes` for its core;
-    /// - for each of `connections_max`: bytes received and not taken (1 MiB), unsent replies that are copied
-    ///   (`outbox_bytes_max`), both in vectors that double when they grow, and 64 KiB for slots, identifiers
-    ///   and pages. Replies that are not copied are in buffers, counted above.
+    /// - the device, whose pages may all become resident: `device_bytes`;
+    /// - values in flight: `buffer_bytes` for its one core;
+    /// - for each of `connections_max`: received and unprocessed bytes (1 MiB) and copied unsent responses
+    ///   (`outbox_bytes_max`), both in vectors that double when they grow, and 64 KiB for slots, command identifiers
+    ///   and pages. Responses that are not copied are in buffers, counted above.
     pub fn memory_bound_bytes(&self, fresh_bytes: u64) -> u64 {
         let connection = 2 * (RECEIVE_BYTES + self.outbox_bytes_max) + CONNECTION_BYTES;
         fresh_bytes + self.device_bytes + self.buffer_bytes + self.connections_max as u64 * connection
     }
 }
 
-/// A node under attack.
+/// A node under attack with a running reference client.
 pub struct AttackHarness {
     node: NodeProcess,
     reference_client: ReferenceClient,
-    /// What the node was started with.
+    /// Limits that the node was started with.
     pub limits: NodeLimits,
     usage_before: ResourceUsage,
     completed_before: u64,
     started_at: Instant,
-    /// Configuration and log.
+    /// Holds configuration and log.
     _directory: tempfile::TempDir,
 }
 
-/// How a siege ended.
+/// Result of attacks without violations.
 #[derive(Clone, Debug)]
 pub struct AttackReport {
-    /// What the honest host saw.
+    /// Results of the reference client.
     pub reference_client: ReferenceClientReport,
-    /// What the node held before the first attack.
+    /// Node resources before the first attack.
     pub usage_before: ResourceUsage,
-    /// And after the last.
+    /// Node resources after the last attack.
     pub usage_after: ResourceUsage,
-    /// What it may hold, in bytes.
+    /// Memory bound, in bytes.
     pub memory_bound_bytes: u64,
 }
 
 impl AttackHarness {
-    /// A node of this binary with an honest host that has begun.
+    /// Starts a node and a reference client, and waits until the client is served.
     ///
     /// # Errors
-    /// When the node does not start, or does not serve.
+    /// If the node does not start, or does not serve the reference client.
     pub fn start(binary: &Path, limits: NodeLimits) -> Result<AttackHarness> {
-        // Tests run side by side: their nodes take the cores in turn.
+        // Parallel tests distribute their nodes over the cores.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let cores = octokv_sys::thread::allowed_cores();
         let core = cores[NEXT.fetch_add(1, Ordering::Relaxed) % cores.len()];
@@ -161,7 +161,7 @@ impl AttackHarness {
         let warm = reference_client.completed() + 50;
         ensure!(
             eventually(RECOVERY_TIMEOUT, || reference_client.completed() >= warm),
-            "the honest host is not served"
+            "the reference client is not served"
         );
         let fresh = node.resource_usage()?;
         let served = reference_client.completed();
@@ -176,43 +176,43 @@ impl AttackHarness {
         })
     }
 
-    /// Whom to attack.
+    /// Address of the node.
     pub fn target_addr(&self) -> &TargetAddr {
         self.node.target_addr()
     }
 
-    /// What the node holds now.
+    /// Current resources of the node.
     ///
     /// # Errors
-    /// When it is gone.
+    /// If the process has exited.
     pub fn resource_usage(&self) -> Result<ResourceUsage> {
         self.node.resource_usage()
     }
 
-    /// Sockets of the node beyond those it had before the first attack.
+    /// Sockets in excess of those before the first attack.
     pub fn attacker_sockets(&self) -> usize {
         self.node.resource_usage().map_or(0, |now| now.sockets.saturating_sub(self.usage_before.sockets))
     }
 
-    /// Waits until no attacker's connection is left.
+    /// Waits until the node has closed every attacker's connection.
     ///
     /// # Errors
-    /// When some stay.
+    /// If some remain open for 10 s.
     pub fn wait_idle(&self) -> Result<()> {
-        let deserted = eventually(RECOVERY_TIMEOUT, || self.attacker_sockets() == 0);
-        ensure!(deserted, "{} connections are left: {}", self.attacker_sockets(), self.node.stderr_log());
+        let idle = eventually(RECOVERY_TIMEOUT, || self.attacker_sockets() == 0);
+        ensure!(idle, "{} connections remain open: {}", self.attacker_sockets(), self.node.stderr_log());
         Ok(())
     }
 
-    /// The longest wait of the honest host counts from here on.
+    /// Resets the maximum latency of the reference client.
     pub fn reset_max_latency(&self) {
         self.reference_client.reset_max_latency();
     }
 
-    /// The honest host is served right now: some of its operations end from here on.
+    /// Checks that the reference client is being served: operations complete after this call.
     ///
     /// # Errors
-    /// When it is not.
+    /// If it fails, or completes fewer than 5 operations in 10 s.
     pub fn reference_client_progresses(&self) -> Result<()> {
         let goal = self.reference_client.completed() + 5;
         let served = eventually(RECOVERY_TIMEOUT, || {
@@ -220,16 +220,16 @@ impl AttackHarness {
         });
         ensure!(
             served && !self.reference_client.has_failed(),
-            "the honest host is not served: {}",
+            "the reference client is not served: {}",
             self.node.stderr_log()
         );
         Ok(())
     }
 
-    /// The attackers are gone: holds the node to everything it promised.
+    /// Checks every guarantee and shuts the node down. REQUIRES: all attackers have disconnected.
     ///
     /// # Errors
-    /// The first promise that was broken.
+    /// The first violated guarantee.
     pub fn finish(self) -> Result<AttackReport> {
         self.reference_client_progresses()?;
         self.wait_idle()?;
@@ -240,18 +240,18 @@ impl AttackHarness {
         );
         let bound_bytes = self.limits.memory_bound_bytes(before.resident_bytes);
         ensure!(after.peak_bytes <= bound_bytes, "{} B of memory, bound {bound_bytes} B", after.peak_bytes);
-        // A twentieth of what the host asked for: other tests, and builds, may want the same cores.
+        // A twentieth of the configured rate: other tests and builds may use the same cores.
         let wanted = (self.started_at.elapsed().as_millis() as u64
             * ReferenceClientConfig::default().ops_per_s
             / 1000
             / 20)
             .max(5);
         let served = self.reference_client.completed() - self.completed_before;
-        ensure!(served >= wanted, "the honest host was served {served} times, not {wanted}");
+        ensure!(served >= wanted, "the reference client completed {served} operations, expected {wanted}");
         check_new_client(&self.node)?;
         let reference_client = self.reference_client.finish()?;
-        let deserted = eventually(RECOVERY_TIMEOUT, || self.node.status().is_ok_and(|now| is_idle(&now)));
-        ensure!(deserted, "nobody is there, and something is under way: {:?}", self.node.status());
+        let idle = eventually(RECOVERY_TIMEOUT, || self.node.status().is_ok_and(|now| is_idle(&now)));
+        ensure!(idle, "the node is not idle without clients: {:?}", self.node.status());
         self.node.stop()?;
         Ok(AttackReport {
             reference_client,
@@ -262,13 +262,13 @@ impl AttackHarness {
     }
 }
 
-/// A host that comes now is served as if nothing had been.
+/// Checks that a new client is served normally.
 fn check_new_client(node: &NodeProcess) -> Result<()> {
     let client =
-        BlockingClient::connect(&node.url().to_string()).map_err(|error| anyhow!("a newcomer: {error}"))?;
+        BlockingClient::connect(&node.url().to_string()).map_err(|error| anyhow!("a new client: {error}"))?;
     let value = vec![0x6e; 20_000];
-    client.put(b"newcomer", &value).map_err(|error| anyhow!("a newcomer's put: {error}"))?;
-    let found = client.get(b"newcomer").map_err(|error| anyhow!("a newcomer's get: {error}"))?;
-    ensure!(found == Some(value), "a newcomer read something else than it put");
+    client.put(b"newcomer", &value).map_err(|error| anyhow!("a new client's put: {error}"))?;
+    let found = client.get(b"newcomer").map_err(|error| anyhow!("a new client's get: {error}"))?;
+    ensure!(found == Some(value), "a new client read a value that differs from its put");
     Ok(())
 }

@@ -1,15 +1,15 @@
-//! What attacks cost others: the latency of an honest host while each attack goes on and while it rests.
+//! Latency of the reference client without and under each attack.
 //!
 //! ```text
-//!   one run per attack:   quiet │ attack │ quiet │ attack │ …       a slice each, an honest host all the while
-//!                         ─ settles ─ counted ─                     open loop: late counts from when it was due
+//!   one run per attack:   quiet │ attack │ quiet │ attack │ …       a slice each, the reference client runs throughout
+//!                         ─ settle ─ counted ─                      open loop: latency counts from the due time
 //! ```
-//! Quiet and attacked slices take turns within one run, so that a machine that is slow for a while is slow for both.
-//! Of each slice a quantile is taken, and the median of these is told, so that a pause of the machine is not.
-//! The node has the first core; the honest host and the attackers have the last one, the attackers at the lowest
-//! priority, so that they take only time that the honest host leaves. What still is contention between them shows in
-//! the first row, `control`: as much load from well-behaved hosts; and in the columns that count from `begin`, which
-//! leave out how late the honest host itself came to begin an operation, before the node knew of it.
+//! Quiet and attacked slices alternate within one run, so a temporary slowdown of the machine affects both. The result
+//! is the median over slices of a quantile of each, which excludes pauses of the machine.
+//! The node runs on the first core; the reference client and the attackers share the last one, the attackers at the
+//! lowest priority, so they use only time that the reference client leaves idle. The remaining contention between them
+//! shows in the first row, `control` (the same load from well-behaved hosts), and is excluded from the columns that
+//! count from `begin`: those exclude the delay of the reference client itself before it submits an operation.
 
 use crate::attacks::{Attack, AttackThread};
 use crate::node_process::NodeProcess;
@@ -19,47 +19,47 @@ use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What to measure.
+/// Configuration of a measurement.
 #[derive(Clone, Debug)]
 pub struct AttackLatencyConfig {
-    /// The binary of the node.
+    /// Path of the octokv binary.
     pub binary: PathBuf,
-    /// `memory`, or a file that is made.
+    /// `memory`, or the path of a device file to create.
     pub device: String,
-    /// How many slices of each kind.
+    /// Slices without and under attack, for each attack.
     pub rounds: u32,
-    /// How long one is.
+    /// Duration of a slice.
     pub slice: Duration,
-    /// Operations of the honest host, a second.
+    /// Operations per second of the reference client.
     pub rate: u64,
-    /// Keys that the node holds besides the honest host's.
+    /// Number of keys on the node besides the reference client's.
     pub keys: u32,
 }
 
-/// How long the node may settle after an attack before a slice counts as quiet.
+/// Pause after an attack before a quiet slice begins.
 const SETTLE_TIME: Duration = Duration::from_millis(50);
 
-/// Runs the attacks, one after the other, and prints a row for each.
+/// Runs the attacks one after another and prints a table row for each.
 ///
 /// # Errors
-/// When the node or the honest host fails.
-pub fn run(settings: &AttackLatencyConfig, attacks: &[&'static Attack]) -> Result<()> {
+/// If the node or the reference client fails.
+pub fn run(config: &AttackLatencyConfig, attacks: &[&'static Attack]) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let cores = octokv_sys::thread::allowed_cores();
     let (first, last) = (cores[0], cores[cores.len() - 1]);
     let text = format!(
         "device = \"{}\"\nsize = \"512MiB\"\nlisten = [\"127.0.0.1:0\"]\ncores = [{first}]\n",
-        settings.device
+        config.device
     );
-    let node = NodeProcess::start(&settings.binary, &text, directory.path())?;
+    let node = NodeProcess::start(&config.binary, &text, directory.path())?;
     octokv_sys::thread::pin_to_core(last)?;
-    store_keys(node.target_addr(), settings.keys).context("filling the node")?;
+    store_keys(node.target_addr(), config.keys).context("storing the initial keys")?;
     println!(
         "node on core {first}, hosts on core {last}; {} operations a second of 4 KiB, {} keys; {} rounds of {} ms",
-        settings.rate,
-        settings.keys,
-        settings.rounds,
-        settings.slice.as_millis()
+        config.rate,
+        config.keys,
+        config.rounds,
+        config.slice.as_millis()
     );
     println!(
         "{:<15} {:>9} {:>9} {:>9} {:>9} {:>6}  {:>10} {:>9} {:>6}  {:>8}  what",
@@ -75,15 +75,15 @@ pub fn run(settings: &AttackLatencyConfig, attacks: &[&'static Attack]) -> Resul
         "RSS MiB"
     );
     for attack in attacks {
-        measure_attack(settings, &node, attack)
+        measure_attack(config, &node, attack)
             .with_context(|| format!("{}: {}", attack.name, node.stderr_log()))?;
     }
     node.stop()
 }
 
-fn measure_attack(settings: &AttackLatencyConfig, node: &NodeProcess, attack: &'static Attack) -> Result<()> {
+fn measure_attack(config: &AttackLatencyConfig, node: &NodeProcess, attack: &'static Attack) -> Result<()> {
     let plan = ReferenceClientConfig {
-        ops_per_s: settings.rate,
+        ops_per_s: config.rate,
         value_bytes_min: 4096,
         value_bytes_max: 4096,
         key_count: 512,
@@ -92,13 +92,13 @@ fn measure_attack(settings: &AttackLatencyConfig, node: &NodeProcess, attack: &'
     };
     let reference_client = ReferenceClient::start(node.target_addr(), plan)?;
     let attacker = AttackThread::start(attack, node.target_addr(), true)?;
-    for _ in 0..settings.rounds {
+    for _ in 0..config.rounds {
         std::thread::sleep(SETTLE_TIME);
         reference_client.begin_slice(MeasurePhase::Quiet);
-        std::thread::sleep(settings.slice);
+        std::thread::sleep(config.slice);
         reference_client.begin_slice(MeasurePhase::Attacked);
         attacker.resume();
-        std::thread::sleep(settings.slice);
+        std::thread::sleep(config.slice);
         reference_client.begin_slice(MeasurePhase::Uncounted);
         attacker.pause();
     }
@@ -134,8 +134,8 @@ fn measure_attack(settings: &AttackLatencyConfig, node: &NodeProcess, attack: &'
     Ok(())
 }
 
-/// A quantile of each slice of a phase, and of these the median, in microseconds: of what happens in most slices
-/// nothing is lost, and a pause of the machine in one of them is left out.
+/// The median over the slices of a phase of a quantile of each, in microseconds: keeps an effect that occurs in most
+/// slices, and excludes a machine pause in one of them.
 fn median_of_quantiles_us(
     slices: &[LatencySlice],
     phase: MeasurePhase,
@@ -147,14 +147,14 @@ fn median_of_quantiles_us(
     quantile_of(all, 0.5) as f64 / 1000.0
 }
 
-/// The value at a quantile, 0 where there is none.
+/// The value at a quantile; 0 for an empty list.
 fn quantile_of(mut values: Vec<u64>, quantile: f64) -> u64 {
     values.sort_unstable();
     let index = (values.len() as f64 * quantile) as usize;
     values.get(index.min(values.len().saturating_sub(1))).copied().unwrap_or(0)
 }
 
-/// Gives a node keys, so that lists are long.
+/// Stores keys, so that lists are long.
 fn store_keys(target: &TargetAddr, keys: u32) -> Result<()> {
     let (_admin, mut io) = RawConnection::connect_pair(target, 128)?;
     let numbers: Vec<u32> = (0..keys).collect();

@@ -1,8 +1,8 @@
-//! Attacks that go on for as long as they are let: what the measuring program and the soak put beside honest hosts.
+//! Continuous attacks, for measuring latency and for the soak test.
 //!
-//! In: a node, and a [`AttackSwitch`] that says when to attack, when to rest, and when it is over. Each attack holds its
-//! connections while it attacks and lets all of them go when it rests. What each must be *answered* with is said in
-//! the tests of the binary (`crates/octokv/tests/hostile_*.rs`); here only the pressure matters.
+//! In: a node, and an [`AttackSwitch`] that starts, pauses and ends the attack. An attack holds its connections while it
+//! runs and closes all of them when it pauses. The tests of the binary (`crates/octokv/tests/adversary_*.rs`) specify
+//! the *response* to each attack; this file generates only the load.
 
 use crate::command_builder::{
     abort, async_event_request, exist, flush, identify, list, log_page, random_value, retrieve, store_by_r2t,
@@ -17,16 +17,16 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// One way to attack.
+/// An attack.
 pub struct Attack {
     /// Its name in tables and on the command line.
     pub name: &'static str,
-    /// What it does.
+    /// One line for the table of results.
     pub description: &'static str,
     run: fn(&TargetAddr, &AttackSwitch) -> io::Result<()>,
 }
 
-/// Every attack. The first is none: as much load as one thread makes, by the rules.
+/// Every attack. The first, `control`, is none: the load of one well-behaved thread.
 pub const ATTACKS: &[Attack] = &[
     Attack {
         name: "control",
@@ -34,26 +34,26 @@ pub const ATTACKS: &[Attack] = &[
         run: control,
     },
     Attack { name: "connects", description: "64 connections at a time, closed at once", run: connects },
-    Attack { name: "handshakes", description: "controllers with a queue, made and left", run: handshakes },
+    Attack {
+        name: "handshakes",
+        description: "controllers with a queue, created and dropped",
+        run: handshakes,
+    },
     Attack { name: "half-open", description: "200 silent connections", run: half_open },
     Attack { name: "trickle", description: "32 queues, a command each, byte by byte", run: trickle },
     Attack { name: "garbage", description: "random bytes, before and after ICReq", run: garbage },
-    Attack { name: "wrong-pdus", description: "PDUs that may not come, on I/O queues", run: wrong_pdus },
+    Attack { name: "wrong-pdus", description: "PDUs not allowed on I/O queues", run: wrong_pdus },
     Attack {
         name: "small-floods",
-        description: "4 queues full of Exist commands, all the time",
+        description: "4 queues continuously full of Exist commands",
         run: small_floods,
     },
     Attack {
         name: "never-read",
-        description: "8 queues of Retrieves whose answers nobody reads",
+        description: "8 queues of Retrieves, responses never read",
         run: never_read,
     },
-    Attack {
-        name: "slow-read",
-        description: "8 such queues that read a little now and then",
-        run: slow_read,
-    },
+    Attack { name: "slow-read", description: "8 queues of Retrieves, responses read slowly", run: slow_read },
     Attack {
         name: "half-transfers",
         description: "64 Stores of 1 MiB that stop half-way",
@@ -72,11 +72,11 @@ pub const ATTACKS: &[Attack] = &[
         description: "Stores of 8 KiB whose data digest is wrong",
         run: bad_digests,
     },
-    Attack { name: "resets", description: "connections reset in the midst of Retrieves", run: resets },
+    Attack { name: "resets", description: "connections reset during Retrieves", run: resets },
     Attack { name: "flushes", description: "2 queues full of Flush commands", run: flushes },
 ];
 
-/// The attack of a name.
+/// The attack with this name, or `None`.
 pub fn by_name(name: &str) -> Option<&'static Attack> {
     ATTACKS.iter().find(|attack| attack.name == name)
 }
@@ -85,17 +85,17 @@ const PAUSED: u8 = 0;
 const RUNNING: u8 = 1;
 const STOPPED: u8 = 2;
 
-/// Says when to attack.
+/// Starts, pauses and stops an attack; shared with its thread.
 #[derive(Debug, Default)]
 pub struct AttackSwitch(AtomicU8);
 
 impl AttackSwitch {
-    /// Whether the attack is on.
+    /// Whether the attack runs.
     pub fn is_on(&self) -> bool {
         self.0.load(Ordering::Acquire) == RUNNING
     }
 
-    /// Waits until it is on; false when it is over.
+    /// Waits while the attack is paused. Returns false once it is stopped.
     fn wait_until_on(&self) -> bool {
         loop {
             match self.0.load(Ordering::Acquire) {
@@ -107,7 +107,7 @@ impl AttackSwitch {
     }
 }
 
-/// An attack on a thread of its own, resting at first.
+/// An attack on its own thread, initially paused.
 pub struct AttackThread {
     switch: Arc<AttackSwitch>,
     rounds: Arc<AtomicU64>,
@@ -115,25 +115,25 @@ pub struct AttackThread {
 }
 
 impl AttackThread {
-    /// Starts one, which gives way to every other thread of the machine where `gives_way`.
+    /// Starts the thread, with the lowest scheduling priority if `lowest_priority`.
     ///
     /// # Errors
-    /// When the system makes no thread.
+    /// If the system cannot create a thread.
     pub fn start(
         attack: &'static Attack,
         target: &TargetAddr,
         lowest_priority: bool,
     ) -> io::Result<AttackThread> {
         let (switch, rounds) = (Arc::<AttackSwitch>::default(), Arc::<AtomicU64>::default());
-        let (mine, count, target) = (Arc::clone(&switch), Arc::clone(&rounds), target.clone());
+        let (thread_switch, count, target) = (Arc::clone(&switch), Arc::clone(&rounds), target.clone());
         let thread = octokv_sys::thread::spawn(attack.name, move || {
             if lowest_priority {
-                // Where it is refused the attack is only stronger.
+                // Without permission for it the attack is only stronger.
                 let _ = octokv_sys::thread::set_lowest_priority();
             }
-            while mine.wait_until_on() {
-                // A node that refuses or ends connections does what it should.
-                if (attack.run)(&target, &mine).is_err() {
+            while thread_switch.wait_until_on() {
+                // The node may reject or close an attacker's connections.
+                if (attack.run)(&target, &thread_switch).is_err() {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 count.fetch_add(1, Ordering::Relaxed);
@@ -142,36 +142,36 @@ impl AttackThread {
         Ok(AttackThread { switch, rounds, thread })
     }
 
-    /// Attacks from now on.
+    /// Starts or resumes the attack.
     pub fn resume(&self) {
         self.switch.0.store(RUNNING, Ordering::Release);
     }
 
-    /// Rests from now on.
+    /// Pauses the attack.
     pub fn pause(&self) {
         self.switch.0.store(PAUSED, Ordering::Release);
     }
 
-    /// How often it began anew.
+    /// Number of times that the attack has run to an end.
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }
 
-    /// Ends it.
+    /// Stops the attack and joins the thread.
     pub fn stop(self) {
         self.switch.0.store(STOPPED, Ordering::Release);
         let _ = self.thread.join();
     }
 }
 
-/// Admin connections and I/O queues of so many controllers with one queue each.
+/// Connects `count` controllers with one I/O queue each; returns admin and I/O connections.
 fn connect_pairs(target: &TargetAddr, count: usize) -> io::Result<(Vec<RawConnection>, Vec<RawConnection>)> {
     let pairs: io::Result<Vec<(RawConnection, RawConnection)>> =
         (0..count).map(|_| RawConnection::connect_pair(target, 128)).collect();
     Ok(pairs?.into_iter().unzip())
 }
 
-/// Keeps `queues` busy with what `make` gives, taking answers as they come.
+/// Keeps `queues` full of the capsules that `make` returns, discarding responses.
 fn flood(
     queues: &mut [RawConnection],
     switch: &AttackSwitch,
@@ -181,10 +181,10 @@ fn flood(
     let mut sent = vec![0; queues.len()];
     while switch.is_on() {
         let mut moved = false;
-        for ((peer, bytes), at) in queues.iter_mut().zip(&floods).zip(&mut sent) {
-            let Some(count) = peer.send_nonblocking(&bytes[*at..])? else { return Ok(()) };
+        for ((connection, bytes), at) in queues.iter_mut().zip(&floods).zip(&mut sent) {
+            let Some(count) = connection.send_nonblocking(&bytes[*at..])? else { return Ok(()) };
             *at = (*at + count) % bytes.len();
-            let Some(taken) = peer.receive_nonblocking()? else { return Ok(()) };
+            let Some(taken) = connection.receive_nonblocking()? else { return Ok(()) };
             moved |= count + taken > 0;
         }
         if !moved {
@@ -198,17 +198,17 @@ fn control(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let (_admins, mut queues) = connect_pairs(target, 4)?;
     let data = random_value(1, 4096);
     while switch.is_on() {
-        for peer in &mut queues {
+        for connection in &mut queues {
             let mut bytes = Vec::new();
             for id in 0..8_u16 {
-                bytes.extend(peer.capsule(&store_in_capsule(id, &[b'c', id as u8], &data), &data));
-                bytes.extend(peer.capsule(&retrieve(100 + id, &[b'c', id as u8], 4096), &[]));
+                bytes.extend(connection.capsule(&store_in_capsule(id, &[b'c', id as u8], &data), &data));
+                bytes.extend(connection.capsule(&retrieve(100 + id, &[b'c', id as u8], 4096), &[]));
             }
-            peer.send(&bytes)?;
+            connection.send(&bytes)?;
         }
-        for peer in &mut queues {
+        for connection in &mut queues {
             for _ in 0..16 {
-                peer.receive_completion()?;
+                connection.receive_completion()?;
             }
         }
     }
@@ -243,16 +243,16 @@ fn trickle(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let bytes = queues[0].capsule(&exist(1, b"trickle"), &[]);
     while switch.is_on() {
         for byte in &bytes {
-            for peer in &mut queues {
-                peer.send(&[*byte])?;
+            for connection in &mut queues {
+                connection.send(&[*byte])?;
             }
             std::thread::sleep(Duration::from_millis(1));
             if !switch.is_on() {
                 return Ok(());
             }
         }
-        for peer in &mut queues {
-            peer.receive_completion()?;
+        for connection in &mut queues {
+            connection.receive_completion()?;
         }
     }
     Ok(())
@@ -261,15 +261,15 @@ fn trickle(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
 fn garbage(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let mut random = Prng::new(5);
     while switch.is_on() {
-        let opened = random.one_in(2);
-        let mut peer = if opened {
+        let is_initialised = random.one_in(2);
+        let mut connection = if is_initialised {
             RawConnection::connect_initialised(target, true, true)?
         } else {
             RawConnection::connect_tcp(target)?
         };
         let mut bytes = vec![0; 1 + random.below(8192) as usize];
         random.fill(&mut bytes);
-        peer.send(&bytes)?;
+        connection.send(&bytes)?;
     }
     Ok(())
 }
@@ -277,11 +277,11 @@ fn garbage(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
 fn wrong_pdus(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let mut kind = 0_u8;
     while switch.is_on() {
-        let (_admin, mut peer) = RawConnection::connect_pair(target, 16)?;
+        let (_admin, mut connection) = RawConnection::connect_pair(target, 16)?;
         let mut bytes = vec![kind % 12, 0, 24, 0, 24, 0, 0, 0];
         bytes.resize(24, 0xff);
-        peer.send(&bytes)?;
-        peer.receive_pdu()?;
+        connection.send(&bytes)?;
+        connection.receive_pdu()?;
         kind = kind.wrapping_add(1);
     }
     Ok(())
@@ -289,34 +289,37 @@ fn wrong_pdus(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
 
 fn small_floods(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let (_admins, mut queues) = connect_pairs(target, 4)?;
-    let make =
-        |peer: &RawConnection| (0..4096).flat_map(|id| peer.capsule(&exist(id, b"flood"), &[])).collect();
+    let make = |connection: &RawConnection| {
+        (0..4096).flat_map(|id| connection.capsule(&exist(id, b"flood"), &[])).collect()
+    };
     flood(&mut queues, switch, make)
 }
 
 fn flushes(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let (_admins, mut queues) = connect_pairs(target, 2)?;
-    flood(&mut queues, switch, |peer| (0..4096).flat_map(|id| peer.capsule(&flush(id), &[])).collect())
+    flood(&mut queues, switch, |connection| {
+        (0..4096).flat_map(|id| connection.capsule(&flush(id), &[])).collect()
+    })
 }
 
-fn store_unread(peer: &mut RawConnection) -> io::Result<()> {
+fn store_unread(connection: &mut RawConnection) -> io::Result<()> {
     let data = random_value(2, 12_000);
-    peer.execute(&store_in_capsule(1, b"unread", &data), &data).map(drop)
+    connection.execute(&store_in_capsule(1, b"unread", &data), &data).map(drop)
 }
 
 fn unread(target: &TargetAddr, switch: &AttackSwitch, reads: bool) -> io::Result<()> {
     let (_admins, mut queues) = connect_pairs(target, 8)?;
     store_unread(&mut queues[0])?;
-    let make = |peer: &RawConnection| -> Vec<u8> {
-        (0..8192).flat_map(|id| peer.capsule(&retrieve(id, b"unread", 16 << 10), &[])).collect()
+    let make = |connection: &RawConnection| -> Vec<u8> {
+        (0..8192).flat_map(|id| connection.capsule(&retrieve(id, b"unread", 16 << 10), &[])).collect()
     };
     let bytes = make(&queues[0]);
     let mut sent = vec![0; queues.len()];
     while switch.is_on() {
-        for (peer, at) in queues.iter_mut().zip(&mut sent) {
-            let Some(count) = peer.send_nonblocking(&bytes[*at..])? else { return Ok(()) };
+        for (connection, at) in queues.iter_mut().zip(&mut sent) {
+            let Some(count) = connection.send_nonblocking(&bytes[*at..])? else { return Ok(()) };
             *at = (*at + count) % bytes.len();
-            if reads && peer.receive_nonblocking()?.is_none() {
+            if reads && connection.receive_nonblocking()?.is_none() {
                 return Ok(());
             }
         }
@@ -335,18 +338,18 @@ fn slow_read(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
 
 fn half_transfers(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let (_admins, mut queues) = connect_pairs(target, 4)?;
-    for peer in &mut queues {
+    for connection in &mut queues {
         let commands: Vec<u8> =
-            (0..16).flat_map(|id| peer.capsule(&store_by_r2t(id, b"half", 1 << 20), &[])).collect();
-        peer.send(&commands)?;
-        peer.set_receive_timeout(Duration::from_millis(20))?;
+            (0..16).flat_map(|id| connection.capsule(&store_by_r2t(id, b"half", 1 << 20), &[])).collect();
+        connection.send(&commands)?;
+        connection.set_receive_timeout(Duration::from_millis(20))?;
     }
     while switch.is_on() {
-        for peer in &mut queues {
-            if let ReceivedPdu::R2t(range) = peer.receive_pdu()? {
+        for connection in &mut queues {
+            if let ReceivedPdu::R2t(range) = connection.receive_pdu()? {
                 let half = DataHeader { bytes: 64 << 10, ..range };
-                let pdu = peer.h2c_data(half, &random_value(3, half.bytes as usize), 0);
-                peer.send(&pdu)?;
+                let pdu = connection.h2c_data(half, &random_value(3, half.bytes as usize), 0);
+                connection.send(&pdu)?;
             }
         }
     }
@@ -357,16 +360,16 @@ fn large_stores(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let (_admins, mut queues) = connect_pairs(target, 2)?;
     let data = random_value(4, 1 << 20);
     while switch.is_on() {
-        for peer in &mut queues {
+        for connection in &mut queues {
             let stores: Vec<u8> =
-                (0..4).flat_map(|id| peer.capsule(&store_by_r2t(id, b"large", 1 << 20), &[])).collect();
-            peer.send(&stores)?;
+                (0..4).flat_map(|id| connection.capsule(&store_by_r2t(id, b"large", 1 << 20), &[])).collect();
+            connection.send(&stores)?;
         }
-        for peer in &mut queues {
+        for connection in &mut queues {
             let mut left = 4;
             while left > 0 {
-                match peer.receive_pdu()? {
-                    ReceivedPdu::R2t(range) => send_all(peer, range, &data)?,
+                match connection.receive_pdu()? {
+                    ReceivedPdu::R2t(range) => send_all(connection, range, &data)?,
                     ReceivedPdu::Response(_) => left -= 1,
                     _ => return Ok(()),
                 }
@@ -376,16 +379,16 @@ fn large_stores(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     Ok(())
 }
 
-/// Everything that an R2T asked for, in pieces that any node takes.
-fn send_all(peer: &mut RawConnection, range: DataHeader, data: &[u8]) -> io::Result<()> {
+/// Sends all data of an R2T in PDUs within any node's MAXH2CDATA.
+fn send_all(connection: &mut RawConnection, range: DataHeader, data: &[u8]) -> io::Result<()> {
     const PIECE_BYTES: u32 = 64 << 10;
     let (mut at, end) = (range.offset, range.offset + range.bytes);
     while at < end {
         let bytes = PIECE_BYTES.min(end - at);
         let bits = if at + bytes == end { flags::LAST } else { 0 };
         let piece = DataHeader { offset: at, bytes, ..range };
-        let pdu = peer.h2c_data(piece, &data[at as usize..(at + bytes) as usize], bits);
-        peer.send(&pdu)?;
+        let pdu = connection.h2c_data(piece, &data[at as usize..(at + bytes) as usize], bits);
+        connection.send(&pdu)?;
         at += bytes;
     }
     Ok(())
@@ -393,16 +396,16 @@ fn send_all(peer: &mut RawConnection, range: DataHeader, data: &[u8]) -> io::Res
 
 fn huge_lists(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let (_admins, mut queues) = connect_pairs(target, 1)?;
-    flood(&mut queues, switch, |peer| {
-        (0..8).flat_map(|id| peer.capsule(&list(id, b"", 2 << 20), &[])).collect()
+    flood(&mut queues, switch, |connection| {
+        (0..8).flat_map(|id| connection.capsule(&list(id, b"", 2 << 20), &[])).collect()
     })
 }
 
 fn pages(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let (mut admin, _) = RawConnection::connect_admin(target)?;
     while switch.is_on() {
-        let ask = |id: u16| if id.is_multiple_of(2) { identify(id, 1) } else { log_page(id, 2, 512) };
-        let bytes: Vec<u8> = (0..500).flat_map(|id| admin.capsule(&ask(id), &[])).collect();
+        let command = |id: u16| if id.is_multiple_of(2) { identify(id, 1) } else { log_page(id, 2, 512) };
+        let bytes: Vec<u8> = (0..500).flat_map(|id| admin.capsule(&command(id), &[])).collect();
         admin.send(&bytes)?;
         for _ in 0..500 {
             admin.receive_completion()?;
@@ -413,8 +416,10 @@ fn pages(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
 
 fn events(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
     let (admin, _) = RawConnection::connect_admin(target)?;
-    let ask = |id: u16| if id.is_multiple_of(2) { async_event_request(id) } else { abort(id, 0, id - 1) };
-    flood(&mut [admin], switch, |peer| (0..500).flat_map(|id| peer.capsule(&ask(id), &[])).collect())
+    let command = |id: u16| if id.is_multiple_of(2) { async_event_request(id) } else { abort(id, 0, id - 1) };
+    flood(&mut [admin], switch, |connection| {
+        (0..500).flat_map(|id| connection.capsule(&command(id), &[])).collect()
+    })
 }
 
 fn bad_digests(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
@@ -445,7 +450,7 @@ fn resets(target: &TargetAddr, switch: &AttackSwitch) -> io::Result<()> {
         let bytes: Vec<u8> =
             (0..100).flat_map(|id| io.capsule(&retrieve(id, b"unread", 16 << 10), &[])).collect();
         io.send(&bytes)?;
-        // Closed with answers unread, which the kernel makes a reset of.
+        // Closing with unread responses makes the kernel send a reset.
         io.receive_pdu()?;
     }
     Ok(())

@@ -1,18 +1,18 @@
-//! Entries of commands as an attacker wants them: right by default, every field free to be changed.
+//! Valid submission queue entries; an attacker then changes any field.
 
 use octokv_base::{Key, NamespaceId};
 use octokv_wire::kv::{KvCommand, StoreOptions};
 use octokv_wire::queue_entry::admin;
 use octokv_wire::{Sgl, Sqe, vendor};
 
-/// The namespace that is attacked.
+/// The namespace under attack.
 pub const NSID: NamespaceId = NamespaceId(1);
 
 fn key_of(bytes: &[u8]) -> Key {
-    Key::new(bytes).expect("a key of up to 1024 bytes")
+    Key::new(bytes).expect("at most 1024 bytes")
 }
 
-/// A Store of `value_bytes` bytes, which are where `sgl` says.
+/// A Store of `value_bytes` bytes with this SGL.
 pub fn store(id: u16, key: &[u8], value_bytes: u32, sgl: Sgl) -> Sqe {
     let options = StoreOptions::default();
     let mut sqe = KvCommand::Store { key: key_of(key), options, value_bytes }.encode(id, NSID);
@@ -20,13 +20,13 @@ pub fn store(id: u16, key: &[u8], value_bytes: u32, sgl: Sgl) -> Sqe {
     sqe
 }
 
-/// A Store whose value follows in the capsule.
+/// A Store with in-capsule data.
 pub fn store_in_capsule(id: u16, key: &[u8], value: &[u8]) -> Sqe {
     let bytes = value.len() as u32;
     store(id, key, bytes, Sgl::in_capsule(bytes))
 }
 
-/// A Store whose value the node must ask for.
+/// A Store whose data the node requests with R2Ts.
 pub fn store_by_r2t(id: u16, key: &[u8], value_bytes: u32) -> Sqe {
     store(id, key, value_bytes, Sgl::transport(value_bytes))
 }
@@ -53,21 +53,21 @@ pub fn flush(id: u16) -> Sqe {
     KvCommand::Flush.encode(id, NSID)
 }
 
-/// A List from `start` into a buffer of `limit_bytes`.
+/// A List from key `start` into a buffer of `limit_bytes`.
 pub fn list(id: u16, start: &[u8], limit_bytes: u32) -> Sqe {
     let mut sqe = KvCommand::List { start: key_of(start), limit_bytes }.encode(id, NSID);
     sqe.sgl = Sgl::transport(limit_bytes);
     sqe
 }
 
-/// A command of the extension whose data, the key first, is in the capsule.
+/// A vendor-specific command with in-capsule data, the key first.
 pub fn vendor_command(id: u16, command: vendor::VendorCommand, data_bytes: u32) -> Sqe {
     let mut sqe = command.encode(id, NSID);
     sqe.sgl = Sgl::in_capsule(data_bytes);
     sqe
 }
 
-/// Identify of this CNS, for all of its 4096 bytes.
+/// Identify with this CNS and a buffer of 4096 bytes.
 pub fn identify(id: u16, cns: u32) -> Sqe {
     let mut sqe = Sqe::new(admin::IDENTIFY, id);
     sqe.nsid = NSID.0.into();
@@ -76,7 +76,7 @@ pub fn identify(id: u16, cns: u32) -> Sqe {
     sqe
 }
 
-/// Get Log Page of `bytes` bytes.
+/// Get Log Page with a buffer of `bytes` bytes.
 pub fn log_page(id: u16, page: u8, bytes: u32) -> Sqe {
     let mut sqe = Sqe::new(admin::GET_LOG_PAGE, id);
     let dwords = (bytes / 4).saturating_sub(1);
@@ -91,19 +91,19 @@ pub fn keep_alive(id: u16) -> Sqe {
     Sqe::new(admin::KEEP_ALIVE, id)
 }
 
-/// An asynchronous event request.
+/// An Asynchronous Event Request.
 pub fn async_event_request(id: u16) -> Sqe {
     Sqe::new(admin::ASYNC_EVENT_REQUEST, id)
 }
 
-/// An Abort of a command of a queue.
+/// An Abort of command identifier `command` on queue `queue`.
 pub fn abort(id: u16, queue: u16, command: u16) -> Sqe {
     let mut sqe = Sqe::new(admin::ABORT, id);
     sqe.cdw10 = (u32::from(queue) | u32::from(command) << 16).into();
     sqe
 }
 
-/// A value that differs from one seed to the next.
+/// A pseudo-random value, determined by `seed`.
 pub fn random_value(seed: u64, bytes: usize) -> Vec<u8> {
     let mut value = vec![0; bytes];
     octokv_base::Prng::new(seed).fill(&mut value);

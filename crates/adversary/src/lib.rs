@@ -1,25 +1,25 @@
-//! The hostile room: hosts that break every rule, an honest one that must not notice, and a node between them.
+//! Attacks on a node over NVMe/TCP, a well-behaved reference client that must not be affected, and the node process.
 //!
-//! What is attacked is a real `octokv serve` process, over TCP. The tests of the binary use the parts one by one and
-//! say what each attack must be answered with; the program of this room (`main.rs`) measures what attacks cost
-//! others, and soaks a node in all of it for a long time.
+//! The node under attack is a real `octokv serve` process. The tests of the binary use the parts individually and
+//! specify the response to each attack; the program of this crate (`main.rs`) measures how attacks affect the latency
+//! of other hosts, and soaks a node under all of them for a long time.
 //!
 //! # Layout
-//! - [`raw_connection`]: one connection that says what it likes.
-//! - [`attacks`]: attacks that go on for as long as they are let.
-//! - [`command_builder`]: entries of commands, right by default.
-//! - [`reference_client`]: the host that must be served all the while.
-//! - [`soak_clients`]: the hosts of a soak.
-//! - [`model_client`]: a client that keeps account of every key it has.
-//! - [`attack_latency`]: what attacks cost others.
-//! - [`node_process`]: a node as a process, and what it holds.
-//! - [`attack_harness`]: a node under attack, held to its promises and its bound on memory.
-//! - [`soak`]: a node in everything at once for a long time.
+//! - [`raw_connection`]: a connection that sends arbitrary bytes.
+//! - [`attacks`]: continuous attacks.
+//! - [`command_builder`]: valid submission queue entries, for modification.
+//! - [`reference_client`]: a well-behaved client that must be served during attacks.
+//! - [`soak_clients`]: the clients of a soak test.
+//! - [`model_client`]: a client that keeps a model of the contents of every key.
+//! - [`attack_latency`]: latency of the reference client under attack.
+//! - [`node_process`]: a node process and its resource usage.
+//! - [`attack_harness`]: a node under attack, with checks of its guarantees and its memory bound.
+//! - [`soak`]: a node under load, attacks, kills and reconfiguration for a long time.
 
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "attackers have sockets, threads and clocks of their own"
+    reason = "attackers use their own sockets, threads and clocks"
 )]
 
 pub mod attack_harness;

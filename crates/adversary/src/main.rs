@@ -1,11 +1,11 @@
-//! The program of the room: `measure` what attacks cost an honest host, or `soak` a node in everything at once.
+//! The program of this crate: `measure` the effect of attacks on latency, or `soak` a node under load and attacks.
 //!
-//! It attacks an `octokv serve` that it starts itself. `scripts/hostile` and `scripts/soak` build and run it.
+//! It attacks an `octokv serve` process that it starts itself. `scripts/hostile` and `scripts/soak` build and run it.
 
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "a program: files, processes and threads begin here"
+    reason = "the program creates files, processes and threads"
 )]
 
 use anyhow::{Context, Result};
@@ -15,7 +15,7 @@ use octokv_adversary::{attack_latency, soak};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Attacks a node of octokv, and looks at what becomes of everybody else.
+/// Attacks a node of octokv and checks that other hosts are not affected.
 #[derive(Debug, Parser)]
 #[command(name = "octokv-adversary", version, max_term_width = 100)]
 struct Cli {
@@ -25,42 +25,42 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum CliCommand {
-    /// The latency of an honest host, quiet and under each attack.
+    /// Measures the latency of a well-behaved client, without and under each attack.
     Measure {
-        /// The node's binary.
+        /// Path of the octokv binary.
         #[arg(long, value_name = "PATH")]
         octokv: PathBuf,
-        /// "memory", or a file that is made.
+        /// "memory", or the path of a device file to create.
         #[arg(long, default_value = "memory")]
         device: String,
-        /// Slices of each kind, for each attack.
+        /// Slices without and under attack, for each attack.
         #[arg(long, default_value_t = 20)]
         rounds: u32,
-        /// Milliseconds of a slice.
+        /// Duration of a slice, in milliseconds.
         #[arg(long, default_value_t = 250)]
         slice_ms: u64,
-        /// Operations of the honest host, a second.
+        /// Operations per second of the well-behaved client.
         #[arg(long, default_value_t = 2000)]
         rate: u64,
-        /// Keys that the node holds.
+        /// Number of other keys on the node.
         #[arg(long, default_value_t = 50_000)]
         keys: u32,
-        /// Only these attacks; the control is always there.
+        /// Only these attacks; "control" always runs first.
         #[arg(long, value_delimiter = ',')]
         only: Vec<String>,
     },
-    /// A node in everything at once: clients, errors, kills, attacks; then it must hold what it held before.
+    /// Runs a node under clients, full devices, kills and attacks; afterwards no write and no resource may be lost.
     Soak {
-        /// The node's binary.
+        /// Path of the octokv binary.
         #[arg(long, value_name = "PATH")]
         octokv: PathBuf,
-        /// How long, in all.
+        /// Total duration, in minutes.
         #[arg(long, default_value_t = 30.0)]
         minutes: f64,
-        /// Where the device goes: a file system with direct transfers.
+        /// Directory of the device file, on a file system with direct I/O.
         #[arg(long, default_value = ".")]
         directory: PathBuf,
-        /// Draws the moments of the kills.
+        /// Seed of the kill times.
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
@@ -76,7 +76,7 @@ fn main() -> Result<()> {
                 true => Ok(ATTACKS.iter().collect()),
                 false => std::iter::once("control")
                     .chain(only.iter().map(String::as_str).filter(|&name| name != "control"))
-                    .map(|name| attacks::by_name(name).with_context(|| format!("there is no attack {name}")))
+                    .map(|name| attacks::by_name(name).with_context(|| format!("unknown attack {name}")))
                     .collect(),
             };
             attack_latency::run(&settings, &chosen?)

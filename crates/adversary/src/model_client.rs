@@ -1,12 +1,12 @@
-//! A client that keeps account of every key it has: keys of 1 to 1024 bytes, values of none to the longest, over
-//! lost connections, full devices and nodes that were killed.
+//! A client with a model of every key: keys of 1 to 1024 bytes, values of 0 to the maximum length, across lost
+//! connections, full devices and node kills.
 //!
 //! ```text
-//!             acknowledged                    connection lost before the answer
-//!   one state ────────────▶ one state         one state ──────────────────────▶ two states: either may be found
+//!             acknowledged                    connection lost before the response
+//!   one state ────────────▶ one state         one state ──────────────────────▶ two states: a read may find either
 //! ```
-//! In: a client, which may fail at any time. Out: the first thing found that was never stored, or is missing.
-//! Invariant: an operation that was refused has changed nothing.
+//! In: a client, whose connection may fail at any time. Out: the first value that was never stored or is missing.
+//! Invariant: a rejected operation has no effect.
 
 use anyhow::{Result, bail, ensure};
 use octokv_base::{Prng, prng::mix64};
@@ -14,38 +14,38 @@ use octokv_bench::values::ValueGenerator;
 use octokv_client::Error;
 use octokv_client::blocking::BlockingClient;
 
-/// Lengths of keys, in turn.
+/// Key lengths, by key index modulo 7.
 const KEY_BYTES: [usize; 7] = [2, 3, 16, 17, 100, 500, 1024];
-/// Keys of one keeper.
+/// Keys of one client.
 const KEYS: usize = 200;
 
-/// One version of a key, or none.
+/// Version of the value that a key holds; `None` for no value.
 type KeyVersion = Option<u64>;
 
-/// What one client has stored.
+/// Model of the keys of one client.
 pub struct ModelClient {
     name: u8,
     value_bytes_max: usize,
     values: ValueGenerator,
     random: Prng,
-    /// The states that each key may be in: one, and more where an outcome is not known.
+    /// Versions that each key may hold: one, or more after writes of unknown outcome.
     possible_versions: Vec<Vec<KeyVersion>>,
     next_version: u64,
-    /// Operations acknowledged, refused for lack of room, and refused as busy.
+    /// Operations acknowledged, rejected with capacity exceeded, and rejected as busy.
     pub outcome_counts: [u64; 3],
 }
 
-/// Whether the connection can still be used.
+/// State of the connection after an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnState {
-    /// Yes.
+    /// Connected.
     Up,
-    /// No.
+    /// Lost; operations in flight have an unknown outcome.
     Lost,
 }
 
 impl ModelClient {
-    /// A keeper of no keys yet. Keepers of one namespace have different names.
+    /// A model without values. Clients of one namespace need different names, which prefix their keys.
     pub fn new(name: u8, value_bytes_max: usize) -> ModelClient {
         let seed = u64::from(name) + 1000;
         ModelClient {
@@ -82,10 +82,10 @@ impl ModelClient {
         value
     }
 
-    /// One operation, of any kind, on any key.
+    /// Executes one random operation on a random key.
     ///
     /// # Errors
-    /// When the node has something else than it may have.
+    /// If a result contradicts the model, or for an unexpected error.
     pub fn step(&mut self, client: &BlockingClient) -> Result<ConnState> {
         let index = self.random.below(KEYS as u64) as usize;
         match self.random.below(10) {
@@ -121,26 +121,27 @@ impl ModelClient {
                 Ok(ConnState::Up)
             }
             Err(error) => {
-                let link = self.classify_error(&error)?;
-                if link == ConnState::Lost && !self.possible_versions[index].contains(&to) {
+                let state = self.classify_error(&error)?;
+                if state == ConnState::Lost && !self.possible_versions[index].contains(&to) {
                     self.possible_versions[index].push(to);
                 }
-                Ok(link)
+                Ok(state)
             }
         }
     }
 
-    /// Reads a key and compares; what is found settles what was in doubt.
+    /// Reads a key and compares it with the model; a match resolves an unknown outcome.
     fn read_and_check(&mut self, client: &BlockingClient, index: usize) -> Result<ConnState> {
         match client.get(&self.key(index)) {
             Ok(found) => {
                 self.outcome_counts[0] += 1;
-                let is = |version: &KeyVersion| match (version, &found) {
+                let matches = |version: &KeyVersion| match (version, &found) {
                     (None, None) => true,
                     (Some(version), Some(found)) => self.value(*version) == *found,
                     _ => false,
                 };
-                let Some(&version) = self.possible_versions[index].iter().find(|version| is(version)) else {
+                let Some(&version) = self.possible_versions[index].iter().find(|version| matches(version))
+                else {
                     bail!(
                         "key {} of {} B may be at {:?}; read: {:?} B",
                         index,
@@ -156,7 +157,7 @@ impl ModelClient {
         }
     }
 
-    /// Asks for what needs no value: the length, a listing from the key on.
+    /// Checks existence, length and listing of a key against the model.
     fn check_existence(&mut self, client: &BlockingClient, index: usize) -> Result<ConnState> {
         let key = self.key(index);
         let found = match client.exist(&key) {
@@ -167,7 +168,7 @@ impl ModelClient {
         let fits = self.possible_versions[index].iter().any(may_be);
         ensure!(fits, "key {index} may be at {:?}; its length is {found:?}", self.possible_versions[index]);
         match client.list(&key, 50) {
-            // A key that is there begins its own list.
+            // A list begins with its start key, if that exists.
             Ok(list) if self.possible_versions[index].len() == 1 => {
                 self.outcome_counts[0] += 1;
                 let listed = list.first() == Some(&key);
@@ -193,10 +194,10 @@ impl ModelClient {
         Ok(ConnState::Up)
     }
 
-    /// Reads every key. Gives how many there are, or `None` when the connection was lost on the way.
+    /// Reads every key. Returns the number of keys with a value, or `None` if the connection was lost.
     ///
     /// # Errors
-    /// The first promise that the node broke.
+    /// The first contradiction with the model.
     pub fn verify_all(&mut self, client: &BlockingClient) -> Result<Option<usize>> {
         for index in 0..KEYS {
             let busy = self.outcome_counts[2];
@@ -207,7 +208,7 @@ impl ModelClient {
                 if self.outcome_counts[2] == busy {
                     break;
                 }
-                ensure!(self.outcome_counts[2] < busy + 100, "the node stays busy");
+                ensure!(self.outcome_counts[2] < busy + 100, "the node rejects every retry as busy");
             }
         }
         Ok(Some(self.possible_versions.iter().filter(|states| states[0].is_some()).count()))

@@ -1,7 +1,7 @@
-//! A node as a process: started with settings, looked at from outside, stopped, killed, started again.
+//! A node as a child process: start, inspect, stop, kill, restart.
 //!
-//! In: the binary and a configuration. Out: its address, and what the kernel says it holds: memory, descriptors,
-//! threads. Invariant: no process outlives its [`NodeProcess`].
+//! In: the binary and a configuration. Out: its address, and the resources that the kernel reports for it: memory,
+//! descriptors, threads. Invariant: dropping a [`NodeProcess`] kills the process.
 
 use crate::raw_connection::TargetAddr;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A running `octokv serve`.
+/// A running `octokv serve` process.
 #[derive(Debug)]
 pub struct NodeProcess {
     child: Child,
@@ -25,27 +25,26 @@ pub struct NodeProcess {
     admin: PathBuf,
 }
 
-/// What a process holds.
+/// Resources of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceUsage {
-    /// Memory in RAM, in bytes.
+    /// Resident memory (VmRSS), in bytes.
     pub resident_bytes: u64,
-    /// The most memory in RAM that it ever had, in bytes.
+    /// Peak resident memory (VmHWM), in bytes.
     pub peak_bytes: u64,
-    /// Open descriptors.
+    /// Open file descriptors.
     pub descriptors: usize,
-    /// Of those, sockets.
+    /// Those of them that are sockets.
     pub sockets: usize,
-    /// Threads, without those of the kernel's io_uring.
+    /// Threads, without io_uring worker threads of the kernel.
     pub threads: usize,
 }
 
 impl NodeProcess {
-    /// Starts one with these settings and waits until it is ready. Its configuration, what it logs, and its
-    /// administration socket go into `directory`.
+    /// Starts a node and waits until it is ready. Configuration, log and admin socket are created in `directory`.
     ///
     /// # Errors
-    /// When it does not get ready.
+    /// If the process does not start or exits before it is ready.
     pub fn start(binary: &Path, settings: &str, directory: &Path) -> Result<NodeProcess> {
         let [config, log, admin] = ["octokv.toml", "log", "admin.sock"].map(|name| directory.join(name));
         std::fs::write(&config, format!("{settings}admin = \"{}\"\n", admin.display()))?;
@@ -57,7 +56,7 @@ impl NodeProcess {
             .stdout(Stdio::piped())
             .stderr(log_file)
             .spawn()
-            .with_context(|| format!("{} cannot be started", binary.display()))?;
+            .with_context(|| format!("cannot start {}", binary.display()))?;
         let mut line = String::new();
         let out = child.stdout.take().context("standard output")?;
         let read = BufReader::new(out).read_line(&mut line);
@@ -66,7 +65,7 @@ impl NodeProcess {
             let _ = child.kill();
             let status = child.wait()?;
             bail!(
-                "the node did not get ready: {status}: {}",
+                "the node did not become ready: {status}: {}",
                 std::fs::read_to_string(log).unwrap_or_default()
             );
         };
@@ -76,67 +75,67 @@ impl NodeProcess {
         Ok(NodeProcess { child, url, target_addr, log, admin })
     }
 
-    /// Where attackers find it.
+    /// Address of its listener.
     pub fn target_addr(&self) -> &TargetAddr {
         &self.target_addr
     }
 
-    /// Where clients find it.
+    /// URL for clients.
     pub fn url(&self) -> &Url {
         &self.url
     }
 
-    /// Its process.
+    /// Process identifier.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it said on standard error.
+    /// Everything that the process wrote to standard error.
     pub fn stderr_log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// What it holds now.
+    /// Current resources.
     ///
     /// # Errors
-    /// When it is gone.
+    /// If the process has exited.
     pub fn resource_usage(&self) -> Result<ResourceUsage> {
-        read_resource_usage(self.pid()).with_context(|| format!("the node is gone: {}", self.stderr_log()))
+        read_resource_usage(self.pid()).with_context(|| format!("the node exited: {}", self.stderr_log()))
     }
 
-    /// Its administration socket.
+    /// Path of its admin socket.
     pub fn admin(&self) -> &Path {
         &self.admin
     }
 
-    /// What it says of itself.
+    /// Status from the admin API (`/v1/statistics`).
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the request fails.
     pub fn status(&self) -> Result<NodeStatus> {
         http_client::get(&self.admin, "/v1/statistics").map_err(|error| anyhow!("{error}"))
     }
 
-    /// SIGKILL, and waits for its end.
+    /// Sends SIGKILL and waits for the exit.
     ///
     /// # Errors
-    /// When there is nothing to kill.
+    /// If the process had already exited.
     pub fn kill(mut self) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "the node ended by itself: {}", self.stderr_log());
+        ensure!(self.child.try_wait()?.is_none(), "the node exited unexpectedly: {}", self.stderr_log());
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// SIGTERM, and waits for its end in order.
+    /// Sends SIGTERM and waits for a clean shutdown.
     ///
     /// # Errors
-    /// When it does not end in order.
+    /// If the process had already exited, or its exit status is not success.
     pub fn stop(mut self) -> Result<()> {
         let kill = format!("kill -TERM {}", self.pid());
         ensure!(
             Command::new("sh").args(["-c", &kill]).status()?.success(),
-            "the node is gone: {}",
+            "the node exited: {}",
             self.stderr_log()
         );
         let status = self.child.wait()?;
@@ -152,7 +151,7 @@ impl Drop for NodeProcess {
     }
 }
 
-/// Whether a node of these figures has nobody and nothing under way. Background tasks are its own.
+/// Whether a node has no connection and no work of clients; its own background tasks do not count.
 pub fn is_idle(status: &NodeStatus) -> bool {
     let idle = |core: &NodeCoreStatus| {
         let NodeCoreStatus { connections, requests, buffer_bytes, device_operations, leaving, .. } = *core;
@@ -164,8 +163,9 @@ pub fn is_idle(status: &NodeStatus) -> bool {
 fn read_resource_usage(pid: u32) -> Result<ResourceUsage> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let field = |name: &str| -> Result<u64> {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).context("a field of /proc")?;
-        Ok(line.trim_start_matches(':').split_whitespace().next().context("a figure of /proc")?.parse()?)
+        let line =
+            status.lines().find_map(|line| line.strip_prefix(name)).context("missing field in /proc")?;
+        Ok(line.trim_start_matches(':').split_whitespace().next().context("empty field in /proc")?.parse()?)
     };
     let mut found = ResourceUsage {
         resident_bytes: field("VmRSS")? << 10,
@@ -173,12 +173,12 @@ fn read_resource_usage(pid: u32) -> Result<ResourceUsage> {
         ..ResourceUsage::default()
     };
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // One that ended meanwhile is none; io_uring's workers are the kernel's, which ends them when they idle.
+        // Skips threads that ended meanwhile and io_uring workers, which the kernel ends when they idle.
         let Ok(name) = std::fs::read_to_string(task?.path().join("comm")) else { continue };
         found.threads += usize::from(!name.starts_with("iou-"));
     }
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // One that was closed meanwhile is not there any more.
+        // Skips descriptors closed meanwhile.
         let Ok(target) = std::fs::read_link(entry?.path()) else { continue };
         found.descriptors += 1;
         found.sockets += usize::from(target.to_string_lossy().starts_with("socket:"));
@@ -186,11 +186,11 @@ fn read_resource_usage(pid: u32) -> Result<ResourceUsage> {
     Ok(found)
 }
 
-/// Asks again and again until the answer is yes. False when it is not within `limit`.
-pub fn eventually(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+/// Polls `condition` every 5 ms. Returns false if it stays false for `limit`.
+pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     loop {
-        if is_so() {
+        if condition() {
             return true;
         }
         if began.elapsed() > limit {

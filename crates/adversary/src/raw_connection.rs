@@ -1,8 +1,8 @@
-//! One TCP connection to a node that says what it likes, right or wrong, and reports what the node said.
+//! One TCP connection to a node that sends arbitrary bytes and decodes the node's PDUs.
 //!
-//! In: PDUs made right by `octokv_wire`, and any other bytes. Out: [`ReceivedPdu`], one PDU of the node at a time.
-//! Invariant: the node's own PDUs are held to the specification; one that is not well formed is an error here, so
-//! that no attack passes on a node that answers nonsense.
+//! In: PDUs encoded by `octokv_wire`, and any other bytes. Out: [`ReceivedPdu`], one PDU of the node at a time.
+//! Invariant: a PDU of the node that violates the specification is an error, so an attack never passes on a node that
+//! sends malformed PDUs.
 
 use octokv_base::crc32c;
 use octokv_wire::fabrics::{
@@ -17,43 +17,43 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// How long a peer waits for one word of the node.
+/// Default time to wait for a PDU, and for a send.
 pub const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The host that attackers say they are.
+/// Host NQN of attackers.
 pub const ATTACKER_NQN: &str = "nqn.2026-11.io.octokv:attacker";
-/// Its identifier.
+/// Host identifier of attackers.
 pub const ATTACKER_HOST_ID: [u8; 16] = *b"hostile host  id";
 
-/// Where a node is, and what its subsystem is called.
+/// Address of a node and NQN of its subsystem.
 #[derive(Clone, Debug)]
 pub struct TargetAddr {
-    /// Its address.
+    /// Address of its listener.
     pub address: SocketAddr,
-    /// Its subsystem's NQN.
+    /// NQN of its subsystem.
     pub nqn: String,
 }
 
-/// What the node said.
+/// A PDU of the node, or the reason that there is none.
 #[derive(Debug)]
 pub enum ReceivedPdu {
     /// ICResp.
     IcResp,
-    /// A completion.
+    /// Response capsule.
     Response(Cqe),
-    /// An R2T.
+    /// R2T.
     R2t(DataHeader),
-    /// C2HData and its bytes.
+    /// C2HData and its data.
     C2hData(DataHeader, Vec<u8>),
-    /// C2HTermReq: fatal error status and information.
+    /// C2HTermReq.
     TermReq {
         /// FES.
         fatal_error_status: u16,
         /// FEI.
         fatal_error_information: u32,
     },
-    /// The connection is closed or reset.
+    /// The node closed or reset the connection.
     Closed,
-    /// Nothing within the peer's patience.
+    /// No PDU within the receive timeout.
     Timeout,
 }
 
@@ -61,28 +61,28 @@ pub enum ReceivedPdu {
 #[derive(Debug)]
 pub struct RawConnection {
     stream: TcpStream,
-    /// What was agreed on.
+    /// Parameters negotiated by ICReq and ICResp.
     pub params: NegotiatedParams,
     receive_buffer: Vec<u8>,
 }
 
-/// How a queue is connected. [`ConnectParams::admin`] and [`ConnectParams::io`] give what a decent host says.
+/// Parameters of a Connect command. [`ConnectParams::admin`] and [`ConnectParams::io`] return valid ones.
 #[derive(Clone, Debug)]
 pub struct ConnectParams {
-    /// Fields of the command.
+    /// Fields of the submission queue entry.
     pub connect: Connect,
-    /// CNTLID of the data.
+    /// CNTLID of the Connect data.
     pub controller_id: u16,
-    /// Host NQN.
+    /// HOSTNQN.
     pub host_nqn: String,
-    /// Host identifier.
+    /// HOSTID.
     pub host_id: [u8; 16],
-    /// Subsystem NQN.
+    /// SUBNQN.
     pub subsystem_nqn: String,
 }
 
 impl ConnectParams {
-    /// A new controller without keep alive.
+    /// Admin queue of a new controller, without keep-alive.
     pub fn admin(target: &TargetAddr) -> ConnectParams {
         ConnectParams {
             connect: Connect { format: 0, queue_id: 0, entries: 32, attributes: 0, keep_alive_ms: 0 },
@@ -93,7 +93,7 @@ impl ConnectParams {
         }
     }
 
-    /// A discovery controller.
+    /// Admin queue of a discovery controller.
     pub fn discovery() -> ConnectParams {
         ConnectParams {
             subsystem_nqn: nqn::DISCOVERY.to_owned(),
@@ -104,7 +104,7 @@ impl ConnectParams {
         }
     }
 
-    /// An I/O queue of a controller.
+    /// I/O queue of a controller.
     pub fn io(target: &TargetAddr, controller_id: u16, queue_id: u16, entries: u32) -> ConnectParams {
         let admin = ConnectParams::admin(target);
         ConnectParams { connect: Connect { queue_id, entries, ..admin.connect }, controller_id, ..admin }
@@ -112,10 +112,10 @@ impl ConnectParams {
 }
 
 impl RawConnection {
-    /// A TCP connection and nothing more.
+    /// Opens a TCP connection and sends nothing.
     ///
     /// # Errors
-    /// When there is none to be had.
+    /// If the connection is refused.
     pub fn connect_tcp(target: &TargetAddr) -> io::Result<RawConnection> {
         let stream = TcpStream::connect_timeout(&target.address, RECEIVE_TIMEOUT)?;
         stream.set_nodelay(true)?;
@@ -124,77 +124,77 @@ impl RawConnection {
         Ok(RawConnection { stream, params: NegotiatedParams::initial(), receive_buffer: Vec::new() })
     }
 
-    /// A connection initialised as asked.
+    /// Opens a connection and exchanges ICReq and ICResp.
     ///
     /// # Errors
-    /// When the node does not answer with ICResp.
+    /// If the connection fails or the node's first PDU is not an ICResp.
     pub fn connect_initialised(
         target: &TargetAddr,
         header_digest: bool,
         data_digest: bool,
     ) -> io::Result<RawConnection> {
-        let mut peer = RawConnection::connect_tcp(target)?;
+        let mut connection = RawConnection::connect_tcp(target)?;
         let request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
-        peer.send(&request.encode())?;
-        match peer.receive_pdu()? {
-            ReceivedPdu::IcResp => Ok(peer),
+        connection.send(&request.encode())?;
+        match connection.receive_pdu()? {
+            ReceivedPdu::IcResp => Ok(connection),
             other => Err(unexpected_pdu(&other)),
         }
     }
 
-    /// The admin queue of a new, enabled controller, and the controller's identifier.
+    /// Connects the admin queue of a new controller and enables it. Returns the controller identifier, too.
     ///
     /// # Errors
-    /// When the node refuses.
+    /// If the node rejects a command or closes the connection.
     pub fn connect_admin(target: &TargetAddr) -> io::Result<(RawConnection, u16)> {
         RawConnection::connect_admin_as(target, &ConnectParams::admin(target), false, false)
     }
 
-    /// The same, of any host, and with digests.
+    /// Like [`RawConnection::connect_admin`], with these Connect parameters and digests.
     ///
     /// # Errors
-    /// When the node refuses.
+    /// Those of [`RawConnection::connect_admin`].
     pub fn connect_admin_as(
         target: &TargetAddr,
         params: &ConnectParams,
         hd: bool,
         dd: bool,
     ) -> io::Result<(RawConnection, u16)> {
-        let mut peer = RawConnection::connect_initialised(target, hd, dd)?;
-        let id = expect_success(&peer.fabrics_connect(params)?)?;
-        peer.write_cc(ControllerConfiguration::ENABLED)?;
-        Ok((peer, id))
+        let mut connection = RawConnection::connect_initialised(target, hd, dd)?;
+        let id = expect_success(&connection.fabrics_connect(params)?)?;
+        connection.write_cc(ControllerConfiguration::ENABLED)?;
+        Ok((connection, id))
     }
 
-    /// An I/O queue of a controller.
+    /// Connects an I/O queue of a controller.
     ///
     /// # Errors
-    /// When the node refuses.
+    /// If the node rejects the command or closes the connection.
     pub fn connect_io(
         target: &TargetAddr,
         controller: u16,
         queue: u16,
         entries: u32,
     ) -> io::Result<RawConnection> {
-        let mut peer = RawConnection::connect_initialised(target, false, false)?;
-        expect_success(&peer.fabrics_connect(&ConnectParams::io(target, controller, queue, entries))?)?;
-        Ok(peer)
+        let mut connection = RawConnection::connect_initialised(target, false, false)?;
+        expect_success(&connection.fabrics_connect(&ConnectParams::io(target, controller, queue, entries))?)?;
+        Ok(connection)
     }
 
-    /// A controller with one I/O queue: admin connection, I/O connection.
+    /// Connects a new controller with one I/O queue. Returns the admin and the I/O connection.
     ///
     /// # Errors
-    /// When the node refuses.
+    /// Those of [`RawConnection::connect_admin`] and [`RawConnection::connect_io`].
     pub fn connect_pair(target: &TargetAddr, entries: u32) -> io::Result<(RawConnection, RawConnection)> {
         let (admin, id) = RawConnection::connect_admin(target)?;
         let io = RawConnection::connect_io(target, id, 1, entries)?;
         Ok((admin, io))
     }
 
-    /// Connects this connection's queue; gives the completion, whatever it says.
+    /// Sends a Connect command and returns its completion, with any status.
     ///
     /// # Errors
-    /// When no completion comes.
+    /// Those of [`RawConnection::execute`].
     pub fn fabrics_connect(&mut self, params: &ConnectParams) -> io::Result<Cqe> {
         let ConnectParams { connect, controller_id, host_nqn: host, host_id, subsystem_nqn: subsystem } =
             params;
@@ -203,17 +203,17 @@ impl RawConnection {
         self.execute(&sqe, &data.encode())
     }
 
-    /// Writes CC.
+    /// Sets the CC property.
     ///
     /// # Errors
-    /// When the node refuses.
+    /// If the node rejects the command or closes the connection.
     pub fn write_cc(&mut self, configuration: ControllerConfiguration) -> io::Result<()> {
         let value = u64::from(configuration.0);
         let set = fabrics::FabricsCommand::PropertySet { offset: property::CC, is_64_bit: false, value };
         expect_success(&self.execute(&set.encode(0x4344), &[])?).map(drop)
     }
 
-    /// The bytes of a command's capsule, digests as agreed on.
+    /// Encodes a command capsule, with the negotiated digests.
     pub fn capsule(&self, sqe: &Sqe, data: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(256 + data.len());
         pdu::encode_command(sqe, data.len(), &self.params, &mut bytes);
@@ -221,7 +221,7 @@ impl RawConnection {
         bytes
     }
 
-    /// The bytes of an H2CData.
+    /// Encodes an H2CData PDU.
     pub fn h2c_data(&self, range: DataHeader, data: &[u8], bits: u8) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(256 + data.len());
         range.encode(Role::Host, bits, &self.params, &mut bytes);
@@ -236,10 +236,10 @@ impl RawConnection {
         }
     }
 
-    /// Sends bytes as they are. That the node has closed is no error: [`RawConnection::hear`] will tell.
+    /// Sends bytes unchanged. A connection closed by the node is no error: [`RawConnection::receive_pdu`] reports it.
     ///
     /// # Errors
-    /// When the node takes nothing for longer than [`PATIENCE`].
+    /// If the socket accepts nothing for longer than [`RECEIVE_TIMEOUT`].
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self.stream.write_all(bytes) {
             Err(error) if is_disconnect(&error) => Ok(()),
@@ -247,10 +247,10 @@ impl RawConnection {
         }
     }
 
-    /// Sends what fits into the socket now; gives how many bytes that were, `None` when the node has closed.
+    /// Sends the bytes that fit into the socket buffer. Returns their number, or `None` if the node has closed.
     ///
     /// # Errors
-    /// What the socket says.
+    /// Any other socket error.
     pub fn send_nonblocking(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
         self.stream.set_nonblocking(true)?;
         let written = self.stream.write(bytes);
@@ -263,19 +263,19 @@ impl RawConnection {
         }
     }
 
-    /// Sends a command and waits for its completion; data that comes before it is let go.
+    /// Sends a command and waits for its completion; discards data received before it.
     ///
     /// # Errors
-    /// When something else comes.
+    /// If another PDU arrives, the connection closes, or the receive timeout expires.
     pub fn execute(&mut self, sqe: &Sqe, data: &[u8]) -> io::Result<Cqe> {
         self.send(&self.capsule(sqe, data))?;
         self.receive_completion()
     }
 
-    /// The next completion; data before it is let go.
+    /// Receives the next completion; discards data received before it.
     ///
     /// # Errors
-    /// When something else comes.
+    /// If another PDU arrives, the connection closes, or the receive timeout expires.
     pub fn receive_completion(&mut self) -> io::Result<Cqe> {
         loop {
             match self.receive_pdu()? {
@@ -286,20 +286,20 @@ impl RawConnection {
         }
     }
 
-    /// A Store whose data the node asks for: the command, the R2T, the data, the completion.
+    /// Executes a Store by R2T: command, one R2T, data, completion.
     ///
     /// # Errors
-    /// When something else comes.
+    /// If another PDU arrives, the connection closes, or the receive timeout expires.
     pub fn store_by_r2t(&mut self, sqe: &Sqe, data: &[u8]) -> io::Result<Cqe> {
         let range = self.submit_and_await_r2t(sqe)?;
         self.send(&self.h2c_data(range, data, flags::LAST))?;
         self.receive_completion()
     }
 
-    /// Sends a command whose data goes separately, and waits for the R2T.
+    /// Sends a command without data and waits for its R2T.
     ///
     /// # Errors
-    /// When something else comes.
+    /// If another PDU arrives, the connection closes, or the receive timeout expires.
     pub fn submit_and_await_r2t(&mut self, sqe: &Sqe) -> io::Result<DataHeader> {
         self.send(&self.capsule(sqe, &[]))?;
         match self.receive_pdu()? {
@@ -308,16 +308,17 @@ impl RawConnection {
         }
     }
 
-    /// The next word of the node.
+    /// Receives the next PDU.
     ///
     /// # Errors
-    /// When what it said is no PDU that a host may receive.
+    /// If the bytes are not a valid PDU from a controller.
     pub fn receive_pdu(&mut self) -> io::Result<ReceivedPdu> {
         let malformed = |fault| io::Error::new(ErrorKind::InvalidData, format!("the node sent {fault}"));
         if let Some(end) = self.fill_receive_buffer(COMMON_HEADER_BYTES)? {
             return Ok(end);
         }
-        let unchecked = UncheckedCommonHeader::new(&self.receive_buffer).expect("eight bytes are there");
+        let unchecked =
+            UncheckedCommonHeader::new(&self.receive_buffer).expect("the buffer holds eight bytes");
         let frame = unchecked.check(Role::Host, &self.params).map_err(malformed)?;
         if let Some(end) = self.fill_receive_buffer(frame.pdu_bytes())? {
             return Ok(end);
@@ -347,17 +348,17 @@ impl RawConnection {
             PduHeader::Data(range) => ReceivedPdu::C2hData(range, data.to_vec()),
             PduHeader::ReadyToTransfer(range) => ReceivedPdu::R2t(range),
             PduHeader::IcRequest(_) | PduHeader::Command(_) => {
-                unreachable!("`check` lets no host's PDU through")
+                unreachable!("`check` rejects PDUs that only hosts send")
             }
         };
         self.receive_buffer.drain(..frame.pdu_bytes());
         Ok(received)
     }
 
-    /// Takes what is there without waiting; gives how many bytes, `None` when the node has closed.
+    /// Discards received bytes without waiting. Returns their number, or `None` if the node has closed.
     ///
     /// # Errors
-    /// What the socket says.
+    /// Any other socket error.
     pub fn receive_nonblocking(&mut self) -> io::Result<Option<usize>> {
         self.stream.set_nonblocking(true)?;
         let mut buffer = [0; 64 << 10];
@@ -372,10 +373,10 @@ impl RawConnection {
         }
     }
 
-    /// Waits for the end, letting go whatever comes before it. True when a termination request came first.
+    /// Discards PDUs until the node closes the connection. Returns whether a C2HTermReq was among them.
     ///
     /// # Errors
-    /// When it does not come.
+    /// If the receive timeout expires first, or a PDU is malformed.
     pub fn wait_closed(&mut self) -> io::Result<bool> {
         let mut terminated = false;
         loop {
@@ -388,7 +389,7 @@ impl RawConnection {
         }
     }
 
-    /// Reads until `bytes` are there, or gives what came instead.
+    /// Reads until the buffer holds `bytes`; otherwise returns the event that prevents it.
     fn fill_receive_buffer(&mut self, bytes: usize) -> io::Result<Option<ReceivedPdu>> {
         let mut chunk = [0; 16 << 10];
         while self.receive_buffer.len() < bytes {
@@ -405,12 +406,12 @@ impl RawConnection {
         Ok(None)
     }
 
-    /// Changes how long one word is waited for.
+    /// Sets the receive timeout.
     ///
     /// # Errors
-    /// What the socket says.
-    pub fn set_receive_timeout(&mut self, patience: Duration) -> io::Result<()> {
-        self.stream.set_read_timeout(Some(patience))
+    /// If the socket rejects it.
+    pub fn set_receive_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(timeout))
     }
 }
 
@@ -418,10 +419,10 @@ fn is_disconnect(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted)
 }
 
-/// The controller that a successful Connect grants.
+/// Checks that a completion is successful. For a Connect, returns the controller identifier.
 ///
 /// # Errors
-/// When it was refused.
+/// If its status is not success.
 pub fn expect_success(cqe: &Cqe) -> io::Result<u16> {
     match cqe.status() {
         status if status.is_success() => Ok(ConnectResponse::decode(cqe.dw0.get()).controller_id),
@@ -430,9 +431,9 @@ pub fn expect_success(cqe: &Cqe) -> io::Result<u16> {
 }
 
 fn status_error(status: Status) -> io::Error {
-    io::Error::new(ErrorKind::PermissionDenied, format!("the node said {status:?}"))
+    io::Error::new(ErrorKind::PermissionDenied, format!("the node returned status {status:?}"))
 }
 
 fn unexpected_pdu(received: &ReceivedPdu) -> io::Error {
-    io::Error::new(ErrorKind::UnexpectedEof, format!("instead of an answer came {received:?}"))
+    io::Error::new(ErrorKind::UnexpectedEof, format!("unexpected PDU: {received:?}"))
 }

@@ -1,12 +1,12 @@
-//! The honest host: stores and reads at a fixed rate, checks every byte, and takes the time.
+//! The well-behaved client: stores and reads at a fixed rate, verifies every byte, and records latency.
 //!
 //! ```text
-//!   due times at a fixed rate ──▶ store or retrieve, in turn ──▶ answer: right bytes? how late after it was due?
+//!   due times at a fixed rate ──▶ store or retrieve, alternating ──▶ response: correct? latency since the due time?
 //! ```
-//! In: a node, a rate. Out: [`ReferenceClientReport`]. Latency counts from when an operation was due, so that a node that stalls is
-//! not spared what it kept waiting. Each key has at most one operation on its way: what a read may find is known
-//! exactly. Invariant: a wrong byte, a missing key or a lost connection ends the host with an error; that the node
-//! says "busy" is an answer.
+//! In: a node, a rate. Out: [`ReferenceClientReport`]. Latency counts from the due time of an operation (open loop), so
+//! operations delayed by a stalled node count in full. Each key has at most one operation in flight, so the expected
+//! result of a read is exact. Invariant: a wrong byte, a missing key or a lost connection ends the client with an
+//! error; a busy status does not.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use octokv_base::{Key, Nanos, prng::mix64};
@@ -22,23 +22,23 @@ use std::thread::JoinHandle;
 
 use crate::raw_connection::TargetAddr;
 
-/// The longest that a host sleeps.
+/// Maximum time that the client sleeps without polling.
 const SLEEP_MAX: Nanos = Nanos::from_millis(5);
 
-/// What a host is to do.
+/// Configuration of a reference client.
 #[derive(Clone, Debug)]
 pub struct ReferenceClientConfig {
-    /// Operations a second.
+    /// Rate, in operations per second.
     pub ops_per_s: u64,
-    /// Values have this many bytes at the most.
+    /// Maximum value length, in bytes.
     pub value_bytes_max: usize,
-    /// And this many at the least.
+    /// Minimum value length, in bytes.
     pub value_bytes_min: usize,
-    /// Its keys begin with this: hosts stay apart.
+    /// Prefix of its keys; clients of one namespace need different ones.
     pub prefix: &'static str,
-    /// How many keys.
+    /// Number of keys.
     pub key_count: usize,
-    /// Whether its thread goes before every other of the machine: for times that are the node's.
+    /// Whether its thread has real-time priority, so that latency excludes contention for the CPU.
     pub realtime_priority: bool,
     /// Its host NQN.
     pub host_nqn: &'static str,
@@ -50,23 +50,23 @@ impl Default for ReferenceClientConfig {
             ops_per_s: 500,
             value_bytes_max: 6000,
             value_bytes_min: 1,
-            prefix: "honest",
+            prefix: "reference",
             key_count: 128,
             realtime_priority: false,
-            host_nqn: "nqn.2026-11.io.octokv:honest",
+            host_nqn: "nqn.2026-11.io.octokv:reference",
         }
     }
 }
 
-/// Into which figures an operation goes that a host comes to begin now.
+/// Classification of operations begun in a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MeasurePhase {
-    /// Into none.
+    /// Not counted.
     Uncounted,
-    /// Nobody attacks.
+    /// Counted, without an attack.
     Quiet,
-    /// Somebody does.
+    /// Counted, under attack.
     Attacked,
 }
 
@@ -78,53 +78,53 @@ impl MeasurePhase {
     }
 }
 
-/// What a host saw.
+/// Results of a reference client.
 #[derive(Clone, Debug)]
 pub struct ReferenceClientReport {
-    /// Operations answered rightly.
+    /// Operations completed with the correct result.
     pub completed: u64,
-    /// Operations that the node was too busy for.
+    /// Operations rejected as busy.
     pub busy_responses: u64,
-    /// The longest time from when an operation was due to its answer, in nanoseconds.
+    /// Maximum latency since the due time, in nanoseconds.
     pub max_latency_ns: u64,
-    /// What was taken in each slice of time that counts, in their order.
+    /// Latencies by slice, for slices of counted phases, in order of their first completion.
     pub slices: Vec<LatencySlice>,
 }
 
-/// A stretch of time that counts as one: how long its operations took, in nanoseconds.
+/// Latencies of the operations begun in one slice, in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct LatencySlice {
     number: u32,
-    /// Whether somebody attacked.
+    /// Phase of the slice.
     pub phase: MeasurePhase,
-    /// From when they were due.
+    /// Latencies since the due time.
     pub latencies_from_due_ns: Vec<u64>,
-    /// From when the host came to begin them: what passed before is its machine's, not the node's.
+    /// Latencies since submission was first attempted: excludes delays of the client machine.
     pub latencies_from_begin_ns: Vec<u64>,
 }
 
 #[derive(Default)]
 struct ReferenceClientShared {
     stop: AtomicBool,
-    /// How many slices there were, and the phase of this one.
+    /// `PHASES` times the number of slices so far, plus the phase of the current one.
     slice: AtomicU32,
     completed: AtomicU64,
     max_latency_ns: AtomicU64,
 }
 
-/// A host at work on a thread of its own.
+/// A client that runs on its own thread.
 pub struct ReferenceClient {
     shared: Arc<ReferenceClientShared>,
     thread: JoinHandle<Result<ReferenceClientReport>>,
 }
 
 impl ReferenceClient {
-    /// Connects, stores every key once, and goes on at the plan's rate.
+    /// Connects, stores every key once, and starts the thread at the configured rate.
     ///
     /// # Errors
-    /// When the node refuses, or is not what it should be.
+    /// If the connection or an initial store fails.
     pub fn start(target: &TargetAddr, plan: ReferenceClientConfig) -> Result<ReferenceClient> {
-        let settings = ClientConfig {
+        let config = ClientConfig {
             subsystem_nqn: target.nqn.clone(),
             host_nqn: plan.host_nqn.to_owned(),
             queue_depth: 64,
@@ -133,48 +133,51 @@ impl ReferenceClient {
             pool_bytes: 8 << 20,
             ..ClientConfig::default()
         };
-        let session = connect(target.address, settings, now).map_err(|error| anyhow!("{error}"))?;
+        let session = connect(target.address, config, now).map_err(|error| anyhow!("{error}"))?;
         let shared = Arc::<ReferenceClientShared>::default();
         let mut work = ReferenceClientWorker::new(session, plan, Arc::clone(&shared));
         work.store_all_keys()?;
         let realtime_priority = work.plan.realtime_priority;
-        let thread = thread::spawn("honest", move || {
+        let thread = thread::spawn("reference", move || {
             if realtime_priority {
-                thread::set_realtime_priority().context("a real-time priority")?;
+                thread::set_realtime_priority().context("setting real-time priority")?;
             }
             work.run()
         })?;
         Ok(ReferenceClient { shared, thread })
     }
 
-    /// Operations answered so far.
+    /// Operations completed so far.
     pub fn completed(&self) -> u64 {
         self.shared.completed.load(Ordering::Acquire)
     }
 
-    /// The longest wait counts from here on.
+    /// Resets the maximum latency.
     pub fn reset_max_latency(&self) {
         self.shared.max_latency_ns.store(0, Ordering::Release);
     }
 
-    /// Operations that are begun from now on are a slice of their own.
+    /// Starts a new slice: it takes the operations begun from now on.
     pub fn begin_slice(&self, phase: MeasurePhase) {
         let before = self.shared.slice.load(Ordering::Acquire) / PHASES;
         self.shared.slice.store((before + 1) * PHASES + phase as u32, Ordering::Release);
     }
 
-    /// Whether it has ended by itself, which only an error does.
+    /// Whether the thread has ended, which only an error causes.
     pub fn has_failed(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Ends it; gives what it saw.
+    /// Reads every key once more, ends the thread and returns its results.
     ///
     /// # Errors
-    /// The first thing that was not right.
+    /// The first failure of the client.
     pub fn finish(self) -> Result<ReferenceClientReport> {
         self.shared.stop.store(true, Ordering::Release);
-        self.thread.join().map_err(|_| anyhow!("the honest host panicked"))?.context("the honest host")
+        self.thread
+            .join()
+            .map_err(|_| anyhow!("the reference client panicked"))?
+            .context("the reference client")
     }
 }
 
@@ -184,13 +187,13 @@ struct ReferenceKey {
     in_flight: Option<InFlightOperation>,
 }
 
-/// An operation on its way.
+/// An operation in flight.
 #[derive(Clone, Copy)]
 struct InFlightOperation {
     due: Nanos,
     begun: Nanos,
     slice: u32,
-    /// What it stores, if it does.
+    /// Version that a store writes; `None` for a read.
     version: Option<u64>,
 }
 
@@ -204,7 +207,7 @@ struct ReferenceClientWorker {
     next_version: u64,
     next_key: u64,
     report: ReferenceClientReport,
-    /// When the host first came to begin the operation that is due, and in which slice, while it has no room for it.
+    /// Time and slice of the first attempt to submit the operation that is due, while no key or slot is free.
     first_attempt: Option<(Nanos, u32)>,
 }
 
@@ -234,7 +237,7 @@ impl ReferenceClientWorker {
     }
 
     fn key(&self, index: usize) -> Key {
-        Key::new(format!("{}{index:06}", self.plan.prefix).as_bytes()).expect("a short key")
+        Key::new(format!("{}{index:06}", self.plan.prefix).as_bytes()).expect("at most 1024 bytes")
     }
 
     fn value_bytes_of(&self, version: u64) -> usize {
@@ -242,10 +245,10 @@ impl ReferenceClientWorker {
         self.plan.value_bytes_min + (mix64(version) % span) as usize
     }
 
-    /// Begins an operation that was due at `due`. False when no key or no slot is free.
+    /// Submits the operation that is due at `due`. Returns false if no key or no slot is free.
     fn submit(&mut self, due: Nanos, stores: bool) -> Result<bool> {
-        let here = (now(), self.shared.slice.load(Ordering::Acquire));
-        let (begun, slice) = *self.first_attempt.get_or_insert(here);
+        let attempt = (now(), self.shared.slice.load(Ordering::Acquire));
+        let (begun, slice) = *self.first_attempt.get_or_insert(attempt);
         let count = self.keys.len() as u64;
         let found = (0..count).map(|step| ((self.next_key + step) % count) as usize);
         let Some(index) = found.into_iter().find(|&index| self.keys[index].in_flight.is_none()) else {
@@ -274,28 +277,28 @@ impl ReferenceClientWorker {
         Ok(true)
     }
 
-    /// Takes what came; gives whether anything did.
+    /// Processes completions. Returns whether there were any.
     fn poll(&mut self) -> Result<bool> {
-        let mut answers = Vec::new();
-        let busy = self.session.poll(now(), |token, answer| answers.push((token as usize, answer)));
+        let mut completions = Vec::new();
+        let busy = self.session.poll(now(), |token, response| completions.push((token as usize, response)));
         let at = now();
-        for (index, answer) in answers {
+        for (index, response) in completions {
             let InFlightOperation { due, begun, slice, version } =
-                self.keys[index].in_flight.take().context("an answer to nothing")?;
-            match (answer, version) {
+                self.keys[index].in_flight.take().context("a completion of no operation")?;
+            match (response, version) {
                 (Ok(Response::Stored), Some(version)) => self.keys[index].version = version,
                 (Ok(Response::Value { data, full_bytes }), None) => {
                     let version = self.keys[index].version;
-                    let right = data.len() == full_bytes as usize
+                    let is_correct = data.len() == full_bytes as usize
                         && data.len() == self.value_bytes_of(version)
                         && self.values.matches(version, &data);
-                    ensure!(right, "key {} has a wrong value of {full_bytes} B", self.key(index));
+                    ensure!(is_correct, "key {} has a wrong value of {full_bytes} B", self.key(index));
                 }
                 (Err(Error::Busy), _) => {
                     self.report.busy_responses += 1;
                     continue;
                 }
-                (answer, _) => bail!("key {}: {answer:?}", self.key(index)),
+                (response, _) => bail!("key {}: {response:?}", self.key(index)),
             }
             let late_ns = at.since(due).0.max(1);
             self.report.completed += 1;
@@ -304,7 +307,7 @@ impl ReferenceClientWorker {
                 continue;
             }
             let slices = &mut self.report.slices;
-            // An answer may come after those of the next slice have begun to come.
+            // Completions of a slice may arrive after the first of the next slice.
             let of_slice = slices.iter().rposition(|known| known.number == slice).unwrap_or_else(|| {
                 let (from_due_ns, from_begin_ns) = Default::default();
                 slices.push(LatencySlice {
@@ -320,7 +323,7 @@ impl ReferenceClientWorker {
             slice.latencies_from_begin_ns.push(at.since(begun).0.max(1));
         }
         self.shared.completed.store(self.report.completed, Ordering::Release);
-        ensure!(self.session.ended().is_none(), "lost its connection: {:?}", self.session.ended());
+        ensure!(self.session.ended().is_none(), "the connection is lost: {:?}", self.session.ended());
         Ok(busy)
     }
 
@@ -356,13 +359,13 @@ impl ReferenceClientWorker {
                 due = due + interval;
             }
             if !self.poll()? {
-                // What was due already waits for a free slot, and so for an answer.
+                // An overdue operation needs a free slot first, and so a completion.
                 let span = if due <= now() { SLEEP_MAX } else { due.since(now()).min(SLEEP_MAX) };
                 self.session.sockets_mut().wait(span);
             }
         }
         self.report.max_latency_ns = self.shared.max_latency_ns.load(Ordering::Acquire);
-        // Everything that was stored is read once more.
+        // Verifies every key once more.
         while !self.is_idle() {
             self.poll()?;
         }

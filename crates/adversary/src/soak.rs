@@ -1,13 +1,12 @@
-//! A node in everything at once for a long time, after which it holds what it held before.
+//! Soak test: a node under load, attacks, kills and reconfiguration for a long time, with leak checks.
 //!
 //! ```text
-//!   first part:  work ─ kill -9 ─ restart ─ work ─ kill -9 ─ …        every acknowledged write is there each time
-//!   second part: restart ─ work (warm-up) ─ rest: FIGURES ─ work … ─ rest: FIGURES ─ verify ─ stop ─ octokv check
+//!   first part:  load ─ kill -9 ─ restart ─ load ─ kill -9 ─ …       every acknowledged write is present each time
+//!   second part: restart ─ load (warm-up) ─ pause: SAMPLE ─ load … ─ pause: SAMPLE ─ verify ─ stop ─ octokv check
 //! ```
-//! The two sets of figures are of the same process, both at rest: no connection, controller, request, buffer or
-//! device operation is left; its descriptors, sockets, threads and tasks must be the same, and its memory within a
-//! fifth of what it was. Memory at work is sampled each second, and its slope is printed: a leak that a rest hides
-//! shows there.
+//! Both samples are of the same process while it is idle: no connection, controller, request, buffer or device
+//! operation is left; its descriptors, sockets, threads and tasks must be equal, and its memory may grow by a fifth.
+//! Memory under load is sampled each second and its slope printed: that shows leaks that end with the load.
 
 use crate::node_process::{NodeProcess, ResourceUsage, eventually, is_idle};
 use crate::soak_clients::{self, COUNTER_NAMES, SoakCommand, SoakControl};
@@ -20,35 +19,36 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What to do.
+/// Configuration of a soak test.
 #[derive(Clone, Debug)]
 pub struct SoakConfig {
-    /// The binary of the node.
+    /// Path of the octokv binary.
     pub binary: PathBuf,
-    /// How long, in all.
+    /// Total duration.
     pub span: Duration,
-    /// Where the device goes, on a file system with direct transfers.
+    /// Directory of the device file, on a file system with direct I/O.
     pub directory: PathBuf,
-    /// Draws the moments of the kills.
+    /// Seed of the kill times.
     pub seed: u64,
 }
 
-/// How much more memory the node may have at the end, in parts of what it had: a fifth for what allocators keep.
+/// Allowed growth of memory, as a part of the first sample: memory that allocators keep.
 const SLACK_PART: f64 = 0.2;
-/// And at least so many bytes.
+/// Allowed growth of memory in any case, in bytes.
 const SLACK_BYTES: u64 = 16 << 20;
-/// How long hosts may take to leave, and the node to settle.
+/// Time within which clients must pause and the node become idle.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(30);
 const VALUE_BYTES_MAX: usize = 1 << 20;
-/// The hosts: two keepers, the ledger, the filler, two attackers, the killer of clients, the operator.
+/// Client threads: two model clients, the acknowledgement log, the filler, two attackers, the client killer, the
+/// operator.
 const CLIENT_THREADS: usize = 8;
 
-/// Runs it.
+/// Runs a soak test and prints its results.
 ///
 /// # Errors
-/// The first promise that was broken, or figures that did not come back.
-pub fn run(settings: &SoakConfig) -> Result<()> {
-    let directory = tempfile::tempdir_in(&settings.directory)?;
+/// The first violated guarantee, or resources that are not released.
+pub fn run(config: &SoakConfig) -> Result<()> {
+    let directory = tempfile::tempdir_in(&config.directory)?;
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let device = directory.path().join("device");
     let text = format!(
@@ -57,34 +57,34 @@ pub fn run(settings: &SoakConfig) -> Result<()> {
          connections_max = 400\nhandshake_limit_s = 2\n",
         device.display()
     );
-    let start = || NodeProcess::start(&settings.binary, &text, directory.path());
+    let start = || NodeProcess::start(&config.binary, &text, directory.path());
     let node = start()?;
-    let control = Arc::new(SoakControl::new(&node, settings.binary.clone(), VALUE_BYTES_MAX));
+    let control = Arc::new(SoakControl::new(&node, config.binary.clone(), VALUE_BYTES_MAX));
     let threads = start_clients(&control)?;
-    let ended = run_soak(settings, node, &start, &control);
+    let ended = run_soak(config, node, &start, &control);
     if let Err(error) = &ended {
         eprintln!("soak: {error:#}");
     }
-    // Whatever came of it, everybody goes home; keepers and ledger read all of their keys once more.
+    // In any case stop all clients; model clients and acknowledgement log verify their keys once more.
     control.set_command(SoakCommand::Stop);
     for thread in threads {
         let _ = thread.join();
     }
     let node = match (ended, control.take_error()) {
-        // Without the node hosts find nobody: that is what came of it, and not why.
+        // After a failure of the node, errors of clients are only a consequence of it.
         (Err(error), _) => return Err(error),
-        (Ok(_), Some(trouble)) => return Err(trouble),
+        (Ok(_), Some(error)) => return Err(error),
         (Ok(node), None) => node,
     };
-    let said = node.stderr_log();
+    let log = node.stderr_log();
     node.stop()?;
-    ensure!(!said.contains("panicked"), "the node panicked: {said}");
-    let check = Command::new(&settings.binary).args(["check", "--device"]).arg(&device).output()?;
+    ensure!(!log.contains("panicked"), "the node panicked: {log}");
+    let check = Command::new(&config.binary).args(["check", "--device"]).arg(&device).output()?;
     ensure!(check.status.success(), "octokv check: {}", String::from_utf8_lossy(&check.stderr));
     for (name, count) in COUNTER_NAMES.iter().zip(&control.counts) {
         println!("{:>10} {name}", count.load(Ordering::Relaxed));
     }
-    println!("soak: everything acknowledged is there, and the node holds what it held");
+    println!("soak: every acknowledged write is present, and every resource was released");
     Ok(())
 }
 
@@ -98,9 +98,9 @@ fn start_clients(control: &Arc<SoakControl>) -> Result<Vec<std::thread::JoinHand
         })?);
         Ok(())
     };
-    start("keeper a", |control| soak_clients::run_model_client(control, b'a'))?;
-    start("keeper b", |control| soak_clients::run_model_client(control, b'b'))?;
-    start("ledger", soak_clients::run_ack_log)?;
+    start("model a", |control| soak_clients::run_model_client(control, b'a'))?;
+    start("model b", |control| soak_clients::run_model_client(control, b'b'))?;
+    start("ack log", soak_clients::run_ack_log)?;
     start("filler", soak_clients::run_filler)?;
     start("attacker 1", |control| soak_clients::run_attacker(control, 1))?;
     start("attacker 2", |control| soak_clients::run_attacker(control, 2))?;
@@ -111,18 +111,18 @@ fn start_clients(control: &Arc<SoakControl>) -> Result<Vec<std::thread::JoinHand
 }
 
 fn run_soak(
-    settings: &SoakConfig,
+    config: &SoakConfig,
     first: NodeProcess,
     start: &dyn Fn() -> Result<NodeProcess>,
     control: &SoakControl,
 ) -> Result<NodeProcess> {
-    let mut random = Prng::new(settings.seed);
+    let mut random = Prng::new(config.seed);
     let began = Instant::now();
-    let kills_until = began + settings.span / 3;
+    let kills_until = began + config.span / 3;
     let (mut node, mut kills) = (first, 0);
     control.set_command(SoakCommand::Run);
     loop {
-        let span = Duration::from_millis(3000 + random.below(9000)).min(settings.span / 8);
+        let span = Duration::from_millis(3000 + random.below(9000)).min(config.span / 8);
         run_until(&node, control, Instant::now() + span, &mut None)?;
         if Instant::now() >= kills_until {
             break;
@@ -131,34 +131,34 @@ fn run_soak(
         kills += 1;
         node = start().with_context(|| format!("after kill {kills}"))?;
     }
-    println!("{kills} kills of the node with SIGKILL, each followed by a look at every key");
-    // The second part: one process to its end. It is fresh when nobody has come yet.
+    println!("{kills} kills of the node with SIGKILL; after each, clients verified every key");
+    // The second part uses one process throughout; its first sample is before any connection.
     pause_all(control)?;
     node.kill()?;
     node = start()?;
     let fresh = node.resource_usage()?;
     println!("{:<8} {}", "fresh", describe_usage(&fresh));
     control.set_command(SoakCommand::Run);
-    run_until(&node, control, Instant::now() + settings.span / 6, &mut None)?;
+    run_until(&node, control, Instant::now() + config.span / 6, &mut None)?;
     let (usage_before, node_before) = pause_and_sample(&node, control, fresh)?;
     println!("{:<8} {}, {}", "start", describe_usage(&usage_before), describe_status(&node_before));
     let mut samples = Some(Vec::new());
     control.set_command(SoakCommand::Run);
-    run_until(&node, control, began + settings.span, &mut samples)?;
+    run_until(&node, control, began + config.span, &mut samples)?;
     let (usage_after, node_after) = pause_and_sample(&node, control, fresh)?;
     println!("{:<8} {}, {}", "end", describe_usage(&usage_after), describe_status(&node_after));
     let samples = samples.unwrap_or_default();
-    println!("memory at work: {:+.3} MiB a minute over {} samples", slope(&samples), samples.len());
+    println!("memory under load: {:+.3} MiB per minute over {} samples", slope(&samples), samples.len());
     let same = |part: fn(&ResourceUsage) -> usize| part(&usage_before) == part(&usage_after);
-    ensure!(same(|held| held.descriptors) && same(|held| held.sockets), "descriptors did not come back");
-    ensure!(same(|held| held.threads), "threads did not come back");
+    ensure!(same(|held| held.descriptors) && same(|held| held.sockets), "descriptors were not released");
+    ensure!(same(|held| held.threads), "threads were not released");
     let (start, end) = (own_bytes(&usage_before, &node_before), own_bytes(&usage_after, &node_after));
     let slack = ((start as f64 * SLACK_PART) as u64).max(SLACK_BYTES);
-    ensure!(end <= start + slack, "memory did not come back: {start} B, then {end} B beside the buffers");
+    ensure!(end <= start + slack, "memory was not released: {start} B, then {end} B, without pooled buffers");
     Ok(node)
 }
 
-/// Hosts work until then, unless something goes wrong. Memory is sampled each second.
+/// Runs the clients until `until` or their first error; appends the memory of each second to `samples`.
 fn run_until(
     node: &NodeProcess,
     control: &SoakControl,
@@ -168,8 +168,8 @@ fn run_until(
     let began = Instant::now();
     let mut next = began;
     while Instant::now() < until {
-        if let Some(trouble) = control.take_error() {
-            bail!("{trouble:#}\nthe node said:\n{}", node.stderr_log());
+        if let Some(error) = control.take_error() {
+            bail!("{error:#}\nlog of the node:\n{}", node.stderr_log());
         }
         if Instant::now() >= next {
             let usage = node.resource_usage()?;
@@ -183,7 +183,7 @@ fn run_until(
     Ok(())
 }
 
-/// Everybody rests; what the node holds when they have left and nothing is under way, and its background tasks.
+/// Pauses all clients, waits until the node is idle, and returns its resources and status.
 fn pause_and_sample(
     node: &NodeProcess,
     control: &SoakControl,
@@ -192,19 +192,19 @@ fn pause_and_sample(
     pause_all(control)?;
     let reached_idle = eventually(QUIESCE_TIMEOUT, || {
         let usage = node.resource_usage().unwrap_or_default();
-        // A store has one task of its own; another one ends.
-        let is_at_rest = |now: &NodeStatus| is_idle(now) && background_tasks(now) == now.namespaces;
-        usage.sockets == fresh.sockets && node.status().is_ok_and(|now| is_at_rest(&now))
+        // One maintenance task per namespace remains; other tasks end.
+        let has_no_work = |now: &NodeStatus| is_idle(now) && background_tasks(now) == now.namespaces;
+        usage.sockets == fresh.sockets && node.status().is_ok_and(|now| has_no_work(&now))
     });
     let status = node.status()?;
-    ensure!(reached_idle, "at rest: {status:?}, {:?}: {}", node.resource_usage()?, node.stderr_log());
-    ensure!(status.namespaces == 1, "namespaces were left: {status:?}");
-    // Threads that waited in the place of the administration's own end when nobody asks for a while.
+    ensure!(reached_idle, "not idle: {status:?}, {:?}: {}", node.resource_usage()?, node.stderr_log());
+    ensure!(status.namespaces == 1, "namespaces were not removed: {status:?}");
+    // Surplus threads of the admin server end after some time without a request.
     let ended =
         eventually(QUIESCE_TIMEOUT, || node.resource_usage().unwrap_or_default().threads == fresh.threads);
     let usage = node.resource_usage()?;
-    ensure!(ended, "threads did not come back: {usage:?}, at first {fresh:?}");
-    // What is freed goes back to the system with the next checkpoint, at the latest.
+    ensure!(ended, "threads were not released: {usage:?}, initially {fresh:?}");
+    // The next checkpoint, at the latest, returns freed memory to the system.
     std::thread::sleep(Duration::from_secs(1));
     Ok((ResourceUsage { threads: usage.threads, ..node.resource_usage()? }, node.status()?))
 }
@@ -217,31 +217,30 @@ fn pooled_buffer_bytes(status: &NodeStatus) -> u64 {
     status.cores.iter().map(|core| core.buffer_memory_bytes).sum()
 }
 
-/// Memory beside the buffers that the node keeps for the next values: how many those are, within `buffer_bytes`, is
-/// chance.
+/// Memory without pooled buffers: the number of pooled buffers, within `buffer_bytes`, varies at random.
 fn own_bytes(usage: &ResourceUsage, status: &NodeStatus) -> u64 {
     usage.resident_bytes.saturating_sub(pooled_buffer_bytes(status))
 }
 
 fn describe_status(status: &NodeStatus) -> String {
-    let kept = pooled_buffer_bytes(status) as f64 / 1048576.0;
-    format!("{kept:.1} MiB of it in kept buffers, {} tasks", background_tasks(status))
+    let pooled_mib = pooled_buffer_bytes(status) as f64 / 1048576.0;
+    format!("{pooled_mib:.1} MiB of it in pooled buffers, {} tasks", background_tasks(status))
 }
 
-/// Everybody leaves.
+/// Pauses all clients and waits until they have disconnected.
 fn pause_all(control: &SoakControl) -> Result<()> {
     control.set_command(SoakCommand::Pause);
     let all = eventually(QUIESCE_TIMEOUT, || control.paused_count() == CLIENT_THREADS);
-    if let Some(trouble) = control.take_error() {
-        return Err(trouble);
+    if let Some(error) = control.take_error() {
+        return Err(error);
     }
-    ensure!(all, "only {} of {CLIENT_THREADS} hosts rest", control.paused_count());
+    ensure!(all, "only {} of {CLIENT_THREADS} clients paused", control.paused_count());
     Ok(())
 }
 
 fn describe_usage(usage: &ResourceUsage) -> String {
     format!(
-        "{:>4} descriptors, {:>3} sockets, {:>3} threads, {:>6.1} MiB of memory ({:.1} at the most)",
+        "{:>4} descriptors, {:>3} sockets, {:>3} threads, {:>6.1} MiB of memory (peak {:.1})",
         usage.descriptors,
         usage.sockets,
         usage.threads,
@@ -250,7 +249,7 @@ fn describe_usage(usage: &ResourceUsage) -> String {
     )
 }
 
-/// The slope of the straight line that fits samples best.
+/// Slope of the least-squares line through the samples.
 fn slope(samples: &[(f64, f64)]) -> f64 {
     let count = samples.len().max(1) as f64;
     let mean = |part: fn(&(f64, f64)) -> f64| samples.iter().map(part).sum::<f64>() / count;

@@ -1,7 +1,6 @@
-//! The hosts of a soak: each on a thread of its own, coming, working, leaving and coming back, until told to rest.
+//! The clients of a soak test: each connects, works, disconnects and reconnects on its own thread, until paused.
 //!
-//! In: a [`SoakControl`] that all of them look at. Out: counts, and the first thing that was not right. A node that is not
-//! there is nothing wrong: hosts come back.
+//! In: a shared [`SoakControl`]. Out: counters, and the first error. An unreachable node is no error: clients retry.
 
 use crate::attacks::{ATTACKS, AttackThread};
 use crate::model_client::{ConnState, ModelClient};
@@ -9,7 +8,7 @@ use crate::node_process::NodeProcess;
 use crate::raw_connection::{ATTACKER_NQN, TargetAddr};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use octokv_admin::api_types::{AddNamespace, ExistingDataMode, NamespaceSummary, NamespaceType};
-use octokv_admin::http_client as door;
+use octokv_admin::http_client as admin_client;
 use octokv_base::{NamespaceId, Prng};
 use octokv_bench::ack_log::{AckLog, AckLogError, WriteControl};
 use octokv_bench::kv_worker::{connect, disconnect};
@@ -23,47 +22,47 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Keys and depth of the ledger.
+/// Keys and queue depth of the acknowledgement log.
 const ACK_LOG_KEYS: usize = 1000;
 const ACK_LOG_DEPTH: usize = 32;
 
-/// What hosts are to do now.
+/// Command to all client threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SoakCommand {
-    /// Leave, and wait.
+    /// Disconnect and wait.
     Pause,
-    /// Work.
+    /// Connect and work.
     Run,
-    /// End.
+    /// Verify once more and end.
     Stop,
 }
 
-/// What all hosts of a soak share.
+/// State that all client threads share.
 pub struct SoakControl {
-    /// The node.
+    /// Address of the node.
     pub target_addr: TargetAddr,
-    /// Where clients find it.
+    /// URL for clients.
     pub url: Url,
-    /// Its administration socket.
+    /// Path of the node's admin socket.
     pub admin: PathBuf,
-    /// Its binary, which has a client's commands too.
+    /// Path of the octokv binary, which also contains the benchmark client.
     pub binary: PathBuf,
-    /// The longest value.
+    /// Maximum value length, in bytes.
     pub value_bytes_max: usize,
     command: AtomicU8,
     paused: AtomicUsize,
     first_error: Mutex<Option<anyhow::Error>>,
-    /// What was done, by [`COUNTS`].
+    /// Counters, in the order of [`COUNTER_NAMES`].
     pub counts: [AtomicU64; COUNTER_NAMES.len()],
 }
 
-/// What is counted.
+/// Names of the counters.
 pub const COUNTER_NAMES: [&str; 9] = [
-    "operations of the keepers",
-    "writes of the ledger",
-    "answers \"capacity exceeded\"",
-    "answers \"busy\"",
+    "operations of model clients",
+    "writes of the acknowledgement log",
+    "responses \"capacity exceeded\"",
+    "responses \"busy\"",
     "verifications of all keys",
     "attacks",
     "clients killed",
@@ -81,7 +80,7 @@ const CONNECTIONS_LOST: usize = 7;
 const ADMIN_CHANGES: usize = 8;
 
 impl SoakControl {
-    /// Everybody rests at first.
+    /// The initial command is [`SoakCommand::Pause`].
     pub fn new(node: &NodeProcess, binary: PathBuf, value_bytes_max: usize) -> SoakControl {
         SoakControl {
             target_addr: node.target_addr().clone(),
@@ -96,21 +95,21 @@ impl SoakControl {
         }
     }
 
-    /// Tells everybody.
-    pub fn set_command(&self, order: SoakCommand) {
-        self.command.store(order as u8, Ordering::Release);
+    /// Sets the command of all threads.
+    pub fn set_command(&self, command: SoakCommand) {
+        self.command.store(command as u8, Ordering::Release);
     }
 
     fn command_is(&self, command: SoakCommand) -> bool {
         self.command.load(Ordering::Acquire) == command as u8
     }
 
-    /// Whether hosts may work.
+    /// Whether clients may work.
     fn may_run(&self) -> bool {
         self.command_is(SoakCommand::Run)
     }
 
-    /// Waits while everybody rests; false at the end.
+    /// Counts this thread as paused and waits until it may work. Returns false if it must end.
     fn wait_while_paused(&self) -> bool {
         self.paused.fetch_add(1, Ordering::AcqRel);
         while self.command_is(SoakCommand::Pause) {
@@ -120,25 +119,25 @@ impl SoakControl {
         !self.command_is(SoakCommand::Stop)
     }
 
-    /// How many hosts have left the node and rest.
+    /// Number of threads that have disconnected and wait.
     pub fn paused_count(&self) -> usize {
         self.paused.load(Ordering::Acquire)
     }
 
-    /// The first thing that was not right, where something was.
+    /// Takes the first error of a client, if any.
     pub fn take_error(&self) -> Option<anyhow::Error> {
         self.first_error.lock().ok()?.take()
     }
 
-    /// Keeps what a host ended with.
-    pub fn record_result(&self, who: &str, result: Result<()>) {
-        if let (Err(error), Ok(mut trouble)) = (result, self.first_error.lock()) {
-            trouble.get_or_insert(error.context(who.to_owned()));
+    /// Records the result of a thread; keeps the first error.
+    pub fn record_result(&self, thread: &str, result: Result<()>) {
+        if let (Err(error), Ok(mut first_error)) = (result, self.first_error.lock()) {
+            first_error.get_or_insert(error.context(thread.to_owned()));
         }
     }
 
-    fn add_count(&self, what: usize, more: u64) {
-        self.counts[what].fetch_add(more, Ordering::Relaxed);
+    fn add_count(&self, counter: usize, more: u64) {
+        self.counts[counter].fetch_add(more, Ordering::Relaxed);
     }
 
     fn connect(&self, host: &str) -> Result<BlockingClient, Error> {
@@ -146,30 +145,30 @@ impl SoakControl {
     }
 
     fn connect_namespace(&self, host: &str, nsid: u32) -> Result<BlockingClient, Error> {
-        let settings = ClientConfig {
+        let config = ClientConfig {
             host_nqn: host.to_owned(),
             reconnect: Reconnect::Never,
             ..ClientConfig::default()
         };
         let url = Url { namespace: NamespaceId(nsid), ..self.url.clone() };
-        BlockingClient::connect_with(&url.to_string(), settings)
+        BlockingClient::connect_with(&url.to_string(), config)
     }
 }
 
-/// How long writes of a lost connection may still land.
-const LATE_WRITES: Duration = Duration::from_secs(3);
+/// Time within which the node completes or drops writes received on a lost connection.
+const LATE_WRITE_DELAY: Duration = Duration::from_secs(3);
 
-/// A host that could not connect tries again in a moment.
+/// Pause before the next attempt to connect.
 fn sleep_before_retry() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// Puts, gets, deletes, lists, by a [`ModelClient`]; each visit begins with a look at every key.
+/// Runs a [`ModelClient`]; each connection begins with a verification of every key.
 ///
 /// # Errors
-/// When the node broke a promise.
+/// If a result contradicts the model.
 pub fn run_model_client(control: &SoakControl, name: u8) -> Result<()> {
-    let host = format!("nqn.2026-11.io.octokv:keeper-{}", char::from(name));
+    let host = format!("nqn.2026-11.io.octokv:model-{}", char::from(name));
     let mut model_client = ModelClient::new(name, control.value_bytes_max);
     let mut random = Prng::new(u64::from(name));
     while control.wait_while_paused() {
@@ -178,45 +177,45 @@ pub fn run_model_client(control: &SoakControl, name: u8) -> Result<()> {
             continue;
         };
         let before = model_client.outcome_counts;
-        let mut link = match model_client.verify_all(&client)? {
+        let mut state = match model_client.verify_all(&client)? {
             Some(_) => ConnState::Up,
             None => ConnState::Lost,
         };
-        control.add_count(VERIFICATIONS, u64::from(link == ConnState::Up));
+        control.add_count(VERIFICATIONS, u64::from(state == ConnState::Up));
         let steps = 50 + random.below(2000);
         for _ in 0..steps {
-            if link == ConnState::Lost || !control.may_run() {
+            if state == ConnState::Lost || !control.may_run() {
                 break;
             }
-            link = model_client.step(&client)?;
+            state = model_client.step(&client)?;
         }
-        control.add_count(CONNECTIONS_LOST, u64::from(link == ConnState::Lost));
-        for (what, index) in [(MODEL_OPERATIONS, 0), (CAPACITY_EXCEEDED, 1), (BUSY_RESPONSES, 2)] {
-            control.add_count(what, model_client.outcome_counts[index] - before[index]);
+        control.add_count(CONNECTIONS_LOST, u64::from(state == ConnState::Lost));
+        for (counter, index) in [(MODEL_OPERATIONS, 0), (CAPACITY_EXCEEDED, 1), (BUSY_RESPONSES, 2)] {
+            control.add_count(counter, model_client.outcome_counts[index] - before[index]);
         }
     }
     let client = control.connect(&host).map_err(|error| anyhow!("{error}"))?;
-    model_client.verify_all(&client)?.context("the node was lost at the end")?;
+    model_client.verify_all(&client)?.context("the connection was lost at the end")?;
     Ok(())
 }
 
 fn connect_ack_log(control: &SoakControl) -> Result<Session<KernelSockets>, Error> {
-    let settings = ClientConfig {
+    let config = ClientConfig {
         subsystem_nqn: control.target_addr.nqn.clone(),
-        host_nqn: "nqn.2026-11.io.octokv:ledger".to_owned(),
+        host_nqn: "nqn.2026-11.io.octokv:ack-log".to_owned(),
         queue_depth: ACK_LOG_DEPTH as u16,
         header_digest: true,
         data_digest: true,
         reconnect: Reconnect::Never,
         ..ClientConfig::default()
     };
-    connect(control.target_addr.address, settings, now)
+    connect(control.target_addr.address, config, now)
 }
 
-/// Writes many at a time, by a [`Ledger`], with digests; leaves in order or in the midst of writes.
+/// Writes at depth 32 by an [`AckLog`], with digests; disconnects cleanly or drops writes in flight.
 ///
 /// # Errors
-/// When the node broke a promise.
+/// If an acknowledged write is lost, or for an unexpected error.
 pub fn run_ack_log(control: &SoakControl) -> Result<()> {
     let (mut ack_log, mut random) = (AckLog::new(ACK_LOG_KEYS, 99), Prng::new(99));
     while control.wait_while_paused() {
@@ -245,7 +244,7 @@ pub fn run_ack_log(control: &SoakControl) -> Result<()> {
         control.add_count(ACK_LOG_WRITES, ack_log.acknowledged_count() - before);
         match written {
             Ok(()) => {}
-            // Others fill the device at times, and take buffers: the write was refused, others are in doubt.
+            // Other clients fill the device and its buffers at times: this write was rejected, others are in doubt.
             Err(AckLogError::Command(_, Error::CapacityExceeded)) => control.add_count(CAPACITY_EXCEEDED, 1),
             Err(AckLogError::Command(_, Error::Busy)) => control.add_count(BUSY_RESPONSES, 1),
             Err(failure) => bail!("{failure}"),
@@ -253,8 +252,8 @@ pub fn run_ack_log(control: &SoakControl) -> Result<()> {
         if session.ended().is_some() {
             control.add_count(CONNECTIONS_LOST, 1);
             if ack_log.in_doubt_count() > 0 {
-                // A node that still runs may carry out what it had received: a look before that would settle nothing.
-                std::thread::sleep(LATE_WRITES);
+                // The node may still execute writes it has received: verify only after they have completed.
+                std::thread::sleep(LATE_WRITE_DELAY);
             }
         } else if random.one_in(2) {
             disconnect(session, now);
@@ -265,10 +264,10 @@ pub fn run_ack_log(control: &SoakControl) -> Result<()> {
     Ok(())
 }
 
-/// Fills the device until there is no room, then deletes all of it.
+/// Fills the device until its capacity is exceeded, then deletes all of its keys.
 ///
 /// # Errors
-/// When a full device answers anything else than that it is full.
+/// None at present: errors of the node end only the connection.
 pub fn run_filler(control: &SoakControl) -> Result<()> {
     let value = vec![0xf1; control.value_bytes_max];
     while control.wait_while_paused() {
@@ -291,7 +290,7 @@ pub fn run_filler(control: &SoakControl) -> Result<()> {
                 }
             }
         }
-        // Those of a visit that was cut short too.
+        // Includes keys of an earlier, interrupted pass.
         for number in 0..count.max(600) {
             if lost || client.delete(format!("filler{number}").as_bytes()).is_err() {
                 break;
@@ -306,10 +305,10 @@ pub fn run_filler(control: &SoakControl) -> Result<()> {
     Ok(())
 }
 
-/// One attack after the other, each for a second or so.
+/// Runs random attacks, each for 0.3 to 1.8 seconds.
 ///
 /// # Errors
-/// When the system makes no thread.
+/// If the system cannot create a thread.
 pub fn run_attacker(control: &SoakControl, seed: u64) -> Result<()> {
     let mut random = Prng::new(seed);
     while control.wait_while_paused() {
@@ -326,10 +325,10 @@ pub fn run_attacker(control: &SoakControl, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Client processes under load, killed with SIGKILL.
+/// Runs benchmark client processes and kills them under load with SIGKILL.
 ///
 /// # Errors
-/// When the system makes no process.
+/// If the system cannot create a process.
 pub fn run_client_killer(control: &SoakControl) -> Result<()> {
     let mut random = Prng::new(13);
     while control.wait_while_paused() {
@@ -360,41 +359,42 @@ pub fn run_client_killer(control: &SoakControl) -> Result<()> {
     Ok(())
 }
 
-/// Namespaces that come and go.
+/// Namespaces that the operator adds and removes.
 const ADDED_NAMESPACES: [(u32, NamespaceType); 2] = [(7, NamespaceType::Kv), (8, NamespaceType::Block)];
-/// A host that is let in and sent away.
+/// A host that the operator allows and denies.
 const VISITOR_NQN: &str = "nqn.2026-11.io.octokv:visitor";
-/// Everybody else in a soak.
+/// All other hosts of a soak test.
 const ALLOWED_NQNS: [&str; 6] = [
     ATTACKER_NQN,
-    "nqn.2026-11.io.octokv:keeper-a",
-    "nqn.2026-11.io.octokv:keeper-b",
-    "nqn.2026-11.io.octokv:ledger",
+    "nqn.2026-11.io.octokv:model-a",
+    "nqn.2026-11.io.octokv:model-b",
+    "nqn.2026-11.io.octokv:ack-log",
     "nqn.2026-11.io.octokv:filler",
     "nqn.2026-11.io.octokv:client",
 ];
 
-/// What an operator's request came to: done, or the node was not there.
-fn admin_change_done(response: Result<(), door::AdminClientError>) -> Result<bool> {
+/// Whether an admin request took effect; false if the node was unreachable.
+fn admin_change_done(response: Result<(), admin_client::AdminClientError>) -> Result<bool> {
     match response {
         Ok(()) => Ok(true),
-        // It is gone already, or it was there: a node that was killed in between has kept what was asked before.
-        Err(door::AdminClientError::Status(404 | 409, _)) => Ok(true),
-        Err(door::AdminClientError::Unreachable(..) | door::AdminClientError::InvalidResponse(_)) => {
-            Ok(false)
-        }
+        // Not found or already present: an earlier request took effect although the node was killed.
+        Err(admin_client::AdminClientError::Status(404 | 409, _)) => Ok(true),
+        Err(
+            admin_client::AdminClientError::Unreachable(..)
+            | admin_client::AdminClientError::InvalidResponse(_),
+        ) => Ok(false),
         Err(error) => bail!("{error}"),
     }
 }
 
-/// Changes the node as an operator would: adds namespaces, uses them, removes them; allows hosts and denies them.
+/// Reconfigures the node: adds, uses and removes namespaces; allows and denies hosts.
 ///
 /// # Errors
-/// When a change has not the effect that it must have.
+/// If a change does not have its effect, or for an unexpected error.
 pub fn run_admin(control: &SoakControl) -> Result<()> {
     let mut is_restored = true;
     loop {
-        // Whoever rests leaves the node as it was found.
+        // Before a pause, restore the initial configuration.
         while !is_restored && !control.may_run() && !control.command_is(SoakCommand::Stop) {
             is_restored = restore_defaults(control)?;
             sleep_before_retry();
@@ -413,14 +413,14 @@ pub fn run_admin(control: &SoakControl) -> Result<()> {
 
 fn restore_defaults(control: &SoakControl) -> Result<bool> {
     for (nsid, _) in ADDED_NAMESPACES {
-        if !admin_change_done(door::delete(&control.admin, &format!("/v1/namespaces/{nsid}")))? {
+        if !admin_change_done(admin_client::delete(&control.admin, &format!("/v1/namespaces/{nsid}")))? {
             return Ok(false);
         }
     }
-    admin_change_done(door::put(&control.admin, "/v1/hosts/any", None::<&()>))
+    admin_change_done(admin_client::put(&control.admin, "/v1/hosts/any", None::<&()>))
 }
 
-/// False when the node was lost on the way.
+/// Returns false if the node became unreachable.
 fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
     for (nsid, kind) in ADDED_NAMESPACES {
         let request = AddNamespace {
@@ -432,12 +432,13 @@ fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
             ana_group: None,
             existing: ExistingDataMode::Check,
         };
-        let added = door::post::<NamespaceSummary>(&control.admin, "/v1/namespaces", &request).map(drop);
+        let added =
+            admin_client::post::<NamespaceSummary>(&control.admin, "/v1/namespaces", &request).map(drop);
         if !admin_change_done(added)? {
             return Ok(false);
         }
     }
-    if let Ok(client) = control.connect_namespace("nqn.2026-11.io.octokv:visitor", ADDED_NAMESPACES[0].0) {
+    if let Ok(client) = control.connect_namespace(VISITOR_NQN, ADDED_NAMESPACES[0].0) {
         for number in 0..100_u8 {
             if client.put(&[number], &[number; 9000]).is_err() {
                 break;
@@ -448,42 +449,45 @@ fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
                 "{found:?}"
             );
         }
-        // Removed under its feet.
-        if !admin_change_done(door::delete(
+        // Removes the namespace while a client is connected to it.
+        if !admin_change_done(admin_client::delete(
             &control.admin,
             &format!("/v1/namespaces/{}", ADDED_NAMESPACES[0].0),
         ))? {
             return Ok(false);
         }
-        ensure!(client.put(b"gone", b"gone").is_err(), "a namespace that was removed took a value");
+        ensure!(client.put(b"gone", b"gone").is_err(), "a removed namespace accepted a write");
     }
-    admin_change_done(door::delete(&control.admin, &format!("/v1/namespaces/{}", ADDED_NAMESPACES[1].0)))
+    admin_change_done(admin_client::delete(
+        &control.admin,
+        &format!("/v1/namespaces/{}", ADDED_NAMESPACES[1].0),
+    ))
 }
 
-/// False when the node was lost on the way.
+/// Returns false if the node became unreachable.
 fn allow_and_deny_hosts(control: &SoakControl) -> Result<bool> {
-    let host = |name: &str| format!("/v1/hosts/{}", door::encode_path_segment(name));
+    let host = |name: &str| format!("/v1/hosts/{}", admin_client::encode_path_segment(name));
     for name in ALLOWED_NQNS.iter().chain([&VISITOR_NQN]) {
-        if !admin_change_done(door::put(&control.admin, &host(name), None::<&()>))? {
+        if !admin_change_done(admin_client::put(&control.admin, &host(name), None::<&()>))? {
             return Ok(false);
         }
     }
-    if !admin_change_done(door::delete(&control.admin, &host("any")))? {
+    if !admin_change_done(admin_client::delete(&control.admin, &host("any")))? {
         return Ok(false);
     }
     let visitor = control.connect(VISITOR_NQN);
-    if !admin_change_done(door::delete(&control.admin, &host(VISITOR_NQN)))? {
+    if !admin_change_done(admin_client::delete(&control.admin, &host(VISITOR_NQN)))? {
         return Ok(false);
     }
     if let Ok(visitor) = visitor {
-        let sent_away =
+        let is_denied =
             crate::node_process::eventually(Duration::from_secs(10), || visitor.get(b"x").is_err());
-        ensure!(sent_away, "a host that was denied is still served");
+        ensure!(is_denied, "a denied host is still served");
     }
     if control.may_run()
-        && admin_change_done(door::get::<Vec<String>>(&control.admin, "/v1/hosts").map(drop))?
+        && admin_change_done(admin_client::get::<Vec<String>>(&control.admin, "/v1/hosts").map(drop))?
     {
-        ensure!(control.connect(VISITOR_NQN).is_err(), "a host that was denied was let in");
+        ensure!(control.connect(VISITOR_NQN).is_err(), "a denied host could connect");
     }
-    admin_change_done(door::put(&control.admin, "/v1/hosts/any", None::<&()>))
+    admin_change_done(admin_client::put(&control.admin, "/v1/hosts/any", None::<&()>))
 }
