@@ -3,13 +3,16 @@
 //! In: requests of [`crate::words`]. Out: the [`AdminService`]'s answers. Nothing here runs on a data core.
 
 use crate::api_types::{AddNamespace, ErrorBody, SetAnaState};
-use crate::scheduling_api::SchedConfigPatch;
+use crate::scheduling_api::{
+    RENAMED_PATHS, SCHEDULING_INTERVAL_PATH, SCHEDULING_PATH, SchedConfigPatch, renamed_setting,
+    unknown_field,
+};
 use crate::service::{AdminError, AdminService};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{Path as InPath, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, put};
+use axum::routing::{any, delete, get, put};
 use axum::{Json, Router};
 use serde::Serialize;
 use std::io;
@@ -147,15 +150,18 @@ async fn serve(
 type ServiceState = State<Arc<AdminService>>;
 
 fn router(service: Arc<AdminService>) -> Router {
-    Router::new()
+    let renamed = RENAMED_PATHS.iter().fold(Router::new(), |router, (old, new)| {
+        router.route(old, any(async move || gone_response(old, new)))
+    });
+    renamed
         .route("/v1/namespaces", get(namespaces).post(add_namespace))
         .route("/v1/namespaces/{nsid}", delete(remove_namespace))
         .route("/v1/hosts", get(hosts))
         .route("/v1/hosts/{name}", put(allow_host).delete(deny_host))
         .route("/v1/ana", get(ana_groups))
         .route("/v1/ana/{group}", put(set_ana_state))
-        .route("/v1/scheduling", get(scheduling).put(set_scheduling))
-        .route("/v1/scheduling/window", get(last_interval))
+        .route(SCHEDULING_PATH, get(scheduling).put(set_scheduling))
+        .route(SCHEDULING_INTERVAL_PATH, get(last_interval))
         .route("/v1/statistics", get(status))
         .fallback(async || error_response(&AdminError::NotFound("there is no such path".to_owned())))
         .with_state(service)
@@ -169,6 +175,23 @@ fn error_response(error: &AdminError) -> Response {
         AdminError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
     };
     (status, Json(ErrorBody { error: error.to_string() })).into_response()
+}
+
+/// 410 Gone with the present path: a client of the former version must not take it for an interval that has not ended.
+fn gone_response(old: &str, new: &str) -> Response {
+    let error = format!("{old} is now {new}, and its fields have other names");
+    (StatusCode::GONE, Json(ErrorBody { error })).into_response()
+}
+
+/// 400 Bad Request for a body that is not the expected document; a former field name is reported with the present one.
+fn invalid_body_response(rejection: &JsonRejection) -> Response {
+    let text = rejection.body_text();
+    let renamed = unknown_field(&text).and_then(|old| Some((old, renamed_setting(old)?)));
+    let error = match renamed {
+        Some((old, new)) => format!("\"{old}\" is now \"{new}\""),
+        None => text,
+    };
+    error_response(&AdminError::Invalid(error))
 }
 
 /// Does something that may wait for data cores and devices, away from the thread that answers others.
@@ -193,7 +216,7 @@ async fn add_namespace(
 ) -> Response {
     match request {
         Ok(Json(asked)) => run_blocking(operator, move |operator| operator.add_namespace(&asked)).await,
-        Err(error) => error_response(&AdminError::Invalid(error.body_text())),
+        Err(rejection) => invalid_body_response(&rejection),
     }
 }
 
@@ -226,7 +249,7 @@ async fn set_ana_state(
         Ok(Json(SetAnaState { state })) => {
             run_blocking(operator, move |operator| operator.set_ana_state(group, &state)).await
         }
-        Err(error) => error_response(&AdminError::Invalid(error.body_text())),
+        Err(rejection) => invalid_body_response(&rejection),
     }
 }
 
@@ -240,7 +263,7 @@ async fn set_scheduling(
 ) -> Response {
     match change {
         Ok(Json(change)) => run_blocking(operator, move |operator| operator.set_scheduling(change)).await,
-        Err(error) => error_response(&AdminError::Invalid(error.body_text())),
+        Err(rejection) => invalid_body_response(&rejection),
     }
 }
 

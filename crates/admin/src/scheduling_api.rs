@@ -1,9 +1,9 @@
 //! The documents of scheduling: what an operator sets, and what the monitor saw in its last window.
 //!
 //! ```text
-//!   GET  /v1/scheduling          SchedulingSettings, all of them
-//!   PUT  /v1/scheduling          SchedulingSettings, those that change
-//!   GET  /v1/scheduling/window   WindowReport, or 404 before the first window has ended
+//!   GET  /v2/scheduling            SchedConfigPatch with every field
+//!   PUT  /v2/scheduling            SchedConfigPatch with the fields to change
+//!   GET  /v2/scheduling/interval   SchedulingReport, or 404 before the first sampling interval has ended
 //! ```
 //! Words on one side, `octokv_sched` on the other. Ranges are held there; a name or number that may not be is refused with
 //! those that may.
@@ -14,6 +14,28 @@ use octokv_node::tenants::OVERFLOW_TENANT;
 use octokv_sched::{PolicyAction, SchedConfig, TenantId, TenantQos};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+
+/// Path of the scheduling configuration.
+pub const SCHEDULING_PATH: &str = "/v2/scheduling";
+/// Path of the report of the last complete sampling interval.
+pub const SCHEDULING_INTERVAL_PATH: &str = "/v2/scheduling/interval";
+/// Paths of version 1 and their successors: the documents of version 1 had other field names.
+pub const RENAMED_PATHS: [(&str, &str); 2] =
+    [("/v1/scheduling", SCHEDULING_PATH), ("/v1/scheduling/window", SCHEDULING_INTERVAL_PATH)];
+/// Former names of fields of [`SchedConfigPatch`], each with the present name.
+pub const RENAMED_SETTINGS: [(&str, &str); 3] =
+    [("window_ms", "interval_ms"), ("backwardings_max", "requeues_max"), ("move_flows", "migrate_tenants")];
+
+/// The present name of a scheduling setting, if `key` is a former name.
+pub fn renamed_setting(key: &str) -> Option<&'static str> {
+    RENAMED_SETTINGS.iter().find(|(old, _)| *old == key).map(|(_, new)| *new)
+}
+
+/// The field name in a deserialization error of serde that reads "… unknown field `NAME`, expected …".
+pub fn unknown_field(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once("unknown field `")?;
+    rest.split_once('`').map(|(name, _)| name)
+}
 
 /// What may be set, each for itself. The defaults are those of [`Settings`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -234,9 +256,9 @@ pub struct CoreSchedulingReport {
     /// Requests of its connections.
     pub requests: u64,
     /// Of these, that ran on other cores.
-    pub moved: u64,
+    pub offloaded: u64,
     /// Requests of other cores that it ran.
-    pub ran_for_others: u64,
+    pub executed_for_others: u64,
 }
 
 /// One flow in a window.
@@ -259,7 +281,7 @@ pub struct TenantSchedulingReport {
     /// Whether it is dense, whether its requests may move, and how often those that stay go back.
     pub dense: bool,
     /// Whether they may move.
-    pub moves: bool,
+    pub migrates: bool,
     /// How often they go back.
     pub requeues: u32,
 }
@@ -274,7 +296,7 @@ pub struct SchedulingReport {
     /// The policy that chose.
     pub policy: String,
     /// What it chose: nothing, balance, inter, intra, hybrid or fair.
-    pub chosen: String,
+    pub action: String,
     /// Whether a core was above T_OL.
     pub overloaded: bool,
     /// Whether loads were out of balance.
@@ -308,8 +330,8 @@ impl SchedulingReport {
             natural_load: core.natural.total(),
             queue_depth: core.queue_depth,
             requests: core.own_requests,
-            moved: core.offloaded,
-            ran_for_others: core.executed_for_others,
+            offloaded: core.offloaded,
+            executed_for_others: core.executed_for_others,
         });
         let host = |tenant: TenantId| {
             interval
@@ -337,12 +359,12 @@ impl SchedulingReport {
                     // JSON has no infinity: a flow that is not answered at all has none.
                     slowdown: tenant.slowdown.filter(|slowdown| slowdown.is_finite()),
                     dense: rule.dense,
-                    moves: rule.migrates,
+                    migrates: rule.migrates,
                     requeues: rule.requeues,
                 }
             });
         let decision = &interval.decision;
-        let chosen = match decision.action {
+        let action = match decision.action {
             PolicyAction::Nothing => "nothing",
             PolicyAction::Balance(_) => "balance",
             PolicyAction::Inter => "inter",
@@ -354,7 +376,7 @@ impl SchedulingReport {
             number: interval.number,
             length_ms: micros(interval.length) / 1e3,
             policy: interval.config.policy.to_string(),
-            chosen: chosen.to_owned(),
+            action: action.to_owned(),
             overloaded: decision.overloaded,
             imbalanced: decision.imbalanced,
             unfair: decision.unfair,
@@ -404,18 +426,22 @@ mod tests {
     fn invalid_values_fail_with_the_valid_range() {
         for (change, parts) in [
             (r#"{"policy":"hybird"}"#, ["hybird", "hybrid"]),
-            (r#"{"window_ms":9}"#, ["window", "10 ms"]),
-            (r#"{"window_ms":18446744073709551615}"#, ["window", "60 s"]),
+            (r#"{"interval_ms":9}"#, ["interval", "10 ms"]),
+            (r#"{"interval_ms":18446744073709551615}"#, ["interval", "60 s"]),
             (r#"{"overload":1.5}"#, ["overload", "1"]),
             (r#"{"in_flight":0}"#, ["in_flight", "4096"]),
-            (r#"{"move_flows":"some"}"#, ["move_flows", "dense"]),
+            (r#"{"migrate_tenants":"some"}"#, ["migrate_tenants", "dense"]),
             (r#"{"hosts":{"a":{"weight":0}}}"#, ["weight", "1000"]),
         ] {
             let change: SchedConfigPatch = serde_json::from_str(change).unwrap();
             let error = change.apply_to(&SchedConfig::default()).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
-        let unknown = serde_json::from_str::<SchedConfigPatch>(r#"{"windows_ms":9}"#).unwrap_err();
-        assert!(unknown.to_string().contains("window_ms"), "{unknown}");
+        for (old, new) in RENAMED_SETTINGS {
+            let error = serde_json::from_str::<SchedConfigPatch>(&format!("{{\"{old}\":9}}")).unwrap_err();
+            assert_eq!(unknown_field(&error.to_string()).and_then(renamed_setting), Some(new));
+        }
+        let unknown = serde_json::from_str::<SchedConfigPatch>(r#"{"intervals_ms":9}"#).unwrap_err();
+        assert!(unknown.to_string().contains("interval_ms"), "{unknown}");
     }
 }

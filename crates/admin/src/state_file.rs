@@ -4,7 +4,7 @@
 //! or the new one. A file that cannot be read as a state is refused and left as it is.
 
 use crate::api_types::NamespaceType;
-use crate::scheduling_api::SchedConfigPatch;
+use crate::scheduling_api::{RENAMED_SETTINGS, SchedConfigPatch};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,8 +14,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The format that this code writes, and the only one that it reads.
-const STATE_VERSION: u32 = 1;
+/// Format version that [`StateFile::save`] writes. [`StateFile::load`] also reads version 1 and converts it.
+const STATE_VERSION: u32 = 2;
 /// How long a file that another process has is waited for.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
@@ -170,11 +170,18 @@ impl StateFile {
             }
             read => read.map_err(|error| self.error(error))?,
         };
-        let state: PersistedState = toml::from_str(&text).map_err(|error| self.error(error.message()))?;
-        if state.version != STATE_VERSION {
-            return Err(self.error(format!("it has version {}, this is for {STATE_VERSION}", state.version)));
+        let mut table: toml::Table = toml::from_str(&text).map_err(|error| self.error(error.message()))?;
+        match table.get("version").and_then(toml::Value::as_integer) {
+            Some(1) => convert_version_1(&mut table),
+            Some(version) if version != i64::from(STATE_VERSION) => {
+                return Err(self.error(format!(
+                    "format version {version}; this octokv reads versions 1 to {STATE_VERSION}"
+                )));
+            }
+            // Without a number the deserialization below fails with a message that names the field.
+            Some(_) | None => {}
         }
-        Ok(state)
+        table.try_into().map_err(|error: toml::de::Error| self.error(error.message()))
     }
 
     /// Replaces what it holds.
@@ -199,6 +206,23 @@ impl StateFile {
             std::fs::File::open(parent)?.sync_all()
         };
         write().map_err(|error| self.error(error))
+    }
+}
+
+/// Converts a version 1 table to version 2, in which one field and three scheduling settings have other names.
+fn convert_version_1(table: &mut toml::Table) {
+    table.insert("version".to_owned(), i64::from(STATE_VERSION).into());
+    rename_field(table, "unclean_stops", "unclean_shutdowns");
+    if let Some(toml::Value::Table(scheduling)) = table.get_mut("scheduling") {
+        for (old, new) in RENAMED_SETTINGS {
+            rename_field(scheduling, old, new);
+        }
+    }
+}
+
+fn rename_field(table: &mut toml::Table, old: &str, new: &str) {
+    if let Some(value) = table.remove(old) {
+        table.insert(new.to_owned(), value);
     }
 }
 
@@ -244,13 +268,69 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside it");
     }
 
+    /// A file as octokv 0.1.0 with format version 1 wrote it.
+    const VERSION_1: &str = r#"# Kept by octokv serve: what was changed while the node ran.
+version = 1
+starts = 3
+unclean_stops = 1
+run_seconds = 99
+busy_seconds = 0
+running = true
+hosts = ["any", "nqn.2014-08.org.example:a"]
+
+[ana]
+2 = "inaccessible"
+
+[scheduling]
+policy = "auto"
+window_ms = 20
+overload = 0.5
+backwardings_max = 7
+move_flows = "dense"
+
+[[namespace]]
+nsid = 2
+kind = "block"
+device = "/srv/blocks.img"
+block_bytes = 4096
+ana_group = 1
+identity = "00ff"
+"#;
+
+    #[test]
+    fn a_version_1_file_is_converted_and_saved_as_version_2() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        std::fs::write(&path, VERSION_1).unwrap();
+        let file = StateFile::new(&path);
+        let mut expected = populated_state();
+        expected.scheduling.interval_ms = Some(20);
+        expected.scheduling.requeues_max = Some(7);
+        expected.scheduling.migrate_tenants = Some("dense".to_owned());
+        let loaded = file.load().unwrap();
+        assert_eq!(loaded, expected);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), VERSION_1, "loading leaves the file as it is");
+        file.save(&loaded).unwrap();
+        let saved: toml::Table = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        assert_eq!(saved["version"].as_integer(), Some(2));
+        assert_eq!(saved["unclean_shutdowns"].as_integer(), Some(1));
+        assert_eq!(saved["scheduling"]["interval_ms"].as_integer(), Some(20));
+        assert_eq!(file.load().unwrap(), expected);
+    }
+
     #[test]
     fn an_invalid_state_file_fails_with_its_reason() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
         for (text, part) in [
-            ("version = 2\n", "version 2"),
+            ("version = 3\n", "version 3; this octokv reads versions 1 to 2"),
+            ("version = 0\n", "version 0"),
+            ("version = -1\n", "version -1"),
+            ("version = \"2\"\n", "invalid type"),
             ("version = 1\nhosst = []\n", "hosst"),
+            ("version = 2\nhosst = []\n", "hosst"),
+            ("version = 2\nunclean_stops = 1\n", "unclean_stops"),
+            ("version = 2\n[scheduling]\nwindow_ms = 20\n", "window_ms"),
             ("\u{0}\u{1}", "state file"),
             ("", "version"),
         ] {

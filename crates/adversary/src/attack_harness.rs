@@ -99,7 +99,7 @@ impl NodeLimits {
              value_bytes_max = {value_bytes_max}\nconnections_max = {connections_max}\n\
              controllers_max = {controllers_max}\ncontrollers_per_host_max = {controllers_per_host_max}\n\
              io_queues_max = {io_queues_max}\nqueue_depth = {queue_depth}\n\
-             outbox_bytes_max = {outbox_bytes_max}\nreceive_bytes_max = {receive_bytes_max}\n\
+             send_buffer_bytes_max = {outbox_bytes_max}\nreceive_bytes_max = {receive_bytes_max}\n\
              in_capsule_bytes = {in_capsule_bytes}\nh2c_data_bytes_max = {h2c_data_bytes_max}\n\
              handshake_limit_s = {handshake_limit_s}\nevent_requests_max = {event_requests_max}\n\
              keep_alive_max_s = {keep_alive_max_s}\nlisten = [\"127.0.0.1:0\"]\ncores = [{core}]\n"

@@ -53,7 +53,7 @@ pub fn run(config: &SoakConfig) -> Result<()> {
     let device = directory.path().join("device");
     let text = format!(
         "device = \"{}\"\nsize = \"192MiB\"\nlisten = [\"127.0.0.1:{port}\"]\nbuffer_bytes = \"32MiB\"\n\
-         value_bytes_max = \"1MiB\"\nreceive_bytes_max = \"4MiB\"\noutbox_bytes_max = \"4MiB\"\n\
+         value_bytes_max = \"1MiB\"\nreceive_bytes_max = \"4MiB\"\nsend_buffer_bytes_max = \"4MiB\"\n\
          connections_max = 400\nhandshake_limit_s = 2\n",
         device.display()
     );

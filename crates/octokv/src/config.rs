@@ -172,7 +172,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "in_capsule_bytes",
     "h2c_data_bytes_max",
     "receive_bytes_max",
-    "outbox_bytes_max",
+    "send_buffer_bytes_max",
     "event_requests_max",
     "keep_alive_max_s",
     "handshake_limit_s",
@@ -434,7 +434,7 @@ impl ConfigFile {
             u64::MAX,
             "value_bytes_max or more",
         )?;
-        check_range("outbox_bytes_max", &self.send_buffer_bytes_max.0, 4096, u64::MAX, "4KiB or more")?;
+        check_range("send_buffer_bytes_max", &self.send_buffer_bytes_max.0, 4096, u64::MAX, "4KiB or more")?;
         check_range("event_requests_max", &self.event_requests_max, 1, u8::MAX, "1 to 255")?;
         check_range("keep_alive_max_s", &self.keep_alive_max_s, 1, 4_294_967, "1 to 4294967")?;
         check_range("handshake_limit_s", &self.handshake_limit_s, 1, 86_400, "1 to 86400")?;

@@ -1,8 +1,11 @@
 //! What is wrong with a configuration file: which line, which key, and which name was meant.
 
 use crate::config::CONFIG_KEYS;
+use octokv_admin::scheduling_api::{renamed_setting, unknown_field};
 use std::path::Path;
 
+/// Former names of top-level keys, each with the present name.
+const RENAMED_KEYS: &[(&str, &str)] = &[("outbox_bytes_max", "send_buffer_bytes_max")];
 /// How alike (0 to 1) a wrong name and a right one must be for the right one to be proposed.
 const SIMILARITY_MIN: f64 = 0.5;
 
@@ -10,8 +13,11 @@ const SIMILARITY_MIN: f64 = 0.5;
 pub fn describe_error(path: &Path, text: &str, error: &toml::de::Error) -> String {
     let at = error.span().map_or(0, |span| span.start).min(text.len());
     let location = file_and_line(path, text, at);
-    if let Some(key) = unknown_key(error.message()) {
-        let nearest = match nearest_key(&key) {
+    if let Some(key) = unknown_field(error.message()) {
+        if let Some(renamed) = renamed_key(key) {
+            return format!("{location}: {renamed}");
+        }
+        let nearest = match nearest_key(key) {
             // Right, but in a table of others.
             Some(name) if name == key => {
                 format!("\"{name}\" is set at the top of the file, for all namespaces")
@@ -49,10 +55,13 @@ fn nearest_key(key: &str) -> Option<&'static str> {
     if likeness(&best) >= SIMILARITY_MIN { Some(best) } else { part().copied() }
 }
 
-/// The key in "unknown field `key`, expected …".
-fn unknown_key(message: &str) -> Option<String> {
-    let rest = message.strip_prefix("unknown field `")?;
-    Some(rest.split('`').next()?.to_owned())
+/// A sentence with the present name of a key, if `key` is a former name.
+fn renamed_key(key: &str) -> Option<String> {
+    if let Some(new) = renamed_setting(key) {
+        return Some(format!("sched.{key} is now sched.{new}"));
+    }
+    let (_, new) = RENAMED_KEYS.iter().find(|(old, _)| *old == key)?;
+    Some(format!("{key} is now {new}"))
 }
 
 fn file_and_line(path: &Path, text: &str, at: usize) -> String {
@@ -100,6 +109,18 @@ mod tests {
                 assert!(error.contains(part), "{text:?}: {error}");
             }
             assert!(!error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_former_key_fails_with_its_present_name() {
+        for (text, wanted) in [
+            ("\noutbox_bytes_max = 4096", "a.toml:2: outbox_bytes_max is now send_buffer_bytes_max"),
+            ("sched = { window_ms = 9 }", "a.toml:1: sched.window_ms is now sched.interval_ms"),
+            ("[sched]\nbackwardings_max = 9", "a.toml:2: sched.backwardings_max is now sched.requeues_max"),
+            ("sched.move_flows = \"all\"", "a.toml:1: sched.move_flows is now sched.migrate_tenants"),
+        ] {
+            assert_eq!(parse_config(Path::new("a.toml"), text).unwrap_err(), wanted);
         }
     }
 

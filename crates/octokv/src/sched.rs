@@ -4,7 +4,9 @@ use crate::admin::{AdminArgs, print_json, to_cli_error};
 use crate::exit_status::{CliError, CliResult};
 use clap::{Args, Subcommand};
 use octokv_admin::http_client::{self, AdminClientError};
-use octokv_admin::scheduling_api::{SchedConfigPatch, SchedulingReport, TenantQosPatch};
+use octokv_admin::scheduling_api::{
+    SCHEDULING_INTERVAL_PATH, SCHEDULING_PATH, SchedConfigPatch, SchedulingReport, TenantQosPatch,
+};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -139,7 +141,7 @@ pub fn sched(command: &SchedCommand) -> CliResult {
             if change.is_empty() {
                 return Err(CliError::Usage("sched set: nothing to set was given (see --help)".to_owned()));
             }
-            http_client::put(&set.admin_args.socket_path()?, "/v1/scheduling", Some(&change))
+            http_client::put(&set.admin_args.socket_path()?, SCHEDULING_PATH, Some(&change))
                 .map_err(to_cli_error)
         }
         SchedCommand::Host(one) => {
@@ -150,12 +152,12 @@ pub fn sched(command: &SchedCommand) -> CliResult {
             }
             let hosts = [(one.nqn.clone(), host)].into();
             let change = SchedConfigPatch { hosts, ..SchedConfigPatch::default() };
-            http_client::put(&one.admin_args.socket_path()?, "/v1/scheduling", Some(&change))
+            http_client::put(&one.admin_args.socket_path()?, SCHEDULING_PATH, Some(&change))
                 .map_err(to_cli_error)
         }
         SchedCommand::Show { admin_args: at } => {
             let config: SchedConfigPatch =
-                http_client::get(&at.socket_path()?, "/v1/scheduling").map_err(to_cli_error)?;
+                http_client::get(&at.socket_path()?, SCHEDULING_PATH).map_err(to_cli_error)?;
             if at.json {
                 return print_json(&config);
             }
@@ -187,7 +189,7 @@ pub fn stats(arguments: &StatsArgs) -> CliResult {
     let live = std::io::stdout().is_terminal() && !arguments.once && !arguments.admin_args.json;
     let mut shown = 0;
     loop {
-        match http_client::get::<SchedulingReport>(&socket, "/v1/scheduling/window") {
+        match http_client::get::<SchedulingReport>(&socket, SCHEDULING_INTERVAL_PATH) {
             Ok(interval) if arguments.admin_args.json => return print_json(&interval),
             Ok(interval) => {
                 if interval.number != shown {
@@ -212,8 +214,8 @@ pub fn stats(arguments: &StatsArgs) -> CliResult {
 
 fn print_interval(interval: &SchedulingReport) -> CliResult {
     let mut out = std::io::stdout().lock();
-    let SchedulingReport { number, length_ms, policy, chosen, fairness, load_balance, .. } = interval;
-    writeln!(out, "window {number}, {length_ms:.0} ms, policy {policy}: {chosen}")?;
+    let SchedulingReport { number, length_ms, policy, action, fairness, load_balance, .. } = interval;
+    writeln!(out, "window {number}, {length_ms:.0} ms, policy {policy}: {action}")?;
     write!(out, "fairness {fairness:.2}, load balance {load_balance:.2}")?;
     writeln!(out, " ({:.2} if nothing had been moved)", interval.natural_load_balance)?;
     writeln!(out, "\ncore   busy  target     kv  device  queue  requests     moved  for others")?;
@@ -230,15 +232,15 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
             share(core.device_share),
             core.queue_depth,
             core.requests,
-            core.moved,
-            core.ran_for_others
+            core.offloaded,
+            core.executed_for_others
         )?;
     }
     writeln!(out, "\n operations/s     MiB/s   in node  waited  network  slowdown  host")?;
     for tenant in &interval.tenants {
         let slowdown = tenant.slowdown.map_or("-".to_owned(), |slowdown| format!("{slowdown:.2}"));
         let host = if tenant.host.is_empty() { "(others)" } else { &tenant.host };
-        let mark = match (tenant.dense, tenant.moves, tenant.requeues) {
+        let mark = match (tenant.dense, tenant.migrates, tenant.requeues) {
             (_, _, back @ 1..) => format!("  dense, goes back {back} times"),
             (_, true, _) => "  moves".to_owned(),
             (true, ..) => "  dense".to_owned(),

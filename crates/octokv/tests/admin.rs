@@ -394,6 +394,8 @@ fn malformed_admin_requests_get_an_error_and_disturb_no_other_client() {
     let node = Node::start(directory.path());
     let table = [
         ("GET /v1/nothing HTTP/1.0\r\n\r\n", "404"),
+        ("GET /v1/scheduling HTTP/1.0\r\n\r\n", "410"),
+        ("GET /v1/scheduling/window HTTP/1.0\r\n\r\n", "410"),
         ("DELETE /v1/namespaces/x HTTP/1.0\r\n\r\n", "400"),
         ("PUT /v1/ana/1 HTTP/1.0\r\n\r\n", "400"),
         (
@@ -406,6 +408,16 @@ fn malformed_admin_requests_get_an_error_and_disturb_no_other_client() {
         let response = node.raw_request(request);
         assert!(response.starts_with("HTTP/1.") && response.contains(status), "{request:?}: {response}");
     }
+    let body = r#"{"window_ms":9}"#;
+    let former = format!(
+        "PUT /v2/scheduling HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let response = node.raw_request(&former);
+    assert!(
+        response.contains("400") && response.contains(r#"\"window_ms\" is now \"interval_ms\""#),
+        "{response}"
+    );
     // One who says nothing more does not hold the node's end.
     let mut silent = UnixStream::connect(&node.socket).unwrap();
     silent.write_all(b"POST /v1/namespaces HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n").unwrap();

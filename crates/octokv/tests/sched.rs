@@ -53,7 +53,7 @@ fn settings_apply_at_once_and_survive_a_kill() {
     let directory = directory();
     let mut node = Node::start(directory.path(), &[]);
     assert_eq!(
-        (&node.scheduling()["policy"], &node.scheduling()["window_ms"]),
+        (&node.scheduling()["policy"], &node.scheduling()["interval_ms"]),
         (&"none".into(), &1000.into())
     );
     node.run(&["sched", "set", "--policy", "hybrid", "--window-ms", "20"]).fine();
@@ -70,13 +70,13 @@ fn settings_apply_at_once_and_survive_a_kill() {
             .fine()
             .contains(&format!("host {TENANT}: weight 4, operations_per_s 5000"))
     );
-    let held = |set: &Value| (set["policy"].clone(), set["window_ms"].clone(), set["overload"].clone());
+    let held = |set: &Value| (set["policy"].clone(), set["interval_ms"].clone(), set["overload"].clone());
     assert_eq!(held(&set), ("hybrid".into(), 20.into(), 0.25.into()));
     assert!(
         node.run(&["sched", "show"])
             .fine()
             .lines()
-            .any(|line| line.split_whitespace().eq(["window_ms", "20"]))
+            .any(|line| line.split_whitespace().eq(["interval_ms", "20"]))
     );
     node.server.kill();
     let node = Node::start(directory.path(), &[]);
@@ -90,11 +90,11 @@ fn invalid_settings_are_rejected_with_the_valid_range_and_change_nothing() {
     let before = node.scheduling();
     for (arguments, parts) in [
         (&["--policy", "hybird"][..], &["\"hybird\"", "\"hybrid\"", "round-robin"][..]),
-        (&["--window-ms", "9"], &["window", "10 ms to 60 s"]),
+        (&["--window-ms", "9"], &["interval", "10 ms to 60 s"]),
         (&["--overload", "1.01"], &["overload", "0", "1"]),
         (&["--overload", "NaN"], &["overload"]),
         (&["--policy", "fair", "--in-flight", "0"], &["in_flight", "1 to 4096"]),
-        (&["--move-flows", "some"], &["move_flows", "dense"]),
+        (&["--move-flows", "some"], &["migrate_tenants", "dense"]),
         (&["--held-max-us", "18446744073709551615"], &["held_max"]),
         (&[], &["nothing to set"]),
     ] {
@@ -119,8 +119,7 @@ fn invalid_settings_are_rejected_with_the_valid_range_and_change_nothing() {
 fn requests_migrate_to_an_idle_core_and_every_one_completes() {
     let directory = directory();
     let config = directory.path().join("config");
-    let text =
-        "sched = { policy = \"proportional\", window_ms = 50, overload = 0.0, imbalance_difference = 0.0 }\n";
+    let text = "sched = { policy = \"proportional\", interval_ms = 50, overload = 0.0, imbalance_difference = 0.0 }\n";
     std::fs::write(&config, text).unwrap();
     let node = Node::start(directory.path(), &["--config", config.to_str().unwrap()]);
     assert_eq!(node.scheduling()["policy"], "proportional");
@@ -142,8 +141,8 @@ fn requests_migrate_to_an_idle_core_and_every_one_completes() {
     let mut seen = None;
     let ended = loop {
         let interval = node.interval();
-        let moved: f64 = numbers(&interval, "cores", "moved").iter().sum();
-        if moved > 0.0 && interval["flows"][0]["moves"] == true {
+        let moved: f64 = numbers(&interval, "cores", "offloaded").iter().sum();
+        if moved > 0.0 && interval["tenants"][0]["migrates"] == true {
             seen = Some(interval);
         }
         if let Some(ended) = bench.try_wait().unwrap() {
@@ -152,10 +151,10 @@ fn requests_migrate_to_an_idle_core_and_every_one_completes() {
     };
     assert!(ended.success(), "{ended}");
     let interval = seen.expect("requests moved in a window of six seconds");
-    assert_eq!((&interval["policy"], &interval["chosen"]), (&"proportional".into(), &"balance".into()));
-    assert_eq!(interval["flows"][0]["host"], TENANT);
-    let sender = numbers(&interval, "cores", "moved").iter().position(|&moved| moved > 0.0).unwrap();
-    assert!(numbers(&interval, "cores", "ran_for_others")[1 - sender] > 0.0, "{interval}");
+    assert_eq!((&interval["policy"], &interval["action"]), (&"proportional".into(), &"balance".into()));
+    assert_eq!(interval["tenants"][0]["host"], TENANT);
+    let sender = numbers(&interval, "cores", "offloaded").iter().position(|&moved| moved > 0.0).unwrap();
+    assert!(numbers(&interval, "cores", "executed_for_others")[1 - sender] > 0.0, "{interval}");
     assert!(interval["natural_load_balance"].as_f64().unwrap() < 0.5, "{interval}");
     assert!(numbers(&interval, "cores", "utilisation").iter().all(|&part| (0.0..=1.0).contains(&part)));
     node.run(&["sched", "set", "--policy", "none"]).fine();

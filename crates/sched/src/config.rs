@@ -111,7 +111,7 @@ impl FromStr for Policy {
 impl FromStr for MigrateTenants {
     type Err = SettingError;
     fn from_str(given: &str) -> Result<MigrateTenants, SettingError> {
-        name_index("move_flows", given, &MigrateTenants::NAMES).map(|at| MigrateTenants::ALL[at])
+        name_index("migrate_tenants", given, &MigrateTenants::NAMES).map(|at| MigrateTenants::ALL[at])
     }
 }
 
@@ -285,13 +285,13 @@ impl SchedConfig {
 
     /// Whether all of them may be so; the first that may not is told.
     pub fn check(&self) -> Result<(), SettingError> {
-        check_duration("window", self.interval, SchedConfig::INTERVAL_RANGE)?;
+        check_duration("interval", self.interval, SchedConfig::INTERVAL_RANGE)?;
         check_number("overload", self.overload, (0.0, 1.0))?;
         check_number("imbalance_difference", self.imbalance_difference, (0.0, 1.0))?;
         check_number("imbalance_ratio", self.imbalance_ratio, (0.0, 1.0))?;
         check_number("fairness", self.fairness, (0.0, 1.0))?;
         check_number("alpha", self.alpha, (0.0, 100.0))?;
-        check_count("backwardings_max", u64::from(self.requeues_max), (0, 1000))?;
+        check_count("requeues_max", u64::from(self.requeues_max), (0, 1000))?;
         check_duration("held_max", self.held_max, SchedConfig::HELD_MAX_RANGE)?;
         check_count("in_flight", u64::from(self.in_flight), (1, 4096))?;
         self.tenants.values().try_for_each(TenantQos::check)?;
@@ -392,7 +392,7 @@ mod tests {
         }
         assert_eq!(
             "danse".parse::<MigrateTenants>().unwrap_err().to_string(),
-            "move_flows: there is no \"danse\"; did you mean \"dense\"? It is one of all, dense, sparse"
+            "migrate_tenants: there is no \"danse\"; did you mean \"dense\"? It is one of all, dense, sparse"
         );
     }
 
@@ -412,13 +412,13 @@ mod tests {
     fn every_setting_is_held_to_its_range() {
         type Change = fn(&mut SchedConfig, f64);
         let table: &[(Change, [f64; 2], &str, &str)] = &[
-            (|s, x| s.interval = Nanos(x as u64), [1e7, 6e10], "window", "10 ms to 60 s"),
+            (|s, x| s.interval = Nanos(x as u64), [1e7, 6e10], "interval", "10 ms to 60 s"),
             (|s, x| s.overload = x, [0.0, 1.0], "overload", "0 to 1"),
             (|s, x| s.imbalance_difference = x, [0.0, 1.0], "imbalance_difference", "0 to 1"),
             (|s, x| s.imbalance_ratio = x, [0.0, 1.0], "imbalance_ratio", "0 to 1"),
             (|s, x| s.fairness = x, [0.0, 1.0], "fairness", "0 to 1"),
             (|s, x| s.alpha = x, [0.0, 100.0], "alpha", "0 to 100"),
-            (|s, x| s.requeues_max = x as u32, [0.0, 1e3], "backwardings_max", "0 to 1000"),
+            (|s, x| s.requeues_max = x as u32, [0.0, 1e3], "requeues_max", "0 to 1000"),
             (|s, x| s.held_max = Nanos(x as u64), [1e4, 1e9], "held_max", "10 µs to 1 s"),
             (|s, x| s.in_flight = x as u32, [1.0, 4096.0], "in_flight", "1 to 4096"),
             (|s, x| s.default_qos.weight = x as u32, [1.0, 1e3], "weight", "1 to 1000"),
@@ -442,7 +442,7 @@ mod tests {
             }
             for wrong in [least - 0.5, most * 1.5, f64::INFINITY] {
                 // A count or a span cannot be below 0.
-                if wrong < 0.0 && name == "backwardings_max" {
+                if wrong < 0.0 && name == "requeues_max" {
                     continue;
                 }
                 let message = error_after(|config| change(config, wrong)).unwrap_or_default();

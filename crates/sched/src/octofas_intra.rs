@@ -41,7 +41,7 @@ pub fn classify_dense(tenants: &[TenantIntervalMetrics]) -> Vec<bool> {
 }
 
 /// For each flow its backwardings: B = alpha × intensity ÷ mean intensity of active sparse flows, to the nearest whole
-/// number, at most `backwardings_max`; 0 for a sparse one.
+/// number, at most `requeues_max`; 0 for a sparse one.
 pub fn requeue_counts(tenants: &[TenantIntervalMetrics], dense: &[bool], config: &SchedConfig) -> Vec<u32> {
     let sparse = || tenants.iter().zip(dense).filter(|(flow, dense)| !**dense && flow.requests > 0);
     let count = sparse().count();
@@ -103,11 +103,9 @@ mod tests {
 
     #[test]
     fn requeues_are_proportional_to_intensity() {
-        let requeues = |requests: &[u64], alpha: f64, backwardings_max: u32| {
-            let (tenants, config) = (
-                tenants_of(requests),
-                SchedConfig { alpha, requeues_max: backwardings_max, ..SchedConfig::default() },
-            );
+        let requeues = |requests: &[u64], alpha: f64, requeues_max: u32| {
+            let (tenants, config) =
+                (tenants_of(requests), SchedConfig { alpha, requeues_max, ..SchedConfig::default() });
             requeue_counts(&tenants, &classify_dense(&tenants), &config)
         };
         let table: &[(&[u32], &[u64], f64, u32)] = &[

@@ -5,7 +5,7 @@
 //!   none, fair        never                                   -                          -
 //!   round-robin,      a core above T_OL, and                  all                        -
 //!     proportional      most − least above T_LB
-//!   inter             always                                  move_flows                 -
+//!   inter             always                                  migrate_tenants            -
 //!   intra             always                                  -                          dense, B times
 //!   hybrid            always                                  dense                      dense that stay, B times
 //!   auto              LB < T_LB, fair      ─▶ as inter
@@ -19,7 +19,7 @@
 //! "Always" still moves nothing where nothing is to be gained: from a node that is [idle](crate::measure::IDLE), or between
 //! cores that are alike; and no flow is dense where all are alike.
 //!
-//! In a hybrid sparse flows stay where they are and go straight through, whatever `move_flows` says (Algorithm 4). A request
+//! In a hybrid sparse flows stay where they are and go straight through, whatever `migrate_tenants` says (Algorithm 4). A request
 //! of a dense flow that the core's router does not move is one that goes back.
 
 use crate::config::{MigrateTenants, Policy, SchedConfig};

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "CorePlan")]
+    #[should_panic(expected = "CoreMigrations")]
     fn a_plan_that_sends_more_than_there_is_is_a_bug() {
         router(&plan(3, SpreadOrder::RoundRobin, &[(1, 4)]));
     }

@@ -13,7 +13,9 @@ use super::data_points::{DataPoint, DataPoints};
 use crate::child_process::ChildServer;
 use anyhow::{Context, Result, anyhow, bail};
 use octokv_admin::http_client;
-use octokv_admin::scheduling_api::{SchedConfigPatch, SchedulingReport};
+use octokv_admin::scheduling_api::{
+    SCHEDULING_INTERVAL_PATH, SCHEDULING_PATH, SchedConfigPatch, SchedulingReport,
+};
 use octokv_sys::process::set_process_suspended;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -116,7 +118,7 @@ impl NativeNode {
     }
 
     fn set_scheduling(&self, settings: SchedConfigPatch) -> Result<()> {
-        http_client::put(&self.socket, "/v1/scheduling", Some(&settings)).map_err(admin_error)
+        http_client::put(&self.socket, SCHEDULING_PATH, Some(&settings)).map_err(admin_error)
     }
 
     fn set_policy(&self, policy: &str) -> Result<()> {
@@ -169,7 +171,7 @@ impl NativeNode {
         let (mut intervals, give_up) = (Vec::<SchedulingReport>::new(), Instant::now() + INTERVAL_WAIT_MAX);
         while intervals.len() < INTERVALS_SKIPPED + count {
             let interval: SchedulingReport =
-                http_client::get(&self.socket, "/v1/scheduling/window").map_err(admin_error)?;
+                http_client::get(&self.socket, SCHEDULING_INTERVAL_PATH).map_err(admin_error)?;
             if intervals.last().is_none_or(|last| last.number < interval.number) {
                 intervals.push(interval);
             } else if Instant::now() > give_up {
