@@ -3,43 +3,13 @@
 //! In: an entry, the data of its capsule and the time. Out: a [`AdminResult`], and its data in `page`. Event requests and aborts, which
 //! touch the queue itself, are the connection's.
 
-use crate::controller::{Controller, ControllerState, ControllerType};
-use crate::subsystem::Target;
+use crate::admin_context::{AdminContext, AdminResult};
+use crate::controller::{ControllerState, ControllerType};
 use crate::{features, identify, log_pages};
 use octokv_base::Nanos;
 use octokv_wire::fabrics::{ControllerCapabilities, ControllerConfiguration, FabricsCommand, property};
 use octokv_wire::queue_entry::{FABRICS_OPCODE, admin};
 use octokv_wire::{Sqe, Status};
-use std::net::SocketAddr;
-
-/// What an admin command may look at.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AdminContext<'a> {
-    pub target: &'a Target,
-    pub controller: &'a Controller,
-    /// The address that the host has connected to.
-    pub local_address: SocketAddr,
-}
-
-/// How an admin command ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AdminResult {
-    pub status: Status,
-    pub dw0: u32,
-    pub dw1: u32,
-}
-
-impl AdminResult {
-    pub fn success() -> AdminResult {
-        AdminResult::with_dw0(0)
-    }
-    pub fn with_dw0(dw0: u32) -> AdminResult {
-        AdminResult { status: Status::SUCCESS, dw0, dw1: 0 }
-    }
-    pub fn failed(status: Status) -> AdminResult {
-        AdminResult { status, dw0: 0, dw1: 0 }
-    }
-}
 
 /// Does an admin command other than event requests and aborts, which came with `data`; what goes back is put
 /// into `page`.

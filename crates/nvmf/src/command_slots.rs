@@ -13,52 +13,9 @@
 //! storage is used again, so that nothing is allocated once a queue has been as deep as it will be;
 //! `AwaitingBuffer` slots get their buffers in the order in which they came.
 
-use crate::io_commands::PendingCommand;
-use crate::nvm_commands::BlockOp;
+use crate::command_plan::{InFlight, PayloadLayout, PendingCommand};
 use octokv_base::{Buffer, NamespaceId, Nanos};
-use octokv_wire::fabrics::ControllerConfiguration;
 use std::collections::VecDeque;
-
-/// Where bytes of a command's data go in its buffer: the first `split` at the place of the key behind an
-/// engine's record header, the others from `value_at` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PayloadLayout {
-    /// How many bytes of key lead the data.
-    pub key_bytes: u32,
-    /// Where the bytes behind them begin in the buffer.
-    pub value_offset: u32,
-}
-
-impl PayloadLayout {
-    /// For data that is taken as it is.
-    pub const PLAIN: PayloadLayout = PayloadLayout { key_bytes: 0, value_offset: 0 };
-
-    /// Where byte `position` of the data goes, and how many that follow it lie beside it.
-    pub fn locate(&self, position: u32) -> (usize, usize) {
-        if position < self.key_bytes {
-            let at = octokv_base::key::RECORD_HEADER_BYTES + position as usize;
-            (at, (self.key_bytes - position) as usize)
-        } else {
-            ((self.value_offset + (position - self.key_bytes)) as usize, usize::MAX)
-        }
-    }
-
-    /// The buffer that `bytes` of data need.
-    pub fn buffer_bytes(&self, bytes: u32) -> usize {
-        self.value_offset as usize + (bytes - self.key_bytes) as usize
-    }
-
-    /// Copies `data` to where it goes, beginning with its byte `position`.
-    pub fn copy(&self, buffer: &mut [u8], mut position: u32, mut data: &[u8]) {
-        while !data.is_empty() {
-            let (at, run) = self.locate(position);
-            let (now, later) = data.split_at(run.min(data.len()));
-            buffer[at..at + now.len()].copy_from_slice(now);
-            position += now.len() as u32;
-            data = later;
-        }
-    }
-}
 
 /// Data that a host was or will be asked for.
 #[derive(Debug)]
@@ -80,44 +37,6 @@ pub(crate) struct Transfer {
     pub open_bytes: usize,
     /// A data digest was wrong: the command fails once all of its data has passed.
     pub has_bad_digest: bool,
-}
-
-/// What a request at the engine is answered with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum InFlight {
-    /// Store.
-    Store,
-    /// Retrieve, with the host's limit.
-    Retrieve { limit_bytes: u32 },
-    /// Delete; the namespace's configuration rules what a missing key means.
-    Delete { namespace: NamespaceId },
-    /// Exist; only the extension's command tells the value's length.
-    Exist { return_length: bool },
-    /// List, with the host's limit.
-    List { limit_bytes: u32 },
-    /// Flush of a Key Value namespace.
-    Flush,
-    /// Anything on blocks.
-    Blocks(BlockOp),
-    /// The write of CC that shuts the controller down: so many flushes are out, and then, if CC is still
-    /// what it was, it becomes this.
-    ShutDown { flushes_left: u32, cc_before: ControllerConfiguration, cc_written: ControllerConfiguration },
-}
-
-impl InFlight {
-    /// The most bytes of data that the answer brings.
-    fn response_bytes_max(self) -> u64 {
-        match self {
-            InFlight::Retrieve { limit_bytes } | InFlight::List { limit_bytes } => u64::from(limit_bytes),
-            InFlight::Blocks(BlockOp::Read { bytes, .. }) => u64::from(bytes),
-            InFlight::Store
-            | InFlight::Delete { .. }
-            | InFlight::Exist { .. }
-            | InFlight::Flush
-            | InFlight::Blocks(_)
-            | InFlight::ShutDown { .. } => 0,
-        }
-    }
 }
 
 const NO_NAMESPACE: NamespaceId = NamespaceId(0);
@@ -403,7 +322,7 @@ mod tests {
         let transfer = |expected| Transfer {
             namespace: NamespaceId(1),
             namespace_serial: 0,
-            pending: PendingCommand::Block(crate::nvm_commands::PendingNvmCommand::Compare {
+            pending: PendingCommand::Block(crate::command_plan::PendingNvmCommand::Compare {
                 lba: octokv_base::Lba(0),
             }),
             layout: PayloadLayout { key_bytes: 0, value_offset: 64 },
@@ -427,18 +346,5 @@ mod tests {
         slots.release(second);
         slots.release(first);
         assert_eq!((slots.first_waiting(), slots.receiving_bytes()), (None, 0));
-    }
-
-    #[test]
-    fn a_leading_key_is_copied_behind_the_record_header() {
-        let layout = PayloadLayout { key_bytes: 20, value_offset: 128 };
-        let mut buffer = vec![0; layout.buffer_bytes(50)];
-        assert_eq!(buffer.len(), 158);
-        let data: Vec<u8> = (1..=50).collect();
-        layout.copy(&mut buffer, 0, &data[..7]);
-        layout.copy(&mut buffer, 7, &data[7..33]);
-        layout.copy(&mut buffer, 33, &data[33..]);
-        assert_eq!(buffer[48..68], data[..20]);
-        assert_eq!(buffer[128..], data[20..]);
     }
 }

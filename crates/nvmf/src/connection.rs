@@ -21,156 +21,35 @@
 //! the memory held is bounded: slots by the queue's size, buffers by `receive_bytes_max`, replies by
 //! `outbox_bytes_max` plus what is at the engine. Tested in `tests/` of this room.
 
-use crate::command_handler::is_negative_result;
-use crate::command_slots::{CommandSlots, InFlight, SlotState};
-use crate::controller::{Controller, ControllerState};
+mod admin_handler;
+mod command_handler;
+mod pdu_receive;
+mod state;
+mod transfers;
+
+pub use state::{CloseReason, Connection, ReceiveResult, StallReason};
+
+use crate::command_plan::InFlight;
+use crate::command_slots::{CommandSlots, SlotState};
+use crate::controller::ControllerState;
 use crate::counters::CounterSet;
 use crate::io_commands;
 use crate::io_request::{IoRequest, RequestOutcome};
-use crate::namespaces::NamespaceSnapshot;
-use crate::pdu_receive::{DataDigest, ReceiveState};
 use crate::pdu_send::PduWriter;
 use crate::send_buffer::SendBuffer;
 use crate::subsystem::Target;
 use octokv_base::{BufferPool, Nanos};
-use octokv_wire::pdu::{Role, TermReq};
-use octokv_wire::{PduError, Status};
+use octokv_wire::Status;
+use state::{ConnectionState, DataDigest, ReceiveState, is_negative_result};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// How long a connection that we end stays open, so that the host can read why.
-const TERMINATION_LINGER: Nanos = Nanos::from_secs(1);
 /// How often a live connection looks at its controller when nothing comes.
 const CONTROLLER_CHECK_INTERVAL: Nanos = Nanos::from_millis(500);
 /// How often a connection whose transfers wait for buffers looks for some.
 const BUFFER_RETRY_INTERVAL: Nanos = Nanos::from_millis(1);
-/// How long the data of a transfer may stop coming before the connection is given up: its buffers are wanted.
-const TRANSFER_IDLE_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// And how slowly it may come in all, beyond that, in bytes a second.
-const TRANSFER_BYTES_PER_SECOND_MIN: u64 = 256 << 10;
 /// Signs of life are passed on at most this often.
 const ACTIVITY_RECORD_INTERVAL: Nanos = Nanos::from_millis(5);
-
-/// What [`Connection::receive`] did with the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReceiveResult {
-    /// How many bytes of the head were taken; the caller keeps the rest and gives it again.
-    pub consumed_bytes: usize,
-    /// Why a complete command waits although its bytes are here. While this is set, call `receive` with
-    /// the same bytes again each turn, and receive no more from the socket.
-    pub stalled: Option<StallReason>,
-}
-
-/// What a connection waits for before it takes more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StallReason {
-    /// A slot: as many commands as the queue holds are being worked on.
-    Slots,
-    /// A buffer of the pool.
-    Buffers,
-    /// The host, which does not read its replies.
-    SendBuffer,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CloseReason {
-    /// The host sent what must not be.
-    PduError(PduError),
-    /// The host said that we sent what must not be.
-    HostTerminated(TermReq),
-    /// The host disconnected the queue.
-    Disconnected,
-    /// The host did not finish its Connect in time.
-    HandshakeTimeout,
-    /// The host was silent for longer than its keep-alive time.
-    KeepAliveExpired,
-    /// The host announced data and did not send them.
-    TransferTimeout,
-    /// The controller was reset or has ended.
-    ControllerEnded,
-    /// The socket was closed or broke.
-    PeerClosed,
-    /// There are too many connections.
-    ConnectionLimit,
-}
-
-/// Where a connection stands.
-#[derive(Clone, Debug)]
-pub(crate) enum ConnectionState {
-    AwaitIcReq { deadline: Nanos },
-    AwaitConnect { deadline: Nanos },
-    Admin(Arc<Controller>),
-    Discovery(Arc<Controller>),
-    Io(IoQueue),
-    Terminating { deadline: Nanos },
-    Closed,
-}
-
-/// An I/O queue: its controller, and the generation of it that the queue belongs to.
-#[derive(Clone, Debug)]
-pub(crate) struct IoQueue {
-    pub controller: Arc<Controller>,
-    pub id: u16,
-    pub generation: u32,
-    /// Whether the host turned all command sets on.
-    pub all_command_sets: bool,
-}
-
-impl ConnectionState {
-    /// Whether the drawing has an arrow from this to `next`.
-    fn can_transition_to(&self, next: &ConnectionState) -> bool {
-        use ConnectionState::*;
-        match self {
-            AwaitIcReq { .. } => matches!(next, AwaitConnect { .. } | Terminating { .. } | Closed),
-            AwaitConnect { .. } => {
-                matches!(next, Admin(_) | Discovery(_) | Io(_) | Terminating { .. } | Closed)
-            }
-            Admin(_) | Discovery(_) | Io(_) => matches!(next, Terminating { .. } | Closed),
-            Terminating { .. } => matches!(next, Closed),
-            Closed => false,
-        }
-    }
-
-    pub fn controller(&self) -> Option<&Arc<Controller>> {
-        match self {
-            ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => Some(controller),
-            ConnectionState::Io(queue) => Some(&queue.controller),
-            ConnectionState::AwaitIcReq { .. }
-            | ConnectionState::AwaitConnect { .. }
-            | ConnectionState::Terminating { .. }
-            | ConnectionState::Closed => None,
-        }
-    }
-}
-
-/// One TCP connection.
-#[derive(Debug)]
-pub struct Connection {
-    pub(crate) target: Arc<Target>,
-    /// The namespaces as last looked at.
-    pub(crate) namespaces: Arc<NamespaceSnapshot>,
-    pub(crate) local_address: SocketAddr,
-    peer_address: SocketAddr,
-    state: ConnectionState,
-    pub(crate) receive_state: ReceiveState,
-    pub(crate) data_digest: DataDigest,
-    pub(crate) pdu_writer: PduWriter,
-    pub(crate) slots: CommandSlots,
-    pub(crate) counters: CounterSet,
-    /// Where pages of admin commands are made.
-    pub(crate) page_buffer: Vec<u8>,
-    close_reason: Option<CloseReason>,
-    host_nqn: Option<String>,
-    /// How the last Connect was refused.
-    pub(crate) connect_error: Option<Status>,
-    /// Within the bound of connections.
-    pub(crate) within_connection_limit: bool,
-    /// The pool, while transfers wait for buffers of it.
-    pub(crate) buffer_wait_pool: Option<BufferPool>,
-    pub(crate) last_tick_at: Nanos,
-    last_activity_at: Nanos,
-}
 
 impl Connection {
     /// A connection that was just accepted on `local` from `peer`.
@@ -326,20 +205,6 @@ impl Connection {
         self.flush_counters();
     }
 
-    /// Whether data that was asked for does not come, or so slowly that its buffers are held for nothing: a host that
-    /// sends a byte now and then, or other commands, holds them no longer than one that sends nothing. What was asked for
-    /// before has its time, too: it is over when the last data comes, and was in its way.
-    fn has_late_transfer(&self, now: Nanos) -> bool {
-        let (is_silent, bytes) =
-            (now.since(self.last_activity_at) >= TRANSFER_IDLE_TIMEOUT, self.slots.receiving_bytes());
-        self.slots.open_transfers().any(|transfer| {
-            let bytes = transfer.open_bytes.max(bytes) as u64;
-            let whole =
-                TRANSFER_IDLE_TIMEOUT + Nanos::from_millis(bytes * 1000 / TRANSFER_BYTES_PER_SECOND_MIN);
-            is_silent || now.since(transfer.requested_at) >= whole
-        })
-    }
-
     /// When [`Connection::tick`] must be called at the latest.
     pub fn next_deadline(&self) -> Nanos {
         match &self.state {
@@ -399,70 +264,9 @@ impl Connection {
         self.connect_error
     }
 
-    /// Keeps what the host calls itself, connected or not.
-    pub(crate) fn set_host_nqn(&mut self, nqn: &str) {
-        if self.host_nqn.as_deref() != Some(nqn) {
-            self.host_nqn = Some(nqn.to_owned());
-        }
-    }
-
     /// The host's address.
     pub fn peer_address(&self) -> SocketAddr {
         self.peer_address
-    }
-
-    pub(crate) fn state(&self) -> &ConnectionState {
-        &self.state
-    }
-
-    /// The one door through which the state changes.
-    pub(crate) fn set_state(&mut self, next: ConnectionState) {
-        assert!(self.state.can_transition_to(&next), "{:?} -> {next:?}", self.state);
-        self.flush_counters();
-        if let Some(controller) = next.controller() {
-            let nqn = controller.host.nqn.clone();
-            self.connect_error = None;
-            self.set_host_nqn(&nqn);
-        }
-        match std::mem::replace(&mut self.state, next) {
-            ConnectionState::Admin(controller) | ConnectionState::Discovery(controller) => {
-                controller.terminate(ControllerState::Disconnected);
-                self.target.unregister_controller(&controller);
-            }
-            ConnectionState::Io(queue) => queue.controller.disconnect_queue(queue.id, queue.generation),
-            ConnectionState::AwaitIcReq { .. }
-            | ConnectionState::AwaitConnect { .. }
-            | ConnectionState::Terminating { .. }
-            | ConnectionState::Closed => {}
-        }
-        if matches!(self.state, ConnectionState::Terminating { .. } | ConnectionState::Closed) {
-            self.receive_state = ReceiveState::Head;
-            self.buffer_wait_pool = None;
-            self.slots.release_all_but_in_flight();
-        }
-    }
-
-    /// Ends the connection at once. What is in the outbox may still be sent.
-    pub(crate) fn close(&mut self, reason: CloseReason) {
-        self.close_reason.get_or_insert(reason);
-        if !self.is_closed() {
-            self.set_state(ConnectionState::Closed);
-        }
-    }
-
-    /// Ends the connection because of what the host sent, and says so; `quoted` is where the bad PDU
-    /// begins.
-    pub(crate) fn terminate(&mut self, now: Nanos, error: PduError, rejected_pdu: &[u8]) {
-        self.counters.transport_faults += 1;
-        let request = TermReq::for_error(&error);
-        self.pdu_writer.send_buffer.append(|out| request.encode(Role::Controller, rejected_pdu, out));
-        self.close_after_drain(now, CloseReason::PduError(error));
-    }
-
-    /// Ends the connection once the host has had time to read what is in the outbox.
-    pub(crate) fn close_after_drain(&mut self, now: Nanos, reason: CloseReason) {
-        self.close_reason.get_or_insert(reason);
-        self.set_state(ConnectionState::Terminating { deadline: now + TERMINATION_LINGER });
     }
 
     /// Looks at what became of the controller, perhaps by another core.
@@ -492,14 +296,6 @@ impl Connection {
                 controller.record_activity(now);
             }
         }
-    }
-
-    fn flush_counters(&mut self) {
-        let mut counters = self.counters;
-        if let Some(controller) = self.state.controller() {
-            controller.counters.add_and_reset(&mut counters);
-        }
-        self.target.counters.add_and_reset(&mut self.counters);
     }
 }
 

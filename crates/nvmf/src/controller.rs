@@ -20,9 +20,9 @@
 //! queue identifier is connected twice.
 
 use crate::async_events::AsyncEventState;
-use crate::config::{NamespaceInfo, NamespaceKind};
 use crate::counters::SharedCounters;
-use crate::features::FeatureValues;
+use crate::feature_values::FeatureValues;
+use crate::namespace_info::{NamespaceInfo, NamespaceKind};
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::Status;
 use octokv_wire::fabrics::{ControllerConfiguration, ControllerStatus};

@@ -3,23 +3,12 @@
 //! Nothing is saved over a restart: Set with the save bit is refused. A feature that is not in the table
 //! is an invalid field.
 
-use crate::admin_commands::{AdminContext, AdminResult};
-use crate::config::NamespaceInfo;
+use crate::admin_context::{AdminContext, AdminResult};
 use crate::controller::ControllerType;
+use crate::namespace_info::NamespaceInfo;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::queue_entry::{csi, feature};
 use octokv_wire::{Sqe, Status, log_page};
-
-/// Values of features that only their own Get reads.
-#[derive(Debug, Default)]
-pub(crate) struct FeatureValues {
-    arbitration: u32,
-    error_recovery: u32,
-    write_atomicity: u32,
-    temperature: u32,
-    /// What the host says of itself: bytes 0 to 2 of host behaviour support.
-    host_behavior: [u8; 3],
-}
 
 /// The extended host identifier: data of feature 81h.
 const HOST_ID_BYTES: u32 = 16;

@@ -1,10 +1,10 @@
 //! Identify: what a controller and its namespaces say of themselves, as Linux and SPDK need it.
 
-use crate::admin_commands::AdminContext;
-use crate::config::{NamespaceInfo, NamespaceKind};
+use crate::admin_context::AdminContext;
 use crate::controller::{ControllerType, is_namespace_visible};
 use crate::error_log;
-use crate::namespaces::ANA_GROUPS_MAX;
+use crate::namespace_info::ANA_GROUPS_MAX;
+use crate::namespace_info::{NamespaceInfo, NamespaceKind};
 use octokv_wire::identify::{
     self as page, IdentifyRequest, NamespaceDescriptor, cns, controller_type, encode_text, oncs,
 };

@@ -7,30 +7,14 @@
 //! Statuses are those of the KV command set (1.1), table by table; hosts that round CDW10 up or leave
 //! junk in reserved fields are served.
 
-use crate::command_slots::{InFlight, PayloadLayout};
-use crate::config::NamespaceInfo;
-use crate::io_commands::{CommandAction, CommandContext, CommandPlan, CommandResult, PendingCommand};
-use crate::io_request::{RequestOperation, RequestOutcome, StoreMode};
+use crate::command_plan::{
+    CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PayloadLayout, PendingCommand,
+    PendingKvCommand,
+};
+use crate::io_request::{RequestOperation, RequestOutcome};
+use crate::namespace_info::NamespaceInfo;
 use octokv_base::{Buffer, Key, NamespaceId, key::RECORD_HEADER_BYTES, value_offset};
 use octokv_wire::{Sqe, Status, kv, vendor};
-
-/// What a command whose data is under way will be.
-#[derive(Debug)]
-pub(crate) enum PendingKvCommand {
-    /// A Store whose key came with the entry.
-    Store { key: Key, mode: StoreMode, value_bytes: u32 },
-    /// A command of the extension: its key leads its data.
-    Vendor { command: vendor::VendorCommand },
-}
-
-impl PendingKvCommand {
-    pub fn needs_owned_buffer(&self) -> bool {
-        match self {
-            PendingKvCommand::Store { .. } => true,
-            PendingKvCommand::Vendor { command } => matches!(command, vendor::VendorCommand::Store { .. }),
-        }
-    }
-}
 
 /// The plan for an entry on a Key Value namespace.
 #[inline]

@@ -3,11 +3,11 @@
 //! Pages are built whole, which is rare and small, and cut at the offset that the host asked for. What a
 //! host asks for is bounded by the longest transfer.
 
-use crate::admin_commands::AdminContext;
-use crate::config::NamespaceInfo;
+use crate::admin_context::AdminContext;
 use crate::controller::{ControllerType, is_namespace_visible};
 use crate::features;
 use crate::health::SPARE_THRESHOLD_PERCENT;
+use crate::namespace_info::NamespaceInfo;
 use octokv_base::NamespaceId;
 use octokv_wire::discovery::{self, DiscoveryEntry, SubsystemKind};
 use octokv_wire::log_page::{self, AnaGroup, CommandEffectsLog, HealthLog, LogPageRequest, id};

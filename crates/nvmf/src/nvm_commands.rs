@@ -6,55 +6,17 @@
 //! Statuses are those of the NVM command set (1.1). Fields that say nothing here (protection, hints,
 //! streams, limited retry) are let pass; a fused command is refused, since half of it would be wrong.
 
-use crate::command_slots::{InFlight, PayloadLayout};
-use crate::io_commands::{CommandAction, CommandContext, CommandPlan, CommandResult, PendingCommand};
+use crate::command_plan::{
+    BlockOp, CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PayloadLayout,
+    PendingCommand, PendingNvmCommand,
+};
 use crate::io_request::{LbaRange, RequestOperation, RequestOutcome};
-use octokv_base::{Buffer, Lba};
+use octokv_base::Buffer;
 use octokv_wire::nvm::{self, NvmCommand, RANGE_BYTES};
 use octokv_wire::{SglKind, Sqe, Status};
 
 /// The bits of an entry's flags that make it half of a fused command.
 const FUSE_BITS: u8 = 3;
-
-/// What a command whose data is under way will be.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum PendingNvmCommand {
-    /// Write.
-    Write { lba: Lba, force_unit_access: bool },
-    /// Compare.
-    Compare { lba: Lba },
-    /// Dataset Management that gives ranges back, of a namespace of so many blocks.
-    Deallocate { blocks: u64 },
-}
-
-impl PendingNvmCommand {
-    pub fn needs_owned_buffer(self) -> bool {
-        !matches!(self, PendingNvmCommand::Deallocate { .. })
-    }
-}
-
-/// What a request at the engine does to blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BlockOp {
-    /// Read, so many bytes.
-    Read { lba: Lba, bytes: u32 },
-    /// Compare or Verify.
-    Check { lba: Lba },
-    /// Write, Write Zeroes or Deallocate.
-    Modify { lba: Lba },
-    /// Flush.
-    Flush,
-}
-
-impl BlockOp {
-    /// The first block that it is about.
-    pub fn lba(self) -> Lba {
-        match self {
-            BlockOp::Read { lba, .. } | BlockOp::Check { lba } | BlockOp::Modify { lba } => lba,
-            BlockOp::Flush => Lba(0),
-        }
-    }
-}
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 const LBA_OUT_OF_RANGE: Status = Status::LBA_OUT_OF_RANGE.do_not_retry();

@@ -4,11 +4,11 @@
 //! change concerns. Requests that are out already are not touched: they complete as they would have.
 
 use crate::async_events::AsyncEvent;
-use crate::config::NamespaceInfo;
 use crate::controller::{Controller, ControllerState, ControllerType};
 use crate::health::HealthStatus;
 use crate::host_acl::HostAcl;
-use crate::namespaces::{NamespaceExists, NamespaceSnapshot};
+use crate::namespace_directory::{NamespaceExists, NamespaceSnapshot};
+use crate::namespace_info::NamespaceInfo;
 use crate::subsystem::{DiscoveryAddresses, Target};
 use octokv_base::NamespaceId;
 use octokv_wire::log_page::AnaState;
@@ -65,7 +65,7 @@ impl Target {
     /// Changes the access to the namespaces of a group. Connected hosts hear of it.
     ///
     /// # Panics
-    /// When the group is not one of 1 to [`ANA_GROUPS_MAX`](crate::namespaces::ANA_GROUPS_MAX).
+    /// When the group is not one of 1 to [`ANA_GROUPS_MAX`](crate::ANA_GROUPS_MAX).
     pub fn set_ana_state(&self, group: u32, state: AnaState) {
         if self.namespace_directory.set_ana_state(group, state) {
             self.for_each_controller(ControllerType::Io, |controller| {

@@ -7,13 +7,14 @@
 //! Invariants: controllers, controllers per host and connections never exceed the settings; a
 //! controller's identifier is unique among those that live.
 
-use crate::config::{NamespaceInfo, SubsystemConfig};
+use crate::config::SubsystemConfig;
 use crate::controller::{Controller, ControllerState, ControllerType, HostIdentity};
 use crate::counters::{CounterSet, SharedCounters};
 use crate::error_log::ErrorLog;
 use crate::health::HealthStatus;
 use crate::host_acl::HostAcl;
-use crate::namespaces::NamespaceDirectory;
+use crate::namespace_directory::NamespaceDirectory;
+use crate::namespace_info::NamespaceInfo;
 use octokv_base::Nanos;
 use octokv_base::map::FxHashMap;
 use octokv_wire::fabrics::{self, Connect, ConnectData, InvalidConnectNqn, NEW_CONTROLLER};

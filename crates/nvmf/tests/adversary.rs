@@ -4,8 +4,7 @@ mod common;
 
 use common::{adversary, target};
 use octokv_base::{BufferPool, Nanos, Prng};
-use octokv_nvmf::Connection;
-use octokv_nvmf::counters::SharedCounters;
+use octokv_nvmf::{Connection, SharedCounters};
 
 #[test]
 fn scripts_of_sound_and_spoiled_pdus_never_panic_and_lose_no_buffer() {

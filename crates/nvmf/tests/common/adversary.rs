@@ -13,8 +13,9 @@
 
 use super::script::{self, Script};
 use super::*;
-use octokv_nvmf::controller::{ControllerState, ControllerType};
-use octokv_nvmf::{AnaState, ControllerReport, CounterSet, HealthStatus, HostAcl};
+use octokv_nvmf::{
+    AnaState, ControllerReport, ControllerState, ControllerType, CounterSet, HealthStatus, HostAcl,
+};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::LazyLock;

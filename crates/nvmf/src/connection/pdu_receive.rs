@@ -12,43 +12,19 @@
 //! longest capsule; a PDU that cannot be worked on now is not taken at all. Data is never in the way of
 //! a stall, since it frees what others wait for.
 
-use crate::connection::{CloseReason, Connection, ConnectionState, ReceiveResult, StallReason};
+use super::state::{
+    Capsule, CloseReason, Connection, ConnectionState, DataDigest, ReceiveResult, ReceiveState, StallReason,
+};
 use crate::io_request::IoRequest;
-use octokv_base::{BufferPool, Crc32c, Nanos, crc32c};
+use octokv_base::{BufferPool, Nanos, crc32c};
 use octokv_wire::pdu::{
     ADMIN_CAPSULE_DATA_BYTES, DIGEST_BYTES, DataHeader, IcResponse, NegotiatedParams, PduHeader, PduLayout,
     PduType, Role, UncheckedCommonHeader, UncheckedIc,
 };
 use octokv_wire::{PduError, Status};
 
-/// Where in a PDU the next byte is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ReceiveState {
-    /// At its beginning.
-    Head,
-    /// In the data of an H2CData for this slot; `left` bytes of it are to come, a digest perhaps behind.
-    Data { slot: u16, left: u32, has_digest: bool },
-    /// At the digest behind that data, which must be this.
-    Digest { slot: u16, computed: u32 },
-}
-
-/// The digest of the data of the H2CData under way, as far as it is here.
-pub(crate) struct DataDigest(Crc32c);
-
-impl DataDigest {
-    pub fn new() -> DataDigest {
-        DataDigest(Crc32c::new())
-    }
-}
-
-impl std::fmt::Debug for DataDigest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("DataDigest")
-    }
-}
-
 /// What one step did with the head of the bytes.
-pub(crate) enum ReceiveStep {
+pub(super) enum ReceiveStep {
     /// Took so many of them, at least one.
     Consumed(usize),
     /// Needs more of them.
@@ -57,17 +33,8 @@ pub(crate) enum ReceiveStep {
     Stalled(StallReason),
 }
 
-/// A command's capsule behind its entry.
-#[derive(Clone, Copy)]
-pub(crate) struct Capsule<'a> {
-    /// The data in it.
-    pub data: &'a [u8],
-    /// The data's digest was wrong.
-    pub has_bad_digest: bool,
-}
-
 impl Connection {
-    pub(crate) fn receive_pdus(
+    pub(super) fn receive_pdus(
         &mut self,
         now: Nanos,
         bytes: &[u8],
@@ -85,23 +52,6 @@ impl Connection {
         };
         self.update_buffer_wait_pool(pool);
         ReceiveResult { consumed_bytes, stalled }
-    }
-
-    /// Keeps the pool at hand while a transfer waits for a buffer of it.
-    fn update_buffer_wait_pool(&mut self, pool: &BufferPool) {
-        let is_waiting = self.slots.first_waiting().is_some();
-        if is_waiting != self.buffer_wait_pool.is_some() {
-            self.buffer_wait_pool = is_waiting.then(|| pool.clone());
-        }
-    }
-
-    /// Asks for data that waited for buffers, where there are some now.
-    #[inline]
-    pub(crate) fn grant_waiting_transfers(&mut self) {
-        if let Some(pool) = self.buffer_wait_pool.take() {
-            self.grant_transfers(&pool);
-            self.update_buffer_wait_pool(&pool);
-        }
     }
 
     fn receive_step(
@@ -328,7 +278,7 @@ impl Connection {
         }
     }
 
-    pub(crate) fn current_payload_buffer(&mut self) -> Option<&mut [u8]> {
+    pub(super) fn current_payload_buffer(&mut self) -> Option<&mut [u8]> {
         let ReceiveState::Data { slot, left, .. } = self.receive_state else { return None };
         let (_, transfer, buffer) = self.slots.receiving(slot)?;
         let (at, run) = transfer.layout.locate(transfer.received_bytes);
@@ -336,7 +286,7 @@ impl Connection {
         buffer.get_mut(at..at + room)
     }
 
-    pub(crate) fn advance_payload(&mut self, count: usize, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
+    pub(super) fn advance_payload(&mut self, count: usize, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
         let ReceiveState::Data { slot, has_digest, .. } = self.receive_state else {
             panic!("{count} bytes were received into no landing");
         };
@@ -362,61 +312,5 @@ impl Connection {
             self.submit_received(slot, requests);
         }
         self.grant_transfers(pool);
-    }
-
-    /// Gives buffers to the transfers that wait for them, in turn, and asks for their data.
-    pub(crate) fn grant_transfers(&mut self, pool: &BufferPool) {
-        let share = self.target.config().receive_bytes_max;
-        while let Some((slot, bytes)) = self.slots.first_waiting() {
-            if !can_grant(
-                bytes,
-                self.slots.receiving_bytes(),
-                share,
-                pool.in_use_bytes(),
-                pool.budget_bytes(),
-            ) {
-                return;
-            }
-            let Some(buffer) = pool.take(bytes) else { return };
-            let (command_id, expected) = self.slots.start_receiving(slot, buffer, self.last_tick_at);
-            self.pdu_writer.write_r2t(command_id, slot, expected);
-        }
-    }
-}
-
-/// What transfers may take of a pool of this budget: the rest is for commands that wait for nothing but
-/// the engine, so that these always end, and no connection waits with its own data behind such a command.
-pub(crate) const fn transfer_budget(budget_bytes: usize, is_first: bool) -> usize {
-    budget_bytes - budget_bytes / if is_first { 8 } else { 4 }
-}
-
-/// Whether a connection with `open` bytes of transfers under way, of its `share`, may begin one more when
-/// `out` bytes of the pool's budget are in use. An unused pool grants any.
-fn can_grant(bytes: usize, open: usize, share: usize, out: usize, budget: usize) -> bool {
-    let is_first = open == 0;
-    let within_share = is_first || open + bytes <= share;
-    within_share && (out == 0 || out + bytes <= transfer_budget(budget, is_first))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn transfers_are_granted_within_the_share_and_leave_a_rest_of_the_pool() {
-        let table = [
-            // want, bytes, open, share, out, budget
-            (true, 10, 0, 5, 0, 80), // The first may exceed the share.
-            (true, 10, 20, 30, 20, 80),
-            (false, 11, 20, 30, 20, 80),
-            (true, 10, 10, 99, 50, 80),
-            (false, 11, 10, 99, 50, 80), // A quarter of the pool is left.
-            (true, 10, 0, 99, 60, 80),
-            (false, 11, 0, 99, 60, 80), // An eighth, when it is the connection's first.
-            (true, 90, 0, 99, 0, 80),   // The pool itself refuses this one.
-        ];
-        for (want, bytes, open, share, out, budget) in table {
-            assert_eq!(can_grant(bytes, open, share, out, budget), want, "{bytes} {open} {share} {out}");
-        }
     }
 }

@@ -7,7 +7,7 @@
 //! Invariants: identifiers rise and are unique, and so are NGUIDs; a namespace that takes the identifier of one that
 //! was removed has another serial number; every namespace's group is in the directory.
 
-use crate::config::NamespaceInfo;
+use crate::namespace_info::{ANA_GROUPS_MAX, NamespaceInfo};
 use octokv_base::NamespaceId;
 use octokv_wire::Status;
 use octokv_wire::log_page::AnaState;
@@ -15,9 +15,6 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The highest identifier of a group of asymmetric access, and how many there may be.
-pub const ANA_GROUPS_MAX: u32 = 32;
 
 /// A namespace was not added: its identifier or its NGUID is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,7 +219,7 @@ impl NamespaceDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::NamespaceKind;
+    use crate::namespace_info::NamespaceKind;
 
     fn info(id: u32, ana_group: u32) -> NamespaceInfo {
         NamespaceInfo {
