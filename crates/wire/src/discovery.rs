@@ -1,8 +1,8 @@
-//! The discovery log page: where a host finds subsystems (NVMe Base 2.1, 5.1.12.3.1; log 70h).
+//! The discovery log page: addresses of subsystems (NVMe Base 2.1, 5.1.12.3.1; log 70h).
 //!
 //! ```text
 //! 0     generation u64   8 records u64   16 format u16 = 0                       1024 B
-//! 1024  each entry: 0 transport 1 family 2 kind 3 requirements 4 port u16 6 controller u16
+//! 1024  each entry: 0 transport 1 family 2 subtype 3 requirements 4 port u16 6 controller u16
 //!       8 admin entries u16  10 flags u16  32 service [32]  256 subsystem [256]  512 address [256]  768 security  1024 B
 //! ```
 
@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use zerocopy::byteorder::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of the header and of each entry.
+/// Length of the header and of each entry, in bytes.
 pub const RECORD_BYTES: usize = 1024;
 const TRANSPORT_TCP: u8 = 3;
 const FAMILY_IPV4: u8 = 1;
@@ -20,12 +20,12 @@ const FAMILY_IPV6: u8 = 2;
 const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
 const DYNAMIC_CONTROLLER: u16 = 0xffff;
 const ADMIN_QUEUE_ENTRIES: u16 = 32;
-/// EFLAGS bit DUPRETINFO: every entry with it tells the same.
+/// EFLAGS bit DUPRETINFO: every entry with this bit returns the same information.
 const EFLAGS_DUPRETINFO: u16 = 1 << 0;
-/// EFLAGS bit EPCSD: the discovery controller takes a keep-alive time and stays.
+/// EFLAGS bit EPCSD: the discovery controller supports persistent connections with a keep alive timeout.
 const EFLAGS_EPCSD: u16 = 1 << 1;
 
-/// What an entry refers to (SUBTYPE).
+/// Subsystem type of an entry (SUBTYPE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SubsystemKind {
@@ -40,13 +40,13 @@ pub enum SubsystemKind {
 /// One entry: a subsystem at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryEntry {
-    /// What it refers to.
+    /// Subsystem type.
     pub kind: SubsystemKind,
-    /// The subsystem's name.
+    /// NQN of the subsystem.
     pub subsystem: String,
-    /// Where it listens.
+    /// Transport address.
     pub address: SocketAddr,
-    /// Which port of the subsystem.
+    /// Port of the subsystem (PORTID).
     pub port_id: u16,
 }
 
@@ -84,7 +84,7 @@ const _: () = assert!(offset_of!(EntryLayout, service) == 32);
 const _: () = assert!(offset_of!(EntryLayout, subsystem) == 256);
 const _: () = assert!(offset_of!(EntryLayout, security) == 768);
 
-/// The whole page, to be cut by [`crate::log::window`].
+/// Encodes the whole page; [`crate::log_page::copy_from_offset`] cuts out the requested part.
 pub fn encode(generation: u64, entries: &[DiscoveryEntry]) -> Vec<u8> {
     let mut header = HeaderLayout::new_zeroed();
     header.generation = U64::new(generation);
@@ -104,31 +104,31 @@ pub fn encode(generation: u64, entries: &[DiscoveryEntry]) -> Vec<u8> {
             SubsystemKind::Current => EFLAGS_DUPRETINFO | EFLAGS_EPCSD,
             SubsystemKind::Referral | SubsystemKind::Storage => 0,
         });
-        crate::identify::encode_text(&mut layout.service, &entry.address.port().to_string());
+        crate::identify_page::encode_text(&mut layout.service, &entry.address.port().to_string());
         layout.subsystem = nqn::encode(&entry.subsystem);
-        crate::identify::encode_text(&mut layout.address, &entry.address.ip().to_string());
+        crate::identify_page::encode_text(&mut layout.address, &entry.address.ip().to_string());
         page.extend_from_slice(layout.as_bytes());
     }
     page
 }
 
-/// What the header of a page says.
+/// Header of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscoveryHeader {
-    /// Changes with every change of the page.
+    /// Generation counter: it changes with every change of the page.
     pub generation: u64,
-    /// How many entries there are.
+    /// Number of entries.
     pub records: u64,
 }
 
-/// The header at the start of `page`, or `None` when it is short or of a format that is not 0.
+/// Decodes the header of `page`; `None` if it is truncated or of a format other than 0.
 pub fn decode_header(page: &[u8]) -> Option<DiscoveryHeader> {
     let (header, _) = HeaderLayout::ref_from_prefix(page).ok()?;
     let known = header.format.get() == 0;
     known.then(|| DiscoveryHeader { generation: header.generation.get(), records: header.records.get() })
 }
 
-/// The entries of a page that are subsystems at a TCP address; others are passed over.
+/// Iterates over the entries with a known subsystem type and a valid TCP address; skips all others.
 pub fn decode_entries(page: &[u8]) -> impl Iterator<Item = DiscoveryEntry> + '_ {
     let records = decode_header(page).map_or(0, |s| usize::try_from(s.records).unwrap_or(usize::MAX));
     let bodies = page.get(RECORD_BYTES..).unwrap_or_default().chunks_exact(RECORD_BYTES);
@@ -146,8 +146,8 @@ fn decode_entry(bytes: &[u8]) -> Option<DiscoveryEntry> {
     if layout.transport != TRANSPORT_TCP {
         return None;
     }
-    let ip: IpAddr = crate::identify::decode_text(&layout.address).parse().ok()?;
-    let port: u16 = crate::identify::decode_text(&layout.service).parse().ok()?;
+    let ip: IpAddr = crate::identify_page::decode_text(&layout.address).parse().ok()?;
+    let port: u16 = crate::identify_page::decode_text(&layout.service).parse().ok()?;
     let subsystem = nqn::decode(&layout.subsystem).ok()?.to_string();
     Some(DiscoveryEntry {
         kind,

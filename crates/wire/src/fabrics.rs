@@ -29,42 +29,42 @@ pub mod fctype {
     pub const DISCONNECT: u8 = 0x08;
 }
 
-/// Controller properties, by offset.
+/// Offsets of controller properties.
 pub mod property {
-    /// Capabilities, 8 B.
+    /// Controller capabilities, 8 B.
     pub const CAP: u32 = 0x00;
     /// Version, 4 B.
     pub const VS: u32 = 0x08;
-    /// Configuration, 4 B.
+    /// Controller configuration, 4 B.
     pub const CC: u32 = 0x14;
-    /// Status, 4 B.
+    /// Controller status, 4 B.
     pub const CSTS: u32 = 0x1c;
-    /// Subsystem reset, 4 B.
+    /// NVM subsystem reset, 4 B.
     pub const NSSR: u32 = 0x20;
-    /// Ready timeouts, 4 B.
+    /// Controller ready timeouts, 4 B.
     pub const CRTO: u32 = 0x68;
 }
 
-/// Bytes of the data of Connect.
+/// Length of the data of Connect, in bytes.
 pub const CONNECT_DATA_BYTES: usize = 1024;
-/// The controller id that asks for a new controller.
+/// Controller id of a Connect that requests a new controller.
 pub const NEW_CONTROLLER: u16 = 0xffff;
 
-/// Capabilities (CAP), as far as they are used here.
+/// The fields of Controller Capabilities (CAP) that octokv uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerCapabilities {
-    /// The most entries of a queue, 2 to 65536.
+    /// Maximum number of entries of a queue (MQES), 2 to 65536.
     pub queue_entries_max: u32,
-    /// How long becoming ready may take, in units of 500 ms.
+    /// Maximum time until CSTS.RDY, in units of 500 ms.
     pub ready_timeout_half_seconds: u8,
-    /// The NVM command set is supported.
+    /// Whether the NVM command set is supported.
     pub nvm: bool,
-    /// I/O command sets are chosen by CC.CSS = 110b.
+    /// Whether CC.CSS = 110b selects all supported I/O command sets.
     pub command_sets: bool,
 }
 
 impl ControllerCapabilities {
-    /// As the property's value.
+    /// Encodes the property's value.
     pub fn encode(&self) -> u64 {
         let entries = u64::from(self.queue_entries_max.clamp(2, 65536) - 1);
         let contiguous = 1 << 16;
@@ -74,7 +74,7 @@ impl ControllerCapabilities {
         entries | contiguous | timeout | nvm | sets
     }
 
-    /// Of the property's value.
+    /// Decodes the property's value.
     pub fn decode(cap: u64) -> ControllerCapabilities {
         ControllerCapabilities {
             queue_entries_max: (cap & 0xffff) as u32 + 1,
@@ -85,33 +85,33 @@ impl ControllerCapabilities {
     }
 }
 
-/// Controller configuration (CC). Every value is possible.
+/// Controller configuration (CC). Every value is valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerConfiguration(pub u32);
 
 impl ControllerConfiguration {
     /// Enabled, all supported I/O command sets, 4 KiB pages, entry sizes 64 and 16 B.
     pub const ENABLED: ControllerConfiguration = ControllerConfiguration(1 | 0b110 << 4 | 6 << 16 | 4 << 20);
-    /// Enabled, NVM command set only: what a host uses on a discovery controller.
+    /// Enabled, NVM command set only, as hosts set it on a discovery controller.
     pub const ENABLED_NVM: ControllerConfiguration = ControllerConfiguration(1 | 6 << 16 | 4 << 20);
 
-    /// EN.
+    /// Enable bit (EN).
     pub fn is_enabled(self) -> bool {
         self.0 & 1 != 0
     }
-    /// CSS: 000b NVM, 110b all supported I/O command sets, 111b admin only.
+    /// I/O command set selected (CSS): 000b NVM, 110b all supported I/O command sets, 111b admin only.
     pub fn command_set(self) -> u8 {
         (self.0 >> 4) as u8 & 7
     }
-    /// MPS: the memory page size is 2^(12 + this) bytes.
+    /// Memory page size (MPS): 2^(12 + this) bytes.
     pub fn mps(self) -> u8 {
         (self.0 >> 7) as u8 & 15
     }
-    /// SHN: 0 none, 1 normal, 2 abrupt shutdown.
+    /// Shutdown notification (SHN): 0 none, 1 normal, 2 abrupt shutdown.
     pub fn shn(self) -> u8 {
         (self.0 >> 14) as u8 & 3
     }
-    /// The same with a normal shutdown asked for.
+    /// The same configuration with a normal shutdown notification.
     pub fn with_shutdown(self) -> ControllerConfiguration {
         ControllerConfiguration(self.0 & !(3 << 14) | 1 << 14)
     }
@@ -120,20 +120,20 @@ impl ControllerConfiguration {
 /// Controller status (CSTS).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerStatus {
-    /// RDY.
+    /// Ready (RDY).
     pub ready: bool,
-    /// CFS: a fatal error.
+    /// Controller fatal status (CFS).
     pub fatal: bool,
-    /// SHST: 0 none, 1 under way, 2 complete.
+    /// Shutdown status (SHST): 0 none, 1 in progress, 2 complete.
     pub shutdown: u8,
 }
 
 impl ControllerStatus {
-    /// As the property's value.
+    /// Encodes the property's value.
     pub fn encode(self) -> u32 {
         u32::from(self.ready) | u32::from(self.fatal) << 1 | u32::from(self.shutdown & 3) << 2
     }
-    /// Of the property's value.
+    /// Decodes the property's value.
     pub fn decode(csts: u32) -> ControllerStatus {
         ControllerStatus { ready: csts & 1 != 0, fatal: csts & 2 != 0, shutdown: (csts >> 2) as u8 & 3 }
     }
@@ -142,29 +142,29 @@ impl ControllerStatus {
 /// One Fabrics command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FabricsCommand {
-    /// Connect a queue.
+    /// Connects a queue.
     Connect(Connect),
-    /// Read a property.
+    /// Reads a property.
     PropertyGet {
-        /// Which.
+        /// Offset of the property, in bytes.
         offset: u32,
-        /// Eight bytes instead of four.
+        /// Whether the property has eight bytes instead of four.
         is_64_bit: bool,
     },
-    /// Write a property.
+    /// Writes a property.
     PropertySet {
-        /// Which.
+        /// Offset of the property, in bytes.
         offset: u32,
-        /// Eight bytes instead of four.
+        /// Whether the property has eight bytes instead of four.
         is_64_bit: bool,
-        /// The new value.
+        /// New value of the property.
         value: u64,
     },
-    /// Disconnect an I/O queue.
+    /// Disconnects an I/O queue.
     Disconnect,
-    /// Authentication Send.
+    /// Authentication Send; not supported by octokv.
     AuthenticationSend,
-    /// Authentication Receive.
+    /// Authentication Receive; not supported by octokv.
     AuthenticationReceive,
 }
 
@@ -173,17 +173,17 @@ pub enum FabricsCommand {
 pub struct Connect {
     /// Record format: 0.
     pub format: u16,
-    /// The queue: 0 admin.
+    /// Queue identifier: 0 for the admin queue.
     pub queue_id: u16,
-    /// Entries of the submission queue, at least 1 as encoded (a queue has at least 2).
+    /// Entries of the submission queue: at least 1 as encoded (a queue has at least 2).
     pub entries: u32,
-    /// Attributes: bit 2 turns submission queue flow control off.
+    /// Attributes: bit 2 disables submission queue flow control.
     pub attributes: u8,
-    /// Keep alive timeout, in milliseconds; admin queue only.
+    /// Keep alive timeout (KATO), in milliseconds; admin queue only.
     pub keep_alive_ms: u32,
 }
 
-/// Attribute bit of Connect: no flow control by SQHD.
+/// Attribute bit of Connect that disables submission queue flow control.
 pub const ATTRIBUTE_NO_FLOW_CONTROL: u8 = 1 << 2;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
@@ -200,11 +200,11 @@ struct ConnectLayout {
 const _: () = assert!(size_of::<ConnectLayout>() == 24);
 
 impl FabricsCommand {
-    /// The Fabrics command of an entry whose opcode is [`FABRICS`].
+    /// Decodes an entry whose opcode is [`FABRICS_OPCODE`].
     ///
     /// # Errors
-    /// [`Status::INVALID_OPCODE`] for an unknown type, [`Status::INVALID_FIELD`] for a property size that
-    /// does not exist.
+    /// [`Status::INVALID_OPCODE`] for an unknown type, [`Status::INVALID_FIELD`] for an invalid property
+    /// size.
     pub fn check(sqe: &Sqe) -> Result<FabricsCommand, Status> {
         let wide = || match sqe.cdw10.get() & 7 {
             0 => Ok(false),
@@ -226,7 +226,7 @@ impl FabricsCommand {
         })
     }
 
-    /// The entry for this command. Connect announces its data in the capsule.
+    /// Encodes the entry of this command. The SGL of a Connect describes its data in the capsule.
     pub fn encode(&self, command_id: u16) -> Sqe {
         let mut sqe = Sqe::new(FABRICS_OPCODE, command_id);
         let kind = match *self {
@@ -279,33 +279,33 @@ impl Connect {
     }
 }
 
-/// DW0 of a successful Connect: the controller, and whether authentication must follow.
+/// DW0 of a successful Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectResponse {
-    /// The controller's id.
+    /// Identifier of the controller.
     pub controller_id: u16,
-    /// Authenticate before any other command.
+    /// Whether the host must authenticate before any other command.
     pub authentication_required: bool,
 }
 
 impl ConnectResponse {
-    /// As DW0.
+    /// Encodes DW0.
     pub fn encode(self) -> u32 {
         u32::from(self.controller_id) | if self.authentication_required { 1 << 17 } else { 0 }
     }
-    /// Of DW0.
+    /// Decodes DW0.
     pub fn decode(dw0: u32) -> ConnectResponse {
         ConnectResponse { controller_id: dw0 as u16, authentication_required: dw0 & (3 << 17) != 0 }
     }
 }
 
-/// DW0 of a Connect refused with [`Status::CONNECT_INVALID_PARAMETERS`]: the bad field's offset, in the
-/// entry or in the data.
+/// DW0 of a Connect that fails with [`Status::CONNECT_INVALID_PARAMETERS`]: the offset of the invalid field
+/// in the entry or in the data, in bytes.
 pub fn invalid_parameter_dw0(offset: u16, in_data: bool) -> u32 {
     u32::from(offset) | u32::from(in_data) << 16
 }
 
-/// The data of Connect as it came.
+/// The data of Connect as received.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub struct UncheckedConnectData {
@@ -318,40 +318,40 @@ pub struct UncheckedConnectData {
 }
 const _: () = assert!(size_of::<UncheckedConnectData>() == CONNECT_DATA_BYTES);
 
-/// The data of Connect: who connects to what.
+/// The data of Connect: the NQNs of host and subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectData<'a> {
     /// Host identifier.
     pub host_id: [u8; 16],
-    /// The controller, or [`NEW_CONTROLLER`].
+    /// Controller identifier, or [`NEW_CONTROLLER`].
     pub controller_id: u16,
-    /// The subsystem's name.
+    /// NQN of the subsystem.
     pub subsystem: &'a str,
-    /// The host's name. Empty where it gives none, as SPDK's tools do unless told to: whoever admits every host
-    /// may admit it.
+    /// NQN of the host; empty if the host sends none, as SPDK's tools do by default. Only a subsystem that
+    /// allows any host may accept an empty one.
     pub host: &'a str,
 }
 
-/// A name in the data of Connect that is none, and its offset in the data.
+/// An invalid NQN in the data of Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidConnectNqn {
     /// Offset of the field in the data, in bytes: 256 subsystem, 512 host.
     pub offset: u16,
-    /// Why.
+    /// Reason for the rejection.
     pub reason: nqn::InvalidNqn,
 }
 
 impl UncheckedConnectData {
-    /// Of exactly 1024 bytes, or `None`.
+    /// Casts `bytes`; `None` unless they are exactly 1024.
     pub fn new(bytes: &[u8]) -> Option<&UncheckedConnectData> {
         UncheckedConnectData::ref_from_bytes(bytes).ok()
     }
 
-    /// The data, its names found to be names.
+    /// Checks both NQNs.
     ///
     /// # Errors
-    /// The name that is none: answer with [`Status::CONNECT_INVALID_PARAMETERS`] and
-    /// [`invalid_parameter`].
+    /// The invalid NQN. The controller fails the Connect with [`Status::CONNECT_INVALID_PARAMETERS`] and
+    /// [`invalid_parameter_dw0`].
     pub fn check(&self) -> Result<ConnectData<'_>, InvalidConnectNqn> {
         Ok(ConnectData {
             host_id: self.host_id,
@@ -367,7 +367,7 @@ impl UncheckedConnectData {
 }
 
 impl ConnectData<'_> {
-    /// The 1024 bytes.
+    /// Encodes the 1024 bytes.
     pub fn encode(&self) -> [u8; CONNECT_DATA_BYTES] {
         let data = UncheckedConnectData {
             host_id: self.host_id,
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn connect_data_has_names_where_the_specification_puts_them() {
+    fn connect_data_has_the_specified_offsets() {
         let data = ConnectData {
             host_id: [7; 16],
             controller_id: NEW_CONTROLLER,
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_have_their_bits_where_the_specification_puts_them() {
+    fn properties_have_the_specified_bits() {
         let cap = ControllerCapabilities {
             queue_entries_max: 1024,
             ready_timeout_half_seconds: 15,

@@ -1,16 +1,16 @@
-//! The PDUs that begin and end a connection: ICReq, ICResp and the termination requests.
+//! The PDUs that open and terminate a connection: ICReq, ICResp and the termination requests.
 //!
 //! ```text
 //! IC    8 version u16 = 0   10 HPDA or CPDA u8   11 digests u8   12 MAXR2T or MAXH2CDATA u32   128 B
-//! Term  8 FES u16   10 FEI u32   24 the start of the PDU that was wrong                        24-152 B
+//! Term  8 FES u16   10 FEI u32   24 the start of the rejected PDU                              24-152 B
 //! ```
 //! They carry no digests. Tested with [`crate::pdu`].
 
-use crate::pdu::{
+use crate::pdu_error::PduError;
+use crate::pdu_header::{
     COMMON_HEADER_BYTES, CommonHeader, IC_BYTES, NegotiatedParams, PduType, Role, TERM_REQ_BYTES_MAX,
     common_header, header_view,
 };
-use crate::pdu_error::PduError;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -28,7 +28,7 @@ struct IcLayout {
 }
 const _: () = assert!(size_of::<IcLayout>() == IC_BYTES);
 
-/// The fields of ICReq or ICResp as they came.
+/// The fields of an ICReq or ICResp as received.
 #[derive(Clone, Copy, Debug)]
 pub struct UncheckedIc {
     version: u16,
@@ -37,29 +37,29 @@ pub struct UncheckedIc {
     limit: u32,
 }
 
-/// ICReq: what the host asks for.
+/// ICReq: the parameters that the host requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcRequest {
     /// Alignment of the data that the controller sends, in bytes (HPDA): 4 to 128, a multiple of 4.
     pub host_alignment: u16,
-    /// The host wants header digests.
+    /// Whether the host requests header digests.
     pub header_digest: bool,
-    /// The host wants data digests.
+    /// Whether the host requests data digests.
     pub data_digest: bool,
-    /// R2Ts that may be open for one command: 1 and up.
+    /// Maximum number of open R2Ts per command (MAXR2T): at least 1.
     pub open_transfers_max: u32,
 }
 
-/// ICResp: what the controller grants.
+/// ICResp: the parameters that the controller grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcResponse {
-    /// Alignment of the data that the host sends, in bytes (CPDA).
+    /// Alignment of the data that the host sends, in bytes (CPDA): 4 to 128, a multiple of 4.
     pub controller_alignment: u16,
-    /// Header digests are on.
+    /// Whether header digests are enabled.
     pub header_digest: bool,
-    /// Data digests are on.
+    /// Whether data digests are enabled.
     pub data_digest: bool,
-    /// The most data that one H2CData may carry, in bytes: at least 4096, a multiple of 4.
+    /// Maximum data of one H2CData, in bytes (MAXH2CDATA): at least 4096, a multiple of 4.
     pub h2c_data_bytes_max: u32,
 }
 
@@ -84,10 +84,10 @@ impl UncheckedIc {
         NegotiatedParams::alignment_bytes(self.alignment)
     }
 
-    /// As an ICReq.
+    /// Checks the fields of an ICReq.
     ///
     /// # Errors
-    /// The fault that ends the connection.
+    /// The protocol error that ends the connection: version, digest bits or alignment.
     pub fn check_request(self) -> Result<IcRequest, PduError> {
         Ok(IcRequest {
             host_alignment: self.check()?,
@@ -97,10 +97,10 @@ impl UncheckedIc {
         })
     }
 
-    /// As an ICResp.
+    /// Checks the fields of an ICResp.
     ///
     /// # Errors
-    /// The fault that ends the connection.
+    /// The protocol error that ends the connection: version, digest bits, alignment or maximum data length.
     pub fn check_response(self) -> Result<IcResponse, PduError> {
         let controller_alignment = self.check()?;
         if self.limit < 4096 || !self.limit.is_multiple_of(4) {
@@ -134,7 +134,7 @@ fn encode_ic(
 }
 
 impl IcRequest {
-    /// The PDU.
+    /// Encodes the PDU.
     pub fn encode(&self) -> [u8; IC_BYTES] {
         let transfers = self.open_transfers_max.saturating_sub(1);
         encode_ic(PduType::IcRequest, self.host_alignment, self.header_digest, self.data_digest, transfers)
@@ -142,19 +142,20 @@ impl IcRequest {
 }
 
 impl IcResponse {
-    /// The PDU.
+    /// Encodes the PDU.
     pub fn encode(&self) -> [u8; IC_BYTES] {
         let (kind, limit) = (PduType::IcResponse, self.h2c_data_bytes_max);
         encode_ic(kind, self.controller_alignment, self.header_digest, self.data_digest, limit)
     }
 }
 
-/// A termination request. What it quotes of the wrong PDU is the frame's data.
+/// H2CTermReq or C2HTermReq. The quoted start of the rejected PDU is the data of its
+/// [`crate::pdu::PduLayout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TermReq {
-    /// Fatal error status, as [`crate::fault::FatalErrorStatus`] numbers them.
+    /// Fatal error status (FES), a value of [`crate::pdu_error::FatalErrorStatus`].
     pub fatal_status: u16,
-    /// Fatal error information.
+    /// Fatal error information (FEI).
     pub information: u32,
 }
 
@@ -164,7 +165,7 @@ impl TermReq {
         TermReq { fatal_status: word(8), information: u32::from(word(10)) | u32::from(word(12)) << 16 }
     }
 
-    /// What `fault` makes an end say.
+    /// The termination request that reports `error`.
     pub fn for_error(error: &PduError) -> TermReq {
         TermReq {
             fatal_status: error.fatal_error_status() as u16,
@@ -172,7 +173,7 @@ impl TermReq {
         }
     }
 
-    /// Appends the PDU that `sender` sends, quoting the start of the PDU that was wrong.
+    /// Appends the PDU of `sender` with `quoted`, the start of the rejected PDU, cut at 128 bytes.
     pub fn encode(&self, sender: Role, quoted: &[u8], out: &mut Vec<u8>) {
         let kind = match sender {
             Role::Host => PduType::H2cTermReq,

@@ -1,13 +1,14 @@
-//! Identify: what a controller and its namespaces say of themselves (NVMe Base 2.1, 5.1.13).
+//! Identify pages of a controller (NVMe Base 2.1, 5.1.13).
 //!
-//! Each page is 4096 bytes and a type here; `zerocopy::IntoBytes::as_bytes` gives the bytes to send and
-//! [`read`] the page of bytes that came. Fields that octokv does not use are zero and have no name. The pages of
-//! namespaces are in [`crate::namespace`], and also named here.
+//! Each page is a type of 4096 bytes: `zerocopy::IntoBytes::as_bytes` encodes it and [`decode_page`] casts received bytes
+//! to it. Fields that octokv does not use are zero and have no name. [`crate::identify_namespace`] has the pages of
+//! namespaces and [`crate::identify_page`] the common parts; both are re-exported here.
 
 pub use crate::identify_namespace::{
     IdentifyKvNamespace, IdentifyNamespace, IdentifyNamespaceIndependent, KvFormat, NamespaceDescriptor,
     NamespaceIdList, decode_descriptors, encode_descriptors,
 };
+pub use crate::identify_page::{PAGE_BYTES, decode_page, decode_text, encode_text};
 
 use crate::queue_entry::{Sqe, admin};
 use crate::vendor::{VENDOR_CAPABILITIES_BYTES, VENDOR_CAPABILITIES_OFFSET, VendorCapabilities};
@@ -16,56 +17,53 @@ use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of every page.
-pub const PAGE_BYTES: usize = 4096;
-
-/// Which page (CNS).
+/// Controller or Namespace Structure (CNS): selects the page.
 pub mod cns {
-    /// Namespace, NVM command set.
+    /// Namespace of the NVM command set.
     pub const NAMESPACE: u8 = 0x00;
     /// Controller.
     pub const CONTROLLER: u8 = 0x01;
-    /// Active namespaces above CDW1.
+    /// Active namespaces with identifiers above CDW1.
     pub const NAMESPACE_LIST: u8 = 0x02;
     /// Identification descriptors of a namespace.
     pub const DESCRIPTORS: u8 = 0x03;
-    /// Namespace, of a command set.
+    /// Namespace of the command set CSI.
     pub const NAMESPACE_OF_SET: u8 = 0x05;
-    /// Controller, of a command set.
+    /// Controller limits of the command set CSI.
     pub const CONTROLLER_OF_SET: u8 = 0x06;
-    /// Active namespaces of a command set above CDW1.
+    /// Active namespaces of the command set CSI with identifiers above CDW1.
     pub const NAMESPACE_LIST_OF_SET: u8 = 0x07;
-    /// Namespace, independent of command sets.
+    /// Namespace, independent of the command set.
     pub const NAMESPACE_INDEPENDENT: u8 = 0x08;
-    /// Allocated namespaces above CDW1.
+    /// Allocated namespaces with identifiers above CDW1.
     pub const ALLOCATED_LIST: u8 = 0x10;
-    /// Allocated namespace, NVM command set.
+    /// Allocated namespace of the NVM command set.
     pub const ALLOCATED: u8 = 0x11;
     /// Controllers attached to a namespace.
     pub const CONTROLLERS_OF_NAMESPACE: u8 = 0x12;
     /// Controllers of the subsystem.
     pub const CONTROLLERS: u8 = 0x13;
-    /// Allocated namespaces of a command set above CDW1.
+    /// Allocated namespaces of the command set CSI with identifiers above CDW1.
     pub const ALLOCATED_LIST_OF_SET: u8 = 0x1a;
-    /// Combinations of command sets.
+    /// Supported combinations of I/O command sets.
     pub const COMMAND_SETS: u8 = 0x1c;
 }
 
 /// The fields of an Identify command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdentifyRequest {
-    /// Which page, as in [`cns`].
+    /// Page, as in [`cns`].
     pub cns: u8,
-    /// Command set, where the page has one.
+    /// Command set identifier, if the page has one.
     pub csi: u8,
-    /// Controller, where the page asks for one.
+    /// Controller identifier, if the page has one.
     pub controller_id: u16,
-    /// Namespace, or where a list starts.
+    /// Namespace, or the identifier above which a list starts.
     pub namespace: NamespaceId,
 }
 
 impl IdentifyRequest {
-    /// Of an entry.
+    /// Decodes an entry.
     pub fn from_sqe(sqe: &Sqe) -> IdentifyRequest {
         let (cdw10, cdw11) = (sqe.cdw10.get(), sqe.cdw11.get());
         IdentifyRequest {
@@ -76,7 +74,7 @@ impl IdentifyRequest {
         }
     }
 
-    /// The entry, its data pointer left empty.
+    /// Encodes the entry, its data pointer left empty.
     pub fn encode(&self, command_id: u16) -> Sqe {
         let mut sqe = Sqe::new(admin::IDENTIFY, command_id);
         sqe.nsid = U32::new(self.namespace.0);
@@ -86,12 +84,7 @@ impl IdentifyRequest {
     }
 }
 
-/// The page in `bytes`, or `None` when they are too few.
-pub fn decode_page<T: FromBytes + Immutable + KnownLayout + Unaligned>(bytes: &[u8]) -> Option<&T> {
-    T::ref_from_prefix(bytes).ok().map(|(page, _)| page)
-}
-
-/// Kinds of controllers (CNTRLTYPE).
+/// Controller types (CNTRLTYPE).
 pub mod controller_type {
     /// I/O controller.
     pub const IO: u8 = 1;
@@ -103,30 +96,30 @@ pub mod controller_type {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct IdentifyController {
-    /// PCI vendor id; 0 where there is none.
+    /// PCI vendor id; 0 for none.
     pub vendor_id: U16,
-    /// PCI subsystem vendor id.
+    /// PCI subsystem vendor id; 0 for none.
     pub subsystem_vendor_id: U16,
-    /// Serial number, ASCII, spaces behind.
+    /// Serial number, ASCII, space padded.
     pub serial: [u8; 20],
-    /// Model number, ASCII, spaces behind.
+    /// Model number, ASCII, space padded.
     pub model: [u8; 40],
-    /// Firmware revision, ASCII, spaces behind.
+    /// Firmware revision, ASCII, space padded.
     pub firmware: [u8; 8],
-    /// Recommended arbitration burst.
+    /// Recommended arbitration burst (RAB).
     pub arbitration_burst: u8,
     /// IEEE OUI.
     pub ieee_oui: [u8; 3],
     /// CMIC: bit 1 several controllers, bit 3 ANA.
     pub multi_path: u8,
-    /// MDTS: the most data of one command is 2^this × 4 KiB; 0 no limit.
+    /// MDTS: the maximum data of one command is 2^this × 4 KiB; 0 for no limit.
     pub data_pages_log2: u8,
-    /// CNTLID.
+    /// Controller identifier (CNTLID).
     pub controller_id: U16,
-    /// VER.
+    /// NVMe version (VER).
     pub version: U32,
     zero_84: [u8; 8],
-    /// OAES: events that can be asked for, as in [`crate::command::event`].
+    /// OAES: supported asynchronous events, bits of [`crate::queue_entry::event`].
     pub events: U32,
     /// CTRATT: bit 0 host identifiers of 128 bits.
     pub attributes: U32,
@@ -137,59 +130,59 @@ pub struct IdentifyController {
     /// CRDT1-3: command retry delays, in units of 100 ms.
     pub retry_delays: [U16; 3],
     zero_134: [u8; 122],
-    /// OACS.
+    /// OACS: optional admin commands.
     pub admin_commands: U16,
-    /// ACL: aborts at a time, 0's based.
+    /// ACL: maximum number of concurrent Aborts, 0's based.
     pub abort_limit: u8,
-    /// AERL: event requests at a time, 0's based.
+    /// AERL: maximum number of event requests, 0's based.
     pub event_limit: u8,
-    /// FRMW: bit 0 slot 1 is read only, bits 3:1 slots.
+    /// FRMW: bit 0 slot 1 is read only, bits 3:1 number of slots.
     pub firmware_slots: u8,
     /// LPA: bit 1 effects log, bit 2 extended log data, bit 3 telemetry, bit 5 all pages.
     pub log_attributes: u8,
     /// ELPE: error log entries, 0's based.
     pub error_entries: u8,
     zero_263: [u8; 3],
-    /// WCTEMP, in kelvin.
+    /// WCTEMP: warning temperature, in kelvin.
     pub warning_temperature: U16,
-    /// CCTEMP, in kelvin.
+    /// CCTEMP: critical temperature, in kelvin.
     pub critical_temperature: U16,
     zero_270: [u8; 50],
     /// KAS: granularity of the keep alive timer, in units of 100 ms.
     pub keep_alive_granularity: U16,
     zero_322: [u8; 20],
-    /// ANATT: seconds that a change of ANA state may take.
+    /// ANATT: maximum time of an ANA state change, in seconds.
     pub ana_transition_seconds: u8,
-    /// ANACAP.
+    /// ANACAP: supported ANA states.
     pub ana_capabilities: u8,
-    /// ANAGRPMAX.
+    /// ANAGRPMAX: largest ANA group identifier.
     pub ana_group_id_max: U32,
-    /// NANAGRPID.
+    /// NANAGRPID: number of ANA groups.
     pub ana_groups: U32,
     zero_352: [u8; 160],
-    /// SQES: bits 3:0 required, bits 7:4 most, log2 of bytes.
+    /// SQES: bits 3:0 required, bits 7:4 maximum entry size, log2 of bytes.
     pub sqe_sizes: u8,
     /// CQES, as SQES.
     pub cqe_sizes: u8,
-    /// MAXCMD: the most commands at once on a queue.
+    /// MAXCMD: maximum number of commands in flight on a queue.
     pub commands_max: U16,
-    /// NN: the highest namespace identifier.
+    /// NN: largest namespace identifier.
     pub namespace_id_max: U32,
-    /// ONCS.
+    /// ONCS: optional NVM commands, bits of [`oncs`].
     pub nvm_commands: U16,
-    /// FUSES.
+    /// FUSES: fused operations.
     pub fused: U16,
-    /// FNA.
+    /// FNA: format attributes.
     pub format: u8,
     /// VWC: bit 0 a volatile cache, bits 2:1 flush with all namespaces.
     pub write_cache: u8,
     zero_526: [u8; 10],
     /// SGLS: bits 1:0 supported, bit 20 offset in capsule.
     pub sgl_support: U32,
-    /// MNAN: the most namespaces allowed.
+    /// MNAN: maximum number of namespaces.
     pub namespaces_max: U32,
     zero_544: [u8; 224],
-    /// SUBNQN.
+    /// SUBNQN: NQN of the subsystem.
     pub subsystem: [u8; 256],
     zero_1024: [u8; 768],
     /// IOCCSZ: capsule of an I/O command, in units of 16 B, the entry included.
@@ -200,15 +193,15 @@ pub struct IdentifyController {
     pub capsule_data_offset: U16,
     /// FCATT: bit 0 static controllers.
     pub fabrics_attributes: u8,
-    /// MSDBD: SGL descriptors per command.
+    /// MSDBD: maximum number of SGL descriptors per command.
     pub sgl_descriptors_max: u8,
     /// OFCS: bit 0 Disconnect.
     pub fabrics_commands: U16,
     zero_1806: [u8; 242],
-    /// Power state 0.
+    /// Power state descriptor 0.
     pub power_state: [u8; 32],
     zero_2080: [u8; 992],
-    /// Vendor specific, octokv's announcement first.
+    /// Vendor specific, octokv's capabilities first.
     vendor_capabilities: [u8; VENDOR_CAPABILITIES_BYTES],
     vendor: [u8; 1008],
 }
@@ -234,46 +227,32 @@ impl IdentifyController {
         Box::new(IdentifyController::new_zeroed())
     }
 
-    /// Puts octokv's announcement in.
+    /// Sets octokv's vendor capabilities.
     pub fn set_vendor_capabilities(&mut self, capabilities: &VendorCapabilities) {
         self.vendor_capabilities = capabilities.encode();
     }
 
-    /// octokv's announcement, where there is one.
+    /// octokv's vendor capabilities; `None` for a controller of another vendor.
     pub fn vendor_capabilities(&self) -> Option<VendorCapabilities> {
         VendorCapabilities::decode(&self.vendor_capabilities)
     }
 
-    /// How much data an I/O command may carry in its capsule, in bytes.
+    /// Maximum data of an I/O command in its capsule, in bytes.
     pub fn capsule_data_bytes(&self) -> u32 {
         self.command_capsule_units.get().saturating_mul(16).saturating_sub(64)
     }
 
-    /// The most data of one command, in bytes, where there is a limit, with 4 KiB pages.
+    /// Maximum data of one command with 4 KiB pages, in bytes; `None` for no limit.
     pub fn data_bytes_max(&self) -> Option<u64> {
         (self.data_pages_log2 != 0).then(|| 4096u64.saturating_mul(1u64 << self.data_pages_log2.min(40)))
     }
-}
-
-/// Fills an ASCII field: the text, cut where the field ends, then spaces.
-pub fn encode_text(field: &mut [u8], text: &str) {
-    field.fill(b' ');
-    let bytes = &text.as_bytes()[..text.len().min(field.len())];
-    for (to, &from) in field.iter_mut().zip(bytes) {
-        *to = if (0x20..0x7f).contains(&from) { from } else { b'?' };
-    }
-}
-
-/// The text of an ASCII field without the spaces or zeros behind it.
-pub fn decode_text(field: &[u8]) -> String {
-    String::from_utf8_lossy(field).trim_end_matches([' ', '\0']).to_string()
 }
 
 /// CNS 06h, CSI 01h: the controller's Key Value limits.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct IdentifyKvController {
-    /// VER of the command set.
+    /// Version of the command set (VER).
     pub version: U32,
     zero_4: [u8; 4092],
 }
@@ -286,21 +265,21 @@ impl IdentifyKvController {
     }
 }
 
-/// CNS 06h, CSI 00h: the controller's limits of commands on blocks.
+/// CNS 06h, CSI 00h: the controller's limits of NVM commands.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct IdentifyNvmController {
-    /// VSL: the most of one Verify is 2^this × 4 KiB; 0 no limit.
+    /// VSL: maximum size of one Verify is 2^this × 4 KiB; 0 for no limit.
     pub verify_pages_log2: u8,
-    /// WZSL: the most of one Write Zeroes, as VSL.
+    /// WZSL: maximum size of one Write Zeroes, as VSL.
     pub zeroes_pages_log2: u8,
-    /// WUSL: the most of one Write Uncorrectable, as VSL.
+    /// WUSL: maximum size of one Write Uncorrectable, as VSL.
     pub uncorrectable_pages_log2: u8,
-    /// DMRL: the most ranges of one Dataset Management; 0 no limit.
+    /// DMRL: maximum number of ranges of one Dataset Management; 0 for no limit.
     pub ranges_max: u8,
-    /// DMRSL: the most blocks of one range; 0 no limit.
+    /// DMRSL: maximum number of blocks of one range; 0 for no limit.
     pub range_blocks_max: U32,
-    /// DMSL: the most blocks of all ranges; 0 no limit.
+    /// DMSL: maximum number of blocks of all ranges; 0 for no limit.
     pub ranges_blocks_max: U64,
     zero_16: [u8; 4080],
 }
@@ -313,7 +292,7 @@ impl IdentifyNvmController {
     }
 }
 
-/// ONCS bits: optional commands on blocks.
+/// ONCS bits: optional NVM commands.
 pub mod oncs {
     /// Compare.
     pub const COMPARE: u16 = 1 << 0;
@@ -329,7 +308,7 @@ pub mod oncs {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct CommandSetCombinations {
-    /// The combinations.
+    /// Combinations; 0 for an empty slot.
     pub combinations: [U64; 512],
 }
 const _: () = assert!(size_of::<CommandSetCombinations>() == PAGE_BYTES);

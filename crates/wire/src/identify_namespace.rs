@@ -1,40 +1,40 @@
-//! The Identify pages that describe and list namespaces (NVMe Base 2.1, 5.1.13).
+//! Identify pages that describe and list namespaces (NVMe Base 2.1, 5.1.13).
 //!
-//! As [`crate::identify`] has the others, where these are named, too.
+//! The format rules are those of [`crate::identify`], which re-exports these pages.
 
-use crate::identify::PAGE_BYTES;
+use crate::identify_page::PAGE_BYTES;
 use octokv_base::NamespaceId;
 use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// CNS 00h: a namespace as the NVM command set sees it. For a Key Value namespace the sizes must not be
-/// 0, or SPDK's host drops it.
+/// CNS 00h: a namespace of the NVM command set. SPDK's host ignores a Key Value namespace whose sizes are 0
+/// here.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct IdentifyNamespace {
-    /// NSZE, in blocks.
+    /// NSZE: size, in blocks.
     pub size: U64,
-    /// NCAP, in blocks.
+    /// NCAP: capacity, in blocks.
     pub capacity: U64,
-    /// NUSE, in blocks.
+    /// NUSE: used, in blocks.
     pub used: U64,
-    /// NSFEAT.
+    /// NSFEAT: features.
     pub features: u8,
-    /// NLBAF, 0's based.
+    /// NLBAF: number of LBA formats, 0's based.
     pub formats: u8,
-    /// FLBAS.
+    /// FLBAS: index of the LBA format in bits 3:0 and 6:5.
     pub format: u8,
     zero_27: [u8; 3],
     /// NMIC: bit 0 shared.
     pub sharing: u8,
     zero_31: [u8; 61],
-    /// ANAGRPID.
+    /// ANAGRPID: ANA group.
     pub ana_group: U32,
     zero_96: [u8; 8],
-    /// NGUID.
+    /// NGUID: globally unique identifier; zeros for none.
     pub nguid: [u8; 16],
-    /// EUI64.
+    /// EUI64: extended unique identifier; zeros for none.
     pub eui64: [u8; 8],
     /// LBAF: {metadata bytes u16, log2 of block bytes u8, performance u8}.
     pub block_formats: [[u8; 4]; 64],
@@ -52,18 +52,18 @@ impl IdentifyNamespace {
     }
 }
 
-/// One key-value format of a namespace.
+/// One key value format of a namespace.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, Debug)]
 #[repr(C)]
 pub struct KvFormat {
-    /// KVKML: the longest key, in bytes, at most 16.
+    /// KVKML: maximum key length, in bytes, at most 16.
     pub key_bytes_max: U16,
     zero_2: u8,
     /// Additional options.
     pub options: u8,
-    /// KVVML: the longest value, in bytes.
+    /// KVVML: maximum value length, in bytes.
     pub value_bytes_max: U32,
-    /// MNK: the most keys; 0 no limit.
+    /// MNK: maximum number of keys; 0 for no limit.
     pub keys_max: U32,
     zero_12: [u8; 4],
 }
@@ -72,40 +72,40 @@ pub struct KvFormat {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct IdentifyKvNamespace {
-    /// NSZE, in bytes.
+    /// NSZE: size, in bytes.
     pub size_bytes: U64,
     zero_8: [u8; 8],
-    /// NUSE, in bytes.
+    /// NUSE: used, in bytes.
     pub used_bytes: U64,
-    /// NSFEAT.
+    /// NSFEAT: features.
     pub features: u8,
-    /// NKVF: formats, 0's based.
+    /// NKVF: number of key value formats, 0's based.
     pub formats: u8,
     /// NMIC: bit 0 shared.
     pub sharing: u8,
-    /// RESCAP.
+    /// RESCAP: reservation capabilities.
     pub reservations: u8,
-    /// FPI.
+    /// FPI: format progress.
     pub format_progress: u8,
-    /// KVFC: bits 3:0 the format in use.
+    /// KVFC: bits 3:0 index of the format in use.
     pub format: u8,
     zero_30: [u8; 2],
-    /// NOVG: optimal granularity of values, in bytes; 0 unknown.
+    /// NOVG: optimal granularity of values, in bytes; 0 if unknown.
     pub value_granularity_bytes: U32,
-    /// ANAGRPID.
+    /// ANAGRPID: ANA group.
     pub ana_group: U32,
     zero_40: [u8; 3],
-    /// NSATTR.
+    /// NSATTR: attributes.
     pub attributes: u8,
-    /// NVMSETID.
+    /// NVMSETID: NVM set; 0 for none.
     pub nvm_set: U16,
-    /// ENDGID.
+    /// ENDGID: endurance group; 0 for none.
     pub endurance_group: U16,
-    /// NGUID.
+    /// NGUID: globally unique identifier; zeros for none.
     pub nguid: [u8; 16],
-    /// EUI64.
+    /// EUI64: extended unique identifier; zeros for none.
     pub eui64: [u8; 8],
-    /// KVF.
+    /// KVF: key value formats.
     pub kv_formats: [KvFormat; 16],
     zero_328: [u8; 3768],
 }
@@ -123,26 +123,26 @@ impl IdentifyKvNamespace {
     }
 }
 
-/// CNS 08h: a namespace, independent of command sets.
+/// CNS 08h: a namespace, independent of the command set.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct IdentifyNamespaceIndependent {
-    /// NSFEAT.
+    /// NSFEAT: features.
     pub features: u8,
     /// NMIC: bit 0 shared.
     pub sharing: u8,
-    /// RESCAP.
+    /// RESCAP: reservation capabilities.
     pub reservations: u8,
-    /// FPI.
+    /// FPI: format progress.
     pub format_progress: u8,
-    /// ANAGRPID.
+    /// ANAGRPID: ANA group.
     pub ana_group: U32,
-    /// NSATTR.
+    /// NSATTR: attributes.
     pub attributes: u8,
     zero_9: u8,
-    /// NVMSETID.
+    /// NVMSETID: NVM set; 0 for none.
     pub nvm_set: U16,
-    /// ENDGID.
+    /// ENDGID: endurance group; 0 for none.
     pub endurance_group: U16,
     /// NSTAT: bit 0 ready.
     pub status: u8,
@@ -158,14 +158,14 @@ impl IdentifyNamespaceIndependent {
     }
 }
 
-/// CNS 02h and 07h: namespaces that are above a given one, ascending, 0 behind the last.
+/// CNS 02h and 07h: namespace identifiers above a given one, ascending, zero terminated.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct NamespaceIdList([U32; 1024]);
 const _: () = assert!(size_of::<NamespaceIdList>() == PAGE_BYTES);
 
 impl NamespaceIdList {
-    /// Of the first 1024 of `all` (ascending) that are above `after`.
+    /// The first 1024 identifiers of `all` above `after`. REQUIRES: `all` is ascending.
     pub fn above(after: u32, all: impl Iterator<Item = NamespaceId>) -> Box<NamespaceIdList> {
         let mut list = Box::new(NamespaceIdList::new_zeroed());
         for (slot, id) in list.0.iter_mut().zip(all.filter(|id| id.0 > after)) {
@@ -174,26 +174,26 @@ impl NamespaceIdList {
         list
     }
 
-    /// The namespaces in it.
+    /// Iterates over the identifiers.
     pub fn ids(&self) -> impl Iterator<Item = NamespaceId> + '_ {
         self.0.iter().map(|id| NamespaceId(id.get())).take_while(|id| id.0 != 0)
     }
 }
 
-/// An identification descriptor of a namespace, CNS 03h.
+/// Identification descriptor of a namespace, CNS 03h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceDescriptor {
-    /// NIDT 1.
+    /// NIDT 1: extended unique identifier.
     Eui64([u8; 8]),
-    /// NIDT 2.
+    /// NIDT 2: globally unique identifier.
     Nguid([u8; 16]),
-    /// NIDT 3.
+    /// NIDT 3: UUID.
     Uuid([u8; 16]),
-    /// NIDT 4: the command set identifier.
+    /// NIDT 4: command set identifier.
     CommandSet(u8),
 }
 
-/// The page of these descriptors, as many as have room.
+/// Encodes the page of these descriptors, as many as fit.
 pub fn encode_descriptors(descriptors: &[NamespaceDescriptor]) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     let mut at = 0;
@@ -213,7 +213,7 @@ pub fn encode_descriptors(descriptors: &[NamespaceDescriptor]) -> [u8; PAGE_BYTE
     page
 }
 
-/// The descriptors of a page; those of unknown type or wrong length are passed over.
+/// Decodes the descriptors of a page; skips unknown types and invalid lengths.
 pub fn decode_descriptors(page: &[u8]) -> Vec<NamespaceDescriptor> {
     let mut found = Vec::new();
     let mut rest = page;

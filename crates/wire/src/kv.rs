@@ -1,11 +1,11 @@
-//! The Key Value command set (KV Command Set 1.1): the fields of each command and the list buffer.
+//! The Key Value command set (KV Command Set 1.1): the fields of each command and the key list.
 //!
 //! ```text
 //! SQE   0 opcode   8..16 key bytes 0-7   40 CDW10 bytes   44 key length   45 options   56..64 key bytes 8-15
 //! List  0 count u32, then each  { length u16, key, zeros up to a multiple of 4 }
 //! ```
-//! KV opcodes 01h and 02h are those of NVM Write and Read: dispatch on the namespace's command set. Junk
-//! in reserved fields is let through, since deployed clients send some.
+//! KV opcodes 01h and 02h equal NVM Write and Read: dispatch on the namespace's command set. Nonzero reserved fields are
+//! accepted, because deployed hosts send them.
 
 use crate::queue_entry::Sqe;
 use crate::status::Status;
@@ -15,7 +15,7 @@ use zerocopy::byteorder::little_endian::U32;
 /// The longest key of a standard command, in bytes.
 pub const KEY_BYTES_MAX: usize = 16;
 
-/// Opcodes.
+/// Opcodes of the command set.
 pub mod opcode {
     /// Flush.
     pub const FLUSH: u8 = 0x00;
@@ -31,15 +31,15 @@ pub mod opcode {
     pub const EXIST: u8 = 0x14;
 }
 
-/// What a Store does about a value that is, or is not, there already.
+/// Condition of a Store on the presence of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StoreMode {
-    /// Store it in any case.
+    /// Store unconditionally.
     #[default]
     Upsert,
-    /// Only where there is none, else [`Status::KV_KEY_EXISTS`].
+    /// Store only if the key does not exist, else fail with [`Status::KV_KEY_EXISTS`].
     AddOnly,
-    /// Only where there is one, else [`Status::KV_KEY_DOES_NOT_EXIST`].
+    /// Store only if the key exists, else fail with [`Status::KV_KEY_DOES_NOT_EXIST`].
     UpdateOnly,
 }
 
@@ -50,17 +50,17 @@ const DO_NOT_COMPRESS: u8 = 4;
 /// Options of a Store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// What to do about a value that is there.
+    /// Condition on the presence of the key.
     pub mode: StoreMode,
-    /// The host asks that the value not be compressed.
+    /// Whether the controller must not compress the value.
     pub do_not_compress: bool,
 }
 
 impl StoreOptions {
-    /// From the options byte.
+    /// Decodes the options byte.
     ///
     /// # Errors
-    /// When it asks for add only and update only at once.
+    /// [`Status::INVALID_FIELD`] if both add only and update only are set.
     #[inline]
     pub fn check(options: u8) -> Result<StoreOptions, Status> {
         let mode = match options & (UPDATE_ONLY | ADD_ONLY) {
@@ -72,7 +72,7 @@ impl StoreOptions {
         Ok(StoreOptions { mode, do_not_compress: options & DO_NOT_COMPRESS != 0 })
     }
 
-    /// The options byte.
+    /// Encodes the options byte.
     pub fn to_bits(self) -> u8 {
         let mode = match self.mode {
             StoreMode::Upsert => 0,
@@ -86,45 +86,45 @@ impl StoreOptions {
 /// One command of the Key Value command set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvCommand {
-    /// Make everything stored so far durable.
+    /// Makes all completed Stores and Deletes durable.
     Flush,
-    /// Store a value.
+    /// Stores a value, which is the command's data.
     Store {
-        /// Where.
+        /// Key, 1 to 16 bytes.
         key: Key,
-        /// How.
+        /// Options.
         options: StoreOptions,
-        /// The value's length, in bytes; it is the command's data.
+        /// Length of the value, in bytes.
         value_bytes: u32,
     },
-    /// Read a value. DW0 of the completion is its full length.
+    /// Reads a value. DW0 of the completion is its full length.
     Retrieve {
-        /// Which.
+        /// Key, 1 to 16 bytes.
         key: Key,
-        /// The most bytes that the host takes.
+        /// Size of the host's buffer, in bytes.
         limit_bytes: u32,
     },
-    /// Remove a value.
+    /// Deletes a key.
     Delete {
-        /// Which.
+        /// Key, 1 to 16 bytes.
         key: Key,
     },
-    /// Ask whether there is a value.
+    /// Tests whether a key exists.
     Exist {
-        /// Which.
+        /// Key, 1 to 16 bytes.
         key: Key,
     },
-    /// List keys.
+    /// Lists keys.
     List {
-        /// Where to start, this key included; empty for the beginning.
+        /// First key of the list, inclusive; empty for the beginning.
         start: Key,
-        /// The host's buffer, in bytes.
+        /// Size of the host's buffer, in bytes.
         limit_bytes: u32,
     },
 }
 
 impl KvCommand {
-    /// The command of an entry for a Key Value namespace.
+    /// Decodes an entry for a Key Value namespace.
     ///
     /// # Errors
     /// The status that fails the command: [`Status::INVALID_OPCODE`], [`Status::KV_INVALID_KEY_SIZE`] or
@@ -147,7 +147,7 @@ impl KvCommand {
         })
     }
 
-    /// The opcode.
+    /// Opcode of this command.
     pub fn opcode(&self) -> u8 {
         match self {
             KvCommand::Flush => opcode::FLUSH,
@@ -159,10 +159,10 @@ impl KvCommand {
         }
     }
 
-    /// The entry for this command, its data pointer left empty.
+    /// Encodes the entry of this command, its data pointer left empty.
     ///
     /// # Panics
-    /// When the key is longer than [`KEY_BYTES_MAX`]: such keys need [`crate::extension`].
+    /// If the key is longer than [`KEY_BYTES_MAX`]: such keys need [`crate::vendor`].
     pub fn encode(&self, command_id: u16, namespace: octokv_base::NamespaceId) -> Sqe {
         let mut sqe = Sqe::new(self.opcode(), command_id);
         sqe.nsid = U32::new(namespace.0);
@@ -182,10 +182,10 @@ impl KvCommand {
     }
 }
 
-/// Puts a key of at most 16 bytes and the options byte where a KV command has them.
+/// Sets the key, of at most 16 bytes, and the options byte of a KV command.
 ///
 /// # Panics
-/// When the key is longer than [`KEY_BYTES_MAX`].
+/// If the key is longer than [`KEY_BYTES_MAX`].
 pub fn set_key(sqe: &mut Sqe, key: &[u8], options: u8) {
     assert!(key.len() <= KEY_BYTES_MAX, "a standard command carries {KEY_BYTES_MAX} B of key");
     let mut padded = [0; KEY_BYTES_MAX];
@@ -208,7 +208,7 @@ fn key_or_empty(sqe: &Sqe) -> Result<Key, Status> {
     for (piece, word) in bytes.chunks_exact_mut(4).zip([sqe.cdw2, sqe.cdw3, sqe.cdw14, sqe.cdw15]) {
         piece.copy_from_slice(&word.to_bytes());
     }
-    // At most 16 bytes always make a key.
+    // `len` is at most 16, so `Key::new` succeeds.
     Key::new(&bytes[..len]).ok_or(Status::KV_INVALID_KEY_SIZE)
 }
 
@@ -220,15 +220,15 @@ fn nonempty_key(sqe: &Sqe) -> Result<Key, Status> {
     }
 }
 
-/// Bytes that a key takes in a list buffer.
+/// Length of one entry of a key list, in bytes.
 pub const fn list_entry_bytes(key_bytes: usize) -> usize {
     (2 + key_bytes).next_multiple_of(4)
 }
 
-/// Bytes of a list buffer before its first key.
+/// Length of the header of a key list, in bytes.
 pub const LIST_HEADER_BYTES: usize = 4;
 
-/// Fills a list buffer, whole keys only.
+/// Writes a key list into a buffer. It holds whole keys only.
 pub struct KeyListWriter<'a> {
     buffer: &'a mut [u8],
     used_bytes: usize,
@@ -236,13 +236,13 @@ pub struct KeyListWriter<'a> {
 }
 
 impl<'a> KeyListWriter<'a> {
-    /// An empty list in `buffer`, or `None` when it has no room for the count.
+    /// An empty list in `buffer`; `None` if the buffer is smaller than the header.
     pub fn new(buffer: &'a mut [u8]) -> Option<KeyListWriter<'a>> {
         buffer.get_mut(..LIST_HEADER_BYTES)?.fill(0);
         Some(KeyListWriter { buffer, used_bytes: LIST_HEADER_BYTES, count: 0 })
     }
 
-    /// Appends a key, if all of it has room.
+    /// Appends a key if it fits into the rest of the buffer.
     #[must_use = "false means that the key is not in the list"]
     pub fn push(&mut self, key: &[u8]) -> bool {
         let (Ok(len), end) = (u16::try_from(key.len()), self.used_bytes + list_entry_bytes(key.len())) else {
@@ -259,42 +259,42 @@ impl<'a> KeyListWriter<'a> {
         true
     }
 
-    /// How many bytes of the buffer the list takes.
+    /// Length of the list so far, in bytes.
     pub fn used_bytes(&self) -> usize {
         self.used_bytes
     }
 
-    /// How many keys are in it.
+    /// Number of keys in the list.
     pub fn count(&self) -> u32 {
         self.count
     }
 }
 
-/// A list buffer as it came.
+/// A key list as received.
 #[derive(Clone, Copy)]
 pub struct UncheckedKeyList<'a>(pub &'a [u8]);
 
-/// A list buffer whose keys all lie within it.
+/// A key list whose keys all lie within its buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyList<'a> {
     entries: &'a [u8],
     count: u32,
 }
 
-/// A list buffer that says more than it holds.
+/// A key list that is shorter than its count requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TruncatedKeyList {
-    /// How many keys it says it has.
+    /// Number of keys in the header; 0 if the header itself is truncated.
     pub count: u32,
-    /// How many bytes there are.
+    /// Length of the buffer, in bytes.
     pub bytes: usize,
 }
 
 impl<'a> UncheckedKeyList<'a> {
-    /// The list.
+    /// Checks that all keys lie within the buffer.
     ///
     /// # Errors
-    /// When a key lies, or would lie, outside the buffer.
+    /// [`TruncatedKeyList`] if the header or a key extends beyond the buffer.
     pub fn check(self) -> Result<KeyList<'a>, TruncatedKeyList> {
         let short = |count| TruncatedKeyList { count, bytes: self.0.len() };
         let (head, entries) = self.0.split_first_chunk::<LIST_HEADER_BYTES>().ok_or(short(0))?;
@@ -311,18 +311,18 @@ fn split_key(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let len = usize::from(u16::from_le_bytes(*length));
     let key = rest.get(..len)?;
-    // The last key's padding may be cut off.
+    // The padding of the last key may be missing.
     let next = list_entry_bytes(len).min(bytes.len());
     Some((key, &bytes[next..]))
 }
 
 impl<'a> KeyList<'a> {
-    /// How many keys.
+    /// Number of keys.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// The keys in order.
+    /// Iterates over the keys in list order.
     pub fn keys(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut rest = self.entries;
         (0..self.count).map_while(move |_| {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_hello_is_where_the_kernel_puts_it() {
+    fn a_key_is_encoded_as_by_the_linux_kernel() {
         let command = KvCommand::Store {
             key: key(b"hello"),
             options: StoreOptions { mode: StoreMode::UpdateOnly, do_not_compress: true },
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_fields_get_their_status() {
+    fn invalid_fields_fail_with_their_status() {
         let mut sqe = KvCommand::Exist { key: key(b"k") }.encode(1, NamespaceId(1));
         sqe.cdw11 = U32::new(0);
         assert!(KvCommand::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_a_count_beyond_its_bytes_is_refused() {
+    fn a_list_with_a_count_beyond_its_bytes_is_truncated() {
         assert_eq!(UncheckedKeyList(&[1, 0]).check().unwrap_err(), TruncatedKeyList { count: 0, bytes: 2 });
         let short = [2, 0, 0, 0, 2, 0, b'a', b'b'];
         assert_eq!(UncheckedKeyList(&short).check().unwrap_err(), TruncatedKeyList { count: 2, bytes: 8 });

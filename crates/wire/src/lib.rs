@@ -1,36 +1,40 @@
-//! NVMe, its Key Value and NVM command sets, Fabrics and NVMe/TCP: bytes to types and back, for both ends.
+//! Encoding and decoding of NVMe, its Key Value and NVM command sets, Fabrics and NVMe/TCP, for target and host.
 //!
-//! Nothing here holds a connection or makes a choice: the target's and the client's machines do. What a
-//! peer sends is an *unchecked* value until `check` has made it a typed one; no bytes panic. Little-endian
-//! throughout. The facts, by layer, are in `docs/PROTOCOL.md`.
+//! This crate holds no connection and makes no decision: the target (`nvmf`) and the initiator (`client`) do. Bytes from
+//! the peer decode to an *unchecked* value; its `check` returns the typed value or an error. No input panics.
+//! Little-endian throughout. `docs/PROTOCOL.md` lists the facts by layer.
 //!
 //! # Layout
-//! - [`pdu`]: NVMe/TCP framing: common header, capsule, data and R2T PDUs, digests.
-//! - [`ic_term`]: the PDUs that begin and end a connection (also named in [`pdu`]).
-//! - [`pdu_error`]: what a peer can do wrong with a PDU, and how a termination request names it.
+//! - [`pdu`]: NVMe/TCP framing: capsule, data and R2T PDUs, digests.
+//! - [`pdu_header`]: common header, PDU types, negotiated parameters (re-exported by [`pdu`]).
+//! - [`ic_term`]: ICReq, ICResp and termination requests (re-exported by [`pdu`]).
+//! - [`pdu_error`]: protocol errors of a peer and the termination request for each.
 //! - [`queue_entry`]: submission and completion queue entries, opcodes, SGL descriptors, feature ids, events.
 //! - [`status`]: status codes.
-//! - [`kv`]: the Key Value command set: fields of each command, the list buffer.
-//! - [`nvm`]: the NVM command set: fields of each command, ranges.
-//! - [`vendor`]: octokv's vendor commands (keys of more than 16 bytes) and how they are announced.
+//! - [`kv`]: the Key Value command set: fields of each command, the key list.
+//! - [`nvm`]: the NVM command set: fields of each command, block ranges.
+//! - [`vendor`]: octokv's vendor commands (keys of more than 16 bytes) and how a controller reports them.
 //! - [`fabrics`]: Connect, properties, Disconnect.
-//! - [`identify`]: what a controller says of itself.
-//! - [`identify_namespace`]: pages of namespaces (also named in [`identify`]).
+//! - [`identify`]: Identify pages of a controller.
+//! - [`identify_namespace`]: Identify pages of a namespace (re-exported by [`identify`]).
+//! - [`identify_page`]: page size and ASCII fields of Identify pages (re-exported by [`identify`]).
 //! - [`log_page`]: log pages.
 //! - [`discovery`]: the discovery log page.
-//! - [`nqn`]: names of hosts and subsystems.
+//! - [`nqn`]: NVMe qualified names of hosts and subsystems.
 
 pub mod discovery;
 pub mod fabrics;
 pub mod ic_term;
 pub mod identify;
 pub mod identify_namespace;
+pub mod identify_page;
 pub mod kv;
 pub mod log_page;
 pub mod nqn;
 pub mod nvm;
 pub mod pdu;
 pub mod pdu_error;
+pub mod pdu_header;
 pub mod queue_entry;
 pub mod status;
 pub mod vendor;

@@ -1,6 +1,6 @@
-//! Log pages: what a controller reports when asked (NVMe Base 2.1, 5.1.12).
+//! Log pages (NVMe Base 2.1, 5.1.12).
 //!
-//! A page is built whole; [`window`] cuts out what the host asked for, zeros where the page ends early.
+//! The controller builds a page whole; [`copy_from_offset`] copies the requested part, zero padded.
 
 use crate::queue_entry::{Sqe, admin};
 use crate::status::Status;
@@ -9,25 +9,25 @@ use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Log page identifiers.
+/// Log page identifiers (LID).
 pub mod id {
-    /// Which pages there are.
+    /// Supported log pages.
     pub const SUPPORTED: u8 = 0x00;
-    /// Errors.
+    /// Error information.
     pub const ERROR: u8 = 0x01;
     /// SMART and health.
     pub const HEALTH: u8 = 0x02;
     /// Firmware slots.
     pub const FIRMWARE: u8 = 0x03;
-    /// Namespaces that changed.
+    /// Changed namespaces.
     pub const CHANGED_NAMESPACES: u8 = 0x04;
-    /// Commands supported and their effects.
+    /// Supported commands and their effects.
     pub const EFFECTS: u8 = 0x05;
     /// Asymmetric namespace access.
     pub const ANA: u8 = 0x0c;
-    /// Features supported and their effects.
+    /// Supported features and their effects.
     pub const FEATURES: u8 = 0x12;
-    /// Management interface commands supported and their effects.
+    /// Supported management interface commands and their effects.
     pub const MANAGEMENT: u8 = 0x13;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
@@ -36,28 +36,28 @@ pub mod id {
 /// The fields of Get Log Page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogPageRequest {
-    /// Which page, as in [`id`].
+    /// Log page identifier, as in [`id`].
     pub id: u8,
-    /// Log specific field.
+    /// Log specific field, 7 bits.
     pub log_specific: u8,
-    /// Keep the event that this page would clear (RAE).
+    /// Retain asynchronous event (RAE): reading the page does not clear its event.
     pub retain_event: bool,
-    /// How many bytes, a multiple of 4.
+    /// Number of bytes, a multiple of 4.
     pub bytes: u64,
-    /// Where to start, in bytes.
+    /// Offset in the page, in bytes.
     pub offset: u64,
-    /// Command set, where the page has one.
+    /// Command set identifier, if the page has one.
     pub csi: u8,
     /// Namespace; 0 or FFFFFFFFh for the controller.
     pub namespace: NamespaceId,
 }
 
 impl LogPageRequest {
-    /// Of an entry.
+    /// Decodes an entry.
     ///
     /// # Errors
-    /// [`Status::INVALID_FIELD`] for an offset that is no multiple of 4 (or is an index, which no page
-    /// here has).
+    /// [`Status::INVALID_FIELD`] for an offset that is not a multiple of 4 or is an index, which no supported
+    /// page has.
     pub fn check(sqe: &Sqe) -> Result<LogPageRequest, Status> {
         let (cdw10, cdw11, cdw14) = (sqe.cdw10.get(), sqe.cdw11.get(), sqe.cdw14.get());
         let dwords = u64::from(cdw10 >> 16) | u64::from(cdw11 & 0xffff) << 16;
@@ -76,7 +76,7 @@ impl LogPageRequest {
         })
     }
 
-    /// The entry, its data pointer left empty.
+    /// Encodes the entry, its data pointer left empty.
     pub fn encode(&self, command_id: u16) -> Sqe {
         let mut sqe = Sqe::new(admin::GET_LOG_PAGE, command_id);
         let dwords = (self.bytes / 4).saturating_sub(1);
@@ -93,7 +93,7 @@ impl LogPageRequest {
     }
 }
 
-/// Fills `out` with `page` from `offset` on, zeros behind its end.
+/// Fills `out` with `page` from `offset`, zero padded beyond its end.
 pub fn copy_from_offset(page: &[u8], offset: u64, out: &mut [u8]) {
     let from = usize::try_from(offset).unwrap_or(usize::MAX).min(page.len());
     let bytes = (page.len() - from).min(out.len());
@@ -101,14 +101,14 @@ pub fn copy_from_offset(page: &[u8], offset: u64, out: &mut [u8]) {
     out[bytes..].fill(0);
 }
 
-/// Log 00h: one dword per page, bit 0 where there is one.
+/// Log 00h: one dword per page, bit 0 if it is supported.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct SupportedLogPages([U32; 256]);
 const _: () = assert!(size_of::<SupportedLogPages>() == 1024);
 
 impl SupportedLogPages {
-    /// With these pages.
+    /// A page that lists these log pages.
     pub fn with_pages(pages: &[u8]) -> SupportedLogPages {
         let mut all = SupportedLogPages::new_zeroed();
         for &page in pages {
@@ -122,22 +122,22 @@ impl SupportedLogPages {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub struct ErrorEntry {
-    /// Which error since ever, from 1; 0 for an empty entry.
+    /// Error count since manufacture, from 1; 0 for an empty entry.
     pub count: U64,
-    /// The queue.
+    /// Queue of the failed command.
     pub queue_id: U16,
-    /// The command.
+    /// Identifier of the failed command.
     pub command_id: U16,
-    /// Its status field.
+    /// Status field of the failed command.
     pub status: U16,
-    /// The bad byte and bit of the command, FFFFh for none.
+    /// Byte and bit of the invalid parameter in the command, FFFFh for none.
     pub location: U16,
-    /// First LBA, unused here.
+    /// First LBA; octokv sets 0.
     pub lba: U64,
-    /// The namespace.
+    /// Namespace of the failed command.
     pub nsid: U32,
     zero_28: u8,
-    /// Transport: 3 TCP.
+    /// Transport type: 3 TCP.
     pub transport: u8,
     zero_30: [u8; 34],
 }
@@ -150,7 +150,7 @@ impl ErrorEntry {
     }
 }
 
-/// Log 02h: health.
+/// Log 02h: SMART and health information.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct HealthLog {
@@ -158,32 +158,32 @@ pub struct HealthLog {
     pub warnings: u8,
     /// Temperature, in kelvin.
     pub temperature: U16,
-    /// Spare, in percent.
+    /// Available spare capacity, in percent.
     pub spare: u8,
-    /// Spare threshold, in percent.
+    /// Available spare threshold, in percent.
     pub spare_threshold: u8,
-    /// Life used, in percent.
+    /// Percentage of the endurance used.
     pub used: u8,
     zero_6: [u8; 26],
     /// Data read, in units of 1000 × 512 B.
     pub units_read: U128,
     /// Data written, in units of 1000 × 512 B.
     pub units_written: U128,
-    /// Read commands.
+    /// Number of read commands.
     pub reads: U128,
-    /// Write commands.
+    /// Number of write commands.
     pub writes: U128,
-    /// Controller busy, in minutes.
+    /// Controller busy time, in minutes.
     pub busy_minutes: U128,
-    /// Power cycles.
+    /// Number of power cycles.
     pub power_cycles: U128,
-    /// Hours.
+    /// Time powered on, in hours.
     pub power_hours: U128,
-    /// Shutdowns without notice.
+    /// Number of unsafe shutdowns.
     pub unsafe_shutdowns: U128,
-    /// Media errors.
+    /// Number of unrecovered media and data integrity errors.
     pub media_errors: U128,
-    /// Entries of the error log since ever.
+    /// Number of error log entries since manufacture.
     pub errors: U128,
     zero_192: [u8; 320],
 }
@@ -192,21 +192,21 @@ const _: () = assert!(offset_of!(HealthLog, units_read) == 32);
 const _: () = assert!(offset_of!(HealthLog, errors) == 176);
 
 impl HealthLog {
-    /// All zeros.
+    /// A page of zeros.
     pub fn zeroed() -> HealthLog {
         HealthLog::new_zeroed()
     }
 }
 
-/// Log 03h: one firmware slot, active, read only.
+/// Encodes log 03h: one firmware slot, active, read only.
 pub fn encode_firmware_slots(revision: &str) -> [u8; 512] {
     let mut page = [0; 512];
     page[0] = 1;
-    crate::identify::encode_text(&mut page[8..16], revision);
+    crate::identify_page::encode_text(&mut page[8..16], revision);
     page
 }
 
-/// Log 04h: the namespaces that changed since the log was last read; FFFFFFFFh alone when more than 1024.
+/// Encodes log 04h: namespaces changed since the log was last read; FFFFFFFFh alone if more than 1024.
 pub fn encode_changed_namespaces(changed: &[NamespaceId]) -> Vec<u8> {
     let mut page = vec![0; 4096];
     if changed.len() > 1024 {
@@ -219,7 +219,7 @@ pub fn encode_changed_namespaces(changed: &[NamespaceId]) -> Vec<u8> {
     page
 }
 
-/// Log 05h: which commands there are and what they do.
+/// Log 05h: supported commands and their effects.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone)]
 #[repr(C)]
 pub struct CommandEffectsLog {
@@ -233,18 +233,18 @@ const _: () = assert!(size_of::<CommandEffectsLog>() == 4096);
 
 /// Effects bit CSUPP: supported.
 pub const SUPPORTED: u32 = 1;
-/// Effects bit LBCC: changes what is stored.
+/// Effects bit LBCC: changes the content of the namespace.
 pub const CHANGES_CONTENT: u32 = 1 << 1;
 
-/// Effects bits CSP and FSP: of one namespace.
+/// Effects bits CSP and FSP: scope of one namespace.
 pub const SCOPE_NAMESPACE: u32 = 1 << 20;
-/// Effects bits CSP and FSP: of the controller.
+/// Effects bits CSP and FSP: scope of the controller.
 pub const SCOPE_CONTROLLER: u32 = 1 << 21;
 
-/// Bytes of logs 12h and 13h.
+/// Length of logs 12h and 13h, in bytes.
 pub const FEATURES_BYTES: usize = 4096;
 
-/// Log 12h: which features there are, each with its scope.
+/// Encodes log 12h: supported features, each with its scope.
 pub fn encode_features(supported: impl Iterator<Item = (u8, u32)>) -> Vec<u8> {
     let mut page = vec![0; FEATURES_BYTES];
     for (feature, scope) in supported {
@@ -255,51 +255,51 @@ pub fn encode_features(supported: impl Iterator<Item = (u8, u32)>) -> Vec<u8> {
 }
 
 impl CommandEffectsLog {
-    /// No commands.
+    /// A page without commands.
     pub fn zeroed() -> Box<CommandEffectsLog> {
         Box::new(CommandEffectsLog::new_zeroed())
     }
-    /// Says that an admin command is supported.
+    /// Marks an admin command as supported.
     pub fn support_admin(&mut self, opcode: u8, effects: u32) {
         self.admin[usize::from(opcode)] = U32::new(SUPPORTED | effects);
     }
-    /// Says that an I/O command is supported.
+    /// Marks an I/O command as supported.
     pub fn support_io(&mut self, opcode: u8, effects: u32) {
         self.io[usize::from(opcode)] = U32::new(SUPPORTED | effects);
     }
 }
 
-/// State of a group of namespaces on a path.
+/// ANA state of a namespace group on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AnaState {
-    /// The best path.
+    /// Optimized path.
     Optimized = 1,
-    /// A path that works, but costs more.
+    /// Working path with lower performance.
     NonOptimized = 2,
-    /// No access on this path for now.
+    /// Temporarily inaccessible on this path.
     Inaccessible = 3,
-    /// No access on this path for ever.
+    /// Permanently inaccessible on this path.
     PersistentLoss = 4,
-    /// Changing; try again.
+    /// In transition: retry.
     Change = 15,
 }
 
 /// One group of the ANA log.
 #[derive(Clone, Debug)]
 pub struct AnaGroup<'a> {
-    /// The group, from 1.
+    /// Group identifier, from 1.
     pub id: u32,
-    /// Changes of this group since ever.
+    /// Number of state changes of this group.
     pub change_count: u64,
-    /// Its state.
+    /// Current state.
     pub state: AnaState,
-    /// Its namespaces, ascending.
+    /// Namespaces of the group, ascending.
     pub namespaces: &'a [NamespaceId],
 }
 
-/// Log 0Ch: `{changes u64, groups u16, 6 zeros}`, then per group `{id u32, namespaces u32, changes u64,
-/// state u8, 15 zeros, nsid u32 each}`.
+/// Encodes log 0Ch: `{changes u64, groups u16, 6 zeros}`, then per group `{id u32, namespaces u32, changes
+/// u64, state u8, 15 zeros, nsid u32 each}`.
 pub fn encode_ana(changes: u64, groups: &[AnaGroup<'_>]) -> Vec<u8> {
     let mut page = Vec::with_capacity(16 + groups.len() * 32);
     page.extend_from_slice(&changes.to_le_bytes());
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_have_their_bytes_where_the_specification_puts_them() {
+    fn pages_have_the_specified_offsets() {
         let mut effects = CommandEffectsLog::zeroed();
         effects.support_io(0x81, CHANGES_CONTENT);
         effects.support_admin(2, 0);

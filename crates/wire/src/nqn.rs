@@ -1,27 +1,27 @@
-//! NVMe qualified names: of hosts and subsystems (NVMe Base 2.1, 4.7).
+//! NVMe qualified names (NQN) of hosts and subsystems (NVMe Base 2.1, 4.7).
 //!
-//! At most 223 bytes of UTF-8, `nqn.` first, in a 256-byte field that zeros fill up.
+//! An NQN has at most 223 bytes of UTF-8 and begins with `nqn.`. Its field has 256 bytes, zero padded.
 
-/// The longest name, in bytes.
+/// Maximum length of an NQN, in bytes.
 pub const NQN_BYTES_MAX: usize = 223;
-/// Bytes of the field that carries a name.
+/// Length of an NQN field, in bytes.
 pub const NQN_FIELD_BYTES: usize = 256;
-/// The well-known name of every discovery subsystem.
+/// The well-known NQN of every discovery subsystem.
 pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// Why a name is none.
+/// Reason for the rejection of an NQN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidNqn {
-    /// Empty.
+    /// The name is empty.
     Empty,
-    /// Longer than [`NQN_BYTES_MAX`].
+    /// The name is longer than [`NQN_BYTES_MAX`].
     TooLong {
-        /// How long, in bytes.
+        /// Length of the name, in bytes.
         bytes: usize,
     },
-    /// Not UTF-8, or a control character or white space in it.
+    /// The name is not UTF-8, or has a control character or white space.
     Characters,
-    /// It does not begin as `nqn.YYYY-MM.` and go on.
+    /// The name does not have the form `nqn.YYYY-MM.NAME`.
     Format,
 }
 
@@ -40,10 +40,10 @@ impl std::fmt::Display for InvalidNqn {
 
 impl std::error::Error for InvalidNqn {}
 
-/// `name`, if it has the form of an NQN.
+/// Checks the format of an NQN.
 ///
 /// # Errors
-/// Why not.
+/// [`InvalidNqn`]: the first violated rule.
 pub fn check(name: &str) -> Result<&str, InvalidNqn> {
     if name.is_empty() {
         return Err(InvalidNqn::Empty);
@@ -64,16 +64,16 @@ pub fn check(name: &str) -> Result<&str, InvalidNqn> {
     if dated { Ok(name) } else { Err(InvalidNqn::Format) }
 }
 
-/// The name in a zero-terminated field. What follows the first zero is not looked at.
+/// Decodes a zero-terminated NQN field. Bytes after the first zero are ignored.
 ///
 /// # Errors
-/// Why there is none.
+/// [`InvalidNqn`]: the first violated rule.
 pub fn decode(field: &[u8; NQN_FIELD_BYTES]) -> Result<&str, InvalidNqn> {
     let end = field.iter().position(|&b| b == 0).unwrap_or(field.len());
     check(std::str::from_utf8(&field[..end]).map_err(|_| InvalidNqn::Characters)?)
 }
 
-/// The field of a name, cut at [`NQN_BYTES_MAX`] bytes.
+/// Encodes an NQN field, the name cut at [`NQN_BYTES_MAX`] bytes.
 pub fn encode(name: &str) -> [u8; NQN_FIELD_BYTES] {
     let mut field = [0; NQN_FIELD_BYTES];
     let bytes = &name.as_bytes()[..name.len().min(NQN_BYTES_MAX)];
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_accepted_or_refused_for_a_reason() {
+    fn names_are_accepted_or_rejected_with_the_reason() {
         let long = format!("nqn.2014-08.org.example:{}", "x".repeat(200));
         let table: &[(&str, Result<(), InvalidNqn>)] = &[
             (DISCOVERY, Ok(())),

@@ -5,14 +5,14 @@
 //! Dataset Management   40 CDW10 0-7 ranges, 0's based   44 CDW11 bit 2 deallocate
 //! Range   0 attributes u32   4 blocks u32   8 first block u64
 //! ```
-//! Opcodes 01h and 02h are those of KV Store and Retrieve: dispatch on the namespace's command set.
+//! Opcodes 01h and 02h equal KV Store and Retrieve: dispatch on the namespace's command set.
 
 use crate::queue_entry::Sqe;
 use crate::status::Status;
 use octokv_base::{Lba, NamespaceId};
 use zerocopy::byteorder::little_endian::U32;
 
-/// Opcodes.
+/// Opcodes of the command set.
 pub mod opcode {
     /// Flush.
     pub const FLUSH: u8 = 0x00;
@@ -30,74 +30,74 @@ pub mod opcode {
     pub const VERIFY: u8 = 0x0c;
 }
 
-/// The most blocks of one command.
+/// Maximum number of blocks of one command.
 pub const BLOCKS_MAX: u32 = 1 << 16;
-/// The most ranges of one Dataset Management.
+/// Maximum number of ranges of one Dataset Management.
 pub const RANGES_MAX: u32 = 256;
-/// Bytes of one of its ranges.
+/// Length of one range of a Dataset Management, in bytes.
 pub const RANGE_BYTES: usize = 16;
 
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
 const DEALLOCATE_ZEROES: u32 = 1 << 25;
 const DEALLOCATE_RANGES: u32 = 1 << 2;
 
-/// Blocks that follow each other.
+/// Consecutive logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LbaRange {
-    /// The first.
+    /// First block.
     pub lba: Lba,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u32,
 }
 
 /// One command of the NVM command set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvmCommand {
-    /// Make everything written so far durable.
+    /// Makes all completed writes durable.
     Flush,
-    /// Write blocks.
+    /// Writes blocks.
     Write {
-        /// Which.
+        /// Blocks to write.
         range: LbaRange,
-        /// Whether they are durable when the command completes.
+        /// Whether the blocks are durable when the command completes (FUA).
         force_unit_access: bool,
     },
-    /// Read blocks.
+    /// Reads blocks.
     Read {
-        /// Which.
+        /// Blocks to read.
         range: LbaRange,
     },
-    /// Compare blocks with the command's data.
+    /// Compares blocks with the command's data.
     Compare {
-        /// Which.
+        /// Blocks to compare.
         range: LbaRange,
     },
-    /// Make blocks read as zeros.
+    /// Sets blocks to zero.
     WriteZeroes {
-        /// Which.
+        /// Blocks to zero.
         range: LbaRange,
-        /// Whether they are durable when the command completes.
+        /// Whether the zeros are durable when the command completes (FUA).
         force_unit_access: bool,
-        /// Whether their space may be given back.
+        /// Whether the controller may deallocate the blocks.
         deallocate: bool,
     },
-    /// Say of ranges, which are the command's data, that they are not wanted any more, or nothing of use.
+    /// Gives attributes of block ranges, which are the command's data. octokv uses the deallocate attribute
+    /// only.
     DatasetManagement {
-        /// How many ranges.
+        /// Number of ranges.
         ranges: u32,
-        /// Whether they may be given back.
+        /// Whether the controller may deallocate the ranges.
         deallocate: bool,
     },
-    /// Read blocks to see whether they can be read.
+    /// Verifies that blocks are readable, without a data transfer.
     Verify {
-        /// Which.
+        /// Blocks to verify.
         range: LbaRange,
     },
 }
 
 impl NvmCommand {
-    /// The command of an entry for a namespace of blocks. Whether the blocks exist is for the namespace
-    /// to say.
+    /// Decodes an entry for a block namespace. The namespace checks the range against its size.
     ///
     /// # Errors
     /// [`Status::INVALID_OPCODE`].
@@ -125,7 +125,7 @@ impl NvmCommand {
         })
     }
 
-    /// The opcode.
+    /// Opcode of this command.
     pub fn opcode(&self) -> u8 {
         match self {
             NvmCommand::Flush => opcode::FLUSH,
@@ -138,10 +138,10 @@ impl NvmCommand {
         }
     }
 
-    /// The entry for this command, its data pointer left empty.
+    /// Encodes the entry of this command, its data pointer left empty.
     ///
     /// # Panics
-    /// When it has no blocks or ranges, or more than a command can name.
+    /// If it has no blocks or ranges, or more than [`BLOCKS_MAX`] or [`RANGES_MAX`].
     pub fn encode(&self, command_id: u16, namespace: NamespaceId) -> Sqe {
         let mut sqe = Sqe::new(self.opcode(), command_id);
         sqe.nsid = U32::new(namespace.0);
@@ -175,7 +175,7 @@ fn set_range(sqe: &mut Sqe, range: LbaRange, flags: u32) {
     sqe.cdw12 = U32::new((range.blocks - 1) | flags);
 }
 
-/// The ranges in the data of a Dataset Management: as many whole ones as there are.
+/// Decodes the whole ranges in the data of a Dataset Management.
 pub fn decode_ranges(data: &[u8]) -> impl Iterator<Item = LbaRange> + '_ {
     data.chunks_exact(RANGE_BYTES).map(|range| {
         let word = |at: usize| u32::from_le_bytes([range[at], range[at + 1], range[at + 2], range[at + 3]]);
@@ -183,7 +183,7 @@ pub fn decode_ranges(data: &[u8]) -> impl Iterator<Item = LbaRange> + '_ {
     })
 }
 
-/// Appends a range as the data of a Dataset Management has it.
+/// Appends one range to the data of a Dataset Management.
 pub fn encode_range(range: LbaRange, out: &mut Vec<u8>) {
     out.extend_from_slice(&0u32.to_le_bytes());
     out.extend_from_slice(&range.blocks.to_le_bytes());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_where_the_kernel_puts_it() {
+    fn a_write_is_encoded_as_by_the_linux_kernel() {
         let sqe = NvmCommand::Write { range: RANGE, force_unit_access: true }.encode(7, NamespaceId(1));
         assert_eq!((sqe.cdw10.get(), sqe.cdw11.get()), (0x2345_6789, 1));
         assert_eq!(sqe.cdw12.get(), 1 << 30 | 7);

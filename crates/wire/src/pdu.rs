@@ -1,210 +1,43 @@
-//! NVMe/TCP PDUs: how commands, data and replies are framed on a TCP stream (NVMe TCP Transport 1.1, 3.6).
+//! NVMe/TCP PDUs: framing of commands, data and completions on a TCP stream (NVMe TCP Transport 1.1, 3.6).
 //!
-//! In: the bytes of a stream. Out: a [`PduLayout`] that says where a PDU's parts lie, then its typed header.
-//! And back: `encode` appends a header (with its digest and padding) to a `Vec` that has room.
+//! Decoding: the bytes of a stream give a [`PduLayout`], which gives the typed header. Encoding: `encode` appends a
+//! header with its digest and padding to a `Vec`; the caller appends the data.
 //!
 //! ```text
 //! 0     1      2      3     4..8    8..hlen          hlen     pdo        plen
-//! kind  flags  hlen   pdo   plen  | rest of header | HDGST | pad | data | DDGST |
-//! <------- Unchecked ------------> <--------- Frame says where ---------------->
+//! type  flags  hlen   pdo   plen  | rest of header | HDGST | pad | data | DDGST |
+//! <- UncheckedCommonHeader ------> <------------ PduLayout ----------------------->
 //! ```
-//! Invariants: a [`PduLayout`] exists only after [`UncheckedCommonHeader::check`]: its parts lie in order within
-//! `pdu_bytes`, and the header's length is that of its kind. Digests are CRC-32C, header and data each.
+//! Invariants: only [`UncheckedCommonHeader::check`] creates a [`PduLayout`], so its parts lie in order within
+//! `pdu_bytes` and the header has the length of its type. Digests are CRC-32C over header and data separately.
+//! Tested in `pdu_tests.rs` and by the fuzz target `pdu`.
 
 pub use crate::ic_term::{IcRequest, IcResponse, TermReq, UncheckedIc};
 use crate::pdu_error::PduError;
+pub use crate::pdu_header::{
+    ADMIN_CAPSULE_DATA_BYTES, COMMON_HEADER_BYTES, DIGEST_BYTES, IC_BYTES, NegotiatedParams, PduType, Role,
+    TERM_REQ_BYTES_MAX, flags,
+};
+use crate::pdu_header::{CommonHeader, header_view};
 use crate::queue_entry::{Cqe, Sqe};
 use octokv_base::crc32c;
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of the common header, the least that must be there to know a PDU's length.
-pub const COMMON_HEADER_BYTES: usize = 8;
-/// Bytes of ICReq and ICResp.
-pub const IC_BYTES: usize = 128;
-/// Bytes of a digest.
-pub const DIGEST_BYTES: usize = 4;
-/// Bytes that admin and Fabrics commands may carry in their capsule.
-pub const ADMIN_CAPSULE_DATA_BYTES: u32 = 8192;
-/// The longest termination request, in bytes.
-pub const TERM_REQ_BYTES_MAX: usize = 152;
-
-/// PDU types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum PduType {
-    /// Initialize connection request, host to controller.
-    IcRequest = 0,
-    /// Initialize connection response.
-    IcResponse = 1,
-    /// The host terminates.
-    H2cTermReq = 2,
-    /// The controller terminates.
-    C2hTermReq = 3,
-    /// A command, perhaps with data.
-    CapsuleCommand = 4,
-    /// A completion.
-    CapsuleResponse = 5,
-    /// Data to the controller, as an R2T asked for.
-    H2cData = 6,
-    /// Data to the host.
-    C2hData = 7,
-    /// Ready to transfer: the controller asks for data.
-    ReadyToTransfer = 9,
-}
-
-impl PduType {
-    /// The kind of a type byte.
-    pub fn from_u8(kind: u8) -> Option<PduType> {
-        use PduType::*;
-        let all = [
-            IcRequest,
-            IcResponse,
-            H2cTermReq,
-            C2hTermReq,
-            CapsuleCommand,
-            CapsuleResponse,
-            H2cData,
-            C2hData,
-            ReadyToTransfer,
-        ];
-        all.into_iter().find(|&k| k as u8 == kind)
-    }
-
-    /// The header length that the kind must have, in bytes, without digest.
-    pub const fn header_bytes(self) -> usize {
-        match self {
-            PduType::IcRequest | PduType::IcResponse => IC_BYTES,
-            PduType::CapsuleCommand => 72,
-            PduType::H2cTermReq
-            | PduType::C2hTermReq
-            | PduType::CapsuleResponse
-            | PduType::H2cData
-            | PduType::C2hData
-            | PduType::ReadyToTransfer => 24,
-        }
-    }
-
-    /// Whether digests apply to it: not while a connection begins or ends.
-    pub const fn has_digests(self) -> bool {
-        !matches!(self, PduType::IcRequest | PduType::IcResponse | PduType::H2cTermReq | PduType::C2hTermReq)
-    }
-
-    const fn can_carry_data(self) -> bool {
-        matches!(self, PduType::CapsuleCommand | PduType::H2cData | PduType::C2hData)
-    }
-
-    const fn is_received_by(self, role: Role) -> bool {
-        match role {
-            Role::Controller => {
-                matches!(
-                    self,
-                    PduType::IcRequest | PduType::H2cTermReq | PduType::CapsuleCommand | PduType::H2cData
-                )
-            }
-            Role::Host => matches!(
-                self,
-                PduType::IcResponse
-                    | PduType::C2hTermReq
-                    | PduType::CapsuleResponse
-                    | PduType::C2hData
-                    | PduType::ReadyToTransfer
-            ),
-        }
-    }
-}
-
-/// Bits of the flags byte.
-pub mod flags {
-    /// A header digest follows the header.
-    pub const HEADER_DIGEST: u8 = 1;
-    /// A data digest follows the data.
-    pub const DATA_DIGEST: u8 = 2;
-    /// The last data PDU of a transfer.
-    pub const LAST: u8 = 4;
-    /// The command succeeded and no completion follows. Only with LAST.
-    pub const SUCCESS: u8 = 8;
-}
-
-/// One end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// The target.
-    Controller,
-    /// The initiator.
-    Host,
-}
-
-/// What both ends agreed on, as one end uses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NegotiatedParams {
-    /// Header digests are on.
-    pub header_digest: bool,
-    /// Data digests are on.
-    pub data_digest: bool,
-    /// Data that this end sends begins at a multiple of this in its PDU, in bytes (the other end's HPDA
-    /// or CPDA): 4 to 128.
-    pub send_alignment: u16,
-    /// The most data that one received PDU may carry, in bytes.
-    pub receive_data_bytes_max: u32,
-}
-
-impl NegotiatedParams {
-    /// Before anything was agreed on: no digests.
-    pub const fn initial() -> NegotiatedParams {
-        NegotiatedParams {
-            header_digest: false,
-            data_digest: false,
-            send_alignment: 4,
-            receive_data_bytes_max: 1 << 24,
-        }
-    }
-
-    /// The alignment in bytes of an HPDA or CPDA (0's based, in units of 4 B).
-    ///
-    /// # Errors
-    /// When it is above 31.
-    pub fn alignment_bytes(pda: u8) -> Result<u16, PduError> {
-        if pda > 31 { Err(PduError::Alignment { alignment: pda }) } else { Ok((u16::from(pda) + 1) * 4) }
-    }
-
-    /// Bytes before the data of a PDU that this end sends with data.
-    pub fn prefix_bytes(&self, kind: PduType) -> usize {
-        let digest = if self.header_digest { DIGEST_BYTES } else { 0 };
-        (kind.header_bytes() + digest).next_multiple_of(usize::from(self.send_alignment))
-    }
-
-    /// Bytes after the data: its digest, where there is data and digests are on.
-    pub fn trailer_bytes(&self, data_bytes: usize) -> usize {
-        if self.data_digest && data_bytes > 0 { DIGEST_BYTES } else { 0 }
-    }
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
-#[repr(C)]
-pub(crate) struct CommonHeader {
-    pdu_type: u8,
-    flags: u8,
-    header_bytes: u8,
-    data_offset: u8,
-    pdu_bytes: U32,
-}
-const _: () = assert!(size_of::<CommonHeader>() == COMMON_HEADER_BYTES);
-
-/// The first eight bytes of a PDU as they came.
+/// The first eight bytes of a PDU as received.
 #[derive(Clone, Copy)]
 pub struct UncheckedCommonHeader([u8; COMMON_HEADER_BYTES]);
 
 impl UncheckedCommonHeader {
-    /// Of the start of `bytes`, or `None` when fewer than eight are there.
+    /// Copies the common header from the start of `bytes`; `None` if there are fewer than eight bytes.
     pub fn new(bytes: &[u8]) -> Option<UncheckedCommonHeader> {
         bytes.first_chunk().map(|b| UncheckedCommonHeader(*b))
     }
 
-    /// Where the PDU's parts lie, if they fit its kind, the receiver and what was agreed on.
+    /// Locates the parts of the PDU, if they match its type, the receiver and the negotiated parameters.
     ///
     /// # Errors
-    /// The fault that ends the connection.
+    /// The protocol error that ends the connection.
     pub fn check(self, receiver: Role, params: &NegotiatedParams) -> Result<PduLayout, PduError> {
         let CommonHeader { pdu_type: kind, flags: bits, header_bytes, data_offset, pdu_bytes } =
             zerocopy::transmute!(self.0);
@@ -231,7 +64,7 @@ impl UncheckedCommonHeader {
         };
         match known {
             PduType::H2cTermReq | PduType::C2hTermReq => {
-                // What follows the header is the start of the PDU that was wrong.
+                // The data of a termination request is the start of the rejected PDU.
                 if !(header_end..=TERM_REQ_BYTES_MAX as u32).contains(&pdu_bytes) {
                     return Err(PduError::PduLength { pdu_bytes });
                 }
@@ -247,21 +80,21 @@ impl UncheckedCommonHeader {
     }
 }
 
-/// Where the parts of one PDU lie: `prefix_bytes` of header, digest and padding, then `data_bytes`, then
-/// `trailer_bytes` of data digest. Only [`UncheckedCommonHeader::check`] makes one.
+/// Layout of one PDU: `prefix_bytes` of header, digest and padding, then `data_bytes`, then `trailer_bytes`
+/// of data digest. Only [`UncheckedCommonHeader::check`] creates one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PduLayout {
-    /// The kind.
+    /// PDU type.
     pub pdu_type: PduType,
-    /// The flags byte.
+    /// Flags byte, as in [`flags`].
     pub flags: u8,
     /// Whether a header digest follows the header.
     pub header_digest: bool,
-    /// Bytes before the data.
+    /// Length of header, digest and padding, in bytes.
     pub prefix_bytes: u32,
-    /// Bytes of data.
+    /// Length of the data, in bytes.
     pub data_bytes: u32,
-    /// Bytes of data digest: 0 or 4.
+    /// Length of the data digest, in bytes: 0 or 4.
     pub trailer_bytes: u32,
 }
 
@@ -292,7 +125,7 @@ impl PduLayout {
         Ok(())
     }
 
-    /// All bytes of the PDU.
+    /// Length of the whole PDU, in bytes.
     pub fn pdu_bytes(&self) -> usize {
         self.prefix_bytes as usize + self.data_bytes as usize + self.trailer_bytes as usize
     }
@@ -302,22 +135,25 @@ impl PduLayout {
         self.flags & flags::LAST != 0
     }
 
-    /// Whether this stands for a completion too.
+    /// Whether this data PDU also completes its command with success.
     pub fn is_success(&self) -> bool {
         self.flags & flags::SUCCESS != 0
     }
 
-    /// The header in `prefix`, its digest found right.
+    /// Decodes the header in `prefix` after verifying its digest.
     ///
     /// # Errors
-    /// When the digest is wrong.
+    /// [`PduError::HeaderDigest`] if the digest does not match.
     ///
     /// # Panics
-    /// When `prefix` has fewer than `prefix_bytes` bytes: the caller waits for them.
+    /// If `prefix` has fewer than `prefix_bytes` bytes.
     #[inline]
     pub fn decode_header<'a>(&self, prefix: &'a [u8]) -> Result<PduHeader<'a>, PduError> {
         let end = self.pdu_type.header_bytes();
-        assert!(prefix.len() >= self.prefix_bytes as usize, "a header is read when all of it is there");
+        assert!(
+            prefix.len() >= self.prefix_bytes as usize,
+            "the header is decoded before all of it was received"
+        );
         let header = &prefix[..end];
         if self.header_digest {
             let received =
@@ -339,24 +175,18 @@ impl PduLayout {
     }
 }
 
-/// A view of a header whose length was checked.
-pub(crate) fn header_view<T: FromBytes + Immutable + KnownLayout + Unaligned>(bytes: &[u8]) -> &T {
-    // `PduLayout` exists only with the header length of its kind, which is that of the layout.
-    T::ref_from_prefix(bytes).expect("a header of its kind's length").0
-}
-
-/// A PDU's header, by kind.
+/// The typed header of a PDU.
 #[derive(Clone, Copy)]
 pub enum PduHeader<'a> {
-    /// ICReq, its fields not yet checked.
+    /// ICReq, fields not yet checked.
     IcRequest(UncheckedIc),
-    /// ICResp, its fields not yet checked.
+    /// ICResp, fields not yet checked.
     IcResponse(UncheckedIc),
-    /// Either end's termination request.
+    /// H2CTermReq or C2HTermReq.
     TermReq(TermReq),
-    /// A command.
+    /// Capsule with a submission queue entry.
     Command(&'a Sqe),
-    /// A completion.
+    /// Capsule with a completion queue entry.
     Response(&'a Cqe),
     /// H2CData or C2HData.
     Data(DataHeader),
@@ -381,13 +211,13 @@ const _: () = assert!(COMMON_HEADER_BYTES + size_of::<Cqe>() == PduType::Capsule
 /// The fields of H2CData, C2HData and R2T: a range of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataHeader {
-    /// The command (CCCID).
+    /// Command identifier (CCCID).
     pub command_id: u16,
-    /// The transfer tag (TTAG) of R2T and H2CData; 0 in C2HData.
+    /// Transfer tag (TTAG) of R2T and H2CData; 0 in C2HData.
     pub tag: u16,
-    /// Where in the command's data the range begins, in bytes.
+    /// Offset of the range in the command's data, in bytes.
     pub offset: u32,
-    /// The range's length, in bytes.
+    /// Length of the range, in bytes.
     pub bytes: u32,
 }
 
@@ -415,9 +245,9 @@ impl DataHeader {
         }
     }
 
-    /// Appends what precedes `self.bytes` bytes of data in an H2CData (from the host) or C2HData (from
-    /// the controller). The caller sends the data, then, where [`NegotiatedParams::trailer_bytes`] says so, its digest.
-    /// `bits` is LAST, SUCCESS or both.
+    /// Appends the header, digest and padding of an H2CData (host) or C2HData (controller) with `self.bytes`
+    /// bytes of data. `bits` is LAST, SUCCESS or both. REQUIRES: the caller appends the data and then, if
+    /// [`NegotiatedParams::trailer_bytes`] is not 0, its digest.
     #[inline]
     pub fn encode(&self, sender: Role, bits: u8, params: &NegotiatedParams, out: &mut Vec<u8>) {
         let kind = match sender {
@@ -437,8 +267,8 @@ impl DataHeader {
     }
 }
 
-/// Appends what precedes `data_bytes` bytes of in-capsule data of a command; with 0 the whole PDU. The
-/// caller sends the data and its digest, as with [`DataHeader::encode`].
+/// Appends the header, digest and padding of a command capsule with `data_bytes` bytes of in-capsule data;
+/// with 0 the whole PDU. REQUIRES: the caller appends the data and its digest, as for [`DataHeader::encode`].
 #[inline]
 pub fn encode_command(sqe: &Sqe, data_bytes: usize, params: &NegotiatedParams, out: &mut Vec<u8>) {
     let kind = PduType::CapsuleCommand;
@@ -460,48 +290,6 @@ pub fn encode_response(cqe: &Cqe, params: &NegotiatedParams, out: &mut Vec<u8>) 
     header[..COMMON_HEADER_BYTES].copy_from_slice(params.common_header_without_data(kind).as_bytes());
     header[COMMON_HEADER_BYTES..].copy_from_slice(cqe.as_bytes());
     params.append_header(kind, &header, false, out);
-}
-
-pub(crate) fn common_header(kind: PduType, flags: u8, data_offset: usize, pdu_bytes: usize) -> CommonHeader {
-    CommonHeader {
-        pdu_type: kind as u8,
-        flags,
-        header_bytes: kind.header_bytes() as u8,
-        data_offset: data_offset as u8,
-        pdu_bytes: U32::new(pdu_bytes as u32),
-    }
-}
-
-impl NegotiatedParams {
-    #[inline]
-    fn common_header_without_data(&self, kind: PduType) -> CommonHeader {
-        let (bits, digest) = if self.header_digest { (flags::HEADER_DIGEST, DIGEST_BYTES) } else { (0, 0) };
-        common_header(kind, bits, 0, kind.header_bytes() + digest)
-    }
-
-    #[inline]
-    fn common_header_with_data(&self, kind: PduType, bits: u8, data_bytes: usize) -> CommonHeader {
-        let prefix = self.prefix_bytes(kind);
-        let trailer = self.trailer_bytes(data_bytes);
-        let header_bit = if self.header_digest { flags::HEADER_DIGEST } else { 0 };
-        let data_bit = if trailer > 0 { flags::DATA_DIGEST } else { 0 };
-        common_header(kind, bits | header_bit | data_bit, prefix, prefix + data_bytes + trailer)
-    }
-
-    /// Appends the header, its digest and, where data follows, the padding.
-    #[inline]
-    fn append_header(&self, kind: PduType, header: &[u8], data_follows: bool, out: &mut Vec<u8>) {
-        out.extend_from_slice(header);
-        let mut written = header.len();
-        if self.header_digest {
-            out.extend_from_slice(&crc32c(header).to_le_bytes());
-            written += DIGEST_BYTES;
-        }
-        if data_follows {
-            const ZEROS: [u8; 128] = [0; 128];
-            out.extend_from_slice(&ZEROS[..self.prefix_bytes(kind) - written]);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,70 +1,71 @@
-//! What a peer can do wrong with a PDU: facts, and the words of a termination request for them.
+//! Protocol errors that a peer can cause, and the termination request for each.
 //!
-//! Any of these ends the connection: the receiver sends H2CTermReq or C2HTermReq with [`PduError::fatal`]
-//! and [`PduError::information`], then closes (NVMe TCP Transport 1.1, 3.6.2.3).
+//! Each of these ends the connection: the receiver sends H2CTermReq or C2HTermReq with
+//! [`PduError::fatal_error_status`] and [`PduError::fatal_error_information`], then closes (NVMe TCP Transport 1.1,
+//! 3.6.2.3).
 
 /// Fatal error status (FES) of a termination request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalErrorStatus {
-    /// A header field holds what it must not.
+    /// A header field has an invalid value.
     InvalidHeaderField = 1,
-    /// A PDU that may not come now.
+    /// A PDU that is not allowed in the current state.
     SequenceError = 2,
-    /// The header digest is wrong.
+    /// The header digest does not match the header.
     HeaderDigestError = 3,
-    /// Data outside what was asked for.
+    /// Data outside the range of the transfer.
     DataOutOfRange = 4,
-    /// More R2Ts, or more data, at once than the limit that was agreed on.
+    /// More R2Ts or more data at once than the negotiated limit.
     LimitExceeded = 5,
-    /// A parameter that this end does not support.
+    /// A parameter that the receiver does not support.
     UnsupportedParameter = 6,
 }
 
-/// One thing that a peer did wrong. Integers are the values that came.
+/// One protocol error of the peer. The integers are the received values.
 #[allow(missing_docs)] // The fields are named for what they are in the PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PduError {
-    /// No such PDU type.
+    /// The PDU type is not defined.
     UnknownPduType { kind: u8 },
-    /// A PDU type that this end never receives, or not in this state.
+    /// The PDU type is never valid for this receiver, or not in its current state.
     UnexpectedPduType { kind: u8 },
-    /// Flags that do not fit the type or the digests agreed on.
+    /// The flags do not match the PDU type or the negotiated digests.
     Flags { flags: u8 },
-    /// The header length does not fit the type.
+    /// The header length is not that of the PDU type.
     HeaderLength { header_bytes: u8 },
-    /// The data offset points into the header, beyond the PDU, or is not aligned.
+    /// The data offset lies inside the header, beyond the PDU, or is not aligned.
     DataOffset { data_offset: u8 },
-    /// The PDU length does not fit its header and data, or exceeds what this end takes.
+    /// The PDU length does not match its header and data, or exceeds the receiver's maximum.
     PduLength { pdu_bytes: u32 },
-    /// The header digest is not that of the header.
+    /// The header digest does not match the header.
     HeaderDigest { received: u32, computed: u32 },
-    /// A PDU format version other than 0.
+    /// The PDU format version is not 0.
     FormatVersion { version: u16 },
-    /// A data alignment that is out of range.
+    /// The data alignment (HPDA or CPDA) is out of range.
     Alignment { alignment: u8 },
-    /// Digest bits that are reserved.
+    /// Reserved digest bits are set.
     DigestBits { bits: u8 },
-    /// A maximum data length below 4096 or not a multiple of 4.
+    /// The maximum data length is below 4096 or not a multiple of 4.
     DataLimit { bytes: u32 },
-    /// A command identifier that names no command that waits for this.
+    /// The command identifier names no command that expects this PDU.
     CommandId { command_id: u16 },
-    /// A transfer tag that names no transfer (or data that nobody asked for).
+    /// The transfer tag names no open transfer.
     TransferTag { tag: u16 },
-    /// Data that begins elsewhere than where the last ended, or ends beyond what was asked for.
+    /// The data does not continue the transfer, or extends beyond its range.
     DataRange { offset: u32, bytes: u32 },
-    /// More data in one PDU than agreed on.
+    /// One data PDU carries more than the negotiated maximum.
     DataLimitExceeded { bytes: u32 },
-    /// The LAST flag where data is missing, or no LAST flag at its end.
+    /// The LAST flag is set before the end of the transfer or missing at its end.
     LastFlag { flags: u8 },
-    /// More R2Ts at once than this end allows.
+    /// More R2Ts are open than MAXR2T allows.
     TransferLimit { tag: u16 },
-    /// More commands at once than the queue holds.
+    /// More commands are in flight than the queue has entries.
     QueueOverrun { command_id: u16 },
 }
 
 impl PduError {
-    /// The status that a termination request gives.
+    /// Fatal error status (FES) of the termination request.
     pub fn fatal_error_status(&self) -> FatalErrorStatus {
         use PduError::*;
         match self {
@@ -88,8 +89,8 @@ impl PduError {
         }
     }
 
-    /// The fatal error information (FEI): the offset of the bad field in the header, in bytes, or the
-    /// digest that came.
+    /// Fatal error information (FEI): the offset of the invalid field in the header, in bytes, or the
+    /// received header digest.
     pub fn fatal_error_information(&self) -> u32 {
         use PduError::*;
         match *self {

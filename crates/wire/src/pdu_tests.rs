@@ -1,4 +1,4 @@
-//! Tests of [`super`]: golden bytes, round trips, every fault, random bytes.
+//! Tests of [`super`]: golden bytes, round trips, every protocol error, random bytes.
 
 use super::*;
 use crate::status::Status;
@@ -22,7 +22,7 @@ fn check(bytes: &[u8], role: Role, params: &NegotiatedParams) -> Result<PduLayou
 }
 
 #[test]
-fn a_response_is_24_bytes_in_their_places() {
+fn a_response_has_the_specified_24_bytes() {
     let cqe = Cqe::new(5, 6, Status::SUCCESS, 7, 0);
     let mut out = Vec::new();
     encode_response(&cqe, &NegotiatedParams::initial(), &mut out);

@@ -1,10 +1,10 @@
-//! Submission and completion queue entries, and the numbers in them (NVMe Base 2.1, 3.3.3 and 4.1).
+//! Submission and completion queue entries and the values of their fields (NVMe Base 2.1, 3.3.3 and 4.1).
 //!
 //! ```text
 //! SQE  0 opcode  1 flags  2 CID  4 NSID  8 CDW2  12 CDW3  16 MPTR  24 DPTR (one SGL)  40 CDW10 … 60 CDW15
 //! CQE  0 DW0  4 DW1  8 SQHD  10 SQID  12 CID  14 status (bit 0 phase, unused in Fabrics)
 //! ```
-//! Every bit pattern is a possible entry: what its fields mean is checked where they are used.
+//! Every bit pattern is a valid entry; the module of each command checks its fields.
 
 use crate::status::Status;
 use octokv_base::NamespaceId;
@@ -37,16 +37,6 @@ pub mod admin {
 /// The opcode of every Fabrics command, on any queue.
 pub const FABRICS_OPCODE: u8 = 0x7f;
 
-/// Opcodes of NVM commands, on namespaces of command set [`csi::NVM`].
-pub mod nvm {
-    /// Flush.
-    pub const FLUSH: u8 = 0x00;
-    /// Write.
-    pub const WRITE: u8 = 0x01;
-    /// Read.
-    pub const READ: u8 = 0x02;
-}
-
 /// Command set identifiers.
 pub mod csi {
     /// The NVM command set.
@@ -71,7 +61,7 @@ pub mod feature {
     pub const QUEUES: u8 = 0x07;
     /// Write atomicity.
     pub const WRITE_ATOMICITY: u8 = 0x0a;
-    /// Asynchronous event configuration; bits as [`super::event`] has them.
+    /// Asynchronous event configuration, bits of [`super::event`].
     pub const ASYNC_EVENTS: u8 = 0x0b;
     /// Keep alive timer, in milliseconds.
     pub const KEEP_ALIVE: u8 = 0x0f;
@@ -85,7 +75,7 @@ pub mod feature {
     pub const HOST_IDENTIFIER: u8 = 0x81;
 }
 
-/// Asynchronous events: DW0 of a completed event request, and the bits that turn notices on.
+/// Asynchronous events: DW0 of a completed event request, and the bits that enable notices.
 pub mod event {
     /// Notice bit (OAES, feature 0Bh): namespace attribute changed.
     pub const NAMESPACE_CHANGED_BIT: u32 = 1 << 8;
@@ -103,7 +93,7 @@ pub mod event {
     pub const RELIABILITY: u32 = completion_dw0(1, 0x00, 0x02);
     /// DW0: spare capacity below its threshold, read log 02h.
     pub const SPARE_LOW: u32 = completion_dw0(1, 0x02, 0x02);
-    /// DW0: keep-alive ran out or another error, read log 01h.
+    /// DW0: keep alive timeout or another error, read log 01h.
     pub const ERROR: u32 = completion_dw0(0, 0x03, 0x01);
 
     /// DW0 of an event of this type (0 error, 1 health, 2 notice, 7 vendor), information and log page.
@@ -112,7 +102,7 @@ pub mod event {
     }
 }
 
-/// What the low two bits of every opcode say of its data.
+/// Data transfer direction, encoded in bits 1:0 of every opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataDirection {
     /// No data.
@@ -121,12 +111,12 @@ pub enum DataDirection {
     ToController,
     /// From controller to host.
     ToHost,
-    /// Both.
+    /// In both directions.
     Both,
 }
 
 impl DataDirection {
-    /// Of an opcode. For Fabrics commands give the Fabrics command type.
+    /// The direction of an opcode. For Fabrics commands pass the Fabrics command type.
     pub const fn from_opcode(opcode: u8) -> DataDirection {
         match opcode & 3 {
             0 => DataDirection::None,
@@ -137,37 +127,37 @@ impl DataDirection {
     }
 }
 
-/// A submission queue entry.
+/// Submission queue entry.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sqe {
-    /// What to do.
+    /// Opcode.
     pub opcode: u8,
     /// Fused operation bits 1:0, PRP or SGL bits 7:6 (01b for Fabrics).
     pub flags: u8,
-    /// Command identifier.
+    /// Command identifier (CID).
     pub command_id: U16,
-    /// Namespace; 0 none, FFFFFFFFh all. Byte 4 of a Fabrics command is its type.
+    /// Namespace identifier; 0 none, FFFFFFFFh all. Byte 4 of a Fabrics command is its type.
     pub nsid: U32,
-    /// CDW2.
+    /// Command dword 2.
     pub cdw2: U32,
-    /// CDW3.
+    /// Command dword 3.
     pub cdw3: U32,
-    /// Metadata pointer, unused here.
+    /// Metadata pointer; octokv ignores it.
     pub metadata: U64,
     /// Data pointer: one SGL descriptor.
     pub sgl: Sgl,
-    /// CDW10.
+    /// Command dword 10.
     pub cdw10: U32,
-    /// CDW11.
+    /// Command dword 11.
     pub cdw11: U32,
-    /// CDW12.
+    /// Command dword 12.
     pub cdw12: U32,
-    /// CDW13.
+    /// Command dword 13.
     pub cdw13: U32,
-    /// CDW14.
+    /// Command dword 14.
     pub cdw14: U32,
-    /// CDW15.
+    /// Command dword 15.
     pub cdw15: U32,
 }
 const _: () = assert!(size_of::<Sqe>() == SQE_BYTES);
@@ -176,7 +166,7 @@ const _: () = assert!(size_of::<Sqe>() == SQE_BYTES);
 pub const SGL_FLAGS: u8 = 0x40;
 
 impl Sqe {
-    /// An entry with this opcode, an SGL of no data and zeros.
+    /// An entry with this opcode, an SGL without data and all other fields zero.
     pub fn new(opcode: u8, command_id: u16) -> Sqe {
         let mut sqe: Sqe = zerocopy::FromZeros::new_zeroed();
         sqe.opcode = opcode;
@@ -186,17 +176,17 @@ impl Sqe {
         sqe
     }
 
-    /// From 64 bytes.
+    /// Decodes 64 bytes.
     pub fn from_bytes(bytes: &[u8; SQE_BYTES]) -> Sqe {
         zerocopy::transmute!(*bytes)
     }
 
-    /// The command identifier.
+    /// Command identifier.
     pub fn command_id(&self) -> u16 {
         self.command_id.get()
     }
 
-    /// The namespace identifier, 0 and FFFFFFFFh included.
+    /// Namespace identifier, 0 and FFFFFFFFh included.
     pub fn namespace(&self) -> NamespaceId {
         NamespaceId(self.nsid.get())
     }
@@ -208,21 +198,21 @@ impl std::fmt::Debug for Sqe {
     }
 }
 
-/// A completion queue entry.
+/// Completion queue entry.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Cqe {
-    /// DW0: the command's result.
+    /// Dword 0: the command's result.
     pub dw0: U32,
-    /// DW1.
+    /// Dword 1: upper half of a 64-bit result.
     pub dw1: U32,
-    /// Head of the submission queue.
+    /// Submission queue head pointer (SQHD).
     pub sq_head: U16,
-    /// The submission queue; 0 in Fabrics.
+    /// Submission queue identifier; 0 in Fabrics.
     pub sq_id: U16,
-    /// The command that is complete.
+    /// Identifier of the completed command.
     pub command_id: U16,
-    /// The status field.
+    /// Status field, the phase tag included.
     pub status: U16,
 }
 const _: () = assert!(size_of::<Cqe>() == CQE_BYTES);
@@ -240,12 +230,12 @@ impl Cqe {
         }
     }
 
-    /// From 16 bytes.
+    /// Decodes 16 bytes.
     pub fn from_bytes(bytes: &[u8; CQE_BYTES]) -> Cqe {
         zerocopy::transmute!(*bytes)
     }
 
-    /// The status.
+    /// Status without the phase tag.
     pub fn status(&self) -> Status {
         Status::from_field(self.status.get())
     }
@@ -257,7 +247,7 @@ impl std::fmt::Debug for Cqe {
     }
 }
 
-/// An SGL descriptor as it came or goes; [`Sgl::check`] says what it is.
+/// An unchecked SGL descriptor; [`Sgl::check`] returns its kind.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sgl {
@@ -268,25 +258,25 @@ pub struct Sgl {
 }
 const _: () = assert!(size_of::<Sgl>() == 16);
 
-/// Where a command's data is.
+/// Location of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SglKind {
     /// No data.
     None,
-    /// In the capsule, behind the command.
+    /// In the capsule, after the entry.
     InCapsule {
-        /// How much, in bytes.
+        /// Length of the data, in bytes.
         bytes: u32,
     },
-    /// Sent in data PDUs.
+    /// In data PDUs.
     Transport {
-        /// How much, in bytes.
+        /// Length of the data, in bytes.
         bytes: u32,
     },
 }
 
 impl SglKind {
-    /// How much data, in bytes.
+    /// Length of the data, in bytes.
     pub fn bytes(self) -> u32 {
         match self {
             SglKind::None => 0,
@@ -301,20 +291,21 @@ const SGL_TRANSPORT: u8 = 0x5a;
 const SGL_DATA_BLOCK: u8 = 0x00;
 
 impl Sgl {
-    /// Data in the capsule.
+    /// A descriptor of data in the capsule.
     pub fn in_capsule(bytes: u32) -> Sgl {
         Sgl { address: U64::new(0), bytes: U32::new(bytes), reserved: [0; 3], kind: SGL_IN_CAPSULE }
     }
 
-    /// Data in data PDUs.
+    /// A descriptor of data in data PDUs.
     pub fn transport(bytes: u32) -> Sgl {
         Sgl { address: U64::new(0), bytes: U32::new(bytes), reserved: [0; 3], kind: SGL_TRANSPORT }
     }
 
-    /// What the descriptor says.
+    /// The location of the data.
     ///
     /// # Errors
-    /// The status that fails the command: an unknown type, or an offset into the capsule other than 0.
+    /// The status that fails the command: [`Status::INVALID_SGL_TYPE`], or [`Status::INVALID_SGL_OFFSET`] for
+    /// an offset into the capsule other than 0.
     #[inline]
     pub fn check(&self) -> Result<SglKind, Status> {
         let bytes = self.bytes.get();
@@ -327,7 +318,7 @@ impl Sgl {
         }
     }
 
-    /// The descriptor type byte and length as they are, for logs and tests.
+    /// Descriptor type byte and length, unchecked.
     pub fn raw(&self) -> (u8, u32) {
         (self.kind, self.bytes.get())
     }

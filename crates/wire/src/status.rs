@@ -1,6 +1,6 @@
-//! Status codes: what a completion says of its command.
+//! Status codes of completions.
 //!
-//! In the completion's last two bytes, above the phase tag (unused in Fabrics):
+//! Bits 15:1 of the completion's last two bytes, above the phase tag (unused in Fabrics):
 //! ```text
 //! 14    13    12:11  10:8  7:0
 //! DNR   More  CRD    SCT   SC
@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-/// A status: type, code, and whether a retry is useless. [`Status::SUCCESS`] is 0.
+/// Status type, status code and the Do Not Retry bit. [`Status::SUCCESS`] is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Status(u16);
 
@@ -20,7 +20,7 @@ macro_rules! statuses {
         impl Status {
             $($(#[$doc])* pub const $name: Status = Status::new($sct, $sc);)*
 
-            /// What the code means, if it is one that octokv knows.
+            /// The meaning of the code, if octokv knows it.
             pub fn text(self) -> Option<&'static str> {
                 match (self.code_type(), self.code()) {
                     $(($sct, $sc) => Some($text),)*
@@ -36,19 +36,19 @@ impl Status {
     pub const fn new(code_type: u8, code: u8) -> Status {
         Status(((code_type as u16 & 7) << 8) | code as u16)
     }
-    /// From a completion's status field, the phase tag included.
+    /// Decodes a completion's status field, the phase tag included.
     pub const fn from_field(field: u16) -> Status {
         Status(field >> 1)
     }
-    /// As a completion's status field, the phase tag 0.
+    /// Encodes a completion's status field with phase tag 0.
     pub const fn to_field(self) -> u16 {
         self.0 << 1
     }
-    /// The same, saying that a retry of the same command would fail too.
+    /// The same status with Do Not Retry (DNR): a retry of the same command would fail too.
     pub const fn do_not_retry(self) -> Status {
         Status(self.0 | DO_NOT_RETRY)
     }
-    /// Whether a retry is useless.
+    /// Whether Do Not Retry is set.
     pub const fn is_final(self) -> bool {
         self.0 & DO_NOT_RETRY != 0
     }
@@ -64,110 +64,110 @@ impl Status {
     pub const fn is_success(self) -> bool {
         self.0 & 0x7ff == 0
     }
-    /// Whether type and code are the same, whatever the other bits say.
+    /// Whether type and code are equal, ignoring the other bits.
     pub const fn is(self, other: Status) -> bool {
         self.0 & 0x7ff == other.0 & 0x7ff
     }
 }
 
 statuses! {
-    /// Done.
+    /// Success.
     SUCCESS = 0, 0x00, "success";
-    /// The opcode is not one of this queue or namespace.
+    /// The queue or namespace does not support the opcode.
     INVALID_OPCODE = 0, 0x01, "invalid command opcode";
-    /// A field holds what it must not.
+    /// A field has an invalid value.
     INVALID_FIELD = 0, 0x02, "invalid field in command";
-    /// The command identifier is already in use.
+    /// The command identifier is in use.
     COMMAND_ID_CONFLICT = 0, 0x03, "command identifier conflict";
     /// Data could not be transferred.
     DATA_TRANSFER_ERROR = 0, 0x04, "data transfer error";
-    /// An error of ours.
+    /// Internal error of the controller.
     INTERNAL_ERROR = 0, 0x06, "internal error";
-    /// Aborted as asked.
+    /// Aborted by an Abort command.
     ABORT_REQUESTED = 0, 0x07, "command abort requested";
     /// Aborted because its queue was deleted.
     ABORTED_SQ_DELETION = 0, 0x08, "command aborted: queue deleted";
-    /// No such namespace, or not of the right format.
+    /// The namespace does not exist or has another format.
     INVALID_NAMESPACE = 0, 0x0b, "invalid namespace or format";
     /// Commands out of order.
     COMMAND_SEQUENCE_ERROR = 0, 0x0c, "command sequence error";
-    /// An SGL segment descriptor that is not one.
+    /// Invalid SGL segment descriptor.
     INVALID_SGL_SEGMENT = 0, 0x0d, "invalid SGL segment descriptor";
     /// Too many or too few SGL descriptors.
     INVALID_SGL_COUNT = 0, 0x0e, "invalid number of SGL descriptors";
-    /// The SGL's length does not fit the data.
+    /// The SGL length does not match the data.
     INVALID_SGL_LENGTH = 0, 0x0f, "data SGL length invalid";
     /// The SGL descriptor type is not supported.
     INVALID_SGL_TYPE = 0, 0x11, "SGL descriptor type invalid";
-    /// The offset of an in-capsule SGL is wrong.
+    /// The offset of an in-capsule SGL is invalid.
     INVALID_SGL_OFFSET = 0, 0x16, "SGL offset invalid";
-    /// Keep alive timer ran out.
+    /// The keep alive timer expired.
     KEEP_ALIVE_EXPIRED = 0, 0x18, "keep alive timeout expired";
-    /// Keep alive timeout value that is not supported.
+    /// The keep alive timeout is not supported.
     KEEP_ALIVE_INVALID = 0, 0x19, "keep alive timeout invalid";
-    /// The transport failed, for one the data digest was wrong.
+    /// Transport failure, such as a data digest mismatch; a retry may succeed.
     TRANSIENT_TRANSPORT_ERROR = 0, 0x22, "transient transport error";
-    /// The controller is being initialised, or a resource is short: try again.
+    /// The controller is initializing or lacks a resource; a retry may succeed.
     COMMAND_INTERRUPTED = 0, 0x21, "command interrupted";
-    /// The requested I/O command set is not enabled.
-    COMMAND_SET_DISABLED = 0, 0x2b, "I/O command set not supported";
-    /// NVM: blocks beyond the namespace's end.
+    /// The requested I/O command set is not supported or not enabled.
+    COMMAND_SET_NOT_SUPPORTED = 0, 0x2b, "I/O command set not supported";
+    /// NVM: blocks beyond the end of the namespace.
     LBA_OUT_OF_RANGE = 0, 0x80, "LBA out of range";
-    /// No room.
+    /// The namespace is full.
     KV_CAPACITY_EXCEEDED = 0, 0x81, "capacity exceeded";
-    /// The namespace is not ready; also "busy, try again".
+    /// The namespace is not ready or busy; a retry may succeed.
     NAMESPACE_NOT_READY = 0, 0x82, "namespace not ready";
-    /// KV: value longer than the namespace takes.
+    /// KV: the value is longer than the namespace allows.
     KV_INVALID_VALUE_SIZE = 0, 0x85, "invalid value size";
-    /// KV: key empty or longer than the namespace takes.
+    /// KV: the key is empty or longer than the namespace allows.
     KV_INVALID_KEY_SIZE = 0, 0x86, "invalid key size";
-    /// KV: no such key.
+    /// KV: the key does not exist.
     KV_KEY_DOES_NOT_EXIST = 0, 0x87, "key does not exist";
-    /// KV: the value could not be read back.
+    /// KV: the value could not be read.
     KV_UNRECOVERED_ERROR = 0, 0x88, "unrecovered error";
-    /// KV: the key is there and should not be.
+    /// KV: the key exists and the Store was add only.
     KV_KEY_EXISTS = 0, 0x89, "key exists";
-    /// Command specific: no such queue.
+    /// Command specific: the queue does not exist.
     INVALID_QUEUE_ID = 1, 0x01, "invalid queue identifier";
-    /// Command specific: too many event requests at once.
+    /// Command specific: too many asynchronous event requests.
     EVENT_LIMIT_EXCEEDED = 1, 0x05, "asynchronous event request limit exceeded";
-    /// Command specific: no such log page.
+    /// Command specific: the log page does not exist.
     INVALID_LOG_PAGE = 1, 0x09, "invalid log page";
     /// Command specific: the feature cannot be saved.
     FEATURE_NOT_SAVEABLE = 1, 0x0d, "feature identifier not saveable";
     /// Command specific: the feature cannot be changed.
     FEATURE_NOT_CHANGEABLE = 1, 0x0e, "feature not changeable";
-    /// Command specific: the combination of I/O command sets was refused.
+    /// Command specific: the combination of I/O command sets was rejected.
     COMMAND_SET_REJECTED = 1, 0x2b, "I/O command set combination rejected";
-    /// Fabrics: the connect format is not supported.
+    /// Fabrics: the Connect record format is not supported.
     CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80, "connect: incompatible format";
     /// Fabrics: the controller is in use.
     CONNECT_CONTROLLER_BUSY = 1, 0x81, "connect: controller busy";
-    /// Fabrics: parameters are wrong; DW0 says which.
+    /// Fabrics: a Connect parameter is invalid; DW0 locates it.
     CONNECT_INVALID_PARAMETERS = 1, 0x82, "connect: invalid parameters";
-    /// Fabrics: go through discovery again.
+    /// Fabrics: the host must repeat discovery.
     CONNECT_RESTART_DISCOVERY = 1, 0x83, "connect: restart discovery";
-    /// Fabrics: this host may not connect.
+    /// Fabrics: this host is not allowed to connect.
     CONNECT_INVALID_HOST = 1, 0x84, "connect: invalid host";
-    /// Fabrics: a disconnect on the wrong queue.
+    /// Fabrics: Disconnect on a queue that is not an I/O queue.
     DISCONNECT_INVALID_QUEUE = 1, 0x85, "disconnect: invalid queue type";
     /// Fabrics: the discovery log changed while it was read.
-    DISCOVER_RESTART = 1, 0x90, "discovery log changed";
-    /// Fabrics: authenticate first.
+    DISCOVERY_RESTART = 1, 0x90, "discovery log changed";
+    /// Fabrics: authentication is required first.
     AUTHENTICATION_REQUIRED = 1, 0x91, "authentication required";
-    /// Media: read error that could not be mended.
+    /// Media: unrecovered read error.
     MEDIA_UNRECOVERED_READ = 2, 0x81, "unrecovered read error";
     /// Media: the data could not be written.
     MEDIA_WRITE_FAULT = 2, 0x80, "write fault";
-    /// Media: the blocks hold something else than what they were compared with.
+    /// Media: the blocks differ from the compared data.
     MEDIA_COMPARE_FAILURE = 2, 0x85, "compare failure";
-    /// Path: the namespace will never be reachable on this path again.
+    /// Path: the namespace is permanently inaccessible on this path.
     ANA_PERSISTENT_LOSS = 3, 0x01, "asymmetric access persistent loss";
-    /// Path: the access is changing, try again.
+    /// Path: the ANA state is changing; a retry may succeed.
     ANA_TRANSITION = 3, 0x03, "asymmetric access transition";
-    /// Path: the namespace is not reachable on this path.
+    /// Path: the namespace is inaccessible on this path.
     ANA_INACCESSIBLE = 3, 0x02, "asymmetric access inaccessible";
-    /// octokv: no such iterator.
+    /// octokv: the iterator does not exist.
     UNKNOWN_ITERATOR = 7, 0x01, "unknown iterator";
     /// octokv: too many iterators.
     TOO_MANY_ITERATORS = 7, 0x02, "too many iterators";

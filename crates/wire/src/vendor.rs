@@ -1,7 +1,7 @@
-//! octokv's vendor commands: keys of more than 16 bytes, and how a controller announces them.
+//! octokv's vendor commands: keys of more than 16 bytes, and how a controller reports that it supports them.
 //!
-//! The low two bits of each opcode say which way its data goes, so that a kernel's passthrough carries it.
-//! The whole specification is in `docs/PROTOCOL.md`.
+//! The low two bits of each opcode give its data direction, so that the Linux passthrough interface supports it.
+//! `docs/PROTOCOL.md` has the whole specification.
 //!
 //! ```text
 //! Identify Controller 3072  "OKV1"  3076 version u16  3078 key_bytes_max u16  3080 features u32  3084 0
@@ -18,46 +18,46 @@ use octokv_base::{KEY_BYTES_MAX, NamespaceId};
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Opcodes.
+/// Opcodes of the vendor commands.
 pub mod opcode {
-    /// Store, long key.
+    /// Store with a long key.
     pub const STORE: u8 = 0x81;
-    /// Retrieve, long key.
+    /// Retrieve with a long key.
     pub const RETRIEVE: u8 = 0x83;
-    /// List, long keys.
+    /// List with long keys.
     pub const LIST: u8 = 0x87;
-    /// Delete, long key.
+    /// Delete with a long key.
     pub const DELETE: u8 = 0x91;
-    /// Exist, long key.
+    /// Exist with a long key.
     pub const EXIST: u8 = 0x95;
-    /// Iterator create.
+    /// Creates an iterator.
     pub const ITERATOR_CREATE: u8 = 0xa1;
-    /// Iterator next.
+    /// Reads the next entries of an iterator.
     pub const ITERATOR_NEXT: u8 = 0xa2;
-    /// Iterator seek.
+    /// Moves an iterator.
     pub const ITERATOR_SEEK: u8 = 0xa5;
-    /// Iterator destroy.
+    /// Destroys an iterator.
     pub const ITERATOR_DESTROY: u8 = 0xa8;
 }
 
-/// The version of the extension that this is.
+/// Version of the extension.
 pub const VERSION: u16 = 1;
 /// Feature bit: commands with long keys (81h, 83h, 87h, 91h, 95h).
 pub const FEATURE_LONG_KEYS: u32 = 1 << 0;
 /// Feature bit: iterators (A1h, A2h, A5h, A8h).
 pub const FEATURE_ITERATORS: u32 = 1 << 1;
-/// Where the announcement is in the Identify Controller page.
+/// Offset of the capabilities in the Identify Controller page, in bytes.
 pub const VENDOR_CAPABILITIES_OFFSET: usize = 3072;
-/// Bytes of the announcement.
+/// Length of the capabilities, in bytes.
 pub const VENDOR_CAPABILITIES_BYTES: usize = 16;
 const MAGIC: [u8; 4] = *b"OKV1";
 
-/// What a controller says of the extension.
+/// The extension as a controller reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VendorCapabilities {
-    /// Version, now 1. A client uses what it knows of a higher one by the feature bits.
+    /// Version, currently 1. A client uses a higher version by the feature bits that it knows.
     pub version: u16,
-    /// The longest key, in bytes.
+    /// Maximum key length, in bytes.
     pub key_bytes_max: u16,
     /// Feature bits.
     pub features: u32,
@@ -75,7 +75,7 @@ struct VendorCapabilitiesLayout {
 const _: () = assert!(size_of::<VendorCapabilitiesLayout>() == VENDOR_CAPABILITIES_BYTES);
 
 impl VendorCapabilities {
-    /// The bytes for offset 3072 of Identify Controller.
+    /// Encodes the bytes at offset 3072 of Identify Controller.
     pub fn encode(&self) -> [u8; VENDOR_CAPABILITIES_BYTES] {
         let layout = VendorCapabilitiesLayout {
             magic: MAGIC,
@@ -87,7 +87,7 @@ impl VendorCapabilities {
         zerocopy::transmute!(layout)
     }
 
-    /// What these bytes announce, or `None` where they are another vendor's.
+    /// Decodes the bytes at offset 3072 of Identify Controller; `None` if another vendor uses them.
     pub fn decode(bytes: &[u8; VENDOR_CAPABILITIES_BYTES]) -> Option<VendorCapabilities> {
         let layout: VendorCapabilitiesLayout = zerocopy::transmute!(*bytes);
         (layout.magic == MAGIC && layout.version.get() >= 1).then(|| VendorCapabilities {
@@ -98,38 +98,38 @@ impl VendorCapabilities {
     }
 }
 
-/// A command with a long key. The key itself is in the command's data: its first `key_bytes` bytes.
+/// A command with a long key. The first `key_bytes` bytes of the command's data are the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VendorCommand {
-    /// Store: the data is the key, then the value.
+    /// Stores a value. The data is the key, then the value.
     Store {
-        /// How.
+        /// Options.
         options: StoreOptions,
         /// Length of the key, in bytes.
         key_bytes: u16,
         /// Length of the value, in bytes.
         value_bytes: u32,
     },
-    /// Retrieve: the key is in the capsule, the value goes back. DW0 is its full length.
+    /// Reads a value into the host's buffer; the key is in the capsule. DW0 is the value's full length.
     Retrieve {
         /// Length of the key, in bytes.
         key_bytes: u16,
-        /// The most bytes that the host takes.
+        /// Size of the host's buffer, in bytes.
         limit_bytes: u32,
     },
-    /// List from a key on: the key is in the capsule, the list goes back.
+    /// Lists keys into the host's buffer; the start key is in the capsule.
     List {
         /// Length of the start key, in bytes; 0 for the beginning.
         key_bytes: u16,
-        /// The host's buffer, in bytes.
+        /// Size of the host's buffer, in bytes.
         limit_bytes: u32,
     },
-    /// Delete.
+    /// Deletes a key.
     Delete {
         /// Length of the key, in bytes.
         key_bytes: u16,
     },
-    /// Exist. DW0 is the value's length.
+    /// Tests whether a key exists. DW0 is the value's length.
     Exist {
         /// Length of the key, in bytes.
         key_bytes: u16,
@@ -137,11 +137,11 @@ pub enum VendorCommand {
 }
 
 impl VendorCommand {
-    /// The command of an entry.
+    /// Decodes an entry.
     ///
     /// # Errors
-    /// [`Status::INVALID_OPCODE`], or [`Status::KV_INVALID_KEY_SIZE`] when the key is empty or longer
-    /// than [`KEY_BYTES_MAX`] (a namespace may allow less), or [`Status::INVALID_FIELD`].
+    /// [`Status::INVALID_OPCODE`]; [`Status::KV_INVALID_KEY_SIZE`] if the key is empty or longer than
+    /// [`KEY_BYTES_MAX`] (a namespace may allow less); or [`Status::INVALID_FIELD`].
     pub fn check(sqe: &Sqe) -> Result<VendorCommand, Status> {
         let (bytes, cdw11) = (sqe.cdw10.get(), sqe.cdw11.get());
         let key_bytes = cdw11 as u16;
@@ -175,7 +175,7 @@ impl VendorCommand {
         }
     }
 
-    /// Bytes that the host sends: the key, and a Store's value.
+    /// Length of the data that the host sends, in bytes: the key, and a Store's value.
     pub fn host_data_bytes(&self) -> u64 {
         match *self {
             VendorCommand::Store { key_bytes, value_bytes, .. } => {
@@ -185,7 +185,7 @@ impl VendorCommand {
         }
     }
 
-    /// The opcode.
+    /// Opcode of this command.
     pub fn opcode(&self) -> u8 {
         match self {
             VendorCommand::Store { .. } => opcode::STORE,
@@ -196,7 +196,7 @@ impl VendorCommand {
         }
     }
 
-    /// The entry for this command, its data pointer left empty.
+    /// Encodes the entry of this command, its data pointer left empty.
     pub fn encode(&self, command_id: u16, namespace: NamespaceId) -> Sqe {
         let mut sqe = Sqe::new(self.opcode(), command_id);
         sqe.nsid = U32::new(namespace.0);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_out_of_range_get_their_status() {
+    fn key_lengths_out_of_range_fail_with_their_status() {
         for key_bytes in [0, 1025, u16::MAX] {
             let sqe = VendorCommand::Exist { key_bytes }.encode(1, NamespaceId(1));
             assert!(VendorCommand::check(&sqe).unwrap_err().is(Status::KV_INVALID_KEY_SIZE));

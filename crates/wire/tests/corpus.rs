@@ -1,4 +1,4 @@
-//! Every input that fuzzing found worth keeping is decoded again.
+//! Decodes every input of the fuzz corpus again.
 #![allow(clippy::disallowed_methods)] // A test reads files.
 
 mod inputs;
@@ -8,15 +8,15 @@ use std::path::Path;
 fn replay_corpus(target: &str, decode: fn(&[u8])) {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut decoded = 0;
-    for entry in std::fs::read_dir(&kept).expect("the kept corpus") {
-        let path = entry.expect("an entry of the kept corpus").path();
-        let input = std::fs::read(&path).expect("an input of the kept corpus");
+    for entry in std::fs::read_dir(&kept).expect("the corpus folder") {
+        let path = entry.expect("an entry of the corpus").path();
+        let input = std::fs::read(&path).expect("an input of the corpus");
         if std::panic::catch_unwind(|| decode(&input)).is_err() {
             panic!("{}", path.display());
         }
         decoded += 1;
     }
-    assert!(decoded >= 20, "{decoded} inputs of {target} are kept");
+    assert!(decoded >= 20, "the corpus of {target} has only {decoded} inputs");
 }
 
 #[test]

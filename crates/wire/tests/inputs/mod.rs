@@ -1,12 +1,11 @@
-//! What decoders are held to, whatever bytes they get: shared by the fuzz targets and the replay of what
-//! fuzzing found worth keeping.
+//! Properties of the decoders on arbitrary bytes, shared by the fuzz targets and the replay of the kept corpus.
 #![allow(dead_code)] // Each fuzz target uses its part.
 
 use octokv_base::NamespaceId;
 use octokv_wire::pdu::{NegotiatedParams, PduHeader, Role, UncheckedCommonHeader};
 use octokv_wire::{Sqe, discovery, fabrics, identify, kv, log_page, nvm, vendor};
 
-/// A stream of PDUs; the first byte says at which end and with which digests.
+/// Decodes a stream of PDUs; the first byte selects the receiver and the digests.
 pub fn decode_pdu_stream(input: &[u8]) {
     let Some((&option_bits, mut stream)) = input.split_first() else { return };
     let role = if option_bits & 1 == 0 { Role::Controller } else { Role::Host };
@@ -32,7 +31,7 @@ pub fn decode_pdu_stream(input: &[u8]) {
     }
 }
 
-/// An entry, and the same bytes as every page and list.
+/// Decodes an entry, and the same bytes as every page and list.
 pub fn decode_commands_and_pages(input: &[u8]) {
     if let Some(entry) = input.first_chunk::<64>() {
         let sqe = Sqe::from_bytes(entry);
