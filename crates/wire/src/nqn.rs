@@ -10,35 +10,24 @@ pub const NQN_FIELD_BYTES: usize = 256;
 pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 /// Reason for the rejection of an NQN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidNqn {
     /// The name is empty.
+    #[error("the name is empty")]
     Empty,
     /// The name is longer than [`NQN_BYTES_MAX`].
+    #[error("the name has {bytes} B, the maximum is {NQN_BYTES_MAX}")]
     TooLong {
         /// Length of the name, in bytes.
         bytes: usize,
     },
     /// The name is not UTF-8, or has a control character or white space.
+    #[error("the name has characters that are not printable UTF-8")]
     Characters,
     /// The name does not have the form `nqn.YYYY-MM.NAME`.
+    #[error("the name does not have the form nqn.YYYY-MM.DOMAIN:NAME")]
     Format,
 }
-
-impl std::fmt::Display for InvalidNqn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            InvalidNqn::Empty => f.write_str("the name is empty"),
-            InvalidNqn::TooLong { bytes } => {
-                write!(f, "the name has {bytes} B, at most {NQN_BYTES_MAX} are possible")
-            }
-            InvalidNqn::Characters => f.write_str("the name has characters that are not printable UTF-8"),
-            InvalidNqn::Format => f.write_str("the name does not have the form nqn.YYYY-MM.DOMAIN:NAME"),
-        }
-    }
-}
-
-impl std::error::Error for InvalidNqn {}
 
 /// Checks the format of an NQN.
 ///

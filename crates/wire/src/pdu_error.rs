@@ -24,43 +24,61 @@ pub enum FatalErrorStatus {
 
 /// One protocol error of the peer. The integers are the received values.
 #[allow(missing_docs)] // The fields are named for what they are in the PDU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PduError {
     /// The PDU type is not defined.
+    #[error("unknown PDU type {kind:#04x}")]
     UnknownPduType { kind: u8 },
     /// The PDU type is never valid for this receiver, or not in its current state.
+    #[error("PDU type {kind:#04x} is not allowed in this state")]
     UnexpectedPduType { kind: u8 },
     /// The flags do not match the PDU type or the negotiated digests.
+    #[error("PDU flags {flags:#04x} are invalid")]
     Flags { flags: u8 },
     /// The header length is not that of the PDU type.
+    #[error("a PDU header of {header_bytes} B does not match its type")]
     HeaderLength { header_bytes: u8 },
     /// The data offset lies inside the header, beyond the PDU, or is not aligned.
+    #[error("PDU data offset {data_offset} is invalid")]
     DataOffset { data_offset: u8 },
     /// The PDU length does not match its header and data, or exceeds the receiver's maximum.
+    #[error("PDU length {pdu_bytes} B is invalid")]
     PduLength { pdu_bytes: u32 },
     /// The header digest does not match the header.
+    #[error("header digest mismatch: received {received:#010x}, computed {computed:#010x}")]
     HeaderDigest { received: u32, computed: u32 },
     /// The PDU format version is not 0.
+    #[error("PDU format version {version} is not supported")]
     FormatVersion { version: u16 },
     /// The data alignment (HPDA or CPDA) is out of range.
+    #[error("PDU data alignment {alignment} is out of range")]
     Alignment { alignment: u8 },
     /// Reserved digest bits are set.
+    #[error("digest bits {bits:#04x} are reserved")]
     DigestBits { bits: u8 },
     /// The maximum data length is below 4096 or not a multiple of 4.
+    #[error("a maximum data length of {bytes} B is out of range")]
     DataLimit { bytes: u32 },
     /// The command identifier names no command that expects this PDU.
+    #[error("no command {command_id} expects this PDU")]
     CommandId { command_id: u16 },
     /// The transfer tag names no open transfer.
+    #[error("no open transfer has tag {tag}")]
     TransferTag { tag: u16 },
     /// The data does not continue the transfer, or extends beyond its range.
+    #[error("{bytes} B of data at offset {offset} are outside the transfer")]
     DataRange { offset: u32, bytes: u32 },
     /// One data PDU carries more than the negotiated maximum.
+    #[error("{bytes} B of data in one PDU exceed the limit")]
     DataLimitExceeded { bytes: u32 },
     /// The LAST flag is set before the end of the transfer or missing at its end.
+    #[error("the LAST flag in {flags:#04x} is invalid")]
     LastFlag { flags: u8 },
     /// More R2Ts are open than MAXR2T allows.
+    #[error("R2T {tag} exceeds the limit of open transfers")]
     TransferLimit { tag: u16 },
     /// More commands are in flight than the queue has entries.
+    #[error("command {command_id} exceeds the queue depth")]
     QueueOverrun { command_id: u16 },
 }
 
@@ -108,35 +126,3 @@ impl PduError {
         }
     }
 }
-
-impl std::fmt::Display for PduError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        use PduError::*;
-        match self {
-            UnknownPduType { kind } => write!(f, "PDU type {kind:#04x} is not known"),
-            UnexpectedPduType { kind } => write!(f, "PDU type {kind:#04x} may not come now"),
-            Flags { flags } => write!(f, "PDU flags {flags:#04x} do not fit"),
-            HeaderLength { header_bytes } => {
-                write!(f, "a PDU header of {header_bytes} B does not fit its type")
-            }
-            DataOffset { data_offset } => write!(f, "PDU data offset {data_offset} is out of place"),
-            PduLength { pdu_bytes } => write!(f, "a PDU of {pdu_bytes} B does not fit"),
-            HeaderDigest { received, computed } => {
-                write!(f, "header digest {received:#010x}, but the header has {computed:#010x}")
-            }
-            FormatVersion { version } => write!(f, "PDU format version {version} is not supported"),
-            Alignment { alignment } => write!(f, "PDU data alignment {alignment} is out of range"),
-            DigestBits { bits } => write!(f, "digest bits {bits:#04x} are reserved"),
-            DataLimit { bytes } => write!(f, "a maximum data length of {bytes} B is out of range"),
-            CommandId { command_id } => write!(f, "no command {command_id} waits for this"),
-            TransferTag { tag } => write!(f, "no transfer {tag} waits for this"),
-            DataRange { offset, bytes } => write!(f, "{bytes} B of data at {offset} were not asked for"),
-            DataLimitExceeded { bytes } => write!(f, "{bytes} B in one data PDU exceed the limit"),
-            LastFlag { flags } => write!(f, "the LAST flag of {flags:#04x} is out of place"),
-            TransferLimit { tag } => write!(f, "R2T {tag} exceeds the limit of open transfers"),
-            QueueOverrun { command_id } => write!(f, "command {command_id} exceeds the queue's depth"),
-        }
-    }
-}
-
-impl std::error::Error for PduError {}
