@@ -6,8 +6,8 @@
 //! Invariants: a write that is to be durable is answered after a flush that began when it was on the device; no
 //! operation touches a byte outside its range, whatever runs beside it.
 
+use crate::buffer_wait::wait_for_buffer;
 use crate::bug_injection::{self, InjectedBug};
-use crate::kv_backend::wait_for_buffer;
 use crate::range_locks::{RangeGuard, RangeLocks};
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::{Device, DeviceError};

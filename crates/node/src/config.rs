@@ -173,3 +173,24 @@ impl Default for NodeConfig {
         }
     }
 }
+
+impl NodeConfig {
+    /// Namespace 1, and the others.
+    pub(crate) fn all_namespaces(&self) -> impl Iterator<Item = NamespaceConfig> + '_ {
+        let first_namespace = NamespaceConfig {
+            id: NamespaceId(1),
+            device: self.device.clone(),
+            drive_profile: self.drive_profile,
+            command_set: CommandSetConfig::KeyValue { format: self.format },
+            existing_data: if self.reformat {
+                ExistingDataPolicy::Discard
+            } else {
+                ExistingDataPolicy::Check
+            },
+            ana_group: 1,
+            required: true,
+            nguid_suffix: 0,
+        };
+        std::iter::once(first_namespace).chain(self.namespaces.iter().cloned())
+    }
+}

@@ -8,7 +8,6 @@
 //! Invariants: bytes reach the machine in order, each once; while bytes wait that the machine would not
 //! take, nothing more is received, so the peer's TCP window closes.
 
-use crate::reactor::RECEIVE_BUFFER_BYTES;
 use crate::tenants::{OVERFLOW_TENANT, TenantTable};
 use crate::time_budget::{ByteQuantum, UsageHistory};
 use octokv_base::{BufferPool, Nanos};
@@ -16,6 +15,9 @@ use octokv_nvmf::{Connection, IoRequest};
 use octokv_runtime::{ReceiveStatus, SendStatus, SocketId, Sockets};
 use octokv_sched::TenantId;
 use std::io::IoSlice;
+
+/// Bytes received at once: one linear buffer per core. Measured: less costs system calls.
+pub const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 
 /// From so many missing bytes of a value on, a receive of their own is cheaper than a copy of them.
 const IN_PLACE_BYTES_MIN: usize = 16 * 1024;

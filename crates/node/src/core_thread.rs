@@ -11,11 +11,11 @@
 use crate::abortable::{CancelToken, abortable};
 use crate::config::NodeConfig;
 use crate::device_driver::open_core_queue;
+use crate::error::StartError;
 use crate::kv_backend::KvBackend;
 use crate::monitor::Monitor;
 use crate::namespace_open::{CoreContext, NamespaceVolume, OpenNamespace};
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
-use crate::node::StartError;
 use crate::reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, reactor};
 use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_engine::EngineError;

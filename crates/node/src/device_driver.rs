@@ -4,33 +4,9 @@
 //! Where io_uring is forbidden or missing, one line says so for the whole node. A core that fails to get a ring
 //! although the node may have one (memory, descriptors) says so for itself.
 
-use crate::node::StartError;
+use crate::error::{StartError, UringUnavailable};
 use octokv_runtime::{CoreWaker, DeviceDriver, DeviceQueue, open_device_queue};
-use std::fmt;
-use std::io;
 use std::sync::Arc;
-
-/// Why io_uring, which was asked for, cannot be had.
-#[derive(Debug)]
-pub struct UringUnavailable(io::Error);
-
-impl fmt::Display for UringUnavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let UringUnavailable(error) = self;
-        match error.kind() {
-            io::ErrorKind::PermissionDenied => write!(
-                f,
-                "io_uring is forbidden here ({error}): use driver \"threads\", or allow the system calls \
-                 io_uring_setup, io_uring_enter and io_uring_register (the container's seccomp profile, \
-                 kernel.io_uring_disabled)"
-            ),
-            io::ErrorKind::Unsupported => {
-                write!(f, "this kernel has no io_uring ({error}): use driver \"threads\"")
-            }
-            _ => write!(f, "io_uring failed ({error}): driver \"threads\" does without it"),
-        }
-    }
-}
 
 /// What the cores are to ask for. Touches io_uring only where it may be used.
 pub fn select_driver(requested: DeviceDriver) -> Result<DeviceDriver, StartError> {
@@ -65,25 +41,5 @@ pub fn open_core_queue(
         Ok((queue, _)) => Ok(queue),
         Err(error) if driver == DeviceDriver::Uring => Err(StartError::Driver(UringUnavailable(error))),
         Err(error) => Err(StartError::System(error)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_uring_error_names_the_reason_and_the_workaround() {
-        let message = |errno| UringUnavailable(io::Error::from_raw_os_error(errno)).to_string();
-        let table: [(i32, &[&str]); 3] = [
-            (1, &["forbidden", "os error 1", "seccomp", "kernel.io_uring_disabled", "driver \"threads\""]),
-            (38, &["no io_uring", "os error 38", "driver \"threads\""]),
-            (12, &["failed", "os error 12", "driver \"threads\""]),
-        ];
-        for (errno, parts) in table {
-            for part in parts {
-                assert!(message(errno).contains(part), "no {part} in {}", message(errno));
-            }
-        }
     }
 }

@@ -3,17 +3,15 @@
 //! In: an operation whose key, lengths and buffers the target has checked. Out: exactly one outcome.
 //! Faults of the world are logged here, once, with key and device; the host gets a status.
 
+use crate::buffer_wait::{BUFFER_RETRY_INTERVAL, BUFFER_WAIT_MAX};
 use crate::fair_yield::{FairYield, YieldSlot};
-use octokv_base::{Buffer, BufferPool, Key, Nanos};
+use octokv_base::{BufferPool, Key};
 use octokv_engine::{DeleteOutcome, Engine, EngineError, KeySink, PrefetchStage, PutMode, PutOutcome};
 use octokv_nvmf::{RequestOperation, RequestOutcome, StoreMode};
 use octokv_runtime::ReactorHandle;
 use octokv_wire::kv::KeyListWriter;
 use std::rc::Rc;
 
-/// How long a read waits for a buffer before the host is told that the node is busy.
-const BUFFER_WAIT_MAX: Nanos = Nanos::from_millis(500);
-const BUFFER_RETRY_INTERVAL: Nanos = Nanos::from_micros(200);
 /// The longest key of the standard commands, in bytes.
 const STANDARD_KEY_BYTES_MAX: usize = octokv_wire::kv::KEY_BYTES_MAX;
 
@@ -29,21 +27,6 @@ pub struct KvBackend<E> {
     pub device_name: Rc<str>,
     /// Listings, which may be long, take turns.
     pub list_yield: FairYield,
-}
-
-/// A buffer of a core, waited for where there is none at once.
-pub(crate) async fn wait_for_buffer(
-    pool: &BufferPool,
-    handle: &ReactorHandle,
-    bytes: usize,
-) -> Option<Buffer> {
-    let deadline = handle.now() + BUFFER_WAIT_MAX;
-    loop {
-        match pool.take(bytes) {
-            None if handle.now() < deadline => handle.sleep(BUFFER_RETRY_INTERVAL).await,
-            taken => return taken,
-        }
-    }
 }
 
 /// Where the keys of one listing go.

@@ -24,6 +24,7 @@
 
 mod abortable;
 pub mod block_backend;
+mod buffer_wait;
 pub mod bug_injection;
 pub mod config;
 pub mod connection_io;
@@ -31,6 +32,7 @@ mod connection_queue;
 pub mod core_metrics;
 mod core_thread;
 mod device_driver;
+mod error;
 pub mod fair_yield;
 pub mod kv_backend;
 mod log_limiter;
@@ -44,14 +46,15 @@ mod request_queue;
 mod request_scheduler;
 pub mod tenants;
 mod time_budget;
+mod validate;
 
 pub use self::core_thread::CoreStatus;
 pub use config::{
     CommandSetConfig, DeviceConfig, EngineKind, ExistingDataPolicy, NamespaceConfig, NodeConfig,
 };
-pub use device_driver::UringUnavailable;
+pub use error::{NamespaceChangeError, StartError, StopError, UringUnavailable};
 pub use namespace_open::{namespace_info, verify_device};
-pub use node::{ANA_GROUPS_MAX, NAMESPACE_ID_MAX};
-pub use node::{NamespaceChangeError, NamespaceStatus, RunningNode, StartError, StopError, start};
+pub use node::{NamespaceStatus, RunningNode, start};
 pub use octokv_sys::file::DeviceOpenError;
 pub use reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, reactor};
+pub use validate::{ANA_GROUPS_MAX, NAMESPACE_ID_MAX};

@@ -7,10 +7,10 @@
 
 use crate::block_backend::{BlockBackend, BlockVolume};
 use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig};
+use crate::error::StartError;
 use crate::fair_yield::FairYield;
 use crate::kv_backend::KvBackend;
 use crate::namespace_table::NamespaceBackend;
-use crate::node::StartError;
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
 use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};

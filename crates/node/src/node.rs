@@ -8,175 +8,34 @@
 //! ```
 //! Invariants: nothing is written to a device that is not ours; a start that fails leaves no thread behind.
 
-use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig};
+use crate::config::{NamespaceConfig, NodeConfig};
 use crate::core_thread::{ControlMessage, ControlQueue, CoreStatus, CoreThread, NodeShared};
-use crate::device_driver::{UringUnavailable, select_driver};
+use crate::device_driver::select_driver;
+use crate::error::{NamespaceChangeError, StartError, StopError};
 use crate::monitor::Monitor;
 use crate::namespace_open::{NamespaceOpenOptions, NamespaceVolume, OpenNamespace};
+use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
-use octokv_engine::hash::OpenError;
-use octokv_engine::hash::superblock::SuperblockError;
-use octokv_engine::{EngineError, EngineStatistics};
+use octokv_engine::EngineStatistics;
 use octokv_nvmf::Target;
 use octokv_runtime::kernel::spawn_reactors;
 use octokv_runtime::{CoreWaker, mesh};
 use octokv_sys::clock;
-use octokv_sys::file::DeviceOpenError as FileError;
 use octokv_sys::process::raise_descriptor_limit;
-use octokv_sys::thread;
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use std::{fmt, io};
-
-/// The highest identifier of a namespace.
-pub const NAMESPACE_ID_MAX: u32 = 1024;
-/// The highest group of asymmetric access.
-pub const ANA_GROUPS_MAX: u32 = 32;
 
 /// Messages between two cores that may be on their way at a time.
 const MAILBOX_CAPACITY: usize = 256;
 
 /// How often one who waits for a core's answer looks whether the node still runs.
 const RESPONSE_POLL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Why a node did not start.
-#[derive(Debug)]
-pub enum StartError {
-    /// The device could not be opened.
-    Device {
-        /// Which.
-        name: String,
-        /// Why.
-        error: FileError,
-    },
-    /// The device holds no volume that can be used.
-    Volume {
-        /// Which.
-        name: String,
-        /// Why.
-        error: OpenError,
-    },
-    /// An address could not be listened on.
-    Listen {
-        /// Which.
-        address: SocketAddr,
-        /// Why.
-        error: io::Error,
-    },
-    /// A processor is not there, or a thread could not be started on it.
-    Core {
-        /// Which.
-        core: usize,
-        /// Why.
-        error: io::Error,
-    },
-    /// io_uring was asked for and cannot be had.
-    Driver(UringUnavailable),
-    /// A setting cannot be.
-    InvalidSetting {
-        /// Which.
-        name: &'static str,
-        /// What it must be.
-        why: String,
-    },
-    /// The system refused something every node needs.
-    System(io::Error),
-}
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StartError::Device { name, error } => write!(f, "device {name}: {error}"),
-            StartError::Volume { name, error } => {
-                write!(f, "device {name}: {error}")?;
-                match error {
-                    OpenError::Superblock(SuperblockError::Damaged) | OpenError::Damaged { .. } => {
-                        f.write_str("; `octokv check` reads what is left")
-                    }
-                    OpenError::Superblock(_) => {
-                        f.write_str("; it was left as it is (--format gives up what it holds)")
-                    }
-                    _ => Ok(()),
-                }
-            }
-            StartError::Listen { address, error } => write!(f, "cannot listen on {address}: {error}"),
-            StartError::Core { core, error } => write!(f, "cannot run on core {core}: {error}"),
-            StartError::Driver(unavailable) => unavailable.fmt(f),
-            StartError::InvalidSetting { name, why } => write!(f, "{name}: {why}"),
-            StartError::System(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for StartError {}
-
-/// Why a node did not stop in order. What was acknowledged is safe nevertheless.
-#[derive(Debug)]
-pub enum StopError {
-    /// The last checkpoint failed.
-    Checkpoint(EngineError),
-    /// A core had ended by itself: a bug of ours.
-    CoreEnded,
-}
-
-impl fmt::Display for StopError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StopError::Checkpoint(fault) => write!(f, "the last checkpoint failed: {fault}"),
-            StopError::CoreEnded => f.write_str("a reactor had ended by itself"),
-        }
-    }
-}
-
-impl std::error::Error for StopError {}
-
-/// Why the namespaces of a running node were not changed.
-#[derive(Debug)]
-pub enum NamespaceChangeError {
-    /// There is a namespace of this identifier.
-    Exists(NamespaceId),
-    /// There is none.
-    Missing(NamespaceId),
-    /// Its device cannot be used.
-    Open(StartError),
-    /// A value of its volume may be longer than this node was started for.
-    ValueTooLong {
-        /// What the volume takes, in bytes.
-        volume_bytes_max: usize,
-        /// What the node takes, in bytes.
-        node_bytes_max: u32,
-    },
-    /// The node is stopping.
-    Stopping,
-    /// It is removed, but was not closed in order: the next opening replays its journal.
-    NotClosedCleanly(EngineError),
-}
-
-impl fmt::Display for NamespaceChangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NamespaceChangeError::Exists(id) => write!(f, "there is a namespace {id} already"),
-            NamespaceChangeError::Missing(id) => write!(f, "there is no namespace {id}"),
-            NamespaceChangeError::Open(error) => error.fmt(f),
-            NamespaceChangeError::ValueTooLong { volume_bytes_max: volume, node_bytes_max: node } => write!(
-                f,
-                "the volume holds values of up to {volume} bytes, and this node was started with \
-                 value_bytes_max = {node}"
-            ),
-            NamespaceChangeError::Stopping => f.write_str("the node is stopping"),
-            NamespaceChangeError::NotClosedCleanly(fault) => {
-                write!(f, "it is removed; its volume was not closed in order: {fault}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for NamespaceChangeError {}
 
 /// A namespace as an operator sees it.
 #[derive(Clone, Debug)]
@@ -218,96 +77,6 @@ impl NodeConfig {
             durability: self.durability,
             cores: self.cores.len(),
             seed: self.seed,
-        }
-    }
-
-    /// Namespace 1, and the others.
-    fn all_namespaces(&self) -> impl Iterator<Item = NamespaceConfig> + '_ {
-        let first_namespace = NamespaceConfig {
-            id: NamespaceId(1),
-            device: self.device.clone(),
-            drive_profile: self.drive_profile,
-            command_set: CommandSetConfig::KeyValue { format: self.format },
-            existing_data: if self.reformat {
-                ExistingDataPolicy::Discard
-            } else {
-                ExistingDataPolicy::Check
-            },
-            ana_group: 1,
-            required: true,
-            nguid_suffix: 0,
-        };
-        std::iter::once(first_namespace).chain(self.namespaces.iter().cloned())
-    }
-}
-
-fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
-    let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
-    if config.cores.is_empty() {
-        return invalid("cores", "at least one is needed");
-    }
-    if config.listen.is_empty() {
-        return invalid("listen", "at least one address is needed");
-    }
-    let present = thread::allowed_cores();
-    if let Some(&core) = config.cores.iter().find(|core| !present.contains(core)) {
-        let error = io::Error::new(io::ErrorKind::NotFound, format!("this machine has cores {present:?}"));
-        return Err(StartError::Core { core, error });
-    }
-    let mut sorted = config.cores.clone();
-    sorted.sort_unstable();
-    if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
-        return invalid("cores", "each can be named once");
-    }
-    if config.buffer_bytes < 4 * config.format.value_bytes_max as usize {
-        return invalid("buffer_bytes", "room for at least four of the longest values is needed");
-    }
-    if config.device_depth == 0 || config.requests_max == 0 || config.connections_max == 0 {
-        return invalid("device_depth, requests_max, connections_max", "must be at least 1");
-    }
-    if config.nqn.is_empty() || config.nqn.len() > 223 {
-        return invalid("nqn", "must have 1 to 223 bytes");
-    }
-    if config.nqn == octokv_wire::nqn::DISCOVERY {
-        return invalid("nqn", "this name belongs to discovery");
-    }
-    if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
-        return invalid("size", "a device of no bytes holds nothing");
-    }
-    Ok(())
-}
-
-/// What a namespace must be, whatever the node.
-fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartError> {
-    let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
-    if config.id.0 == 0 || config.id.0 > NAMESPACE_ID_MAX {
-        return invalid("nsid", &format!("must be 1 to {NAMESPACE_ID_MAX}"));
-    }
-    if !(1..=ANA_GROUPS_MAX).contains(&config.ana_group) {
-        return invalid("ana_group", &format!("must be 1 to {ANA_GROUPS_MAX}"));
-    }
-    if let CommandSetConfig::Blocks { block_bytes } = config.command_set
-        && !matches!(block_bytes, 512 | 4096)
-    {
-        return invalid("block_size", "must be 512 or 4096");
-    }
-    if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
-        return invalid("size", "a device of no bytes holds nothing");
-    }
-    Ok(())
-}
-
-/// Refuses a volume that is a copy of another: hosts could not tell them apart.
-fn reject_duplicate(
-    open_namespaces: &BTreeMap<NamespaceId, OpenNamespace>,
-    new: OpenNamespace,
-) -> Result<OpenNamespace, StartError> {
-    let nguid = new.info(0).nguid;
-    match open_namespaces.iter().find(|(_, one)| one.info(0).nguid == nguid) {
-        None => Ok(new),
-        Some((original, _)) => {
-            let why = format!("{} is a copy of the volume of namespace {original}", new.name());
-            Err(StartError::InvalidSetting { name: "device", why })
         }
     }
 }

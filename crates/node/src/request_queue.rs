@@ -9,7 +9,6 @@
 //! in time. A request that is alone costs nothing by this.
 
 use crate::core_metrics::RequestTiming;
-use crate::request_scheduler::TicketId;
 use octokv_base::NamespaceId;
 use octokv_engine::PrefetchStage;
 use octokv_nvmf::RequestOperation;
@@ -22,6 +21,21 @@ use std::future::Future;
 /// How many requests before its own a hint is given: the time of about so many hides one trip to memory.
 const PREFETCH_DISTANCES: [(usize, PrefetchStage); 3] =
     [(12, PrefetchStage::Partition), (8, PrefetchStage::Entry), (4, PrefetchStage::Record)];
+
+/// Which of a core's charges is that of a request, if any is: small, since every request carries one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TicketId(pub(crate) u32);
+
+impl TicketId {
+    /// None is.
+    pub const NONE: TicketId = TicketId(u32::MAX);
+}
+
+impl Default for TicketId {
+    fn default() -> TicketId {
+        TicketId::NONE
+    }
+}
 
 /// A request and where its answer goes.
 #[derive(Debug)]

@@ -17,7 +17,7 @@
 use crate::bug_injection::{self, InjectedBug};
 use crate::core_metrics::MetricsWriter;
 use crate::monitor::IntervalReport;
-use crate::request_queue::{PendingRequest, RequestQueue};
+use crate::request_queue::{PendingRequest, RequestQueue, TicketId};
 use crate::tenants::TENANTS_MAX;
 use octokv_base::Nanos;
 use octokv_nvmf::{RequestOperation, RequestOutcome};
@@ -42,21 +42,6 @@ fn buffer_bytes(operation: &RequestOperation) -> usize {
         RequestOperation::Store { record, .. } => record.capacity(),
         RequestOperation::Write { data, .. } | RequestOperation::Compare { data, .. } => data.capacity(),
         _ => 0,
-    }
-}
-
-/// Which of a core's charges is that of a request, if any is: small, since every request carries one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TicketId(u32);
-
-impl TicketId {
-    /// None is.
-    pub const NONE: TicketId = TicketId(u32::MAX);
-}
-
-impl Default for TicketId {
-    fn default() -> TicketId {
-        TicketId::NONE
     }
 }
 

@@ -6,8 +6,8 @@
 use super::{ACCEPTS_PER_ITERATION, CoreMessage, Reactor, RequestCompletion};
 use crate::connection_io::{ConnectionIo, ReceiveBudget};
 use crate::core_metrics::MetricsWriter;
-use crate::request_queue::{PendingRequest, RequestQueue};
-use crate::request_scheduler::{RequestScheduler, TicketId};
+use crate::request_queue::{PendingRequest, RequestQueue, TicketId};
+use crate::request_scheduler::RequestScheduler;
 use crate::tenants::OVERFLOW_TENANT;
 use octokv_base::Nanos;
 use octokv_nvmf::{Connection, IoRequest};

@@ -21,14 +21,14 @@ mod egress;
 mod ingress;
 
 use crate::bug_injection::{self, InjectedBug};
-use crate::connection_io::ConnectionIo;
+use crate::connection_io::{ConnectionIo, RECEIVE_BUFFER_BYTES};
 use crate::connection_queue::ConnectionQueue;
 use crate::core_metrics::{MetricsWriter, RequestTiming};
 use crate::log_limiter::LogRateLimiter;
 use crate::monitor::{Monitor, MonitorDuty};
 use crate::namespace_table::{NamespaceTable, RemovedNamespaces};
-use crate::request_queue::{PendingRequest, RequestQueue};
-use crate::request_scheduler::{RequestScheduler, TicketId};
+use crate::request_queue::{PendingRequest, RequestQueue, TicketId};
+use crate::request_scheduler::RequestScheduler;
 use crate::time_budget::IterationBudget;
 use octokv_base::map::FxHashMap;
 use octokv_base::{BufferPool, NamespaceId, Nanos};
@@ -48,8 +48,6 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Bytes received at once: one linear buffer per core. Measured: less costs system calls.
-pub const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 /// How often a core with connections looks at their deadlines, at the least.
 const TICK_INTERVAL_MAX: Nanos = Nanos::from_millis(50);
 

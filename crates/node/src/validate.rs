@@ -1,0 +1,85 @@
+//! What a node refuses before it opens anything, and volumes that are copies of one another.
+
+use crate::config::{CommandSetConfig, DeviceConfig, NamespaceConfig, NodeConfig};
+use crate::error::StartError;
+use crate::namespace_open::OpenNamespace;
+use octokv_base::NamespaceId;
+use octokv_sys::thread;
+use std::collections::BTreeMap;
+use std::io;
+
+/// The highest identifier of a namespace.
+pub const NAMESPACE_ID_MAX: u32 = 1024;
+/// The highest group of asymmetric access.
+pub const ANA_GROUPS_MAX: u32 = 32;
+
+pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
+    let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
+    if config.cores.is_empty() {
+        return invalid("cores", "at least one is needed");
+    }
+    if config.listen.is_empty() {
+        return invalid("listen", "at least one address is needed");
+    }
+    let present = thread::allowed_cores();
+    if let Some(&core) = config.cores.iter().find(|core| !present.contains(core)) {
+        let error = io::Error::new(io::ErrorKind::NotFound, format!("this machine has cores {present:?}"));
+        return Err(StartError::Core { core, error });
+    }
+    let mut sorted = config.cores.clone();
+    sorted.sort_unstable();
+    if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+        return invalid("cores", "each can be named once");
+    }
+    if config.buffer_bytes < 4 * config.format.value_bytes_max as usize {
+        return invalid("buffer_bytes", "room for at least four of the longest values is needed");
+    }
+    if config.device_depth == 0 || config.requests_max == 0 || config.connections_max == 0 {
+        return invalid("device_depth, requests_max, connections_max", "must be at least 1");
+    }
+    if config.nqn.is_empty() || config.nqn.len() > 223 {
+        return invalid("nqn", "must have 1 to 223 bytes");
+    }
+    if config.nqn == octokv_wire::nqn::DISCOVERY {
+        return invalid("nqn", "this name belongs to discovery");
+    }
+    if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
+        return invalid("size", "a device of no bytes holds nothing");
+    }
+    Ok(())
+}
+
+/// What a namespace must be, whatever the node.
+pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartError> {
+    let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
+    if config.id.0 == 0 || config.id.0 > NAMESPACE_ID_MAX {
+        return invalid("nsid", &format!("must be 1 to {NAMESPACE_ID_MAX}"));
+    }
+    if !(1..=ANA_GROUPS_MAX).contains(&config.ana_group) {
+        return invalid("ana_group", &format!("must be 1 to {ANA_GROUPS_MAX}"));
+    }
+    if let CommandSetConfig::Blocks { block_bytes } = config.command_set
+        && !matches!(block_bytes, 512 | 4096)
+    {
+        return invalid("block_size", "must be 512 or 4096");
+    }
+    if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
+        return invalid("size", "a device of no bytes holds nothing");
+    }
+    Ok(())
+}
+
+/// Refuses a volume that is a copy of another: hosts could not tell them apart.
+pub(crate) fn reject_duplicate(
+    open_namespaces: &BTreeMap<NamespaceId, OpenNamespace>,
+    new: OpenNamespace,
+) -> Result<OpenNamespace, StartError> {
+    let nguid = new.info(0).nguid;
+    match open_namespaces.iter().find(|(_, one)| one.info(0).nguid == nguid) {
+        None => Ok(new),
+        Some((original, _)) => {
+            let why = format!("{} is a copy of the volume of namespace {original}", new.name());
+            Err(StartError::InvalidSetting { name: "device", why })
+        }
+    }
+}
