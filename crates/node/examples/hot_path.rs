@@ -6,7 +6,7 @@
 #[path = "../tests/support/rig.rs"]
 mod rig;
 
-use rig::{Rig, keys};
+use rig::{ReactorRig, keys};
 
 const DEPTH: usize = 32;
 
@@ -20,12 +20,12 @@ fn main() {
         eprintln!("usage: hot_path store|retrieve VALUE_BYTES POLICY BATCHES");
         std::process::exit(2);
     };
-    let mut rig = Rig::new(64 << 20, DEPTH as u16);
-    let mut batch = rig.record(&keys(0, DEPTH), Some(&vec![7; bytes]));
+    let mut rig = ReactorRig::new(64 << 20, DEPTH as u16);
+    let mut batch = rig.record_batch(&keys(0, DEPTH), Some(&vec![7; bytes]));
     if what == "retrieve" {
-        batch = rig.record(&keys(0, DEPTH), None);
+        batch = rig.record_batch(&keys(0, DEPTH), None);
     }
-    rig.choose(policy);
-    let answered = rig.play(&batch, batches);
+    rig.apply_policy(policy);
+    let answered = rig.replay(&batch, batches);
     println!("{} operations, {answered} bytes of answers", batches * DEPTH);
 }

@@ -16,7 +16,7 @@ use crate::kv_backend::KvBackend;
 use crate::monitor::Monitor;
 use crate::namespace_open::{CoreContext, NamespaceVolume, OpenNamespace};
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
-use crate::reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, reactor};
+use crate::reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, new_reactor};
 use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_engine::EngineError;
 use octokv_engine::hash::HashEngine;
@@ -245,7 +245,7 @@ impl CoreThread {
         mut namespaces: CoreNamespaces,
     ) {
         let handle = parts.handle.clone();
-        let mut reactor = reactor(parts);
+        let mut reactor = new_reactor(parts);
         let mut stop_at = Nanos::NEVER;
         loop {
             let now = clock::now();

@@ -56,5 +56,5 @@ pub use error::{NamespaceChangeError, StartError, StopError, UringUnavailable};
 pub use namespace_open::{namespace_info, verify_device};
 pub use node::{NamespaceStatus, RunningNode, start};
 pub use octokv_sys::file::DeviceOpenError;
-pub use reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, reactor};
+pub use reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, new_reactor};
 pub use validate::{ANA_GROUPS_MAX, NAMESPACE_ID_MAX};

@@ -4,7 +4,7 @@
 mod rig;
 
 use octokv_sys::counting_allocator::{CountingAllocator, thread_allocation_count};
-use rig::{Rig, keys};
+use rig::{ReactorRig, keys};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -13,17 +13,17 @@ const DEPTH: usize = 32;
 
 /// Allocations of so many rounds of a batch that has been played before.
 fn allocations(store: Option<usize>, rounds: usize) -> u64 {
-    let mut rig = Rig::new(256 << 20, DEPTH as u16);
+    let mut rig = ReactorRig::new(256 << 20, DEPTH as u16);
     let bytes = store.unwrap_or(4096);
     let value = vec![7; bytes];
-    let mut batch = rig.record(&keys(0, DEPTH), Some(&value));
+    let mut batch = rig.record_batch(&keys(0, DEPTH), Some(&value));
     if store.is_none() {
-        batch = rig.record(&keys(0, DEPTH), None);
+        batch = rig.record_batch(&keys(0, DEPTH), None);
     }
     // Until everything has grown to its size, and the journal has gone round.
-    rig.play(&batch, 3000);
+    rig.replay(&batch, 3000);
     let before = thread_allocation_count();
-    let answered = rig.play(&batch, rounds);
+    let answered = rig.replay(&batch, rounds);
     let allocated = thread_allocation_count() - before;
     assert!(before > 100, "the allocator counts");
     // The rig keeps count, so that a batch that went nowhere is seen.

@@ -4,10 +4,10 @@
 mod rig;
 
 use octokv_base::Nanos;
-use rig::{Prices, Rig, keys};
+use rig::{ReactorRig, TestCosts, keys};
 
 /// A value of 100 B costs 3 µs, and one of 64 KiB 35 µs.
-const COSTS: Prices = Prices { call: Nanos::from_micros(1), block: Nanos::from_micros(2) };
+const COSTS: TestCosts = TestCosts { call: Nanos::from_micros(1), block: Nanos::from_micros(2) };
 const SHORT: [u8; 100] = [7; 100];
 static LONG: [u8; 64 << 10] = [7; 64 << 10];
 const FLOODERS: usize = 8;
@@ -16,35 +16,35 @@ const ITERATIONS: usize = 20_000;
 
 #[test]
 fn light_hosts_are_served_at_once_and_flooding_hosts_share_equally() {
-    let mut rig = Rig::with(16 << 20, 32, COSTS);
-    rig.record(&keys(0, 1), Some(&SHORT));
-    rig.record(&keys(1, 1), Some(&LONG));
-    let one = rig.record(&keys(0, 1), None);
-    let many = rig.record(&keys(1, 1), None).repeat(8);
-    let flooders: Vec<usize> = (0..FLOODERS).map(|_| rig.another()).collect();
-    let light_host = rig.another();
+    let mut rig = ReactorRig::with_costs(16 << 20, 32, COSTS);
+    rig.record_batch(&keys(0, 1), Some(&SHORT));
+    rig.record_batch(&keys(1, 1), Some(&LONG));
+    let one = rig.record_batch(&keys(0, 1), None);
+    let many = rig.record_batch(&keys(1, 1), None).repeat(8);
+    let flooders: Vec<usize> = (0..FLOODERS).map(|_| rig.add_host()).collect();
+    let light_host = rig.add_host();
 
     let mut waits = Vec::new();
     let mut longest_iteration = Nanos::ZERO;
     let mut outstanding = None;
     for iteration in 0..ITERATIONS {
         for &wire in &flooders {
-            if rig.state(wire).0 < many.len() {
-                rig.say(wire, &many);
+            if rig.pending_and_received_bytes(wire).0 < many.len() {
+                rig.send_bytes(wire, &many);
             }
         }
         // Not in step with the flooders' turns, and after they are known for what they are.
         if outstanding.is_none() && iteration % 37 == 0 {
-            rig.say(light_host, &one);
-            outstanding = Some((iteration, rig.state(light_host).1));
+            rig.send_bytes(light_host, &one);
+            outstanding = Some((iteration, rig.pending_and_received_bytes(light_host).1));
         }
-        let length = rig.core_turn();
+        let length = rig.run_core_iteration();
         // By then each is known for what it asks.
         if iteration > ITERATIONS / 2 {
             longest_iteration = longest_iteration.max(length);
         }
         if let Some((begun, bytes_before)) = outstanding
-            && rig.state(light_host).1 > bytes_before
+            && rig.pending_and_received_bytes(light_host).1 > bytes_before
         {
             waits.push(iteration + 1 - begun);
             outstanding = None;
@@ -56,37 +56,41 @@ fn light_hosts_are_served_at_once_and_flooding_hosts_share_equally() {
     assert!(*longest <= 2, "{longest} turns for one request beside those who flood");
     assert!(waits.len() > ITERATIONS / 37 - 10);
 
-    let answers: Vec<u64> = flooders.iter().map(|&wire| rig.state(wire).1).collect();
+    let answers: Vec<u64> = flooders.iter().map(|&wire| rig.pending_and_received_bytes(wire).1).collect();
     let (least, most) = (answers.iter().min().unwrap(), answers.iter().max().unwrap());
     assert!(*least > 0 && most - least <= most / 10, "parts of those who flood: {answers:?}");
 }
 
 #[test]
 fn many_light_hosts_do_not_starve_a_heavy_one() {
-    let mut rig = Rig::with(16 << 20, 32, COSTS);
-    rig.record(&keys(0, 1), Some(&SHORT));
-    rig.record(&keys(1, 1), Some(&LONG));
-    let (one, long) = (rig.record(&keys(0, 1), None), rig.record(&keys(1, 1), None));
+    let mut rig = ReactorRig::with_costs(16 << 20, 32, COSTS);
+    rig.record_batch(&keys(0, 1), Some(&SHORT));
+    rig.record_batch(&keys(1, 1), Some(&LONG));
+    let (one, long) = (rig.record_batch(&keys(0, 1), None), rig.record_batch(&keys(1, 1), None));
     // Each asks for little, and together they fill a turn.
-    let light_hosts: Vec<usize> = (0..60).map(|_| rig.another()).collect();
-    let flooder = rig.another();
+    let light_hosts: Vec<usize> = (0..60).map(|_| rig.add_host()).collect();
+    let flooder = rig.add_host();
     let mut known = Vec::new();
     for iteration in 0..ITERATIONS / 10 {
         if iteration == ITERATIONS / 20 {
             // By now each is known for what it asks.
-            known = light_hosts.iter().chain([&flooder]).map(|&wire| rig.state(wire).1).collect();
+            known = light_hosts
+                .iter()
+                .chain([&flooder])
+                .map(|&wire| rig.pending_and_received_bytes(wire).1)
+                .collect();
         }
         for &wire in &light_hosts {
-            if rig.state(wire).0 == 0 {
-                rig.say(wire, &one);
+            if rig.pending_and_received_bytes(wire).0 == 0 {
+                rig.send_bytes(wire, &one);
             }
         }
-        if rig.state(flooder).0 == 0 {
-            rig.say(flooder, &long);
+        if rig.pending_and_received_bytes(flooder).0 == 0 {
+            rig.send_bytes(flooder, &long);
         }
-        rig.core_turn();
+        rig.run_core_iteration();
     }
-    let since = |at: usize, wire: usize| rig.state(wire).1 - known[at];
+    let since = |at: usize, wire: usize| rig.pending_and_received_bytes(wire).1 - known[at];
     let least = light_hosts.iter().enumerate().map(|(at, &wire)| since(at, wire)).min().unwrap();
     let heavy_bytes = since(light_hosts.len(), flooder);
     // One value every other turn, at the least.
@@ -99,18 +103,18 @@ fn many_light_hosts_do_not_starve_a_heavy_one() {
 
 #[test]
 fn a_host_with_large_read_buffers_gets_short_values_in_one_iteration() {
-    let mut rig = Rig::new(16 << 20, 128);
-    rig.record(&keys(0, 50), Some(&SHORT));
+    let mut rig = ReactorRig::new(16 << 20, 128);
+    rig.record_batch(&keys(0, 50), Some(&SHORT));
     // As long as the node's longest value, 50 times: more than a connection may be owed.
     rig.read_bytes_max = u32::MAX;
-    let batch = rig.record(&keys(0, 50), None);
-    let host = rig.another();
-    let before = rig.state(host).1;
-    rig.say(host, &batch);
-    rig.core_turn();
-    let (left, sent) = rig.state(host);
+    let batch = rig.record_batch(&keys(0, 50), None);
+    let host = rig.add_host();
+    let before = rig.pending_and_received_bytes(host).1;
+    rig.send_bytes(host, &batch);
+    rig.run_core_iteration();
+    let (left, sent) = rig.pending_and_received_bytes(host);
     assert_eq!(left, 0, "all was taken");
     assert!(sent - before >= 50 * SHORT.len() as u64, "{} bytes were said", sent - before);
-    rig.core_turn();
-    assert_eq!(rig.state(host).1, sent, "nothing was left for later");
+    rig.run_core_iteration();
+    assert_eq!(rig.pending_and_received_bytes(host).1, sent, "nothing was left for later");
 }

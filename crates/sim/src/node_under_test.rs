@@ -20,7 +20,7 @@ use octokv_node::fair_yield::FairYield;
 use octokv_node::kv_backend::KvBackend;
 use octokv_node::monitor::Monitor;
 use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{ReactorLoop, ReactorParts, namespace_info, reactor};
+use octokv_node::{ReactorLoop, ReactorParts, namespace_info, new_reactor};
 use octokv_nvmf::{SubsystemConfig, Target};
 use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId, SimSockets};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, Mailbox, ReactorHandle, Sockets, mesh};
@@ -229,7 +229,7 @@ impl KvNodeUnderTest {
             let (executor, own) = (Rc::clone(&executor), handle.clone());
             handle.spawn(async move { executor.engine.maintain(&own, |_| ()).await });
         }
-        let mut reactor_loop = reactor(ReactorParts {
+        let mut reactor_loop = new_reactor(ReactorParts {
             sockets,
             local_address: |_: &SimSockets, _| None,
             listeners,

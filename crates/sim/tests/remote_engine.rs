@@ -13,7 +13,7 @@ use octokv_engine::{Durability, Engine, EngineError, PutMode, PutOutcome};
 use octokv_node::block_backend::{BlockBackend, BlockVolume};
 use octokv_node::monitor::Monitor;
 use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{ReactorLoop, ReactorParts, SimulatedCosts, reactor};
+use octokv_node::{ReactorLoop, ReactorParts, SimulatedCosts, new_reactor};
 use octokv_nvmf::{NamespaceInfo, NamespaceKind, SubsystemConfig, Target};
 use octokv_runtime::simulated::{
     CrashModel, HostFailure, SimDiskConfig, SimDiskId, SimEnv, SimEnvConfig, SimHostId, SimSockets,
@@ -105,7 +105,7 @@ impl SimSetup {
         let listeners = vec![sockets.listen(self.address()).expect("the only listener of this host")];
         let mailbox = mesh(&[waker], 4).pop().expect("one core");
         let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
-        let mut reactor_loop = reactor(ReactorParts {
+        let mut reactor_loop = new_reactor(ReactorParts {
             sockets,
             local_address: |_: &SimSockets, _| None,
             listeners,

@@ -213,7 +213,7 @@ pub trait ReactorLoop<S> {
 }
 
 /// Makes a core's reactor.
-pub fn reactor<S: Sockets, E: Engine + 'static>(parts: ReactorParts<S, E>) -> impl ReactorLoop<S> {
+pub fn new_reactor<S: Sockets, E: Engine + 'static>(parts: ReactorParts<S, E>) -> impl ReactorLoop<S> {
     let completions: Rc<RefCell<Vec<RequestCompletion>>> = Rc::default();
     let (namespaces, worker_completions) = (Rc::clone(&parts.namespaces), Rc::clone(&completions));
     let (handle, costs) = (parts.handle.clone(), parts.costs);

@@ -18,7 +18,7 @@ use octokv_node::fair_yield::FairYield;
 use octokv_node::kv_backend::KvBackend;
 use octokv_node::monitor::Monitor;
 use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, reactor};
+use octokv_node::{ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, new_reactor};
 use octokv_nvmf::{SubsystemConfig, Target};
 use octokv_runtime::{
     CoreWaker, CpuTime, DetachedSocket, DeviceHandle, DeviceQueue, DeviceSource, FileId, IoCompletion,
@@ -71,7 +71,7 @@ struct TestConnection {
 
 /// What costs a core time, which is virtual here.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Prices {
+pub struct TestCosts {
     /// Each receive, and each send.
     pub call: Nanos,
     /// Each block of the device that is read.
@@ -82,7 +82,7 @@ pub struct Prices {
 struct CostedDevice {
     memory: MemoryDevice,
     handle: ReactorHandle,
-    costs: Prices,
+    costs: TestCosts,
 }
 
 impl Device for CostedDevice {
@@ -119,7 +119,7 @@ pub struct TestSockets {
     network: Rc<RefCell<TestNetwork>>,
     is_node: bool,
     /// Of the node's side: where its time is counted, and what a call costs.
-    accounting: Option<(ReactorHandle, Prices)>,
+    accounting: Option<(ReactorHandle, TestCosts)>,
 }
 
 impl TestSockets {
@@ -203,7 +203,7 @@ impl DeviceQueue for NoDeviceQueue {
 }
 
 /// The core and its host.
-pub struct Rig {
+pub struct ReactorRig {
     network: Rc<RefCell<TestNetwork>>,
     reactor: Box<dyn ReactorLoop<TestSockets>>,
     session: Session<TestSockets>,
@@ -215,21 +215,21 @@ pub struct Rig {
     pub read_bytes_max: u32,
 }
 
-impl Rig {
+impl ReactorRig {
     /// A node of one core whose host is connected, with this many commands at a time.
-    pub fn new(device_bytes: u64, depth: u16) -> Rig {
-        Rig::with(device_bytes, depth, Prices::default())
+    pub fn new(device_bytes: u64, depth: u16) -> ReactorRig {
+        ReactorRig::with_costs(device_bytes, depth, TestCosts::default())
     }
 
     /// The same where work takes time.
-    pub fn with(device_bytes: u64, depth: u16, costs: Prices) -> Rig {
+    pub fn with_costs(device_bytes: u64, depth: u16, costs: TestCosts) -> ReactorRig {
         let network: Rc<RefCell<TestNetwork>> = Rc::default();
         let handle = ReactorHandle::new(
             CoreWaker::without_eventfd(),
             DeviceHandle::new(Box::new(NoDeviceQueue), 1),
             CpuTime::simulated(),
         );
-        let sockets = |handle: Option<(ReactorHandle, Prices)>| TestSockets {
+        let sockets = |handle: Option<(ReactorHandle, TestCosts)>| TestSockets {
             network: Rc::clone(&network),
             is_node: handle.is_some(),
             accounting: handle,
@@ -243,7 +243,8 @@ impl Rig {
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
         let session = Session::new(sockets(None), address, settings, now);
-        let mut rig = Rig { network, reactor: core, session, handle, now, monitor, read_bytes_max: 64 << 10 };
+        let mut rig =
+            ReactorRig { network, reactor: core, session, handle, now, monitor, read_bytes_max: 64 << 10 };
         for _ in 0..ITERATIONS_MAX {
             if rig.session.is_live() {
                 return rig;
@@ -254,7 +255,7 @@ impl Rig {
     }
 
     /// Has a policy choose, by a window in which nothing happens, and no other window end for a long while.
-    pub fn choose(&mut self, policy: octokv_sched::Policy) {
+    pub fn apply_policy(&mut self, policy: octokv_sched::Policy) {
         let set = |interval| {
             let settings =
                 octokv_sched::SchedConfig { policy, interval, ..octokv_sched::SchedConfig::default() };
@@ -274,7 +275,7 @@ impl Rig {
     }
 
     /// One more host, connected, and which wire its commands go over. What the node says to it is thrown away.
-    pub fn another(&mut self) -> usize {
+    pub fn add_host(&mut self) -> usize {
         let settings =
             ClientConfig { queue_depth: 128, reconnect: Reconnect::Never, ..ClientConfig::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
@@ -295,18 +296,18 @@ impl Rig {
     }
 
     /// Puts bytes on a wire's way to the node.
-    pub fn say(&mut self, wire: usize, bytes: &[u8]) {
+    pub fn send_bytes(&mut self, wire: usize, bytes: &[u8]) {
         self.network.borrow_mut().connections[wire].to_node.put(bytes);
     }
 
     /// Bytes on a wire's way that the node has not taken, and those that it has said there.
-    pub fn state(&self, wire: usize) -> (usize, u64) {
+    pub fn pending_and_received_bytes(&self, wire: usize) -> (usize, u64) {
         let wire = &self.network.borrow().connections[wire];
         (wire.to_node.bytes.len() - wire.to_node.taken, wire.discarded_bytes.expect("of another host"))
     }
 
     /// Has the core take one turn, and gives how long it took.
-    pub fn core_turn(&mut self) -> Nanos {
+    pub fn run_core_iteration(&mut self) -> Nanos {
         self.handle.cpu_time().take_simulated();
         self.reactor.run_iteration(self.now);
         self.now = self.now + ITERATION;
@@ -327,7 +328,7 @@ impl Rig {
     ///
     /// # Panics
     /// When there are more than fit at a time, or one fails.
-    pub fn record(&mut self, keys: &[Key], store: Option<&[u8]>) -> Vec<u8> {
+    pub fn record_batch(&mut self, keys: &[Key], store: Option<&[u8]>) -> Vec<u8> {
         for (token, key) in (0..).zip(keys) {
             let command = match store {
                 Some(value) => {
@@ -358,7 +359,7 @@ impl Rig {
     ///
     /// # Panics
     /// When the core does not come to rest.
-    pub fn play(&mut self, batch: &[u8], rounds: usize) -> u64 {
+    pub fn replay(&mut self, batch: &[u8], rounds: usize) -> u64 {
         self.network.borrow_mut().connections.last_mut().expect("an I/O queue").discarded_bytes = Some(0);
         for _ in 0..rounds {
             self.network.borrow_mut().connections.last_mut().expect("an I/O queue").to_node.put(batch);
@@ -381,7 +382,7 @@ fn build_reactor(
     device_bytes: u64,
     sockets: TestSockets,
     handle: ReactorHandle,
-    costs: Prices,
+    costs: TestCosts,
     monitor: Arc<Monitor>,
 ) -> Box<dyn ReactorLoop<TestSockets>> {
     let memory = MemoryDevice::new(RamDisk::new(device_bytes, BLOCK_BYTES).expect("memory"));
@@ -408,7 +409,7 @@ fn build_reactor(
     namespaces.insert(NamespaceId(1), NamespaceBackend::Kv(kv_backend));
     let mailbox = mesh(&[CoreWaker::without_eventfd()], 4).remove(0);
     let address = "127.0.0.1:4420".parse().expect("an address");
-    Box::new(reactor(ReactorParts {
+    Box::new(new_reactor(ReactorParts {
         sockets,
         local_address: |_: &TestSockets, _| None,
         listeners: vec![(ListenerId(0), address)],

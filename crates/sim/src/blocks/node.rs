@@ -14,7 +14,7 @@ use octokv_engine::hash::HashEngine;
 use octokv_node::block_backend::{BlockBackend, BlockVolume};
 use octokv_node::monitor::Monitor;
 use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, reactor};
+use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, new_reactor};
 use octokv_nvmf::{NamespaceInfo, NamespaceKind, SubsystemConfig, Target};
 use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId, SimSockets};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, Mailbox, ReactorHandle, Sockets, mesh};
@@ -147,7 +147,7 @@ impl BlockNodeUnderTest {
         if index == 0 {
             listeners.push(sockets.listen(self.address()).expect("the only listener of this host"));
         }
-        let mut reactor_loop = reactor(ReactorParts {
+        let mut reactor_loop = new_reactor(ReactorParts {
             sockets,
             local_address: |_: &SimSockets, _| None,
             listeners,

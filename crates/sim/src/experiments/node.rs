@@ -14,7 +14,7 @@ use octokv_node::fair_yield::FairYield;
 use octokv_node::kv_backend::KvBackend;
 use octokv_node::monitor::Monitor;
 use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, reactor};
+use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, new_reactor};
 use octokv_nvmf::{SubsystemConfig, Target};
 use octokv_runtime::simulated::{SimEnv, SimHostId};
 use octokv_runtime::{
@@ -144,7 +144,7 @@ impl ExperimentNode<'_> {
             let own = handle.clone();
             handle.spawn(async move { performer.engine.maintain(&own, |_| ()).await });
         }
-        let mut reactor_loop = reactor(ReactorParts {
+        let mut reactor_loop = new_reactor(ReactorParts {
             sockets,
             local_address: |_: &DelayedSockets, _| None,
             listeners,
