@@ -1,7 +1,7 @@
-//! Stores or retrieves so many values by one core of a node, in memory, for a tool that counts instructions: what is
-//! counted for twice as many operations, less what is counted for these, is the operations' alone.
+//! Stores or retrieves values through one core of a node, in memory, under an instruction counter. The difference
+//! between two runs of different length is the operations' alone.
 //!
-//! Usage: `hot_path store|retrieve VALUE_BYTES POLICY BATCHES`, where a batch is 32 commands.
+//! Usage: `hot_path store|retrieve VALUE_BYTES POLICY BATCHES`; a batch is 32 commands.
 
 #[path = "../tests/support/rig.rs"]
 mod rig;
@@ -26,6 +26,6 @@ fn main() {
         batch = rig.record_batch(&keys(0, DEPTH), None);
     }
     rig.apply_policy(policy);
-    let answered = rig.replay(&batch, batches);
-    println!("{} operations, {answered} bytes of answers", batches * DEPTH);
+    let reply_bytes = rig.replay(&batch, batches);
+    println!("{} operations, {reply_bytes} reply bytes", batches * DEPTH);
 }

@@ -1,4 +1,4 @@
-//! A background task that can be told to end where it waits.
+//! A background task that another task can cancel at its next await point.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Tells a task to end.
+/// Cancels the task that runs under [`abortable`] with this token.
 #[derive(Default)]
 pub(crate) struct CancelToken {
     cancelled: Cell<bool>,
@@ -14,7 +14,7 @@ pub(crate) struct CancelToken {
 }
 
 impl CancelToken {
-    /// The task ends at its next turn, wherever it waits: it must not be in the midst of anything.
+    /// Cancels the task at its next poll. REQUIRES: the task is at an await point where it holds nothing half done.
     pub fn cancel(&self) {
         self.cancelled.set(true);
         if let Some(waker) = self.waker.take() {
@@ -23,12 +23,12 @@ impl CancelToken {
     }
 }
 
-/// Runs a future to its end, or until `stop` is asked for.
+/// Runs a future to its end or until `token` is cancelled.
 pub(crate) fn abortable<F: Future<Output = ()>>(token: Rc<CancelToken>, future: F) -> Abortable<F> {
     Abortable { token, future: Box::pin(future) }
 }
 
-/// See [`until`].
+/// The future of [`abortable`].
 pub(crate) struct Abortable<F> {
     token: Rc<CancelToken>,
     future: Pin<Box<F>>,

@@ -1,10 +1,11 @@
-//! One request on a namespace of blocks, carried out by a device (NVM Command Set 1.1).
+//! Executes one request of a block namespace on a device (NVM Command Set 1.1).
 //!
 //! In: an operation whose range the target has checked. Out: exactly one outcome. The namespace's block may be
-//! smaller or larger than the device's; where a write covers a part of a device's block, that block is read,
-//! patched and written, alone on it.
-//! Invariants: a write that is to be durable is answered after a flush that began when it was on the device; no
-//! operation touches a byte outside its range, whatever runs beside it.
+//! smaller or larger than the device's. A write that covers part of a device block reads, patches and writes the
+//! whole device block under a range lock.
+//!
+//! Invariants: a write with Force Unit Access completes after a flush that began after the write completed on the
+//! device; no operation changes a byte outside its range, whatever runs concurrently.
 
 use crate::buffer_wait::wait_for_buffer;
 use crate::bug_injection::{self, InjectedBug};
@@ -16,52 +17,53 @@ use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How much is zeroed, verified or compared at a time, in bytes.
+/// Bytes zeroed or verified per device operation.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// What all cores share of a namespace of blocks.
+/// The part of a block namespace that its cores share.
 pub struct BlockVolume {
-    /// Bytes of the namespace's block.
+    /// Block size of the namespace, in bytes.
     block_bytes: u32,
-    /// How many blocks it has.
+    /// Size of the namespace, in blocks of its own.
     blocks: u64,
-    /// Blocks of the device that are being written, where its block is larger than the namespace's.
+    /// Device blocks under a partial write; used if the device's block is larger than the namespace's.
     write_locks: RangeLocks,
 }
 
 impl BlockVolume {
-    /// Blocks of `block_bytes` on a device of `device_bytes`; what is left at its end is not used.
+    /// A volume of `block_bytes`-byte blocks on a device of `device_bytes` bytes. A rest smaller than a block at the
+    /// end is unused.
     pub fn new(block_bytes: u32, device_bytes: u64) -> Arc<BlockVolume> {
         let blocks = device_bytes / u64::from(block_bytes);
         Arc::new(BlockVolume { block_bytes, blocks, write_locks: RangeLocks::default() })
     }
 
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// Its size in bytes.
+    /// Namespace size in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_bytes)
     }
 }
 
-/// One core's way to a namespace of blocks.
+/// One core's backend of a block namespace.
 pub struct BlockBackend {
-    /// What the cores share.
+    /// The part that the cores share.
     pub volume: Arc<BlockVolume>,
     /// This core's view of the device.
     pub device: Rc<dyn Device>,
     /// The core's buffers.
     pub pool: BufferPool,
-    /// The core's time.
+    /// The core's clock and timers.
     pub handle: ReactorHandle,
-    /// What the device is called in messages.
+    /// The device's name in messages.
     pub device_name: Rc<str>,
 }
 
-/// Bytes of the namespace, and the blocks of the device that hold them.
+/// A byte range of the namespace and the device blocks that hold it.
 #[derive(Clone, Copy)]
 struct ByteSpan {
     first_byte: u64,
@@ -70,19 +72,19 @@ struct ByteSpan {
 }
 
 impl ByteSpan {
-    /// The first block of the device.
+    /// First device block.
     fn first_block(self) -> u64 {
         self.first_byte / self.device_block_bytes
     }
-    /// The block of the device behind the last.
+    /// One past the last device block.
     fn end_block(self) -> u64 {
         (self.first_byte + self.bytes).div_ceil(self.device_block_bytes)
     }
-    /// Where the bytes begin in the device's blocks.
+    /// Offset of the range in its first device block, in bytes.
     fn offset_in_block(self) -> usize {
         (self.first_byte % self.device_block_bytes) as usize
     }
-    /// How many bytes the device's blocks have.
+    /// Size of all its device blocks, in bytes.
     fn aligned_bytes(self) -> usize {
         ((self.end_block() - self.first_block()) * self.device_block_bytes) as usize
     }
@@ -90,7 +92,7 @@ impl ByteSpan {
         self.first_byte.is_multiple_of(self.device_block_bytes)
             && self.bytes.is_multiple_of(self.device_block_bytes)
     }
-    /// The pieces of it, of at most so many bytes each, in order.
+    /// Splits the range into chunks of at most `bytes_max` bytes, in ascending order.
     fn chunks(self, bytes_max: u64) -> impl Iterator<Item = ByteSpan> {
         let starts = (self.first_byte..self.first_byte + self.bytes).step_by(bytes_max as usize);
         starts.map(move |first_byte| ByteSpan {
@@ -102,7 +104,7 @@ impl ByteSpan {
 }
 
 impl BlockBackend {
-    /// Carries an operation out.
+    /// Executes one operation.
     pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
         let result = match operation {
             RequestOperation::Read { range } => self.read(range).await,
@@ -147,7 +149,7 @@ impl BlockBackend {
         Ok(RequestOutcome::Blocks { buffer })
     }
 
-    /// The device's blocks that hold a span.
+    /// Reads the device blocks that hold a span.
     async fn read_aligned(&self, span: ByteSpan, command: &'static str) -> Result<Buffer, RequestOutcome> {
         let buffer = self.buffer(span.aligned_bytes()).await?;
         let completion = self.device.read(Lba(span.first_block()), buffer).await;
@@ -162,13 +164,15 @@ impl BlockBackend {
         self.finish_write(durable).await
     }
 
-    /// Waits until nobody patches these blocks of the device, where that can be.
+    /// Locks device blocks against concurrent partial writes. No lock is needed if the device's block is not larger
+    /// than the namespace's.
     async fn lock_blocks(&self, blocks: std::ops::Range<u64>) -> Option<RangeGuard<'_>> {
         let smaller = self.volume.block_bytes < self.device.geometry().block_bytes;
         if smaller { Some(self.volume.write_locks.lock(blocks).await) } else { None }
     }
 
-    /// Puts the bytes of a span, at the start of `data`, on the device.
+    /// Writes the bytes of a span, at the start of `data`, to the device; a partial device block is read and patched
+    /// first.
     async fn write_span(
         &self,
         span: ByteSpan,
@@ -193,14 +197,14 @@ impl BlockBackend {
         drop(guard);
         match (completion.result, completion.buffer) {
             (Ok(()), Some(buffer)) => Ok(buffer),
-            (Ok(()), None) => unreachable!("a write gives its buffer back"),
+            (Ok(()), None) => unreachable!("a completed write returns its buffer"),
             (Err(error), _) => Err(self.log_failure(command, span, error, RequestOutcome::WriteFault)),
         }
     }
 
     async fn finish_write(&self, durable: bool) -> Result<RequestOutcome, RequestOutcome> {
         if durable && !bug_injection::is_injected(InjectedBug::CompleteDurableEarly) {
-            self.flush("flush behind a write").await?;
+            self.flush("flush after a write").await?;
         }
         Ok(RequestOutcome::Written)
     }
@@ -232,8 +236,8 @@ impl BlockBackend {
         self.finish_write(durable).await
     }
 
-    /// Gives back the device's blocks that lie wholly within the ranges. It is advice: what a device does not
-    /// do, it does not do.
+    /// Trims the device blocks that lie wholly within the ranges. Deallocation is advisory: a device without trim
+    /// ignores it.
     async fn deallocate(&self, ranges: &[LbaRange]) -> Result<RequestOutcome, RequestOutcome> {
         for &range in ranges {
             let span = self.span_of(range);
@@ -245,7 +249,7 @@ impl BlockBackend {
                 (first, end) = (span.first_block(), span.end_block());
             }
             if first < end {
-                // Somebody who patches one of these blocks would put back what it held.
+                // A concurrent partial write would restore the old contents of a trimmed block.
                 let _guard = match bug_injection::is_injected(InjectedBug::TrimWithoutLock) {
                     true => None,
                     false => self.lock_blocks(first..end).await,

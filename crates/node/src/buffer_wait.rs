@@ -1,13 +1,13 @@
-//! Waiting for a buffer of a core's pool, for at most [`BUFFER_WAIT_MAX`].
+//! Waits for a buffer of a core's pool, for at most [`BUFFER_WAIT_MAX`].
 
 use octokv_base::{Buffer, BufferPool, Nanos};
 use octokv_runtime::ReactorHandle;
 
-/// How long a read waits for a buffer before the host is told that the node is busy.
+/// Longest wait for a buffer; after it the command fails with a retryable status.
 pub(crate) const BUFFER_WAIT_MAX: Nanos = Nanos::from_millis(500);
 pub(crate) const BUFFER_RETRY_INTERVAL: Nanos = Nanos::from_micros(200);
 
-/// A buffer of a core, waited for where there is none at once.
+/// Takes a buffer from the pool, and waits if the pool is exhausted; `None` after [`BUFFER_WAIT_MAX`].
 pub(crate) async fn wait_for_buffer(
     pool: &BufferPool,
     handle: &ReactorHandle,

@@ -1,34 +1,34 @@
-//! Bugs to be found: switches that break one promise of the node each, so that tests can see the simulator go red.
+//! Injected bugs of the node: each switch breaks one guarantee, to prove that the simulator detects it.
 //!
-//! Only with the feature `bug-injection`, which only tests turn on, can a bug be planted (for the calling
-//! thread); without it [`is_injected`] is constant and the node has no trace of them.
+//! Only the feature `bug-injection`, which only tests enable, lets a test inject a bug, for the calling thread.
+//! Without it [`is_injected`] is constant `false` and the checks compile to nothing.
 
-/// One promise broken.
+/// One broken guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedBug {
-    /// Writes of parts of one block of the device do not wait for each other.
+    /// Partial writes of one device block do not exclude each other.
     SkipRangeLock,
-    /// Write zeroes of a part of a block of the device does not wait for writes of its other parts.
+    /// A partial Write Zeroes does not take the range lock.
     ZeroWithoutLock,
-    /// Deallocate does not wait for writes of parts of the blocks that it gives back.
+    /// Deallocate does not wait for partial writes of the blocks that it trims.
     TrimWithoutLock,
-    /// A write that is to be durable is answered before the flush.
+    /// A durable write completes before its flush.
     CompleteDurableEarly,
-    /// Flush is answered without one.
+    /// Flush completes without flushing the device.
     SkipFlush,
-    /// Deallocate gives back the blocks of the device that it touches, rather than those that lie within.
+    /// Deallocate trims every device block it touches, not only those fully inside the range.
     TrimTooMuch,
-    /// Deallocate is answered before it is done.
+    /// Deallocate completes before its trim.
     CompleteTrimEarly,
-    /// A write of a part of a block of the device does not wait for that of another part to be on the device.
+    /// A partial write releases its range lock before the device has the data.
     UnlockEarly,
-    /// A request whose namespace was removed meanwhile is not answered.
+    /// A request whose namespace is removed while it runs never completes.
     RemoveDropsRequests,
-    /// A request whose namespace was removed meanwhile is refused, although it is carried out.
+    /// A request whose namespace is removed while it runs fails although it was executed.
     RemoveFailsRequests,
-    /// The answer to a request that another core carried out is dropped where there is no room for it on its way.
+    /// The completion of an offloaded request is dropped if the ring to its home core is full.
     LoseOffloadedCompletion,
-    /// Requests that are held back when another policy is chosen are forgotten.
+    /// A change of policy drops the queued requests.
     DropQueued,
 }
 

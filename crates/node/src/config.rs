@@ -1,4 +1,4 @@
-//! What a node is told when it starts. Checked by [`crate::start`], which names what cannot be.
+//! Configuration of a node. [`crate::start`] validates it and names each invalid setting.
 
 use octokv_base::{NamespaceId, Nanos};
 use octokv_device::ssd_model::DriveProfile;
@@ -9,31 +9,31 @@ use octokv_runtime::{DeviceDriver, Polling};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// The subsystem's name unless another is given.
+/// The subsystem NQN if none is configured.
 pub const DEFAULT_NQN: &str = "nqn.2026-11.io.octokv:node";
-/// The port that IANA gave to NVMe over Fabrics.
+/// The TCP port that IANA assigned to NVMe over Fabrics.
 pub const DEFAULT_PORT: u16 = 4420;
 
-/// What holds the data.
+/// The storage under a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceConfig {
-    /// This process's memory: gone when it ends.
+    /// Memory of this process; its contents are lost when the process ends.
     Memory {
-        /// How much.
+        /// Size in bytes.
         bytes: u64,
-        /// The block size in bytes.
+        /// Block size in bytes.
         block_bytes: u32,
     },
     /// A regular file or a block device.
     File {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// How large to make it when it does not exist; `None` refuses a missing file.
+        /// Size in bytes of a file that does not exist yet; with `None` a missing file is an error.
         create_bytes: Option<u64>,
     },
 }
 
-/// Which engine keeps the data.
+/// The storage engine of Key Value namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineKind {
     /// OctoKV's hash engine.
@@ -41,105 +41,105 @@ pub enum EngineKind {
     Hash,
 }
 
-/// What a namespace is made of.
+/// The command set of a namespace.
 #[derive(Clone, Debug)]
 pub enum CommandSetConfig {
-    /// Keys and values, kept by an engine.
+    /// NVMe Key Value commands, served by an engine.
     KeyValue {
-        /// How a new volume is made.
+        /// Format of a new volume.
         format: FormatConfig,
     },
-    /// Logical blocks.
+    /// NVM (block) commands, served by the device.
     Blocks {
-        /// Bytes of one: 512 or 4096.
+        /// Block size in bytes: 512 or 4096.
         block_bytes: u32,
     },
 }
 
-/// What is done about what a device holds already.
+/// Policy for data that a device already holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExistingDataPolicy {
-    /// A volume of keys is opened, for keys; anything that does not belong there is refused and left as it is.
+    /// Opens a Key Value volume as one; fails on any other contents and leaves them unchanged.
     Check,
-    /// It is given up.
+    /// Discards the contents.
     Discard,
-    /// For blocks: hosts get it as it is.
+    /// Serves the contents unchanged, as blocks.
     Keep,
 }
 
-/// One namespace of a node.
+/// Configuration of one namespace.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
-    /// Its identifier.
+    /// Namespace identifier (NSID), 1 to [`NAMESPACE_ID_MAX`](crate::NAMESPACE_ID_MAX).
     pub id: NamespaceId,
-    /// What holds it.
+    /// The storage under it.
     pub device: DeviceConfig,
-    /// Its answers take the time of this drive's; `None` for its own.
+    /// Drive whose latency the device emulates; `None` adds no latency.
     pub drive_profile: Option<&'static DriveProfile>,
-    /// What it is made of.
+    /// Its command set, with the parameters of that set.
     pub command_set: CommandSetConfig,
-    /// What is done about what the device holds already.
+    /// Policy for data that the device already holds.
     pub existing_data: ExistingDataPolicy,
-    /// Its group of asymmetric access, 1 to 32.
+    /// ANA group, 1 to 32.
     pub ana_group: u32,
-    /// Whether the node starts only with it. One that is not required and whose device cannot be used is told among
+    /// Whether the node fails to start without it. A namespace that is not required and fails to open is listed by
     /// [`RunningNode::offline`](crate::RunningNode::offline).
     pub required: bool,
-    /// Tells a namespace of blocks from every other that there ever was: a part of its NGUID. A volume of keys has its
-    /// own.
+    /// Low 8 bytes of a block namespace's NGUID: unique among all block namespaces ever configured. A Key Value
+    /// volume has its own identifier.
     pub nguid_suffix: u64,
 }
 
-/// Everything a node is told.
+/// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// What holds namespace 1, of keys.
+    /// Storage of namespace 1, a Key Value namespace.
     pub device: DeviceConfig,
-    /// The answers of that device take the time of this drive's; `None` for its own.
+    /// Drive whose latency that device emulates; `None` adds no latency.
     pub drive_profile: Option<&'static DriveProfile>,
-    /// Which engine.
+    /// Storage engine of Key Value namespaces.
     pub engine: EngineKind,
-    /// How a new volume is made.
+    /// Format of a new volume.
     pub format: FormatConfig,
-    /// Whether whatever the device holds is given up for a new volume.
+    /// Whether the contents of namespace 1's device are discarded for a new volume.
     pub reformat: bool,
     /// The namespaces besides namespace 1.
     pub namespaces: Vec<NamespaceConfig>,
     /// When writes are acknowledged.
     pub durability: Durability,
-    /// Where to listen; port 0 takes any free one.
+    /// Listen addresses; port 0 takes any free port.
     pub listen: Vec<SocketAddr>,
-    /// The processors that run reactors, one each.
+    /// Processor numbers; each runs one reactor.
     pub cores: Vec<usize>,
-    /// The subsystem's NQN.
+    /// The subsystem NQN, 1 to 223 bytes.
     pub nqn: String,
-    /// What an idle core does.
+    /// Whether an idle core polls or sleeps.
     pub polling: Polling,
-    /// How a core reaches its device.
+    /// Device I/O by io_uring or by worker threads.
     pub driver: DeviceDriver,
-    /// The most device operations of one core at a time.
+    /// Most device operations in flight, per core.
     pub device_depth: usize,
-    /// The most memory for values in flight, per core, in bytes.
+    /// Size of the buffer pool in bytes, per core; at least four times the longest value.
     pub buffer_bytes: usize,
-    /// The most TCP connections at a time.
+    /// Most TCP connections of the node.
     pub connections_max: usize,
-    /// The most requests of one core at a time.
+    /// Most requests in execution, per core.
     pub requests_max: usize,
-    /// The protocol's bounds. Its NQN and its bound on connections are taken from above.
+    /// Protocol limits. The node overwrites its NQN and its connection limit with the fields above.
     pub subsystem: SubsystemConfig,
-    /// Who may connect.
+    /// Access control: the hosts that may connect.
     pub host_acl: HostAcl,
-    /// Discovery services that hosts are referred to.
+    /// Discovery services that this node refers hosts to.
     pub referrals: Vec<SocketAddr>,
-    /// Groups of asymmetric access that are not optimized.
+    /// ANA groups whose state is not "optimized", with their states.
     pub ana_states: Vec<(u32, AnaState)>,
-    /// What the health log tells of the time before this start.
+    /// Values of the SMART/Health log from before this start.
     pub health: HealthStatus,
-    /// How long a stop waits for hosts to take their last replies.
+    /// Longest time that a stop waits for hosts to take their last replies.
     pub shutdown_timeout: Nanos,
-    /// Who is served where and when.
+    /// Scheduling policy, its parameters and tenant limits.
     pub scheduling: octokv_sched::SchedConfig,
-    /// Where a new volume's random numbers come from; `None` asks the system.
+    /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
     pub seed: Option<u64>,
 }
 
@@ -175,7 +175,7 @@ impl Default for NodeConfig {
 }
 
 impl NodeConfig {
-    /// Namespace 1, and the others.
+    /// Namespace 1 and the configured others.
     pub(crate) fn all_namespaces(&self) -> impl Iterator<Item = NamespaceConfig> + '_ {
         let first_namespace = NamespaceConfig {
             id: NamespaceId(1),

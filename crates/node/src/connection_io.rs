@@ -1,12 +1,11 @@
-//! One connection: its socket, its machine, and the bytes between them.
+//! I/O of one connection: moves bytes between its socket and its protocol state machine.
 //!
-//! In: bytes from the socket, by way of the core's one receive buffer or, of a large value, straight into its
-//! record; outcomes of requests. Out: requests,
-//! and replies by one gathered send. Holds: what was received and not yet taken (part of a PDU, or all
-//! of it while the machine waits for buffers).
+//! In: bytes from the socket, through the core's receive buffer or, for a large value, directly into its record;
+//! outcomes of requests. Out: requests, and replies in one gathered send. Holds: bytes received and not consumed
+//! (part of a PDU, or everything while the state machine is stalled).
 //!
-//! Invariants: bytes reach the machine in order, each once; while bytes wait that the machine would not
-//! take, nothing more is received, so the peer's TCP window closes.
+//! Invariants: the state machine gets every byte once, in order; a stalled connection receives nothing more, so the
+//! peer's TCP window closes.
 
 use crate::tenants::{OVERFLOW_TENANT, TenantTable};
 use crate::time_budget::{ByteQuantum, UsageHistory};
@@ -16,73 +15,73 @@ use octokv_runtime::{ReceiveStatus, SendStatus, SocketId, Sockets};
 use octokv_sched::TenantId;
 use std::io::IoSlice;
 
-/// Bytes received at once: one linear buffer per core. Measured: less costs system calls.
+/// Size of a core's receive buffer and most bytes per receive. Measured: a smaller one costs system calls.
 pub const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 
-/// From so many missing bytes of a value on, a receive of their own is cheaper than a copy of them.
+/// Missing bytes of a value from which a separate receive is cheaper than a copy.
 const IN_PLACE_BYTES_MIN: usize = 16 * 1024;
 
-/// Bytes that the machine takes before what they ask for is carried out: the buffers of a few commands stay in
-/// the core's first caches, where those of a whole receive would not.
+/// Most bytes parsed before their requests start: the buffers of a few commands stay in the core's L1 and L2 caches,
+/// those of a whole receive would not.
 const SLICE_BYTES_MAX: usize = 32 * 1024;
-/// And the first of a receive, each twice the one before: what they ask for may take long, and time is looked at
-/// between slices.
+/// First slice of a receive; each next one doubles. Requests may run long, and the time is checked between slices.
 const SLICE_BYTES_FIRST: usize = 2048;
-/// Of a connection whose commands were costly, and of a fresh one: this part of a quantum.
+/// Divisor of the quantum for the first slice, on a new connection or one with costly commands.
 const SLICE_FIRST_DIVISOR: usize = 32;
 
-/// Bytes received at once when each command costs much: one command without data.
+/// Smallest receive, for connections with costly commands: one command without data.
 const RECEIVE_BYTES_MIN: usize = 72;
 
-/// Bytes that are sent at once, at the least while that many wait, and at the most. A send of few costs the same.
+/// Smallest and largest send quantum; a send of fewer bytes costs the same.
 const SEND_BYTES_MIN: usize = 32 * 1024;
 const SEND_BYTES_MAX: usize = 1 << 20;
 
-/// Memory for bytes that wait which a connection keeps when none do.
+/// Capacity that the buffer of unconsumed bytes keeps when it is empty.
 const PENDING_RETAIN_BYTES: usize = 64 * 1024;
 
-/// How long a host may take for the last bytes of a connection that has ended.
+/// How long a host may take to receive the last bytes of a closed connection.
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(1);
 
 /// One connection of a core.
 pub struct ConnectionIo {
     pub(crate) socket: SocketId,
     pub(crate) connection: Connection,
-    /// Received and not taken, from `pending_from` on.
+    /// Bytes received; those from `unconsumed_from` on are not consumed.
     unconsumed: Vec<u8>,
-    /// Bytes at the head of `pending` that were taken since: moving the rest each time would cost more than taking.
+    /// Bytes at the head of `unconsumed` that are consumed: moving the rest each time would cost more than parsing
+    /// it.
     unconsumed_from: usize,
-    /// The machine would not take what is pending until something of its own ends.
+    /// The state machine accepts no bytes until a request of its own completes.
     stalled: bool,
-    /// When it was first seen that the connection has ended with bytes to send.
+    /// When the connection was first seen closed with bytes left to send.
     ended_at: Option<Nanos>,
-    /// Whether the socket is closed already, and only requests are still out.
+    /// The socket is closed; only requests in execution keep the connection.
     pub(crate) socket_closed: bool,
-    /// Whether it is on the core's list of links with something to send.
+    /// Whether it is in the core's list of connections with bytes to send.
     pub(crate) in_send_list: bool,
-    /// Bytes received at once.
+    /// Most bytes per receive.
     pub(crate) receive_quantum: ByteQuantum,
-    /// Bytes sent at once.
+    /// Most bytes per send.
     pub(crate) send_quantum: ByteQuantum,
-    /// How much it took of turns of late.
+    /// Recent use of iteration time.
     pub(crate) usage: UsageHistory,
-    /// Whose it is, once it has asked for something.
+    /// The tenant, from the first request on.
     pub(crate) tenant: Option<TenantId>,
 }
 
-/// What became of the time and the room for a link's requests after some of them.
+/// Budget that remains for a connection's receive after some of its requests ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveBudget {
-    /// There is more of both.
+    /// Time remains.
     Ample,
-    /// There is more, but a slice twice as long may take more than the link's share.
+    /// Time remains, but a slice twice as long may exceed the connection's share.
     Low,
-    /// The link has had its share of the turn, or requests wait for room.
+    /// The connection has used its share of the iteration, or requests wait for workers.
     Exhausted,
 }
 
 impl ConnectionIo {
-    /// A fresh connection.
+    /// A new connection.
     pub fn new(socket: SocketId, connection: Connection) -> ConnectionIo {
         ConnectionIo {
             socket,
@@ -100,32 +99,32 @@ impl ConnectionIo {
         }
     }
 
-    /// Whose it is. A connection that has not said so yet is nobody's.
+    /// The connection's tenant; [`OVERFLOW_TENANT`] before Connect.
     #[inline]
     pub fn resolve_tenant(&mut self, tenants: &TenantTable) -> TenantId {
         if let Some(tenant) = self.tenant {
             return tenant;
         }
-        // Not by a name that was refused: it may be another's.
+        // Only an accepted name counts: a rejected one may be another host's.
         self.tenant = self.connection.connected_host_nqn().map(|host| tenants.acquire(host));
         self.tenant.unwrap_or(OVERFLOW_TENANT)
     }
 
-    /// Whether it waits for something of its own before it takes more bytes.
+    /// Whether it consumes no bytes until a request of its own completes.
     pub fn is_stalled(&self) -> bool {
         self.stalled
     }
 
-    /// Whether it takes more bytes of its socket now.
+    /// Whether it may receive now.
     pub fn may_receive(&self) -> bool {
         !self.stalled && !self.socket_closed && !self.connection.is_closed()
     }
 
-    /// Receives what the socket has, at most a quantum and what the buffer holds, and has the machine take it, a
-    /// slice at a time: after each, `run` carries out what was asked and hands back what came of it, and says whether
-    /// there is room for more. Gives the number of bytes that came, 0 for the end, those that were taken where not all were; `None` when nothing
-    /// was there.
-    #[allow(clippy::too_many_arguments)] // One core's parts, lent for one receive.
+    /// Receives at most a quantum and feeds it to the state machine slice by slice. After each slice `execute` runs
+    /// the parsed requests, completes those that have ended, and returns the remaining budget. Returns the bytes
+    /// received (the bytes consumed if the connection stalled), 0 at the end of the stream, `None` if nothing was
+    /// there.
+    #[allow(clippy::too_many_arguments)] // The parts of one core, borrowed for one receive.
     pub fn receive(
         &mut self,
         now: Nanos,
@@ -144,7 +143,7 @@ impl ConnectionIo {
         }
         let kept = self.unconsumed.len() - self.unconsumed_from;
         if kept + buffer.len() / 4 > buffer.len() {
-            // More than any PDU is pending and none of it was taken: only a stall does that.
+            // More than any PDU is unconsumed: only a stall causes that.
             self.stalled = true;
             return None;
         }
@@ -167,7 +166,7 @@ impl ConnectionIo {
         }
     }
 
-    /// Has the machine take bytes from their head, and gives how many it took.
+    /// Feeds bytes to the state machine and returns how many it consumed.
     fn feed(
         &mut self,
         now: Nanos,
@@ -185,10 +184,10 @@ impl ConnectionIo {
             consumed_bytes += consumed.consumed_bytes;
             let in_flight_before = self.connection.in_flight();
             let budget = execute(&mut self.connection, requests);
-            // What waited for an answer need not where one has come.
+            // A completion may have freed what the state machine stalled on.
             let has_completed = self.connection.in_flight() < in_flight_before;
             self.stalled = consumed.stalled.is_some() && !has_completed;
-            // What is left is offered again when there is time and room.
+            // The rest is fed again when the budget allows.
             self.stalled |= budget == ReceiveBudget::Exhausted
                 && consumed_bytes < bytes.len()
                 && consumed.consumed_bytes > 0;
@@ -197,7 +196,7 @@ impl ConnectionIo {
             }
             match (consumed.consumed_bytes, end == bytes.len()) {
                 _ if consumed.stalled.is_some() => {}
-                // The front of a PDU that ends behind this slice, or that has not come whole.
+                // The head of a PDU that ends behind this slice or is not complete.
                 (0, false) => slice *= 2,
                 (_, true) => break,
                 _ if budget == ReceiveBudget::Low => {}
@@ -207,8 +206,8 @@ impl ConnectionIo {
         consumed_bytes
     }
 
-    /// Where much of a large value is still to come, receives it straight into the record that the device
-    /// will write. `None` where that is not so.
+    /// If much of a large value is missing, receives it directly into the record that the device will write; `None`
+    /// otherwise.
     fn receive_in_place(
         &mut self,
         now: Nanos,
@@ -219,7 +218,7 @@ impl ConnectionIo {
         if !self.unconsumed.is_empty() {
             return None;
         }
-        let buffer = self.connection.payload_buffer().filter(|place| place.len() >= IN_PLACE_BYTES_MIN)?;
+        let buffer = self.connection.payload_buffer().filter(|buffer| buffer.len() >= IN_PLACE_BYTES_MIN)?;
         let bytes = buffer.len().min(self.receive_quantum.bytes().max(IN_PLACE_BYTES_MIN));
         Some(match sockets.receive(self.socket, &mut buffer[..bytes]) {
             ReceiveStatus::WouldBlock => None,
@@ -234,7 +233,7 @@ impl ConnectionIo {
         })
     }
 
-    /// Offers a stalled machine its pending bytes again. Gives how many it took.
+    /// Feeds unconsumed bytes to a stalled connection and returns how many it consumed.
     pub fn resume(&mut self, now: Nanos, pool: &BufferPool, requests: &mut Vec<IoRequest>) -> usize {
         if self.connection.is_closed() {
             self.stalled = false;
@@ -243,11 +242,11 @@ impl ConnectionIo {
             return 0;
         }
         let rest = &self.unconsumed[self.unconsumed_from..];
-        // As much as of bytes that have just come: other connections have their turn, too.
+        // At most as much as of newly received bytes, so that other connections get time.
         let mut slice = rest.len().min(SLICE_BYTES_MAX).min(self.receive_quantum.bytes());
         let mut consumed = self.connection.receive(now, &rest[..slice], pool, requests);
         while consumed.consumed_bytes == 0 && consumed.stalled.is_none() && slice < rest.len() {
-            // The front of a PDU that ends behind this slice.
+            // The head of a PDU that ends behind this slice.
             slice = (slice * 2).min(rest.len());
             consumed = self.connection.receive(now, &rest[..slice], pool, requests);
         }
@@ -264,7 +263,8 @@ impl ConnectionIo {
         consumed.consumed_bytes
     }
 
-    /// Gives up on a host that does not take the last bytes of a connection that has ended. True when it did.
+    /// Closes a connection whose host does not receive the last bytes within [`CLOSE_TIMEOUT`]. Returns whether it
+    /// did.
     pub fn close_if_timed_out(&mut self, now: Nanos) -> bool {
         if self.socket_closed || !self.connection.is_closed() || self.connection.send_buffer().is_empty() {
             return false;
@@ -277,8 +277,8 @@ impl ConnectionIo {
         true
     }
 
-    /// Sends what waits, at most a quantum, as much as the socket takes in one go. Gives how many bytes it took, 0
-    /// when the connection is broken; `None` when there was nothing to send, or no room.
+    /// Sends at most a quantum, as much as the socket takes in one call. Returns the bytes sent, 0 if the connection
+    /// is broken; `None` if there was nothing to send or the socket buffer is full.
     pub fn send(&mut self, sockets: &mut impl Sockets, slices: &mut Vec<IoSlice<'static>>) -> Option<usize> {
         if self.socket_closed || self.connection.send_buffer().is_empty() {
             return None;
@@ -301,10 +301,10 @@ impl ConnectionIo {
     }
 }
 
-/// The same allocation, empty, for slices of another lifetime.
+/// Reuses the allocation for slices of another lifetime.
 fn reuse_allocation<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
     slices.clear();
-    slices.into_iter().map(|_| unreachable!("it is empty")).collect()
+    slices.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
 }
 
 #[cfg(test)]

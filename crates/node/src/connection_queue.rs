@@ -1,38 +1,38 @@
-//! In what order the connections of a core have their part of a turn: those who ask for little first.
+//! Order in which an iteration serves connections: light ones first, then heavy ones.
 //!
 //! ```text
-//!   little:  c d a b          all of them, while the turn has time
-//!   much:    g h e f          then these, one at the least
-//!            └─ each line begins with whoever had no time the last time
+//!   light:  c d a b          all of them, while the iteration has time
+//!   heavy:  g h e f          then these, at least one
+//!           └─ each class begins with the first connection that the last iteration did not reach
 //! ```
-//! In: connections, and whether each asks for much. Out: who is next. That those who ask for little go first costs the
-//! others little, by what the word means; that one of the others always goes keeps many of the first kind from
-//! holding them up for ever (as flow queues with sparse flows have it: RFC 8290, section 4.2).
+//! In: connections, each with whether it is heavy. Out: the next one to serve. Light connections use little time by
+//! definition, so serving them first is cheap for the others; at least one heavy connection is served per iteration,
+//! so that many light ones do not starve it (like sparse flows before bulk flows in FQ-CoDel, RFC 8290, section 4.2).
 
-/// Connections of one turn.
+/// The connections of one iteration.
 #[derive(Debug, Default)]
 pub struct ConnectionQueue {
     light: PriorityClass,
     heavy: PriorityClass,
-    /// Who is on turn asks for much; and somebody of these has had a part.
+    /// Whether the current connection is heavy; whether a heavy one was served in this iteration.
     current_is_heavy: bool,
     heavy_served: bool,
 }
 
-/// How many of those who had no time are remembered: the first of them may have nothing to do the next time.
+/// Unserved connections remembered per class: several, because the first of them may be idle in the next iteration.
 const CARRIED_OVER_MAX: usize = 8;
 
 #[derive(Debug, Default)]
 struct PriorityClass {
     members: Vec<u32>,
-    /// The next member, in this turn.
+    /// Index of the next member in this iteration.
     cursor: usize,
-    /// The first of those who had no time in the last one.
+    /// The first unserved members of the last iteration.
     carried_over: Vec<u32>,
 }
 
 impl PriorityClass {
-    /// Those who had no time come first.
+    /// Rotates the first unserved member to the front.
     fn begin(&mut self) {
         let mut positions = self
             .carried_over
@@ -61,7 +61,7 @@ impl PriorityClass {
 }
 
 impl ConnectionQueue {
-    /// A line of these, each with whether it asks for much.
+    /// Starts an iteration with these connections; the flag says whether one is heavy.
     pub fn rebuild(&mut self, members: impl Iterator<Item = (u32, bool)>) {
         self.light.members.clear();
         self.heavy.members.clear();
@@ -74,12 +74,12 @@ impl ConnectionQueue {
         self.heavy_served = false;
     }
 
-    /// How many are in it.
+    /// Connections in the queue.
     pub fn len(&self) -> usize {
         self.light.members.len() + self.heavy.members.len()
     }
 
-    /// Who is next, where `over` says whether the turn has had its time.
+    /// The next connection. With `over_budget` only a heavy one, and only if none was served yet.
     pub fn next(&mut self, over_budget: bool) -> Option<u32> {
         self.current_is_heavy = false;
         if !over_budget && let Some(next) = self.light.next() {
@@ -89,18 +89,18 @@ impl ConnectionQueue {
         if over_budget && self.heavy_served { None } else { self.heavy.next() }
     }
 
-    /// Who is on turn had something to do.
+    /// Records that the current connection had work.
     pub fn mark_served(&mut self) {
         self.heavy_served |= self.current_is_heavy;
     }
 
-    /// Ends the line: who was not reached is remembered.
+    /// Ends the iteration and remembers the unserved connections.
     pub fn finish(&mut self) {
         self.light.end();
         self.heavy.end();
     }
 
-    /// Those that were not reached.
+    /// The connections that were not reached.
     pub fn unserved(&self) -> impl Iterator<Item = u32> {
         self.light.unserved().chain(self.heavy.unserved())
     }
@@ -110,7 +110,8 @@ impl ConnectionQueue {
 mod tests {
     use super::*;
 
-    /// Members 0 to 4 ask for little, 5 to 9 for much; a turn has time for so many of them.
+    /// Members 0 to 4 are light, 5 to 9 heavy; an iteration serves at most `served_max` of them before it is over
+    /// budget.
     fn serve_iteration(queue: &mut ConnectionQueue, served_max: usize) -> Vec<u32> {
         queue.rebuild((0..10).map(|member| (member, member >= 5)));
         let mut served = Vec::new();
@@ -121,7 +122,7 @@ mod tests {
         queue.finish();
         let mut all: Vec<u32> = served.iter().copied().chain(queue.unserved()).collect();
         all.sort_unstable();
-        assert_eq!(all, (0..10).collect::<Vec<u32>>(), "whoever had no turn is told of");
+        assert_eq!(all, (0..10).collect::<Vec<u32>>(), "the unserved ones are reported");
         served
     }
 
@@ -146,7 +147,7 @@ mod tests {
         assert_eq!(serve_iteration(queue, 3), [0, 1, 2, 5]);
         assert_eq!(serve_iteration(queue, 3), [3, 4, 0, 6]);
         assert_eq!(serve_iteration(queue, 3), [1, 2, 3, 7]);
-        assert_eq!(serve_iteration(queue, 0), [8], "a turn without time, too");
+        assert_eq!(serve_iteration(queue, 0), [8], "also in an iteration without time");
     }
 
     #[test]

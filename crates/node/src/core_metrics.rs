@@ -1,16 +1,18 @@
-//! What a core has done, in figures that every core can read: the monitor's source.
+//! Counters of one core that all cores can read: the monitor's input.
 //!
 //! ```text
-//!   core, by its Tally: begun, worked, answered, moved, … ──▶ Board, plain stores ──▶ monitor: Seen, now and a window ago
+//!   core, by its MetricsWriter: started, executed, completed, offloaded, … ──▶ SharedCoreMetrics (plain stores)
+//!       ──▶ monitor: a CoreMetricsSnapshot now and one an interval ago
 //! ```
-//! In: what the core's reactor says as it happens. Out: sums since the start. One core writes a [`SharedCoreMetrics`], any reads it;
-//! readers may see one figure a little before another.
+//! In: events of the core's reactor. Out: sums since the start. One core writes a [`SharedCoreMetrics`], any core
+//! reads it; a reader may see one counter slightly older than another.
 //!
-//! # Waiting behind other flows
-//! OctoFAS compares a flow's response time with what it would be alone, which cannot be measured while it is not. What
-//! can be measured is how long its core worked for others while a request of it was in the node: from the begin of
-//! the turn in which it was received to its answer. That is taken for its wait behind other flows, up to the whole
-//! time. What it leaves out: bytes that wait in the kernel for the next turn, and a device that works for others.
+//! # Waiting behind other tenants
+//! OctoFAS compares a tenant's response time with its response time when alone, which cannot be measured while it is
+//! not alone. The measure here is the time that the core worked for other tenants while a request was in the node:
+//! from the start of the iteration that received it to its completion. It counts as waiting for other tenants, up to
+//! the whole latency. It leaves out bytes that wait in the kernel for the next iteration, and a device busy for
+//! others.
 
 use octokv_base::Nanos;
 use octokv_runtime::{CpuTime, CpuTimeReader, Stage};
@@ -20,17 +22,18 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A sum that one core adds to and all read.
+/// A sum that one core adds to and all cores read.
 #[derive(Default)]
 struct Counter(AtomicU64);
 
 impl Counter {
     #[inline]
     fn add(&self, value: u64) {
-        // One writer: no read-modify-write needed.
+        // A single writer needs no read-modify-write.
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
     }
-    /// What was added to others before is seen by who sees this by [`Counter::read_first`].
+    /// Pairs with [`Counter::read_acquire`]: a reader of this value also sees what was added to other counters
+    /// before.
     fn add_release(&self, value: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(value), Ordering::Release);
     }
@@ -59,10 +62,10 @@ struct SharedTenantMetrics {
     charged_ns: Counter,
 }
 
-/// One core's figures.
+/// Counters of one core.
 pub struct SharedCoreMetrics {
     cpu_time: OnceLock<CpuTimeReader>,
-    /// How long it worked for all flows.
+    /// Time it worked for any tenant.
     cpu_ns: Counter,
     executed_locally: Counter,
     offloaded_to: Box<[Counter]>,
@@ -70,48 +73,48 @@ pub struct SharedCoreMetrics {
     tenants: Box<[SharedTenantMetrics]>,
 }
 
-/// What a core had done of one flow's at some time.
+/// One core's counters of one tenant at some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantMetricsSnapshot {
-    /// Requests that came over its connections.
+    /// Requests received on its connections.
     pub started: u64,
-    /// Those of them that were answered.
+    /// Requests completed.
     pub completed: u64,
-    /// Bytes of its connections, both ways.
+    /// Bytes received and sent on its connections.
     pub bytes: u64,
-    /// The sum of the answered requests' times in the node.
+    /// Sum of the latencies of completed requests.
     pub latency_total: Nanos,
-    /// How much of that the core worked for others.
+    /// Part of that latency in which the core worked for other tenants.
     pub wait_total: Nanos,
-    /// How long the core worked for it.
+    /// Time that the core worked for it.
     pub cpu_time: Nanos,
-    /// The network's round trip as the core last heard of it; nothing where it has not.
+    /// Network round trip last measured; zero if none was.
     pub round_trip: Nanos,
-    /// Requests that waited here for their turn among tenants.
+    /// Requests that waited here in a queue of the scheduler.
     pub queued: u64,
-    /// Those of them that waited for others, and not for a limit.
+    /// The ones among them that waited for other tenants and not for a limit.
     pub backlogged: u64,
-    /// What the fair queue charged for those that it let begin here.
+    /// Cost charged by the fair queue for requests started here.
     pub charged: Nanos,
 }
 
-/// What a core had done at some time.
+/// One core's counters at some time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CoreMetricsSnapshot {
-    /// Its time.
+    /// Time by stage.
     pub stage_times: StageTimes,
-    /// Requests of its own connections that ran here.
+    /// Requests of its own connections executed here.
     pub executed_locally: u64,
-    /// By core, that it sent there.
+    /// By core: requests offloaded to it.
     pub offloaded_to: Vec<u64>,
-    /// By core, that it ran for others.
+    /// By core: requests executed for it.
     pub executed_for: Vec<u64>,
-    /// By flow.
+    /// By tenant number.
     pub tenants: Vec<TenantMetricsSnapshot>,
 }
 
 impl SharedCoreMetrics {
-    /// The figures of one of `cores` cores, with so many flows.
+    /// Zeroed counters of one of `cores` cores, for `tenants` tenants.
     pub fn new(cores: usize, tenants: u32) -> SharedCoreMetrics {
         let sums = || (0..cores).map(|_| Counter::default()).collect();
         SharedCoreMetrics {
@@ -124,28 +127,28 @@ impl SharedCoreMetrics {
         }
     }
 
-    /// How long the core has worked for others than a flow.
+    /// Time that the core has worked for other tenants.
     fn other_tenants_ns(&self, tenant: TenantId) -> u64 {
-        // The other way round than they are written: what is added meanwhile makes it too little and not too much.
+        // Read in the reverse order of the writes: a concurrent addition makes the result too small, never too large.
         let all = self.cpu_ns.read_acquire();
         all.saturating_sub(self.tenants[tenant.0 as usize].cpu_ns.read())
     }
 
-    /// All of them, now.
+    /// Reads all counters.
     pub fn snapshot(&self) -> CoreMetricsSnapshot {
         let spent = self.cpu_time.get().map(CpuTimeReader::stage_times).unwrap_or_default();
         let sums = |sums: &[Counter]| sums.iter().map(Counter::read).collect();
-        let tenant = |flow: &SharedTenantMetrics| TenantMetricsSnapshot {
-            started: flow.started.read(),
-            completed: flow.completed.read(),
-            bytes: flow.bytes.read(),
-            latency_total: Nanos(flow.latency_ns.read()),
-            wait_total: Nanos(flow.waited_ns.read()),
-            cpu_time: Nanos(flow.cpu_ns.read()),
-            round_trip: Nanos(flow.round_trip_ns.read()),
-            queued: flow.queued.read(),
-            backlogged: flow.backlogged.read(),
-            charged: Nanos(flow.charged_ns.read()),
+        let tenant = |tenant: &SharedTenantMetrics| TenantMetricsSnapshot {
+            started: tenant.started.read(),
+            completed: tenant.completed.read(),
+            bytes: tenant.bytes.read(),
+            latency_total: Nanos(tenant.latency_ns.read()),
+            wait_total: Nanos(tenant.waited_ns.read()),
+            cpu_time: Nanos(tenant.cpu_ns.read()),
+            round_trip: Nanos(tenant.round_trip_ns.read()),
+            queued: tenant.queued.read(),
+            backlogged: tenant.backlogged.read(),
+            charged: Nanos(tenant.charged_ns.read()),
         };
         CoreMetricsSnapshot {
             stage_times: StageTimes {
@@ -161,29 +164,29 @@ impl SharedCoreMetrics {
     }
 }
 
-/// When a request came, and how long the core that it is on, or on the way to, had worked for others when that began, less what
-/// it has waited behind others elsewhere: wrapping, since only differences count.
+/// Arrival time of a request, and how long its core had worked for other tenants then, less the wait on other cores.
+/// Arithmetic wraps, since only differences count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestTiming {
     started_at: Nanos,
     other_tenants_ns: u64,
 }
 
-/// What the core itself remembers of a flow.
+/// The core's private copy of a tenant's time.
 #[derive(Clone, Copy, Debug, Default)]
 struct TenantCpuTime {
     cpu_time: Nanos,
-    /// As it was at the begin of the last turn that worked for it.
+    /// Value at the start of the last iteration that worked for the tenant.
     cpu_time_before: Nanos,
     iteration: u64,
 }
 
-/// A core's pen on its own [`SharedCoreMetrics`].
+/// One core's writer of its own [`SharedCoreMetrics`].
 pub struct MetricsWriter {
     all_cores: Arc<[SharedCoreMetrics]>,
     core: CoreId,
     iteration: Cell<u64>,
-    /// The turn's begin, and how long the core had worked for all flows then, and has now.
+    /// Start of the iteration, and the core's time for all tenants at that moment and now.
     iteration_start: Cell<Nanos>,
     cpu_time_total_before: Cell<Nanos>,
     cpu_time_total: Cell<Nanos>,
@@ -191,9 +194,9 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// The pen of one of the cores that `boards` are of; `busy` is its account of time.
+    /// The writer of `core`'s entry of `all_cores`; `cpu_time` accounts its stages.
     pub fn new(all_cores: Arc<[SharedCoreMetrics]>, core: CoreId, cpu_time: &CpuTime) -> MetricsWriter {
-        // A core that starts again, as in a simulation, goes on with what is there.
+        // A restarted core, as in a simulation, continues its counters.
         let metrics = &all_cores[core.index()];
         let _ = metrics.cpu_time.set(cpu_time.reader());
         let tenant_cpu_time = |tenant: &SharedTenantMetrics| TenantCpuTime {
@@ -217,14 +220,14 @@ impl MetricsWriter {
         &self.all_cores[self.core.index()]
     }
 
-    /// A turn begins.
+    /// Begins an iteration at `now`.
     pub fn begin_iteration(&self, now: Nanos) {
         self.iteration_start.set(now);
         self.iteration.set(self.iteration.get() + 1);
         self.cpu_time_total_before.set(self.cpu_time_total.get());
     }
 
-    /// The core has worked for a flow.
+    /// Adds time that the core worked for a tenant.
     #[inline]
     pub fn add_cpu_time(&self, tenant: TenantId, span: Nanos) {
         let tenant_cpu = &mut self.tenant_cpu_times.borrow_mut()[tenant.0 as usize];
@@ -238,7 +241,7 @@ impl MetricsWriter {
         self.metrics().cpu_ns.add_release(span.0);
     }
 
-    /// So many requests of a flow came in this turn: the stamp of each.
+    /// Counts `requests` received from a tenant in this iteration and returns the timing of each.
     #[inline]
     pub fn record_started(&self, tenant: TenantId, requests: u64) -> RequestTiming {
         self.metrics().tenants[tenant.0 as usize].started.add(requests);
@@ -254,12 +257,12 @@ impl MetricsWriter {
         }
     }
 
-    /// How long the core has worked for others than a flow.
+    /// Time that the core has worked for other tenants.
     fn other_tenants_time(&self, tenant: TenantId) -> Nanos {
         self.cpu_time_total.get().since(self.tenant_cpu_times.borrow()[tenant.0 as usize].cpu_time)
     }
 
-    /// Requests of a flow are answered, at `now`: what [`CompletionBatch`] counts is added when it is dropped.
+    /// A batch of completions of one tenant at `now`; dropping it adds its sums to the counters.
     #[inline]
     pub fn completion_batch(&self, tenant: TenantId, now: Nanos) -> CompletionBatch<'_> {
         let metrics = &self.metrics().tenants[tenant.0 as usize];
@@ -273,55 +276,55 @@ impl MetricsWriter {
         }
     }
 
-    /// A request of a flow is answered, at `now`.
+    /// Counts one completion at `now`.
     #[inline]
     pub fn record_completed(&self, tenant: TenantId, timing: RequestTiming, now: Nanos) {
         self.completion_batch(tenant, now).add(timing);
     }
 
-    /// So many bytes went over a flow's connections.
+    /// Adds bytes received or sent.
     pub fn add_bytes(&self, tenant: TenantId, bytes: usize) {
         self.metrics().tenants[tenant.0 as usize].bytes.add(bytes as u64);
     }
 
-    /// The network's round trip of a flow.
+    /// Sets the measured network round trip.
     pub fn set_round_trip(&self, tenant: TenantId, round_trip: Nanos) {
         self.metrics().tenants[tenant.0 as usize].round_trip_ns.set(round_trip.0);
     }
 
-    /// So many requests of this core's connections run here.
+    /// Counts requests of this core's connections that run here.
     #[inline]
     pub fn record_executed_locally(&self, requests: u64) {
         self.metrics().executed_locally.add(requests);
     }
 
-    /// A request of this core's connections is sent to another core.
+    /// Counts a request offloaded to core `to`.
     pub fn record_offloaded_to(&self, to: CoreId) {
         self.metrics().offloaded_to[to.index()].add(1);
     }
 
-    /// A request of a flow waits for its turn among tenants.
+    /// Counts a request that waits in a queue of the scheduler.
     pub fn record_queued(&self, tenant: TenantId) {
         self.metrics().tenants[tenant.0 as usize].queued.add(1);
     }
 
-    /// It waits for others, and not for a limit.
+    /// Counts a queued request that waits for other tenants and not for a limit.
     pub fn record_backlogged(&self, tenant: TenantId) {
         self.metrics().tenants[tenant.0 as usize].backlogged.add(1);
     }
 
-    /// The fair queue let a request begin, and charged so much for it.
+    /// Adds the cost that the fair queue charged for a request.
     pub fn record_charged(&self, tenant: TenantId, charged_ns: u64) {
         self.metrics().tenants[tenant.0 as usize].charged_ns.add(charged_ns);
     }
 
-    /// A request of another core's ran here.
+    /// Counts a request executed for another core.
     pub fn record_executed_for(&self, home_core: CoreId) {
         self.metrics().executed_for[home_core.index()].add(1);
     }
 
-    /// The stamp of a request that leaves this core for another, to run there or when it has: from now on what that core does
-    /// for others is its wait, and what this one does is not.
+    /// Timing of a request that moves to core `to`, before or after its execution: from then on that core's work for
+    /// other tenants is its wait, and this core's is not.
     pub fn transfer_timing(&self, to: CoreId, tenant: TenantId, timing: RequestTiming) -> RequestTiming {
         let waited = self.other_tenants_time(tenant).0.wrapping_sub(timing.other_tenants_ns);
         RequestTiming {
@@ -331,7 +334,7 @@ impl MetricsWriter {
     }
 }
 
-/// Requests of one flow that are answered at one time. Nothing is worked meanwhile.
+/// Completions of one tenant at one time; the core does no other work while it exists.
 pub struct CompletionBatch<'a> {
     metrics: &'a SharedTenantMetrics,
     now: Nanos,
@@ -342,13 +345,13 @@ pub struct CompletionBatch<'a> {
 }
 
 impl CompletionBatch<'_> {
-    /// One more.
+    /// Adds one completion.
     #[inline]
     pub fn add(&mut self, timing: RequestTiming) {
         let latency = self.now.since(timing.started_at).0;
         self.count += 1;
         self.latency_ns += latency;
-        // A figure of another core may have been read a moment late: then it is a little less than nothing.
+        // A counter of another core may be read slightly late: then the difference is slightly negative.
         let waited = self.other_tenants_ns.wrapping_sub(timing.other_tenants_ns);
         self.waited_ns += if waited >> 63 == 0 { waited.min(latency) } else { 0 };
     }
@@ -382,11 +385,11 @@ mod tests {
 
     #[test]
     fn wait_time_is_what_the_core_works_for_other_tenants_meanwhile() {
-        let (all_cores, tallies) = writers(1);
-        let writer = &tallies[0];
+        let (all_cores, writers) = writers(1);
+        let writer = &writers[0];
         writer.begin_iteration(Nanos(1_000));
         writer.add_cpu_time(B, Nanos(100));
-        // What was done for B in this turn came first.
+        // The work for B in this iteration came first.
         let timing = writer.record_started(A, 1);
         writer.add_cpu_time(A, Nanos(30));
         writer.begin_iteration(Nanos(2_000));
@@ -403,7 +406,7 @@ mod tests {
             ..TenantMetricsSnapshot::default()
         };
         assert_eq!(snapshot.tenants[A.0 as usize], want);
-        // What is its own flow's is no wait, in the same turn and before.
+        // Work for its own tenant is no wait, in the same iteration and before.
         writer.begin_iteration(Nanos(3_000));
         writer.add_cpu_time(A, Nanos(500));
         let timing = writer.record_started(A, 1);
@@ -414,19 +417,19 @@ mod tests {
 
     #[test]
     fn wait_time_is_at_most_the_latency() {
-        let (all_cores, tallies) = writers(1);
-        tallies[0].begin_iteration(Nanos(10));
-        let timing = tallies[0].record_started(A, 1);
-        tallies[0].add_cpu_time(B, Nanos(900));
-        tallies[0].record_completed(A, timing, Nanos(15));
+        let (all_cores, writers) = writers(1);
+        writers[0].begin_iteration(Nanos(10));
+        let timing = writers[0].record_started(A, 1);
+        writers[0].add_cpu_time(B, Nanos(900));
+        writers[0].record_completed(A, timing, Nanos(15));
         let snapshot = all_cores[0].snapshot().tenants[A.0 as usize];
         assert_eq!((snapshot.latency_total, snapshot.wait_total), (Nanos(5), Nanos(5)));
     }
 
     #[test]
     fn wait_time_of_an_offloaded_request_covers_both_cores_and_the_transfer() {
-        let (all_cores, tallies) = writers(2);
-        let (home, away) = (&tallies[0], &tallies[1]);
+        let (all_cores, writers) = writers(2);
+        let (home, away) = (&writers[0], &writers[1]);
         away.add_cpu_time(B, Nanos(77));
         home.begin_iteration(Nanos(100));
         let timing = home.record_started(A, 1);
@@ -434,7 +437,7 @@ mod tests {
         home.record_offloaded_to(CoreId(1));
         let timing = home.transfer_timing(CoreId(1), A, timing);
         home.add_cpu_time(B, Nanos(1_000));
-        // It is on its way, and the core that it goes to is at others' work; what is its own flow's is no wait.
+        // While it is in transit the receiving core works for others; work for its own tenant is no wait.
         away.add_cpu_time(B, Nanos(300));
         away.add_cpu_time(A, Nanos(60));
         away.add_cpu_time(B, Nanos(40));
@@ -447,18 +450,18 @@ mod tests {
         let (one, other) = (all_cores[0].snapshot(), all_cores[1].snapshot());
         assert_eq!((one.tenants[1].wait_total, one.tenants[1].latency_total), (Nanos(347), Nanos(600)));
         assert_eq!((one.offloaded_to, other.executed_for), (vec![0, 1], vec![1, 0]));
-        assert_eq!(other.tenants[1].completed, 0, "it is the connection's core that answers");
+        assert_eq!(other.tenants[1].completed, 0, "the connection's core counts the completion");
     }
 
     #[test]
     fn a_restarted_core_continues_its_counters() {
-        let (all_cores, tallies) = writers(2);
-        tallies[0].add_cpu_time(B, Nanos(1_000));
+        let (all_cores, writers) = writers(2);
+        writers[0].add_cpu_time(B, Nanos(1_000));
         let again = MetricsWriter::new(Arc::clone(&all_cores), CoreId(0), &CpuTime::simulated());
         again.begin_iteration(Nanos(10));
         let timing = again.record_started(A, 1);
         again.add_cpu_time(B, Nanos(7));
-        let timing = tallies[1].transfer_timing(CoreId(0), A, again.transfer_timing(CoreId(1), A, timing));
+        let timing = writers[1].transfer_timing(CoreId(0), A, again.transfer_timing(CoreId(1), A, timing));
         again.record_completed(A, timing, Nanos(90));
         assert_eq!(all_cores[0].snapshot().tenants[1].wait_total, Nanos(7));
     }

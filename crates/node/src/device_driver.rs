@@ -1,14 +1,17 @@
-//! Which driver a node's cores reach their devices by, decided once, at the start; and what is said of it.
+//! Selects the device driver of a node once, at start: io_uring or worker threads.
 //!
-//! In: the driver that was asked for. Out: the one to ask each core's queue for, or an error that says what to do.
-//! Where io_uring is forbidden or missing, one line says so for the whole node. A core that fails to get a ring
-//! although the node may have one (memory, descriptors) says so for itself.
+//! In: the configured driver. Out: the driver for each core's queue, or an error that names the remedy. If io_uring
+//! is forbidden or missing, one log line says so for the whole node; a core that fails to create a ring although the
+//! node may use one (memory, descriptors) logs its own line.
 
 use crate::error::{StartError, UringUnavailable};
 use octokv_runtime::{CoreWaker, DeviceDriver, DeviceQueue, open_device_queue};
 use std::sync::Arc;
 
-/// What the cores are to ask for. Touches io_uring only where it may be used.
+/// Selects the driver for all cores. Touches io_uring only if the configuration allows it.
+///
+/// # Errors
+/// [`StartError::Driver`] if io_uring is configured and unavailable.
 pub fn select_driver(requested: DeviceDriver) -> Result<DeviceDriver, StartError> {
     if requested == DeviceDriver::Threads {
         return Ok(requested);
@@ -23,7 +26,10 @@ pub fn select_driver(requested: DeviceDriver) -> Result<DeviceDriver, StartError
     }
 }
 
-/// A core's queue by what was decided.
+/// Opens one core's device queue with the selected driver. With `Auto`, falls back to worker threads.
+///
+/// # Errors
+/// [`StartError::Driver`] if io_uring is configured and fails; [`StartError::System`] if worker threads cannot start.
 pub fn open_core_queue(
     selected: DeviceDriver,
     depth: usize,
@@ -33,7 +39,9 @@ pub fn open_core_queue(
     if selected == DeviceDriver::Auto {
         match open_device_queue(DeviceDriver::Uring, depth, core_waker) {
             Ok((queue, _)) => return Ok(queue),
-            Err(error) => tracing::warn!(core, %error, "no io_uring for this core: worker threads instead"),
+            Err(error) => {
+                tracing::warn!(core, %error, "io_uring failed on this core: its devices run on worker threads")
+            }
         }
     }
     let driver = if selected == DeviceDriver::Uring { selected } else { DeviceDriver::Threads };

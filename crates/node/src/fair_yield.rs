@@ -1,11 +1,13 @@
-//! Long flows of one core that take turns: each does a piece, then whoever waits longest does one.
+//! Round-robin among the long requests of one core: one step of one request per reactor iteration.
 //!
 //! ```text
-//!   line:  a  b  c      turn n: a's piece, a goes to the end      turn n+1: b's piece …
+//!   queue:  a  b  c      iteration n: step of a, a moves to the back      iteration n+1: step of b …
 //! ```
-//! In: flows, each with a [`Place`] in the line. Out: when each may go on: one piece of one flow in each turn of the
-//! core, however many flows there are, so that commands that are over at once are not kept waiting.
-//! Invariant: only the flow at the front of the line is woken by turns; the others cost nothing while they wait.
+//! In: requests, each with a [`YieldSlot`]. Out: when each may take its next step. One step runs per iteration,
+//! however many requests there are, so that short requests are not delayed.
+//!
+//! Invariant: an iteration wakes only the front of the queue; the others cost nothing while they wait. Every slot
+//! belongs to a request in execution, so the queue is at most as long as the core's workers.
 
 use octokv_base::Nanos;
 use octokv_runtime::ReactorHandle;
@@ -14,19 +16,19 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// Until the next turn of the core, whenever that is.
+/// The shortest timer: it fires in the next iteration.
 const NEXT_ITERATION: Nanos = Nanos(1);
 
-/// The line of one core.
+/// The round-robin queue of one core.
 #[derive(Debug, Default)]
 pub struct FairYield {
     queue: RefCell<VecDeque<(u64, Option<Waker>)>>,
     next_ticket: Cell<u64>,
-    /// When the last piece was begun.
+    /// Start of the iteration that ran the last step.
     last_step_at: Cell<Option<Nanos>>,
 }
 
-/// A place in the line, until it is dropped.
+/// A position in the queue, released on drop.
 #[derive(Debug)]
 pub struct YieldSlot<'a> {
     fair_yield: &'a FairYield,
@@ -34,7 +36,7 @@ pub struct YieldSlot<'a> {
 }
 
 impl FairYield {
-    /// Puts one more flow at the end of the line.
+    /// Adds a request at the back of the queue.
     pub fn join(&self) -> YieldSlot<'_> {
         let ticket = self.next_ticket.get();
         self.next_ticket.set(ticket + 1);
@@ -42,7 +44,7 @@ impl FairYield {
         YieldSlot { fair_yield: self, ticket }
     }
 
-    /// Whether the flow of a ticket may do its piece at `now`; then it goes to the end of the line.
+    /// Whether the slot of `ticket` may run its step in the iteration at `now`; if so it moves to the back.
     fn try_step(&self, ticket: u64, now: Nanos) -> bool {
         let mut queue = self.queue.borrow_mut();
         if self.last_step_at.get() == Some(now) || queue.front().is_none_or(|(front, _)| *front != ticket) {
@@ -62,7 +64,7 @@ impl FairYield {
         }
     }
 
-    /// Waits until a ticket is at the front.
+    /// Waits until `ticket` is at the front.
     async fn wait_for_front(&self, ticket: u64) {
         poll_fn(|context| {
             let mut queue = self.queue.borrow_mut();
@@ -70,7 +72,7 @@ impl FairYield {
                 return Poll::Ready(());
             }
             let slot = queue.iter_mut().rev().find(|(of, _)| *of == ticket);
-            slot.expect("a place lasts with its flow").1 = Some(context.waker().clone());
+            slot.expect("a slot stays in the queue until it is dropped").1 = Some(context.waker().clone());
             Poll::Pending
         })
         .await;
@@ -78,7 +80,7 @@ impl FairYield {
 }
 
 impl YieldSlot<'_> {
-    /// Waits until this flow may do its next piece.
+    /// Waits until this request may run its next step.
     pub async fn yield_now(&self, handle: &ReactorHandle) {
         loop {
             self.fair_yield.wait_for_front(self.ticket).await;
@@ -109,7 +111,7 @@ mod tests {
         let slots = [fair_yield.join(), fair_yield.join(), fair_yield.join()];
         let mut order = Vec::new();
         for iteration in 0..6 {
-            // Whatever order they are asked in.
+            // In any order of polling.
             for slot in slots.iter().rev().chain(&slots) {
                 if fair_yield.try_step(slot.ticket, Nanos(iteration)) {
                     order.push(slot.ticket);

@@ -1,7 +1,7 @@
-//! One request on a Key Value namespace, carried out by an engine: the operation's words into the engine's and back.
+//! Executes one request of a Key Value namespace on an engine.
 //!
-//! In: an operation whose key, lengths and buffers the target has checked. Out: exactly one outcome.
-//! Faults of the world are logged here, once, with key and device; the host gets a status.
+//! In: an operation whose key, lengths and buffers the target has checked. Out: exactly one outcome. Device and
+//! engine errors are logged here, once, with key and device; the host gets a status.
 
 use crate::buffer_wait::{BUFFER_RETRY_INTERVAL, BUFFER_WAIT_MAX};
 use crate::fair_yield::{FairYield, YieldSlot};
@@ -12,24 +12,24 @@ use octokv_runtime::ReactorHandle;
 use octokv_wire::kv::KeyListWriter;
 use std::rc::Rc;
 
-/// The longest key of the standard commands, in bytes.
+/// Longest key of the standard commands, in bytes.
 const STANDARD_KEY_BYTES_MAX: usize = octokv_wire::kv::KEY_BYTES_MAX;
 
-/// What performing needs of its core.
+/// One core's backend of a Key Value namespace.
 pub struct KvBackend<E> {
-    /// The core's handle on the store.
+    /// The core's view of the engine.
     pub engine: E,
     /// The core's buffers.
     pub pool: BufferPool,
-    /// The core's time.
+    /// The core's clock and timers.
     pub handle: ReactorHandle,
-    /// What the device is called in messages.
+    /// The device's name in messages.
     pub device_name: Rc<str>,
-    /// Listings, which may be long, take turns.
+    /// Shares the core among long list requests.
     pub list_yield: FairYield,
 }
 
-/// Where the keys of one listing go.
+/// Receives the keys of one list request.
 struct ListSink<'a> {
     writer: KeyListWriter<'a>,
     long_keys: bool,
@@ -39,7 +39,7 @@ struct ListSink<'a> {
 
 impl KeySink for ListSink<'_> {
     fn offer(&mut self, key: &[u8]) -> bool {
-        // A standard command has no way to name a longer key.
+        // A standard command cannot carry a longer key.
         (!self.long_keys && key.len() > STANDARD_KEY_BYTES_MAX) || self.writer.push(key)
     }
 
@@ -49,7 +49,7 @@ impl KeySink for ListSink<'_> {
 }
 
 impl<E: Engine> KvBackend<E> {
-    /// Carries an operation out.
+    /// Executes one operation.
     pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
         match operation {
             RequestOperation::Store { key, mode, record, value_bytes } => {
@@ -64,27 +64,29 @@ impl<E: Engine> KvBackend<E> {
                     Ok(PutOutcome::NotFound) => RequestOutcome::NotFound,
                     Ok(PutOutcome::Full) => RequestOutcome::CapacityExceeded,
                     Ok(PutOutcome::TooLong) => RequestOutcome::InvalidValueSize,
-                    Err(fault) => self.log_failure("store", &key, fault),
+                    Err(error) => self.log_failure("store", &key, error),
                 }
             }
             RequestOperation::Retrieve { key, .. } => self.retrieve(&key).await,
             RequestOperation::Delete { key } => match self.engine.delete(&key).await {
                 Ok(DeleteOutcome::Deleted) => RequestOutcome::Deleted,
                 Ok(DeleteOutcome::NotFound) => RequestOutcome::NotFound,
-                Err(fault) => self.log_failure("delete", &key, fault),
+                Err(error) => self.log_failure("delete", &key, error),
             },
             RequestOperation::Exist { key } => match self.engine.exist(&key).await {
                 Ok(Some(bytes)) => RequestOutcome::Exists { value_bytes: bytes as u32 },
                 Ok(None) => RequestOutcome::NotFound,
-                Err(fault) => self.log_failure("exist", &key, fault),
+                Err(error) => self.log_failure("exist", &key, error),
             },
             RequestOperation::List { start, limit_bytes, long_keys } => {
-                // In memory of its own: a task has room for the largest of its futures, and is moved into its place.
+                // Boxed: a task slot has the size of its largest future and is moved into place.
                 Box::pin(self.list(&start, limit_bytes as usize, long_keys)).await
             }
             RequestOperation::Flush => match self.engine.flush().await {
                 Ok(()) => RequestOutcome::Flushed,
-                Err(fault) => self.log_failure("flush", &Key::new(&[]).expect("short"), fault),
+                Err(error) => {
+                    self.log_failure("flush", &Key::new(&[]).expect("an empty key is within bounds"), error)
+                }
             },
             RequestOperation::Read { .. }
             | RequestOperation::Write { .. }
@@ -97,7 +99,7 @@ impl<E: Engine> KvBackend<E> {
         }
     }
 
-    /// Says that an operation comes soon.
+    /// Prefetches what `operation` will read, one [`PrefetchStage`] at a time.
     pub fn prefetch(&self, operation: &RequestOperation, stage: PrefetchStage) {
         if let RequestOperation::Store { key, .. }
         | RequestOperation::Retrieve { key, .. }
@@ -120,7 +122,7 @@ impl<E: Engine> KvBackend<E> {
                 Err(EngineError::NoMemory) if self.handle.now() < deadline => {
                     self.handle.sleep(BUFFER_RETRY_INTERVAL).await;
                 }
-                Err(fault) => return self.log_failure("retrieve", key, fault),
+                Err(error) => return self.log_failure("retrieve", key, error),
             }
         }
     }
@@ -136,16 +138,16 @@ impl<E: Engine> KvBackend<E> {
                 drop(sink);
                 RequestOutcome::Listing { buffer, bytes }
             }
-            Err(fault) => self.log_failure("list", start, fault),
+            Err(error) => self.log_failure("list", start, error),
         }
     }
 
-    fn log_failure(&self, command: &'static str, key: &Key, fault: EngineError) -> RequestOutcome {
-        if fault == EngineError::NoMemory {
-            tracing::info!(command, %key, "out of buffers: the host is told to try again");
+    fn log_failure(&self, command: &'static str, key: &Key, error: EngineError) -> RequestOutcome {
+        if error == EngineError::NoMemory {
+            tracing::info!(command, %key, "out of buffers: command fails with a retryable status");
             return RequestOutcome::Busy;
         }
-        tracing::error!(command, %key, device = &*self.device_name, %fault, "command failed");
+        tracing::error!(command, %key, device = &*self.device_name, %error, "command failed");
         RequestOutcome::Unrecovered
     }
 }

@@ -1,26 +1,23 @@
-//! One storage node: devices, engines and a target, run by reactors.
+//! The node: one process that serves NVMe namespaces over TCP with one reactor per core.
 //!
 //! # Layout
-//! - [`reactor`](mod@reactor): one core's turn: sockets, messages, stores, device, replies. Runs on any driver.
-//! - [`connection_io`]: one connection's bytes between its socket and its machine.
-//! - [`namespace_table`]: which store does the requests of which namespace on a core.
-//! - [`kv_backend`]: one request of a host on keys, carried out by an engine.
-//! - [`fair_yield`]: long flows of one core that take turns.
-//! - [`block_backend`], [`range_locks`]: one request on blocks, carried out by a device; one writer at a time per range.
-//! - `backing`: what is under a namespace: its device, opened once, and its volume.
-//! - `core`: one core on the kernel's sockets and devices: its turns, and what the node orders.
-//! - `driver`: io_uring or worker threads, decided once, and what is said of it.
-//! - `gate`: how often something that hosts can cause is told.
-//! - `until`: a background task that can be told to end.
-//! - `dispatch`: where a core's requests run, and when: the scheduler's choices, carried out.
-//! - [`monitor`]: the monitor: what is measured of all cores every window, and what is chosen by it.
-//! - [`core_metrics`], [`tenants`]: what a core has done, in figures that all read; who is which flow.
-//! - `jobs`: requests on their way to an engine, and what they will look at soon.
-//! - `share`: how much of a turn one connection may have.
-//! - `line`: in what order connections have it.
-//! - `start`: the node: open, listen, run, add and remove namespaces, stop.
-//! - [`config`]: what a node is told.
-//! - [`bug_injection`]: bugs for tests of the tests.
+//! - [`node`](RunningNode): opens devices, listens, adds and removes namespaces, stops.
+//! - [`config`], `validate`, `error`: configuration of a node, its validation, and the errors of a start, change or stop.
+//! - `core_thread`: one core on the kernel's sockets and devices: its reactor loop and control messages.
+//! - [`reactor`](mod@reactor): one iteration of a core: sockets, messages, backends, device, replies. Runs on any driver.
+//! - [`connection_io`]: bytes of one connection between its socket and its protocol state machine.
+//! - `time_budget`, `connection_queue`: time share of a connection in an iteration, and the order of service.
+//! - `request_scheduler`: where and when requests run: carries out the scheduling decisions.
+//! - `request_queue`: requests that wait for a worker, with prefetch.
+//! - [`namespace_table`]: the namespaces of one core and their backends.
+//! - [`kv_backend`], [`fair_yield`]: executes Key Value requests on an engine; round-robin among long list requests.
+//! - [`block_backend`], [`range_locks`]: executes block requests on a device; locks on ranges of device blocks.
+//! - `buffer_wait`: waits for a buffer of the core's pool.
+//! - `namespace_open`, `device_driver`: opens a namespace's device and volume; selects io_uring or worker threads.
+//! - [`monitor`]: measures all cores each sampling interval and chooses the policy action.
+//! - [`core_metrics`], [`tenants`]: counters of a core that all cores read; numbers for hosts.
+//! - `log_limiter`, `abortable`: rate limit of log lines; cancellation of background tasks.
+//! - [`bug_injection`]: bugs that tests inject to prove the simulator detects them.
 
 mod abortable;
 pub mod block_backend;

@@ -1,14 +1,14 @@
-//! How often something that hosts can cause is told: so that nobody fills the log by connecting.
+//! Rate limit for log lines that hosts can trigger, so that connecting in a loop does not fill the log.
 //!
-//! In: the time of each event. Out: whether it is told, and how many were not since the last that was.
+//! In: the time of each event. Out: whether to log it, and how many events were suppressed since the last logged one.
 
 use octokv_base::Nanos;
 
-/// Events that are told within a span, at the most.
+/// Most events logged per [`PERIOD`].
 const LOGGED_MAX: u32 = 20;
 const PERIOD: Nanos = Nanos::from_secs(1);
 
-/// What one core tells of its hosts.
+/// The limiter of one core.
 #[derive(Debug, Default)]
 pub(crate) struct LogRateLimiter {
     period_start: Nanos,
@@ -17,7 +17,7 @@ pub(crate) struct LogRateLimiter {
 }
 
 impl LogRateLimiter {
-    /// Whether an event is told: then how many were not before it.
+    /// Whether to log an event: `Some(n)` if so, with the number suppressed before it.
     pub fn allow(&mut self, now: Nanos) -> Option<u64> {
         if now.since(self.period_start) >= PERIOD {
             (self.period_start, self.logged) = (now, 0);

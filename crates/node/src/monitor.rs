@@ -1,15 +1,15 @@
-//! What is measured of a node, and what is chosen for its cores: the monitor, shared by all of them.
+//! The monitor of a node: measures all cores each sampling interval and chooses the policy action.
 //!
 //! ```text
-//!   every W, the least busy core:   boards ─▶ counters ─▶ sched::measure ─▶ sched::choose ─▶ Window
-//!   every core, at its next turn:   a new window? ─▶ takes its part (crate::dispatch), tells the network's round trips
+//!   every interval, the least busy core:   snapshots ─▶ counters ─▶ sched::compute_metrics ─▶ sched::choose ─▶ IntervalReport
+//!   every core, in its next iteration:     new report? ─▶ applies its part (crate::request_scheduler), samples round trips
 //! ```
-//! In: what cores write on their boards, settings of an operator. Out: the last [`IntervalReport`], its number. A core pays two
-//! loads a turn for it; who measures changes with the load (OctoKV §IV-D). A core that sleeps does not wake for a
-//! window but for the one that measures next.
+//! In: the counters of all cores, the operator's settings. Out: the last [`IntervalReport`] and its number. A core
+//! pays two loads per iteration for it; the measuring core changes with the load (OctoKV §IV-D). The end of an
+//! interval wakes only the core that measures next.
 //!
-//! Invariants: one core measures at a time; a window's figures are differences of what cores had done at its begin and end,
-//! so that sums over windows are kept; settings are checked before they are here.
+//! Invariants: one core measures at a time; counters of an interval are differences of snapshots at its start and
+//! end, so that their sums over intervals are exact; settings are validated before they are stored.
 
 use crate::core_metrics::{CoreMetricsSnapshot, SharedCoreMetrics, TenantMetricsSnapshot};
 use crate::tenants::{TENANTS_MAX, TenantTable};
@@ -24,72 +24,73 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// What was measured in a window, and what was chosen by it.
+/// Measurements of one sampling interval and the decision made from them.
 #[derive(Clone, Debug)]
 pub struct IntervalReport {
-    /// Its number, from 1 on.
+    /// Interval number, from 1.
     pub number: u64,
-    /// When it ended.
+    /// When the interval ended.
     pub ended_at: Nanos,
-    /// How long it was.
+    /// Its length.
     pub length: Nanos,
-    /// What is done until the next one ends.
+    /// The decision that holds until the next interval ends.
     pub decision: Decision,
-    /// What it was chosen by.
+    /// The metrics that led to it.
     pub metrics: IntervalMetrics,
-    /// As it was counted.
+    /// The counters behind the metrics.
     pub counters: IntervalCounters,
-    /// The hosts of the flows, by number.
+    /// Tenants and their hosts' names, by number.
     pub hosts: Vec<(TenantId, String)>,
-    /// Under `fair` on several cores: by flow and core, the weights that bring what it gets from all of them near its own.
+    /// Under `fair` on several cores: by tenant and core, the weights that bring its service over all cores near its
+    /// configured weight.
     pub weights: Vec<(TenantId, Vec<u32>)>,
-    /// What the policy was told.
+    /// The settings in effect.
     pub config: SchedConfig,
-    /// Which core measured, and how long that took it; nothing in virtual time.
+    /// The core that measured.
     pub measured_by_core: usize,
-    /// How long.
+    /// Time the measuring core spent on it; zero under a simulated clock.
     pub measure_duration: Nanos,
 }
 
 struct MonitorState {
     config: SchedConfig,
-    /// What cores had done when the window began, and when that was; nothing before the first.
+    /// Start of the interval and the snapshots taken then; `None` before the first.
     interval_start: Option<(Nanos, Vec<CoreMetricsSnapshot>)>,
     last_interval: Option<Arc<IntervalReport>>,
 }
 
-/// The monitor, and what it reads.
+/// The monitor, shared by all cores.
 pub struct Monitor {
     core_metrics: Arc<[SharedCoreMetrics]>,
     tenants: TenantTable,
     state: Mutex<MonitorState>,
-    /// How many windows have ended.
+    /// Intervals ended so far.
     interval_count: AtomicU64,
-    /// When the window that runs ends, in nanoseconds, and which core ends it.
+    /// When the current interval ends, in nanoseconds, and which core ends it.
     interval_end_ns: AtomicU64,
     measuring_core: AtomicUsize,
     clock: ClockFn,
 }
 
-/// What a core has to do with the window that runs.
+/// What the monitor requires of a core in this iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MonitorDuty {
     /// Nothing.
     Nothing,
-    /// It must have a turn then, to end it.
+    /// An iteration at this time, to end the interval.
     EndIntervalAt(Nanos),
-    /// It has just ended one, and this core ends the next: wake it, so that it knows.
+    /// It has ended an interval, and this core ends the next one: wake it to learn the deadline.
     WakeNext(usize),
 }
 
-/// Gives the time within a turn, to tell what measuring costs.
+/// Clock to time the measurement itself.
 pub type ClockFn = fn() -> Nanos;
 
 impl Monitor {
-    /// Of a node of so many cores.
+    /// A monitor of `cores` cores.
     ///
     /// # Errors
-    /// What the settings may not be.
+    /// A setting is out of its range.
     pub fn new(cores: usize, config: SchedConfig, clock: ClockFn) -> Result<Monitor, SettingError> {
         config.check()?;
         Ok(Monitor {
@@ -103,51 +104,51 @@ impl Monitor {
         })
     }
 
-    /// The cores' figures.
+    /// The counters of each core.
     pub fn core_metrics(&self) -> &Arc<[SharedCoreMetrics]> {
         &self.core_metrics
     }
 
-    /// Who is which flow.
+    /// The tenants of the node.
     pub fn tenants(&self) -> &TenantTable {
         &self.tenants
     }
 
-    /// How many windows have ended: a core looks whether it is another number than before.
+    /// Intervals ended so far; a core compares it with the number it saw last.
     #[inline]
     pub fn interval_count(&self) -> u64 {
         self.interval_count.load(Ordering::Acquire)
     }
 
-    /// The last window.
+    /// The report of the last interval.
     pub fn last_interval(&self) -> Option<Arc<IntervalReport>> {
         self.state.lock().last_interval.clone()
     }
 
-    /// Since the start: requests that ran on another core than that of their connection, and those that waited for
-    /// their turn among tenants.
+    /// Since the start: requests that ran on another core than their connection's, and requests that waited in a
+    /// queue of the scheduler.
     pub fn offloaded_and_queued(&self) -> (u64, u64) {
         let snapshots = self.core_metrics.iter().map(SharedCoreMetrics::snapshot);
-        snapshots.fold((0, 0), |(offloaded, queued), seen| {
-            let queued_here: u64 = seen.tenants.iter().map(|tenant| tenant.queued).sum();
-            (offloaded + seen.offloaded_to.iter().sum::<u64>(), queued + queued_here)
+        snapshots.fold((0, 0), |(offloaded, queued), snapshot| {
+            let queued_here: u64 = snapshot.tenants.iter().map(|tenant| tenant.queued).sum();
+            (offloaded + snapshot.offloaded_to.iter().sum::<u64>(), queued + queued_here)
         })
     }
 
-    /// What the policy is told.
+    /// The scheduling settings.
     pub fn config(&self) -> SchedConfig {
         self.state.lock().config.clone()
     }
 
-    /// Tells it something else, which holds from the next window's end on. Wake the cores: the one that measures may
-    /// sleep for as long as the window was before.
+    /// Replaces the settings from the end of the current interval on. The caller wakes the cores: the measuring one
+    /// may sleep until the old end.
     ///
     /// # Errors
-    /// What it may not be; then nothing has changed.
+    /// A setting is out of its range; then nothing has changed.
     pub fn set_config(&self, config: SchedConfig) -> Result<(), SettingError> {
         config.check()?;
         let mut state = self.state.lock();
-        // A shorter window does not wait for the end of a longer one.
+        // A shorter interval takes effect before the longer one would end.
         if let Some((start, _)) = state.interval_start {
             let ends = (start + config.interval).0;
             self.interval_end_ns
@@ -157,7 +158,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Called by every core in every turn. Ends the window when it is due and this core is the one to do it.
+    /// Ends the interval if it is due and `core` is the measuring core. Every core calls it in every iteration.
     #[inline]
     pub fn poll(&self, core: usize, now: Nanos) -> MonitorDuty {
         if self.measuring_core.load(Ordering::Acquire) != core {
@@ -170,12 +171,12 @@ impl Monitor {
     #[cold]
     fn end_interval(&self, core: usize, now: Nanos) -> MonitorDuty {
         let mut state = self.state.lock();
-        // Another core may have ended it a moment ago.
+        // Another core may have ended it since.
         let end = Nanos(self.interval_end_ns.load(Ordering::Acquire));
         if now < end {
             return MonitorDuty::EndIntervalAt(end);
         }
-        let began = (self.clock)();
+        let started_at = (self.clock)();
         let snapshots: Vec<CoreMetricsSnapshot> =
             self.core_metrics.iter().map(SharedCoreMetrics::snapshot).collect();
         let length = state.config.interval;
@@ -205,7 +206,7 @@ impl Monitor {
                 weights,
                 config: state.config.clone(),
                 measured_by_core: core,
-                measure_duration: (self.clock)().since(began),
+                measure_duration: (self.clock)().since(started_at),
             };
             state.last_interval = Some(Arc::new(report));
             self.interval_count.store(number, Ordering::Release);
@@ -222,7 +223,7 @@ impl Monitor {
     }
 }
 
-/// The weights of flows on each core for the next window, from what they were served in the last one and what they weighed.
+/// Weights of tenants on each core for the next interval, from the service and the weights of the last one.
 fn next_core_weights(
     tenants: impl Iterator<Item = TenantId>,
     (before, now): (&[CoreMetricsSnapshot], &[CoreMetricsSnapshot]),
@@ -234,7 +235,7 @@ fn next_core_weights(
     let service_of = |tenant: &TenantId| {
         let host = hosts.iter().find(|(of, _)| of == tenant).map_or("", |(_, host)| host);
         let weight = config.qos_of(host).weight;
-        // Of the same host, and beside what is set now: another setting holds at once.
+        // Only if the number still belongs to the same host; a changed setting takes effect at once.
         let previous =
             last_interval.filter(|last| last.hosts.iter().any(|(of, name)| of == tenant && name == host));
         let weighed = previous.and_then(|last| {
@@ -262,7 +263,7 @@ fn next_core_weights(
     tenants.into_iter().zip(core_weights(&services)).collect()
 }
 
-/// What was done between two looks at every core.
+/// Counters of an interval: differences of two snapshots of every core.
 fn interval_counters(
     interval: Nanos,
     before: &[CoreMetricsSnapshot],
@@ -285,13 +286,13 @@ fn interval_counters(
     let tenant_counters = |number: u32| {
         let at = number as usize;
         let per_core = || now.iter().zip(before).map(|(now, before)| (now.tenants[at], before.tenants[at]));
-        let sum = |figure: fn(&TenantMetricsSnapshot) -> u64| -> u64 {
-            per_core().map(|(now, before)| figure(&now).saturating_sub(figure(&before))).sum()
+        let sum = |counter: fn(&TenantMetricsSnapshot) -> u64| -> u64 {
+            per_core().map(|(now, before)| counter(&now).saturating_sub(counter(&before))).sum()
         };
         let requests_by_core: Vec<u64> =
             per_core().map(|(now, before)| now.completed.saturating_sub(before.completed)).collect();
         let waiting = per_core().map(|(now, _)| now.started.saturating_sub(now.completed)).sum();
-        // The mean over the cores that have one, by what came over them.
+        // Mean over the cores with a measured round trip, weighted by completed requests.
         let round_trips = || per_core().filter(|(now, _)| now.round_trip > Nanos::ZERO);
         let weight = |now: &TenantMetricsSnapshot, before: &TenantMetricsSnapshot| {
             now.completed.saturating_sub(before.completed).max(1)
@@ -303,9 +304,9 @@ fn interval_counters(
         TenantCounters {
             tenant: TenantId(number),
             requests_by_core,
-            bytes: sum(|seen| seen.bytes),
-            latency: Nanos(sum(|seen| seen.latency_total.0)),
-            waited: Nanos(sum(|seen| seen.wait_total.0)),
+            bytes: sum(|snapshot| snapshot.bytes),
+            latency: Nanos(sum(|snapshot| snapshot.latency_total.0)),
+            waited: Nanos(sum(|snapshot| snapshot.wait_total.0)),
             round_trip: Nanos((weighted_sum / u128::from(weights.max(1))) as u64),
             waiting,
         }
@@ -320,8 +321,7 @@ fn interval_counters(
     }
 }
 
-/// How many requests of its connections a core had on average, by Little's law: the time that those which were answered
-/// had been there, over the window's.
+/// Mean number of requests in a core, by Little's law: summed latency of the completed requests over the interval.
 fn mean_queue_depth(interval: Nanos, now: &CoreMetricsSnapshot, before: &CoreMetricsSnapshot) -> f64 {
     let tenants = now.tenants.iter().zip(&before.tenants);
     let latency: u64 = tenants.map(|(now, before)| now.latency_total.since(before.latency_total).0).sum();
@@ -334,7 +334,7 @@ mod tests {
     use octokv_sched::TenantQos;
     use octokv_sched::fair_queue::WEIGHT_UNIT;
 
-    /// What a core had served so many flows, from the second on, each of them waiting.
+    /// A snapshot of a core that served tenants 1, 2, … for so many milliseconds, each of them always backlogged.
     fn snapshot(served_ms: &[u64]) -> CoreMetricsSnapshot {
         let of = |served: &u64| {
             let served = Nanos::from_millis(*served);
@@ -384,11 +384,11 @@ mod tests {
         let first = next(None, &config);
         assert_eq!((first[0].0, first[1].0), (both, one));
         assert!(first[0].1[0] < WEIGHT_UNIT && first[1].1[0] > WEIGHT_UNIT, "{first:?}");
-        assert_eq!(first[0].1[1], WEIGHT_UNIT, "it is alone there");
+        assert_eq!(first[0].1[1], WEIGHT_UNIT, "it is alone on that core");
         let last = interval_report(&hosts, first.clone(), config.clone());
         let second = next(Some(&last), &config);
-        assert!(second[0].1[0] < first[0].1[0], "what it weighed is known: {first:?}, {second:?}");
-        // Another host that has the number now does not have the weight.
+        assert!(second[0].1[0] < first[0].1[0], "its previous weight counts: {first:?}, {second:?}");
+        // Another host that has taken the number does not inherit the weight.
         let others =
             interval_report(&[(both, "another".to_owned()), hosts[1].clone()], first.clone(), config);
         assert!(next(Some(&others), &SchedConfig::default())[0].1[0] > second[0].1[0]);
@@ -411,9 +411,9 @@ mod tests {
             let next = next_core_weights([a, b].into_iter(), (&before, after), Some(&last), &hosts, config);
             f64::from(next[0].1[0]) / f64::from(next[1].1[0])
         };
-        // What was served by other weights may change it by a factor of two either way.
+        // Service under other weights may change it by a factor of two either way.
         assert!(of(&config, &after) >= 100.0, "{}", of(&config, &after));
-        // Who waits for its limit only does not want more than it has.
+        // A tenant that waits only for its limit is not entitled to more.
         let mut limited = [snapshot(&[10, 990]), snapshot(&[10, 990])];
         limited.iter_mut().for_each(|core| core.tenants[1].backlogged = 0);
         assert!((of(&SchedConfig::default(), &limited) - 1.0).abs() < 0.01);

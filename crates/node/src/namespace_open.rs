@@ -1,9 +1,10 @@
-//! What is under a namespace: a device opened once for the process, and the volume on it.
+//! Opens a namespace: its device, once per process, and the volume on it.
 //!
-//! In: settings of a namespace. Out: a [`Held`] namespace, open and recovered, of which each core makes its own
-//! [`NamespaceBackend`]. Runs on the caller's thread, with a device channel of its own.
-//! Invariants: nothing is written to a device that is not ours, unless it is to be given up; an open file is
-//! locked until nothing names it.
+//! In: the settings of a namespace. Out: an [`OpenNamespace`], recovered, from which each core makes its own
+//! [`NamespaceBackend`]. Runs on the calling thread with a device queue of its own.
+//!
+//! Invariants: only a device that is blank, new or released by [`ExistingDataPolicy::Discard`] is formatted; an open
+//! file stays locked until its last handle is dropped.
 
 use crate::block_backend::{BlockBackend, BlockVolume};
 use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig};
@@ -33,14 +34,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The part of a file that a format writes, in bytes.
+/// Bytes at the start of a device that a format writes.
 const FORMAT_REGION_BYTES: u64 = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
 
-/// A device, opened once for the process.
+/// A device, opened once per process.
 #[derive(Clone)]
 struct NamespaceDevice {
     storage: Storage,
-    /// The drive whose times its answers take.
+    /// The SSD model whose latencies the device emulates, if one is configured.
     drive_model: Option<SharedSsdModel>,
 }
 
@@ -51,7 +52,8 @@ enum Storage {
 }
 
 impl NamespaceDevice {
-    /// Opens it, and says whether it may be formatted: see [`Storage::open`], and memory that plays a drive.
+    /// Opens the device. The flag says whether it may be formatted: see [`Storage::open`]; memory that emulates a
+    /// drive always may.
     fn open(
         config: &DeviceConfig,
         drive: Option<&DriveProfile>,
@@ -69,7 +71,7 @@ impl NamespaceDevice {
         let is_new = is_new || matches!(storage, Storage::Memory(_));
         let model = SsdModel::new(*drive, block_bytes);
         let model = if is_new { model } else { model.prefilled() };
-        tracing::info!(device = storage.name(), drive = drive.product, "answers take a drive's time");
+        tracing::info!(device = storage.name(), drive = drive.product, "emulating a drive's latency");
         Ok((NamespaceDevice { storage, drive_model: Some(Arc::new(Mutex::new(model))) }, is_new))
     }
 
@@ -88,12 +90,12 @@ impl NamespaceDevice {
 }
 
 impl Storage {
-    /// Opens it, and says whether it is a file that was made for us and may be formatted: just now, or by a
-    /// start that was killed before it had formatted it.
+    /// Opens the storage. The flag is true for a file that this process may format: one created now, or created by a
+    /// start that was killed before its format ended.
     fn open(config: &DeviceConfig) -> Result<(Storage, bool), StartError> {
         match config {
             DeviceConfig::Memory { bytes, block_bytes } => {
-                // It is touched as it fills: more than there is would end this process, or another.
+                // Memory is committed as it fills: more than is available would get this process, or another, killed.
                 if let Some(available) = available_memory_bytes().filter(|available| bytes > available) {
                     let why =
                         format!("{bytes} bytes of memory are more than the {available} that are available");
@@ -122,7 +124,7 @@ impl Storage {
         }
     }
 
-    /// Its size, and that of a block, in bytes.
+    /// Device size and block size, both in bytes.
     fn size(&self) -> (u64, u32) {
         match self {
             Storage::Memory(memory) => (memory.geometry().bytes(), memory.geometry().block_bytes),
@@ -130,7 +132,7 @@ impl Storage {
         }
     }
 
-    /// One core's view of the device.
+    /// One core's view of the storage.
     fn open_for_core(&self, channel: &DeviceHandle) -> io::Result<Rc<dyn Device>> {
         Ok(match self {
             Storage::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
@@ -143,25 +145,25 @@ impl Storage {
     }
 }
 
-/// How devices are opened and volumes recovered.
+/// Options for opening devices and recovering volumes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamespaceOpenOptions {
     pub driver: DeviceDriver,
     pub device_depth: usize,
     pub durability: Durability,
     pub cores: usize,
-    /// Where a new volume's random numbers come from; `None` asks the system.
+    /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
     pub seed: Option<u64>,
 }
 
-/// What cores share of the contents of a namespace.
+/// The part of a namespace that its cores share.
 #[derive(Clone)]
 pub(crate) enum NamespaceVolume {
     Kv(Arc<Volume>),
     Block(Arc<BlockVolume>),
 }
 
-/// A namespace that is open.
+/// An open namespace.
 #[derive(Clone)]
 pub(crate) struct OpenNamespace {
     pub config: NamespaceConfig,
@@ -169,7 +171,7 @@ pub(crate) struct OpenNamespace {
     device: NamespaceDevice,
 }
 
-/// What a core makes its stores of.
+/// What a backend needs from its core.
 pub(crate) struct CoreContext<'a> {
     pub core: usize,
     pub pool: &'a BufferPool,
@@ -177,7 +179,10 @@ pub(crate) struct CoreContext<'a> {
 }
 
 impl OpenNamespace {
-    /// Opens a namespace, after formatting its device where that is asked for or the file is new.
+    /// Opens a namespace, after formatting its device if the configuration requests it or the file is new.
+    ///
+    /// # Errors
+    /// The device does not open, holds other data, or is too small for one block; the volume does not recover.
     pub fn open(
         config: &NamespaceConfig,
         options: NamespaceOpenOptions,
@@ -193,8 +198,10 @@ impl OpenNamespace {
                 ensure_not_kv_volume(config, &handle, &*device)?;
                 let volume = BlockVolume::new(*block_bytes, device.geometry().bytes());
                 if volume.size_bytes() == 0 {
-                    let why =
-                        format!("{} holds not one block of {block_bytes} bytes", namespace_device.name());
+                    let why = format!(
+                        "{} is smaller than one block of {block_bytes} bytes",
+                        namespace_device.name()
+                    );
                     return Err(StartError::InvalidSetting { name: "size", why });
                 }
                 NamespaceVolume::Block(volume)
@@ -203,12 +210,12 @@ impl OpenNamespace {
         Ok(OpenNamespace { config: config.clone(), volume, device: namespace_device })
     }
 
-    /// What the device is called.
+    /// The device's name in messages.
     pub fn name(&self) -> String {
         self.device.name()
     }
 
-    /// The longest value of a Key Value namespace.
+    /// Longest value in bytes; `None` for a block namespace.
     pub fn value_bytes_max(&self) -> Option<usize> {
         match &self.volume {
             NamespaceVolume::Kv(volume) => Some(volume.value_bytes_max()),
@@ -218,14 +225,14 @@ impl OpenNamespace {
 
     /// The namespace as hosts see it.
     pub fn info(&self, key_bytes_max: u16) -> NamespaceInfo {
-        let NamespaceConfig { id, ana_group, nguid_suffix: identity, .. } = self.config;
+        let NamespaceConfig { id, ana_group, nguid_suffix, .. } = self.config;
         match &self.volume {
             NamespaceVolume::Kv(volume) => {
                 NamespaceInfo { id, ana_group, ..namespace_info(volume, key_bytes_max) }
             }
             NamespaceVolume::Block(volume) => NamespaceInfo {
                 id,
-                nguid: nguid(2, identity),
+                nguid: nguid(2, nguid_suffix),
                 size_bytes: volume.size_bytes(),
                 used_bytes: Arc::new(AtomicU64::new(volume.size_bytes())),
                 kind: NamespaceKind::Block { block_bytes: volume.block_bytes() },
@@ -234,7 +241,10 @@ impl OpenNamespace {
         }
     }
 
-    /// One core's store of it.
+    /// Makes one core's backend. REQUIRES: the calling thread is the core of `context.handle`.
+    ///
+    /// # Errors
+    /// The core's queue cannot open the device.
     pub fn open_backend(&self, context: &CoreContext<'_>) -> io::Result<NamespaceBackend<HashEngine>> {
         let CoreContext { core, pool, handle } = *context;
         let device = self.device.open_for_core(handle)?;
@@ -261,7 +271,7 @@ impl OpenNamespace {
         })
     }
 
-    /// Closes it in order, once no core uses it.
+    /// Shuts the volume down cleanly: checkpoint or flush. REQUIRES: every core has detached the namespace.
     pub fn close(&self, options: NamespaceOpenOptions) -> Result<(), EngineError> {
         let no_queue = |_| EngineError::ReadOnly;
         let handle = dedicated_handle(options.driver, options.device_depth).map_err(no_queue)?;
@@ -278,7 +288,7 @@ impl OpenNamespace {
     }
 }
 
-/// Devices and timers for the calling thread alone.
+/// A device queue and timers for the calling thread alone.
 fn dedicated_handle(driver: DeviceDriver, depth: usize) -> Result<ReactorHandle, StartError> {
     let core_waker = CoreWaker::new().map_err(StartError::System)?;
     let (queue, _) = open_device_queue(driver, depth, &core_waker).map_err(StartError::System)?;
@@ -287,7 +297,7 @@ fn dedicated_handle(driver: DeviceDriver, depth: usize) -> Result<ReactorHandle,
     Ok(handle)
 }
 
-/// Runs a future of the calling thread's devices to its end.
+/// Runs a future on the calling thread and polls its devices until the future ends.
 fn run_to_completion<T>(handle: &ReactorHandle, future: impl Future<Output = T>) -> T {
     let channel = handle.devices();
     block_on(future, || {
@@ -296,7 +306,7 @@ fn run_to_completion<T>(handle: &ReactorHandle, future: impl Future<Output = T>)
     })
 }
 
-/// Opens the volume, after formatting the device where that is asked for or the file is `new`.
+/// Opens the volume, after formatting the device if the configuration requests it or the file `is_new` and blank.
 fn open_volume(
     config: &NamespaceConfig,
     options: NamespaceOpenOptions,
@@ -304,7 +314,7 @@ fn open_volume(
     is_new: bool,
 ) -> Result<Arc<Volume>, StartError> {
     let CommandSetConfig::KeyValue { format } = &config.command_set else {
-        unreachable!("keys are asked for")
+        unreachable!("open_volume is called for Key Value namespaces only")
     };
     let failed = |error| StartError::Volume { name: device.name().to_owned(), error };
     let mut format = *format;
@@ -322,15 +332,15 @@ fn open_volume(
     run_to_completion(handle, hash::open(device, &pool, open, &format)).map_err(failed)
 }
 
-/// Whether the part that a format writes is all zeros.
+/// Whether the region that a format writes is all zeros.
 async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
     let bytes = FORMAT_REGION_BYTES.min(device.geometry().bytes()) as usize;
     let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
     Ok(buffer.iter().all(|&byte| byte == 0))
 }
 
-/// A device that holds a volume of keys is not taken for blocks, unless it is to be given up: then the volume is
-/// wiped out, so that nobody takes what is left for one.
+/// Refuses a device that holds a Key Value volume, unless the policy is to discard it: then the superblocks are
+/// zeroed, so that the remains are not mistaken for a volume.
 fn ensure_not_kv_volume(
     config: &NamespaceConfig,
     handle: &ReactorHandle,
@@ -344,7 +354,7 @@ fn ensure_not_kv_volume(
     let holds_volume = run_to_completion(handle, holds_kv_volume(device)).map_err(failed)?;
     if holds_volume && config.existing_data == ExistingDataPolicy::Check {
         let why = format!(
-            "{} holds an octokv volume of keys; it was left as it is (--format gives up what it holds, --keep \
+            "{} holds an octokv volume of keys and was left unchanged (--format discards its contents, --keep \
              serves it to hosts as blocks)",
             device.name()
         );
@@ -359,10 +369,10 @@ fn ensure_not_kv_volume(
 async fn holds_kv_volume(device: &dyn Device) -> Result<bool, DeviceError> {
     let bytes = FORMAT_REGION_BYTES.min(device.geometry().bytes()) as usize;
     let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
-    let offsets = (0..SUPERBLOCKS as usize).map(|place| place * SUPERBLOCK_STRIDE_BYTES as usize);
+    let offsets = (0..SUPERBLOCKS as usize).map(|index| index * SUPERBLOCK_STRIDE_BYTES as usize);
     let superblocks = offsets.filter_map(|at| buffer.get(at..at + SUPERBLOCK_BYTES));
     let is_ours = |bytes: &[u8]| {
-        let bytes = bytes.try_into().expect("as long as a superblock");
+        let bytes = bytes.try_into().expect("the slice has the length of a superblock");
         !matches!(
             superblock::UncheckedSuperblock(bytes).check(),
             Err(SuperblockError::Foreign | SuperblockError::Blank)
@@ -377,7 +387,7 @@ async fn wipe_format_region(device: &dyn Device) -> Result<(), DeviceError> {
     device.flush().await.result
 }
 
-/// A namespace identifier of 16 bytes that is ours, of this kind, with this number.
+/// An NGUID of this project: prefix, namespace kind (1 Key Value, 2 block) and `identity`, big-endian.
 fn nguid(kind: u8, identity: u64) -> [u8; 16] {
     let mut nguid = [0; 16];
     nguid[..7].copy_from_slice(b"octokv\0");
@@ -386,7 +396,7 @@ fn nguid(kind: u8, identity: u64) -> [u8; 16] {
     nguid
 }
 
-/// The namespace 1 that hosts see of a volume.
+/// Namespace 1 of a volume as hosts see it.
 pub fn namespace_info(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
     NamespaceInfo {
         id: octokv_base::NamespaceId(1),
@@ -398,8 +408,10 @@ pub fn namespace_info(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
     }
 }
 
-/// Reads and verifies everything on a device; changes nothing. `progress` is told how many of how many
-/// keys are done.
+/// Reads and verifies everything on a device; changes nothing. `progress` receives the keys done and the keys in all.
+///
+/// # Errors
+/// The device does not open or is in use, or no superblock is valid.
 pub fn verify_device(path: &Path, progress: impl FnMut(u64, u64)) -> Result<VerifyReport, StartError> {
     let config = DeviceConfig::File { path: path.to_owned(), create_bytes: None };
     let (namespace_device, _) = NamespaceDevice::open(&config, None)?;

@@ -1,8 +1,8 @@
-//! The namespaces of one core: which store does the requests of which.
+//! The namespaces of one core and the backend of each.
 //!
-//! In: a namespace and an operation. Out: its outcome. Changes when a namespace is added or removed while the node
-//! runs; a store that was removed lives on until its last request has ended, and the reactor hears of it, so that no
-//! request that still waits comes to another namespace that takes the identifier.
+//! In: a namespace and an operation. Out: its outcome. Namespaces are added and removed while the node runs. A
+//! removed backend lives until its last request has ended. The reactor receives the removed identifiers, so that a
+//! request still queued does not reach another namespace that takes the identifier.
 
 use crate::block_backend::BlockBackend;
 use crate::kv_backend::KvBackend;
@@ -12,35 +12,35 @@ use octokv_nvmf::{RequestOperation, RequestOutcome};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What does the requests of one namespace.
+/// Executes the requests of one namespace on one core.
 pub enum NamespaceBackend<E> {
-    /// Keys and values, by an engine.
+    /// Key Value commands, on an engine.
     Kv(Rc<KvBackend<E>>),
-    /// Blocks, by a device.
+    /// Block commands, on a device.
     Block(BlockBackend),
 }
 
 impl<E: Engine> NamespaceBackend<E> {
-    /// Carries an operation out.
+    /// Executes one operation.
     pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
         match self {
-            NamespaceBackend::Kv(performer) => performer.execute(operation).await,
-            NamespaceBackend::Block(blocks) => blocks.execute(operation).await,
+            NamespaceBackend::Kv(kv_backend) => kv_backend.execute(operation).await,
+            NamespaceBackend::Block(block_backend) => block_backend.execute(operation).await,
         }
     }
 
-    /// Says that an operation comes soon. For blocks there is nothing to look up.
+    /// Prefetches what `operation` will read. Block operations have no index to look up.
     pub fn prefetch(&self, operation: &RequestOperation, stage: PrefetchStage) {
-        if let NamespaceBackend::Kv(performer) = self {
-            performer.prefetch(operation, stage);
+        if let NamespaceBackend::Kv(kv_backend) = self {
+            kv_backend.prefetch(operation, stage);
         }
     }
 }
 
-/// Namespaces that were removed since the reactor looked.
+/// Namespaces removed since the reactor last looked.
 pub type RemovedNamespaces = Rc<RefCell<Vec<NamespaceId>>>;
 
-/// The stores of one core, by rising namespace.
+/// The backends of one core, by ascending namespace identifier.
 pub struct NamespaceTable<E> {
     backends: RefCell<Vec<(NamespaceId, Rc<NamespaceBackend<E>>)>>,
     removed: RemovedNamespaces,
@@ -53,11 +53,11 @@ impl<E> Default for NamespaceTable<E> {
 }
 
 impl<E> NamespaceTable<E> {
-    /// The store of a namespace, if it has one.
+    /// The backend of a namespace; `None` if the core does not serve it.
     #[inline]
     pub fn get(&self, id: NamespaceId) -> Option<Rc<NamespaceBackend<E>>> {
         let backends = self.backends.borrow();
-        // Mostly the identifiers are 1, 2, 3, …
+        // Identifiers are mostly 1, 2, 3, …
         let guess = (id.0 as usize).wrapping_sub(1);
         if let Some((found, backend)) = backends.get(guess)
             && *found == id
@@ -68,17 +68,17 @@ impl<E> NamespaceTable<E> {
         Some(Rc::clone(&backends[at].1))
     }
 
-    /// Adds a store.
+    /// Adds a backend.
     ///
     /// # Panics
-    /// When the namespace has one.
+    /// The namespace has a backend already.
     pub fn insert(&self, id: NamespaceId, backend: NamespaceBackend<E>) {
         let mut backends = self.backends.borrow_mut();
-        let at = backends.binary_search_by_key(&id, |(id, _)| *id).expect_err("a namespace has one store");
+        let at = backends.binary_search_by_key(&id, |(id, _)| *id).expect_err("a namespace has one backend");
         backends.insert(at, (id, Rc::new(backend)));
     }
 
-    /// Takes a store out; requests that were begun still hold it.
+    /// Removes a backend; requests that have started keep it alive.
     pub fn remove(&self, id: NamespaceId) -> Option<Rc<NamespaceBackend<E>>> {
         let mut backends = self.backends.borrow_mut();
         let at = backends.binary_search_by_key(&id, |(id, _)| *id).ok()?;
@@ -86,7 +86,7 @@ impl<E> NamespaceTable<E> {
         Some(backends.remove(at).1)
     }
 
-    /// What is removed from now on, for the reactor to take.
+    /// The list of namespaces removed from now on, for the reactor to drain.
     pub fn removed(&self) -> RemovedNamespaces {
         Rc::clone(&self.removed)
     }

@@ -1,23 +1,25 @@
-//! One writer at a time per range of blocks: the others wait in the order in which they came, on any core.
+//! Exclusive locks on ranges of device blocks, granted in arrival order across all cores.
 //!
-//! For devices whose block is larger than the namespace's: a write of a part of a device's block reads, patches
-//! and writes all of it, so that writes of its other parts must not come between.
-//! Invariants: of two ranges that meet, the one that came first is held first; a place in line is given up when
-//! its guard is dropped, whether its turn had come or not.
+//! For devices whose block is larger than the namespace's: a partial write reads, patches and writes the whole device
+//! block, so writes of its other parts must not interleave.
+//!
+//! Invariants: of two overlapping ranges, the earlier request holds its lock first; dropping a guard releases its
+//! range or its position in the queue. Every waiter is a request in execution, so the queue is at most as long as the
+//! workers of all cores.
 
 use parking_lot::Mutex;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::task::{Poll, Waker};
 
-/// The ranges that are held or waited for.
+/// Ranges held or waited for.
 #[derive(Default)]
 pub struct RangeLocks(Mutex<RangeQueue>);
 
 #[derive(Default)]
 struct RangeQueue {
     next_ticket: u64,
-    /// In the order in which they came.
+    /// In arrival order.
     waiters: Vec<RangeWaiter>,
 }
 
@@ -28,13 +30,13 @@ struct RangeWaiter {
 }
 
 impl RangeQueue {
-    /// Whether no range in front of `turn` meets its own.
+    /// Whether no range before that of `ticket` overlaps it.
     fn is_granted(&self, ticket: u64) -> bool {
         let index = self
             .waiters
             .iter()
             .position(|waiter| waiter.ticket == ticket)
-            .expect("a place lasts with its guard");
+            .expect("a guard's waiter stays in the queue");
         let own_range = &self.waiters[index].range;
         !self.waiters[..index].iter().any(|waiter| overlaps(&waiter.range, own_range))
     }
@@ -44,7 +46,7 @@ fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// A place in line, later the range itself; dropped, it is free again.
+/// A held range, or a position in the queue until the range is granted. Dropping it releases either.
 pub struct RangeGuard<'a> {
     locks: &'a RangeLocks,
     ticket: u64,
@@ -66,8 +68,8 @@ impl RangeLocks {
             if queue.is_granted(ticket) {
                 return Poll::Ready(());
             }
-            let waiter = queue.waiters.iter_mut().find(|place| place.ticket == ticket);
-            waiter.expect("a place lasts with its guard").waker = Some(context.waker().clone());
+            let waiter = queue.waiters.iter_mut().find(|waiter| waiter.ticket == ticket);
+            waiter.expect("a guard's waiter stays in the queue").waker = Some(context.waker().clone());
             Poll::Pending
         })
         .await;
@@ -107,12 +109,12 @@ mod tests {
         let locks = RangeLocks::default();
         let (mut first, mut second) = (pin!(locks.lock(0..4)), pin!(locks.lock(3..6)));
         let (mut third, mut apart) = (pin!(locks.lock(5..9)), pin!(locks.lock(9..10)));
-        let guard = poll(&mut first).expect("nobody is in front");
+        let guard = poll(&mut first).expect("no range is before it");
         assert!(poll(&mut second).is_none());
-        assert!(poll(&mut third).is_none(), "it meets the second, which came before");
-        let _apart = poll(&mut apart).expect("meets none");
+        assert!(poll(&mut third).is_none(), "it overlaps the second, which came before");
+        let _apart = poll(&mut apart).expect("overlaps none");
         drop(guard);
-        let guard = poll(&mut second).expect("its turn");
+        let guard = poll(&mut second).expect("the first is released");
         assert!(poll(&mut third).is_none());
         drop(guard);
         assert!(poll(&mut third).is_some());
@@ -131,6 +133,6 @@ mod tests {
         assert!(poll(&mut last).is_none());
         drop((guard, first));
         assert!(poll(&mut last).is_some());
-        assert!(locks.0.lock().waiters.is_empty(), "the guards are gone");
+        assert!(locks.0.lock().waiters.is_empty(), "every guard was dropped");
     }
 }

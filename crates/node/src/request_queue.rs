@@ -1,12 +1,12 @@
-//! Requests on their way to an engine.
+//! FIFO of requests that wait for a worker, with prefetch of the data they will read.
 //!
 //! ```text
-//!   front ─▶ job │ job │ job │ job │ job │ job │ …     begun one by one, while there are workers
-//!             begun        record      entry     index       what each is said to look at soon
+//!   front ─▶ req │ req │ req │ req │ req │ req │ …     started one by one while workers are free
+//!            started      record      entry     partition      stage prefetched for each
 //! ```
-//! In: requests, each with its link. Out: jobs that workers have begun. What a request looks at in the index and on a device of
-//! memory is seldom in the processor's caches; asked for while the requests before it are carried out, it is there
-//! in time. A request that is alone costs nothing by this.
+//! In: requests, each with its connection. Out: requests that workers have started. The index entry and, on a memory
+//! device, the record of a request are seldom in the processor's caches. A prefetch while earlier requests execute
+//! brings them there in time; a request that is alone pays nothing.
 
 use crate::core_metrics::RequestTiming;
 use octokv_base::NamespaceId;
@@ -18,16 +18,17 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 
-/// How many requests before its own a hint is given: the time of about so many hides one trip to memory.
+/// How many requests ahead each stage is prefetched: their execution time hides one memory access.
 const PREFETCH_DISTANCES: [(usize, PrefetchStage); 3] =
     [(12, PrefetchStage::Partition), (8, PrefetchStage::Entry), (4, PrefetchStage::Record)];
 
-/// Which of a core's charges is that of a request, if any is: small, since every request carries one.
+/// Index of a request's [`ServiceTicket`](octokv_sched::ServiceTicket) on its core; four bytes, since every request
+/// carries one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TicketId(pub(crate) u32);
 
 impl TicketId {
-    /// None is.
+    /// The request has no ticket.
     pub const NONE: TicketId = TicketId(u32::MAX);
 }
 
@@ -37,74 +38,75 @@ impl Default for TicketId {
     }
 }
 
-/// A request and where its answer goes.
+/// A request and the address of its response.
 #[derive(Debug)]
 pub struct PendingRequest {
-    /// The core that has its connection.
+    /// The core of its connection.
     pub home_core: CoreId,
-    /// The connection.
+    /// Index of the connection on that core.
     pub connection: u32,
-    /// The command.
+    /// Command slot on that connection.
     pub slot: u32,
-    /// On which namespace.
+    /// The namespace it addresses.
     pub namespace: NamespaceId,
-    /// What to do there.
+    /// The operation with its buffers.
     pub operation: RequestOperation,
-    /// Whose it is.
+    /// The tenant that sent it.
     pub tenant: TenantId,
-    /// When it came.
+    /// Its arrival time and wait accounting.
     pub timing: RequestTiming,
-    /// What the core that it runs on has noted of it.
+    /// Its ticket on the core that executes it.
     pub ticket_id: TicketId,
 }
 
-/// Passes a hint on to whoever will carry the job out.
+/// Passes a prefetch on to the namespace's backend.
 type PrefetchFn = dyn Fn(&PendingRequest, PrefetchStage);
 
-/// Jobs that have not begun.
+/// Requests that have not started, in arrival order.
 pub struct RequestQueue {
     waiting: VecDeque<PendingRequest>,
     prefetch: Box<PrefetchFn>,
 }
 
 impl RequestQueue {
-    /// None yet. `expect` passes hints on.
+    /// An empty queue; `prefetch` is called once per stage of a request that will start soon.
     pub fn new(prefetch: impl Fn(&PendingRequest, PrefetchStage) + 'static) -> RequestQueue {
         RequestQueue { waiting: VecDeque::new(), prefetch: Box::new(prefetch) }
     }
 
-    /// Adds one.
+    /// Appends a request.
     #[inline]
     pub fn push(&mut self, request: PendingRequest) {
         self.waiting.push_back(request);
     }
 
-    /// Forgets all but the first so many: a bug that can be planted.
+    /// Drops all but the first `count` requests. For an injected bug only.
     pub fn truncate(&mut self, count: usize) {
         self.waiting.truncate(count);
     }
 
-    /// Takes the first.
+    /// Removes the first request.
     pub fn pop(&mut self) -> Option<PendingRequest> {
         self.waiting.pop_front()
     }
 
-    /// How many there are.
+    /// Requests in the queue.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether all have begun.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Keeps those that `stays` says of.
+    /// Keeps the requests for which `keep` returns true.
     pub fn retain(&mut self, keep: impl FnMut(&mut PendingRequest) -> bool) {
         self.waiting.retain_mut(keep);
     }
 
-    /// Begins jobs while there are workers. One that need not wait is over at once. Gives whether there was one.
+    /// Starts requests while workers are free; one that never waits ends within this call. Returns whether any
+    /// started.
     pub fn start<F: Future<Output = Infallible>>(
         &mut self,
         workers: &mut WorkerPool<PendingRequest, F>,
@@ -119,7 +121,7 @@ impl RequestQueue {
                     (self.prefetch)(later, stage);
                 }
             }
-            assert!(workers.start(request).is_ok(), "one was vacant");
+            assert!(workers.start(request).is_ok(), "is_full was false");
         }
         worked
     }
@@ -132,7 +134,8 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    /// What was said and done with so many requests, in order: a slot with a hint, or without one when it began.
+    /// Prefetches and starts of `count` requests, in order: `(slot, Some(stage))` is a prefetch, `(slot, None)` a
+    /// start.
     fn trace(count: u32) -> Vec<(u32, Option<PrefetchStage>)> {
         let trace: Rc<RefCell<Vec<_>>> = Rc::default();
         let (prefetches, begins) = (Rc::clone(&trace), Rc::clone(&trace));
@@ -174,15 +177,15 @@ mod tests {
             let started_at = at(slot, None).unwrap();
             for (ahead, stage) in PREFETCH_DISTANCES {
                 let prefetched_at = at(slot, Some(stage));
-                // Those of the first requests that would be due before any began are left out.
+                // The first requests start before a prefetch so far ahead is due.
                 assert_eq!(prefetched_at.is_some(), slot as usize >= ahead, "{slot} {stage:?}");
-                let Some(said) = prefetched_at else { continue };
+                let Some(prefetched_at) = prefetched_at else { continue };
                 let started_between =
-                    trace[said..started_at].iter().filter(|(_, hint)| hint.is_none()).count();
+                    trace[prefetched_at..started_at].iter().filter(|(_, stage)| stage.is_none()).count();
                 assert_eq!(started_between, ahead, "{slot} {stage:?}");
             }
         }
-        assert_eq!(trace.iter().filter(|(_, hint)| hint.is_none()).count(), 40, "each begins once");
+        assert_eq!(trace.iter().filter(|(_, stage)| stage.is_none()).count(), 40, "each request starts once");
     }
 
     #[test]

@@ -1,18 +1,19 @@
-//! Where a core's requests run, and when: the choices of `octokv_sched`, carried out request by request.
+//! Decides where and when a core's requests run: carries out the decisions of `octokv_sched` request by request.
 //!
 //! ```text
-//!   requests of this core's connections ─▶ route ── Move ──▶ mailbox of that core
-//!                                            │ Here
-//!   requests of other cores ─────────────────┴─▶ keep ─┬──────────────────────────────▶ jobs
-//!                                                      ├─▶ Backward: dense flows ─poll─▶ jobs
-//!                                                      └─▶ Fair ──────────────────poll─▶ jobs
+//!   requests of this core's connections ─▶ route ── Offload ──▶ mailbox of that core
+//!                                            │ Local
+//!   requests of other cores ─────────────────┴─▶ enqueue ─┬──────────────────────────────▶ RequestQueue
+//!                                                         ├─▶ RequeueQueue: dense ──poll─▶ RequestQueue
+//!                                                         └─▶ FairQueue ────────────poll─▶ RequestQueue
 //! ```
-//! In: jobs, the window's choice, the time. Out: jobs that begin here, jobs for other cores. Owned by one core.
+//! In: requests, the decision of the last sampling interval, the time. Out: requests that start here, requests for
+//! other cores. One core owns it.
 //!
-//! Invariants: a job leaves by exactly one way, once; one that came from another core is not moved again; no job is
-//! held for longer than the policy's bound (`octokv_sched::backward`; under `octokv_sched::fair` its tenant's limit and weight
-//! say how long); a flow with too much waiting is not received from, and the others are; where nothing is chosen a
-//! request costs one comparison.
+//! Invariants: a request leaves by exactly one path, once; an offloaded request is not offloaded again; no request
+//! waits longer than the policy's bound (`octokv_sched::requeue`; under `octokv_sched::fair_queue` its tenant's limit
+//! and weight set the time); the core stops receiving from a tenant with too much queued, and from that tenant only;
+//! with policy action Nothing a request costs one comparison.
 
 use crate::bug_injection::{self, InjectedBug};
 use crate::core_metrics::MetricsWriter;
@@ -29,14 +30,14 @@ use octokv_sched::{
 };
 use std::collections::VecDeque;
 
-/// What the window's choice says of one flow.
+/// The decision's rule for one tenant.
 #[derive(Clone, Copy, Debug, Default)]
 struct TenantAction {
     may_offload: bool,
     requeues: u32,
 }
 
-/// The buffers that wait with a request.
+/// Capacity of the buffers that a queued request holds, in bytes.
 fn buffer_bytes(operation: &RequestOperation) -> usize {
     match operation {
         RequestOperation::Store { record, .. } => record.capacity(),
@@ -45,7 +46,7 @@ fn buffer_bytes(operation: &RequestOperation) -> usize {
     }
 }
 
-/// One core's choices.
+/// The scheduler of one core.
 pub struct RequestScheduler {
     core: CoreId,
     action: PolicyAction,
@@ -53,33 +54,34 @@ pub struct RequestScheduler {
     router: Router,
     requeue_queue: RequeueQueue<PendingRequest>,
     fair_queue: FairQueue<PendingRequest>,
-    /// How many of its requests run at a time.
+    /// Limit on requests of the fair queue in execution.
     concurrency_limit: ConcurrencyLimit,
-    /// Whether the fair queue knows a flow.
+    /// By tenant: whether the fair queue has it.
     in_fair_queue: Box<[bool]>,
-    /// What it is told of each.
+    /// By tenant: its weight and rate limits.
     tenant_limits: Box<[TenantQos]>,
-    /// The weights of the last window on this core, of the flows that had any part in it.
+    /// Weights on this core from the last interval, of the tenants that were active in it.
     weights: Vec<(TenantId, u32)>,
-    /// Of the requests that the fair queue has let run; and which places are free.
+    /// Tickets of the requests that the fair queue has started, and the free indices.
     tickets: Vec<Option<ServiceTicket>>,
     free_tickets: Vec<u32>,
-    /// What the fair queue had no room for, in the order in which it came; and how many of them are of each flow.
+    /// Requests that the fair queue rejected, in arrival order, and their count by tenant.
     overflow: VecDeque<PendingRequest>,
     overflow_count: Box<[u32]>,
-    /// Bytes of buffers that wait with requests of each flow, and how many may before no more of it is received.
+    /// By tenant: bytes of buffers held by queued requests; above the maximum the core stops receiving from the
+    /// tenant.
     queued_bytes: Box<[usize]>,
     queued_bytes_max: usize,
-    /// Whether requests that go back may be looked at in this turn.
+    /// Whether the requeue queue may be polled: once per iteration.
     may_poll_requeue: bool,
-    /// How long answers to a flow have been of late, in bytes.
+    /// By tenant: moving average of response lengths, in bytes.
     mean_response_bytes: Box<[u64]>,
-    /// Whether requests just begin: nothing is chosen, so nothing waits here.
+    /// Whether requests start in arrival order: policy action Nothing, so nothing is queued here.
     is_passthrough: bool,
 }
 
-/// What a request costs a core, as a guess: a base for each, and time for its bytes, as they were measured of the hash engine
-/// in memory (docs/BENCHMARKS.md, 64 B and 4 KiB).
+/// Estimated cost of a request: a base and a time per byte, measured on the hash engine in memory
+/// (docs/BENCHMARKS.md, 64 B and 4 KiB).
 fn estimate_cost(bytes: u64) -> Cost {
     const BASE_NS: u64 = 1_000;
     const BYTES_PER_NS: u64 = 4;
@@ -87,7 +89,8 @@ fn estimate_cost(bytes: u64) -> Cost {
 }
 
 impl RequestScheduler {
-    /// Of one of `cores` cores, which holds at most so many requests.
+    /// The scheduler of `core`, one of `cores`. `requests_max` bounds each of its queues; `queued_bytes_max` is per
+    /// tenant.
     pub fn new(core: CoreId, cores: usize, requests_max: usize, queued_bytes_max: usize) -> RequestScheduler {
         let config = SchedConfig::default();
         let limits = FairQueueLimits {
@@ -118,7 +121,7 @@ impl RequestScheduler {
         }
     }
 
-    /// A window has ended: what is chosen holds from now on. Where that is something else than before, what waits begins.
+    /// Applies the decision of the interval that has ended. If the policy action changes, everything queued starts.
     pub fn apply_decision(&mut self, interval: &IntervalReport, queue: &mut RequestQueue, now: Nanos) {
         let decision = &interval.decision;
         for tenant in 0..TENANTS_MAX {
@@ -140,12 +143,12 @@ impl RequestScheduler {
         }
         self.action = decision.action;
         self.is_passthrough = self.action == PolicyAction::Nothing;
-        // A flow that comes later has what is said of nobody, until the next window knows its name.
+        // A tenant that connects later has the default limits until the next interval knows its host's name.
         let mut tenant_limits = [interval.config.default_qos; TENANTS_MAX as usize];
         for (tenant, host) in &interval.hosts {
             tenant_limits[tenant.0 as usize] = interval.config.qos_of(host);
         }
-        for tenant in (0..TENANTS_MAX).filter(|&flow| self.in_fair_queue[flow as usize]) {
+        for tenant in (0..TENANTS_MAX).filter(|&tenant| self.in_fair_queue[tenant as usize]) {
             if self.tenant_limits[tenant as usize] != tenant_limits[tenant as usize] {
                 self.fair_queue.update_tenant(TenantId(tenant), &tenant_limits[tenant as usize], now);
             }
@@ -162,20 +165,20 @@ impl RequestScheduler {
         }
     }
 
-    /// Gives a flow its weight on this core: the last window's, or that of its settings.
+    /// Sets a tenant's weight on this core: the last interval's, or the configured one.
     fn update_weight(&mut self, tenant: TenantId) {
         let own_weight = self.weights.iter().find(|(of, _)| *of == tenant);
         let nominal = self.tenant_limits[tenant.0 as usize].weight * WEIGHT_UNIT;
         self.fair_queue.set_weight(tenant, own_weight.map_or(nominal, |(_, weight)| *weight));
     }
 
-    /// Whether requests just begin, in the order in which they come.
+    /// Whether requests start in arrival order without queueing.
     #[inline]
     pub fn is_passthrough(&self) -> bool {
         self.is_passthrough
     }
 
-    /// A request of one of this core's connections: where it runs.
+    /// Where a request of this core's connections runs.
     pub fn route(&mut self, request: &PendingRequest) -> RoutingDecision {
         if !self.rules[request.tenant.0 as usize].may_offload {
             return RoutingDecision::Local;
@@ -183,7 +186,7 @@ impl RequestScheduler {
         self.router.route()
     }
 
-    /// A request that runs here, now or later.
+    /// Takes a request that runs on this core, now or later.
     pub fn enqueue(
         &mut self,
         request: PendingRequest,
@@ -193,7 +196,7 @@ impl RequestScheduler {
     ) {
         match self.action {
             PolicyAction::Intra | PolicyAction::Hybrid if self.requeue_count(&request) > 0 => {
-                // With no room there it is not dense any more for this once.
+                // If the requeue queue is full, the request is treated as sparse once.
                 let tenant = request.tenant;
                 match self.requeue_queue.push(request, now) {
                     Ok(()) => metrics.record_queued(tenant),
@@ -211,7 +214,7 @@ impl RequestScheduler {
         }
     }
 
-    /// How often a request goes back: those of other cores do not (OctoFAS Algorithm 2: the poller forwards them).
+    /// How often a request is requeued; an offloaded one is not (OctoFAS Algorithm 2: the poller forwards it).
     fn requeue_count(&self, request: &PendingRequest) -> u32 {
         if request.home_core == self.core { self.rules[request.tenant.0 as usize].requeues } else { 0 }
     }
@@ -229,7 +232,7 @@ impl RequestScheduler {
             RequestOperation::Write { data, .. } | RequestOperation::Compare { data, .. } => {
                 data.len() as u64
             }
-            // As long as those before: a host may name more room than its values need.
+            // The tenant's average: a host may offer a larger buffer than its values need.
             RequestOperation::Retrieve { .. }
             | RequestOperation::List { .. }
             | RequestOperation::Read { .. } => self.mean_response_bytes[tenant.0 as usize],
@@ -266,7 +269,7 @@ impl RequestScheduler {
         }
     }
 
-    /// Lets those begin whose turn it is. Gives whether it did anything.
+    /// Starts the requests whose turn among tenants it is. Returns whether any moved.
     pub fn poll(&mut self, queue: &mut RequestQueue, metrics: &MetricsWriter, now: Nanos) -> bool {
         if self.is_passthrough {
             return false;
@@ -293,7 +296,7 @@ impl RequestScheduler {
         worked
     }
 
-    /// Keeps a charge until its request has ended.
+    /// Keeps a ticket until its request completes.
     fn store_ticket(&mut self, ticket: ServiceTicket) -> TicketId {
         self.concurrency_limit.request_began(ticket.tenant());
         let index = self.free_tickets.pop().unwrap_or_else(|| {
@@ -304,7 +307,7 @@ impl RequestScheduler {
         TicketId(index)
     }
 
-    /// A request has ended.
+    /// Returns the ticket of a completed request.
     #[inline]
     pub fn on_complete(&mut self, ticket_id: TicketId, outcome: &RequestOutcome) {
         if ticket_id != TicketId::NONE {
@@ -313,7 +316,7 @@ impl RequestScheduler {
     }
 
     fn end_ticket(&mut self, ticket_id: TicketId, outcome: &RequestOutcome) {
-        let ticket = self.tickets[ticket_id.0 as usize].take().expect("a request ends once");
+        let ticket = self.tickets[ticket_id.0 as usize].take().expect("a request completes once");
         self.free_tickets.push(ticket_id.0);
         let bytes = match outcome {
             RequestOutcome::Value { bytes, .. } | RequestOutcome::Listing { bytes, .. } => {
@@ -329,16 +332,17 @@ impl RequestScheduler {
         self.fair_queue.complete(ticket, bytes.map(|bytes| estimate_cost(bytes).ns));
     }
 
-    /// Whether requests that end have to be told to [`RequestScheduler::done`] before others begin.
+    /// Whether completions must reach [`RequestScheduler::on_complete`] before more requests can start.
     #[inline]
     pub fn has_open_tickets(&self) -> bool {
         self.fair_queue.in_flight() > 0
     }
 
-    /// Lets everything begin that waits here.
+    /// Starts everything queued here.
     pub fn release_all(&mut self, queue: &mut RequestQueue) {
         self.requeue_queue.poll(Nanos::NEVER, usize::MAX, |_| 0, |request| queue.push(request));
-        for tenant in (0..TENANTS_MAX).filter(|&flow| std::mem::take(&mut self.in_fair_queue[flow as usize]))
+        for tenant in
+            (0..TENANTS_MAX).filter(|&tenant| std::mem::take(&mut self.in_fair_queue[tenant as usize]))
         {
             self.fair_queue.remove_tenant(TenantId(tenant), |request| queue.push(request));
         }
@@ -347,8 +351,7 @@ impl RequestScheduler {
         self.queued_bytes.fill(0);
     }
 
-    /// Whether no more of a flow is to be received: it has more waiting than its part, of requests or of buffers. Others are
-    /// heard meanwhile.
+    /// Whether to stop receiving from a tenant: too many of its requests or buffers are queued.
     #[inline]
     pub fn is_tenant_full(&self, tenant: TenantId) -> bool {
         !self.is_passthrough
@@ -356,7 +359,7 @@ impl RequestScheduler {
                 || self.queued_bytes[tenant.0 as usize] > self.queued_bytes_max)
     }
 
-    /// A turn begins.
+    /// Begins an iteration at `now`.
     #[inline]
     pub fn begin_iteration(&mut self, now: Nanos) {
         self.may_poll_requeue = true;
@@ -366,7 +369,7 @@ impl RequestScheduler {
         }
     }
 
-    /// A turn has ended, in which something was done or nothing.
+    /// Ends an iteration; `worked` says whether it found anything to do.
     #[inline]
     pub fn end_iteration(&mut self, worked: bool) {
         if self.action == PolicyAction::Fair {
@@ -378,23 +381,23 @@ impl RequestScheduler {
         }
     }
 
-    /// Lets everything begin, now and from now on: the node stops.
+    /// Starts everything, now and from now on: the node is stopping.
     pub fn drain(&mut self, queue: &mut RequestQueue) {
         self.release_all(queue);
         self.action = PolicyAction::Nothing;
         self.is_passthrough = true;
     }
 
-    /// How many requests wait here.
+    /// Requests queued here.
     pub fn len(&self) -> usize {
         self.requeue_queue.len() + self.fair_queue.waiting() + self.overflow.len()
     }
 
-    /// When there will be something to do without anything having come.
+    /// When the scheduler next has work without new input.
     pub fn next_deadline(&self, now: Nanos) -> Nanos {
-        // Requests that go back are looked at in every turn.
+        // The requeue queue is polled in every iteration.
         let requeue_deadline = if self.requeue_queue.is_empty() { Nanos::NEVER } else { now };
-        // More may run when it is seen for how long too few did.
+        // The concurrency limit may rise at the end of its measuring period.
         let limit_deadline = if self.fair_queue.is_concurrency_limited() {
             self.concurrency_limit.period_ends_at().max(now)
         } else {

@@ -1,18 +1,19 @@
-//! Flows: the tenants of a node, which are its hosts by name, under small numbers.
+//! Maps hosts to tenants: small numbers by which per-tenant state is indexed.
 //!
-//! In: hosts' names, when their connections ask for something first and when they end. Out: a [`FlowId`] below
-//! [`FLOWS_MAX`]. Shared by all cores; asked once for a connection, not for each request.
+//! In: a host's name, when one of its connections sends its first request and when that connection ends. Out: a
+//! [`TenantId`] below [`TENANTS_MAX`]. All cores share the table and take its lock once per connection, not per
+//! request.
 //!
-//! Invariants: a name has one flow while a connection of it is there, on whatever cores; a number that becomes free is
-//! given again last; the first number is for all hosts beyond the bound together, and for those without a name.
+//! Invariants: a host has one tenant on all its connections and cores; a freed number is reused last; number 0 is
+//! shared by hosts beyond the bound and by connections without a name.
 
 use octokv_sched::TenantId;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// How many flows are told apart, the one for all others included.
+/// Tenant numbers, the shared overflow number included.
 pub const TENANTS_MAX: u32 = 256;
-/// Whoever is not told apart.
+/// The tenant of all hosts beyond the bound, and of connections without a name.
 pub const OVERFLOW_TENANT: TenantId = TenantId(0);
 
 #[derive(Debug)]
@@ -23,12 +24,12 @@ struct TenantEntry {
 
 #[derive(Debug)]
 struct TenantTableInner {
-    /// By number.
+    /// By tenant number.
     entries: Vec<Option<TenantEntry>>,
     free_ids: VecDeque<u32>,
 }
 
-/// All flows of a node.
+/// The tenants of a node.
 #[derive(Debug)]
 pub struct TenantTable(Mutex<TenantTableInner>);
 
@@ -40,14 +41,14 @@ impl Default for TenantTable {
 }
 
 impl TenantTable {
-    /// A connection of a host begins. It ends by [`TenantTable::leave`].
+    /// Counts a connection of `host` and returns its tenant. [`TenantTable::release`] undoes it.
     pub fn acquire(&self, host: &str) -> TenantId {
         if host.is_empty() {
             return OVERFLOW_TENANT;
         }
         let inner = &mut *self.0.lock();
         let existing =
-            inner.entries.iter_mut().position(|entry| entry.as_ref().is_some_and(|flow| flow.host == host));
+            inner.entries.iter_mut().position(|entry| entry.as_ref().is_some_and(|entry| entry.host == host));
         let number = match existing {
             Some(number) => number,
             None => match inner.free_ids.pop_front() {
@@ -61,7 +62,10 @@ impl TenantTable {
         TenantId(number as u32)
     }
 
-    /// A connection has ended.
+    /// Releases a connection's tenant. The last release frees the number.
+    ///
+    /// # Panics
+    /// The tenant has no connection.
     pub fn release(&self, tenant: TenantId) {
         if tenant == OVERFLOW_TENANT {
             return;
@@ -72,14 +76,14 @@ impl TenantTable {
             occupied.connections -= 1;
             occupied.connections
         });
-        assert!(connections_left.is_some(), "{tenant} left and was not there");
+        assert!(connections_left.is_some(), "{tenant} was released but not acquired");
         if connections_left == Some(0) {
             *entry = None;
             table.free_ids.push_back(tenant.0);
         }
     }
 
-    /// The flows that are there, with their hosts' names, by number.
+    /// The tenants with connections and their hosts' names, by number.
     pub fn names(&self) -> Vec<(TenantId, String)> {
         let inner = self.0.lock();
         let named = inner.entries.iter().enumerate();
@@ -101,7 +105,7 @@ mod tests {
         assert_eq!(tenants.acquire("a"), a);
         assert_eq!(tenants.names(), [(a, "a".to_owned()), (b, "b".to_owned())]);
         tenants.release(a);
-        assert_eq!(tenants.acquire("a"), a, "one of its connections is there");
+        assert_eq!(tenants.acquire("a"), a, "one of its connections is open");
         tenants.release(a);
         tenants.release(a);
         assert_eq!(tenants.names(), [(b, "b".to_owned())]);

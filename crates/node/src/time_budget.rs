@@ -1,64 +1,64 @@
-//! What one connection may have of a turn: so many bytes as are dealt with in about its share of the turn's time.
+//! Time budget of an iteration and byte quantum of each connection.
 //!
 //! ```text
-//!   turn of a core:  a's share │ b's share │ c's share      share = turn ÷ connections that talk
-//!   quantum of a connection:  longer than its share ─▶ smaller in proportion     full and shorter than half ─▶ twice
-//!   turn:  somebody asks for little while somebody asks for much ─▶ short     otherwise ─▶ long
+//!   iteration of a core:  a's share │ b's share │ c's share     share = iteration ÷ active connections
+//!   quantum of a connection:  longer than its share ─▶ shrinks in proportion     full and below half ─▶ doubles
+//!   iteration:  light and heavy connections are mixed ─▶ short     otherwise ─▶ long
 //! ```
-//! In: how many bytes were dealt with, and how long that took. Out: how many to take the next time. What a byte costs
-//! depends on what a host asks for (a Retrieve of 1 MiB in 72 of them, or a part of a value), so it is learned, for
-//! each connection. Long turns spare system calls, and those who fill them wait for themselves; short ones spare
-//! those who ask for little a wait for others. Where time is virtual and work takes none, a quantum grows to its
-//! most, and turns are long.
+//! In: bytes processed and the time they took. Out: bytes to process the next time. The cost of a byte depends on the
+//! commands (72 of them may be a Retrieve of 1 MiB, or part of a value), so each connection's quantum adapts. Long
+//! iterations save system calls, and the connections that fill them delay only each other; short ones spare light
+//! connections that delay. Under a simulated clock where work takes no time, quanta grow to their maximum and
+//! iterations are long.
 
 use octokv_base::Nanos;
 
-/// How long all connections of a core may be dealt with before replies go out, where nobody asks for little beside
-/// somebody who asks for much. Measured: the throughput of one connection falls below it.
+/// Most receive time of an iteration before replies are sent, unless light and heavy connections are mixed. Measured:
+/// the throughput of one connection falls below it.
 const ITERATION_MAX: Nanos = Nanos::from_micros(100);
-/// How long where somebody does. What is begun when it is over is not cut, and somebody who asks for much has a part in
-/// any case, so a request waits for others a little longer than this on the way in, and once more on the way out.
+/// Most receive time if they are mixed. A request in progress is not cut short, and one heavy connection is always
+/// served, so a request waits for others a little longer than this on receive, and once more on send.
 const ITERATION_MAX_MIXED: Nanos = Nanos::from_micros(40);
-/// A share is not shorter than this: the system calls for one connection take about a third of it.
+/// Smallest share: the system calls of one connection take about a third of it.
 const SHARE_MIN: Nanos = Nanos::from_micros(16);
-/// A connection asks for little that within a window never took more than this of a turn to receive, or to send: less
-/// than a quantum comes to that is cut to a share.
+/// A connection is light if within an interval it never used more than this of an iteration to receive or to send; a
+/// quantum cut down to a share comes to more.
 const LIGHT_MAX: Nanos = Nanos(SHARE_MIN.0 / 2);
-/// Over so long it is seen who asks for how much.
+/// Interval over which connections are classified.
 const USAGE_INTERVAL: Nanos = Nanos::from_millis(10);
-/// What a connection begins with.
+/// Quantum of a new connection.
 const QUANTUM_FIRST_BYTES: usize = 4096;
-/// How much smaller a quantum gets at once.
+/// A quantum shrinks at most by this factor at once.
 const SHRINK_FACTOR_MAX: usize = 64;
 
-/// What a turn of a core has dealt with, and how long it may be.
+/// Time that the current iteration has used, and its limit.
 #[derive(Debug)]
 pub struct IterationBudget {
-    /// How long this turn has dealt with what hosts sent.
+    /// Receive time of this iteration, requests included.
     pub receive_time: Nanos,
-    /// And with sending.
+    /// Send time of this iteration.
     pub send_time: Nanos,
-    /// The number of the window of time that this turn is in.
+    /// Number of the classification interval of this iteration.
     interval: u64,
-    /// Connections that talked in this window, and those of them that asked for much.
+    /// Connections active in this interval, and the heavy ones among them.
     active_count: usize,
     heavy_count: usize,
-    /// Whether some of both did in the window before.
+    /// Whether the previous interval had both light and heavy connections.
     was_mixed: bool,
 }
 
-/// What a turn remembers of a connection.
+/// Recent classification of one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UsageHistory {
-    /// One more than the window it last talked in.
+    /// One more than the interval in which it was last active.
     interval_plus_one: u64,
-    /// Whether it asked for much then, and in the window before that.
+    /// Whether it was heavy in that interval, and in the one before.
     heavy: bool,
     was_heavy: bool,
 }
 
 impl IterationBudget {
-    /// Before the first one.
+    /// The budget before the first iteration.
     pub fn new() -> IterationBudget {
         IterationBudget {
             receive_time: Nanos::ZERO,
@@ -70,7 +70,7 @@ impl IterationBudget {
         }
     }
 
-    /// The next turn begins.
+    /// Begins an iteration at `now`.
     pub fn begin(&mut self, now: Nanos) {
         self.receive_time = Nanos::ZERO;
         self.send_time = Nanos::ZERO;
@@ -87,7 +87,7 @@ impl IterationBudget {
         self.heavy_count > 0 && self.active_count > self.heavy_count
     }
 
-    /// Whether a connection asks for much, by what it took in this window and the one before.
+    /// Whether a connection is heavy, by its use in this interval and the previous one.
     pub fn is_heavy(&self, usage: UsageHistory) -> bool {
         match usage.interval_plus_one.checked_sub(self.interval) {
             Some(0) => usage.heavy,
@@ -96,27 +96,27 @@ impl IterationBudget {
         }
     }
 
-    /// How long it may be.
+    /// Most time for receiving, and again for sending.
     pub fn limit(&self) -> Nanos {
         if self.was_mixed || self.is_mixed() { ITERATION_MAX_MIXED } else { ITERATION_MAX }
     }
 
-    /// The share of each of so many connections.
+    /// Time share of each of `active_connections`, at least [`SHARE_MIN`].
     pub fn share(&self, active_connections: usize) -> Nanos {
         Nanos(self.limit().0 / active_connections.max(1) as u64).max(SHARE_MIN)
     }
 
-    /// Whether it has had its time for what hosts sent.
+    /// Whether the receive time is used up.
     pub fn is_receive_exhausted(&self) -> bool {
         self.receive_time >= self.limit()
     }
 
-    /// Whether it has had its time for sending.
+    /// Whether the send time is used up.
     pub fn is_send_exhausted(&self) -> bool {
         self.send_time >= self.limit()
     }
 
-    /// A connection took so much of it.
+    /// Accounts time that a connection used.
     pub fn account(&mut self, usage: &mut UsageHistory, spent: Nanos) {
         let first = usage.interval_plus_one != self.interval + 1;
         if first {
@@ -131,7 +131,7 @@ impl IterationBudget {
     }
 }
 
-/// How many bytes of a connection are taken at a time.
+/// Most bytes of a connection to process at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteQuantum {
     bytes: usize,
@@ -140,17 +140,17 @@ pub struct ByteQuantum {
 }
 
 impl ByteQuantum {
-    /// One of a fresh connection, that stays within `least` and `most` bytes.
+    /// The quantum of a new connection, which stays within `min_bytes` and `max_bytes`.
     pub fn new(min_bytes: usize, max_bytes: usize) -> ByteQuantum {
         ByteQuantum { bytes: QUANTUM_FIRST_BYTES.clamp(min_bytes, max_bytes), min_bytes, max_bytes }
     }
 
-    /// Bytes.
+    /// The quantum in bytes.
     pub fn bytes(self) -> usize {
         self.bytes
     }
 
-    /// `bytes` were dealt with in `spent`, where `share` was right.
+    /// Adapts to `bytes` processed in `spent`, for a target of `share`.
     pub fn adjust(&mut self, bytes: usize, spent: Nanos, share: Nanos) {
         if spent > share {
             let fits = (bytes as u64).saturating_mul(share.0) / spent.0;
@@ -169,7 +169,7 @@ mod tests {
     const SHARE: Nanos = Nanos::from_micros(100);
     const FRESH: ByteQuantum = ByteQuantum { bytes: QUANTUM_FIRST_BYTES, min_bytes: 72, max_bytes: 1 << 20 };
 
-    /// The quantum after `turns` full ones at so many nanoseconds a byte.
+    /// The quantum after `iterations` full ones at a cost of `ns_per_byte`.
     fn converged(mut quantum: ByteQuantum, ns_per_byte: u64, iterations: usize) -> ByteQuantum {
         for _ in 0..iterations {
             let bytes = quantum.bytes();
@@ -192,7 +192,7 @@ mod tests {
         let costly = converged(FRESH, 10_000, 3);
         assert_eq!(costly.bytes(), 72);
         assert_eq!(converged(ByteQuantum::new(32768, 1 << 20), 10_000, 3).bytes(), 32768);
-        assert_eq!(converged(costly, 0, 14).bytes(), 1 << 20, "work that takes no time is not held back");
+        assert_eq!(converged(costly, 0, 14).bytes(), 1 << 20, "work that takes no time is not limited");
         assert_eq!(converged(costly, 0, 13).bytes(), 72 << 13);
     }
 
@@ -206,11 +206,11 @@ mod tests {
         assert_eq!(
             quantum.bytes(),
             (1 << 20) / SHRINK_FACTOR_MAX,
-            "the core may have been taken away for a while"
+            "the core may have been descheduled for a while"
         );
     }
 
-    /// A turn in which connections took so much, in the window before and in this one.
+    /// A budget after connections used so many µs, in the previous interval and in this one.
     fn budget_after(before: &[u64], within: &[u64]) -> IterationBudget {
         let mut budget = IterationBudget::new();
         let mut histories = [UsageHistory::default(); 8];
@@ -251,17 +251,17 @@ mod tests {
         budget.account(&mut usage, Nanos::from_micros(50));
         assert!(budget.is_heavy(usage));
         budget.begin(start_of_interval(6));
-        assert!(budget.is_heavy(usage), "in the window before");
+        assert!(budget.is_heavy(usage), "in the previous interval");
         budget.account(&mut usage, Nanos::from_micros(1));
-        assert!(budget.is_heavy(usage), "in the window before, though little since");
+        assert!(budget.is_heavy(usage), "in the previous interval, though light since");
         budget.begin(start_of_interval(7));
         budget.account(&mut usage, Nanos::from_micros(1));
-        assert!(!budget.is_heavy(usage), "two windows of little");
+        assert!(!budget.is_heavy(usage), "light for two intervals");
         budget.account(&mut usage, Nanos::from_micros(50));
         budget.begin(start_of_interval(900));
-        assert!(!budget.is_heavy(usage), "silent for long");
+        assert!(!budget.is_heavy(usage), "idle for long");
         budget.account(&mut usage, Nanos::from_micros(1));
-        assert!(!budget.is_heavy(usage), "and back");
+        assert!(!budget.is_heavy(usage), "active again");
     }
 
     #[test]
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(budget.limit(), ITERATION_MAX);
         let mut budget = budget_after(&[], &[90, 3]);
         budget.begin(Nanos(USAGE_INTERVAL.0 * 9));
-        assert_eq!(budget.limit(), ITERATION_MAX, "a window in which nobody talked lies between");
+        assert_eq!(budget.limit(), ITERATION_MAX, "an interval without activity lies between");
     }
 
     #[test]
@@ -289,6 +289,6 @@ mod tests {
         budget.receive_time = ITERATION_MAX;
         assert!(budget.is_receive_exhausted() && !budget.is_send_exhausted());
         budget.begin(Nanos(USAGE_INTERVAL.0 * 6 + 1));
-        assert!(!budget.is_receive_exhausted(), "the next turn has its own time");
+        assert!(!budget.is_receive_exhausted(), "the next iteration has its own budget");
     }
 }

@@ -11,7 +11,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const DEPTH: usize = 32;
 
-/// Allocations of so many rounds of a batch that has been played before.
+/// Allocations of `rounds` replays of a batch, after a warm-up.
 fn allocations(store: Option<usize>, rounds: usize) -> u64 {
     let mut rig = ReactorRig::new(256 << 20, DEPTH as u16);
     let bytes = store.unwrap_or(4096);
@@ -20,14 +20,14 @@ fn allocations(store: Option<usize>, rounds: usize) -> u64 {
     if store.is_none() {
         batch = rig.record_batch(&keys(0, DEPTH), None);
     }
-    // Until everything has grown to its size, and the journal has gone round.
+    // Until every buffer has its final size and the journal has wrapped.
     rig.replay(&batch, 3000);
     let before = thread_allocation_count();
-    let answered = rig.replay(&batch, rounds);
+    let reply_bytes = rig.replay(&batch, rounds);
     let allocated = thread_allocation_count() - before;
     assert!(before > 100, "the allocator counts");
-    // The rig keeps count, so that a batch that went nowhere is seen.
-    assert!(answered >= (rounds * DEPTH * 24) as u64, "{answered} bytes of answers");
+    // Proves that the batch was executed.
+    assert!(reply_bytes >= (rounds * DEPTH * 24) as u64, "{reply_bytes} reply bytes");
     allocated
 }
 

@@ -1,4 +1,4 @@
-//! Namespaces of blocks against a model: every pair of block sizes, any order of completions, any power cut.
+//! Block namespaces against a model: all pairs of block sizes, any order of completions, any power loss.
 
 use octokv_base::{Buffer, BufferPool, Lba, Prng};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
@@ -13,13 +13,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 const DEVICE_BYTES: usize = 256 << 10;
-/// Every block of the namespace on every block of the device.
+/// Block sizes of the namespace and of the device.
 const SIZES: [(u32, u32); 4] = [(512, 512), (4096, 512), (512, 4096), (4096, 4096)];
 
 fn handle() -> ReactorHandle {
-    let doorbell = CoreWaker::without_eventfd();
-    let (queue, _) = open_device_queue(DeviceDriver::Threads, 1, &doorbell).unwrap();
-    ReactorHandle::new(doorbell, DeviceHandle::new(queue, 1), CpuTime::measured())
+    let core_waker = CoreWaker::without_eventfd();
+    let (queue, _) = open_device_queue(DeviceDriver::Threads, 1, &core_waker).unwrap();
+    ReactorHandle::new(core_waker, DeviceHandle::new(queue, 1), CpuTime::measured())
 }
 
 fn blocks(device: Rc<dyn Device>, block_bytes: u32) -> Rc<BlockBackend> {
@@ -38,7 +38,7 @@ fn range(lba: u64, blocks: u64) -> LbaRange {
     LbaRange { lba: Lba(lba), blocks: blocks as u32 }
 }
 
-/// Some of the namespace's blocks.
+/// A random range of the namespace's blocks.
 fn random_range(random: &mut Prng, all: u64) -> LbaRange {
     let lba = random.below(all);
     range(lba, 1 + random.below((all - lba).min(20)))
@@ -109,7 +109,7 @@ fn concurrent_partial_writes_of_one_device_block_are_all_kept() {
         let blocks = blocks(Rc::new(disk.clone()), 512);
         let (mut random, mut model) = (Prng::new(seed), vec![0; DEVICE_BYTES]);
         let mut tasks = TaskSlab::new(64, CoreWaker::without_eventfd());
-        // Ranges that do not meet, a few device blocks, all under way at once.
+        // Disjoint ranges in a few device blocks, all in flight at once.
         let (mut lba, mut sequence) = (random.below(8), 0);
         while lba < 60 {
             let count = 1 + random.below(9);
@@ -195,7 +195,7 @@ fn device_errors_map_to_their_status() {
     ));
     assert!(
         matches!(perform(write(false)), RequestOutcome::Written),
-        "a whole device block need not be read"
+        "a write of a whole device block reads nothing"
     );
     plan.clear();
     plan.add(FaultRule::always(OpFilter::Write, InjectedFault::Error(5)));
@@ -208,13 +208,13 @@ fn device_errors_map_to_their_status() {
     assert!(matches!(perform(write(false)), RequestOutcome::Written));
     assert!(
         matches!(perform(write(true)), RequestOutcome::WriteFault),
-        "not durable, so not answered as such"
+        "a write that is not durable must not complete as durable"
     );
     assert!(matches!(perform(RequestOperation::Flush), RequestOutcome::WriteFault));
     assert_eq!(blocks.pool.in_use_bytes(), 0);
 }
 
-/// A device that notes what is trimmed.
+/// A device that records trims.
 struct TrimRecorder(RefCell<Vec<(u64, u64)>>);
 
 impl Device for TrimRecorder {

@@ -1,4 +1,4 @@
-//! A core's turns where time has a price: who asks for little is answered in the next one, and nobody is held up.
+//! Fairness of a core's iterations under simulated costs: light hosts are served at once, and no host is starved.
 
 #[path = "support/rig.rs"]
 mod rig;
@@ -11,7 +11,7 @@ const COSTS: TestCosts = TestCosts { call: Nanos::from_micros(1), block: Nanos::
 const SHORT: [u8; 100] = [7; 100];
 static LONG: [u8; 64 << 10] = [7; 64 << 10];
 const FLOODERS: usize = 8;
-/// Long enough for what is seen of hosts to be seen and forgotten many times.
+/// Enough for many classification intervals.
 const ITERATIONS: usize = 20_000;
 
 #[test]
@@ -28,37 +28,40 @@ fn light_hosts_are_served_at_once_and_flooding_hosts_share_equally() {
     let mut longest_iteration = Nanos::ZERO;
     let mut outstanding = None;
     for iteration in 0..ITERATIONS {
-        for &wire in &flooders {
-            if rig.pending_and_received_bytes(wire).0 < many.len() {
-                rig.send_bytes(wire, &many);
+        for &host in &flooders {
+            if rig.pending_and_received_bytes(host).0 < many.len() {
+                rig.send_bytes(host, &many);
             }
         }
-        // Not in step with the flooders' turns, and after they are known for what they are.
+        // Out of phase with the flooders' iterations, and after the hosts are classified.
         if outstanding.is_none() && iteration % 37 == 0 {
             rig.send_bytes(light_host, &one);
             outstanding = Some((iteration, rig.pending_and_received_bytes(light_host).1));
         }
         let length = rig.run_core_iteration();
-        // By then each is known for what it asks.
+        // By now the hosts are classified.
         if iteration > ITERATIONS / 2 {
             longest_iteration = longest_iteration.max(length);
         }
-        if let Some((begun, bytes_before)) = outstanding
+        if let Some((sent_in, bytes_before)) = outstanding
             && rig.pending_and_received_bytes(light_host).1 > bytes_before
         {
-            waits.push(iteration + 1 - begun);
+            waits.push(iteration + 1 - sent_in);
             outstanding = None;
         }
     }
-    // 40 µs, and what was begun within them on either way: a value, of 35.
-    assert!(longest_iteration <= Nanos::from_micros(40 + 2 * 35 + 10), "a turn of {longest_iteration:?}");
+    // The mixed limit of 40 µs, plus one value in progress on receive and one on send, 35 µs each.
+    assert!(
+        longest_iteration <= Nanos::from_micros(40 + 2 * 35 + 10),
+        "an iteration of {longest_iteration:?}"
+    );
     let longest = waits[10..].iter().max().unwrap();
-    assert!(*longest <= 2, "{longest} turns for one request beside those who flood");
+    assert!(*longest <= 2, "{longest} iterations for one request beside flooding hosts");
     assert!(waits.len() > ITERATIONS / 37 - 10);
 
-    let answers: Vec<u64> = flooders.iter().map(|&wire| rig.pending_and_received_bytes(wire).1).collect();
-    let (least, most) = (answers.iter().min().unwrap(), answers.iter().max().unwrap());
-    assert!(*least > 0 && most - least <= most / 10, "parts of those who flood: {answers:?}");
+    let reply_bytes: Vec<u64> = flooders.iter().map(|&host| rig.pending_and_received_bytes(host).1).collect();
+    let (least, most) = (reply_bytes.iter().min().unwrap(), reply_bytes.iter().max().unwrap());
+    assert!(*least > 0 && most - least <= most / 10, "bytes of each flooding host: {reply_bytes:?}");
 }
 
 #[test]
@@ -67,22 +70,22 @@ fn many_light_hosts_do_not_starve_a_heavy_one() {
     rig.record_batch(&keys(0, 1), Some(&SHORT));
     rig.record_batch(&keys(1, 1), Some(&LONG));
     let (one, long) = (rig.record_batch(&keys(0, 1), None), rig.record_batch(&keys(1, 1), None));
-    // Each asks for little, and together they fill a turn.
+    // Each is light; together they fill an iteration.
     let light_hosts: Vec<usize> = (0..60).map(|_| rig.add_host()).collect();
     let flooder = rig.add_host();
-    let mut known = Vec::new();
+    let mut baseline = Vec::new();
     for iteration in 0..ITERATIONS / 10 {
         if iteration == ITERATIONS / 20 {
-            // By now each is known for what it asks.
-            known = light_hosts
+            // By now the hosts are classified.
+            baseline = light_hosts
                 .iter()
                 .chain([&flooder])
-                .map(|&wire| rig.pending_and_received_bytes(wire).1)
+                .map(|&host| rig.pending_and_received_bytes(host).1)
                 .collect();
         }
-        for &wire in &light_hosts {
-            if rig.pending_and_received_bytes(wire).0 == 0 {
-                rig.send_bytes(wire, &one);
+        for &host in &light_hosts {
+            if rig.pending_and_received_bytes(host).0 == 0 {
+                rig.send_bytes(host, &one);
             }
         }
         if rig.pending_and_received_bytes(flooder).0 == 0 {
@@ -90,14 +93,14 @@ fn many_light_hosts_do_not_starve_a_heavy_one() {
         }
         rig.run_core_iteration();
     }
-    let since = |at: usize, wire: usize| rig.pending_and_received_bytes(wire).1 - known[at];
-    let least = light_hosts.iter().enumerate().map(|(at, &wire)| since(at, wire)).min().unwrap();
+    let since = |at: usize, host: usize| rig.pending_and_received_bytes(host).1 - baseline[at];
+    let least = light_hosts.iter().enumerate().map(|(at, &host)| since(at, host)).min().unwrap();
     let heavy_bytes = since(light_hosts.len(), flooder);
-    // One value every other turn, at the least.
+    // At least one value every other iteration.
     let fair_bytes = (ITERATIONS / 40 * LONG.len()) as u64;
     assert!(
         least > 0 && heavy_bytes > fair_bytes,
-        "{least} bytes for each of the crowd, {heavy_bytes} for the other"
+        "at least {least} bytes for each light host, {heavy_bytes} for the heavy one"
     );
 }
 
@@ -105,7 +108,7 @@ fn many_light_hosts_do_not_starve_a_heavy_one() {
 fn a_host_with_large_read_buffers_gets_short_values_in_one_iteration() {
     let mut rig = ReactorRig::new(16 << 20, 128);
     rig.record_batch(&keys(0, 50), Some(&SHORT));
-    // As long as the node's longest value, 50 times: more than a connection may be owed.
+    // A limit as long as the node's longest value, 50 times: more reply space than a connection may reserve.
     rig.read_bytes_max = u32::MAX;
     let batch = rig.record_batch(&keys(0, 50), None);
     let host = rig.add_host();
@@ -113,8 +116,8 @@ fn a_host_with_large_read_buffers_gets_short_values_in_one_iteration() {
     rig.send_bytes(host, &batch);
     rig.run_core_iteration();
     let (left, sent) = rig.pending_and_received_bytes(host);
-    assert_eq!(left, 0, "all was taken");
-    assert!(sent - before >= 50 * SHORT.len() as u64, "{} bytes were said", sent - before);
+    assert_eq!(left, 0, "every byte was consumed");
+    assert!(sent - before >= 50 * SHORT.len() as u64, "{} bytes were sent", sent - before);
     rig.run_core_iteration();
-    assert_eq!(rig.pending_and_received_bytes(host).1, sent, "nothing was left for later");
+    assert_eq!(rig.pending_and_received_bytes(host).1, sent, "nothing was left for a later iteration");
 }

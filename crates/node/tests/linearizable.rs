@@ -1,4 +1,4 @@
-//! A real node on real cores, sockets and devices: what concurrent hosts see of a key has one order.
+//! Linearizability of a real node on real cores, sockets and devices under concurrent hosts.
 
 #![allow(clippy::disallowed_methods, reason = "the test's own thread reads the clock")]
 
@@ -18,22 +18,21 @@ const SESSIONS: usize = 4;
 const DEPTH: usize = 4;
 
 fn node(device: DeviceConfig, driver: DeviceDriver) -> RunningNode {
-    let mut settings = NodeConfig {
+    let mut config = NodeConfig {
         device,
         driver,
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         cores: thread::allowed_cores(),
         ..NodeConfig::default()
     };
-    // Few partitions and small pieces: more meetings.
-    settings.format.bitmap_partitions_log2 = 1;
-    start(settings).expect("starts")
+    // Few bitmap partitions cause more contention.
+    config.format.bitmap_partitions_log2 = 1;
+    start(config).expect("starts")
 }
 
 fn session(node: &RunningNode) -> Session<KernelSockets> {
-    let settings = ClientConfig { queue_depth: DEPTH as u16, ..ClientConfig::default() };
-    let mut session =
-        Session::new(KernelSockets::new().unwrap(), node.addresses()[0], settings, clock::now());
+    let config = ClientConfig { queue_depth: DEPTH as u16, ..ClientConfig::default() };
+    let mut session = Session::new(KernelSockets::new().unwrap(), node.addresses()[0], config, clock::now());
     while !session.is_live() {
         session.poll(clock::now(), |_, _| ());
         assert!(session.ended().is_none(), "{:?}", session.ended());
@@ -41,37 +40,37 @@ fn session(node: &RunningNode) -> Session<KernelSockets> {
     session
 }
 
-/// One round: as many operations on few new keys as `operations` says, many at a time.
+/// One round: `operations` operations on few fresh keys, many of them concurrent.
 fn round(sessions: &mut [Session<KernelSockets>], round: u64, operations: u64) {
     let (mut random, mut history) = (Prng::new(round), CallHistory::default());
     let mut open: BTreeMap<u64, (Key, CallId)> = BTreeMap::new();
-    let (mut begun, mut ended) = (0, 0);
+    let (mut submitted, mut ended) = (0, 0);
     while ended < operations {
         for session in &mut *sessions {
-            while begun < operations && session.free_slots() > 0 {
-                begun += 1;
+            while submitted < operations && session.free_slots() > 0 {
+                submitted += 1;
                 let key = Key::new(format!("r{round}k{}", random.below(3)).as_bytes()).unwrap();
                 let bound = [100, 5_000, 40_000][random.below(3) as usize];
                 let length = 8 + random.below(bound) as usize;
-                let value = value_of(&key, begun, length);
+                let value = value_of(&key, submitted, length);
                 let (call, command) = match random.below(6) {
                     0 | 1 => {
                         let (value, mode) = (Value::Slice(&value), StoreMode::Upsert);
-                        (Call::Write(Some(begun)), Command::Store { key: key.clone(), value, mode })
+                        (Call::Write(Some(submitted)), Command::Store { key: key.clone(), value, mode })
                     }
                     2 => (Call::Write(None), Command::Delete { key: key.clone() }),
                     _ => (Call::Read, Command::Retrieve { key: key.clone(), limit_bytes: u32::MAX }),
                 };
                 let id = history.begin(key.clone(), call);
-                session.submit(command, begun).expect("there was room");
-                open.insert(begun, (key, id));
+                session.submit(command, submitted).expect("a slot is free");
+                open.insert(submitted, (key, id));
             }
             session.poll(clock::now(), |token, response| {
-                let (key, id) = open.remove(&token).expect("answered once");
-                let outcome = match response.expect("no fault") {
+                let (key, id) = open.remove(&token).expect("one response per command");
+                let outcome = match response.expect("the command succeeds") {
                     Response::Stored | Response::Deleted => CallOutcome::Written,
                     Response::Value { data, .. } => CallOutcome::Read(Some(operation_of(&key, &data))),
-                    // Of a delete it says that there was nothing to delete; of a read that there is none.
+                    // For Delete and Retrieve alike: the key did not exist.
                     Response::NotFound => CallOutcome::Read(None),
                     other => panic!("{other:?}"),
                 };
@@ -107,11 +106,11 @@ fn hosts_on_several_cores_agree_on_a_file_by_io_uring() {
     if octokv_sys::uring::unavailable_errno().is_none() {
         return check_linearizable(device, DeviceDriver::Uring, 60);
     }
-    // Where io_uring is forbidden, a node that was told to use it says so and does not begin.
-    let settings = NodeConfig { device, driver: DeviceDriver::Uring, ..NodeConfig::default() };
-    let refused = start(settings).err().expect("is refused");
-    assert!(matches!(refused, StartError::Driver(_)), "{refused}");
-    assert!(!folder.path().join("device").exists(), "a node that was refused has made its file");
+    // If io_uring is forbidden, a node configured for it fails to start and names the reason.
+    let config = NodeConfig { device, driver: DeviceDriver::Uring, ..NodeConfig::default() };
+    let error = start(config).err().expect("start fails");
+    assert!(matches!(error, StartError::Driver(_)), "{error}");
+    assert!(!folder.path().join("device").exists(), "a failed start created the device file");
 }
 
 #[test]
@@ -134,7 +133,7 @@ fn acknowledged_writes_survive_a_restart() {
         session.submit(command, 1).unwrap();
         let mut stored = false;
         while !stored {
-            session.poll(clock::now(), |_, answer| stored = matches!(answer, Ok(Response::Stored)));
+            session.poll(clock::now(), |_, response| stored = matches!(response, Ok(Response::Stored)));
         }
         drop(session);
         node.stop().expect("stops in order");

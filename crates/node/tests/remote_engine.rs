@@ -1,5 +1,5 @@
-//! An engine on the client's side, on a namespace of blocks of a real node over real sockets: the same suites that
-//! hold for an engine on a device of its own.
+//! An engine on the client's side, on a block namespace of a real node over real sockets, under the same conformance
+//! suites as an engine on a local device.
 
 #![allow(clippy::disallowed_methods, reason = "the test's own thread reads the clock")]
 
@@ -39,26 +39,25 @@ fn namespace(directory: &Path, block_bytes: u32) -> NamespaceConfig {
 }
 
 fn node(directory: &Path, block_bytes: u32) -> RunningNode {
-    let settings = NodeConfig {
+    let config = NodeConfig {
         device: DeviceConfig::Memory { bytes: 32 << 20, block_bytes: 4096 },
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         cores: thread::allowed_cores(),
         namespaces: vec![namespace(directory, block_bytes)],
         ..NodeConfig::default()
     };
-    start(settings).expect("starts")
+    start(config).expect("starts")
 }
 
 fn session(node: &RunningNode) -> Session<KernelSockets> {
-    let settings = ClientConfig {
+    let config = ClientConfig {
         namespace: BLOCKS,
         io_queues: 2,
         queue_depth: 16,
         reconnect: Reconnect::Never,
         ..ClientConfig::default()
     };
-    let mut session =
-        Session::new(KernelSockets::new().unwrap(), node.addresses()[0], settings, clock::now());
+    let mut session = Session::new(KernelSockets::new().unwrap(), node.addresses()[0], config, clock::now());
     while !session.is_live() {
         session.poll(clock::now(), |_, _| ());
         assert!(session.ended().is_none(), "{:?}", session.ended());
@@ -73,7 +72,7 @@ struct RemoteFixture {
 
 impl RemoteFixture {
     fn new(node: &RunningNode) -> RemoteFixture {
-        let remote = RemoteSession::new(session(node), clock::now()).expect("a namespace of blocks");
+        let remote = RemoteSession::new(session(node), clock::now()).expect("the namespace holds blocks");
         let channel = remote.channel();
         RemoteFixture { remote, channel }
     }
@@ -157,26 +156,27 @@ fn data_flushed_by_a_remote_engine_survives_a_node_restart() {
         assert_eq!(fixture.run_to_completion(put), Ok(PutOutcome::Stored));
         drop(engine);
         node.stop().expect("stops in order");
-        // Its connection is gone, and it does not come back.
+        // The connection is closed and is not reopened.
         assert!(fixture.run_to_completion(fixture.device().flush()).result.is_err());
     }
     use octokv_engine::Engine;
     let node = node(directory.path(), 512);
     let fixture = RemoteFixture::new(&node);
     let engine = fixture.run_to_completion(engine_fixture.open(fixture.device())).expect("opens again");
-    let found = fixture.run_to_completion(engine.get(&key)).expect("no fault").expect("it was acknowledged");
+    let found =
+        fixture.run_to_completion(engine.get(&key)).expect("the read succeeds").expect("it was acknowledged");
     assert!(found.as_bytes() == value);
     node.stop().expect("stops in order");
 }
 
-/// The answer to one command.
+/// Executes one command and returns its response.
 fn execute(session: &mut Session<KernelSockets>, command: Command<'_>) -> Result<Response, Error> {
-    session.submit(command, 1).expect("there is room");
+    session.submit(command, 1).expect("a slot is free");
     let mut response = None;
     while response.is_none() {
         session.poll(clock::now(), |_, result| response = Some(result));
     }
-    response.expect("it came")
+    response.expect("the loop ends with a response")
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_session_ends_when_its_namespace_is_removed() {
     let range = LbaRange { lba: Lba(0), blocks: 2 };
     let read = execute(&mut session, Command::Read { range, buffer: Some(Buffer::zeroed(8192)) });
     assert!(matches!(read, Ok(Response::Blocks { .. })), "{read:?}");
-    node.remove_namespace(BLOCKS).expect("it is there");
+    node.remove_namespace(BLOCKS).expect("the namespace exists");
     while session.ended().is_none() {
         session.poll(clock::now(), |_, _| ());
     }

@@ -1,4 +1,4 @@
-//! A host that asks for much and reads nothing holds its own share, and not for ever.
+//! A host that requests much and reads nothing delays no other host and is disconnected.
 
 #![allow(clippy::disallowed_methods, reason = "the test's own thread reads the clock")]
 
@@ -15,9 +15,8 @@ const VALUE_BYTES: usize = 2 << 20;
 const TIMEOUT: Nanos = Nanos::from_secs(15);
 
 fn session(node: &RunningNode, keep_alive: Nanos) -> Session<KernelSockets> {
-    let settings = ClientConfig { keep_alive, reconnect: Reconnect::Never, ..ClientConfig::default() };
-    let mut session =
-        Session::new(KernelSockets::new().unwrap(), node.addresses()[0], settings, clock::now());
+    let config = ClientConfig { keep_alive, reconnect: Reconnect::Never, ..ClientConfig::default() };
+    let mut session = Session::new(KernelSockets::new().unwrap(), node.addresses()[0], config, clock::now());
     while !session.is_live() {
         session.poll(clock::now(), |_, _| ());
         assert!(session.ended().is_none(), "{:?}", session.ended());
@@ -29,15 +28,15 @@ fn key() -> Key {
     Key::new(b"large").unwrap()
 }
 
-/// One command to its end, or a panic when it takes too long.
+/// Runs one command; panics after [`TIMEOUT`].
 fn run(session: &mut Session<KernelSockets>, command: Command<'_>) -> Response {
-    session.submit(command, 1).expect("room");
-    let (began, mut response) = (clock::now(), None);
+    session.submit(command, 1).expect("a slot is free");
+    let (started_at, mut response) = (clock::now(), None);
     while response.is_none() {
         session.poll(clock::now(), |_, found| response = Some(found));
-        assert!(clock::now().since(began) < TIMEOUT, "no answer in {TIMEOUT:?}");
+        assert!(clock::now().since(started_at) < TIMEOUT, "no response in {TIMEOUT:?}");
     }
-    response.unwrap().expect("served")
+    response.unwrap().expect("the command succeeds")
 }
 
 #[test]
@@ -56,10 +55,10 @@ fn a_host_that_does_not_read_does_not_block_others_and_is_disconnected() {
     assert!(matches!(run(&mut good, store()), Response::Stored));
     let own = node.target().connection_count();
 
-    // More than the core has buffers for, asked for at once, and never read.
+    // More than the core has buffers for, requested at once and never read.
     let mut hog = session(&node, Nanos::from_secs(3));
     for token in 0..100 {
-        hog.submit(retrieve(), token).expect("room");
+        hog.submit(retrieve(), token).expect("a slot is free");
     }
     hog.poll(clock::now(), |_, _| ());
     for _ in 0..5 {
@@ -70,13 +69,13 @@ fn a_host_that_does_not_read_does_not_block_others_and_is_disconnected() {
     assert_eq!(
         node.target().connection_count(),
         own + 2,
-        "others were served while it was there, not after it"
+        "the other host was served while the slow one was connected"
     );
-    // Its keep-alive time runs out; its last bytes are not waited for long.
-    let began = clock::now();
+    // Its keep-alive expires; the node waits only briefly for its last bytes.
+    let started_at = clock::now();
     while node.target().connection_count() > own {
         good.poll(clock::now(), |_, _| ());
-        assert!(clock::now().since(began) < TIMEOUT, "{} connections", node.target().connection_count());
+        assert!(clock::now().since(started_at) < TIMEOUT, "{} connections", node.target().connection_count());
     }
     drop((hog, good));
     node.stop().expect("stops in order");

@@ -46,7 +46,7 @@ fn a_file_is_the_same_volume_with_and_without_the_ssd_model() {
             server.has(&format!("key-{before}"), "value");
         }
         server.put(&format!("key-{at}"), "value");
-        assert_eq!(server.all_said().contains("drive's time"), nand != "none", "{}", server.all_said());
+        assert_eq!(server.all_said().contains("drive's latency"), nand != "none", "{}", server.all_said());
         server.stop();
     }
     assert!(octokv(["check", "--device", device.to_str().unwrap()]).fine().contains('4'));

@@ -1,7 +1,8 @@
-//! What goes out: outcomes to their connections or to the cores that have them, replies to hosts, and the ends of links.
+//! The outbound path: completions to their connections or home cores, replies to hosts, and closed connections.
 //!
-//! In: what workers have ended, what other cores sent back. Out: bytes, by one send for a link and turn. Invariants: an outcome is
-//! handed on exactly once; a link is forgotten only when none of its requests is out, on whatever core.
+//! In: completions of workers and of other cores. Out: bytes, in one send per connection and iteration. Invariants: a
+//! completion is delivered exactly once; a connection is forgotten only when none of its requests is in execution, on
+//! any core.
 
 use super::{CLOSES_PER_ITERATION, CoreMessage, Reactor, RequestCompletion};
 use crate::bug_injection::{self, InjectedBug};
@@ -13,8 +14,8 @@ use std::convert::Infallible;
 use std::future::Future;
 
 impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
-    /// Hands outcomes to their connections, those of other cores' by their mailboxes. The time `spent` on requests that
-    /// waited for their devices is shared by those that ended.
+    /// Delivers completions to their connections, or by mailbox to their home cores. The `spent` time on requests
+    /// that waited for their devices is divided among the completed ones.
     pub(super) fn deliver_completions(&mut self, now: Nanos, spent: Nanos) -> bool {
         std::mem::swap(&mut self.delivering, &mut *self.completions.borrow_mut());
         if self.delivering.is_empty() && self.outbound_completions.is_empty() {
@@ -35,7 +36,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             }
         }
         self.delivering = delivering;
-        // Those that find no room are passed by: others' rings may have some.
+        // A full ring delays only its own completions.
         for _ in 0..self.outbound_completions.len() {
             let Some(completion) = self.outbound_completions.pop_front() else { break };
             if let Err(CoreMessage::Completed(completion)) =
@@ -50,11 +51,11 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         true
     }
 
-    /// Hands one outcome to its connection on this core.
+    /// Delivers one completion to its connection on this core.
     pub(super) fn complete_request(&mut self, now: Nanos, completion: RequestCompletion) {
         let io = self.connections[completion.connection as usize]
             .as_mut()
-            .expect("kept while its requests are out");
+            .expect("a connection outlives its requests");
         self.metrics.record_completed(
             completion.tenant,
             completion.timing,
@@ -64,7 +65,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         self.mark_send_pending(completion.connection);
     }
 
-    /// Sends what links have to say, and closes those that are over. What there is no time for is left to the next turn.
+    /// Sends pending replies and closes finished connections. The rest is left to the next iteration.
     pub(super) fn send_replies(&mut self) -> bool {
         let (mut worked, mut closes) = (false, 0);
         let share = self.budget.share(self.send_pending.len());
@@ -115,8 +116,8 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         worked
     }
 
-    /// Closes a link's socket once its machine is over and its last bytes are out, and forgets the link
-    /// once its last request has ended.
+    /// Closes the socket of a closed connection once its last bytes are sent, and forgets the connection once its
+    /// last request has ended.
     pub(super) fn close_if_finished(&mut self, index: u32) -> bool {
         let Some(io) = &mut self.connections[index as usize] else { return false };
         if !io.connection.is_closed() || !io.connection.send_buffer().is_empty() {
@@ -144,17 +145,17 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
     }
 }
 
-/// `untold` such lines were left out before this one.
+/// Logs the end of a connection; `suppressed` such lines were left out before.
 fn log_disconnect(connection: &Connection, suppressed: u64) {
     let (peer, host) = (connection.peer_address(), connection.host_nqn().unwrap_or("unknown"));
     if let Some(status) = connection.connect_error() {
-        tracing::warn!(%peer, host, %status, suppressed, "a connect was refused");
+        tracing::warn!(%peer, host, %status, suppressed, "connect rejected");
         return;
     }
     match connection.close_reason() {
         None | Some(CloseReason::Disconnected | CloseReason::PeerClosed | CloseReason::ControllerEnded) => {
             tracing::info!(%peer, host, suppressed, "disconnected");
         }
-        Some(reason) => tracing::warn!(%peer, host, ?reason, suppressed, "connection refused or ended"),
+        Some(reason) => tracing::warn!(%peer, host, ?reason, suppressed, "connection closed on an error"),
     }
 }

@@ -1,7 +1,8 @@
-//! What comes in: connections, messages of other cores, bytes of hosts, and the requests in them.
+//! The inbound path: connections, messages of other cores, bytes of hosts, and the requests in them.
 //!
-//! In: sockets and the mailbox. Out: links, requests that begin here or elsewhere (`crate::dispatch`). Invariants: those of
-//! the reactor; a link has its part of a turn (`crate::share`), and while requests wait for room nothing is received.
+//! In: sockets and the mailbox. Out: connections, requests that start here or on another core
+//! (`crate::request_scheduler`). Invariants: those of the reactor; a connection gets its share of an iteration
+//! (`crate::time_budget`), and while requests wait for workers nothing is received.
 
 use super::{ACCEPTS_PER_ITERATION, CoreMessage, Reactor, RequestCompletion};
 use crate::connection_io::{ConnectionIo, ReceiveBudget};
@@ -18,7 +19,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// What takes in the requests of this core's connections.
+/// Admits the requests of this core's connections.
 struct RequestAdmission<'a> {
     core: CoreId,
     scheduler: &'a mut RequestScheduler,
@@ -29,7 +30,7 @@ struct RequestAdmission<'a> {
 }
 
 impl RequestAdmission<'_> {
-    /// Has a link's requests begin here or elsewhere, now or later, and leaves the vector empty.
+    /// Starts, queues or offloads a connection's requests, and leaves the vector empty.
     fn admit(self, connection: u32, tenant: TenantId, requests: &mut Vec<IoRequest>) {
         let RequestAdmission { core, scheduler, request_queue, mailbox, metrics, now } = self;
         let count = requests.len() as u64;
@@ -58,10 +59,10 @@ impl RequestAdmission<'_> {
                         metrics.record_offloaded_to(to);
                         continue;
                     }
-                    // A ring that is full keeps its core busy enough.
+                    // A full ring means that core is busy enough: run it here.
                     Err(CoreMessage::Execute(returned)) => request = PendingRequest { timing, ..returned },
                     Err(CoreMessage::NewConnection { .. } | CoreMessage::Completed(_)) => {
-                        unreachable!("work was sent")
+                        unreachable!("send returns the message it was given")
                     }
                 }
             }
@@ -80,7 +81,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         let mut worked = false;
         for index in 0..self.listeners.len() {
             let (listener, address) = self.listeners[index];
-            // The other cores may have no room for them: then the kernel's line holds newcomers.
+            // If the other cores' rings are full, the kernel's accept queue holds new connections.
             for _ in self.unassigned.len()..ACCEPTS_PER_ITERATION {
                 let Some((socket, peer)) = self.sockets.accept(listener) else { break };
                 let local = (self.local_address)(&self.sockets, socket).unwrap_or(address);
@@ -89,8 +90,8 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             }
         }
         while let Some((socket, local, peer)) = self.unassigned.pop_front() {
-            // I/O queues are dealt evenly. An admin queue, known for one when it has connected, does not count: a host
-            // of one I/O queue would else have that on every second core, as would all others.
+            // I/O queues are spread evenly. An admin queue, known as one after Connect, does not count: otherwise
+            // hosts with one I/O queue would have all of them on every second core.
             let to = self.assigned_count.wrapping_sub(self.target.controllers_created())
                 % self.mailbox.core_count();
             if to == self.core {
@@ -100,7 +101,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 break;
             } else if let Some(socket) = self.sockets.detach(socket) {
                 let sent = self.mailbox.send(to, CoreMessage::NewConnection { socket, local, peer });
-                assert!(sent.is_ok(), "the ring had room");
+                assert!(sent.is_ok(), "free_slots was above zero");
             }
             self.assigned_count += 1;
         }
@@ -132,10 +133,10 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         peer: SocketAddr,
         now: Nanos,
     ) {
-        // Asked here and not at accept, where those that were not adopted yet do not count.
+        // Checked here and not at accept, when connections not yet adopted do not count.
         if !self.target.can_accept_connection() {
             if let Some(suppressed) = self.log_limiter.allow(now) {
-                tracing::warn!(%peer, suppressed, "refused: connections_max are open");
+                tracing::warn!(%peer, suppressed, "connection rejected: connections_max reached");
             }
             self.sockets.close(socket);
             return;
@@ -178,20 +179,20 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         let core = CoreId::from_index(self.core);
         self.receive_queue.rebuild(ready.iter().filter_map(|socket| {
             let index = *self.by_socket.get(socket)?;
-            let io = connections[index as usize].as_ref().filter(|link| link.may_receive())?;
-            if io.tenant.is_some_and(|flow| scheduler.is_tenant_full(flow)) {
+            let io = connections[index as usize].as_ref().filter(|io| io.may_receive())?;
+            if io.tenant.is_some_and(|tenant| scheduler.is_tenant_full(tenant)) {
                 return None;
             }
             Some((index, self.budget.is_heavy(io.usage)))
         }));
-        // What led up to this is not the first link's doing.
+        // Time before this belongs to no connection.
         let mut time_before = handle.cpu_time().stage_elapsed();
         let mut received_from = std::mem::take(&mut self.received_from);
         while let Some(index) = self.receive_queue.next(self.budget.is_receive_exhausted()) {
             let Some(io) = &mut connections[index as usize] else { continue };
             let mut connection_time = Nanos::ZERO;
             let tenant = io.resolve_tenant(monitor.tenants());
-            let run = |connection: &mut Connection, requests: &mut Vec<IoRequest>| {
+            let execute = |connection: &mut Connection, requests: &mut Vec<IoRequest>| {
                 handle.cpu_time().advance_simulated(Stage::Target, costs.target.times(requests.len()));
                 let ingress_time = handle.cpu_time().end_stage(Stage::Target, true);
                 metrics.add_cpu_time(tenant, ingress_time);
@@ -201,7 +202,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 let execute_time = handle.cpu_time().end_stage(Stage::Kv, started);
                 metrics.add_cpu_time(tenant, execute_time);
                 connection_time = connection_time + ingress_time + execute_time;
-                // What is answered already is owed by its own length, and no more by what it might have come to.
+                // A completed request reserves reply space by its actual length, no longer by its maximum.
                 let is_own = |completion: &mut RequestCompletion| {
                     completion.home_core == core
                         && completion.connection == index
@@ -220,7 +221,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                     false => ReceiveBudget::Exhausted,
                 }
             };
-            let received = io.receive(now, sockets, receive_buffer, pool, run, requests);
+            let received = io.receive(now, sockets, receive_buffer, pool, execute, requests);
             connection_time = connection_time.since(std::mem::take(&mut time_before));
             if let Some(bytes) = received {
                 metrics.add_bytes(tenant, bytes);
@@ -242,7 +243,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         worked
     }
 
-    /// Offers stalled machines their bytes again, in turn, while this turn has time.
+    /// Feeds stalled connections their unconsumed bytes, in rotation, while this iteration has time.
     pub(super) fn resume_stalled(&mut self, now: Nanos) -> bool {
         if self.draining || !self.request_queue.is_empty() {
             return false;
@@ -250,8 +251,8 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         let mut worked = false;
         let mut queue = std::mem::take(&mut self.resume_queue);
         let stalled = self.connections.iter().enumerate().filter_map(|(index, io)| {
-            let io = io.as_ref().filter(|link| link.is_stalled())?;
-            let full = io.tenant.is_some_and(|flow| self.scheduler.is_tenant_full(flow));
+            let io = io.as_ref().filter(|io| io.is_stalled())?;
+            let full = io.tenant.is_some_and(|tenant| self.scheduler.is_tenant_full(tenant));
             (!full).then_some((index as u32, true))
         });
         queue.rebuild(stalled);

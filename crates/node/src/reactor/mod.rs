@@ -1,21 +1,21 @@
-//! One core of a node: takes turns, each of which moves everything on that can move.
+//! The reactor of one core: each iteration advances everything that can advance.
 //!
 //! ```text
-//!   turn:  timers ─▶ accept ─▶ mailbox ─▶ sockets (P1) ─▶ requests are given to workers ─▶ workers that were woken
-//!          ─▶ device completions (P2) ─▶ workers that these woke ─▶ outcomes to connections ─▶ one send each
+//!   iteration:  timers ─▶ accept ─▶ mailbox ─▶ sockets (P1) ─▶ requests to workers ─▶ woken workers
+//!               ─▶ device completions (P2) ─▶ workers woken by them ─▶ outcomes to connections ─▶ one send each
 //! ```
-//! In: a driver (kernel or virtual), the stores of the namespaces, a target. Out: whether the turn did anything. Holds: the
-//! connections of this core and what works on their requests. The three stages target, kv and device are
-//! timed apart.
+//! In: a driver (kernel or simulated), the backends of the namespaces, a target. Out: whether the iteration did
+//! anything. Holds: the connections of this core and the workers of its requests. The stages target, kv and device
+//! are timed separately.
 //!
-//! Invariants: a request's answer leaves by the connection it came on; a link is forgotten only when none of
-//! its requests is out; what does not fit (workers, buffers, unsent replies) stops the reading of sockets.
-//! The first core accepts and deals connections to all cores in turn, admin queues that are known for such left out.
+//! Invariants: a reply leaves on the connection of its request; a connection is forgotten only when none of its
+//! requests is in execution; without free workers, buffers or reply space nothing is received. The first core accepts
+//! connections and assigns them to all cores in rotation; admin queues known as such do not count.
 //!
 //! # Layout
-//! - this file: what a core is made of, and its turn.
-//! - `intake`: what comes in: connections, messages of other cores, bytes, requests.
-//! - `replies`: what goes out: outcomes, bytes, the ends of links.
+//! - this file: the parts of a core, and its iteration.
+//! - `ingress`: connections, messages of other cores, bytes, requests.
+//! - `egress`: completions, replies, closed connections.
 
 mod egress;
 mod ingress;
@@ -48,83 +48,82 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How often a core with connections looks at their deadlines, at the least.
+/// Longest interval between deadline checks on a core with connections.
 const TICK_INTERVAL_MAX: Nanos = Nanos::from_millis(50);
 
-/// Connections that are accepted in one turn, of each listener: a flood of them leaves time for those that are there.
+/// Connections accepted per iteration and listener: a connect flood leaves time for established ones.
 const ACCEPTS_PER_ITERATION: usize = 2;
 
-/// How long the requests of a fair queue are begun one after the other before sockets are looked at again: who asks for
-/// little may have come meanwhile.
+/// Longest time to start requests of a fair queue before sockets are read again: a light tenant's request may have
+/// arrived.
 const FAIR_DISPATCH_MAX: Nanos = Nanos::from_micros(20);
 
-/// Requests of one flow that wait for their turn hold at most about this part of a core's buffers.
+/// Queued requests of one tenant hold at most about this part of a core's buffers.
 const TENANT_BUFFER_DIVISOR: usize = 8;
 
-/// Of so many connections the network's round trip is asked for at the end of a window.
+/// Connections whose network round trip is sampled per interval.
 const RTT_SAMPLES_PER_INTERVAL: usize = 32;
 
-/// Connections that are closed at once: replies go before them, and a flood of them leaves time.
+/// Connections closed per iteration: replies go first, and a flood of closes leaves time.
 const CLOSES_PER_ITERATION: usize = 2;
 
-/// What cores tell each other.
+/// A message between cores.
 pub enum CoreMessage {
-    /// Take over a connection that was just accepted.
+    /// Hands over an accepted connection.
     NewConnection {
         /// The socket.
         socket: DetachedSocket,
-        /// Our address.
+        /// The local address.
         local: SocketAddr,
         /// The host's address.
         peer: SocketAddr,
     },
-    /// Carry out a request of a connection of mine.
+    /// Executes a request of the sender's connection.
     Execute(PendingRequest),
-    /// What came of a request of a connection of yours.
+    /// Completes a request of the receiver's connection.
     Completed(RequestCompletion),
 }
 
-/// What requests cost a core of a virtual world, where nothing takes time by itself. On a real core time passes by itself,
-/// and these are not looked at.
+/// Simulated time of a request, under a simulated clock; ignored on a real core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimulatedCosts {
-    /// To receive, take apart and answer one, on the core of its connection.
+    /// To receive, parse and complete a request, on its connection's core.
     pub target: Nanos,
-    /// To carry one out, on the core that does.
+    /// To execute it, on the executing core.
     pub kv: Nanos,
-    /// To hand its operations to the device and take its answers, there too.
+    /// To submit and complete its device operations, on the executing core.
     pub device: Nanos,
 }
 
-/// What a reactor is made of.
+/// The parts of a reactor.
 pub struct ReactorParts<S, E> {
     /// This core's sockets.
     pub sockets: S,
-    /// Our own address on a socket, where the driver knows it.
+    /// Local address of a socket, if the driver knows it.
     pub local_address: fn(&S, SocketId) -> Option<SocketAddr>,
-    /// The listeners of this core, with their addresses; only the first core has any.
+    /// The listeners of this core with their addresses; empty except on the first core.
     pub listeners: Vec<(ListenerId, SocketAddr)>,
     /// This core's end of the mesh.
     pub mailbox: Mailbox<CoreMessage>,
-    /// This core's number among the node's.
+    /// Index of this core in the node.
     pub core: usize,
-    /// Time, timers, tasks.
+    /// Clock, timers and background tasks.
     pub handle: ReactorHandle,
-    /// The subsystem.
+    /// The NVMe subsystem.
     pub target: Arc<Target>,
-    /// What does the requests of each namespace on this core.
+    /// The backends of this core.
     pub namespaces: Rc<NamespaceTable<E>>,
     /// The buffers of this core.
     pub pool: BufferPool,
-    /// The most requests at a time.
+    /// Most requests in execution: the number of workers.
     pub requests_max: usize,
-    /// The monitor, and what is chosen.
+    /// The monitor of the node.
     pub monitor: Arc<Monitor>,
-    /// What requests cost in virtual time.
+    /// Simulated time of requests.
     pub costs: SimulatedCosts,
 }
 
-/// A request that has ended, on its way to its connection.
+/// A completed request on its way to its connection.
 #[derive(Debug)]
 pub struct RequestCompletion {
     home_core: CoreId,
@@ -136,7 +135,7 @@ pub struct RequestCompletion {
     ticket_id: TicketId,
 }
 
-/// One core. `F` is the future of what carries out its requests.
+/// The reactor; `F` is the future of a worker.
 struct Reactor<S, F> {
     sockets: S,
     local_address: fn(&S, SocketId) -> Option<SocketAddr>,
@@ -152,63 +151,64 @@ struct Reactor<S, F> {
     free_connections: Vec<u32>,
     by_socket: FxHashMap<SocketId, u32>,
     ready_sockets: Vec<SocketId>,
-    /// Links that received in this turn.
+    /// Connections that received in this iteration.
     received_from: Vec<u32>,
-    /// How many did in the last turn.
+    /// Their number in the last iteration.
     active_connections: usize,
-    /// In what order links receive, send, and are offered their bytes again.
+    /// Service order for receiving, sending, and resuming stalled connections.
     receive_queue: ConnectionQueue,
     send_queue: ConnectionQueue,
     resume_queue: ConnectionQueue,
-    /// What this turn has spent, and may.
+    /// Time used by this iteration.
     budget: IterationBudget,
     requests: Vec<IoRequest>,
     request_queue: RequestQueue,
-    /// Namespaces whose stores were taken out since the last turn.
+    /// Namespaces removed since the last iteration.
     removed_namespaces: RemovedNamespaces,
     workers: WorkerPool<PendingRequest, F>,
     completions: Rc<RefCell<Vec<RequestCompletion>>>,
     delivering: Vec<RequestCompletion>,
-    /// Links with bytes to send.
+    /// Connections that may have bytes to send.
     send_pending: Vec<u32>,
     slices: Vec<IoSlice<'static>>,
     unassigned: VecDeque<(SocketId, SocketAddr, SocketAddr)>,
-    /// How many connections were dealt to cores, by this one.
+    /// Connections assigned to cores so far, by this core.
     assigned_count: usize,
     next_tick: Nanos,
     draining: bool,
-    /// What is told of hosts that come and go.
+    /// Rate limit for log lines that hosts can trigger.
     log_limiter: LogRateLimiter,
     monitor: Arc<Monitor>,
-    /// The number of the last window that this core knows.
+    /// Number of the last interval applied.
     last_interval: u64,
-    /// From which link on the network's round trips are asked for next.
+    /// Connection from which the next round-trip sample starts.
     next_rtt_sample: usize,
-    /// When it must end the one that runs, if it must.
+    /// When this core must end the current interval, if it must.
     interval_ends: Nanos,
     metrics: MetricsWriter,
     scheduler: RequestScheduler,
-    /// Outcomes for other cores that their rings had no room for.
+    /// Completions for other cores whose rings are full.
     outbound_completions: VecDeque<RequestCompletion>,
     costs: SimulatedCosts,
     is_served: Box<dyn Fn(NamespaceId) -> bool>,
 }
 
-/// A core as whoever drives it sees it.
+/// A reactor as its driver sees it.
 pub trait ReactorLoop<S> {
-    /// Does everything there is to do now. False when there was nothing.
+    /// Does everything there is to do at `now`. Returns false if there was nothing.
     fn run_iteration(&mut self, now: Nanos) -> bool;
     /// The sockets, for a driver that sleeps on them.
     fn sockets(&mut self) -> &mut S;
-    /// Takes no more connections and no more commands; those begun are finished.
+    /// Stops accepting connections and commands; requests in progress complete.
     fn begin_drain(&mut self);
     /// Whether, while draining, nothing is left to finish.
     fn is_drained(&mut self) -> bool;
-    /// How many connections this core has.
+    /// Open connections of this core.
     fn connections(&self) -> usize;
-    /// How many requests this core has begun and not ended.
+    /// Requests started or queued on this core.
     fn requests(&self) -> usize;
-    /// Ends whatever has come for namespaces that are not served here: before one of the same identifier is.
+    /// Fails every received request whose namespace this core does not serve. REQUIRES: called before a namespace is
+    /// attached that may reuse the identifier.
     fn fail_missing_namespaces(&mut self, now: Nanos);
 }
 
@@ -235,7 +235,7 @@ pub fn new_reactor<S: Sockets, E: Engine + 'static>(parts: ReactorParts<S, E>) -
                 handle.cpu_time().advance_simulated(Stage::Kv, costs.kv);
                 let mut outcome = match namespaces.get(namespace) {
                     Some(backend) => backend.execute(operation).await,
-                    // It was removed while the command was on its way here.
+                    // The namespace was removed while the command was on its way here.
                     None => RequestOutcome::NotReady,
                 };
                 if bug_injection::is_injected(InjectedBug::RemoveDropsRequests)
@@ -261,8 +261,8 @@ pub fn new_reactor<S: Sockets, E: Engine + 'static>(parts: ReactorParts<S, E>) -
             }
         }
     };
-    let doorbell = Arc::clone(parts.handle.core_waker());
-    let workers = WorkerPool::new(parts.requests_max, doorbell, make_worker);
+    let core_waker = Arc::clone(parts.handle.core_waker());
+    let workers = WorkerPool::new(parts.requests_max, core_waker, make_worker);
     let namespaces = Rc::clone(&parts.namespaces);
     let request_queue = RequestQueue::new(move |request, stage| {
         if let Some(backend) = namespaces.get(request.namespace) {
@@ -334,7 +334,7 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
 
 impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F> {
     fn run_iteration(&mut self, now: Nanos) -> bool {
-        // What passed since the last turn, asleep perhaps, is nobody's.
+        // Time since the last iteration, perhaps asleep, belongs to no tenant.
         self.handle.cpu_time().end_stage(Stage::Idle, false);
         self.handle.cpu_time().begin_iteration();
         let mut worked = self.handle.begin_iteration(now) > 0;
@@ -346,10 +346,10 @@ impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F
         let mut target_worked = self.accept(now);
         target_worked |= self.process_messages(now);
         if !self.request_queue.is_empty() {
-            // What other cores sent does not keep this one's own hosts from being heard.
+            // Requests of other cores do not stop this core from receiving its own.
             self.handle.cpu_time().end_stage(Stage::Target, target_worked);
-            let begun = self.start_requests(now);
-            self.handle.cpu_time().end_stage(Stage::Kv, begun);
+            let started = self.start_requests(now);
+            self.handle.cpu_time().end_stage(Stage::Kv, started);
         }
         target_worked |= self.receive(now);
         self.handle.cpu_time().end_stage(Stage::Target, target_worked);
@@ -411,7 +411,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F
     }
 }
 
-/// What becomes of a request whose namespace is gone. What was noted of it is given back with it.
+/// Completion of a request whose namespace is gone, with its ticket.
 fn missing_namespace_completion(request: &mut PendingRequest) -> RequestCompletion {
     let PendingRequest { home_core, connection, slot, tenant, timing, .. } = *request;
     RequestCompletion {
@@ -426,7 +426,7 @@ fn missing_namespace_completion(request: &mut PendingRequest) -> RequestCompleti
 }
 
 impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
-    /// Looks whether a window has ended, or is to be ended by this core.
+    /// Checks whether a sampling interval has ended or this core must end it.
     fn check_interval(&mut self, now: Nanos) {
         self.interval_ends = match self.monitor.poll(self.core, now) {
             MonitorDuty::Nothing => Nanos::NEVER,
@@ -441,7 +441,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         }
     }
 
-    /// Takes this core's part of what was chosen, and tells what the monitor needs for the next choice.
+    /// Applies this core's part of a decision and samples round trips for the next one.
     #[cold]
     fn apply_decision(&mut self, now: Nanos) {
         let Some(interval) = self.monitor.last_interval() else { return };
@@ -449,7 +449,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         if !self.draining {
             self.scheduler.apply_decision(&interval, &mut self.request_queue, now);
         }
-        // A system call each: some of them at a time, in turn.
+        // One system call each, so only a few per interval.
         let (count, from) = (self.connections.len(), self.next_rtt_sample);
         self.next_rtt_sample = (from + RTT_SAMPLES_PER_INTERVAL).checked_rem(count).unwrap_or(0);
         for io in
@@ -463,8 +463,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         }
     }
 
-    /// Ends the requests that wait for a task and whose namespace was removed: another may have its identifier when
-    /// their turn comes.
+    /// Fails queued requests of removed namespaces before another namespace can take the identifier.
     fn fail_removed_namespaces(&mut self) -> bool {
         if self.removed_namespaces.borrow().is_empty() {
             return false;
@@ -482,7 +481,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         true
     }
 
-    /// Puts a link on the list of those that may have something to send or may be over.
+    /// Adds a connection to the list of those that may have bytes to send or may be finished.
     fn mark_send_pending(&mut self, index: u32) {
         if let Some(io) = &mut self.connections[index as usize]
             && !io.in_send_list
@@ -492,14 +491,14 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         }
     }
 
-    /// Begins what may begin: what waited for its turn among tenants, and what waits for a worker.
+    /// Starts the requests that are due: those queued by the scheduler, then those waiting for a worker.
     fn start_requests(&mut self, now: Nanos) -> bool {
         let mut worked = false;
         loop {
             let polled = self.scheduler.poll(&mut self.request_queue, &self.metrics, now);
             let started = self.request_queue.start(&mut self.workers);
             worked |= polled | started;
-            // Those that have ended at once make room for the next ones, until others are to be heard.
+            // Requests that completed at once free room for the next, until sockets must be read.
             let Reactor { scheduler, completions, handle, .. } = self;
             if !started
                 || !scheduler.has_open_tickets()
@@ -513,7 +512,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         }
     }
 
-    /// Lets time pass for the connections.
+    /// Advances the connections' timers.
     fn tick(&mut self, now: Nanos) -> bool {
         let mut worked = self.resume_stalled(now);
         let due = now >= self.next_tick;
@@ -539,7 +538,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         let waiting = if stalled { now + Nanos::from_millis(1) } else { Nanos::NEVER };
         let scheduled = self.interval_ends.min(self.scheduler.next_deadline(now));
         self.handle.request_wakeup_at(self.next_tick.min(waiting).min(scheduled));
-        // What a tick or a resumed machine had to say goes out at once.
+        // Replies from a timer or a resumed connection go out at once.
         worked | (!self.request_queue.is_empty() && self.start_requests(now)) | self.send_replies()
     }
 }

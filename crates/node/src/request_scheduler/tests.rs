@@ -1,4 +1,4 @@
-//! Tables and courses of one core's choices.
+//! Tables and sequences of one core's scheduling.
 
 use super::*;
 use crate::core_metrics::{RequestTiming, SharedCoreMetrics};
@@ -12,7 +12,7 @@ const DENSE: TenantId = TenantId(1);
 const SPARSE: TenantId = TenantId(2);
 const NOW: Nanos = Nanos(1_000);
 
-/// A window in which this was chosen, requests of the dense flow going back twice.
+/// An interval with this decision, in which requests of the dense tenant are requeued twice.
 fn interval_report(action: PolicyAction, in_flight: u32) -> IntervalReport {
     let counters = IntervalCounters::default();
     let tenant_rule =
@@ -85,17 +85,17 @@ impl SchedulerFixture {
         self.scheduler.enqueue(request, &mut self.queue, &self.metrics, NOW);
     }
 
-    /// One turn: those that begin in it.
+    /// Runs one iteration and returns the requests that start in it.
     fn run_iteration(&mut self) -> Vec<PendingRequest> {
         self.scheduler.begin_iteration(NOW);
         self.scheduler.poll(&mut self.queue, &self.metrics, NOW);
-        // Another poll of the same turn sends nobody back again.
+        // A second poll of the same iteration requeues nothing again.
         self.scheduler.poll(&mut self.queue, &self.metrics, NOW);
         std::iter::from_fn(|| self.queue.pop()).collect()
     }
 
     fn started_slots(&mut self) -> Vec<u32> {
-        self.run_iteration().iter().map(|job| job.slot).collect()
+        self.run_iteration().iter().map(|request| request.slot).collect()
     }
 }
 
@@ -106,14 +106,14 @@ fn dense_requests_are_requeued_and_others_are_not() {
     core.apply_action(PolicyAction::Intra, 32);
     assert!(!core.scheduler.is_passthrough());
     let foreign = PendingRequest { home_core: CoreId(1), ..request(2, DENSE, RequestOperation::Flush) };
-    for job in
+    for request in
         [request(0, DENSE, RequestOperation::Flush), request(1, SPARSE, RequestOperation::Flush), foreign]
     {
-        core.enqueue(job);
+        core.enqueue(request);
     }
-    assert_eq!(core.started_slots(), [1, 2], "sparse ones, and those that another core sent");
+    assert_eq!(core.started_slots(), [1, 2], "sparse requests, and offloaded ones");
     assert_eq!((core.started_slots(), core.scheduler.len()), (vec![], 1));
-    assert_eq!((core.started_slots(), core.scheduler.len()), (vec![0], 0), "in the third turn");
+    assert_eq!((core.started_slots(), core.scheduler.len()), (vec![0], 0), "in the third iteration");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn queued_requests_start_when_the_policy_action_changes_and_when_the_node_stops(
     core.apply_action(PolicyAction::Hybrid, 32);
     core.enqueue(request(0, DENSE, RequestOperation::Flush));
     core.apply_action(PolicyAction::Hybrid, 32);
-    assert_eq!(core.scheduler.len(), 1, "the same choice again changes nothing");
+    assert_eq!(core.scheduler.len(), 1, "an unchanged action releases nothing");
     core.apply_action(PolicyAction::Nothing, 32);
     assert!(core.scheduler.is_passthrough());
     assert_eq!(core.started_slots(), [0]);
@@ -140,10 +140,10 @@ fn at_most_in_flight_requests_run_and_the_next_starts_when_one_completes() {
     (0..4).for_each(|slot| core.enqueue(request(slot, DENSE, RequestOperation::Flush)));
     core.enqueue(request(9, SPARSE, RequestOperation::Flush));
     let running = core.run_iteration();
-    assert_eq!(running.iter().map(|job| job.slot).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(running.iter().map(|request| request.slot).collect::<Vec<_>>(), [0, 1]);
     assert!(core.scheduler.has_open_tickets() && core.run_iteration().is_empty());
     core.scheduler.on_complete(running[0].ticket_id, &RequestOutcome::Flushed);
-    assert_eq!(core.started_slots(), [9], "who asks for little goes before those who wait already");
+    assert_eq!(core.started_slots(), [9], "a sparse tenant goes before the backlog");
     core.scheduler.on_complete(running[1].ticket_id, &RequestOutcome::Flushed);
     core.scheduler.on_complete(TicketId::NONE, &RequestOutcome::Flushed);
     assert_eq!(core.started_slots(), [2]);
@@ -164,15 +164,15 @@ fn the_concurrency_limit_falls_on_a_busy_core_with_several_tenants() {
             core.scheduler.poll(&mut core.queue, &core.metrics, now);
             let running: Vec<PendingRequest> = std::iter::from_fn(|| core.queue.pop()).collect();
             ran.push(running.len());
-            // There is always something to do, and what runs has ended when the core is through with it.
+            // The core always has work, and requests complete within their iteration.
             core.scheduler.end_iteration(true);
             running
                 .iter()
-                .for_each(|job| core.scheduler.on_complete(job.ticket_id, &RequestOutcome::Flushed));
+                .for_each(|request| core.scheduler.on_complete(request.ticket_id, &RequestOutcome::Flushed));
         }
         ran.into_iter().skip(50).max()
     };
-    assert_eq!(most_that_ran(&[DENSE]), Some(8), "there is nobody to be fair to");
+    assert_eq!(most_that_ran(&[DENSE]), Some(8), "one tenant alone is not limited");
     assert_eq!(most_that_ran(&[DENSE, SPARSE]), Some(1));
 }
 
@@ -190,12 +190,12 @@ fn a_tenant_with_a_higher_weight_is_served_more_often() {
     }
     let mut served = [0, 0];
     for iteration in 0..40 {
-        let began = core.run_iteration().remove(0);
-        served[usize::from(began.tenant == SPARSE)] += 1;
-        core.scheduler.on_complete(began.ticket_id, &RequestOutcome::Flushed);
+        let started = core.run_iteration().remove(0);
+        served[usize::from(started.tenant == SPARSE)] += 1;
+        core.scheduler.on_complete(started.ticket_id, &RequestOutcome::Flushed);
         if iteration == 19 {
             assert!((14..=16).contains(&served[1]), "{served:?} of weights 1 and 3");
-            // From here on they weigh the same.
+            // From here on the weights are equal.
             interval.config.tenants.clear();
             core.scheduler.apply_decision(&interval, &mut core.queue, NOW);
             served = [0, 0];
@@ -214,14 +214,14 @@ fn a_tenant_weight_is_that_of_the_last_interval_or_else_the_configured_one() {
         for slot in 0..iterations as u32 {
             core.enqueue(request(slot, DENSE, RequestOperation::Flush));
             core.enqueue(request(slot, SPARSE, RequestOperation::Flush));
-            for began in core.run_iteration() {
-                served[usize::from(began.tenant == SPARSE)] += 1;
-                core.scheduler.on_complete(began.ticket_id, &RequestOutcome::Flushed);
+            for started in core.run_iteration() {
+                served[usize::from(started.tenant == SPARSE)] += 1;
+                core.scheduler.on_complete(started.ticket_id, &RequestOutcome::Flushed);
             }
         }
         served
     };
-    // Both are known before either has a weight of its own, and always wait.
+    // Both tenants are registered before either has a core weight, and are always backlogged.
     served(&interval, 20);
     interval.weights = vec![(SPARSE, vec![WEIGHT_UNIT * 4, 1])];
     let [dense, sparse] = served(&interval, 100);
@@ -236,7 +236,7 @@ fn only_the_tenant_with_too_many_queued_buffer_bytes_is_full() {
     let mut core = SchedulerFixture::new();
     core.apply_action(PolicyAction::Fair, 1);
     (0..4).for_each(|slot| core.enqueue(store(slot, DENSE)));
-    assert!(!core.scheduler.is_tenant_full(DENSE), "three buffers wait");
+    assert!(!core.scheduler.is_tenant_full(DENSE), "three buffers are queued");
     core.enqueue(store(4, DENSE));
     assert!(core.scheduler.is_tenant_full(DENSE) && !core.scheduler.is_tenant_full(SPARSE));
     let first = core.run_iteration().remove(0);
@@ -257,14 +257,20 @@ fn waiting_for_other_tenants_is_counted_apart_from_waiting_for_a_limit() {
     core.scheduler.apply_decision(&interval, &mut core.queue, NOW);
     (0..3).for_each(|slot| core.enqueue(request(slot, SPARSE, RequestOperation::Flush)));
     let running = core.run_iteration();
-    running.iter().for_each(|job| core.scheduler.on_complete(job.ticket_id, &RequestOutcome::Flushed));
+    running
+        .iter()
+        .for_each(|request| core.scheduler.on_complete(request.ticket_id, &RequestOutcome::Flushed));
     (0..3).for_each(|slot| core.enqueue(request(slot, DENSE, RequestOperation::Flush)));
-    let seen = core.shared_metrics().snapshot();
-    let of = |tenant: TenantId| {
-        (seen.tenants[tenant.0 as usize].queued, seen.tenants[tenant.0 as usize].backlogged)
+    let snapshot = core.shared_metrics().snapshot();
+    let counts = |tenant: TenantId| {
+        (snapshot.tenants[tenant.0 as usize].queued, snapshot.tenants[tenant.0 as usize].backlogged)
     };
-    assert!(of(SPARSE).0 >= 2 && of(SPARSE).1 == 0, "its limit holds it: {:?}", of(SPARSE));
-    assert!(of(DENSE).1 >= 2 && of(DENSE).0 == of(DENSE).1, "one runs at a time: {:?}", of(DENSE));
+    assert!(counts(SPARSE).0 >= 2 && counts(SPARSE).1 == 0, "it waits for its limit: {:?}", counts(SPARSE));
+    assert!(
+        counts(DENSE).1 >= 2 && counts(DENSE).0 == counts(DENSE).1,
+        "one runs at a time: {:?}",
+        counts(DENSE)
+    );
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! One core of a node and one host on one thread, with wires of bytes between them and a device in memory: no kernel
-//! and no clock, so that what the core itself does can be counted.
+//! One core of a node and one host on one thread, connected by in-memory byte streams, with a memory device: no
+//! kernel and no clock, so that the core's own work can be measured.
 //!
 //! ```text
-//!   Session ──commands──▶ wire ──▶ reactor ─▶ target ─▶ engine ─▶ MemoryDevice        a batch is recorded once …
-//!                 bytes ──▶ wire ──▶ the same, answers thrown away                    … and played again and again
+//!   Session ──commands──▶ stream ──▶ reactor ─▶ target ─▶ engine ─▶ MemoryDevice    a batch is recorded once …
+//!                 bytes ──▶ stream ──▶ the same, replies discarded                  … and replayed many times
 //! ```
-//! Time is a number that grows by 10 µs with each turn.
+//! Time is a counter that grows by 10 µs with each iteration.
 
 #![allow(dead_code, reason = "each of its users has a part of it")]
 
@@ -33,17 +33,17 @@ use std::sync::Arc;
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 const BLOCK_BYTES: u32 = 4096;
 const ITERATION: Nanos = Nanos::from_micros(10);
-/// Turns within which everything that is asked ends.
+/// Iterations within which every request must end.
 const ITERATIONS_MAX: usize = 10_000;
 
-/// Bytes under way in one direction.
+/// Bytes in transit in one direction.
 #[derive(Default)]
-struct ByteLane {
+struct ByteStream {
     bytes: Vec<u8>,
     taken: usize,
 }
 
-impl ByteLane {
+impl ByteStream {
     fn put(&mut self, bytes: &[u8]) {
         if self.taken == self.bytes.len() {
             self.bytes.clear();
@@ -63,22 +63,22 @@ impl ByteLane {
 /// One connection.
 #[derive(Default)]
 struct TestConnection {
-    to_node: ByteLane,
-    to_host: ByteLane,
-    /// Nobody reads what the node says; so many bytes were said.
+    to_node: ByteStream,
+    to_host: ByteStream,
+    /// If set, replies are discarded and their bytes counted here.
     discarded_bytes: Option<u64>,
 }
 
-/// What costs a core time, which is virtual here.
+/// Simulated costs of a core's work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TestCosts {
-    /// Each receive, and each send.
+    /// Per receive and per send.
     pub call: Nanos,
-    /// Each block of the device that is read.
+    /// Per device block read.
     pub block: Nanos,
 }
 
-/// A device in memory whose reads have a price.
+/// A memory device whose reads have a cost.
 struct CostedDevice {
     memory: MemoryDevice,
     handle: ReactorHandle,
@@ -114,18 +114,18 @@ struct TestNetwork {
     accepted: usize,
 }
 
-/// One side of all wires.
+/// One side of all connections.
 pub struct TestSockets {
     network: Rc<RefCell<TestNetwork>>,
     is_node: bool,
-    /// Of the node's side: where its time is counted, and what a call costs.
+    /// On the node's side: the core's clock, and the costs.
     accounting: Option<(ReactorHandle, TestCosts)>,
 }
 
 impl TestSockets {
     fn charge_call(&self) {
-        if let Some((handle, prices)) = &self.accounting {
-            handle.cpu_time().advance_simulated(Stage::Target, prices.call);
+        if let Some((handle, costs)) = &self.accounting {
+            handle.cpu_time().advance_simulated(Stage::Target, costs.call);
         }
     }
 }
@@ -135,17 +135,17 @@ impl Sockets for TestSockets {
         Ok((ListenerId(0), at))
     }
     fn accept(&mut self, _: ListenerId) -> Option<(SocketId, SocketAddr)> {
-        let mut wires = self.network.borrow_mut();
-        let index = wires.accepted;
-        (index < wires.connections.len()).then(|| {
-            wires.accepted += 1;
+        let mut network = self.network.borrow_mut();
+        let index = network.accepted;
+        (index < network.connections.len()).then(|| {
+            network.accepted += 1;
             (SocketId(index as u32), "127.0.0.1:50000".parse().expect("an address"))
         })
     }
     fn connect(&mut self, _: SocketAddr) -> io::Result<SocketId> {
-        let mut wires = self.network.borrow_mut();
-        wires.connections.push(TestConnection::default());
-        Ok(SocketId(wires.connections.len() as u32 - 1))
+        let mut network = self.network.borrow_mut();
+        network.connections.push(TestConnection::default());
+        Ok(SocketId(network.connections.len() as u32 - 1))
     }
     fn detach(&mut self, _: SocketId) -> Option<DetachedSocket> {
         None
@@ -154,9 +154,9 @@ impl Sockets for TestSockets {
         unreachable!("there is one core")
     }
     fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
-        let wire = &mut self.network.borrow_mut().connections[socket.0 as usize];
-        let lane = if self.is_node { &mut wire.to_node } else { &mut wire.to_host };
-        match lane.take(into) {
+        let connection = &mut self.network.borrow_mut().connections[socket.0 as usize];
+        let stream = if self.is_node { &mut connection.to_node } else { &mut connection.to_host };
+        match stream.take(into) {
             0 => ReceiveStatus::WouldBlock,
             count => {
                 self.charge_call();
@@ -165,27 +165,27 @@ impl Sockets for TestSockets {
         }
     }
     fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> SendStatus {
-        let wire = &mut self.network.borrow_mut().connections[socket.0 as usize];
+        let connection = &mut self.network.borrow_mut().connections[socket.0 as usize];
         let bytes = slices.iter().map(|slice| slice.len()).sum();
         self.charge_call();
-        match &mut wire.discarded_bytes {
+        match &mut connection.discarded_bytes {
             Some(unread) if self.is_node => *unread += bytes as u64,
             _ => {
-                let lane = if self.is_node { &mut wire.to_host } else { &mut wire.to_node };
-                slices.iter().for_each(|slice| lane.put(slice));
+                let stream = if self.is_node { &mut connection.to_host } else { &mut connection.to_node };
+                slices.iter().for_each(|slice| stream.put(slice));
             }
         }
         SendStatus::Bytes(bytes)
     }
     fn ready(&mut self, out: &mut Vec<SocketId>) {
-        let wires = self.network.borrow();
-        let count = if self.is_node { wires.accepted } else { wires.connections.len() };
+        let network = self.network.borrow();
+        let count = if self.is_node { network.accepted } else { network.connections.len() };
         out.extend((0..count as u32).map(SocketId));
     }
     fn close(&mut self, _: SocketId) {}
 }
 
-/// A queue without devices: memory needs none.
+/// A queue without devices: a memory device needs none.
 struct NoDeviceQueue;
 
 impl DeviceQueue for NoDeviceQueue {
@@ -202,26 +202,26 @@ impl DeviceQueue for NoDeviceQueue {
     }
 }
 
-/// The core and its host.
+/// One core and its host.
 pub struct ReactorRig {
     network: Rc<RefCell<TestNetwork>>,
     reactor: Box<dyn ReactorLoop<TestSockets>>,
     session: Session<TestSockets>,
-    /// The core's.
+    /// The core's handle.
     handle: ReactorHandle,
     now: Nanos,
     monitor: Arc<Monitor>,
-    /// The room that the host has for a value that it reads.
+    /// Buffer size that the host offers for a Retrieve, in bytes.
     pub read_bytes_max: u32,
 }
 
 impl ReactorRig {
-    /// A node of one core whose host is connected, with this many commands at a time.
+    /// A node of one core and a connected host with `depth` commands in flight.
     pub fn new(device_bytes: u64, depth: u16) -> ReactorRig {
         ReactorRig::with_costs(device_bytes, depth, TestCosts::default())
     }
 
-    /// The same where work takes time.
+    /// The same, with simulated costs.
     pub fn with_costs(device_bytes: u64, depth: u16, costs: TestCosts) -> ReactorRig {
         let network: Rc<RefCell<TestNetwork>> = Rc::default();
         let handle = ReactorHandle::new(
@@ -234,15 +234,15 @@ impl ReactorRig {
             is_node: handle.is_some(),
             accounting: handle,
         };
-        let scheduling = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
-        let monitor = Arc::new(scheduling.expect("defaults"));
+        let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
+        let monitor = Arc::new(monitor.expect("the defaults are valid"));
         let node_sockets = sockets(Some((handle.clone(), costs)));
         let core = build_reactor(device_bytes, node_sockets, handle.clone(), costs, Arc::clone(&monitor));
-        let settings =
+        let config =
             ClientConfig { queue_depth: depth, reconnect: Reconnect::Never, ..ClientConfig::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
-        let session = Session::new(sockets(None), address, settings, now);
+        let session = Session::new(sockets(None), address, config, now);
         let mut rig =
             ReactorRig { network, reactor: core, session, handle, now, monitor, read_bytes_max: 64 << 10 };
         for _ in 0..ITERATIONS_MAX {
@@ -254,12 +254,12 @@ impl ReactorRig {
         panic!("no connection: {:?}", rig.session.ended());
     }
 
-    /// Has a policy choose, by a window in which nothing happens, and no other window end for a long while.
+    /// Lets `policy` take effect: one idle interval ends, and the next one is long.
     pub fn apply_policy(&mut self, policy: octokv_sched::Policy) {
         let set = |interval| {
-            let settings =
+            let config =
                 octokv_sched::SchedConfig { policy, interval, ..octokv_sched::SchedConfig::default() };
-            self.monitor.set_config(settings).expect("within its range");
+            self.monitor.set_config(config).expect("within its range");
         };
         set(Nanos::from_millis(10));
         let intervals_before = self.monitor.interval_count();
@@ -274,39 +274,42 @@ impl ReactorRig {
         }
     }
 
-    /// One more host, connected, and which wire its commands go over. What the node says to it is thrown away.
+    /// Connects one more host and returns the index of its connection. The node's replies to it are discarded.
     pub fn add_host(&mut self) -> usize {
-        let settings =
+        let config =
             ClientConfig { queue_depth: 128, reconnect: Reconnect::Never, ..ClientConfig::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let ends = TestSockets { network: Rc::clone(&self.network), is_node: false, accounting: None };
-        let mut session = Session::new(ends, address, settings, self.now);
+        let mut session = Session::new(ends, address, config, self.now);
         for _ in 0..ITERATIONS_MAX {
             self.now = self.now + ITERATION;
             session.poll(self.now, |_, _| ());
             self.reactor.run_iteration(self.now);
             if session.is_live() {
-                let mut wires = self.network.borrow_mut();
-                let index = wires.connections.len() - 1;
-                wires.connections[index].discarded_bytes = Some(0);
+                let mut network = self.network.borrow_mut();
+                let index = network.connections.len() - 1;
+                network.connections[index].discarded_bytes = Some(0);
                 return index;
             }
         }
         panic!("no connection: {:?}", session.ended());
     }
 
-    /// Puts bytes on a wire's way to the node.
-    pub fn send_bytes(&mut self, wire: usize, bytes: &[u8]) {
-        self.network.borrow_mut().connections[wire].to_node.put(bytes);
+    /// Queues bytes to the node on connection `index`.
+    pub fn send_bytes(&mut self, connection: usize, bytes: &[u8]) {
+        self.network.borrow_mut().connections[connection].to_node.put(bytes);
     }
 
-    /// Bytes on a wire's way that the node has not taken, and those that it has said there.
-    pub fn pending_and_received_bytes(&self, wire: usize) -> (usize, u64) {
-        let wire = &self.network.borrow().connections[wire];
-        (wire.to_node.bytes.len() - wire.to_node.taken, wire.discarded_bytes.expect("of another host"))
+    /// Bytes to the node not yet received, and bytes of replies discarded so far.
+    pub fn pending_and_received_bytes(&self, connection: usize) -> (usize, u64) {
+        let connection = &self.network.borrow().connections[connection];
+        (
+            connection.to_node.bytes.len() - connection.to_node.taken,
+            connection.discarded_bytes.expect("only for a host of add_host"),
+        )
     }
 
-    /// Has the core take one turn, and gives how long it took.
+    /// Runs one iteration of the core and returns its simulated duration.
     pub fn run_core_iteration(&mut self) -> Nanos {
         self.handle.cpu_time().take_simulated();
         self.reactor.run_iteration(self.now);
@@ -324,10 +327,10 @@ impl ReactorRig {
         (session_worked | self.reactor.run_iteration(self.now), responses)
     }
 
-    /// Has these keys stored or retrieved, and gives the bytes that asked for it: one batch.
+    /// Stores or retrieves these keys and returns the bytes of the commands: one batch.
     ///
     /// # Panics
-    /// When there are more than fit at a time, or one fails.
+    /// More keys than the queue depth, or a command that fails.
     pub fn record_batch(&mut self, keys: &[Key], store: Option<&[u8]>) -> Vec<u8> {
         for (token, key) in (0..).zip(keys) {
             let command = match store {
@@ -336,15 +339,15 @@ impl ReactorRig {
                 }
                 None => Command::Retrieve { key: key.clone(), limit_bytes: self.read_bytes_max },
             };
-            self.session.submit(command, token).expect("there is room for a batch");
+            self.session.submit(command, token).expect("the batch fits the queue depth");
         }
         let before = self.session.in_flight();
         self.session.poll(self.now, |_, _| ());
         assert_eq!(self.session.in_flight(), before);
-        let wires = self.network.borrow();
-        let lane = &wires.connections.last().expect("an I/O queue").to_node;
-        let bytes = lane.bytes[lane.taken..].to_vec();
-        drop(wires);
+        let network = self.network.borrow();
+        let stream = &network.connections.last().expect("an I/O queue").to_node;
+        let bytes = stream.bytes[stream.taken..].to_vec();
+        drop(network);
         let mut completed = 0;
         for _ in 0..ITERATIONS_MAX {
             completed += self.run_iteration().1;
@@ -352,13 +355,13 @@ impl ReactorRig {
                 return bytes;
             }
         }
-        panic!("{completed} of {} were answered", keys.len());
+        panic!("{completed} of {} completed", keys.len());
     }
 
-    /// Plays a batch again, `rounds` times, each after the last one was answered. Gives the bytes of the answers.
+    /// Replays a batch `rounds` times, each after the last one completed. Returns the reply bytes.
     ///
     /// # Panics
-    /// When the core does not come to rest.
+    /// The core does not become idle.
     pub fn replay(&mut self, batch: &[u8], rounds: usize) -> u64 {
         self.network.borrow_mut().connections.last_mut().expect("an I/O queue").discarded_bytes = Some(0);
         for _ in 0..rounds {
@@ -371,10 +374,15 @@ impl ReactorRig {
                     break;
                 }
                 iterations += 1;
-                assert!(iterations < ITERATIONS_MAX, "it does not come to rest");
+                assert!(iterations < ITERATIONS_MAX, "the core does not become idle");
             }
         }
-        self.network.borrow().connections.last().and_then(|wire| wire.discarded_bytes).expect("set above")
+        self.network
+            .borrow()
+            .connections
+            .last()
+            .and_then(|connection| connection.discarded_bytes)
+            .expect("set above")
     }
 }
 
@@ -391,8 +399,8 @@ fn build_reactor(
     let format = FormatConfig { seed: 7, ..FormatConfig::default() };
     let volume = poll_once(async {
         hash::format(&*device, &format).await.expect("it fits");
-        let settings = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
-        hash::open(&device, &pool, settings, &format).await.expect("it was formatted")
+        let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+        hash::open(&device, &pool, config, &format).await.expect("it was formatted")
     });
     let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024)]);
     let engine = HashEngine::new(volume, 0, device, pool.clone());
@@ -425,17 +433,17 @@ fn build_reactor(
     }))
 }
 
-/// The result of what never waits.
+/// The output of a future that is ready at its first poll.
 fn poll_once<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match future.as_mut().poll(&mut context) {
         std::task::Poll::Ready(value) => value,
-        std::task::Poll::Pending => panic!("memory does not wait"),
+        std::task::Poll::Pending => panic!("a memory device completes at once"),
     }
 }
 
-/// Keys of 16 bytes.
+/// `count` keys of 16 bytes.
 pub fn keys(from: u64, count: usize) -> Vec<Key> {
     (from..).take(count).map(|index| Key::new(format!("{index:016}").as_bytes()).expect("16 bytes")).collect()
 }
