@@ -24,6 +24,8 @@
 //! - [`baselines`]: other stores under the same workloads, and ratios to ours.
 //! - [`report`]: figures as a table and as a JSON document.
 //! - [`plot`]: figures as pictures.
+//! - [`server_process`]: a server process of the `octokv` binary.
+//! - [`temporary_directory`](mod@temporary_directory): a directory for device files.
 //! - [`name_lookup`]: workloads and peers by their names.
 //! - [`ack_log`]: writers that remember what was acknowledged, to be held against a node after a crash.
 
@@ -42,10 +44,12 @@ pub mod recorder;
 pub mod remote_engine;
 pub mod report;
 pub mod runner;
+pub mod server_process;
 pub mod shard;
 pub mod size_distribution;
 pub mod syscall_timing;
 pub mod system_under_test;
+pub mod temporary_directory;
 pub mod time_series;
 pub mod values;
 pub mod workload;

@@ -12,6 +12,7 @@ use crate::system_under_test::SystemUnderTest;
 use crate::time_series::TimeSeriesPoint;
 use crate::workload::Workload;
 use octokv_base::Nanos;
+use octokv_sys::{machine, thread};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -214,6 +215,19 @@ pub struct MachineInfo {
     pub kernel: String,
     /// Processor architecture.
     pub architecture: String,
+}
+
+impl MachineInfo {
+    /// Describes the machine of this process.
+    pub fn of_this_machine() -> MachineInfo {
+        MachineInfo {
+            processor: machine::processor_name().unwrap_or_else(|| "unknown".to_owned()),
+            cores: thread::allowed_cores().len(),
+            memory_bytes: machine::memory_bytes(),
+            kernel: machine::kernel_release(),
+            architecture: std::env::consts::ARCH.to_owned(),
+        }
+    }
 }
 
 /// What was asked for.

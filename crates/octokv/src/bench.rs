@@ -280,7 +280,7 @@ fn write_json_report(
         schema: BENCH_SCHEMA,
         octokv_version: env!("CARGO_PKG_VERSION"),
         command: words.join(" "),
-        machine: machine_info(),
+        machine: MachineInfo::of_this_machine(),
         settings: ReportedConfig::new(
             system,
             &locations,
@@ -297,22 +297,4 @@ fn write_json_report(
         return Ok(std::io::stdout().write_all(text.as_bytes())?);
     }
     Ok(std::fs::write(file, text).with_context(|| format!("document {}", file.display()))?)
-}
-
-/// What is known of this machine.
-pub fn machine_info() -> MachineInfo {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let field = |text: &str, name: &str| -> Option<String> {
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let memory_kib = field(&read("/proc/meminfo"), "MemTotal")
-        .and_then(|text| text.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    MachineInfo {
-        processor: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".to_owned()),
-        cores: thread::allowed_cores().len(),
-        memory_bytes: memory_kib.unwrap_or(0) * 1024,
-        kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        architecture: std::env::consts::ARCH.to_owned(),
-    }
 }

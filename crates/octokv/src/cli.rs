@@ -113,7 +113,8 @@ pub enum CliCommand {
     /// Play whole worlds with faults, each from a seed; a failure prints its replay line.
     Sim(SimArgs),
     /// Run a paper's experiment here and print its figures beside those of this machine.
-    Reproduce(ReproduceArgs),
+    #[cfg(feature = "lab")]
+    Reproduce(octokv_lab::ReproduceArgs),
     /// A node and a client on a temporary file: puts, gets, a kill, a restart, figures.
     Demo,
 }
@@ -299,42 +300,6 @@ impl FromStr for SeedRange {
 fn parse_scenario(name: &str) -> Result<Scenario, String> {
     let names = Scenario::ALL.map(Scenario::name).join(", ");
     Scenario::by_name(name).ok_or_else(|| format!("there are {names}"))
-}
-
-/// Arguments of `reproduce`.
-#[derive(Debug, Args)]
-pub struct ReproduceArgs {
-    /// Whose figures.
-    pub paper: Paper,
-    /// One table or figure of the paper with its real runs, as "table-1" or "figure-7"; those alone are "figure-7-cores"
-    /// [default: all].
-    #[arg(long, value_name = "NAME")]
-    pub figure: Option<String>,
-    /// One round of a few operations: shows that everything runs, and its figures say little.
-    #[arg(long)]
-    pub quick: bool,
-    /// Real runs (netkvs; figures 4, 5 and 6-host of octokv): where files are made for as long as it takes [default: the
-    /// place for temporary files].
-    #[arg(long, value_name = "DIR")]
-    pub directory: Option<PathBuf>,
-    /// Write the figures to a file; "-" is standard output.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// octokv, octofas: draw the figures into files of a directory, which must be there: octokv-NAME-N.svg.
-    #[arg(long, value_name = "DIR")]
-    pub svg: Option<PathBuf>,
-}
-
-/// The papers whose experiments can be run.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Paper {
-    /// The poster on key-value storage over the network: RocksDB on a remote disk, our engine on either side.
-    Netkvs,
-    /// The paper on moving requests between the cores of a node, its machines and time modelled; and on a store of files on
-    /// the host, as real runs.
-    Octokv,
-    /// The paper on fairness between the tenants of a node, on the same machines, and the same of our own policy.
-    Octofas,
 }
 
 /// Arguments of `bench`.

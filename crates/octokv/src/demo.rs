@@ -4,7 +4,6 @@
 //! writes, started again and held to what it acknowledged; load on it, with figures.
 
 use crate::bench::{PLATFORM, run_kv, session_config};
-use crate::child_process::{ChildServer, resolve_address};
 use crate::exit_status::{CliError, CliResult};
 use crate::progress::ProgressReporter;
 use crate::serve;
@@ -13,14 +12,15 @@ use anyhow::{Context, anyhow, ensure};
 use octokv_base::Nanos;
 use octokv_bench::ack_log::{AckLog, WriteControl};
 use octokv_bench::kv_worker::{DEFAULT_POLLING, connect, disconnect};
+use octokv_bench::server_process::{ServerProcess, resolve_address};
+use octokv_bench::temporary_directory::temporary_directory;
 use octokv_bench::{BenchConfig, SizeDistribution, StopCondition, Workload};
 use octokv_client::blocking::BlockingClient;
 use octokv_client::{ClientConfig, Reconnect, Session, Url};
 use octokv_node::{DeviceConfig, NodeConfig};
 use octokv_runtime::KernelSockets;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use tempfile::TempDir;
+use std::path::Path;
 
 const DEVICE_BYTES: u64 = 256 << 20;
 const ACK_LOG_KEYS: usize = 2_000;
@@ -43,24 +43,6 @@ pub fn run() -> CliResult {
     directory.close().context("the temporary directory")?;
     println!("The temporary file is gone. Next: octokv serve, then octokv put KEY VALUE (see README.md)");
     Ok(())
-}
-
-/// Where the device goes: the system's place for temporary files, unless it cannot hold one.
-pub fn temporary_directory(prefix: &str) -> Result<TempDir, CliError> {
-    let mut locations = vec![std::env::temp_dir()];
-    locations.extend(std::env::current_dir());
-    let usable = |location: &PathBuf| {
-        let directory = TempDir::with_prefix_in(prefix, location).ok()?;
-        let probe = directory.path().join("probe");
-        octokv_sys::file::open_device(&probe, Some(1 << 20), true).ok()?;
-        std::fs::remove_file(probe).ok()?;
-        Some(directory)
-    };
-    let found = locations.iter().find_map(usable);
-    found.ok_or_else(|| {
-        let names: Vec<String> = locations.iter().map(|location| location.display().to_string()).collect();
-        anyhow!("no place for a temporary device (O_DIRECT is needed) in {}", names.join(", ")).into()
-    })
 }
 
 fn first_steps(device: &Path) -> CliResult {
@@ -108,7 +90,7 @@ fn ensure_value_matches(right: bool, key: &str) -> CliResult {
 
 fn kill_and_recover(device: &Path) -> CliResult {
     println!("2. A server process, killed (SIGKILL) in the middle of {ACK_LOG_DEPTH} writes at a time");
-    let mut server = ChildServer::start(device)?;
+    let mut server = start_server(device)?;
     let mut session = connect_session(&server.url)?;
     let mut ack_log = AckLog::new(ACK_LOG_KEYS, 2026);
     let begin = (PLATFORM.now)();
@@ -134,7 +116,7 @@ fn kill_and_recover(device: &Path) -> CliResult {
     );
     drop(server);
     let begin = (PLATFORM.now)();
-    let server = ChildServer::start(device)?;
+    let server = start_server(device)?;
     let restart_ms = (PLATFORM.now)().since(begin).as_secs_f64() * 1e3;
     println!("   restart  ready after {restart_ms:.0} ms");
     let mut session = self::connect_session(&server.url)?;
@@ -143,6 +125,11 @@ fn kill_and_recover(device: &Path) -> CliResult {
     disconnect(session, PLATFORM.now);
     println!("   verify   every acknowledged write is there: {keys} keys read back and compared\n");
     Ok(())
+}
+
+fn start_server(device: &Path) -> Result<ServerProcess, CliError> {
+    let binary = std::env::current_exe().context("this program's own file")?;
+    Ok(ServerProcess::start(&binary, device)?)
 }
 
 fn connect_session(url: &Url) -> Result<Session<KernelSockets>, CliError> {
@@ -157,7 +144,7 @@ fn connect_session(url: &Url) -> Result<Session<KernelSockets>, CliError> {
 
 fn run_bench(device: &Path) -> CliResult {
     println!("3. Figures of this machine: 4 KiB values, every put durable before it is acknowledged");
-    let server = ChildServer::start(device)?;
+    let server = start_server(device)?;
     println!("   {:<24} {:>10} {:>12} {:>12}", "", "ops/s", "mean", "p99");
     let (puts, time) = (StopCondition::Operations(BENCH_KEYS), StopCondition::Time(BENCH_TIME));
     let table = [

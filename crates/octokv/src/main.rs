@@ -19,9 +19,8 @@
 //! - [`check`]: verify a device.
 //! - [`bench`](mod@bench): load, a table, a document.
 //! - [`sim`]: worlds with faults, from seeds.
-//! - [`reproduce`]: papers' experiments, their figures beside ours.
+//! - `reproduce`: the papers' experiments (crate `octokv_lab`), with the cargo feature `lab`.
 //! - [`demo`]: everything once, within seconds, on a temporary file.
-//! - [`child_process`]: a server process of this same binary.
 //! - [`progress`]: progress: a bar on a terminal, plain lines elsewhere.
 
 #![allow(
@@ -33,7 +32,6 @@
 mod admin;
 mod bench;
 mod check;
-mod child_process;
 mod cli;
 mod config;
 mod config_error;
@@ -43,6 +41,7 @@ mod exit_status;
 mod kv_commands;
 mod namespace_config;
 mod progress;
+#[cfg(feature = "lab")]
 mod reproduce;
 mod sched;
 mod serve;
@@ -80,6 +79,7 @@ fn main() -> ExitCode {
         CliCommand::Check(check) => check::run(&check),
         CliCommand::Bench(bench) => bench::run(&bench),
         CliCommand::Sim(sim) => sim::run(&sim),
+        #[cfg(feature = "lab")]
         CliCommand::Reproduce(reproduce) => reproduce::run(&reproduce),
         CliCommand::Demo => demo::run(),
     };

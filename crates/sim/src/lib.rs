@@ -12,12 +12,10 @@
 //! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
 //! - [`blocks`]: simulations of block namespaces and of an operator that reconfigures them.
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
-//! - [`experiments`]: the papers' experiments, where time is all that matters.
 //! - [`history`]: calls and responses of clients. [`linearizability`]: whether a history is linearizable.
 
 pub mod blocks;
 pub mod client_host;
-pub mod experiments;
 pub mod faulty_disk;
 pub mod history;
 pub mod linearizability;

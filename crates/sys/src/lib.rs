@@ -16,6 +16,7 @@
 //! - [`counting_allocator`]: an allocator that counts, for tests and reports.
 //! - [`page_allocator`]: an allocator that takes large page-aligned memory from the kernel as it is touched.
 //! - [`process`]: what this process costs and may use.
+//! - [`machine`]: processor, memory and kernel of this machine, for reports.
 //! - [`seccomp`]: io_uring taken away from a thread and what it starts, as a container does.
 
 #![allow(
@@ -30,6 +31,7 @@ pub mod epoll;
 pub mod eventfd;
 pub mod file;
 pub mod huge_pages;
+pub mod machine;
 pub mod page_allocator;
 pub mod process;
 pub mod seccomp;

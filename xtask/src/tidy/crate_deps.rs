@@ -27,13 +27,18 @@ const CRATES: &[(&str, &[&str])] = &[
     ("sim", &["base", "wire", "runtime", "device", "engine", "sched", "nvmf", "cluster", "client", "node"]),
     // Runs the engine in the client's process, on blocks and on files: docs/decisions/0006.
     ("bench", &["base", "sys", "wire", "runtime", "device", "engine", "client"]),
+    // The papers' experiments, in the binary behind the feature `lab`.
+    (
+        "lab",
+        &["base", "sys", "runtime", "device", "engine", "sched", "nvmf", "client", "node", "admin", "bench"],
+    ),
     // Control for the other side of its door; what is attacked is a process.
     ("adversary", &["base", "sys", "wire", "runtime", "client", "bench", "admin"]),
     (
         "octokv",
         &[
             "base", "sys", "wire", "runtime", "device", "engine", "sched", "nvmf", "cluster", "client",
-            "node", "admin", "sim", "bench",
+            "node", "admin", "sim", "bench", "lab",
         ],
     ),
     ("xtask", &[]),
@@ -44,7 +49,7 @@ const RESTRICTED_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("libc", &["sys"], "the kernel is spoken to in sys"),
     ("io-uring", &["sys"], "the kernel is spoken to in sys"),
     ("rustix", &["sys"], "the kernel is spoken to in sys"),
-    ("anyhow", &["octokv", "adversary", "xtask"], "rooms have typed errors"),
+    ("anyhow", &["octokv", "lab", "adversary", "xtask"], "rooms have typed errors"),
     ("tokio", &["admin"], "the data cores have their own executor"),
     ("tokio-uring", &[], "it is not maintained"),
     ("glommio", &[], "it is not maintained"),

@@ -2,9 +2,9 @@
 //! In: the URLs. Out: addresses and settings of sessions. What is wrong with several is a usage error, said before
 //! anything is connected.
 
-use crate::child_process::resolve_address;
 use crate::cli::{BenchArgs, SystemArg};
 use crate::exit_status::{CliError, CliResult};
+use octokv_bench::server_process::resolve_address;
 use octokv_bench::{BenchConfig, TargetNode};
 use octokv_client::{ClientConfig, Url};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

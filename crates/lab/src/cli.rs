@@ -1,0 +1,51 @@
+//! The arguments of `octokv reproduce`.
+
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Arguments of `reproduce`.
+#[derive(Debug, Args)]
+pub struct ReproduceArgs {
+    /// Whose figures.
+    pub paper: Paper,
+    /// One table or figure of the paper with its real runs, as "table-1" or "figure-7"; those alone are "figure-7-cores"
+    /// [default: all].
+    #[arg(long, value_name = "NAME")]
+    pub figure: Option<String>,
+    /// One round of a few operations: shows that everything runs, and its figures say little.
+    #[arg(long)]
+    pub quick: bool,
+    /// Real runs (netkvs; figures 4, 5 and 6-host of octokv): where files are made for as long as it takes [default: the
+    /// place for temporary files].
+    #[arg(long, value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+    /// Write the figures to a file; "-" is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// octokv, octofas: draw the figures into files of a directory, which must be there: octokv-NAME-N.svg.
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+}
+
+/// The papers whose experiments can be run.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Paper {
+    /// The poster on key-value storage over the network: RocksDB on a remote disk, our engine on either side.
+    Netkvs,
+    /// The paper on moving requests between the cores of a node, its machines and time modelled; and on a store of files on
+    /// the host, as real runs.
+    Octokv,
+    /// The paper on fairness between the tenants of a node, on the same machines, and the same of our own policy.
+    Octofas,
+}
+
+impl Paper {
+    /// The paper's name as the command line takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Paper::Netkvs => "netkvs",
+            Paper::Octokv => "octokv",
+            Paper::Octofas => "octofas",
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! The document that programs read: which command, on which machine, with which settings, came to what.
+
+use crate::error::LabResult;
+use anyhow::Context;
+use octokv_bench::report::MachineInfo;
+use serde::Serialize;
+use std::io::Write as _;
+use std::path::Path;
+
+/// The [`ReproductionReport::schema`] that this code writes.
+const REPRODUCTION_SCHEMA: &str = "octokv-reproduce/1";
+
+/// The document.
+#[derive(Serialize)]
+struct ReproductionReport<'a, S, R> {
+    /// Which document this is, and its version.
+    schema: &'static str,
+    /// The command line that made it.
+    command: String,
+    machine: MachineInfo,
+    settings: &'a S,
+    /// The figures, an object each.
+    results: &'a [R],
+}
+
+/// Writes the document to a file; "-" is standard output.
+pub fn write_report<S: Serialize, R: Serialize>(file: &Path, settings: &S, results: &[R]) -> LabResult {
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let document = ReproductionReport {
+        schema: REPRODUCTION_SCHEMA,
+        command: words.join(" "),
+        machine: MachineInfo::of_this_machine(),
+        settings,
+        results,
+    };
+    let mut text = serde_json::to_string_pretty(&document).context("the document")?;
+    text.push('\n');
+    if file == Path::new("-") {
+        return Ok(std::io::stdout().write_all(text.as_bytes())?);
+    }
+    Ok(std::fs::write(file, text).with_context(|| format!("document {}", file.display()))?)
+}

@@ -1,0 +1,416 @@
+//! Figures 4, 5 and the host's side of 6 of the OctoKV paper: Host KVS against OctoKV, as real runs.
+//!
+//! ```text
+//!   figures ─▶ trials, each once ─▶ in the guest, on this machine ─▶ rounds ─▶ points, each the median of its rounds
+//! ```
+//! In: which figures, how much. Out: points. Unlike the others these depend on the machine and are never twice the same:
+//! every point says the least and the most of its rounds. A ratio or a part is taken within a round.
+//! The paper's numbers stand beside the guest's, for that is its set-up: files on ext4 on a disk of the kernel's
+//! NVMe-oF. What cannot run is a point that says why.
+//!
+//! # Layout
+//! - [`trials`](mod@trials): what is run and what it comes to. [`environments`]: where, on which nodes.
+
+mod environments;
+mod trials;
+
+use super::run_configs::OctokvRunner;
+use crate::cli::ReproduceArgs;
+use crate::data_points::{DataPoint, DataPoints};
+use crate::native_runs::NativeRuns;
+use crate::simulation::parameters::{LIGHT_THREADS, Operation};
+use anyhow::Result;
+pub use environments::RunCounts;
+use environments::{TrialEnvironment, TrialRounds};
+use std::path::PathBuf;
+use trials::{
+    ComparedSystem, HostKvsTrial, OpBreakdown, PAPER_VALUE_KIB, PutGetSample, SIZES_KIB, TRIAL_THREADS,
+    trials_for,
+};
+
+/// All real runs: made when the first figure asks for them.
+#[derive(Default)]
+pub struct HostKvsRuns {
+    trials: Vec<HostKvsTrial>,
+    counts: RunCounts,
+    directory: Option<PathBuf>,
+    environments: Option<[EnvironmentResults; 2]>,
+    /// Those on this machine's cores.
+    pub core_runs: NativeRuns,
+}
+
+/// What came out at a place.
+#[derive(Clone)]
+struct EnvironmentResults {
+    name: &'static str,
+    /// Whether it is the paper's set-up.
+    is_paper_setup: bool,
+    trials: Vec<HostKvsTrial>,
+    rounds: TrialRounds,
+    failed: bool,
+}
+
+impl Default for RunCounts {
+    fn default() -> RunCounts {
+        RunCounts { rounds: 2, guest_operations: 40, machine_operations: 200 }
+    }
+}
+
+impl HostKvsRuns {
+    /// Those that these figures want.
+    pub fn new(reproduce: &ReproduceArgs, figures: &[&str]) -> HostKvsRuns {
+        let by_size = figures.iter().any(|name| ["figure-4", "figure-5"].contains(name));
+        let quick = RunCounts { rounds: 1, guest_operations: 10, machine_operations: 20 };
+        HostKvsRuns {
+            trials: trials_for(by_size, figures.contains(&"figure-6-host")),
+            counts: if reproduce.quick { quick } else { RunCounts::default() },
+            directory: reproduce.directory.clone(),
+            environments: None,
+            core_runs: NativeRuns::for_mode(reproduce.quick),
+        }
+    }
+
+    /// How much is run.
+    pub fn counts(&self) -> RunCounts {
+        self.counts
+    }
+
+    /// Whether something failed that could run.
+    pub fn failed(&self) -> bool {
+        self.core_runs.failed() || self.environments.iter().flatten().any(|place| place.failed)
+    }
+
+    fn environments(&mut self) -> &[EnvironmentResults; 2] {
+        let (trials, amount, directory) = (&self.trials, self.counts, self.directory.as_deref());
+        self.environments.get_or_insert_with(|| {
+            // Here Host KVS has no wire, so what the engine takes over one says nothing of the rest.
+            let not_blocks = trials.iter().filter(|trial| trial.system != ComparedSystem::Blocks);
+            let on_machine: Vec<HostKvsTrial> = not_blocks.copied().collect();
+            let environment = |trials| TrialEnvironment { trials, counts: amount, directory };
+            let env = |name, is_papers, trials: &[HostKvsTrial], (rounds, failed)| EnvironmentResults {
+                name,
+                is_paper_setup: is_papers,
+                trials: trials.to_vec(),
+                rounds,
+                failed,
+            };
+            [
+                env("in the guest", true, trials, environment(trials).run_in_guest()),
+                env("on this machine", false, &on_machine, environment(&on_machine).run_native()),
+            ]
+        })
+    }
+}
+
+/// Of a put or a get.
+fn op_breakdown(sample: &PutGetSample, operation: Operation) -> &OpBreakdown {
+    match operation {
+        Operation::Put => &sample.put,
+        Operation::Get => &sample.get,
+    }
+}
+
+impl EnvironmentResults {
+    fn paper_number(&self, number: f64) -> Option<f64> {
+        self.is_paper_setup.then_some(number)
+    }
+
+    /// Something of the same round of some trials; why not, where one did not run.
+    fn per_round(
+        &self,
+        wanted: &[HostKvsTrial],
+        of: impl Fn(&[PutGetSample]) -> f64,
+    ) -> Vec<Result<f64, String>> {
+        let found: Vec<_> =
+            wanted.iter().map(|want| self.trials.iter().position(|trial| trial == want)).collect();
+        let count = self.rounds.iter().map(Vec::len).max().unwrap_or(0);
+        let one = |round: usize| {
+            let sample = |at: &Option<usize>| {
+                let measured = at.and_then(|at| self.rounds[at].get(round));
+                measured.cloned().unwrap_or_else(|| Err("nobody asked for it".to_owned()))
+            };
+            Ok(of(&found.iter().map(sample).collect::<Result<Vec<PutGetSample>, String>>()?))
+        };
+        (0..count).map(one).collect()
+    }
+
+    /// Response times of a system, by value length.
+    fn add_by_size(
+        &self,
+        points: &mut DataPoints,
+        operation: Operation,
+        system: ComparedSystem,
+        sizes: &[usize],
+    ) {
+        let series = format!("{operation:?}, {}, {}", system.name(), self.name);
+        for &kib in sizes {
+            let trial = HostKvsTrial { system, threads: LIGHT_THREADS, kib };
+            let rounds = self.per_round(&[trial], |of| op_breakdown(&of[0], operation).mean_us);
+            points.add_measured(&series, &kib.to_string(), None, &rounds, "us");
+        }
+    }
+
+    /// One system's response times beside another's, by value length, and the least and the most of them.
+    fn add_comparison(&self, points: &mut DataPoints, compared: &ComparisonSpec) {
+        let ComparisonSpec { operation, systems, sizes, ratio, unit, paper } = *compared;
+        let series =
+            format!("{operation:?}, {} against {}, {}", systems[0].name(), systems[1].name(), self.name);
+        let pair = |kib: usize| systems.map(|system| HostKvsTrial { system, threads: LIGHT_THREADS, kib });
+        let of_pair = |of: &[PutGetSample]| {
+            ratio(op_breakdown(&of[0], operation).mean_us, op_breakdown(&of[1], operation).mean_us)
+        };
+        for &kib in sizes {
+            points.add_measured(&series, &kib.to_string(), None, &self.per_round(&pair(kib), of_pair), unit);
+        }
+        let Some([least, most]) = paper else { return };
+        let all: Vec<HostKvsTrial> = sizes.iter().flat_map(|&kib| pair(kib)).collect();
+        let least_of =
+            self.per_round(&all, |of| of.chunks_exact(2).map(of_pair).fold(f64::INFINITY, f64::min));
+        let most_of =
+            self.per_round(&all, |of| of.chunks_exact(2).map(of_pair).fold(f64::NEG_INFINITY, f64::max));
+        points.add_measured(&series, "least", self.paper_number(least), &least_of, unit);
+        points.add_measured(&series, "most", self.paper_number(most), &most_of, unit);
+    }
+
+    /// Where the time of Host KVS goes, in percent of the response.
+    fn add_breakdown(
+        &self,
+        points: &mut DataPoints,
+        operation: Operation,
+        threads: usize,
+        paper: Option<f64>,
+    ) {
+        let host = HostKvsTrial { system: ComparedSystem::HostKvs, threads, kib: PAPER_VALUE_KIB };
+        let series = format!("{operation:?}, Host KVS's time, threads: {threads}, {}", self.name);
+        let kinds: [BreakdownMetric; 6] = [
+            ("pread", |part| part.read_us),
+            ("pwrite", |part| part.write_us),
+            ("fsync", |part| part.sync_us),
+            ("another's turn on the file", |part| part.wait_us),
+            ("engine and rest", |part| part.mean_us - part.wait_us - part.syscalls_us()),
+            ("in calls", OpBreakdown::syscalls_us),
+        ];
+        for (name, of) in kinds {
+            let share = |all: &[PutGetSample]| {
+                let part = op_breakdown(&all[0], operation);
+                of(part) / part.mean_us * 100.0
+            };
+            let paper = paper.filter(|_| name == "in calls");
+            points.add_measured(&series, name, paper, &self.per_round(&[host], share), "%");
+        }
+        if !self.is_paper_setup {
+            return;
+        }
+        let trials = [host, HostKvsTrial { system: ComparedSystem::Blocks, ..host }];
+        let beyond = |all: &[PutGetSample]| {
+            (1.0 - op_breakdown(&all[1], operation).mean_us / op_breakdown(&all[0], operation).mean_us)
+                * 100.0
+        };
+        points.add_measured(
+            &series,
+            "beyond the engine here on blocks",
+            paper,
+            &self.per_round(&trials, beyond),
+            "%",
+        );
+    }
+}
+
+/// A part of an operation's time.
+type BreakdownMetric = (&'static str, fn(&OpBreakdown) -> f64);
+
+/// What is compared, how, and the paper's least and most of it.
+#[derive(Clone, Copy)]
+struct ComparisonSpec<'a> {
+    operation: Operation,
+    systems: [ComparedSystem; 2],
+    sizes: &'a [usize],
+    ratio: fn(f64, f64) -> f64,
+    unit: &'static str,
+    paper: Option<[f64; 2]>,
+}
+
+/// Fig. 4: puts by value length, and where Host KVS's time goes at 16 KiB.
+pub fn figure_4(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
+    let (mut points, operation) = (DataPoints::for_figure("Figure 4"), Operation::Put);
+    for env in runs.native.environments() {
+        env.add_by_size(&mut points, operation, ComparedSystem::HostKvs, &SIZES_KIB);
+        env.add_by_size(&mut points, operation, ComparedSystem::OctoKv, &SIZES_KIB);
+        env.add_by_size(&mut points, operation, ComparedSystem::OctoKvNoFlush, &[PAPER_VALUE_KIB]);
+        let spec = ComparisonSpec {
+            operation,
+            systems: [ComparedSystem::HostKvs, ComparedSystem::OctoKv],
+            sizes: &SIZES_KIB,
+            ratio: |host, ours| host / ours,
+            unit: "times",
+            paper: Some([3.0, 6.4]),
+        };
+        env.add_comparison(&mut points, &spec);
+        let systems = [ComparedSystem::HostKvs, ComparedSystem::OctoKvNoFlush];
+        env.add_comparison(
+            &mut points,
+            &ComparisonSpec { systems, sizes: &[PAPER_VALUE_KIB], paper: None, ..spec },
+        );
+        for threads in [1, LIGHT_THREADS] {
+            env.add_breakdown(&mut points, operation, threads, env.paper_number(75.0));
+        }
+    }
+    Ok(points.points)
+}
+
+/// Fig. 5: gets by value length, and where Host KVS's time goes at 16 KiB.
+pub fn figure_5(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
+    let (mut points, operation) = (DataPoints::for_figure("Figure 5"), Operation::Get);
+    for env in runs.native.environments() {
+        env.add_by_size(&mut points, operation, ComparedSystem::HostKvs, &SIZES_KIB);
+        env.add_by_size(&mut points, operation, ComparedSystem::OctoKv, &SIZES_KIB);
+        let spec = ComparisonSpec {
+            operation,
+            systems: [ComparedSystem::OctoKv, ComparedSystem::HostKvs],
+            sizes: &SIZES_KIB,
+            ratio: |ours, host| (ours / host - 1.0) * 100.0,
+            unit: "%",
+            paper: Some([1.2, 1.4]),
+        };
+        env.add_comparison(&mut points, &spec);
+        for threads in [1, LIGHT_THREADS] {
+            env.add_breakdown(&mut points, operation, threads, None);
+        }
+    }
+    Ok(points.points)
+}
+
+/// Fig. 6, of both systems as they run here: throughput and response time by load.
+pub fn figure_6(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
+    let mut points = DataPoints::for_figure("Figure 6");
+    let systems = [ComparedSystem::HostKvs, ComparedSystem::OctoKv];
+    let trial = |system, threads| HostKvsTrial { system, threads, kib: PAPER_VALUE_KIB };
+    let mb_s: fn(&OpBreakdown) -> f64 = |part| part.ops_s * (PAPER_VALUE_KIB << 10) as f64 / 1e6;
+    for env in runs.native.environments() {
+        for operation in [Operation::Put, Operation::Get] {
+            for system in systems {
+                let series = format!("{operation:?}, {}, {}", system.name(), env.name);
+                for (unit, of) in [("MB/s", mb_s), ("us", |part: &OpBreakdown| part.mean_us)] {
+                    for threads in TRIAL_THREADS {
+                        let rounds = env
+                            .per_round(&[trial(system, threads)], |all| of(op_breakdown(&all[0], operation)));
+                        points.add_measured(&series, &threads.to_string(), None, &rounds, unit);
+                    }
+                }
+            }
+            let most = |all: &[PutGetSample]| {
+                all.iter().map(|sample| mb_s(op_breakdown(sample, operation))).fold(0.0, f64::max)
+            };
+            let (half, all) = (
+                TRIAL_THREADS.len(),
+                systems.iter().flat_map(|&system| TRIAL_THREADS.map(|threads| trial(system, threads))),
+            );
+            let less = |all: &[PutGetSample]| most(&all[..half]) - most(&all[half..]);
+            let paper = env.paper_number(-200.0).filter(|_| operation == Operation::Get);
+            let series = format!("{operation:?}, Host KVS less OctoKV, {}", env.name);
+            let rounds = env.per_round(&all.collect::<Vec<HostKvsTrial>>(), less);
+            points.add_measured(&series, "at its most", paper, &rounds, "MB/s (difference)");
+        }
+    }
+    Ok(points.points)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::trials::TrialResult;
+    use super::*;
+    use crate::job_runner::Durations;
+    use octokv_base::Nanos;
+
+    /// Runs in which everything was measured already.
+    fn runs_with(sample: impl Fn(&HostKvsTrial, usize) -> TrialResult) -> OctokvRunner {
+        let trials = trials_for(true, true);
+        let rounds: TrialRounds =
+            trials.iter().map(|trial| (0..2).map(|round| sample(trial, round)).collect()).collect();
+        let env = |name, is_papers| EnvironmentResults {
+            name,
+            is_paper_setup: is_papers,
+            trials: trials.clone(),
+            rounds: rounds.clone(),
+            failed: false,
+        };
+        let spans = Durations { warm_up: Nanos::ZERO, measured: Nanos::ZERO, requests: 1 };
+        let mut runs = OctokvRunner::new(spans);
+        runs.native.environments = Some([env("in the guest", true), env("on this machine", false)]);
+        runs
+    }
+
+    /// Host KVS's puts take 500 us, of which 300 in calls and 100 for another's turn; all else takes 100 us; a second
+    /// round half of each.
+    fn fixed_sample(trial: &HostKvsTrial, round: usize) -> PutGetSample {
+        let scale = 1.0 / (round + 1) as f64;
+        let other = OpBreakdown { mean_us: 100.0 * scale, ops_s: 1e4 / scale, ..OpBreakdown::default() };
+        let host = OpBreakdown {
+            mean_us: 500.0 * scale,
+            ops_s: 2e3 / scale,
+            wait_us: 100.0 * scale,
+            write_us: 50.0 * scale,
+            sync_us: 250.0 * scale,
+            read_us: 0.0,
+        };
+        match trial.system {
+            ComparedSystem::HostKvs => PutGetSample { put: host, get: other },
+            _ => PutGetSample { put: other, get: other },
+        }
+    }
+
+    fn find_point<'a>(points: &'a [DataPoint], series: &str, x: &str) -> &'a DataPoint {
+        points.iter().find(|point| point.series == series && point.x == x).expect(series)
+    }
+
+    #[test]
+    fn ratios_and_shares_are_computed_within_a_round() {
+        let mut runs = runs_with(|trial, round| Ok(fixed_sample(trial, round)));
+        let points = figure_4(&mut runs).unwrap();
+        let ratio = "Put, Host KVS against OctoKV, in the guest";
+        for (x, paper) in [("4", None), ("least", Some(3.0)), ("most", Some(6.4))] {
+            let point = find_point(&points, ratio, x);
+            assert_eq!((point.measured, point.paper), (5.0, paper), "{x}");
+            assert_eq!(point.measured_runs.as_ref().unwrap().rounds, 2);
+        }
+        let time = "Put, Host KVS's time, threads: 7, in the guest";
+        let shares = [
+            ("fsync", 50.0, None),
+            ("pwrite", 10.0, None),
+            ("pread", 0.0, None),
+            ("another's turn on the file", 20.0, None),
+            ("engine and rest", 20.0, None),
+            ("in calls", 60.0, Some(75.0)),
+            ("beyond the engine here on blocks", 80.0, Some(75.0)),
+        ];
+        for (x, share, paper) in shares {
+            let point = find_point(&points, time, x);
+            assert!((point.measured - share).abs() < 1e-9 && point.paper == paper, "{x}: {point:?}");
+        }
+        // The paper's set-up is the guest's alone.
+        let here = "Put, Host KVS's time, threads: 7, on this machine";
+        assert_eq!(find_point(&points, here, "in calls").paper, None);
+        assert!(!points.iter().any(|point| point.series == here && point.x.starts_with("beyond")));
+        assert_eq!(find_point(&points, "Put, Host KVS against OctoKV, on this machine", "least").paper, None);
+        let gets = figure_5(&mut runs).unwrap();
+        assert_eq!(find_point(&gets, "Get, OctoKV against Host KVS, in the guest", "most").measured, 0.0);
+    }
+
+    #[test]
+    fn a_failed_trial_leaves_the_other_points() {
+        let mut runs = runs_with(|trial, round| match trial.system {
+            ComparedSystem::HostKvs if trial.threads == 1 || round == 1 => Err("no kernel".to_owned()),
+            _ => Ok(fixed_sample(trial, round)),
+        });
+        let points = figure_6(&mut runs).unwrap();
+        let host = "Put, Host KVS, in the guest";
+        let (one, light) = (find_point(&points, host, "1"), find_point(&points, host, "7"));
+        assert!(one.measured.is_nan() && one.measured_runs.as_ref().unwrap().note == "not run: no kernel");
+        assert_eq!(light.measured_runs.as_ref().unwrap().rounds, 1);
+        assert!((light.measured - 2e3 * 16384.0 / 1e6).abs() < 1e-9);
+        assert!(!find_point(&points, "Put, OctoKV, in the guest", "1").measured.is_nan());
+        assert!(
+            find_point(&points, "Get, Host KVS less OctoKV, in the guest", "at its most").measured.is_nan()
+        );
+    }
+}

@@ -1,0 +1,194 @@
+//! What is run for Host KVS against OctoKV, and what a run comes to.
+//!
+//! In: figures that are asked for; what `octokv bench` printed. Out: trials, each once; a trial's puts and gets.
+
+use crate::output_parser::error_line;
+use crate::simulation::parameters::{HEAVY_THREADS, LIGHT_THREADS, MEDIUM_THREADS};
+use serde_json::Value;
+
+/// Which system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComparedSystem {
+    /// The engine in the client, on files, an fsync with each put.
+    HostKvs,
+    /// Key Value commands; a put is acknowledged when a flush has made it durable.
+    OctoKv,
+    /// The same, acknowledged when the drive has it, as in the paper.
+    OctoKvNoFlush,
+    /// The engine in the client, on the node's blocks through our own initiator: Host KVS without an operating system.
+    Blocks,
+}
+
+impl ComparedSystem {
+    /// As the guest's script knows it.
+    pub fn script_letter(self) -> char {
+        match self {
+            ComparedSystem::HostKvs => 'h',
+            ComparedSystem::OctoKv | ComparedSystem::OctoKvNoFlush => 'k',
+            ComparedSystem::Blocks => 'b',
+        }
+    }
+
+    /// As figures call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ComparedSystem::HostKvs => "Host KVS",
+            ComparedSystem::OctoKv => "OctoKV",
+            ComparedSystem::OctoKvNoFlush => "OctoKV without a flush",
+            ComparedSystem::Blocks => "the engine here on blocks",
+        }
+    }
+}
+
+/// One run: every key stored once, then as many read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostKvsTrial {
+    /// Of which system.
+    pub system: ComparedSystem,
+    /// Synchronous threads.
+    pub threads: usize,
+    /// Value length in units of 1,024 bytes.
+    pub kib: usize,
+}
+
+/// Value lengths of Figures 4 and 5; the text names 16 KiB alone.
+pub const SIZES_KIB: [usize; 3] = [1, 4, 16];
+/// The paper's own value length.
+pub const PAPER_VALUE_KIB: usize = 16;
+/// Loads of Figure 6, in threads: one, and the paper's.
+pub const TRIAL_THREADS: [usize; 4] = [1, LIGHT_THREADS, MEDIUM_THREADS, HEAVY_THREADS];
+
+/// The trials of figures: by value length (4 and 5), by load (6). In turn, so that a machine whose speed changes does so
+/// for all of them.
+pub fn trials_for(by_size: bool, by_load: bool) -> Vec<HostKvsTrial> {
+    let mut all: Vec<HostKvsTrial> = Vec::new();
+    let mut add = |system, threads, kib| {
+        let trial = HostKvsTrial { system, threads, kib };
+        if !all.contains(&trial) {
+            all.push(trial);
+        }
+    };
+    if by_size {
+        for kib in SIZES_KIB {
+            add(ComparedSystem::HostKvs, LIGHT_THREADS, kib);
+            add(ComparedSystem::OctoKv, LIGHT_THREADS, kib);
+        }
+        add(ComparedSystem::OctoKvNoFlush, LIGHT_THREADS, PAPER_VALUE_KIB);
+        for threads in [1, LIGHT_THREADS] {
+            add(ComparedSystem::HostKvs, threads, PAPER_VALUE_KIB);
+            add(ComparedSystem::Blocks, threads, PAPER_VALUE_KIB);
+        }
+    }
+    if by_load {
+        for threads in TRIAL_THREADS {
+            add(ComparedSystem::HostKvs, threads, PAPER_VALUE_KIB);
+            add(ComparedSystem::OctoKv, threads, PAPER_VALUE_KIB);
+        }
+    }
+    all
+}
+
+/// What a mean operation spent where, in microseconds: all of it, and inside calls on files.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OpBreakdown {
+    /// The response time.
+    pub mean_us: f64,
+    /// Operations per second.
+    pub ops_s: f64,
+    /// Until the file was nobody else's.
+    pub wait_us: f64,
+    /// In pread.
+    pub read_us: f64,
+    /// In pwrite.
+    pub write_us: f64,
+    /// In fsync.
+    pub sync_us: f64,
+}
+
+impl OpBreakdown {
+    /// Inside the kernel's calls.
+    pub fn syscalls_us(&self) -> f64 {
+        self.read_us + self.write_us + self.sync_us
+    }
+}
+
+/// What one run came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PutGetSample {
+    /// Its stores.
+    pub put: OpBreakdown,
+    /// Its reads.
+    pub get: OpBreakdown,
+}
+
+/// What became of one run.
+pub type TrialResult = Result<PutGetSample, String>;
+
+/// The figures of `octokv bench --workload fillseq,readrandom --json -`.
+pub fn parse_bench_ops(text: &str) -> TrialResult {
+    let parse = || {
+        // Progress and events may stand before the document.
+        let document: Value = serde_json::from_str(&text[text.find("{\n")?..=text.rfind('}')?]).ok()?;
+        let of = |workload: &str| {
+            let all = document["results"].as_array()?;
+            let result = all.iter().find(|result| result["workload"] == workload)?;
+            // A read of what is not there is no read.
+            if result["not_found"] != 0 {
+                return None;
+            }
+            let spent = |name: &str| result[name].as_f64().unwrap_or(0.0);
+            Some(OpBreakdown {
+                mean_us: result["latency_us_mean"].as_f64()?,
+                ops_s: result["throughput_ops_s"].as_f64()?,
+                wait_us: spent("file_wait_us_mean"),
+                read_us: spent("file_read_us_mean"),
+                write_us: spent("file_write_us_mean"),
+                sync_us: spent("file_sync_us_mean"),
+            })
+        };
+        Some(PutGetSample { put: of("fillseq")?, get: of("readrandom")? })
+    };
+    parse().ok_or_else(|| format!("octokv bench gave no figures; it ended with: {}", error_line(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BENCH: &str = r#"
+fillseq: 40 %, 3 operations
+{
+  "schema": "octokv-bench/2",
+  "results": [
+    { "workload": "fillseq", "not_found": 0, "latency_us_mean": 800.5, "throughput_ops_s": 20.0,
+      "file_wait_us_mean": 10.0, "file_read_us_mean": 0.5, "file_write_us_mean": 90.0, "file_sync_us_mean": 600.0 },
+    { "workload": "readrandom", "not_found": 0, "latency_us_mean": 50.0, "throughput_ops_s": 300.0,
+      "file_wait_us_mean": null, "file_sync_us_mean": null }
+  ]
+}
+"#;
+
+    #[test]
+    fn a_bench_report_becomes_puts_and_gets_with_their_syscalls() {
+        let PutGetSample { put, get } = parse_bench_ops(BENCH).unwrap();
+        assert_eq!((put.mean_us, put.ops_s, put.wait_us, put.syscalls_us()), (800.5, 20.0, 10.0, 690.5));
+        assert_eq!((get.mean_us, get.ops_s, get.syscalls_us()), (50.0, 300.0, 0.0));
+        let missing = BENCH.replace(r#""readrandom", "not_found": 0"#, r#""readrandom", "not_found": 1"#);
+        for wrong in ["", "{\n}", &BENCH[..BENCH.len() - 4], &missing, "octokv: refused\n"] {
+            assert!(parse_bench_ops(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse_bench_ops("octokv: refused\n").unwrap_err().ends_with("octokv: refused"));
+    }
+
+    #[test]
+    fn every_trial_is_listed_once() {
+        let both = trials_for(true, true);
+        for (number, trial) in both.iter().enumerate() {
+            assert!(!both[..number].contains(trial), "{trial:?}");
+        }
+        for part in [trials_for(true, false), trials_for(false, true)] {
+            assert!(part.len() < both.len() && part.iter().all(|trial| both.contains(trial)));
+        }
+        assert!(trials_for(false, false).is_empty());
+    }
+}

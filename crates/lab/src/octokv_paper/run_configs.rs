@@ -1,0 +1,151 @@
+//! The OctoKV paper's runs: what is asked, over which connections, under which policy.
+
+use super::host_kvs::HostKvsRuns;
+use crate::job_runner::{self, Durations};
+use crate::simulation::experiment::{ExperimentConfig, SimulatedExperiment};
+use crate::simulation::metrics::RunStats;
+use crate::simulation::parameters::{
+    CONNECTION_THRESHOLD, CostModel, Operation, SAMPLING_INTERVAL, TABLE_IV, request_costs,
+};
+use crate::simulation::workload::ConnectionPolicy;
+use anyhow::Result;
+use octokv_sched::{Policy, SchedConfig};
+
+const SEED: u64 = 1;
+/// Of Fig. 8, in windows; the paper's seconds.
+pub const SERIES_INTERVALS: usize = 30;
+/// When balancing is switched on there.
+pub const SWITCH_INTERVAL: usize = 15;
+
+/// Which connection requests go over, of the two ways that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OctokvPlacement {
+    /// In order, up to the threshold (OctoFAS §3.3).
+    InOrder,
+    /// By the shares of Table IV.
+    ByShares,
+}
+
+impl OctokvPlacement {
+    /// As figures call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            OctokvPlacement::InOrder => "in order",
+            OctokvPlacement::ByShares => "by Table IV's shares",
+        }
+    }
+}
+
+/// How it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunMode {
+    /// For a while, after a while.
+    Steady,
+    /// So many requests, after a while: each stage counts each of them.
+    Requests(u64),
+    /// Window by window; the policy from [`SWITCHED_AT`] on.
+    Switched,
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OctokvRunConfig {
+    /// What a request costs.
+    pub costs: CostModel,
+    /// Whether the engine's part is among it.
+    pub engine: bool,
+    /// Put or get.
+    pub operation: Operation,
+    /// Threads.
+    pub threads: usize,
+    /// Over which connections.
+    pub placement: OctokvPlacement,
+    /// Who runs what where.
+    pub policy: Policy,
+    /// T_OL and T_LB.
+    pub thresholds: (f64, f64),
+    /// Whether the engine keeps its journal.
+    pub journal: bool,
+    /// How it runs.
+    pub mode: RunMode,
+}
+
+impl OctokvRunConfig {
+    /// The usual one: the paper's costs and thresholds, the engine, no balancing.
+    pub fn new(operation: Operation, threads: usize, placement: OctokvPlacement) -> OctokvRunConfig {
+        OctokvRunConfig {
+            costs: CostModel::Paper,
+            engine: true,
+            operation,
+            threads,
+            placement,
+            policy: Policy::None,
+            thresholds: (0.4, 0.1),
+            journal: true,
+            mode: RunMode::Steady,
+        }
+    }
+
+    /// The same with a policy.
+    pub fn with_policy(self, policy: Policy) -> OctokvRunConfig {
+        OctokvRunConfig { policy, ..self }
+    }
+
+    fn scheduling_config(&self, policy: Policy) -> SchedConfig {
+        let (overload, imbalance_difference) = self.thresholds;
+        SchedConfig {
+            policy,
+            interval: SAMPLING_INTERVAL,
+            overload,
+            imbalance_difference,
+            ..SchedConfig::default()
+        }
+    }
+}
+
+impl job_runner::ExperimentJob for OctokvRunConfig {
+    type NativeState = HostKvsRuns;
+    type Output = Vec<RunStats>;
+
+    fn run(&self, durations: &Durations) -> Result<Vec<RunStats>, String> {
+        let placement = match self.placement {
+            OctokvPlacement::InOrder => ConnectionPolicy::FillInOrder(CONNECTION_THRESHOLD),
+            OctokvPlacement::ByShares => ConnectionPolicy::Weighted(TABLE_IV.to_vec()),
+        };
+        let initial_policy = if self.mode == RunMode::Switched { Policy::None } else { self.policy };
+        let experiment = SimulatedExperiment::new(&ExperimentConfig {
+            seed: SEED,
+            costs: request_costs(self.costs, self.operation, self.engine),
+            operation: self.operation,
+            threads: self.threads,
+            connection_policy: placement,
+            scheduling: self.scheduling_config(initial_policy),
+            journal: self.journal,
+        })?;
+        experiment.run_for(durations.warm_up)?;
+        match self.mode {
+            RunMode::Steady => Ok(vec![experiment.run_for(durations.measured)?]),
+            RunMode::Requests(requests) => Ok(vec![experiment.run_requests(requests)?]),
+            RunMode::Switched => {
+                let interval = |number: usize| {
+                    if number == SWITCH_INTERVAL {
+                        experiment.set_policy(self.scheduling_config(self.policy))?;
+                    }
+                    experiment.run_for(SAMPLING_INTERVAL)
+                };
+                (0..SERIES_INTERVALS).map(interval).collect()
+            }
+        }
+    }
+}
+
+/// All runs so far.
+pub type OctokvRunner = job_runner::JobRunner<OctokvRunConfig>;
+
+impl OctokvRunner {
+    /// What one steady job comes to.
+    pub fn run_steady(&mut self, jobs: &[OctokvRunConfig]) -> Result<Vec<RunStats>> {
+        let all = self.run_all(jobs)?;
+        Ok(all.into_iter().filter_map(|mut stats| stats.pop()).collect())
+    }
+}

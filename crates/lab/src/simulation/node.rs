@@ -1,0 +1,179 @@
+//! The node of a bench: its volume on the modelled drive, and a reactor for each of its cores.
+//!
+//! In: a world, a host of it, what requests cost. Out: reactors that serve. What a turn says to other cores reaches them
+//! when the work that led to it is done.
+
+use super::delayed_sockets::DelayedSockets;
+use super::parameters::CORES;
+use super::ssd_device::{SharedSsd, SsdDevice};
+use octokv_base::{BufferPool, NamespaceId, Nanos};
+use octokv_engine::Durability;
+use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig, Volume};
+use octokv_node::fair_yield::FairYield;
+use octokv_node::kv_backend::KvBackend;
+use octokv_node::monitor::Monitor;
+use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
+use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, new_reactor};
+use octokv_nvmf::{SubsystemConfig, Target};
+use octokv_runtime::simulated::{SimEnv, SimHostId};
+use octokv_runtime::{
+    CoreWaker, CpuTime, DelayedMesh, DeviceHandle, Mailbox, ReactorHandle, Sockets, delayed_mesh,
+};
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The subsystem's name.
+pub const NQN: &str = "nqn.2026-11.io.octokv:node";
+/// Bytes of buffers of a core, and of a client.
+pub const POOL_BYTES: usize = 64 << 20;
+const PORT: u16 = 4420;
+const DEVICE_BYTES: u64 = 16 << 30;
+const MAILBOX_MESSAGES: usize = 256;
+/// Nothing here takes so long.
+pub const COMPLETION_TIMEOUT: Nanos = Nanos::from_secs(120);
+
+/// The volume, or why it did not open, when the task that opens it is done.
+type OpenResult = Rc<RefCell<Option<Result<Arc<Volume>, String>>>>;
+
+/// What a node is made from.
+pub struct ExperimentNode<'a> {
+    /// Where it is.
+    pub sim: &'a SimEnv,
+    /// Which host.
+    pub host: SimHostId,
+    /// Its monitor.
+    pub scheduling: &'a Arc<Monitor>,
+    /// What requests cost its cores.
+    pub costs: SimulatedCosts,
+    /// Whether its engine keeps a journal.
+    pub journal: bool,
+}
+
+/// A thread of control without a doorbell that anybody hears.
+pub fn host_handle(sim: &SimEnv, host: SimHostId, doorbell: Arc<CoreWaker>) -> ReactorHandle {
+    let channel = DeviceHandle::new(Box::new(sim.device_queue(host)), 1);
+    ReactorHandle::new(doorbell, channel, CpuTime::simulated())
+}
+
+impl ExperimentNode<'_> {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.sim.address(self.host), PORT)
+    }
+
+    /// Formats the drive and opens the volume, on a reactor of its own.
+    ///
+    /// # Errors
+    /// Why it does not open.
+    pub fn open(&self, flash: &Rc<RefCell<SharedSsd>>) -> Result<Arc<Volume>, String> {
+        let handle = host_handle(self.sim, self.host, CoreWaker::without_eventfd());
+        let device = self.device(flash, &handle);
+        let opened: OpenResult = Rc::default();
+        let result = Rc::clone(&opened);
+        handle.spawn(async move {
+            let format = FormatConfig { seed: 7, ..FormatConfig::default() };
+            let pool = BufferPool::new(POOL_BYTES);
+            let settings = OpenConfig { durability: Durability::Completed, cores: CORES };
+            let volume = async {
+                hash::format(&*device, &format).await?;
+                hash::open(&device, &pool, settings, &format).await
+            };
+            let volume = volume.await.map_err(|error| format!("the volume: {error}"));
+            *result.borrow_mut() = Some(volume);
+        });
+        let own = handle.clone();
+        let task = self.sim.add_reactor(self.host, handle, move |now| {
+            let fired = own.begin_iteration(now);
+            fired + own.poll_background() > 0
+        });
+        self.sim.run_until_true(COMPLETION_TIMEOUT, || opened.borrow().is_some());
+        self.sim.remove_reactor(task);
+        let opened = opened.borrow_mut().take();
+        opened.unwrap_or_else(|| Err("the volume does not open".to_owned()))
+    }
+
+    fn device(
+        &self,
+        flash: &Rc<RefCell<SharedSsd>>,
+        handle: &ReactorHandle,
+    ) -> Rc<dyn octokv_device::Device> {
+        Rc::new(SsdDevice::new(flash, (DEVICE_BYTES / 4096, !self.journal), handle, self.sim))
+    }
+
+    /// Starts its cores.
+    pub fn serve(&self, flash: &Rc<RefCell<SharedSsd>>, volume: &Arc<Volume>) {
+        let settings = SubsystemConfig::new(NQN);
+        let namespace = namespace_info(volume, settings.key_bytes_max);
+        let target = Target::new(settings, vec![namespace]);
+        target.set_listeners(vec![self.address()]);
+        let doorbells: Vec<_> = (0..CORES).map(|_| CoreWaker::without_eventfd()).collect();
+        let (mailboxes, carrier) = delayed_mesh(&doorbells, MAILBOX_MESSAGES);
+        let carrier = Rc::new(RefCell::new(carrier));
+        for (index, (mailbox, doorbell)) in mailboxes.into_iter().zip(doorbells).enumerate() {
+            let handle = host_handle(self.sim, self.host, doorbell);
+            self.start_core(index, handle, mailbox, &carrier, flash, volume, &target);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // What one core of the node is made of.
+    fn start_core(
+        &self,
+        index: usize,
+        handle: ReactorHandle,
+        mailbox: Mailbox<CoreMessage>,
+        carrier: &Rc<RefCell<DelayedMesh<CoreMessage>>>,
+        flash: &Rc<RefCell<SharedSsd>>,
+        volume: &Arc<Volume>,
+        target: &Arc<Target>,
+    ) {
+        let pool = BufferPool::new(POOL_BYTES);
+        let engine = HashEngine::new(Arc::clone(volume), index, self.device(flash, &handle), pool.clone());
+        let performer = Rc::new(KvBackend {
+            engine,
+            pool: pool.clone(),
+            handle: handle.clone(),
+            device_name: Rc::from("modelled drive"),
+            list_yield: FairYield::default(),
+        });
+        let stores = Rc::new(NamespaceTable::default());
+        stores.insert(NamespaceId(1), NamespaceBackend::Kv(Rc::clone(&performer)));
+        let mut sockets = DelayedSockets::new(self.sim.sockets(self.host), &handle, self.sim);
+        let mut listeners = Vec::new();
+        if index == 0 {
+            listeners.push(sockets.listen(self.address()).expect("nobody else is on this host"));
+            let own = handle.clone();
+            handle.spawn(async move { performer.engine.maintain(&own, |_| ()).await });
+        }
+        let mut reactor_loop = new_reactor(ReactorParts {
+            sockets,
+            local_address: |_: &DelayedSockets, _| None,
+            listeners,
+            mailbox,
+            core: index,
+            handle: handle.clone(),
+            target: Arc::clone(target),
+            namespaces: stores,
+            pool,
+            requests_max: 1024,
+            monitor: Arc::clone(self.scheduling),
+            costs: self.costs,
+        });
+        let (sim, carrier, own) = (self.sim.clone(), Rc::clone(carrier), handle.clone());
+        self.sim.add_reactor(self.host, handle, move |now| {
+            let busy = reactor_loop.run_iteration(now);
+            // What this turn said to others reaches them when its work is done.
+            let done = now + own.cpu_time().iteration_elapsed();
+            loop {
+                let Some((to, message)) = carrier.borrow_mut().take_sent(index) else { break };
+                let carrier = Rc::clone(&carrier);
+                sim.schedule_at(done, move || {
+                    let brought = carrier.borrow_mut().deliver(index, to, message);
+                    assert!(brought.is_ok(), "more messages than requests");
+                });
+            }
+            busy
+        });
+    }
+}

@@ -1,0 +1,275 @@
+//! The papers' client, a flow of requests: threads that each have one operation at a time, over one connection for each core of the node.
+//!
+//! ```text
+//!   thread: ask ─▶ which connection? ─▶ queue of the session ─▶ … ─▶ answer ─▶ ask
+//!                   in order: the first with fewer than so many outstanding
+//!                   by shares: by lot, in proportion
+//! ```
+//! In: answers of the node, time. Out: operations, and what they came to. Puts are of keys that nobody stored before, in an
+//! order that is not theirs; gets draw from those that were stored. Values are zeros.
+//!
+//! Invariants: each operation is answered once, and well; no more are asked than allowed.
+
+use super::metrics::ClientStats;
+use super::parameters::{KEY_BYTES, Operation, VALUE_BYTES};
+use octokv_base::{Key, Nanos, Prng};
+use octokv_client::{Command, Response, Session, StoreMode, Value};
+use octokv_runtime::ReactorHandle;
+use octokv_runtime::simulated::SimSockets;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// So many flows have keys of their own.
+const TENANTS_MAX: u32 = 16;
+
+/// Which connection a request goes over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionPolicy {
+    /// The first with fewer than so many outstanding, else the one with fewest (OctoFAS §3.3).
+    FillInOrder(usize),
+    /// By lot, in these proportions.
+    Weighted(Vec<u64>),
+    /// This one.
+    Single(usize),
+}
+
+/// What the client does, as whoever experiments sees and sets it.
+#[derive(Debug)]
+pub struct TenantWorkload {
+    /// What is asked.
+    pub operation: Operation,
+    /// Over which connections.
+    pub connection_policy: ConnectionPolicy,
+    /// How many threads ask.
+    pub threads: usize,
+    /// So many operations may be asked in all.
+    pub submit_limit: u64,
+    /// So many were, and so many were answered.
+    pub submitted: u64,
+    /// See above.
+    pub completed: u64,
+    /// Since it was taken out.
+    pub stats: ClientStats,
+    /// Whether the session is up.
+    pub is_connected: bool,
+    /// The first thing that went wrong.
+    pub failure: Option<String>,
+    /// Keys stored.
+    pub keys_stored: u32,
+    /// By connection: which queue of the session it is.
+    pub queue_of: Vec<usize>,
+    /// Which flow it is: flows store different keys.
+    tenant: u32,
+    /// By connection.
+    outstanding: Vec<u64>,
+    accounted_until: Nanos,
+}
+
+impl TenantWorkload {
+    /// Of a flow: nothing is asked yet, over so many connections.
+    ///
+    /// # Panics
+    /// Where there are more flows than keys are for.
+    pub fn new(tenant: u32, connections: usize) -> Rc<RefCell<TenantWorkload>> {
+        assert!(tenant < TENANTS_MAX, "{tenant}");
+        Rc::new(RefCell::new(TenantWorkload {
+            operation: Operation::Put,
+            connection_policy: ConnectionPolicy::FillInOrder(1),
+            threads: 0,
+            submit_limit: 0,
+            submitted: 0,
+            completed: 0,
+            stats: ClientStats { outstanding_ns: vec![0; connections], ..ClientStats::default() },
+            is_connected: false,
+            failure: None,
+            keys_stored: 0,
+            queue_of: (0..connections).collect(),
+            tenant,
+            outstanding: vec![0; connections],
+            accounted_until: Nanos::ZERO,
+        }))
+    }
+
+    /// What was counted since the last call, up to now.
+    pub fn take_stats(&mut self, now: Nanos) -> ClientStats {
+        self.account_until(now);
+        let connections = self.outstanding.len();
+        let empty = ClientStats { outstanding_ns: vec![0; connections], ..ClientStats::default() };
+        std::mem::replace(&mut self.stats, empty)
+    }
+
+    fn account_until(&mut self, now: Nanos) {
+        let span = now.since(self.accounted_until);
+        for (sum, outstanding) in self.stats.outstanding_ns.iter_mut().zip(&self.outstanding) {
+            *sum += u128::from(span.0) * u128::from(*outstanding);
+        }
+        self.accounted_until = now;
+    }
+
+    /// The key of a number of this flow's.
+    fn key(&self, number: u32) -> Key {
+        assert!(number < u32::MAX / TENANTS_MAX, "no more keys");
+        scattered_key(self.tenant * (u32::MAX / TENANTS_MAX) + number)
+    }
+
+    fn choose_connection(&self, random: &mut Prng) -> usize {
+        let fewest = || (0..self.outstanding.len()).min_by_key(|&at| self.outstanding[at]).unwrap_or(0);
+        match &self.connection_policy {
+            ConnectionPolicy::FillInOrder(threshold) => {
+                let has_room = |outstanding: &u64| *outstanding < *threshold as u64;
+                self.outstanding.iter().position(has_room).unwrap_or_else(fewest)
+            }
+            ConnectionPolicy::Weighted(shares) => draw_weighted(random, shares),
+            ConnectionPolicy::Single(connection) => *connection,
+        }
+    }
+}
+
+/// Draws an index with a probability in proportion to its share.
+fn draw_weighted(random: &mut Prng, shares: &[u64]) -> usize {
+    let mut left = random.below(shares.iter().sum());
+    for (index, &share) in shares.iter().enumerate() {
+        if left < share {
+            return index;
+        }
+        left -= share;
+    }
+    0
+}
+
+#[derive(Clone, Copy)]
+struct OutstandingRequest {
+    submitted_at: Nanos,
+    connection: usize,
+    operation: Operation,
+}
+
+/// The client's reactor.
+pub struct WorkloadClient {
+    session: Session<SimSockets>,
+    handle: ReactorHandle,
+    workload: Rc<RefCell<TenantWorkload>>,
+    random: Prng,
+    value: Arc<[u8]>,
+    /// By thread: what it waits for.
+    outstanding_by_thread: Vec<Option<OutstandingRequest>>,
+    completions: Vec<(u64, Result<Response, octokv_client::Error>)>,
+}
+
+/// A key: its number, multiplied by an odd one, so that keys that follow each other are no neighbours.
+pub fn scattered_key(number: u32) -> Key {
+    let bytes: [u8; KEY_BYTES] = number.wrapping_mul(0x9e37_79b1).to_be_bytes();
+    Key::new(&bytes).expect("short")
+}
+
+impl WorkloadClient {
+    /// A client that asks what `load` says.
+    pub fn new(
+        session: Session<SimSockets>,
+        handle: ReactorHandle,
+        load: Rc<RefCell<TenantWorkload>>,
+        random: Prng,
+    ) -> WorkloadClient {
+        let value = vec![0; VALUE_BYTES].into();
+        WorkloadClient {
+            session,
+            handle,
+            workload: load,
+            random,
+            value,
+            outstanding_by_thread: Vec::new(),
+            completions: Vec::new(),
+        }
+    }
+
+    /// Does what there is to do now. False when there was nothing.
+    pub fn run_iteration(&mut self, now: Nanos) -> bool {
+        self.handle.begin_iteration(now);
+        let mut busy = false;
+        loop {
+            let done = &mut self.completions;
+            let polled = self.session.poll(now, |token, answer| done.push((token, answer)));
+            let progressed = self.handle_responses(now) | self.submit(now);
+            busy |= polled | progressed;
+            if !progressed {
+                break;
+            }
+        }
+        self.handle.request_wakeup_at(self.session.next_deadline());
+        busy
+    }
+
+    fn handle_responses(&mut self, now: Nanos) -> bool {
+        let mut load = self.workload.borrow_mut();
+        load.is_connected = self.session.is_live();
+        if let Some(error) = self.session.ended() {
+            load.failure.get_or_insert(format!("the session has ended: {error}"));
+        }
+        if self.completions.is_empty() {
+            return false;
+        }
+        load.account_until(now);
+        for (token, answer) in self.completions.drain(..) {
+            let Some(asked) = self.outstanding_by_thread[token as usize].take() else {
+                load.failure.get_or_insert(format!("thread {token} was answered twice"));
+                continue;
+            };
+            load.outstanding[asked.connection] -= 1;
+            load.completed += 1;
+            load.stats.completed += 1;
+            load.stats.response_ns.push(now.since(asked.submitted_at).0 as u32);
+            let is_well = match (&answer, asked.operation) {
+                (Ok(Response::Stored), Operation::Put) => true,
+                (Ok(Response::Value { data, .. }), Operation::Get) => data.len() == VALUE_BYTES,
+                _ => false,
+            };
+            if !is_well {
+                load.failure.get_or_insert(format!("{:?} was answered {answer:?}", asked.operation));
+            }
+        }
+        true
+    }
+
+    fn submit(&mut self, now: Nanos) -> bool {
+        let mut load = self.workload.borrow_mut();
+        if !load.is_connected {
+            return false;
+        }
+        let mut asked = false;
+        let threads = load.threads;
+        self.outstanding_by_thread.resize(self.outstanding_by_thread.len().max(threads), None);
+        for thread in 0..threads {
+            if load.submitted >= load.submit_limit || self.outstanding_by_thread[thread].is_some() {
+                continue;
+            }
+            let connection = load.choose_connection(&mut self.random);
+            let command = match load.operation {
+                Operation::Put => {
+                    let key = load.key(load.keys_stored);
+                    load.keys_stored += 1;
+                    Command::Store {
+                        key,
+                        value: Value::Shared(Arc::clone(&self.value)),
+                        mode: StoreMode::Upsert,
+                    }
+                }
+                Operation::Get => {
+                    let key = load.key(self.random.below(u64::from(load.keys_stored.max(1))) as u32);
+                    Command::Retrieve { key, limit_bytes: VALUE_BYTES as u32 }
+                }
+            };
+            if let Err(why) = self.session.submit_on(load.queue_of[connection], command, thread as u64) {
+                load.failure.get_or_insert(format!("a command was not taken: {why:?}"));
+                return asked;
+            }
+            load.account_until(now);
+            load.outstanding[connection] += 1;
+            load.submitted += 1;
+            self.outstanding_by_thread[thread] =
+                Some(OutstandingRequest { submitted_at: now, connection, operation: load.operation });
+            asked = true;
+        }
+        asked
+    }
+}
