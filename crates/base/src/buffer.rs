@@ -1,11 +1,11 @@
-//! Page-aligned memory that moves from a socket to a device and back, and its bounded pool.
+//! Page-aligned buffers that move between sockets and devices without a copy, and their bounded pool.
 //!
-//! A [`Buffer`] has one owner at a time: who has it may write it, and while a device works on it the
-//! device's queue owns it. Dropped, it goes back to its [`BufferPool`], which never hands out more bytes than
-//! its budget: `None` from [`BufferPool::take`] is how back-pressure starts.
+//! A [`Buffer`] has one owner at a time, which may write it; during a device operation the device queue is
+//! the owner. A dropped buffer returns to its [`BufferPool`]. The pool never has more bytes in use than its
+//! budget: `None` from [`BufferPool::take`] starts back-pressure.
 //!
-//! Invariants: the start is aligned to [`PAGE_BYTES`] and the capacity is a multiple of it; bytes taken
-//! and not returned never exceed the budget; what a buffer held before is not cleared.
+//! Invariants: a buffer starts at a multiple of [`PAGE_BYTES`] and its capacity is a multiple of it; the
+//! bytes in use never exceed the budget; a reused buffer is not cleared. Tested below.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -13,14 +13,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Alignment and granularity, in bytes: what O_DIRECT asks of any disk that we accept.
+/// Alignment and size granularity of buffers, in bytes: sufficient for O_DIRECT on every accepted device.
 pub const PAGE_BYTES: usize = 4096;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
-/// Owned, page-aligned bytes. Dereferences to `len()` bytes; up to `capacity()` by [`Buffer::set_len`].
+/// An owned, page-aligned buffer. Dereferences to `len()` bytes; [`Buffer::set_len`] extends it to at most
+/// `capacity()` bytes.
 pub struct Buffer {
     pages: Box<[Page]>,
     len: usize,
@@ -33,15 +34,15 @@ impl Buffer {
         Buffer { pages: zeroed_pages(len.div_ceil(PAGE_BYTES)), len, pool: None }
     }
 
-    /// How many bytes may be used, a multiple of [`PAGE_BYTES`].
+    /// The allocated size in bytes, a multiple of [`PAGE_BYTES`].
     pub fn capacity(&self) -> usize {
         self.pages.len() * PAGE_BYTES
     }
 
-    /// Changes how many bytes are seen. Bytes beyond the old length hold anything.
+    /// Sets the length in bytes. The contents beyond the old length are unspecified, never uninitialized.
     ///
     /// # Panics
-    /// When `len` exceeds the capacity.
+    /// If `len` exceeds the capacity.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity(), "{len} bytes in a buffer of {}", self.capacity());
         self.len = len;
@@ -76,25 +77,26 @@ impl fmt::Debug for Buffer {
 }
 
 fn zeroed_pages(count: usize) -> Box<[Page]> {
-    // Zeroed memory can fail only by running out of it, which nothing here can mend.
+    // Fails only if the process is out of memory, and the pool's budget was chosen to fit it.
     <[Page]>::new_box_zeroed_with_elems(count).expect("memory for a buffer within its budget")
 }
 
-/// A bounded source of buffers, shared by cloning. Buffers may be dropped on any thread.
+/// A buffer pool with a byte budget. Clones share one pool; a buffer may be dropped on any thread.
 #[derive(Clone)]
 pub struct BufferPool(Arc<PoolInner>);
 
 struct PoolInner {
     budget_bytes: usize,
-    /// Bytes handed out and not yet back.
+    /// Bytes of the buffers that are taken and not yet dropped, at most `budget_bytes`.
     in_use_bytes: AtomicUsize,
-    /// Bytes handed out plus bytes kept for reuse: what the pool has cost the process.
+    /// Bytes allocated by the pool: in use plus kept in `free_lists` for reuse.
     resident_bytes: AtomicUsize,
-    /// Buffers to use again, by [`class_of`] their size.
+    /// Free buffers, indexed by their [`size_class`].
     free_lists: [Mutex<Vec<Box<[Page]>>>; SIZE_CLASSES],
 }
 
-/// Size classes step by a quarter of a power of two: at most a fifth of a large buffer is unused.
+/// The number of size classes. Above 8 pages, classes step by a quarter of a power of two, so at most a fifth
+/// of a large buffer is unused.
 const SIZE_CLASSES: usize = 72;
 
 fn size_class(pages: usize) -> usize {
@@ -116,7 +118,7 @@ fn size_class_pages(class: usize) -> usize {
 }
 
 impl BufferPool {
-    /// A pool that hands out at most `budget_bytes` at a time.
+    /// An empty pool that has at most `budget_bytes` in use at a time.
     pub fn new(budget_bytes: usize) -> BufferPool {
         BufferPool(Arc::new(PoolInner {
             budget_bytes,
@@ -126,7 +128,7 @@ impl BufferPool {
         }))
     }
 
-    /// A buffer of `len` bytes that hold anything, or `None` when the budget is out.
+    /// Takes a buffer of `len` bytes with unspecified contents. `None` if it would exceed the budget.
     pub fn take(&self, len: usize) -> Option<Buffer> {
         let class = size_class(len.div_ceil(PAGE_BYTES).max(1));
         if class >= SIZE_CLASSES {
@@ -148,22 +150,22 @@ impl BufferPool {
         Some(Buffer { pages, len, pool: Some(Arc::clone(inner)) })
     }
 
-    /// Bytes that are handed out now.
+    /// Bytes of the buffers in use, rounded up to their size classes.
     pub fn in_use_bytes(&self) -> usize {
         self.0.in_use_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the budget that are not handed out.
+    /// Bytes of the budget that are not in use.
     pub fn free_bytes(&self) -> usize {
         self.0.budget_bytes.saturating_sub(self.in_use_bytes())
     }
 
-    /// Bytes of memory that it has: those that are out, and those that it keeps for the next.
+    /// Bytes of memory allocated by the pool: buffers in use and free buffers kept for reuse.
     pub fn resident_bytes(&self) -> usize {
         self.0.resident_bytes.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that may be out at a time.
+    /// The limit for [`BufferPool::in_use_bytes`].
     pub fn budget_bytes(&self) -> usize {
         self.0.budget_bytes
     }
@@ -174,8 +176,8 @@ impl PoolInner {
         self.free_lists[class].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts `bytes` of new memory, first letting go of kept buffers of other sizes where the pool
-    /// would otherwise hold more than its budget.
+    /// Accounts for a new allocation of `bytes`. Frees kept buffers of other sizes, largest first, while the
+    /// resident bytes exceed the budget.
     fn add_resident_bytes(&self, bytes: usize) {
         let mut resident = self.resident_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         for class in (1..SIZE_CLASSES).rev() {
@@ -196,7 +198,7 @@ impl PoolInner {
 
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({} of {} B out)", self.in_use_bytes(), self.budget_bytes())
+        write!(f, "BufferPool({} of {} B in use)", self.in_use_bytes(), self.budget_bytes())
     }
 }
 

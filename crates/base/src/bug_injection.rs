@@ -1,7 +1,8 @@
-//! The switch for bugs that a room plants in itself, so that tests can see what should find them go red.
+//! Bug injection: a thread-local switch for deliberate bugs, so tests can show that a checker detects them.
 
-/// Makes `inject`, `injected` and `is_injected` for a room's enumeration of bugs. With the room's feature `bug-injection` a bug is
-/// planted for the calling thread; without it `is_injected` is constant and the room has no trace of them.
+/// Defines `inject`, `injected` and `is_injected` for a crate's enumeration of bugs. With the crate's feature
+/// `bug-injection`, `inject` enables a bug for the calling thread. Without it, `is_injected` is constant `false` and
+/// the compiler removes every injected bug.
 #[macro_export]
 macro_rules! define_bug_injection {
     ($bug:ty) => {
@@ -10,25 +11,25 @@ macro_rules! define_bug_injection {
             static INJECTED: std::cell::Cell<Option<$bug>> = const { std::cell::Cell::new(None) };
         }
 
-        /// Plants a bug for this thread, or with `None` takes it out.
+        /// Enables one bug for the calling thread; `None` disables it.
         #[cfg(feature = "bug-injection")]
         pub fn inject(bug: Option<$bug>) {
             INJECTED.set(bug);
         }
 
-        /// The bug that is planted for this thread.
+        /// The bug that is enabled for the calling thread.
         #[cfg(feature = "bug-injection")]
         pub fn injected() -> Option<$bug> {
             INJECTED.get()
         }
 
-        /// Whether this bug is planted.
+        /// Whether `bug` is enabled for the calling thread.
         #[cfg(feature = "bug-injection")]
         pub fn is_injected(bug: $bug) -> bool {
             INJECTED.get() == Some(bug)
         }
 
-        /// Whether this bug is planted: never.
+        /// Always false: the feature `bug-injection` is off.
         #[cfg(not(feature = "bug-injection"))]
         #[inline(always)]
         pub const fn is_injected(_: $bug) -> bool {

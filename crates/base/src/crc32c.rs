@@ -1,4 +1,4 @@
-//! CRC-32C (Castagnoli): the digest of NVMe/TCP PDUs and the checksum of everything on media.
+//! CRC-32C (Castagnoli): the digest of NVMe/TCP PDUs and the checksum of every structure on media.
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 
@@ -7,19 +7,19 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// A CRC-32C over bytes that come in pieces.
+/// An incremental CRC-32C.
 pub struct Crc32c(Digest);
 
 impl Crc32c {
-    /// Of no bytes yet.
+    /// The CRC-32C of the empty string.
     pub fn new() -> Crc32c {
         Crc32c(Digest::new(CrcAlgorithm::Crc32Iscsi))
     }
-    /// Takes in the next bytes.
+    /// Appends `bytes` to the input.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
-    /// The checksum of all bytes so far.
+    /// The CRC-32C of the input so far.
     pub fn finish(&self) -> u32 {
         self.0.finalize() as u32
     }
@@ -43,10 +43,10 @@ mod tests {
     }
 
     #[test]
-    fn pieces_give_the_checksum_of_the_whole() {
-        let mut pieces = Crc32c::new();
-        pieces.update(b"1234");
-        pieces.update(b"56789");
-        assert_eq!(pieces.finish(), crc32c(b"123456789"));
+    fn the_incremental_crc_equals_the_crc_of_the_whole() {
+        let mut crc = Crc32c::new();
+        crc.update(b"1234");
+        crc.update(b"56789");
+        assert_eq!(crc.finish(), crc32c(b"123456789"));
     }
 }

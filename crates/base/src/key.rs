@@ -1,15 +1,15 @@
-//! The bytes that name a value: 1 to [`KEY_BYTES_MAX`] of them, any bytes.
+//! Keys: byte strings of 1 to [`KEY_BYTES_MAX`] arbitrary bytes.
 //!
-//! A key of up to 16 bytes, the longest that the NVMe Key Value command set carries, lies inline; a
-//! longer one (octokv's vendor commands) is on the heap.
+//! A key of up to 16 bytes, the maximum of the NVMe Key Value command set, is stored inline; a longer key
+//! (octokv's vendor commands) is on the heap.
 
 use std::fmt;
 
-/// The longest key that any command carries, in bytes.
+/// The maximum length of a key in any command, in bytes.
 pub const KEY_BYTES_MAX: usize = 1024;
 const INLINE_BYTES: usize = 16;
 
-/// One key. Ordered as its bytes are.
+/// A key. Ordered bytewise.
 #[derive(Clone)]
 pub struct Key(KeyRepr);
 
@@ -20,8 +20,8 @@ enum KeyRepr {
 }
 
 impl Key {
-    /// The key of these bytes, or `None` when there are more than [`KEY_BYTES_MAX`] of them. An empty
-    /// key is possible: it is where a listing starts.
+    /// Copies `bytes` into a key. `None` if there are more than [`KEY_BYTES_MAX`]. The empty key is allowed,
+    /// as the start key of a listing.
     pub fn new(bytes: &[u8]) -> Option<Key> {
         if bytes.len() <= INLINE_BYTES {
             let mut inline = [0; INLINE_BYTES];
@@ -34,7 +34,7 @@ impl Key {
         }
     }
 
-    /// The bytes.
+    /// The key's bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             KeyRepr::Inline { len, bytes } => &bytes[..usize::from(*len)],
@@ -42,12 +42,12 @@ impl Key {
         }
     }
 
-    /// How many bytes.
+    /// The length in bytes, at most [`KEY_BYTES_MAX`].
     pub fn len(&self) -> usize {
         self.as_bytes().len()
     }
 
-    /// Whether there are none: only a listing's start key.
+    /// Whether the key is empty. Only the start key of a listing is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -76,7 +76,7 @@ impl std::hash::Hash for Key {
 }
 
 impl fmt::Display for Key {
-    /// Text where the key is printable ASCII, else `0x` and hexadecimal.
+    /// Text if every byte is printable ASCII, else `0x` and hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.as_bytes();
         if !bytes.is_empty() && bytes.iter().all(|b| b.is_ascii_graphic()) {
@@ -96,12 +96,11 @@ impl fmt::Debug for Key {
     }
 }
 
-/// The room in front of every record, in bytes, before its key.
+/// The size of an engine's record header, in bytes. In a value buffer it precedes the key.
 pub const RECORD_HEADER_BYTES: usize = 48;
 
-/// Where a value begins in the buffer that carries it, in bytes: behind room for an engine's record
-/// header and the key, so that the engine completes the record in place and writes it without a copy.
-/// A multiple of 64.
+/// The offset of a value in its buffer, in bytes, a multiple of 64. The space before it holds an engine's
+/// record header and the key, so the engine completes the record in place and writes it without a copy.
 pub const fn value_offset(key_bytes: usize) -> usize {
     (RECORD_HEADER_BYTES + key_bytes).next_multiple_of(64)
 }

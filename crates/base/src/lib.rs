@@ -1,19 +1,21 @@
-//! The vocabulary of octokv: units, ids, keys, aligned buffers, checksums, seeded randomness.
+//! The base types of octokv: time, identifiers, keys, page-aligned buffers, checksums, seeded randomness.
 //!
-//! Nothing here does I/O, reads a clock or draws randomness from the air; every other room stands on it.
+//! No I/O, no clock and no unseeded randomness. Every other crate depends on this one.
 //!
 //! # Layout
-//! - [`time`]: time, block addresses, the names of namespaces.
-//! - [`key`]: the bytes that name a value.
-//! - [`buffer`]: page-aligned memory that moves from socket to device and back, and its bounded pool.
-//! - [`crc32c`]: CRC-32C (Castagnoli), the checksum of everything on the wire and on media.
-//! - [`prng`]: a seeded generator.
-//! - [`bug_injection`]: the switch for bugs that tests of the tests plant.
-//! - [`map`]: hash maps whose order does not change from run to run.
+//! - [`time`]: time points and durations in nanoseconds.
+//! - [`ids`]: block addresses and namespace IDs.
+//! - [`key`]: keys, inline up to 16 bytes.
+//! - [`buffer`]: page-aligned buffers and their bounded pool.
+//! - [`mod@crc32c`]: CRC-32C (Castagnoli), the checksum on the wire and on media.
+//! - [`prng`]: a seeded pseudo-random number generator.
+//! - [`bug_injection`]: deliberate bugs that tests enable to check the checkers.
+//! - [`map`]: hash maps with a fixed iteration order.
 
 pub mod buffer;
 pub mod bug_injection;
 pub mod crc32c;
+pub mod ids;
 pub mod key;
 pub mod map;
 pub mod prng;
@@ -21,6 +23,7 @@ pub mod time;
 
 pub use buffer::{Buffer, BufferPool};
 pub use crc32c::{Crc32c, crc32c};
+pub use ids::{Lba, NamespaceId};
 pub use key::{KEY_BYTES_MAX, Key, value_offset};
 pub use prng::Prng;
-pub use time::{Lba, NamespaceId, Nanos};
+pub use time::Nanos;

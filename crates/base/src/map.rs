@@ -1,10 +1,10 @@
-//! Hash maps whose order does not change from run to run, so that a simulation repeats.
+//! Hash maps with a fixed hash: the iteration order is the same in every run, so a simulation repeats.
 //!
-//! Not for keys that a peer chooses: the hash has no secret.
+//! Not for keys that a peer chooses: the hash has no secret, so a peer could make all keys collide.
 
-#![allow(clippy::disallowed_types, reason = "what everybody else uses instead of the randomly ordered maps")]
+#![allow(clippy::disallowed_types, reason = "the replacement for the randomly ordered maps")]
 
-/// A map with a fixed hash.
+/// A hash map with a fixed iteration order.
 pub type FxHashMap<K, V> = std::collections::HashMap<K, V, rustc_hash::FxBuildHasher>;
-/// A set with a fixed hash.
+/// A hash set with a fixed iteration order.
 pub type FxHashSet<K> = std::collections::HashSet<K, rustc_hash::FxBuildHasher>;
