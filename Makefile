@@ -4,12 +4,13 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check kernel-test bench hostile soak fuzz clean
+.PHONY: help demo build test check loom kernel-test bench hostile soak fuzz clean
 
 help:
 	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart, figures'
 	@echo 'make test         install the packages that the tests need, then run every test (docs/TESTING.md)'
 	@echo 'make check        the quick part: house rules, rustfmt, clippy, unit tests'
+	@echo 'make loom         model checking of the lock-free code: every interleaving of small cases'
 	@echo 'make kernel-test  the Linux kernel as a client, alone'
 	@echo 'make bench        the figures of docs/BENCHMARKS.md, beside a peer on the same disk'
 	@echo 'make hostile      what attacks cost an honest host: its latency, quiet and under each'
@@ -29,6 +30,11 @@ test:
 check:
 	cargo xtask tidy
 	cargo test --quiet --workspace --lib --bins
+
+# A separate output directory: the flag would otherwise rebuild everything. Without LTO it builds in seconds.
+loom:
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom CARGO_PROFILE_RELEASE_LTO=off \
+		cargo test --release -p octokv-runtime --test loom
 
 kernel-test: build
 	scripts/install-test-packages

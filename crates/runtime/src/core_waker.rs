@@ -1,49 +1,55 @@
-//! Waking a core that may be asleep, without a lost wake-up and without a system call when it is not.
+//! Wakes a core that may be asleep: no lost wake-up, and no system call if the core is awake.
 //!
 //! ```text
-//!            ring                    ring: signals the eventfd
-//!   QUIET ─────────▶ RUNG ◀────────────────────── SLEEPING
-//!     ▲ ◀──────────────┘ begin_turn                  │ ▲
+//!            notify                  notify: signals the eventfd
+//!    AWAKE ────────▶ NOTIFIED ◀───────────────────── SLEEPING
+//!     ▲ ◀──────────────┘ begin_iteration             │ ▲
 //!     │                                              │ │
-//!     └──────────────── woken ───────────────────────┘ │
-//!     └───────────────────── try_sleep ────────────────┘
+//!     └──────────────── on_wake ─────────────────────┘ │
+//!     └───────────────── try_sleep ────────────────────┘
 //! ```
-//! A sender publishes first and rings after; a sleeper goes to `SLEEPING` only from `QUIET`. Whoever
-//! publishes before the sleeper's step makes it fail; whoever publishes after it sees `SLEEPING` and
-//! signals. `begin_turn` clears `RUNG` before the turn looks at what was published.
+//! A sender publishes (a message, a wake-up bit) and then calls `notify`. The core enters `SLEEPING` only from
+//! `AWAKE`: a `notify` before that step makes the step fail, and a `notify` after it reads `SLEEPING` and signals.
+//! `begin_iteration` clears `NOTIFIED` before the iteration reads what was published.
+//!
+//! Model checked in `tests/loom.rs`; with a real eventfd in `tests/reactor.rs`.
 
-use octokv_sys::eventfd::EventFd;
+use crate::sync::{AtomicU8, EventFd, Ordering, fence};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering, fence};
 
 const AWAKE: u8 = 0;
 const NOTIFIED: u8 = 1;
 const SLEEPING: u8 = 2;
 
-/// The doorbell of one reactor, shared with everyone who may wake it.
+/// The waker of one core, shared with every thread that may wake it.
 #[derive(Debug)]
 pub struct CoreWaker {
     state: AtomicU8,
-    /// None in the virtual world, where nobody sleeps.
+    /// `None` for a core that never blocks: in the simulation and in tests.
     event: Option<EventFd>,
 }
 
 impl CoreWaker {
-    /// A doorbell that wakes a sleeping thread.
+    /// A waker for a core that blocks on an eventfd while asleep.
+    ///
+    /// # Errors
+    /// Fails if the process is out of file descriptors.
     pub fn new() -> io::Result<Arc<CoreWaker>> {
         Ok(Arc::new(CoreWaker { state: AtomicU8::new(AWAKE), event: Some(EventFd::new()?) }))
     }
 
-    /// A doorbell for a reactor that never sleeps: virtual worlds, tests.
+    /// A waker for a core that never blocks: in the simulation and in tests.
     pub fn without_eventfd() -> Arc<CoreWaker> {
         Arc::new(CoreWaker { state: AtomicU8::new(AWAKE), event: None })
     }
 
-    /// Tells the core that something was published for it. Any thread.
+    /// Notifies the core that something was published for it. Callable from any thread.
+    ///
+    /// REQUIRES: the publishing store is before this call in program order.
     pub fn notify(&self) {
-        // Pairs with the fence in `begin_turn` and the exchange in `try_sleep`: what was published
-        // before is seen by whoever makes the state leave RUNG after.
+        // Pairs with the fence in `begin_iteration`: either this load reads a state later than the core's AWAKE, or
+        // the core's reads after `begin_iteration` see what was published.
         fence(Ordering::SeqCst);
         if self.state.load(Ordering::Relaxed) == NOTIFIED {
             return;
@@ -55,7 +61,10 @@ impl CoreWaker {
         }
     }
 
-    /// The core looks at everything published from here on. True when someone rang.
+    /// Begins a reactor iteration: everything published before a `notify` that this call clears is visible to the
+    /// reads after it. True if there was a `notify` since the last iteration.
+    ///
+    /// REQUIRES: called on the core itself, before it reads mailboxes, wake-up bits and completions.
     pub fn begin_iteration(&self) -> bool {
         if self.state.load(Ordering::Relaxed) != NOTIFIED {
             return false;
@@ -65,24 +74,26 @@ impl CoreWaker {
         true
     }
 
-    /// Steps towards sleep. False when someone rang since `begin_turn`: then there is work.
+    /// Marks the core as asleep. False if there was a `notify` since `begin_iteration`: then there is work.
+    ///
+    /// REQUIRES: after success the core waits on [`CoreWaker::event`] and then calls [`CoreWaker::on_wake`].
     pub fn try_sleep(&self) -> bool {
         let exchanged = self.state.compare_exchange(AWAKE, SLEEPING, Ordering::SeqCst, Ordering::SeqCst);
         exchanged.is_ok()
     }
 
-    /// The core is awake again, for whatever reason.
+    /// Marks the core as awake, whatever ended its wait.
     pub fn on_wake(&self) {
-        // Fails when someone rang, and that stays for `begin_turn`.
+        // Fails if the core was notified; `begin_iteration` clears that state.
         let _ = self.state.compare_exchange(SLEEPING, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
-        // Always: a signal may come a moment after the state that it belongs to, and one left behind
-        // would keep the core from ever sleeping again.
+        // Always drained: a sender signals after it changes the state, so a signal may arrive late, and a signal
+        // that stays would end every later wait at once.
         if let Some(event) = &self.event {
             event.drain();
         }
     }
 
-    /// What to wait on while asleep; none for a silent doorbell.
+    /// The event that the core waits on while asleep; `None` for a core that never blocks.
     pub fn event(&self) -> Option<&EventFd> {
         self.event.as_ref()
     }
@@ -118,9 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_that_comes_late_does_not_keep_the_core_awake_for_ever() {
+    fn a_late_signal_does_not_keep_the_core_awake() {
         let core_waker = CoreWaker::new().unwrap();
-        // The ringer has changed the state but not yet signalled when the core wakes by itself.
+        // The notifier has changed the state but not yet signalled when the core wakes for another reason.
         assert!(core_waker.try_sleep());
         core_waker.state.store(NOTIFIED, Ordering::SeqCst);
         core_waker.on_wake();

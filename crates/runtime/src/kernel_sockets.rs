@@ -1,42 +1,40 @@
-//! TCP by the kernel: plain non-blocking `recv`, one gathered `sendmsg`, edges from epoll.
+//! The kernel's TCP sockets of one core: non-blocking `recv`, one gathered `sendmsg`, edge-triggered epoll.
 //!
 //! ```text
-//!   quiet ──edge in / accept / attach──▶ readable ──"nothing"──▶ quiet
-//!   open  ──send says "full"──▶ blocked ──edge out──▶ open
+//!   idle ──EPOLLIN edge / accept / attach──▶ readable ──WouldBlock──▶ idle
+//!   open ──send would block──▶ blocked ──EPOLLOUT edge──▶ open
 //! ```
-//! With few sockets each turn simply tries all of them: one `recv` costs as much as asking epoll and
-//! may bring bytes. With many, only those with an edge. A blocked stream costs no system call until the
-//! kernel says that there is room again.
+//! With few sockets each iteration tries all of them: a `recv` costs as much as an `epoll_wait` and may return bytes.
+//! With many sockets only the readable ones are tried. A blocked stream costs no system call until its EPOLLOUT edge.
 //!
-//! Invariants: a readable socket is in `ready` exactly once; a socket is forgotten before its number
-//! names another.
+//! Invariants: a readable socket is in `edges` exactly once; a closed socket is removed from `edges` before its index
+//! is reused. Tested in `tests/kernel_sockets.rs`.
 
 use crate::net::{
     DetachedSocket, DetachedSocketKind, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets,
 };
 use octokv_base::Nanos;
 use octokv_sys::epoll::{Interest, PollEvent, Poller};
-use octokv_sys::eventfd::EventFd;
 use octokv_sys::socket::{Listener, SocketIo, TcpConn};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, RawFd};
 
-/// Up to how many sockets are all tried in each turn.
+/// Up to this many sockets are all tried in each iteration.
 const SCAN_ALL_SOCKETS_MAX: usize = 3;
-/// With few sockets, epoll is asked for listeners and blocked streams once in so many turns.
+/// With few sockets, iterations between two polls of epoll (for listeners).
 const ITERATIONS_PER_POLL: u32 = 16;
 
-/// Token kinds in the upper half, index in the lower.
+/// Epoll tokens: the kind in the upper 32 bits (0 for a stream), the index in the lower.
 const LISTENER_TOKEN: u64 = 1 << 32;
 const WAKE_TOKEN: u64 = 2 << 32;
 
 struct SocketEntry {
     stream: TcpConn,
-    /// An edge was seen and "nothing" was not, since.
+    /// There was an EPOLLIN edge, and no receive returned `WouldBlock` since.
     is_readable: bool,
     is_blocked: bool,
-    /// In `edges` of [`KernelSockets`].
+    /// Whether the socket is in [`KernelSockets`]'s `edges`.
     is_listed: bool,
 }
 
@@ -45,23 +43,26 @@ struct ListenerEntry {
     may_have_connection: bool,
 }
 
-/// The sockets of one core, on the kernel.
+/// The kernel sockets of one core.
 pub struct KernelSockets {
     poller: Poller,
     entries: Vec<Option<SocketEntry>>,
     free: Vec<u32>,
     listeners: Vec<ListenerEntry>,
-    /// Sockets with an edge, in the order of their first; may name closed ones.
+    /// Readable sockets, in the order of their edges.
     edges: Vec<u32>,
     blocked_count: usize,
-    /// A listener or another descriptor had news since the last `wait`: what a look in passing took from the poller,
-    /// nobody has acted on yet.
+    /// A listener or wake descriptor had an edge since the last `wait`. A non-blocking poll consumes the edge without
+    /// handling it, so the next `wait` must not block.
     has_unhandled_event: bool,
     iterations: u32,
 }
 
 impl KernelSockets {
-    /// No sockets yet.
+    /// An empty set of sockets.
+    ///
+    /// # Errors
+    /// Fails if the process is out of file descriptors or memory.
     pub fn new() -> io::Result<KernelSockets> {
         Ok(KernelSockets {
             poller: Poller::new()?,
@@ -75,44 +76,50 @@ impl KernelSockets {
         })
     }
 
-    /// Has [`KernelSockets::wait`] end when `event` is signalled.
-    pub fn add_wake_event(&mut self, event: &EventFd) -> io::Result<()> {
+    /// Makes [`KernelSockets::wait`] return while `event` is readable.
+    ///
+    /// # Errors
+    /// Fails if the kernel is out of memory or epoll watches.
+    pub fn add_wake_event(&mut self, event: impl AsFd) -> io::Result<()> {
         self.poller.add(event, WAKE_TOKEN, Interest::LevelRead)
     }
 
-    /// Has [`KernelSockets::wait`] end with each signal of an eventfd that lives elsewhere.
+    /// Makes [`KernelSockets::wait`] return once per signal of the eventfd `descriptor`.
+    ///
+    /// # Errors
+    /// Fails with EBADF if the descriptor is not open, or if the kernel is out of memory or epoll watches.
     pub fn add_wake_descriptor(&mut self, descriptor: RawFd) -> io::Result<()> {
         self.poller.add_raw(descriptor, WAKE_TOKEN, Interest::EdgeRead)
     }
 
-    /// Blocks until a socket may have bytes, room or an end, until one of the other descriptors is
-    /// readable, or until `span` has passed.
-    pub fn wait(&mut self, span: Nanos) {
-        // A signal that a look in passing took from the poller still counts.
-        let span = if self.has_unhandled_event { Nanos::ZERO } else { span };
-        self.poll(span);
+    /// Blocks until a socket becomes readable or writable or ends, a listener or wake descriptor becomes readable, or
+    /// `timeout` has passed.
+    pub fn wait(&mut self, timeout: Nanos) {
+        // An event that a non-blocking poll consumed still ends this wait.
+        let timeout = if self.has_unhandled_event { Nanos::ZERO } else { timeout };
+        self.poll(timeout);
         self.has_unhandled_event = false;
     }
 
-    /// How many sockets there are.
+    /// The number of open sockets.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Whether there are no sockets.
+    /// Whether there is no open socket.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Our own address on a socket.
+    /// The local address of a socket; `None` for a closed one.
     pub fn local_address(&self, socket: SocketId) -> Option<SocketAddr> {
         self.entries.get(socket.0 as usize)?.as_ref()?.stream.local_address().ok()
     }
 
-    fn poll(&mut self, span: Nanos) {
+    fn poll(&mut self, timeout: Nanos) {
         let KernelSockets { poller, entries, listeners, edges, blocked_count, has_unhandled_event, .. } =
             self;
-        poller.wait(span, |PollEvent { token, readable, writable }| {
+        poller.wait(timeout, |PollEvent { token, readable, writable }| {
             let index = (token & 0xffff_ffff) as usize;
             match token & !0xffff_ffff {
                 LISTENER_TOKEN => {
@@ -137,8 +144,8 @@ impl KernelSockets {
     fn insert(&mut self, stream: TcpConn) -> io::Result<SocketId> {
         let index = self.free.last().copied().unwrap_or(self.entries.len() as u32);
         self.poller.add(&stream, u64::from(index), Interest::EdgeReadWrite)?;
-        // Bytes may have come before the poller knew the stream, so it counts as readable; the poller
-        // tells of those that come later.
+        // Bytes may have arrived before the poller watched the stream, so it starts as readable. Later bytes cause
+        // an edge.
         let entry = SocketEntry { stream, is_readable: true, is_blocked: false, is_listed: true };
         if self.free.pop().is_some() {
             self.entries[index as usize] = Some(entry);
@@ -185,8 +192,8 @@ impl Sockets for KernelSockets {
                 entry.may_have_connection = false;
                 None
             }
-            // Out of descriptors, say: what stays in line is asked for again at every turn, and since the
-            // listener is watched by edges it does not keep the core awake.
+            // For example out of descriptors: the next iteration accepts again. The listener is edge-triggered, so
+            // the connections that remain in the backlog do not keep the core awake.
             Err(_) => None,
         }
     }
@@ -198,18 +205,18 @@ impl Sockets for KernelSockets {
 
     fn detach(&mut self, socket: SocketId) -> Option<DetachedSocket> {
         let entry = self.take(socket)?;
-        // Fails only for a descriptor that is not watched, which this one was from `insert` on.
+        // Fails only for a descriptor that is not watched; `insert` added this one.
         let _ = self.poller.remove(&entry.stream);
         Some(DetachedSocket(DetachedSocketKind::Kernel(entry.stream)))
     }
 
     fn attach(&mut self, socket: DetachedSocket) -> SocketId {
         let DetachedSocketKind::Kernel(stream) = socket.0 else {
-            panic!("a socket of a virtual world on a real core");
+            panic!("a simulated socket attached to kernel sockets");
         };
-        // It was watched on another core a moment ago; only memory or the watch limit can be out now,
-        // and then the process cannot serve anybody.
-        self.insert(stream).expect("the kernel watches one more socket")
+        // The stream was watched on another core a moment before. Adding it fails only if memory or the watch limit
+        // is exhausted, and then the process cannot serve any connection.
+        self.insert(stream).expect("epoll accepts one more socket")
     }
 
     fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {

@@ -1,24 +1,27 @@
-//! What runs a core: reactor, executor, timers, messages between cores, and the seam to the world.
+//! The thread-per-core runtime: executor, timers, messages between cores, and the I/O drivers.
 //!
-//! Everything above this room is written against the seam in [`net`] (sockets) and [`device_queue`] (devices)
-//! and so runs unchanged on the kernel ([`kernel`]) and in a deterministic world ([`simulated`]).
-//! A future belongs to one core for life, is `!Send`, and holds no lock across an await.
+//! The crates above use the traits [`Sockets`] and [`DeviceQueue`], and so run unchanged on the kernel
+//! ([`kernel`]) and in a deterministic simulation ([`simulated`]). A future stays on one core, is `!Send`, and
+//! holds no lock across an await.
 //!
 //! # Layout
-//! - [`net`]: the socket half of the seam.
-//! - [`device_queue`]: the device half: operations with owned buffers, a [`DeviceHandle`] per core, [`CompletionFuture`] futures.
+//! - [`net`]: the trait of a core's sockets.
+//! - [`device_queue`]: the trait of a core's device queue, operations with owned buffers, a [`DeviceHandle`] per
+//!   core, [`CompletionFuture`] futures.
 //! - [`executor`]: [`TaskSlab`], a bounded slab of futures, and [`block_on`].
-//! - [`worker_pool`]: [`WorkerPool`], a bounded crew of futures that carry out one job after the other.
-//! - [`timer`]: deadlines, in order.
-//! - [`reactor_handle`]: what a task knows of its reactor: time, timers, background tasks, the device channel.
-//! - [`core_waker`]: waking a core that may be asleep, without a lost wake-up.
+//! - [`worker_pool`]: [`WorkerPool`], a bounded pool of futures that each execute one job after another.
+//! - `wake_set`: the wake-up bits of both.
+//! - [`timer`]: a binary heap of deadlines.
+//! - [`reactor_handle`]: a task's access to its reactor: time, timers, background tasks, devices.
+//! - [`core_waker`]: wakes a core that may be asleep, without a lost wake-up.
 //! - [`mailbox`]: bounded message rings between cores.
-//! - [`cpu_accounting`]: where a core's time goes, by stage.
-//! - [`idle_policy`]: when a core spins and when it sleeps.
-//! - [`kernel_sockets`]: TCP by the kernel.
-//! - [`uring_queue`], [`thread_queue`]: devices by io_uring, and by worker threads where it is forbidden.
-//! - [`kernel`]: choosing among them, starting reactors.
-//! - [`simulated`]: clock, links and disks that exist only in memory and repeat from a seed.
+//! - [`cpu_accounting`]: the processor time of a core by stage.
+//! - [`idle_policy`]: when an idle core spins and when it sleeps.
+//! - [`kernel_sockets`]: the kernel's TCP.
+//! - [`uring_queue`], [`thread_queue`]: devices by io_uring, and by worker threads if io_uring is forbidden.
+//! - [`kernel`]: selects the device queue, starts reactor threads.
+//! - [`simulated`]: clock, network and disks in memory, reproducible from a seed.
+//! - `sync`: the atomics of the lock-free modules, replaceable by loom's.
 
 pub mod core_waker;
 pub mod cpu_accounting;
@@ -31,9 +34,11 @@ pub mod mailbox;
 pub mod net;
 pub mod reactor_handle;
 pub mod simulated;
+mod sync;
 pub mod thread_queue;
 pub mod timer;
 pub mod uring_queue;
+mod wake_set;
 pub mod worker_pool;
 
 pub use core_waker::CoreWaker;

@@ -1,19 +1,20 @@
-//! A bounded crew of futures that each carry out one job after the other.
+//! [`WorkerPool`]: a bounded pool of futures that each execute one job after another.
 //!
 //! ```text
-//!            start(job)                       next() while nothing is on the desk
-//!   vacant ────────────▶ at work (polled) ───────────────────────────────────────▶ vacant
+//!          start(job)                  next_job() while the slot is empty
+//!   idle ────────────▶ busy (polled) ────────────────────────────────────▶ idle
 //! ```
-//! In: jobs by [`WorkerPool::start`], wake-ups by wakers from any thread. Out: nothing; a worker leaves its result where
-//! its reactor looks. Beside [`TaskSlab`](crate::Tasks), whose future is new for each piece of work: a request's future
-//! is kilobytes, and to write one down for each request costs more than most of its steps. Here a job is laid on
-//! the desk of a future that was made once.
+//! In: jobs by [`WorkerPool::start`], wake-ups by wakers from any thread. Out: nothing; a worker stores its result in
+//! memory that its reactor reads. Unlike [`TaskSlab`](crate::TaskSlab), which takes a new future per task: a request's
+//! future is kilobytes, and writing one per request costs more than most of its steps. Here a job is moved into the
+//! [`JobSlot`] of a future that exists already.
 //!
-//! Invariants: a worker has at most one job; it is polled only while it has one; a wake-up after its job's end does
+//! Invariants: a worker has at most one job and is polled only while it has one; a wake-up after the end of its job does
 //! nothing, or polls its next job once more. Tested in `tests/tasks.rs`.
 
 use crate::core_waker::CoreWaker;
-use crate::executor::{TaskId, WakeSet};
+use crate::executor::TaskId;
+use crate::wake_set::WakeSet;
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -22,14 +23,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Where a worker finds its jobs.
+/// The slot through which a worker receives its jobs.
 pub struct JobSlot<J> {
     job: Cell<Option<J>>,
     is_idle: Cell<bool>,
 }
 
 impl<J> JobSlot<J> {
-    /// The next job, waited for. What a worker awaits between two jobs, and nowhere else.
+    /// Waits for the next job.
+    ///
+    /// REQUIRES: awaited by the worker's own future, only between two jobs.
     pub fn next_job(&self) -> impl Future<Output = J> + '_ {
         poll_fn(|_| match self.job.take() {
             Some(job) => Poll::Ready(job),
@@ -46,10 +49,10 @@ struct Worker<J, F> {
     future: Pin<Box<F>>,
 }
 
-/// Makes one more worker's future, given its desk.
+/// Creates a worker's future, given its slot.
 type WorkerFactory<J, F> = dyn Fn(Rc<JobSlot<J>>) -> F;
 
-/// Workers of one kind on one core, at most `bound`.
+/// The workers of one type on one core, at most `capacity`.
 pub struct WorkerPool<J, F> {
     capacity: usize,
     make_worker: Box<WorkerFactory<J, F>>,
@@ -60,8 +63,8 @@ pub struct WorkerPool<J, F> {
 }
 
 impl<J, F: Future<Output = Infallible>> WorkerPool<J, F> {
-    /// Nobody yet. `hire` makes a future that does jobs for ever; wake-ups ring `doorbell`, the one of the reactor
-    /// that will poll them.
+    /// An empty pool of at most `capacity` workers. `make_worker` creates a future that executes jobs for ever. A
+    /// wake-up notifies `core_waker`, the waker of the core that polls the pool.
     pub fn new(
         capacity: usize,
         core_waker: Arc<CoreWaker>,
@@ -77,8 +80,11 @@ impl<J, F: Future<Output = Infallible>> WorkerPool<J, F> {
         }
     }
 
-    /// Gives a vacant worker a job and polls it once at once: a job that need not wait is over when this returns.
-    /// Gives the job back when all are at work.
+    /// Assigns a job to an idle worker and polls it once immediately: a job that does not wait has ended when this
+    /// returns. Creates a worker if none is idle.
+    ///
+    /// # Errors
+    /// Returns the job if all workers are busy and the pool is at its capacity.
     pub fn start(&mut self, job: J) -> Result<TaskId, J> {
         let index = match self.idle_workers.pop() {
             Some(index) => index as usize,
@@ -92,7 +98,7 @@ impl<J, F: Future<Output = Infallible>> WorkerPool<J, F> {
         Ok(TaskId(index as u32))
     }
 
-    /// Hires one more, for good.
+    /// Creates one more worker. Workers are never removed.
     fn add_worker(&mut self) -> usize {
         let index = self.workers.len();
         let job_slot = Rc::new(JobSlot { job: Cell::new(None), is_idle: Cell::new(true) });
@@ -113,8 +119,10 @@ impl<J, F: Future<Output = Infallible>> WorkerPool<J, F> {
         }
     }
 
-    /// Polls every worker that has a job and was woken since the last call, once each, in order. Gives how many were
-    /// woken. One that wakes itself runs again in the next call.
+    /// Polls every busy worker woken since the last call, once each, in index order. Returns the number of wake-ups. A
+    /// worker that wakes itself is polled again by the next call.
+    ///
+    /// REQUIRES: called after [`CoreWaker::begin_iteration`] of this reactor iteration.
     pub fn poll_ready(&mut self) -> usize {
         if !self.wake_set.is_any_set() {
             return 0;
@@ -128,12 +136,12 @@ impl<J, F: Future<Output = Infallible>> WorkerPool<J, F> {
         woken
     }
 
-    /// How many are at work.
+    /// The number of busy workers.
     pub fn running(&self) -> usize {
         self.workers.len() - self.idle_workers.len()
     }
 
-    /// Whether `start` would give the job back.
+    /// Whether [`WorkerPool::start`] would fail.
     pub fn is_full(&self) -> bool {
         self.idle_workers.is_empty() && self.workers.len() == self.capacity
     }
