@@ -1,14 +1,16 @@
-//! The device half of the driver seam, in the virtual world.
+//! The [`DeviceQueue`] of the simulation.
 
 use super::disk::SimQueueState;
-use super::{SharedSimState, SimHostId};
+use super::ids::SimHostId;
+use super::state::SharedSimState;
 use crate::device_queue::{DeviceQueue, DeviceSource, DeviceSourceKind, FileId, IoCompletion, IoOperation};
 use std::io;
 
-/// The device queue of one core of a virtual host.
+/// The device queue of one core of a simulated host.
 pub struct SimDeviceQueue {
     sim: SharedSimState,
     queue: u32,
+    /// The disk of each open file. Grows with each open: a simulated file ID is not reused.
     files: Vec<u32>,
 }
 
@@ -32,7 +34,7 @@ impl DeviceQueue for SimDeviceQueue {
     }
 
     fn close(&mut self, _file: FileId) {
-        // The disks of a world are there as long as it is.
+        // Disks exist as long as the simulation.
     }
 
     fn submit(&mut self, token: u32, file: FileId, operation: IoOperation) {

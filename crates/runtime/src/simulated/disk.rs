@@ -1,45 +1,43 @@
-//! Disks of the virtual world: contents in memory, a volatile write cache, and what a power cut leaves.
+//! Simulated disks: contents in memory, a volatile write cache, and the contents after a power loss.
 //!
 //! ```text
-//!   write ──service time──▶ visible and answered, in `unflushed` ──flush answered──▶ durable
+//!   write ──service time──▶ visible and completed, in `unflushed` ──flush completed──▶ durable
 //! ```
-//! A flush covers the writes that had been answered when it was submitted, no others. A power cut keeps
-//! what is durable, and of every other write, answered or in flight, what the [`CrashModel`] says, in
-//! units of 512 bytes: all, nothing, or any part, a later one without an earlier one included.
+//! A flush covers the writes that completed before its submission, no others. A power loss keeps the durable contents.
+//! Of every other write, completed or in flight, it keeps what the [`CrashModel`] says, in units of 512 bytes: all,
+//! nothing, or any part, and possibly a later write without an earlier one.
 //!
-//! Invariants: `unflushed` is in the order of application, and rolling it back from its end gives the
-//! durable contents exactly; pages are shared, so keeping both states costs only what differs.
+//! Invariants: `unflushed` is in the order of application, and undoing it from its end restores the durable contents
+//! exactly; pages are shared, so both states cost only the pages that differ. Tested in `tests/simulated.rs`.
 
-use super::event_queue::{EventQueue, SimEvent};
-use super::{HostFailure, SimHostId};
+use super::event::{DiskEvent, SimEvent};
+use super::event_queue::EventQueue;
+use super::failure::{CrashModel, HostFailure};
+use super::ids::{SimDiskId, SimHostId};
 use crate::device_queue::{IoCompletion, IoOperation};
 use octokv_base::map::FxHashMap;
 use octokv_base::{Nanos, Prng};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// One disk of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SimDiskId(pub u32);
-
-/// What a disk is like.
+/// The size and timing of a simulated disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimDiskConfig {
-    /// Its size, a multiple of 4096.
+    /// The size in bytes, a multiple of 4096.
     pub size_bytes: u64,
-    /// The unit of transfers.
+    /// The unit of transfers, in bytes.
     pub block_bytes: u32,
-    /// How long a read takes, besides its bytes.
+    /// The latency of a read, without its transfer time.
     pub read_latency: Nanos,
-    /// How long a write (or trim) takes, besides its bytes.
+    /// The latency of a write or trim, without its transfer time.
     pub write_latency: Nanos,
-    /// How long a flush takes.
+    /// The latency of a flush.
     pub flush_latency: Nanos,
-    /// Up to so much is added to each.
+    /// The maximum of the uniform random addition to each latency.
     pub jitter: Nanos,
-    /// How fast each unit moves bytes. Zero: at once.
+    /// The transfer rate of each parallel unit. 0: transfers take no time.
     pub bytes_per_second: u64,
-    /// How many operations it works on at a time; later ones wait.
+    /// The number of operations executed at a time, at least 1; later ones wait.
     pub parallelism: usize,
 }
 
@@ -59,40 +57,20 @@ impl Default for SimDiskConfig {
     }
 }
 
-/// What of the writes that were not flushed a power cut leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CrashModel {
-    /// All of them, those in flight included.
-    KeepAll,
-    /// None.
-    LoseAll,
-    /// Each whole write or none of it, by lot.
-    RandomWrites,
-    /// Each 512 bytes of each write, by lot: torn writes.
-    TornWrites,
-}
-
-/// What tears: the unit that a disk writes entirely or not at all.
+/// The atomic write unit, in bytes: a power loss keeps a sector of a write whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
 const PAGE_BYTES: usize = 4096;
 type DiskPage = [u8; PAGE_BYTES];
-/// A page of the contents; none reads as zeroes.
+/// A page of the contents; `None` reads as zeroes.
 type PageContent = Option<Rc<DiskPage>>;
 type PageContents = Vec<PageContent>;
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DiskEvent {
-    disk: u32,
-    operation: u32,
-    generation: u32,
-}
-
-/// A write (or trim) that has been applied and not flushed.
+/// A write (or trim) that is applied and not flushed.
 struct UnflushedWrite {
     sequence: u64,
     offset: u64,
     bytes: u64,
-    /// By page, from the first that is touched: what was there, and what is there now.
+    /// For each touched page, from the first: its contents before and after.
     pages: Vec<(PageContent, PageContent)>,
 }
 
@@ -100,7 +78,7 @@ struct PendingOp {
     queue: u32,
     token: u32,
     operation: IoOperation,
-    /// Of a flush: the last write it covers.
+    /// For a flush: the sequence number of the last write that it covers.
     flush_through: u64,
 }
 
@@ -113,11 +91,11 @@ struct SimDisk {
     pending: Vec<Option<PendingOp>>,
     generations: Vec<u32>,
     free: Vec<u32>,
-    /// When each unit is free.
+    /// For each parallel unit, when it becomes free.
     unit_free_at: Vec<Nanos>,
 }
 
-/// One core's way to the disks of its host.
+/// One core's queue to the disks of its host.
 pub(crate) struct SimQueueState {
     host: SimHostId,
     pub(crate) is_open: bool,
@@ -206,7 +184,7 @@ impl SimDisks {
         events.schedule(at, SimEvent::Disk(DiskEvent { disk, operation: index, generation }));
     }
 
-    /// Carries an event out; gives a fact for the trace.
+    /// Applies an event; returns a fact for the trace.
     pub(crate) fn apply_event(&mut self, event: DiskEvent) -> u64 {
         let disk = &mut self.disks[event.disk as usize];
         let index = event.operation as usize;
@@ -232,7 +210,7 @@ impl SimDisks {
         for disk in self.disks.iter_mut().filter(|disk| disk.host == host) {
             for index in 0..disk.pending.len() {
                 let Some(pending) = disk.take_pending(index) else { continue };
-                // Whether or not it happens is decided below; what is in flight is like unflushed.
+                // An operation in flight counts as unflushed: the crash model below decides about it.
                 let changes =
                     matches!(pending.operation, IoOperation::Write { .. } | IoOperation::Trim { .. });
                 if changes && !disk.is_invalid(&pending.operation) {
@@ -255,7 +233,7 @@ impl SimDisk {
         Some(pending)
     }
 
-    /// Whether the operation is outside the disk or not in whole blocks.
+    /// Whether the operation exceeds the disk or is not in whole blocks.
     fn is_invalid(&self, operation: &IoOperation) -> bool {
         let (offset, bytes) = match operation {
             IoOperation::Read { offset, buffer } | IoOperation::Write { offset, buffer } => {
@@ -339,7 +317,7 @@ impl SimDisk {
         self.unflushed.push_back(UnflushedWrite { sequence: self.sequence, offset, bytes, pages });
     }
 
-    /// Puts data (zeroes without) into the contents; gives the touched pages before and after.
+    /// Writes `data` (zeroes if `None`) to the contents; returns the touched pages before and after.
     fn apply(&mut self, offset: u64, bytes: u64, data: Option<&[u8]>) -> (PageContents, PageContents) {
         let (mut before, mut after) = (Vec::new(), Vec::new());
         let mut done = 0;
@@ -364,7 +342,7 @@ impl SimDisk {
         (before, after)
     }
 
-    /// What a power cut leaves.
+    /// Undoes the unflushed writes and reapplies those that the model keeps.
     fn apply_power_loss(&mut self, model: CrashModel, random: &mut Prng) {
         let unflushed = std::mem::take(&mut self.unflushed);
         if model == CrashModel::KeepAll {

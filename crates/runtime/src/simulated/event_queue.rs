@@ -1,18 +1,9 @@
-//! What will happen, in order of time; what is due at one time happens in the order it was set.
+//! The event queue of the simulation: a priority queue by time. Events of one time are in the order of scheduling.
 
-use super::disk::DiskEvent;
-use super::net::NetworkEvent;
+use super::event::SimEvent;
 use octokv_base::Nanos;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
-
-/// Something that will happen.
-pub(crate) enum SimEvent {
-    Net(NetworkEvent),
-    Disk(DiskEvent),
-    /// Whoever experiments in the world wants it.
-    Call(Box<dyn FnOnce()>),
-}
 
 struct ScheduledEvent {
     due_at: Nanos,
@@ -37,7 +28,7 @@ impl Ord for ScheduledEvent {
     }
 }
 
-/// The events to come.
+/// The scheduled events.
 #[derive(Default)]
 pub(crate) struct EventQueue {
     heap: BinaryHeap<Reverse<ScheduledEvent>>,
@@ -50,12 +41,12 @@ impl EventQueue {
         self.heap.push(Reverse(ScheduledEvent { due_at, sequence: self.sequence, event }));
     }
 
-    /// When the next event is due.
+    /// The time of the next event; [`Nanos::NEVER`] if there is none.
     pub(crate) fn next_due(&self) -> Nanos {
         self.heap.peek().map_or(Nanos::NEVER, |Reverse(entry)| entry.due_at)
     }
 
-    /// Takes the next event, if it is due.
+    /// Takes the next event if it is due at `now`.
     pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<SimEvent> {
         if self.next_due() > now {
             return None;

@@ -1,128 +1,96 @@
-//! A world in one thread: a clock that jumps, hosts with reactors, links, disks, all from one seed.
+//! A deterministic discrete-event simulation in one thread: clock, hosts with reactors, network, disks, from one seed.
 //!
 //! ```text
-//!        ┌ every reactor that is not busy takes turns, in an order drawn from the seed,
-//!        │ until none of them has anything to do
-//!   step ┤ the clock jumps to the next arrival, device answer, timer or end of work
-//!        └ what is due then, happens
+//!        ┌ every reactor that is not busy runs iterations, in an order drawn from the seed,
+//!        │ until none of them has work
+//!   step ┤ the clock advances to the next arrival, completion, timer or end of busy time
+//!        └ the events due at that time are applied
 //! ```
-//! In: hosts, links, disks, reactors as closures, faults by calls between steps. Out: the same bytes
-//! and the same times for the same seed, on every machine. Production code runs in it unchanged: it is
-//! given [`SimSockets`] and a [`SimDeviceQueue`] in place of the kernel's.
+//! In: hosts, links, disks, reactors as closures, faults by calls between steps. Out: the same bytes at the same times
+//! for the same seed, on every machine. Production code runs in it unchanged, with [`SimSockets`] and a
+//! [`SimDeviceQueue`] in place of the kernel's.
 //!
-//! Invariants: nothing here reads a real clock or draws other randomness; a turn that did something
-//! takes time (what it charged, at least `turn_cost`), so time always moves on; what a stopped host had
-//! in flight never reaches anybody as if it had lived.
+//! Invariants: no real clock is read and no other randomness is drawn; an iteration that did work takes time (its
+//! simulated cost, at least `iteration_cost_min`), so time always advances; operations and bytes of a stopped host never
+//! complete as if it had survived. Tested in `tests/simulated.rs`.
 //!
 //! # Layout
-//! - `net`, `sockets`: links, listeners, streams; and the seam's face on them.
-//! - `disk`, `queue`: contents, a volatile write cache, power cuts; and the seam's face on them.
-//! - `agenda`: what will happen, in order.
+//! - `ids`, `failure`, `event`: identifiers, host failures and events, as plain data.
+//! - `event_queue`: the scheduled events by time.
+//! - `net`, `sockets`: links, listeners, streams; and their [`crate::Sockets`].
+//! - `disk`, `device_queue`: contents, a volatile write cache, power loss; and their [`crate::DeviceQueue`].
+//! - `state`: all of these together, without the reactors.
 
 mod device_queue;
 mod disk;
+mod event;
 mod event_queue;
+mod failure;
+mod ids;
 mod net;
 mod sockets;
+mod state;
 
 pub use device_queue::SimDeviceQueue;
-pub use disk::{CrashModel, SECTOR_BYTES, SimDiskConfig, SimDiskId};
+pub use disk::{SECTOR_BYTES, SimDiskConfig};
+pub use failure::{CrashModel, HostFailure};
+pub use ids::{SimDiskId, SimHostId, SimReactorId};
 pub use net::SimLinkConfig;
 pub use sockets::SimSockets;
 
 use crate::device_queue::{DeviceSource, DeviceSourceKind};
 use crate::reactor_handle::ReactorHandle;
 use disk::SimDisks;
-use event_queue::{EventQueue, SimEvent};
+use event::SimEvent;
+use event_queue::EventQueue;
 use net::SimNetwork;
-use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
+use state::{SharedSimState, SimState};
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-/// One machine of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SimHostId(pub u32);
-
-/// One reactor of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SimReactorId(pub u32);
-
-/// What a world is made from.
+/// The configuration of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct SimEnvConfig {
-    /// Everything that is drawn is drawn from it.
+    /// The seed of all randomness.
     pub seed: u64,
-    /// What a turn that did something costs at least.
+    /// The minimum simulated time of an iteration that did work.
     pub iteration_cost_min: Nanos,
-    /// The link between hosts unless another is set.
+    /// The link between two hosts unless [`SimEnv::set_link`] replaces it.
     pub link: SimLinkConfig,
 }
 
 impl SimEnvConfig {
-    /// The usual world of a seed.
+    /// The default configuration with a seed.
     pub fn new(seed: u64) -> SimEnvConfig {
         SimEnvConfig { seed, iteration_cost_min: Nanos(500), link: SimLinkConfig::default() }
     }
-}
-
-/// How a host ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostFailure {
-    /// The process is killed: the kernel lives, finishes its disk operations and resets its streams.
-    ProcessKilled,
-    /// Power is cut: peers hear nothing until the host is back, and disks keep what the plan says.
-    PowerLoss(CrashModel),
 }
 
 struct SimReactor {
     host: SimHostId,
     handle: ReactorHandle,
     run_iteration: Box<dyn FnMut(Nanos) -> bool>,
-    /// Its core works until then.
+    /// The end of its last iteration: its core is busy until then.
     busy_until: Nanos,
-}
-
-pub(crate) struct SimState {
-    pub(crate) now: Nanos,
-    pub(crate) events: EventQueue,
-    pub(crate) network: SimNetwork,
-    pub(crate) disks: SimDisks,
-    trace_hash: u64,
-}
-
-impl SimState {
-    /// Mixes a fact into the trace.
-    pub(crate) fn add_to_trace(&mut self, fact: u64) {
-        self.trace_hash = mix64(self.trace_hash ^ fact);
-    }
-}
-
-/// All of the world but its reactors, which hold this and are held by the world.
-#[derive(Clone)]
-pub(crate) struct SharedSimState(Rc<RefCell<SimState>>);
-
-impl SharedSimState {
-    pub(crate) fn with<T>(&self, action: impl FnOnce(&mut SimState) -> T) -> T {
-        action(&mut self.0.borrow_mut())
-    }
 }
 
 struct SimEnvInner {
     config: SimEnvConfig,
     state: SharedSimState,
-    /// A reactor is out of its place while it takes its turn.
+    /// `None` while the reactor runs an iteration, and once it is removed.
     reactors: RefCell<Vec<Option<SimReactor>>>,
+    /// The generator of the reactors' order, and its buffer.
     order: RefCell<(Prng, Vec<usize>)>,
 }
 
-/// The world. Cloning gives another hold on the same one.
+/// A simulation. Clones share it.
 #[derive(Clone)]
 pub struct SimEnv(Rc<SimEnvInner>);
 
 impl SimEnv {
-    /// An empty world at time zero.
+    /// A simulation at time zero, without hosts.
     pub fn new(config: SimEnvConfig) -> SimEnv {
         let mut random = Prng::new(config.seed);
         let state = SimState {
@@ -134,28 +102,29 @@ impl SimEnv {
         };
         SimEnv(Rc::new(SimEnvInner {
             config,
-            state: SharedSimState(Rc::new(RefCell::new(state))),
+            state: SharedSimState::new(state),
             reactors: RefCell::new(Vec::new()),
             order: RefCell::new((random, Vec::new())),
         }))
     }
 
-    /// The time.
+    /// The simulated time since the start.
     pub fn now(&self) -> Nanos {
         self.with(|state| state.now)
     }
 
-    /// A number that two runs share exactly when everything that happened in them was the same.
+    /// A hash over every event and iteration so far: equal for two runs if (and, but for collisions, only if) they were
+    /// identical.
     pub fn trace_hash(&self) -> u64 {
         self.with(|state| state.trace_hash)
     }
 
-    /// A new machine, on, with an address of its own.
+    /// Adds a host, powered on, with its own address.
     pub fn add_host(&self) -> SimHostId {
         self.with(|state| state.network.add_host())
     }
 
-    /// A host's address.
+    /// The IP address of a host.
     pub fn address(&self, host: SimHostId) -> IpAddr {
         self.with(|state| state.network.address(host))
     }
@@ -170,11 +139,11 @@ impl SimEnv {
         self.with(|state| state.disks.add(host, config))
     }
 
-    /// What to open on a [`SimDeviceQueue`] to use a disk.
+    /// The source by which a [`SimDeviceQueue`] opens a disk.
     pub fn device_source(&self, disk: SimDiskId) -> DeviceSource {
         let config = self.with(|state| state.disks.config(disk));
         DeviceSource {
-            name: format!("virtual disk {}", disk.0).into(),
+            name: format!("simulated disk {}", disk.0).into(),
             size_bytes: config.size_bytes,
             block_bytes: config.block_bytes,
             kind: DeviceSourceKind::Simulated(disk.0),
@@ -186,8 +155,8 @@ impl SimEnv {
         SimDeviceQueue::new(self.0.state.clone(), host)
     }
 
-    /// Adds a reactor: `turn` is called with the time and says whether it did anything. `handle` is the
-    /// reactor's own: its deadlines and charged costs are the world's business, too.
+    /// Adds a reactor. `run_iteration` is called with the time and returns whether it did work. `handle` is the
+    /// reactor's own: the simulation reads its deadlines and its simulated costs.
     pub fn add_reactor(
         &self,
         host: SimHostId,
@@ -204,7 +173,7 @@ impl SimEnv {
         SimReactorId((reactors.len() - 1) as u32)
     }
 
-    /// Takes a reactor away, dropping what it holds; nothing is reset or lost by that alone.
+    /// Removes and drops a reactor. The host's streams and disks are not affected.
     pub fn remove_reactor(&self, reactor: SimReactorId) {
         let removed = self.0.reactors.borrow_mut()[reactor.0 as usize].take();
         if let Some(removed) = removed {
@@ -212,10 +181,12 @@ impl SimEnv {
         }
     }
 
-    /// Ends a host: its reactors are dropped, its streams end, its disks settle. It is off until
-    /// [`SimEnv::start_host`]. Not to be called from a reactor of that host.
+    /// Fails a host: drops its reactors, ends its streams, and applies the failure to its disks. The host is down until
+    /// [`SimEnv::start_host`].
+    ///
+    /// REQUIRES: not called from a reactor of that host.
     pub fn stop_host(&self, host: SimHostId, failure: HostFailure) {
-        // First the streams, so that dropping the reactors closes nothing in good order.
+        // First the streams, so that the drop of the reactors closes none of them orderly.
         self.with(|state| {
             state.add_to_trace(0x5709 ^ u64::from(host.0));
             let SimState { now, events, network, disks, .. } = state;
@@ -233,7 +204,7 @@ impl SimEnv {
         }
     }
 
-    /// Turns a stopped host on again, without reactors. Streams that its power cut left hanging end.
+    /// Starts a stopped host, without reactors. Peers' streams that its power loss left open are reset.
     pub fn start_host(&self, host: SimHostId) {
         self.with(|state| {
             let SimState { now, events, network, .. } = state;
@@ -241,12 +212,12 @@ impl SimEnv {
         });
     }
 
-    /// Sets the link from one host to another, in both directions. Bytes under way keep their times.
+    /// Sets the link between two hosts, in both directions. Bytes in flight keep their arrival times.
     pub fn set_link(&self, a: SimHostId, b: SimHostId, link: SimLinkConfig) {
         self.with(|state| state.network.set_link(a, b, link));
     }
 
-    /// Cuts or mends the link between two hosts. While cut, bytes wait as in TCP's retransmissions.
+    /// Partitions two hosts, or ends the partition. Meanwhile bytes are delayed, as by TCP's retransmissions.
     pub fn set_partitioned(&self, a: SimHostId, b: SimHostId, partitioned: bool) {
         self.with(|state| {
             let SimState { now, events, network, .. } = state;
@@ -254,27 +225,27 @@ impl SimEnv {
         });
     }
 
-    /// Resets every stream between two hosts, at once and for both. Gives how many.
+    /// Resets every stream between two hosts, at both ends immediately. Returns how many.
     pub fn reset_streams(&self, a: SimHostId, b: SimHostId) -> usize {
         self.with(|state| state.network.reset_streams(a, b))
     }
 
-    /// Reads a disk's contents past every queue, as a reader after a clean shutdown would see them.
+    /// Reads a disk's visible contents directly, as a reader after a clean shutdown sees them.
     pub fn read_disk(&self, disk: SimDiskId, offset: u64, into: &mut [u8]) {
         self.with(|state| state.disks.read_image(disk, offset, into));
     }
 
-    /// Changes a disk's contents past every queue and cache: rot, or a prepared image.
+    /// Changes a disk's durable contents directly: corruption, or a prepared image.
     pub fn write_disk(&self, disk: SimDiskId, offset: u64, bytes: &[u8]) {
         self.with(|state| state.disks.write_image(disk, offset, bytes));
     }
 
-    /// How many writes a disk has completed and not yet been told to flush.
+    /// The number of writes of a disk that completed and are not flushed.
     pub fn unflushed_write_count(&self, disk: SimDiskId) -> usize {
         self.with(|state| state.disks.unflushed_write_count(disk))
     }
 
-    /// Does something at a time, now at the earliest, between the turns of reactors.
+    /// Schedules `action` at `time`, or now if that has passed. It runs between reactor iterations.
     pub fn schedule_at(&self, time: Nanos, action: impl FnOnce() + 'static) {
         self.with(|state| state.events.schedule(time.max(state.now), SimEvent::Call(Box::new(action))));
     }
@@ -283,9 +254,9 @@ impl SimEnv {
         self.0.state.with(action)
     }
 
-    /// Lets reactors work until none has anything to do now, then lets time pass to whatever comes
-    /// next, at most to `limit`, and lets that happen. False when nothing is to come before `limit`;
-    /// the clock then stands at `limit` (where it stood, for [`Nanos::NEVER`]).
+    /// Runs the reactors until none has work, advances the clock to the next event, at most to `limit`, and applies the
+    /// events due then. False if there is no event up to `limit`; the clock is then at `limit` (unchanged for
+    /// [`Nanos::NEVER`]).
     pub fn step(&self, limit: Nanos) -> bool {
         self.run_ready_reactors();
         let next = self.next_event_time();
@@ -301,7 +272,7 @@ impl SimEnv {
                 state.add_to_trace(next.0);
                 state.apply_event(event)
             });
-            // What it does may touch anything of the world.
+            // The callback may use the simulation, so nothing is borrowed here.
             if let Some(call) = call {
                 call();
             }
@@ -309,13 +280,13 @@ impl SimEnv {
         true
     }
 
-    /// Runs to a point in time.
+    /// Runs the simulation up to `deadline`.
     pub fn run_until(&self, deadline: Nanos) {
         while self.step(deadline) {}
         self.run_ready_reactors();
     }
 
-    /// Runs until `done` says so, at most to `deadline`. Gives what `done` said last.
+    /// Runs until `condition` is true, at most up to `deadline`. Returns the last value of `condition`.
     pub fn run_until_true(&self, deadline: Nanos, mut condition: impl FnMut() -> bool) -> bool {
         while !condition() {
             if !self.step(deadline) {
@@ -326,13 +297,13 @@ impl SimEnv {
         true
     }
 
-    /// Turns, until no reactor that has time has anything to do.
+    /// Runs rounds until no idle reactor has work.
     fn run_ready_reactors(&self) {
         let now = self.now();
         let mut rounds = 0u32;
         while self.run_round(now) {
             rounds += 1;
-            assert!(rounds < ROUNDS_MAX, "at {now:?} the reactors are busy without time passing");
+            assert!(rounds < ROUNDS_MAX, "at {now:?} reactors make progress without time advancing");
         }
     }
 
@@ -365,20 +336,19 @@ impl SimEnv {
             self.with(|state| state.add_to_trace(index as u64 ^ cost.0.rotate_left(32)));
         }
         let mut reactors = self.0.reactors.borrow_mut();
-        assert!(reactors[index].is_none(), "a reactor took another's place");
+        assert!(reactors[index].is_none(), "reactor slot {index} is occupied");
         reactors[index] = Some(reactor);
         did_work
     }
 
     fn next_event_time(&self) -> Nanos {
-        let state = self.0.state.0.borrow();
-        let mut next = state.events.next_due();
+        let (now, mut next) = self.with(|state| (state.now, state.events.next_due()));
         for reactor in self.0.reactors.borrow().iter().flatten() {
-            if reactor.busy_until > state.now {
+            if reactor.busy_until > now {
                 next = next.min(reactor.busy_until);
             } else {
-                // A deadline that its reactor did not answer is asked for again a little later.
-                next = next.min(reactor.handle.next_deadline().max(state.now + OVERDUE_RETRY_DELAY));
+                // A deadline that passed without work is retried a little later.
+                next = next.min(reactor.handle.next_deadline().max(now + OVERDUE_RETRY_DELAY));
             }
         }
         next
@@ -393,19 +363,7 @@ impl Drop for SimEnvInner {
     }
 }
 
+/// The delay before a reactor with an overdue deadline runs again.
 const OVERDUE_RETRY_DELAY: Nanos = Nanos(1_000);
+/// More rounds than this at one time are a livelock.
 const ROUNDS_MAX: u32 = 1_000_000;
-
-impl SimState {
-    /// Carries an event out; gives back what is not the world's own to do.
-    fn apply_event(&mut self, event: SimEvent) -> Option<Box<dyn FnOnce()>> {
-        let SimState { now, events, network, disks, trace_hash } = self;
-        let fact = match event {
-            SimEvent::Net(event) => network.apply_event(event, *now, events),
-            SimEvent::Disk(event) => disks.apply_event(event),
-            SimEvent::Call(call) => return Some(call),
-        };
-        *trace_hash = mix64(*trace_hash ^ fact);
-        None
-    }
-}

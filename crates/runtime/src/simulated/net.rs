@@ -1,20 +1,20 @@
-//! Links, listeners and streams of the virtual world.
+//! The simulated network: links, listeners and streams.
 //!
 //! ```text
-//!   connect ─▶ Connecting ──established──▶ Open ──close──▶ (an end travels behind the bytes)
-//!                  │ refused, given up       │ reset, host gone
+//!   connect ─▶ Connecting ──established──▶ Open ──close──▶ (a FIN follows the bytes)
+//!                  │ refused, timed out      │ reset, host failed
 //!                  └────────▶ Broken ◀───────┘
 //! ```
-//! A stream is two ends. Bytes sent wait `queue + bytes / bandwidth + latency + jitter` on the link,
-//! then lie in the other end's inbox; what is on the link and in the inbox together is at most the
-//! window, which is what the sender feels as back-pressure. A cut link delays, as TCP does; it loses
-//! nothing by itself.
+//! A stream has two ends. Sent bytes spend `queueing + bytes / bandwidth + latency + jitter` on the link and are then in
+//! the other end's inbox. Link and inbox together hold at most the window; the sender sees the rest as back-pressure.
+//! A partitioned link delays, as TCP does with retransmissions; it loses nothing by itself.
 //!
-//! Invariants: bytes arrive in order; an end that was closed by its owner names nothing any more; an
-//! event for an end that is gone does nothing (ends carry a generation).
+//! Invariants: bytes arrive in order; a closed end is never reused under the same generation; an event for a closed end
+//! has no effect. Tested in `tests/simulated.rs`.
 
-use super::SimHostId;
-use super::event_queue::{EventQueue, SimEvent};
+use super::event::{NetworkEvent, SimEvent, StreamEnd};
+use super::event_queue::EventQueue;
+use super::ids::SimHostId;
 use crate::net::{ReceiveStatus, SendStatus};
 use octokv_base::map::FxHashMap;
 use octokv_base::{Nanos, Prng};
@@ -22,23 +22,23 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// How a link behaves, in each direction.
+/// The properties of a link, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimLinkConfig {
-    /// From the end of sending to arrival.
+    /// The time from the end of transmission to arrival.
     pub latency: Nanos,
-    /// Up to so much is added to the latency of each piece.
+    /// The maximum of the uniform random addition to each segment's latency.
     pub jitter: Nanos,
-    /// Zero: without limit.
+    /// The bandwidth. 0: unlimited.
     pub bytes_per_second: u64,
-    /// The most bytes of one stream on the link and unread at the receiver.
+    /// The maximum of one stream's bytes on the link and unread at the receiver.
     pub window_bytes: usize,
-    /// Whether sends are cut into pieces that arrive one by one, and receives come up short.
+    /// Whether sends are split into segments that arrive separately, and receives return short counts.
     pub fragments: bool,
 }
 
 impl Default for SimLinkConfig {
-    /// A quiet 25 Gbit/s network.
+    /// An idle 25 Gbit/s network.
     fn default() -> SimLinkConfig {
         SimLinkConfig {
             latency: Nanos::from_micros(10),
@@ -48,25 +48,6 @@ impl Default for SimLinkConfig {
             fragments: false,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum NetworkEvent {
-    /// A connection request reaches the host it is for.
-    ConnectRequest { end: StreamEnd, attempt: u32 },
-    /// The answer reaches the one who asked: established or refused.
-    ConnectResponse { end: StreamEnd, established: bool },
-    /// The oldest pieces on the way to an end may have arrived.
-    SegmentArrival { end: StreamEnd },
-    /// A reset reaches an end.
-    Reset { end: StreamEnd },
-}
-
-/// One end of a stream: index and generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StreamEnd {
-    pub(crate) index: u32,
-    pub(crate) generation: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,16 +67,16 @@ struct SimStream {
     remote_host: SimHostId,
     remote: SocketAddr,
     state: StreamState,
-    /// The other end; none before it exists and after it is gone.
+    /// The other end; `None` before it exists. May name a closed end.
     peer: Option<StreamEnd>,
     inbox: VecDeque<u8>,
     in_flight: VecDeque<InFlightSegment>,
-    /// Bytes in `on_the_way`.
+    /// The total of the bytes in `in_flight`.
     in_flight_bytes: usize,
-    /// The peer closed; true once all its bytes and the end behind them have arrived.
+    /// Whether the peer's FIN and all bytes before it have arrived.
     fin_received: bool,
     fin_sent: bool,
-    /// Bytes that a peer without power will never read.
+    /// Bytes accepted for a peer without power, which never receives them.
     undeliverable_bytes: usize,
 }
 
@@ -118,7 +99,7 @@ struct SimLink {
     free_at: Nanos,
 }
 
-/// The network.
+/// The hosts' addresses, the links, and all listeners and streams.
 pub(crate) struct SimNetwork {
     random: Prng,
     default_link_config: SimLinkConfig,
@@ -130,7 +111,7 @@ pub(crate) struct SimNetwork {
     free: Vec<u32>,
 }
 
-/// How often a connection request is sent before the connection fails, and how far apart.
+/// The attempts to connect before the connection fails; `RETRY_INTERVAL` apart.
 const CONNECT_ATTEMPTS_MAX: u32 = 6;
 const RETRY_INTERVAL: Nanos = Nanos::from_millis(200);
 const EPHEMERAL_PORT_MIN: u16 = 40_000;
@@ -210,7 +191,7 @@ impl SimNetwork {
         ends / 2
     }
 
-    /// Latency and jitter of one piece.
+    /// Latency and jitter of one segment.
     fn delay(&mut self, from: SimHostId, to: SimHostId) -> Nanos {
         let config = self.link(from, to).config;
         config.latency + Nanos(self.random.below(config.jitter.0 + 1))
@@ -412,7 +393,7 @@ impl SimNetwork {
         let remote_is_up = self.hosts[remote_host.0 as usize].is_up;
         let used = match peer.and_then(|peer| self.stream(peer)) {
             Some(other) => other.in_flight_bytes + other.inbox.len(),
-            // A peer without power answers nothing; a closed one answers with a reset.
+            // A peer without power does not respond; a closed one responds with a reset.
             None if !remote_is_up => undeliverable,
             None => return SendStatus::Closed,
         };
@@ -436,7 +417,7 @@ impl SimNetwork {
         SendStatus::Bytes(taken)
     }
 
-    /// Sends bytes over the link, in up to three pieces where the link makes fragments.
+    /// Sends bytes over the link, in up to three segments if the link fragments.
     fn transmit(
         &mut self,
         from: SimHostId,
@@ -515,23 +496,24 @@ impl SimNetwork {
         events.schedule(at, SimEvent::Net(NetworkEvent::SegmentArrival { end: peer }));
     }
 
-    /// The next stream in line at a listener, and its peer's address.
+    /// Takes the next established stream of a listener, with its peer's address.
     pub(crate) fn accept(&mut self, listener: u32) -> Option<(StreamEnd, SocketAddr)> {
         loop {
             let end = self.listeners[listener as usize].as_mut()?.accept_queue.pop_front()?;
-            // One that ended while it waited in line is gone.
+            // A stream that ended while it was in the queue is skipped.
             if let Some(stream) = self.stream(end) {
                 return Some((end, stream.remote));
             }
         }
     }
 
-    /// Stops listening.
+    /// Closes a listener. Its index is not reused.
     pub(crate) fn close_listener(&mut self, listener: u32) {
         self.listeners[listener as usize] = None;
     }
 
-    /// Ends all that a host has. With `tell`, its kernel lives and resets its streams.
+    /// Closes the host's listeners and streams. `send_resets` is whether its kernel survives: then it is up and resets
+    /// its streams' peers.
     pub(crate) fn stop_host(
         &mut self,
         host: SimHostId,

@@ -1,14 +1,15 @@
-//! The socket half of the driver seam, in the virtual world.
+//! The [`Sockets`] of the simulation.
 
-use super::net::StreamEnd;
-use super::{SharedSimState, SimHostId};
+use super::event::StreamEnd;
+use super::ids::SimHostId;
+use super::state::SharedSimState;
 use crate::net::{
     DetachedSocket, DetachedSocketKind, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets,
 };
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 
-/// The sockets of one core of a virtual host. Dropping it closes them.
+/// The sockets of one core of a simulated host. The drop closes them.
 pub struct SimSockets {
     sim: SharedSimState,
     host: SimHostId,
@@ -72,7 +73,7 @@ impl Sockets for SimSockets {
 
     fn attach(&mut self, socket: DetachedSocket) -> SocketId {
         let DetachedSocketKind::Simulated { index, generation } = socket.0 else {
-            panic!("a kernel's socket in a virtual world");
+            panic!("a kernel socket attached to simulated sockets");
         };
         self.insert(StreamEnd { index, generation })
     }
