@@ -1,9 +1,10 @@
-//! Where a core's time goes: cumulative time per stage, one tick-counter read per stage and turn.
+//! Processor time accounting of a core: cumulative time per stage, at one tick-counter read per stage and iteration.
 //!
-//! The reactor calls [`CpuTime::lap`] at the end of each stage of its turn and says whether the stage did
-//! anything: an empty poll counts as idle. Any core may read another's figures by a [`CpuTimeReader`].
-//! In a virtual world stages take no time by themselves; there [`CpuTime::charge`] adds what they would
-//! cost, and the world lets that time pass.
+//! The reactor calls [`CpuTime::end_stage`] after each stage of an iteration, with whether the stage did any work: an
+//! empty poll counts as idle. Any core may read another core's counters by a [`CpuTimeReader`]. In the simulation a
+//! stage takes no time by itself: [`CpuTime::advance_simulated`] adds its cost, and the simulated clock advances by it.
+//!
+//! Tested in `tests/reactor.rs` and `tests/simulated.rs`.
 
 use octokv_base::Nanos;
 use octokv_sys::clock::{TscCalibration, ticks};
@@ -11,7 +12,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a core was doing. The first three are the stages that the scheduler lives on.
+/// A stage of a reactor iteration. The scheduler's metrics are the first three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Sockets, protocol and commands.
@@ -24,38 +25,38 @@ pub enum Stage {
     Idle = 3,
 }
 
-/// How many stages there are.
+/// The number of stages.
 pub const STAGE_COUNT: usize = 4;
 
 struct StageCounters {
-    /// Ticks with a scale, nanoseconds without. Written by the one owner.
+    /// Ticks if there is a `calibration`, else nanoseconds. Written by the owning core alone.
     stage_ticks: [AtomicU64; STAGE_COUNT],
     calibration: Option<TscCalibration>,
 }
 
-/// The time account of one core; kept by its reactor.
+/// The processor time of one core. Owned by its reactor.
 pub struct CpuTime {
     counters: Arc<StageCounters>,
     stage_start_ticks: Cell<u64>,
     iteration_start_ticks: Cell<u64>,
     simulated_ns: Cell<u64>,
-    /// What was charged since the last lap.
+    /// Simulated cost since the last `end_stage`, in nanoseconds.
     simulated_stage_ns: Cell<u64>,
-    /// The scale as it was, and when it is looked at again: a look costs more than a lap.
+    /// The cached tick length; recomputing it costs more than `end_stage`.
     ns_per_tick: Cell<f64>,
     recalibrate_at_ticks: Cell<u64>,
 }
 
-/// For so many ticks the scale is not looked at again: a millisecond or two.
+/// Ticks between recalibrations: one or two milliseconds.
 const RECALIBRATION_INTERVAL_TICKS: u64 = 1 << 22;
 
 impl CpuTime {
-    /// An account in real time, by the processor's tick counter.
+    /// Measures by the processor's tick counter.
     pub fn measured() -> CpuTime {
         CpuTime::with_calibration(Some(TscCalibration::new()))
     }
 
-    /// An account in virtual time: only [`CpuTime::charge`] adds to it.
+    /// Counts simulated time: only [`CpuTime::advance_simulated`] adds to it.
     pub fn simulated() -> CpuTime {
         CpuTime::with_calibration(None)
     }
@@ -74,12 +75,13 @@ impl CpuTime {
         }
     }
 
-    /// A turn begins, with the lap that has just ended.
+    /// Begins an iteration, at the time of the last `end_stage`.
     pub fn begin_iteration(&self) {
         self.iteration_start_ticks.set(self.stage_start_ticks.get());
     }
 
-    /// How much of the turn had passed at the last lap; in virtual time what was charged in it.
+    /// The time from the start of the iteration to the last `end_stage`; in the simulation the cost added since
+    /// [`CpuTime::take_simulated`].
     #[inline]
     pub fn iteration_elapsed(&self) -> Nanos {
         if self.counters.calibration.is_none() {
@@ -89,9 +91,9 @@ impl CpuTime {
         Nanos((span as f64 * self.ns_per_tick.get()) as u64)
     }
 
-    /// Ends a stretch of work: the time since the last lap goes to `stage` when it did something, to
-    /// [`Stage::IdlePolicy`] when it did not. Gives how long it was: nothing in the first millisecond, and in virtual time
-    /// what was charged.
+    /// Ends a stage: adds the time since the last call to `stage` if it did work, else to [`Stage::Idle`]. Returns
+    /// that time; zero in the first millisecond (no calibration yet), and in the simulation the cost added since the
+    /// last call.
     pub fn end_stage(&self, stage: Stage, did_work: bool) -> Nanos {
         let Some(calibration) = self.counters.calibration else {
             return Nanos(self.simulated_stage_ns.take());
@@ -106,7 +108,7 @@ impl CpuTime {
         Nanos((span as f64 * self.ns_per_tick.get()) as u64)
     }
 
-    /// How long the stretch is so far that the next lap will end, as that would give it.
+    /// The time that [`CpuTime::end_stage`] would return now.
     pub fn stage_elapsed(&self) -> Nanos {
         let span = match self.counters.calibration {
             Some(_) => ticks().saturating_sub(self.stage_start_ticks.get()),
@@ -115,7 +117,7 @@ impl CpuTime {
         Nanos((span as f64 * self.ns_per_tick.get()) as u64)
     }
 
-    /// Adds the cost of work in virtual time. Does nothing in real time, which passes by itself.
+    /// Adds the cost of work in simulated time. No effect on a measured account.
     pub fn advance_simulated(&self, stage: Stage, span: Nanos) {
         if self.counters.calibration.is_none() {
             self.add(stage, span.0);
@@ -124,29 +126,29 @@ impl CpuTime {
         }
     }
 
-    /// What was charged since the last call: how long the virtual core is busy with it.
+    /// The simulated cost since the last call: how long the simulated core is busy.
     pub fn take_simulated(&self) -> Nanos {
         Nanos(self.simulated_ns.take())
     }
 
     fn add(&self, stage: Stage, span: u64) {
         let counter = &self.counters.stage_ticks[stage as usize];
-        // One writer: no read-modify-write needed.
+        // Only the owning core writes, so no read-modify-write is needed.
         counter.store(counter.load(Ordering::Relaxed) + span, Ordering::Relaxed);
     }
 
-    /// A view of this account for other cores.
+    /// A reader of these counters for other cores.
     pub fn reader(&self) -> CpuTimeReader {
         CpuTimeReader(Arc::clone(&self.counters))
     }
 }
 
-/// Another core's view of a [`CpuTime`].
+/// Reads the counters of a [`CpuTime`] from any core.
 #[derive(Clone)]
 pub struct CpuTimeReader(Arc<StageCounters>);
 
 impl CpuTimeReader {
-    /// Cumulative time per stage, indexed by [`Stage`].
+    /// Cumulative time per stage since the account was created, indexed by [`Stage`].
     pub fn stage_times(&self) -> [Nanos; STAGE_COUNT] {
         std::array::from_fn(|index| {
             let count = self.0.stage_ticks[index].load(Ordering::Relaxed);

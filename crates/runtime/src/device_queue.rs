@@ -1,13 +1,13 @@
-//! The device half of the seam: operations with owned buffers, and the futures that await them.
+//! The device driver trait, and a core's handle to its devices: operations with owned buffers, awaited as futures.
 //!
 //! ```text
-//!   task ──submit──▶ Channel ──at most `depth` at a time──▶ DeviceQueue ──▶ kernel or virtual disk
-//!    ▲                 │ slots: Waiting → Flying → Done → free                       │
-//!    └──wakes──────────┴◀───────────────── poll ◀────────────────────────────────────┘
+//!   task ──submit──▶ DeviceHandle ──at most `depth` in flight──▶ DeviceQueue ──▶ kernel or simulated disk
+//!    ▲                 │ slots: Queued → InFlight → Completed → Free               │
+//!    └──wakes──────────┴◀──────────────────── poll ◀───────────────────────────────┘
 //! ```
-//! Invariants: a buffer in flight belongs to the queue, whatever happens to the task; operations reach
-//! the queue in the order they were submitted; a dropped [`CompletionFuture`] leaves its operation running and
-//! its slot in use until the device has answered.
+//! Invariants: a buffer in flight belongs to the queue, even if its task ends; operations reach the queue in submission
+//! order; a dropped [`CompletionFuture`] does not cancel its operation, and the slot stays in use until the operation
+//! completes. Tested in `tests/device_queues.rs`.
 
 use octokv_base::Buffer;
 use octokv_sys::file::DeviceFile;
@@ -21,31 +21,31 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// One thing to do on a device. Offsets and lengths are bytes and multiples of the device's block;
-/// a transfer covers all `len()` bytes of its buffer.
+/// A device operation. Offsets and lengths are in bytes, multiples of the device's block size; a transfer covers all
+/// `len()` bytes of its buffer.
 #[derive(Debug)]
 pub enum IoOperation {
-    /// Fill the buffer from the device.
+    /// Reads from the device into the buffer.
     Read {
-        /// Where on the device.
+        /// Device offset in bytes.
         offset: u64,
-        /// What to fill.
+        /// Destination; its length is the transfer length.
         buffer: Buffer,
     },
-    /// Put the buffer on the device.
+    /// Writes the buffer to the device.
     Write {
-        /// Where on the device.
+        /// Device offset in bytes.
         offset: u64,
-        /// What to write.
+        /// Source; its length is the transfer length.
         buffer: Buffer,
     },
-    /// Make every write that completed before now survive a power cut.
+    /// Makes every write that completed before the submission survive a power loss.
     Flush,
-    /// The range holds nothing of worth any more.
+    /// Deallocates a range: its contents are no longer needed. Advisory.
     Trim {
-        /// Where on the device.
+        /// Device offset in bytes.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         bytes: u64,
     },
 }
@@ -59,31 +59,31 @@ impl IoOperation {
     }
 }
 
-/// EBADF.
+/// The kernel's error number for a closed file.
 const EBADF: i32 = 9;
 
-/// The device's answer. The buffer of a read or write comes back, except from a remote device whose operation
-/// failed: it may have gone with the connection.
+/// The completion of an operation. It returns the buffer of a read or write, except for a failed operation of a remote
+/// device, whose buffer may be lost with the connection.
 #[derive(Debug)]
 pub struct IoCompletion {
-    /// The operation's buffer, if it had one.
+    /// The operation's buffer; `None` for flush and trim.
     pub buffer: Option<Buffer>,
-    /// Success, or the error number of the kernel; a short transfer is EIO.
+    /// Success, or the kernel's error number. A short transfer fails with EIO.
     pub result: Result<(), i32>,
 }
 
-/// An open device, as one queue knows it.
+/// An open device, by its index in one queue. Reused after [`DeviceQueue::close`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId(pub u32);
 
-/// A device that was opened once for the process and is then opened on each core's queue.
+/// A device that the process has opened, to be opened again on each core's queue.
 #[derive(Clone, Debug)]
 pub struct DeviceSource {
-    /// What to call it in messages: its path.
+    /// The name in messages: its path.
     pub name: Arc<str>,
-    /// How large it is.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// The unit of transfers: a power of two, 512 to 4096.
+    /// The block size in bytes, the unit of transfers: a power of two, 512 to 4096.
     pub block_bytes: u32,
     pub(crate) kind: DeviceSourceKind,
 }
@@ -95,7 +95,7 @@ pub(crate) enum DeviceSourceKind {
 }
 
 impl DeviceSource {
-    /// A regular file or block device of this machine.
+    /// A regular file or block device of this system.
     pub fn from_file(file: DeviceFile) -> DeviceSource {
         DeviceSource {
             name: file.path().to_string_lossy().into(),
@@ -105,12 +105,12 @@ impl DeviceSource {
         }
     }
 
-    /// Whether it is a whole block device rather than a file on one.
+    /// Whether the source is a whole block device, not a regular file or a simulated disk.
     pub fn is_block_device(&self) -> bool {
         matches!(&self.kind, DeviceSourceKind::Kernel(file) if file.is_block_device())
     }
 
-    /// The file, unless the device is virtual.
+    /// The file; fails with `Unsupported` for a simulated disk.
     pub(crate) fn kernel_file(&self) -> io::Result<Arc<DeviceFile>> {
         match &self.kind {
             DeviceSourceKind::Kernel(file) => Ok(Arc::clone(file)),
@@ -119,20 +119,27 @@ impl DeviceSource {
     }
 }
 
-/// What carries operations out: io_uring, worker threads, a virtual disk. One per core.
+/// A driver that executes device operations: io_uring, worker threads, or a simulated disk. One per core.
+///
+/// A queue holds at most the operations that its caller has in flight; [`DeviceHandle`] bounds them.
 pub trait DeviceQueue {
-    /// Makes a device known to this queue.
+    /// Opens a device on this queue.
+    ///
+    /// # Errors
+    /// Fails with `Unsupported` if the source belongs to another kind of driver.
     fn open(&mut self, source: &DeviceSource) -> io::Result<FileId>;
-    /// Forgets a device once its operations are over; nothing names it any more.
+    /// Closes a device, after its operations in flight complete.
+    ///
+    /// REQUIRES: the caller submits no further operation on `file`.
     fn close(&mut self, file: FileId);
-    /// Takes an operation; never refuses one, and never blocks. The ticket comes back with its answer.
+    /// Accepts an operation; never fails and never blocks. `token` identifies its completion.
     fn submit(&mut self, token: u32, file: FileId, operation: IoOperation);
-    /// Sends on what was submitted and adds what has been answered.
+    /// Starts the submitted operations and appends the completed ones, each with its token.
     fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>);
-    /// How many operations are submitted and not yet given back by `poll`.
+    /// The number of operations submitted and not yet returned by `poll`.
     fn in_flight(&self) -> usize;
-    /// An eventfd that is signalled when there are answers after a `poll` that gave none, for a reactor
-    /// to sleep on. None where the queue rings the reactor's doorbell itself.
+    /// An eventfd that is signalled by completions after a `poll` that returned none; a sleeping reactor waits on it.
+    /// `None` if the queue notifies the reactor's [`crate::CoreWaker`] itself.
     fn completion_eventfd(&self) -> Option<RawFd> {
         None
     }
@@ -148,7 +155,7 @@ enum OpState {
 struct OpSlot {
     state: OpState,
     waker: Option<Waker>,
-    /// The ticket was dropped: free the slot when the device has answered.
+    /// The future was dropped: `complete` frees the slot.
     is_abandoned: bool,
 }
 
@@ -162,14 +169,18 @@ struct DeviceHandleInner {
     completions: Vec<(u32, IoCompletion)>,
 }
 
-/// The devices of one core: at most `depth` operations at the queue, later ones wait in order.
+/// A core's handle to its devices. At most `depth` operations are at the queue; later ones wait here in order, at most
+/// one per future that the core's bounded tasks hold.
 #[derive(Clone)]
 pub struct DeviceHandle(Rc<RefCell<DeviceHandleInner>>);
 
 impl DeviceHandle {
-    /// A channel over a queue that takes `depth` operations at a time.
+    /// A handle that keeps at most `depth` operations of `queue` in flight.
+    ///
+    /// # Panics
+    /// If `depth` is 0.
     pub fn new(queue: Box<dyn DeviceQueue>, depth: usize) -> DeviceHandle {
-        assert!(depth > 0, "a channel of no depth does nothing");
+        assert!(depth > 0, "queue depth must be positive");
         DeviceHandle(Rc::new(RefCell::new(DeviceHandleInner {
             queue,
             depth,
@@ -181,12 +192,15 @@ impl DeviceHandle {
         })))
     }
 
-    /// Makes a device known to this core.
+    /// Opens a device on this core.
+    ///
+    /// # Errors
+    /// As [`DeviceQueue::open`].
     pub fn open(&self, source: &DeviceSource) -> io::Result<FileId> {
         self.0.borrow_mut().queue.open(source)
     }
 
-    /// Forgets a device. Operations of it that wait for their turn fail with EBADF.
+    /// Closes a device. Its queued operations fail with EBADF; those in flight complete.
     pub fn close(&self, file: FileId) {
         let mut inner = self.0.borrow_mut();
         for index in (0..inner.queued.len()).rev() {
@@ -195,7 +209,7 @@ impl DeviceHandle {
                 inner.queued.remove(index);
                 inner.in_flight += 1;
                 let queued = std::mem::replace(&mut inner.slots[slot as usize].state, OpState::InFlight);
-                let OpState::Queued(_, operation) = queued else { unreachable!("it waited a line ago") };
+                let OpState::Queued(_, operation) = queued else { unreachable!("checked above") };
                 let completed = IoCompletion { buffer: operation.into_buffer(), result: Err(EBADF) };
                 if let Some(waker) = inner.complete(slot, completed) {
                     waker.wake();
@@ -205,7 +219,8 @@ impl DeviceHandle {
         inner.queue.close(file);
     }
 
-    /// Hands an operation over. It starts at the next [`DeviceHandle::poll`] at the latest.
+    /// Submits an operation. The device starts it at the next [`DeviceHandle::poll`], or when fewer than `depth` are in
+    /// flight.
     pub fn submit(&self, file: FileId, operation: IoOperation) -> CompletionFuture {
         let mut inner = self.0.borrow_mut();
         let slot = inner.take_slot();
@@ -218,8 +233,7 @@ impl DeviceHandle {
         CompletionFuture { devices: DeviceHandle(Rc::clone(&self.0)), slot }
     }
 
-    /// Sends on what was submitted, takes the device's answers and wakes who waits for them. Gives how
-    /// many answers came.
+    /// Starts submitted operations, collects completions and wakes their tasks. Returns the number of completions.
     pub fn poll(&self) -> usize {
         let mut inner = self.0.borrow_mut();
         if inner.in_flight == 0 {
@@ -236,20 +250,20 @@ impl DeviceHandle {
         }
         inner.completions = completions;
         if count > 0 && inner.start_queued() {
-            // What took the place of those answered goes to the device in this turn, too.
+            // The operations that replace the completed ones reach the device in this iteration, too.
             let DeviceHandleInner { queue, completions, .. } = &mut *inner;
             queue.poll(completions);
         }
         count
     }
 
-    /// How many operations have not been answered, those that wait for their turn included.
+    /// The number of operations not completed, queued ones included.
     pub fn in_flight(&self) -> usize {
         let inner = self.0.borrow();
         inner.in_flight + inner.queued.len()
     }
 
-    /// See [`DeviceQueue::wait_descriptor`].
+    /// See [`DeviceQueue::completion_eventfd`].
     pub fn completion_eventfd(&self) -> Option<RawFd> {
         self.0.borrow().queue.completion_eventfd()
     }
@@ -277,7 +291,7 @@ impl DeviceHandleInner {
             let OpState::Queued(file, operation) =
                 std::mem::replace(&mut self.slots[slot as usize].state, OpState::Free)
             else {
-                unreachable!("slot {slot} is in line and does not wait");
+                unreachable!("slot {slot} is queued but not in state Queued");
             };
             self.start(slot, file, operation);
             started = true;
@@ -285,12 +299,12 @@ impl DeviceHandleInner {
         started
     }
 
-    /// Takes an answer in; gives who waits for it.
+    /// Records a completion; returns the waker of the task that awaits it.
     fn complete(&mut self, slot: u32, completed: IoCompletion) -> Option<Waker> {
         let entry = &mut self.slots[slot as usize];
         assert!(
             matches!(entry.state, OpState::InFlight),
-            "an answer for slot {slot}, which has no operation"
+            "completion for slot {slot}, which has no operation in flight"
         );
         self.in_flight -= 1;
         if entry.is_abandoned {
@@ -307,23 +321,24 @@ impl DeviceHandleInner {
     }
 }
 
-/// One operation under way, as a future of its answer.
+/// The future of one operation's [`IoCompletion`].
 ///
 /// # Panics
-/// When polled again after it has given the answer.
-#[must_use = "the answer says whether it happened"]
+/// If polled again after it returned the completion.
+#[must_use = "await it: the completion carries the result"]
 pub struct CompletionFuture {
     devices: DeviceHandle,
     slot: u32,
 }
 
+/// The `slot` of a future that has returned its completion.
 const SLOT_TAKEN: u32 = u32::MAX;
 
 impl Future for CompletionFuture {
     type Output = IoCompletion;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoCompletion> {
-        assert!(self.slot != SLOT_TAKEN, "polled after the answer was taken");
+        assert!(self.slot != SLOT_TAKEN, "polled after the completion was taken");
         let slot = self.slot;
         let mut inner = self.devices.0.borrow_mut();
         let entry = &mut inner.slots[slot as usize];
@@ -335,7 +350,7 @@ impl Future for CompletionFuture {
             return Poll::Pending;
         }
         let OpState::Completed(completed) = std::mem::replace(&mut entry.state, OpState::Free) else {
-            unreachable!("it was done a line ago");
+            unreachable!("checked above");
         };
         inner.release(slot);
         drop(inner);

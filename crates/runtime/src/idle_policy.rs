@@ -1,19 +1,22 @@
-//! When a core spins and when it sleeps. The reactor itself, what a core does in a turn, is `octokv_node::reactor`.
+//! The idle policy of a core: when it spins and when it sleeps. The reactor itself is `octokv_node::reactor`.
 //!
-//! A reactor is a function `turn(&mut self) -> bool` that does whatever there is to do and says whether
-//! there was anything. On real cores a thread runs
+//! A reactor is a function `run_iteration(&mut self) -> bool` that does all available work and returns whether there
+//! was any. On the kernel a thread runs
 //! ```text
-//!   loop { let busy = reactor.turn(); idle.rest(busy, now(), device_works, handle.next_deadline(), &mut sockets) }
+//!   loop {
+//!       let did_work = reactor.run_iteration();
+//!       idle.spin_or_sleep(did_work, now(), has_device_io, handle.next_deadline(), &mut sockets);
+//!   }
 //! ```
-//! and in a virtual world the world calls the same function. One turn, in this order:
-//! `handle.begin_turn(now)`, sockets, mailbox, `handle.run_background()` and other tasks,
-//! `channel.poll()` (it sends on what the tasks submitted), tasks again (those that it woke), then one
-//! gathered send per connection. What arrives after its stage is found by the next turn; a reactor
-//! that says it was idle has looked at everything since its last work.
+//! and in the simulation [`crate::simulated::SimEnv`] calls the same function. The order of one iteration:
+//! `handle.begin_iteration(now)`, sockets, mailbox, `handle.poll_background()` and other tasks, `devices.poll()` (it
+//! starts the operations that the tasks submitted), the tasks that it woke, then one gathered send per connection. An
+//! event after its stage is handled by the next iteration; a reactor that returns false has polled every source since
+//! its last work.
 //!
-//! Invariants: nothing is lost between the last look and the sleep: sockets by the poller's edges,
-//! messages and wake-ups by the doorbell, device answers by the queue's descriptor or the doorbell,
-//! timers by the deadline. Tested in `tests/reactor.rs`.
+//! Invariants: no event between the last poll and the sleep is lost: sockets cause edges in epoll, messages and
+//! wake-ups notify the [`CoreWaker`], device completions signal the queue's eventfd or notify the `CoreWaker`, timers
+//! bound the sleep. Tested below and in `tests/reactor.rs`.
 
 use crate::core_waker::CoreWaker;
 use crate::kernel_sockets::KernelSockets;
@@ -22,42 +25,43 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// Whether an idle core spins or sleeps.
+/// The configured behaviour of an idle core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polling {
-    /// Spins for a while after the last work, then sleeps.
+    /// Spins for some time after the last work, then sleeps.
     Adaptive {
-        /// How long it spins.
+        /// The time to spin after the last work, in nanoseconds.
         spin: Nanos,
     },
-    /// Never sleeps: the lowest latency, a whole core always.
+    /// Never sleeps: the lowest latency, 100 % of a core.
     Busy,
-    /// Sleeps at once: the least processor time.
+    /// Sleeps immediately: the least processor time.
     Sleep,
 }
 
-/// How long a core that spins at all goes on while its devices work. To wake a core takes longer than most of them
-/// need; one that takes longer than this is waited for asleep.
+/// The minimum spin time of an adaptive core with device operations in flight. Most operations complete faster than a
+/// core wakes from sleep; the core sleeps through those that take longer than this.
 const DEVICE_SPIN_MIN: Nanos = Nanos::from_millis(1);
 
 impl Default for Polling {
-    /// Adaptive. Waking from sleep costs some 10–50 µs, so spinning about that long and a little more
-    /// at most doubles the cost of a short pause.
+    /// Adaptive, 100 µs. Waking from sleep costs 10 to 50 µs; spinning somewhat longer than that at most doubles the
+    /// cost of a short pause.
     fn default() -> Polling {
         Polling::Adaptive { spin: Nanos::from_micros(100) }
     }
 }
 
-/// What to do after a turn.
+/// What the core does after an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleAction {
-    /// Another turn at once.
+    /// Runs the next iteration immediately.
     Continue,
-    /// Sleep, at most so long ([`Nanos::NEVER`]: until woken).
+    /// Sleeps at most this long ([`Nanos::NEVER`]: until woken).
     Sleep(Nanos),
 }
 
-/// Chooses, given when work was last seen, whether devices are working, and when the next turn is due. Pure.
+/// Selects the action after an idle iteration, from the time of the last work, whether device operations are in flight,
+/// and the deadline of the next iteration. A pure function.
 pub fn choose_idle_action(
     polling: Polling,
     now: Nanos,
@@ -77,7 +81,7 @@ pub fn choose_idle_action(
     IdleAction::Sleep(if next_deadline == Nanos::NEVER { Nanos::NEVER } else { next_deadline - now })
 }
 
-/// The idle policy of one real core.
+/// The idle policy of one core on the kernel.
 pub struct IdlePolicy {
     polling: Polling,
     core_waker: Arc<CoreWaker>,
@@ -86,8 +90,11 @@ pub struct IdlePolicy {
 }
 
 impl IdlePolicy {
-    /// The policy of the reactor that `doorbell` wakes. What the reactor must wake for is added to its
-    /// sockets' poller: the doorbell, and the device channel's [`crate::DeviceHandle::wait_descriptor`].
+    /// The policy of the reactor that `core_waker` wakes. Adds the wake-up sources to the sockets' poller: the
+    /// `core_waker`, and `device_eventfd` ([`crate::DeviceHandle::completion_eventfd`]).
+    ///
+    /// # Errors
+    /// As [`KernelSockets::add_wake_descriptor`].
     pub fn new(
         polling: Polling,
         core_waker: Arc<CoreWaker>,
@@ -103,8 +110,8 @@ impl IdlePolicy {
         Ok(IdlePolicy { polling, core_waker, last_work: Nanos::ZERO, sleep_count: 0 })
     }
 
-    /// After a turn that was busy or not: comes back at once, or after a sleep. True when it slept.
-    /// `device_works` says that answers of devices are awaited.
+    /// Spins once or sleeps, after an iteration that did work or not. True if the core slept. `has_device_io` is whether
+    /// device operations are in flight; `next_deadline` bounds the sleep.
     pub fn spin_or_sleep(
         &mut self,
         did_work: bool,
@@ -120,7 +127,7 @@ impl IdlePolicy {
         let action = choose_idle_action(self.polling, now, self.last_work, has_device_io, next_deadline);
         let IdleAction::Sleep(span) = action else {
             match has_device_io {
-                // The kernel's own threads do a part of that work, flushes above all, and on this core.
+                // The kernel's worker threads execute part of that work, above all flushes, on this core.
                 true => std::thread::yield_now(),
                 false => std::hint::spin_loop(),
             }
@@ -135,7 +142,7 @@ impl IdlePolicy {
         true
     }
 
-    /// How often the core slept.
+    /// How often the core has slept.
     pub fn sleep_count(&self) -> u64 {
         self.sleep_count
     }
@@ -148,7 +155,7 @@ mod tests {
     #[test]
     fn a_core_spins_for_its_span_and_sleeps_to_the_next_deadline() {
         let adaptive = Polling::Adaptive { spin: Nanos(100) };
-        // now, last work, whether a device works, next deadline
+        // now, last work, device operations in flight, next deadline
         let table = [
             (IdleAction::Continue, adaptive, 50, 0, false, u64::MAX),
             (IdleAction::Continue, adaptive, 99, 0, false, 1_000),

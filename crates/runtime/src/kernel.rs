@@ -1,4 +1,4 @@
-//! The real driver put together: which device queue, and reactors on pinned threads.
+//! Selects a core's device queue and starts reactors on pinned threads.
 
 use crate::core_waker::CoreWaker;
 use crate::device_queue::DeviceQueue;
@@ -12,24 +12,29 @@ use std::thread::JoinHandle;
 pub use octokv_sys::clock::now;
 pub use octokv_sys::thread::spawn as spawn_thread;
 
-/// How a core reaches its devices.
+/// The driver of a core's device queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceDriver {
-    /// io_uring where the kernel allows it, else threads.
+    /// io_uring if the kernel allows it, else threads.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// io_uring; opening the queue fails without it.
     Uring,
-    /// Worker threads.
+    /// Worker threads with blocking system calls.
     Threads,
 }
 
-/// Worker threads per core, where threads are the driver. Enough to keep a fast disk at work; each is
-/// asleep when it has none.
+/// Worker threads per core of the driver [`DeviceDriver::Threads`]: enough to keep a fast device busy. An idle
+/// worker sleeps.
 pub const DEVICE_THREADS_PER_CORE: usize = 4;
 
-/// The device queue of the calling thread's core, for `depth` operations at a time, and which driver it
-/// is. To be used by the calling thread alone.
+/// Opens the device queue of the calling thread's core, sized for `depth` operations in flight, and returns the
+/// driver that was selected.
+///
+/// REQUIRES: only the calling thread uses the queue.
+///
+/// # Errors
+/// [`DeviceDriver::Uring`] fails as [`UringQueue::new`]; the others fail if no worker thread can be started.
 pub fn open_device_queue(
     driver: DeviceDriver,
     depth: usize,
@@ -39,7 +44,7 @@ pub fn open_device_queue(
         match UringQueue::new(depth, Arc::clone(core_waker)) {
             Ok(queue) => return Ok((Box::new(queue), DeviceDriver::Uring)),
             Err(error) if driver == DeviceDriver::Uring => return Err(error),
-            // Forbidden, missing, or no memory to lock: threads need none of it.
+            // Forbidden, missing, or over the limit of locked memory: threads need none of it.
             Err(_) => {}
         }
     }
@@ -47,9 +52,12 @@ pub fn open_device_queue(
     Ok((Box::new(queue), DeviceDriver::Threads))
 }
 
-/// Runs `body(index)` on a thread of its own for each core of `cores`, pinned to it. What belongs to a
-/// reactor is made inside: it never leaves its thread. On an error the threads already started run on;
-/// the caller tells them to end.
+/// Starts one thread per core of `cores`, pinned to it, that runs `body(index)`. The body creates its reactor's state:
+/// it is `!Send` and stays on the thread.
+///
+/// # Errors
+/// Fails if a core is not allowed or a thread cannot be started. The threads already started keep running; the caller
+/// requests their end.
 pub fn spawn_reactors<T: Send + 'static>(
     cores: &[usize],
     body: impl Fn(usize) -> T + Send + Clone + 'static,

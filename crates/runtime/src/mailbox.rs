@@ -1,13 +1,13 @@
 //! Messages between cores: one bounded single-producer single-consumer ring per ordered pair.
 //!
 //! ```text
-//!   core 0 ──▶ ring ──▶ core 1        send rings the receiver's doorbell
-//!   core 1 ──▶ ring ──▶ core 0        full: the message comes back, the sender keeps it
+//!   core 0 ──▶ ring ──▶ core 1        send notifies the receiver's CoreWaker
+//!   core 1 ──▶ ring ──▶ core 0        full: send returns the message, the sender keeps it
 //! ```
-//! A core's messages to one other core arrive in order. A core may send to itself.
+//! Messages from one core to another arrive in order. A core may send to itself.
 //!
-//! In a virtual world, where what a turn costs passes after it, messages would arrive before the work that led to them
-//! is done. There [`carried_mesh`] puts a [`DelayedMesh`] between the cores, who brings them when it is.
+//! In the simulation the cost of an iteration passes after it, so a message would arrive before the work that
+//! produced it is done. There [`delayed_mesh`] inserts a [`DelayedMesh`] that delivers each message at its time.
 
 use crate::core_waker::CoreWaker;
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
@@ -17,11 +17,11 @@ use std::sync::Arc;
 pub struct Mailbox<T> {
     senders: Vec<(Producer<T>, Arc<CoreWaker>)>,
     receivers: Vec<Consumer<T>>,
-    /// Where `receive` looks first, so that no sender starves another.
+    /// The ring that `receive` polls first. It rotates, so no sender starves another.
     next_receiver: usize,
 }
 
-/// The mailboxes of as many cores as there are doorbells; each ring holds `capacity` messages.
+/// One mailbox per core of `core_wakers`, fully connected; each ring holds `capacity` messages.
 pub fn mesh<T>(core_wakers: &[Arc<CoreWaker>], capacity: usize) -> Vec<Mailbox<T>> {
     let cores = core_wakers.len();
     let mut mailboxes: Vec<Mailbox<T>> = (0..cores)
@@ -37,14 +37,14 @@ pub fn mesh<T>(core_wakers: &[Arc<CoreWaker>], capacity: usize) -> Vec<Mailbox<T
     mailboxes
 }
 
-/// Who takes messages from one core and brings them to another.
+/// Messages in transit between the cores of a [`delayed_mesh`]; the simulation moves them on.
 pub struct DelayedMesh<T> {
-    /// By sender, then by receiver: what was sent, and where it is brought.
+    /// By sender, then by receiver: the ring of sent messages and the ring of delivered ones.
     links: Vec<Vec<(Consumer<T>, Producer<T>)>>,
 }
 
-/// The mailboxes of a [`mesh`] whose messages lie still until the carrier brings them. Each core may have `capacity`
-/// messages to another lying there, and as many brought and not received.
+/// The mailboxes of a [`mesh`] whose messages stay in transit until [`DelayedMesh::deliver`]. Per ordered pair of
+/// cores, at most `capacity` messages are in transit and at most `capacity` delivered and not received.
 pub fn delayed_mesh<T>(core_wakers: &[Arc<CoreWaker>], capacity: usize) -> (Vec<Mailbox<T>>, DelayedMesh<T>) {
     let mut mailboxes = mesh(core_wakers, capacity);
     let mut links = Vec::new();
@@ -61,19 +61,25 @@ pub fn delayed_mesh<T>(core_wakers: &[Arc<CoreWaker>], capacity: usize) -> (Vec<
 }
 
 impl<T> DelayedMesh<T> {
-    /// The next message that a core has sent, and to whom.
+    /// Takes the next message that core `from` sent, with its receiver.
     pub fn take_sent(&mut self, from: usize) -> Option<(usize, T)> {
         self.links[from].iter_mut().enumerate().find_map(|(to, (sent, _))| Some((to, sent.pop().ok()?)))
     }
 
-    /// Brings a message. Gives it back where as many lie there as the ring holds.
+    /// Delivers a message. The caller notifies the receiver.
+    ///
+    /// # Errors
+    /// Returns the message if the receiver's ring is full.
     pub fn deliver(&mut self, from: usize, to: usize, message: T) -> Result<(), T> {
         self.links[from][to].1.push(message).map_err(|PushError::Full(message)| message)
     }
 }
 
 impl<T> Mailbox<T> {
-    /// Sends to a core. Gives the message back when that core's ring is full.
+    /// Sends a message to core `to` and notifies it.
+    ///
+    /// # Errors
+    /// Returns the message if the ring is full.
     pub fn send(&mut self, to: usize, message: T) -> Result<(), T> {
         let (sender, core_waker) = &mut self.senders[to];
         match sender.push(message) {
@@ -85,7 +91,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// The next message from any core, senders in turn.
+    /// Takes the next message, round-robin over the senders.
     pub fn receive(&mut self) -> Option<T> {
         for _ in 0..self.receivers.len() {
             let at = self.next_receiver;
@@ -97,17 +103,17 @@ impl<T> Mailbox<T> {
         None
     }
 
-    /// Wakes a core without a message.
+    /// Notifies a core without a message.
     pub fn wake(&self, core: usize) {
         self.senders[core].1.notify();
     }
 
-    /// How many more messages the ring to a core takes now.
+    /// The free slots in the ring to core `to`.
     pub fn free_slots(&self, to: usize) -> usize {
         self.senders[to].0.slots()
     }
 
-    /// How many cores the mesh has.
+    /// The number of cores of the mesh.
     pub fn core_count(&self) -> usize {
         self.senders.len()
     }
@@ -143,7 +149,7 @@ mod tests {
             (None, Some((1, 7)), None)
         );
         assert_eq!(delayed.deliver(0, 1, 7), Ok(()));
-        assert_eq!(delayed.deliver(0, 1, 9), Err(9), "nobody has received the first");
+        assert_eq!(delayed.deliver(0, 1, 9), Err(9), "the first was not received");
         assert_eq!(
             (mailboxes[0].receive(), mailboxes[1].receive(), mailboxes[1].receive()),
             (None, Some(7), None)

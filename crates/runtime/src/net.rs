@@ -1,55 +1,54 @@
-//! The socket half of the seam: streams of bytes, without waiting.
+//! The socket driver trait: non-blocking byte streams of one core.
 //!
-//! One implementor per core: [`crate::KernelSockets`] (TCP by the kernel) and
-//! [`crate::virtual_world::SimSockets`]. No call blocks. A socket belongs to the core that accepted
-//! or connected it until [`Sockets::detach`] hands it to another.
+//! Implemented by [`crate::KernelSockets`] (the kernel's TCP) and [`crate::simulated::SimSockets`]. No call blocks. A
+//! socket belongs to the core that accepted or connected it until [`Sockets::detach`] moves it to another core.
 //!
-//! Invariants: bytes come out in the order they went in, none lost while the socket lives; a
-//! [`SocketId`] may name another socket after [`Sockets::close`] or [`Sockets::detach`].
+//! Invariants: bytes arrive in the order they were sent, none is lost while the socket is open; a [`SocketId`] may be
+//! reused after [`Sockets::close`] or [`Sockets::detach`].
 
 use octokv_base::Nanos;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 
-/// One stream, as its core knows it.
+/// A stream, by its index on its core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketId(pub u32);
 
-/// One listening address, as its core knows it.
+/// A listening socket, by its index on its core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u32);
 
-/// What [`Sockets::receive`] found.
+/// The result of [`Sockets::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveStatus {
-    /// So many bytes, at least one.
+    /// Received this many bytes, at least one.
     Bytes(usize),
-    /// None now.
+    /// No bytes are available now.
     WouldBlock,
-    /// None ever again: the peer closed, reset, or never answered.
+    /// The stream has ended: the peer closed or reset it, or the connection attempt failed.
     Closed,
 }
 
-/// What [`Sockets::send`] did.
+/// The result of [`Sockets::send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendStatus {
-    /// Took so many bytes of the head, at least one.
+    /// Accepted this many bytes from the start of the slices, at least one.
     Bytes(usize),
-    /// Took none; the stream is full or not yet connected.
+    /// Accepted none: the send buffer is full, or the stream is not yet connected.
     WouldBlock,
-    /// Took none and never will.
+    /// Accepted none: the stream has ended.
     Closed,
 }
 
-/// A socket between two cores. Dropped instead of attached, the stream is over (in a virtual world, once
-/// its host stops).
+/// A socket in transit between two cores. Dropping it closes the stream (in the simulation, when its host
+/// stops).
 #[derive(Debug)]
 pub struct DetachedSocket(pub(crate) DetachedSocketKind);
 
 #[derive(Debug)]
 pub(crate) enum DetachedSocketKind {
     Kernel(octokv_sys::socket::TcpConn),
-    /// An end in the virtual world.
+    /// A stream end of the simulated network.
     Simulated {
         index: u32,
         generation: u32,
@@ -58,28 +57,37 @@ pub(crate) enum DetachedSocketKind {
 
 /// The sockets of one core.
 pub trait Sockets {
-    /// Listens. Gives the actual address: port 0 is resolved.
+    /// Listens on `at`. Returns the actual address: port 0 selects a free port.
+    ///
+    /// # Errors
+    /// Fails if the address is in use or not local, or a resource is exhausted.
     fn listen(&mut self, at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)>;
-    /// The next stream that a peer opened, and the peer's address.
+    /// Accepts the next connection, with the peer's address. `None` if there is none.
     fn accept(&mut self, listener: ListenerId) -> Option<(SocketId, SocketAddr)>;
-    /// Begins to connect. Until it is up, `send` says [`SendStatus::WouldBlock`] and `receive` says
-    /// [`ReceiveStatus::WouldBlock`]; when it failed, they say `Closed` and `Closed`.
+    /// Starts to connect. Until the stream is established, `send` and `receive` return `WouldBlock`; after a failed
+    /// attempt they return `Closed`.
+    ///
+    /// # Errors
+    /// Fails if the attempt fails at once or a resource is exhausted.
     fn connect(&mut self, to: SocketAddr) -> io::Result<SocketId>;
-    /// Takes a stream out, to be attached on another core. `None` when there is no such socket.
+    /// Removes a stream, to attach it on another core. `None` for a closed socket.
     fn detach(&mut self, socket: SocketId) -> Option<DetachedSocket>;
-    /// Takes in a stream from another core.
+    /// Adds a stream that another core detached.
+    ///
+    /// # Panics
+    /// If the stream belongs to another driver, or the kernel cannot watch one more socket.
     fn attach(&mut self, socket: DetachedSocket) -> SocketId;
-    /// Moves bytes that have arrived to the start of `into`.
+    /// Receives available bytes into the start of `into`.
     fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus;
-    /// Gives the bytes of `slices`, in order, to the stream, as many as it takes now.
+    /// Sends the bytes of `slices`, in order, as many as the stream accepts now.
     fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> SendStatus;
-    /// Adds to `out` the sockets that may have bytes (or news of their end) now, each at most once.
-    /// A socket that was named and not received from until `WouldBlock` is named again.
+    /// Appends the sockets that may have bytes (or have ended) to `out`, each at most once. A socket stays ready until
+    /// a receive returns `WouldBlock`.
     fn ready(&mut self, out: &mut Vec<SocketId>);
-    /// How long bytes take to the peer and back, as the driver last saw it; `None` where it does not know.
+    /// The driver's estimate of the round-trip time to the peer; `None` if it has none.
     fn round_trip_time(&self, _socket: SocketId) -> Option<Nanos> {
         None
     }
-    /// Closes a stream. Bytes that `send` took still go out.
+    /// Closes a stream. Bytes that `send` accepted are still transmitted.
     fn close(&mut self, socket: SocketId);
 }

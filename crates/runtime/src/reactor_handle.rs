@@ -1,8 +1,8 @@
-//! What a task knows of its reactor: the time, timers, background tasks, the device channel.
+//! A task's access to its reactor: the time, timers, background tasks, the device handle.
 //!
-//! A [`ReactorHandle`] is cloned freely on its core and never leaves it. The reactor drives it:
-//! [`ReactorHandle::begin_turn`] once per turn, [`ReactorHandle::run_background`] with the other tasks,
-//! [`ReactorHandle::next_deadline`] before it sleeps.
+//! A [`ReactorHandle`] is cloned freely on its core and never leaves it. The reactor calls
+//! [`ReactorHandle::begin_iteration`] once per iteration, [`ReactorHandle::poll_background`] with its other tasks, and
+//! [`ReactorHandle::next_deadline`] before it sleeps. Tested in `tests/tasks.rs`.
 
 use crate::core_waker::CoreWaker;
 use crate::cpu_accounting::CpuTime;
@@ -20,10 +20,10 @@ use std::task::{Context, Poll};
 
 type BackgroundTask = Pin<Box<dyn Future<Output = ()>>>;
 
-/// The most background tasks a core may have: merges, checkpoints, copies; never one per request.
+/// The limit of background tasks per core. They are merges, checkpoints and copies, never one per request.
 pub const BACKGROUND_TASKS_MAX: usize = 1024;
 
-/// One reactor, as its tasks know it.
+/// A handle to the core's reactor. Clones share one reactor.
 #[derive(Clone)]
 pub struct ReactorHandle(Rc<HandleInner>);
 
@@ -31,19 +31,19 @@ struct HandleInner {
     now: Cell<Nanos>,
     timers: RefCell<Timers>,
     background: RefCell<TaskSlab<BackgroundTask>>,
-    /// Spawned by a task while the tasks above are being polled.
+    /// Tasks spawned since the last `poll_background`, which may be running (and borrows `background`).
     spawned: RefCell<VecDeque<BackgroundTask>>,
     devices: DeviceHandle,
     core_waker: Arc<CoreWaker>,
     cpu_time: CpuTime,
-    /// When the reactor itself wants its next turn at the latest.
+    /// The deadline that the reactor set by `request_wakeup_at`.
     requested_wakeup: Cell<Nanos>,
-    /// Device operations that are timed here and not answered by the channel.
+    /// The number of live [`InFlightGuard`]s.
     timed_operations: Cell<usize>,
 }
 
 impl ReactorHandle {
-    /// The handle of a reactor that is woken by `doorbell`, on whose core devices go by `channel`.
+    /// The handle of the reactor that `core_waker` wakes and that polls `devices`.
     pub fn new(core_waker: Arc<CoreWaker>, devices: DeviceHandle, cpu_time: CpuTime) -> ReactorHandle {
         ReactorHandle(Rc::new(HandleInner {
             now: Cell::new(Nanos::ZERO),
@@ -58,25 +58,25 @@ impl ReactorHandle {
         }))
     }
 
-    /// The time at the start of this turn.
+    /// The time at the start of this iteration.
     pub fn now(&self) -> Nanos {
         self.0.now.get()
     }
 
-    /// A future that is over `span` after now.
-    pub fn sleep(&self, span: Nanos) -> Sleep {
-        self.sleep_until(self.now() + span)
+    /// A future that completes `duration` after [`ReactorHandle::now`].
+    pub fn sleep(&self, duration: Nanos) -> Sleep {
+        self.sleep_until(self.now() + duration)
     }
 
-    /// A future that is over at `deadline`.
+    /// A future that completes at `deadline`.
     pub fn sleep_until(&self, deadline: Nanos) -> Sleep {
         Sleep { inner: Rc::clone(&self.0), deadline, timer_key: None }
     }
 
-    /// Starts a task that nobody waits for. Boxed: for rare background work, not for requests.
+    /// Spawns a detached background task. The task is boxed: for rare background work, not for requests.
     ///
     /// # Panics
-    /// When more than [`BACKGROUND_TASKS_MAX`] run at the next turn, which only a bug of ours can cause.
+    /// The next [`ReactorHandle::poll_background`] panics if more than [`BACKGROUND_TASKS_MAX`] tasks run.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         self.0.spawned.borrow_mut().push_back(Box::pin(future));
         self.0.core_waker.notify();
@@ -87,30 +87,32 @@ impl ReactorHandle {
         self.0.devices.clone()
     }
 
-    /// Counts an operation of a device that answers by this core's timers, for as long as what is given lives.
+    /// Counts a device operation that completes by this core's timers instead of its device queue, until the guard is
+    /// dropped.
     pub fn track_operation(&self) -> InFlightGuard {
         self.0.timed_operations.set(self.0.timed_operations.get() + 1);
         InFlightGuard(Rc::clone(&self.0))
     }
 
-    /// How many device operations of this core have not been answered, by its channel or by its timers. While there
-    /// are any, the core must not be slow to wake: see [`crate::IdlePolicy::rest`]. One that both are asked for counts twice.
+    /// The number of device operations of this core in flight, in its device queue or by its timers. While it is not 0,
+    /// the core spins longer: see [`crate::IdlePolicy::spin_or_sleep`]. An operation that is in both counts twice.
     pub fn device_operations_in_flight(&self) -> usize {
         self.0.devices.in_flight() + self.0.timed_operations.get()
     }
 
-    /// What wakes this reactor.
+    /// The waker of this reactor's core.
     pub fn core_waker(&self) -> &Arc<CoreWaker> {
         &self.0.core_waker
     }
 
-    /// Where this core's time goes.
+    /// This core's processor time.
     pub fn cpu_time(&self) -> &CpuTime {
         &self.0.cpu_time
     }
 
-    /// Begins a turn: sets the time, answers the doorbell, fires timers that are due. Gives how many
-    /// fired. Call it before looking at mailboxes and tasks.
+    /// Begins an iteration: sets the time, clears the core's notification, fires due timers. Returns how many fired.
+    ///
+    /// REQUIRES: called before the iteration polls mailboxes and tasks, else a wake-up may be lost.
     pub fn begin_iteration(&self, now: Nanos) -> usize {
         self.0.now.set(now);
         self.0.core_waker.begin_iteration();
@@ -123,7 +125,10 @@ impl ReactorHandle {
         }
     }
 
-    /// Starts new background tasks and polls those that were woken. Gives how many were polled.
+    /// Starts the spawned background tasks and polls the woken ones. Returns how many were polled.
+    ///
+    /// # Panics
+    /// If more than [`BACKGROUND_TASKS_MAX`] tasks run.
     pub fn poll_background(&self) -> usize {
         let mut tasks = self.0.background.borrow_mut();
         let mut polled = 0;
@@ -135,13 +140,13 @@ impl ReactorHandle {
         polled + tasks.poll_ready()
     }
 
-    /// How many background tasks are not over.
+    /// The number of background tasks that have not ended.
     pub fn background_count(&self) -> usize {
         self.0.background.borrow().running() + self.0.spawned.borrow().len()
     }
 
-    /// Drops every background task. For the end of a reactor: tasks hold handles, and the handle holds
-    /// the tasks, so without this neither would ever be freed.
+    /// Drops every background task, at the end of a reactor. Tasks hold handles and the handle holds the tasks: without
+    /// this call the reference cycle would never be freed.
     pub fn shutdown(&self) {
         loop {
             let spawned = std::mem::take(&mut *self.0.spawned.borrow_mut());
@@ -150,22 +155,22 @@ impl ReactorHandle {
             if spawned.is_empty() && running.running() == 0 {
                 return;
             }
-            // Dropped here, with nothing borrowed: what a task drops may spawn or cancel timers.
+            // The tasks are dropped here, with nothing borrowed: a drop may spawn tasks or cancel timers.
         }
     }
 
-    /// Asks for a turn at `deadline` at the latest, timers or not; replaces what was asked before.
+    /// Requests an iteration at `deadline` at the latest. Replaces the previous request.
     pub fn request_wakeup_at(&self, deadline: Nanos) {
         self.0.requested_wakeup.set(deadline);
     }
 
-    /// When the next turn is due at the latest: the earliest timer or wish.
+    /// The latest time for the next iteration: the earliest timer or the requested wake-up.
     pub fn next_deadline(&self) -> Nanos {
         self.0.timers.borrow().next_deadline().min(self.0.requested_wakeup.get())
     }
 }
 
-/// A device operation that the channel does not know of. Dropping it ends it.
+/// Counts one device operation in flight that is not in the device queue; the drop ends it.
 pub struct InFlightGuard(Rc<HandleInner>);
 
 impl Drop for InFlightGuard {
@@ -174,7 +179,7 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// A timer as a future. Dropping it forgets the timer.
+/// A timer as a future. Dropping it cancels the timer.
 pub struct Sleep {
     inner: Rc<HandleInner>,
     deadline: Nanos,

@@ -1,12 +1,14 @@
-//! Devices by worker threads and plain blocking calls: for where io_uring is forbidden, as in many
-//! containers.
+//! The device queue over worker threads and blocking system calls, for systems that forbid io_uring, as many
+//! containers do.
 //!
 //! ```text
-//!   core ──submit──▶ line (mutex) ──▶ worker: pread, pwrite, fdatasync, … ──▶ answers (mutex) ──poll──▶ core
-//!                                        └── rings the core's doorbell
+//!   core ─submit─▶ work queue (mutex) ─▶ worker: pread, pwrite, fdatasync, … ─▶ completions (mutex) ─poll─▶ core
+//!                                           └── notifies the core's CoreWaker
 //! ```
-//! Invariants: a buffer is owned by the line, one worker, or the answers; on drop the workers finish
-//! what is in line and end before the queue is gone.
+//! Invariants: a buffer is owned by the work queue, one worker, or the completions; the work queue and the completions
+//! hold at most the operations that the caller has in flight (bounded by [`crate::DeviceHandle`]'s depth); drop waits
+//! until the workers have executed every queued operation. Tested in `tests/device_queues.rs`, `tests/reactor.rs` and
+//! `tests/thread_fallback.rs`.
 
 use crate::core_waker::CoreWaker;
 use crate::device_queue::{DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation};
@@ -34,22 +36,25 @@ struct ThreadQueueShared {
     work_queue: Mutex<WorkQueue>,
     work_available: Condvar,
     completions: Mutex<Vec<(u32, IoCompletion)>>,
-    /// How long `answers` is; changed only with its lock held.
+    /// The length of `completions`; changed only with its lock held.
     completion_count: AtomicUsize,
     core_waker: Arc<CoreWaker>,
 }
 
-/// A queue of one core over a few threads of its own.
+/// One core's device queue over its own worker threads.
 pub struct ThreadQueue {
     shared: Arc<ThreadQueueShared>,
     workers: Vec<JoinHandle<()>>,
-    /// None once it is closed.
+    /// Indexed by [`FileId`]; `None` once closed.
     files: Vec<Option<Arc<DeviceFile>>>,
     in_flight: usize,
 }
 
 impl ThreadQueue {
-    /// A queue over `threads` workers that ring `doorbell` with each answer.
+    /// A queue with `threads` workers (at least one), which notify `core_waker` after each completion.
+    ///
+    /// # Errors
+    /// Fails if a thread cannot be started.
     pub fn new(threads: usize, core_waker: Arc<CoreWaker>) -> io::Result<ThreadQueue> {
         let shared = Arc::new(ThreadQueueShared {
             work_queue: Mutex::default(),
@@ -62,7 +67,7 @@ impl ThreadQueue {
             ThreadQueue { shared, workers: Vec::with_capacity(threads), files: Vec::new(), in_flight: 0 };
         for _ in 0..threads.max(1) {
             let shared = Arc::clone(&queue.shared);
-            // A failure drops `queue`, which ends the workers started so far.
+            // A failure drops `queue`, which ends the workers already started.
             queue.workers.push(thread::spawn("octokv-disk", move || shared.run_worker())?);
         }
         Ok(queue)
@@ -134,12 +139,12 @@ impl DeviceQueue for ThreadQueue {
     }
 
     fn close(&mut self, file: FileId) {
-        // Jobs in line have the file to themselves.
+        // Queued jobs hold their own reference to the file.
         self.files[file.0 as usize] = None;
     }
 
     fn submit(&mut self, token: u32, file: FileId, operation: IoOperation) {
-        let file = Arc::clone(self.files[file.0 as usize].as_ref().expect("a file that is open"));
+        let file = Arc::clone(self.files[file.0 as usize].as_ref().expect("the caller names an open file"));
         self.submit_file(token, file, operation);
     }
 
@@ -164,7 +169,7 @@ impl Drop for ThreadQueue {
         lock(&self.shared.work_queue).is_closing = true;
         self.shared.work_available.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker that panicked has nothing more to say.
+            // A worker's panic was printed by the panic hook.
             let _ = worker.join();
         }
     }

@@ -1,7 +1,7 @@
-//! Deadlines in order: a binary heap that knows where each entry is, so that a timer which is no
-//! longer wanted goes at once and the heap is never larger than the timers that live.
+//! The timers of a core: an indexed binary heap. Each entry knows its heap position, so a cancelled timer is removed at
+//! once and the heap never exceeds the live timers.
 //!
-//! Invariants: the entry at the top is the earliest; equal deadlines fire in the order they were set.
+//! Invariants: the top entry has the earliest deadline; equal deadlines fire in the order they were set. Tested below.
 
 use octokv_base::Nanos;
 use std::task::Waker;
@@ -9,7 +9,7 @@ use std::task::Waker;
 struct TimerEntry {
     deadline: Nanos,
     sequence: u64,
-    /// Where in the heap; `usize::MAX` when not there (fired or free).
+    /// Index into the heap; [`NOT_IN_HEAP`] for a fired or free entry.
     position: usize,
     waker: Option<Waker>,
 }
@@ -26,7 +26,8 @@ pub struct Timers {
 const NOT_IN_HEAP: usize = usize::MAX;
 
 impl Timers {
-    /// Sets a timer; its waker is woken at or after `deadline`.
+    /// Sets a timer and returns its key; [`Timers::pop_due`] returns `waker` at or after `deadline`. The key stays
+    /// valid until [`Timers::remove`].
     pub fn insert(&mut self, deadline: Nanos, waker: Waker) -> u32 {
         self.sequence += 1;
         let entry =
@@ -46,14 +47,16 @@ impl Timers {
         key
     }
 
-    /// Has the timer wake `waker` instead.
+    /// Replaces the timer's waker. No effect once the timer has fired.
     pub fn set_waker(&mut self, key: u32, waker: &Waker) {
         if let Some(old) = &mut self.entries[key as usize].waker {
             old.clone_from(waker);
         }
     }
 
-    /// Forgets a timer, fired or not; its key may name another from now on.
+    /// Frees a timer, fired or not. Its key may be reused.
+    ///
+    /// REQUIRES: `key` was returned by [`Timers::insert`] and not removed since.
     pub fn remove(&mut self, key: u32) {
         let position = self.entries[key as usize].position;
         if position != NOT_IN_HEAP {
@@ -63,12 +66,12 @@ impl Timers {
         self.free.push(key);
     }
 
-    /// The earliest deadline, [`Nanos::NEVER`] when there is none.
+    /// The earliest deadline; [`Nanos::NEVER`] if no timer is set.
     pub fn next_deadline(&self) -> Nanos {
         self.heap.first().map_or(Nanos::NEVER, |&key| self.entries[key as usize].deadline)
     }
 
-    /// Takes one timer that is due at `now`, earliest first, and gives its waker.
+    /// Fires the earliest timer that is due at `now` and returns its waker.
     pub fn pop_due(&mut self, now: Nanos) -> Option<Waker> {
         if self.next_deadline() > now {
             return None;
@@ -78,12 +81,12 @@ impl Timers {
         self.entries[key as usize].waker.take()
     }
 
-    /// How many timers wait.
+    /// The number of timers that have not fired.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Whether none waits.
+    /// Whether no timer is set.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
@@ -143,7 +146,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::task::Wake;
 
-    /// Writes its number to a shared place when woken.
+    /// Stores its number in the shared counter when woken.
     struct RecordingWaker(u64, Arc<AtomicU64>);
     impl Wake for RecordingWaker {
         fn wake(self: Arc<Self>) {

@@ -1,7 +1,7 @@
-//! Devices by io_uring: the queue of a real core.
+//! The device queue over io_uring.
 //!
-//! Trims of block devices go to one worker thread, started with the first: io_uring learnt to discard
-//! only in Linux 6.12.
+//! Trims of block devices run on one worker thread, started by the first of them: io_uring has a discard operation
+//! only since Linux 6.12. Tested in `tests/device_queues.rs`.
 
 use crate::core_waker::CoreWaker;
 use crate::device_queue::{DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation};
@@ -12,25 +12,28 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
-/// A queue of one core over its ring. Made and used by one thread.
+/// One core's device queue over its own ring. Created and used by one thread.
 pub struct UringQueue {
     driver: UringDriver,
-    /// By the ring's number of each; none once it is closed.
+    /// Indexed by the ring's file index; `None` once closed.
     files: Vec<Option<Arc<DeviceFile>>>,
     trim_queue: Option<ThreadQueue>,
     core_waker: Arc<CoreWaker>,
 }
 
 impl UringQueue {
-    /// A queue for about `depth` operations at a time. An error of kind PermissionDenied (EPERM) or with
-    /// ENOSYS means that io_uring is forbidden or missing here.
+    /// A queue sized for `depth` operations in flight; more operations wait in memory.
+    ///
+    /// # Errors
+    /// EPERM or EACCES if io_uring is forbidden, ENOSYS if the kernel lacks it, else the kernel's error for a
+    /// shortage (memory, descriptors).
     pub fn new(depth: usize, core_waker: Arc<CoreWaker>) -> io::Result<UringQueue> {
         let driver = UringDriver::new(depth.min(4096) as u32)?;
         Ok(UringQueue { driver, files: Vec::new(), trim_queue: None, core_waker })
     }
 
     fn file(&self, file: FileId) -> &Arc<DeviceFile> {
-        self.files[file.0 as usize].as_ref().expect("a file that is open")
+        self.files[file.0 as usize].as_ref().expect("the caller names an open file")
     }
 
     fn submit_discard(&mut self, token: u32, file: FileId, operation: IoOperation) {
@@ -40,7 +43,8 @@ impl UringQueue {
         }
         match &mut self.trim_queue {
             Some(queue) => queue.submit_file(token, owned, operation),
-            // No thread to be had. A trim is advice: a flush in its place does no harm and answers.
+            // The thread could not be started. A trim is advisory, so a flush completes the operation instead; its
+            // errors are the trim's.
             None => self.driver.flush(token, file.0),
         }
     }
