@@ -1,7 +1,7 @@
-//! Admin commands: each is answered at once, from what the controller and the target know.
+//! Executes admin commands from the state of the controller and the target.
 //!
-//! In: an entry, the data of its capsule and the time. Out: a [`AdminResult`], and its data in `page`. Event requests and aborts, which
-//! touch the queue itself, are the connection's.
+//! In: an SQE, its in-capsule data and the time. Out: an [`AdminResult`], and its data in `page`. The
+//! connection handles event requests and aborts itself, since they need the queue.
 
 use crate::admin_context::{AdminContext, AdminResult};
 use crate::controller::{ControllerState, ControllerType};
@@ -11,8 +11,8 @@ use octokv_wire::fabrics::{ControllerCapabilities, ControllerConfiguration, Fabr
 use octokv_wire::queue_entry::{FABRICS_OPCODE, admin};
 use octokv_wire::{Sqe, Status};
 
-/// Does an admin command other than event requests and aborts, which came with `data`; what goes back is put
-/// into `page`.
+/// Executes an admin command other than event requests and aborts; `data` is its in-capsule data, `page`
+/// receives the data for the host.
 pub(crate) fn execute(
     context: &AdminContext<'_>,
     now: Nanos,
@@ -22,7 +22,7 @@ pub(crate) fn execute(
 ) -> AdminResult {
     let result = match sqe.opcode {
         FABRICS_OPCODE => fabrics(context, sqe),
-        admin::KEEP_ALIVE => Ok(AdminResult::success()), // Any command is a sign of life.
+        admin::KEEP_ALIVE => Ok(AdminResult::success()), // Receiving it has recorded the activity.
         _ if !accepts_admin_commands(context) => Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
         admin::IDENTIFY => identify::identify(context, sqe, page).map(|()| AdminResult::success()),
         admin::GET_LOG_PAGE => log_pages::get_log_page(context, sqe, page).map(|()| AdminResult::success()),
@@ -36,7 +36,8 @@ pub(crate) fn execute(
     })
 }
 
-/// Before it is enabled a controller takes only Fabrics commands and signs of life.
+/// Whether the controller accepts admin commands: before it is enabled only Fabrics commands and Keep
+/// Alive.
 pub(crate) fn accepts_admin_commands(context: &AdminContext<'_>) -> bool {
     matches!(context.controller.epoch().state, ControllerState::Ready | ControllerState::ShutDown)
 }
@@ -51,14 +52,14 @@ fn fabrics(context: &AdminContext<'_>, sqe: &Sqe) -> Result<AdminResult, Status>
         FabricsCommand::PropertySet { .. } => Err(Status::INVALID_FIELD.do_not_retry()),
         FabricsCommand::Connect(_) => Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
         FabricsCommand::Disconnect => Err(Status::DISCONNECT_INVALID_QUEUE.do_not_retry()),
-        // No host is asked to authenticate.
+        // Connect never requires authentication.
         FabricsCommand::AuthenticationSend | FabricsCommand::AuthenticationReceive => {
             Err(Status::INVALID_OPCODE.do_not_retry())
         }
     }
 }
 
-/// What an entry writes to CC, where that asks for a normal shutdown.
+/// The value of CC if the SQE writes CC with a normal shutdown.
 pub(crate) fn parse_normal_shutdown(sqe: &Sqe) -> Option<ControllerConfiguration> {
     const NORMAL: u8 = 1;
     match FabricsCommand::check(sqe) {
@@ -78,9 +79,10 @@ fn get_property(context: &AdminContext<'_>, offset: u32, is_64_bit: bool) -> Res
         (property::VS, false) => u64::from(identify::NVME_VERSION),
         (property::CC, false) => u64::from(context.controller.lock_inner().configuration.0),
         (property::CSTS, false) => u64::from(context.controller.csts()),
-        // Hosts may look at the subsystem reset and the ready times, which this target does not have.
+        // Neither subsystem reset nor ready timeouts are supported, but hosts read the properties.
         (property::NSSR | property::CRTO, false) => 0,
-        // Without "do not retry": nvme-cli 2.3 walks through all registers and knows only the bare status for absent.
+        // Without "do not retry": nvme-cli 2.3 reads all registers, and takes only the bare status for an
+        // absent one.
         _ => return Err(Status::INVALID_FIELD),
     };
     Ok(AdminResult { status: Status::SUCCESS, dw0: value as u32, dw1: (value >> 32) as u32 })

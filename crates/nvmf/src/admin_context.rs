@@ -1,20 +1,20 @@
-//! What an admin command reads, and how it ends.
+//! The inputs and the result of an admin command.
 
 use crate::controller::Controller;
 use crate::subsystem::Target;
 use octokv_wire::Status;
 use std::net::SocketAddr;
 
-/// What an admin command may look at.
+/// The state that an admin command reads or changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdminContext<'a> {
     pub target: &'a Target,
     pub controller: &'a Controller,
-    /// The address that the host has connected to.
+    /// The local address of the connection: where the host reached the target.
     pub local_address: SocketAddr,
 }
 
-/// How an admin command ends.
+/// The status and dwords of an admin command's completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdminResult {
     pub status: Status,

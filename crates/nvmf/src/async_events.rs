@@ -1,24 +1,23 @@
-//! What a host wants to be told without asking: notices that wait for an event request, and the lists
-//! that they point to.
+//! Asynchronous events of a controller: pending ones, masked ones, and the list of changed namespaces.
 //!
-//! Each kind of event is told once and then held back until the host has read its log page (NVMe Base
-//! 2.1, 5.2.2), so that a host which does not read gets no second one, and nothing grows.
+//! Each event type is masked from its delivery until the host reads its log page (NVMe Base 2.1, 5.2.2), so
+//! at most one of each type is pending and memory is bounded.
 
 use crate::health::{WARNING_READ_ONLY, WARNING_SPARE};
 use octokv_wire::queue_entry::event;
 
-/// A kind of event.
+/// The supported asynchronous event types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// A namespace changed: log 04h says which.
+    /// A namespace was added, removed or changed; log page 04h.
     NamespaceChanged,
-    /// The access to namespaces changed: log 0Ch.
+    /// An ANA state changed; log page 0Ch.
     AnaChanged,
-    /// The discovery log changed: log 70h.
+    /// The discovery log changed; log page 70h.
     DiscoveryChanged,
-    /// Spare capacity is below its threshold: log 02h.
+    /// Spare capacity fell below its threshold; log page 02h.
     SpareLow,
-    /// The media takes no more writes: log 02h.
+    /// The media became read only; log page 02h.
     ReadOnly,
 }
 
@@ -31,7 +30,7 @@ const ALL_ASYNC_EVENTS: [AsyncEvent; 5] = [
 ];
 
 impl AsyncEvent {
-    /// Those for critical warnings.
+    /// The events for these critical warning bits of the health log.
     pub(crate) fn for_critical_warnings(warnings: u8) -> impl Iterator<Item = AsyncEvent> {
         let health = [(WARNING_SPARE, AsyncEvent::SpareLow), (WARNING_READ_ONLY, AsyncEvent::ReadOnly)];
         health.into_iter().filter(move |(bit, _)| warnings & bit != 0).map(|(_, event)| event)
@@ -46,7 +45,7 @@ impl AsyncEvent {
             AsyncEvent::NamespaceChanged => event::NAMESPACE_CHANGED_BIT,
             AsyncEvent::AnaChanged => event::ANA_CHANGED_BIT,
             AsyncEvent::DiscoveryChanged => event::DISCOVERY_CHANGED_BIT,
-            // The low byte has the bits of the health log's critical warnings.
+            // The low byte of feature 0Bh has the critical warning bits of the health log.
             AsyncEvent::SpareLow => WARNING_SPARE as u32,
             AsyncEvent::ReadOnly => WARNING_READ_ONLY as u32,
         }
@@ -67,13 +66,13 @@ impl AsyncEvent {
     }
 }
 
-/// The most namespaces that the changed list names; more are told as "all".
+/// The most namespaces in the changed list; more are reported as FFFFFFFFh.
 const CHANGED_NAMESPACES_MAX: usize = 1024;
 
-/// The notices of one controller.
+/// The event state of one controller.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncEventState {
-    /// Feature 0Bh: which notices the host wants.
+    /// Feature 0Bh: the events that the host has enabled.
     pub enabled: u32,
     pending: u8,
     masked: u8,
@@ -81,14 +80,14 @@ pub(crate) struct AsyncEventState {
 }
 
 impl AsyncEventState {
-    /// Something happened.
+    /// Makes an event pending, if the host has enabled it.
     pub fn notify(&mut self, event: AsyncEvent) {
         if self.enabled & event.enable_bit() != 0 {
             self.pending |= event.bit();
         }
     }
 
-    /// A namespace changed.
+    /// Adds a namespace to the changed list and makes the event pending.
     pub fn record_namespace_change(&mut self, nsid: u32) {
         if !self.changed_namespaces.contains(&nsid) && self.changed_namespaces.len() < CHANGED_NAMESPACES_MAX
         {
@@ -97,7 +96,7 @@ impl AsyncEventState {
         self.notify(AsyncEvent::NamespaceChanged);
     }
 
-    /// The next event to tell, as DW0 of an event request.
+    /// Takes the next deliverable event and masks its type; returns DW0 of its completion.
     pub fn take_next(&mut self) -> Option<u32> {
         let ready = self.pending & !self.masked;
         let event = ALL_ASYNC_EVENTS.into_iter().find(|event| ready & event.bit() != 0)?;
@@ -106,21 +105,21 @@ impl AsyncEventState {
         Some(event.completion_dword())
     }
 
-    /// The host read a log page and did not ask to keep its event held.
+    /// Unmasks the events of a log page that the host read without RAE.
     pub fn unmask_log(&mut self, log: u8) {
         for event in ALL_ASYNC_EVENTS.into_iter().filter(|event| event.log_page_id() == log) {
             self.masked &= !event.bit();
         }
     }
 
-    /// The namespaces that changed and were not forgotten, rising; `None` stands for too many.
+    /// The changed namespaces, ascending; `None` if there are too many to list.
     pub fn changed_namespaces(&self) -> Option<Vec<u32>> {
         let mut changed = self.changed_namespaces.clone();
         changed.sort_unstable();
         (changed.len() < CHANGED_NAMESPACES_MAX).then_some(changed)
     }
 
-    /// The host has read the list.
+    /// Empties the changed list after the host has read it.
     pub fn clear_changed_namespaces(&mut self) {
         self.changed_namespaces.clear();
     }

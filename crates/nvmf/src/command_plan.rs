@@ -1,4 +1,12 @@
-//! What a command of an I/O queue needs, what the engine is asked for it, and how it is completed.
+//! The value types of an I/O command on its way to the engine and back.
+//!
+//! ```text
+//!   SQE ──plan──▶ CommandPlan::Submit ────────────────────────────▶ RequestOperation, InFlight
+//!         │       CommandPlan::ReceiveData ─ data ─▶ CommandAction ──▶ (same), or a status
+//!         └─────▶ CommandPlan::Complete ─▶ status
+//!   InFlight, RequestOutcome ──command_result──▶ CommandResult ─▶ data, completion
+//! ```
+//! `io_commands` dispatches; `kv_commands` and `nvm_commands` build and interpret these values.
 
 use crate::io_request::{RequestOperation, StoreMode};
 use crate::namespace_info::NamespaceInfo;
@@ -7,32 +15,29 @@ use octokv_wire::fabrics::ControllerConfiguration;
 use octokv_wire::vendor::VendorCommand;
 use octokv_wire::{SglKind, Status};
 
-/// What a command is looked at with.
+/// The inputs of planning a command, besides its SQE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandContext<'a> {
-    /// The namespace that it is for.
     pub namespace: &'a NamespaceInfo,
-    /// What its data pointer says.
+    /// The decoded SGL descriptor.
     pub sgl: SglKind,
-    /// No listing is longer.
+    /// The longest List response, in bytes.
     pub listing_bytes_max: u32,
-    /// MDTS: no command on blocks has more.
+    /// MDTS in bytes: the longest data of a command on blocks.
     pub transfer_bytes_max: u64,
-    /// Whether writes may stay in a volatile cache.
+    /// Feature 06h: writes may stay in a volatile cache.
     pub write_cache_enabled: bool,
 }
 
-/// What a command whose data is under way will be.
+/// A command that waits for its data.
 #[derive(Debug)]
 pub(crate) enum PendingCommand {
-    /// On keys.
     KeyValue(PendingKvCommand),
-    /// On blocks.
     Block(PendingNvmCommand),
 }
 
 impl PendingCommand {
-    /// Whether the engine keeps the data's buffer; others only look at the data.
+    /// Whether the engine takes ownership of the data's buffer; other commands only read the data.
     pub fn needs_owned_buffer(&self) -> bool {
         match self {
             PendingCommand::KeyValue(pending) => pending.needs_owned_buffer(),
@@ -41,12 +46,12 @@ impl PendingCommand {
     }
 }
 
-/// What a command whose data is under way will be.
+/// A Key Value command that waits for its data.
 #[derive(Debug)]
 pub(crate) enum PendingKvCommand {
-    /// A Store whose key came with the entry.
+    /// Store; the SQE holds the key.
     Store { key: Key, mode: StoreMode, value_bytes: u32 },
-    /// A command of the extension: its key leads its data.
+    /// A vendor command; its key precedes its data.
     Vendor { command: VendorCommand },
 }
 
@@ -59,15 +64,20 @@ impl PendingKvCommand {
     }
 }
 
-/// What a command whose data is under way will be.
+/// An NVM command that waits for its data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PendingNvmCommand {
-    /// Write.
-    Write { lba: Lba, force_unit_access: bool },
-    /// Compare.
-    Compare { lba: Lba },
-    /// Dataset Management that gives ranges back, of a namespace of so many blocks.
-    Deallocate { blocks: u64 },
+    Write {
+        lba: Lba,
+        force_unit_access: bool,
+    },
+    Compare {
+        lba: Lba,
+    },
+    /// Dataset Management with deallocation, on a namespace of `blocks` blocks.
+    Deallocate {
+        blocks: u64,
+    },
 }
 
 impl PendingNvmCommand {
@@ -76,41 +86,41 @@ impl PendingNvmCommand {
     }
 }
 
-/// What a command needs before it can be asked of the engine.
+/// The next step of a command after its SQE was checked.
 #[derive(Debug)]
 pub(crate) enum CommandPlan {
-    /// Nothing more.
+    /// Submit it to the engine; it needs no data.
     Submit(RequestOperation, InFlight),
-    /// So many bytes of data, in a buffer laid out so.
+    /// Receive `bytes` bytes of data into a buffer of this layout.
     ReceiveData { pending: PendingCommand, layout: PayloadLayout, bytes: u32 },
-    /// Nothing at all: there is nothing to do.
+    /// Complete it: there is nothing to execute.
     Complete(Status),
 }
 
-/// What becomes of a command whose data is here.
+/// The next step of a command after its data was received.
 #[derive(Debug)]
 pub(crate) enum CommandAction {
-    /// The engine's.
+    /// Submit it to the engine.
     Submit(RequestOperation, InFlight),
-    /// Answered.
+    /// Complete it without the engine.
     Complete(Status),
 }
 
-/// Where bytes of a command's data go in its buffer: the first `split` at the place of the key behind an
-/// engine's record header, the others from `value_at` on.
+/// Maps a command's data to its buffer: the first `key_bytes` go to the key's position behind the engine's
+/// record header, the remaining ones to `value_offset` and on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadLayout {
-    /// How many bytes of key lead the data.
+    /// Bytes of the key at the start of the data; 0 if the SQE holds the key.
     pub key_bytes: u32,
-    /// Where the bytes behind them begin in the buffer.
+    /// Offset in the buffer of the data behind the key.
     pub value_offset: u32,
 }
 
 impl PayloadLayout {
-    /// For data that is taken as it is.
+    /// Data without a key, at the start of the buffer.
     pub const PLAIN: PayloadLayout = PayloadLayout { key_bytes: 0, value_offset: 0 };
 
-    /// Where byte `position` of the data goes, and how many that follow it lie beside it.
+    /// The buffer offset of byte `position` of the data, and how many bytes from there on are contiguous.
     pub fn locate(&self, position: u32) -> (usize, usize) {
         if position < self.key_bytes {
             let at = octokv_base::key::RECORD_HEADER_BYTES + position as usize;
@@ -120,12 +130,12 @@ impl PayloadLayout {
         }
     }
 
-    /// The buffer that `bytes` of data need.
+    /// The buffer length that `bytes` bytes of data need.
     pub fn buffer_bytes(&self, bytes: u32) -> usize {
         self.value_offset as usize + (bytes - self.key_bytes) as usize
     }
 
-    /// Copies `data` to where it goes, beginning with its byte `position`.
+    /// Copies `data`, which starts at byte `position` of the command's data, to its place in the buffer.
     pub fn copy(&self, buffer: &mut [u8], mut position: u32, mut data: &[u8]) {
         while !data.is_empty() {
             let (at, run) = self.locate(position);
@@ -137,30 +147,41 @@ impl PayloadLayout {
     }
 }
 
-/// What a request at the engine is answered with.
+/// What a submitted command needs for its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InFlight {
-    /// Store.
     Store,
-    /// Retrieve, with the host's limit.
-    Retrieve { limit_bytes: u32 },
-    /// Delete; the namespace's configuration rules what a missing key means.
-    Delete { namespace: NamespaceId },
-    /// Exist; only the extension's command tells the value's length.
-    Exist { return_length: bool },
-    /// List, with the host's limit.
-    List { limit_bytes: u32 },
+    /// Retrieve, limited to the host's buffer.
+    Retrieve {
+        limit_bytes: u32,
+    },
+    /// Delete; feature 20h of the namespace decides whether a missing key is an error.
+    Delete {
+        namespace: NamespaceId,
+    },
+    /// Exist; only the vendor command returns the value's length.
+    Exist {
+        return_length: bool,
+    },
+    /// List, limited to the host's buffer.
+    List {
+        limit_bytes: u32,
+    },
     /// Flush of a Key Value namespace.
     Flush,
-    /// Anything on blocks.
+    /// Any command of the NVM command set.
     Blocks(BlockOp),
-    /// The write of CC that shuts the controller down: so many flushes are out, and then, if CC is still
-    /// what it was, it becomes this.
-    ShutDown { flushes_left: u32, cc_before: ControllerConfiguration, cc_written: ControllerConfiguration },
+    /// A write of CC with a shutdown: `flushes_left` flushes are in flight; after the last one CC changes
+    /// from `cc_before` to `cc_written`, unless it has changed since.
+    ShutDown {
+        flushes_left: u32,
+        cc_before: ControllerConfiguration,
+        cc_written: ControllerConfiguration,
+    },
 }
 
 impl InFlight {
-    /// The most bytes of data that the answer brings.
+    /// The most bytes of data that the response can have.
     pub fn response_bytes_max(self) -> u64 {
         match self {
             InFlight::Retrieve { limit_bytes } | InFlight::List { limit_bytes } => u64::from(limit_bytes),
@@ -175,21 +196,27 @@ impl InFlight {
     }
 }
 
-/// What a request at the engine does to blocks.
+/// The effect of a submitted NVM command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockOp {
-    /// Read, so many bytes.
-    Read { lba: Lba, bytes: u32 },
+    /// Read of `bytes` bytes.
+    Read {
+        lba: Lba,
+        bytes: u32,
+    },
     /// Compare or Verify.
-    Check { lba: Lba },
+    Check {
+        lba: Lba,
+    },
     /// Write, Write Zeroes or Deallocate.
-    Modify { lba: Lba },
-    /// Flush.
+    Modify {
+        lba: Lba,
+    },
     Flush,
 }
 
 impl BlockOp {
-    /// The first block that it is about.
+    /// The first block of the command; 0 for Flush.
     pub fn lba(self) -> Lba {
         match self {
             BlockOp::Read { lba, .. } | BlockOp::Check { lba } | BlockOp::Modify { lba } => lba,
@@ -198,12 +225,12 @@ impl BlockOp {
     }
 }
 
-/// A completion, and the data in front of it.
+/// A command's completion and the data that precedes it.
 #[derive(Debug)]
 pub(crate) struct CommandResult {
     pub status: Status,
     pub dw0: u32,
-    /// The buffer, and where in it the data begins and ends.
+    /// The buffer with the start and end offset of the data; `None` if there is none.
     pub data: Option<(Buffer, usize, usize)>,
 }
 

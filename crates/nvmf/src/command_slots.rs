@@ -1,70 +1,70 @@
-//! The commands of one queue that have no answer yet: one slot each, as many as the queue has entries.
+//! The outstanding commands of one queue: one slot each, as many slots as the queue has entries.
 //!
 //! ```text
-//!           needs no data
-//!   Free ───────────────────────────────────────────▶ Running ──▶ Free   (Connection::complete)
-//!    │  ▲                                                ▲
-//!    │  └── Event (asynchronous event request) ◀─┐       │ last byte, digest right
-//!    ├───────────────────────────────────────────┘       │
-//!    └──▶ Waiting ──▶ Receiving ─────────────────────────┘──▶ Free (digest wrong, admin command done)
-//!         no buffer    R2T is out
+//!            needs no data
+//!    Free ───────────────────────────────────────────▶ InFlight ──▶ Free   (Connection::complete)
+//!     │  ▲                                                ▲
+//!     │  └── EventRequest ◀─────────────────────┐         │ last byte, digest right
+//!     ├────────────────────────────────────────┘         │
+//!     └──▶ AwaitingBuffer ──▶ Receiving ─────────────────┘──▶ Free (digest wrong)
+//!          no buffer          R2T sent
 //! ```
-//! Invariants: no two slots in use have one command identifier ([`CommandSlots::has`] is exact); a slot's
-//! storage is used again, so that nothing is allocated once a queue has been as deep as it will be;
-//! `AwaitingBuffer` slots get their buffers in the order in which they came.
+//! Invariants: no two slots in use have the same command identifier ([`CommandSlots::is_id_in_use`] is
+//! exact); slots are reused, so nothing is allocated once a queue has reached its greatest depth; slots get
+//! their buffers in the order in which they began to wait. All collections are bounded by the queue's
+//! entries.
 
 use crate::command_plan::{InFlight, PayloadLayout, PendingCommand};
 use octokv_base::{Buffer, NamespaceId, Nanos};
 use std::collections::VecDeque;
 
-/// Data that a host was or will be asked for.
+/// A transfer of host data for one command.
 #[derive(Debug)]
 pub(crate) struct Transfer {
-    /// The namespace that the command is for, and the serial number that it had then.
+    /// The namespace of the command, and its serial number when the command was accepted.
     pub namespace: NamespaceId,
     pub namespace_serial: u64,
-    /// What to do when the data is here.
+    /// The command to submit when the data is complete.
     pub pending: PendingCommand,
-    /// Where its bytes go.
     pub layout: PayloadLayout,
-    /// How many bytes there will be.
+    /// Length of the data in bytes.
     pub expected_bytes: u32,
-    /// How many are here.
+    /// Bytes of the data received so far.
     pub received_bytes: u32,
-    /// When they were asked for.
+    /// When the R2T was sent.
     pub requested_at: Nanos,
-    /// Bytes of buffers whose data was to come then, its own among them.
+    /// Bytes of all buffers that awaited data when the R2T was sent, this one included.
     pub open_bytes: usize,
-    /// A data digest was wrong: the command fails once all of its data has passed.
+    /// A data digest was wrong: the command fails after its last byte.
     pub has_bad_digest: bool,
 }
 
 const NO_NAMESPACE: NamespaceId = NamespaceId(0);
 
-/// What a slot is doing.
+/// The state of a slot; see the diagram at the top.
 #[derive(Debug)]
 pub(crate) enum SlotState {
-    /// Nothing.
+    /// Unused.
     Free,
     /// A transfer that waits for a buffer.
     AwaitingBuffer(Transfer),
-    /// A transfer whose R2T is out.
+    /// A transfer whose R2T was sent.
     Receiving(Transfer, Buffer),
-    /// A request at the engine.
+    /// A command whose requests are at the engine.
     InFlight(InFlight),
-    /// An asynchronous event request.
+    /// An Asynchronous Event Request.
     EventRequest,
 }
 
 #[derive(Debug)]
 struct CommandSlot {
     command_id: u16,
-    /// The namespace of a request at the engine.
+    /// The namespace of the request in flight.
     namespace: NamespaceId,
     state: SlotState,
 }
 
-/// The slots of one queue.
+/// The command slots of one queue.
 #[derive(Debug)]
 pub(crate) struct CommandSlots {
     slots: Vec<CommandSlot>,
@@ -72,15 +72,15 @@ pub(crate) struct CommandSlots {
     limit: usize,
     waiting: VecDeque<u16>,
     in_flight: usize,
-    /// The most bytes that the answers of those may bring.
+    /// The most bytes of data that the responses of commands in flight can have.
     response_bytes: u64,
     receiving_bytes: usize,
-    /// One bit for each command identifier: whether it is in use.
+    /// One bit for each of the 65536 command identifiers.
     used_ids: Box<[u64]>,
 }
 
 impl CommandSlots {
-    /// For a queue of `entries` entries; 0 for no queue yet.
+    /// Creates the slots of a queue with `entries` entries; 0 before Connect.
     pub fn new(entries: u16) -> CommandSlots {
         CommandSlots {
             slots: Vec::new(),
@@ -94,36 +94,37 @@ impl CommandSlots {
         }
     }
 
-    /// Whether every slot is in use.
     pub fn is_full(&self) -> bool {
         self.free.is_empty() && self.slots.len() == self.limit
     }
 
-    /// Requests at the engine.
+    /// The number of commands in flight at the engine.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// The most bytes of data that the answers of the requests at the engine may bring.
+    /// The most bytes of data that the responses of commands in flight can have.
     pub fn response_bytes(&self) -> u64 {
         self.response_bytes
     }
 
-    /// Bytes of values that the host was asked for and that are not all here.
+    /// Capacity in bytes of the buffers whose data has not arrived completely.
     pub fn receiving_bytes(&self) -> usize {
         self.receiving_bytes
     }
 
-    /// Whether a command of this identifier has no answer yet.
+    /// Whether an outstanding command has this identifier.
     #[inline]
     pub fn is_id_in_use(&self, command_id: u16) -> bool {
         self.used_ids[usize::from(command_id >> 6)] & (1 << (command_id & 63)) != 0
     }
 
-    /// Takes a slot.
+    /// Takes a free slot.
     ///
-    /// # Panics
-    /// When all are in use, or the identifier is: the caller asked before.
+    /// REQUIRES: the queue is not full ([`CommandSlots::is_full`]) and the identifier is not in use
+    /// ([`CommandSlots::is_id_in_use`]).
+    ///
+    /// # Panics If either does not hold.
     #[inline]
     pub fn take(&mut self, command_id: u16, phase: SlotState) -> u16 {
         assert!(!self.is_id_in_use(command_id), "command {command_id} is in use");
@@ -139,18 +140,17 @@ impl CommandSlots {
         slot
     }
 
-    /// A slot's request is one on this namespace.
+    /// Sets the namespace of a slot's request.
     #[inline]
     pub fn set_namespace(&mut self, slot: u16, namespace: NamespaceId) {
         self.slots[usize::from(slot)].namespace = namespace;
     }
 
-    /// The namespace of a slot's request.
     pub fn namespace(&self, slot: u16) -> NamespaceId {
         self.slots[usize::from(slot)].namespace
     }
 
-    /// One of the slot's requests ended; says whether it was the last. Only a shutdown has several.
+    /// Counts one finished request of a slot; returns whether it was the last. Only a shutdown has several.
     #[inline]
     pub fn finish_one(&mut self, slot: u16) -> bool {
         match &mut self.slots[usize::from(slot)].state {
@@ -169,7 +169,7 @@ impl CommandSlots {
         self.slots.iter().any(is_shutdown)
     }
 
-    /// Frees a slot; gives its command identifier and what it was doing.
+    /// Frees a slot; returns its command identifier and previous state.
     #[inline]
     pub fn release(&mut self, slot: u16) -> (u16, SlotState) {
         let phase = self.set_state(slot, SlotState::Free);
@@ -179,7 +179,8 @@ impl CommandSlots {
         (command_id, phase)
     }
 
-    /// The one door through which a slot changes what it is doing; gives what it was doing.
+    /// Changes a slot's state, and the totals that depend on it; returns the previous state. All changes go
+    /// through here.
     #[inline]
     pub fn set_state(&mut self, slot: u16, next: SlotState) -> SlotState {
         match &next {
@@ -207,7 +208,7 @@ impl CommandSlots {
         previous
     }
 
-    /// The transfer of a slot whose R2T is out, with its command's identifier.
+    /// The command identifier, transfer and buffer of a slot that receives data.
     #[inline]
     pub fn receiving(&mut self, slot: u16) -> Option<(u16, &mut Transfer, &mut Buffer)> {
         let slot = self.slots.get_mut(usize::from(slot))?;
@@ -220,7 +221,7 @@ impl CommandSlots {
         }
     }
 
-    /// The first slot that waits for a buffer, and how many bytes of it.
+    /// The slot that has waited longest for a buffer, and the buffer's length in bytes.
     pub fn first_waiting(&self) -> Option<(u16, usize)> {
         let slot = *self.waiting.front()?;
         match &self.slots[usize::from(slot)].state {
@@ -231,7 +232,7 @@ impl CommandSlots {
         }
     }
 
-    /// Gives a waiting slot its buffer; gives its command's identifier and the bytes to ask for.
+    /// Assigns a buffer to a waiting slot; returns the command identifier and the bytes to request.
     pub fn start_receiving(&mut self, slot: u16, buffer: Buffer, now: Nanos) -> (u16, u32) {
         match self.set_state(slot, SlotState::Free) {
             SlotState::AwaitingBuffer(mut transfer) => {
@@ -245,7 +246,7 @@ impl CommandSlots {
         }
     }
 
-    /// The transfers whose data is on its way.
+    /// The transfers whose R2T was sent.
     pub fn open_transfers(&self) -> impl Iterator<Item = &Transfer> {
         let slots = if self.receiving_bytes == 0 { &[][..] } else { &self.slots };
         slots.iter().filter_map(|slot| match &slot.state {
@@ -257,7 +258,7 @@ impl CommandSlots {
         })
     }
 
-    /// A slot that holds an event request: that of `command_id`, or any.
+    /// A slot with an event request: the one of `command_id`, or any.
     pub fn find_event_request(&self, command_id: Option<u16>) -> Option<u16> {
         let wanted = |slot: &CommandSlot| {
             matches!(slot.state, SlotState::EventRequest) && command_id.is_none_or(|id| id == slot.command_id)
@@ -265,12 +266,11 @@ impl CommandSlots {
         self.slots.iter().position(wanted).map(|index| index as u16)
     }
 
-    /// How many slots hold an event request.
     pub fn event_request_count(&self) -> usize {
         self.slots.iter().filter(|slot| matches!(slot.state, SlotState::EventRequest)).count()
     }
 
-    /// Frees every slot that is not at the engine: the connection ends, and their commands get no answer.
+    /// Frees every slot that is not at the engine, without completions: the connection has ended.
     pub fn release_all_but_in_flight(&mut self) {
         for slot in 0..self.slots.len() as u16 {
             if !matches!(self.slots[usize::from(slot)].state, SlotState::Free | SlotState::InFlight(_)) {
@@ -279,7 +279,7 @@ impl CommandSlots {
         }
     }
 
-    /// Frees the slots of event requests: a reset controller answers none.
+    /// Frees the slots of event requests: a reset aborts them without completions.
     pub fn release_event_requests(&mut self) {
         while let Some(slot) = self.find_event_request(None) {
             self.release(slot);

@@ -1,58 +1,55 @@
-//! What a target is told once, when it starts: its name and every bound; and what a namespace is.
-//!
-//! Nothing here changes while a target runs, except a namespace's use, which its engine counts.
-//! Namespaces may come and go.
+//! The configuration of a target: names and limits, fixed when the target starts.
 
 use octokv_base::Nanos;
 
-/// The name and the bounds of a target. [`SubsystemConfig::new`] gives the defaults.
+/// The names and limits of a target. [`SubsystemConfig::new`] gives the defaults.
 #[derive(Clone, Debug)]
 pub struct SubsystemConfig {
-    /// The subsystem's NQN.
+    /// The subsystem's NQN: 1 to 223 bytes.
     pub nqn: String,
-    /// Its serial number: up to 20 printable ASCII characters; more are cut off.
+    /// Serial number (SN): up to 20 printable ASCII characters; longer ones are truncated.
     pub serial: String,
-    /// Its model: up to 40 printable ASCII characters; more are cut off.
+    /// Model number (MN): up to 40 printable ASCII characters; longer ones are truncated.
     pub model: String,
-    /// Its version as hosts see it: up to 8 printable ASCII characters; more are cut off.
+    /// Firmware revision (FR): up to 8 printable ASCII characters; longer ones are truncated.
     pub firmware: String,
-    /// The most controllers at a time (one per host connection set), discovery controllers included.
+    /// The most controllers at a time, discovery controllers included; each host association has one.
     pub controllers_max: usize,
-    /// The most controllers at a time that one host NQN may have.
+    /// The most controllers at a time of one host NQN.
     pub controllers_per_host_max: usize,
-    /// The most TCP connections at a time, over all hosts; the node refuses more at accept.
+    /// The most TCP connections at a time, over all hosts; the node closes further ones after accept.
     pub connections_max: usize,
     /// The most I/O queues of one controller.
     pub io_queues_max: u16,
-    /// The most entries of a queue: CAP.MQES is one less. Admin queues may always have 128.
+    /// The most entries of a queue, at least 2: CAP.MQES is one less. Admin queues may always have 128.
     pub queue_depth: u16,
-    /// The most bytes of a value that may come inside the command's capsule; a multiple of 16.
+    /// The most in-capsule data of an I/O command in bytes: a multiple of 16, at most 64 KiB.
     pub in_capsule_bytes: u32,
-    /// The most bytes of one H2CData PDU; at least 4096 and a multiple of 4.
+    /// The most data of one H2CData PDU in bytes (MAXH2CDATA): at least 4096 and a multiple of 4.
     pub h2c_data_bytes_max: u32,
-    /// The most bytes of a value, over all namespaces; rules MDTS and every transfer.
+    /// The longest value in bytes, over all namespaces, at least 4096; determines MDTS.
     pub value_bytes_max: u32,
-    /// The most bytes of a key of the extension's commands.
+    /// The longest key of the vendor commands in bytes, at least 16.
     pub key_bytes_max: u16,
-    /// The most bytes of values that one connection may have announced and not yet sent in full.
+    /// The most bytes of buffers that one connection holds for data that an R2T requested.
     pub receive_bytes_max: usize,
-    /// While so many bytes are unsent, or may come of the requests at the engine, a connection takes no further
-    /// command.
+    /// A connection accepts no command while more bytes than this are unsent or expected from requests in
+    /// flight.
     pub outbox_bytes_max: usize,
-    /// The longest keep-alive time a host may ask for; longer ones are refused.
+    /// The longest keep-alive timeout; Connect and Set Features fail with longer ones.
     pub keep_alive_max: Nanos,
-    /// How long a connection may take from its first byte to a finished Connect.
+    /// The time from accept to a completed Connect, after which the connection is closed.
     pub handshake_limit: Nanos,
-    /// How long a discovery controller without keep alive lives without a command.
+    /// The time without a command after which a discovery controller without keep alive ends.
     pub discovery_idle_limit: Nanos,
-    /// The most event requests that a host may leave pending.
+    /// The most outstanding event requests of a controller, at least 1.
     pub event_requests_max: u8,
-    /// Identifiers of controllers start here: several targets of one subsystem take separate ranges.
+    /// The lowest controller identifier: targets of one subsystem use separate ranges.
     pub first_controller_id: u16,
 }
 
 impl SubsystemConfig {
-    /// The defaults, for a subsystem of this name.
+    /// The default configuration of a subsystem with this NQN.
     pub fn new(nqn: &str) -> SubsystemConfig {
         SubsystemConfig {
             nqn: nqn.to_owned(),
@@ -78,7 +75,7 @@ impl SubsystemConfig {
         }
     }
 
-    /// MDTS: the most bytes of a command is 4 KiB times 2 to the power of this.
+    /// MDTS: the most data of a command is 4 KiB times 2 to the power of this.
     pub(crate) fn transfer_pages_log2(&self) -> u8 {
         self.value_bytes_max.div_ceil(4096).next_power_of_two().ilog2().max(1) as u8
     }
@@ -88,7 +85,9 @@ impl SubsystemConfig {
         4096 << self.transfer_pages_log2()
     }
 
-    /// Panics where a bound could not be kept or announced: a mistake of whoever made the settings.
+    /// Checks the limits.
+    ///
+    /// # Panics If a value is outside of the range that its field documents.
     pub(crate) fn assert_valid(&self) {
         assert!(!self.nqn.is_empty() && self.nqn.len() <= 223, "a subsystem NQN has 1 to 223 bytes");
         assert!(self.queue_depth >= 2, "a queue has at least two entries");

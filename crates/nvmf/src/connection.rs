@@ -1,25 +1,25 @@
-//! One TCP connection, from its first byte to its last.
+//! One TCP connection as a sans-I/O state machine: the functions that its owner calls.
 //!
-//! In: bytes from the head of a linear receive buffer, outcomes of requests, the time. Out: requests,
-//! and bytes in the [`SendBuffer`]. What PDUs do is in `intake`, what commands do in
-//! `commands`.
+//! In: bytes from the head of a linear receive buffer, outcomes of requests, the time. Out: requests, and
+//! bytes in the [`SendBuffer`]. `pdu_receive` handles PDUs, `command_handler` commands; `state` holds the
+//! fields.
 //!
 //! ```text
 //!  AwaitIcReq ──ICReq──▶ AwaitConnect ──Connect, queue 0──▶ Admin      (I/O controller)
 //!      │                   │ │ │                       └──▶ Discovery  (discovery controller)
 //!      │                   │ │ └──Connect, queue n──▶ Io
 //!      │                   │ │                         │
-//!      │ error             │ │ error                   │ error, Disconnect
+//!      │ PDU error         │ │ PDU error               │ PDU error, Disconnect
 //!      ▼                   ▼ │                         ▼
 //!  Terminating ◀───────────┴─┼─────────────────────── (Admin, Discovery, Io)
-//!      │ reply sent and a second passed               │ controller over or reset, host silent,
-//!      ▼                     ▼ too slow               ▼ H2CTermReq, socket closed
+//!      │ TERMINATION_LINGER  │                        │ controller reset or ended, keep alive or
+//!      ▼ has passed          ▼ handshake timeout      ▼ transfer timeout, H2CTermReq, socket closed
 //!    Closed ◀────────────────┴────────────────────────┘
 //! ```
-//! Invariants: the state changes only by `set_state`, which lets the controller go where
-//! the connection leaves it; every request that went out is completed exactly once, whatever the state;
-//! the memory held is bounded: slots by the queue's size, buffers by `receive_bytes_max`, replies by
-//! `outbox_bytes_max` plus what is at the engine. Tested in `tests/` of this room.
+//! Invariants: only `set_state` changes the state, and it releases the controller or queue that the
+//! connection leaves; each request is completed exactly once, in any state; memory is bounded: slots by the
+//! queue's size, buffers by `receive_bytes_max`, unsent responses by `outbox_bytes_max` plus the responses
+//! of requests in flight. Tested in `tests/` of this crate.
 
 mod admin_handler;
 mod command_handler;
@@ -44,15 +44,15 @@ use state::{ConnectionState, DataDigest, ReceiveState, is_negative_result};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// How often a live connection looks at its controller when nothing comes.
+/// The longest time between two checks of the controller's state by an idle connection.
 const CONTROLLER_CHECK_INTERVAL: Nanos = Nanos::from_millis(500);
-/// How often a connection whose transfers wait for buffers looks for some.
+/// The longest time between two attempts to get buffers for waiting transfers.
 const BUFFER_RETRY_INTERVAL: Nanos = Nanos::from_millis(1);
-/// Signs of life are passed on at most this often.
+/// A connection updates its controller's activity time at most this often.
 const ACTIVITY_RECORD_INTERVAL: Nanos = Nanos::from_millis(5);
 
 impl Connection {
-    /// A connection that was just accepted on `local` from `peer`.
+    /// Creates the state of a connection that was just accepted on `local_address` from `peer_address`.
     pub fn new(
         target: Arc<Target>,
         local_address: SocketAddr,
@@ -84,8 +84,11 @@ impl Connection {
         }
     }
 
-    /// Takes bytes from the head of what the host sent. What must be asked of the engine is appended to
-    /// `requests`; each of them must come back by [`Connection::complete`].
+    /// Consumes PDUs from the head of the received bytes and appends the requests to execute to `requests`.
+    ///
+    /// The caller executes each request and passes its outcome to [`Connection::complete`], also after the
+    /// connection has closed. Bytes that are not consumed must be passed again, at the head of the next
+    /// call.
     pub fn receive(
         &mut self,
         now: Nanos,
@@ -95,24 +98,25 @@ impl Connection {
     ) -> ReceiveResult {
         self.check_controller();
         let result = self.receive_pdus(now, bytes, pool, requests);
-        // Bytes that are offered again because nothing was taken of them are no sign of life.
+        // A retry of bytes that were not consumed is no activity of the host.
         if result.consumed_bytes > 0 {
             self.record_activity(now);
         }
         result
     }
 
-    /// Where the bytes that come next belong, while a value is on its way: a socket may be read straight
-    /// into it, provided that every byte received before was given to [`Connection::receive`] and taken.
-    /// Then tell by [`Connection::landed`] how many came. Worth it for large values.
+    /// The buffer range that the next bytes of an H2CData belong to, or `None` outside of H2CData.
+    ///
+    /// A socket may be read straight into it, which saves a copy of large values. REQUIRES: all bytes
+    /// received before were passed to [`Connection::receive`] and consumed. Report the count with
+    /// [`Connection::payload_received`].
     pub fn payload_buffer(&mut self) -> Option<&mut [u8]> {
         self.current_payload_buffer()
     }
 
-    /// `count` bytes were received into [`Connection::landing`].
+    /// Accounts for `count` bytes that were received into [`Connection::payload_buffer`].
     ///
-    /// # Panics
-    /// When the landing had no room for so many.
+    /// # Panics If no payload is expected, or `count` exceeds the length of the payload buffer.
     pub fn payload_received(
         &mut self,
         now: Nanos,
@@ -124,10 +128,9 @@ impl Connection {
         self.advance_payload(count, pool, requests);
     }
 
-    /// Ends a request of `slot`: its completion, with data where there is some, goes to the outbox.
+    /// Completes one request of `slot`: appends its data, if any, and its completion to the send buffer.
     ///
-    /// # Panics
-    /// When no request of that slot is out, or the outcome is not one of its operation.
+    /// # Panics If the slot has no request in flight, or the outcome is not one of the request's operation.
     pub fn complete(&mut self, _now: Nanos, slot: u32, outcome: RequestOutcome) {
         if !self.slots.finish_one(slot as u16) {
             self.record_flush_result(&outcome);
@@ -144,7 +147,7 @@ impl Connection {
             return;
         }
         let ConnectionState::Io(queue) = &self.state else {
-            return; // The connection ended meanwhile: nobody waits for the answer.
+            return; // The connection has ended: no completion is sent.
         };
         if matches!(outcome, RequestOutcome::Unrecovered | RequestOutcome::WriteFault) {
             self.counters.media_errors += 1;
@@ -171,7 +174,10 @@ impl Connection {
         self.grant_waiting_transfers();
     }
 
-    /// Lets time pass: limits, notices, buffers that came free, and what other cores did to the controller.
+    /// Handles timeouts, asynchronous events, freed buffers and state changes of the controller by other
+    /// cores.
+    ///
+    /// REQUIRES: called no later than [`Connection::next_deadline`].
     pub fn tick(&mut self, now: Nanos) {
         self.last_tick_at = now;
         self.check_controller();
@@ -205,7 +211,7 @@ impl Connection {
         self.flush_counters();
     }
 
-    /// When [`Connection::tick`] must be called at the latest.
+    /// The latest time for the next call of [`Connection::tick`].
     pub fn next_deadline(&self) -> Nanos {
         match &self.state {
             ConnectionState::AwaitIcReq { deadline }
@@ -223,53 +229,54 @@ impl Connection {
         }
     }
 
-    /// The socket was closed by the host, or broke: nothing more will come or can be sent.
+    /// Ends the connection after its socket was closed or failed; discards unsent bytes.
     pub fn peer_closed(&mut self) {
         self.close(CloseReason::PeerClosed);
         self.pdu_writer.send_buffer.clear();
     }
 
-    /// What is to be sent.
+    /// The bytes to send.
     pub fn send_buffer(&mut self) -> &mut SendBuffer {
         &mut self.pdu_writer.send_buffer
     }
 
-    /// Whether the socket is to be closed once the outbox is empty. Requests may still be out then.
+    /// Whether the socket must be closed once the send buffer is empty. Requests may still be in flight.
     pub fn is_closed(&self) -> bool {
         matches!(self.state, ConnectionState::Closed)
     }
 
-    /// Why the connection ended, once it is ending.
+    /// The reason for closing; `None` while the connection is open.
     pub fn close_reason(&self) -> Option<CloseReason> {
         self.close_reason
     }
 
-    /// How many requests are out.
+    /// The number of commands that are in flight at the engine.
     pub fn in_flight(&self) -> usize {
         self.slots.in_flight()
     }
 
-    /// What the host calls itself, once it has been let in under that name.
+    /// The host's NQN, once its Connect has succeeded.
     pub fn connected_host_nqn(&self) -> Option<&str> {
         self.state().controller().and(self.host_nqn())
     }
 
-    /// What the host calls itself, once it has tried to connect.
+    /// The host's NQN as its last Connect named it, whether or not that succeeded.
     pub fn host_nqn(&self) -> Option<&str> {
         self.host_nqn.as_deref()
     }
 
-    /// What its last Connect was refused with, where it was.
+    /// The status of the last failed Connect; `None` after a successful one.
     pub fn connect_error(&self) -> Option<Status> {
         self.connect_error
     }
 
-    /// The host's address.
+    /// The host's address and port.
     pub fn peer_address(&self) -> SocketAddr {
         self.peer_address
     }
 
-    /// Looks at what became of the controller, perhaps by another core.
+    /// Closes the connection if its controller has ended or, for an I/O queue, was reset or left the ready
+    /// states.
     fn check_controller(&mut self) {
         let is_over = match &self.state {
             ConnectionState::Io(queue) => {

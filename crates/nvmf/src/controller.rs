@@ -1,23 +1,23 @@
-//! One controller: what the connections of one host share, on whatever cores they are.
+//! One controller: the state that its connections, on any core, share.
 //!
-//! In: property writes, signs of life, features and notices, from the admin connection and the target.
-//! Out: its life, which every connection looks at in each turn, and what admin commands read.
+//! In: property writes, activity, features and events, from the admin connection and the target. Out: its
+//! [`ControllerEpoch`], which every connection checks in each iteration, and the data of admin commands.
 //!
 //! ```text
-//!             CC.EN 0→1                 CC.SHN
-//! Disabled ───────────────▶ Ready ───────────────▶ ShutDown
-//!   ▲ │ ▲ │                   │ CC.EN 1→0             │ CC.EN 1→0 (or SHN back to 0)
-//!   │ │ │ └──── CC.SHN ───────┼──────────────────▶    │
-//!   │ │ └─────────────────────┴───────────────────────┘
-//!   │ │ CC.EN 0→1 with a bad CC
-//!   │ └─────────▶ Failed (CSTS.CFS; the host may reset)
-//!   └── CC.EN 1→0 ──┘
-//! any of these ── keep alive ran out ──▶ Expired      (its connections close)
-//! any of these ── admin connection ended, or its host may connect no more ──▶ Gone (its connections close)
+//!              CC.EN 0→1                 CC.SHN
+//!  Disabled ───────────────▶ Ready ───────────────▶ ShutDown
+//!    ▲ │ ▲ │                   │ CC.EN 1→0             │ CC.EN 1→0 (or SHN back to 0)
+//!    │ │ │ └──── CC.SHN ───────┼──────────────────▶    │
+//!    │ │ └─────────────────────┴───────────────────────┘
+//!    │ │ CC.EN 0→1 with an unsupported CC
+//!    │ └─────────▶ Failed (CSTS.CFS; the host may reset)
+//!    └── CC.EN 1→0 ──┘
+//!  any of these ── keep-alive timeout ──▶ KeepAliveExpired  (its connections close)
+//!  any of these ── admin connection ended, host denied ──▶ Disconnected  (its connections close)
 //! ```
-//! Invariants: `life` changes only under the lock of `book`, by `set_condition`; each reset
-//! makes a new generation, and I/O connections live only in the generation that they connected in; no
-//! queue identifier is connected twice.
+//! Invariants: `epoch` changes only under the lock of `inner`, in `set_state`; each reset starts a new
+//! generation, and an I/O connection is valid only in the generation that it connected in; no queue
+//! identifier is connected twice.
 
 use crate::async_events::AsyncEventState;
 use crate::counters::SharedCounters;
@@ -30,30 +30,30 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// What a controller is for.
+/// The type of a controller (CNTRLTYPE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControllerType {
-    /// Namespaces.
+    /// An I/O controller: serves namespaces.
     Io,
-    /// The discovery log.
+    /// A discovery controller: serves the discovery log.
     Discovery,
 }
 
-/// How a controller is.
+/// The state of a controller; see the diagram at the top of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ControllerState {
-    /// Connected, not enabled: only properties.
+    /// Connected, not enabled: only Fabrics commands and Keep Alive are accepted.
     Disabled,
-    /// Enabled.
+    /// Enabled: all commands are accepted.
     Ready,
-    /// The host said that it is done.
+    /// The host has requested a shutdown, and it is complete.
     ShutDown,
-    /// Enabled with a configuration that cannot be.
+    /// Enabled with an unsupported configuration (CSTS.CFS).
     Failed,
-    /// The host fell silent for longer than its keep-alive time.
+    /// Ended: the host sent nothing for longer than its keep-alive timeout.
     KeepAliveExpired,
-    /// Its admin connection ended, or its host may connect no more.
+    /// Ended: its admin connection ended, or its host lost access.
     Disconnected,
 }
 
@@ -63,7 +63,7 @@ impl ControllerState {
         [Disabled, Ready, ShutDown, Failed, KeepAliveExpired, Disconnected][usize::from(number)]
     }
 
-    /// Whether the drawing has an arrow from this to `next`.
+    /// Whether the state diagram has a transition from this state to `next`.
     fn can_transition_to(self, next: ControllerState) -> bool {
         use ControllerState::*;
         match self {
@@ -76,27 +76,27 @@ impl ControllerState {
         }
     }
 
-    /// Whether I/O connections may go on.
+    /// Whether I/O connections may continue.
     pub fn serves_io(self) -> bool {
         matches!(self, ControllerState::Ready | ControllerState::ShutDown)
     }
 
-    /// Whether nothing of the controller may go on.
+    /// Whether the controller has ended, so that all its connections must close.
     pub fn has_ended(self) -> bool {
         matches!(self, ControllerState::KeepAliveExpired | ControllerState::Disconnected)
     }
 }
 
-/// A controller's state, and how often it has been reset.
+/// A controller's state and generation, as one atomic value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerEpoch {
-    /// Resets so far.
+    /// The number of resets, modulo 2^32.
     pub generation: u32,
-    /// How it is.
+    /// The current state.
     pub state: ControllerState,
 }
 
-/// Whether the fields of CC that matter hold what this target can do. The entry sizes may be left zero.
+/// Whether the target supports the fields of CC. The queue entry sizes may be 0.
 pub(crate) fn is_supported_configuration(cc: ControllerConfiguration) -> bool {
     let command_sets = matches!(cc.command_set(), 0 | 6 | 7);
     let arbitration = cc.0 >> 11 & 7 == 0;
@@ -118,56 +118,53 @@ fn csts_of(state: ControllerState, enabled: bool) -> ControllerStatus {
     }
 }
 
-/// CC.CSS of a host that turned all command sets on.
+/// CC.CSS: all supported command sets are enabled.
 const CSS_ALL_COMMAND_SETS: u8 = 6;
 
-/// The host that a controller belongs to.
+/// The identity of a controller's host, from Connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
-    /// Its name.
+    /// The host's NQN.
     pub nqn: String,
-    /// Its identifier.
+    /// The host's 128-bit identifier (HOSTID).
     pub id: [u8; 16],
 }
 
-/// What changes only by admin commands and connects.
+/// The fields that only admin commands and connects change, under one lock.
 #[derive(Debug)]
 pub(crate) struct ControllerInner {
     /// CC as last written.
     pub configuration: ControllerConfiguration,
-    /// Feature values.
     pub features: FeatureValues,
-    /// Notices for the host.
+    /// Pending and masked asynchronous events.
     pub async_events: AsyncEventState,
-    /// The namespaces on which Delete of a missing key fails (feature 20h).
+    /// The namespaces on which Delete of a missing key is an error (feature 20h).
     delete_missing_error_namespaces: BTreeSet<NamespaceId>,
     /// One bit per connected I/O queue.
     queue_bitmap: Vec<u64>,
 }
 
-/// One controller.
+/// The shared state of one controller.
 #[derive(Debug)]
 pub struct Controller {
-    /// CNTLID.
+    /// Controller identifier (CNTLID).
     pub id: u16,
-    /// What it is for.
     pub controller_type: ControllerType,
-    /// Whose it is.
     pub host: HostIdentity,
-    /// What its connections did.
+    /// Sums over the controller's connections.
     pub counters: SharedCounters,
     epoch: AtomicU64,
     keep_alive_ms: AtomicU32,
     last_activity: AtomicU64,
-    /// Whether Delete of a missing key fails on any namespace (feature 20h): `book` knows on which.
+    /// Whether `delete_missing_error_namespaces` is not empty, readable without the lock.
     any_delete_missing_is_error: AtomicBool,
-    /// Feature 06h: whether writes of blocks may stay in a volatile cache.
+    /// Feature 06h: writes of blocks may stay in a volatile cache.
     write_cache_enabled: AtomicBool,
     inner: Mutex<ControllerInner>,
 }
 
 impl Controller {
-    /// A disabled controller.
+    /// Creates a disabled controller.
     pub(crate) fn new(
         id: u16,
         controller_type: ControllerType,
@@ -194,7 +191,7 @@ impl Controller {
         }
     }
 
-    /// How it is now: one load.
+    /// The current state and generation: one atomic load.
     #[inline]
     pub fn epoch(&self) -> ControllerEpoch {
         let packed = self.epoch.load(Ordering::Acquire);
@@ -205,7 +202,9 @@ impl Controller {
         self.inner.lock()
     }
 
-    /// The one door through which the state changes. The guard proves that the lock is held.
+    /// Changes the state. All changes go through here.
+    ///
+    /// REQUIRES: the lock of `inner`, which the reference proves.
     fn set_state(&self, _inner: &mut ControllerInner, next: ControllerState) {
         let ControllerEpoch { generation, state } = self.epoch();
         assert!(state.can_transition_to(next), "controller {}: {state:?} -> {next:?}", self.id);
@@ -214,7 +213,7 @@ impl Controller {
         self.epoch.store(u64::from(generation) << 8 | next as u64, Ordering::Release);
     }
 
-    /// Writes CC. A reset forgets queues, features and notices.
+    /// Writes CC. A reset clears queues, features and events.
     pub(crate) fn write_cc(&self, written: ControllerConfiguration) {
         let inner = &mut *self.inner.lock();
         if self.epoch().state.has_ended() {
@@ -228,7 +227,7 @@ impl Controller {
                 ControllerState::Failed
             };
             if self.epoch().state != next {
-                // From a shutdown while disabled, too: a controller starts anew by enabling it.
+                // A controller that was shut down while disabled restarts by being enabled.
                 if next == ControllerState::Failed && self.epoch().state == ControllerState::ShutDown {
                     self.set_state(inner, ControllerState::Disabled);
                 }
@@ -257,13 +256,15 @@ impl Controller {
         self.set_write_cache_enabled(true);
     }
 
-    /// CSTS now.
+    /// CSTS now. Takes the lock.
     pub(crate) fn csts(&self) -> u32 {
         let enabled = self.inner.lock().configuration.is_enabled();
         csts_of(self.epoch().state, enabled).encode()
     }
 
-    /// Ends the controller, unless it has ended; says whether this call did it.
+    /// Ends the controller; returns false if it had ended before.
+    ///
+    /// # Panics If `how` is not a state that ends a controller.
     pub(crate) fn terminate(&self, how: ControllerState) -> bool {
         assert!(how.has_ended());
         let inner = &mut *self.inner.lock();
@@ -274,25 +275,24 @@ impl Controller {
         possible
     }
 
-    /// Sets the keep-alive time; zero turns it off.
+    /// Sets the keep-alive timeout in milliseconds; 0 turns it off.
     pub(crate) fn set_keep_alive(&self, milliseconds: u32, now: Nanos) {
         self.keep_alive_ms.store(milliseconds, Ordering::Relaxed);
         self.record_activity(now);
     }
 
-    /// The keep-alive time, in milliseconds.
+    /// The keep-alive timeout in milliseconds.
     pub(crate) fn keep_alive_ms(&self) -> u32 {
         self.keep_alive_ms.load(Ordering::Relaxed)
     }
 
-    /// The host is there: it sent something.
+    /// Records that the host sent something at `now`.
     #[inline]
     pub(crate) fn record_activity(&self, now: Nanos) {
         self.last_activity.fetch_max(now.0, Ordering::Relaxed);
     }
 
-    /// When the host will have been silent for too long, where `idle_limit` rules a discovery
-    /// controller without keep alive.
+    /// When the keep-alive timeout expires. A discovery controller without one expires after `idle_limit`.
     pub(crate) fn keep_alive_deadline(&self, idle_limit: Nanos) -> Nanos {
         let last = Nanos(self.last_activity.load(Ordering::Relaxed));
         match (self.keep_alive_ms(), self.controller_type) {
@@ -302,7 +302,9 @@ impl Controller {
         }
     }
 
-    /// Connects I/O queue `id`; gives the generation it lives in.
+    /// Connects I/O queue `id`; returns the generation that the queue belongs to.
+    ///
+    /// # Errors A sequence error if the controller is not ready or the queue is connected already.
     pub(crate) fn connect_queue(&self, id: u16) -> Result<u32, Status> {
         let inner = &mut *self.inner.lock();
         let epoch = self.epoch();
@@ -320,7 +322,7 @@ impl Controller {
         Ok(epoch.generation)
     }
 
-    /// I/O queue `id` of this generation has no connection any more.
+    /// Disconnects I/O queue `id` of this generation.
     pub(crate) fn disconnect_queue(&self, id: u16, generation: u32) {
         let inner = &mut *self.inner.lock();
         if self.epoch().generation == generation
@@ -330,20 +332,20 @@ impl Controller {
         }
     }
 
-    /// I/O queues that are connected.
+    /// The number of connected I/O queues.
     pub fn queue_count(&self) -> usize {
         self.inner.lock().queue_bitmap.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether Delete of a missing key fails on this namespace (feature 20h). It takes a lock only where
-    /// the host has turned that on for any.
+    /// Whether Delete of a missing key is an error on this namespace (feature 20h). Takes the lock only if
+    /// that is set for any namespace.
     #[inline]
     pub(crate) fn delete_missing_is_error(&self, id: NamespaceId) -> bool {
         self.any_delete_missing_is_error.load(Ordering::Relaxed)
             && self.inner.lock().delete_missing_error_namespaces.contains(&id)
     }
 
-    /// Sets whether Delete of a missing key fails on these namespaces.
+    /// Sets feature 20h of these namespaces.
     pub(crate) fn set_delete_missing_is_error(&self, ids: impl Iterator<Item = NamespaceId>, is_error: bool) {
         let inner = &mut *self.inner.lock();
         for id in ids {
@@ -357,7 +359,7 @@ impl Controller {
             .store(!inner.delete_missing_error_namespaces.is_empty(), Ordering::Relaxed);
     }
 
-    /// Whether writes of blocks may stay in a volatile cache: one load.
+    /// Whether writes of blocks may stay in a volatile cache: one atomic load.
     #[inline]
     pub(crate) fn is_write_cache_enabled(&self) -> bool {
         self.write_cache_enabled.load(Ordering::Relaxed)
@@ -367,19 +369,20 @@ impl Controller {
         self.write_cache_enabled.store(on, Ordering::Relaxed);
     }
 
-    /// Whether the host turned all command sets on.
+    /// Whether CC.CSS enables all supported command sets.
     pub(crate) fn are_all_command_sets_enabled(&self) -> bool {
         self.inner.lock().configuration.command_set() == CSS_ALL_COMMAND_SETS
     }
 
-    /// A namespace is gone: one that takes its identifier is another.
+    /// Clears the features of a removed namespace, whose identifier may be reused.
     pub(crate) fn forget_namespace(&self, id: NamespaceId) {
         if self.delete_missing_is_error(id) {
             self.set_delete_missing_is_error(std::iter::once(id), false);
         }
     }
 
-    /// Tells the host that a namespace came, went or changed, if it may see it.
+    /// Records a change of a namespace for the host's changed list, if the namespace is visible to the
+    /// host.
     pub(crate) fn notify_namespace_changed(&self, info: &NamespaceInfo) {
         let inner = &mut *self.inner.lock();
         if is_namespace_visible(inner.configuration, info) {
@@ -388,8 +391,9 @@ impl Controller {
     }
 }
 
-/// Whether a host that wrote this CC sees a namespace. One that did not turn all command sets on knows of
-/// blocks alone, and must not take a Key Value namespace for a disk.
+/// Whether a namespace is visible to a host that wrote this CC.
+///
+/// A host without all command sets enabled expects blocks, and would take a Key Value namespace for a disk.
 pub(crate) fn is_namespace_visible(cc: ControllerConfiguration, namespace: &NamespaceInfo) -> bool {
     cc.command_set() == CSS_ALL_COMMAND_SETS || matches!(namespace.kind, NamespaceKind::Block { .. })
 }

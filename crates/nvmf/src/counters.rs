@@ -1,34 +1,33 @@
-//! What was done, counted: by each connection for itself, added up for its controller and the target.
+//! Counters of commands, bytes and errors, per connection and summed per controller and target.
 //!
-//! A connection counters in plain integers ([`CounterSet`]) and adds them to the shared [`SharedCounters`] at its
-//! ticks and at its end, so that cores do not share a cache line per command. Readers see the past
-//! within one tick.
+//! A connection counts in plain integers ([`CounterSet`]) and adds them to [`SharedCounters`] at its ticks
+//! and at its end, so commands of different cores share no cache line. Readers lag by at most one tick.
 
 use crate::io_request::RequestOperation;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counter_set {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Numbers of what happened.
+        /// Counter values since the start of a connection, controller or target.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct CounterSet {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        /// [`CounterSet`] that several cores add to.
+        /// A [`CounterSet`] that several cores add to.
         #[derive(Debug, Default)]
         pub struct SharedCounters {
             $($name: AtomicU64,)*
         }
 
         impl SharedCounters {
-            /// Adds `counters` and makes them zero.
+            /// Adds `counters` to the sums and resets it to zero.
             pub fn add_and_reset(&self, counters: &mut CounterSet) {
                 $(if counters.$name != 0 { self.$name.fetch_add(counters.$name, Ordering::Relaxed); })*
                 *counters = CounterSet::default();
             }
 
-            /// The numbers now.
+            /// The sums now. Counters that change meanwhile may be inconsistent with each other.
             pub fn snapshot(&self) -> CounterSet {
                 CounterSet { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
@@ -49,42 +48,42 @@ counter_set! {
     lists,
     /// Flush commands.
     flushes,
-    /// Read commands, of blocks.
+    /// Read commands of the NVM command set.
     block_reads,
-    /// Write commands, of blocks.
+    /// Write commands of the NVM command set.
     block_writes,
     /// Compare and Verify commands.
     block_checks,
     /// Write Zeroes commands.
     block_zeroes,
-    /// Dataset Management commands that gave ranges back.
+    /// Dataset Management commands with deallocation.
     deallocations,
-    /// Bytes of blocks that were sent to hosts, or that hosts had compared.
+    /// Bytes of blocks sent to hosts, or received for Compare.
     read_bytes,
-    /// Bytes of blocks that hosts sent for Write commands.
+    /// Bytes of blocks received for Write.
     written_bytes,
-    /// Admin commands, Fabrics commands included.
+    /// Admin and Fabrics commands.
     admin_commands,
-    /// Bytes of values that hosts sent for Store commands.
+    /// Bytes of values received for Store.
     stored_bytes,
-    /// Bytes of values and listings that were sent to hosts.
+    /// Bytes of values and lists sent to hosts.
     retrieved_bytes,
-    /// Answers "key does not exist", "key exists" and "compare failure": no errors.
+    /// Completions with "key does not exist", "key exists" or "compare failure", which are not errors.
     misses,
-    /// Commands that failed otherwise.
+    /// Completions with any other error status.
     errors,
-    /// Values and blocks that could not be read back, or written.
+    /// Values and blocks that could not be read or written.
     media_errors,
-    /// Data digests that were wrong.
+    /// Data digest mismatches.
     digest_errors,
-    /// Connections that ended because of what the host sent.
+    /// Connections that ended with a C2HTermReq.
     transport_faults,
-    /// Controllers that ended because their host fell silent.
+    /// Controllers that ended by a keep-alive timeout.
     keep_alive_expired,
 }
 
 impl CounterSet {
-    /// One more that the engine is asked.
+    /// Counts a request that goes to the engine.
     #[inline]
     pub(crate) fn count_operation(&mut self, operation: &RequestOperation) {
         match operation {

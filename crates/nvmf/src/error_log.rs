@@ -1,6 +1,6 @@
-//! The last commands that failed in a way worth telling: log page 01h.
+//! The error log: the last failed commands (log page 01h).
 //!
-//! Answers (no such key, key exists, blocks that differ) are no errors and do not come here.
+//! Expected negative results (no such key, key exists, compare failure) are not recorded.
 
 use octokv_base::Lba;
 use octokv_wire::Status;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-/// How many are kept.
+/// The number of retained entries.
 pub(crate) const ERROR_LOG_ENTRIES: usize = 16;
 const NO_LOCATION: u16 = 0xffff;
 const TRANSPORT_TCP: u8 = 3;
@@ -20,7 +20,7 @@ pub(crate) struct ErrorLogEntry {
     pub queue_id: u16,
     pub command_id: u16,
     pub nsid: u32,
-    /// The first block, where the command was about blocks.
+    /// The first block of a command on blocks.
     pub lba: Option<Lba>,
     pub status: Status,
 }
@@ -31,12 +31,12 @@ struct ErrorRing {
     entries: VecDeque<ErrorLogEntry>,
 }
 
-/// The log, newest first.
+/// The error log of a target, newest entry first.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorLog(Mutex<ErrorRing>);
 
 impl ErrorLog {
-    /// Keeps a failure, and forgets the oldest where there is no room.
+    /// Adds an entry and drops the oldest one if the log is full.
     pub fn record(&self, failure: ErrorLogEntry) {
         let ring = &mut *self.0.lock();
         ring.total_count += 1;
@@ -44,12 +44,12 @@ impl ErrorLog {
         ring.entries.push_front(failure);
     }
 
-    /// How many there have been.
+    /// The number of entries recorded so far, dropped ones included.
     pub fn total_count(&self) -> u64 {
         self.0.lock().total_count
     }
 
-    /// The entries of the page, newest first, empty ones last.
+    /// The log page: newest entry first, empty entries last.
     pub fn entries(&self) -> [ErrorEntry; ERROR_LOG_ENTRIES] {
         let ring = self.0.lock();
         let mut entries = [ErrorEntry::empty(); ERROR_LOG_ENTRIES];

@@ -1,7 +1,7 @@
-//! Get and Set Features: which there are, what they hold, which may change.
+//! Get and Set Features.
 //!
-//! Nothing is saved over a restart: Set with the save bit is refused. A feature that is not in the table
-//! is an invalid field.
+//! Values are not saved across a restart: Set with the save bit fails. A feature that is not in the table
+//! fails as an invalid field.
 
 use crate::admin_context::{AdminContext, AdminResult};
 use crate::controller::ControllerType;
@@ -10,14 +10,14 @@ use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::queue_entry::{csi, feature};
 use octokv_wire::{Sqe, Status, log_page};
 
-/// The extended host identifier: data of feature 81h.
+/// Data of feature 81h: the 128-bit host identifier.
 const HOST_ID_BYTES: u32 = 16;
 /// Data of feature 16h.
 const HOST_BEHAVIOR_BYTES: usize = 512;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 
-/// What SEL of Get Features asks for.
+/// SEL of Get Features; the saved value is the default.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FeatureSelect {
     Current,
@@ -47,7 +47,7 @@ fn is_changeable(id: u8) -> bool {
     !matches!(id, feature::HOST_IDENTIFIER | feature::POWER_MANAGEMENT)
 }
 
-/// The features of a controller, and the scope of each: log 12h.
+/// The supported features of a controller type with their scopes, for log page 12h.
 pub(crate) fn supported_features(controller_type: ControllerType) -> impl Iterator<Item = (u8, u32)> {
     (0..=u8::MAX).filter(move |&id| is_supported(id, controller_type)).map(|id| match id {
         feature::KV_CONFIGURATION | feature::ERROR_RECOVERY => (id, log_page::SCOPE_NAMESPACE),
@@ -55,7 +55,9 @@ pub(crate) fn supported_features(controller_type: ControllerType) -> impl Iterat
     })
 }
 
-/// Get Features.
+/// Executes Get Features.
+///
+/// # Errors The status with which the command fails.
 pub(crate) fn get_feature(
     context: &AdminContext<'_>,
     sqe: &Sqe,
@@ -67,7 +69,7 @@ pub(crate) fn get_feature(
     }
     let select = match select {
         0 => FeatureSelect::Current,
-        1 | 2 => FeatureSelect::Default, // Nothing is saved: the saved value is the default.
+        1 | 2 => FeatureSelect::Default, // No value is saved: the saved value is the default.
         3 => FeatureSelect::Capabilities,
         _ => return Err(INVALID_FIELD),
     };
@@ -110,7 +112,9 @@ pub(crate) fn get_feature(
     }))
 }
 
-/// Set Features.
+/// Executes Set Features.
+///
+/// # Errors The status with which the command fails.
 pub(crate) fn set_feature(
     context: &AdminContext<'_>,
     now: Nanos,
@@ -136,7 +140,7 @@ pub(crate) fn set_feature(
     let mut inner = context.controller.lock_inner();
     match id {
         feature::QUEUES => return Ok(AdminResult::with_dw0(set_queues(context, value)?)),
-        // Hosts may wish for events that never come.
+        // Bits of unsupported events are stored and have no effect.
         feature::ASYNC_EVENTS => inner.async_events.enabled = value,
         feature::ARBITRATION => inner.features.arbitration = value,
         feature::ERROR_RECOVERY => inner.features.error_recovery = value,
@@ -144,12 +148,12 @@ pub(crate) fn set_feature(
         feature::TEMPERATURE => inner.features.temperature = value,
         feature::WRITE_CACHE => context.controller.set_write_cache_enabled(value & 1 != 0),
         feature::HOST_BEHAVIOR => {
-            // It has to come in the capsule: nothing is asked for on an admin queue.
+            // The data must be in the capsule: an admin queue sends no R2T.
             let received =
                 data.get(..HOST_BEHAVIOR_BYTES).ok_or(Status::INVALID_SGL_LENGTH.do_not_retry())?;
             inner.features.host_behavior = [received[0], received[1], received[2]];
         }
-        // There is one power state and one profile: only what is so may be set.
+        // There is one power state and one profile, so only their numbers are valid.
         feature::POWER_MANAGEMENT if value & 0x1f == 0 => {}
         feature::COMMAND_SET_PROFILE if value & 0x1ff == 0 => {}
         feature::COMMAND_SET_PROFILE => return Err(Status::COMMAND_SET_REJECTED.do_not_retry()),
@@ -174,13 +178,15 @@ fn set_queues(context: &AdminContext<'_>, requested: u32) -> Result<u32, Status>
     Ok(granted_queues(context, requested))
 }
 
-/// The queues that a host gets which asks for so many, submission and completion, 0's based.
+/// The granted submission and completion queues for this request, 0's based.
 fn granted_queues(context: &AdminContext<'_>, requested: u32) -> u32 {
     let most = u32::from(context.target.config().io_queues_max - 1);
     most.min(requested & 0xffff) | most.min(requested >> 16) << 16
 }
 
-/// The Key Value namespaces that a feature of theirs is meant for; at least one.
+/// The Key Value namespaces that a namespace-specific feature command addresses: one, or all for FFFFFFFFh.
+///
+/// # Errors An invalid namespace if there are none.
 fn kv_namespaces(context: &AdminContext<'_>, sqe: &Sqe) -> Result<Vec<NamespaceId>, Status> {
     const ALL: NamespaceId = NamespaceId(u32::MAX);
     let (asked, namespaces) = (sqe.namespace(), context.target.namespaces());

@@ -1,19 +1,19 @@
-//! What the node knows of its health that no connection counts: a part of log 02h.
+//! The node's part of the health log (log page 02h); connections count the other part.
 
-/// Facts for the health log, as they are at the moment when they are set.
+/// The health of the node at the time it was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthStatus {
-    /// How often the node was started on its devices.
+    /// Starts of the node on its devices.
     pub power_cycles: u64,
-    /// How often it ended without a shutdown.
+    /// Runs that ended without a clean shutdown.
     pub unsafe_shutdowns: u64,
-    /// How long it has run in all, in seconds.
+    /// Total run time in seconds.
     pub power_on_seconds: u64,
-    /// How long its controllers were busy with I/O commands, in seconds.
+    /// Total time in seconds in which the controllers executed I/O commands.
     pub busy_seconds: u64,
-    /// Spare capacity of the media that is left.
+    /// Spare capacity of the media, 0 to 100.
     pub available_spare_percent: u8,
-    /// The media takes no more writes.
+    /// The media accepts no writes.
     pub read_only: bool,
 }
 
@@ -30,11 +30,11 @@ impl Default for HealthStatus {
     }
 }
 
-/// Below this much spare capacity hosts are warned.
+/// Spare capacity below this causes a critical warning.
 pub(crate) const SPARE_THRESHOLD_PERCENT: u8 = 10;
-/// Critical warning: spare capacity is below its threshold.
+/// Critical warning bit: spare capacity is below its threshold.
 pub(crate) const WARNING_SPARE: u8 = 1 << 0;
-/// Critical warning: the media is read only.
+/// Critical warning bit: the media is read only.
 pub(crate) const WARNING_READ_ONLY: u8 = 1 << 3;
 
 impl HealthStatus {

@@ -1,19 +1,19 @@
-//! Which hosts may connect to the subsystem, and see it.
+//! Access control: the hosts that may connect to the subsystem and see it in the discovery log.
 
 use std::collections::BTreeSet;
 
-/// The hosts that may connect.
+/// An access control list of host NQNs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostAcl {
-    /// Every one.
+    /// Every host has access.
     #[default]
     Any,
-    /// Those of these names (NQN).
+    /// Only hosts with these NQNs have access.
     Listed(BTreeSet<String>),
 }
 
 impl HostAcl {
-    /// Whether the host of this name may connect.
+    /// Whether the host with this NQN has access.
     pub fn allows(&self, nqn: &str) -> bool {
         match self {
             HostAcl::Any => true,

@@ -1,4 +1,4 @@
-//! Identify: what a controller and its namespaces say of themselves, as Linux and SPDK need it.
+//! Builds the Identify pages of controllers and namespaces, with the fields that Linux and SPDK require.
 
 use crate::admin_context::AdminContext;
 use crate::controller::{ControllerType, is_namespace_visible};
@@ -14,26 +14,28 @@ use octokv_wire::{Sqe, Status, kv, nqn};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-/// The version of the base specification that controllers follow: 2.0.
+/// VS: the version of the base specification that controllers report, 2.0.
 pub(crate) const NVME_VERSION: u32 = 0x0002_0000;
-/// The version of the Key Value command set.
+/// VER: the version of the Key Value Command Set, 1.3.
 const KV_VERSION: u32 = 0x0001_0300;
-/// What a Key Value namespace's size is counted in where a host asks for blocks.
+/// Block size in which a Key Value namespace reports its capacity in CNS 00h.
 const KV_BLOCK_BYTES: u32 = 4096;
-/// Namespaces that may be there at a time, and identifiers that they usually have (MNAN, NN). A host
-/// makes room by them, and more may come while it is connected.
+/// MNAN, and the lowest NN: hosts size their tables by them. More namespaces may be added while a host is
+/// connected.
 const NAMESPACES_MAX: u32 = 1024;
-/// A change of access takes no longer.
+/// ANATT: the longest ANA transition.
 const ANA_TRANSITION_SECONDS_MAX: u8 = 10;
-/// ANACAP: every state is told, and a namespace's group does not change while it is attached.
+/// ANACAP: all ANA states are reported, and a namespace's group is constant while it is attached.
 const ANA_CAPABILITIES: u8 = 0b0101_1111;
-/// VWC: there may be a volatile cache; a Flush of all namespaces at once is not supported.
+/// VWC: a volatile write cache exists; Flush with NSID FFFFFFFFh is not supported.
 const VOLATILE_WRITE_CACHE: u8 = 1 | 0b10 << 1;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE.do_not_retry();
 
-/// Fills `out` with the page that an Identify asks for.
+/// Appends the requested Identify page to `out`.
+///
+/// # Errors The status with which the command fails.
 pub(crate) fn identify(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
     let request = IdentifyRequest::from_sqe(sqe);
     if context.controller.controller_type == ControllerType::Discovery && request.cns != cns::CONTROLLER {
@@ -67,7 +69,7 @@ pub(crate) fn identify(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>)
                     out.extend_from_slice(kv_namespace_page(namespace).as_bytes());
                     Ok(())
                 }
-                // No protection information, no other formats: there is nothing to say.
+                // No protection information, no further formats: all fields are 0.
                 _ => {
                     out.resize(page::PAGE_BYTES, 0);
                     Ok(())
@@ -105,7 +107,7 @@ pub(crate) fn identify(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>)
     Ok(())
 }
 
-/// The namespace of a request, where this host sees it.
+/// The request's namespace, if it is visible to the host.
 fn visible_namespace(context: &AdminContext<'_>, request: &IdentifyRequest) -> Result<NamespaceInfo, Status> {
     let cc = context.controller.lock_inner().configuration;
     let namespaces = context.target.namespaces();
@@ -113,7 +115,7 @@ fn visible_namespace(context: &AdminContext<'_>, request: &IdentifyRequest) -> R
     seen.cloned().ok_or(INVALID_NAMESPACE)
 }
 
-/// Puts the page of the namespace of a request in: zeros for an identifier that no namespace has now.
+/// Appends the page of the request's namespace; zeros for an unused identifier of 1 to NN.
 fn write_namespace_page(
     context: &AdminContext<'_>,
     request: &IdentifyRequest,
@@ -130,13 +132,13 @@ fn write_namespace_page(
     }
 }
 
-/// NN: the highest identifier that a namespace may have, as far as hosts are told.
+/// NN: the highest namespace identifier that hosts must expect.
 fn namespace_id_max(context: &AdminContext<'_>) -> u32 {
     let namespaces = context.target.namespaces();
     namespaces.iter().next_back().map_or(0, |namespace| namespace.id.0).max(NAMESPACES_MAX)
 }
 
-/// The identifiers, from the request's on, of the namespaces that this host sees and that are `wanted`.
+/// Appends the list of visible and `wanted` namespaces whose identifiers are above the request's.
 fn write_namespace_list(
     context: &AdminContext<'_>,
     request: &IdentifyRequest,
@@ -185,14 +187,14 @@ fn controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyController> 
     it.controller_type = if is_io { controller_type::IO } else { controller_type::DISCOVERY };
     it.abort_limit = 3;
     it.event_limit = config.event_requests_max.saturating_sub(1);
-    it.firmware_slots = 1 << 1 | 1; // One, read only.
-    it.log_attributes = 1 << 1 | 1 << 2 | 1 << 5; // Effects, long offsets, scopes and the log of logs.
+    it.firmware_slots = 1 << 1 | 1; // One slot, read only.
+    it.log_attributes = 1 << 1 | 1 << 2 | 1 << 5; // Effects, long offsets, scopes and the log of supported logs.
     it.error_entries = error_log::ERROR_LOG_ENTRIES as u8 - 1;
     it.keep_alive_granularity = U16::new(1);
     it.sqe_sizes = 0x66;
     it.cqe_sizes = 0x44;
     it.commands_max = U16::new(config.queue_depth);
-    it.sgl_support = U32::new(1 | 1 << 20); // Of any alignment; data in the capsule.
+    it.sgl_support = U32::new(1 | 1 << 20); // Any alignment; data in the capsule.
     it.command_capsule_units = U32::new((64 + config.in_capsule_bytes) / 16);
     it.response_capsule_units = U32::new(1);
     it.sgl_descriptors_max = 1;
@@ -201,7 +203,7 @@ fn controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyController> 
         it.subsystem = nqn::encode(&config.nqn);
         it.namespace_id_max = U32::new(namespace_id_max(context));
         it.namespaces_max = U32::new(NAMESPACES_MAX.max(context.target.namespaces().len() as u32));
-        it.multi_path |= 1 << 3; // Asymmetric access is told.
+        it.multi_path |= 1 << 3; // ANA reporting.
         it.ana_transition_seconds = ANA_TRANSITION_SECONDS_MAX;
         it.ana_capabilities = ANA_CAPABILITIES;
         it.ana_group_id_max = U32::new(ANA_GROUPS_MAX);
@@ -220,7 +222,7 @@ fn controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyController> 
     it
 }
 
-/// Work without data is bounded as if it had some.
+/// Limits Verify and Write Zeroes as if they transferred data.
 fn nvm_controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyNvmController> {
     let mut limits = page::IdentifyNvmController::zeroed();
     limits.verify_pages_log2 = context.target.config().transfer_pages_log2();
@@ -228,8 +230,8 @@ fn nvm_controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyNvmContr
     limits
 }
 
-/// A namespace in blocks: also one of keys, since SPDK's host drops one whose capacity is zero. What
-/// deallocated blocks read as is not told: devices differ.
+/// The namespace in blocks. Key Value namespaces have one too: SPDK's host drops a namespace whose NCAP is
+/// 0. DLFEAT is 0, since devices differ in what deallocated blocks read as.
 fn nvm_namespace_page(namespace: &NamespaceInfo) -> Box<page::IdentifyNamespace> {
     let block_bytes = match namespace.kind {
         NamespaceKind::Block { block_bytes } => block_bytes,

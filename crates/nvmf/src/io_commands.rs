@@ -1,8 +1,8 @@
-//! What a command of an I/O queue needs and how it is answered, whichever command set it is of.
+//! Dispatches commands of an I/O queue to the command set of their namespace.
 //!
-//! In: an entry on a namespace; later its data, then the engine's outcome. Out: a [`CommandPlan`], an operation,
-//! an [`Answer`]. Nothing is held here. The namespace's command set alone says what an opcode means: `kv`
-//! and `nvm` read it.
+//! In: an SQE and its namespace; later its data, then the engine's outcome. Out: a [`CommandPlan`], a
+//! [`CommandAction`], a [`CommandResult`]. Stateless. The namespace's command set alone determines the
+//! meaning of an opcode; `kv_commands` and `nvm_commands` decode it.
 
 use crate::command_plan::{
     CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PendingCommand,
@@ -13,7 +13,9 @@ use crate::{kv_commands, nvm_commands};
 use octokv_base::{Buffer, NamespaceId};
 use octokv_wire::{Sqe, Status};
 
-/// The plan for an entry.
+/// Plans the command of an SQE.
+///
+/// # Errors The status with which the command fails if its SQE is invalid.
 #[inline]
 pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
     match context.namespace.kind {
@@ -23,7 +25,7 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPla
 }
 
 impl PendingCommand {
-    /// Its data is in `buffer`, laid out as the plan said.
+    /// The action for a command whose data is in `buffer`, in the layout of its plan.
     pub fn into_action(self, buffer: Buffer, namespace: NamespaceId) -> CommandAction {
         match self {
             PendingCommand::KeyValue(pending) => kv_commands::build_action(pending, buffer, namespace),
@@ -31,7 +33,7 @@ impl PendingCommand {
         }
     }
 
-    /// Its data is `data`, which need not be kept.
+    /// The action for a command that only reads its data; see [`PendingCommand::needs_owned_buffer`].
     pub fn into_action_from(self, data: &[u8], namespace: NamespaceId) -> CommandAction {
         match self {
             PendingCommand::KeyValue(pending) => kv_commands::build_action_from(pending, data, namespace),
@@ -40,10 +42,10 @@ impl PendingCommand {
     }
 }
 
-/// How the engine's outcome is told. `missing_fails` says whether Delete of a missing key does.
+/// Translates the engine's outcome to a completion. `delete_missing_is_error` is feature 20h of a
+/// namespace.
 ///
-/// # Panics
-/// When the outcome is one of another operation: only our own mistake.
+/// # Panics If the outcome is not one of the command's operation.
 #[inline]
 pub(crate) fn command_result(
     in_flight: InFlight,

@@ -1,168 +1,168 @@
-//! What a connection asks of the engine, and what the engine answers.
+//! The interface between a connection and the engine: requests and outcomes.
 //!
-//! A [`IoRequest`] owns all that its operation needs; the connection keeps only the slot. Exactly one
-//! [`RequestOutcome`] comes back for every request, through [`Connection::complete`](crate::Connection::complete),
-//! also when the connection has closed meanwhile. Only a host's shutdown makes several requests of one slot: a
-//! flush of each namespace.
+//! An [`IoRequest`] owns the data of its operation; the connection keeps only the slot. The engine returns
+//! exactly one [`RequestOutcome`] for every request, through
+//! [`Connection::complete`](crate::Connection::complete), also after the connection has closed. Only a
+//! shutdown has several requests in one slot: a flush of each namespace.
 
 use octokv_base::{Buffer, Key, Lba, NamespaceId};
 
 pub use octokv_wire::kv::StoreMode;
 pub use octokv_wire::nvm::LbaRange;
 
-/// One command that is checked, complete, and now the engine's.
+/// A validated command with all of its data, for the engine to execute.
 #[derive(Debug)]
 pub struct IoRequest {
-    /// Names the command to [`Connection::complete`](crate::Connection::complete); below the queue's
-    /// size, and free again once the command's last request is completed.
+    /// Identifies the command in [`Connection::complete`](crate::Connection::complete): below the queue's
+    /// entries, and reused after the command's last request is completed.
     pub slot: u32,
-    /// The namespace; always one of the target's.
+    /// The namespace; it existed when the command was accepted.
     pub namespace: NamespaceId,
-    /// What to do.
+    /// The operation and its data.
     pub operation: RequestOperation,
 }
 
-/// What to do with a namespace. Keys are never empty, except where a listing starts.
+/// An operation on a namespace. Keys are never empty, except the start of a List.
 #[derive(Debug)]
 pub enum RequestOperation {
-    /// Keep a value.
+    /// Writes a value.
     Store {
-        /// Its name.
+        /// The key: 1 byte to the namespace's `key_bytes_max`.
         key: Key,
         /// Whether the key may, must or must not exist.
         mode: StoreMode,
-        /// Holds the value at [`octokv_base::value_offset`] of the key's length, to its end.
+        /// Holds the value from [`octokv_base::value_offset`] of the key's length to its end.
         record: Buffer,
-        /// The value's length.
+        /// Length of the value in bytes.
         value_bytes: u32,
     },
-    /// Read a value.
+    /// Reads a value.
     Retrieve {
-        /// Its name.
+        /// The key to look up.
         key: Key,
-        /// The most bytes that the host has room for; the answer's full length is told nevertheless.
+        /// Length of the host's buffer in bytes; the outcome reports the full length of a longer value.
         limit_bytes: u32,
     },
-    /// Forget a value.
+    /// Removes a key and its value.
     Delete {
-        /// Its name.
+        /// The key to remove.
         key: Key,
     },
-    /// Ask whether a value is there.
+    /// Tests whether a key exists.
     Exist {
-        /// Its name.
+        /// The key to look up.
         key: Key,
     },
-    /// Name keys, from `start` (inclusive) or from the first when it is empty.
+    /// Lists keys from `start` (inclusive), or from the first one if `start` is empty.
     List {
-        /// Where to start in the listing's order.
+        /// The first key in the listing's order; it need not exist.
         start: Key,
-        /// The most bytes of the listing's buffer.
+        /// The longest list in bytes, its header included.
         limit_bytes: u32,
-        /// Whether keys of more than 16 bytes may be named: only the extension's command can carry them.
+        /// Whether to list keys of more than 16 bytes, which only the vendor command can represent.
         long_keys: bool,
     },
-    /// Make durable everything acknowledged before; of either command set.
+    /// Makes all acknowledged writes durable; for both command sets.
     Flush,
-    /// Read blocks; the target has checked that they exist, for this and the operations below.
+    /// Reads blocks. For this and the operations below the target has checked that the blocks exist.
     Read {
-        /// Which.
+        /// The blocks to read.
         range: LbaRange,
     },
-    /// Write blocks.
+    /// Writes blocks.
     Write {
-        /// The first.
+        /// The first block.
         lba: Lba,
-        /// Whole blocks, from its start to its end.
+        /// The blocks' contents; its length is a multiple of the block size.
         data: Buffer,
-        /// Answer only when they are durable.
+        /// Complete only after the blocks are durable.
         force_unit_access: bool,
     },
-    /// Compare blocks with data.
+    /// Compares blocks with data.
     Compare {
-        /// The first.
+        /// The first block.
         lba: Lba,
-        /// Whole blocks.
+        /// The expected contents; its length is a multiple of the block size.
         data: Buffer,
     },
-    /// Make blocks read as zeros.
+    /// Makes blocks read as zeros.
     WriteZeroes {
-        /// Which.
+        /// The blocks to zero.
         range: LbaRange,
-        /// Answer only when that is durable.
+        /// Complete only after the zeros are durable.
         force_unit_access: bool,
-        /// Their space may be given back.
+        /// Whether the blocks' space may be freed.
         deallocate: bool,
     },
-    /// Blocks that are not wanted any more: their space may be given back, and they may read as zeros.
+    /// Deallocates blocks: their space may be freed, and they may then read as zeros.
     Deallocate {
-        /// Which; none is empty.
+        /// The blocks to deallocate; no range is empty.
         ranges: Vec<LbaRange>,
     },
-    /// Read blocks to see whether they can be read.
+    /// Checks that blocks are readable.
     Verify {
-        /// Which.
+        /// The blocks to check.
         range: LbaRange,
     },
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum RequestOutcome {
-    /// Stored, under the promise of durability that is in force.
+    /// The value is stored, with the durability that is configured.
     Stored,
     /// The value, at `offset` of `buffer`; at least `min(bytes, limit)` bytes of it.
     Value {
-        /// What holds it; kept until the last byte has been sent.
+        /// Holds the value; released after its last byte was sent.
         buffer: Buffer,
-        /// Where in the buffer it begins.
+        /// Offset of the value in the buffer.
         offset: usize,
-        /// Its full length, which may be more than the host's limit.
+        /// The value's full length in bytes, which may exceed the host's buffer.
         bytes: usize,
     },
-    /// Deleted.
+    /// The key is removed.
     Deleted,
-    /// It exists.
+    /// The key exists.
     Exists {
-        /// How long its value is.
+        /// Length of its value in bytes.
         value_bytes: u32,
     },
-    /// Keys, in the layout of the List command, at the start of `buffer`.
+    /// The listed keys in the layout of the List command, at the start of `buffer`.
     Listing {
-        /// What holds it.
+        /// Holds the list; released after its last byte was sent.
         buffer: Buffer,
-        /// How many bytes of it.
+        /// Length of the list in bytes.
         bytes: usize,
     },
-    /// Everything acknowledged before is durable.
+    /// All acknowledged writes are durable.
     Flushed,
-    /// The blocks of a Read, whole, at the start of `buffer`.
+    /// The blocks of a Read, at the start of `buffer`.
     Blocks {
-        /// What holds them.
+        /// Holds the blocks; released after its last byte was sent.
         buffer: Buffer,
     },
-    /// Written, zeroed or deallocated, as durably as was asked.
+    /// The blocks are written, zeroed or deallocated, durably if the request forced unit access.
     Written,
-    /// The blocks hold what they were compared with, or can be read.
+    /// The blocks equal the compared data, or are readable.
     Verified,
-    /// The blocks hold something else.
+    /// The blocks differ from the compared data.
     Mismatch,
     /// The blocks could not be written.
     WriteFault,
-    /// No value has this key.
+    /// The key does not exist.
     NotFound,
-    /// A value has this key already.
+    /// The key exists, and the mode is add-only.
     AlreadyExists,
     /// No space is left.
     CapacityExceeded,
-    /// A value longer than the engine keeps.
+    /// The value is longer than the engine supports.
     InvalidValueSize,
-    /// A key that the engine cannot keep.
+    /// The key is longer than the engine supports.
     InvalidKeySize,
-    /// The media failed, or what they gave back was not what was written.
+    /// The media failed, or a checksum does not match.
     Unrecovered,
-    /// The namespace is not up (yet, or any more).
+    /// The namespace is not open: not yet, or not any more.
     NotReady,
-    /// Too much to do; the host may try again.
+    /// The engine is overloaded; the host may retry.
     Busy,
 }

@@ -1,11 +1,11 @@
-//! Key Value commands: from an entry to what the engine is asked, and from its answer to a completion.
+//! Key Value commands: translates SQEs to requests and outcomes to completions.
 //!
-//! In: the entry of a command on a Key Value namespace, later its data. Out: a [`CommandPlan`], then an
-//! [`RequestOperation`]; at the end a status and DW0. Nothing is held here. The iterators' opcodes, which this
-//! target does not have yet, are invalid.
+//! In: the SQE of a command on a Key Value namespace, later its data. Out: a [`CommandPlan`], then a
+//! [`RequestOperation`]; at the end a status and DW0. Stateless. The reserved opcodes of iterators fail as
+//! invalid.
 //!
-//! Statuses are those of the KV command set (1.1), table by table; hosts that round CDW10 up or leave
-//! junk in reserved fields are served.
+//! Statuses are those of the Key Value Command Set 1.3. Deployed hosts round CDW10 up and leave other
+//! values in reserved fields: both are accepted.
 
 use crate::command_plan::{
     CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PayloadLayout, PendingCommand,
@@ -16,7 +16,10 @@ use crate::namespace_info::NamespaceInfo;
 use octokv_base::{Buffer, Key, NamespaceId, key::RECORD_HEADER_BYTES, value_offset};
 use octokv_wire::{Sqe, Status, kv, vendor};
 
-/// The plan for an entry on a Key Value namespace.
+/// Plans a command on a Key Value namespace.
+///
+/// # Errors The status with which the command fails if its SQE is invalid or exceeds the namespace's
+/// limits.
 #[inline]
 pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
     let (namespace, sgl_bytes) = (context.namespace, context.sgl.bytes());
@@ -78,7 +81,7 @@ fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, transfer_max: u32) -> Resul
         | vendor::VendorCommand::Delete { .. }
         | vendor::VendorCommand::Exist { .. } => {}
     }
-    // A value's and a key's bounds were checked: their sum is far below 2^32.
+    // Value and key are within their limits, so their sum is far below 2^32.
     let bytes = command.host_data_bytes() as u32;
     Ok(CommandPlan::ReceiveData {
         pending: PendingCommand::KeyValue(PendingKvCommand::Vendor { command }),
@@ -101,7 +104,7 @@ fn list_limit(limit_bytes: u32, transfer_bytes_max: u32) -> Result<u32, Status> 
     Ok(limit_bytes.min(transfer_bytes_max))
 }
 
-/// What to ask of the engine, now that the data is in `buffer`, laid out as its plan said.
+/// The action for a command whose data is in `buffer`, in the layout of its plan.
 pub(crate) fn build_action(
     pending: PendingKvCommand,
     buffer: Buffer,
@@ -124,7 +127,7 @@ pub(crate) fn build_action(
     }
 }
 
-/// What to ask of the engine for a command of the extension, other than Store, whose data is `data`.
+/// The action for a vendor command other than Store, whose key is `data`.
 pub(crate) fn build_action_from(
     pending: PendingKvCommand,
     data: &[u8],
@@ -152,14 +155,14 @@ pub(crate) fn build_action_from(
 }
 
 fn key_from_bytes(bytes: &[u8]) -> Key {
-    // `extension::Command::check` lets no longer key through.
+    // `VendorCommand::check` and `plan_vendor` reject longer keys.
     Key::new(bytes).expect("a key within the bound of the room `base`")
 }
 
-/// How the engine's outcome is told. `missing_fails` says whether Delete of a missing key does.
+/// Translates the engine's outcome to a completion. `delete_missing_is_error` is feature 20h of a
+/// namespace.
 ///
-/// # Panics
-/// When the outcome is one of another operation: only our own mistake.
+/// # Panics If the outcome is not one of the command's operation.
 #[inline]
 pub(crate) fn command_result(
     in_flight: InFlight,

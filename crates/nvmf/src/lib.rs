@@ -1,25 +1,26 @@
-//! NVMe-oF/TCP controllers as machines without I/O: bytes and times in, requests and bytes out.
+//! An NVMe-oF/TCP target without I/O: received bytes and times go in, requests and bytes to send come out.
 //!
 //! # Layout
-//! - [`connection`]: one TCP connection: its states, and all that its owner calls.
-//! - `intake`: PDUs from the head of its bytes: framing, digests, transfers.
-//! - `commands`: what it does with a command.
-//! - `plans`: what a command of an I/O queue needs and how it is answered, by its namespace's command set:
-//! - `kv`: Key Value commands and their answers.
-//! - `nvm`: commands on blocks and their answers.
-//! - `slots`: the commands of one queue that have no answer yet.
-//! - `replies`, [`send_buffer`]: completions and data on their way out.
-//! - [`subsystem`]: the target as a whole: its controllers, and who may connect.
-//! - `changes`: what may change while it runs.
-//! - [`namespaces`]: its namespaces and their access, in tables that connections share.
-//! - [`host_acl`], [`health`]: who may connect; what the health log tells.
-//! - [`controller`]: what the connections of one host share: properties, keep alive, queues.
-//! - `admin`, `identify`, `logs`, `features`, [`async_events`], `errors`: admin commands and what they read.
-//! - [`io_request`], [`config`], [`counters`]: the words between this room and its callers.
+//! - [`Connection`]: one TCP connection, which is one queue; its modules: `state` (fields and state
+//!   changes), `pdu_receive` (framing, digests, H2CData), `command_handler` and `admin_handler` (commands),
+//!   `transfers` (buffers for H2CData).
+//! - `io_commands`: dispatches a command of an I/O queue by its namespace's command set to `kv_commands` or
+//!   `nvm_commands`; `command_plan` has the types that they share.
+//! - `command_slots`: the outstanding commands of one queue.
+//! - `pdu_send`, [`SendBuffer`]: response PDUs and the bytes to send.
+//! - [`Target`] (`subsystem`): controllers, queue admission; `reconfigure`: changes at run time.
+//! - `controller`: the state that the connections of one controller share: properties, keep alive, queues.
+//! - `namespace_info`, `namespace_directory`: namespaces and their ANA states.
+//! - [`HostAcl`], [`HealthStatus`]: access control; the node's part of the health log.
+//! - `admin_commands`, `admin_context`, `identify`, `log_pages`, `features`, `feature_values`,
+//!   `async_events`, `error_log`: admin commands.
+//! - [`IoRequest`] (`io_request`), [`SubsystemConfig`] (`config`), [`CounterSet`] (`counters`): the
+//!   interface to the caller.
 //!
-//! # Use
-//! For each accepted socket make a [`Connection`]; give it what was received, do its [`IoRequest`]s, give
-//! their [`RequestOutcome`]s back, send what is in its [`SendBuffer`], and tick it by its deadline.
+//! # Use Create a [`Connection`] for each accepted socket. Pass received bytes to [`Connection::receive`],
+//! execute the [`IoRequest`]s that it appends, pass each [`RequestOutcome`] to [`Connection::complete`],
+//! send the contents of [`Connection::send_buffer`], and call [`Connection::tick`] no later than
+//! [`Connection::next_deadline`].
 
 mod admin_commands;
 mod admin_context;

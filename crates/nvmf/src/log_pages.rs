@@ -1,7 +1,7 @@
-//! Get Log Page: errors, health, firmware, changed namespaces, effects, access, features, discovery.
+//! Get Log Page: errors, health, firmware, changed namespaces, effects, ANA, features, discovery.
 //!
-//! Pages are built whole, which is rare and small, and cut at the offset that the host asked for. What a
-//! host asks for is bounded by the longest transfer.
+//! Each page is built whole, since reads are rare and pages small, and then cut at the requested offset.
+//! The requested length is limited by the longest transfer.
 
 use crate::admin_context::AdminContext;
 use crate::controller::{ControllerType, is_namespace_visible};
@@ -32,7 +32,9 @@ const IO_LOG_PAGES: [u8; 9] = [
 const DISCOVERY_LOG_PAGES: [u8; 6] =
     [id::SUPPORTED, id::ERROR, id::EFFECTS, id::FEATURES, id::MANAGEMENT, id::DISCOVERY];
 
-/// Fills `out` with what a Get Log Page asks for.
+/// Replaces `out` with the requested part of a log page.
+///
+/// # Errors The status with which the command fails.
 pub(crate) fn get_log_page(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
     let request = LogPageRequest::check(sqe)?;
     if request.bytes > u64::from(context.target.config().value_bytes_max) {
@@ -72,7 +74,7 @@ fn build_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Result<Ve
     })
 }
 
-/// The groups and, unless only they are asked for, the namespaces in them that this host sees.
+/// The ANA groups with, unless RGO is set, their namespaces that the host sees.
 fn ana_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Vec<u8> {
     let groups_only = request.log_specific & 1 != 0;
     let cc = context.controller.lock_inner().configuration;
@@ -90,7 +92,7 @@ fn ana_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Vec<u8> {
     log_page::encode_ana(namespaces.ana_change_count(), &groups)
 }
 
-/// The changed namespaces. Only a read from the start that lets the event go empties the list.
+/// The changed namespaces. A read from offset 0 without RAE clears the list.
 fn changed_namespaces_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Vec<u8> {
     let inner = &mut *context.controller.lock_inner();
     let changed = inner.async_events.changed_namespaces();
@@ -133,7 +135,7 @@ fn health_page(context: &AdminContext<'_>) -> HealthLog {
     health
 }
 
-/// The admin commands.
+/// The effects of admin commands.
 fn admin_effects() -> Box<CommandEffectsLog> {
     let mut effects = CommandEffectsLog::zeroed();
     for opcode in [
@@ -151,7 +153,8 @@ fn admin_effects() -> Box<CommandEffectsLog> {
     effects
 }
 
-/// Which commands there are. Without this page Linux lets only the superuser pass commands through.
+/// The supported commands and their effects. Without this page Linux restricts passthrough to the
+/// superuser.
 fn effects_page(command_set: u8) -> Result<Vec<u8>, Status> {
     let mut effects = admin_effects();
     let (reading, writing): (&[u8], &[u8]) = match command_set {
@@ -173,14 +176,13 @@ fn effects_page(command_set: u8) -> Result<Vec<u8>, Status> {
         ),
         _ => return Err(INVALID_FIELD),
     };
-    // Without a scope, which need not be told: Linux 6.1 takes it for an unusual effect and says so.
+    // Without a scope, which is optional: Linux 6.1 logs a warning for effects with one.
     reading.iter().for_each(|&opcode| effects.support_io(opcode, 0));
     writing.iter().for_each(|&opcode| effects.support_io(opcode, log_page::CHANGES_CONTENT));
     Ok(effects.as_bytes().to_vec())
 }
 
-/// This discovery service and, where the host may connect to it, the subsystem, at each listener; then
-/// other discovery services.
+/// This discovery service and, if the host has access, the subsystem, at each listener; then the referrals.
 fn discovery_page(context: &AdminContext<'_>) -> Vec<u8> {
     let (addresses, hosts) = context.target.discovery_snapshot();
     let config = context.target.config();
@@ -205,8 +207,8 @@ fn discovery_page(context: &AdminContext<'_>) -> Vec<u8> {
     discovery::encode(addresses.generation, &entries)
 }
 
-/// How the host that is connected to `local` reaches a listener: at its address, or, where it listens on
-/// every address, at the one the host has found. `None` where that is of the other family.
+/// The address of a listener as a host connected to `local` can reach it: the listener's own, or `local`'s
+/// if the listener has a wildcard address. `None` if the address families differ.
 fn reachable_address(listener: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
     let (at, found) = (listener.ip().to_canonical(), local.ip().to_canonical());
     if !at.is_unspecified() {
@@ -214,7 +216,7 @@ fn reachable_address(listener: SocketAddr, local: SocketAddr) -> Option<SocketAd
     }
     let takes = match at {
         IpAddr::V4(_) => found.is_ipv4(),
-        IpAddr::V6(_) => true, // Also IPv4, mapped.
+        IpAddr::V6(_) => true, // IPv4-mapped addresses too.
     };
     takes.then(|| SocketAddr::new(found, listener.port()))
 }

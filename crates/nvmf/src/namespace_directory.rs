@@ -1,11 +1,11 @@
-//! The namespaces of a target at one time, and how they can be reached.
+//! The namespaces of a target and the ANA states of their groups, as immutable snapshots.
 //!
-//! In: namespaces that come and go, and states of the groups of asymmetric access. Out: a directory that
-//! never changes, since each change makes a new one of a higher generation. A connection keeps the directory
-//! that it knows and compares generations with each command, so that no command takes a lock.
+//! In: added and removed namespaces, and ANA states. Out: a [`NamespaceSnapshot`]; each change makes a new
+//! one with a higher generation. A connection keeps its snapshot and compares generations at each command,
+//! so no command takes a lock.
 //!
-//! Invariants: identifiers rise and are unique, and so are NGUIDs; a namespace that takes the identifier of one that
-//! was removed has another serial number; every namespace's group is in the directory.
+//! Invariants: within a snapshot identifiers ascend, and identifiers and NGUIDs are unique; a namespace
+//! that reuses an identifier has another serial number; every namespace's ANA group is in the snapshot.
 
 use crate::namespace_info::{ANA_GROUPS_MAX, NamespaceInfo};
 use octokv_base::NamespaceId;
@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A namespace was not added: its identifier or its NGUID is taken.
+/// A namespace could not be added: its identifier or NGUID is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceExists {
-    /// Whose it is.
+    /// The identifier of the namespace that uses it.
     pub id: NamespaceId,
 }
 
@@ -31,35 +31,35 @@ impl std::fmt::Display for NamespaceExists {
 
 impl std::error::Error for NamespaceExists {}
 
-/// A namespace in the directory.
+/// A namespace of a snapshot.
 #[derive(Clone, Debug)]
 pub(crate) struct NamespaceEntry {
     pub info: NamespaceInfo,
-    /// Tells it from another one that had, or will have, its identifier.
+    /// Distinguishes namespaces that have the same identifier one after another.
     pub serial: u64,
-    /// What its I/O commands are answered with, where its group is not accessible.
+    /// The status of the namespace's I/O commands while its ANA group is not accessible.
     pub ana_error: Option<Status>,
 }
 
-/// A group of namespaces that change their access together.
+/// The ANA state of a group of namespaces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AnaGroupState {
     pub state: AnaState,
-    /// Changes of its state or its members; 1 when it was new.
+    /// Changes of the group's state or members; 1 for a new group.
     pub change_count: u64,
 }
 
-/// The namespaces of a target at one time, by rising identifier.
+/// An immutable view of the namespaces, by ascending identifier, and of their ANA groups.
 #[derive(Clone, Debug, Default)]
 pub struct NamespaceSnapshot {
     generation: u64,
     entries: Vec<NamespaceEntry>,
     groups: BTreeMap<u32, AnaGroupState>,
-    /// Changes of any group; 1 when the target was new.
+    /// Changes of all groups since the target was created, from 0.
     ana_change_count: u64,
 }
 
-/// What the I/O commands of a group in this state are answered with, where they are not served.
+/// The status of I/O commands to a group in this state; `None` if they are executed.
 fn ana_error_status(state: AnaState) -> Option<Status> {
     match state {
         AnaState::Optimized | AnaState::NonOptimized => None,
@@ -70,29 +70,29 @@ fn ana_error_status(state: AnaState) -> Option<Status> {
 }
 
 impl NamespaceSnapshot {
-    /// All of them.
+    /// All namespaces, by ascending identifier.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &NamespaceInfo> {
         self.entries.iter().map(|entry| &entry.info)
     }
 
-    /// How many there are.
+    /// The number of namespaces.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no namespaces.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The namespace of this identifier.
+    /// The namespace with this identifier.
     pub fn get(&self, id: NamespaceId) -> Option<&NamespaceInfo> {
         self.entry(id).map(|entry| &entry.info)
     }
 
     #[inline]
     pub(crate) fn entry(&self, id: NamespaceId) -> Option<&NamespaceEntry> {
-        // Mostly the identifiers are 1, 2, 3, …
+        // Usually the identifiers are 1, 2, 3, …
         if let Some(entry) = self.entries.get((id.0 as usize).wrapping_sub(1))
             && entry.info.id == id
         {
@@ -102,12 +102,12 @@ impl NamespaceSnapshot {
         Some(&self.entries[index])
     }
 
-    /// The groups that have or had a namespace or were given a state, by rising identifier.
+    /// The groups that have had a namespace or were given a state, by ascending identifier.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (u32, AnaGroupState)> {
         self.groups.iter().map(|(&id, &group)| (id, group))
     }
 
-    /// Changes of the groups since the target was new, from 1.
+    /// Changes of all groups since the target was created, from 1.
     pub(crate) fn ana_change_count(&self) -> u64 {
         self.ana_change_count + 1
     }
@@ -130,7 +130,7 @@ impl NamespaceSnapshot {
         Some(entry.info)
     }
 
-    /// Says whether that is a change.
+    /// Returns whether the state has changed.
     fn set_ana_state(&mut self, id: u32, state: AnaState) -> bool {
         assert!((1..=ANA_GROUPS_MAX).contains(&id), "ANA group {id}");
         let before = self.groups.get(&id).map_or(AnaState::Optimized, |group| group.state);
@@ -152,7 +152,7 @@ impl NamespaceSnapshot {
     }
 }
 
-/// The directory in force.
+/// The current snapshot, shared by all cores.
 #[derive(Debug)]
 pub(crate) struct NamespaceDirectory {
     generation: AtomicU64,
@@ -170,7 +170,7 @@ impl NamespaceDirectory {
             first.generation += 1;
             first.add(info)?;
         }
-        // What was so from the start is no change.
+        // The initial namespaces do not count as changes.
         first.ana_change_count = 0;
         first.groups.values_mut().for_each(|group| group.change_count = 1);
         directory.generation.store(first.generation, Ordering::Release);
@@ -178,12 +178,12 @@ impl NamespaceDirectory {
         Ok(directory)
     }
 
-    /// The directory now.
+    /// The current snapshot. Takes a lock.
     pub fn snapshot(&self) -> Arc<NamespaceSnapshot> {
         Arc::clone(&self.current.lock())
     }
 
-    /// Makes `known` the directory now: one load where it is already.
+    /// Replaces `known` with the current snapshot. Costs one atomic load if it is current.
     #[inline]
     pub fn refresh(&self, known: &mut Arc<NamespaceSnapshot>) {
         if known.generation != self.generation.load(Ordering::Acquire) {
@@ -199,7 +199,7 @@ impl NamespaceDirectory {
         self.update(|directory| directory.remove(id))
     }
 
-    /// Says whether that is a change.
+    /// Returns whether the state has changed.
     pub fn set_ana_state(&self, group: u32, state: AnaState) -> bool {
         self.update(|directory| directory.set_ana_state(group, state))
     }

@@ -1,4 +1,4 @@
-//! One namespace as hosts see it: identifiers, size, command set.
+//! One namespace as hosts see it: identifiers, command set, limits and size.
 
 use crate::config::SubsystemConfig;
 use octokv_base::NamespaceId;
@@ -6,45 +6,46 @@ use octokv_wire::queue_entry::csi;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The highest identifier of a group of asymmetric access, and how many there may be.
+/// The highest ANA group identifier, and the most ANA groups.
 pub const ANA_GROUPS_MAX: u32 = 32;
 
-/// What a namespace is made of: its command set.
+/// The command set of a namespace and its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceKind {
-    /// Keys and values.
+    /// Key Value command set.
     KeyValue {
-        /// The longest value it keeps.
+        /// The longest value in bytes.
         value_bytes_max: u32,
-        /// The longest key it keeps through the extension's commands; at most 16 means standard keys only.
+        /// The longest key of the vendor commands in bytes; at most 16 means that only standard keys are
+        /// supported.
         key_bytes_max: u16,
     },
-    /// Logical blocks.
+    /// NVM command set.
     Block {
-        /// Bytes of one: 512 or 4096.
+        /// Bytes of a logical block: 512 or 4096.
         block_bytes: u32,
     },
 }
 
-/// One namespace, as hosts see it. Clones share the use.
+/// The identity, limits and size of a namespace. Clones share `used_bytes`.
 #[derive(Clone, Debug)]
 pub struct NamespaceInfo {
-    /// Its identifier: 1 and up, unique within the target.
+    /// Namespace identifier (NSID): 1 to FFFFFFFDh, unique within the target.
     pub id: NamespaceId,
-    /// Its globally unique identifier: never changes as long as the namespace lives.
+    /// Namespace globally unique identifier: constant for the lifetime of the namespace.
     pub nguid: [u8; 16],
-    /// Its size, in bytes.
+    /// Capacity in bytes.
     pub size_bytes: u64,
-    /// How many bytes of it are in use; its engine keeps this current.
+    /// Bytes in use; the namespace's engine updates it.
     pub used_bytes: Arc<AtomicU64>,
-    /// Its command set, and that set's bounds.
+    /// The command set and its limits.
     pub kind: NamespaceKind,
-    /// The group of asymmetric access (ANAGRPID) that it belongs to, 1 to 32.
+    /// ANA group identifier (ANAGRPID): 1 to [`ANA_GROUPS_MAX`].
     pub ana_group: u32,
 }
 
 impl NamespaceInfo {
-    /// The longest value and the longest key; zero for a namespace of blocks.
+    /// The limits of a Key Value namespace; both 0 for a block namespace.
     pub fn key_value_limits(&self) -> (u32, u16) {
         match self.kind {
             NamespaceKind::KeyValue { value_bytes_max, key_bytes_max } => (value_bytes_max, key_bytes_max),
@@ -52,7 +53,7 @@ impl NamespaceInfo {
         }
     }
 
-    /// Its command set's identifier (CSI).
+    /// Command set identifier (CSI).
     pub fn command_set(&self) -> u8 {
         match self.kind {
             NamespaceKind::KeyValue { .. } => csi::KEY_VALUE,
@@ -60,7 +61,9 @@ impl NamespaceInfo {
         }
     }
 
-    /// Panics where it could not be announced: a mistake of whoever made it.
+    /// Checks the fields against the specification and the target's configuration.
+    ///
+    /// # Panics If a field is outside of its documented range or exceeds the configuration.
     pub(crate) fn assert_valid(&self, config: &SubsystemConfig) {
         assert!(self.id.0 > 0 && self.id.0 < u32::MAX - 1, "a namespace's identifier is 1 to FFFFFFFDh");
         assert!((1..=ANA_GROUPS_MAX).contains(&self.ana_group), "ANA group {}", self.ana_group);
@@ -75,7 +78,7 @@ impl NamespaceInfo {
         }
     }
 
-    /// How many bytes are in use now.
+    /// Bytes in use now.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
     }

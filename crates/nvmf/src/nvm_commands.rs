@@ -1,10 +1,10 @@
-//! Commands on blocks: from an entry to what the engine is asked, and from its answer to a completion.
+//! NVM commands: translates SQEs to requests and outcomes to completions.
 //!
-//! In: the entry of a command on a namespace of blocks, later its data. Out: a [`CommandPlan`], then an
-//! [`RequestOperation`] on blocks that exist; at the end a status. Nothing is held here.
+//! In: the SQE of a command on a block namespace, later its data. Out: a [`CommandPlan`], then a
+//! [`RequestOperation`] on blocks that exist; at the end a status. Stateless.
 //!
-//! Statuses are those of the NVM command set (1.1). Fields that say nothing here (protection, hints,
-//! streams, limited retry) are let pass; a fused command is refused, since half of it would be wrong.
+//! Statuses are those of the NVM Command Set 1.1. Fields without effect here (protection information,
+//! hints, streams, limited retry) are ignored; fused commands fail, since they would not be atomic.
 
 use crate::command_plan::{
     BlockOp, CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PayloadLayout,
@@ -15,7 +15,7 @@ use octokv_base::Buffer;
 use octokv_wire::nvm::{self, NvmCommand, RANGE_BYTES};
 use octokv_wire::{SglKind, Sqe, Status};
 
-/// The bits of an entry's flags that make it half of a fused command.
+/// FUSE in the SQE's flags: not 0 for a fused command.
 const FUSE_BITS: u8 = 3;
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
@@ -28,7 +28,10 @@ fn check_range(range: LbaRange, blocks: u64) -> Result<(), Status> {
     }
 }
 
-/// The plan for an entry on a namespace of blocks of this size.
+/// Plans a command on a block namespace with blocks of `block_bytes` bytes.
+///
+/// # Errors The status with which the command fails if its SQE is invalid, or its range exceeds MDTS or the
+/// namespace.
 #[inline]
 pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) -> Result<CommandPlan, Status> {
     let command = NvmCommand::check(sqe)?;
@@ -36,7 +39,7 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) ->
         return Err(INVALID_FIELD);
     }
     let blocks = context.namespace.size_bytes / u64::from(block_bytes);
-    // The bytes of a range that exists and that one command may be about.
+    // The length in bytes of a range within MDTS and the namespace.
     let bytes_of = |range: LbaRange| {
         let bytes = u64::from(range.blocks) * u64::from(block_bytes);
         if bytes > context.transfer_bytes_max {
@@ -82,7 +85,7 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) ->
             bytes_of(range)?;
             submit(RequestOperation::Verify { range }, BlockOp::Check { lba: range.lba })
         }
-        // Hints about how ranges will be used: there is nothing to do with them.
+        // Dataset Management without deallocation is a hint, which this target ignores.
         NvmCommand::DatasetManagement { deallocate: false, .. } => Ok(CommandPlan::Complete(Status::SUCCESS)),
         NvmCommand::DatasetManagement { ranges, deallocate: true } => {
             receive_data(PendingNvmCommand::Deallocate { blocks }, ranges * RANGE_BYTES as u32)
@@ -90,7 +93,7 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) ->
     }
 }
 
-/// What to ask of the engine, now that the data is in `buffer`.
+/// The action for a command whose data is in `data`.
 pub(crate) fn build_action(pending: PendingNvmCommand, data: Buffer) -> CommandAction {
     match pending {
         PendingNvmCommand::Write { lba, force_unit_access } => {
@@ -105,7 +108,7 @@ pub(crate) fn build_action(pending: PendingNvmCommand, data: Buffer) -> CommandA
     }
 }
 
-/// What to ask of the engine for a Dataset Management with this data.
+/// The action for a Dataset Management with deallocation, whose ranges are in `data`.
 pub(crate) fn build_action_from(pending: PendingNvmCommand, data: &[u8]) -> CommandAction {
     let PendingNvmCommand::Deallocate { blocks } = pending else {
         unreachable!("{pending:?} keeps its buffer")
@@ -120,10 +123,9 @@ pub(crate) fn build_action_from(pending: PendingNvmCommand, data: &[u8]) -> Comm
     CommandAction::Submit(RequestOperation::Deallocate { ranges }, InFlight::Blocks(BlockOp::Modify { lba }))
 }
 
-/// How the engine's outcome is told.
+/// Translates the engine's outcome to a completion.
 ///
-/// # Panics
-/// When the outcome is one of another operation: only our own mistake.
+/// # Panics If the outcome is not one of the command's operation.
 #[inline]
 pub(crate) fn command_result(op: BlockOp, outcome: RequestOutcome) -> CommandResult {
     let status = match (op, outcome) {

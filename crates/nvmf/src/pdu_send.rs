@@ -1,20 +1,20 @@
-//! Completions, data and transfer requests, from their fields to the outbox's bytes.
+//! Encodes completions, data and R2Ts into the send buffer.
 //!
-//! Invariants: digests as agreed on; LAST on every data PDU, since each reply's data is one PDU; never
-//! SUCCESS, since a completion always follows (a Retrieve's carries the value's length); no data PDU of
-//! zero bytes, which SPDK's host would wait on for ever.
+//! Invariants: digests as negotiated; LAST on every data PDU, since each response's data is one PDU; never
+//! SUCCESS, since a completion always follows (Retrieve returns the value's length in it); no data PDU of
+//! zero bytes, since SPDK's host hangs on one.
 
 use crate::send_buffer::SendBuffer;
 use octokv_base::{Buffer, crc32c};
 use octokv_wire::pdu::{DataHeader, NegotiatedParams, Role, encode_response, flags};
 use octokv_wire::{Cqe, Status};
 
-/// The sending half of a connection.
+/// Writes the PDUs of one connection, and tracks its submission queue head.
 #[derive(Debug)]
 pub(crate) struct PduWriter {
     pub send_buffer: SendBuffer,
     pub params: NegotiatedParams,
-    /// Entries of the submission queue, 0 before Connect.
+    /// Entries of the submission queue; 0 before Connect.
     queue_entries: u16,
     sq_head: u16,
     flow_control: bool,
@@ -32,14 +32,14 @@ impl PduWriter {
         }
     }
 
-    /// The queue exists from now on. The completion of its Connect is the first that counts.
+    /// Starts tracking the queue head, from the completion of Connect on.
     pub fn set_queue(&mut self, entries: u16, flow_control: bool) {
         self.queue_entries = entries;
         self.flow_control = flow_control;
     }
 
-    /// SQHD of the next completion: it moves on by one with each. Without flow control it stays FFFFh,
-    /// which in Connect's completion grants what the host asked for.
+    /// SQHD of the next completion, which advances by one with each. Without flow control it stays FFFFh,
+    /// which in the completion of Connect confirms that mode.
     fn advance_sq_head(&mut self) -> u16 {
         if !self.flow_control {
             return u16::MAX;
@@ -50,14 +50,14 @@ impl PduWriter {
         self.sq_head
     }
 
-    /// A completion.
+    /// Appends a completion.
     #[inline]
     pub fn write_completion(&mut self, command_id: u16, status: Status, dw0: u32, dw1: u32) {
         let cqe = Cqe::new(command_id, self.advance_sq_head(), status, dw0, dw1);
         self.send_buffer.append(|out| encode_response(&cqe, &self.params, out));
     }
 
-    /// Data for the host, copied.
+    /// Appends a copy of data for the host.
     pub fn write_data_copy(&mut self, command_id: u16, data: &[u8]) {
         if data.is_empty() {
             return;
@@ -67,7 +67,9 @@ impl PduWriter {
         self.write_data_digest(data);
     }
 
-    /// Data for the host: bytes `from..to` of `buffer`, which is kept until they are sent.
+    /// Appends bytes `from..to` of `buffer` as data for the host; keeps the buffer until they are sent.
+    ///
+    /// # Panics If the range is empty or exceeds the buffer.
     #[inline]
     pub fn write_data_buffer(&mut self, command_id: u16, buffer: Buffer, from: usize, to: usize) {
         assert!(from < to && to <= buffer.len(), "{from}..{to} of {buffer:?}");
@@ -79,7 +81,7 @@ impl PduWriter {
         }
     }
 
-    /// Asks the host for the first `bytes` bytes of a command's data, under this tag.
+    /// Appends an R2T for the first `bytes` bytes of a command's data, with this transfer tag.
     pub fn write_r2t(&mut self, command_id: u16, tag: u16, bytes: u32) {
         let range = DataHeader { command_id, tag, offset: 0, bytes };
         self.send_buffer.append(|out| range.encode_ready_to_transfer(&self.params, out));

@@ -1,7 +1,7 @@
-//! What may change while a target runs: namespaces, who may connect, listeners, referrals, access, health.
+//! Changes of a running target: namespaces, access control, listeners, referrals, ANA states, health.
 //!
-//! In: changes, of any thread. Out: what admin commands read from now on, and notices for the hosts that a
-//! change concerns. Requests that are out already are not touched: they complete as they would have.
+//! In: changes, from any thread. Out: new data for admin commands, and asynchronous events for the affected
+//! hosts. Requests in flight are not affected.
 
 use crate::async_events::AsyncEvent;
 use crate::controller::{Controller, ControllerState, ControllerType};
@@ -16,18 +16,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 impl Target {
-    /// The namespaces as they are now.
+    /// The current snapshot of the namespaces.
     pub fn namespaces(&self) -> Arc<NamespaceSnapshot> {
         self.namespace_directory.snapshot()
     }
 
-    /// Adds a namespace. Connected hosts hear of it.
+    /// Adds a namespace and notifies the hosts that see it.
     ///
-    /// # Errors
-    /// When its identifier or its NGUID is taken.
+    /// # Errors If its identifier or NGUID is in use.
     ///
-    /// # Panics
-    /// When its bounds are beyond those of the target's settings, or none of a namespace.
+    /// # Panics If a field of `info` is invalid or exceeds the target's configuration.
     pub fn add_namespace(&self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
         info.assert_valid(self.config());
         let id = info.id;
@@ -36,8 +34,8 @@ impl Target {
         Ok(())
     }
 
-    /// Removes a namespace, and gives it. Connected hosts hear of it, new commands on it fail, and
-    /// requests that are out end as usual.
+    /// Removes and returns a namespace, and notifies the hosts that saw it. New commands on it fail;
+    /// requests in flight complete normally.
     pub fn remove_namespace(&self, id: NamespaceId) -> Option<NamespaceInfo> {
         let removed = self.namespace_directory.remove(id)?;
         self.for_each_controller(ControllerType::Io, |controller| {
@@ -47,7 +45,7 @@ impl Target {
         Some(removed)
     }
 
-    /// Tells every host that something about a namespace (its size, its readiness) changed.
+    /// Notifies the hosts that see a namespace of a change of its size or readiness.
     pub fn notify_namespace_changed(&self, id: NamespaceId) {
         if let Some(info) = self.namespace_directory.snapshot().get(id) {
             self.for_each_controller(ControllerType::Io, |controller| {
@@ -56,16 +54,14 @@ impl Target {
         }
     }
 
-    /// The groups of asymmetric access that have or had namespaces or were given a state, with it, by
-    /// rising identifier.
+    /// The ANA states by ascending group, for groups that have had a namespace or were given a state.
     pub fn ana_states(&self) -> Vec<(u32, AnaState)> {
         self.namespace_directory.snapshot().groups().map(|(id, group)| (id, group.state)).collect()
     }
 
-    /// Changes the access to the namespaces of a group. Connected hosts hear of it.
+    /// Sets the ANA state of a group, and notifies all hosts if that is a change.
     ///
-    /// # Panics
-    /// When the group is not one of 1 to [`ANA_GROUPS_MAX`](crate::ANA_GROUPS_MAX).
+    /// # Panics If `group` is not in 1 to [`ANA_GROUPS_MAX`](crate::ANA_GROUPS_MAX).
     pub fn set_ana_state(&self, group: u32, state: AnaState) {
         if self.namespace_directory.set_ana_state(group, state) {
             self.for_each_controller(ControllerType::Io, |controller| {
@@ -74,13 +70,13 @@ impl Target {
         }
     }
 
-    /// The hosts that may connect.
+    /// The current access control list.
     pub fn host_acl(&self) -> HostAcl {
         self.registry.lock().host_acl.clone()
     }
 
-    /// Changes which hosts may connect. Controllers of a host that may no more are ended; discovery
-    /// shows and hides the subsystem, and the hosts for which that is a change hear of it.
+    /// Replaces the access control list. Ends the controllers of hosts that lose access, shows or hides the
+    /// subsystem in the discovery log, and notifies the discovery controllers for which that changes.
     pub fn set_host_acl(&self, host_acl: HostAcl) {
         let mut concerned = Vec::new();
         {
@@ -103,7 +99,7 @@ impl Target {
                 ControllerType::Discovery => {
                     controller.lock_inner().async_events.notify(AsyncEvent::DiscoveryChanged)
                 }
-                // A host that is allowed again connects anew; one that is not must go.
+                // A host that has regained access meanwhile keeps its controller.
                 ControllerType::Io if self.registry.lock().host_acl.allows(&controller.host.nqn) => {}
                 ControllerType::Io => {
                     controller.terminate(ControllerState::Disconnected);
@@ -113,27 +109,29 @@ impl Target {
         }
     }
 
-    /// Where the target listens: what the discovery log tells. Discovery controllers hear of a change.
+    /// Sets the target's addresses in the discovery log, and notifies discovery controllers of a change.
     pub fn set_listeners(&self, addresses: Vec<SocketAddr>) {
         self.update_discovery_addresses(|discovery| {
             std::mem::replace(&mut discovery.listeners, addresses.clone()) != addresses
         });
     }
 
-    /// Other discovery services that the discovery log names. Discovery controllers hear of a change.
+    /// Sets the other discovery services in the discovery log, and notifies discovery controllers of a
+    /// change.
     pub fn set_referrals(&self, addresses: Vec<SocketAddr>) {
         self.update_discovery_addresses(|discovery| {
             std::mem::replace(&mut discovery.referrals, addresses.clone()) != addresses
         });
     }
 
-    /// What the discovery log is made of, as of one moment.
+    /// A consistent view of the discovery addresses and the access control list.
     pub(crate) fn discovery_snapshot(&self) -> (DiscoveryAddresses, HostAcl) {
         let registry = self.registry.lock();
         (self.discovery_addresses.lock().clone(), registry.host_acl.clone())
     }
 
-    /// `change` says whether it was one.
+    /// Applies `change`, which returns whether it changed anything, and notifies discovery controllers if
+    /// so.
     fn update_discovery_addresses(&self, change: impl FnOnce(&mut DiscoveryAddresses) -> bool) {
         {
             let discovery = &mut *self.discovery_addresses.lock();
@@ -147,12 +145,12 @@ impl Target {
         });
     }
 
-    /// The facts that the health log tells.
+    /// The node's part of the health log.
     pub fn health(&self) -> HealthStatus {
         *self.health.lock()
     }
 
-    /// Changes the facts that the health log tells. Hosts hear of a warning that is new.
+    /// Replaces the node's part of the health log, and notifies hosts of new critical warnings.
     pub fn set_health(&self, health: HealthStatus) {
         let before = std::mem::replace(&mut *self.health.lock(), health);
         let new = health.critical_warnings() & !before.critical_warnings();

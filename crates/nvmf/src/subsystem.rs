@@ -1,11 +1,11 @@
-//! The target as a whole: its controllers, and who may connect.
+//! The target: its controllers and the admission of queues.
 //!
-//! In: Connect commands of any core (`admit`), ends of controllers. Out: controllers to share, or the
-//! status that refuses. Locks are taken only here at connects, ends, notices and reports: no I/O command
-//! takes one. What may change while it runs is in `changes`.
+//! In: Connect commands of any core (`admit_queue`), ends of controllers. Out: shared controllers, or the
+//! error of the Connect. Locks are taken at Connect, when a controller ends, for events and for reports: no
+//! I/O command takes one. `reconfigure` has the changes at run time.
 //!
-//! Invariants: controllers, controllers per host and connections never exceed the settings; a
-//! controller's identifier is unique among those that live.
+//! Invariants: the numbers of controllers, controllers per host and connected connections never exceed the
+//! configuration; the identifiers of live controllers are unique.
 
 use crate::config::SubsystemConfig;
 use crate::controller::{Controller, ControllerState, ControllerType, HostIdentity};
@@ -24,22 +24,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Entries that every admin queue may have, however small I/O queues are.
+/// Entries that every admin queue may have, even if I/O queues have fewer.
 const ADMIN_QUEUE_ENTRIES: u32 = 128;
-/// Identifiers from here on have a meaning of their own (NVMe Base 2.1, 3.1.3.3).
+/// Controller identifiers from here on are reserved (NVMe Base 2.1, 3.1.3.3).
 const CONTROLLER_IDS_END: u16 = 0xfff0;
-/// The controller that a host of a static target would ask for: any.
+/// CNTLID of Connect with which a host requests any controller of a static target.
 const ANY_CONTROLLER: u16 = 0xfffe;
 
 /// One NVMe subsystem and its discovery service, shared by all cores.
 #[derive(Debug)]
 pub struct Target {
     config: SubsystemConfig,
-    /// Its namespaces and their access.
     pub(crate) namespace_directory: NamespaceDirectory,
-    /// What all connections did.
+    /// Sums over all connections.
     pub(crate) counters: SharedCounters,
-    /// What went wrong lately, for log 01h.
+    /// The last failed commands (log page 01h).
     pub(crate) error_log: ErrorLog,
     connection_count: AtomicUsize,
     controllers_created: AtomicUsize,
@@ -48,7 +47,7 @@ pub struct Target {
     pub(crate) health: Mutex<HealthStatus>,
 }
 
-/// The controllers that live, and the hosts that may have some.
+/// The live controllers by identifier, and the hosts that may create them.
 #[derive(Debug)]
 pub(crate) struct ControllerRegistry {
     pub controllers: FxHashMap<u16, Arc<Controller>>,
@@ -56,35 +55,35 @@ pub(crate) struct ControllerRegistry {
     next_id: u16,
 }
 
-/// Where the target listens, and where others do.
+/// The addresses of the discovery log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DiscoveryAddresses {
-    /// Changes with every change of the discovery log.
+    /// GENCTR: incremented with each change of the discovery log.
     pub generation: u64,
-    /// The target's own.
+    /// The target's own listeners.
     pub listeners: Vec<SocketAddr>,
     /// Other discovery services.
     pub referrals: Vec<SocketAddr>,
 }
 
-/// A controller as an operator sees it.
+/// A snapshot of a controller for administration.
 #[derive(Clone, Debug)]
 pub struct ControllerReport {
-    /// Its identifier.
+    /// Controller identifier (CNTLID).
     pub id: u16,
-    /// What it is for.
+    /// I/O or discovery.
     pub controller_type: ControllerType,
-    /// Its host's name.
+    /// The host's NQN.
     pub host_nqn: String,
-    /// How it is.
+    /// The state at the time of the report.
     pub state: ControllerState,
-    /// Its connected I/O queues.
+    /// The number of connected I/O queues.
     pub queue_count: usize,
-    /// What its connections did.
+    /// Sums over the controller's connections.
     pub counters: CounterSet,
 }
 
-/// Why a Connect is refused: the status, and DW0.
+/// The status and DW0 of a failed Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectError {
     pub status: Status,
@@ -96,7 +95,7 @@ impl ConnectError {
         ConnectError { status: status.do_not_retry(), dw0: 0 }
     }
     fn controller_busy() -> ConnectError {
-        // Worth another try: another host may leave.
+        // Without "do not retry": another host may disconnect.
         ConnectError { status: Status::CONNECT_CONTROLLER_BUSY, dw0: 0 }
     }
     fn invalid_sqe_field(offset: u16) -> ConnectError {
@@ -119,20 +118,19 @@ impl From<InvalidConnectNqn> for ConnectError {
     }
 }
 
-/// A queue that may exist.
+/// The result of a successful admission.
 #[derive(Debug)]
 pub(crate) struct QueueAdmission {
     pub controller: Arc<Controller>,
-    /// For an I/O queue the generation that it lives in.
+    /// The controller generation that an I/O queue belongs to; 0 for an admin queue.
     pub generation: u32,
 }
 
 impl Target {
-    /// A target of these settings and namespaces, open to every host.
+    /// Creates a target with these namespaces that admits every host.
     ///
-    /// # Panics
-    /// When a bound of the settings cannot be kept, a namespace is beyond them, or two have one
-    /// identifier or NGUID.
+    /// # Panics If the configuration or a namespace is invalid, or two namespaces share an identifier or
+    /// NGUID.
     pub fn new(config: SubsystemConfig, namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
         config.assert_valid();
         namespaces.iter().for_each(|one| one.assert_valid(&config));
@@ -154,17 +152,17 @@ impl Target {
         })
     }
 
-    /// What the target was started with.
+    /// The configuration that the target was created with.
     pub fn config(&self) -> &SubsystemConfig {
         &self.config
     }
 
-    /// What all connections did, up to their last ticks.
+    /// Sums over all connections, as of their last ticks.
     pub fn counters(&self) -> CounterSet {
         self.counters.snapshot()
     }
 
-    /// The controllers that live, by identifier.
+    /// Reports all live controllers, by ascending identifier.
     pub fn controllers(&self) -> Vec<ControllerReport> {
         let registry = self.registry.lock();
         let report = |controller: &Arc<Controller>| ControllerReport {
@@ -180,22 +178,22 @@ impl Target {
         reports
     }
 
-    /// How many connections there are.
+    /// The number of connections.
     pub fn connection_count(&self) -> usize {
         self.connection_count.load(Ordering::Relaxed)
     }
 
-    /// Whether one more connection may be accepted.
+    /// Whether another connection is within `connections_max`.
     pub fn can_accept_connection(&self) -> bool {
         self.connection_count() < self.config.connections_max
     }
 
-    /// How many controllers there ever were: as many connections were admin queues.
+    /// The number of controllers created so far; each had one admin queue.
     pub fn controllers_created(&self) -> usize {
         self.controllers_created.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection; says whether it is within the bound.
+    /// Counts a new connection; returns whether it is within `connections_max`.
     pub(crate) fn register_connection(&self) -> bool {
         self.connection_count.fetch_add(1, Ordering::Relaxed) < self.config.connections_max
     }
@@ -204,7 +202,9 @@ impl Target {
         self.connection_count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The controller of a Connect, made for it on queue 0, found for it on others.
+    /// Admits the queue of a Connect: creates a controller for queue 0, finds it for other queues.
+    ///
+    /// # Errors The status and DW0 of the Connect's completion.
     pub(crate) fn admit_queue(
         &self,
         now: Nanos,
@@ -290,12 +290,14 @@ impl Target {
         Ok(QueueAdmission { controller, generation })
     }
 
-    /// Whether a host may ask for this keep-alive time; zero turns it off.
+    /// Whether the keep-alive timeout is within `keep_alive_max`; 0 turns keep alive off.
     pub(crate) fn is_keep_alive_allowed(&self, milliseconds: u32) -> bool {
         Nanos::from_millis(u64::from(milliseconds)) <= self.config.keep_alive_max
     }
 
-    /// A controller that ended is listed no more, and its identifier may be used again.
+    /// Removes an ended controller from the registry; its identifier may then be reused.
+    ///
+    /// # Panics If the controller has not ended.
     pub(crate) fn unregister_controller(&self, controller: &Controller) {
         assert!(controller.epoch().state.has_ended(), "only an ended controller is forgotten");
         let registry = &mut *self.registry.lock();
@@ -307,7 +309,7 @@ impl Target {
 }
 
 impl ControllerRegistry {
-    /// An identifier that no controller has, the one used least recently.
+    /// The free identifier that was used least recently.
     fn allocate_id(&mut self, first: u16) -> Option<u16> {
         for _ in first..CONTROLLER_IDS_END {
             let id = self.next_id;

@@ -1,4 +1,5 @@
-//! What a connection does with an admin command.
+//! Commands of an admin queue: event requests, aborts and shutdown, which need the queue; `admin_commands`
+//! executes the others.
 
 use super::state::{Connection, ConnectionState};
 use crate::admin_commands;
@@ -13,11 +14,11 @@ use octokv_wire::queue_entry::admin as opcode;
 use octokv_wire::{SglKind, Sqe, Status};
 use std::sync::Arc;
 
-/// Memory for pages that a connection keeps between admin commands, in bytes.
+/// Capacity of the page buffer that a connection keeps between admin commands, in bytes.
 const PAGE_BUFFER_RETAIN_BYTES_MAX: usize = 8192;
 
 impl Connection {
-    /// A command of an admin queue.
+    /// Executes a command of an admin queue.
     pub(super) fn handle_admin_command(
         &mut self,
         now: Nanos,
@@ -54,7 +55,7 @@ impl Connection {
         if !result.status.is_success() {
             self.fail_command(sqe, result.status);
         } else {
-            // A host that wants less than the page gets the start of it.
+            // If the host's buffer is shorter than the page, it gets the start of the page.
             let wanted = sqe.sgl.check().map_or(0, SglKind::bytes) as usize;
             self.pdu_writer.write_data_copy(sqe.command_id(), &page[..page.len().min(wanted)]);
             self.respond(sqe.command_id(), result.status, result.dw0, result.dw1);
@@ -65,12 +66,12 @@ impl Connection {
         if context.controller.epoch().generation != generation {
             self.slots.release_event_requests();
         }
-        // A log that was read may have held back the next notice.
+        // Get Log Page may have unmasked an event.
         self.deliver_async_events();
     }
 
-    /// A host that shuts its controller down finds all that it was told is written durable when it is done:
-    /// every namespace is flushed before. Says whether there is something to flush.
+    /// Starts a normal shutdown: flushes every namespace before CSTS reports completion, so that all
+    /// acknowledged writes are durable. Returns false if there is nothing to flush.
     fn begin_shutdown(
         &mut self,
         controller: &Controller,
@@ -96,14 +97,14 @@ impl Connection {
         is_possible
     }
 
-    /// A flush of a shutdown ended. One that failed is told where errors are: a shutdown cannot fail.
+    /// Counts a failed flush of a shutdown as a media error; the shutdown itself cannot fail.
     pub(super) fn record_flush_result(&mut self, outcome: &RequestOutcome) {
         if matches!(outcome, RequestOutcome::Unrecovered | RequestOutcome::WriteFault) {
             self.counters.media_errors += 1;
         }
     }
 
-    /// The last flush of a shutdown ended.
+    /// Writes CC after the last flush of a shutdown.
     pub(super) fn end_shutdown(
         &mut self,
         command_id: u16,
@@ -111,11 +112,11 @@ impl Connection {
         cc_written: ControllerConfiguration,
     ) {
         let ConnectionState::Admin(controller) = self.state() else {
-            return; // The connection ended meanwhile.
+            return; // The connection has ended.
         };
         let controller = Arc::clone(controller);
         let generation = controller.epoch().generation;
-        // The host may have reset the controller meanwhile: that stays.
+        // A reset of the controller since then takes precedence.
         let is_as_before = controller.lock_inner().configuration == cc_before;
         if is_as_before {
             controller.write_cc(cc_written);
@@ -138,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// Aborts an event request; a command at the engine ends by itself, soon.
+    /// Aborts an event request. Commands at the engine are not aborted: they complete on their own.
     fn handle_abort(&mut self, context: &AdminContext<'_>, sqe: &Sqe) {
         if !admin_commands::accepts_admin_commands(context) {
             return self.fail_command(sqe, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
@@ -154,7 +155,7 @@ impl Connection {
         self.respond(sqe.command_id(), Status::SUCCESS, dw0, 0);
     }
 
-    /// Completes event requests with the notices that are ready.
+    /// Completes event requests with pending events.
     pub(super) fn deliver_async_events(&mut self) {
         let Some(controller) = self.state().controller().cloned() else { return };
         self.deliver_async_events_of(&controller);

@@ -1,7 +1,7 @@
-//! What a connection does with a command: refuse it, answer it, ask for its data, or hand it on.
+//! Accepts the commands of a connection: rejects, completes, requests data for, or submits each.
 //!
-//! In: an entry and its capsule. Out: a completion, an R2T, or a [`IoRequest`]; `Ok(Some(stall))` when it
-//! must be given again later, and then nothing has changed.
+//! In: an SQE and its capsule. Out: a completion, an R2T, or an [`IoRequest`]; or `Ok(Some(stall))` if the
+//! command must be passed again later, in which case nothing has changed.
 
 use super::state::{Capsule, CloseReason, Connection, ConnectionState, IoQueue, StallReason};
 use super::transfers::transfer_budget;
@@ -21,11 +21,13 @@ use octokv_wire::{PduError, SglKind, Sqe, Status};
 
 type AcceptResult = Result<Option<StallReason>, PduError>;
 
-/// Unsent bytes above which a connection that is not yet anybody's takes no further command.
+/// The most unsent bytes with which a connection that is not yet connected accepts a command.
 const UNCONNECTED_BYTES_MAX: u64 = 4096;
 const ACCEPTED: AcceptResult = Ok(None);
 impl Connection {
-    /// Does what a command asks, as far as it can be done now.
+    /// Accepts one command as far as that is possible now.
+    ///
+    /// # Errors A protocol violation that ends the connection: more commands than the queue has entries.
     pub(super) fn handle_command(
         &mut self,
         now: Nanos,
@@ -34,12 +36,13 @@ impl Connection {
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> AcceptResult {
-        // What is at the engine counts as if it were answered: a host that does not read holds no more.
+        // Responses of requests in flight count as unsent, which bounds the memory of a host that does not
+        // read.
         let unsent_bytes = self.pdu_writer.send_buffer.unsent_bytes() as u64 + self.slots.response_bytes();
         let unsent_bytes_max = match self.state() {
             ConnectionState::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
-            // And no connection is owed more than is left for the others (the dynamic thresholds of Choudhury and
-            // Hahne, 1998): however many do not read, as much as each of them holds is free.
+            // A connection may hold at most as much as is free (dynamic thresholds, Choudhury and Hahne,
+            // 1998): of n connections that do not read, each holds at most 1/(n+1) of the pool.
             _ => self.target.config().outbox_bytes_max.min(pool.free_bytes()) as u64,
         };
         if unsent_bytes > unsent_bytes_max {
@@ -59,7 +62,7 @@ impl Connection {
         }
         let command_id = sqe.command_id();
         if self.slots.is_full() {
-            // With nothing at the engine only the host could free a slot, by data behind this command.
+            // With no request in flight, only data behind this command could free a slot.
             let has_in_flight = self.slots.in_flight() > 0;
             return if has_in_flight {
                 Ok(Some(StallReason::Slots))
@@ -93,9 +96,10 @@ impl Connection {
         ACCEPTED
     }
 
-    /// Whether a command has the identifier of an event request that waits, which then is over without an answer.
-    /// SPDK's host forgets its event requests when it shuts a controller down, and gives their identifiers to the
-    /// property commands that do it: refused, it could not shut down in order.
+    /// Releases an event request, without a completion, whose command identifier a Fabrics command reuses.
+    ///
+    /// SPDK's host forgets its event requests at shutdown and reuses their identifiers for the property
+    /// commands of the shutdown, which would fail with an identifier conflict.
     #[cold]
     fn release_conflicting_event(&mut self, sqe: &Sqe) -> bool {
         let event_slot = self.slots.find_event_request(Some(sqe.command_id()));
@@ -106,7 +110,7 @@ impl Connection {
         given_up.is_some()
     }
 
-    /// A command of an I/O queue.
+    /// Plans and submits a command of an I/O queue.
     #[inline]
     fn handle_io_command(
         &mut self,
@@ -175,7 +179,8 @@ impl Connection {
                     SglKind::None | SglKind::Transport { .. } => &[],
                 };
                 let stall = self.submit(sqe, pending, layout, in_capsule, pool, requests);
-                // The buffer would have to come from transfers whose data is behind this command.
+                // The missing buffer could only come from transfers whose data is queued behind this
+                // command.
                 let mine = self.slots.receiving_bytes();
                 if stall.is_some() && mine > transfer_budget(pool.budget_bytes(), true) {
                     return Err(Status::COMMAND_INTERRUPTED);
@@ -185,7 +190,7 @@ impl Connection {
         }
     }
 
-    /// A command all of whose data is `data`.
+    /// Submits a command whose data is complete in `data`, or returns the missing resource.
     fn submit(
         &mut self,
         sqe: &Sqe,
@@ -218,14 +223,14 @@ impl Connection {
         None
     }
 
-    /// The data of a slot's command is here.
+    /// Submits a command after the last byte of its data was received.
     pub(super) fn submit_received(&mut self, slot: u16, requests: &mut Vec<IoRequest>) {
         let SlotState::Receiving(transfer, buffer) = self.slots.set_state(slot, SlotState::Free) else {
             unreachable!("slot {slot} has no data");
         };
         let Transfer { namespace, namespace_serial, pending, .. } = transfer;
         self.target.namespace_directory.refresh(&mut self.namespaces);
-        // The namespace may have gone meanwhile, and another one have taken its identifier.
+        // The namespace may have been removed meanwhile, and its identifier reused.
         let is_there = self.namespaces.entry(namespace).is_some_and(|entry| entry.serial == namespace_serial);
         let action = if is_there {
             pending.into_action(buffer, namespace)
@@ -247,7 +252,7 @@ impl Connection {
         }
     }
 
-    /// A Fabrics command on an I/O queue: only Disconnect means something there.
+    /// A Fabrics command on an I/O queue: Disconnect is the only valid one.
     fn handle_io_fabrics(&mut self, now: Nanos, sqe: &Sqe) {
         self.counters.admin_commands += 1;
         match fabrics::FabricsCommand::check(sqe) {
@@ -294,7 +299,7 @@ impl Connection {
         let admission = self.target.admit_queue(now, &connect, &data)?;
         let controller = admission.controller;
         let no_flow_control = connect.attributes & ATTRIBUTE_NO_FLOW_CONTROL != 0;
-        // `admit` has bounded the entries by settings of 16 bits.
+        // `admit_queue` limits the entries to a 16-bit setting.
         let entries = connect.entries as u16;
         self.pdu_writer.set_queue(entries, !no_flow_control);
         self.slots = CommandSlots::new(entries);

@@ -1,16 +1,16 @@
-//! PDUs from the head of a connection's bytes: framing, digests, transfers.
+//! Receives PDUs from the head of a connection's bytes: framing, digests, H2CData.
 //!
 //! ```text
-//!          H2CData header             last byte, no digest
-//!   Head ─────────────────▶ Data ──────────────────────────▶ Head
-//!     ▲                       │ last byte                      ▲
-//!     │ any other PDU, whole  └────────▶ Digest ── 4 bytes ────┘
-//!     └──(ICReq, H2CTermReq, capsule)
+//!           H2CData header             last byte, no digest
+//!    Head ─────────────────▶ Data ──────────────────────────▶ Head
+//!      ▲                       │ last byte                      ▲
+//!      │ any other PDU, whole  └────────▶ Digest ── 4 bytes ────┘
+//!      └──(ICReq, H2CTermReq, capsule)
 //! ```
-//! Invariants: an H2CData PDU is taken as its bytes come, straight to the buffer of its command, so that
-//! the receive buffer never has to hold one; any other PDU is taken whole, none is longer than the
-//! longest capsule; a PDU that cannot be worked on now is not taken at all. Data is never in the way of
-//! a stall, since it frees what others wait for.
+//! Invariants: the data of an H2CData PDU is consumed as it arrives and copied to its command's buffer, so
+//! the receive buffer never holds a whole one; any other PDU is consumed whole and is no longer than the
+//! longest capsule; a PDU that must wait is not consumed at all. H2CData never stalls, since it frees the
+//! resources that stalled commands wait for.
 
 use super::state::{
     Capsule, CloseReason, Connection, ConnectionState, DataDigest, ReceiveResult, ReceiveState, StallReason,
@@ -23,13 +23,13 @@ use octokv_wire::pdu::{
 };
 use octokv_wire::{PduError, Status};
 
-/// What one step did with the head of the bytes.
+/// The result of one step on the head of the bytes.
 pub(super) enum ReceiveStep {
-    /// Took so many of them, at least one.
+    /// Consumed so many bytes, at least one.
     Consumed(usize),
-    /// Needs more of them.
+    /// The PDU is incomplete.
     NeedMoreBytes,
-    /// Must wait for something else.
+    /// The command waits for a resource.
     Stalled(StallReason),
 }
 
@@ -62,7 +62,7 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
     ) -> ReceiveStep {
         if matches!(self.state(), ConnectionState::Terminating { .. } | ConnectionState::Closed) {
-            // What the host still sends is of no interest.
+            // Discards whatever the host sends after termination.
             return if bytes.is_empty() {
                 ReceiveStep::NeedMoreBytes
             } else {
@@ -133,14 +133,14 @@ impl Connection {
                 self.close(CloseReason::HostTerminated(terminate));
                 ReceiveStep::Consumed(bytes.len())
             }
-            // `Unchecked::check` lets only what a controller may receive through.
+            // `UncheckedCommonHeader::check` rejects PDUs that only a controller sends.
             PduHeader::IcResponse(_) | PduHeader::Response(_) | PduHeader::ReadyToTransfer(_) => {
                 unreachable!("a controller received {:?}", layout.pdu_type)
             }
         }
     }
 
-    /// Where the next PDU's parts lie, if it may come now.
+    /// Validates the common header against the connection's state and limits.
     fn check_pdu(&self, unchecked: UncheckedCommonHeader) -> Result<PduLayout, PduError> {
         let layout = unchecked.check(Role::Controller, &self.pdu_writer.params)?;
         let awaits_ic = matches!(self.state(), ConnectionState::AwaitIcReq { .. });
@@ -158,7 +158,7 @@ impl Connection {
         let data_bytes_max = match (layout.pdu_type, self.state()) {
             (PduType::H2cData, _) => config.h2c_data_bytes_max,
             (_, ConnectionState::Io(_)) => config.in_capsule_bytes,
-            // Connect comes before its queue is known.
+            // The queue type is unknown before Connect.
             _ => ADMIN_CAPSULE_DATA_BYTES,
         };
         if layout.data_bytes > data_bytes_max {
@@ -170,7 +170,7 @@ impl Connection {
         Ok(layout)
     }
 
-    /// Ends the connection with all that it sent.
+    /// Terminates the connection and discards the rest of its bytes.
     fn terminate_and_discard(&mut self, now: Nanos, error: PduError, bytes: &[u8]) -> ReceiveStep {
         self.terminate(now, error, &bytes[..bytes.len().min(128)]);
         ReceiveStep::Consumed(bytes.len())
@@ -190,7 +190,7 @@ impl Connection {
             header_digest: request.header_digest,
             data_digest: request.data_digest,
             send_alignment: request.host_alignment,
-            receive_data_bytes_max: u32::MAX, // `check_pdu` has a bound for each kind.
+            receive_data_bytes_max: u32::MAX, // `check_pdu` limits each PDU type.
         };
         let ConnectionState::AwaitIcReq { deadline } = *self.state() else {
             unreachable!("`check_pdu` lets ICReq through only where it is awaited");
@@ -210,7 +210,7 @@ impl Connection {
         Capsule { data, has_bad_digest }
     }
 
-    /// An H2CData begins: it must go on where its transfer stands.
+    /// Starts an H2CData, which must continue its transfer at the next offset.
     fn begin_h2c_data(&mut self, layout: &PduLayout, data: &DataHeader) -> Result<(), PduError> {
         let found = self.slots.receiving(data.tag);
         let (command_id, transfer, _) = found.ok_or(PduError::TransferTag { tag: data.tag })?;
@@ -251,14 +251,14 @@ impl Connection {
         if has_digest {
             self.data_digest.0.update(here);
         }
-        // A transfer ends only by its last byte: its slot is there as long as its data comes.
+        // A transfer ends only with its last byte, so its slot exists while its data arrives.
         let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
         transfer.layout.copy(buffer, transfer.received_bytes, here);
         self.advance_data(here.len() as u32, pool, requests);
         ReceiveStep::Consumed(here.len())
     }
 
-    /// The next `count` bytes of data are in their place.
+    /// Accounts for `count` bytes of data that were stored in the buffer.
     fn advance_data(&mut self, count: u32, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
         let ReceiveState::Data { slot, left, has_digest } = &mut self.receive_state else {
             unreachable!("data is taken only within data");
@@ -299,7 +299,7 @@ impl Connection {
         self.advance_data(count as u32, pool, requests);
     }
 
-    /// An H2CData is over: the transfer is, too, when nothing is missing.
+    /// Ends an H2CData, and submits the command if its data is complete.
     fn finish_h2c_data(&mut self, slot: u16, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
         let (command_id, transfer, _) = self.slots.receiving(slot).expect("a transfer whose data came");
         if transfer.received_bytes < transfer.expected_bytes {

@@ -1,4 +1,6 @@
-//! The fields and states of one connection, and the only functions that change its state.
+//! The fields and states of one connection, and the functions that change its state or complete a command.
+//!
+//! Lowest file of the connection: the other files of this folder import it, and it imports none of them.
 
 use crate::command_slots::CommandSlots;
 use crate::controller::{Controller, ControllerState};
@@ -14,54 +16,54 @@ use octokv_wire::{PduError, Sqe, Status};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// How long a connection that we end stays open, so that the host can read why.
+/// How long a terminated connection stays open, so that the host can read the termination request.
 const TERMINATION_LINGER: Nanos = Nanos::from_secs(1);
 
-/// What [`Connection::receive`] did with the bytes.
+/// The result of [`Connection::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveResult {
-    /// How many bytes of the head were taken; the caller keeps the rest and gives it again.
+    /// Bytes consumed from the head; the caller passes the remaining ones again.
     pub consumed_bytes: usize,
-    /// Why a complete command waits although its bytes are here. While this is set, call `receive` with
-    /// the same bytes again each turn, and receive no more from the socket.
+    /// The missing resource if a complete command could not be accepted. While it is set, call `receive`
+    /// with the same bytes in each iteration and read no more from the socket.
     pub stalled: Option<StallReason>,
 }
 
-/// What a connection waits for before it takes more.
+/// A resource that must become free before the connection accepts another command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StallReason {
-    /// A slot: as many commands as the queue holds are being worked on.
+    /// A command slot: the queue is full.
     Slots,
     /// A buffer of the pool.
     Buffers,
-    /// The host, which does not read its replies.
+    /// Space in the send buffer: the host does not read its responses.
     SendBuffer,
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// The host sent what must not be.
+    /// The host violated the NVMe/TCP protocol; the target sent a C2HTermReq.
     PduError(PduError),
-    /// The host said that we sent what must not be.
+    /// The host reported a protocol error of the target with an H2CTermReq.
     HostTerminated(TermReq),
-    /// The host disconnected the queue.
+    /// The host sent a Disconnect command.
     Disconnected,
-    /// The host did not finish its Connect in time.
+    /// Connect was not completed within `handshake_limit`.
     HandshakeTimeout,
-    /// The host was silent for longer than its keep-alive time.
+    /// The host sent nothing for longer than its keep-alive time.
     KeepAliveExpired,
-    /// The host announced data and did not send them.
+    /// Data that an R2T requested arrived too slowly or not at all.
     TransferTimeout,
-    /// The controller was reset or has ended.
+    /// The controller was reset, shut down by access control, or has ended.
     ControllerEnded,
-    /// The socket was closed or broke.
+    /// The socket was closed or failed.
     PeerClosed,
     /// There are too many connections.
     ConnectionLimit,
 }
 
-/// Where a connection stands.
+/// The state of a connection; `connection.rs` draws the transitions.
 #[derive(Clone, Debug)]
 pub(super) enum ConnectionState {
     AwaitIcReq { deadline: Nanos },
@@ -73,18 +75,18 @@ pub(super) enum ConnectionState {
     Closed,
 }
 
-/// An I/O queue: its controller, and the generation of it that the queue belongs to.
+/// An I/O queue and the controller generation that it was connected in.
 #[derive(Clone, Debug)]
 pub(super) struct IoQueue {
     pub controller: Arc<Controller>,
     pub id: u16,
     pub generation: u32,
-    /// Whether the host turned all command sets on.
+    /// CC.CSS was 110b at Connect: Key Value namespaces are accessible.
     pub all_command_sets: bool,
 }
 
 impl ConnectionState {
-    /// Whether the drawing has an arrow from this to `next`.
+    /// Whether the state diagram has a transition from this state to `next`.
     fn can_transition_to(&self, next: &ConnectionState) -> bool {
         use ConnectionState::*;
         match self {
@@ -110,18 +112,18 @@ impl ConnectionState {
     }
 }
 
-/// Where in a PDU the next byte is.
+/// The position of the next byte within a PDU.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ReceiveState {
-    /// At its beginning.
+    /// At the first byte of a PDU.
     Head,
-    /// In the data of an H2CData for this slot; `left` bytes of it are to come, a digest perhaps behind.
+    /// In the data of an H2CData of this slot, with `left` bytes to come and then a digest if `has_digest`.
     Data { slot: u16, left: u32, has_digest: bool },
-    /// At the digest behind that data, which must be this.
+    /// At the data digest, which must equal `computed`.
     Digest { slot: u16, computed: u32 },
 }
 
-/// The digest of the data of the H2CData under way, as far as it is here.
+/// The running CRC-32C of the current H2CData's data.
 pub(super) struct DataDigest(pub(super) Crc32c);
 
 impl DataDigest {
@@ -136,20 +138,20 @@ impl std::fmt::Debug for DataDigest {
     }
 }
 
-/// A command's capsule behind its entry.
+/// The part of a command capsule that follows the SQE.
 #[derive(Clone, Copy)]
 pub(super) struct Capsule<'a> {
-    /// The data in it.
+    /// The in-capsule data.
     pub data: &'a [u8],
-    /// The data's digest was wrong.
+    /// The data digest did not match.
     pub has_bad_digest: bool,
 }
 
-/// One TCP connection.
+/// One TCP connection, which is one NVMe queue pair; see the state diagram in `connection.rs`.
 #[derive(Debug)]
 pub struct Connection {
     pub(super) target: Arc<Target>,
-    /// The namespaces as last looked at.
+    /// The namespace snapshot as of the last I/O command.
     pub(super) namespaces: Arc<NamespaceSnapshot>,
     pub(super) local_address: SocketAddr,
     pub(super) peer_address: SocketAddr,
@@ -159,15 +161,15 @@ pub struct Connection {
     pub(super) pdu_writer: PduWriter,
     pub(super) slots: CommandSlots,
     pub(super) counters: CounterSet,
-    /// Where pages of admin commands are made.
+    /// Reused buffer for the pages of admin commands.
     pub(super) page_buffer: Vec<u8>,
     pub(super) close_reason: Option<CloseReason>,
     pub(super) host_nqn: Option<String>,
-    /// How the last Connect was refused.
+    /// The status of the last failed Connect.
     pub(super) connect_error: Option<Status>,
-    /// Within the bound of connections.
+    /// False if the connection exceeds `connections_max`: its Connect fails with "controller busy".
     pub(super) within_connection_limit: bool,
-    /// The pool, while transfers wait for buffers of it.
+    /// The pool to retry; set while a transfer waits for a buffer.
     pub(super) buffer_wait_pool: Option<BufferPool>,
     pub(super) last_tick_at: Nanos,
     pub(super) last_activity_at: Nanos,
@@ -178,7 +180,8 @@ impl Connection {
         &self.state
     }
 
-    /// The one door through which the state changes.
+    /// Changes the state and releases the controller or queue of the state before. All changes go through
+    /// here.
     pub(super) fn set_state(&mut self, next: ConnectionState) {
         assert!(self.state.can_transition_to(&next), "{:?} -> {next:?}", self.state);
         self.flush_counters();
@@ -205,7 +208,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection at once. What is in the outbox may still be sent.
+    /// Ends the connection at once. Bytes in the send buffer may still be sent.
     pub(super) fn close(&mut self, reason: CloseReason) {
         self.close_reason.get_or_insert(reason);
         if !self.is_closed() {
@@ -213,8 +216,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection because of what the host sent, and says so; `quoted` is where the bad PDU
-    /// begins.
+    /// Ends the connection with a C2HTermReq for a protocol error; `rejected_pdu` begins at the PDU in
+    /// error.
     pub(super) fn terminate(&mut self, now: Nanos, error: PduError, rejected_pdu: &[u8]) {
         self.counters.transport_faults += 1;
         let request = TermReq::for_error(&error);
@@ -222,13 +225,13 @@ impl Connection {
         self.close_after_drain(now, CloseReason::PduError(error));
     }
 
-    /// Ends the connection once the host has had time to read what is in the outbox.
+    /// Ends the connection after [`TERMINATION_LINGER`], so that the host can read the send buffer.
     pub(super) fn close_after_drain(&mut self, now: Nanos, reason: CloseReason) {
         self.close_reason.get_or_insert(reason);
         self.set_state(ConnectionState::Terminating { deadline: now + TERMINATION_LINGER });
     }
 
-    /// Keeps what the host calls itself, connected or not.
+    /// Stores the host's NQN, connected or not.
     pub(super) fn set_host_nqn(&mut self, nqn: &str) {
         if self.host_nqn.as_deref() != Some(nqn) {
             self.host_nqn = Some(nqn.to_owned());
@@ -256,13 +259,13 @@ impl Connection {
         requests.push(IoRequest { slot: u32::from(slot), namespace, operation });
     }
 
-    /// Fails a command, and notes it in the error log.
+    /// Completes a command with an error and records it in the error log.
     pub(super) fn fail_command(&mut self, sqe: &Sqe, status: Status) {
         self.record_failure(sqe.command_id(), sqe.namespace(), None, status);
         self.respond(sqe.command_id(), status, 0, 0);
     }
 
-    /// Notes a command that failed in the error log.
+    /// Records a failed command in the error log.
     pub(super) fn record_failure(
         &self,
         command_id: u16,
@@ -277,7 +280,7 @@ impl Connection {
         self.target.error_log.record(ErrorLogEntry { queue_id, command_id, nsid: namespace.0, lba, status });
     }
 
-    /// A completion.
+    /// Appends a completion, and counts it if it is not a success.
     #[inline]
     pub(super) fn respond(&mut self, command_id: u16, status: Status, dw0: u32, dw1: u32) {
         if !status.is_success() {
@@ -292,7 +295,8 @@ impl Connection {
     }
 }
 
-/// Whether a status that is no success is what the host asked for, and no error.
+/// Whether a status is an expected negative result (no such key, key exists, compare failure), not an
+/// error.
 pub(super) fn is_negative_result(status: Status) -> bool {
     status.is(Status::KV_KEY_DOES_NOT_EXIST)
         || status.is(Status::KV_KEY_EXISTS)

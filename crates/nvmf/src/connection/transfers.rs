@@ -1,15 +1,15 @@
-//! Buffers for the data of commands: which transfer gets one, and which takes too long.
+//! Flow control of host data: grants buffers to transfers and detects transfers that take too long.
 
 use super::state::Connection;
 use octokv_base::{BufferPool, Nanos};
 
-/// How long the data of a transfer may stop coming before the connection is given up: its buffers are wanted.
+/// A transfer that receives nothing for this long ends the connection, since it holds buffers.
 const TRANSFER_IDLE_TIMEOUT: Nanos = Nanos::from_secs(30);
-/// And how slowly it may come in all, beyond that, in bytes a second.
+/// The lowest average rate of a transfer beyond the idle timeout, in bytes per second.
 const TRANSFER_BYTES_PER_SECOND_MIN: u64 = 256 << 10;
 
 impl Connection {
-    /// Gives buffers to the transfers that wait for them, in turn, and asks for their data.
+    /// Assigns buffers to waiting transfers in arrival order and sends an R2T for each.
     pub(super) fn grant_transfers(&mut self, pool: &BufferPool) {
         let share = self.target.config().receive_bytes_max;
         while let Some((slot, bytes)) = self.slots.first_waiting() {
@@ -28,7 +28,7 @@ impl Connection {
         }
     }
 
-    /// Keeps the pool at hand while a transfer waits for a buffer of it.
+    /// Keeps a handle of the pool while a transfer waits for a buffer.
     pub(super) fn update_buffer_wait_pool(&mut self, pool: &BufferPool) {
         let is_waiting = self.slots.first_waiting().is_some();
         if is_waiting != self.buffer_wait_pool.is_some() {
@@ -36,7 +36,7 @@ impl Connection {
         }
     }
 
-    /// Asks for data that waited for buffers, where there are some now.
+    /// Retries waiting transfers with the pool that they wait for.
     #[inline]
     pub(super) fn grant_waiting_transfers(&mut self) {
         if let Some(pool) = self.buffer_wait_pool.take() {
@@ -45,9 +45,12 @@ impl Connection {
         }
     }
 
-    /// Whether data that was asked for does not come, or so slowly that its buffers are held for nothing: a host that
-    /// sends a byte now and then, or other commands, holds them no longer than one that sends nothing. What was asked for
-    /// before has its time, too: it is over when the last data comes, and was in its way.
+    /// Whether requested data is overdue: nothing came for [`TRANSFER_IDLE_TIMEOUT`], or a transfer takes
+    /// longer than that plus its bytes at [`TRANSFER_BYTES_PER_SECOND_MIN`].
+    ///
+    /// A host that sends a byte now and then, or other commands, thus holds buffers no longer than a silent
+    /// one. A transfer's time includes the bytes that were requested before it (`open_bytes`), since they
+    /// arrive first.
     pub(super) fn has_late_transfer(&self, now: Nanos) -> bool {
         let (is_silent, bytes) =
             (now.since(self.last_activity_at) >= TRANSFER_IDLE_TIMEOUT, self.slots.receiving_bytes());
@@ -60,14 +63,16 @@ impl Connection {
     }
 }
 
-/// What transfers may take of a pool of this budget: the rest is for commands that wait for nothing but
-/// the engine, so that these always end, and no connection waits with its own data behind such a command.
+/// The part of a pool's budget that transfers may use.
+///
+/// The rest is reserved for commands that wait only for the engine: these always finish, so no connection
+/// waits for a buffer with its own data queued behind that command.
 pub(super) const fn transfer_budget(budget_bytes: usize, is_first: bool) -> usize {
     budget_bytes - budget_bytes / if is_first { 8 } else { 4 }
 }
 
-/// Whether a connection with `open` bytes of transfers under way, of its `share`, may begin one more when
-/// `out` bytes of the pool's budget are in use. An unused pool grants any.
+/// Whether a connection that has `open` bytes of transfers under way, of its limit `share`, may start
+/// another one of `bytes` while `out` bytes of the pool's `budget` are in use. An unused pool grants any.
 fn can_grant(bytes: usize, open: usize, share: usize, out: usize, budget: usize) -> bool {
     let is_first = open == 0;
     let within_share = is_first || open + bytes <= share;
@@ -86,9 +91,9 @@ mod tests {
             (true, 10, 20, 30, 20, 80),
             (false, 11, 20, 30, 20, 80),
             (true, 10, 10, 99, 50, 80),
-            (false, 11, 10, 99, 50, 80), // A quarter of the pool is left.
+            (false, 11, 10, 99, 50, 80), // A quarter of the pool stays reserved.
             (true, 10, 0, 99, 60, 80),
-            (false, 11, 0, 99, 60, 80), // An eighth, when it is the connection's first.
+            (false, 11, 0, 99, 60, 80), // An eighth, if it is the connection's first.
             (true, 90, 0, 99, 0, 80),   // The pool itself refuses this one.
         ];
         for (want, bytes, open, share, out, budget) in table {
