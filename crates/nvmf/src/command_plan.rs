@@ -139,10 +139,10 @@ impl PayloadLayout {
     pub fn copy(&self, buffer: &mut [u8], mut position: u32, mut data: &[u8]) {
         while !data.is_empty() {
             let (at, run) = self.locate(position);
-            let (now, later) = data.split_at(run.min(data.len()));
-            buffer[at..at + now.len()].copy_from_slice(now);
-            position += now.len() as u32;
-            data = later;
+            let (part, rest) = data.split_at(run.min(data.len()));
+            buffer[at..at + part.len()].copy_from_slice(part);
+            position += part.len() as u32;
+            data = rest;
         }
     }
 }

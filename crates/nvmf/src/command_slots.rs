@@ -126,7 +126,7 @@ impl CommandSlots {
     ///
     /// # Panics If either does not hold.
     #[inline]
-    pub fn take(&mut self, command_id: u16, phase: SlotState) -> u16 {
+    pub fn take(&mut self, command_id: u16, state: SlotState) -> u16 {
         assert!(!self.is_id_in_use(command_id), "command {command_id} is in use");
         self.used_ids[usize::from(command_id >> 6)] |= 1 << (command_id & 63);
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -136,7 +136,7 @@ impl CommandSlots {
         });
         self.slots[usize::from(slot)] =
             CommandSlot { command_id, namespace: NO_NAMESPACE, state: SlotState::Free };
-        self.set_state(slot, phase);
+        self.set_state(slot, state);
         slot
     }
 
@@ -172,11 +172,11 @@ impl CommandSlots {
     /// Frees a slot; returns its command identifier and previous state.
     #[inline]
     pub fn release(&mut self, slot: u16) -> (u16, SlotState) {
-        let phase = self.set_state(slot, SlotState::Free);
+        let state = self.set_state(slot, SlotState::Free);
         let command_id = self.slots[usize::from(slot)].command_id;
         self.used_ids[usize::from(command_id >> 6)] &= !(1 << (command_id & 63));
         self.free.push(slot);
-        (command_id, phase)
+        (command_id, state)
     }
 
     /// Changes a slot's state, and the totals that depend on it; returns the previous state. All changes go
@@ -228,7 +228,7 @@ impl CommandSlots {
             SlotState::AwaitingBuffer(transfer) => {
                 Some((slot, transfer.layout.buffer_bytes(transfer.expected_bytes)))
             }
-            phase => unreachable!("slot {slot} is listed as waiting and is {phase:?}"),
+            state => unreachable!("slot {slot} is in the wait queue but {state:?}"),
         }
     }
 
@@ -242,7 +242,7 @@ impl CommandSlots {
                 self.set_state(slot, SlotState::Receiving(transfer, buffer));
                 (self.slots[usize::from(slot)].command_id, expected)
             }
-            phase => unreachable!("slot {slot} gets a buffer and is {phase:?}"),
+            state => unreachable!("slot {slot} gets a buffer but is {state:?}"),
         }
     }
 
@@ -260,10 +260,10 @@ impl CommandSlots {
 
     /// A slot with an event request: the one of `command_id`, or any.
     pub fn find_event_request(&self, command_id: Option<u16>) -> Option<u16> {
-        let wanted = |slot: &CommandSlot| {
+        let is_match = |slot: &CommandSlot| {
             matches!(slot.state, SlotState::EventRequest) && command_id.is_none_or(|id| id == slot.command_id)
         };
-        self.slots.iter().position(wanted).map(|index| index as u16)
+        self.slots.iter().position(is_match).map(|index| index as u16)
     }
 
     pub fn event_request_count(&self) -> usize {

@@ -91,14 +91,17 @@ impl SubsystemConfig {
     pub(crate) fn assert_valid(&self) {
         assert!(!self.nqn.is_empty() && self.nqn.len() <= 223, "a subsystem NQN has 1 to 223 bytes");
         assert!(self.queue_depth >= 2, "a queue has at least two entries");
-        assert!((1..0xfff0).contains(&self.first_controller_id), "controller identifiers");
-        assert!(self.event_requests_max >= 1, "hosts leave an event request pending");
+        assert!((1..0xfff0).contains(&self.first_controller_id), "first_controller_id is 1 to FFEFh");
+        assert!(self.event_requests_max >= 1, "event_requests_max is at least 1");
         assert!(self.io_queues_max >= 1, "a controller has at least one I/O queue");
-        assert!(self.in_capsule_bytes.is_multiple_of(16), "capsules are counted in 16 bytes");
-        assert!(self.in_capsule_bytes <= 64 * 1024, "a capsule must fit a receive buffer with ease");
-        assert!(self.h2c_data_bytes_max >= 4096 && self.h2c_data_bytes_max.is_multiple_of(4), "MAXH2CDATA");
-        assert!(self.value_bytes_max >= 4096, "MDTS counts whole pages");
-        assert!(usize::from(self.key_bytes_max) <= octokv_base::KEY_BYTES_MAX);
-        assert!(self.key_bytes_max >= 16, "every key of the standard commands fits");
+        assert!(self.in_capsule_bytes.is_multiple_of(16), "in_capsule_bytes is a multiple of 16");
+        assert!(self.in_capsule_bytes <= 64 * 1024, "in_capsule_bytes is at most 64 KiB");
+        assert!(
+            self.h2c_data_bytes_max >= 4096 && self.h2c_data_bytes_max.is_multiple_of(4),
+            "MAXH2CDATA is at least 4096 and a multiple of 4"
+        );
+        assert!(self.value_bytes_max >= 4096, "value_bytes_max is at least 4096");
+        assert!(usize::from(self.key_bytes_max) <= octokv_base::KEY_BYTES_MAX, "key_bytes_max");
+        assert!(self.key_bytes_max >= 16, "key_bytes_max is at least 16");
     }
 }

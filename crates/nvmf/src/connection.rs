@@ -137,9 +137,9 @@ impl Connection {
             return;
         }
         let namespace = self.slots.namespace(slot as u16);
-        let (command_id, phase) = self.slots.release(slot as u16);
-        let SlotState::InFlight(in_flight) = phase else {
-            unreachable!("slot {slot} was completed and is {phase:?}");
+        let (command_id, state) = self.slots.release(slot as u16);
+        let SlotState::InFlight(in_flight) = state else {
+            unreachable!("slot {slot} has no request in flight: {state:?}");
         };
         if let InFlight::ShutDown { cc_before, cc_written, .. } = in_flight {
             self.record_flush_result(&outcome);

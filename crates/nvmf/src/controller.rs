@@ -214,18 +214,15 @@ impl Controller {
     }
 
     /// Writes CC. A reset clears queues, features and events.
-    pub(crate) fn write_cc(&self, written: ControllerConfiguration) {
+    pub(crate) fn write_cc(&self, cc: ControllerConfiguration) {
         let inner = &mut *self.inner.lock();
         if self.epoch().state.has_ended() {
             return;
         }
-        let before = std::mem::replace(&mut inner.configuration, written);
-        if written.is_enabled() && !before.is_enabled() {
-            let next = if is_supported_configuration(written) {
-                ControllerState::Ready
-            } else {
-                ControllerState::Failed
-            };
+        let before = std::mem::replace(&mut inner.configuration, cc);
+        if cc.is_enabled() && !before.is_enabled() {
+            let next =
+                if is_supported_configuration(cc) { ControllerState::Ready } else { ControllerState::Failed };
             if self.epoch().state != next {
                 // A controller that was shut down while disabled restarts by being enabled.
                 if next == ControllerState::Failed && self.epoch().state == ControllerState::ShutDown {
@@ -233,15 +230,15 @@ impl Controller {
                 }
                 self.set_state(inner, next);
             }
-        } else if !written.is_enabled() && before.is_enabled() {
+        } else if !cc.is_enabled() && before.is_enabled() {
             self.reset(inner);
         }
         let state = self.epoch().state;
-        let wants_shutdown = written.shn() != 0;
+        let wants_shutdown = cc.shn() != 0;
         if wants_shutdown && matches!(state, ControllerState::Disabled | ControllerState::Ready) {
             self.set_state(inner, ControllerState::ShutDown);
         } else if !wants_shutdown && state == ControllerState::ShutDown {
-            let next = if written.is_enabled() { ControllerState::Ready } else { ControllerState::Disabled };
+            let next = if cc.is_enabled() { ControllerState::Ready } else { ControllerState::Disabled };
             self.set_state(inner, next);
         }
     }
@@ -266,13 +263,13 @@ impl Controller {
     ///
     /// # Panics If `how` is not a state that ends a controller.
     pub(crate) fn terminate(&self, how: ControllerState) -> bool {
-        assert!(how.has_ended());
+        assert!(how.has_ended(), "{how:?} does not end a controller");
         let inner = &mut *self.inner.lock();
-        let possible = self.epoch().state.can_transition_to(how);
-        if possible {
+        let is_possible = self.epoch().state.can_transition_to(how);
+        if is_possible {
             self.set_state(inner, how);
         }
-        possible
+        is_possible
     }
 
     /// Sets the keep-alive timeout in milliseconds; 0 turns it off.
@@ -462,10 +459,10 @@ mod tests {
     #[test]
     fn a_reset_begins_a_new_generation_and_frees_its_queues() {
         let controller = controller();
-        assert!(controller.connect_queue(1).is_err(), "not before it is enabled");
+        assert!(controller.connect_queue(1).is_err(), "a disabled controller accepts no queue");
         controller.write_cc(ControllerConfiguration(ENABLE));
         let first = controller.connect_queue(1).unwrap();
-        assert!(controller.connect_queue(1).is_err(), "not twice");
+        assert!(controller.connect_queue(1).is_err(), "a queue identifier connects once");
         controller.connect_queue(64).unwrap();
         assert_eq!(controller.queue_count(), 2);
         controller.write_cc(ControllerConfiguration(0));
@@ -473,7 +470,11 @@ mod tests {
         let second = controller.connect_queue(1).unwrap();
         assert_ne!(first, second);
         controller.disconnect_queue(1, first);
-        assert_eq!(controller.queue_count(), 1, "a queue of an earlier generation frees nothing");
+        assert_eq!(
+            controller.queue_count(),
+            1,
+            "a queue of an earlier generation does not disconnect this one"
+        );
         controller.disconnect_queue(1, second);
         assert_eq!(controller.queue_count(), 0);
     }

@@ -69,7 +69,7 @@ counter_set! {
     /// Bytes of values and lists sent to hosts.
     retrieved_bytes,
     /// Completions with "key does not exist", "key exists" or "compare failure", which are not errors.
-    misses,
+    negative_results,
     /// Completions with any other error status.
     errors,
     /// Values and blocks that could not be read or written.

@@ -180,8 +180,8 @@ fn set_queues(context: &AdminContext<'_>, requested: u32) -> Result<u32, Status>
 
 /// The granted submission and completion queues for this request, 0's based.
 fn granted_queues(context: &AdminContext<'_>, requested: u32) -> u32 {
-    let most = u32::from(context.target.config().io_queues_max - 1);
-    most.min(requested & 0xffff) | most.min(requested >> 16) << 16
+    let queues_max = u32::from(context.target.config().io_queues_max - 1);
+    queues_max.min(requested & 0xffff) | queues_max.min(requested >> 16) << 16
 }
 
 /// The Key Value namespaces that a namespace-specific feature command addresses: one, or all for FFFFFFFFh.
@@ -189,9 +189,10 @@ fn granted_queues(context: &AdminContext<'_>, requested: u32) -> u32 {
 /// # Errors An invalid namespace if there are none.
 fn kv_namespaces(context: &AdminContext<'_>, sqe: &Sqe) -> Result<Vec<NamespaceId>, Status> {
     const ALL: NamespaceId = NamespaceId(u32::MAX);
-    let (asked, namespaces) = (sqe.namespace(), context.target.namespaces());
-    let is_meant =
-        |one: &&NamespaceInfo| (asked == ALL || one.id == asked) && one.command_set() == csi::KEY_VALUE;
-    let ids: Vec<NamespaceId> = namespaces.iter().filter(is_meant).map(|one| one.id).collect();
+    let (requested, namespaces) = (sqe.namespace(), context.target.namespaces());
+    let is_addressed = |info: &&NamespaceInfo| {
+        (requested == ALL || info.id == requested) && info.command_set() == csi::KEY_VALUE
+    };
+    let ids: Vec<NamespaceId> = namespaces.iter().filter(is_addressed).map(|info| info.id).collect();
     if ids.is_empty() { Err(Status::INVALID_NAMESPACE.do_not_retry()) } else { Ok(ids) }
 }

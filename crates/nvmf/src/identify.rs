@@ -111,8 +111,8 @@ pub(crate) fn identify(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>)
 fn visible_namespace(context: &AdminContext<'_>, request: &IdentifyRequest) -> Result<NamespaceInfo, Status> {
     let cc = context.controller.lock_inner().configuration;
     let namespaces = context.target.namespaces();
-    let seen = namespaces.get(request.namespace).filter(|namespace| is_namespace_visible(cc, namespace));
-    seen.cloned().ok_or(INVALID_NAMESPACE)
+    let visible = namespaces.get(request.namespace).filter(|namespace| is_namespace_visible(cc, namespace));
+    visible.cloned().ok_or(INVALID_NAMESPACE)
 }
 
 /// Appends the page of the request's namespace; zeros for an unused identifier of 1 to NN.
@@ -151,9 +151,9 @@ fn write_namespace_list(
     }
     let cc = context.controller.lock_inner().configuration;
     let namespaces = context.target.namespaces();
-    let shown =
-        namespaces.iter().filter(|one| is_namespace_visible(cc, one) && wanted(one)).map(|one| one.id);
-    out.extend_from_slice(page::NamespaceIdList::above(after, shown).as_bytes());
+    let ids =
+        namespaces.iter().filter(|info| is_namespace_visible(cc, info) && wanted(info)).map(|info| info.id);
+    out.extend_from_slice(page::NamespaceIdList::above(after, ids).as_bytes());
     Ok(())
 }
 
@@ -162,8 +162,8 @@ fn write_controller_list(context: &AdminContext<'_>, from: u16, out: &mut Vec<u8
     let reports = context.target.controllers();
     let ids = reports
         .iter()
-        .filter(|one| one.controller_type == ControllerType::Io && one.id >= from)
-        .map(|one| one.id);
+        .filter(|report| report.controller_type == ControllerType::Io && report.id >= from)
+        .map(|report| report.id);
     let ids: Vec<u16> = ids.take(IDS_MAX).collect();
     out.extend_from_slice(&(ids.len() as u16).to_le_bytes());
     ids.iter().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
@@ -173,53 +173,53 @@ fn write_controller_list(context: &AdminContext<'_>, from: u16, out: &mut Vec<u8
 fn controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyController> {
     let config = context.target.config();
     let is_io = context.controller.controller_type == ControllerType::Io;
-    let mut it = page::IdentifyController::zeroed();
-    encode_text(&mut it.serial, &config.serial);
-    encode_text(&mut it.model, &config.model);
-    encode_text(&mut it.firmware, &config.firmware);
-    it.multi_path = 1 << 1; // Several controllers.
-    it.data_pages_log2 = config.transfer_pages_log2();
-    it.controller_id = U16::new(context.controller.id);
-    it.version = U32::new(NVME_VERSION);
-    let io_notices = event::NAMESPACE_CHANGED_BIT | event::ANA_CHANGED_BIT;
-    it.events = U32::new(if is_io { io_notices } else { event::DISCOVERY_CHANGED_BIT });
-    it.attributes = U32::new(1); // 128-bit host identifiers.
-    it.controller_type = if is_io { controller_type::IO } else { controller_type::DISCOVERY };
-    it.abort_limit = 3;
-    it.event_limit = config.event_requests_max.saturating_sub(1);
-    it.firmware_slots = 1 << 1 | 1; // One slot, read only.
-    it.log_attributes = 1 << 1 | 1 << 2 | 1 << 5; // Effects, long offsets, scopes and the log of supported logs.
-    it.error_entries = error_log::ERROR_LOG_ENTRIES as u8 - 1;
-    it.keep_alive_granularity = U16::new(1);
-    it.sqe_sizes = 0x66;
-    it.cqe_sizes = 0x44;
-    it.commands_max = U16::new(config.queue_depth);
-    it.sgl_support = U32::new(1 | 1 << 20); // Any alignment; data in the capsule.
-    it.command_capsule_units = U32::new((64 + config.in_capsule_bytes) / 16);
-    it.response_capsule_units = U32::new(1);
-    it.sgl_descriptors_max = 1;
-    it.fabrics_commands = U16::new(1); // Disconnect.
+    let mut fields = page::IdentifyController::zeroed();
+    encode_text(&mut fields.serial, &config.serial);
+    encode_text(&mut fields.model, &config.model);
+    encode_text(&mut fields.firmware, &config.firmware);
+    fields.multi_path = 1 << 1; // Several controllers.
+    fields.data_pages_log2 = config.transfer_pages_log2();
+    fields.controller_id = U16::new(context.controller.id);
+    fields.version = U32::new(NVME_VERSION);
+    let io_events = event::NAMESPACE_CHANGED_BIT | event::ANA_CHANGED_BIT;
+    fields.events = U32::new(if is_io { io_events } else { event::DISCOVERY_CHANGED_BIT });
+    fields.attributes = U32::new(1); // 128-bit host identifiers.
+    fields.controller_type = if is_io { controller_type::IO } else { controller_type::DISCOVERY };
+    fields.abort_limit = 3;
+    fields.event_limit = config.event_requests_max.saturating_sub(1);
+    fields.firmware_slots = 1 << 1 | 1; // One slot, read only.
+    fields.log_attributes = 1 << 1 | 1 << 2 | 1 << 5; // Effects, long offsets, scopes and the log of supported logs.
+    fields.error_entries = error_log::ERROR_LOG_ENTRIES as u8 - 1;
+    fields.keep_alive_granularity = U16::new(1);
+    fields.sqe_sizes = 0x66; // 2^6 bytes, required and maximum.
+    fields.cqe_sizes = 0x44; // 2^4 bytes, required and maximum.
+    fields.commands_max = U16::new(config.queue_depth);
+    fields.sgl_support = U32::new(1 | 1 << 20); // Any alignment; data in the capsule.
+    fields.command_capsule_units = U32::new((64 + config.in_capsule_bytes) / 16);
+    fields.response_capsule_units = U32::new(1);
+    fields.sgl_descriptors_max = 1;
+    fields.fabrics_commands = U16::new(1); // Disconnect.
     if is_io {
-        it.subsystem = nqn::encode(&config.nqn);
-        it.namespace_id_max = U32::new(namespace_id_max(context));
-        it.namespaces_max = U32::new(NAMESPACES_MAX.max(context.target.namespaces().len() as u32));
-        it.multi_path |= 1 << 3; // ANA reporting.
-        it.ana_transition_seconds = ANA_TRANSITION_SECONDS_MAX;
-        it.ana_capabilities = ANA_CAPABILITIES;
-        it.ana_group_id_max = U32::new(ANA_GROUPS_MAX);
-        it.ana_groups = U32::new(ANA_GROUPS_MAX);
-        it.nvm_commands =
+        fields.subsystem = nqn::encode(&config.nqn);
+        fields.namespace_id_max = U32::new(namespace_id_max(context));
+        fields.namespaces_max = U32::new(NAMESPACES_MAX.max(context.target.namespaces().len() as u32));
+        fields.multi_path |= 1 << 3; // ANA reporting.
+        fields.ana_transition_seconds = ANA_TRANSITION_SECONDS_MAX;
+        fields.ana_capabilities = ANA_CAPABILITIES;
+        fields.ana_group_id_max = U32::new(ANA_GROUPS_MAX);
+        fields.ana_groups = U32::new(ANA_GROUPS_MAX);
+        fields.nvm_commands =
             U16::new(oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::VERIFY);
-        it.write_cache = VOLATILE_WRITE_CACHE;
-        it.set_vendor_capabilities(&VendorCapabilities {
+        fields.write_cache = VOLATILE_WRITE_CACHE;
+        fields.set_vendor_capabilities(&VendorCapabilities {
             version: vendor::VERSION,
             key_bytes_max: config.key_bytes_max,
             features: vendor::FEATURE_LONG_KEYS,
         });
     } else {
-        it.subsystem = nqn::encode(nqn::DISCOVERY);
+        fields.subsystem = nqn::encode(nqn::DISCOVERY);
     }
-    it
+    fields
 }
 
 /// Limits Verify and Write Zeroes as if they transferred data.
@@ -238,25 +238,25 @@ fn nvm_namespace_page(namespace: &NamespaceInfo) -> Box<page::IdentifyNamespace>
         NamespaceKind::KeyValue { .. } => KV_BLOCK_BYTES,
     };
     let block = u64::from(block_bytes);
-    let mut it = page::IdentifyNamespace::zeroed();
-    it.size = U64::new((namespace.size_bytes / block).max(1));
-    it.capacity = it.size;
-    it.used = U64::new(namespace.used_bytes().div_ceil(block).min(it.size.get()));
-    it.sharing = 1;
-    it.ana_group = U32::new(namespace.ana_group);
-    it.nguid = namespace.nguid;
-    it.block_formats[0] = [0, 0, block_bytes.ilog2() as u8, 0];
-    it
+    let mut fields = page::IdentifyNamespace::zeroed();
+    fields.size = U64::new((namespace.size_bytes / block).max(1));
+    fields.capacity = fields.size;
+    fields.used = U64::new(namespace.used_bytes().div_ceil(block).min(fields.size.get()));
+    fields.sharing = 1;
+    fields.ana_group = U32::new(namespace.ana_group);
+    fields.nguid = namespace.nguid;
+    fields.block_formats[0] = [0, 0, block_bytes.ilog2() as u8, 0];
+    fields
 }
 
 fn kv_namespace_page(namespace: &NamespaceInfo) -> Box<page::IdentifyKvNamespace> {
-    let mut it = page::IdentifyKvNamespace::zeroed();
-    it.size_bytes = U64::new(namespace.size_bytes);
-    it.used_bytes = U64::new(namespace.used_bytes());
-    it.sharing = 1;
-    it.ana_group = U32::new(namespace.ana_group);
-    it.nguid = namespace.nguid;
-    it.kv_formats[0].key_bytes_max = U16::new(kv::KEY_BYTES_MAX as u16);
-    it.kv_formats[0].value_bytes_max = U32::new(namespace.key_value_limits().0);
-    it
+    let mut fields = page::IdentifyKvNamespace::zeroed();
+    fields.size_bytes = U64::new(namespace.size_bytes);
+    fields.used_bytes = U64::new(namespace.used_bytes());
+    fields.sharing = 1;
+    fields.ana_group = U32::new(namespace.ana_group);
+    fields.nguid = namespace.nguid;
+    fields.kv_formats[0].key_bytes_max = U16::new(kv::KEY_BYTES_MAX as u16);
+    fields.kv_formats[0].value_bytes_max = U32::new(namespace.key_value_limits().0);
+    fields
 }

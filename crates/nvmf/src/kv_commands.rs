@@ -23,9 +23,9 @@ use octokv_wire::{Sqe, Status, kv, vendor};
 #[inline]
 pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
     let (namespace, sgl_bytes) = (context.namespace, context.sgl.bytes());
-    let listing_max = context.listing_bytes_max;
+    let listing_bytes_max = context.listing_bytes_max;
     if sqe.opcode & 0x80 != 0 {
-        return plan_vendor(sqe, namespace, listing_max);
+        return plan_vendor(sqe, namespace, listing_bytes_max);
     }
     Ok(match kv::KvCommand::check(sqe)? {
         kv::KvCommand::Flush => CommandPlan::Submit(RequestOperation::Flush, InFlight::Flush),
@@ -54,14 +54,14 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPla
             CommandPlan::Submit(RequestOperation::Exist { key }, InFlight::Exist { return_length: false })
         }
         kv::KvCommand::List { start, limit_bytes } => {
-            let limit_bytes = list_limit(limit_bytes.min(sgl_bytes), listing_max)?;
+            let limit_bytes = list_limit(limit_bytes.min(sgl_bytes), listing_bytes_max)?;
             let operation = RequestOperation::List { start, limit_bytes, long_keys: false };
             CommandPlan::Submit(operation, InFlight::List { limit_bytes })
         }
     })
 }
 
-fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, transfer_max: u32) -> Result<CommandPlan, Status> {
+fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, listing_bytes_max: u32) -> Result<CommandPlan, Status> {
     let mut command = vendor::VendorCommand::check(sqe)?;
     let key_bytes = command.key_bytes();
     if key_bytes > namespace.key_value_limits().1.max(kv::KEY_BYTES_MAX as u16) {
@@ -71,11 +71,11 @@ fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, transfer_max: u32) -> Resul
     match &mut command {
         vendor::VendorCommand::Store { value_bytes, .. } => {
             check_value_bytes(*value_bytes, namespace)?;
-            let value_at = value_offset(usize::from(key_bytes)) as u32;
-            layout = PayloadLayout { key_bytes: u32::from(key_bytes), value_offset: value_at };
+            let value_offset_bytes = value_offset(usize::from(key_bytes)) as u32;
+            layout = PayloadLayout { key_bytes: u32::from(key_bytes), value_offset: value_offset_bytes };
         }
         vendor::VendorCommand::List { limit_bytes, .. } => {
-            *limit_bytes = list_limit(*limit_bytes, transfer_max)?;
+            *limit_bytes = list_limit(*limit_bytes, listing_bytes_max)?;
         }
         vendor::VendorCommand::Retrieve { .. }
         | vendor::VendorCommand::Delete { .. }
@@ -133,7 +133,7 @@ pub(crate) fn build_action_from(
     data: &[u8],
     namespace: NamespaceId,
 ) -> CommandAction {
-    let PendingKvCommand::Vendor { command } = pending else { unreachable!("{pending:?} keeps its buffer") };
+    let PendingKvCommand::Vendor { command } = pending else { unreachable!("{pending:?} owns its buffer") };
     let key = key_from_bytes(&data[..usize::from(command.key_bytes())]);
     let (operation, in_flight) = match command {
         vendor::VendorCommand::Retrieve { limit_bytes, .. } => {
@@ -149,14 +149,14 @@ pub(crate) fn build_action_from(
         vendor::VendorCommand::Exist { .. } => {
             (RequestOperation::Exist { key }, InFlight::Exist { return_length: true })
         }
-        vendor::VendorCommand::Store { .. } => unreachable!("a Store keeps its buffer"),
+        vendor::VendorCommand::Store { .. } => unreachable!("a Store owns its buffer"),
     };
     CommandAction::Submit(operation, in_flight)
 }
 
 fn key_from_bytes(bytes: &[u8]) -> Key {
     // `VendorCommand::check` and `plan_vendor` reject longer keys.
-    Key::new(bytes).expect("a key within the bound of the room `base`")
+    Key::new(bytes).expect("a key of at most KEY_BYTES_MAX bytes")
 }
 
 /// Translates the engine's outcome to a completion. `delete_missing_is_error` is feature 20h of a
@@ -178,7 +178,7 @@ pub(crate) fn command_result(
             CommandResult::with_data(buffer, offset, sent, bytes as u32)
         }
         (InFlight::List { limit_bytes }, RequestOutcome::Listing { buffer, bytes }) => {
-            assert!(bytes <= limit_bytes as usize, "a listing of {bytes} B where {limit_bytes} B were asked");
+            assert!(bytes <= limit_bytes as usize, "a list of {bytes} B for a limit of {limit_bytes} B");
             CommandResult::with_data(buffer, 0, bytes, 0)
         }
         (InFlight::Exist { return_length }, RequestOutcome::Exists { value_bytes }) => {
@@ -211,6 +211,6 @@ fn error_status(in_flight: InFlight, outcome: &RequestOutcome) -> Status {
         | RequestOutcome::Written
         | RequestOutcome::Verified
         | RequestOutcome::Mismatch
-        | RequestOutcome::WriteFault => unreachable!("{in_flight:?} ended as {outcome:?}"),
+        | RequestOutcome::WriteFault => unreachable!("{in_flight:?} completed with {outcome:?}"),
     }
 }

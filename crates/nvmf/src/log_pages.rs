@@ -70,7 +70,7 @@ fn build_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Result<Ve
         // There is no management interface.
         id::MANAGEMENT => vec![0; log_page::FEATURES_BYTES],
         id::DISCOVERY => discovery_page(context),
-        other => unreachable!("log {other:02x}h is listed and has no page"),
+        other => unreachable!("log page {other:02x}h is listed but not built"),
     })
 }
 
@@ -81,8 +81,8 @@ fn ana_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Vec<u8> {
     let namespaces = context.target.namespaces();
     let members = |group: u32| -> Vec<NamespaceId> {
         let is_member =
-            |one: &&NamespaceInfo| !groups_only && one.ana_group == group && is_namespace_visible(cc, one);
-        namespaces.iter().filter(is_member).map(|one| one.id).collect()
+            |info: &&NamespaceInfo| !groups_only && info.ana_group == group && is_namespace_visible(cc, info);
+        namespaces.iter().filter(is_member).map(|info| info.id).collect()
     };
     let lists: Vec<_> = namespaces.groups().map(|(id, group)| (id, group, members(id))).collect();
     let mut groups = Vec::with_capacity(lists.len());
@@ -114,25 +114,25 @@ fn changed_namespaces_page(context: &AdminContext<'_>, request: &LogPageRequest)
 fn health_page(context: &AdminContext<'_>) -> HealthLog {
     const ROOM_TEMPERATURE_KELVIN: u16 = 300;
     const UNIT_BYTES: u64 = 512_000;
-    let (counters, facts) = (context.target.counters(), context.target.health());
+    let (counters, health) = (context.target.counters(), context.target.health());
     let number = |value: u64| U128::new(u128::from(value));
-    let mut health = HealthLog::zeroed();
-    health.temperature = U16::new(ROOM_TEMPERATURE_KELVIN);
-    health.warnings = facts.critical_warnings();
-    health.spare = facts.available_spare_percent;
-    health.spare_threshold = SPARE_THRESHOLD_PERCENT;
-    health.units_read = number((counters.retrieved_bytes + counters.read_bytes).div_ceil(UNIT_BYTES));
-    health.units_written = number((counters.stored_bytes + counters.written_bytes).div_ceil(UNIT_BYTES));
+    let mut log = HealthLog::zeroed();
+    log.temperature = U16::new(ROOM_TEMPERATURE_KELVIN);
+    log.warnings = health.critical_warnings();
+    log.spare = health.available_spare_percent;
+    log.spare_threshold = SPARE_THRESHOLD_PERCENT;
+    log.units_read = number((counters.retrieved_bytes + counters.read_bytes).div_ceil(UNIT_BYTES));
+    log.units_written = number((counters.stored_bytes + counters.written_bytes).div_ceil(UNIT_BYTES));
     let reads = counters.retrieves + counters.lists + counters.exists;
-    health.reads = number(reads + counters.block_reads + counters.block_checks);
-    health.writes = number(counters.stores + counters.deletes + counters.block_writes);
-    health.busy_minutes = number(facts.busy_seconds / 60);
-    health.power_cycles = number(facts.power_cycles);
-    health.power_hours = number(facts.power_on_seconds / 3600);
-    health.unsafe_shutdowns = number(facts.unsafe_shutdowns);
-    health.media_errors = number(counters.media_errors);
-    health.errors = number(context.target.error_log.total_count());
-    health
+    log.reads = number(reads + counters.block_reads + counters.block_checks);
+    log.writes = number(counters.stores + counters.deletes + counters.block_writes);
+    log.busy_minutes = number(health.busy_seconds / 60);
+    log.power_cycles = number(health.power_cycles);
+    log.power_hours = number(health.power_on_seconds / 3600);
+    log.unsafe_shutdowns = number(health.unsafe_shutdowns);
+    log.media_errors = number(counters.media_errors);
+    log.errors = number(context.target.error_log.total_count());
+    log
 }
 
 /// The effects of admin commands.
@@ -157,7 +157,7 @@ fn admin_effects() -> Box<CommandEffectsLog> {
 /// superuser.
 fn effects_page(command_set: u8) -> Result<Vec<u8>, Status> {
     let mut effects = admin_effects();
-    let (reading, writing): (&[u8], &[u8]) = match command_set {
+    let (readers, writers): (&[u8], &[u8]) = match command_set {
         csi::NVM => (
             &[nvm::opcode::FLUSH, nvm::opcode::READ, nvm::opcode::COMPARE, nvm::opcode::VERIFY],
             &[nvm::opcode::WRITE, nvm::opcode::WRITE_ZEROES, nvm::opcode::DATASET_MANAGEMENT],
@@ -177,8 +177,8 @@ fn effects_page(command_set: u8) -> Result<Vec<u8>, Status> {
         _ => return Err(INVALID_FIELD),
     };
     // Without a scope, which is optional: Linux 6.1 logs a warning for effects with one.
-    reading.iter().for_each(|&opcode| effects.support_io(opcode, 0));
-    writing.iter().for_each(|&opcode| effects.support_io(opcode, log_page::CHANGES_CONTENT));
+    readers.iter().for_each(|&opcode| effects.support_io(opcode, 0));
+    writers.iter().for_each(|&opcode| effects.support_io(opcode, log_page::CHANGES_CONTENT));
     Ok(effects.as_bytes().to_vec())
 }
 
@@ -210,15 +210,15 @@ fn discovery_page(context: &AdminContext<'_>) -> Vec<u8> {
 /// The address of a listener as a host connected to `local` can reach it: the listener's own, or `local`'s
 /// if the listener has a wildcard address. `None` if the address families differ.
 fn reachable_address(listener: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
-    let (at, found) = (listener.ip().to_canonical(), local.ip().to_canonical());
-    if !at.is_unspecified() {
-        return Some(SocketAddr::new(at, listener.port()));
+    let (listen_ip, local_ip) = (listener.ip().to_canonical(), local.ip().to_canonical());
+    if !listen_ip.is_unspecified() {
+        return Some(SocketAddr::new(listen_ip, listener.port()));
     }
-    let takes = match at {
-        IpAddr::V4(_) => found.is_ipv4(),
+    let accepts = match listen_ip {
+        IpAddr::V4(_) => local_ip.is_ipv4(),
         IpAddr::V6(_) => true, // IPv4-mapped addresses too.
     };
-    takes.then(|| SocketAddr::new(found, listener.port()))
+    accepts.then(|| SocketAddr::new(local_ip, listener.port()))
 }
 
 #[cfg(test)]

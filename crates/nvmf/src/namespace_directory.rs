@@ -113,8 +113,8 @@ impl NamespaceSnapshot {
     }
 
     fn add(&mut self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
-        if let Some(taken) = self.iter().find(|one| one.id == info.id || one.nguid == info.nguid) {
-            return Err(NamespaceExists { id: taken.id });
+        if let Some(existing) = self.iter().find(|other| other.id == info.id || other.nguid == info.nguid) {
+            return Err(NamespaceExists { id: existing.id });
         }
         let state = self.record_group_change(info.ana_group).state;
         let at = self.entries.partition_point(|entry| entry.info.id < info.id);
@@ -132,7 +132,7 @@ impl NamespaceSnapshot {
 
     /// Returns whether the state has changed.
     fn set_ana_state(&mut self, id: u32, state: AnaState) -> bool {
-        assert!((1..=ANA_GROUPS_MAX).contains(&id), "ANA group {id}");
+        assert!((1..=ANA_GROUPS_MAX).contains(&id), "ANA group {id} is not in 1 to {ANA_GROUPS_MAX}");
         let before = self.groups.get(&id).map_or(AnaState::Optimized, |group| group.state);
         if before == state {
             return false;
@@ -233,7 +233,7 @@ mod tests {
     }
 
     fn ids(directory: &NamespaceDirectory) -> Vec<u32> {
-        directory.snapshot().iter().map(|one| one.id.0).collect()
+        directory.snapshot().iter().map(|info| info.id.0).collect()
     }
 
     #[test]
@@ -247,8 +247,8 @@ mod tests {
         assert_eq!(directory.remove(NamespaceId(5)).unwrap().id, NamespaceId(5));
         assert!(directory.remove(NamespaceId(5)).is_none());
         assert_eq!(ids(&directory), [2, 3]);
-        let now = directory.snapshot();
-        assert!(now.get(NamespaceId(3)).is_some() && now.get(NamespaceId(0)).is_none());
+        let current = directory.snapshot();
+        assert!(current.get(NamespaceId(3)).is_some() && current.get(NamespaceId(0)).is_none());
     }
 
     #[test]
@@ -262,8 +262,12 @@ mod tests {
         directory.remove(NamespaceId(1)).unwrap();
         directory.add(info(1, 1)).unwrap();
         directory.refresh(&mut known);
-        assert_ne!(known.entry(NamespaceId(1)).unwrap().serial, serial, "another namespace");
-        assert!(same.get(NamespaceId(1)).is_some(), "who keeps an old directory still reads it");
+        assert_ne!(
+            known.entry(NamespaceId(1)).unwrap().serial,
+            serial,
+            "a reused identifier has another serial number"
+        );
+        assert!(same.get(NamespaceId(1)).is_some(), "an old snapshot stays readable");
     }
 
     #[test]
@@ -274,7 +278,7 @@ mod tests {
             (directory.snapshot().ana_change_count(), group(1).change_count, group(2).change_count),
             (1, 1, 1)
         );
-        let refusal = |id| directory.snapshot().entry(NamespaceId(id)).unwrap().ana_error;
+        let ana_error = |id| directory.snapshot().entry(NamespaceId(id)).unwrap().ana_error;
         let states = [
             (AnaState::NonOptimized, None),
             (AnaState::Inaccessible, Some(Status::ANA_INACCESSIBLE)),
@@ -284,8 +288,8 @@ mod tests {
         ];
         for (state, want) in states {
             assert!(directory.set_ana_state(2, state));
-            assert!(!directory.set_ana_state(2, state), "no change");
-            assert_eq!((refusal(1), refusal(2)), (None, want));
+            assert!(!directory.set_ana_state(2, state), "the same state again is no change");
+            assert_eq!((ana_error(1), ana_error(2)), (None, want));
         }
         assert_eq!(
             (directory.snapshot().ana_change_count(), group(1).change_count, group(2).change_count),
@@ -293,7 +297,7 @@ mod tests {
         );
         directory.set_ana_state(2, AnaState::Inaccessible);
         directory.add(info(3, 2)).unwrap();
-        assert_eq!(refusal(3), Some(Status::ANA_INACCESSIBLE), "a new member is as its group");
+        assert_eq!(ana_error(3), Some(Status::ANA_INACCESSIBLE), "a new member has its group's state");
         assert_eq!(group(2).change_count, 8);
     }
 }

@@ -65,15 +65,22 @@ impl NamespaceInfo {
     ///
     /// # Panics If a field is outside of its documented range or exceeds the configuration.
     pub(crate) fn assert_valid(&self, config: &SubsystemConfig) {
-        assert!(self.id.0 > 0 && self.id.0 < u32::MAX - 1, "a namespace's identifier is 1 to FFFFFFFDh");
-        assert!((1..=ANA_GROUPS_MAX).contains(&self.ana_group), "ANA group {}", self.ana_group);
+        assert!(self.id.0 > 0 && self.id.0 < u32::MAX - 1, "NSID {} is not in 1 to FFFFFFFDh", self.id.0);
+        assert!(
+            (1..=ANA_GROUPS_MAX).contains(&self.ana_group),
+            "ANA group {} is not in 1 to {ANA_GROUPS_MAX}",
+            self.ana_group
+        );
         match self.kind {
             NamespaceKind::KeyValue { value_bytes_max, .. } => {
-                assert!(value_bytes_max <= config.value_bytes_max, "values beyond the settings' bound");
+                assert!(value_bytes_max <= config.value_bytes_max, "value_bytes_max exceeds the target's");
             }
             NamespaceKind::Block { block_bytes } => {
-                assert!(matches!(block_bytes, 512 | 4096), "blocks of {block_bytes} B");
-                assert!(self.size_bytes >= u64::from(block_bytes), "a namespace has a block");
+                assert!(
+                    matches!(block_bytes, 512 | 4096),
+                    "block size {block_bytes} is neither 512 nor 4096"
+                );
+                assert!(self.size_bytes >= u64::from(block_bytes), "a namespace has at least one block");
             }
         }
     }

@@ -61,7 +61,7 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) ->
         NvmCommand::Read { range } => {
             let bytes = bytes_of(range)?;
             match context.sgl {
-                SglKind::Transport { bytes: room } if room >= bytes => {
+                SglKind::Transport { bytes: host_bytes } if host_bytes >= bytes => {
                     submit(RequestOperation::Read { range }, BlockOp::Read { lba: range.lba, bytes })
                 }
                 SglKind::InCapsule { .. } => Err(Status::INVALID_SGL_TYPE.do_not_retry()),
@@ -111,7 +111,7 @@ pub(crate) fn build_action(pending: PendingNvmCommand, data: Buffer) -> CommandA
 /// The action for a Dataset Management with deallocation, whose ranges are in `data`.
 pub(crate) fn build_action_from(pending: PendingNvmCommand, data: &[u8]) -> CommandAction {
     let PendingNvmCommand::Deallocate { blocks } = pending else {
-        unreachable!("{pending:?} keeps its buffer")
+        unreachable!("{pending:?} owns its buffer")
     };
     let ranges: Vec<LbaRange> = nvm::decode_ranges(data).filter(|range| range.blocks > 0).collect();
     if let Some(status) = ranges.iter().find_map(|&range| check_range(range, blocks).err()) {
@@ -146,7 +146,7 @@ pub(crate) fn command_result(op: BlockOp, outcome: RequestOutcome) -> CommandRes
         (_, RequestOutcome::CapacityExceeded) => Status::KV_CAPACITY_EXCEEDED,
         (_, RequestOutcome::NotReady) => Status::NAMESPACE_NOT_READY,
         (_, RequestOutcome::Busy) => Status::COMMAND_INTERRUPTED,
-        (op, outcome) => unreachable!("{op:?} ended as {outcome:?}"),
+        (op, outcome) => unreachable!("{op:?} completed with {outcome:?}"),
     };
     CommandResult::from_status(status, 0)
 }

@@ -78,7 +78,7 @@ impl Target {
     /// Replaces the access control list. Ends the controllers of hosts that lose access, shows or hides the
     /// subsystem in the discovery log, and notifies the discovery controllers for which that changes.
     pub fn set_host_acl(&self, host_acl: HostAcl) {
-        let mut concerned = Vec::new();
+        let mut affected = Vec::new();
         {
             let registry = &mut *self.registry.lock();
             if registry.host_acl == host_acl {
@@ -90,11 +90,11 @@ impl Target {
                 let (was, is) =
                     (before.allows(&controller.host.nqn), registry.host_acl.allows(&controller.host.nqn));
                 if was != is {
-                    concerned.push(Arc::clone(controller));
+                    affected.push(Arc::clone(controller));
                 }
             }
         }
-        for controller in concerned {
+        for controller in affected {
             match controller.controller_type {
                 ControllerType::Discovery => {
                     controller.lock_inner().async_events.notify(AsyncEvent::DiscoveryChanged)
@@ -166,7 +166,7 @@ impl Target {
         registry
             .controllers
             .values()
-            .filter(|one| one.controller_type == controller_type)
-            .for_each(|one| notify(one));
+            .filter(|controller| controller.controller_type == controller_type)
+            .for_each(|controller| notify(controller));
     }
 }

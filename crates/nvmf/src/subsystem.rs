@@ -133,9 +133,9 @@ impl Target {
     /// NGUID.
     pub fn new(config: SubsystemConfig, namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
         config.assert_valid();
-        namespaces.iter().for_each(|one| one.assert_valid(&config));
+        namespaces.iter().for_each(|info| info.assert_valid(&config));
         let namespace_directory =
-            NamespaceDirectory::new(namespaces).expect("namespaces of their own identifiers and NGUIDs");
+            NamespaceDirectory::new(namespaces).expect("namespaces with distinct identifiers and NGUIDs");
         let next_id = config.first_controller_id;
         let registry =
             ControllerRegistry { controllers: FxHashMap::default(), host_acl: HostAcl::Any, next_id };
@@ -252,9 +252,10 @@ impl Target {
         if controller_type == ControllerType::Io && !registry.host_acl.allows(data.host) {
             return Err(ConnectError::host_not_allowed());
         }
-        let of_host = registry.controllers.values().filter(|one| one.host.nqn == data.host).count();
+        let host_controllers =
+            registry.controllers.values().filter(|controller| controller.host.nqn == data.host).count();
         if registry.controllers.len() >= self.config.controllers_max
-            || of_host >= self.config.controllers_per_host_max
+            || host_controllers >= self.config.controllers_per_host_max
         {
             return Err(ConnectError::controller_busy());
         }
@@ -277,7 +278,7 @@ impl Target {
             registry.controllers.get(&data.controller_id).cloned()
         };
         let controller = found
-            .filter(|one| one.controller_type == ControllerType::Io)
+            .filter(|controller| controller.controller_type == ControllerType::Io)
             .ok_or(ConnectError::invalid_data_field(16))?;
         if controller.host.nqn != data.host {
             return Err(ConnectError::invalid_data_field(512));
@@ -299,10 +300,10 @@ impl Target {
     ///
     /// # Panics If the controller has not ended.
     pub(crate) fn unregister_controller(&self, controller: &Controller) {
-        assert!(controller.epoch().state.has_ended(), "only an ended controller is forgotten");
+        assert!(controller.epoch().state.has_ended(), "a live controller cannot be unregistered");
         let registry = &mut *self.registry.lock();
-        let is_it = |one: &Arc<Controller>| std::ptr::eq(Arc::as_ptr(one), controller);
-        if registry.controllers.get(&controller.id).is_some_and(is_it) {
+        let is_same = |other: &Arc<Controller>| std::ptr::eq(Arc::as_ptr(other), controller);
+        if registry.controllers.get(&controller.id).is_some_and(is_same) {
             registry.controllers.remove(&controller.id);
         }
     }

@@ -529,7 +529,7 @@ fn what_was_done_is_counted() {
     let counts = admin.target.counters();
     assert_eq!((counts.stores, counts.retrieves, counts.exists, counts.deletes), (1, 2, 1, 1));
     assert_eq!((counts.stored_bytes, counts.retrieved_bytes), (16_000, 16_000));
-    assert_eq!((counts.misses, counts.errors), (1, 1));
+    assert_eq!((counts.negative_results, counts.errors), (1, 1));
     let report = &admin.target.controllers()[0];
     assert_eq!((report.counters.stores, report.queue_count), (1, 1));
     assert_eq!(report.host_nqn, HOST_NQN);

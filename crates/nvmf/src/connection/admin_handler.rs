@@ -56,8 +56,8 @@ impl Connection {
             self.fail_command(sqe, result.status);
         } else {
             // If the host's buffer is shorter than the page, it gets the start of the page.
-            let wanted = sqe.sgl.check().map_or(0, SglKind::bytes) as usize;
-            self.pdu_writer.write_data_copy(sqe.command_id(), &page[..page.len().min(wanted)]);
+            let host_bytes = sqe.sgl.check().map_or(0, SglKind::bytes) as usize;
+            self.pdu_writer.write_data_copy(sqe.command_id(), &page[..page.len().min(host_bytes)]);
             self.respond(sqe.command_id(), result.status, result.dw0, result.dw1);
         }
         if page.capacity() <= PAGE_BUFFER_RETAIN_BYTES_MAX {
@@ -117,8 +117,8 @@ impl Connection {
         let controller = Arc::clone(controller);
         let generation = controller.epoch().generation;
         // A reset of the controller since then takes precedence.
-        let is_as_before = controller.lock_inner().configuration == cc_before;
-        if is_as_before {
+        let is_unchanged = controller.lock_inner().configuration == cc_before;
+        if is_unchanged {
             controller.write_cc(cc_written);
         }
         self.respond(command_id, Status::SUCCESS, 0, 0);

@@ -57,7 +57,7 @@ impl Connection {
             ConnectionState::AwaitIcReq { .. }
             | ConnectionState::Terminating { .. }
             | ConnectionState::Closed => {
-                unreachable!("a command was let through in {:?}", self.state())
+                unreachable!("a command arrived in {:?}", self.state())
             }
         }
         let command_id = sqe.command_id();
@@ -103,11 +103,11 @@ impl Connection {
     #[cold]
     fn release_conflicting_event(&mut self, sqe: &Sqe) -> bool {
         let event_slot = self.slots.find_event_request(Some(sqe.command_id()));
-        let given_up = event_slot.filter(|_| sqe.opcode == FABRICS_OPCODE);
-        if let Some(slot) = given_up {
+        let released_slot = event_slot.filter(|_| sqe.opcode == FABRICS_OPCODE);
+        if let Some(slot) = released_slot {
             self.slots.release(slot);
         }
-        given_up.is_some()
+        released_slot.is_some()
     }
 
     /// Plans and submits a command of an I/O queue.
@@ -153,7 +153,7 @@ impl Connection {
             }
             CommandPlan::ReceiveData { pending, layout, bytes } => {
                 let in_capsule = match sgl {
-                    SglKind::InCapsule { bytes: there } if there as usize > data.len() => {
+                    SglKind::InCapsule { bytes: stated_bytes } if stated_bytes as usize > data.len() => {
                         return Err(Status::INVALID_SGL_LENGTH.do_not_retry());
                     }
                     _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
@@ -181,8 +181,8 @@ impl Connection {
                 let stall = self.submit(sqe, pending, layout, in_capsule, pool, requests);
                 // The missing buffer could only come from transfers whose data is queued behind this
                 // command.
-                let mine = self.slots.receiving_bytes();
-                if stall.is_some() && mine > transfer_budget(pool.budget_bytes(), true) {
+                let receiving_bytes = self.slots.receiving_bytes();
+                if stall.is_some() && receiving_bytes > transfer_budget(pool.budget_bytes(), true) {
                     return Err(Status::COMMAND_INTERRUPTED);
                 }
                 Ok(stall)
@@ -226,13 +226,14 @@ impl Connection {
     /// Submits a command after the last byte of its data was received.
     pub(super) fn submit_received(&mut self, slot: u16, requests: &mut Vec<IoRequest>) {
         let SlotState::Receiving(transfer, buffer) = self.slots.set_state(slot, SlotState::Free) else {
-            unreachable!("slot {slot} has no data");
+            unreachable!("slot {slot} receives no data");
         };
         let Transfer { namespace, namespace_serial, pending, .. } = transfer;
         self.target.namespace_directory.refresh(&mut self.namespaces);
         // The namespace may have been removed meanwhile, and its identifier reused.
-        let is_there = self.namespaces.entry(namespace).is_some_and(|entry| entry.serial == namespace_serial);
-        let action = if is_there {
+        let is_same_namespace =
+            self.namespaces.entry(namespace).is_some_and(|entry| entry.serial == namespace_serial);
+        let action = if is_same_namespace {
             pending.into_action(buffer, namespace)
         } else {
             CommandAction::Complete(Status::INVALID_NAMESPACE.do_not_retry())
@@ -308,12 +309,12 @@ impl Connection {
             (0, ControllerType::Io) => ConnectionState::Admin(controller),
             (0, ControllerType::Discovery) => ConnectionState::Discovery(controller),
             (id, _) => {
-                let all_sets = controller.are_all_command_sets_enabled();
+                let all_command_sets = controller.are_all_command_sets_enabled();
                 ConnectionState::Io(IoQueue {
                     controller,
                     id,
                     generation: admission.generation,
-                    all_command_sets: all_sets,
+                    all_command_sets: all_command_sets,
                 })
             }
         });

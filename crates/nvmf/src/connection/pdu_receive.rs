@@ -193,7 +193,7 @@ impl Connection {
             receive_data_bytes_max: u32::MAX, // `check_pdu` limits each PDU type.
         };
         let ConnectionState::AwaitIcReq { deadline } = *self.state() else {
-            unreachable!("`check_pdu` lets ICReq through only where it is awaited");
+            unreachable!("`check_pdu` accepts an ICReq only in AwaitIcReq");
         };
         self.set_state(ConnectionState::AwaitConnect { deadline });
         Ok(())
@@ -242,30 +242,31 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
     ) -> ReceiveStep {
         let ReceiveState::Data { slot, left, has_digest } = self.receive_state else {
-            unreachable!("data is taken only within data");
+            unreachable!("H2CData bytes outside of an H2CData PDU");
         };
         if bytes.is_empty() {
             return ReceiveStep::NeedMoreBytes;
         }
-        let here = &bytes[..bytes.len().min(left as usize)];
+        let available = &bytes[..bytes.len().min(left as usize)];
         if has_digest {
-            self.data_digest.0.update(here);
+            self.data_digest.0.update(available);
         }
         // A transfer ends only with its last byte, so its slot exists while its data arrives.
-        let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
-        transfer.layout.copy(buffer, transfer.received_bytes, here);
-        self.advance_data(here.len() as u32, pool, requests);
-        ReceiveStep::Consumed(here.len())
+        let (_, transfer, buffer) =
+            self.slots.receiving(slot).expect("the slot of an H2CData has a transfer");
+        transfer.layout.copy(buffer, transfer.received_bytes, available);
+        self.advance_data(available.len() as u32, pool, requests);
+        ReceiveStep::Consumed(available.len())
     }
 
     /// Accounts for `count` bytes of data that were stored in the buffer.
     fn advance_data(&mut self, count: u32, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
         let ReceiveState::Data { slot, left, has_digest } = &mut self.receive_state else {
-            unreachable!("data is taken only within data");
+            unreachable!("H2CData bytes outside of an H2CData PDU");
         };
         *left -= count;
         let (slot, is_complete, has_digest) = (*slot, *left == 0, *has_digest);
-        let (_, transfer, _) = self.slots.receiving(slot).expect("a transfer whose data comes");
+        let (_, transfer, _) = self.slots.receiving(slot).expect("the slot of an H2CData has a transfer");
         transfer.received_bytes += count;
         if !is_complete {
             return;
@@ -282,17 +283,18 @@ impl Connection {
         let ReceiveState::Data { slot, left, .. } = self.receive_state else { return None };
         let (_, transfer, buffer) = self.slots.receiving(slot)?;
         let (at, run) = transfer.layout.locate(transfer.received_bytes);
-        let room = run.min(left as usize);
-        buffer.get_mut(at..at + room)
+        let bytes = run.min(left as usize);
+        buffer.get_mut(at..at + bytes)
     }
 
     pub(super) fn advance_payload(&mut self, count: usize, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
         let ReceiveState::Data { slot, has_digest, .. } = self.receive_state else {
-            panic!("{count} bytes were received into no landing");
+            panic!("{count} bytes were received but no payload is expected");
         };
-        let (_, transfer, buffer) = self.slots.receiving(slot).expect("a transfer whose data comes");
+        let (_, transfer, buffer) =
+            self.slots.receiving(slot).expect("the slot of an H2CData has a transfer");
         let (at, run) = transfer.layout.locate(transfer.received_bytes);
-        assert!(count <= run, "{count} bytes were received into {run}");
+        assert!(count <= run, "{count} bytes were received into a payload buffer of {run}");
         if has_digest {
             self.data_digest.0.update(&buffer[at..at + count]);
         }
@@ -301,7 +303,8 @@ impl Connection {
 
     /// Ends an H2CData, and submits the command if its data is complete.
     fn finish_h2c_data(&mut self, slot: u16, pool: &BufferPool, requests: &mut Vec<IoRequest>) {
-        let (command_id, transfer, _) = self.slots.receiving(slot).expect("a transfer whose data came");
+        let (command_id, transfer, _) =
+            self.slots.receiving(slot).expect("the slot of an H2CData has a transfer");
         if transfer.received_bytes < transfer.expected_bytes {
             return;
         }

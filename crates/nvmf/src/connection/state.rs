@@ -59,8 +59,6 @@ pub enum CloseReason {
     ControllerEnded,
     /// The socket was closed or failed.
     PeerClosed,
-    /// There are too many connections.
-    ConnectionLimit,
 }
 
 /// The state of a connection; `connection.rs` draws the transitions.
@@ -285,7 +283,7 @@ impl Connection {
     pub(super) fn respond(&mut self, command_id: u16, status: Status, dw0: u32, dw1: u32) {
         if !status.is_success() {
             let counter = if is_negative_result(status) {
-                &mut self.counters.misses
+                &mut self.counters.negative_results
             } else {
                 &mut self.counters.errors
             };

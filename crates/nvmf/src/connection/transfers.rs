@@ -56,9 +56,9 @@ impl Connection {
             (now.since(self.last_activity_at) >= TRANSFER_IDLE_TIMEOUT, self.slots.receiving_bytes());
         self.slots.open_transfers().any(|transfer| {
             let bytes = transfer.open_bytes.max(bytes) as u64;
-            let whole =
+            let time_limit =
                 TRANSFER_IDLE_TIMEOUT + Nanos::from_millis(bytes * 1000 / TRANSFER_BYTES_PER_SECOND_MIN);
-            is_silent || now.since(transfer.requested_at) >= whole
+            is_silent || now.since(transfer.requested_at) >= time_limit
         })
     }
 }
