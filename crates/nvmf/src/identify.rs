@@ -257,6 +257,6 @@ fn kv_namespace_page(namespace: &NamespaceInfo) -> Box<page::IdentifyKvNamespace
     fields.ana_group = U32::new(namespace.ana_group);
     fields.nguid = namespace.nguid;
     fields.kv_formats[0].key_bytes_max = U16::new(kv::KEY_BYTES_MAX as u16);
-    fields.kv_formats[0].value_bytes_max = U32::new(namespace.key_value_limits().0);
+    fields.kv_formats[0].value_bytes_max = U32::new(namespace.key_value_limits().value_bytes_max);
     fields
 }

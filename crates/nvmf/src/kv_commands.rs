@@ -64,7 +64,7 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPla
 fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, listing_bytes_max: u32) -> Result<CommandPlan, Status> {
     let mut command = vendor::VendorCommand::check(sqe)?;
     let key_bytes = command.key_bytes();
-    if key_bytes > namespace.key_value_limits().1.max(kv::KEY_BYTES_MAX as u16) {
+    if key_bytes > namespace.key_value_limits().key_bytes_max.max(kv::KEY_BYTES_MAX as u16) {
         return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
     }
     let mut layout = PayloadLayout::PLAIN;
@@ -91,7 +91,7 @@ fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, listing_bytes_max: u32) -> 
 }
 
 fn check_value_bytes(value_bytes: u32, namespace: &NamespaceInfo) -> Result<(), Status> {
-    if value_bytes > namespace.key_value_limits().0 {
+    if value_bytes > namespace.key_value_limits().value_bytes_max {
         return Err(Status::KV_INVALID_VALUE_SIZE.do_not_retry());
     }
     Ok(())

@@ -57,7 +57,7 @@ pub use health::HealthStatus;
 pub use host_acl::HostAcl;
 pub use io_request::{IoRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode};
 pub use namespace_directory::{NamespaceExists, NamespaceSnapshot};
-pub use namespace_info::{ANA_GROUPS_MAX, NamespaceInfo, NamespaceKind};
+pub use namespace_info::{ANA_GROUPS_MAX, KvLimits, NamespaceInfo, NamespaceKind};
 pub use octokv_wire::log_page::AnaState;
 pub use send_buffer::SendBuffer;
 pub use subsystem::{ControllerReport, Target};

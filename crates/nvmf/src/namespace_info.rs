@@ -27,6 +27,15 @@ pub enum NamespaceKind {
     },
 }
 
+/// The limits of a Key Value namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLimits {
+    /// The longest value in bytes.
+    pub value_bytes_max: u32,
+    /// The longest key of the vendor commands in bytes.
+    pub key_bytes_max: u16,
+}
+
 /// The identity, limits and size of a namespace. Clones share `used_bytes`.
 #[derive(Clone, Debug)]
 pub struct NamespaceInfo {
@@ -46,10 +55,12 @@ pub struct NamespaceInfo {
 
 impl NamespaceInfo {
     /// The limits of a Key Value namespace; both 0 for a block namespace.
-    pub fn key_value_limits(&self) -> (u32, u16) {
+    pub fn key_value_limits(&self) -> KvLimits {
         match self.kind {
-            NamespaceKind::KeyValue { value_bytes_max, key_bytes_max } => (value_bytes_max, key_bytes_max),
-            NamespaceKind::Block { .. } => (0, 0),
+            NamespaceKind::KeyValue { value_bytes_max, key_bytes_max } => {
+                KvLimits { value_bytes_max, key_bytes_max }
+            }
+            NamespaceKind::Block { .. } => KvLimits { value_bytes_max: 0, key_bytes_max: 0 },
         }
     }
 

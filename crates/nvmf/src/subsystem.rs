@@ -31,6 +31,24 @@ const CONTROLLER_IDS_END: u16 = 0xfff0;
 /// CNTLID of Connect with which a host requests any controller of a static target.
 const ANY_CONTROLLER: u16 = 0xfffe;
 
+/// Offsets of Connect's fields, which DW0 of a failed Connect names.
+mod connect_field {
+    /// In the data: host identifier.
+    pub const HOST_ID: u16 = 0;
+    /// In the data: controller identifier.
+    pub const CONTROLLER_ID: u16 = 16;
+    /// In the data: subsystem NQN.
+    pub const SUBSYSTEM_NQN: u16 = 256;
+    /// In the data: host NQN.
+    pub const HOST_NQN: u16 = 512;
+    /// In the SQE: queue identifier.
+    pub const QUEUE_ID: u16 = 42;
+    /// In the SQE: submission queue size.
+    pub const QUEUE_SIZE: u16 = 44;
+    /// In the SQE: keep-alive timeout.
+    pub const KEEP_ALIVE: u16 = 48;
+}
+
 /// One NVMe subsystem and its discovery service, shared by all cores.
 #[derive(Debug)]
 pub struct Target {
@@ -103,7 +121,7 @@ impl ConnectError {
         ConnectError { status: Status::CONNECT_INVALID_PARAMETERS.do_not_retry(), dw0 }
     }
     fn host_not_allowed() -> ConnectError {
-        let dw0 = fabrics::invalid_parameter_dw0(512, true);
+        let dw0 = fabrics::invalid_parameter_dw0(connect_field::HOST_NQN, true);
         ConnectError { status: Status::CONNECT_INVALID_HOST.do_not_retry(), dw0 }
     }
     fn invalid_data_field(offset: u16) -> ConnectError {
@@ -217,19 +235,19 @@ impl Target {
         let controller_type = match data.subsystem {
             name if name == self.config.nqn => ControllerType::Io,
             nqn::DISCOVERY => ControllerType::Discovery,
-            _ => return Err(ConnectError::invalid_data_field(256)),
+            _ => return Err(ConnectError::invalid_data_field(connect_field::SUBSYSTEM_NQN)),
         };
         let entries_max = match connect.queue_id {
             0 => ADMIN_QUEUE_ENTRIES.max(u32::from(self.config.queue_depth)),
             _ => u32::from(self.config.queue_depth),
         };
         if connect.entries < 2 || connect.entries > entries_max {
-            return Err(ConnectError::invalid_sqe_field(44));
+            return Err(ConnectError::invalid_sqe_field(connect_field::QUEUE_SIZE));
         }
         match connect.queue_id {
             0 => self.create_controller(now, controller_type, connect, data),
             id if controller_type == ControllerType::Discovery || id > self.config.io_queues_max => {
-                Err(ConnectError::invalid_sqe_field(42))
+                Err(ConnectError::invalid_sqe_field(connect_field::QUEUE_ID))
             }
             id => self.find_controller(id, data),
         }
@@ -243,10 +261,10 @@ impl Target {
         data: &ConnectData<'_>,
     ) -> Result<QueueAdmission, ConnectError> {
         if !matches!(data.controller_id, NEW_CONTROLLER | ANY_CONTROLLER) {
-            return Err(ConnectError::invalid_data_field(16));
+            return Err(ConnectError::invalid_data_field(connect_field::CONTROLLER_ID));
         }
         if !self.is_keep_alive_allowed(connect.keep_alive_ms) {
-            return Err(ConnectError::invalid_sqe_field(48));
+            return Err(ConnectError::invalid_sqe_field(connect_field::KEEP_ALIVE));
         }
         let registry = &mut *self.registry.lock();
         if controller_type == ControllerType::Io && !registry.host_acl.allows(data.host) {
@@ -279,12 +297,12 @@ impl Target {
         };
         let controller = found
             .filter(|controller| controller.controller_type == ControllerType::Io)
-            .ok_or(ConnectError::invalid_data_field(16))?;
+            .ok_or(ConnectError::invalid_data_field(connect_field::CONTROLLER_ID))?;
         if controller.host.nqn != data.host {
-            return Err(ConnectError::invalid_data_field(512));
+            return Err(ConnectError::invalid_data_field(connect_field::HOST_NQN));
         }
         if controller.host.id != data.host_id {
-            return Err(ConnectError::invalid_data_field(0));
+            return Err(ConnectError::invalid_data_field(connect_field::HOST_ID));
         }
         let generation =
             controller.connect_queue(queue_id).map_err(|status| ConnectError { status, dw0: 0 })?;
