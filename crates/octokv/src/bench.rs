@@ -33,7 +33,7 @@ use octokv_bench::{
 use octokv_client::Url;
 use octokv_engine::Durability;
 use octokv_runtime::Polling;
-use octokv_sys::{clock, file, process, thread};
+use octokv_sys::{clock, file, output_file, process, thread};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -57,13 +57,8 @@ const POOL_BYTES: usize = 256 << 20;
 pub fn run(bench: &BenchArgs) -> CliResult {
     let config = bench_config::from_flags(bench)?;
     baselines::check(bench)?;
-    if let Some(directory) = &bench.svg {
-        plots::check(directory)?;
-    }
-    if let Some(file) = &bench.json {
-        check_json_file(file)?;
-    }
     targets::check(bench, &config)?;
+    prepare_outputs(bench)?;
     let system = prepare_system(bench, &config)?;
     let nodes = targets::nodes(bench)?;
     let cores: Vec<Option<usize>> = match bench.client_cores.as_slice() {
@@ -71,7 +66,7 @@ pub fn run(bench: &BenchArgs) -> CliResult {
         cores => cores.iter().copied().map(Some).collect(),
     };
     let polling = bench.client_polling.to_runtime(SPIN_BEFORE_SLEEP);
-    let to_stdout = bench.json.as_deref() == Some(Path::new("-"));
+    let to_stdout = bench.json.as_deref() == Some(Path::new(output_file::STDOUT));
     let ours = |config: &BenchConfig| {
         let reporter = ProgressReporter::new(config.workloads[0].name());
         Ok(run_on_system(&system, config, &nodes, &cores, polling, reporter)?.remove(0))
@@ -92,6 +87,21 @@ pub fn run(bench: &BenchArgs) -> CliResult {
     }
     if let SystemUnderTest::HostKvs(store) = &system {
         store.close().map_err(|error| anyhow!("{error}"))?;
+    }
+    Ok(())
+}
+
+/// Creates the directories of `--json` and `--svg` and checks that they can be written, before anything runs.
+fn prepare_outputs(bench: &BenchArgs) -> CliResult {
+    if let Some(file) = &bench.json {
+        output_file::prepare_file(file).map_err(|error| {
+            CliError::Usage(format!("--json {}: cannot be written: {error}", file.display()))
+        })?;
+    }
+    if let Some(directory) = &bench.svg {
+        output_file::prepare_directory(directory).map_err(|error| {
+            CliError::Usage(format!("--svg {}: files cannot be created: {error}", directory.display()))
+        })?;
     }
     Ok(())
 }
@@ -242,28 +252,6 @@ fn open_host_kvs_files(
 /// The most files of a Host KVS.
 const HOST_KVS_FILES_MAX: usize = 1024;
 
-/// Whether a document can be written to a file, which stays as it is.
-///
-/// # Errors
-/// A usage error that says why not.
-fn check_json_file(file: &Path) -> CliResult {
-    let there = std::fs::symlink_metadata(file);
-    // What is no file and no directory is written to once, at the end.
-    if file == Path::new("-")
-        || there.as_ref().is_ok_and(|there| !there.is_file() && !there.is_dir() && !there.is_symlink())
-    {
-        return Ok(());
-    }
-    let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
-    if let Err(error) = opened {
-        return Err(CliError::Usage(format!("--json {}: cannot be written: {error}", file.display())));
-    }
-    if there.is_err() {
-        std::fs::remove_file(file).with_context(|| format!("document {}", file.display()))?;
-    }
-    Ok(())
-}
-
 fn write_json_report(
     file: &Path,
     bench: &BenchArgs,
@@ -293,8 +281,5 @@ fn write_json_report(
     };
     let mut text = serde_json::to_string_pretty(&document).context("the document")?;
     text.push('\n');
-    if file == Path::new("-") {
-        return Ok(std::io::stdout().write_all(text.as_bytes())?);
-    }
-    Ok(std::fs::write(file, text).with_context(|| format!("document {}", file.display()))?)
+    Ok(output_file::write(file, text.as_bytes()).with_context(|| format!("document {}", file.display()))?)
 }

@@ -372,10 +372,11 @@ pub struct BenchArgs {
     /// Do not compare values that are read with what was stored.
     #[arg(long)]
     pub no_verify: bool,
-    /// Write the results, with machine and settings, to a file; "-" is standard output.
+    /// Write the results, with machine and settings, to a file, whose missing directories are created; "-" is standard
+    /// output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Draw the results into files of a directory, which must be there: N-WORKLOAD-latency.svg,
+    /// Draw the results into files of a directory, which is created if it is missing: N-WORKLOAD-latency.svg,
     /// N-WORKLOAD-throughput.svg, with --rates N-WORKLOAD-rates.svg; N counts the workloads from 1.
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,

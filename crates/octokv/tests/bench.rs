@@ -16,7 +16,7 @@ use std::process::Command;
 fn a_bench_prints_a_table_and_writes_the_document() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");
-    let file = directory.path().join("bench.json");
+    let file = directory.path().join("missing/directory/bench.json");
     let arguments = [
         "bench",
         "--workload",

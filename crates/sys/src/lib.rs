@@ -10,6 +10,7 @@
 //! - [`epoll`]: waiting for many descriptors (epoll).
 //! - [`socket`]: non-blocking TCP.
 //! - [`file`](mod@file): a regular file or block device as storage: exclusive, direct, with its size and block.
+//! - [`output_file`]: files for results, checked before the run that produces them.
 //! - [`uring`]: storage operations on an io_uring that owns the buffers in flight.
 //! - [`thread`]: threads by name and core.
 //! - [`signal`]: SIGTERM and SIGINT as a flag.
@@ -32,6 +33,7 @@ pub mod eventfd;
 pub mod file;
 pub mod huge_pages;
 pub mod machine;
+pub mod output_file;
 pub mod page_allocator;
 pub mod process;
 pub mod seccomp;

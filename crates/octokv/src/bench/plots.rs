@@ -1,25 +1,10 @@
 //! The files of `octokv bench --svg`.
 
-use crate::exit_status::{CliError, CliResult};
+use crate::exit_status::CliResult;
 use anyhow::Context;
 use octokv_bench::plot;
 use octokv_bench::report::WorkloadResult;
 use std::path::Path;
-
-/// Whether files can be made in the directory.
-///
-/// # Errors
-/// A usage error that says why not.
-pub fn check(directory: &Path) -> CliResult {
-    // It has no name, so nothing is left whatever happens.
-    match tempfile::tempfile_in(directory) {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            let what = format!("--svg {}: no files can be made there: {error}", directory.display());
-            Err(CliError::Usage(what))
-        }
-    }
-}
 
 /// Draws the results: one list per workload, of one result per rate.
 pub fn write(directory: &Path, results: &[Vec<WorkloadResult>], with_rates: bool) -> CliResult {
