@@ -14,14 +14,14 @@
 //! before the checkpoint's beginning may be overwritten. A crash before the superblock is durable leaves the
 //! old checkpoint and the journal that belongs to it.
 
-use super::HashEngine;
-use super::group_commit::PoisonGuard;
+use super::commit_queue::PoisonGuard;
+use super::engine::HashEngine;
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry};
-use super::superblock::{Checkpoint, SUPERBLOCK_STRIDE_BYTES, Superblock};
+use super::superblock::Checkpoint;
+use super::superblock_io::write_superblock;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
-use octokv_base::{Buffer, Lba, Nanos, crc32c};
-use octokv_device::{Device, DeviceError};
+use octokv_base::{Buffer, Nanos, crc32c};
 use octokv_runtime::{ReactorHandle, trim_heap};
 use std::sync::atomic::Ordering;
 
@@ -92,23 +92,6 @@ impl<'a> UncheckedImage<'a> {
         };
         Some((header, &bytes[IMAGE_HEADER_BYTES..]))
     }
-}
-
-/// Writes a superblock: first one copy, then, when that is durable, the other.
-pub(super) async fn write_superblock(
-    device: &dyn Device,
-    superblock: &Superblock,
-) -> Result<(), DeviceError> {
-    let blocks = SUPERBLOCK_STRIDE_BYTES / u64::from(device.geometry().block_bytes);
-    for copy in 0..2 {
-        let mut buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
-        let bytes = superblock.encode();
-        buffer[..bytes.len()].copy_from_slice(&bytes);
-        let slot = superblock.generation % 2 + copy * 2;
-        device.write(Lba(slot * blocks), buffer).await.result?;
-        device.flush().await.result?;
-    }
-    Ok(())
 }
 
 /// Streams bytes into both copies of an area.

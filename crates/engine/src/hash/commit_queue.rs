@@ -13,7 +13,6 @@
 
 use super::allocator::Extent;
 use super::journal::{self, BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchHeader, JournalEntry, batch_units_max};
-use super::volume::Volume;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
 use octokv_base::Buffer;
@@ -40,12 +39,26 @@ pub struct JournalPosition {
     pub units_used: u64,
 }
 
+/// The journal that batches go to: its size, and the header fields that every batch of this opening shares.
+#[derive(Clone, Copy, Debug)]
+pub struct JournalConfig {
+    /// Units of the ring.
+    pub ring_units: u32,
+    /// Bytes per unit.
+    pub unit_bytes: u32,
+    /// The volume's random number.
+    pub volume_id: u64,
+    /// The opening that writes.
+    pub incarnation: u32,
+    /// When a batch counts as complete.
+    pub durability: Durability,
+}
+
 /// The changes that wait and the state of the journal.
 pub struct CommitQueue {
     state: Mutex<CommitState>,
     failed: AtomicBool,
-    ring_units: u32,
-    unit_bytes: u32,
+    config: JournalConfig,
 }
 
 struct CommitState {
@@ -175,8 +188,25 @@ pub(super) enum BatchClaim {
     AlreadyClaimed,
 }
 
+/// Work that must come to its end: where it is dropped or fails half-way, what the device holds is not
+/// known, and nothing more is written until the volume is opened again.
+pub(super) struct PoisonGuard<'a>(pub(super) &'a CommitQueue);
+
+impl PoisonGuard<'_> {
+    /// It has come to its end.
+    pub(super) fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for PoisonGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fail();
+    }
+}
+
 impl CommitQueue {
-    pub(super) fn new(next: JournalPosition, ring_units: u32, unit_bytes: u32) -> CommitQueue {
+    pub(super) fn new(next: JournalPosition, config: JournalConfig) -> CommitQueue {
         let durable = next.batch.saturating_sub(1);
         let state = CommitState {
             queue: VecDeque::with_capacity(BATCH_ENTRIES_MAX),
@@ -195,11 +225,11 @@ impl CommitQueue {
             maintainer: None,
             free_buffers: std::iter::repeat_with(BatchBuffers::new).take(LEADERS_MAX).collect(),
         };
-        CommitQueue { state: Mutex::new(state), failed: AtomicBool::new(false), ring_units, unit_bytes }
+        CommitQueue { state: Mutex::new(state), failed: AtomicBool::new(false), config }
     }
 
     fn batch_units_max(&self) -> u32 {
-        batch_units_max(self.unit_bytes)
+        batch_units_max(self.config.unit_bytes)
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -214,7 +244,7 @@ impl CommitQueue {
     pub(super) fn replay_from(&self) -> JournalPosition {
         let state = self.state.lock();
         let mut position = state.in_flight.front().map_or(state.next, |batch| batch.position);
-        if position.unit + self.batch_units_max() > self.ring_units {
+        if position.unit + self.batch_units_max() > self.config.ring_units {
             position.unit = 0;
         }
         position
@@ -228,7 +258,7 @@ impl CommitQueue {
     /// Whether half of the ring is in use.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let state = self.state.lock();
-        state.next.units_used - state.tail_units_used > u64::from(self.ring_units) / 2
+        state.next.units_used - state.tail_units_used > u64::from(self.config.ring_units) / 2
     }
 
     /// Stops all further writes: what the device holds is no longer known.
@@ -279,12 +309,11 @@ impl CommitQueue {
     fn has_room_after(&self, state: &CommitState) -> bool {
         // A batch, and at worst as much again left unused at the end of the ring.
         state.next.units_used + 2 * u64::from(self.batch_units_max()) - state.tail_units_used
-            <= u64::from(self.ring_units)
+            <= u64::from(self.config.ring_units)
     }
 
     /// Takes the changes of the next batch, among them `own` if nobody has taken it, and its place in the ring.
-    pub(super) fn claim_batch(&self, own: Option<u64>, volume: &Volume) -> BatchClaim {
-        let incarnation = volume.superblock.lock().incarnation;
+    pub(super) fn claim_batch(&self, own: Option<u64>) -> BatchClaim {
         let mut state = self.state.lock();
         if own.is_some_and(|ticket| ticket < state.committed + state.claimed as u64) {
             return BatchClaim::AlreadyClaimed;
@@ -301,9 +330,9 @@ impl CommitQueue {
             buffers.entries.push(change.record_state.amended(change.entry));
         }
         let entries = buffers.entries.len();
-        let units = journal::batch_units(entries, self.unit_bytes);
-        if state.next.unit + self.batch_units_max() > self.ring_units {
-            state.next.units_used += u64::from(self.ring_units - state.next.unit);
+        let units = journal::batch_units(entries, self.config.unit_bytes);
+        if state.next.unit + self.batch_units_max() > self.config.ring_units {
+            state.next.units_used += u64::from(self.config.ring_units - state.next.unit);
             state.next.unit = 0;
         }
         let at = state.next;
@@ -325,11 +354,11 @@ impl CommitQueue {
             false => state.flushed_through,
         };
         let header = BatchHeader {
-            volume_id: volume.volume_id(),
+            volume_id: self.config.volume_id,
             batch: at.batch,
             first_entry: at.entry,
-            incarnation,
-            is_predecessor_unflushed: volume.durability == Durability::Completed
+            incarnation: self.config.incarnation,
+            is_predecessor_unflushed: self.config.durability == Durability::Completed
                 || flushed_through + 1 < at.batch,
             flushed_through,
         };

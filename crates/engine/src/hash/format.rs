@@ -4,15 +4,16 @@
 //! of each journal copy goes, then one superblock in both copies. Nothing else is written, for nothing else is read
 //! of a volume whose superblock names no checkpoint and whose journal holds no first batch.
 
-use super::checkpoint::{IMAGE_HEADER_BYTES, write_superblock};
+use super::checkpoint::IMAGE_HEADER_BYTES;
+use super::error::OpenError;
 use super::index::{INDEX_ENTRY_BYTES, LOCATION_MAX, RECORD_UNITS_MAX};
 use super::journal::batch_units_max;
 use super::record::record_bytes;
-use super::recovery::OpenError;
 use super::superblock::{
     Checkpoint, HashKind, RING_BATCHES_MIN, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
     superblock_units,
 };
+use super::superblock_io::write_superblock;
 use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Prng};
 use octokv_device::{Device, Geometry};
 

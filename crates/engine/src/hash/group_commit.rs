@@ -20,10 +20,10 @@
 //! another key's record is mended: what a put replaces is looked up in the index, and read to be sure, beside
 //! all this.
 
-use super::HashEngine;
 use super::commit_queue::{
-    BatchBuffers, BatchClaim, CommitQueue, JournalPosition, RecordState, WaiterAction, WriteOutcome,
+    BatchBuffers, BatchClaim, JournalPosition, PoisonGuard, RecordState, WaiterAction, WriteOutcome,
 };
+use super::engine::HashEngine;
 use super::journal::{self, BatchHeader, JournalEntry};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
@@ -38,23 +38,6 @@ const CHECKPOINT_ATTEMPTS: u32 = 3;
 /// The longest record, in bytes, that is still on its way when a batch takes its change: longer ones would keep
 /// the others of the batch waiting.
 const CONCURRENT_RECORD_BYTES_MAX: usize = 128 << 10;
-
-/// Work that must come to its end: where it is dropped or fails half-way, what the device holds is not
-/// known, and nothing more is written until the volume is opened again.
-pub(super) struct PoisonGuard<'a>(pub(super) &'a CommitQueue);
-
-impl PoisonGuard<'_> {
-    /// It has come to its end.
-    pub(super) fn disarm(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for PoisonGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fail();
-    }
-}
 
 impl HashEngine {
     /// Makes a change visible whose record landed on a device that keeps nothing.
@@ -200,7 +183,7 @@ impl HashEngine {
     ) -> Result<(), EngineError> {
         let (volume, commits) = (&self.volume, &self.volume.commits);
         let (mut buffers, at, header) = loop {
-            match commits.claim_batch(own, volume) {
+            match commits.claim_batch(own) {
                 BatchClaim::Batch(scratch, at, header) => break (scratch, at, header),
                 BatchClaim::AlreadyClaimed => return Ok(()),
                 // In memory of its own: every task has room for the largest of its futures, and this one is rare.

@@ -13,6 +13,8 @@
 //! Invariants: sorted by tag; `len` counts the occupied slots; the last slot is empty.
 //! Tested below against a model.
 
+use smallvec::SmallVec;
+
 /// Bits of a tag.
 pub const TAG_BITS: u32 = 55;
 /// The most units that one record may span.
@@ -32,6 +34,9 @@ pub struct RecordRef {
     /// 24 bits of its stamp, by [`check_of`].
     pub fingerprint: u32,
 }
+
+/// The locations where a key's record may be: one, unless tags collide.
+pub type Candidates = SmallVec<[RecordRef; 2]>;
 
 /// The bits of a stamp that the index keeps.
 pub fn fingerprint(sequence: u64) -> u32 {

@@ -18,6 +18,8 @@ const VERSION: u8 = 1;
 /// The fixed part, in bytes.
 pub const HEADER_BYTES: usize = octokv_base::key::RECORD_HEADER_BYTES;
 const _: () = assert!(HEADER_BYTES == 44 + size_of::<u32>());
+/// The longest header and key together, in bytes: reading this much of a record always gives its whole key.
+pub const HEADER_AND_KEY_BYTES_MAX: usize = HEADER_BYTES + octokv_base::KEY_BYTES_MAX;
 
 /// What tells one written record from any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,19 +8,17 @@
 //! is used. Invariants: nothing is written before everything was read; an entry whose record is not whole
 //! is passed over only where no flush vouches for it, and then its key keeps the value before.
 
-use super::HashEngine;
 use super::allocator::{Extent, FitPolicy, SpaceAllocator};
-use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader, write_superblock};
+use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader};
 use super::commit_queue::{JournalPosition, LEADERS_MAX};
-pub use super::error::OpenError;
+use super::engine::HashEngine;
+use super::error::OpenError;
 use super::format::{FormatConfig, layout};
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, fingerprint};
 use super::journal::{self, JournalEntry, batch_units_max};
 use super::record;
-use super::superblock::{
-    COUNT_MAX, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, SuperblockError,
-    UncheckedSuperblock,
-};
+use super::superblock::{COUNT_MAX, Superblock};
+use super::superblock_io::{read_superblock, write_superblock};
 use super::volume::{
     IndexPartition, OpenConfig, Volume, VolumeState, apply_to_table, hash_of, partition_and_tag,
 };
@@ -131,50 +129,6 @@ pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, O
         damaged_copies,
         needs_checkpoint: must_checkpoint,
     })
-}
-
-/// The newest superblock, and how many damaged copies were met.
-async fn read_superblock(device: &dyn Device) -> Result<(Superblock, u64), OpenError> {
-    let geometry = device.geometry();
-    let area_bytes = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
-    if geometry.bytes() < area_bytes {
-        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes: area_bytes });
-    }
-    let (mut found, mut failed) = (Vec::new(), None);
-    for slot in 0..SUPERBLOCKS {
-        let at = Lba(slot * SUPERBLOCK_STRIDE_BYTES / u64::from(geometry.block_bytes));
-        let buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
-        found.push(match device.read(at, buffer).await.into_read() {
-            Ok(bytes) => {
-                UncheckedSuperblock(bytes[..SUPERBLOCK_BYTES].try_into().expect("512 bytes")).check()
-            }
-            Err(error) => {
-                failed = Some(error);
-                Err(SuperblockError::Damaged)
-            }
-        });
-    }
-    let newest = found.iter().filter_map(|found| found.ok()).max_by_key(|superblock| superblock.generation);
-    let Some(newest) = newest else {
-        if let Some(error) = failed {
-            return Err(error.into());
-        }
-        let errors: Vec<SuperblockError> = found.iter().filter_map(|found| found.err()).collect();
-        let is_specific = |error: &&SuperblockError| {
-            matches!(error, SuperblockError::Version(_) | SuperblockError::Engine(_))
-        };
-        let damaged = errors.contains(&SuperblockError::Damaged).then_some(&SuperblockError::Damaged);
-        let error = errors.iter().find(is_specific).or(damaged).unwrap_or(&errors[0]);
-        return Err(OpenError::Superblock(*error));
-    };
-    let is_damaged =
-        |at: usize| matches!(found[at], Err(SuperblockError::Damaged | SuperblockError::Foreign));
-    // A crash tears at most one copy of a generation: with both gone, the newest may be among them.
-    if (is_damaged(0) && is_damaged(2)) || (is_damaged(1) && is_damaged(3)) {
-        return Err(OpenError::Damaged { structure: "superblock", lba: 0 });
-    }
-    let damaged = (0..4).filter(|&at| is_damaged(at)).count() as u64;
-    Ok((newest, damaged))
 }
 
 struct Recovery<'a> {
@@ -439,7 +393,7 @@ impl Recovery<'_> {
             state.table.lookup(tag).find(|record_ref| record_ref.location == entry.old_location)
         };
         let (Some(place), Some(key)) = (record_ref, key) else { return record_ref.is_some() };
-        let bytes = super::HEADER_AND_KEY_BYTES_MAX.next_multiple_of(self.unit_bytes());
+        let bytes = record::HEADER_AND_KEY_BYTES_MAX.next_multiple_of(self.unit_bytes());
         let bytes = bytes.min(place.units as usize * self.unit_bytes());
         let Ok(buffer) = self.read(place.location, 0, bytes).await else { return true };
         let Ok((header, found_key)) = record::UncheckedRecord(&buffer).header() else { return true };

@@ -1,8 +1,9 @@
 //! Reads everything a volume holds and verifies it; changes nothing.
 
+use super::error::OpenError;
 use super::index::{RecordRef, fingerprint};
 use super::record;
-use super::recovery::{OpenError, load_volume};
+use super::recovery::load_volume;
 use super::volume::{hash_of, partition_and_tag};
 use octokv_base::{BufferPool, Key, Lba};
 use octokv_device::Device;

@@ -2,11 +2,10 @@
 //!
 //! Every part has its own lock, held for a few memory accesses and never across an await.
 
-use super::Candidates;
 use super::allocator::{Extent, SpaceAllocator};
-use super::commit_queue::{CommitQueue, JournalPosition};
+use super::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
 use super::epoch::Epochs;
-use super::index::{IndexEntry, IndexTable, RecordRef, TAG_BITS, fingerprint};
+use super::index::{Candidates, IndexEntry, IndexTable, RecordRef, TAG_BITS, fingerprint};
 use super::journal::JournalEntry;
 use super::key_locks::{KeyGuard, KeyLocks};
 use super::record::RecordId;
@@ -85,7 +84,16 @@ impl Volume {
             key_locks: std::array::from_fn(|_| KeyLocks::default()),
             space: state.space,
             epochs: Epochs::new(config.cores),
-            commits: CommitQueue::new(state.position, superblock.journal_units, superblock.unit_bytes),
+            commits: CommitQueue::new(
+                state.position,
+                JournalConfig {
+                    ring_units: superblock.journal_units,
+                    unit_bytes: superblock.unit_bytes,
+                    volume_id: superblock.volume_id,
+                    incarnation: superblock.incarnation,
+                    durability: config.durability,
+                },
+            ),
             next_sequence: AtomicU64::new(u64::from(superblock.incarnation) << 40),
             used_bytes: Arc::new(AtomicU64::new(used)),
             checkpoints: AtomicU64::new(0),

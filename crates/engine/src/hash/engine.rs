@@ -1,0 +1,484 @@
+//! The operations of the hash engine on one core: put, get, delete, exist, list and flush.
+
+use super::allocator::Extent;
+use super::commit_queue::WriteOutcome;
+use super::epoch::EpochReaders;
+use super::index::{Candidates, RecordRef};
+use super::journal::JournalEntry;
+use super::record::{self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordHeader, RecordId, record_bytes};
+use super::volume::Volume;
+use crate::bug_injection::{self, InjectedBug};
+use crate::{
+    DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, PrefetchStage, PutMode, PutOutcome,
+    StoredValue,
+};
+use octokv_base::{Buffer, BufferPool, Key, Lba};
+use octokv_device::{Device, DeviceFuture};
+use smallvec::SmallVec;
+use std::cell::Cell;
+use std::future::ready;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Keys of a listing that are read at once, between two of its turns.
+const LIST_PAGE_KEYS: usize = 16;
+
+/// One core's handle on a volume.
+pub struct HashEngine {
+    pub(super) volume: Arc<Volume>,
+    pub(super) device: Rc<dyn Device>,
+    pool: BufferPool,
+    readers: EpochReaders,
+    /// Where this core takes space.
+    preferred_partition: Cell<usize>,
+}
+
+/// What a record on the device has to do with a key.
+enum KeyMatch {
+    /// It is the key's record.
+    Match(RecordHeader, Buffer),
+    /// It is another key's.
+    OtherKey,
+    /// It cannot be told: it is damaged.
+    Damaged,
+}
+
+/// The record that a put replaces.
+enum Predecessor {
+    /// It was read.
+    Verified(Option<RecordRef>),
+    /// The only one of the key's tag.
+    Unverified(RecordRef),
+}
+
+impl HashEngine {
+    /// Core `core`'s handle. `device` is that core's view of the volume's device.
+    pub fn new(volume: Arc<Volume>, core: usize, device: Rc<dyn Device>, pool: BufferPool) -> HashEngine {
+        let partition = Cell::new(volume.initial_space_partition(core));
+        HashEngine { volume, device, pool, readers: EpochReaders::new(core), preferred_partition: partition }
+    }
+
+    /// What all cores share.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    fn lba(&self, location: u64) -> Lba {
+        self.volume.lba(location)
+    }
+
+    /// Flushes the device. After a failure nothing more is written: the system tells of writes that it could
+    /// not keep once, and which they were cannot be known.
+    pub(super) async fn flush_device(&self) -> Result<(), EngineError> {
+        let flushed = self.device.flush().await.result;
+        if flushed.is_err() {
+            self.volume.commits.fail();
+        }
+        Ok(flushed?)
+    }
+
+    /// Reads a record, or as much of its front as `front_bytes`, and compares it with `key`.
+    async fn read_record(
+        &self,
+        record_ref: RecordRef,
+        key: &Key,
+        prefix_bytes: usize,
+    ) -> Result<KeyMatch, EngineError> {
+        let unit = self.volume.unit_bytes();
+        let bytes = prefix_bytes.next_multiple_of(unit).min(record_ref.units as usize * unit);
+        let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
+        let mut buffer = self.device.read(self.lba(record_ref.location), buffer).await.into_read()?;
+        let bytes_max = HEADER_AND_KEY_BYTES_MAX.next_multiple_of(unit).min(record_ref.units as usize * unit);
+        if bytes < bytes_max && record::UncheckedRecord(&buffer).header().is_err() {
+            // Another key of the same tag may be longer than the one looked for.
+            let larger = self.pool.take(bytes_max).ok_or(EngineError::NoMemory)?;
+            buffer = self.device.read(self.lba(record_ref.location), larger).await.into_read()?;
+        }
+        let Ok((header, found_key)) = record::UncheckedRecord(&buffer).header() else {
+            return Ok(KeyMatch::Damaged);
+        };
+        if !self.volume.matches_identity(record_ref, header.identity) {
+            return Ok(KeyMatch::Damaged);
+        }
+        if found_key != key.as_bytes() && !bug_injection::is_injected(InjectedBug::SkipKeyCompare) {
+            return Ok(KeyMatch::OtherKey);
+        }
+        Ok(KeyMatch::Match(header, buffer))
+    }
+
+    /// Which of `places` is the key's. A damaged record counts as the key's when no other is: its tag
+    /// says so, and writing or deleting the key is how a user gets rid of it.
+    async fn resolve_candidates(
+        &self,
+        candidates: &Candidates,
+        key: &Key,
+    ) -> Result<Option<RecordRef>, EngineError> {
+        let mut damaged = None;
+        for &record_ref in candidates {
+            match self.read_record(record_ref, key, HEADER_BYTES + key.len()).await? {
+                KeyMatch::Match(..) => return Ok(Some(record_ref)),
+                KeyMatch::OtherKey => {}
+                KeyMatch::Damaged => damaged = Some(record_ref),
+            }
+        }
+        Ok(damaged)
+    }
+
+    /// What a put of a key replaces. One that does not depend on it learns what the index says, which nearly
+    /// always is right, and does not wait.
+    async fn find_predecessor(
+        &self,
+        mode: PutMode,
+        hash: u128,
+        key: &Key,
+    ) -> Result<Predecessor, EngineError> {
+        let candidates = self.volume.candidates(hash);
+        if mode == PutMode::Upsert {
+            match candidates[..] {
+                [] => return Ok(Predecessor::Verified(None)),
+                [record_ref] => return Ok(Predecessor::Unverified(record_ref)),
+                _ => {}
+            }
+        }
+        Ok(Predecessor::Verified(self.resolve_candidates(&candidates, key).await?))
+    }
+
+    /// Finds the key's record and reads `front_bytes` of it, or all where that is less.
+    async fn find_record(
+        &self,
+        key: &Key,
+        prefix_bytes: usize,
+    ) -> Result<Option<(RecordHeader, Buffer, RecordRef)>, EngineError> {
+        let _epoch_guard = self.readers.enter(&self.volume.epochs);
+        let candidates = self.volume.candidates(self.volume.hash(key));
+        let mut damaged = None;
+        for &record_ref in &candidates {
+            match self.read_record(record_ref, key, prefix_bytes).await? {
+                KeyMatch::Match(header, buffer) => return Ok(Some((header, buffer, record_ref))),
+                KeyMatch::OtherKey => {}
+                KeyMatch::Damaged => damaged = Some(record_ref),
+            }
+        }
+        match damaged {
+            Some(record_ref) => Err(EngineError::Corrupt { lba: self.lba(record_ref.location).0 }),
+            None => Ok(None),
+        }
+    }
+
+    /// Completes the record in its buffer and begins to write it; gives its stamp.
+    fn start_record_write(
+        &self,
+        extent: Extent,
+        key: &Key,
+        mut record: Buffer,
+        value_bytes: usize,
+    ) -> (u64, DeviceFuture) {
+        let identity = RecordId {
+            volume_id: self.volume.volume_id(),
+            sequence: self.volume.next_sequence(),
+            location: extent.location,
+            namespace: self.volume.namespace(),
+        };
+        record.set_len(extent.units as usize * self.volume.unit_bytes());
+        record::encode(&mut record, identity, key, value_bytes);
+        (identity.sequence, self.device.write(self.lba(extent.location), record))
+    }
+
+    /// Waits for a record's write, and meanwhile makes sure that the record that it replaces is the key's.
+    async fn await_record_write(
+        &self,
+        write: DeviceFuture,
+        unverified: Option<RecordRef>,
+        key: &Key,
+    ) -> Result<WriteOutcome, EngineError> {
+        let key_match = match unverified {
+            Some(record_ref) => Some(self.read_record(record_ref, key, HEADER_BYTES + key.len()).await),
+            None => None,
+        };
+        // The space is the device's until the write is over, whatever became of the read.
+        write.await.result?;
+        Ok(match key_match.transpose()? {
+            Some(KeyMatch::OtherKey) => WriteOutcome::OtherKey,
+            // Its tag says that a damaged one is the key's.
+            Some(KeyMatch::Match(..) | KeyMatch::Damaged) | None => WriteOutcome::Confirmed,
+        })
+    }
+
+    /// Stores the record of a key whose lock is held.
+    async fn write_and_commit(
+        &self,
+        hash: u128,
+        key: &Key,
+        record: Buffer,
+        value_bytes: usize,
+        extent: Extent,
+        predecessor: Predecessor,
+    ) -> Result<PutOutcome, EngineError> {
+        let (old, unverified) = match predecessor {
+            Predecessor::Verified(old) => (old, None),
+            Predecessor::Unverified(record_ref) => (Some(record_ref), Some(record_ref)),
+        };
+        if bug_injection::is_injected(InjectedBug::ReuseSpaceEarly)
+            && let Some(RecordRef { location, units, .. }) = old
+        {
+            self.volume.space.release(Extent { location, units });
+        }
+        let (stamp, write) = self.start_record_write(extent, key, record, value_bytes);
+        let entry = JournalEntry {
+            hash,
+            new_location: extent.location,
+            old_location: old.map_or(0, |record_ref| record_ref.location),
+            sequence: stamp,
+            units: extent.units as u32,
+        };
+        let record_write = self.await_record_write(write, unverified, key);
+        let result = match self.volume.volatile {
+            true => record_write.await.map(|outcome| self.apply_volatile(entry, outcome)),
+            false => self.commit(entry, record_write).await?,
+        };
+        match result {
+            Ok(()) => Ok(PutOutcome::Stored),
+            Err(error) => {
+                self.volume.space.release(extent);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Engine for HashEngine {
+    async fn put(
+        &self,
+        key: &Key,
+        mode: PutMode,
+        record: Buffer,
+        value_bytes: usize,
+    ) -> Result<PutOutcome, EngineError> {
+        let volume = &self.volume;
+        let fits = record_bytes(key.len(), value_bytes);
+        if value_bytes > volume.value_bytes_max() || fits > record.capacity() {
+            return Ok(PutOutcome::TooLong);
+        }
+        if volume.commits.has_failed() {
+            return Err(EngineError::ReadOnly);
+        }
+        let hash = volume.hash(key);
+        let _key_guard = volume.lock_key(hash).await;
+        let mut epoch_guard = self.readers.enter(&volume.epochs);
+        let mut predecessor = self.find_predecessor(mode, hash, key).await?;
+        match (mode, &predecessor) {
+            (PutMode::AddOnly, Predecessor::Verified(Some(_))) => return Ok(PutOutcome::Exists),
+            (PutMode::UpdateOnly, Predecessor::Verified(None)) => return Ok(PutOutcome::NotFound),
+            _ => {}
+        }
+        let units = record_bytes(key.len(), value_bytes).div_ceil(volume.unit_bytes()) as u64;
+        let extent = match volume.allocate(hash, &self.preferred_partition, units) {
+            Some(extent) => extent,
+            None => {
+                // What waits for a flush only may become free, and not while this one counts as a reader.
+                drop(epoch_guard);
+                // In memory of its own: every task has room for the largest of its futures, and this one is rare.
+                Box::pin(self.flush_deferred()).await?;
+                epoch_guard = self.readers.enter(&volume.epochs);
+                predecessor = self.find_predecessor(mode, hash, key).await?;
+                let Some(extent) = volume.allocate(hash, &self.preferred_partition, units) else {
+                    return Ok(PutOutcome::Full);
+                };
+                extent
+            }
+        };
+        let at = self.lba(extent.location);
+        self.device.prefetch_write(at, self.lba(extent.location + units).0 - at.0);
+        let stored = self.write_and_commit(hash, key, record, value_bytes, extent, predecessor).await;
+        drop(epoch_guard);
+        stored
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
+        let Some((header, buffer, record_ref)) = self.find_record(key, usize::MAX / 2).await? else {
+            return Ok(None);
+        };
+        let Ok(range) = header.value_range(&buffer) else {
+            return Err(EngineError::Corrupt { lba: self.lba(record_ref.location).0 });
+        };
+        Ok(Some(StoredValue { buffer, offset: range.start, bytes: range.len() }))
+    }
+
+    async fn delete(&self, key: &Key) -> Result<DeleteOutcome, EngineError> {
+        let volume = &self.volume;
+        if volume.commits.has_failed() {
+            return Err(EngineError::ReadOnly);
+        }
+        let hash = volume.hash(key);
+        let _key_guard = volume.lock_key(hash).await;
+        let old = {
+            let _epoch_guard = self.readers.enter(&volume.epochs);
+            let candidates = volume.candidates(hash);
+            self.resolve_candidates(&candidates, key).await?
+        };
+        let Some(old) = old else { return Ok(DeleteOutcome::NotFound) };
+        let entry = JournalEntry { hash, new_location: 0, old_location: old.location, sequence: 0, units: 0 };
+        if volume.volatile {
+            self.apply_volatile(entry, WriteOutcome::Confirmed);
+        } else {
+            self.commit(entry, ready(Ok(WriteOutcome::Confirmed))).await??;
+        }
+        Ok(DeleteOutcome::Deleted)
+    }
+
+    async fn exist(&self, key: &Key) -> Result<Option<usize>, EngineError> {
+        let found = self.find_record(key, HEADER_BYTES + key.len()).await?;
+        Ok(found.map(|(header, ..)| header.value_bytes))
+    }
+
+    async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
+        let (mut partition, mut tag) = match start.is_empty() {
+            true => (0, 0),
+            false => self.volume.partition_and_tag(self.volume.hash(start)),
+        };
+        let mut reads = SmallVec::<[_; LIST_PAGE_KEYS]>::new();
+        while partition < self.volume.partitions.len() {
+            sink.yield_point().await;
+            let _epoch_guard = self.readers.enter(&self.volume.epochs);
+            let next = self.volume.read_page(partition, tag, &mut reads, |entry| {
+                let bytes =
+                    record_bytes(octokv_base::KEY_BYTES_MAX, 0).next_multiple_of(self.volume.unit_bytes());
+                let record_ref = entry.record_ref();
+                let buffer = self.pool.take(bytes.min(record_ref.units as usize * self.volume.unit_bytes()));
+                buffer.map(|buffer| (record_ref, self.device.read(self.lba(record_ref.location), buffer)))
+            });
+            let mut has_room = true;
+            for read in reads.drain(..) {
+                let (record_ref, pending) = read.ok_or(EngineError::NoMemory)?;
+                let buffer = pending.await.into_read()?;
+                // A damaged record has no key to list; `check` names it, and a read of its key says so.
+                let Ok((header, key)) = record::UncheckedRecord(&buffer).header() else { continue };
+                if has_room && self.volume.matches_identity(record_ref, header.identity) {
+                    has_room = sink.offer(key);
+                }
+            }
+            if !has_room {
+                return Ok(());
+            }
+            (partition, tag) = next;
+        }
+        Ok(())
+    }
+
+    async fn flush(&self) -> Result<(), EngineError> {
+        self.flush_deferred().await?;
+        self.flush_device().await
+    }
+
+    fn prefetch(&self, key: &Key, stage: PrefetchStage) {
+        let hash = self.volume.hash(key);
+        match stage {
+            PrefetchStage::Partition => self.volume.prefetch_partition(hash),
+            PrefetchStage::Entry => self.volume.prefetch_entry(hash),
+            // Other devices have no use for it.
+            PrefetchStage::Record if !self.volume.volatile => {}
+            // Without entering as a reader: what is there meanwhile is not looked at.
+            PrefetchStage::Record => {
+                if let Some(record_ref) = self.volume.likely_record(hash) {
+                    self.device.prefetch_read(self.lba(record_ref.location), 1);
+                }
+            }
+        }
+    }
+
+    fn statistics(&self) -> EngineStatistics {
+        self.volume.statistics()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{record_of, value_of};
+    use crate::hash::{FormatConfig, OpenConfig, index, open};
+    use octokv_device::{MemoryDevice, RamDisk};
+    use octokv_runtime::block_on;
+
+    fn volatile_engine() -> HashEngine {
+        let pool = BufferPool::new(1 << 20);
+        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(1 << 20, 512).unwrap()));
+        let config = OpenConfig { durability: crate::Durability::PowerSafe, cores: 1 };
+        let format_config = FormatConfig { unit_bytes: 512, ..FormatConfig::default() };
+        let volume = block_on(open(&device, &pool, config, &format_config), || ()).unwrap();
+        HashEngine::new(volume, 0, device, pool)
+    }
+
+    #[test]
+    fn prefetches_change_no_result_whenever_they_come() {
+        let engine = volatile_engine();
+        let keys: Vec<Key> = (0..50_u32).map(|i| Key::new(&i.to_le_bytes()).unwrap()).collect();
+        let prefetch_all = |key: &Key| {
+            for stage in
+                [PrefetchStage::Record, PrefetchStage::Partition, PrefetchStage::Entry, PrefetchStage::Record]
+            {
+                engine.prefetch(key, stage);
+            }
+        };
+        // Where nothing is stored, where something is, and where it is no more.
+        keys.iter().for_each(prefetch_all);
+        for key in &keys {
+            let value = value_of(key, 1, 50);
+            let put = engine.put(key, PutMode::Upsert, record_of(key, &value), 50);
+            assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
+            prefetch_all(key);
+            let got = block_on(engine.get(key), || ()).unwrap().unwrap();
+            assert_eq!(got.as_bytes(), value);
+        }
+        for key in &keys {
+            assert_eq!(block_on(engine.delete(key), || ()), Ok(DeleteOutcome::Deleted));
+            prefetch_all(key);
+            assert!(block_on(engine.get(key), || ()).unwrap().is_none());
+        }
+        // While another has the index or the memory.
+        let guards: Vec<_> =
+            engine.volume.partitions.iter().map(|partition| partition.state.lock()).collect();
+        keys.iter().for_each(prefetch_all);
+        drop(guards);
+    }
+
+    #[test]
+    fn keys_whose_tags_collide_are_kept_apart() {
+        let engine = volatile_engine();
+        let (one, other) = (Key::new(b"one").unwrap(), Key::new(b"other").unwrap());
+        let put = |key: &Key, operation| {
+            let value = value_of(key, operation, 50);
+            let put = engine.put(key, PutMode::Upsert, record_of(key, &value), 50);
+            assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
+        };
+        put(&one, 1);
+        // The index says of the other key's tag, too, that its record is the first one's.
+        let (hash, first_record) =
+            (engine.volume.hash(&other), engine.volume.candidates(engine.volume.hash(&one))[0]);
+        let (new, units) = (first_record.location, first_record.units as u32);
+        engine
+            .volume
+            .apply(&JournalEntry { hash, new_location: new, old_location: 0, sequence: 0, units }, 0);
+        let get = |key: &Key| block_on(engine.get(key), || ()).unwrap();
+        assert!(get(&other).is_none());
+        assert_eq!(block_on(engine.delete(&other), || ()), Ok(DeleteOutcome::NotFound));
+        put(&other, 2);
+        assert_eq!(engine.volume.candidates(hash).len(), 2, "beside it, not in its place");
+        // A key that is longer than a block holds is no damage to the short one that shares its tag.
+        let long = Key::new(&[b'l'; 1_000]).unwrap();
+        let short = Key::new(b"short").unwrap();
+        put(&long, 3);
+        let record_ref = engine.volume.candidates(engine.volume.hash(&long))[0];
+        let stamp = 2;
+        assert_eq!(index::fingerprint(stamp), record_ref.fingerprint);
+        let (hash, new, units) = (engine.volume.hash(&short), record_ref.location, record_ref.units as u32);
+        engine
+            .volume
+            .apply(&JournalEntry { hash, new_location: new, old_location: 0, sequence: stamp, units }, 0);
+        assert!(get(&short).is_none());
+        assert_eq!(block_on(engine.exist(&short), || ()), Ok(None));
+        put(&short, 4);
+        assert_eq!(get(&long).unwrap().as_bytes(), value_of(&long, 3, 50));
+        assert_eq!(get(&one).unwrap().as_bytes(), value_of(&one, 1, 50));
+        assert_eq!(get(&other).unwrap().as_bytes(), value_of(&other, 2, 50));
+    }
+}
