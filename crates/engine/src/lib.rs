@@ -79,42 +79,50 @@ pub enum DeleteOutcome {
     NotFound,
 }
 
-/// What went wrong, as facts. None of these is an answer about the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why an operation failed. The outcomes that depend on the key (not found, full) are not errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// What the device holds for the key is not what was written.
+    /// The key's record on the device is not the one that was written.
+    #[error("the record at block {lba} is corrupt")]
     Corrupt {
-        /// The first block of its record.
+        /// The first block of the record.
         lba: u64,
     },
     /// The device failed.
-    Device(DeviceError),
+    #[error("the device failed: {0}")]
+    Device(#[from] DeviceError),
+    /// The device or its I/O queue could not be opened, so nothing was read or written.
+    #[error("the device or its I/O queue cannot be opened: {}", OsError(*.os_error))]
+    DeviceUnavailable {
+        /// The system's error code, if there is one.
+        os_error: Option<i32>,
+    },
     /// A journal write failed earlier: nothing more is written until the engine is opened again.
+    #[error("read-only since a journal write failed; restart to recover")]
     ReadOnly,
-    /// No memory is left within the budget; the same operation may succeed later.
+    /// No memory is left within the buffer budget; the same operation may succeed later.
+    #[error("out of buffers; try again")]
     NoMemory,
 }
 
-impl From<DeviceError> for EngineError {
-    fn from(error: DeviceError) -> EngineError {
-        EngineError::Device(error)
+impl EngineError {
+    /// The error of an attempt to open the device or its I/O queue.
+    pub fn device_unavailable(error: &std::io::Error) -> EngineError {
+        EngineError::DeviceUnavailable { os_error: error.raw_os_error() }
     }
 }
 
-impl fmt::Display for EngineError {
+/// The text of a system error code.
+struct OsError(Option<i32>);
+
+impl fmt::Display for OsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EngineError::Corrupt { lba } => write!(f, "the record at block {lba} is not what was written"),
-            EngineError::Device(error) => write!(f, "the device failed: {error}"),
-            EngineError::ReadOnly => {
-                f.write_str("read-only since a journal write failed; restart to recover")
-            }
-            EngineError::NoMemory => f.write_str("out of buffers; try again"),
+        match self.0 {
+            Some(code) => std::io::Error::from_raw_os_error(code).fmt(f),
+            None => f.write_str("no system error code"),
         }
     }
 }
-
-impl std::error::Error for EngineError {}
 
 /// Takes the keys of a listing one by one; `false` means that there is no room for this one.
 pub trait KeySink {

@@ -3,7 +3,6 @@
 use octokv_base::NamespaceId;
 use octokv_engine::EngineError;
 use octokv_engine::hash::OpenError;
-use octokv_engine::hash::superblock::SuperblockError;
 use octokv_sys::file::DeviceOpenError as FileError;
 use std::net::SocketAddr;
 use std::{fmt, io};
@@ -81,9 +80,7 @@ impl fmt::Display for StartError {
             StartError::Volume { name, error } => {
                 write!(f, "device {name}: {error}")?;
                 match error {
-                    OpenError::Superblock(SuperblockError::Damaged) | OpenError::Damaged { .. } => {
-                        f.write_str("; `octokv check` reads what is left")
-                    }
+                    error if error.is_damage() => f.write_str("; `octokv check` reads what is left"),
                     OpenError::Superblock(_) => {
                         f.write_str("; it was left as it is (--format gives up what it holds)")
                     }

@@ -1,50 +1,78 @@
-//! Why a volume was not opened, in words for its operator.
+//! The errors of formatting, opening and verifying a volume.
 
 use super::superblock::SuperblockError;
 use crate::EngineError;
 use octokv_device::DeviceError;
 use std::fmt;
 
-/// Why a volume was not opened. Nothing was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a volume was not formatted, opened or verified. The texts complete "device NAME: …".
+///
+/// [`open`](super::open()) writes nothing before recovery has read everything, so each of these leaves the device
+/// as it was, except [`OpenError::Device`] and [`OpenError::Engine`], which the writes at the end of recovery can
+/// return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// The device is not a volume that this code knows.
-    Superblock(SuperblockError),
-    /// The device has fewer bytes than the volume needs, or than any volume does.
+    /// No superblock that this code can use.
+    #[error(transparent)]
+    Superblock(#[from] SuperblockError),
+    /// The device is smaller than the volume, or than any volume can be.
+    #[error("it has {have_bytes} bytes, and {need_bytes} are needed")]
     TooSmall {
         /// The size of the device in bytes.
         have_bytes: u64,
-        /// The size it must have at least, in bytes.
+        /// The smallest sufficient size in bytes.
         need_bytes: u64,
     },
-    /// Values as long as the settings allow would span more units than a record may.
+    /// A record of the longest configured value would span more units than an index entry can express.
+    #[error("units of its size hold values of at most {value_bytes_max} bytes")]
     ValuesTooLong {
-        /// The longest values that units of this size allow, in bytes.
+        /// The longest value that units of this size allow, in bytes.
         value_bytes_max: u64,
     },
     /// The device's blocks are larger than the volume's units.
+    #[error("its blocks have {block_bytes} bytes, more than the volume's units of {unit_bytes}")]
     BlockTooLarge {
         /// The device's block size in bytes.
         block_bytes: u32,
         /// The volume's unit in bytes.
         unit_bytes: u32,
     },
-    /// Both copies of a block of metadata are damaged, which no crash alone does.
-    Damaged {
-        /// Which block of metadata.
-        structure: &'static str,
-        /// Where it lies.
+    /// Neither copy of a metadata structure passes its checks. A crash alone damages at most one copy.
+    #[error("both copies of {structure}, at blocks {} and {}, are damaged or unreadable", .lbas[0], .lbas[1])]
+    CopiesUnreadable {
+        /// The structure.
+        structure: MetadataStructure,
+        /// The first block of each copy.
+        lbas: [u64; 2],
+    },
+    /// Metadata with valid checksums that contradict each other.
+    #[error("its index is inconsistent at block {lba}: {mismatch}")]
+    Inconsistent {
+        /// The first block of the structure or record that does not fit.
         lba: u64,
+        /// What disagrees.
+        mismatch: IndexMismatch,
     },
     /// The device failed.
-    Device(DeviceError),
-    /// No memory is left within the budget.
+    #[error("it failed: {0}")]
+    Device(#[from] DeviceError),
+    /// No memory is left within the buffer budget.
+    #[error("out of buffers")]
     NoMemory,
+    /// Another failure of the engine while it completed the opening.
+    #[error(transparent)]
+    Engine(EngineError),
 }
 
-impl From<DeviceError> for OpenError {
-    fn from(error: DeviceError) -> OpenError {
-        OpenError::Device(error)
+impl OpenError {
+    /// Whether the volume is damaged, so that [`verify`](super::verify()) can report what is left of it.
+    pub fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            OpenError::Superblock(SuperblockError::Damaged | SuperblockError::Inconsistent)
+                | OpenError::CopiesUnreadable { .. }
+                | OpenError::Inconsistent { .. }
+        )
     }
 }
 
@@ -52,45 +80,66 @@ impl From<EngineError> for OpenError {
     fn from(error: EngineError) -> OpenError {
         match error {
             EngineError::Device(error) => OpenError::Device(error),
-            EngineError::Corrupt { lba } => OpenError::Damaged { structure: "record", lba },
-            EngineError::ReadOnly => OpenError::Damaged { structure: "journal", lba: 0 },
             EngineError::NoMemory => OpenError::NoMemory,
+            error => OpenError::Engine(error),
         }
     }
 }
 
-impl fmt::Display for OpenError {
+/// A metadata structure that is written in two copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetadataStructure {
+    /// The superblock of one parity of generations.
+    Superblock,
+    /// The checkpoint image of one index partition.
+    CheckpointImage {
+        /// The partition, from 0.
+        partition: u32,
+    },
+    /// A journal batch.
+    JournalBatch {
+        /// Its number.
+        batch: u64,
+    },
+}
+
+impl fmt::Display for MetadataStructure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::Superblock(SuperblockError::Blank) => f.write_str("it is not formatted"),
-            OpenError::Superblock(SuperblockError::Foreign) => {
-                f.write_str("it holds something else than an octokv volume")
+            MetadataStructure::Superblock => f.write_str("a superblock"),
+            MetadataStructure::CheckpointImage { partition } => {
+                write!(f, "the checkpoint image of index partition {partition}")
             }
-            OpenError::Superblock(SuperblockError::Version(version)) => {
-                write!(f, "it is a volume of format version {version}, and this octokv knows version 1")
-            }
-            OpenError::Superblock(SuperblockError::Engine(engine)) => {
-                write!(f, "it is a volume of another engine (number {engine}), not of the hash engine")
-            }
-            OpenError::Superblock(SuperblockError::Damaged) => {
-                f.write_str("both copies of its superblock are damaged")
-            }
-            OpenError::TooSmall { have_bytes, need_bytes } => {
-                write!(f, "it has {have_bytes} bytes, and {need_bytes} are needed")
-            }
-            OpenError::ValuesTooLong { value_bytes_max: most_bytes } => {
-                write!(f, "units of its size hold values of at most {most_bytes} bytes")
-            }
-            OpenError::BlockTooLarge { block_bytes, unit_bytes } => {
-                write!(f, "its blocks have {block_bytes} bytes, more than the volume's units of {unit_bytes}")
-            }
-            OpenError::Damaged { structure: what, lba } => {
-                write!(f, "both copies of the {what} at block {lba} are damaged")
-            }
-            OpenError::Device(error) => write!(f, "it failed: {error}"),
-            OpenError::NoMemory => f.write_str("out of buffers"),
+            MetadataStructure::JournalBatch { batch } => write!(f, "journal batch {batch}"),
         }
     }
 }
 
-impl std::error::Error for OpenError {}
+/// What disagrees in an inconsistent index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IndexMismatch {
+    /// A journal entry replaces or deletes a record that neither the checkpoint nor an earlier entry wrote.
+    #[error("journal entry {entry} replaces a record there that the index does not have")]
+    MissingPredecessor {
+        /// The number of the entry.
+        entry: u64,
+    },
+    /// A journal batch names a record outside the record area, or an entry number that cannot occur.
+    #[error("journal batch {batch} has a valid checksum and entries that cannot be")]
+    ImpossibleBatch {
+        /// The number of the batch.
+        batch: u64,
+    },
+    /// An index entry names units outside the record area.
+    #[error("an index entry names {units} units there, outside the record area")]
+    OutsideRecordArea {
+        /// How many units the entry names.
+        units: u64,
+    },
+    /// Two index entries name the same unit.
+    #[error("an index entry names {units} units there, and another entry names one of them too")]
+    OverlappingRecords {
+        /// How many units the entry names.
+        units: u64,
+    },
+}

@@ -42,7 +42,7 @@ pub mod verify;
 mod volume;
 
 pub use engine::HashEngine;
-pub use error::OpenError;
+pub use error::{IndexMismatch, MetadataStructure, OpenError};
 pub use format::{FormatConfig, format};
 pub use recovery::open;
 pub use superblock::HashKind;

@@ -12,9 +12,9 @@ use super::allocator::{Extent, FitPolicy, SpaceAllocator};
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader};
 use super::commit_queue::{JournalPosition, LEADERS_MAX};
 use super::engine::HashEngine;
-use super::error::OpenError;
+use super::error::{IndexMismatch, MetadataStructure, OpenError};
 use super::format::{FormatConfig, layout};
-use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, fingerprint};
+use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef, fingerprint};
 use super::journal::{self, JournalEntry, batch_units_max};
 use super::record;
 use super::superblock::{COUNT_MAX, Superblock};
@@ -206,8 +206,12 @@ impl Recovery<'_> {
     ) -> Result<usize, OpenError> {
         let first = self.superblock.area_start_unit(area, 1);
         self.damaged_copies += 1;
-        let lba = (first + offset / self.unit_bytes() as u64) * self.unit_blocks;
-        let damaged = OpenError::Damaged { structure: "checkpoint", lba };
+        let lbas = [0, 1].map(|copy| {
+            let start = self.superblock.area_start_unit(area, copy);
+            (start + offset / self.unit_bytes() as u64) * self.unit_blocks
+        });
+        let structure = MetadataStructure::CheckpointImage { partition: index as u32 };
+        let damaged = OpenError::CopiesUnreadable { structure, lbas };
         if rest < IMAGE_HEADER_BYTES as u64 {
             return Err(damaged);
         }
@@ -316,9 +320,9 @@ impl Recovery<'_> {
         let before = apply_to_table(&mut state.table, tag, entry);
         if entry.old_location != 0 && before.is_none() {
             // What it replaces was written by an entry before it, or is in the image.
-            return Err(OpenError::Damaged {
-                structure: "index entry",
+            return Err(OpenError::Inconsistent {
                 lba: entry.old_location * self.unit_blocks,
+                mismatch: IndexMismatch::MissingPredecessor { entry: number },
             });
         }
         Ok(())
@@ -431,9 +435,10 @@ impl Recovery<'_> {
             if expected && header.incarnation >= incarnation {
                 // A copy that is only older was torn by the crash; a second one that is right is enough.
                 let entries: Vec<JournalEntry> = batch.entries().collect();
-                let lba = (self.superblock.journal_start_unit(0) + u64::from(at.unit)) * self.unit_blocks;
                 if header.first_entry >= COUNT_MAX || !entries.iter().all(|entry| self.is_plausible(entry)) {
-                    return Err(OpenError::Damaged { structure: "journal batch", lba });
+                    let lba = self.journal_lbas(at.unit)[copy];
+                    let mismatch = IndexMismatch::ImpossibleBatch { batch: at.batch };
+                    return Err(OpenError::Inconsistent { lba, mismatch });
                 }
                 self.is_from_second_copy = copy == 1;
                 return Ok(Some((header, batch.units, entries)));
@@ -441,10 +446,19 @@ impl Recovery<'_> {
         }
         if unreadable == 2 {
             // Whether there was a batch cannot be known.
-            let lba = (self.superblock.journal_start_unit(0) + u64::from(at.unit)) * self.unit_blocks;
-            return Err(OpenError::Damaged { structure: "journal batch", lba });
+            return Err(self.batch_unreadable(at));
         }
         Ok(None)
+    }
+
+    /// The first block of each copy of the journal's `unit`.
+    fn journal_lbas(&self, unit: u32) -> [u64; 2] {
+        [0, 1].map(|copy| (self.superblock.journal_start_unit(copy) + u64::from(unit)) * self.unit_blocks)
+    }
+
+    fn batch_unreadable(&self, at: JournalPosition) -> OpenError {
+        let structure = MetadataStructure::JournalBatch { batch: at.batch };
+        OpenError::CopiesUnreadable { structure, lbas: self.journal_lbas(at.unit) }
     }
 
     /// Has the window hold a batch at `unit`; where the device cannot read so much at once, that batch alone,
@@ -486,9 +500,7 @@ impl Recovery<'_> {
                                 || batch.header.flushed_through >= end.batch)
                     });
                     if later {
-                        let lba =
-                            (self.superblock.journal_start_unit(0) + u64::from(end.unit)) * self.unit_blocks;
-                        return Err(OpenError::Damaged { structure: "journal batch", lba });
+                        return Err(self.batch_unreadable(end));
                     }
                 }
             }
@@ -501,11 +513,16 @@ impl Recovery<'_> {
         let space = empty_state(&self.superblock, JournalPosition::default(), FitPolicy::Next).space;
         for partition in &self.partitions {
             for entry in partition.state.lock().table.iter_from(0) {
-                let record_ref = entry.record_ref();
-                if !space.mark_used(Extent { location: record_ref.location, units: record_ref.units }) {
-                    // Two keys on one place: the checksums held, so only a bug of ours wrote this.
-                    let lba = record_ref.location * self.unit_blocks;
-                    return Err(OpenError::Damaged { structure: "index", lba });
+                let RecordRef { location, units, .. } = entry.record_ref();
+                if !space.mark_used(Extent { location, units }) {
+                    // The checksums are valid, so only a bug of ours wrote this.
+                    let is_outside = location < self.superblock.data_start_unit
+                        || location + units > self.superblock.units();
+                    let mismatch = match is_outside {
+                        true => IndexMismatch::OutsideRecordArea { units },
+                        false => IndexMismatch::OverlappingRecords { units },
+                    };
+                    return Err(OpenError::Inconsistent { lba: location * self.unit_blocks, mismatch });
                 }
             }
         }

@@ -19,6 +19,10 @@
 
 use super::journal::batch_units_max;
 use octokv_base::crc32c;
+use std::fmt;
+use std::mem::offset_of;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The bytes that matter; the rest of the unit is zero.
 pub const SUPERBLOCK_BYTES: usize = 512;
@@ -45,9 +49,9 @@ const MAGIC: [u8; 8] = *b"OCTOKV\0\0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HashKind {
     /// XXH3-128 with the volume's seed: fast.
-    Xxh3,
+    Xxh3 = 0,
     /// The first 128 bits of SHA-1, as in the OctoKV paper.
-    Sha1,
+    Sha1 = 1,
 }
 
 /// A superblock.
@@ -106,56 +110,145 @@ pub struct Checkpoint {
     pub incarnation: u32,
 }
 
-/// Why a device is not opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why bytes are not a superblock that this code can use. The texts complete "device NAME: …".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockError {
     /// All zeros: never formatted.
+    #[error("it is not formatted")]
     Blank,
-    /// No superblock is there: another format.
+    /// No superblock magic: another format.
+    #[error("it holds something else, not an octokv volume")]
     Foreign,
     /// A volume of octokv in another version of the format.
+    #[error("it is a volume of format version {0}, and this octokv knows version {VERSION}")]
     Version(u16),
     /// A volume of another engine.
+    #[error("it is a volume of another engine (number {0}), not of the hash engine")]
     Engine(u16),
-    /// Every copy of the superblock is damaged.
+    /// A field with a valid checksum holds a value that this version does not define.
+    #[error(
+        "its superblock has the {field} {value}, which this octokv does not know: use the version that wrote it"
+    )]
+    UnknownValue {
+        /// The field.
+        field: SuperblockField,
+        /// The value on the device.
+        value: u32,
+    },
+    /// The checksum is wrong.
+    #[error("no copy of its superblock is intact")]
     Damaged,
+    /// The checksum is valid and the fields contradict each other.
+    #[error("the fields of its superblock contradict each other under a valid checksum")]
+    Inconsistent,
 }
 
-fn write_field(bytes: &mut [u8; SUPERBLOCK_BYTES], at: usize, field: &[u8]) {
-    bytes[at..at + field.len()].copy_from_slice(field);
+impl SuperblockError {
+    /// Whether other software wrote the superblock, intact.
+    pub(super) fn is_unsupported(&self) -> bool {
+        matches!(
+            self,
+            SuperblockError::Version(_) | SuperblockError::Engine(_) | SuperblockError::UnknownValue { .. }
+        )
+    }
 }
+
+/// A superblock field with a closed set of values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuperblockField {
+    /// The hash function: byte 76.
+    HashKind,
+    /// The checkpoint area: bytes 88 to 92.
+    CheckpointArea,
+    /// The clean shutdown flag: bytes 124 to 128.
+    CleanShutdown,
+}
+
+impl fmt::Display for SuperblockField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SuperblockField::HashKind => "hash kind",
+            SuperblockField::CheckpointArea => "checkpoint area",
+            SuperblockField::CleanShutdown => "clean shutdown flag",
+        })
+    }
+}
+
+/// The bytes of a superblock on the device, little-endian.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct SuperblockLayout {
+    magic: [u8; 8],
+    crc: U32,
+    version: U16,
+    engine: U16,
+    volume_id: U64,
+    hash_seed: U64,
+    unit_bytes: U32,
+    journal_units: U32,
+    area_units: U64,
+    data_start_unit: U64,
+    data_units: U64,
+    generation: U64,
+    incarnation: U32,
+    hash_kind: u8,
+    index_partitions_log2: u8,
+    bitmap_partitions_log2: U16,
+    checkpoint_id: U64,
+    checkpoint_area: U32,
+    journal_unit: U32,
+    checkpoint_bytes: U64,
+    journal_batch: U64,
+    journal_entry: U64,
+    namespace: U32,
+    clean_shutdown: U32,
+    value_bytes_max: U32,
+    checkpoint_incarnation: U32,
+    zeros: [u8; SUPERBLOCK_BYTES - 136],
+}
+const _: () = assert!(size_of::<SuperblockLayout>() == SUPERBLOCK_BYTES);
+const _: () = assert!(offset_of!(SuperblockLayout, hash_kind) == 76);
+const _: () = assert!(offset_of!(SuperblockLayout, checkpoint_incarnation) == 132);
+
+/// The first byte that the checksum covers.
+const CHECKED_FROM: usize = offset_of!(SuperblockLayout, version);
+/// The checkpoint area of a volume without a checkpoint.
+const NO_CHECKPOINT_AREA: u32 = 2;
 
 impl Superblock {
-    /// As written.
+    /// The bytes of the superblock, checksum included.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
-        let mut b = [0; SUPERBLOCK_BYTES];
-        write_field(&mut b, 0, &MAGIC);
-        write_field(&mut b, 12, &VERSION.to_le_bytes());
-        write_field(&mut b, 14, &ENGINE_HASH.to_le_bytes());
-        write_field(&mut b, 16, &self.volume_id.to_le_bytes());
-        write_field(&mut b, 24, &self.hash_seed.to_le_bytes());
-        write_field(&mut b, 32, &self.unit_bytes.to_le_bytes());
-        write_field(&mut b, 36, &self.journal_units.to_le_bytes());
-        write_field(&mut b, 40, &self.area_units.to_le_bytes());
-        write_field(&mut b, 48, &self.data_start_unit.to_le_bytes());
-        write_field(&mut b, 56, &self.data_units.to_le_bytes());
-        write_field(&mut b, 64, &self.generation.to_le_bytes());
-        write_field(&mut b, 72, &self.incarnation.to_le_bytes());
-        write_field(&mut b, 76, &[matches!(self.hash, HashKind::Sha1) as u8, self.index_partitions_log2]);
-        write_field(&mut b, 78, &u16::from(self.bitmap_partitions_log2).to_le_bytes());
-        write_field(&mut b, 80, &self.checkpoint.id.to_le_bytes());
-        write_field(&mut b, 88, &u32::from(self.checkpoint.area.unwrap_or(2)).to_le_bytes());
-        write_field(&mut b, 92, &self.checkpoint.journal_unit.to_le_bytes());
-        write_field(&mut b, 96, &self.checkpoint.bytes.to_le_bytes());
-        write_field(&mut b, 104, &self.checkpoint.batch.to_le_bytes());
-        write_field(&mut b, 112, &self.checkpoint.entry.to_le_bytes());
-        write_field(&mut b, 120, &self.namespace.to_le_bytes());
-        write_field(&mut b, 124, &u32::from(self.is_clean_shutdown).to_le_bytes());
-        write_field(&mut b, 128, &self.value_bytes_max.to_le_bytes());
-        write_field(&mut b, 132, &self.checkpoint.incarnation.to_le_bytes());
-        let crc = crc32c(&b[12..]);
-        write_field(&mut b, 8, &crc.to_le_bytes());
-        b
+        let mut layout = SuperblockLayout {
+            magic: MAGIC,
+            crc: U32::ZERO,
+            version: VERSION.into(),
+            engine: ENGINE_HASH.into(),
+            volume_id: self.volume_id.into(),
+            hash_seed: self.hash_seed.into(),
+            unit_bytes: self.unit_bytes.into(),
+            journal_units: self.journal_units.into(),
+            area_units: self.area_units.into(),
+            data_start_unit: self.data_start_unit.into(),
+            data_units: self.data_units.into(),
+            generation: self.generation.into(),
+            incarnation: self.incarnation.into(),
+            hash_kind: self.hash as u8,
+            index_partitions_log2: self.index_partitions_log2,
+            bitmap_partitions_log2: u16::from(self.bitmap_partitions_log2).into(),
+            checkpoint_id: self.checkpoint.id.into(),
+            checkpoint_area: self.checkpoint.area.map_or(NO_CHECKPOINT_AREA, u32::from).into(),
+            journal_unit: self.checkpoint.journal_unit.into(),
+            checkpoint_bytes: self.checkpoint.bytes.into(),
+            journal_batch: self.checkpoint.batch.into(),
+            journal_entry: self.checkpoint.entry.into(),
+            namespace: self.namespace.into(),
+            clean_shutdown: u32::from(self.is_clean_shutdown).into(),
+            value_bytes_max: self.value_bytes_max.into(),
+            checkpoint_incarnation: self.checkpoint.incarnation.into(),
+            zeros: [0; SUPERBLOCK_BYTES - 136],
+        };
+        layout.crc = crc32c(&layout.as_bytes()[CHECKED_FROM..]).into();
+        zerocopy::transmute!(layout)
     }
 
     /// The units that the whole volume spans.
@@ -179,56 +272,72 @@ impl Superblock {
 pub struct UncheckedSuperblock<'a>(pub &'a [u8; SUPERBLOCK_BYTES]);
 
 impl UncheckedSuperblock<'_> {
-    /// The superblock, once magic, checksum, version and engine hold and its fields agree.
+    /// The superblock, if magic, checksum, version, engine and field values are valid and consistent.
+    ///
+    /// # Errors
+    /// The first check that fails, in the order of [`SuperblockError`]'s variants, the checksum before the version.
     pub fn check(self) -> Result<Superblock, SuperblockError> {
-        let b = self.0;
-        let u16_at = |at: usize| u16::from_le_bytes([b[at], b[at + 1]]);
-        let u32_at = |at: usize| u32::from_le_bytes(b[at..at + 4].try_into().expect("four bytes"));
-        let u64_at = |at: usize| u64::from_le_bytes(b[at..at + 8].try_into().expect("eight bytes"));
-        if b.iter().all(|&byte| byte == 0) {
+        let layout: &SuperblockLayout = zerocopy::transmute_ref!(self.0);
+        if self.0.iter().all(|&byte| byte == 0) {
             return Err(SuperblockError::Blank);
         }
-        if b[..8] != MAGIC {
+        if layout.magic != MAGIC {
             return Err(SuperblockError::Foreign);
         }
-        if crc32c(&b[12..]) != u32_at(8) {
+        if crc32c(&self.0[CHECKED_FROM..]) != layout.crc.get() {
             return Err(SuperblockError::Damaged);
         }
-        if u16_at(12) != VERSION {
-            return Err(SuperblockError::Version(u16_at(12)));
+        if layout.version != VERSION {
+            return Err(SuperblockError::Version(layout.version.get()));
         }
-        if u16_at(14) != ENGINE_HASH {
-            return Err(SuperblockError::Engine(u16_at(14)));
+        if layout.engine != ENGINE_HASH {
+            return Err(SuperblockError::Engine(layout.engine.get()));
         }
-        let area = u32_at(88);
-        let checkpoint = Checkpoint {
-            area: (area < 2).then_some(area as u8),
-            id: u64_at(80),
-            bytes: u64_at(96),
-            journal_unit: u32_at(92),
-            batch: u64_at(104),
-            entry: u64_at(112),
-            incarnation: u32_at(132),
+        let unknown = |field, value| Err(SuperblockError::UnknownValue { field, value });
+        let hash = match layout.hash_kind {
+            0 => HashKind::Xxh3,
+            1 => HashKind::Sha1,
+            kind => return unknown(SuperblockField::HashKind, kind.into()),
+        };
+        let area = match layout.checkpoint_area.get() {
+            area @ (0 | 1) => Some(area as u8),
+            NO_CHECKPOINT_AREA => None,
+            area => return unknown(SuperblockField::CheckpointArea, area),
+        };
+        let is_clean_shutdown = match layout.clean_shutdown.get() {
+            flag @ (0 | 1) => flag == 1,
+            flag => return unknown(SuperblockField::CleanShutdown, flag),
+        };
+        let Ok(bitmap_partitions_log2) = u8::try_from(layout.bitmap_partitions_log2.get()) else {
+            return Err(SuperblockError::Inconsistent);
         };
         let superblock = Superblock {
-            volume_id: u64_at(16),
-            hash_seed: u64_at(24),
-            hash: if b[76] == 1 { HashKind::Sha1 } else { HashKind::Xxh3 },
-            unit_bytes: u32_at(32),
-            journal_units: u32_at(36),
-            area_units: u64_at(40),
-            data_start_unit: u64_at(48),
-            data_units: u64_at(56),
-            index_partitions_log2: b[77],
-            bitmap_partitions_log2: b[78],
-            namespace: u32_at(120),
-            value_bytes_max: u32_at(128),
-            generation: u64_at(64),
-            incarnation: u32_at(72),
-            checkpoint,
-            is_clean_shutdown: u32_at(124) == 1,
+            volume_id: layout.volume_id.get(),
+            hash_seed: layout.hash_seed.get(),
+            hash,
+            unit_bytes: layout.unit_bytes.get(),
+            journal_units: layout.journal_units.get(),
+            area_units: layout.area_units.get(),
+            data_start_unit: layout.data_start_unit.get(),
+            data_units: layout.data_units.get(),
+            index_partitions_log2: layout.index_partitions_log2,
+            bitmap_partitions_log2,
+            namespace: layout.namespace.get(),
+            value_bytes_max: layout.value_bytes_max.get(),
+            generation: layout.generation.get(),
+            incarnation: layout.incarnation.get(),
+            checkpoint: Checkpoint {
+                area,
+                id: layout.checkpoint_id.get(),
+                bytes: layout.checkpoint_bytes.get(),
+                journal_unit: layout.journal_unit.get(),
+                batch: layout.journal_batch.get(),
+                entry: layout.journal_entry.get(),
+                incarnation: layout.checkpoint_incarnation.get(),
+            },
+            is_clean_shutdown,
         };
-        superblock.is_consistent().then_some(superblock).ok_or(SuperblockError::Damaged)
+        superblock.is_consistent().then_some(superblock).ok_or(SuperblockError::Inconsistent)
     }
 }
 
@@ -312,5 +421,48 @@ mod tests {
         let crc = crc32c(&later[12..]);
         later[8..12].copy_from_slice(&crc.to_le_bytes());
         assert_eq!(UncheckedSuperblock(&later).check(), Err(SuperblockError::Version(2)));
+    }
+
+    /// The example with one byte changed under a valid checksum.
+    fn with_byte(at: usize, byte: u8) -> [u8; SUPERBLOCK_BYTES] {
+        let mut bytes = example().encode();
+        bytes[at] = byte;
+        let crc = crc32c(&bytes[12..]);
+        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn unknown_field_values_are_refused_with_the_field_and_the_value() {
+        let table = [
+            (76, 2, SuperblockField::HashKind, 2),
+            (76, 255, SuperblockField::HashKind, 255),
+            (88, 3, SuperblockField::CheckpointArea, 3),
+            (90, 1, SuperblockField::CheckpointArea, 0x1_0001),
+            (124, 2, SuperblockField::CleanShutdown, 2),
+        ];
+        for (at, byte, field, value) in table {
+            let found = UncheckedSuperblock(&with_byte(at, byte)).check();
+            assert_eq!(found, Err(SuperblockError::UnknownValue { field, value }), "byte {at}");
+        }
+        // Both bytes of the bitmap's partitions count.
+        assert_eq!(UncheckedSuperblock(&with_byte(79, 1)).check(), Err(SuperblockError::Inconsistent));
+        assert_eq!(UncheckedSuperblock(&with_byte(78, 13)).check(), Err(SuperblockError::Inconsistent));
+        assert!(UncheckedSuperblock(&with_byte(88, 2)).check().unwrap().checkpoint.area.is_none());
+    }
+
+    #[test]
+    fn the_layout_of_version_1_is_fixed() {
+        let bytes = example().encode();
+        assert_eq!(bytes[16..24], 0x0102_0304_0506_0708_u64.to_le_bytes());
+        assert_eq!(
+            (bytes[32..36].to_vec(), bytes[36], bytes[76], bytes[77], bytes[78]),
+            (4096_u32.to_le_bytes().to_vec(), 64, 1, 4, 3)
+        );
+        assert_eq!(
+            (bytes[88], bytes[92], bytes[104], bytes[112], bytes[124], bytes[132]),
+            (1, 7, 8, 99, 1, 5)
+        );
+        assert_eq!(bytes[136..], [0; 376]);
     }
 }

@@ -1,6 +1,6 @@
 //! Reads and writes the four superblocks of a device.
 
-use super::error::OpenError;
+use super::error::{MetadataStructure, OpenError};
 use super::superblock::{
     SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, SuperblockError, UncheckedSuperblock,
 };
@@ -24,46 +24,95 @@ pub(super) async fn write_superblock(
     Ok(())
 }
 
-/// The newest superblock, and how many damaged copies were met.
-pub(super) async fn read_superblock(device: &dyn Device) -> Result<(Superblock, u64), OpenError> {
-    let geometry = device.geometry();
-    let area_bytes = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
-    if geometry.bytes() < area_bytes {
-        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes: area_bytes });
+/// The result of reading one of the four superblocks: slot `generation % 2 + copy * 2`.
+pub(super) type SuperblockSlot = Result<Superblock, SlotError>;
+
+/// Why a slot gives no superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotError {
+    /// Its bytes were read and are none that can be used.
+    Content(SuperblockError),
+    /// The device did not read them.
+    Device(DeviceError),
+}
+
+impl SlotError {
+    /// Whether the copy is lost, as opposed to never written or written by other software.
+    fn is_damage(self) -> bool {
+        match self {
+            SlotError::Device(_) => true,
+            SlotError::Content(error) => matches!(
+                error,
+                SuperblockError::Damaged | SuperblockError::Inconsistent | SuperblockError::Foreign
+            ),
+        }
     }
-    let (mut found, mut failed) = (Vec::new(), None);
+}
+
+/// The first block of a superblock slot.
+pub(super) fn slot_lba(device: &dyn Device, slot: u64) -> Lba {
+    Lba(slot * SUPERBLOCK_STRIDE_BYTES / u64::from(device.geometry().block_bytes))
+}
+
+/// Reads all four superblocks.
+///
+/// # Errors
+/// [`OpenError::TooSmall`] if the device has no place for them.
+pub(super) async fn read_slots(device: &dyn Device) -> Result<Vec<SuperblockSlot>, OpenError> {
+    let have_bytes = device.geometry().bytes();
+    let need_bytes = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
+    if have_bytes < need_bytes {
+        return Err(OpenError::TooSmall { have_bytes, need_bytes });
+    }
+    let mut slots = Vec::with_capacity(SUPERBLOCKS as usize);
     for slot in 0..SUPERBLOCKS {
-        let at = Lba(slot * SUPERBLOCK_STRIDE_BYTES / u64::from(geometry.block_bytes));
         let buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
-        found.push(match device.read(at, buffer).await.into_read() {
-            Ok(bytes) => {
-                UncheckedSuperblock(bytes[..SUPERBLOCK_BYTES].try_into().expect("512 bytes")).check()
-            }
-            Err(error) => {
-                failed = Some(error);
-                Err(SuperblockError::Damaged)
-            }
+        slots.push(match device.read(slot_lba(device, slot), buffer).await.into_read() {
+            Ok(bytes) => UncheckedSuperblock(bytes[..SUPERBLOCK_BYTES].try_into().expect("512 bytes"))
+                .check()
+                .map_err(SlotError::Content),
+            Err(error) => Err(SlotError::Device(error)),
         });
     }
-    let newest = found.iter().filter_map(|found| found.ok()).max_by_key(|superblock| superblock.generation);
-    let Some(newest) = newest else {
-        if let Some(error) = failed {
+    Ok(slots)
+}
+
+/// The superblock of the highest generation among the intact ones.
+pub(super) fn newest(slots: &[SuperblockSlot]) -> Option<Superblock> {
+    slots.iter().filter_map(|slot| slot.ok()).max_by_key(|superblock| superblock.generation)
+}
+
+/// Reads the newest superblock and the number of damaged copies.
+///
+/// # Errors
+/// [`OpenError::Superblock`] if no slot is intact, or if one is of another version or engine or has a field value
+/// that this code does not know: that software's state would be lost. [`OpenError::CopiesUnreadable`] if both
+/// copies of one parity of generations are lost, since the newest may have been among them.
+pub(super) async fn read_superblock(device: &dyn Device) -> Result<(Superblock, u64), OpenError> {
+    let slots = read_slots(device).await?;
+    let errors = || slots.iter().filter_map(|slot| slot.err());
+    let contents = || {
+        errors().filter_map(|error| match error {
+            SlotError::Content(error) => Some(error),
+            SlotError::Device(_) => None,
+        })
+    };
+    if let Some(unsupported) = contents().find(SuperblockError::is_unsupported) {
+        return Err(unsupported.into());
+    }
+    let Some(newest) = newest(&slots) else {
+        if let Some(SlotError::Device(error)) = errors().find(|error| matches!(error, SlotError::Device(_))) {
             return Err(error.into());
         }
-        let errors: Vec<SuperblockError> = found.iter().filter_map(|found| found.err()).collect();
-        let is_specific = |error: &&SuperblockError| {
-            matches!(error, SuperblockError::Version(_) | SuperblockError::Engine(_))
-        };
-        let damaged = errors.contains(&SuperblockError::Damaged).then_some(&SuperblockError::Damaged);
-        let error = errors.iter().find(is_specific).or(damaged).unwrap_or(&errors[0]);
-        return Err(OpenError::Superblock(*error));
+        let damage = [SuperblockError::Inconsistent, SuperblockError::Damaged];
+        let error = damage.into_iter().find(|damage| contents().any(|error| error == *damage));
+        return Err(error.or_else(|| contents().next()).expect("an error for each slot").into());
     };
-    let is_damaged =
-        |at: usize| matches!(found[at], Err(SuperblockError::Damaged | SuperblockError::Foreign));
-    // A crash tears at most one copy of a generation: with both gone, the newest may be among them.
-    if (is_damaged(0) && is_damaged(2)) || (is_damaged(1) && is_damaged(3)) {
-        return Err(OpenError::Damaged { structure: "superblock", lba: 0 });
+    let is_damaged = |slot: usize| slots[slot].is_err_and(SlotError::is_damage);
+    // A crash tears at most one copy of a generation.
+    if let Some(slot) = (0..2).find(|&slot| is_damaged(slot) && is_damaged(slot + 2)) {
+        let lbas = [slot, slot + 2].map(|slot| slot_lba(device, slot as u64).0);
+        return Err(OpenError::CopiesUnreadable { structure: MetadataStructure::Superblock, lbas });
     }
-    let damaged = (0..4).filter(|&at| is_damaged(at)).count() as u64;
-    Ok((newest, damaged))
+    Ok((newest, (0..SUPERBLOCKS as usize).filter(|&slot| is_damaged(slot)).count() as u64))
 }
