@@ -9,7 +9,8 @@
 use libfuzzer_sys::fuzz_target;
 use octokv_base::{Buffer, Key, Lba, NamespaceId, Nanos, BufferPool};
 use octokv_client::queue_pair::{QueueEvent, QueuePair};
-use octokv_client::command::{Command, EncodedCommand, Value, decode_response};
+use octokv_client::command::{Command, EncodedCommand, Value};
+use octokv_client::completion::decode_response;
 use octokv_client::controller_init::{InitStep, next_step};
 use octokv_client::{BlockInfo, ControllerInfo, ClientConfig, StoreMode};
 use octokv_wire::nvm::LbaRange;

@@ -4,14 +4,10 @@
 //! that the node would have to refuse for its range or length is sent.
 
 use crate::command::{Command, CommandKind, EncodedCommand, Value};
-use crate::controller_init::{BlockInfo, ControllerInfo};
+use crate::controller_info::{BlockInfo, ControllerInfo};
 use crate::error::Error;
 use octokv_base::{Buffer, Lba, NamespaceId};
-use octokv_wire::Status;
 use octokv_wire::nvm::{self, LbaRange};
-
-/// Media: the blocks hold something else than they were compared with.
-pub(crate) const COMPARE_FAILURE: Status = Status::new(2, 0x85);
 
 /// The entry and data of a command for a namespace of blocks.
 pub(crate) fn encode<'a>(

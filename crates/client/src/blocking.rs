@@ -1,7 +1,7 @@
 //! The front door for threads: [`crate::BlockingClient`], waiting for each answer.
 
 use crate::config::ClientConfig;
-use crate::controller_init::ControllerInfo;
+use crate::controller_info::ControllerInfo;
 use crate::error::Error;
 use octokv_wire::kv::StoreMode;
 use std::pin::pin;

@@ -5,7 +5,7 @@
 
 use crate::command::{Response, ResponseData};
 use crate::config::ClientConfig;
-use crate::controller_init::ControllerInfo;
+use crate::controller_info::ControllerInfo;
 use crate::error::Error;
 use crate::io_thread::{self, ClientShared, OwnedCommand};
 use octokv_base::{KEY_BYTES_MAX, Key, Lba};

@@ -5,14 +5,10 @@
 //! controller announces them. Commands on blocks are those of the NVM command set (`block`). A command that is
 //! not of the namespace's command set is refused here.
 
-use crate::block_commands;
-use crate::controller_init::ControllerInfo;
-use crate::error::Error;
-use crate::queue_pair::CommandCompletion;
-use octokv_base::{Buffer, Key, Lba, NamespaceId};
-use octokv_wire::kv::{self, StoreMode, StoreOptions};
+use octokv_base::{Buffer, Key, Lba};
+use octokv_wire::Sqe;
+use octokv_wire::kv::StoreMode;
 use octokv_wire::nvm::LbaRange;
-use octokv_wire::{Sqe, Status, vendor};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -145,6 +141,11 @@ impl ResponseData {
         let mut buffer = self.buffer?;
         buffer.set_len(self.bytes);
         Some(buffer)
+    }
+
+    /// The buffer at its full length, whatever part of it holds received data.
+    pub(crate) fn into_raw_buffer(self) -> Option<Buffer> {
+        self.buffer
     }
 }
 
@@ -329,269 +330,9 @@ impl<'a> EncodedCommand<'a> {
         }
     }
 
-    /// The entry and data of a command, for a namespace of these facts.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn new(
-        command: Command<'a>,
-        namespace: NamespaceId,
-        info: &ControllerInfo,
-    ) -> Result<EncodedCommand<'a>, Error> {
-        if let Command::Flush = command {
-            return Ok(encode_standard(&kv::KvCommand::Flush, CommandKind::Flush, 0, namespace));
-        }
-        match &info.blocks {
-            Some(blocks) => block_commands::encode(command, namespace, info, blocks),
-            None => EncodedCommand::for_kv_namespace(command, namespace, info),
-        }
-    }
-
-    fn for_kv_namespace(
-        command: Command<'a>,
-        namespace: NamespaceId,
-        info: &ControllerInfo,
-    ) -> Result<EncodedCommand<'a>, Error> {
-        match command {
-            Command::Store { key, value, mode } => encode_store(key, value, mode, namespace, info),
-            Command::Retrieve { key, limit_bytes } => {
-                let limit_bytes = limit_bytes.min(info.read_bytes_max());
-                let kind = CommandKind::Retrieve { limit_bytes };
-                if needs_vendor_command(&key, info)? {
-                    let command =
-                        vendor::VendorCommand::Retrieve { key_bytes: key.len() as u16, limit_bytes };
-                    return Ok(encode_long_key(command, key, kind, limit_bytes, namespace));
-                }
-                let command = kv::KvCommand::Retrieve { key, limit_bytes };
-                Ok(encode_standard(&command, kind, limit_bytes, namespace))
-            }
-            Command::Delete { key } => {
-                if needs_vendor_command(&key, info)? {
-                    let command = vendor::VendorCommand::Delete { key_bytes: key.len() as u16 };
-                    return Ok(encode_long_key(command, key, CommandKind::Delete, 0, namespace));
-                }
-                Ok(encode_standard(&kv::KvCommand::Delete { key }, CommandKind::Delete, 0, namespace))
-            }
-            Command::Exist { key } => {
-                if needs_vendor_command(&key, info)? || info.supports_long_keys() {
-                    let kind = CommandKind::Exist { returns_length: true };
-                    let command = vendor::VendorCommand::Exist { key_bytes: key.len() as u16 };
-                    return Ok(encode_long_key(command, key, kind, 0, namespace));
-                }
-                let kind = CommandKind::Exist { returns_length: false };
-                Ok(encode_standard(&kv::KvCommand::Exist { key }, kind, 0, namespace))
-            }
-            Command::List { start, limit_bytes } => {
-                let limit_bytes = limit_bytes.min(info.read_bytes_max());
-                if info.supports_long_keys() {
-                    let key_bytes = start.len() as u16;
-                    let command = vendor::VendorCommand::List { key_bytes, limit_bytes };
-                    return Ok(encode_long_key(command, start, CommandKind::List, limit_bytes, namespace));
-                }
-                if start.len() > kv::KEY_BYTES_MAX {
-                    return Err(Error::KeyLength { have: start.len(), max: kv::KEY_BYTES_MAX });
-                }
-                let command = kv::KvCommand::List { start, limit_bytes };
-                Ok(encode_standard(&command, CommandKind::List, limit_bytes, namespace))
-            }
-            Command::Flush => Ok(encode_standard(&kv::KvCommand::Flush, CommandKind::Flush, 0, namespace)),
-            Command::Read { .. }
-            | Command::Write { .. }
-            | Command::Compare { .. }
-            | Command::WriteZeroes { .. }
-            | Command::Deallocate { .. }
-            | Command::Verify { .. } => Err(Error::NotBlockNamespace),
-        }
-    }
-
     /// Bytes that the host sends.
     pub fn host_data_bytes(&self) -> usize {
         let key = self.key.as_ref().map_or(0, Key::len);
         key + self.value.as_ref().map_or(0, |value| value.bytes().len())
-    }
-}
-
-/// Whether the key needs the extension.
-fn needs_vendor_command(key: &Key, info: &ControllerInfo) -> Result<bool, Error> {
-    let (have, max) = (key.len(), info.key_bytes_max());
-    if have == 0 || have > max {
-        return Err(Error::KeyLength { have, max });
-    }
-    Ok(have > info.standard_key_bytes_max())
-}
-
-fn encode_store<'a>(
-    key: Key,
-    value: Value<'a>,
-    mode: StoreMode,
-    namespace: NamespaceId,
-    info: &ControllerInfo,
-) -> Result<EncodedCommand<'a>, Error> {
-    let (have, max) = (value.bytes().len() as u64, u64::from(info.value_bytes_max()));
-    if have > max {
-        return Err(Error::ValueLength { have, max });
-    }
-    let (value_bytes, options) = (have as u32, StoreOptions { mode, do_not_compress: false });
-    let mut encoded = if needs_vendor_command(&key, info)? {
-        let command = vendor::VendorCommand::Store { options, key_bytes: key.len() as u16, value_bytes };
-        encode_long_key(command, key, CommandKind::Store, 0, namespace)
-    } else {
-        encode_standard(&kv::KvCommand::Store { key, options, value_bytes }, CommandKind::Store, 0, namespace)
-    };
-    encoded.value = Some(value);
-    Ok(encoded)
-}
-
-fn encode_standard<'a>(
-    command: &kv::KvCommand,
-    kind: CommandKind,
-    incoming_bytes: u32,
-    to: NamespaceId,
-) -> EncodedCommand<'a> {
-    EncodedCommand::without_data(command.encode(0, to), kind, incoming_bytes)
-}
-
-fn encode_long_key<'a>(
-    command: vendor::VendorCommand,
-    key: Key,
-    kind: CommandKind,
-    incoming_bytes: u32,
-    to: NamespaceId,
-) -> EncodedCommand<'a> {
-    let key = (!key.is_empty()).then_some(key);
-    EncodedCommand { key, ..EncodedCommand::without_data(command.encode(0, to), kind, incoming_bytes) }
-}
-
-/// The answer of a completion and the data that came before it.
-///
-/// # Errors
-/// What the node's status, or the lack of data, means.
-pub fn decode_response(completion: CommandCompletion) -> Result<Response, Error> {
-    let CommandCompletion { kind, cqe, data, digest_ok, host_buffer: host, .. } = completion;
-    let (status, dw0) = (cqe.status(), cqe.dw0.get());
-    if kind.is_block_command() && (is_transient(status) || (status.is_success() && !digest_ok)) {
-        return Ok(Response::Retry { buffer: host.or(data.buffer) });
-    }
-    if !status.is_success() {
-        return decode_error_status(kind, status);
-    }
-    if !digest_ok {
-        return Err(Error::DataDigest);
-    }
-    Ok(match kind {
-        CommandKind::Store => Response::Stored,
-        CommandKind::Retrieve { limit_bytes } => {
-            let (said, came) = (dw0.min(limit_bytes), data.len() as u32);
-            if said != came {
-                return Err(Error::DataLength { expected_bytes: said, received_bytes: came });
-            }
-            Response::Value { data, full_bytes: dw0 }
-        }
-        CommandKind::Delete => Response::Deleted,
-        CommandKind::Exist { returns_length: with_length } => {
-            Response::Exists { value_bytes: with_length.then_some(dw0) }
-        }
-        CommandKind::List => Response::Keys { list: data },
-        CommandKind::Flush | CommandKind::Internal | CommandKind::AsyncEvent => Response::Flushed,
-        CommandKind::Read { bytes } if data.len() as u32 != bytes => {
-            return Err(Error::DataLength { expected_bytes: bytes, received_bytes: data.len() as u32 });
-        }
-        CommandKind::Read { .. } => Response::Blocks { data },
-        CommandKind::Write | CommandKind::ZeroOrDeallocate => Response::Written { buffer: host },
-        CommandKind::Compare | CommandKind::Verify => Response::Verified,
-    })
-}
-
-/// Whether the same command may succeed a little later.
-fn is_transient(status: Status) -> bool {
-    let passing =
-        [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED, Status::TRANSIENT_TRANSPORT_ERROR];
-    passing.into_iter().any(|passing| status.is(passing))
-}
-
-fn decode_error_status(kind: CommandKind, status: Status) -> Result<Response, Error> {
-    let plain = Status::new(status.code_type(), status.code());
-    if kind.is_block_command() {
-        // The codes from 80h on mean other things than for keys.
-        return match plain {
-            block_commands::COMPARE_FAILURE => Ok(Response::CompareFailed),
-            Status::MEDIA_UNRECOVERED_READ => Err(Error::UnrecoveredRead),
-            _ => Err(Error::Status(status)),
-        };
-    }
-    Err(match plain {
-        Status::KV_KEY_DOES_NOT_EXIST => return Ok(Response::NotFound),
-        Status::KV_KEY_EXISTS => return Ok(Response::AlreadyExists),
-        Status::KV_CAPACITY_EXCEEDED => Error::CapacityExceeded,
-        Status::NAMESPACE_NOT_READY | Status::COMMAND_INTERRUPTED => Error::Busy,
-        Status::KV_UNRECOVERED_ERROR | Status::MEDIA_UNRECOVERED_READ => Error::UnrecoveredRead,
-        Status::TRANSIENT_TRANSPORT_ERROR => Error::DataDigest,
-        _ => Error::Status(status),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use octokv_wire::Cqe;
-    use octokv_wire::vendor::VendorCapabilities;
-
-    fn key(bytes: usize) -> Key {
-        Key::new(&vec![b'k'; bytes]).unwrap()
-    }
-
-    fn facts(long: Option<u16>) -> ControllerInfo {
-        let features = vendor::FEATURE_LONG_KEYS;
-        let announcement =
-            long.map(|key_bytes_max| VendorCapabilities { version: 1, key_bytes_max, features });
-        ControllerInfo { vendor_capabilities: announcement, ..ControllerInfo::for_tests() }
-    }
-
-    #[test]
-    fn the_key_chooses_the_command() {
-        let opcode = |command, long| {
-            EncodedCommand::new(command, NamespaceId(1), &facts(long)).map(|encoded| encoded.sqe.opcode)
-        };
-        let store = |key| Command::Store { key, value: Value::Slice(b"v"), mode: StoreMode::Upsert };
-        assert_eq!(opcode(store(key(16)), Some(1024)), Ok(kv::opcode::STORE));
-        assert_eq!(opcode(store(key(17)), Some(1024)), Ok(vendor::opcode::STORE));
-        assert_eq!(opcode(store(key(17)), None), Err(Error::KeyLength { have: 17, max: 16 }));
-        assert_eq!(opcode(store(key(65)), Some(64)), Err(Error::KeyLength { have: 65, max: 64 }));
-        assert_eq!(opcode(store(key(0)), Some(64)), Err(Error::KeyLength { have: 0, max: 64 }));
-        assert_eq!(opcode(Command::Exist { key: key(4) }, None), Ok(kv::opcode::EXIST));
-        assert_eq!(opcode(Command::Exist { key: key(4) }, Some(64)), Ok(vendor::opcode::EXIST));
-        let list = |start| Command::List { start, limit_bytes: 64 };
-        assert_eq!(opcode(list(key(0)), None), Ok(kv::opcode::LIST));
-        assert_eq!(opcode(list(key(0)), Some(64)), Ok(vendor::opcode::LIST));
-    }
-
-    #[test]
-    fn a_value_beyond_the_limit_is_refused_before_it_is_sent() {
-        let value = vec![0; facts(None).value_bytes_max() as usize + 1];
-        let command = Command::Store { key: key(1), value: Value::Slice(&value), mode: StoreMode::Upsert };
-        let error = EncodedCommand::new(command, NamespaceId(1), &facts(None)).unwrap_err();
-        assert!(matches!(error, Error::ValueLength { .. }));
-    }
-
-    #[test]
-    fn statuses_become_responses_or_errors() {
-        let completion = |kind, cqe| CommandCompletion {
-            token: 0,
-            kind,
-            cqe,
-            data: ResponseData::default(),
-            digest_ok: true,
-            host_buffer: None,
-        };
-        let of =
-            |status: Status| decode_response(completion(CommandKind::Store, Cqe::new(0, 0, status, 0, 0)));
-        assert!(matches!(of(Status::SUCCESS), Ok(Response::Stored)));
-        assert!(matches!(of(Status::KV_KEY_DOES_NOT_EXIST.do_not_retry()), Ok(Response::NotFound)));
-        assert!(matches!(of(Status::KV_KEY_EXISTS), Ok(Response::AlreadyExists)));
-        assert_eq!(of(Status::KV_CAPACITY_EXCEEDED).unwrap_err(), Error::CapacityExceeded);
-        assert_eq!(of(Status::INVALID_FIELD).unwrap_err(), Error::Status(Status::INVALID_FIELD));
-        let cqe = Cqe::new(0, 0, Status::SUCCESS, 10, 0);
-        let short = decode_response(completion(CommandKind::Retrieve { limit_bytes: 100 }, cqe));
-        assert_eq!(short.unwrap_err(), Error::DataLength { expected_bytes: 10, received_bytes: 0 });
     }
 }

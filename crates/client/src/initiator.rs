@@ -16,11 +16,13 @@
 //! that is another than before ends it. While live an event request is out; when it tells of a change, the
 //! namespace is looked at again.
 
-use crate::command::{Command, CommandKind, EncodedCommand, Response, decode_response};
+use crate::command::{Command, CommandKind, EncodedCommand, Response};
+use crate::completion::{CommandCompletion, decode_response};
 use crate::config::{ClientConfig, backoff_delay};
-use crate::controller_init::{self, BlockInfo, ControllerInfo, InitNext, InitStep};
+use crate::controller_info::{BlockInfo, ControllerInfo};
+use crate::controller_init::{self, InitNext, InitStep};
 use crate::error::{ConnectionError, Error};
-use crate::queue_pair::{CommandCompletion, QueueEvent, QueuePair};
+use crate::queue_pair::{QueueEvent, QueuePair};
 use octokv_base::{BufferPool, Nanos};
 use octokv_wire::fabrics::ControllerConfiguration;
 use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;

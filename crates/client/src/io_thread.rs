@@ -11,7 +11,7 @@
 
 use crate::command::{Command, Response, Value};
 use crate::config::ClientConfig;
-use crate::controller_init::ControllerInfo;
+use crate::controller_info::ControllerInfo;
 use crate::error::{ConnectionError, Error};
 use crate::session::{Session, SubmitError};
 use crate::url::Url;

@@ -15,6 +15,7 @@
 //! not left; whatever the peer sends, a [`ConnectionError`] is the worst. Tested with a scripted peer in `tests/queue.rs` and with the real target in `tests/target.rs`.
 
 use crate::command::{CommandKind, EncodedCommand, ResponseData, Value};
+use crate::completion::{AbortedCommand, CommandCompletion};
 use crate::error::ConnectionError;
 use crate::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_base::{Buffer, BufferPool, Crc32c, Key, Nanos};
@@ -33,34 +34,6 @@ pub enum QueueEvent {
     Initialized,
     /// A command is complete.
     Completed(CommandCompletion),
-}
-
-/// A completed command.
-#[derive(Debug)]
-pub struct CommandCompletion {
-    /// The caller's token.
-    pub token: u64,
-    /// What the command was for.
-    pub kind: CommandKind,
-    /// Its completion.
-    pub cqe: Cqe,
-    /// The data that came.
-    pub data: ResponseData,
-    /// Whether the data's digests, where there were any, were right.
-    pub digest_ok: bool,
-    /// The buffer whose data the command carried, unless parts of it are still being sent.
-    pub host_buffer: Option<Buffer>,
-}
-
-/// A command that a lost connection leaves without an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AbortedCommand {
-    /// The caller's token.
-    pub token: u64,
-    /// What the command was for.
-    pub kind: CommandKind,
-    /// Whether any byte of it was sent.
-    pub sent: bool,
 }
 
 #[derive(Debug)]

@@ -22,7 +22,7 @@
 
 use crate::bug_injection::{self, InjectedBug};
 use crate::command::{Command, Response, Value};
-use crate::controller_init::BlockInfo;
+use crate::controller_info::BlockInfo;
 use crate::error::Error;
 use crate::session::Session;
 use octokv_base::{Buffer, Lba, Nanos};

@@ -6,7 +6,7 @@
 
 use crate::command::{Command, Response};
 use crate::config::ClientConfig;
-use crate::controller_init::ControllerInfo;
+use crate::controller_info::ControllerInfo;
 use crate::error::{ConnectionError, Error};
 use crate::initiator::{ConnectionAction, Initiator};
 use octokv_base::{BufferPool, Nanos};

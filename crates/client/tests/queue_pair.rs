@@ -2,8 +2,9 @@
 
 use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, Prng, crc32c};
 use octokv_client::command::{Command, CommandKind, EncodedCommand, Value};
+use octokv_client::completion::CommandCompletion;
 use octokv_client::error::ConnectionError;
-use octokv_client::queue_pair::{CommandCompletion, QueueEvent, QueuePair};
+use octokv_client::queue_pair::{QueueEvent, QueuePair};
 use octokv_client::{ControllerInfo, StoreMode};
 use octokv_wire::pdu::{
     self, DataHeader as Range, IcResponse, NegotiatedParams, PduHeader, Role, UncheckedCommonHeader, flags,

@@ -1,0 +1,131 @@
+//! Completions of a queue, and the response or error that each becomes.
+//!
+//! In: a completion queue entry with the data received before it. Out: a [`Response`], or the [`Error`] of its status.
+
+use crate::command::{CommandKind, Response, ResponseData};
+use crate::error::Error;
+use octokv_base::Buffer;
+use octokv_wire::{Cqe, Status};
+
+/// A completed command.
+#[derive(Debug)]
+pub struct CommandCompletion {
+    /// The caller's token.
+    pub token: u64,
+    /// What the command was for.
+    pub kind: CommandKind,
+    /// Its completion.
+    pub cqe: Cqe,
+    /// The data that came.
+    pub data: ResponseData,
+    /// Whether the data's digests, where there were any, were right.
+    pub digest_ok: bool,
+    /// The buffer whose data the command carried, unless parts of it are still being sent.
+    pub host_buffer: Option<Buffer>,
+}
+
+/// A command that a lost connection leaves without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AbortedCommand {
+    /// The caller's token.
+    pub token: u64,
+    /// What the command was for.
+    pub kind: CommandKind,
+    /// Whether any byte of it was sent.
+    pub sent: bool,
+}
+
+/// The answer of a completion and the data that came before it.
+///
+/// # Errors
+/// What the node's status, or the lack of data, means.
+pub fn decode_response(completion: CommandCompletion) -> Result<Response, Error> {
+    let CommandCompletion { kind, cqe, data, digest_ok, host_buffer: host, .. } = completion;
+    let (status, dw0) = (cqe.status(), cqe.dw0.get());
+    if kind.is_block_command() && (is_transient(status) || (status.is_success() && !digest_ok)) {
+        return Ok(Response::Retry { buffer: host.or(data.into_raw_buffer()) });
+    }
+    if !status.is_success() {
+        return decode_error_status(kind, status);
+    }
+    if !digest_ok {
+        return Err(Error::DataDigest);
+    }
+    Ok(match kind {
+        CommandKind::Store => Response::Stored,
+        CommandKind::Retrieve { limit_bytes } => {
+            let (said, came) = (dw0.min(limit_bytes), data.len() as u32);
+            if said != came {
+                return Err(Error::DataLength { expected_bytes: said, received_bytes: came });
+            }
+            Response::Value { data, full_bytes: dw0 }
+        }
+        CommandKind::Delete => Response::Deleted,
+        CommandKind::Exist { returns_length: with_length } => {
+            Response::Exists { value_bytes: with_length.then_some(dw0) }
+        }
+        CommandKind::List => Response::Keys { list: data },
+        CommandKind::Flush | CommandKind::Internal | CommandKind::AsyncEvent => Response::Flushed,
+        CommandKind::Read { bytes } if data.len() as u32 != bytes => {
+            return Err(Error::DataLength { expected_bytes: bytes, received_bytes: data.len() as u32 });
+        }
+        CommandKind::Read { .. } => Response::Blocks { data },
+        CommandKind::Write | CommandKind::ZeroOrDeallocate => Response::Written { buffer: host },
+        CommandKind::Compare | CommandKind::Verify => Response::Verified,
+    })
+}
+
+/// Whether the same command may succeed a little later.
+fn is_transient(status: Status) -> bool {
+    let passing =
+        [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED, Status::TRANSIENT_TRANSPORT_ERROR];
+    passing.into_iter().any(|passing| status.is(passing))
+}
+
+fn decode_error_status(kind: CommandKind, status: Status) -> Result<Response, Error> {
+    let plain = Status::new(status.code_type(), status.code());
+    if kind.is_block_command() {
+        // The codes from 80h on mean other things than for keys.
+        return match plain {
+            Status::MEDIA_COMPARE_FAILURE => Ok(Response::CompareFailed),
+            Status::MEDIA_UNRECOVERED_READ => Err(Error::UnrecoveredRead),
+            _ => Err(Error::Status(status)),
+        };
+    }
+    Err(match plain {
+        Status::KV_KEY_DOES_NOT_EXIST => return Ok(Response::NotFound),
+        Status::KV_KEY_EXISTS => return Ok(Response::AlreadyExists),
+        Status::KV_CAPACITY_EXCEEDED => Error::CapacityExceeded,
+        Status::NAMESPACE_NOT_READY | Status::COMMAND_INTERRUPTED => Error::Busy,
+        Status::KV_UNRECOVERED_ERROR | Status::MEDIA_UNRECOVERED_READ => Error::UnrecoveredRead,
+        Status::TRANSIENT_TRANSPORT_ERROR => Error::DataDigest,
+        _ => Error::Status(status),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_become_responses_or_errors() {
+        let completion = |kind, cqe| CommandCompletion {
+            token: 0,
+            kind,
+            cqe,
+            data: ResponseData::default(),
+            digest_ok: true,
+            host_buffer: None,
+        };
+        let of =
+            |status: Status| decode_response(completion(CommandKind::Store, Cqe::new(0, 0, status, 0, 0)));
+        assert!(matches!(of(Status::SUCCESS), Ok(Response::Stored)));
+        assert!(matches!(of(Status::KV_KEY_DOES_NOT_EXIST.do_not_retry()), Ok(Response::NotFound)));
+        assert!(matches!(of(Status::KV_KEY_EXISTS), Ok(Response::AlreadyExists)));
+        assert_eq!(of(Status::KV_CAPACITY_EXCEEDED).unwrap_err(), Error::CapacityExceeded);
+        assert_eq!(of(Status::INVALID_FIELD).unwrap_err(), Error::Status(Status::INVALID_FIELD));
+        let cqe = Cqe::new(0, 0, Status::SUCCESS, 10, 0);
+        let short = decode_response(completion(CommandKind::Retrieve { limit_bytes: 100 }, cqe));
+        assert_eq!(short.unwrap_err(), Error::DataLength { expected_bytes: 10, received_bytes: 0 });
+    }
+}

@@ -1,0 +1,118 @@
+//! Encoding of Key Value commands as queue entries.
+//!
+//! Keys of up to 16 bytes use the standard commands. Longer keys, and operations that only the extension has (the length
+//! of a value without the value, long keys in a listing), use octokv's vendor commands if the controller supports them.
+
+use crate::command::{Command, CommandKind, EncodedCommand, Value};
+use crate::controller_info::ControllerInfo;
+use crate::error::Error;
+use octokv_base::{Key, NamespaceId};
+use octokv_wire::kv::{self, StoreMode, StoreOptions};
+use octokv_wire::vendor;
+
+pub(crate) fn encode<'a>(
+    command: Command<'a>,
+    namespace: NamespaceId,
+    info: &ControllerInfo,
+) -> Result<EncodedCommand<'a>, Error> {
+    match command {
+        Command::Store { key, value, mode } => encode_store(key, value, mode, namespace, info),
+        Command::Retrieve { key, limit_bytes } => {
+            let limit_bytes = limit_bytes.min(info.read_bytes_max());
+            let kind = CommandKind::Retrieve { limit_bytes };
+            if needs_vendor_command(&key, info)? {
+                let command = vendor::VendorCommand::Retrieve { key_bytes: key.len() as u16, limit_bytes };
+                return Ok(encode_long_key(command, key, kind, limit_bytes, namespace));
+            }
+            let command = kv::KvCommand::Retrieve { key, limit_bytes };
+            Ok(encode_standard(&command, kind, limit_bytes, namespace))
+        }
+        Command::Delete { key } => {
+            if needs_vendor_command(&key, info)? {
+                let command = vendor::VendorCommand::Delete { key_bytes: key.len() as u16 };
+                return Ok(encode_long_key(command, key, CommandKind::Delete, 0, namespace));
+            }
+            Ok(encode_standard(&kv::KvCommand::Delete { key }, CommandKind::Delete, 0, namespace))
+        }
+        Command::Exist { key } => {
+            if needs_vendor_command(&key, info)? || info.supports_long_keys() {
+                let kind = CommandKind::Exist { returns_length: true };
+                let command = vendor::VendorCommand::Exist { key_bytes: key.len() as u16 };
+                return Ok(encode_long_key(command, key, kind, 0, namespace));
+            }
+            let kind = CommandKind::Exist { returns_length: false };
+            Ok(encode_standard(&kv::KvCommand::Exist { key }, kind, 0, namespace))
+        }
+        Command::List { start, limit_bytes } => {
+            let limit_bytes = limit_bytes.min(info.read_bytes_max());
+            if info.supports_long_keys() {
+                let key_bytes = start.len() as u16;
+                let command = vendor::VendorCommand::List { key_bytes, limit_bytes };
+                return Ok(encode_long_key(command, start, CommandKind::List, limit_bytes, namespace));
+            }
+            if start.len() > kv::KEY_BYTES_MAX {
+                return Err(Error::KeyLength { have: start.len(), max: kv::KEY_BYTES_MAX });
+            }
+            let command = kv::KvCommand::List { start, limit_bytes };
+            Ok(encode_standard(&command, CommandKind::List, limit_bytes, namespace))
+        }
+        Command::Flush => Ok(encode_standard(&kv::KvCommand::Flush, CommandKind::Flush, 0, namespace)),
+        Command::Read { .. }
+        | Command::Write { .. }
+        | Command::Compare { .. }
+        | Command::WriteZeroes { .. }
+        | Command::Deallocate { .. }
+        | Command::Verify { .. } => Err(Error::NotBlockNamespace),
+    }
+}
+
+/// Whether the key needs the extension.
+fn needs_vendor_command(key: &Key, info: &ControllerInfo) -> Result<bool, Error> {
+    let (have, max) = (key.len(), info.key_bytes_max());
+    if have == 0 || have > max {
+        return Err(Error::KeyLength { have, max });
+    }
+    Ok(have > info.standard_key_bytes_max())
+}
+
+fn encode_store<'a>(
+    key: Key,
+    value: Value<'a>,
+    mode: StoreMode,
+    namespace: NamespaceId,
+    info: &ControllerInfo,
+) -> Result<EncodedCommand<'a>, Error> {
+    let (have, max) = (value.bytes().len() as u64, u64::from(info.value_bytes_max()));
+    if have > max {
+        return Err(Error::ValueLength { have, max });
+    }
+    let (value_bytes, options) = (have as u32, StoreOptions { mode, do_not_compress: false });
+    let mut encoded = if needs_vendor_command(&key, info)? {
+        let command = vendor::VendorCommand::Store { options, key_bytes: key.len() as u16, value_bytes };
+        encode_long_key(command, key, CommandKind::Store, 0, namespace)
+    } else {
+        encode_standard(&kv::KvCommand::Store { key, options, value_bytes }, CommandKind::Store, 0, namespace)
+    };
+    encoded.value = Some(value);
+    Ok(encoded)
+}
+
+fn encode_standard<'a>(
+    command: &kv::KvCommand,
+    kind: CommandKind,
+    incoming_bytes: u32,
+    to: NamespaceId,
+) -> EncodedCommand<'a> {
+    EncodedCommand::without_data(command.encode(0, to), kind, incoming_bytes)
+}
+
+fn encode_long_key<'a>(
+    command: vendor::VendorCommand,
+    key: Key,
+    kind: CommandKind,
+    incoming_bytes: u32,
+    to: NamespaceId,
+) -> EncodedCommand<'a> {
+    let key = (!key.is_empty()).then_some(key);
+    EncodedCommand { key, ..EncodedCommand::without_data(command.encode(0, to), kind, incoming_bytes) }
+}
