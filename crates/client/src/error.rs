@@ -1,125 +1,155 @@
-//! What can go wrong between a caller and a value, and what is known about the outcome then.
+//! Errors of commands and connections, and what each says about the outcome.
 //!
-//! Three groups: nothing happened (the command was never executed, or only read: it may be repeated);
-//! the node said no; and [`Error::OutcomeUnknown`]: a write was sent, no answer came, and it may or may
-//! not have been carried out.
+//! Three groups: the command had no effect (not executed, or only read: a retry is safe); the node failed the command;
+//! and [`Error::OutcomeUnknown`]: a write was sent without a response, so it may have been executed.
 
 use crate::url;
 use octokv_wire::{PduError, Status};
-use std::fmt;
 use std::net::SocketAddr;
 
-/// Why a command or a connection failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Cause of a failed command or connection attempt.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The URL is none.
+    /// The URL is invalid.
+    #[error("\"{0}\" is not a URL of a namespace: {1}")]
     Url(String, url::InvalidUrl),
-    /// A host name without an address.
+    /// The host name has no address.
+    #[error("host \"{0}\" has no address")]
     UnknownHost(String),
-    /// The machine refused what connecting needs (a thread, a socket); the error number.
+    /// The operating system refused a thread or a socket; its error number.
+    #[error("the operating system refused a socket or thread: {}", std::io::Error::from_raw_os_error(*.0))]
     Os(i32),
-    /// The node could not be reached or did not finish connecting.
+    /// Connecting to the node failed.
+    #[error("cannot connect to {0}: {1}")]
     Connect(SocketAddr, ConnectionError),
-    /// The connection was lost; the command was not executed, or did not change anything.
+    /// The connection was lost; the command was not executed, or changed nothing.
+    #[error("connection lost: {0}")]
     Disconnected(ConnectionError),
-    /// A write was sent and its answer never came: it may or may not have been carried out.
+    /// A write was sent and its response never arrived: it may have been executed.
+    #[error("connection lost before the response: the write may have been executed")]
     OutcomeUnknown,
-    /// No connection within the time that the command had.
+    /// No connection within the command timeout.
+    #[error("no connection within the command timeout")]
     TimedOut,
-    /// The session was closed.
+    /// The session is closed.
+    #[error("the session is closed")]
     Closed,
-    /// The key is empty or longer than the namespace takes.
+    /// The key is empty or longer than the namespace allows.
+    #[error("a key of {have} B; the namespace allows keys of 1 to {max} B")]
     KeyLength {
-        /// Its length.
+        /// Length of the key, in bytes.
         have: usize,
-        /// The longest.
+        /// Maximum length, in bytes.
         max: usize,
     },
-    /// The value is longer than the namespace takes.
+    /// The value is longer than the namespace allows.
+    #[error("a value of {have} B; the namespace allows values of up to {max} B")]
     ValueLength {
-        /// Its length.
+        /// Length of the value, in bytes.
         have: u64,
-        /// The longest.
+        /// Maximum length, in bytes.
         max: u64,
     },
-    /// The command is for keys, and the namespace holds blocks.
+    /// A Key Value command for a block namespace.
+    #[error("the namespace holds blocks, not keys and values")]
     NotKvNamespace,
-    /// The command is for blocks, and the namespace holds keys and values.
+    /// A block command for a Key Value namespace.
+    #[error("the namespace holds keys and values, not blocks")]
     NotBlockNamespace,
-    /// Blocks that the namespace does not have, or none, or more than a command can name.
+    /// The block range is empty, beyond the end of the namespace, or longer than a command allows.
+    #[error("{count} blocks from block {first}; the namespace has {have}")]
     BlockRange {
-        /// The first.
+        /// First block.
         first: u64,
-        /// How many.
+        /// Number of blocks.
         count: u64,
-        /// How many the namespace has.
+        /// Size of the namespace, in blocks.
         have: u64,
     },
-    /// Data that is no whole blocks, or none, or more than a command can carry.
+    /// The data is empty, not a multiple of the block size, or longer than a command allows.
+    #[error("{have} B of data; a command takes whole blocks of {block_bytes} B, up to {max} B")]
     BlockDataLength {
-        /// Its length.
+        /// Length of the data, in bytes.
         have: u64,
-        /// The length of a block.
+        /// Block size, in bytes.
         block_bytes: u32,
-        /// The most.
+        /// Maximum length, in bytes.
         max: u64,
     },
-    /// The namespace has no room left.
+    /// The namespace is full.
+    #[error("capacity exceeded: delete keys first")]
     CapacityExceeded,
-    /// The node is busy or not ready: try again later.
+    /// The node is busy or not ready: a retry may succeed.
+    #[error("the node is busy or not ready")]
     Busy,
-    /// The value cannot be read back from its medium.
+    /// The node cannot read the data from its device.
+    #[error("the data cannot be read back from its device")]
     UnrecoveredRead,
-    /// The data's digest was wrong: it changed on its way.
+    /// The data digest does not match the received data.
+    #[error("data digest mismatch")]
     DataDigest,
-    /// The node answered with more or less data than it said.
+    /// The node sent another amount of data than its completion reports.
+    #[error("received {received_bytes} B of data, expected {expected_bytes} B")]
     DataLength {
-        /// How much it said, in bytes.
+        /// Length by the completion or the command, in bytes.
         expected_bytes: u32,
-        /// How much came, in bytes.
+        /// Length of the received data, in bytes.
         received_bytes: u32,
     },
     /// Any other status of the node.
+    #[error("the node failed the command: {0}")]
     Status(Status),
 }
 
-/// Why a connection is no more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Cause of a lost connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectionError {
-    /// The connection was closed or reset, or could not be made.
+    /// The connection was closed, reset, or could not be opened.
+    #[error("the connection was closed or could not be opened")]
     Closed,
-    /// A command or the setup took too long.
+    /// A command or the initialization exceeded its timeout.
+    #[error("no response within the timeout")]
     TimedOut,
-    /// The node broke the protocol.
+    /// The node violated the protocol.
+    #[error("the node violated the protocol: {0}")]
     Protocol(PduError),
-    /// The node says that we broke the protocol.
+    /// The node sent a termination request: it reports a protocol error of this client.
+    #[error("the node terminated the connection (error {fatal_status}, {information:#x})")]
     Terminated {
-        /// Fatal error status.
+        /// Fatal error status (FES).
         fatal_status: u16,
-        /// Fatal error information.
+        /// Fatal error information (FEI).
         information: u32,
     },
-    /// The node refused a queue (Fabrics Connect).
+    /// The node rejected a Fabrics Connect.
+    #[error("the node refused the connection: {0}")]
     ConnectRejected(Status),
-    /// The node failed a step of the setup.
+    /// The node failed a step of the initialization.
+    #[error("the node failed the initialization: {0}")]
     InitFailed(Status),
-    /// The controller reports a fatal error or is gone.
+    /// The controller reports a fatal error (CSTS.CFS).
+    #[error("the controller reports a fatal error")]
     ControllerFatal,
-    /// The node wants authentication, which this client does not have.
+    /// The node requires authentication, which this client does not support.
+    #[error("the node requires authentication")]
     AuthenticationRequired,
     /// The namespace does not exist.
+    #[error("the namespace does not exist")]
     NamespaceNotFound,
-    /// The namespace is neither of the Key Value nor of the NVM command set.
+    /// The namespace has neither the Key Value nor the NVM command set.
+    #[error("the namespace has neither the Key Value nor the NVM command set")]
     UnsupportedCommandSet,
-    /// The namespace's blocks are none that this client can use: their size is no power of two from 512 B to
-    /// 64 KiB or more than a command can carry, they have metadata, or there are none.
+    /// The block format is not supported: the block size is not a power of two from 512 B to 64 KiB or
+    /// exceeds the data of a command, blocks have metadata, or there are none.
+    #[error("the block format of the namespace is not supported by this client")]
     UnsupportedBlockFormat,
-    /// The namespace of blocks is another than before the connection was lost.
+    /// The block namespace was replaced by another one while the connection was lost.
+    #[error("the namespace was replaced")]
     NamespaceChanged,
 }
 
 impl ConnectionError {
-    /// Whether trying again cannot help until someone changes something.
+    /// Whether a retry is useless without administrative action.
     pub fn is_permanent(&self) -> bool {
         match self {
             ConnectionError::ConnectRejected(status) | ConnectionError::InitFailed(status) => {
@@ -137,73 +167,3 @@ impl ConnectionError {
         }
     }
 }
-
-impl fmt::Display for ConnectionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConnectionError::Closed => f.write_str("the connection was closed or could not be made"),
-            ConnectionError::TimedOut => f.write_str("no answer in time"),
-            ConnectionError::Protocol(fault) => write!(f, "the node broke the protocol: {fault}"),
-            ConnectionError::Terminated { fatal_status: fatal, information } => {
-                write!(f, "the node ended the connection (error {fatal}, {information:#x})")
-            }
-            ConnectionError::ConnectRejected(status) => {
-                write!(f, "the node refused the connection: {status}")
-            }
-            ConnectionError::InitFailed(status) => write!(f, "the node failed the setup: {status}"),
-            ConnectionError::ControllerFatal => f.write_str("the controller reports a fatal error"),
-            ConnectionError::AuthenticationRequired => f.write_str("the node wants authentication"),
-            ConnectionError::NamespaceNotFound => f.write_str("the namespace does not exist"),
-            ConnectionError::UnsupportedCommandSet => f.write_str(
-                "the namespace holds neither keys and values nor blocks: its command set is not known here",
-            ),
-            ConnectionError::UnsupportedBlockFormat => {
-                f.write_str("the namespace's blocks are of a size or format that is not known here")
-            }
-            ConnectionError::NamespaceChanged => f.write_str("the namespace is another than before"),
-        }
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Url(url, why) => write!(f, "\"{url}\" is not a URL of a namespace: {why}"),
-            Error::UnknownHost(host) => write!(f, "host \"{host}\" has no address"),
-            Error::Os(errno) => {
-                write!(f, "connecting failed here: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-            Error::Connect(address, why) => write!(f, "cannot connect to {address}: {why}"),
-            Error::Disconnected(why) => write!(f, "connection lost: {why}"),
-            Error::OutcomeUnknown => {
-                f.write_str("connection lost before the answer: the write may or may not have happened")
-            }
-            Error::TimedOut => f.write_str("no connection in time"),
-            Error::Closed => f.write_str("the session is closed"),
-            Error::KeyLength { have, max } => {
-                write!(f, "a key of {have} B; the namespace takes keys of 1 to {max} B")
-            }
-            Error::ValueLength { have, max } => {
-                write!(f, "a value of {have} B; the namespace takes values of up to {max} B")
-            }
-            Error::NotKvNamespace => f.write_str("the namespace holds blocks, not keys and values"),
-            Error::NotBlockNamespace => f.write_str("the namespace holds keys and values, not blocks"),
-            Error::BlockRange { first, count, have } => {
-                write!(f, "{count} blocks from block {first} on; the namespace has {have}")
-            }
-            Error::BlockDataLength { have, block_bytes, max } => {
-                write!(f, "{have} B of data; a command takes whole blocks of {block_bytes} B, up to {max} B")
-            }
-            Error::CapacityExceeded => f.write_str("capacity exceeded: delete something first"),
-            Error::Busy => f.write_str("the node is busy or not ready"),
-            Error::UnrecoveredRead => f.write_str("the data cannot be read back from its device"),
-            Error::DataDigest => f.write_str("the data changed on its way (digest error)"),
-            Error::DataLength { expected_bytes: said, received_bytes: came } => {
-                write!(f, "{came} B of data came of {said} B")
-            }
-            Error::Status(status) => write!(f, "the node answered: {status}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}

@@ -1,59 +1,47 @@
-//! Names of namespaces: `nvme+tcp://HOST:PORT/NQN?nsid=N`.
+//! Namespace URLs: `nvme+tcp://HOST:PORT/NQN?nsid=N`.
 //!
-//! HOST is a name, an IPv4 address or an IPv6 address in brackets; the port is 4420 and the namespace 1
-//! where they are left out.
+//! HOST is a name, an IPv4 address or an IPv6 address in brackets. The port defaults to 4420, the namespace to 1.
 
 use octokv_base::NamespaceId;
 use octokv_wire::nqn;
 use std::fmt;
 
-/// The port of NVMe over TCP.
+/// Default port of NVMe/TCP.
 pub const DEFAULT_PORT: u16 = 4420;
 const SCHEME: &str = "nvme+tcp://";
 
 /// One namespace of one subsystem at one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// Name or address, without brackets.
+    /// Host name or address, without brackets.
     pub host: String,
     /// TCP port.
     pub port: u16,
-    /// The subsystem's NQN.
+    /// NQN of the subsystem.
     pub subsystem: String,
-    /// The namespace.
+    /// Namespace identifier.
     pub namespace: NamespaceId,
 }
 
-/// What is wrong with a URL.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Reason for the rejection of a URL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidUrl {
-    /// It does not begin with `nvme+tcp://`.
+    /// The URL does not begin with `nvme+tcp://`.
+    #[error("it does not begin with {SCHEME}")]
     Scheme,
-    /// There is no host.
+    /// The host is missing or malformed.
+    #[error("it names no host")]
     Host,
-    /// The port is not one.
+    /// The port is not a number from 0 to 65535.
+    #[error("\"{0}\" is not a port")]
     Port(String),
-    /// The subsystem's name is none.
+    /// The subsystem NQN is invalid.
+    #[error("after the host: {0}")]
     Subsystem(nqn::InvalidNqn),
-    /// A parameter other than `nsid`, or one without a namespace identifier.
+    /// A parameter other than `nsid`, or an invalid namespace identifier.
+    #[error("\"{0}\" is not nsid=N with N from 1 to 4294967294")]
     Parameter(String),
 }
-
-impl fmt::Display for InvalidUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            InvalidUrl::Scheme => write!(f, "it does not begin with {SCHEME}"),
-            InvalidUrl::Host => f.write_str("it names no host"),
-            InvalidUrl::Port(port) => write!(f, "\"{port}\" is not a port"),
-            InvalidUrl::Subsystem(why) => write!(f, "behind the host: {why}"),
-            InvalidUrl::Parameter(parameter) => {
-                write!(f, "\"{parameter}\" is not nsid=N with N from 1 to 4294967294")
-            }
-        }
-    }
-}
-
-impl std::error::Error for InvalidUrl {}
 
 impl std::str::FromStr for Url {
     type Err = InvalidUrl;
@@ -132,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_urls_are_refused_for_a_reason() {
+    fn invalid_urls_are_rejected_with_the_reason() {
         let parameter = |text: &str| InvalidUrl::Parameter(text.to_string());
         let table = [
             (format!("tcp://h/{NQN}"), InvalidUrl::Scheme),
