@@ -1,7 +1,7 @@
-//! Commands on blocks: what they must be to be sent, and how they become queue entries (the NVM command set).
+//! Encoding of block commands as queue entries (the NVM command set).
 //!
-//! In: a command and the namespace's facts. Out: a queue entry with its data, or what is wrong with it: nothing
-//! that the node would have to refuse for its range or length is sent.
+//! In: a command and the limits of the namespace. Out: a queue entry with its data, or the violated limit: a command that
+//! the node must reject for its range or length is not sent.
 
 use crate::command::{Command, CommandKind, EncodedCommand, Value};
 use crate::controller_info::{BlockInfo, ControllerInfo};
@@ -9,38 +9,42 @@ use crate::error::Error;
 use octokv_base::{Buffer, Lba, NamespaceId};
 use octokv_wire::nvm::{self, LbaRange};
 
-/// The entry and data of a command for a namespace of blocks.
+/// Encodes a command for a block namespace.
+///
+/// REQUIRES: `command` is not [`Command::Flush`], which [`EncodedCommand::new`] encodes for both command
+/// sets.
 pub(crate) fn encode<'a>(
     command: Command<'a>,
     namespace: NamespaceId,
     info: &ControllerInfo,
     blocks: &BlockInfo,
 ) -> Result<EncodedCommand<'a>, Error> {
-    let most_bytes = blocks.command_bytes_max(info.data_bytes_max);
-    let in_namespace = |range: LbaRange, most: u32| {
+    let data_bytes_max = blocks.command_bytes_max(info.data_bytes_max);
+    let in_namespace = |range: LbaRange, blocks_max: u32| {
         let end = range.lba.0.checked_add(u64::from(range.blocks));
-        let fits = (1..=most).contains(&range.blocks) && end.is_some_and(|end| end <= blocks.block_count);
+        let fits =
+            (1..=blocks_max).contains(&range.blocks) && end.is_some_and(|end| end <= blocks.block_count);
         let LbaRange { lba, blocks: count } = range;
         let wrong = Error::BlockRange { first: lba.0, count: u64::from(count), have: blocks.block_count };
         if fits { Ok(range) } else { Err(wrong) }
     };
     let covered = |lba: Lba, have: usize| {
-        let (have, block_bytes, max) = (have as u64, blocks.block_bytes, u64::from(most_bytes));
+        let (have, block_bytes, max) = (have as u64, blocks.block_bytes, u64::from(data_bytes_max));
         if have == 0 || have > max || !have.is_multiple_of(u64::from(block_bytes)) {
             return Err(Error::BlockDataLength { have, block_bytes, max });
         }
         in_namespace(LbaRange { lba, blocks: (have / u64::from(block_bytes)) as u32 }, nvm::BLOCKS_MAX)
     };
-    let entry = |command: nvm::NvmCommand, kind, incoming_bytes| {
-        EncodedCommand::without_data(command.encode(0, namespace), kind, incoming_bytes)
+    let entry = |command: nvm::NvmCommand, kind, response_bytes_max| {
+        EncodedCommand::without_data(command.encode(0, namespace), kind, response_bytes_max)
     };
     match command {
-        Command::Read { range, buffer: into } => {
-            let range = in_namespace(range, most_bytes / blocks.block_bytes)?;
+        Command::Read { range, buffer } => {
+            let range = in_namespace(range, data_bytes_max / blocks.block_bytes)?;
             let bytes = range.blocks * blocks.block_bytes;
-            check_buffer_length(bytes, into.as_ref(), blocks)?;
+            check_buffer_length(bytes, buffer.as_ref(), blocks)?;
             Ok(EncodedCommand {
-                read_buffer: into,
+                read_buffer: buffer,
                 ..entry(nvm::NvmCommand::Read { range }, CommandKind::Read { bytes }, bytes)
             })
         }
@@ -79,7 +83,7 @@ pub(crate) fn encode<'a>(
         | Command::Delete { .. }
         | Command::Exist { .. }
         | Command::List { .. } => Err(Error::NotKvNamespace),
-        // Of either kind of namespace, so it does not come here.
+        // Encoded by the caller: both command sets share it.
         Command::Flush => Ok(entry(nvm::NvmCommand::Flush, CommandKind::Flush, 0)),
     }
 }
@@ -88,9 +92,9 @@ fn with_data<'a>(encoded: EncodedCommand<'a>, data: Value<'a>) -> EncodedCommand
     EncodedCommand { value: Some(data), ..encoded }
 }
 
-/// Whether the caller's buffer has the length of what will come.
-fn check_buffer_length(bytes: u32, into: Option<&Buffer>, blocks: &BlockInfo) -> Result<(), Error> {
-    match into {
+/// Fails unless the caller's buffer has the length of the blocks.
+fn check_buffer_length(bytes: u32, buffer: Option<&Buffer>, blocks: &BlockInfo) -> Result<(), Error> {
+    match buffer {
         Some(buffer) if buffer.len() != bytes as usize => {
             let (have, block_bytes) = (buffer.len() as u64, blocks.block_bytes);
             Err(Error::BlockDataLength { have, block_bytes, max: u64::from(bytes) })
@@ -128,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_up_to_the_last_and_up_to_the_limit_are_sent() {
+    fn ranges_up_to_the_last_block_and_the_command_limit_are_encoded() {
         let zeroes = |blocks| Command::WriteZeroes {
             range: range(0, blocks),
             force_unit_access: false,
@@ -153,32 +157,32 @@ mod tests {
 
     #[test]
     fn commands_that_the_node_must_reject_are_not_sent() {
-        let out = |first, count| Err(Error::BlockRange { first, count, have: 1000 });
-        let odd = |have| Err(Error::BlockDataLength { have, block_bytes: 512, max: 64 << 10 });
+        let range_error = |first, count| Err(Error::BlockRange { first, count, have: 1000 });
+        let length_error = |have| Err(Error::BlockDataLength { have, block_bytes: 512, max: 64 << 10 });
         let key = Key::new(b"k").unwrap();
         let other = Command::Read { range: range(0, 2), buffer: Some(Buffer::zeroed(512)) };
         let table = [
-            (read(1000, 1), out(1000, 1)),
-            (read(u64::MAX, 2), out(u64::MAX, 2)),
-            (read(0, 0), out(0, 0)),
-            (read(0, 129), out(0, 129)),
-            (write(999, &[0; 1024]), out(999, 2)),
-            (write(0, &[0; 511]), odd(511)),
-            (write(0, &[]), odd(0)),
-            (write(0, &[0; (64 << 10) + 512]), odd((64 << 10) + 512)),
+            (read(1000, 1), range_error(1000, 1)),
+            (read(u64::MAX, 2), range_error(u64::MAX, 2)),
+            (read(0, 0), range_error(0, 0)),
+            (read(0, 129), range_error(0, 129)),
+            (write(999, &[0; 1024]), range_error(999, 2)),
+            (write(0, &[0; 511]), length_error(511)),
+            (write(0, &[]), length_error(0)),
+            (write(0, &[0; (64 << 10) + 512]), length_error((64 << 10) + 512)),
             (other, Err(Error::BlockDataLength { have: 512, block_bytes: 512, max: 1024 })),
-            (Command::Deallocate { ranges: &[] }, out(0, 0)),
-            (Command::Deallocate { ranges: &[range(0, 1); 257] }, out(0, 257)),
-            (Command::Deallocate { ranges: &[range(0, 1001)] }, out(0, 1001)),
+            (Command::Deallocate { ranges: &[] }, range_error(0, 0)),
+            (Command::Deallocate { ranges: &[range(0, 1); 257] }, range_error(0, 257)),
+            (Command::Deallocate { ranges: &[range(0, 1001)] }, range_error(0, 1001)),
             (Command::Delete { key: key.clone() }, Err(Error::NotKvNamespace)),
         ];
         for (command, want) in table {
             assert_eq!(encoded(command), want);
         }
         let info = ControllerInfo::for_tests();
-        let of_keys = |command| EncodedCommand::new(command, NamespaceId(1), &info).map(|_| ());
-        assert_eq!(of_keys(read(0, 1)), Err(Error::NotBlockNamespace));
+        let encode_for_kv = |command| EncodedCommand::new(command, NamespaceId(1), &info).map(|_| ());
+        assert_eq!(encode_for_kv(read(0, 1)), Err(Error::NotBlockNamespace));
         let store = Command::Store { key, value: Value::Slice(b"v"), mode: StoreMode::Upsert };
-        assert_eq!(of_keys(store), Ok(()));
+        assert_eq!(encode_for_kv(store), Ok(()));
     }
 }

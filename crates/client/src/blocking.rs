@@ -1,5 +1,6 @@
-//! The front door for threads: [`crate::BlockingClient`], waiting for each answer.
+//! The blocking interface: [`BlockingClient`], which waits for each response.
 
+use crate::client::Client;
 use crate::config::ClientConfig;
 use crate::controller_info::ControllerInfo;
 use crate::error::Error;
@@ -9,9 +10,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-/// A connected client of one namespace. Clones share its connections and may be used from any thread.
+/// A blocking client of one namespace. Clones share its connections and may be used from any thread.
 #[derive(Clone, Debug)]
-pub struct BlockingClient(crate::Client);
+pub struct BlockingClient(Client);
 
 struct Unpark(Thread);
 
@@ -21,7 +22,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future on this thread, which sleeps while it waits.
+/// Runs a future on this thread, which parks while the future is pending.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -35,101 +36,101 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 impl BlockingClient {
-    /// As [`crate::BlockingClient::connect`].
+    /// Connects to `nvme+tcp://HOST:PORT/NQN?nsid=N`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`crate::Client::connect`].
     pub fn connect(url: &str) -> Result<BlockingClient, Error> {
-        block_on(crate::Client::connect(url)).map(BlockingClient)
+        block_on(Client::connect(url)).map(BlockingClient)
     }
 
-    /// As [`crate::BlockingClient::connect_with`].
+    /// Connects with another configuration than the default; the URL overrides its subsystem and namespace.
     ///
     /// # Errors
-    /// As there.
+    /// As [`crate::Client::connect`].
     pub fn connect_with(url: &str, config: ClientConfig) -> Result<BlockingClient, Error> {
-        block_on(crate::Client::connect_with(url, config)).map(BlockingClient)
+        block_on(Client::connect_with(url, config)).map(BlockingClient)
     }
 
-    /// What is known of the controller and its namespace.
+    /// Limits of the controller and its namespace.
     pub fn controller_info(&self) -> &ControllerInfo {
         self.0.controller_info()
     }
 
-    /// Stores a value, whether there is one or not.
+    /// Stores a value unconditionally.
     ///
     /// # Errors
-    /// As [`crate::BlockingClient::put`].
+    /// As [`crate::Client::put`].
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
         block_on(self.0.put(key, value))
     }
 
-    /// As [`crate::BlockingClient::put_with`].
+    /// Stores a value under the condition of `mode`. Returns false if the condition failed.
     ///
     /// # Errors
-    /// As there.
+    /// As [`crate::Client::put`].
     pub fn put_with(&self, key: &[u8], value: &[u8], mode: StoreMode) -> Result<bool, Error> {
         block_on(self.0.put_with(key, value, mode))
     }
 
-    /// Reads a value.
+    /// Reads a value; `None` if the key does not exist.
     ///
     /// # Errors
-    /// As [`crate::BlockingClient::get`].
+    /// As [`crate::Client::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         block_on(self.0.get(key))
     }
 
-    /// As [`crate::BlockingClient::delete`].
+    /// Deletes a key. Returns false if the node reports that the key did not exist.
     ///
     /// # Errors
-    /// As there.
+    /// As [`crate::Client::delete`].
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         block_on(self.0.delete(key))
     }
 
-    /// The length of the value in bytes, if there is one.
+    /// Length of the value, in bytes; `None` if the key does not exist.
     ///
     /// # Errors
-    /// As [`crate::BlockingClient::exist`].
+    /// As [`crate::Client::exist`].
     pub fn exist(&self, key: &[u8]) -> Result<Option<u32>, Error> {
         block_on(self.0.exist(key))
     }
 
-    /// As [`crate::BlockingClient::list`].
+    /// Up to `limit` keys from `start` (empty: from the beginning), in the node's order.
     ///
     /// # Errors
-    /// As there.
+    /// As [`crate::Client::list`].
     pub fn list(&self, start: &[u8], limit: usize) -> Result<Vec<Vec<u8>>, Error> {
         block_on(self.0.list(start, limit))
     }
 
-    /// As [`crate::BlockingClient::flush`].
+    /// Makes all acknowledged writes durable.
     ///
     /// # Errors
-    /// As there.
+    /// As [`crate::Client::flush`].
     pub fn flush(&self) -> Result<(), Error> {
         block_on(self.0.flush())
     }
 
-    /// As [`crate::BlockingClient::read_blocks`].
+    /// Reads `count` blocks from block `first` of a block namespace.
     ///
     /// # Errors
-    /// As there.
+    /// As [`crate::Client::read_blocks`].
     pub fn read_blocks(&self, first: u64, count: u64) -> Result<Vec<u8>, Error> {
         block_on(self.0.read_blocks(first, count))
     }
 
-    /// As [`crate::BlockingClient::write_blocks`].
+    /// Writes whole blocks from block `first` of a block namespace.
     ///
     /// # Errors
-    /// As there.
+    /// As [`crate::Client::write_blocks`].
     pub fn write_blocks(&self, first: u64, data: &[u8]) -> Result<(), Error> {
         block_on(self.0.write_blocks(first, data))
     }
 
-    /// The async client inside.
-    pub fn as_async(&self) -> &crate::Client {
+    /// The async client of the same connections.
+    pub fn as_async(&self) -> &Client {
         &self.0
     }
 }

@@ -1,15 +1,14 @@
-//! Bugs to be found: switches that break one promise of the remote device each, so that its tests can be seen
-//! red.
+//! Injected bugs: each breaks one guarantee of the remote device, to prove that its tests detect it.
 //!
-//! Only with the feature `bug-injection`, which only tests turn on, can a bug be planted (for the calling
-//! thread); without it [`is_injected`] is constant and the client has no trace of them.
+//! Only the feature `bug-injection`, which only tests enable, can inject a bug (for the calling thread); without it
+//! [`is_injected`] is constant and no code of a bug is compiled.
 
-/// One promise broken.
+/// One broken guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedBug {
-    /// A flush of the remote device is answered before the node's flush has completed.
+    /// A flush of the remote device completes before the node's flush.
     CompleteFlushEarly,
-    /// Writes that a lost connection may have taken along are forgotten, and the next flush succeeds.
+    /// Writes possibly lost with a connection do not fence the device: the next flush succeeds.
     ForgetLostWrites,
 }
 

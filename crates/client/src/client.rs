@@ -1,7 +1,7 @@
-//! The async front door: a handle that any executor can use from any thread.
+//! The async interface: a handle for any executor and any thread.
 //!
-//! Clones share one I/O thread and its connections. A future that is dropped does not take its command
-//! back: a write may still be carried out.
+//! Clones share one I/O thread and its connections. Dropping a future does not cancel its command: a write may still be
+//! executed.
 
 use crate::command::{Response, ResponseData};
 use crate::config::ClientConfig;
@@ -13,7 +13,7 @@ use octokv_wire::kv::{StoreMode, UncheckedKeyList};
 use octokv_wire::nvm::LbaRange;
 use std::sync::Arc;
 
-/// A connected client of one namespace.
+/// An async client of one namespace.
 #[derive(Clone)]
 pub struct Client(Arc<ClientHandle>);
 
@@ -29,57 +29,59 @@ impl Drop for ClientHandle {
 }
 
 const LIST_BUFFER_BYTES: u32 = 64 << 10;
-/// Enough to have the length of a value, in the completion, without the value.
+/// Data of a Retrieve that only reads the value's length from the completion, in bytes.
 const LENGTH_PROBE_BYTES: u32 = 4;
 
 impl Client {
     /// Connects to `nvme+tcp://HOST:PORT/NQN?nsid=N`.
     ///
     /// # Errors
-    /// When the URL is none or the node cannot be reached, or refuses.
+    /// [`Error::Url`], [`Error::UnknownHost`], [`Error::Os`], or [`Error::Connect`] if the node is
+    /// unreachable or rejects the connection.
     pub async fn connect(url: &str) -> Result<Client, Error> {
         Client::connect_with(url, ClientConfig::default()).await
     }
 
-    /// Connects with other settings than the default; subsystem and namespace are those of the URL.
+    /// Connects with another configuration than the default; the URL overrides its subsystem and namespace.
     ///
     /// # Errors
-    /// As [`BlockingClient::connect`].
+    /// As [`Client::connect`].
     pub async fn connect_with(url: &str, config: ClientConfig) -> Result<Client, Error> {
-        let parsed = url.parse().map_err(|why| Error::Url(url.to_string(), why))?;
+        let parsed = url.parse().map_err(|reason| Error::Url(url.to_string(), reason))?;
         let (shared, connected) = io_thread::start(parsed, config)?;
-        // From here on, dropping this future ends the thread.
+        // From here, dropping this future ends the thread.
         let mut handle = ClientHandle { shared, controller_info: ControllerInfo::unknown() };
         handle.controller_info = connected.await?;
         Ok(Client(Arc::new(handle)))
     }
 
-    /// What is known of the controller and its namespace.
+    /// Limits of the controller and its namespace.
     pub fn controller_info(&self) -> &ControllerInfo {
         &self.0.controller_info
     }
 
-    /// Stores a value, whether there is one or not.
+    /// Stores a value unconditionally.
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`] when the connection was lost before the answer.
+    /// [`Error::KeyLength`], [`Error::ValueLength`], [`Error::CapacityExceeded`]; [`Error::OutcomeUnknown`]
+    /// if the connection was lost before the response; any connection error.
     pub async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
         self.put_with(key, value, StoreMode::Upsert).await.map(|_| ())
     }
 
-    /// Stores a value; false when `mode` forbade it: there is one ([`StoreMode::AddOnly`]) or there is
-    /// none ([`StoreMode::UpdateOnly`]).
+    /// Stores a value under the condition of `mode`. Returns false if the condition failed: the key exists
+    /// ([`StoreMode::AddOnly`]) or does not ([`StoreMode::UpdateOnly`]).
     ///
     /// # Errors
-    /// As [`BlockingClient::put`].
+    /// As [`Client::put`].
     pub async fn put_with(&self, key: &[u8], value: &[u8], mode: StoreMode) -> Result<bool, Error> {
         self.put_shared(key, value.into(), mode).await
     }
 
-    /// As [`BlockingClient::put_with`], without copying the value.
+    /// [`Client::put_with`] without a copy of the value.
     ///
     /// # Errors
-    /// As [`BlockingClient::put`].
+    /// As [`Client::put`].
     pub async fn put_shared(&self, key: &[u8], value: Arc<[u8]>, mode: StoreMode) -> Result<bool, Error> {
         let key = self.check_key(key)?;
         match self.submit(OwnedCommand::Store { key, value, mode }).await? {
@@ -88,18 +90,19 @@ impl Client {
         }
     }
 
-    /// Reads a value.
+    /// Reads a value; `None` if the key does not exist.
     ///
     /// # Errors
-    /// When it cannot be read; that there is none is `None`.
+    /// [`Error::KeyLength`], [`Error::UnrecoveredRead`], [`Error::DataDigest`], [`Error::DataLength`], or any
+    /// connection error.
     pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         Ok(self.get_data(key).await?.map(|data| data.to_vec()))
     }
 
-    /// As [`BlockingClient::get`], in the buffer that it was received into.
+    /// [`Client::get`] without a copy: returns the receive buffer.
     ///
     /// # Errors
-    /// As [`BlockingClient::get`].
+    /// As [`Client::get`].
     pub async fn get_data(&self, key: &[u8]) -> Result<Option<ResponseData>, Error> {
         let key = self.check_key(key)?;
         match self.submit(OwnedCommand::Retrieve { key, limit_bytes: u32::MAX }).await? {
@@ -111,20 +114,21 @@ impl Client {
         }
     }
 
-    /// Removes a value. False when the node says that there was none; by default an NVMe node does not
-    /// say so, and the answer is true.
+    /// Deletes a key. Returns false if the node reports that the key did not exist; by default an NVMe node
+    /// does not report it, and the result is true.
     ///
     /// # Errors
-    /// As [`BlockingClient::put`].
+    /// [`Error::KeyLength`]; [`Error::OutcomeUnknown`] if the connection was lost before the response; any
+    /// connection error.
     pub async fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         let key = self.check_key(key)?;
         Ok(!matches!(self.submit(OwnedCommand::Delete { key }).await?, Response::NotFound))
     }
 
-    /// The length of the value in bytes, if there is one.
+    /// Length of the value, in bytes; `None` if the key does not exist.
     ///
     /// # Errors
-    /// When the node cannot be asked.
+    /// [`Error::KeyLength`], or any connection error.
     pub async fn exist(&self, key: &[u8]) -> Result<Option<u32>, Error> {
         let key = self.check_key(key)?;
         match self.submit(OwnedCommand::Exist { key: key.clone() }).await? {
@@ -139,25 +143,26 @@ impl Client {
         }
     }
 
-    /// Up to `limit` keys from `start` on (empty: from the beginning), in the node's order. Keys that
-    /// come and go meanwhile may or may not be in it.
+    /// Up to `limit` keys from `start` (empty: from the beginning), in the node's order. Keys stored or
+    /// deleted during the listing may be missing or included.
     ///
     /// # Errors
-    /// When the node cannot be asked, or its list is malformed.
+    /// [`Error::KeyLength`], [`Error::DataLength`] if a list of the node is malformed, or any connection
+    /// error.
     pub async fn list(&self, start: &[u8], limit: usize) -> Result<Vec<Vec<u8>>, Error> {
         let too_long = || Error::KeyLength { have: start.len(), max: KEY_BYTES_MAX };
         let mut from = Key::new(start).ok_or_else(too_long)?;
         let mut keys: Vec<Vec<u8>> = Vec::new();
         while keys.len() < limit {
-            let request = OwnedCommand::List { start: from.clone(), limit_bytes: LIST_BUFFER_BYTES };
-            let Response::Keys { list } = self.submit(request).await? else { break };
+            let command = OwnedCommand::List { start: from.clone(), limit_bytes: LIST_BUFFER_BYTES };
+            let Response::Keys { list } = self.submit(command).await? else { break };
             let malformed = |_| Error::DataLength {
                 expected_bytes: LIST_BUFFER_BYTES,
                 received_bytes: list.len() as u32,
             };
             let checked = UncheckedKeyList(&list).check().map_err(malformed)?;
             let before = keys.len();
-            // A page begins with the key that the last one ended with.
+            // A page begins with the last key of the previous page.
             let known = |key: &&[u8]| before > 0 && keys[before - 1] == *key;
             let fresh: Vec<&[u8]> = checked.keys().skip_while(|key| known(key)).collect();
             keys.extend(fresh.into_iter().map(<[u8]>::to_vec));
@@ -168,57 +173,59 @@ impl Client {
         Ok(keys)
     }
 
-    /// Returns when everything acknowledged is durable.
+    /// Makes all acknowledged writes durable.
     ///
     /// # Errors
-    /// When the node cannot be asked, or its device failed.
+    /// The status of a failed device, or any connection error.
     pub async fn flush(&self) -> Result<(), Error> {
         self.submit(OwnedCommand::Flush).await.map(|_| ())
     }
 
-    /// Reads `count` blocks from block `first` on, of a namespace of blocks.
+    /// Reads `count` blocks from block `first` of a block namespace.
     ///
     /// # Errors
-    /// When they do not exist or cannot be read, or the namespace holds keys and values.
+    /// [`Error::BlockRange`], [`Error::UnrecoveredRead`], [`Error::NotBlockNamespace`], or any connection
+    /// error.
     pub async fn read_blocks(&self, first: u64, count: u64) -> Result<Vec<u8>, Error> {
-        let (block_bytes, most_bytes) = self.block_limits()?;
+        let (block_bytes, data_bytes_max) = self.block_limits()?;
         let have = self.0.controller_info.blocks.map_or(0, |blocks| blocks.block_count);
         if first.checked_add(count).is_none_or(|end| end > have) {
             return Err(Error::BlockRange { first, count, have });
         }
         let mut bytes = Vec::new();
-        let mut completion = 0;
-        while completion < count {
-            let blocks = (count - completion).min(u64::from(most_bytes / block_bytes)) as u32;
-            let range = LbaRange { lba: Lba(first + completion), blocks };
+        let mut read_count = 0;
+        while read_count < count {
+            let blocks = (count - read_count).min(u64::from(data_bytes_max / block_bytes)) as u32;
+            let range = LbaRange { lba: Lba(first + read_count), blocks };
             if let Response::Blocks { data } = self.submit(OwnedCommand::Read { range }).await? {
                 bytes.extend_from_slice(&data);
             }
-            completion += u64::from(blocks);
+            read_count += u64::from(blocks);
         }
         Ok(bytes)
     }
 
-    /// Writes whole blocks from block `first` on, of a namespace of blocks. They are durable after a
-    /// [`BlockingClient::flush`]. What is more than one command takes is written by several, in order.
+    /// Writes whole blocks from block `first` of a block namespace. [`Client::flush`] makes them durable.
+    /// Data beyond the maximum of one command is written by several commands, in order.
     ///
     /// # Errors
-    /// As [`BlockingClient::read_blocks`]; [`Error::OutcomeUnknown`] when the connection was lost before the answer.
+    /// [`Error::BlockRange`], [`Error::BlockDataLength`], [`Error::NotBlockNamespace`];
+    /// [`Error::OutcomeUnknown`] if the connection was lost before the response; any connection error.
     pub async fn write_blocks(&self, first: u64, data: &[u8]) -> Result<(), Error> {
-        let (block_bytes, most_bytes) = self.block_limits()?;
+        let (block_bytes, data_bytes_max) = self.block_limits()?;
         if !data.len().is_multiple_of(block_bytes as usize) {
-            let (have, max) = (data.len() as u64, u64::from(most_bytes));
+            let (have, max) = (data.len() as u64, u64::from(data_bytes_max));
             return Err(Error::BlockDataLength { have, block_bytes, max });
         }
         let mut lba = Lba(first);
-        for part in data.chunks(most_bytes as usize) {
+        for part in data.chunks(data_bytes_max as usize) {
             self.submit(OwnedCommand::Write { lba, data: part.into(), force_unit_access: false }).await?;
             lba = Lba(lba.0 + (part.len() / block_bytes as usize) as u64);
         }
         Ok(())
     }
 
-    /// Bytes of a block, and the most of one command.
+    /// Block size and maximum data of one command, in bytes.
     fn block_limits(&self) -> Result<(u32, u32), Error> {
         let info = &self.0.controller_info;
         let blocks = info.blocks.ok_or(Error::NotBlockNamespace)?;
@@ -231,8 +238,8 @@ impl Client {
         if bytes.is_empty() { Err(bad) } else { Key::new(bytes).ok_or(bad) }
     }
 
-    async fn submit(&self, request: OwnedCommand) -> Result<Response, Error> {
-        self.0.shared.submit(request).await
+    async fn submit(&self, command: OwnedCommand) -> Result<Response, Error> {
+        self.0.shared.submit(command).await
     }
 }
 

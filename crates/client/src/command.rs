@@ -1,9 +1,7 @@
-//! Commands and answers: how a caller's command becomes a queue entry and a completion its answer.
+//! Commands, responses, and commands encoded for a queue.
 //!
-//! Keys of up to 16 bytes go by the standard commands; longer ones, and what only the extension can say
-//! (a value's length without the value, long keys in a listing), by octokv's vendor commands where the
-//! controller announces them. Commands on blocks are those of the NVM command set (`block`). A command that is
-//! not of the namespace's command set is refused here.
+//! A caller's [`Command`] becomes an [`EncodedCommand`] (`encode`), a queue entry and its data, and its completion a
+//! [`Response`] ([`crate::completion`]). A command that is not of the namespace's command set fails before it is sent.
 
 use octokv_base::{Buffer, Key, Lba};
 use octokv_wire::Sqe;
@@ -16,23 +14,23 @@ use std::sync::Arc;
 /// A value to store.
 #[derive(Debug)]
 pub enum Value<'a> {
-    /// Bytes of the caller: copied before `submit` returns.
+    /// Borrowed bytes: copied before `submit` returns.
     Slice(&'a [u8]),
-    /// Shared bytes: sent from where they are.
+    /// Shared bytes: sent without a copy.
     Shared(Arc<[u8]>),
-    /// The bytes `from..to` of a buffer: sent from where they are.
+    /// The bytes `from..to` of a buffer: sent without a copy.
     Buffer {
-        /// The buffer.
+        /// Buffer that contains the value.
         buffer: Buffer,
-        /// Where the value begins.
+        /// Start of the value, in bytes.
         from: usize,
-        /// Where it ends.
+        /// End of the value, in bytes.
         to: usize,
     },
 }
 
 impl Value<'_> {
-    /// The bytes.
+    /// The bytes of the value.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Value::Slice(bytes) => bytes,
@@ -42,89 +40,89 @@ impl Value<'_> {
     }
 }
 
-/// One command.
+/// One command of a caller.
 #[derive(Debug)]
 pub enum Command<'a> {
-    /// Store a value.
+    /// Stores a value.
     Store {
-        /// Where.
+        /// Key of the value.
         key: Key,
-        /// What.
+        /// Value to store.
         value: Value<'a>,
-        /// How.
+        /// Condition on the presence of the key.
         mode: StoreMode,
     },
-    /// Read a value.
+    /// Reads a value.
     Retrieve {
-        /// Which.
+        /// Key of the value.
         key: Key,
-        /// The most bytes to read; `u32::MAX` for all that a command can carry.
+        /// Maximum bytes to read; `u32::MAX` for the maximum of a command.
         limit_bytes: u32,
     },
-    /// Remove a value.
+    /// Deletes a key.
     Delete {
-        /// Which.
+        /// Key to delete.
         key: Key,
     },
-    /// Ask whether there is a value, and how long it is.
+    /// Tests whether a key exists, and reads the length of its value.
     Exist {
-        /// Which.
+        /// Key to test.
         key: Key,
     },
-    /// List keys, in the namespace's order.
+    /// Lists keys, in the namespace's order.
     List {
-        /// Where to start, this key included; empty for the beginning.
+        /// First key, inclusive; empty for the beginning.
         start: Key,
-        /// Bytes of the list.
+        /// Maximum length of the list, in bytes.
         limit_bytes: u32,
     },
-    /// Make everything acknowledged durable; of a namespace of either kind.
+    /// Makes all acknowledged writes durable, in a namespace of either command set.
     Flush,
-    /// Read blocks.
+    /// Reads blocks.
     Read {
-        /// Which.
+        /// Blocks to read.
         range: LbaRange,
-        /// Where to put them; its length is theirs. None for a buffer of the session's pool.
+        /// Destination, exactly as long as the blocks; `None` for a buffer of the session's pool.
         buffer: Option<Buffer>,
     },
-    /// Write blocks.
+    /// Writes blocks.
     Write {
-        /// The first.
+        /// First block.
         lba: Lba,
-        /// Whole blocks.
+        /// Data, whole blocks.
         data: Value<'a>,
-        /// Answer only when they are durable.
+        /// Whether the command completes only when the blocks are durable (FUA).
         force_unit_access: bool,
     },
-    /// Compare blocks with data.
+    /// Compares blocks with data.
     Compare {
-        /// The first.
+        /// First block.
         lba: Lba,
-        /// Whole blocks.
+        /// Data, whole blocks.
         data: Value<'a>,
     },
-    /// Make blocks read as zeros.
+    /// Sets blocks to zero.
     WriteZeroes {
-        /// Which.
+        /// Blocks to zero.
         range: LbaRange,
-        /// Answer only when that is durable.
+        /// Whether the command completes only when the zeros are durable (FUA).
         force_unit_access: bool,
-        /// Their space may be given back.
+        /// Whether the node may deallocate the blocks.
         deallocate: bool,
     },
-    /// Say that what blocks hold is not wanted any more.
+    /// Deallocates blocks.
     Deallocate {
-        /// Which; at most 256 ranges.
+        /// Ranges to deallocate, at most 256.
         ranges: &'a [LbaRange],
     },
-    /// See whether blocks can be read.
+    /// Verifies that blocks are readable, without a data transfer.
     Verify {
-        /// Which.
+        /// Blocks to verify.
         range: LbaRange,
     },
 }
 
-/// Bytes that came with an answer. Dropping it gives the memory back to the session's pool.
+/// Data of a response. Dropping it returns the memory to the session's pool.
 #[derive(Default)]
 pub struct ResponseData {
     buffer: Option<Buffer>,
@@ -136,7 +134,7 @@ impl ResponseData {
         ResponseData { buffer, bytes }
     }
 
-    /// The buffer that they came into: the caller's, where one was given. None where no bytes came.
+    /// The buffer that holds the data: the caller's, if the command had one. `None` if no data was received.
     pub fn into_buffer(self) -> Option<Buffer> {
         let mut buffer = self.buffer?;
         buffer.set_len(self.bytes);
@@ -158,90 +156,91 @@ impl Deref for ResponseData {
 
 impl fmt::Debug for ResponseData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Data({} B)", self.bytes)
+        write!(f, "ResponseData({} B)", self.bytes)
     }
 }
 
-/// What the node answered.
+/// Result of a command that the node executed.
 #[derive(Debug)]
 pub enum Response {
     /// The value is stored.
     Stored,
-    /// The value, or as much of it as was asked for.
+    /// The value, or its first bytes up to the command's limit.
     Value {
-        /// Its first bytes.
+        /// First bytes of the value.
         data: ResponseData,
-        /// Its full length, in bytes.
+        /// Full length of the value, in bytes.
         full_bytes: u32,
     },
-    /// The value is gone.
+    /// The key was deleted.
     Deleted,
-    /// There is a value.
+    /// The key exists.
     Exists {
-        /// Its length, where the node can say it.
+        /// Length of the value, in bytes; `None` if the node does not support the vendor command that returns
+        /// it.
         value_bytes: Option<u32>,
     },
-    /// Keys, as [`octokv_wire::kv::UncheckedList`] reads them.
+    /// A key list, to be read with [`octokv_wire::kv::UncheckedKeyList`].
     Keys {
         /// The list.
         list: ResponseData,
     },
-    /// Everything acknowledged is durable.
+    /// All acknowledged writes are durable.
     Flushed,
-    /// There is no such key.
+    /// The key does not exist.
     NotFound,
-    /// There is a value already, and the Store was add only.
+    /// The key exists and the Store was add only.
     AlreadyExists,
-    /// The blocks that were read, all of them.
+    /// All blocks that were read.
     Blocks {
-        /// What they hold.
+        /// Content of the blocks.
         data: ResponseData,
     },
-    /// The blocks are written, zeroed or given up.
+    /// The blocks are written, zeroed or deallocated.
     Written {
-        /// The buffer that they were sent from, where they were.
+        /// The buffer of the written data, if the command had one and it is sent completely.
         buffer: Option<Buffer>,
     },
-    /// The blocks can be read; or they hold what they were compared with.
+    /// The blocks are readable, or equal the compared data.
     Verified,
-    /// The blocks hold something else than they were compared with.
+    /// The blocks differ from the compared data.
     CompareFailed,
-    /// Of commands on blocks: the node was busy, or the data's digest was wrong. Nothing was done, or what
-    /// came is of no use: ask again.
+    /// For block commands: the node was busy, or the data digest did not match. Nothing changed, or the
+    /// received data is unusable: a retry may succeed.
     Retry {
-        /// What was to be written, where it came in a buffer, or what was to be read into.
+        /// The buffer to write from or read into, if the command had one.
         buffer: Option<Buffer>,
     },
 }
 
-/// What a command in flight is for.
+/// Purpose of a command in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandKind {
-    /// A step of the setup, keep alive, or shutdown: the initiator's own.
+    /// Command of the initiator itself: initialization, keep alive or shutdown.
     Internal,
-    /// [`Command::MapStore`].
+    /// [`Command::Store`].
     Store,
-    /// [`Command::Retrieve`] of at most so many bytes.
+    /// [`Command::Retrieve`].
     Retrieve {
-        /// The limit that was sent.
+        /// Limit as sent, in bytes.
         limit_bytes: u32,
     },
     /// [`Command::Delete`].
     Delete,
-    /// [`Command::Exist`], asked so that DW0 is the value's length, or not.
+    /// [`Command::Exist`].
     Exist {
-        /// DW0 is the length.
+        /// Whether DW0 of the completion is the length of the value.
         returns_length: bool,
     },
     /// [`Command::List`].
     List,
     /// [`Command::Flush`].
     Flush,
-    /// An event request: it has no deadline.
+    /// Asynchronous Event Request. It has no deadline.
     AsyncEvent,
-    /// [`Command::Read`] of so many bytes.
+    /// [`Command::Read`].
     Read {
-        /// All of the blocks.
+        /// Length of all blocks, in bytes.
         bytes: u32,
     },
     /// [`Command::Write`].
@@ -255,12 +254,12 @@ pub enum CommandKind {
 }
 
 impl CommandKind {
-    /// Whether it is the initiator's own.
+    /// Whether the initiator issued the command itself.
     pub fn is_internal(self) -> bool {
         matches!(self, CommandKind::Internal | CommandKind::AsyncEvent)
     }
 
-    /// Whether it is a command on blocks.
+    /// Whether it is a block command.
     pub fn is_block_command(self) -> bool {
         match self {
             CommandKind::Read { .. }
@@ -277,7 +276,7 @@ impl CommandKind {
         }
     }
 
-    /// Whether carrying it out twice, or not knowing whether it was, harms nobody.
+    /// Whether executing it twice is safe: it changes nothing.
     pub fn is_retryable(self) -> bool {
         match self {
             CommandKind::Retrieve { .. }
@@ -295,42 +294,35 @@ impl CommandKind {
     }
 }
 
-/// A command ready for a queue: its entry without identifier and data pointer, and its data.
+/// A command encoded for a queue: its entry without command identifier and data pointer, and its data.
 #[derive(Debug)]
 pub struct EncodedCommand<'a> {
-    /// The entry.
+    /// Submission queue entry.
     pub sqe: Sqe,
-    /// What it is for.
+    /// Purpose of the command.
     pub kind: CommandKind,
-    /// A key that is the first part of the data.
+    /// Key at the start of the data.
     pub key: Option<Key>,
-    /// The value, or other data, behind the key.
+    /// Value, or other data, after the key.
     pub value: Option<Value<'a>>,
-    /// The most data that may come back, in bytes.
+    /// Maximum data of the response, in bytes.
     pub response_bytes_max: u32,
-    /// Where to put it, if not into a buffer of the pool.
+    /// Destination of the response data; `None` for a buffer of the pool.
     pub read_buffer: Option<Buffer>,
 }
 
 impl<'a> EncodedCommand<'a> {
-    /// A command without data of the host's, of the initiator itself.
-    pub fn internal(sqe: Sqe, incoming_bytes: u32) -> EncodedCommand<'a> {
-        EncodedCommand::without_data(sqe, CommandKind::Internal, incoming_bytes)
+    /// A command of the initiator itself, without host data.
+    pub fn internal(sqe: Sqe, response_bytes_max: u32) -> EncodedCommand<'a> {
+        EncodedCommand::without_data(sqe, CommandKind::Internal, response_bytes_max)
     }
 
-    /// A command without data of the host's.
-    pub fn without_data(sqe: Sqe, kind: CommandKind, incoming_bytes: u32) -> EncodedCommand<'a> {
-        EncodedCommand {
-            sqe,
-            kind,
-            key: None,
-            value: None,
-            response_bytes_max: incoming_bytes,
-            read_buffer: None,
-        }
+    /// A command without host data.
+    pub fn without_data(sqe: Sqe, kind: CommandKind, response_bytes_max: u32) -> EncodedCommand<'a> {
+        EncodedCommand { sqe, kind, key: None, value: None, response_bytes_max, read_buffer: None }
     }
 
-    /// Bytes that the host sends.
+    /// Length of the data that the host sends, in bytes.
     pub fn host_data_bytes(&self) -> usize {
         let key = self.key.as_ref().map_or(0, Key::len);
         key + self.value.as_ref().map_or(0, |value| value.bytes().len())

@@ -10,40 +10,41 @@ use octokv_wire::{Cqe, Status};
 /// A completed command.
 #[derive(Debug)]
 pub struct CommandCompletion {
-    /// The caller's token.
+    /// Token of the caller.
     pub token: u64,
-    /// What the command was for.
+    /// Purpose of the command.
     pub kind: CommandKind,
-    /// Its completion.
+    /// Completion queue entry.
     pub cqe: Cqe,
-    /// The data that came.
+    /// Received data.
     pub data: ResponseData,
-    /// Whether the data's digests, where there were any, were right.
+    /// Whether all data digests, if enabled, matched.
     pub digest_ok: bool,
-    /// The buffer whose data the command carried, unless parts of it are still being sent.
+    /// Buffer of the command's data; `None` if the command had none or parts of it are still unsent.
     pub host_buffer: Option<Buffer>,
 }
 
-/// A command that a lost connection leaves without an answer.
+/// A command that a lost connection leaves without a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbortedCommand {
-    /// The caller's token.
+    /// Token of the caller.
     pub token: u64,
-    /// What the command was for.
+    /// Purpose of the command.
     pub kind: CommandKind,
-    /// Whether any byte of it was sent.
+    /// Whether any byte of the command was sent.
     pub sent: bool,
 }
 
-/// The answer of a completion and the data that came before it.
+/// The response of a completion.
 ///
 /// # Errors
-/// What the node's status, or the lack of data, means.
+/// The error of the node's status; [`Error::DataDigest`] or [`Error::DataLength`] if the received data is
+/// wrong.
 pub fn decode_response(completion: CommandCompletion) -> Result<Response, Error> {
-    let CommandCompletion { kind, cqe, data, digest_ok, host_buffer: host, .. } = completion;
+    let CommandCompletion { kind, cqe, data, digest_ok, host_buffer, .. } = completion;
     let (status, dw0) = (cqe.status(), cqe.dw0.get());
     if kind.is_block_command() && (is_transient(status) || (status.is_success() && !digest_ok)) {
-        return Ok(Response::Retry { buffer: host.or(data.into_raw_buffer()) });
+        return Ok(Response::Retry { buffer: host_buffer.or(data.into_raw_buffer()) });
     }
     if !status.is_success() {
         return decode_error_status(kind, status);
@@ -54,15 +55,15 @@ pub fn decode_response(completion: CommandCompletion) -> Result<Response, Error>
     Ok(match kind {
         CommandKind::Store => Response::Stored,
         CommandKind::Retrieve { limit_bytes } => {
-            let (said, came) = (dw0.min(limit_bytes), data.len() as u32);
-            if said != came {
-                return Err(Error::DataLength { expected_bytes: said, received_bytes: came });
+            let (expected_bytes, received_bytes) = (dw0.min(limit_bytes), data.len() as u32);
+            if expected_bytes != received_bytes {
+                return Err(Error::DataLength { expected_bytes, received_bytes });
             }
             Response::Value { data, full_bytes: dw0 }
         }
         CommandKind::Delete => Response::Deleted,
-        CommandKind::Exist { returns_length: with_length } => {
-            Response::Exists { value_bytes: with_length.then_some(dw0) }
+        CommandKind::Exist { returns_length } => {
+            Response::Exists { value_bytes: returns_length.then_some(dw0) }
         }
         CommandKind::List => Response::Keys { list: data },
         CommandKind::Flush | CommandKind::Internal | CommandKind::AsyncEvent => Response::Flushed,
@@ -70,22 +71,22 @@ pub fn decode_response(completion: CommandCompletion) -> Result<Response, Error>
             return Err(Error::DataLength { expected_bytes: bytes, received_bytes: data.len() as u32 });
         }
         CommandKind::Read { .. } => Response::Blocks { data },
-        CommandKind::Write | CommandKind::ZeroOrDeallocate => Response::Written { buffer: host },
+        CommandKind::Write | CommandKind::ZeroOrDeallocate => Response::Written { buffer: host_buffer },
         CommandKind::Compare | CommandKind::Verify => Response::Verified,
     })
 }
 
-/// Whether the same command may succeed a little later.
+/// Whether a retry of the command may succeed.
 fn is_transient(status: Status) -> bool {
-    let passing =
+    let transient =
         [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED, Status::TRANSIENT_TRANSPORT_ERROR];
-    passing.into_iter().any(|passing| status.is(passing))
+    transient.into_iter().any(|transient| status.is(transient))
 }
 
 fn decode_error_status(kind: CommandKind, status: Status) -> Result<Response, Error> {
     let plain = Status::new(status.code_type(), status.code());
     if kind.is_block_command() {
-        // The codes from 80h on mean other things than for keys.
+        // The codes from 80h have other meanings than in the Key Value command set.
         return match plain {
             Status::MEDIA_COMPARE_FAILURE => Ok(Response::CompareFailed),
             Status::MEDIA_UNRECOVERED_READ => Err(Error::UnrecoveredRead),

@@ -1,54 +1,54 @@
-//! What a client may be told. [`ClientConfig::default`] fits a client on the same network as its node.
+//! Configuration of a client. [`ClientConfig::default`] suits a client on the same network as its node.
 
 use octokv_base::{NamespaceId, Nanos};
 
-/// Bounds, names and times of one session.
+/// Limits, names and timeouts of one session.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// The subsystem to connect to.
+    /// NQN of the subsystem.
     pub subsystem_nqn: String,
-    /// The namespace to use.
+    /// Namespace identifier.
     pub namespace: NamespaceId,
-    /// Our own name; fairness and limits of a node go by it.
+    /// NQN of this host; access control, fairness and limits of the node apply to it.
     pub host_nqn: String,
-    /// Our host identifier; the same name must always come with the same identifier.
+    /// Host identifier. NVMe requires one identifier per host NQN.
     pub host_id: [u8; 16],
-    /// I/O queues, each on a TCP connection of its own. The controller may grant fewer.
+    /// Number of I/O queues, each on its own TCP connection. The controller may grant fewer.
     pub io_queues: u16,
-    /// Commands in flight on each queue. The controller may allow fewer.
+    /// Maximum commands in flight on each I/O queue. The controller may allow fewer.
     pub queue_depth: u16,
-    /// Ask for CRC-32C digests of headers.
+    /// Whether to request CRC-32C digests of headers.
     pub header_digest: bool,
-    /// Ask for CRC-32C digests of data.
+    /// Whether to request CRC-32C digests of data.
     pub data_digest: bool,
-    /// How long a command may take before its connection counts as dead.
+    /// Maximum time of a command; a command that exceeds it ends its connection.
     pub command_timeout: Nanos,
-    /// How long connecting and setting up may take in all.
+    /// Maximum time of connecting and initialization together.
     pub connect_timeout: Nanos,
-    /// The keep alive time announced to the controller; half of it passes between two signs of life.
+    /// Keep alive timeout sent to the controller (KATO); the client sends a Keep Alive twice as often.
     pub keep_alive: Nanos,
-    /// What to do when the connection is lost after it was up.
+    /// Reconnection after the loss of an established connection.
     pub reconnect: Reconnect,
     /// Receive buffer of each I/O queue, in bytes.
     pub receive_buffer_bytes: usize,
-    /// Bytes of values received, or to be sent, that the session keeps for reuse.
+    /// Maximum size of the session's buffer pool, in bytes.
     pub pool_bytes: usize,
-    /// How long the I/O thread of a [`crate::BlockingClient`] spins after the last work before it sleeps.
+    /// Time that the I/O thread of a [`crate::Client`] spins after the last work before it sleeps.
     pub spin_time: Nanos,
 }
 
-/// When to connect again.
+/// Reconnection policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconnect {
-    /// Never: the session ends with its connection.
+    /// The session ends with its connection.
     Never,
-    /// Again and again, with doubling pauses.
+    /// Reconnects with exponential backoff.
     BackOff {
-        /// The first pause.
+        /// Delay before the first attempt.
         first_delay: Nanos,
-        /// The longest pause.
+        /// Maximum delay between attempts.
         delay_max: Nanos,
-        /// Give up when this much time has passed since the loss; [`Nanos::NEVER`] to never do so.
+        /// Time since the loss after which the session ends; [`Nanos::NEVER`] for no limit.
         give_up_after: Nanos,
     },
 }
@@ -79,14 +79,14 @@ impl Default for ClientConfig {
     }
 }
 
-/// The pause before attempt number `attempt` (0 first) after a loss.
+/// Delay before reconnect attempt `attempt` (from 0); `None` if the session ends instead.
 pub fn backoff_delay(reconnect: Reconnect, attempt: u32, since_loss: Nanos) -> Option<Nanos> {
     match reconnect {
         Reconnect::Never => None,
-        Reconnect::BackOff { give_up_after: give_up, .. } if since_loss >= give_up => None,
-        Reconnect::BackOff { first_delay: first, delay_max: longest, .. } => {
-            let doubled = first.0.saturating_mul(1u64.checked_shl(attempt).unwrap_or(u64::MAX));
-            Some(Nanos(doubled.min(longest.0)))
+        Reconnect::BackOff { give_up_after, .. } if since_loss >= give_up_after => None,
+        Reconnect::BackOff { first_delay, delay_max, .. } => {
+            let doubled = first_delay.0.saturating_mul(1u64.checked_shl(attempt).unwrap_or(u64::MAX));
+            Some(Nanos(doubled.min(delay_max.0)))
         }
     }
 }

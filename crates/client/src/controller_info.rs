@@ -9,62 +9,62 @@ use octokv_wire::queue_entry::event;
 use octokv_wire::vendor::{self, VendorCapabilities};
 use octokv_wire::{kv, nvm};
 
-/// What is known of a controller and its namespace.
+/// Limits and properties of a controller and its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerInfo {
-    /// The controller's id.
+    /// Controller identifier (CNTLID).
     pub controller_id: u16,
-    /// Entries that a queue may have.
+    /// Maximum entries of a queue (CAP.MQES).
     pub queue_entries_max: u32,
-    /// Bytes that an I/O command may carry in its capsule.
+    /// Maximum in-capsule data of an I/O command, in bytes.
     pub capsule_data_bytes: u32,
-    /// The most data of one command, in bytes.
+    /// Maximum data of one command, in bytes (MDTS).
     pub data_bytes_max: u32,
-    /// octokv's extension, where the controller announces it.
+    /// octokv's vendor capabilities; `None` for a controller without them.
     pub vendor_capabilities: Option<VendorCapabilities>,
-    /// The most commands at once on a queue, 0 for no limit.
+    /// Maximum commands in flight on a queue (MAXCMD); 0 for no limit.
     pub commands_max: u16,
-    /// I/O queues granted.
+    /// Number of I/O queues granted.
     pub io_queues: u16,
-    /// The longest key of the namespace by the standard commands, in bytes.
+    /// Maximum key of the standard commands, in bytes (KVKML).
     pub kv_key_bytes_max: u16,
-    /// The longest value of the namespace, in bytes; 0 for no limit.
+    /// Maximum value of the namespace, in bytes (KVVML); 0 for no limit.
     pub kv_value_bytes_max: u32,
     /// Size of the namespace, in bytes.
     pub size_bytes: u64,
-    /// Bytes of it that are used, when it was connected.
+    /// Used part of the namespace at connect time, in bytes.
     pub used_bytes: u64,
-    /// What is known of a namespace of blocks; none where it holds keys and values.
+    /// Block format of the namespace; `None` for a Key Value namespace.
     pub blocks: Option<BlockInfo>,
-    /// Whether the controller takes Dataset Management.
+    /// Whether the controller supports Dataset Management.
     pub supports_deallocate: bool,
-    /// Whether the controller tells of namespaces that changed.
+    /// Whether the controller reports namespace changes by asynchronous events.
     pub reports_namespace_changes: bool,
 }
 
-/// What is known of a namespace of blocks.
+/// Block format and identity of a block namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// Bytes of a block: a power of two from 512 to 65536.
+    /// Block size, in bytes: a power of two from 512 to 65536.
     pub block_bytes: u32,
-    /// How many there are.
+    /// Size of the namespace, in blocks.
     pub block_count: u64,
-    /// The namespace's globally unique identifier; zeros where it has none.
+    /// Globally unique identifier (NGUID); zeros for none.
     pub nguid: [u8; 16],
 }
 
-/// The smallest and the largest block that we work with, as powers of two.
+/// Supported block sizes, log2 of bytes.
 const BLOCK_BYTES_LOG2: std::ops::RangeInclusive<u8> = 9..=16;
 
 impl BlockInfo {
-    /// The most data of one command: whole blocks, no more than it can name.
+    /// Maximum data of one command, in bytes: whole blocks within MDTS and the block count of a command.
     pub fn command_bytes_max(&self, data_bytes_max: u32) -> u32 {
         let named = u64::from(nvm::BLOCKS_MAX) * u64::from(self.block_bytes);
         let most = named.min(u64::from(data_bytes_max)).min(1 << 31);
         (most - most % u64::from(self.block_bytes)) as u32
     }
 
-    /// Of the page of a namespace, where its format is one that we can use.
+    /// Decodes the page of a namespace; `None` if its block format is not supported.
     fn from_page(page: &identify::IdentifyNamespace, data_bytes_max: u32) -> Option<BlockInfo> {
         let index = page.format & 0xf | (page.format >> 1) & 0x30;
         if index > page.formats {
@@ -80,7 +80,7 @@ impl BlockInfo {
         (blocks.command_bytes_max(data_bytes_max) > 0).then_some(blocks)
     }
 
-    /// Whether data that was here before is here still, as far as names and sizes tell.
+    /// Whether this can be the namespace of `before`: same NGUID and block size, not smaller.
     pub fn matches(&self, before: &BlockInfo) -> bool {
         self.nguid == before.nguid
             && self.block_bytes == before.block_bytes
@@ -108,7 +108,7 @@ impl ControllerInfo {
         }
     }
 
-    /// Facts of a controller with the usual limits, for tests.
+    /// Info of a controller with the usual limits, for tests.
     #[doc(hidden)]
     pub fn for_tests() -> ControllerInfo {
         ControllerInfo {
@@ -135,7 +135,7 @@ impl ControllerInfo {
         page: &identify::IdentifyNamespace,
     ) -> Result<(), ConnectionError> {
         if page.size.get() == 0 {
-            // A page of zeros: it was there a step ago and is no more (NVMe Base 2.1, 5.1.13.2.1).
+            // A page of zeros: the namespace was deleted after the previous step (NVMe Base 2.1, 5.1.13.2.1).
             return Err(ConnectionError::NamespaceNotFound);
         }
         let blocks =
@@ -155,18 +155,18 @@ impl ControllerInfo {
         self.used_bytes = page.used_bytes.get();
     }
 
-    /// Whether the extension's commands with long keys can be used. Their keys travel in the capsule.
+    /// Whether the vendor commands with long keys are usable. Their keys are in-capsule data.
     pub fn supports_long_keys(&self) -> bool {
-        let announced = |a: &VendorCapabilities| a.features & vendor::FEATURE_LONG_KEYS != 0;
-        self.vendor_capabilities.as_ref().is_some_and(announced) && self.capsule_data_bytes >= 1024
+        let has_feature = |it: &VendorCapabilities| it.features & vendor::FEATURE_LONG_KEYS != 0;
+        self.vendor_capabilities.as_ref().is_some_and(has_feature) && self.capsule_data_bytes >= 1024
     }
 
-    /// The longest key of a standard command, in bytes.
+    /// Maximum key of a standard command, in bytes.
     pub fn standard_key_bytes_max(&self) -> usize {
         usize::from(self.kv_key_bytes_max).min(kv::KEY_BYTES_MAX)
     }
 
-    /// The longest key, in bytes.
+    /// Maximum key, in bytes.
     pub fn key_bytes_max(&self) -> usize {
         let standard = self.standard_key_bytes_max();
         match self.vendor_capabilities {
@@ -177,7 +177,7 @@ impl ControllerInfo {
         }
     }
 
-    /// The longest value that can be stored, in bytes.
+    /// Maximum value of one command, in bytes.
     pub fn value_bytes_max(&self) -> u32 {
         match self.kv_value_bytes_max {
             0 => self.data_bytes_max,
@@ -185,12 +185,7 @@ impl ControllerInfo {
         }
     }
 
-    /// The most that one command can read, in bytes.
-    pub fn read_bytes_max(&self) -> u32 {
-        self.value_bytes_max()
-    }
-
-    /// Commands that may be in flight on a queue: one less than its entries.
+    /// Commands in flight on a queue for a requested depth: at most one less than its entries.
     pub fn queue_depth(&self, wanted: u16) -> u16 {
         let limit = if self.commands_max == 0 { u16::MAX } else { self.commands_max };
         let entries = (self.queue_entries_max - 1).min(u32::from(u16::MAX)) as u16;

@@ -1,11 +1,11 @@
-//! How a controller is set up: the order of the steps, what each asks, what its answer means.
+//! Controller initialization: the order of its steps, the command of each step and the effect of its completion.
 //!
 //! ```text
-//! Connect ▶ Capabilities ▶ Enable ▶ Ready (again until CSTS.RDY) ▶ Controller ▶ Namespaces
-//!         ▶ Descriptors ▶ Namespace, of keys or Blocks ▶ Events ▶ Queues ▶ (the I/O queues connect) ▶ live
+//! Connect ▶ Capabilities ▶ Enable ▶ Ready (repeated until CSTS.RDY) ▶ Controller ▶ NamespaceList
+//!         ▶ Descriptors ▶ KvNamespace or BlockNamespace ▶ AsyncEvents ▶ Queues ▶ (I/O queues connect) ▶ live
 //! ```
-//! [`request`] and [`next`] are pure: the initiator carries them out. The steps from Namespaces to Blocks are
-//! taken again when the node tells that namespaces changed.
+//! [`step_command`] and [`next_step`] are pure: the initiator executes them. It repeats the steps from NamespaceList to
+//! BlockNamespace when the node reports a namespace change.
 
 use crate::command::{CommandKind, EncodedCommand, Value};
 use crate::config::ClientConfig;
@@ -19,48 +19,48 @@ use octokv_wire::identify::{self, NamespaceDescriptor, cns};
 use octokv_wire::queue_entry::{Sqe, admin, csi, event, feature};
 use octokv_wire::{Cqe, Status, log_page};
 
-/// A step of setting up the admin queue and the controller.
+/// Step of the initialization of the admin queue and the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitStep {
     /// Fabrics Connect of the admin queue.
     Connect,
-    /// Read CAP.
+    /// Reads CAP.
     Capabilities,
-    /// Write CC.EN.
+    /// Sets CC.EN.
     Enable,
-    /// Read CSTS until it is ready.
+    /// Reads CSTS until the controller is ready.
     Ready,
-    /// Identify the controller.
+    /// Identifies the controller.
     Controller,
-    /// Is the namespace there?
+    /// Checks that the namespace is active.
     NamespaceList,
-    /// Which command set has it?
+    /// Reads the command set of the namespace.
     Descriptors,
-    /// Its limits, where it holds keys and values.
+    /// Reads the limits of a Key Value namespace.
     KvNamespace,
-    /// Its blocks, where it holds blocks.
+    /// Reads the format of a block namespace.
     BlockNamespace,
-    /// Ask to be told of namespaces that change.
+    /// Enables events for namespace changes.
     AsyncEvents,
-    /// Ask for I/O queues.
+    /// Requests I/O queues.
     Queues,
 }
 
-/// What follows a step.
+/// Continuation after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitNext {
-    /// This step at once.
+    /// Execute this step now.
     Step(InitStep),
-    /// Read CSTS again, a little later.
+    /// Repeat the step after a delay: the controller is not ready.
     Wait,
-    /// The controller is set up: connect the I/O queues.
+    /// Initialization is complete: connect the I/O queues.
     Done,
 }
 
-/// Entries of the admin queue.
+/// Number of entries of the admin queue.
 pub const ADMIN_QUEUE_ENTRIES: u32 = 32;
 
-/// The Connect of a queue.
+/// Encodes the Connect of a queue.
 pub fn connect_command(
     queue_id: u16,
     entries: u32,
@@ -84,18 +84,15 @@ pub fn connect_command(
     }
 }
 
-/// The command of a step.
+/// Encodes the command of a step.
 pub fn step_command(step: InitStep, config: &ClientConfig) -> EncodedCommand<'static> {
     let no_namespace = NamespaceId(0);
     let identify = |cns, csi, namespace| {
         let request = identify::IdentifyRequest { cns, csi, controller_id: 0, namespace };
         EncodedCommand::internal(request.encode(0), identify::PAGE_BYTES as u32)
     };
-    let get = |offset, wide| {
-        EncodedCommand::internal(
-            fabrics::FabricsCommand::PropertyGet { offset, is_64_bit: wide }.encode(0),
-            0,
-        )
+    let get = |offset, is_64_bit| {
+        EncodedCommand::internal(fabrics::FabricsCommand::PropertyGet { offset, is_64_bit }.encode(0), 0)
     };
     match step {
         InitStep::Connect => connect_command(0, ADMIN_QUEUE_ENTRIES, fabrics::NEW_CONTROLLER, config),
@@ -106,7 +103,7 @@ pub fn step_command(step: InitStep, config: &ClientConfig) -> EncodedCommand<'st
         InitStep::Ready => get(property::CSTS, false),
         InitStep::Controller => identify(cns::CONTROLLER, 0, no_namespace),
         InitStep::NamespaceList => {
-            // The list begins above the namespace it is given.
+            // The list contains identifiers above the given one.
             identify(cns::NAMESPACE_LIST, 0, NamespaceId(config.namespace.0.saturating_sub(1)))
         }
         InitStep::Descriptors => identify(cns::DESCRIPTORS, 0, config.namespace),
@@ -120,31 +117,31 @@ pub fn step_command(step: InitStep, config: &ClientConfig) -> EncodedCommand<'st
         }
         InitStep::Queues => {
             let mut sqe = Sqe::new(admin::SET_FEATURES, 0);
-            let most = u32::from(config.io_queues.max(1) - 1);
+            let count_minus_one = u32::from(config.io_queues.max(1) - 1);
             sqe.cdw10.set(u32::from(feature::QUEUES));
-            sqe.cdw11.set(most | most << 16);
+            sqe.cdw11.set(count_minus_one | count_minus_one << 16);
             EncodedCommand::internal(sqe, 0)
         }
     }
 }
 
-/// Writing CC.
+/// Encodes a write of CC.
 pub fn set_configuration_sqe(configuration: ControllerConfiguration) -> Sqe {
     let value = u64::from(configuration.0);
     fabrics::FabricsCommand::PropertySet { offset: property::CC, is_64_bit: false, value }.encode(0)
 }
 
-/// Keep Alive.
+/// Encodes a Keep Alive.
 pub fn keep_alive_command() -> EncodedCommand<'static> {
     EncodedCommand::internal(Sqe::new(admin::KEEP_ALIVE, 0), 0)
 }
 
-/// An event request, which is answered when there is something to tell.
+/// Encodes an Asynchronous Event Request. It completes with the next event.
 pub fn async_event_request() -> EncodedCommand<'static> {
     EncodedCommand::without_data(Sqe::new(admin::ASYNC_EVENT_REQUEST, 0), CommandKind::AsyncEvent, 0)
 }
 
-/// Reads the list of namespaces that changed, so that the next change is told, too.
+/// Encodes a read of the changed namespace list, which re-enables the event for the next change.
 pub fn changed_namespaces_command() -> EncodedCommand<'static> {
     let request = log_page::LogPageRequest {
         id: log_page::id::CHANGED_NAMESPACES,
@@ -158,13 +155,13 @@ pub fn changed_namespaces_command() -> EncodedCommand<'static> {
     EncodedCommand::internal(request.encode(0), CHANGED_LIST_BYTES as u32)
 }
 
-/// Bytes of that list.
+/// Length of the changed namespace list, in bytes.
 const CHANGED_LIST_BYTES: u64 = 4096;
 
-/// Takes the answer of a step into `facts` and says what follows.
+/// Applies the completion of a step to `info` and returns the continuation.
 ///
 /// # Errors
-/// Why the controller cannot be used.
+/// The reason why the controller is unusable.
 pub fn next_step(
     step: InitStep,
     cqe: &Cqe,
@@ -183,15 +180,15 @@ pub fn next_step(
             }
             InitStep::KvNamespace => ConnectionError::UnsupportedCommandSet,
             InitStep::AsyncEvents => {
-                // Nobody is obliged to tell.
+                // Support of events is optional.
                 info.reports_namespace_changes = false;
                 return Ok(InitNext::Step(InitStep::Queues));
             }
             _ => ConnectionError::InitFailed(status),
         });
     }
-    let short = ConnectionError::InitFailed(Status::DATA_TRANSFER_ERROR);
-    let following = match step {
+    let truncated = ConnectionError::InitFailed(Status::DATA_TRANSFER_ERROR);
+    let next = match step {
         InitStep::Connect => {
             let connected = ConnectResponse::decode(cqe.dw0.get());
             if connected.authentication_required {
@@ -212,11 +209,11 @@ pub fn next_step(
             ControllerStatus { ready: true, .. } => InitStep::Controller,
         },
         InitStep::Controller => {
-            info.apply_controller_page(identify::decode_page(data).ok_or(short)?);
+            info.apply_controller_page(identify::decode_page(data).ok_or(truncated)?);
             InitStep::NamespaceList
         }
         InitStep::NamespaceList => {
-            let list: &identify::NamespaceIdList = identify::decode_page(data).ok_or(short)?;
+            let list: &identify::NamespaceIdList = identify::decode_page(data).ok_or(truncated)?;
             if list.ids().next() != Some(config.namespace) {
                 return Err(ConnectionError::NamespaceNotFound);
             }
@@ -232,11 +229,11 @@ pub fn next_step(
             }
         }
         InitStep::KvNamespace => {
-            info.apply_kv_namespace_page(identify::decode_page(data).ok_or(short)?);
+            info.apply_kv_namespace_page(identify::decode_page(data).ok_or(truncated)?);
             step_after_namespace(info)
         }
         InitStep::BlockNamespace => {
-            info.apply_namespace_page(identify::decode_page(data).ok_or(short)?)?;
+            info.apply_namespace_page(identify::decode_page(data).ok_or(truncated)?)?;
             step_after_namespace(info)
         }
         InitStep::AsyncEvents => InitStep::Queues,
@@ -247,7 +244,7 @@ pub fn next_step(
             return Ok(InitNext::Done);
         }
     };
-    Ok(InitNext::Step(following))
+    Ok(InitNext::Step(next))
 }
 
 fn step_after_namespace(info: &ControllerInfo) -> InitStep {
@@ -329,7 +326,7 @@ mod tests {
         let config = ClientConfig::default();
         let failed = |status| Cqe::new(0, 0, status, 0, 0);
         let nothing = vec![0; identify::PAGE_BYTES];
-        // Eight blocks, of a size that is not said.
+        // Eight blocks with an unsupported block size.
         let odd: Vec<u8> = [&[8], &nothing[1..]].concat();
         let refused = Status::CONNECT_INVALID_HOST;
         let table = [
@@ -391,11 +388,11 @@ mod tests {
             InitStep::BlockNamespace,
         ];
         let mut page = vec![0; identify::PAGE_BYTES];
-        let mut taken = 0;
+        let mut accepted = 0;
         for round in 0..20_000u32 {
             random.fill(&mut page);
             if round % 2 == 0 {
-                // Nearly right: no metadata, few blocks, a format that there is.
+                // Nearly valid: no metadata, few blocks, an existing format.
                 page[..8].copy_from_slice(&random.below(1 << 40).to_le_bytes());
                 (page[25], page[26]) = (63, page[26] & 0x6f);
                 page[128..384].chunks_mut(4).for_each(|format| (format[0], format[1]) = (0, 0));
@@ -406,13 +403,13 @@ mod tests {
                 let _ = next_step(step, &success(0, 0), &page[..cut], &ClientConfig::default(), &mut info);
             }
             if let Some(blocks) = info.blocks {
-                taken += 1;
+                accepted += 1;
                 let most = blocks.command_bytes_max(info.data_bytes_max);
                 assert!(blocks.block_bytes.is_power_of_two() && (512..=65536).contains(&blocks.block_bytes));
                 assert!(most > 0 && most % blocks.block_bytes == 0 && most <= info.data_bytes_max);
                 assert!(info.size_bytes > 0 && info.used_bytes <= info.size_bytes);
             }
         }
-        assert!(taken > 100, "{taken} pages of blocks were right");
+        assert!(accepted > 100, "only {accepted} block pages were accepted");
     }
 }

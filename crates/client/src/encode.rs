@@ -9,10 +9,10 @@ use octokv_base::NamespaceId;
 use octokv_wire::nvm;
 
 impl<'a> EncodedCommand<'a> {
-    /// The entry and data of a command, for a namespace of these facts.
+    /// Encodes a command for a namespace with these limits.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The violated limit, [`Error::NotKvNamespace`] or [`Error::NotBlockNamespace`].
     pub fn new(
         command: Command<'a>,
         namespace: NamespaceId,
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_chooses_the_command() {
+    fn the_key_length_selects_the_command() {
         let opcode = |command, long| {
             EncodedCommand::new(command, NamespaceId(1), &facts(long)).map(|encoded| encoded.sqe.opcode)
         };
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_beyond_the_limit_is_refused_before_it_is_sent() {
+    fn a_value_beyond_the_limit_fails_before_it_is_sent() {
         let value = vec![0; facts(None).value_bytes_max() as usize + 1];
         let command = Command::Store { key: key(1), value: Value::Slice(&value), mode: StoreMode::Upsert };
         let error = EncodedCommand::new(command, NamespaceId(1), &facts(None)).unwrap_err();

@@ -1,20 +1,19 @@
-//! One controller and its queues, as a machine without I/O: set up, used, lost, set up again.
+//! State machine of one controller and its queues, without I/O: initialization, use, connection loss, reconnection.
 //!
-//! In: time, bytes by queue, commands, news of connections. Out: bytes by queue, answers through a sink,
+//! In: time, received bytes by queue, commands, lost connections. Out: bytes to send by queue, responses through a sink,
 //! [`ConnectionAction`]s (open or close the connection of a queue). Queue 0 is the admin queue.
 //!
 //! ```text
-//!            start            set up              all queues connected
-//!  Waiting ────────▶ Setting ────────▶ Queues ──────────────────────────▶ Live ──close──▶ Draining
-//!     ▲                 │                 │                                │                 │
-//!     └── pause ────────┴─────── lost ────┴────────────────────────────────┘          shut down or late
-//!                       └─ never live, final, or no more attempts ─▶ Over ◀──────────────────┘
+//!            start             initialized             all queues connected
+//!  Backoff ───────▶ Initializing ───────▶ ConnectingQueues ─────────▶ Live ──close──▶ Draining
+//!     ▲                 │                     │                        │                 │
+//!     └───── delay ─────┴──────── lost ───────┴────────────────────────┘     shut down or timeout
+//!                       └─ never live, permanent, or no more attempts ─▶ Ended ◀─────────┘
 //! ```
-//! Invariants: one loss takes down the whole controller: all its connections are closed and every
-//! command in flight is answered exactly once; commands are taken only while live; what is sent to a
-//! controller of before is never read as an answer of now (its connections are gone); a namespace of blocks
-//! that is another than before ends it. While live an event request is out; when it tells of a change, the
-//! namespace is looked at again.
+//! Invariants: the loss of one connection loses the whole controller: all its connections are closed and every command in
+//! flight completes exactly once; commands are accepted only while live; bytes of a previous controller are never
+//! processed as those of the current one, because its connections are closed; a block namespace that was replaced ends the
+//! session. While live, one Asynchronous Event Request is pending; its completion rescans the namespace.
 
 use crate::command::{Command, CommandKind, EncodedCommand, Response};
 use crate::completion::{CommandCompletion, decode_response};
@@ -28,45 +27,45 @@ use octokv_wire::fabrics::ControllerConfiguration;
 use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;
 use std::io::IoSlice;
 
-/// What the driver of the machine has to do, in order.
+/// Connection change for the owner of the sockets, to be executed in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionAction {
-    /// Connect this queue's connection.
+    /// Open the connection of this queue.
     Open(u16),
-    /// Send what it takes at once, then close this queue's connection.
+    /// Send what the socket accepts at once, then close the connection of this queue.
     Close(u16),
 }
 
-/// Where a controller stands.
+/// State of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InitiatorState {
-    /// Until the next attempt.
+    /// Disconnected until the next attempt.
     Backoff { until: Nanos },
-    /// The admin queue connects and a step is under way; `again_at` when CSTS is to be read again.
+    /// A step is in progress; `poll_ready_at` is the time of the next CSTS read.
     Initializing { step: InitStep, deadline: Nanos, poll_ready_at: Option<Nanos> },
-    /// So many I/O queues are still connecting.
+    /// `remaining` I/O queues are connecting.
     ConnectingQueues { remaining: u16, deadline: Nanos },
-    /// In use; the next sign of life is due at `alive_at`.
+    /// In use; the next Keep Alive is due at `keep_alive_at`.
     Live { keep_alive_at: Nanos },
-    /// Waits for the last answers, then for the controller's shutdown.
+    /// Awaits the last completions, then the controller's shutdown.
     Draining { deadline: Nanos, shutting_down: bool },
-    /// Ended, and why; none after a close.
+    /// Ended, with the cause; `None` after a close.
     Ended(Option<ConnectionError>),
 }
 
 const READY_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
 const DRAIN_TIMEOUT: Nanos = Nanos::from_secs(1);
-/// What commands of our own, while live, are for: their tokens.
+/// Tokens of the initiator's own commands.
 const KEEP_ALIVE_TOKEN: u64 = 0;
 const ASYNC_EVENT_TOKEN: u64 = 1;
 const CHANGED_LIST_TOKEN: u64 = 2;
 const INIT_STEP_TOKEN: u64 = 3;
 const SHUTDOWN_TOKEN: u64 = 4;
-/// Room that keep alives leave on the admin queue: for an event request, a look at the namespace, a shutdown.
+/// Slots that Keep Alives leave free on the admin queue: an event request, a rescan, a shutdown.
 const ADMIN_RESERVED_SLOTS: usize = 3;
 const ADMIN_QUEUE_DEPTH: u16 = controller_init::ADMIN_QUEUE_ENTRIES as u16 - 1;
 
-/// One controller. See the module's text.
+/// One controller. See the module documentation.
 #[derive(Debug)]
 pub struct Initiator {
     config: ClientConfig,
@@ -77,11 +76,11 @@ pub struct Initiator {
     actions: Vec<ConnectionAction>,
     internal_events: Vec<QueueEvent>,
     was_ever_live: bool,
-    /// How often it went live.
+    /// How many times it became live.
     connection_epoch: u64,
-    /// An event request is out.
+    /// Whether an Asynchronous Event Request is pending.
     event_request_pending: bool,
-    /// A look at the namespace after a change is under way: its step, and what was learnt by then.
+    /// Rescan of the namespace after a change: its step and the info so far.
     rescan: Option<(InitStep, ControllerInfo)>,
     lost_at: Nanos,
     attempts: u32,
@@ -91,11 +90,11 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// A machine that begins to connect at once.
-    pub fn new(settings: ClientConfig, now: Nanos) -> Initiator {
-        let pool = BufferPool::new(settings.pool_bytes);
+    /// An initiator that starts to connect at once.
+    pub fn new(config: ClientConfig, now: Nanos) -> Initiator {
+        let pool = BufferPool::new(config.pool_bytes);
         let mut initiator = Initiator {
-            config: settings,
+            config,
             pool,
             state: InitiatorState::Backoff { until: now },
             controller_info: ControllerInfo::unknown(),
@@ -126,90 +125,90 @@ impl Initiator {
         matches!(self.state, InitiatorState::Ended(_))
     }
 
-    /// Why the last connection was lost, or why it ended.
+    /// Cause of the last connection loss, or of the end.
     pub fn last_error(&self) -> Option<ConnectionError> {
         self.last_error
     }
 
-    /// What is known of the controller and its namespace, once it was live.
+    /// Controller and namespace limits, once it was live.
     pub fn controller_info(&self) -> Option<&ControllerInfo> {
         self.was_ever_live.then_some(&self.controller_info)
     }
 
-    /// How often it went live: two commands of one life met the same controller.
+    /// How many times it became live. Commands of the same epoch reached the same controller.
     pub fn connection_epoch(&self) -> u64 {
         self.connection_epoch
     }
 
-    /// The settings.
+    /// Configuration.
     pub fn config(&self) -> &ClientConfig {
         &self.config
     }
 
-    /// The pool that the data of answers comes from.
+    /// Pool of the response buffers.
     pub fn pool(&self) -> &BufferPool {
         &self.pool
     }
 
-    /// How many commands can be submitted now.
+    /// Number of commands that can be submitted now.
     pub fn free_slots(&self) -> usize {
         if !self.is_live() { 0 } else { self.queues.iter().skip(1).map(QueuePair::free_slots).sum() }
     }
 
-    /// How many of the caller's commands wait for an answer.
+    /// Number of the caller's commands in flight.
     pub fn in_flight(&self) -> usize {
         self.queues.iter().skip(1).map(QueuePair::in_flight).sum()
     }
 
-    /// What is to be done with connections; empties the list.
+    /// Moves the pending connection actions to `into`.
     pub fn take_actions(&mut self, into: &mut Vec<ConnectionAction>) {
         into.append(&mut self.actions);
     }
 
-    /// Appends what a queue has to send.
+    /// Appends the unsent bytes of a queue.
     pub fn slices<'a>(&'a self, queue: u16, into: &mut Vec<IoSlice<'a>>) {
         if let Some(queue) = self.queues.get(usize::from(queue)) {
             queue.slices(into);
         }
     }
 
-    /// Whether a queue has nothing to send.
+    /// Whether a queue has no unsent bytes.
     pub fn is_flushed(&self, queue: u16) -> bool {
         self.queues.get(usize::from(queue)).is_none_or(QueuePair::is_flushed)
     }
 
-    /// The socket of a queue took so many bytes.
+    /// Removes `bytes` unsent bytes, which the socket of the queue accepted.
     pub fn advance_sent(&mut self, queue: u16, bytes: usize) {
         self.queues[usize::from(queue)].advance_sent(bytes);
     }
 
-    /// Puts a command on its way. The caller has seen [`Initiator::room`].
+    /// Submits a command on the next I/O queue with a free slot, round robin.
     ///
     /// # Errors
-    /// What is wrong with the command; nothing was done.
+    /// The violated limit of the command; no response follows.
     ///
     /// # Panics
-    /// When there is no room.
+    /// If no slot is free. REQUIRES: [`Initiator::free_slots`] is not 0.
     #[inline]
     pub fn submit(&mut self, now: Nanos, command: Command<'_>, token: u64) -> Result<(), Error> {
         let encoded = EncodedCommand::new(command, self.config.namespace, &self.controller_info)?;
         let count = self.queues.len() - 1;
         let index =
             (0..count).map(|i| 1 + (self.last_queue + i) % count).find(|&i| self.queues[i].free_slots() > 0);
-        let index = index.expect("the caller looked for room");
+        let index = index.expect("the caller checked free_slots");
         self.last_queue = index;
         let deadline = now + self.config.command_timeout;
         self.queues[index].submit(encoded, token, deadline, &self.pool);
         Ok(())
     }
 
-    /// Puts a command on its way on this of the I/O queues, counted from 0.
+    /// Submits a command on one I/O queue, counted from 0.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The violated limit of the command; no response follows.
     ///
     /// # Panics
-    /// When that queue has no room.
+    /// If that queue has no free slot. REQUIRES: [`Initiator::queue_free_slots`] is not 0.
     pub fn submit_on(
         &mut self,
         queue: usize,
@@ -223,7 +222,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// How many commands one of the I/O queues takes now, counted from 0; none of one that there is not.
+    /// Number of commands that an I/O queue, counted from 0, accepts now; 0 if it does not exist.
     pub fn queue_free_slots(&self, queue: usize) -> usize {
         if !self.is_live() {
             0
@@ -232,8 +231,8 @@ impl Initiator {
         }
     }
 
-    /// Takes bytes from the head of what came on a queue's connection; gives how many. The caller gives
-    /// the rest again with more behind it.
+    /// Processes received bytes of a queue and returns how many it consumed. REQUIRES: the caller passes the
+    /// rest again, followed by further bytes.
     pub fn receive(
         &mut self,
         queue: u16,
@@ -242,16 +241,16 @@ impl Initiator {
         sink: &mut impl FnMut(u64, Result<Response, Error>),
     ) -> usize {
         if matches!(self.state, InitiatorState::Backoff { .. } | InitiatorState::Ended(_)) {
-            // The connection is about to be closed: whatever still comes on it belongs to nobody.
+            // The connection is about to be closed: discard its bytes.
             return bytes.len();
         }
-        let Initiator { queues, pool, internal_events: own, .. } = self;
+        let Initiator { queues, pool, internal_events, .. } = self;
         let Some(queue_pair) = queues.get_mut(usize::from(queue)) else { return bytes.len() };
         let result = queue_pair.receive(bytes, pool, &mut |event| match event {
-            QueueEvent::Completed(done) if !done.kind.is_internal() => {
-                sink(done.token, decode_response(done))
+            QueueEvent::Completed(completion) if !completion.kind.is_internal() => {
+                sink(completion.token, decode_response(completion))
             }
-            own_event => own.push(own_event),
+            internal_event => internal_events.push(internal_event),
         });
         if !self.internal_events.is_empty() {
             let mut events = std::mem::take(&mut self.internal_events);
@@ -261,7 +260,7 @@ impl Initiator {
             self.internal_events = events;
         }
         match result {
-            Ok(taken) => taken,
+            Ok(consumed) => consumed,
             Err(cause) => {
                 self.handle_connection_error(now, cause, sink);
                 bytes.len()
@@ -269,7 +268,7 @@ impl Initiator {
         }
     }
 
-    /// The connection of a queue is gone, or could not be made.
+    /// Handles the loss of a connection, or a failure to open it.
     pub fn on_connection_lost(&mut self, now: Nanos, sink: &mut impl FnMut(u64, Result<Response, Error>)) {
         match self.state {
             InitiatorState::Backoff { .. } | InitiatorState::Ended(_) => {}
@@ -282,8 +281,8 @@ impl Initiator {
         }
     }
 
-    /// Ends the session: takes no more commands, waits for the answers of those in flight (a second at
-    /// most), shuts the controller down.
+    /// Closes the session: accepts no more commands, awaits the completions of those in flight for at most
+    /// one second, then shuts the controller down.
     pub fn close(&mut self, now: Nanos, sink: &mut impl FnMut(u64, Result<Response, Error>)) {
         match self.state {
             InitiatorState::Live { .. } => {
@@ -297,7 +296,7 @@ impl Initiator {
         }
     }
 
-    /// Lets time pass.
+    /// Handles all deadlines up to `now`.
     pub fn tick(&mut self, now: Nanos, sink: &mut impl FnMut(u64, Result<Response, Error>)) {
         match self.state {
             InitiatorState::Backoff { until } if until <= now => self.start_connecting(now),
@@ -311,14 +310,14 @@ impl Initiator {
                 self.state = InitiatorState::Initializing { step, deadline, poll_ready_at: None };
                 self.submit_init_step(step, now);
             }
-            InitiatorState::Live { keep_alive_at: alive_at } => {
+            InitiatorState::Live { keep_alive_at } => {
                 if self.timeout_check_at <= now {
                     self.timeout_check_at = now + self.timeout_check_interval();
                     if self.queues.iter().any(|queue| queue.is_overdue(now)) {
                         return self.handle_connection_error(now, ConnectionError::TimedOut, sink);
                     }
                 }
-                if alive_at <= now && self.queues[0].free_slots() > ADMIN_RESERVED_SLOTS {
+                if keep_alive_at <= now && self.queues[0].free_slots() > ADMIN_RESERVED_SLOTS {
                     self.submit_internal(0, controller_init::keep_alive_command(), KEEP_ALIVE_TOKEN, now);
                     self.state =
                         InitiatorState::Live { keep_alive_at: now + Nanos(self.config.keep_alive.0 / 2) };
@@ -333,33 +332,33 @@ impl Initiator {
         }
     }
 
-    /// When [`Initiator::tick`] has something to do.
+    /// Time at which [`Initiator::tick`] must run.
     pub fn next_deadline(&self) -> Nanos {
         match self.state {
             InitiatorState::Backoff { until } => until,
-            InitiatorState::Initializing { deadline, poll_ready_at: again_at, .. } => {
-                again_at.unwrap_or(deadline).min(deadline)
+            InitiatorState::Initializing { deadline, poll_ready_at, .. } => {
+                poll_ready_at.unwrap_or(deadline).min(deadline)
             }
             InitiatorState::ConnectingQueues { deadline, .. } | InitiatorState::Draining { deadline, .. } => {
                 deadline
             }
-            InitiatorState::Live { keep_alive_at: alive_at } if self.is_idle() => alive_at,
-            InitiatorState::Live { keep_alive_at: alive_at } => alive_at.min(self.timeout_check_at),
+            InitiatorState::Live { keep_alive_at } if self.is_idle() => keep_alive_at,
+            InitiatorState::Live { keep_alive_at } => keep_alive_at.min(self.timeout_check_at),
             InitiatorState::Ended(_) => Nanos::NEVER,
         }
     }
 
-    /// Whether no command waits for an answer that is due: an event request may wait for ever.
+    /// Whether no command with a deadline is in flight: an event request may be pending forever.
     fn is_idle(&self) -> bool {
-        let waiting = self.queues.iter().map(QueuePair::in_flight).sum::<usize>();
-        waiting == usize::from(self.event_request_pending)
+        let in_flight = self.queues.iter().map(QueuePair::in_flight).sum::<usize>();
+        in_flight == usize::from(self.event_request_pending)
     }
 
     fn timeout_check_interval(&self) -> Nanos {
         Nanos((self.config.command_timeout.0 / 8).clamp(1_000_000, 100_000_000))
     }
 
-    /// Begins to connect.
+    /// Starts to connect the admin queue.
     fn start_connecting(&mut self, now: Nanos) {
         self.queues.clear();
         (self.event_request_pending, self.rescan) = (false, None);
@@ -387,7 +386,7 @@ impl Initiator {
         self.queues[usize::from(queue)].submit(command, token, deadline, &self.pool);
     }
 
-    /// An initialised connection, or the answer to a command of our own.
+    /// Handles an initialized connection or the completion of an internal command.
     fn handle_internal_event(
         &mut self,
         queue: u16,
@@ -396,19 +395,20 @@ impl Initiator {
         sink: &mut impl FnMut(u64, Result<Response, Error>),
     ) {
         match (self.state, event) {
+            // The completion is obsolete, or the controller was lost while the same bytes were processed.
             (InitiatorState::Initializing { step: InitStep::Connect, .. }, QueueEvent::Initialized) => {
                 self.submit_init_step(InitStep::Connect, now)
             }
-            (InitiatorState::Initializing { step, deadline, .. }, QueueEvent::Completed(done)) => {
+            (InitiatorState::Initializing { step, deadline, .. }, QueueEvent::Completed(completion)) => {
                 let before = if self.was_ever_live { self.controller_info.blocks } else { None };
-                let following = controller_init::next_step(
+                let next = controller_init::next_step(
                     step,
-                    &done.cqe,
-                    &done.data,
+                    &completion.cqe,
+                    &completion.data,
                     &self.config,
                     &mut self.controller_info,
                 );
-                match following.and_then(|next| {
+                match next.and_then(|next| {
                     verify_same_namespace(before, self.controller_info.blocks).map(|()| next)
                 }) {
                     Ok(InitNext::Step(step)) => {
@@ -416,8 +416,8 @@ impl Initiator {
                         self.submit_init_step(step, now);
                     }
                     Ok(InitNext::Wait) => {
-                        let again_at = Some(now + READY_POLL_INTERVAL);
-                        self.state = InitiatorState::Initializing { step, deadline, poll_ready_at: again_at };
+                        let poll_ready_at = Some(now + READY_POLL_INTERVAL);
+                        self.state = InitiatorState::Initializing { step, deadline, poll_ready_at };
                     }
                     Ok(InitNext::Done) => self.open_io_queues(deadline),
                     Err(cause) => self.handle_connection_error(now, cause, sink),
@@ -433,25 +433,25 @@ impl Initiator {
                 );
                 self.submit_internal(queue, connect, INIT_STEP_TOKEN, now);
             }
-            (InitiatorState::ConnectingQueues { remaining: left, deadline }, QueueEvent::Completed(done)) => {
-                let status = done.cqe.status();
+            (InitiatorState::ConnectingQueues { remaining, deadline }, QueueEvent::Completed(completion)) => {
+                let status = completion.cqe.status();
                 if !status.is_success() {
                     return self.handle_connection_error(now, ConnectionError::ConnectRejected(status), sink);
                 }
                 self.queues[usize::from(queue)]
                     .set_capsule_data_bytes(self.controller_info.capsule_data_bytes);
-                self.state = InitiatorState::ConnectingQueues { remaining: left - 1, deadline };
-                if left == 1 {
+                self.state = InitiatorState::ConnectingQueues { remaining: remaining - 1, deadline };
+                if remaining == 1 {
                     self.enter_live(now);
                 }
             }
-            (InitiatorState::Live { .. }, QueueEvent::Completed(done)) => {
-                if let Err(cause) = self.handle_live_completion(now, &done) {
+            (InitiatorState::Live { .. }, QueueEvent::Completed(completion)) => {
+                if let Err(cause) = self.handle_live_completion(now, &completion) {
                     self.handle_connection_error(now, cause, sink);
                 }
             }
-            (InitiatorState::Draining { shutting_down: true, .. }, QueueEvent::Completed(done))
-                if done.token == SHUTDOWN_TOKEN =>
+            (InitiatorState::Draining { shutting_down: true, .. }, QueueEvent::Completed(completion))
+                if completion.token == SHUTDOWN_TOKEN =>
             {
                 self.end(None, sink);
             }
@@ -467,7 +467,7 @@ impl Initiator {
         }
     }
 
-    /// The answer to a command of our own while live.
+    /// Handles the completion of an internal command while live.
     fn handle_live_completion(
         &mut self,
         now: Nanos,
@@ -478,7 +478,7 @@ impl Initiator {
             ASYNC_EVENT_TOKEN => {
                 self.event_request_pending = false;
                 if status.is_success() {
-                    // Whatever it is about: reading the list lets the next change be told.
+                    // For any event: reading the list re-enables the event for the next change.
                     self.submit_internal(
                         0,
                         controller_init::changed_namespaces_command(),
@@ -488,7 +488,7 @@ impl Initiator {
                 }
                 Ok(())
             }
-            // A controller that has no such list may still have told the truth.
+            // Rescan whatever the status: a controller without this list may still report a change.
             CHANGED_LIST_TOKEN => {
                 self.rescan = Some((InitStep::NamespaceList, self.controller_info.clone()));
                 self.submit_init_step(InitStep::NamespaceList, now);
@@ -500,7 +500,7 @@ impl Initiator {
         }
     }
 
-    /// Goes on looking whether the namespace is there, and is what it was.
+    /// Continues the check that the namespace still exists and is the same.
     fn continue_rescan(&mut self, now: Nanos, completion: &CommandCompletion) -> Result<(), ConnectionError> {
         let Some((step, mut info)) = self.rescan.take() else { return Ok(()) };
         match controller_init::next_step(step, &completion.cqe, &completion.data, &self.config, &mut info)? {
@@ -519,7 +519,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Lets the controller tell of the next change.
+    /// Submits an event request if the controller supports it and none is pending.
     fn request_async_event(&mut self, now: Nanos) {
         if self.controller_info.reports_namespace_changes && !self.event_request_pending {
             self.event_request_pending = true;
@@ -546,7 +546,7 @@ impl Initiator {
         self.request_async_event(now);
     }
 
-    /// Sends the shutdown when the last answer has come.
+    /// Submits the shutdown once no command is in flight.
     fn shut_down_when_drained(&mut self) {
         if let InitiatorState::Draining { deadline, shutting_down: false } = self.state
             && self.in_flight() == 0
@@ -567,13 +567,13 @@ impl Initiator {
         if self.attempts == 0 {
             self.lost_at = now;
         }
-        let wait = backoff_delay(self.config.reconnect, self.attempts, now.since(self.lost_at));
+        let delay = backoff_delay(self.config.reconnect, self.attempts, now.since(self.lost_at));
         self.attempts += 1;
-        match wait {
-            Some(wait) if self.was_ever_live && !cause.is_permanent() => {
+        match delay {
+            Some(delay) if self.was_ever_live && !cause.is_permanent() => {
                 self.last_error = Some(cause);
                 self.abort_commands(cause, sink);
-                self.state = InitiatorState::Backoff { until: now + wait };
+                self.state = InitiatorState::Backoff { until: now + delay };
             }
             _ => self.end(Some(cause), sink),
         }
@@ -585,7 +585,7 @@ impl Initiator {
         self.state = InitiatorState::Ended(cause);
     }
 
-    /// Closes every connection and answers every command in flight.
+    /// Closes all connections and completes all commands in flight.
     fn abort_commands(
         &mut self,
         cause: ConnectionError,
@@ -598,15 +598,15 @@ impl Initiator {
                 if aborted.kind.is_internal() {
                     return;
                 }
-                let unknown = aborted.sent && !aborted.kind.is_retryable();
-                let error = if unknown { Error::OutcomeUnknown } else { Error::Disconnected(cause) };
+                let outcome_unknown = aborted.sent && !aborted.kind.is_retryable();
+                let error = if outcome_unknown { Error::OutcomeUnknown } else { Error::Disconnected(cause) };
                 sink(aborted.token, Err(error));
             });
         }
     }
 }
 
-/// Whether a namespace of blocks is what it was before.
+/// Fails if a block namespace is not the one that it was before.
 fn verify_same_namespace(before: Option<BlockInfo>, now: Option<BlockInfo>) -> Result<(), ConnectionError> {
     match (before, now) {
         (Some(before), Some(now)) if now.matches(&before) => Ok(()),

@@ -1,13 +1,14 @@
-//! The I/O thread of a [`crate::BlockingClient`]: takes jobs from any thread, runs a session, repeats what is
-//! safe to repeat.
+//! The I/O thread of a [`crate::Client`]: executes commands of any thread on a session, and retries those that are safe to
+//! retry.
 //!
 //! ```text
-//!  callers ──Inbox (mutex, doorbell)──▶ backlog ──room──▶ Session ──answers──▶ Promise, its waker
-//!                                          ▲    busy: after a pause │
-//!                                          └────────────────────────┘ not executed, or only read
+//!  callers ──Inbox (mutex, waker)──▶ backlog ──free slots──▶ Session ──responses──▶ ResponseFuture, its waker
+//!                                       ▲  retry queue: busy, after a delay │
+//!                                       └───────────────────────────────────┘ not executed, or only read
 //! ```
-//! Invariants: every promise is kept exactly once, also when the thread ends; a write whose outcome is
-//! unknown is never repeated; a job waits no longer than the command timeout for a connection.
+//! Invariants: every response future resolves exactly once, also when the thread ends; a write with unknown outcome is
+//! never retried; a command waits at most the command timeout for a connection. The inbox is unbounded: each caller that
+//! awaits its response adds at most one command.
 
 use crate::command::{Command, Response, Value};
 use crate::config::ClientConfig;
@@ -27,7 +28,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// A caller's command, with everything it needs to be sent more than once.
+/// A command that owns its data, so that it can be sent more than once.
 #[derive(Clone, Debug)]
 pub(crate) enum OwnedCommand {
     Store { key: Key, value: Arc<[u8]>, mode: StoreMode },
@@ -71,10 +72,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The caller's end of an answer to come.
+/// Future of a response.
 pub(crate) struct ResponseFuture<T>(SharedResponse<T>);
 
-/// The thread's end: dropped without an answer it says [`Error::Closed`].
+/// Sender of a response. Dropped without one, it resolves the future with [`Error::Closed`].
 pub(crate) struct ResponseSender<T>(SharedResponse<T>);
 
 pub(crate) fn response_channel<T>() -> (ResponseSender<T>, ResponseFuture<T>) {
@@ -117,8 +118,8 @@ impl<T> Future for ResponseFuture<T> {
                 *slot = ResponseState::Waiting(Some(context.waker().clone()));
                 Poll::Pending
             }
-            // Only a caller that polls a finished future again can get here.
-            ResponseState::Taken => panic!("a promise is kept once"),
+            // A future must not be polled after it returned `Ready`.
+            ResponseState::Taken => panic!("the response future was polled after completion"),
         }
     }
 }
@@ -126,7 +127,7 @@ impl<T> Future for ResponseFuture<T> {
 pub(crate) struct QueuedCommand {
     command: OwnedCommand,
     response_sender: ResponseSender<Response>,
-    /// Set when the thread first sees the job.
+    /// Set when the thread takes the command from the inbox.
     deadline: Nanos,
 }
 
@@ -134,37 +135,33 @@ pub(crate) struct QueuedCommand {
 struct Inbox {
     commands: VecDeque<QueuedCommand>,
     closing: bool,
-    /// Why the thread takes no more jobs.
+    /// Error of all commands after the thread has ended.
     ended: Option<Error>,
 }
 
-/// What the thread and the callers share.
+/// State shared by the thread and the callers.
 pub(crate) struct ClientShared {
     inbox: Mutex<Inbox>,
     thread_waker: Arc<CoreWaker>,
 }
 
 impl ClientShared {
-    /// Hands a job to the thread.
-    pub(crate) fn submit(&self, request: OwnedCommand) -> ResponseFuture<Response> {
-        let (reply, future) = response_channel();
+    /// Passes a command to the thread.
+    pub(crate) fn submit(&self, command: OwnedCommand) -> ResponseFuture<Response> {
+        let (response_sender, future) = response_channel();
         let mut inbox = lock(&self.inbox);
         if let Some(error) = inbox.ended.clone() {
             drop(inbox);
-            reply.send(Err(error));
+            response_sender.send(Err(error));
             return future;
         }
-        inbox.commands.push_back(QueuedCommand {
-            command: request,
-            response_sender: reply,
-            deadline: Nanos::NEVER,
-        });
+        inbox.commands.push_back(QueuedCommand { command, response_sender, deadline: Nanos::NEVER });
         drop(inbox);
         self.thread_waker.notify();
         future
     }
 
-    /// Lets the thread end when it has done what it has.
+    /// Ends the thread after the commands that it has.
     pub(crate) fn close(&self) {
         lock(&self.inbox).closing = true;
         self.thread_waker.notify();
@@ -175,7 +172,7 @@ fn os_error(error: &io::Error) -> Error {
     Error::Os(error.raw_os_error().unwrap_or(0))
 }
 
-/// Starts a thread that connects to `url`. The promise is kept when it is connected, or cannot be.
+/// Starts a thread that connects to `url`. The future resolves when it is connected or failed.
 pub(crate) fn start(
     url: Url,
     config: ClientConfig,
@@ -183,13 +180,13 @@ pub(crate) fn start(
     let waker = CoreWaker::new().map_err(|error| os_error(&error))?;
     let shared = Arc::new(ClientShared { inbox: Mutex::default(), thread_waker: waker });
     let (sender, future) = response_channel();
-    let ours = Arc::clone(&shared);
+    let thread_shared = Arc::clone(&shared);
     spawn_thread("octokv-client", move || {
-        let guard = EndGuard(Arc::clone(&ours));
-        match connect(&url, &config, &ours.thread_waker) {
-            Ok((session, idle, facts)) => {
-                sender.send(Ok(facts));
-                IoThread::new(session, idle, config, ours).run();
+        let guard = EndGuard(Arc::clone(&thread_shared));
+        match connect(&url, &config, &thread_shared.thread_waker) {
+            Ok((session, idle, info)) => {
+                sender.send(Ok(info));
+                IoThread::new(session, idle, config, thread_shared).run();
             }
             Err(error) => {
                 guard.end(error.clone());
@@ -201,16 +198,16 @@ pub(crate) fn start(
     Ok((shared, future))
 }
 
-/// Refuses jobs once the thread has ended, for whatever reason.
+/// Fails all commands once the thread has ended, also by a panic.
 struct EndGuard(Arc<ClientShared>);
 
 impl EndGuard {
     fn end(&self, error: Error) {
         let mut inbox = lock(&self.0.inbox);
         inbox.ended.get_or_insert(error);
-        let jobs = std::mem::take(&mut inbox.commands);
+        let commands = std::mem::take(&mut inbox.commands);
         drop(inbox);
-        drop(jobs);
+        drop(commands);
     }
 }
 
@@ -225,14 +222,14 @@ type ConnectedSession = (Session<KernelSockets>, IdlePolicy, ControllerInfo);
 fn connect(url: &Url, config: &ClientConfig, waker: &Arc<CoreWaker>) -> Result<ConnectedSession, Error> {
     let unknown = || Error::UnknownHost(url.host.clone());
     let addresses = (url.host.as_str(), url.port).to_socket_addrs().map_err(|_| unknown())?;
-    let mut last = unknown();
+    let mut last_error = unknown();
     for address in addresses {
         match connect_to(address, url, config, waker) {
             Ok(connected) => return Ok(connected),
-            Err(error) => last = error,
+            Err(error) => last_error = error,
         }
     }
-    Err(last)
+    Err(last_error)
 }
 
 fn connect_to(
@@ -262,7 +259,7 @@ fn connect_to(
     }
 }
 
-/// How long a job that found the node busy waits before it is sent again.
+/// Delay before a command is retried on a busy node.
 const BUSY_RETRY_DELAY: Nanos = Nanos::from_millis(2);
 
 struct IoThread {
@@ -271,9 +268,9 @@ struct IoThread {
     config: ClientConfig,
     shared: Arc<ClientShared>,
     backlog: VecDeque<QueuedCommand>,
-    /// Jobs that found the node busy, and when to send them again.
+    /// Commands that failed because the node was busy, and the times of their retries.
     retry_queue: VecDeque<(Nanos, QueuedCommand)>,
-    /// Jobs in flight, by token.
+    /// Commands in flight, by token.
     in_flight: Vec<Option<QueuedCommand>>,
     free_tokens: Vec<usize>,
     completed: Vec<(u64, Result<Response, Error>)>,
@@ -284,13 +281,13 @@ impl IoThread {
     fn new(
         session: Session<KernelSockets>,
         idle: IdlePolicy,
-        settings: ClientConfig,
+        config: ClientConfig,
         shared: Arc<ClientShared>,
     ) -> IoThread {
         IoThread {
             session,
             idle,
-            config: settings,
+            config,
             shared,
             backlog: VecDeque::new(),
             retry_queue: VecDeque::new(),
@@ -307,8 +304,8 @@ impl IoThread {
             let now = now();
             let mut progress = self.take_commands(now);
             progress |= self.submit();
-            let finished = &mut self.completed;
-            progress |= self.session.poll(now, |token, result| finished.push((token, result)));
+            let completed = &mut self.completed;
+            progress |= self.session.poll(now, |token, result| completed.push((token, result)));
             self.complete_or_retry(now);
             self.expire_backlog(now);
             if let Some(error) = self.session.ended() {
@@ -316,10 +313,10 @@ impl IoThread {
                 guard.end(error.clone());
                 return self.fail_all(&error);
             }
-            let nothing_left = self.backlog.is_empty() && self.retry_queue.is_empty();
-            if self.closing && nothing_left && self.session.in_flight() == 0 {
-                let finished = &mut self.completed;
-                self.session.close(now, |token, result| finished.push((token, result)));
+            let all_submitted = self.backlog.is_empty() && self.retry_queue.is_empty();
+            if self.closing && all_submitted && self.session.in_flight() == 0 {
+                let completed = &mut self.completed;
+                self.session.close(now, |token, result| completed.push((token, result)));
                 self.complete_or_retry(now);
             }
             let deadline = self.next_deadline();
@@ -331,7 +328,7 @@ impl IoThread {
         while let Some((due, _)) = self.retry_queue.front()
             && *due <= now
         {
-            self.backlog.extend(self.retry_queue.pop_front().map(|(_, job)| job));
+            self.backlog.extend(self.retry_queue.pop_front().map(|(_, queued)| queued));
         }
         let mut inbox = lock(&self.shared.inbox);
         self.closing = inbox.closing;
@@ -357,9 +354,9 @@ impl IoThread {
                     self.in_flight[token] = Some(queued);
                     progress = true;
                 }
-                Err(refusal) => {
+                Err(submit_error) => {
                     self.free_tokens.push(token);
-                    let SubmitError::Invalid(error) = refusal else {
+                    let SubmitError::Invalid(error) = submit_error else {
                         self.backlog.push_front(queued);
                         break;
                     };
@@ -370,10 +367,10 @@ impl IoThread {
         progress
     }
 
-    /// Keeps promises, or lines jobs up again that changed nothing.
+    /// Completes commands, or queues those again that changed nothing.
     fn complete_or_retry(&mut self, now: Nanos) {
         for (token, result) in self.completed.drain(..) {
-            let queued = self.in_flight[token as usize].take().expect("a token is answered once");
+            let queued = self.in_flight[token as usize].take().expect("a token completes once");
             self.free_tokens.push(token as usize);
             let in_time = queued.deadline > now;
             match result {
@@ -387,15 +384,15 @@ impl IoThread {
         }
     }
 
-    /// Gives up jobs that waited too long for a connection.
+    /// Fails commands that exceeded their deadline without a connection.
     fn expire_backlog(&mut self, now: Nanos) {
         while let Some(queued) = self.backlog.front()
             && queued.deadline <= now
         {
-            let why = self.session.last_error().unwrap_or(ConnectionError::TimedOut);
-            let error = match why {
+            let cause = self.session.last_error().unwrap_or(ConnectionError::TimedOut);
+            let error = match cause {
                 ConnectionError::TimedOut => Error::TimedOut,
-                why => Error::Disconnected(why),
+                cause => Error::Disconnected(cause),
             };
             if let Some(queued) = self.backlog.pop_front() {
                 queued.response_sender.send(Err(error));
@@ -405,16 +402,19 @@ impl IoThread {
 
     fn fail_all(self, error: &Error) {
         let in_flight = self.in_flight.into_iter().flatten();
-        for queued in
-            self.backlog.into_iter().chain(self.retry_queue.into_iter().map(|(_, job)| job)).chain(in_flight)
+        for queued in self
+            .backlog
+            .into_iter()
+            .chain(self.retry_queue.into_iter().map(|(_, queued)| queued))
+            .chain(in_flight)
         {
             queued.response_sender.send(Err(error.clone()));
         }
     }
 
     fn next_deadline(&self) -> Nanos {
-        let paused = self.retry_queue.front().map_or(Nanos::NEVER, |(due, _)| *due);
-        let waiting = self.backlog.front().map_or(Nanos::NEVER, |queued| queued.deadline);
-        self.session.next_deadline().min(paused).min(waiting)
+        let retry_at = self.retry_queue.front().map_or(Nanos::NEVER, |(due, _)| *due);
+        let expires_at = self.backlog.front().map_or(Nanos::NEVER, |queued| queued.deadline);
+        self.session.next_deadline().min(retry_at).min(expires_at)
     }
 }

@@ -10,6 +10,7 @@ use octokv_base::{Key, NamespaceId};
 use octokv_wire::kv::{self, StoreMode, StoreOptions};
 use octokv_wire::vendor;
 
+/// Encodes a command for a Key Value namespace.
 pub(crate) fn encode<'a>(
     command: Command<'a>,
     namespace: NamespaceId,
@@ -18,7 +19,7 @@ pub(crate) fn encode<'a>(
     match command {
         Command::Store { key, value, mode } => encode_store(key, value, mode, namespace, info),
         Command::Retrieve { key, limit_bytes } => {
-            let limit_bytes = limit_bytes.min(info.read_bytes_max());
+            let limit_bytes = limit_bytes.min(info.value_bytes_max());
             let kind = CommandKind::Retrieve { limit_bytes };
             if needs_vendor_command(&key, info)? {
                 let command = vendor::VendorCommand::Retrieve { key_bytes: key.len() as u16, limit_bytes };
@@ -44,7 +45,7 @@ pub(crate) fn encode<'a>(
             Ok(encode_standard(&kv::KvCommand::Exist { key }, kind, 0, namespace))
         }
         Command::List { start, limit_bytes } => {
-            let limit_bytes = limit_bytes.min(info.read_bytes_max());
+            let limit_bytes = limit_bytes.min(info.value_bytes_max());
             if info.supports_long_keys() {
                 let key_bytes = start.len() as u16;
                 let command = vendor::VendorCommand::List { key_bytes, limit_bytes };
@@ -66,7 +67,7 @@ pub(crate) fn encode<'a>(
     }
 }
 
-/// Whether the key needs the extension.
+/// Whether the key is too long for the standard commands.
 fn needs_vendor_command(key: &Key, info: &ControllerInfo) -> Result<bool, Error> {
     let (have, max) = (key.len(), info.key_bytes_max());
     if have == 0 || have > max {
@@ -100,19 +101,22 @@ fn encode_store<'a>(
 fn encode_standard<'a>(
     command: &kv::KvCommand,
     kind: CommandKind,
-    incoming_bytes: u32,
-    to: NamespaceId,
+    response_bytes_max: u32,
+    namespace: NamespaceId,
 ) -> EncodedCommand<'a> {
-    EncodedCommand::without_data(command.encode(0, to), kind, incoming_bytes)
+    EncodedCommand::without_data(command.encode(0, namespace), kind, response_bytes_max)
 }
 
 fn encode_long_key<'a>(
     command: vendor::VendorCommand,
     key: Key,
     kind: CommandKind,
-    incoming_bytes: u32,
-    to: NamespaceId,
+    response_bytes_max: u32,
+    namespace: NamespaceId,
 ) -> EncodedCommand<'a> {
     let key = (!key.is_empty()).then_some(key);
-    EncodedCommand { key, ..EncodedCommand::without_data(command.encode(0, to), kind, incoming_bytes) }
+    EncodedCommand {
+        key,
+        ..EncodedCommand::without_data(command.encode(0, namespace), kind, response_bytes_max)
+    }
 }

@@ -1,31 +1,32 @@
-//! The initiator: uses a namespace of keys and values, or of blocks, over NVMe/TCP.
+//! The initiator: a client of a Key Value or block namespace over NVMe/TCP.
 //!
-//! Three ways in, each on top of the next: [`blocking::BlockingClient`] and [`BlockingClient`] (async, any executor) own an
-//! I/O thread; [`Session`] is polled by whoever owns the core (the load generator, the simulator); the
-//! machines under it do no I/O at all.
+//! Three interfaces, each built on the next: [`BlockingClient`] and [`Client`] (async, any executor) own an I/O thread;
+//! a [`Session`] is polled by its owner (the load generator, the simulator); the sans-I/O state machines below it
+//! ([`initiator`], [`queue_pair`]) perform no I/O.
 //!
 //! ```no_run
-//! let client = octokv_client::blocking::Client::connect("nvme+tcp://127.0.0.1:4420/nqn.2026-11.io.octokv:node?nsid=1")?;
+//! let client = octokv_client::BlockingClient::connect("nvme+tcp://127.0.0.1:4420/nqn.2026-11.io.octokv:node?nsid=1")?;
 //! client.put(b"hello", b"world")?;
 //! assert_eq!(client.get(b"hello")?, Some(b"world".to_vec()));
 //! # Ok::<(), octokv_client::Error>(())
 //! ```
 //!
 //! # Layout
-//! - [`url`]: names of namespaces, as in the example.
-//! - [`config`]: what a client may be told, with defaults.
-//! - [`error`]: what can go wrong, and which of it may have happened all the same.
-//! - [`command`]: commands and answers, and how they become queue entries and come back.
-//! - `block`: commands on blocks.
-//! - [`send_buffer`]: bytes that wait to be sent; values are referenced, not copied.
-//! - [`queue_pair`]: machine of one queue on one TCP connection: PDUs, transfers, digests.
-//! - [`controller_init`]: the order in which a controller is set up, as a table.
-//! - [`initiator`]: machine of one controller: its queues, keep alive, loss and reconnection.
-//! - [`session`]: the machine on sockets.
-//! - [`remote_device`]: a namespace of blocks as a [`octokv_device::Device`], for an engine on this side.
-//! - [`bug_injection`]: bugs for tests of the tests.
-//! - `thread`: the I/O thread of a [`BlockingClient`], which repeats what is safe to repeat.
-//! - [`client`], [`blocking`]: the front doors.
+//! - [`url`]: namespace URLs, as in the example.
+//! - [`config`]: configuration with defaults, reconnect delays.
+//! - [`error`]: errors, and which of them leave the outcome unknown.
+//! - [`command`]: commands, responses, and a command encoded for a queue.
+//! - `encode`, `kv_commands`, `block_commands`: encoding of commands by command set.
+//! - [`completion`]: completions, and the response or error of each.
+//! - [`queue_pair`]: state machine of one queue on one TCP connection: PDUs, transfers, digests.
+//! - [`controller_info`]: limits of a controller and its namespace.
+//! - [`controller_init`]: the steps of controller initialization, as a table.
+//! - [`initiator`]: state machine of one controller: its queues, keep alive, connection loss and reconnection.
+//! - [`session`]: an initiator on sockets.
+//! - [`remote_device`]: a block namespace as a [`octokv_device::Device`], for an engine in the client's process.
+//! - [`bug_injection`]: injected bugs, for tests of the tests.
+//! - `io_thread`: the I/O thread of a [`Client`], which retries commands that are safe to retry.
+//! - [`client`], [`blocking`]: async and blocking interface.
 
 mod block_commands;
 pub mod blocking;
@@ -47,6 +48,7 @@ pub mod send_buffer;
 pub mod session;
 pub mod url;
 
+pub use blocking::BlockingClient;
 pub use client::Client;
 pub use command::{Command, Response, Value};
 pub use config::{ClientConfig, Reconnect};

@@ -1,18 +1,19 @@
-//! One queue of a controller on its TCP connection, as a machine without I/O.
+//! State machine of one queue on its TCP connection, without I/O.
 //!
-//! In: commands ([`Queue::submit`]), bytes of the peer ([`Queue::receive`]), what was sent
-//! ([`Queue::sent`]). Out: completions through a sink, bytes to send ([`Queue::slices`]).
+//! In: commands ([`QueuePair::submit`]), received bytes ([`QueuePair::receive`]), the number of sent bytes
+//! ([`QueuePair::advance_sent`]). Out: completions through a sink, bytes to send ([`QueuePair::slices`]).
 //!
 //! ```text
-//!           ICResp
-//!  Opening ────────▶ Open ──────▶ (dropped with the connection, see `Queue::abandon`)
+//!                 ICResp
+//!  uninitialized ────────▶ initialized ──────▶ (dropped with the connection, see `QueuePair::abort_all`)
 //!
-//!  a slot:  Free ──submit──▶ Waiting ──completion, all sent──▶ Free
-//!                               └──completion before all was sent──▶ Leaving ──all sent──▶ Free
+//!  slot:  Free ──submit──▶ Waiting ──completion, all parts sent──▶ Free
+//!                             └──completion before that──▶ CompletedUnsent ──all parts sent──▶ Free
 //! ```
-//! Invariants: a slot's value lives until no part of it waits in the outbox; data from the peer goes
-//! only where a waiting command has room for it, in order; success is not believed of a command whose data has
-//! not left; whatever the peer sends, a [`ConnectionError`] is the worst. Tested with a scripted peer in `tests/queue.rs` and with the real target in `tests/target.rs`.
+//! Invariants: a slot keeps its value until the send buffer references no part of it; received data goes only to a waiting
+//! command, in order and within its buffer; a success completion before all data of the command was sent is a protocol
+//! error; no received bytes panic, they return a [`ConnectionError`] at worst. Bounded by the queue depth. Tested with
+//! hand-written PDUs in `tests/queue_pair.rs` and with the target in `tests/nvmf_target.rs`.
 
 use crate::command::{CommandKind, EncodedCommand, ResponseData, Value};
 use crate::completion::{AbortedCommand, CommandCompletion};
@@ -20,19 +21,18 @@ use crate::error::ConnectionError;
 use crate::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_base::{Buffer, BufferPool, Crc32c, Key, Nanos};
 use octokv_wire::pdu::{
-    self, DataHeader as Range, IcRequest, NegotiatedParams, PduHeader, PduLayout, Role,
-    UncheckedCommonHeader, flags,
+    self, DataHeader, IcRequest, NegotiatedParams, PduHeader, PduLayout, Role, UncheckedCommonHeader, flags,
 };
 use octokv_wire::{Cqe, PduError, Sgl, Status};
 use std::io::IoSlice;
 use std::sync::Arc;
 
-/// What a queue reports while it receives.
+/// Event during [`QueuePair::receive`].
 #[derive(Debug)]
 pub enum QueueEvent {
-    /// The connection is initialised: commands may go.
+    /// The connection is initialized: commands may be submitted.
     Initialized,
-    /// A command is complete.
+    /// A command completed.
     Completed(CommandCompletion),
 }
 
@@ -64,7 +64,7 @@ impl Payload {
 enum CommandSlotState {
     Free,
     Waiting,
-    /// Complete, but parts of its value wait in the outbox.
+    /// Completed, but the send buffer still references parts of its value.
     CompletedUnsent,
 }
 
@@ -74,15 +74,15 @@ struct CommandSlot {
     token: u64,
     kind: CommandKind,
     deadline: Nanos,
-    /// Where its capsule begins in the stream of sent bytes.
+    /// Offset of its capsule in the sent byte stream.
     stream_start: u64,
     key: Option<Key>,
     payload: Payload,
-    /// Bytes that the controller may ask for by R2T, and how many of them it has asked for.
+    /// Length of the data that the controller requests by R2T, in bytes, and the requested part of it.
     transfer_bytes: u32,
     requested_bytes: u32,
     unsent_parts: u32,
-    /// Where what is to be sent of it so far ends in the stream of sent bytes.
+    /// Offset in the sent byte stream after its last byte so far.
     stream_end: u64,
     read_buffer: Option<Buffer>,
     response_bytes_max: u32,
@@ -112,18 +112,18 @@ impl CommandSlot {
     }
 }
 
-/// Where in the stream of received bytes we are.
+/// Position in the received byte stream.
 #[derive(Debug)]
 enum ReceivePhase {
     /// At the start of a PDU.
     Header,
     /// In the data of a C2HData.
     Data { slot: u16, remaining_bytes: u32, layout: PduLayout },
-    /// At the digest behind it.
+    /// At the data digest.
     Digest { slot: u16, layout: PduLayout, computed: u32 },
 }
 
-/// One queue. See the module's text.
+/// One submission and completion queue pair on one connection. See the module documentation.
 pub struct QueuePair {
     is_initialized: bool,
     ic_request: IcRequest,
@@ -134,7 +134,7 @@ pub struct QueuePair {
     free_slots: Vec<u16>,
     send_buffer: SendBuffer,
     receive_phase: ReceivePhase,
-    /// The digest of the data being read, where digests are on.
+    /// Digest of the data received so far, if data digests are enabled.
     data_crc: Crc32c,
 }
 
@@ -142,7 +142,7 @@ impl std::fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "Queue(open {}, {} in flight, {:?})",
+            "QueuePair(initialized {}, {} in flight, {:?})",
             self.is_initialized,
             self.in_flight(),
             self.receive_phase
@@ -151,93 +151,89 @@ impl std::fmt::Debug for QueuePair {
 }
 
 impl QueuePair {
-    /// A queue on a connection that is being made: the ICReq waits to be sent.
+    /// A queue on a new connection: the ICReq is in the send buffer.
     pub fn new(depth: u16, capsule_data_bytes: u32, header_digest: bool, data_digest: bool) -> QueuePair {
-        let asked = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
-        let mut outbox = SendBuffer::default();
-        outbox.append(|staging| staging.extend_from_slice(&asked.encode()));
+        let ic_request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
+        let mut send_buffer = SendBuffer::default();
+        send_buffer.append(|staging| staging.extend_from_slice(&ic_request.encode()));
         QueuePair {
             is_initialized: false,
-            ic_request: asked,
+            ic_request,
             params: NegotiatedParams::initial(),
             h2c_data_bytes_max: 0,
             capsule_data_bytes,
             slots: (0..depth).map(|_| CommandSlot::free()).collect(),
             free_slots: (0..depth).rev().collect(),
-            send_buffer: outbox,
+            send_buffer,
             receive_phase: ReceivePhase::Header,
             data_crc: Crc32c::new(),
         }
     }
 
-    /// How many commands could be submitted now.
+    /// Number of commands that can be submitted now.
     pub fn free_slots(&self) -> usize {
         if self.is_initialized { self.free_slots.len() } else { 0 }
     }
 
-    /// How many commands wait for their completion.
+    /// Number of commands in flight, completed commands with unsent parts included.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free_slots.len()
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether the send buffer is empty.
     pub fn is_flushed(&self) -> bool {
         self.send_buffer.is_empty()
     }
 
-    /// Appends what waits to be sent.
+    /// Appends the unsent bytes as slices.
     pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>) {
         self.send_buffer.slices(|slot| self.slots[usize::from(slot)].payload.bytes(), into);
     }
 
-    /// Forgets `count` bytes, which the socket took.
+    /// Removes the first `count` unsent bytes, which the socket accepted.
+    ///
+    /// # Panics
+    /// If fewer bytes are unsent.
     pub fn advance_sent(&mut self, count: usize) {
-        let QueuePair { send_buffer: outbox, slots, free_slots: free, .. } = self;
-        outbox.advance(count, |index| {
+        let QueuePair { send_buffer, slots, free_slots, .. } = self;
+        send_buffer.advance(count, |index| {
             let slot = &mut slots[usize::from(index)];
             slot.unsent_parts -= 1;
             if slot.unsent_parts == 0 && slot.state == CommandSlotState::CompletedUnsent {
                 *slot = CommandSlot::free();
-                free.push(index);
+                free_slots.push(index);
             }
         });
     }
 
-    /// Whether a command is overdue.
+    /// Whether a command has exceeded its deadline.
     pub fn is_overdue(&self, now: Nanos) -> bool {
         self.slots.iter().any(|slot| slot.state == CommandSlotState::Waiting && slot.deadline <= now)
     }
 
-    /// Puts a command on its way.
+    /// Submits a command; the next send transmits it.
     ///
     /// # Panics
-    /// When there is no [`Queue::room`].
+    /// If no slot is free. REQUIRES: [`QueuePair::free_slots`] is not 0.
     #[inline]
     pub fn submit(&mut self, command: EncodedCommand<'_>, token: u64, deadline: Nanos, pool: &BufferPool) {
-        let index = self.free_slots.pop().expect("the caller looked for room");
+        let index = self.free_slots.pop().expect("the caller checked free_slots");
         let host_bytes = command.host_data_bytes();
-        let EncodedCommand {
-            mut sqe,
-            kind,
-            key,
-            value,
-            response_bytes_max: incoming_bytes,
-            read_buffer: into,
-        } = command;
+        let EncodedCommand { mut sqe, kind, key, value, response_bytes_max, read_buffer } = command;
         let in_capsule = host_bytes > 0 && host_bytes <= self.capsule_data_bytes as usize;
         sqe.command_id.set(index);
         sqe.sgl = match (host_bytes, in_capsule) {
-            (0, _) => Sgl::transport(incoming_bytes),
+            (0, _) => Sgl::transport(response_bytes_max),
             (_, true) => Sgl::in_capsule(host_bytes as u32),
             (_, false) => Sgl::transport(host_bytes as u32),
         };
-        let begins_at = self.send_buffer.appended_bytes();
+        let stream_start = self.send_buffer.appended_bytes();
         let capsule_bytes = if in_capsule { host_bytes } else { 0 };
         let params = self.params;
         self.send_buffer.append(|staging| pdu::encode_command(&sqe, capsule_bytes, &params, staging));
         let small = value.as_ref().is_none_or(|value| value.bytes().len() <= COPY_BYTES_MAX);
         let (payload, copied) = match value {
-            // A buffer goes back to its owner with the answer.
+            // The completion returns the buffer to its owner.
             Some(value @ Value::Buffer { .. }) => (retain_payload(value, pool), None),
             Some(value) if in_capsule && small => (Payload::None, Some(value)),
             Some(value) => (retain_payload(value, pool), None),
@@ -248,12 +244,12 @@ impl QueuePair {
             token,
             kind,
             deadline,
-            stream_start: begins_at,
+            stream_start,
             key,
             payload,
             transfer_bytes: if in_capsule { 0 } else { host_bytes as u32 },
-            read_buffer: into,
-            response_bytes_max: incoming_bytes,
+            read_buffer,
+            response_bytes_max,
             ..CommandSlot::free()
         };
         if let Some(value) = copied {
@@ -264,7 +260,7 @@ impl QueuePair {
         self.slots[usize::from(index)].stream_end = self.send_buffer.appended_bytes();
     }
 
-    /// In-capsule data that is copied whole: the key and a small value.
+    /// Appends in-capsule data that is copied whole: the key, a small value and the digest.
     #[inline]
     fn append_copied_data(&mut self, index: u16, value: &[u8]) {
         let key = self.slots[usize::from(index)].key.as_ref().map_or(&[][..], Key::as_bytes);
@@ -280,7 +276,7 @@ impl QueuePair {
         });
     }
 
-    /// Puts the range `from..from + bytes` of key and value, and its digest, into the outbox.
+    /// Appends the range `from..from + bytes` of key and value, and its digest.
     fn append_data(&mut self, index: u16, from: usize, bytes: usize) {
         let slot = &mut self.slots[usize::from(index)];
         let key = slot.key.as_ref().map_or(&[][..], Key::as_bytes);
@@ -306,23 +302,24 @@ impl QueuePair {
         }
     }
 
-    /// Takes bytes from the head of what the peer sent; gives how many. The caller keeps the rest and
-    /// gives it again with more behind it.
+    /// Processes received bytes and returns how many it consumed. REQUIRES: the caller passes the rest again,
+    /// followed by further bytes.
     ///
     /// # Errors
-    /// Why the connection is lost. Where that is the peer's fault, the outbox says so to it.
+    /// The reason why the connection is lost. After a protocol error the send buffer holds a termination
+    /// request.
     pub fn receive(
         &mut self,
         bytes: &[u8],
         pool: &BufferPool,
         sink: &mut impl FnMut(QueueEvent),
     ) -> Result<usize, ConnectionError> {
-        let mut taken = 0;
+        let mut consumed = 0;
         loop {
-            let rest = &bytes[taken..];
+            let rest = &bytes[consumed..];
             match self.receive_part(rest, pool, sink) {
-                Ok(0) => return Ok(taken),
-                Ok(count) => taken += count,
+                Ok(0) => return Ok(consumed),
+                Ok(count) => consumed += count,
                 Err(cause) => {
                     if let ConnectionError::Protocol(error) = cause {
                         let term = pdu::TermReq::for_error(&error);
@@ -335,7 +332,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes one part of a PDU; 0 when more bytes are needed.
+    /// Processes one part of a PDU; 0 if more bytes are needed.
     #[inline]
     fn receive_part(
         &mut self,
@@ -345,43 +342,43 @@ impl QueuePair {
     ) -> Result<usize, ConnectionError> {
         match &mut self.receive_phase {
             ReceivePhase::Header => self.receive_header(bytes, pool, sink),
-            ReceivePhase::Data { slot, remaining_bytes: left, layout: frame } => {
-                let count = bytes.len().min(*left as usize);
-                let piece = &bytes[..count];
-                let (index, frame) = (*slot, *frame);
-                *left -= count as u32;
-                let ended = *left == 0;
-                if frame.trailer_bytes > 0 {
-                    self.data_crc.update(piece);
+            ReceivePhase::Data { slot, remaining_bytes, layout } => {
+                let count = bytes.len().min(*remaining_bytes as usize);
+                let data = &bytes[..count];
+                let (index, layout) = (*slot, *layout);
+                *remaining_bytes -= count as u32;
+                let ended = *remaining_bytes == 0;
+                if layout.trailer_bytes > 0 {
+                    self.data_crc.update(data);
                 }
-                self.copy_data(index, piece);
+                self.copy_data(index, data);
                 if ended {
-                    if frame.trailer_bytes > 0 {
+                    if layout.trailer_bytes > 0 {
                         let computed = self.data_crc.finish();
-                        self.receive_phase = ReceivePhase::Digest { slot: index, layout: frame, computed };
+                        self.receive_phase = ReceivePhase::Digest { slot: index, layout, computed };
                     } else {
-                        self.finish_data(index, &frame, sink);
+                        self.finish_data(index, &layout, sink);
                     }
                 }
                 Ok(count)
             }
-            ReceivePhase::Digest { slot, layout: frame, computed } => {
+            ReceivePhase::Digest { slot, layout, computed } => {
                 let Some(digest) = bytes.first_chunk() else { return Ok(0) };
-                let (index, frame) = (*slot, *frame);
-                let right = u32::from_le_bytes(*digest) == *computed;
-                self.slots[usize::from(index)].digest_ok &= right;
-                self.finish_data(index, &frame, sink);
+                let (index, layout) = (*slot, *layout);
+                let matches = u32::from_le_bytes(*digest) == *computed;
+                self.slots[usize::from(index)].digest_ok &= matches;
+                self.finish_data(index, &layout, sink);
                 Ok(pdu::DIGEST_BYTES)
             }
         }
     }
 
-    fn copy_data(&mut self, index: u16, piece: &[u8]) {
+    fn copy_data(&mut self, index: u16, data: &[u8]) {
         let slot = &mut self.slots[usize::from(index)];
         let from = slot.received_bytes as usize;
-        let buffer = slot.read_buffer.as_mut().expect("a buffer was taken when the data was announced");
-        buffer[from..from + piece.len()].copy_from_slice(piece);
-        slot.received_bytes += piece.len() as u32;
+        let buffer = slot.read_buffer.as_mut().expect("the header of the data PDU allocates a buffer");
+        buffer[from..from + data.len()].copy_from_slice(data);
+        slot.received_bytes += data.len() as u32;
     }
 
     fn finish_data(&mut self, index: u16, layout: &PduLayout, sink: &mut impl FnMut(QueueEvent)) {
@@ -411,8 +408,8 @@ impl QueuePair {
                 }
                 self.complete(index, cqe, sink);
             }
-            (PduHeader::Data(range), true) => self.begin_data(&range, &layout, pool, sink)?,
-            (PduHeader::ReadyToTransfer(range), true) => self.handle_r2t(&range)?,
+            (PduHeader::Data(header), true) => self.begin_data(&header, &layout, pool, sink)?,
+            (PduHeader::ReadyToTransfer(header), true) => self.handle_r2t(&header)?,
             (PduHeader::IcResponse(ic), false) => {
                 self.apply_ic_response(ic.check_response().map_err(ConnectionError::Protocol)?)?;
                 sink(QueueEvent::Initialized);
@@ -423,7 +420,7 @@ impl QueuePair {
                     information: term.information,
                 });
             }
-            // Either end's own PDUs were refused by `check`; what is left may not come in this state.
+            // `check` rejects PDU types of the host; the others are not allowed in this state.
             _ => {
                 return Err(ConnectionError::Protocol(PduError::UnexpectedPduType {
                     kind: layout.pdu_type as u8,
@@ -434,9 +431,9 @@ impl QueuePair {
     }
 
     fn apply_ic_response(&mut self, granted: pdu::IcResponse) -> Result<(), ConnectionError> {
-        let more = (granted.header_digest && !self.ic_request.header_digest)
+        let not_requested = (granted.header_digest && !self.ic_request.header_digest)
             || (granted.data_digest && !self.ic_request.data_digest);
-        if more {
+        if not_requested {
             let bits = u8::from(granted.header_digest) | u8::from(granted.data_digest) << 1;
             return Err(ConnectionError::Protocol(PduError::DigestBits { bits }));
         }
@@ -455,7 +452,7 @@ impl QueuePair {
         self.slots.get(usize::from(index)).is_some_and(|slot| slot.state == CommandSlotState::Waiting)
     }
 
-    /// Whether a command's data has left, all of it: none can be carried out before.
+    /// Whether all data of a command was sent. The controller cannot execute it earlier.
     fn is_all_sent(&self, index: u16) -> bool {
         let slot = &self.slots[usize::from(index)];
         slot.requested_bytes == slot.transfer_bytes && self.send_buffer.sent_bytes() >= slot.stream_end
@@ -464,22 +461,22 @@ impl QueuePair {
     #[inline]
     fn begin_data(
         &mut self,
-        range: &Range,
+        header: &DataHeader,
         layout: &PduLayout,
         pool: &BufferPool,
         sink: &mut impl FnMut(QueueEvent),
     ) -> Result<(), ConnectionError> {
-        let index = range.command_id;
+        let index = header.command_id;
         if !self.is_waiting(index) {
             return Err(ConnectionError::Protocol(PduError::CommandId { command_id: index }));
         }
         let slot = &mut self.slots[usize::from(index)];
-        let end = u64::from(range.offset) + u64::from(range.bytes);
-        let out = PduError::DataRange { offset: range.offset, bytes: range.bytes };
-        if range.offset != slot.received_bytes || end > u64::from(slot.response_bytes_max) {
-            return Err(ConnectionError::Protocol(out));
+        let end = u64::from(header.offset) + u64::from(header.bytes);
+        let out_of_range = PduError::DataRange { offset: header.offset, bytes: header.bytes };
+        if header.offset != slot.received_bytes || end > u64::from(slot.response_bytes_max) {
+            return Err(ConnectionError::Protocol(out_of_range));
         }
-        if range.bytes != layout.data_bytes {
+        if header.bytes != layout.data_bytes {
             return Err(ConnectionError::Protocol(PduError::PduLength {
                 pdu_bytes: layout.pdu_bytes() as u32,
             }));
@@ -487,44 +484,45 @@ impl QueuePair {
         if layout.is_success() && !layout.is_last() {
             return Err(ConnectionError::Protocol(PduError::Flags { flags: layout.flags }));
         }
-        if range.bytes == 0 {
+        if header.bytes == 0 {
             self.finish_data(index, layout, sink);
             return Ok(());
         }
         if slot.read_buffer.is_none() {
-            // The last data PDU tells how much there is in all; before it, anything up to the limit.
-            let room = if layout.is_last() { end as usize } else { slot.response_bytes_max as usize };
-            slot.read_buffer = Some(pool.take(room).unwrap_or_else(|| Buffer::zeroed(room)));
+            // The last data PDU gives the length of all data; before it, the limit applies.
+            let buffer_bytes = if layout.is_last() { end as usize } else { slot.response_bytes_max as usize };
+            slot.read_buffer = Some(pool.take(buffer_bytes).unwrap_or_else(|| Buffer::zeroed(buffer_bytes)));
         }
         if layout.trailer_bytes > 0 {
             self.data_crc = Crc32c::new();
         }
         self.receive_phase =
-            ReceivePhase::Data { slot: index, remaining_bytes: range.bytes, layout: *layout };
+            ReceivePhase::Data { slot: index, remaining_bytes: header.bytes, layout: *layout };
         Ok(())
     }
 
-    fn handle_r2t(&mut self, range: &Range) -> Result<(), ConnectionError> {
-        let index = range.command_id;
+    fn handle_r2t(&mut self, header: &DataHeader) -> Result<(), ConnectionError> {
+        let index = header.command_id;
         if !self.is_waiting(index) {
             return Err(ConnectionError::Protocol(PduError::CommandId { command_id: index }));
         }
         let slot = &mut self.slots[usize::from(index)];
-        let end = u64::from(range.offset) + u64::from(range.bytes);
-        if range.offset != slot.requested_bytes || range.bytes == 0 || end > u64::from(slot.transfer_bytes) {
+        let end = u64::from(header.offset) + u64::from(header.bytes);
+        if header.offset != slot.requested_bytes || header.bytes == 0 || end > u64::from(slot.transfer_bytes)
+        {
             return Err(ConnectionError::Protocol(PduError::DataRange {
-                offset: range.offset,
-                bytes: range.bytes,
+                offset: header.offset,
+                bytes: header.bytes,
             }));
         }
         slot.requested_bytes = end as u32;
         let params = self.params;
-        let mut offset = range.offset;
+        let mut offset = header.offset;
         while offset < end as u32 {
             let bytes = (end as u32 - offset).min(self.h2c_data_bytes_max);
-            let piece = Range { command_id: index, tag: range.tag, offset, bytes };
+            let data_header = DataHeader { command_id: index, tag: header.tag, offset, bytes };
             let bits = if offset + bytes == end as u32 { flags::LAST } else { 0 };
-            self.send_buffer.append(|staging| piece.encode(Role::Host, bits, &params, staging));
+            self.send_buffer.append(|staging| data_header.encode(Role::Host, bits, &params, staging));
             self.append_data(index, offset as usize, bytes as usize);
             offset += bytes;
         }
@@ -535,9 +533,9 @@ impl QueuePair {
     #[inline]
     fn complete(&mut self, index: u16, cqe: Cqe, sink: &mut impl FnMut(QueueEvent)) {
         let slot = &mut self.slots[usize::from(index)];
-        let leaving = slot.unsent_parts > 0;
+        let unsent = slot.unsent_parts > 0;
         let payload =
-            if leaving { Payload::None } else { std::mem::replace(&mut slot.payload, Payload::None) };
+            if unsent { Payload::None } else { std::mem::replace(&mut slot.payload, Payload::None) };
         let completion = CommandCompletion {
             token: slot.token,
             kind: slot.kind,
@@ -546,7 +544,7 @@ impl QueuePair {
             digest_ok: slot.digest_ok,
             host_buffer: payload.into_buffer(),
         };
-        if leaving {
+        if unsent {
             slot.state = CommandSlotState::CompletedUnsent;
         } else {
             slot.state = CommandSlotState::Free;
@@ -556,21 +554,21 @@ impl QueuePair {
         sink(QueueEvent::Completed(completion));
     }
 
-    /// Ends the queue: names every command that will get no answer.
+    /// Ends the queue and reports every command that will not complete.
     pub fn abort_all(&mut self, mut aborted: impl FnMut(AbortedCommand)) {
-        let sent_total = self.send_buffer.sent_bytes();
+        let sent_bytes = self.send_buffer.sent_bytes();
         for slot in self.slots.iter_mut().filter(|slot| slot.state == CommandSlotState::Waiting) {
             slot.state = CommandSlotState::CompletedUnsent;
             aborted(AbortedCommand {
                 token: slot.token,
                 kind: slot.kind,
-                sent: sent_total > slot.stream_start,
+                sent: sent_bytes > slot.stream_start,
             });
         }
         self.is_initialized = false;
     }
 
-    /// Lets commands carry so much data in their capsules from now on.
+    /// Sets the maximum in-capsule data of later commands, in bytes.
     pub fn set_capsule_data_bytes(&mut self, bytes: u32) {
         self.capsule_data_bytes = bytes;
     }

@@ -1,24 +1,22 @@
-//! A namespace of blocks as a device, so that an engine runs on this side of the network (NetKVS's
-//! architecture (c)).
+//! A block namespace as a device, so that an engine runs in the client's process (architecture (c) of NetKVS).
 //!
 //! ```text
-//!  engine ─▶ RemoteDevice ─▶ Channel (tickets) ─▶ Remote: jobs ─▶ Session ─▶ node
-//!    ▲                                              │  ▲  parts one after another, where a job is larger
-//!    └────────────── Channel::poll ◀── finished ◀───┘  │  than a command; again a little later, where the
-//!                                                      │  node was busy
-//!                                         Remote::turn ┘
+//!  engine ─▶ RemoteDevice ─▶ DeviceHandle (tickets) ─▶ RemoteSession: operations ─▶ Session ─▶ node
+//!    ▲                                                   │  ▲  parts in sequence if an operation exceeds a
+//!    └────────── DeviceHandle::poll ◀── finished ◀───────┘  │  command; retried after a delay if the node is busy
+//!                                                           │
+//!                                      RemoteSession::poll ─┘
 //! ```
-//! In: operations with owned buffers; time, by [`RemoteSession::turn`], which the owner's loop calls each turn, before
-//! it polls the channel. Out: their completions. Flush is NVMe's Flush, trim its Dataset Management.
+//! In: operations with owned buffers; time, by [`RemoteSession::poll`], which the owner calls in each iteration before it
+//! polls the device handle. Out: their completions. Flush is NVMe Flush, trim is Dataset Management.
 //!
-//! Invariants: an operation whose outcome is not known fails. What the node had completed and not yet flushed
-//! when the connection was lost may be lost (the node may have lost power), and a write that was on its way may
-//! be carried out later: where there was either, this device is *fenced*, and every further write, trim and flush
-//! fails until it is made anew over a new session. An engine that writes a journal then ends its writing, as
-//! after any failed flush. Without either, operations wait for the connection, as long as a command may take.
-//! What this cannot do is call such a late write back: the node ends what it had begun for a connection that is gone,
-//! and a device that keeps a write for longer than opening the volume again takes could still carry it out then.
-//! Tested in `tests/remote.rs` against a node that loses power.
+//! Invariants: an operation with unknown outcome fails. Writes that the node completed but had not flushed when the
+//! connection was lost may be lost (the node may have lost power), and a write in flight may be executed later: in both
+//! cases the device is *fenced*, and every further write, trim and flush fails until a device is created on a new session.
+//! A journaling engine then stops writing, as after any failed flush. In all other cases operations wait for the
+//! connection, at most the command timeout. Limitation: a late write cannot be cancelled. The node completes commands of a
+//! closed connection, and a node that delays a write longer than the engine's recovery takes could still execute it then.
+//! Queues are bounded by the depth of the device handle. Tested in `tests/remote_device.rs` against a node that loses power.
 
 use crate::bug_injection::{self, InjectedBug};
 use crate::command::{Command, Response, Value};
@@ -37,16 +35,17 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 
-/// Error numbers that operations fail with.
+/// Error numbers of failed operations.
 const EIO: i32 = 5;
 const EROFS: i32 = 30;
 const ENOTCONN: i32 = 107;
 const ETIMEDOUT: i32 = 110;
 
-/// How long an operation waits that the node was too busy for.
+/// Delay before an operation is retried on a busy node.
 const BUSY_RETRY_DELAY: Nanos = Nanos::from_millis(1);
 
-/// A session with a namespace of blocks, shared by a device and the loop that turns it. Clones are the same.
+/// A session with a block namespace, shared by its devices and the loop that polls it. Clones share the
+/// session.
 pub struct RemoteSession<S: Sockets>(Rc<RefCell<RemoteState<S>>>);
 
 impl<S: Sockets> Clone for RemoteSession<S> {
@@ -59,20 +58,20 @@ struct RemoteState<S: Sockets> {
     session: Session<S>,
     now: Nanos,
     blocks: BlockInfo,
-    /// By ticket.
+    /// Operations by ticket.
     operations: Vec<Option<RemoteOperation>>,
-    /// In line for room or a connection.
+    /// Tickets that wait for a free slot or a connection.
     wait_queue: VecDeque<u32>,
-    /// To be tried again, and when.
+    /// Retry times and tickets of operations that failed because the node was busy.
     retry_queue: VecDeque<(Nanos, u32)>,
     finished: Vec<(u32, IoCompletion)>,
     responses: Vec<(u64, Result<Response, Error>)>,
     in_flight: usize,
-    /// Writes and trims that the node has completed.
+    /// Number of writes and trims that the node completed.
     completed_writes: u64,
-    /// So many of them are durable.
+    /// Number of them covered by a completed flush.
     durable_writes: u64,
-    /// Which life of the session that was.
+    /// Epoch of the session at the last poll.
     connection_epoch: u64,
     fenced: bool,
 }
@@ -82,8 +81,8 @@ enum OperationKind {
     Read,
     Write,
     Trim,
-    /// Makes so many changes durable.
     Flush {
+        /// Number of completed writes and trims when the flush was submitted.
         durable_writes: u64,
     },
 }
@@ -99,7 +98,7 @@ struct RemoteOperation {
 
 impl<S: Sockets> RemoteState<S> {
     fn begin(&mut self, ticket: u32, operation: IoOperation) {
-        let (what, offset, bytes, buffer) = match operation {
+        let (kind, offset, bytes, buffer) = match operation {
             IoOperation::Read { offset, buffer } => {
                 (OperationKind::Read, offset, buffer.len() as u64, Some(buffer))
             }
@@ -115,32 +114,32 @@ impl<S: Sockets> RemoteState<S> {
             self.operations.resize_with(index + 1, || None);
         }
         self.operations[index] =
-            Some(RemoteOperation { kind: what, offset, bytes, done_bytes: 0, buffer, deadline });
+            Some(RemoteOperation { kind, offset, bytes, done_bytes: 0, buffer, deadline });
         self.in_flight += 1;
         self.submit_next_part(ticket);
     }
 
     fn operation(&mut self, ticket: u32) -> &mut RemoteOperation {
-        self.operations[ticket as usize].as_mut().expect("a ticket has its job until it is finished")
+        self.operations[ticket as usize].as_mut().expect("a ticket has its operation until it is finished")
     }
 
     fn finish(&mut self, ticket: u32, result: Result<(), i32>) {
-        let queued = self.operations[ticket as usize].take().expect("a ticket is finished once");
-        self.finished.push((ticket, IoCompletion { buffer: queued.buffer, result }));
+        let operation = self.operations[ticket as usize].take().expect("a ticket is finished once");
+        self.finished.push((ticket, IoCompletion { buffer: operation.buffer, result }));
     }
 
-    /// Sends a job's next part, or has it wait for room.
+    /// Submits the next part of an operation, or queues the operation if no slot is free.
     fn submit_next_part(&mut self, ticket: u32) {
-        let (what, changes) = (self.operation(ticket).kind, self.completed_writes);
-        if self.fenced && what != OperationKind::Read {
+        let (kind, completed_writes) = (self.operation(ticket).kind, self.completed_writes);
+        if self.fenced && kind != OperationKind::Read {
             return self.finish(ticket, Err(EROFS));
         }
-        let deallocates = self.session.controller_info().is_some_and(|facts| facts.supports_deallocate);
-        let queued = self.operation(ticket);
-        if queued.done_bytes == queued.bytes && !matches!(what, OperationKind::Flush { .. }) {
+        let supports_deallocate = self.session.controller_info().is_some_and(|info| info.supports_deallocate);
+        let operation = self.operation(ticket);
+        if operation.done_bytes == operation.bytes && !matches!(kind, OperationKind::Flush { .. }) {
             return self.finish(ticket, Ok(()));
         }
-        if what == OperationKind::Trim && !deallocates {
+        if kind == OperationKind::Trim && !supports_deallocate {
             return self.finish(ticket, Ok(()));
         }
         if self.session.free_slots() == 0 {
@@ -150,29 +149,29 @@ impl<S: Sockets> RemoteState<S> {
             return self.wait_queue.push_back(ticket);
         }
         if bug_injection::is_injected(InjectedBug::CompleteFlushEarly)
-            && matches!(what, OperationKind::Flush { .. })
+            && matches!(kind, OperationKind::Flush { .. })
         {
             return self.finish(ticket, Ok(()));
         }
-        let (block_bytes, most) = self.command_limits();
-        let RemoteState { session, operations: jobs, .. } = self;
-        let queued = jobs[ticket as usize].as_mut().expect("it was there above");
-        let lba = Lba((queued.offset + queued.done_bytes) / block_bytes);
-        let left = queued.bytes - queued.done_bytes;
-        let part = left.min(most);
+        let (block_bytes, command_bytes_max) = self.command_limits();
+        let RemoteState { session, operations, .. } = self;
+        let operation = operations[ticket as usize].as_mut().expect("the operation was found above");
+        let lba = Lba((operation.offset + operation.done_bytes) / block_bytes);
+        let left = operation.bytes - operation.done_bytes;
+        let part = left.min(command_bytes_max);
         let range = LbaRange { lba, blocks: (part / block_bytes) as u32 };
         let token = u64::from(ticket);
-        let submitted = match what {
-            // A part of a read comes into a buffer of its own.
-            OperationKind::Read if part < queued.bytes => {
+        let submitted = match kind {
+            // A part of a read uses a buffer of the pool.
+            OperationKind::Read if part < operation.bytes => {
                 session.submit(Command::Read { range, buffer: None }, token)
             }
             OperationKind::Read => {
-                session.submit(Command::Read { range, buffer: queued.buffer.take() }, token)
+                session.submit(Command::Read { range, buffer: operation.buffer.take() }, token)
             }
             OperationKind::Write => {
-                let (from, to) = (queued.done_bytes as usize, (queued.done_bytes + part) as usize);
-                let buffer = queued.buffer.take().expect("a write has its buffer between its parts");
+                let (from, to) = (operation.done_bytes as usize, (operation.done_bytes + part) as usize);
+                let buffer = operation.buffer.take().expect("a write has its buffer between its parts");
                 let data = Value::Buffer { buffer, from, to };
                 session.submit(Command::Write { lba, data, force_unit_access: false }, token)
             }
@@ -181,58 +180,59 @@ impl<S: Sockets> RemoteState<S> {
                 session.submit(Command::Deallocate { ranges: &[LbaRange { lba, blocks }] }, token)
             }
             OperationKind::Flush { .. } => {
-                queued.kind = OperationKind::Flush { durable_writes: changes };
+                operation.kind = OperationKind::Flush { durable_writes: completed_writes };
                 session.submit(Command::Flush, token)
             }
         };
         if submitted.is_err() {
-            // There was room, so it is the command itself: the namespace has shrunk.
+            // A slot was free, so the command itself is invalid: the namespace has shrunk.
             self.finish(ticket, Err(EIO));
         }
     }
 
-    /// Bytes of a block, and the most of one command.
+    /// Block size and maximum data of one command, in bytes.
     fn command_limits(&self) -> (u64, u64) {
-        let data_bytes_max = self.session.controller_info().map_or(u32::MAX, |facts| facts.data_bytes_max);
-        let most = self.blocks.command_bytes_max(data_bytes_max);
-        (u64::from(self.blocks.block_bytes), u64::from(most.max(self.blocks.block_bytes)))
+        let data_bytes_max = self.session.controller_info().map_or(u32::MAX, |info| info.data_bytes_max);
+        let command_bytes_max = self.blocks.command_bytes_max(data_bytes_max);
+        (u64::from(self.blocks.block_bytes), u64::from(command_bytes_max.max(self.blocks.block_bytes)))
     }
 
     fn handle_response(&mut self, ticket: u32, response: Result<Response, Error>) {
-        let (block_bytes, most) = self.command_limits();
-        let queued = self.operation(ticket);
-        let left = queued.bytes - queued.done_bytes;
+        let (block_bytes, command_bytes_max) = self.command_limits();
+        let operation = self.operation(ticket);
+        let left = operation.bytes - operation.done_bytes;
         match response {
             Ok(Response::Blocks { data }) => {
                 let bytes = data.len() as u64;
-                if bytes == queued.bytes {
-                    queued.buffer = data.into_buffer();
-                } else if let Some(whole) = &mut queued.buffer {
-                    let from = queued.done_bytes as usize;
+                if bytes == operation.bytes {
+                    operation.buffer = data.into_buffer();
+                } else if let Some(whole) = &mut operation.buffer {
+                    let from = operation.done_bytes as usize;
                     whole[from..from + data.len()].copy_from_slice(&data);
                 }
-                queued.done_bytes += bytes;
+                operation.done_bytes += bytes;
                 self.submit_next_part(ticket);
             }
             Ok(Response::Written { buffer }) => {
-                queued.done_bytes += match queued.kind {
+                operation.done_bytes += match operation.kind {
                     OperationKind::Trim => left.min(u64::from(u32::MAX) * block_bytes),
-                    _ => left.min(most),
+                    _ => left.min(command_bytes_max),
                 };
-                queued.buffer = buffer;
+                operation.buffer = buffer;
                 self.completed_writes += 1;
                 self.submit_next_part(ticket);
             }
             Ok(Response::Flushed) => {
-                if let OperationKind::Flush { durable_writes: covers } = queued.kind {
-                    self.durable_writes = self.durable_writes.max(covers);
+                if let OperationKind::Flush { durable_writes } = operation.kind {
+                    self.durable_writes = self.durable_writes.max(durable_writes);
                 }
                 self.finish(ticket, Ok(()));
             }
             Ok(Response::Retry { buffer }) => {
-                queued.buffer = queued.buffer.take().or(buffer);
-                if queued.kind == OperationKind::Write && queued.buffer.is_none() {
-                    // It was refused before its data had left: the buffer went with the data.
+                operation.buffer = operation.buffer.take().or(buffer);
+                if operation.kind == OperationKind::Write && operation.buffer.is_none() {
+                    // The node rejected the command before all its data was sent, so the buffer was not
+                    // returned.
                     return self.finish(ticket, Err(EIO));
                 }
                 self.retry_later(ticket);
@@ -247,21 +247,21 @@ impl<S: Sockets> RemoteState<S> {
     }
 
     fn retry_later(&mut self, ticket: u32) {
-        let again = self.now + BUSY_RETRY_DELAY;
-        if self.operation(ticket).deadline <= again {
+        let retry_at = self.now + BUSY_RETRY_DELAY;
+        if self.operation(ticket).deadline <= retry_at {
             return self.finish(ticket, Err(ETIMEDOUT));
         }
-        self.retry_queue.push_back((again, ticket));
+        self.retry_queue.push_back((retry_at, ticket));
     }
 
     fn fence(&mut self) {
         self.fenced |= !bug_injection::is_injected(InjectedBug::ForgetLostWrites);
     }
 
-    /// Sends and receives at the time of this turn.
+    /// Polls the session at the current time and handles its responses.
     fn poll_session(&mut self) -> bool {
-        let RemoteState { session, responses: answers, now, .. } = self;
-        let progress = session.poll(*now, |token, response| answers.push((token, response)));
+        let RemoteState { session, responses, now, .. } = self;
+        let progress = session.poll(*now, |token, response| responses.push((token, response)));
         let mut responses = std::mem::take(&mut self.responses);
         for (token, response) in responses.drain(..) {
             self.handle_response(token as u32, response);
@@ -280,16 +280,16 @@ impl<S: Sockets> RemoteState<S> {
     fn poll(&mut self, now: Nanos) -> bool {
         self.now = now;
         let mut progress = self.poll_session();
-        let over = self.session.ended().is_some();
+        let ended = self.session.ended().is_some();
         while let Some(&(due, ticket)) = self.retry_queue.front()
-            && (due <= now || over)
+            && (due <= now || ended)
         {
             self.retry_queue.pop_front();
             self.wait_queue.push_back(ticket);
         }
         for _ in 0..self.wait_queue.len() {
             let Some(ticket) = self.wait_queue.pop_front() else { break };
-            if self.session.free_slots() > 0 || over || self.fenced {
+            if self.session.free_slots() > 0 || ended || self.fenced {
                 self.submit_next_part(ticket);
                 progress = true;
             } else if self.operation(ticket).deadline <= now {
@@ -303,19 +303,20 @@ impl<S: Sockets> RemoteState<S> {
     }
 
     fn next_deadline(&self) -> Nanos {
-        let paused = self.retry_queue.front().map_or(Nanos::NEVER, |(due, _)| *due);
+        let retry_at = self.retry_queue.front().map_or(Nanos::NEVER, |(due, _)| *due);
         let deadline =
-            |&ticket: &u32| self.operations[ticket as usize].as_ref().map(|queued| queued.deadline);
-        let waiting = self.wait_queue.iter().filter_map(deadline).min().unwrap_or(Nanos::NEVER);
-        self.session.next_deadline().min(paused).min(waiting)
+            |&ticket: &u32| self.operations[ticket as usize].as_ref().map(|operation| operation.deadline);
+        let expires_at = self.wait_queue.iter().filter_map(deadline).min().unwrap_or(Nanos::NEVER);
+        self.session.next_deadline().min(retry_at).min(expires_at)
     }
 }
 
 impl<S: Sockets + 'static> RemoteSession<S> {
-    /// Over a session that is live, with a namespace of blocks of 512 or 4096 bytes.
+    /// A remote session over a live session with a namespace of 512-byte or 4096-byte blocks.
     ///
     /// # Errors
-    /// When it is neither.
+    /// [`Error::Closed`] if the session is not live, [`Error::NotBlockNamespace`], or
+    /// [`Error::BlockDataLength`] for another block size.
     pub fn new(session: Session<S>, now: Nanos) -> Result<RemoteSession<S>, Error> {
         let info = session.controller_info().filter(|_| session.is_live()).ok_or(Error::Closed)?;
         let blocks = info.blocks.ok_or(Error::NotBlockNamespace)?;
@@ -340,53 +341,53 @@ impl<S: Sockets + 'static> RemoteSession<S> {
         }))))
     }
 
-    /// A channel for its operations, as many at a time as the session takes; for this remote's devices alone.
+    /// A device handle for operations of this session's devices only. Its depth is the number of free slots.
     pub fn channel(&self) -> DeviceHandle {
         let depth = self.0.borrow().session.free_slots().max(1);
         DeviceHandle::new(Box::new(RemoteDeviceQueue(self.clone())), depth)
     }
 
-    /// The device. `channel` is one of [`RemoteSession::channel`].
+    /// The namespace as a device. REQUIRES: `channel` is a result of [`RemoteSession::channel`].
     pub fn device(&self, channel: &DeviceHandle) -> RemoteDevice {
         let state = self.0.borrow();
-        let BlockInfo { block_bytes, block_count: count, .. } = state.blocks;
+        let BlockInfo { block_bytes, block_count, .. } = state.blocks;
         let config = state.session.config();
         let (address, nqn, id) = (state.session.address(), &config.subsystem_nqn, config.namespace);
         RemoteDevice {
             channel: channel.clone(),
-            geometry: Geometry { block_bytes, blocks: count, volatile: false },
+            geometry: Geometry { block_bytes, blocks: block_count, volatile: false },
             name: format!("nvme+tcp://{address}/{nqn}?nsid={id}"),
         }
     }
 
-    /// Sends, receives, lets time pass; the channel's next poll then gives what has come. True when there was
-    /// anything to do.
+    /// Sends, receives and handles deadlines; the next poll of the device handle returns the completions.
+    /// Returns whether there was any work.
     pub fn poll(&self, now: Nanos) -> bool {
         self.0.borrow_mut().poll(now)
     }
 
-    /// When [`RemoteSession::turn`] must be called at the latest, whatever the sockets say.
+    /// Latest time of the next [`RemoteSession::poll`], whatever the sockets report.
     pub fn next_deadline(&self) -> Nanos {
         self.0.borrow().next_deadline()
     }
 
-    /// Whether writes may have been lost with a connection, so that no more are taken.
+    /// Whether the device rejects writes because earlier ones may have been lost with a connection.
     pub fn is_fenced(&self) -> bool {
         self.0.borrow().fenced
     }
 
-    /// The session, once the channels and devices made of this are gone.
+    /// The session; `None` while other clones, device handles or queues of it exist.
     pub fn into_session(self) -> Option<Session<S>> {
         Rc::into_inner(self.0).map(|state| state.into_inner().session)
     }
 
-    /// Does something with the session: waits on its sockets, closes it.
-    pub fn with_session<T>(&self, then: impl FnOnce(&mut Session<S>) -> T) -> T {
-        then(&mut self.0.borrow_mut().session)
+    /// Calls `f` with the session, for example to wait on its sockets or to close it.
+    pub fn with_session<T>(&self, f: impl FnOnce(&mut Session<S>) -> T) -> T {
+        f(&mut self.0.borrow_mut().session)
     }
 }
 
-/// The remote as a channel's queue.
+/// The session as the queue of a device handle.
 struct RemoteDeviceQueue<S: Sockets>(RemoteSession<S>);
 
 impl<S: Sockets> DeviceQueue for RemoteDeviceQueue<S> {
@@ -404,7 +405,7 @@ impl<S: Sockets> DeviceQueue for RemoteDeviceQueue<S> {
 
     fn poll(&mut self, completion: &mut Vec<(u32, IoCompletion)>) {
         let mut state = self.0.0.borrow_mut();
-        // What was submitted since the turn began goes out in it.
+        // Operations submitted in this iteration are sent in it.
         state.poll_session();
         state.in_flight -= state.finished.len();
         completion.append(&mut state.finished);
@@ -415,14 +416,14 @@ impl<S: Sockets> DeviceQueue for RemoteDeviceQueue<S> {
     }
 }
 
-/// A namespace of blocks as a device. See the module's text.
+/// A block namespace as a device. See the module documentation.
 pub struct RemoteDevice {
     channel: DeviceHandle,
     geometry: Geometry,
     name: String,
 }
 
-/// The one device that a remote has.
+/// Identifier of the only device of a session.
 const FILE: FileId = FileId(0);
 
 impl RemoteDevice {

@@ -1,8 +1,8 @@
-//! The initiator on sockets: submit commands, poll for answers, one core, no thread, no waiting.
+//! An initiator on sockets: submit commands, poll for responses. One core, no thread, non-blocking.
 //!
-//! Each [`Session::poll`] sends what waits (one gathered send per queue), receives once per queue that
-//! may have bytes into one linear buffer, parses all of it, and answers through the callback.
-//! In steady state no command allocates. Tested in `tests/`.
+//! Each [`Session::poll`] sends the unsent bytes (one gathered send per queue), receives once per ready queue into one
+//! linear buffer, parses all of it, and passes responses to the callback. In steady state no command allocates. Tested in
+//! `tests/`.
 
 use crate::command::{Command, Response};
 use crate::config::ClientConfig;
@@ -14,20 +14,20 @@ use octokv_runtime::{ReceiveStatus, SendStatus, SocketId, Sockets};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 
-/// Why a command was not taken.
+/// Reason why a command was not accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SubmitError {
-    /// Every slot of every queue is in use: poll, then try again.
+    /// All slots of all queues are in use: poll, then retry.
     QueueFull,
-    /// There is no connection now: poll, then try again.
+    /// The session is disconnected: poll, then retry.
     NotConnected,
     /// The session has ended.
     Ended,
-    /// There is something wrong with the command itself.
+    /// The command itself is invalid.
     Invalid(Error),
 }
 
-/// The connection of one queue.
+/// Connection and receive buffer of one queue.
 struct QueueConnection {
     socket: Option<SocketId>,
     buffer: Box<[u8]>,
@@ -36,7 +36,7 @@ struct QueueConnection {
 
 const ADMIN_RECEIVE_BYTES: usize = 16 << 10;
 
-/// A session with one namespace. See the module's text.
+/// A session with one namespace. See the module documentation.
 pub struct Session<S: Sockets> {
     sockets: S,
     address: SocketAddr,
@@ -49,7 +49,7 @@ pub struct Session<S: Sockets> {
 }
 
 impl<S: Sockets> Session<S> {
-    /// A session that begins to connect at once; poll it until [`Session::is_live`].
+    /// A session that starts to connect at once. REQUIRES: the caller polls it until [`Session::is_live`].
     pub fn new(sockets: S, address: SocketAddr, config: ClientConfig, now: Nanos) -> Session<S> {
         Session {
             sockets,
@@ -68,7 +68,7 @@ impl<S: Sockets> Session<S> {
         self.initiator.is_live()
     }
 
-    /// Why the session has ended, once it has.
+    /// Cause of the end, once the session has ended.
     pub fn ended(&self) -> Option<Error> {
         self.initiator.is_ended().then(|| match self.initiator.last_error() {
             Some(cause) => Error::Connect(self.address, cause),
@@ -76,60 +76,61 @@ impl<S: Sockets> Session<S> {
         })
     }
 
-    /// Why the last connection was lost, while there is none.
+    /// Cause of the last connection loss, while disconnected.
     pub fn last_error(&self) -> Option<ConnectionError> {
         self.initiator.last_error()
     }
 
-    /// The node's address.
+    /// Address of the node.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The settings.
+    /// Configuration.
     pub fn config(&self) -> &ClientConfig {
         self.initiator.config()
     }
 
-    /// What is known of the controller and namespace, once it was live.
+    /// Controller and namespace limits, once the session was live.
     pub fn controller_info(&self) -> Option<&ControllerInfo> {
         self.initiator.controller_info()
     }
 
-    /// How often it went live: two commands of one life met the same controller.
+    /// How many times it became live. Commands of the same epoch reached the same controller.
     pub fn connection_epoch(&self) -> u64 {
         self.initiator.connection_epoch()
     }
 
-    /// How many commands can be submitted now.
+    /// Number of commands that can be submitted now.
     pub fn free_slots(&self) -> usize {
         self.initiator.free_slots()
     }
 
-    /// How many commands wait for their answers.
+    /// Number of commands in flight.
     pub fn in_flight(&self) -> usize {
         self.initiator.in_flight()
     }
 
-    /// The pool that the data of answers comes from; values to store may come from it too.
+    /// Pool of the response buffers; values to store may come from it too.
     pub fn pool(&self) -> &BufferPool {
         self.initiator.pool()
     }
 
-    /// The sockets, to wait on.
+    /// The sockets, to wait for readiness.
     pub fn sockets_mut(&mut self) -> &mut S {
         &mut self.sockets
     }
 
-    /// When [`Session::poll`] must be called at the latest, whatever the sockets say.
+    /// Latest time of the next [`Session::poll`], whatever the sockets report.
     pub fn next_deadline(&self) -> Nanos {
         self.initiator.next_deadline()
     }
 
-    /// Takes a command; the next [`Session::poll`] sends it. Its answer comes with `token`.
+    /// Submits a command; the next [`Session::poll`] sends it and a later one returns its response with
+    /// `token`.
     ///
     /// # Errors
-    /// Why it was not taken; then no answer comes.
+    /// [`SubmitError`]; no response follows.
     #[inline]
     pub fn submit(&mut self, command: Command<'_>, token: u64) -> Result<(), SubmitError> {
         if self.initiator.free_slots() == 0 {
@@ -138,10 +139,11 @@ impl<S: Sockets> Session<S> {
         self.initiator.submit(self.now, command, token).map_err(SubmitError::Invalid)
     }
 
-    /// Takes a command for one of the I/O queues, counted from 0: for who divides commands among connections itself.
+    /// Submits a command on one I/O queue, counted from 0, for callers that assign commands to connections
+    /// themselves.
     ///
     /// # Errors
-    /// Why it was not taken, as of [`Session::submit`]; full is that queue.
+    /// [`SubmitError`]; [`SubmitError::QueueFull`] refers to that queue.
     pub fn submit_on(&mut self, queue: usize, command: Command<'_>, token: u64) -> Result<(), SubmitError> {
         if self.initiator.queue_free_slots(queue) == 0 {
             return Err(self.submit_error());
@@ -157,8 +159,8 @@ impl<S: Sockets> Session<S> {
         }
     }
 
-    /// Sends, receives, lets time pass. Calls `on_done` once for each command that is answered or lost.
-    /// True when there was anything to do.
+    /// Sends, receives and handles deadlines up to `now`. Calls `on_done` once per command that completed or
+    /// was aborted. Returns whether there was any work.
     pub fn poll(&mut self, now: Nanos, mut on_done: impl FnMut(u64, Result<Response, Error>)) -> bool {
         self.now = now;
         if self.initiator.next_deadline() <= now {
@@ -181,7 +183,7 @@ impl<S: Sockets> Session<S> {
         progress | self.send_all(&mut on_done)
     }
 
-    /// Ends the session in good order; poll until [`Session::ended`].
+    /// Closes the session gracefully. REQUIRES: the caller polls until [`Session::ended`].
     pub fn close(&mut self, now: Nanos, mut on_done: impl FnMut(u64, Result<Response, Error>)) {
         self.initiator.close(now, &mut on_done);
     }
@@ -197,9 +199,9 @@ impl<S: Sockets> Session<S> {
             }
             ReceiveStatus::Bytes(bytes) => {
                 let end = *filled + bytes;
-                let taken = self.initiator.receive(index as u16, self.now, &buffer[..end], on_done);
-                buffer.copy_within(taken..end, 0);
-                *filled = end - taken;
+                let consumed = self.initiator.receive(index as u16, self.now, &buffer[..end], on_done);
+                buffer.copy_within(consumed..end, 0);
+                *filled = end - consumed;
                 true
             }
         }
@@ -247,9 +249,9 @@ impl<S: Sockets> Session<S> {
                 },
                 ConnectionAction::Close(queue) => {
                     let connection = self.connections.get_mut(usize::from(queue));
-                    if let Some(socket) = connection.and_then(|stream| stream.socket.take()) {
+                    if let Some(socket) = connection.and_then(|connection| connection.socket.take()) {
                         if !self.initiator.is_flushed(queue) {
-                            // The last words: a termination request, if there is room for it.
+                            // Last chance to send a termination request.
                             self.send(queue, socket);
                         }
                         self.sockets.close(socket);
@@ -284,8 +286,8 @@ impl<S: Sockets> Drop for Session<S> {
     }
 }
 
-/// The allocation of a list of slices for slices of another lifetime.
+/// Reuses the allocation of a slice list for slices of another lifetime.
 fn recycle<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
     slices.clear();
-    slices.into_iter().map(|_| unreachable!("the list was just cleared")).collect()
+    slices.into_iter().map(|_| unreachable!("the list is empty")).collect()
 }
