@@ -1,4 +1,4 @@
-//! The Key Value command set (KV Command Set 1.1): the fields of each command and the key list.
+//! The Key Value command set (Key Value Command Set 1.3): the fields of each command and the key list.
 //!
 //! ```text
 //! SQE   0 opcode   8..16 key bytes 0-7   40 CDW10 bytes   44 key length   45 options   56..64 key bytes 8-15
