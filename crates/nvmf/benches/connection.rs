@@ -1,6 +1,6 @@
-//! How many commands per second the machine alone does on one core: no sockets, no engine.
+//! Commands per second of the connection state machine alone on one core, without sockets or an engine.
 //!
-//! Expected, by arithmetic: a store of 4 KiB in its capsule copies 4 KiB (about 0.2 µs) and handles two
+//! Expected, by arithmetic: a Store of 4 KiB in its capsule copies 4 KiB (about 0.2 µs) and handles two
 //! headers (about 0.1 µs): 3 M/s. Run with `cargo bench -p octokv-nvmf`.
 #![allow(clippy::disallowed_methods)] // A bench reads the clock.
 

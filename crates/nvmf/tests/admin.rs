@@ -1,4 +1,4 @@
-//! Admin commands: what hosts ask before they trust a controller, and what it tells them unasked.
+//! Admin commands: Identify, log pages, features and asynchronous events, as hosts use them.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn list(host: &mut TestHost, page: u8, command_set: u8, after: u32) -> Vec<u32> 
 }
 
 #[test]
-fn the_controller_says_what_linux_and_spdk_need() {
+fn identify_controller_has_the_fields_that_linux_and_spdk_require() {
     let target = target();
     let mut host = TestHost::admin(&target);
     let response = host.identify(cns::CONTROLLER, 0, 0);
@@ -26,7 +26,7 @@ fn the_controller_says_what_linux_and_spdk_need() {
     assert_eq!(page.controller_id.get(), target.controllers()[0].id);
     assert_eq!((page.controller_type, page.multi_path, page.version.get()), (1, 0b1010, 0x20000));
     assert_eq!((page.sqe_sizes, page.cqe_sizes), (0x66, 0x44));
-    // Linux refuses a controller whose MNAN is 0 or above NN where access is told.
+    // Linux rejects a controller that supports ANA and whose MNAN is 0 or above NN.
     assert_eq!(
         (page.namespace_id_max.get(), page.namespaces_max.get(), page.commands_max.get()),
         (1024, 1024, 1024)
@@ -71,7 +71,7 @@ fn namespaces_are_listed_and_described_by_every_page() {
 }
 
 #[test]
-fn pages_that_do_not_exist_are_refused() {
+fn unsupported_identify_pages_fail() {
     let mut host = TestHost::admin(&target());
     for (page, command_set, nsid, status) in [
         (cns::NAMESPACE, 0, 1025, Status::INVALID_NAMESPACE),
@@ -89,7 +89,7 @@ fn pages_that_do_not_exist_are_refused() {
         let response = host.identify(page, command_set, nsid);
         assert!(response.status().is(status) && response.data.is_empty(), "CNS {page:02x} NSID {nsid:x}");
     }
-    // Identifiers that a namespace could have are inactive.
+    // Unused identifiers up to NN are inactive namespaces.
     for page in [cns::NAMESPACE, cns::NAMESPACE_INDEPENDENT] {
         assert_eq!(host.identify(page, 0, 9).data, [0; 4096], "CNS {page:02x}");
     }
@@ -101,7 +101,7 @@ fn pages_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn a_host_that_knows_of_blocks_alone_sees_no_namespace() {
+fn a_host_without_the_kv_command_set_sees_no_kv_namespace() {
     let mut host = TestHost::initialized(&target(), false, false);
     host.connect(0, NEW_CONTROLLER).unwrap();
     host.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED_NVM.0));
@@ -109,7 +109,7 @@ fn a_host_that_knows_of_blocks_alone_sees_no_namespace() {
 }
 
 #[test]
-fn a_host_that_wants_less_than_a_page_gets_the_start_of_it() {
+fn a_short_host_buffer_gets_the_start_of_the_page() {
     let mut host = TestHost::admin(&target());
     let mut sqe = Sqe::new(admin::IDENTIFY, 900);
     sqe.cdw10 = u32::from(cns::CONTROLLER).into();
@@ -134,7 +134,7 @@ fn the_effects_log_names_every_key_value_command() {
         (0x05, 0),
     ] {
         let found = effects.io[usize::from(opcode)].get();
-        // Nothing else is said, no scope either: other bits make Linux warn, and some freeze its queues.
+        // No further bits and no scope: other bits make Linux warn, and some freeze its queues.
         assert_eq!(found, want, "{opcode:02x}");
     }
     assert_eq!(effects.admin[usize::from(admin::IDENTIFY)].get(), 1 | log_page::SCOPE_CONTROLLER);
@@ -147,7 +147,7 @@ fn the_effects_log_names_every_key_value_command() {
 }
 
 #[test]
-fn logs_are_read_by_offset_and_zeros_follow_their_end() {
+fn log_pages_are_read_by_offset_and_padded_with_zeros() {
     let mut host = TestHost::admin(&target());
     let whole = host.log(id::EFFECTS, csi::KEY_VALUE, 0, 4096).data;
     let mut pieces = Vec::new();
@@ -182,9 +182,9 @@ fn health_and_errors_are_counted() {
 }
 
 #[test]
-fn features_hold_what_they_may_hold() {
+fn features_store_valid_values_only() {
     let mut host = TestHost::admin(&target());
-    // 8 queues of each kind are granted as asked, 65535 are not.
+    // 8 queues of each kind are granted as requested, 65535 are not.
     assert_eq!(host.set_feature(feature::QUEUES, 0, 0x0007_0007).dw0(), 0x0007_0007);
     assert_eq!(host.set_feature(feature::QUEUES, 0, 0x00ff_00ff).dw0(), 0x003f_003f);
     assert_eq!(host.get_feature(feature::QUEUES, 0).dw0(), 0x003f_003f);
@@ -227,11 +227,11 @@ fn a_reset_forgets_features_and_event_requests() {
     assert_eq!(host.get_feature(feature::ASYNC_EVENTS, 0).dw0(), 0);
     assert_eq!(host.get_feature(feature::KV_CONFIGURATION, 1).dw0(), 0);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
-    assert!(host.received_pdus.is_empty(), "the identifier was free again");
+    assert!(host.received_pdus.is_empty(), "the identifier is free again");
 }
 
 #[test]
-fn event_requests_wait_for_a_notice_that_the_host_wants() {
+fn event_requests_complete_with_enabled_events() {
     let target = target();
     let mut host = TestHost::admin(&target);
     host.set_feature(feature::ASYNC_EVENTS, 0, event::NAMESPACE_CHANGED_BIT);
@@ -247,8 +247,8 @@ fn event_requests_wait_for_a_notice_that_the_host_wants() {
     assert_eq!((response.status(), response.dw0()), (Status::SUCCESS, event::NAMESPACE_CHANGED));
     target.notify_namespace_changed(NamespaceId(1));
     host.advance_time(Nanos::from_millis(600));
-    assert!(host.received_pdus.is_empty(), "held back until the log is read");
-    // The read's completion comes first, then the notice that it lets go.
+    assert!(host.received_pdus.is_empty(), "masked until the log is read");
+    // The read's completion comes first, then the event that the read unmasks.
     host.connection.send_buffer();
     let response = host.log(id::CHANGED_NAMESPACES, 0, 0, 4096);
     assert_eq!(response.data[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
@@ -270,22 +270,22 @@ fn an_event_request_can_be_aborted_and_nothing_else() {
 }
 
 #[test]
-fn a_property_command_may_take_the_identifier_of_an_event_request() {
-    // As SPDK's host does to shut a controller down.
+fn a_property_command_may_reuse_the_identifier_of_an_event_request() {
+    // SPDK's host does this to shut a controller down.
     let mut host = TestHost::admin(&target());
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
     let get = fabrics::FabricsCommand::PropertyGet { offset: property::CC, is_64_bit: false };
     let response = host.run(get.encode(500), &[]);
     assert_eq!((response.status(), response.dw0()), (Status::SUCCESS, ControllerConfiguration::ENABLED.0));
-    assert_eq!(host.admin_command(admin::ABORT, 0, 500 << 16, 0).dw0(), 1, "the event request is over");
-    // Another command may not.
+    assert_eq!(host.admin_command(admin::ABORT, 0, 500 << 16, 0).dw0(), 1, "the event request is released");
+    // Commands other than Fabrics commands conflict.
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 501), &[]);
     host.send_command(&Sqe::new(admin::GET_FEATURES, 501), &[]);
     assert!(host.next_response().status().is(Status::COMMAND_ID_CONFLICT));
 }
 
 #[test]
-fn unknown_admin_commands_and_properties_are_refused() {
+fn unknown_admin_commands_and_properties_fail() {
     let mut host = TestHost::admin(&target());
     for opcode in [0x00, 0x01, 0x04, 0x05, 0x0d, 0x10, 0x11, 0x15, 0x80, 0xc0, 0xff] {
         let status = host.admin_command(opcode, 0, 0, 0).status();
@@ -310,7 +310,7 @@ fn unknown_admin_commands_and_properties_are_refused() {
     for command in wrong {
         assert!(host.run(command.encode(id), &[]).status().is(Status::INVALID_FIELD), "{command:?}");
     }
-    // nvme-cli's show-regs reads every register and goes on only after the bare status.
+    // nvme-cli's show-regs reads every register and continues only after the bare status.
     let absent = octokv_wire::fabrics::FabricsCommand::PropertyGet { offset: 0x0c, is_64_bit: false };
     assert_eq!(host.run(absent.encode(id), &[]).status(), Status::INVALID_FIELD);
     let authentication = octokv_wire::fabrics::FabricsCommand::AuthenticationSend.encode(id);
@@ -318,7 +318,7 @@ fn unknown_admin_commands_and_properties_are_refused() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_makes_the_controller_fail_until_it_is_reset() {
+fn an_unsupported_cc_fails_the_controller_until_it_is_reset() {
     let mut host = TestHost::initialized(&target(), false, false);
     host.connect(0, NEW_CONTROLLER).unwrap();
     host.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.0 | 1 << 7));

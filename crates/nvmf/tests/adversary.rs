@@ -1,4 +1,4 @@
-//! Hostile bytes in every state: never a panic, never more memory than the bounds allow.
+//! Adversarial bytes in every state: no panic, and no more memory than the limits allow.
 
 mod common;
 
@@ -7,7 +7,7 @@ use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_nvmf::{Connection, SharedCounters};
 
 #[test]
-fn scripts_of_sound_and_spoiled_pdus_never_panic_and_lose_no_buffer() {
+fn scripts_of_valid_and_corrupted_pdus_never_panic_or_leak() {
     let totals = SharedCounters::default();
     for seed in 0..10_000 {
         let mut random = Prng::new(seed);
@@ -18,7 +18,7 @@ fn scripts_of_sound_and_spoiled_pdus_never_panic_and_lose_no_buffer() {
         totals.add_and_reset(&mut counters);
     }
     let total = totals.snapshot();
-    // The scripts must reach what they are for.
+    // The scripts must reach the code that they target.
     assert!(total.stores > 2000 && total.stored_bytes > 4 << 20, "{total:?}");
     assert!(total.retrieves > 2000 && total.retrieved_bytes > 10_000 && total.deletes > 1000, "{total:?}");
     assert!(total.block_writes > 500 && total.written_bytes > 2 << 20, "{total:?}");
@@ -30,7 +30,7 @@ fn scripts_of_sound_and_spoiled_pdus_never_panic_and_lose_no_buffer() {
 }
 
 #[test]
-fn noise_ends_a_connection_and_is_let_pass() {
+fn random_bytes_close_the_connection_without_requests() {
     let target = target();
     let pool = BufferPool::new(1 << 20);
     let mut random = Prng::new(1);

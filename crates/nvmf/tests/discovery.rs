@@ -1,4 +1,4 @@
-//! The discovery controller: its log, read whole and by pieces, and its notices.
+//! The discovery controller: its log, read whole and in pieces, and its events.
 
 mod common;
 
@@ -37,12 +37,12 @@ fn the_discovery_log_lists_the_listeners() {
         .map(|address| address.parse().unwrap())
         .collect();
     assert_eq!(addresses(SubsystemKind::Storage, NQN), want);
-    assert_eq!(addresses(SubsystemKind::Current, nqn::DISCOVERY), want, "the service itself");
+    assert_eq!(addresses(SubsystemKind::Current, nqn::DISCOVERY), want, "the discovery service itself");
     assert_eq!(discovery::decode_header(&page).unwrap().records, 6);
 }
 
 #[test]
-fn the_log_is_the_same_when_it_is_read_by_pieces() {
+fn the_discovery_log_read_in_pieces_is_consistent() {
     let target = listening(&["10.1.2.3:4420", "[fd00::7]:4421"]);
     let mut host = TestHost::discovery(&target);
     let whole = host.log(id::DISCOVERY, 0, 0, 5120).data;
@@ -56,7 +56,7 @@ fn the_log_is_the_same_when_it_is_read_by_pieces() {
 }
 
 #[test]
-fn the_controller_says_that_it_is_for_discovery() {
+fn identify_reports_a_discovery_controller() {
     let mut host = TestHost::discovery(&target());
     let response = host.identify(cns::CONTROLLER, 0, 0);
     let page: &identify::IdentifyController = identify::decode_page(&response.data).unwrap();
@@ -67,7 +67,7 @@ fn the_controller_says_that_it_is_for_discovery() {
 }
 
 #[test]
-fn what_is_not_for_discovery_is_refused() {
+fn a_discovery_controller_rejects_io_controller_commands() {
     let mut host = TestHost::discovery(&target());
     assert!(host.identify(cns::NAMESPACE_LIST, 0, 0).status().is(Status::INVALID_FIELD));
     assert!(host.log(id::HEALTH, 0, 0, 512).status().is(Status::INVALID_LOG_PAGE));
@@ -87,7 +87,7 @@ fn a_change_of_listeners_changes_the_generation_and_raises_an_event() {
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
     target.set_listeners(vec!["10.1.2.3:4420".parse().unwrap()]);
     host.advance_time(Nanos::from_secs(1));
-    assert!(host.received_pdus.is_empty(), "nothing changed");
+    assert!(host.received_pdus.is_empty(), "no change, no event");
     target.set_listeners(vec!["10.1.2.3:4421".parse().unwrap()]);
     host.advance_time(Nanos::from_secs(1));
     assert_eq!(host.next_response().dw0(), event::DISCOVERY_CHANGED);
@@ -110,7 +110,7 @@ fn referrals_are_listed_and_a_change_raises_an_event() {
 }
 
 #[test]
-fn a_host_that_may_not_connect_does_not_find_the_subsystem() {
+fn a_denied_host_does_not_see_the_subsystem() {
     let target = listening(&["10.1.2.3:4420"]);
     let mut host = TestHost::discovery(&target);
     let storage = |host: &mut TestHost| {
@@ -126,7 +126,7 @@ fn a_host_that_may_not_connect_does_not_find_the_subsystem() {
     let listed = |name: &str| HostAcl::Listed([name.to_owned()].into());
     target.set_host_acl(listed(HOST_NQN));
     host.advance_time(Nanos::from_secs(1));
-    assert!(host.received_pdus.is_empty(), "nothing changed for this host");
+    assert!(host.received_pdus.is_empty(), "no change for this host, no event");
     target.set_host_acl(listed("nqn.2014-08.org.example:other"));
     host.advance_time(Nanos::from_secs(1));
     assert_eq!(host.next_response().dw0(), event::DISCOVERY_CHANGED);
@@ -137,7 +137,7 @@ fn a_host_that_may_not_connect_does_not_find_the_subsystem() {
 }
 
 #[test]
-fn a_persistent_discovery_controller_lives_by_its_keep_alive_time() {
+fn a_persistent_discovery_controller_uses_its_keep_alive_timeout() {
     let target = listening(&["10.1.2.3:4420"]);
     let mut host = TestHost::discovery(&target);
     assert!(host.set_feature(feature::KEEP_ALIVE, 0, 60_000).status().is_success());
@@ -160,10 +160,10 @@ fn a_discovery_controller_has_the_logs_of_every_controller() {
         assert!(host.log(page as u8, 0, 0, 1024).status().is_success(), "{page:02x}");
     }
     let errors = host.log(id::ERROR, 0, 0, 64).data;
-    assert_eq!(errors[0], 1, "the opcode that is none");
+    assert_eq!(errors[0], 1, "an unsupported opcode");
     let features = host.log(id::FEATURES, 0, 0, 1024).data;
     let features: Vec<usize> = (0..256).filter(|feature| features[feature * 4] == 1).collect();
     assert_eq!(features, [0x0b, 0x0f]);
     let effects = host.log(id::EFFECTS, 0, 0, 4096).data;
-    assert!(effects[1024..].iter().all(|byte| *byte == 0), "no I/O commands");
+    assert!(effects[1024..].iter().all(|byte| *byte == 0), "no effects of I/O commands");
 }

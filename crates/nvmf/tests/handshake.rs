@@ -1,4 +1,4 @@
-//! From the first byte to a connected queue, and every way in which a connection ends.
+//! Connection setup from the first byte to a connected queue, and every way in which a connection ends.
 
 mod common;
 
@@ -15,7 +15,7 @@ use octokv_wire::{PduError, Sgl, Sqe, Status, nqn};
 const ENABLED: u64 = ControllerConfiguration::ENABLED.0 as u64;
 
 #[test]
-fn the_initial_exchange_grants_digests_and_announces_the_data_limit() {
+fn icresp_grants_digests_and_reports_maxh2cdata() {
     for bits in 0..4u8 {
         let mut host = TestHost::new(&target());
         let (header_digest, data_digest) = (bits & 1 != 0, bits & 2 != 0);
@@ -28,7 +28,7 @@ fn the_initial_exchange_grants_digests_and_announces_the_data_limit() {
 }
 
 #[test]
-fn data_for_the_host_begins_where_it_asked() {
+fn c2hdata_honours_the_hosts_data_alignment() {
     let target = target();
     let mut host = TestHost::new(&target);
     let request =
@@ -70,7 +70,10 @@ fn a_controller_is_connected_enabled_and_shut_down() {
     assert_eq!(capabilities.queue_entries_max, 1024);
     assert_eq!(host.get_property(property::VS, false), 0x20000);
     assert_eq!(host.get_property(property::CSTS, false), 0);
-    assert!(host.identify(1, 0, 0).status().is(Status::COMMAND_SEQUENCE_ERROR), "not before it is enabled");
+    assert!(
+        host.identify(1, 0, 0).status().is(Status::COMMAND_SEQUENCE_ERROR),
+        "a disabled controller accepts no Identify"
+    );
     host.set_property(property::CC, ENABLED);
     assert_eq!(host.get_property(property::CSTS, false), 1);
     assert_eq!(host.get_property(property::CC, false), ENABLED);
@@ -82,7 +85,7 @@ fn a_controller_is_connected_enabled_and_shut_down() {
 }
 
 #[test]
-fn a_reset_closes_the_queues_and_lets_the_host_connect_them_again() {
+fn a_reset_closes_the_queues_and_they_can_reconnect() {
     let target = target();
     let mut admin = TestHost::admin(&target);
     let mut io = TestHost::io(&admin, 1);
@@ -95,7 +98,11 @@ fn a_reset_closes_the_queues_and_lets_the_host_connect_them_again() {
     let mut again = TestHost::io(&admin, 1);
     assert!(again.store(b"k", b"v", 0).status().is_success());
     drop(io);
-    assert_eq!(target.controllers()[0].queue_count, 1, "the old queue's end does not free the new one");
+    assert_eq!(
+        target.controllers()[0].queue_count,
+        1,
+        "closing the old queue does not disconnect the new one"
+    );
 }
 
 #[test]
@@ -110,7 +117,7 @@ fn the_end_of_the_admin_connection_ends_its_queues() {
 }
 
 #[test]
-fn a_disconnected_queue_is_answered_and_then_closed() {
+fn disconnect_completes_and_then_closes_the_queue() {
     let target = target();
     let mut admin = TestHost::admin(&target);
     let mut io = TestHost::io(&admin, 1);
@@ -118,7 +125,7 @@ fn a_disconnected_queue_is_answered_and_then_closed() {
     assert!(io.run(fabrics::FabricsCommand::Disconnect.encode(id), &[]).status().is_success());
     assert!(!io.connection.is_closed());
     assert_eq!(target.controllers()[0].queue_count, 0);
-    io.send(b"whatever comes now is let pass");
+    io.send(b"bytes after Disconnect are discarded");
     assert!(io.received_pdus.is_empty());
     io.advance_time(Nanos::from_secs(2));
     assert!(io.connection.is_closed());
@@ -129,7 +136,7 @@ fn a_disconnected_queue_is_answered_and_then_closed() {
 }
 
 #[test]
-fn a_handshake_that_takes_too_long_is_ended() {
+fn a_slow_handshake_times_out() {
     let target = target();
     let mut silent = TestHost::new(&target);
     let mut half = TestHost::initialized(&target, false, false);
@@ -143,13 +150,13 @@ fn a_handshake_that_takes_too_long_is_ended() {
 }
 
 #[test]
-fn a_host_that_falls_silent_loses_its_controller() {
+fn keep_alive_expiry_ends_the_controller() {
     let target = target();
     let mut admin = TestHost::initialized(&target, false, false);
     admin.connect_as(0, NEW_CONTROLLER, NQN, HOST_NQN, |connect| connect.keep_alive_ms = 1000);
     admin.enable();
     let mut io = TestHost::io(&admin, 1);
-    // Commands on any queue are signs of life.
+    // Commands on any queue count as activity.
     for _ in 0..5 {
         admin.advance_time(Nanos::from_millis(700));
         io.advance_time(Nanos::from_millis(700));
@@ -180,41 +187,47 @@ fn a_discovery_controller_without_keep_alive_ends_when_it_is_idle() {
 }
 
 #[test]
-fn an_io_controller_without_keep_alive_stays() {
+fn an_io_controller_without_keep_alive_does_not_expire() {
     let mut host = TestHost::admin(&target());
     host.advance_time(Nanos::from_secs(3600));
     assert!(!host.connection.is_closed());
 }
 
-fn refused(change: impl FnOnce(&mut Connect), subsystem: &str, id: u16) -> (Status, u32) {
+fn connect_error_of(change: impl FnOnce(&mut Connect), subsystem: &str, id: u16) -> (Status, u32) {
     let mut host = TestHost::initialized(&target(), false, false);
     let response = host.connect_as(0, id, subsystem, HOST_NQN, change);
-    assert!(host.connect(0, NEW_CONTROLLER).is_ok(), "the host may try again");
+    assert!(host.connect(0, NEW_CONTROLLER).is_ok(), "the host may retry");
     (response.status(), response.dw0())
 }
 
 #[test]
-fn connects_that_cannot_be_are_refused_with_the_field_that_is_wrong() {
+fn invalid_connects_fail_and_name_the_field() {
     let invalid = Status::CONNECT_INVALID_PARAMETERS.do_not_retry();
     let format = Status::CONNECT_INCOMPATIBLE_FORMAT.do_not_retry();
-    assert_eq!(refused(|c| c.format = 1, NQN, NEW_CONTROLLER), (format, 0));
+    assert_eq!(connect_error_of(|c| c.format = 1, NQN, NEW_CONTROLLER), (format, 0));
     let other = "nqn.2026-11.io.octokv:other";
-    assert_eq!(refused(|_| {}, other, NEW_CONTROLLER), (invalid, invalid_parameter_dw0(256, true)));
-    assert_eq!(refused(|_| {}, NQN, 5), (invalid, invalid_parameter_dw0(16, true)));
-    assert_eq!(refused(|c| c.entries = 1, NQN, NEW_CONTROLLER), (invalid, invalid_parameter_dw0(44, false)));
+    assert_eq!(connect_error_of(|_| {}, other, NEW_CONTROLLER), (invalid, invalid_parameter_dw0(256, true)));
+    assert_eq!(connect_error_of(|_| {}, NQN, 5), (invalid, invalid_parameter_dw0(16, true)));
     assert_eq!(
-        refused(|c| c.entries = 9999, NQN, NEW_CONTROLLER),
+        connect_error_of(|c| c.entries = 1, NQN, NEW_CONTROLLER),
         (invalid, invalid_parameter_dw0(44, false))
     );
-    let kato = refused(|c| c.keep_alive_ms = u32::MAX, NQN, NEW_CONTROLLER);
+    assert_eq!(
+        connect_error_of(|c| c.entries = 9999, NQN, NEW_CONTROLLER),
+        (invalid, invalid_parameter_dw0(44, false))
+    );
+    let kato = connect_error_of(|c| c.keep_alive_ms = u32::MAX, NQN, NEW_CONTROLLER);
     assert_eq!(kato, (invalid, invalid_parameter_dw0(48, false)));
-    assert_eq!(refused(|c| c.queue_id = 65, NQN, 1), (invalid, invalid_parameter_dw0(42, false)));
-    assert_eq!(refused(|c| c.queue_id = 1, NQN, 77), (invalid, invalid_parameter_dw0(16, true)));
-    assert_eq!(refused(|c| c.queue_id = 1, nqn::DISCOVERY, 77), (invalid, invalid_parameter_dw0(42, false)));
+    assert_eq!(connect_error_of(|c| c.queue_id = 65, NQN, 1), (invalid, invalid_parameter_dw0(42, false)));
+    assert_eq!(connect_error_of(|c| c.queue_id = 1, NQN, 77), (invalid, invalid_parameter_dw0(16, true)));
+    assert_eq!(
+        connect_error_of(|c| c.queue_id = 1, nqn::DISCOVERY, 77),
+        (invalid, invalid_parameter_dw0(42, false))
+    );
 }
 
 #[test]
-fn a_queue_is_connected_only_by_its_host_and_once() {
+fn an_io_queue_connects_once_and_only_for_its_host() {
     let target = target();
     let admin = TestHost::admin(&target);
     let id = target.controllers()[0].id;
@@ -228,11 +241,11 @@ fn a_queue_is_connected_only_by_its_host_and_once() {
     assert!(response.status().is(Status::COMMAND_SEQUENCE_ERROR));
     let id = second.id();
     let again = second.run(Sqe::new(2, id), &[]);
-    assert!(again.status().is(Status::COMMAND_SEQUENCE_ERROR), "no command before Connect");
+    assert!(again.status().is(Status::COMMAND_SEQUENCE_ERROR), "commands before Connect fail");
 }
 
 #[test]
-fn a_host_without_a_name_is_admitted_where_every_host_is() {
+fn an_empty_host_nqn_is_admitted_without_an_access_list() {
     let target = target();
     let connect = || {
         let mut host = TestHost::initialized(&target, false, false);
@@ -244,7 +257,7 @@ fn a_host_without_a_name_is_admitted_where_every_host_is() {
 }
 
 #[test]
-fn a_queue_is_refused_before_its_controller_is_enabled() {
+fn an_io_queue_cannot_connect_before_the_controller_is_enabled() {
     let target = target();
     let mut admin = TestHost::initialized(&target, false, false);
     let id = admin.connect(0, NEW_CONTROLLER).unwrap();
@@ -323,7 +336,7 @@ fn a_pdu_error_is_reported_then_the_connection_drains_and_closes() {
 }
 
 #[test]
-fn identifiers_of_controllers_are_not_used_again_at_once() {
+fn controller_identifiers_are_not_reused_immediately() {
     let target = target();
     let ids: Vec<u16> = (0..3)
         .map(|_| TestHost::initialized(&target, false, false).connect(0, NEW_CONTROLLER).unwrap())

@@ -17,7 +17,7 @@ fn queue() -> (TestHost, TestHost) {
 }
 
 #[test]
-fn values_come_back_as_they_went_with_and_without_digests() {
+fn values_round_trip_with_and_without_digests() {
     for (header_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
         let admin = TestHost::admin_with(&target(), header_digest, data_digest);
         let mut io = TestHost::io_with(&admin, 1, header_digest, data_digest);
@@ -37,14 +37,14 @@ fn values_come_back_as_they_went_with_and_without_digests() {
 }
 
 #[test]
-fn a_stream_cut_anywhere_gives_the_same_responses() {
+fn a_stream_split_anywhere_gives_the_same_responses() {
     let (_admin, mut io) = queue();
     let large = value(9000);
     let sqe = store_sqe(1, b"a", 3, Sgl::in_capsule(3), 0);
     let mut stream = io.capsule(&sqe, b"abc");
     let sqe = store_sqe(2, b"b", large.len(), Sgl::transport(large.len() as u32), 0);
     stream.extend(io.capsule(&sqe, &[]));
-    // The first transfer of a fresh queue has tag 0 or 1: the Store before it is still at the engine.
+    // The first transfer of a new queue has tag 0 or 1: the Store before it is still in flight.
     let range = |offset: u32, bytes: u32| DataHeader { command_id: 2, tag: 1, offset, bytes };
     stream.extend(io.data_pdu(range(0, 5000), &large[..5000], 0));
     stream.extend(io.data_pdu(range(5000, 4000), &large[5000..], flags::LAST));
@@ -95,7 +95,7 @@ fn a_value_may_be_received_directly_into_its_buffer() {
 }
 
 #[test]
-fn a_zero_length_value_is_answered_by_the_completion_alone() {
+fn a_zero_length_value_is_returned_without_a_data_pdu() {
     let (_admin, mut io) = queue();
     assert!(io.store(b"empty", b"", 0).status().is_success());
     let response = io.retrieve(b"empty", 4096);
@@ -103,13 +103,13 @@ fn a_zero_length_value_is_answered_by_the_completion_alone() {
 }
 
 #[test]
-fn a_retrieve_tells_the_full_length_and_sends_what_has_room() {
+fn retrieve_returns_the_full_length_and_truncates_the_data() {
     let (_admin, mut io) = queue();
     io.store(b"key", &value(5000), 0);
     let response = io.retrieve(b"key", 1000);
     assert_eq!((response.dw0(), response.data), (5000, value(5000)[..1000].to_vec()));
     assert_eq!(io.retrieve(b"key", 0).dw0(), 5000);
-    // A client that rounds CDW10 up beyond its buffer gets no more than the buffer holds.
+    // A host that rounds CDW10 up beyond its buffer gets no more data than the buffer holds.
     let key = Key::new(b"key").unwrap();
     let mut sqe = kv::KvCommand::Retrieve { key, limit_bytes: 8192 }.encode(77, NSID);
     sqe.sgl = Sgl::transport(600);
@@ -118,7 +118,7 @@ fn a_retrieve_tells_the_full_length_and_sends_what_has_room() {
 }
 
 #[test]
-fn store_options_delete_and_exist_answer_as_the_table_says() {
+fn store_options_delete_and_exist_have_the_specified_statuses() {
     let (_admin, mut io) = queue();
     const UPDATE_ONLY: u8 = 1;
     const ADD_ONLY: u8 = 2;
@@ -132,12 +132,12 @@ fn store_options_delete_and_exist_answer_as_the_table_says() {
     assert_eq!(io.key_command(opcode::EXIST, b"none").status(), Status::KV_KEY_DOES_NOT_EXIST);
     assert_eq!(io.retrieve(b"none", 10).status(), Status::KV_KEY_DOES_NOT_EXIST);
     assert!(io.key_command(opcode::DELETE, b"k").status().is_success());
-    assert!(io.key_command(opcode::DELETE, b"k").status().is_success(), "a missing key is deleted, too");
+    assert!(io.key_command(opcode::DELETE, b"k").status().is_success(), "Delete of a missing key succeeds");
     assert!(io.key_command(opcode::FLUSH, b"").status().is_success());
 }
 
 #[test]
-fn delete_of_a_missing_key_fails_where_the_kv_configuration_says_so() {
+fn delete_of_a_missing_key_fails_if_the_kv_configuration_says_so() {
     let (mut admin, mut io) = queue();
     let kv_configuration = feature::KV_CONFIGURATION;
     assert!(admin.set_feature(kv_configuration, 1, 1).status().is_success());
@@ -150,7 +150,7 @@ fn delete_of_a_missing_key_fails_where_the_kv_configuration_says_so() {
 }
 
 #[test]
-fn keys_and_values_out_of_bounds_get_their_statuses() {
+fn invalid_key_and_value_sizes_have_their_statuses() {
     let (_admin, mut io) = queue();
     for operation in [opcode::STORE, opcode::RETRIEVE, opcode::DELETE, opcode::EXIST] {
         assert!(io.key_command(operation, b"").status().is(Status::KV_INVALID_KEY_SIZE), "{operation:02x}");
@@ -180,7 +180,7 @@ fn opcodes_of_other_command_sets_are_invalid() {
 }
 
 #[test]
-fn a_list_names_keys_from_its_start_on() {
+fn list_returns_keys_from_the_start_key_on() {
     let (_admin, mut io) = queue();
     for key in [b"a".as_slice(), b"bb", b"ccc"] {
         io.store(key, b"v", 0);
@@ -203,7 +203,7 @@ fn a_list_names_keys_from_its_start_on() {
 }
 
 #[test]
-fn long_keys_are_served_by_the_extension_in_capsule_and_by_transfer() {
+fn vendor_commands_carry_long_keys_in_capsule_and_by_r2t() {
     let (_admin, mut io) = queue();
     let key = value(300);
     let stored = value(5000);
@@ -279,7 +279,7 @@ fn a_wrong_data_digest_fails_that_command_alone() {
     *capsule.last_mut().unwrap() ^= 1;
     io.send(&capsule);
     assert_eq!(io.next_response().status(), Status::TRANSIENT_TRANSPORT_ERROR);
-    // By transfer: the command fails when all of its data has passed.
+    // By R2T: the command fails after its last byte.
     let sqe = store_sqe(2, b"k", 8192, Sgl::transport(8192), 0);
     io.send_command(&sqe, &[]);
     let Some(ReceivedPdu::ReadyToTransfer(range)) = io.received_pdus.pop_front() else { panic!("no R2T") };
@@ -307,7 +307,7 @@ fn a_command_identifier_in_use_is_a_conflict() {
 }
 
 #[test]
-fn the_head_of_the_queue_moves_on_with_each_completion_unless_it_is_off() {
+fn sqhd_advances_with_each_completion_unless_flow_control_is_off() {
     let (admin, mut io) = queue();
     let heads: Vec<u16> = (0..40).map(|_| io.store(b"k", b"v", 0).cqe.sq_head.get()).collect();
     // Connect was the first of 32 entries.
@@ -336,22 +336,25 @@ fn a_full_queue_stalls_receive_until_a_slot_is_free() {
 }
 
 #[test]
-fn without_buffers_a_capsule_waits_and_a_transfer_is_asked_for_later() {
+fn without_buffers_a_capsule_stalls_and_an_r2t_is_deferred() {
     let (_admin, mut io) = queue();
     io.pool = BufferPool::new(64 * 1024);
     let hold: Vec<_> = (0..16).map(|_| io.pool.take(1).unwrap()).collect();
     io.send_command(&store_sqe(1, b"t", 40_000, Sgl::transport(40_000), 0), &[]);
     assert_eq!(io.last.unwrap().stalled, None);
-    assert!(io.unsent.is_empty() && io.received_pdus.is_empty(), "the command was taken, its R2T waits");
+    assert!(
+        io.unsent.is_empty() && io.received_pdus.is_empty(),
+        "the command was accepted and its R2T deferred"
+    );
     assert_eq!(io.connection.next_deadline(), io.now + Nanos::from_millis(1));
     io.send_command(&store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
-    assert!(!io.unsent.is_empty(), "the capsule was not taken");
+    assert!(!io.unsent.is_empty(), "the capsule was not consumed");
     assert_eq!(io.last.unwrap().stalled, Some(StallReason::Buffers));
     drop(hold);
     io.advance_time(Nanos::from_millis(1));
     assert!(
         matches!(io.received_pdus.front(), Some(ReceivedPdu::ReadyToTransfer(_))),
-        "a tick finds the buffer"
+        "a tick retries the buffer"
     );
     io.pump();
     assert_eq!((io.unsent.len(), io.last.unwrap().stalled), (0, None));
@@ -361,17 +364,17 @@ fn without_buffers_a_capsule_waits_and_a_transfer_is_asked_for_later() {
 }
 
 #[test]
-fn a_capsule_that_waits_for_its_own_connections_data_is_interrupted() {
+fn a_capsule_that_would_wait_for_its_own_connections_data_is_interrupted() {
     let (_admin, mut io) = queue();
     io.pool = BufferPool::new(64 * 1024);
     io.send_command(&store_sqe(1, b"t", 60_000, Sgl::transport(60_000), 0), &[]);
     let Some(ReceivedPdu::ReadyToTransfer(_)) = io.received_pdus.front() else {
         panic!("an unused pool grants any")
     };
-    let ask = io.received_pdus.pop_front();
-    let refused = io.run(store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
-    assert_eq!(refused.status(), Status::COMMAND_INTERRUPTED);
-    io.received_pdus.extend(ask);
+    let r2t = io.received_pdus.pop_front();
+    let response = io.run(store_sqe(2, b"k", 1, Sgl::in_capsule(1), 0), b"v");
+    assert_eq!(response.status(), Status::COMMAND_INTERRUPTED);
+    io.received_pdus.extend(r2t);
     io.send_requested_data(&value(60_000), 60_000);
     io.execute_requests();
     assert!(io.next_response().status().is_success());
@@ -379,7 +382,7 @@ fn a_capsule_that_waits_for_its_own_connections_data_is_interrupted() {
 }
 
 #[test]
-fn open_transfers_stay_within_the_share_of_a_connection() {
+fn open_transfers_stay_within_the_limit_of_a_connection() {
     let mut config = SubsystemConfig::new(NQN);
     config.receive_bytes_max = 3 << 20;
     let admin = TestHost::admin(&target_with(config));
@@ -387,19 +390,19 @@ fn open_transfers_stay_within_the_share_of_a_connection() {
     for id in 0..10 {
         io.send_command(&store_sqe(id, b"t", 1 << 20, Sgl::transport(1 << 20), 0), &[]);
     }
-    assert!(io.unsent.is_empty(), "all commands were taken");
+    assert!(io.unsent.is_empty(), "all commands were accepted");
     let mut most = 0;
     for left in (0..10).rev() {
         most = most.max(io.pool.in_use_bytes());
         io.send_requested_data(&value(1 << 20), 256 * 1024);
         io.execute_requests();
-        // The completion of this one stands behind the R2Ts that its end made possible.
+        // The completion follows the R2Ts that its end made possible.
         let at =
             io.received_pdus.iter().position(|reply| matches!(reply, ReceivedPdu::Completion(_))).unwrap();
         io.received_pdus.remove(at);
-        assert_eq!(io.last.unwrap().stalled, None, "{left} left: data must flow on");
+        assert_eq!(io.last.unwrap().stalled, None, "{left} left: data must not stall");
     }
-    assert!(most <= 3 << 20, "{most} B were out");
+    assert!(most <= 3 << 20, "{most} B were in use");
     assert_eq!(io.pool.in_use_bytes(), 0);
 }
 
@@ -419,7 +422,7 @@ fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
             *stalled |= io.connection.receive(io.now, &bytes, &pool, &mut io.requests).stalled
                 == Some(StallReason::SendBuffer);
             for request in std::mem::take(&mut io.requests) {
-                let buffer = pool.take(16_000).expect("nobody may take the last of them");
+                let buffer = pool.take(16_000).expect("no connection may take the last buffer");
                 io.connection.complete(
                     io.now,
                     request.slot,
@@ -429,7 +432,7 @@ fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
         }
     }
     assert_eq!(stalled, [true; 3]);
-    // A quarter each, and a quarter is free, give or take a reply.
+    // A quarter each, and a quarter is free, within one response.
     assert!(pool.free_bytes().abs_diff((1 << 20) / 4) < 3 * 16_384, "{} B are free", pool.free_bytes());
     for io in &mut hosts {
         assert!(io.connection.send_buffer().unsent_bytes().abs_diff((1 << 20) / 4) < 3 * 16_384);
@@ -437,7 +440,7 @@ fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
 }
 
 #[test]
-fn a_host_that_does_not_read_its_replies_is_not_served() {
+fn a_host_that_does_not_read_responses_is_stalled() {
     let mut config = SubsystemConfig::new(NQN);
     config.outbox_bytes_max = 100_000;
     let admin = TestHost::admin(&target_with(config));
@@ -455,7 +458,7 @@ fn a_host_that_does_not_read_its_replies_is_not_served() {
     }
     let mut stalled = false;
     for _ in 0..100 {
-        // One command at a time, its reply left in the send_buffer.
+        // One command at a time; its response stays in the send buffer.
         let next = stream.len().min(72);
         let consumed = io.connection.receive(io.now, &stream[..next], &io.pool, &mut io.requests);
         stream.drain(..consumed.consumed_bytes);
@@ -475,14 +478,14 @@ fn a_host_that_does_not_read_its_replies_is_not_served() {
 }
 
 #[test]
-fn small_pieces_of_the_sgl_rules_are_kept() {
+fn sgl_lengths_are_checked_against_capsule_and_value() {
     let (_admin, mut io) = queue();
     let table = [
-        (Sgl::in_capsule(50), 100, 50, Status::INVALID_SGL_LENGTH), // Less than the value.
-        (Sgl::in_capsule(100), 100, 50, Status::INVALID_SGL_LENGTH), // More than the capsule.
+        (Sgl::in_capsule(50), 100, 50, Status::INVALID_SGL_LENGTH), // Shorter than the value.
+        (Sgl::in_capsule(100), 100, 50, Status::INVALID_SGL_LENGTH), // Longer than the capsule.
         (Sgl::transport(50), 100, 0, Status::INVALID_SGL_LENGTH),
         (Sgl::in_capsule(100), 100, 100, Status::SUCCESS),
-        (Sgl::in_capsule(100), 60, 100, Status::SUCCESS), // More than the value: the rest is not read.
+        (Sgl::in_capsule(100), 60, 100, Status::SUCCESS), // Longer than the value: the rest is ignored.
     ];
     for (sgl, value_bytes, data_bytes, status) in table {
         let id = io.id();
@@ -493,7 +496,7 @@ fn small_pieces_of_the_sgl_rules_are_kept() {
 }
 
 #[test]
-fn namespaces_are_kept_apart() {
+fn namespaces_have_separate_keys() {
     let (_admin, mut io) = queue();
     io.store(b"k", b"one", 0);
     let mut sqe = kv::KvCommand::Exist { key: Key::new(b"k").unwrap() }.encode(50, NamespaceId(2));
@@ -503,7 +506,7 @@ fn namespaces_are_kept_apart() {
 }
 
 #[test]
-fn an_outcome_after_the_end_of_the_connection_is_dropped() {
+fn an_outcome_after_the_connection_has_closed_is_discarded() {
     let (_admin, mut io) = queue();
     io.send_command(&store_sqe(1, b"k", 1, Sgl::in_capsule(1), 0), b"v");
     io.connection.peer_closed();
@@ -516,7 +519,7 @@ fn an_outcome_after_the_end_of_the_connection_is_dropped() {
 }
 
 #[test]
-fn what_was_done_is_counted() {
+fn commands_and_bytes_are_counted() {
     let (mut admin, mut io) = queue();
     io.store(b"k", &value(600_000)[..16_000], 0);
     io.retrieve(b"k", 16_000);

@@ -1,5 +1,5 @@
-//! Commands on namespaces of blocks: data both ways, bounds, the write cache, statuses, and what is told of
-//! them.
+//! NVM commands: data in both directions, limits, the write cache, statuses, and the pages that describe
+//! block namespaces.
 
 mod common;
 
@@ -13,7 +13,7 @@ use octokv_wire::nvm::{NvmCommand, encode_range};
 use octokv_wire::queue_entry::{admin, csi, feature};
 use octokv_wire::{Sgl, Sqe, Status, kv};
 
-/// The namespaces of blocks of a mixed target, with their sizes.
+/// The block namespaces of a mixed target with their block sizes.
 const NAMESPACES: [(u32, u32); 2] = [(2, 512), (3, 4096)];
 
 fn queue() -> (TestHost, TestHost) {
@@ -42,12 +42,12 @@ fn deallocate(io: &mut TestHost, namespace: u32, ranges: &[LbaRange]) -> Status 
 }
 
 #[test]
-fn blocks_come_back_as_they_went_with_and_without_digests() {
+fn blocks_round_trip_with_and_without_digests() {
     for (header_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
         let admin = TestHost::admin_with(&mixed_target(), header_digest, data_digest);
         let mut io = TestHost::io_with(&admin, 1, header_digest, data_digest);
         for (namespace, block) in NAMESPACES {
-            // In the capsule, by R2T, and as long as MDTS lets them be.
+            // In the capsule, by R2T, and up to MDTS.
             for blocks in [1, 4, 100, (2 << 20) / block] {
                 let data = value((blocks * block) as usize);
                 assert!(io.block_command(namespace, write(7, blocks), &data).status().is_success());
@@ -65,7 +65,7 @@ fn blocks_come_back_as_they_went_with_and_without_digests() {
 }
 
 #[test]
-fn a_store_and_a_write_have_one_opcode_and_their_namespaces_tell_them_apart() {
+fn opcode_01h_is_store_or_write_by_the_namespaces_command_set() {
     let (_admin, mut io) = queue();
     assert!(io.store(b"k", b"value", 0).status().is_success());
     assert!(io.block_command(2, write(0, 1), &value(512)).status().is_success());
@@ -125,7 +125,7 @@ fn blocks_beyond_the_end_are_out_of_range_and_transfers_beyond_mdts_invalid() {
 }
 
 #[test]
-fn the_sgl_must_have_room_for_the_blocks() {
+fn the_sgl_must_cover_the_blocks() {
     let (_admin, mut io) = queue();
     let table = [
         (read(0, 2), Sgl::transport(1023), 0, Status::INVALID_SGL_LENGTH),
@@ -137,7 +137,7 @@ fn the_sgl_must_have_room_for_the_blocks() {
         (write(0, 2), Sgl::in_capsule(1024), 1000, Status::INVALID_SGL_LENGTH),
         (write(0, 2), Sgl::transport(1023), 0, Status::INVALID_SGL_LENGTH),
         (write(0, 2), Sgl::transport(0), 0, Status::INVALID_SGL_LENGTH),
-        (write(0, 2), Sgl::in_capsule(2000), 2000, Status::SUCCESS), // The rest is not read.
+        (write(0, 2), Sgl::in_capsule(2000), 2000, Status::SUCCESS), // The rest is ignored.
     ];
     for (command, sgl, data_bytes, want) in table {
         let id = io.id();
@@ -150,7 +150,7 @@ fn the_sgl_must_have_room_for_the_blocks() {
 }
 
 #[test]
-fn compare_and_verify_say_what_the_blocks_hold() {
+fn compare_and_verify_check_the_blocks_contents() {
     let (_admin, mut io) = queue();
     let data = value(8192);
     io.block_command(2, write(10, 16), &data);
@@ -159,7 +159,7 @@ fn compare_and_verify_say_what_the_blocks_hold() {
     let mut other = data.clone();
     other[8191] ^= 1;
     assert!(io.block_command(2, compare, &other).status().is(Status::MEDIA_COMPARE_FAILURE));
-    // By R2T, too.
+    // By R2T as well.
     let many = value(40_960);
     io.block_command(2, write(100, 80), &many);
     assert!(io.block_command(2, NvmCommand::Compare { range: range(100, 80) }, &many).status().is_success());
@@ -167,7 +167,7 @@ fn compare_and_verify_say_what_the_blocks_hold() {
 }
 
 #[test]
-fn blocks_that_are_zeroed_or_given_back_read_as_zeros_here() {
+fn zeroed_and_deallocated_blocks_read_as_zeros() {
     let (_admin, mut io) = queue();
     io.block_command(3, write(0, 8), &value(8 * 4096));
     let zeroes = NvmCommand::WriteZeroes { range: range(1, 2), force_unit_access: false, deallocate: false };
@@ -178,7 +178,7 @@ fn blocks_that_are_zeroed_or_given_back_read_as_zeros_here() {
 }
 
 #[test]
-fn ranges_to_give_back_are_checked_before_any_is() {
+fn all_ranges_are_checked_before_any_is_deallocated() {
     let (_admin, mut io) = queue();
     io.block_command(3, write(0, 1), &value(4096));
     let end = (64 << 20) / 4096;
@@ -186,9 +186,9 @@ fn ranges_to_give_back_are_checked_before_any_is() {
     assert!(out.is(Status::LBA_OUT_OF_RANGE));
     assert_eq!(io.engine.blocks.len(), 1);
     assert!(deallocate(&mut io, 3, &[range(u64::MAX, u32::MAX)]).is(Status::LBA_OUT_OF_RANGE));
-    assert!(deallocate(&mut io, 3, &[range(u64::MAX, 0)]).is_success(), "an empty range says nothing");
-    assert!(deallocate(&mut io, 3, &[range(0, 1); 256]).is_success(), "as many as there may be");
-    // Linux announces 4096 bytes of ranges whatever their number.
+    assert!(deallocate(&mut io, 3, &[range(u64::MAX, 0)]).is_success(), "an empty range is ignored");
+    assert!(deallocate(&mut io, 3, &[range(0, 1); 256]).is_success(), "the most ranges of a command");
+    // Linux always sends 4096 bytes of ranges.
     let mut data = Vec::new();
     encode_range(range(0, 1), &mut data);
     data.resize(4096, 0xff);
@@ -209,7 +209,7 @@ fn ranges_to_give_back_are_checked_before_any_is() {
 }
 
 #[test]
-fn half_of_a_fused_command_is_refused() {
+fn fused_commands_fail() {
     let (_admin, mut io) = queue();
     for fused in [1, 2] {
         let id = io.id();
@@ -240,7 +240,7 @@ fn without_the_write_cache_every_write_is_durable_at_once() {
     assert!(forced(write(false), &data) && forced(zeroes(false), &[]));
     admin.set_feature(feature::WRITE_CACHE, 0, 1);
     assert!(!forced(write(false), &data));
-    // Another controller's choice is its own, and a reset forgets it.
+    // Another controller's setting is independent, and a reset restores the default.
     admin.set_feature(feature::WRITE_CACHE, 0, 0);
     let mut other = TestHost::admin(&admin.target);
     assert_eq!(other.get_feature(feature::WRITE_CACHE, 0).dw0(), 1);
@@ -250,17 +250,17 @@ fn without_the_write_cache_every_write_is_durable_at_once() {
 }
 
 #[test]
-fn a_flush_is_of_one_namespace() {
+fn flush_applies_to_one_namespace() {
     let (_admin, mut io) = queue();
     for namespace in 1..=3 {
         assert!(io.block_command(namespace, NvmCommand::Flush, &[]).status().is_success());
     }
     let all = io.block_command(u32::MAX, NvmCommand::Flush, &[]).status();
-    assert!(all.is(Status::INVALID_NAMESPACE), "as VWC announces");
+    assert!(all.is(Status::INVALID_NAMESPACE), "VWC excludes Flush of all namespaces");
 }
 
 #[test]
-fn every_outcome_of_blocks_has_its_status() {
+fn every_block_outcome_has_its_status() {
     let (mut admin, mut io) = queue();
     let zeroes = NvmCommand::WriteZeroes { range: range(5, 1), force_unit_access: false, deallocate: false };
     let verify = NvmCommand::Verify { range: range(5, 1) };
@@ -287,7 +287,7 @@ fn every_outcome_of_blocks_has_its_status() {
         io.drain();
         assert!(io.next_response().status().is(want), "{command:?}");
     }
-    // What the device did is in the error log, with its block; what a host asked for is not.
+    // Device failures are in the error log with their block; invalid requests are not.
     let page = admin.log(id::ERROR, 0, 0, 64).data;
     let newest: &ErrorEntry = identify::decode_page(&page).unwrap();
     assert_eq!((newest.count.get(), newest.lba.get(), newest.nsid.get()), (10, 5, 3));
@@ -316,7 +316,7 @@ fn health_counts_commands_and_bytes_of_both_kinds() {
 }
 
 #[test]
-fn a_namespace_of_blocks_is_described_by_every_page() {
+fn every_identify_page_describes_a_block_namespace() {
     let mut host = TestHost::admin(&mixed_target());
     let used = 1 << 20;
     for (namespace, block) in NAMESPACES {
@@ -329,7 +329,7 @@ fn a_namespace_of_blocks_is_described_by_every_page() {
         assert_eq!(page.block_formats[0], [0, 0, block.ilog2() as u8, 0]);
         assert_eq!((page.nguid, page.features, response.data[33]), ([namespace as u8; 16], 0, 0));
         let response = host.identify(cns::NAMESPACE_OF_SET, csi::NVM, namespace);
-        assert_eq!(response.data, [0; 4096], "nothing beyond CNS 00h");
+        assert_eq!(response.data, [0; 4096], "NVM-specific fields are 0");
         let wrong = host.identify(cns::NAMESPACE_OF_SET, csi::KEY_VALUE, namespace).status();
         assert!(wrong.is(Status::INVALID_FIELD));
         let response = host.identify(cns::DESCRIPTORS, 0, namespace);
@@ -354,7 +354,7 @@ fn a_namespace_of_blocks_is_described_by_every_page() {
 }
 
 #[test]
-fn a_host_of_blocks_alone_sees_and_reaches_no_keys() {
+fn a_host_without_the_kv_command_set_cannot_see_or_access_kv_namespaces() {
     let mut admin = TestHost::initialized(&mixed_target(), false, false);
     admin.connect(0, NEW_CONTROLLER).unwrap();
     admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED_NVM.0));
@@ -372,7 +372,7 @@ fn a_host_of_blocks_alone_sees_and_reaches_no_keys() {
 }
 
 #[test]
-fn a_read_is_counted_against_what_a_host_may_leave_unread() {
+fn reads_in_flight_count_against_the_unsent_limit() {
     let (_admin, mut io) = queue();
     let mut stalled = false;
     for _ in 0..40 {
@@ -382,7 +382,7 @@ fn a_read_is_counted_against_what_a_host_may_leave_unread() {
         io.send_command(&sqe, &[]);
         stalled |= io.last.unwrap().stalled.is_some();
     }
-    // 32 MiB may come; each brings 2 MiB, and one more is taken while it is not exceeded.
+    // The limit is 32 MiB: each Read adds 2 MiB, and one more is accepted before the limit is exceeded.
     assert!(stalled && io.connection.in_flight() <= 17, "{}", io.connection.in_flight());
 }
 
@@ -400,7 +400,7 @@ fn aborting_a_command_at_the_engine_reports_not_aborted() {
 }
 
 #[test]
-fn blocks_of_one_namespace_are_not_those_of_another() {
+fn namespaces_have_separate_blocks() {
     let (admin, mut io) = queue();
     let NamespaceInfo { nguid, .. } = admin.target.namespaces().get(NamespaceId(2)).cloned().unwrap();
     assert_eq!(nguid, [2; 16]);

@@ -1,4 +1,4 @@
-//! What a host may not send, and the termination request that answers each: FES and FEI.
+//! Protocol violations by a host, and the FES and FEI of the resulting termination request.
 
 mod common;
 
@@ -8,7 +8,7 @@ use octokv_wire::pdu::{DataHeader, IcRequest, flags};
 use octokv_wire::pdu_error::FatalErrorStatus;
 use octokv_wire::{PduError, Sgl};
 
-/// Sends `bytes`; the connection must end with this fault and say so.
+/// Sends `bytes`, and expects the connection to end with this error and a matching termination request.
 #[track_caller]
 fn expect_pdu_error(host: &mut TestHost, bytes: &[u8], fault: PduError) {
     host.send(bytes);
@@ -48,7 +48,7 @@ fn a_bad_icreq_ends_the_connection() {
 }
 
 #[test]
-fn a_pdu_that_may_not_come_now_ends_the_connection() {
+fn an_unexpected_pdu_type_ends_the_connection() {
     let unexpected = |kind| PduError::UnexpectedPduType { kind };
     let target = target();
     let mut fresh = TestHost::new(&target);
@@ -88,7 +88,7 @@ fn a_wrong_header_digest_ends_the_connection() {
 }
 
 #[test]
-fn a_digest_flag_that_was_not_agreed_on_ends_the_connection() {
+fn a_digest_flag_that_was_not_negotiated_ends_the_connection() {
     let target = target();
     let mut host = TestHost::admin_with(&target, true, false);
     let capsule = host.capsule(&store_sqe(1, b"k", 0, Sgl::transport(0), 0), &[]);
@@ -99,14 +99,14 @@ fn a_digest_flag_that_was_not_agreed_on_ends_the_connection() {
 }
 
 #[test]
-fn a_capsule_longer_than_announced_ends_the_connection() {
+fn a_capsule_longer_than_ioccsz_ends_the_connection() {
     let target = target();
     let admin = TestHost::admin(&target);
     let mut io = TestHost::io(&admin, 1);
     let data = value(16 * 1024 + 4);
     let bytes = io.capsule(&store_sqe(1, b"k", data.len(), Sgl::in_capsule(data.len() as u32), 0), &data);
     expect_pdu_error(&mut io, &bytes, PduError::PduLength { pdu_bytes: bytes.len() as u32 });
-    // At once, not when all of it is there.
+    // Before the rest of the PDU arrives.
     let mut admin = admin;
     let mut head = admin.capsule(&store_sqe(1, b"k", 4, Sgl::in_capsule(4), 0), &[0; 4]);
     head[4..8].copy_from_slice(&0x4000_0000u32.to_le_bytes());
@@ -124,7 +124,7 @@ fn open_transfer() -> (TestHost, TestHost, DataHeader) {
 }
 
 #[test]
-fn data_that_was_not_asked_for_ends_the_connection() {
+fn unsolicited_h2cdata_ends_the_connection() {
     let mine = |change: fn(&mut DataHeader), bits: u8, fault: PduError| {
         let (_admin, mut io, range) = open_transfer();
         let mut data = DataHeader { bytes: 4096, ..range };
@@ -144,7 +144,7 @@ fn data_that_was_not_asked_for_ends_the_connection() {
 }
 
 #[test]
-fn data_beyond_the_end_or_twice_ends_the_connection() {
+fn h2cdata_out_of_range_or_repeated_ends_the_connection() {
     let (_admin, mut io, range) = open_transfer();
     let first = DataHeader { bytes: 4096, ..range };
     let bytes = io.data_pdu(first, &[0; 4096], 0);
@@ -155,12 +155,12 @@ fn data_beyond_the_end_or_twice_ends_the_connection() {
     io.send(&bytes);
     assert_eq!(io.requests.len(), 1);
     expect_pdu_error(&mut io, &bytes, PduError::TransferTag { tag: range.tag });
-    // The store that was complete before is still the engine's.
+    // The earlier Store, which is complete, is still in flight.
     assert_eq!(io.connection.in_flight(), 1);
 }
 
 #[test]
-fn a_data_pdu_whose_lengths_differ_ends_the_connection() {
+fn an_h2cdata_with_inconsistent_lengths_ends_the_connection() {
     let (_admin, mut io, range) = open_transfer();
     let mut bytes = io.data_pdu(DataHeader { bytes: 4096, ..range }, &[0; 4096], 0);
     bytes[16..20].copy_from_slice(&4095u32.to_le_bytes());
@@ -173,7 +173,7 @@ fn a_data_pdu_whose_lengths_differ_ends_the_connection() {
 }
 
 #[test]
-fn more_open_transfers_than_the_queue_holds_end_the_connection() {
+fn more_open_transfers_than_queue_entries_end_the_connection() {
     let admin = TestHost::admin(&target());
     let mut io = TestHost::io(&admin, 1);
     for id in 0..32 {
@@ -187,13 +187,13 @@ fn more_open_transfers_than_the_queue_holds_end_the_connection() {
 }
 
 #[test]
-fn buffers_of_a_terminated_connection_go_back() {
+fn a_terminated_connection_releases_its_buffers() {
     let (_admin, mut io, _range) = open_transfer();
     assert!(io.pool.in_use_bytes() > 0);
     io.send(&[255; 8]);
     io.advance_time(octokv_base::Nanos::from_secs(2));
     assert!(io.connection.is_closed());
-    assert_eq!(io.pool.in_use_bytes(), 0, "not even while the connection is kept");
+    assert_eq!(io.pool.in_use_bytes(), 0, "released although the connection object still exists");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn a_slow_transfer_holds_its_buffers_no_longer_than_a_silent_one() {
 }
 
 #[test]
-fn a_slow_host_may_take_its_time_for_all_that_it_was_asked_for_at_once() {
+fn the_transfer_timeout_covers_all_data_requested_at_once() {
     const ONE: usize = 1 << 20;
     let admin = TestHost::admin(&target());
     let mut io = TestHost::io(&admin, 1);
@@ -230,11 +230,11 @@ fn a_slow_host_may_take_its_time_for_all_that_it_was_asked_for_at_once() {
     for id in 0..25 {
         io.send_command(&store_sqe(id, b"k", ONE, Sgl::transport(ONE as u32), 0), &[]);
     }
-    assert_eq!(io.received_pdus.len(), 25, "all are asked for before the first comes");
+    assert_eq!(io.received_pdus.len(), 25, "all R2Ts are sent before the first data arrives");
     for id in 0..25 {
-        // A third of a MiB each second: the last comes more than a minute after it was asked for.
+        // A third of a MiB each second: the last data arrives more than a minute after its R2T.
         io.advance_time(octokv_base::Nanos::from_secs(3));
-        assert_eq!(io.connection.close_reason(), None, "{id} of 25 have come");
+        assert_eq!(io.connection.close_reason(), None, "{id} of 25 arrived");
         io.send_requested_data(&value(ONE), 256 << 10);
     }
     io.execute_requests();

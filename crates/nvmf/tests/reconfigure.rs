@@ -1,4 +1,4 @@
-//! What changes while hosts are connected: namespaces, who may connect, access, health.
+//! Changes while hosts are connected: namespaces, access control, ANA states, health.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn queue() -> (TestHost, TestHost) {
     (admin, io)
 }
 
-/// Leaves an event request pending for all notices.
+/// Enables all events and leaves an event request outstanding.
 fn await_event(host: &mut TestHost) {
     host.set_feature(feature::ASYNC_EVENTS, 0, u32::MAX);
     host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
@@ -58,7 +58,7 @@ fn a_namespace_is_added_while_hosts_are_connected() {
 }
 
 #[test]
-fn a_removed_namespace_takes_no_command_and_its_requests_end_as_usual() {
+fn a_removed_namespace_rejects_commands_and_completes_requests_in_flight() {
     let (mut admin, mut io) = queue();
     let target = admin.target.clone();
     let id = io.id();
@@ -73,7 +73,7 @@ fn a_removed_namespace_takes_no_command_and_its_requests_end_as_usual() {
     assert_eq!(active(&mut admin), [1, 3]);
     assert_eq!(admin.identify(cns::NAMESPACE, 0, 2).data, [0; 4096], "inactive");
     assert!(io.block_command(2, READ, &[]).status().is(Status::INVALID_NAMESPACE));
-    assert!(io.block_command(3, READ, &[]).status().is_success(), "others go on");
+    assert!(io.block_command(3, READ, &[]).status().is_success(), "other namespaces are unaffected");
     let buffer = octokv_base::Buffer::zeroed(512);
     io.connection.complete(io.now, slot, RequestOutcome::Blocks { buffer });
     io.drain();
@@ -91,7 +91,7 @@ fn data_for_a_removed_namespace_is_not_written() {
         io.send_command(&sqe, &[]);
         admin.target.remove_namespace(NamespaceId(2)).unwrap();
         if replaced {
-            // Of keys, under the same identifier: the data must not be taken for a value.
+            // A Key Value namespace with the same identifier: the data must not become a value.
             admin.target.add_namespace(namespace(2)).unwrap();
         }
         io.send_requested_data(&value(4096), 1000);
@@ -105,7 +105,7 @@ fn data_for_a_removed_namespace_is_not_written() {
 }
 
 #[test]
-fn the_configuration_of_a_removed_namespace_is_not_its_successors() {
+fn a_reused_namespace_identifier_has_default_features() {
     let (mut admin, mut io) = queue();
     admin.set_feature(feature::KV_CONFIGURATION, 1, 1);
     assert!(io.key_command(0x10, b"none").status().is(Status::KV_KEY_DOES_NOT_EXIST));
@@ -117,7 +117,7 @@ fn the_configuration_of_a_removed_namespace_is_not_its_successors() {
 }
 
 #[test]
-fn a_host_of_blocks_alone_hears_of_no_keys() {
+fn a_host_without_the_kv_command_set_gets_no_events_for_kv_namespaces() {
     let target = mixed_target();
     let mut host = TestHost::initialized(&target, false, false);
     host.connect(0, NEW_CONTROLLER).unwrap();
@@ -133,16 +133,16 @@ fn a_host_of_blocks_alone_hears_of_no_keys() {
 }
 
 #[test]
-fn a_host_that_is_not_listed_may_not_connect_and_loses_its_controllers() {
+fn a_denied_host_cannot_connect_and_loses_its_controllers() {
     let other = "nqn.2014-08.org.example:other";
     let (mut admin, mut io) = queue();
     let target = admin.target.clone();
     assert_eq!(target.host_acl(), HostAcl::Any);
     target.set_host_acl(HostAcl::Listed([HOST_NQN.to_owned()].into()));
     admin.advance_time(Nanos::from_secs(1));
-    assert!(!admin.connection.is_closed(), "a listed host stays");
-    let mut refused = TestHost::initialized(&target, false, false);
-    let response = refused.connect_as(0, NEW_CONTROLLER, NQN, other, |_| {});
+    assert!(!admin.connection.is_closed(), "a listed host keeps its controller");
+    let mut denied = TestHost::initialized(&target, false, false);
+    let response = denied.connect_as(0, NEW_CONTROLLER, NQN, other, |_| {});
     assert!(response.status().is(Status::CONNECT_INVALID_HOST) && response.status().is_final());
     assert_eq!(response.dw0(), invalid_parameter_dw0(512, true));
 
@@ -164,7 +164,7 @@ fn a_host_that_is_not_listed_may_not_connect_and_loses_its_controllers() {
     let mut again = TestHost::initialized(&target, false, false);
     assert!(again.connect(0, NEW_CONTROLLER).unwrap_err().status().is(Status::CONNECT_INVALID_HOST));
     assert!(again.connect(1, 1).unwrap_err().status().is(Status::CONNECT_INVALID_HOST));
-    // Discovery is open to it, and shows nothing.
+    // The discovery service admits the host, and does not show the subsystem.
     TestHost::discovery(&target);
     target.set_host_acl(HostAcl::Any);
     assert!(again.connect(0, NEW_CONTROLLER).is_ok());
@@ -189,21 +189,21 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
     let requests = std::mem::take(&mut admin.requests);
     for (request, outcome) in requests.iter().zip(outcomes) {
         assert!(admin.received_pdus.is_empty());
-        assert_eq!(admin.get_property(property::CSTS, false), 1, "not before the last");
+        assert_eq!(admin.get_property(property::CSTS, false), 1, "not before the last flush");
         assert!(io.block_command(2, READ, &[]).status().is_success());
         admin.connection.complete(admin.now, request.slot, outcome);
         admin.drain();
     }
     assert!(admin.next_response().status().is_success());
     assert_eq!(admin.get_property(property::CSTS, false), 0b1001);
-    // A second one has nothing to wait for, and neither has an abrupt one.
+    // A repeated shutdown has nothing to flush; an abrupt one does not flush.
     admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.with_shutdown().0));
     admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.0));
     admin.set_property(property::CC, u64::from(ControllerConfiguration::ENABLED.0 | 2 << 14));
     assert!(admin.requests.is_empty());
     assert_eq!(admin.get_property(property::CSTS, false), 0b1001);
 
-    // A reset that comes in between stays; and so does the end of the connection.
+    // A reset in between takes precedence, and so does the end of the connection.
     let (mut admin, _io) = shut_down();
     let requests = std::mem::take(&mut admin.requests);
     admin.set_property(property::CC, 0);
@@ -248,7 +248,7 @@ fn the_ana_state_of_a_group_is_reported_and_applied_to_its_namespaces() {
         assert_eq!((page[60], page[64], page[76], page[92]), (2, 1, state as u8, 5));
         let status = io.block_command(5, READ, &[]).status();
         assert!(status.is(want) && (want.is_success() || !status.is_final()), "{state:?}: {status:?}");
-        assert!(io.block_command(2, READ, &[]).status().is_success(), "another group");
+        assert!(io.block_command(2, READ, &[]).status().is_success(), "another group is unaffected");
         assert!(admin.identify(cns::NAMESPACE, 0, 5).status().is_success());
     }
     await_event(&mut admin);
@@ -256,7 +256,7 @@ fn the_ana_state_of_a_group_is_reported_and_applied_to_its_namespaces() {
     admin.advance_time(Nanos::from_secs(1));
     assert!(admin.received_pdus.is_empty(), "no change");
     let page = admin.log_with(id::ANA, 1, 0, 0, 128).data;
-    // Groups only: 32 bytes each. Group 2 began, and has changed five times.
+    // Groups only: 32 bytes each. Group 2 is new and has changed five times.
     assert_eq!((page[16], page[20], page[48], page[52]), (1, 0, 2, 0));
     assert_eq!((page[0], page[56]), (7, 6));
 }
@@ -287,14 +287,14 @@ fn health_status_is_reported_and_a_new_warning_raises_an_event() {
     await_event(&mut admin);
     target.set_health(HealthStatus { available_spare_percent: 8, ..facts });
     admin.advance_time(Nanos::from_secs(1));
-    assert!(admin.received_pdus.is_empty(), "the warning is not new");
+    assert!(admin.received_pdus.is_empty(), "the warning was reported before");
     target.set_health(HealthStatus { read_only: true, ..facts });
     assert_eq!(event(&mut admin), event::RELIABILITY);
     assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 8);
 }
 
 #[test]
-fn host_behaviour_is_taken_from_the_capsule_and_given_back() {
+fn host_behaviour_is_stored_from_the_capsule_and_returned() {
     let (mut admin, _io) = queue();
     let id = admin.id();
     let mut sqe = Sqe::new(admin::SET_FEATURES, id);

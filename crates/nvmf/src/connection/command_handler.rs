@@ -314,7 +314,7 @@ impl Connection {
                     controller,
                     id,
                     generation: admission.generation,
-                    all_command_sets: all_command_sets,
+                    all_command_sets,
                 })
             }
         });

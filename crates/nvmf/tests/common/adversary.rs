@@ -1,15 +1,14 @@
-//! A hostile host and a restless operator, driven by bytes: sound PDUs, corrupted ones and noise, in every
-//! state of a connection, while namespaces, hosts and access change.
+//! An adversarial host and an operator, driven by a script of bytes: valid, corrupted and random PDUs in
+//! every state of a connection, while namespaces, access control and ANA states change.
 //!
-//! Shared by the bounded random test of this room, the replay of the kept corpus, and the fuzz target. One
-//! play must cost little, since there are hundreds of millions of them: every bound of the settings is as
-//! small as it may be, start states come from bytes that were encoded once, the pools outlive a play, and
-//! data is cut from one pattern. A script is read byte by byte: each step takes one for what to do and
-//! few for how.
+//! Shared by the bounded random test of this crate, the replay of the corpus, and the fuzz target. A run
+//! must be cheap, since there are hundreds of millions of them: all limits are as small as possible, start
+//! states come from bytes that are encoded once, the pools outlive a run, and data is cut from one pattern.
+//! Each step reads one byte of the script for the action and a few for its parameters.
 //!
-//! What is held in every step: nothing panics; no pool gives more than its budget; no connection keeps
-//! more than its bounds, taken or unsent; every PDU that leaves is sound; no command is answered twice.
-//! And at the end: every buffer, connection and controller is gone.
+//! Checked after every step: no panic; no pool exceeds its budget; no connection holds more than its
+//! limits, received or unsent; every sent PDU is valid; no command is completed twice. At the end every
+//! buffer, connection and controller is released.
 
 use super::script::{self, Script};
 use super::*;
@@ -20,23 +19,23 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::LazyLock;
 
-/// The most of a value and of a transfer.
+/// The longest value and transfer.
 pub const VALUE_BYTES_MAX: u32 = 16 << 10;
-/// The most in a capsule.
+/// The most in-capsule data.
 pub const CAPSULE_BYTES_MAX: u32 = 2 << 10;
 const OUTBOX_BYTES_MAX: usize = 24 << 10;
-/// Besides what may be unsent before a command is taken: its answer, and completions without data.
+/// May be unsent beyond the limit: the response of the last accepted command, and completions without data.
 const RESPONSE_BYTES_MAX: usize = VALUE_BYTES_MAX as usize + 4096;
 const ENTRIES: u16 = 16;
 const STEPS_MAX: usize = 256;
-/// Bytes of a PDU that may wait to be taken whole: headers, padding, a capsule of an admin queue, digests.
+/// The longest PDU that is consumed whole: headers, padding, a capsule of an admin queue, digests.
 const PDU_BYTES_MAX: usize = 255 + 8192 + 8;
 
-/// What is alike in all plays.
+/// Values that all runs share.
 struct SharedFixtures {
     config: SubsystemConfig,
     namespaces: [NamespaceInfo; 3],
-    /// The bytes that bring a connection into its state, for each choice of digests.
+    /// The bytes that bring a connection into this state, for each choice of digests.
     admin: [Vec<u8>; 4],
     discovery: [Vec<u8>; 4],
     io: [Vec<u8>; 4],
@@ -65,12 +64,12 @@ static FIXTURES: LazyLock<SharedFixtures> = LazyLock::new(|| {
 });
 
 thread_local! {
-    // One is ample for the largest transfer, the other holds hardly two.
+    // One is ample for the largest transfer, the other barely holds two.
     static POOLS: [BufferPool; 2] = [BufferPool::new(256 << 10), BufferPool::new(40 << 10)];
     static SPARE_BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A namespace of one of three kinds, small enough that its end is near.
+/// A namespace of one of three kinds, small enough that commands often reach its end.
 fn namespace_of(kind: u8, id: u32) -> NamespaceInfo {
     let kind = match kind % 3 {
         0 => NamespaceKind::KeyValue { value_bytes_max: VALUE_BYTES_MAX, key_bytes_max: 64 },
@@ -80,28 +79,28 @@ fn namespace_of(kind: u8, id: u32) -> NamespaceInfo {
     NamespaceInfo { size_bytes: 64 << 10, kind, ana_group: 1 + id % 2, ..namespace(id) }
 }
 
-/// One connection as its host and its node have it.
+/// One connection with the state of its host and its node.
 pub struct FuzzConnection {
     pub connection: Connection,
     pub params: NegotiatedParams,
-    /// Transfers that were asked for and not all sent.
+    /// Transfers that were requested and not completely sent.
     pub open_r2ts: Vec<DataHeader>,
-    /// Requests at the engine, each with what its namespace was.
+    /// Requests in flight, each with its namespace as of its submission.
     requests: Vec<(IoRequest, Option<NamespaceInfo>)>,
-    /// Sent and not yet taken by the connection.
+    /// Sent by the host and not consumed by the connection.
     unsent: Vec<u8>,
     received: Vec<u8>,
-    /// It began as an I/O queue.
+    /// It started as an I/O queue.
     pub is_io: bool,
-    /// The host reads what comes.
+    /// Whether the host reads responses.
     is_reading: bool,
-    /// Commands sent and answers received, as long as all that was sent was sound.
+    /// Commands sent and completions received, exact unless `is_corrupted`.
     commands: u64,
     completions: u64,
     pub is_corrupted: bool,
 }
 
-/// All that a play has.
+/// The state of one run.
 struct Simulation {
     target: Arc<Target>,
     pool: BufferPool,
@@ -112,7 +111,7 @@ struct Simulation {
 }
 
 impl Simulation {
-    /// The world in the state that the script picks.
+    /// Creates the state that the script selects.
     fn new(script: &mut Script<'_>) -> Simulation {
         let fixtures = &*FIXTURES;
         let target = Target::new(fixtures.config.clone(), fixtures.namespaces.to_vec());
@@ -137,7 +136,7 @@ impl Simulation {
         simulation
     }
 
-    /// A connection in one of the states.
+    /// Opens a connection in one of the states.
     fn open_as(&mut self, state: u8, digests: usize) -> FuzzConnection {
         let fixtures = &*FIXTURES;
         let controllers = self.target.controllers();
@@ -159,7 +158,7 @@ impl Simulation {
         }
     }
 
-    /// A connection that has got so far.
+    /// Opens a connection that has consumed these bytes.
     fn open(&mut self, connect_bytes: &[u8], digests: usize) -> FuzzConnection {
         let address = FIXTURES.address;
         let mut connection = Connection::new(Arc::clone(&self.target), address, address, self.now);
@@ -185,13 +184,13 @@ impl Simulation {
         }
     }
 
-    /// Gives a connection what its host sent, and reads what comes back.
+    /// Passes the host's bytes to a connection, and reads the response.
     fn pump(&mut self, at: usize) {
         let conn = &mut self.connections[at];
         let consumed = conn.connection.receive(self.now, &conn.unsent, &self.pool, &mut self.new_requests);
         conn.unsent.drain(..consumed.consumed_bytes);
         if consumed.stalled.is_none() {
-            assert!(conn.unsent.len() <= PDU_BYTES_MAX, "{} B were not taken", conn.unsent.len());
+            assert!(conn.unsent.len() <= PDU_BYTES_MAX, "{} B were not consumed", conn.unsent.len());
         }
         self.take_requests(at);
     }
@@ -202,7 +201,7 @@ impl Simulation {
             let namespaces = self.target.namespaces();
             let tagged = self.new_requests.drain(..).map(|request| {
                 let info = namespaces.get(request.namespace).cloned();
-                assert!(info.is_some(), "a request on no namespace: {request:?}");
+                assert!(info.is_some(), "a request for an unknown namespace: {request:?}");
                 (request, info)
             });
             conn.requests.extend(tagged);
@@ -212,7 +211,7 @@ impl Simulation {
         }
     }
 
-    /// Ends some of a connection's requests, from either end, rightly or not.
+    /// Completes some of a connection's requests, newest or oldest first, successfully or not.
     fn complete(&mut self, at: usize, count: usize, how: u8) {
         for _ in 0..count {
             let conn = &mut self.connections[at];
@@ -234,7 +233,7 @@ impl Simulation {
         self.pump(at);
     }
 
-    /// What the operator does.
+    /// One action of the operator.
     fn reconfigure_target(&mut self, script: &mut Script<'_>) {
         let (what, how) = (script.byte(), script.byte());
         let id = NamespaceId(1 + u32::from(how % 4));
@@ -267,7 +266,7 @@ impl Simulation {
         }
     }
 
-    /// Lets time pass on all connections.
+    /// Advances the time of all connections.
     fn advance_time(&mut self, span: Nanos) {
         self.now = self.now + span;
         for conn in &mut self.connections {
@@ -284,7 +283,7 @@ impl Simulation {
         assert!(self.pool.in_use_bytes() <= self.pool.budget_bytes());
         for conn in &mut self.connections {
             assert!(conn.connection.in_flight() <= usize::from(ENTRIES.max(128)));
-            // A shutdown is one command, and several requests.
+            // A shutdown is one command with several requests.
             assert!(conn.connection.in_flight() <= conn.requests.len());
             assert_eq!(conn.connection.in_flight() == 0, conn.requests.is_empty());
             let unsent = conn.connection.send_buffer().unsent_bytes();
@@ -292,7 +291,7 @@ impl Simulation {
         }
     }
 
-    /// A host whose connection ended comes again.
+    /// Replaces a closed connection by a new one.
     fn reopen(&mut self, script: &mut Script<'_>, at: usize) {
         while !self.connections[at].requests.is_empty() {
             self.complete(at, usize::MAX, 0b11110);
@@ -303,7 +302,7 @@ impl Simulation {
         std::mem::replace(&mut self.connections[at], conn).recycle();
     }
 
-    /// One step of the script for connection `at`.
+    /// Executes one step of the script for connection `at`.
     fn step(&mut self, script: &mut Script<'_>, at: usize) {
         if self.connections[at].connection.is_closed() {
             return self.reopen(script, at);
@@ -325,7 +324,7 @@ impl Simulation {
                 let from = conn.unsent.len();
                 let commands = script::next_bytes(script, conn, choice);
                 conn.commands += commands;
-                // Rarely a bit is wrong, or the rest comes later.
+                // Rarely flips a bit or delays the rest.
                 let sent = conn.unsent.len() - from;
                 let corruption_choice = script.byte();
                 if corruption_choice < 3 && sent > 0 {
@@ -343,7 +342,7 @@ impl Simulation {
         }
     }
 
-    /// Data that is received straight into its place.
+    /// Receives data directly into its payload buffer.
     fn receive_in_place(&mut self, at: usize, script: &mut Script<'_>) {
         let Simulation { connections, pool, new_requests, now, .. } = self;
         let conn = &mut connections[at];
@@ -354,24 +353,24 @@ impl Simulation {
         let count = buffer.len().min(usize::from(script.byte()) * 16);
         buffer[..count].copy_from_slice(script::pattern(count));
         conn.connection.payload_received(*now, count, pool, new_requests);
-        // The host will not send these bytes again.
+        // The host's own data of this transfer becomes invalid.
         conn.is_corrupted = true;
         self.take_requests(at);
     }
 }
 
 impl FuzzConnection {
-    /// What was sent and not yet taken, for the script to append to.
+    /// Takes the unsent bytes, for the script to append to.
     pub fn take_unsent(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.unsent)
     }
 
-    /// Puts it back.
+    /// Returns them.
     pub fn give_unsent(&mut self, unsent: Vec<u8>) {
         self.unsent = unsent;
     }
 
-    /// Ends it, and keeps its memory for another.
+    /// Ends the connection and keeps its buffers for another one.
     fn recycle(self) {
         let FuzzConnection { mut unsent, mut received, .. } = self;
         unsent.clear();
@@ -379,7 +378,7 @@ impl FuzzConnection {
         SPARE_BUFFERS.with(|spare| spare.borrow_mut().extend([unsent, received]));
     }
 
-    /// Reads all that is unsent, and holds it against the rules.
+    /// Reads all unsent bytes and checks every PDU.
     fn read(&mut self) {
         let send_buffer = self.connection.send_buffer();
         if send_buffer.is_empty() {
@@ -398,7 +397,7 @@ impl FuzzConnection {
         }
         let mut at = 0;
         while let Some(unchecked) = UncheckedCommonHeader::new(&self.received[at..]) {
-            let layout = unchecked.check(Role::Host, &self.params).expect("a sound PDU from the target");
+            let layout = unchecked.check(Role::Host, &self.params).expect("a valid PDU from the target");
             let pdu = &self.received[at..at + layout.pdu_bytes()];
             at += layout.pdu_bytes();
             let (from, bytes) = (layout.prefix_bytes as usize, layout.data_bytes as usize);
@@ -406,7 +405,7 @@ impl FuzzConnection {
             if layout.trailer_bytes > 0 {
                 assert_eq!(pdu[from + bytes..], crc32c(data).to_le_bytes(), "data digest");
             }
-            match layout.decode_header(pdu).expect("a right header digest") {
+            match layout.decode_header(pdu).expect("a matching header digest") {
                 PduHeader::IcResponse(ic) => {
                     let ic = ic.check_response().unwrap();
                     (self.params.header_digest, self.params.data_digest) = (ic.header_digest, ic.data_digest);
@@ -424,14 +423,13 @@ impl FuzzConnection {
                 PduHeader::IcRequest(_) | PduHeader::Command(_) => panic!("{:?} to a host", layout.pdu_type),
             }
         }
-        assert_eq!(at, self.received.len(), "the target sent half a PDU");
+        assert_eq!(at, self.received.len(), "the target sent an incomplete PDU");
         self.received.clear();
-        assert!(self.is_corrupted || self.completions <= self.commands, "more answers than commands");
+        assert!(self.is_corrupted || self.completions <= self.commands, "more completions than commands");
     }
 }
 
-/// Plays a script to its end; gives what was done. Panics only where the target
-/// is wrong.
+/// Runs a script to its end; returns the target's counters. Panics only on a defect of the target.
 pub fn run_script(bytes: &[u8]) -> CounterSet {
     let script = &mut Script(bytes);
     let mut simulation = Simulation::new(script);
@@ -450,8 +448,8 @@ pub fn run_script(bytes: &[u8]) -> CounterSet {
         }
     }
     simulation.connections.into_iter().for_each(FuzzConnection::recycle);
-    assert_eq!(simulation.pool.in_use_bytes(), 0, "a buffer was lost");
-    assert_eq!(simulation.target.connection_count(), 0, "a connection was lost");
-    assert!(simulation.target.controllers().is_empty(), "a controller was lost");
+    assert_eq!(simulation.pool.in_use_bytes(), 0, "a buffer leaked");
+    assert_eq!(simulation.target.connection_count(), 0, "a connection leaked");
+    assert!(simulation.target.controllers().is_empty(), "a controller leaked");
     simulation.target.counters()
 }

@@ -1,21 +1,21 @@
-//! An engine and a device in memory: values in a sorted map, blocks in another.
+//! An in-memory engine: values in one sorted map, blocks in another.
 
 use super::*;
 use octokv_base::Lba;
 use octokv_nvmf::LbaRange;
 
-/// What namespaces hold.
+/// The contents of all namespaces.
 #[derive(Default)]
 pub struct MemoryEngine {
     pub values: BTreeMap<(u32, Key), Vec<u8>>,
-    /// Blocks that are not zeros.
+    /// Blocks that are not all zeros.
     pub blocks: BTreeMap<(u32, u64), Vec<u8>>,
-    /// Whether the last change of blocks had to be durable at once.
+    /// Whether the last write of blocks forced unit access.
     pub forced_unit_access: Option<bool>,
 }
 
 impl MemoryEngine {
-    /// Does what a request asks, as the target may expect it.
+    /// Executes a request on the current namespaces, and checks what the target must guarantee.
     pub fn execute(
         &mut self,
         target: &Target,
@@ -25,7 +25,7 @@ impl MemoryEngine {
         self.execute_on(target.namespaces().get(namespace), namespace, operation)
     }
 
-    /// Does what a request asks of a namespace that was so when it was asked.
+    /// Executes a request on a namespace as of the request's submission.
     pub fn execute_on(
         &mut self,
         info: Option<&NamespaceInfo>,
@@ -87,7 +87,7 @@ impl MemoryEngine {
                 let bytes = list.used_bytes();
                 RequestOutcome::Listing { buffer, bytes }
             }
-            other => unreachable!("not on keys: {other:?}"),
+            other => unreachable!("not a Key Value operation: {other:?}"),
         }
     }
 
@@ -141,7 +141,7 @@ impl MemoryEngine {
                 exists(range.lba, range.blocks.into());
                 RequestOutcome::Verified
             }
-            other => unreachable!("not on blocks: {other:?}"),
+            other => unreachable!("not a block operation: {other:?}"),
         }
     }
 
@@ -149,7 +149,7 @@ impl MemoryEngine {
         let mut buffer = Buffer::zeroed(range.blocks as usize * block_bytes);
         let (first, end) = (range.lba.0, range.lba.0 + u64::from(range.blocks));
         for ((_, lba), block) in self.blocks.range((namespace.0, first)..(namespace.0, end)) {
-            // A namespace that took the identifier of another one may have other blocks.
+            // A namespace that reuses an identifier may have another block size.
             let at = (lba - first) as usize * block_bytes;
             let bytes = block.len().min(block_bytes);
             buffer[at..at + bytes].copy_from_slice(&block[..bytes]);

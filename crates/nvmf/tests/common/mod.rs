@@ -1,5 +1,5 @@
-//! A host and an engine for one connection, in memory: what the tests of this room talk to it with.
-#![allow(dead_code)] // Each test file uses its part.
+//! A host and an engine in memory, for tests of a single connection.
+#![allow(dead_code)] // Each test binary uses a part.
 
 pub mod adversary;
 pub mod engine;
@@ -41,7 +41,7 @@ pub fn namespace(id: u32) -> NamespaceInfo {
     }
 }
 
-/// A namespace of 64 MiB in blocks of this size.
+/// A namespace of 64 MiB with blocks of this size.
 pub fn block_namespace(id: u32, block_bytes: u32) -> NamespaceInfo {
     let kind = NamespaceKind::Block { block_bytes };
     NamespaceInfo { size_bytes: 64 << 20, kind, ..namespace(id) }
@@ -61,7 +61,7 @@ pub fn target() -> Arc<Target> {
     target_with(SubsystemConfig::new(NQN))
 }
 
-/// One PDU that the target sent.
+/// A PDU that the target sent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReceivedPdu {
     Ic(IcResponse),
@@ -71,7 +71,7 @@ pub enum ReceivedPdu {
     Terminate(TermReq),
 }
 
-/// What one command brought back.
+/// The data and the completion of one command.
 #[derive(Clone, Debug)]
 pub struct CommandResponse {
     pub cqe: Cqe,
@@ -96,7 +96,7 @@ pub struct TestHost {
     pub requests: Vec<IoRequest>,
     pub engine: MemoryEngine,
     pub received_pdus: VecDeque<ReceivedPdu>,
-    /// Sent and not yet taken by the connection.
+    /// Sent by the host and not consumed by the connection.
     pub unsent: Vec<u8>,
     pub last: Option<ReceiveResult>,
     received: Vec<u8>,
@@ -127,7 +127,7 @@ impl TestHost {
         }
     }
 
-    /// Initialized, with these digests.
+    /// After the exchange of ICReq and ICResp, with these digests.
     pub fn initialized(target: &Arc<Target>, header_digest: bool, data_digest: bool) -> TestHost {
         let mut host = TestHost::new(target);
         host.initialize(header_digest, data_digest);
@@ -178,7 +178,7 @@ impl TestHost {
         host
     }
 
-    /// Gives bytes to the connection, with those it has not taken, and reads what comes back.
+    /// Passes bytes to the connection, after those not consumed before, and reads the response.
     pub fn send(&mut self, bytes: &[u8]) {
         self.unsent.extend_from_slice(bytes);
         self.pump();
@@ -191,7 +191,7 @@ impl TestHost {
         self.drain();
     }
 
-    /// Reads the send buffer dry.
+    /// Reads and decodes all bytes of the send buffer.
     pub fn drain(&mut self) {
         let send_buffer = self.connection.send_buffer();
         while !send_buffer.is_empty() {
@@ -202,26 +202,30 @@ impl TestHost {
             self.received.extend(bytes);
         }
         while let Some(unchecked) = UncheckedCommonHeader::new(&self.received) {
-            let layout = unchecked.check(Role::Host, &self.params).expect("a sound PDU from the target");
-            assert!(self.received.len() >= layout.pdu_bytes(), "the target sent half a PDU");
+            let layout = unchecked.check(Role::Host, &self.params).expect("a valid PDU from the target");
+            assert!(self.received.len() >= layout.pdu_bytes(), "the target sent an incomplete PDU");
             let pdu: Vec<u8> = self.received.drain(..layout.pdu_bytes()).collect();
             let (from, bytes) = (layout.prefix_bytes as usize, layout.data_bytes as usize);
             let data = pdu[from..from + bytes].to_vec();
             if layout.trailer_bytes > 0 {
                 assert_eq!(pdu[from + bytes..], crc32c(&data).to_le_bytes(), "data digest");
             }
-            self.received_pdus.push_back(match layout.decode_header(&pdu).expect("a right header digest") {
-                PduHeader::IcResponse(ic) => ReceivedPdu::Ic(ic.check_response().unwrap()),
-                PduHeader::Response(cqe) => ReceivedPdu::Completion(*cqe),
-                PduHeader::Data(range) => {
-                    assert_eq!(range.bytes as usize, data.len());
-                    assert!(layout.is_last() && !layout.is_success() && !data.is_empty());
-                    ReceivedPdu::Data(range, data)
-                }
-                PduHeader::ReadyToTransfer(range) => ReceivedPdu::ReadyToTransfer(range),
-                PduHeader::TermReq(terminate) => ReceivedPdu::Terminate(terminate),
-                PduHeader::IcRequest(_) | PduHeader::Command(_) => panic!("{:?} to a host", layout.pdu_type),
-            });
+            self.received_pdus.push_back(
+                match layout.decode_header(&pdu).expect("a matching header digest") {
+                    PduHeader::IcResponse(ic) => ReceivedPdu::Ic(ic.check_response().unwrap()),
+                    PduHeader::Response(cqe) => ReceivedPdu::Completion(*cqe),
+                    PduHeader::Data(range) => {
+                        assert_eq!(range.bytes as usize, data.len());
+                        assert!(layout.is_last() && !layout.is_success() && !data.is_empty());
+                        ReceivedPdu::Data(range, data)
+                    }
+                    PduHeader::ReadyToTransfer(range) => ReceivedPdu::ReadyToTransfer(range),
+                    PduHeader::TermReq(terminate) => ReceivedPdu::Terminate(terminate),
+                    PduHeader::IcRequest(_) | PduHeader::Command(_) => {
+                        panic!("{:?} to a host", layout.pdu_type)
+                    }
+                },
+            );
         }
     }
 
@@ -257,14 +261,14 @@ impl TestHost {
         self.send(&capsule);
     }
 
-    /// Sends a command and waits for its completion, the engine working.
+    /// Sends a command, executes its request and returns its response.
     pub fn run(&mut self, sqe: Sqe, data: &[u8]) -> CommandResponse {
         self.send_command(&sqe, data);
         self.execute_requests();
         self.next_response()
     }
 
-    /// The data PDUs and the completion that come next.
+    /// The next data PDUs and completion.
     pub fn next_response(&mut self) -> CommandResponse {
         let mut data = Vec::new();
         loop {
@@ -366,14 +370,14 @@ impl TestHost {
         self.run(sqe, &[])
     }
 
-    /// A Store whose value comes in the capsule.
+    /// A Store with its value in the capsule.
     pub fn store(&mut self, key: &[u8], value: &[u8], options: u8) -> CommandResponse {
         let id = self.id();
         let sqe = store_sqe(id, key, value.len(), Sgl::in_capsule(value.len() as u32), options);
         self.run(sqe, value)
     }
 
-    /// A Store whose value is asked for, sent in pieces.
+    /// A Store with its value sent by R2T, in pieces.
     pub fn store_by_transfer(&mut self, key: &[u8], value: &[u8], piece: usize) -> CommandResponse {
         let id = self.id();
         let sqe = store_sqe(id, key, value.len(), Sgl::transport(value.len() as u32), 0);
@@ -383,7 +387,7 @@ impl TestHost {
         self.next_response()
     }
 
-    /// Sends the data that the next R2T asks for, in PDUs of `piece` bytes.
+    /// Sends the data that the next R2T requests, in PDUs of `piece` bytes.
     pub fn send_requested_data(&mut self, value: &[u8], piece: usize) {
         let Some(ReceivedPdu::ReadyToTransfer(range)) = self.received_pdus.pop_front() else {
             panic!("no R2T")
@@ -415,7 +419,7 @@ impl TestHost {
         self.run(sqe, &[])
     }
 
-    /// A command on blocks: its data in the capsule where it fits, else asked for; what it reads.
+    /// A command on blocks, with its data in the capsule if it fits and by R2T otherwise.
     pub fn block_command(
         &mut self,
         namespace: u32,
@@ -441,7 +445,7 @@ impl TestHost {
         self.run(sqe, data)
     }
 
-    /// Does all requests, as an engine would.
+    /// Executes all requests and completes them.
     pub fn execute_requests(&mut self) {
         while !self.requests.is_empty() {
             for request in std::mem::take(&mut self.requests) {
@@ -452,7 +456,7 @@ impl TestHost {
         }
     }
 
-    /// Lets time pass, ticking as often as asked for.
+    /// Advances time, ticking at every deadline.
     pub fn advance_time(&mut self, span: Nanos) {
         let end = self.now + span;
         while self.now < end {
@@ -462,7 +466,7 @@ impl TestHost {
         self.drain();
     }
 
-    /// The termination request that came, if that is all that came.
+    /// The next PDU, which must be a termination request.
     pub fn terminated(&mut self) -> TermReq {
         match self.received_pdus.pop_front() {
             Some(ReceivedPdu::Terminate(terminate)) => terminate,
@@ -480,17 +484,17 @@ pub fn store_sqe(id: u16, key: &[u8], value_bytes: usize, sgl: Sgl, options: u8)
     sqe
 }
 
-/// The bytes of an entry, for tests that spoil them.
+/// The bytes of an SQE, for tests that corrupt them.
 pub fn sqe_bytes(sqe: &Sqe) -> Vec<u8> {
     sqe.as_bytes().to_vec()
 }
 
-/// The bytes of a value that tell its places apart.
+/// A value whose bytes depend on their position.
 pub fn value(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|index| (index * 7 + index / 251) as u8).collect()
 }
 
-/// Offset of a kind's data without digests.
+/// Offset of a PDU's data without digests.
 pub fn header_bytes(kind: PduType) -> usize {
     kind.header_bytes()
 }

@@ -1,4 +1,4 @@
-//! What a hostile host sends, chosen by bytes: capsules of every command, data, noise.
+//! The adversarial host's PDUs, selected by bytes of a script: capsules of every command, data, noise.
 
 use super::adversary::{CAPSULE_BYTES_MAX, FuzzConnection, VALUE_BYTES_MAX};
 use super::*;
@@ -8,7 +8,7 @@ use octokv_wire::pdu::flags;
 use octokv_wire::vendor;
 use std::sync::LazyLock;
 
-/// Choices, taken from bytes; zeros when they are used up.
+/// The remaining bytes of a script, which select actions; zeros after its end.
 pub struct Script<'a>(pub &'a [u8]);
 
 impl Script<'_> {
@@ -34,7 +34,7 @@ impl Script<'_> {
         self.byte().is_multiple_of(n)
     }
 
-    /// A length: mostly short, sometimes at a bound or past it.
+    /// A length: mostly short, sometimes at a limit or beyond it.
     fn length(&mut self) -> u32 {
         let (kind, size) = (self.byte(), u32::from(self.byte()));
         match kind % 8 {
@@ -50,7 +50,7 @@ impl Script<'_> {
     }
 }
 
-/// The first bytes of data that tells its places apart.
+/// The first bytes of a pattern whose bytes depend on their position.
 pub fn pattern(bytes: usize) -> &'static [u8] {
     static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| value(256 << 10));
     &PATTERN[..bytes]
@@ -65,14 +65,14 @@ fn capsule(sink: &mut PduSink<'_>, sqe: &Sqe, data: &[u8]) {
     }
 }
 
-/// Where PDUs are put, and how they are framed.
+/// The destination of encoded PDUs and the negotiated parameters.
 struct PduSink<'a> {
     params: &'a NegotiatedParams,
     out: &'a mut Vec<u8>,
 }
 
-/// The bytes that begin a connection with these digests and, where a queue and a subsystem are named, connect
-/// it, and enable the controller of an admin queue.
+/// The bytes that initialize a connection with these digests, connect it if a queue and a subsystem are
+/// given, and enable the controller of an admin queue.
 pub fn connect_sequence(
     (header_digest, data_digest): (bool, bool),
     connect: Option<(u16, &str)>,
@@ -98,13 +98,13 @@ pub fn connect_sequence(
     out
 }
 
-/// Appends what the host sends next; says how many commands that are.
+/// Appends the host's next bytes; returns how many commands they are.
 pub fn next_bytes(script: &mut Script<'_>, conn: &mut FuzzConnection, choice: u8) -> u64 {
     let mut out = conn.take_unsent();
     let params = conn.params;
     let sink = &mut PduSink { params: &params, out: &mut out };
     let commands = match choice {
-        // What an admin queue refuses is sent to it rarely.
+        // An admin queue rarely gets commands that it rejects.
         77..=150 if !conn.is_io => admin_command(script, sink),
         77..=109 => kv_command(script, sink),
         110..=154 => nvm_command(script, sink),
@@ -128,7 +128,7 @@ fn id(script: &mut Script<'_>) -> u16 {
     u16::from(script.byte() % 20)
 }
 
-/// Where a command's data is said to be: mostly where it is, with its length.
+/// An SGL and the in-capsule bytes for data of this length, mostly consistent.
 fn sgl(script: &mut Script<'_>, bytes: u32) -> (Sgl, usize) {
     let choice = script.byte();
     let stated_bytes = match choice >> 2 & 15 {
@@ -136,7 +136,7 @@ fn sgl(script: &mut Script<'_>, bytes: u32) -> (Sgl, usize) {
         1 => bytes + 1,
         _ => bytes,
     };
-    // What does not fit the capsule is a fault that ends the connection; that it is rarely.
+    // In-capsule data that exceeds the capsule limit ends the connection, so it is rare.
     let in_capsule = choice & 3 < 2 && (bytes <= CAPSULE_BYTES_MAX || choice > 250);
     if in_capsule {
         (Sgl::in_capsule(stated_bytes), bytes as usize)
@@ -238,7 +238,7 @@ fn nvm_command(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
     1
 }
 
-/// A property, an admin command, or Disconnect.
+/// A property command, an admin command, or Disconnect.
 fn admin_command(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
     let (what, id, how) = (script.byte(), id(script), script.byte());
     let mut sqe = match what % 10 {
@@ -329,7 +329,7 @@ fn ic_or_term_request(script: &mut Script<'_>, conn: &mut FuzzConnection, sink: 
     0
 }
 
-/// An H2CData for a transfer that was asked for, or nearly.
+/// An H2CData for an open R2T, mostly valid.
 fn h2c_data(script: &mut Script<'_>, conn: &mut FuzzConnection, sink: &mut PduSink<'_>) -> u64 {
     const PDU_DATA_MAX: u32 = 4096;
     let Some(r2t) = conn.open_r2ts.pop() else { return 0 };
@@ -362,7 +362,7 @@ fn h2c_data(script: &mut Script<'_>, conn: &mut FuzzConnection, sink: &mut PduSi
     0
 }
 
-/// An entry of any fields, mostly of an opcode that exists.
+/// An SQE with random fields, mostly with an existing opcode.
 fn random_sqe(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
     const OPCODES: [u8; 24] = [
         0x00, 0x01, 0x02, 0x05, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x10, 0x14, 0x18, 0x7f, 0x81, 0x83, 0x87, 0x91,
