@@ -1,12 +1,12 @@
-//! One core of a node on the kernel's sockets and devices: prepares its reactor, turns it, and does what the node
-//! orders: namespaces in, namespaces out, reports.
+//! One core of a node on the kernel's sockets and devices: prepares its reactor, runs its iterations and executes the
+//! node's control messages.
 //!
 //! ```text
-//!   Attach ─▶ a store of its own ─▶ answered
-//!   Detach ─▶ no store any more ─▶ its last request ended ─▶ (first core: the volume is idle) ─▶ answered
+//!   AttachNamespace ─▶ a backend of its own ─▶ response
+//!   DetachNamespace ─▶ backend removed ─▶ its last request ended ─▶ (first core: the volume is idle) ─▶ response
 //! ```
-//! Invariants: an order is answered exactly once, unless the node stops before; whatever hosts do, a batch or
-//! checkpoint that was begun is written to its end.
+//! Invariants: every control message gets exactly one response, unless the node stops first; a core reports its start
+//! exactly once, even if it panics; a batch or checkpoint in progress is written to its end, whatever hosts do.
 
 use crate::abortable::{CancelToken, abortable};
 use crate::config::NodeConfig;
@@ -22,7 +22,8 @@ use octokv_engine::EngineError;
 use octokv_engine::hash::HashEngine;
 use octokv_nvmf::Target;
 use octokv_runtime::{
-    CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, Mailbox, ReactorHandle, Sockets, Stage,
+    CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, ListenerId, Mailbox, ReactorHandle, Sockets,
+    Stage,
 };
 use octokv_sys::clock;
 use std::collections::VecDeque;
@@ -33,25 +34,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How soon a core that waits for the end of something looks again.
+/// Poll interval of a core that waits for requests or volumes to end.
 const DRAIN_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
 
-/// What cores of a node share.
+/// State shared by the cores of a node.
 pub(crate) struct NodeShared {
     pub stopping: AtomicBool,
     pub core_wakers: Vec<Arc<CoreWaker>>,
-    pub mailboxes: Vec<Mutex<Option<Mailbox<CoreMessage>>>>,
     pub control_queues: Vec<ControlQueue>,
     pub monitor: Arc<Monitor>,
-    /// By core: whether it has nothing left to finish. All go on until all have, since cores work for each other.
+    /// By core: whether it has nothing left to finish. All run until all are drained, since cores work for each other.
     pub drained: Vec<AtomicBool>,
 }
 
-/// What one core is asked to do.
+/// Control messages to one core.
 #[derive(Default)]
 pub(crate) struct ControlQueue {
     messages: Mutex<VecDeque<ControlMessage>>,
-    /// Whether there are any: what a core looks at each turn.
+    /// Whether there are any: the core reads this flag each iteration instead of taking the lock.
     has_messages: AtomicBool,
 }
 
@@ -71,70 +71,106 @@ impl ControlQueue {
 }
 
 impl NodeShared {
-    /// Says whether a core has nothing left to finish. Who waits for that only sleeps.
+    /// Sets whether a core has nothing left to finish. Becoming drained wakes all cores, since the others may wait only
+    /// for that.
     fn set_drained(&self, core: usize, drained: bool) {
         let was_drained = self.drained[core].swap(drained, Ordering::AcqRel);
         if drained && !was_drained {
-            self.core_wakers.iter().for_each(|doorbell| doorbell.notify());
+            self.wake_all();
         }
     }
 
-    /// Gives a core an order and wakes it.
+    /// Wakes every core.
+    pub fn wake_all(&self) {
+        self.core_wakers.iter().for_each(|core_waker| core_waker.notify());
+    }
+
+    /// Queues a control message for a core and wakes it.
     pub fn send_control(&self, core: usize, message: ControlMessage) {
         self.control_queues[core].push(message);
         self.core_wakers[core].notify();
     }
 }
 
-/// Something that a core does between two turns.
+/// A command that a core executes between two iterations.
 pub(crate) enum ControlMessage {
     /// Serve a namespace.
     AttachNamespace(Box<OpenNamespace>, Sender<io::Result<()>>),
-    /// Serve it no more; answered when nothing of it is left.
+    /// Stop serving a namespace; the response comes when none of its requests is left.
     DetachNamespace(NamespaceId, Sender<io::Result<()>>),
-    /// Say how things are.
+    /// Report the core's status.
     ReportStatus(Sender<CoreStatus>),
 }
 
-/// How a core is.
+/// Status of one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreStatus {
-    /// Connections that it serves.
+    /// Open connections.
     pub connections: usize,
-    /// Requests that it has begun and not ended.
+    /// Requests started or queued.
     pub requests: usize,
-    /// Bytes of buffers that are out.
+    /// Bytes of buffers in use.
     pub buffer_bytes_in_use: usize,
-    /// Bytes of memory that the buffers take, those that are kept for later included.
+    /// Bytes of memory that the buffer pool occupies, free buffers included.
     pub buffer_bytes_resident: usize,
     /// Device operations in flight.
     pub device_operations: usize,
-    /// Background tasks: one for each namespace of keys, on the first core.
+    /// Background tasks: one per Key Value namespace, on the first core.
     pub background_tasks: usize,
-    /// Namespaces that are on their way out.
+    /// Detached namespaces with requests in progress.
     pub draining_namespaces: usize,
-    /// How long it has worked since its start: no empty polls, no sleep.
+    /// CPU time of useful work since the start, without empty polls and sleep.
     pub busy_time: Nanos,
 }
 
-/// What a core's thread is given.
-#[derive(Clone)]
-pub(crate) struct CoreThread {
-    pub config: Arc<NodeConfig>,
-    /// The namespaces that each core begins with. Taken by it: what is kept here would be open for ever.
-    pub initial_namespaces: Arc<[Mutex<Vec<OpenNamespace>>]>,
-    pub target: Arc<Target>,
-    pub shared: Arc<NodeShared>,
-    pub startup_tx: Sender<Result<Vec<SocketAddr>, StartError>>,
+/// Addresses that a core listens on, or why it did not start.
+pub(crate) type StartReport = Result<Vec<SocketAddr>, StartError>;
+
+/// Reports one core's start exactly once and marks the core drained when it is dropped: at the end of its thread, on a
+/// panic, or if the thread was never spawned. So neither the starter nor another core waits for a core that is gone.
+pub(crate) struct CoreGuard {
+    index: usize,
+    shared: Arc<NodeShared>,
+    processor: usize,
+    startup_tx: Option<Sender<StartReport>>,
 }
 
-/// A core that is there until this is dropped.
-struct DrainGuard<'a>(&'a NodeShared, usize);
-
-impl Drop for DrainGuard<'_> {
-    fn drop(&mut self) {
-        self.0.set_drained(self.1, true);
+impl CoreGuard {
+    /// The guard of core `index` on `processor`. REQUIRES: made before the thread is spawned, and moved into it.
+    pub fn new(
+        index: usize,
+        processor: usize,
+        shared: &Arc<NodeShared>,
+        startup_tx: Sender<StartReport>,
+    ) -> CoreGuard {
+        CoreGuard { index, processor, shared: Arc::clone(shared), startup_tx: Some(startup_tx) }
     }
+
+    fn report(&mut self, report: StartReport) {
+        if let Some(startup_tx) = self.startup_tx.take() {
+            // The starter has gone if another core failed first.
+            let _ = startup_tx.send(report);
+        }
+    }
+}
+
+impl Drop for CoreGuard {
+    fn drop(&mut self) {
+        let error = io::Error::other("its reactor thread ended during the start");
+        self.report(Err(StartError::Core { core: self.processor, error }));
+        self.shared.set_drained(self.index, true);
+    }
+}
+
+/// One core before its thread runs: the parts that move to it.
+pub(crate) struct CoreThread {
+    pub index: usize,
+    pub config: Arc<NodeConfig>,
+    pub namespaces: Vec<OpenNamespace>,
+    pub mailbox: Mailbox<CoreMessage>,
+    pub target: Arc<Target>,
+    pub shared: Arc<NodeShared>,
+    pub guard: CoreGuard,
 }
 
 /// A core that is ready to serve.
@@ -142,11 +178,9 @@ struct PreparedCore {
     parts: ReactorParts<KernelSockets, HashEngine>,
     idle_policy: IdlePolicy,
     namespaces: CoreNamespaces,
-    /// Where it listens.
-    addresses: Vec<SocketAddr>,
 }
 
-/// The namespaces of a core, those that leave included.
+/// The namespaces of a core, draining ones included.
 struct CoreNamespaces {
     core: usize,
     table: Rc<NamespaceTable<HashEngine>>,
@@ -158,7 +192,7 @@ struct CoreNamespaces {
 
 struct ServedNamespace {
     namespace: OpenNamespace,
-    /// Ends what keeps the volume in order: on the first core.
+    /// Cancels the volume's maintenance task; on the first core only.
     maintenance: Option<Rc<CancelToken>>,
 }
 
@@ -169,40 +203,52 @@ struct DrainingNamespace {
 }
 
 impl CoreThread {
-    pub fn run(&self, index: usize) {
-        // However this core ends, no other waits for it.
-        let _drain_guard = DrainGuard(&self.shared, index);
-        match self.prepare(index) {
-            Ok(PreparedCore { parts, idle_policy, namespaces, addresses }) => {
-                // The starter waits for every core's word before anybody is served.
-                let _ = self.startup_tx.send(Ok(addresses));
-                self.run_reactor(index, parts, idle_policy, namespaces);
+    /// Prepares the core, reports its start and runs it until the node stops. REQUIRES: called on the core's own thread,
+    /// since sockets, device queue and engines belong to the thread that makes them.
+    pub fn run(self) {
+        let CoreThread { index, config, namespaces, mailbox, target, shared, mut guard } = self;
+        let prepared = PreparedCore::new(index, &config, namespaces, mailbox, target, &shared);
+        match prepared.map_err(|error| error.on_core(guard.processor)) {
+            Ok(core) => {
+                guard.report(Ok(core.parts.listeners.iter().map(|(_, address)| *address).collect()));
+                core.run(&config, &shared);
             }
-            Err(error) => drop(self.startup_tx.send(Err(error))),
+            Err(error) => guard.report(Err(error)),
         }
     }
+}
 
-    fn prepare(&self, index: usize) -> Result<PreparedCore, StartError> {
-        let config = &self.config;
-        let core_waker = Arc::clone(&self.shared.core_wakers[index]);
+/// Opens the configured addresses.
+fn listen_all(
+    sockets: &mut KernelSockets,
+    addresses: &[SocketAddr],
+) -> Result<Vec<(ListenerId, SocketAddr)>, StartError> {
+    let listen = |&address| sockets.listen(address).map_err(|error| StartError::Listen { address, error });
+    addresses.iter().map(listen).collect()
+}
+
+impl PreparedCore {
+    fn new(
+        index: usize,
+        config: &NodeConfig,
+        initial_namespaces: Vec<OpenNamespace>,
+        mailbox: Mailbox<CoreMessage>,
+        target: Arc<Target>,
+        shared: &NodeShared,
+    ) -> Result<PreparedCore, StartError> {
+        let core_waker = Arc::clone(&shared.core_wakers[index]);
         let queue = open_core_queue(config.driver, config.device_depth, &core_waker, index)?;
-        let channel = DeviceHandle::new(queue, config.device_depth);
+        let devices = DeviceHandle::new(queue, config.device_depth);
         let mut sockets = KernelSockets::new().map_err(StartError::System)?;
-        let mut listeners = Vec::new();
-        if index == 0 {
-            for &address in &config.listen {
-                let listening = sockets.listen(address);
-                listeners.push(listening.map_err(|error| StartError::Listen { address, error })?);
-            }
-        }
+        let listeners = if index == 0 { listen_all(&mut sockets, &config.listen)? } else { Vec::new() };
         let idle_policy = IdlePolicy::new(
             config.polling,
             Arc::clone(&core_waker),
             &mut sockets,
-            channel.completion_eventfd(),
+            devices.completion_eventfd(),
         )
         .map_err(StartError::System)?;
-        let handle = ReactorHandle::new(core_waker, channel, CpuTime::measured());
+        let handle = ReactorHandle::new(core_waker, devices, CpuTime::measured());
         let pool = BufferPool::new(config.buffer_bytes);
         let mut namespaces = CoreNamespaces {
             core: index,
@@ -212,56 +258,46 @@ impl CoreThread {
             served: Vec::new(),
             draining: Vec::new(),
         };
-        let initial_namespaces = std::mem::take(
-            &mut *self.initial_namespaces[index].lock().unwrap_or_else(PoisonError::into_inner),
-        );
         for namespace in initial_namespaces {
             namespaces.attach(namespace).map_err(StartError::System)?;
         }
-        let mailbox = self.shared.mailboxes[index].lock().unwrap_or_else(PoisonError::into_inner).take();
-        let addresses = listeners.iter().map(|(_, address)| *address).collect();
         let parts = ReactorParts {
             sockets,
             local_address: KernelSockets::local_address,
             listeners,
-            mailbox: mailbox.expect("each core starts once"),
+            mailbox,
             core: index,
             handle,
-            target: Arc::clone(&self.target),
+            target,
             namespaces: Rc::clone(&namespaces.table),
             pool,
             requests_max: config.requests_max,
-            monitor: Arc::clone(&self.shared.monitor),
+            monitor: Arc::clone(&shared.monitor),
             costs: SimulatedCosts::default(),
         };
-        Ok(PreparedCore { parts, idle_policy, namespaces, addresses })
+        Ok(PreparedCore { parts, idle_policy, namespaces })
     }
 
-    fn run_reactor(
-        &self,
-        index: usize,
-        parts: ReactorParts<KernelSockets, HashEngine>,
-        mut idle_policy: IdlePolicy,
-        mut namespaces: CoreNamespaces,
-    ) {
-        let handle = parts.handle.clone();
+    fn run(self, config: &NodeConfig, shared: &NodeShared) {
+        let PreparedCore { parts, mut idle_policy, mut namespaces } = self;
+        let (handle, index) = (parts.handle.clone(), parts.core);
         let mut reactor = new_reactor(parts);
         let mut stop_at = Nanos::NEVER;
         loop {
             let now = clock::now();
             let mut worked = reactor.run_iteration(now);
-            for message in self.shared.control_queues[index].take() {
+            for message in shared.control_queues[index].take() {
                 namespaces.handle_control(message, &mut reactor, now);
-                // It may have left something to do.
+                // It may have left the reactor something to do.
                 worked = true;
             }
             namespaces.reap_drained();
-            if self.shared.stopping.load(Ordering::Acquire) && stop_at == Nanos::NEVER {
+            if shared.stopping.load(Ordering::Acquire) && stop_at == Nanos::NEVER {
                 reactor.begin_drain();
-                stop_at = now + self.config.shutdown_timeout;
+                stop_at = now + config.shutdown_timeout;
             }
             let is_finished =
-                now >= stop_at || (stop_at != Nanos::NEVER && self.all_drained(index, &mut reactor));
+                now >= stop_at || (stop_at != Nanos::NEVER && shared.all_drained(index, &mut reactor));
             if is_finished && namespaces.are_volumes_idle() {
                 break;
             }
@@ -274,16 +310,19 @@ impl CoreThread {
         tracing::debug!(core = index, "reactor stopped");
         handle.shutdown();
     }
+}
 
-    /// Whether no core has anything left to finish. Once that is so it stays so: a core that is drained has no request at
-    /// another, and takes none in.
+impl NodeShared {
+    /// Publishes whether core `index` is drained, and returns whether all are. Once true it stays true: a drained core
+    /// has no request on another core and accepts none.
     fn all_drained(&self, index: usize, reactor: &mut impl ReactorLoop<KernelSockets>) -> bool {
-        self.shared.set_drained(index, reactor.is_drained());
-        self.shared.drained.iter().all(|drained| drained.load(Ordering::Acquire))
+        self.set_drained(index, reactor.is_drained());
+        self.drained.iter().all(|drained| drained.load(Ordering::Acquire))
     }
 }
 
 impl CoreNamespaces {
+    /// Serves a namespace on this core; the first core also starts the volume's maintenance task.
     fn attach(&mut self, namespace: OpenNamespace) -> io::Result<()> {
         let CoreNamespaces { core, pool, handle, .. } = self;
         let backend = namespace.open_backend(&CoreContext { core: *core, pool, handle })?;
@@ -307,14 +346,14 @@ impl CoreNamespaces {
         now: Nanos,
     ) {
         match message {
-            ControlMessage::AttachNamespace(held, response_tx) => {
+            ControlMessage::AttachNamespace(namespace, response_tx) => {
                 reactor.fail_missing_namespaces(now);
-                drop(response_tx.send(self.attach(*held)));
+                drop(response_tx.send(self.attach(*namespace)));
             }
             ControlMessage::DetachNamespace(id, response_tx) => {
                 let Some(index) = self.served.iter().position(|served| served.namespace.config.id == id)
                 else {
-                    // It did not come to be served here.
+                    // Attaching it failed on this core.
                     return drop(response_tx.send(Ok(())));
                 };
                 let (namespace, backend) = (self.served.remove(index), self.table.remove(id));
@@ -333,14 +372,14 @@ impl CoreNamespaces {
         }
     }
 
-    /// Lets go of the namespaces whose last request has ended.
+    /// Drops the detached namespaces whose last request has ended, and sends their responses.
     fn reap_drained(&mut self) {
         self.draining.retain_mut(|DrainingNamespace { namespace, backend, response_tx }| {
-            if backend.as_ref().is_some_and(|store| Rc::strong_count(store) > 1) || !namespace.is_idle() {
+            if backend.as_ref().is_some_and(|backend| Rc::strong_count(backend) > 1) || !namespace.is_idle() {
                 return true;
             }
             if let Some(maintenance) = namespace.maintenance.take() {
-                // It holds a performer of its own until it has had its turn.
+                // The task holds a reference to the backend until it is polled once more.
                 maintenance.cancel();
                 return true;
             }
@@ -363,13 +402,13 @@ impl CoreNamespaces {
     }
 
     fn are_volumes_idle(&self) -> bool {
-        let draining = self.draining.iter().map(|leaving| &leaving.namespace);
+        let draining = self.draining.iter().map(|draining| &draining.namespace);
         self.served.iter().chain(draining).all(ServedNamespace::is_idle)
     }
 }
 
 impl ServedNamespace {
-    /// Whether nothing is on its way to the device that must not be cut short.
+    /// Whether no batch or checkpoint is in progress.
     fn is_idle(&self) -> bool {
         match &self.namespace.volume {
             NamespaceVolume::Kv(volume) => volume.is_idle(),
@@ -378,9 +417,10 @@ impl ServedNamespace {
     }
 }
 
+/// Checkpoints and other background work of a volume, on the first core.
 async fn run_maintenance(kv_backend: Rc<KvBackend<HashEngine>>) {
     let device = Rc::clone(&kv_backend.device_name);
-    let report =
-        |fault: EngineError| tracing::error!(device = &*device, %fault, "keeping the volume in order failed");
-    kv_backend.engine.maintain(&kv_backend.handle, report).await;
+    let log_error =
+        |error: EngineError| tracing::error!(device = &*device, %error, "volume maintenance failed");
+    kv_backend.engine.maintain(&kv_backend.handle, log_error).await;
 }

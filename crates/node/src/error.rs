@@ -1,13 +1,14 @@
-//! Errors of a node: why it did not start, did not stop in order, or did not change its namespaces.
+//! Errors of starting, stopping and changing a node. Each names the device, core, address or setting at fault.
 
 use octokv_base::NamespaceId;
+use octokv_device::DeviceError;
 use octokv_engine::EngineError;
 use octokv_engine::hash::OpenError;
-use octokv_sys::file::DeviceOpenError as FileError;
+use octokv_sys::file::DeviceOpenError;
 use std::net::SocketAddr;
 use std::{fmt, io};
 
-/// Why io_uring, which was asked for, cannot be had.
+/// Why io_uring, which the configuration requires, is unavailable.
 #[derive(Debug)]
 pub struct UringUnavailable(pub(crate) io::Error);
 
@@ -24,53 +25,65 @@ impl fmt::Display for UringUnavailable {
             io::ErrorKind::Unsupported => {
                 write!(f, "this kernel has no io_uring ({error}): use driver \"threads\"")
             }
-            _ => write!(f, "io_uring failed ({error}): driver \"threads\" does without it"),
+            _ => write!(f, "io_uring failed ({error}): driver \"threads\" works without it"),
         }
     }
 }
 
+impl std::error::Error for UringUnavailable {}
+
 /// Why a node did not start.
 #[derive(Debug)]
 pub enum StartError {
-    /// The device could not be opened.
+    /// A device failed to open.
     Device {
-        /// Which.
+        /// The device's name or path.
         name: String,
-        /// Why.
-        error: FileError,
+        /// The cause.
+        error: DeviceOpenError,
     },
-    /// The device holds no volume that can be used.
+    /// A device holds no usable volume.
     Volume {
-        /// Which.
+        /// The device's name or path.
         name: String,
-        /// Why.
+        /// The cause.
         error: OpenError,
     },
-    /// An address could not be listened on.
+    /// A listen address is unavailable.
     Listen {
-        /// Which.
+        /// The configured address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// A processor is not there, or a thread could not be started on it.
+    /// A core does not exist, or its reactor failed to start.
     Core {
-        /// Which.
+        /// The processor's number.
         core: usize,
-        /// Why.
+        /// The cause.
         error: io::Error,
     },
-    /// io_uring was asked for and cannot be had.
+    /// io_uring is configured and unavailable.
     Driver(UringUnavailable),
-    /// A setting cannot be.
+    /// A setting has an invalid value.
     InvalidSetting {
-        /// Which.
+        /// The setting's name in the configuration.
         name: &'static str,
-        /// What it must be.
+        /// The valid values.
         why: String,
     },
-    /// The system refused something every node needs.
+    /// A system call failed that every node needs.
     System(io::Error),
+}
+
+impl StartError {
+    /// Names the core on which a system call failed. Other errors name their subject already.
+    pub(crate) fn on_core(self, core: usize) -> StartError {
+        match self {
+            StartError::System(error) => StartError::Core { core, error },
+            named => named,
+        }
+    }
 }
 
 impl fmt::Display for StartError {
@@ -80,9 +93,11 @@ impl fmt::Display for StartError {
             StartError::Volume { name, error } => {
                 write!(f, "device {name}: {error}")?;
                 match error {
-                    error if error.is_damage() => f.write_str("; `octokv check` reads what is left"),
+                    _ if error.is_damage() => {
+                        write!(f, "; `octokv check --device {name}` reports what can still be read")
+                    }
                     OpenError::Superblock(_) => {
-                        f.write_str("; it was left as it is (--format gives up what it holds)")
+                        f.write_str("; it was left unchanged (--format discards its contents)")
                     }
                     _ => Ok(()),
                 }
@@ -98,46 +113,93 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// Why a node did not stop in order. What was acknowledged is safe nevertheless.
+/// Why a volume was not shut down cleanly. Acknowledged writes are safe: the next start replays the journal.
+#[derive(Debug)]
+pub enum CloseError {
+    /// The calling thread failed to open a queue to the device.
+    Queue {
+        /// The device's name or path.
+        name: String,
+        /// The cause.
+        error: io::Error,
+    },
+    /// The last checkpoint of a Key Value volume failed.
+    Checkpoint {
+        /// The device's name or path.
+        name: String,
+        /// The cause.
+        error: EngineError,
+    },
+    /// The last flush of a block namespace's device failed.
+    Flush {
+        /// The device's name or path.
+        name: String,
+        /// The cause.
+        error: DeviceError,
+    },
+}
+
+impl fmt::Display for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CloseError::Queue { name, error } => {
+                write!(f, "device {name}: cannot open a queue for the last checkpoint: {error}")
+            }
+            CloseError::Checkpoint { name, error } => {
+                write!(f, "device {name}: the last checkpoint failed: {error}")
+            }
+            CloseError::Flush { name, error } => write!(f, "device {name}: the last flush failed: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for CloseError {}
+
+/// Why a node did not shut down cleanly. Acknowledged writes are safe nevertheless.
 #[derive(Debug)]
 pub enum StopError {
-    /// The last checkpoint failed.
-    Checkpoint(EngineError),
-    /// A core had ended by itself: a bug of ours.
-    CoreEnded,
+    /// A volume was not shut down cleanly.
+    NotClosedCleanly(CloseError),
+    /// A reactor thread had panicked: a bug of this program.
+    CoreEnded {
+        /// The processor's number.
+        core: usize,
+    },
 }
 
 impl fmt::Display for StopError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StopError::Checkpoint(fault) => write!(f, "the last checkpoint failed: {fault}"),
-            StopError::CoreEnded => f.write_str("a reactor had ended by itself"),
+            StopError::NotClosedCleanly(error) => error.fmt(f),
+            StopError::CoreEnded { core } => {
+                write!(f, "the reactor thread of core {core} ended unexpectedly")
+            }
         }
     }
 }
 
 impl std::error::Error for StopError {}
 
-/// Why the namespaces of a running node were not changed.
+/// Why a namespace of a running node was not added or removed.
 #[derive(Debug)]
 pub enum NamespaceChangeError {
-    /// There is a namespace of this identifier.
+    /// The identifier is in use.
     Exists(NamespaceId),
-    /// There is none.
+    /// No namespace has the identifier.
     Missing(NamespaceId),
-    /// Its device cannot be used.
+    /// The configuration is invalid or the namespace failed to open.
     Open(StartError),
-    /// A value of its volume may be longer than this node was started for.
+    /// The volume allows longer values than the node was started for.
     ValueTooLong {
-        /// What the volume takes, in bytes.
+        /// Longest value of the volume, in bytes.
         volume_bytes_max: usize,
-        /// What the node takes, in bytes.
+        /// Longest value of the node, in bytes.
         node_bytes_max: u32,
     },
     /// The node is stopping.
     Stopping,
-    /// It is removed, but was not closed in order: the next opening replays its journal.
-    NotClosedCleanly(EngineError),
+    /// The namespace is removed, but its volume was not shut down cleanly: the next open replays its journal.
+    NotClosedCleanly(CloseError),
 }
 
 impl fmt::Display for NamespaceChangeError {
@@ -152,8 +214,8 @@ impl fmt::Display for NamespaceChangeError {
                  value_bytes_max = {node}"
             ),
             NamespaceChangeError::Stopping => f.write_str("the node is stopping"),
-            NamespaceChangeError::NotClosedCleanly(fault) => {
-                write!(f, "it is removed; its volume was not closed in order: {fault}")
+            NamespaceChangeError::NotClosedCleanly(error) => {
+                write!(f, "the namespace is removed; its volume was not shut down cleanly: {error}")
             }
         }
     }
@@ -164,6 +226,7 @@ impl std::error::Error for NamespaceChangeError {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use octokv_engine::hash::superblock::SuperblockError;
 
     #[test]
     fn a_uring_error_names_the_reason_and_the_workaround() {
@@ -178,5 +241,13 @@ mod tests {
                 assert!(message(errno).contains(part), "no {part} in {}", message(errno));
             }
         }
+    }
+
+    #[test]
+    fn a_damaged_volume_names_its_device_and_the_command_that_reads_it() {
+        let error = OpenError::Superblock(SuperblockError::Damaged);
+        let message = StartError::Volume { name: "/dev/nvme7n1".to_owned(), error }.to_string();
+        assert!(message.starts_with("device /dev/nvme7n1: "), "{message}");
+        assert!(message.contains("`octokv check --device /dev/nvme7n1`"), "{message}");
     }
 }

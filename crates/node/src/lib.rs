@@ -49,7 +49,7 @@ pub use self::core_thread::CoreStatus;
 pub use config::{
     CommandSetConfig, DeviceConfig, EngineKind, ExistingDataPolicy, NamespaceConfig, NodeConfig,
 };
-pub use error::{NamespaceChangeError, StartError, StopError, UringUnavailable};
+pub use error::{CloseError, NamespaceChangeError, StartError, StopError, UringUnavailable};
 pub use namespace_open::{namespace_info, verify_device};
 pub use node::{NamespaceStatus, RunningNode, start};
 pub use octokv_sys::file::DeviceOpenError;

@@ -8,18 +8,18 @@
 
 use crate::block_backend::{BlockBackend, BlockVolume};
 use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig};
-use crate::error::StartError;
+use crate::error::{CloseError, StartError};
 use crate::fair_yield::FairYield;
 use crate::kv_backend::KvBackend;
 use crate::namespace_table::NamespaceBackend;
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
 use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
+use octokv_engine::Durability;
 use octokv_engine::hash::superblock::{
     self, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, SuperblockError,
 };
 use octokv_engine::hash::{self, HashEngine, OpenConfig, VerifyReport, Volume};
-use octokv_engine::{Durability, EngineError};
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceDriver, DeviceHandle, DeviceSource, ReactorHandle, block_on, kernel,
@@ -188,7 +188,7 @@ impl OpenNamespace {
         options: NamespaceOpenOptions,
     ) -> Result<OpenNamespace, StartError> {
         let (namespace_device, is_new) = NamespaceDevice::open(&config.device, config.drive_profile)?;
-        let handle = dedicated_handle(options.driver, options.device_depth)?;
+        let handle = dedicated_handle(options.driver, options.device_depth).map_err(StartError::System)?;
         let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
         let volume = match &config.command_set {
             CommandSetConfig::KeyValue { .. } => {
@@ -272,26 +272,34 @@ impl OpenNamespace {
     }
 
     /// Shuts the volume down cleanly: checkpoint or flush. REQUIRES: every core has detached the namespace.
-    pub fn close(&self, options: NamespaceOpenOptions) -> Result<(), EngineError> {
-        let no_queue = |_| EngineError::ReadOnly;
-        let handle = dedicated_handle(options.driver, options.device_depth).map_err(no_queue)?;
-        let device = self.device.open_for_core(&handle).map_err(|_| EngineError::ReadOnly)?;
+    ///
+    /// # Errors
+    /// The calling thread gets no queue to the device, or the last checkpoint or flush fails.
+    pub fn close(&self, options: NamespaceOpenOptions) -> Result<(), CloseError> {
+        self.close_on(|| dedicated_handle(options.driver, options.device_depth))
+    }
+
+    fn close_on(&self, open_handle: impl FnOnce() -> io::Result<ReactorHandle>) -> Result<(), CloseError> {
+        let no_queue = |error| CloseError::Queue { name: self.name(), error };
+        let handle = open_handle().map_err(no_queue)?;
+        let device = self.device.open_for_core(&handle).map_err(no_queue)?;
         match &self.volume {
             NamespaceVolume::Kv(volume) => {
                 let engine = HashEngine::new(Arc::clone(volume), 0, device, BufferPool::new(1 << 20));
                 run_to_completion(&handle, engine.checkpoint(true))
+                    .map_err(|error| CloseError::Checkpoint { name: self.name(), error })
             }
-            NamespaceVolume::Block(_) => {
-                run_to_completion(&handle, device.flush()).result.map_err(EngineError::Device)
-            }
+            NamespaceVolume::Block(_) => run_to_completion(&handle, device.flush())
+                .result
+                .map_err(|error| CloseError::Flush { name: self.name(), error }),
         }
     }
 }
 
 /// A device queue and timers for the calling thread alone.
-fn dedicated_handle(driver: DeviceDriver, depth: usize) -> Result<ReactorHandle, StartError> {
-    let core_waker = CoreWaker::new().map_err(StartError::System)?;
-    let (queue, _) = open_device_queue(driver, depth, &core_waker).map_err(StartError::System)?;
+fn dedicated_handle(driver: DeviceDriver, depth: usize) -> io::Result<ReactorHandle> {
+    let core_waker = CoreWaker::new()?;
+    let (queue, _) = open_device_queue(driver, depth, &core_waker)?;
     let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, depth), CpuTime::measured());
     handle.begin_iteration(kernel::now());
     Ok(handle)
@@ -415,9 +423,43 @@ pub fn namespace_info(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
 pub fn verify_device(path: &Path, progress: impl FnMut(u64, u64)) -> Result<VerifyReport, StartError> {
     let config = DeviceConfig::File { path: path.to_owned(), create_bytes: None };
     let (namespace_device, _) = NamespaceDevice::open(&config, None)?;
-    let handle = dedicated_handle(DeviceDriver::Auto, 64)?;
+    let handle = dedicated_handle(DeviceDriver::Auto, 64).map_err(StartError::System)?;
     let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
     let pool = BufferPool::new(64 << 20);
     let failed = |error| StartError::Volume { name: namespace_device.name(), error };
     run_to_completion(&handle, hash::verify(&*device, &pool, progress)).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::NamespaceId;
+
+    #[test]
+    fn a_close_without_a_device_queue_names_the_device_and_the_cause() {
+        let config = NamespaceConfig {
+            id: NamespaceId(2),
+            device: DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 },
+            drive_profile: None,
+            command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
+            existing_data: ExistingDataPolicy::Keep,
+            ana_group: 1,
+            required: true,
+            nguid_suffix: 7,
+        };
+        let options = NamespaceOpenOptions {
+            driver: DeviceDriver::Threads,
+            device_depth: 1,
+            durability: Durability::PowerSafe,
+            cores: 1,
+            seed: Some(1),
+        };
+        let namespace = OpenNamespace::open(&config, options).expect("opens");
+        let too_many_files = || Err(io::Error::from_raw_os_error(24));
+        let error = namespace.close_on(too_many_files).expect_err("has no queue");
+        assert!(matches!(&error, CloseError::Queue { error, .. } if error.raw_os_error() == Some(24)));
+        let message = error.to_string();
+        assert!(message.contains("device memory") && message.contains("os error 24"), "{message}");
+        namespace.close(options).expect("closes");
+    }
 }

@@ -1,24 +1,27 @@
-//! A node on the kernel's sockets and devices: open the devices, recover, listen, run, change, stop.
+//! A node on the kernel's sockets and devices: opens devices, recovers volumes, listens, runs, changes, stops.
 //!
 //! ```text
 //!   start: devices ─▶ volumes (format or recover) ─▶ a thread per core ─▶ core 0 listens ─▶ ready
-//!   add:   device ─▶ volume ─▶ each core ─▶ hosts hear of it
-//!   remove: hosts hear of it ─▶ each core, the first one last ─▶ checkpoint ─▶ device
-//!   stop:  flag ─▶ cores finish what was begun ─▶ threads end ─▶ checkpoint, marked clean
+//!   add:   device ─▶ volume ─▶ each core ─▶ hosts are notified
+//!   remove: hosts are notified ─▶ each core, the first one last ─▶ checkpoint ─▶ device
+//!   stop:  flag ─▶ cores finish requests in progress ─▶ threads end ─▶ checkpoint, marked clean
 //! ```
-//! Invariants: nothing is written to a device that is not ours; a start that fails leaves no thread behind.
+//! Invariants: only devices that belong to the node are written; a start that fails joins every thread it started and
+//! names the core, device or setting that failed.
 
 use crate::config::{NamespaceConfig, NodeConfig};
-use crate::core_thread::{ControlMessage, ControlQueue, CoreStatus, CoreThread, NodeShared};
+use crate::core_thread::{
+    ControlMessage, ControlQueue, CoreGuard, CoreStatus, CoreThread, NodeShared, StartReport,
+};
 use crate::device_driver::select_driver;
-use crate::error::{NamespaceChangeError, StartError, StopError};
+use crate::error::{CloseError, NamespaceChangeError, StartError, StopError};
 use crate::monitor::Monitor;
 use crate::namespace_open::{NamespaceOpenOptions, NamespaceVolume, OpenNamespace};
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_engine::EngineStatistics;
 use octokv_nvmf::Target;
-use octokv_runtime::kernel::spawn_reactors;
+use octokv_runtime::kernel::spawn_reactor;
 use octokv_runtime::{CoreWaker, mesh};
 use octokv_sys::clock;
 use octokv_sys::process::raise_descriptor_limit;
@@ -26,38 +29,38 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Messages between two cores that may be on their way at a time.
+/// Messages from one core to another that fit their ring.
 const MAILBOX_CAPACITY: usize = 256;
 
-/// How often one who waits for a core's answer looks whether the node still runs.
+/// How often a caller that waits for a core's response checks whether the node still runs.
 const RESPONSE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A namespace as an operator sees it.
 #[derive(Clone, Debug)]
 pub struct NamespaceStatus {
-    /// What it was made by.
+    /// The configuration it was opened with.
     pub config: NamespaceConfig,
-    /// What its device is called.
+    /// The device's name in messages.
     pub device: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// How many of them are in use.
+    /// Bytes in use.
     pub used_bytes: u64,
-    /// How many keys it has; none where it is of blocks.
+    /// Number of keys; `None` for a block namespace.
     pub keys: Option<u64>,
 }
 
-/// A node that runs until it is stopped.
+/// A running node. Dropping it stops its threads; [`RunningNode::stop`] also shuts the volumes down cleanly.
 pub struct RunningNode {
     config: Arc<NodeConfig>,
     namespaces: Mutex<BTreeMap<NamespaceId, OpenNamespace>>,
     offline: Mutex<Vec<(NamespaceConfig, StartError)>>,
-    /// Held while the namespaces are changed.
+    /// Held while namespaces are added or removed.
     change_lock: Mutex<()>,
     target: Arc<Target>,
     addresses: Vec<SocketAddr>,
@@ -81,17 +84,67 @@ impl NodeConfig {
     }
 }
 
-/// Starts a node. When this returns, it serves.
-pub fn start(mut config: NodeConfig) -> Result<RunningNode, StartError> {
+/// The main function of a core's thread.
+type CoreMain = Box<dyn FnOnce() + Send>;
+
+/// The open namespaces, and the optional ones that failed to open.
+type OpenedNamespaces = (BTreeMap<NamespaceId, OpenNamespace>, Vec<(NamespaceConfig, StartError)>);
+
+/// Starts a node. It accepts connections when this returns.
+///
+/// # Errors
+/// An invalid setting, or the first device, volume, address or core that failed; then no thread is left running.
+pub fn start(config: NodeConfig) -> Result<RunningNode, StartError> {
     validate_config(&config)?;
+    start_with(config, spawn_reactor)
+}
+
+/// Starts a node whose configuration is valid. `spawn` starts a thread on a processor; tests replace it.
+fn start_with(
+    mut config: NodeConfig,
+    spawn: impl FnMut(usize, CoreMain) -> io::Result<JoinHandle<()>>,
+) -> Result<RunningNode, StartError> {
     config.driver = select_driver(config.driver)?;
     raise_descriptor_limit();
+    let (namespaces, offline) = open_namespaces(&config)?;
+    let target = new_target(&config, &namespaces)?;
+    let monitor = Monitor::new(config.cores.len(), config.scheduling.clone(), clock::now)
+        .map_err(|error| StartError::InvalidSetting { name: "sched", why: error.to_string() })?;
+    let core_wakers: Result<Vec<_>, _> = config.cores.iter().map(|_| CoreWaker::new()).collect();
+    let core_wakers = core_wakers.map_err(StartError::System)?;
+    let shared = Arc::new(NodeShared {
+        stopping: AtomicBool::new(false),
+        control_queues: core_wakers.iter().map(|_| ControlQueue::default()).collect(),
+        drained: core_wakers.iter().map(|_| AtomicBool::new(false)).collect(),
+        monitor: Arc::new(monitor),
+        core_wakers,
+    });
+    // From here on, dropping `node` on an error stops and joins the threads that were started.
+    let mut node = RunningNode {
+        config: Arc::new(config),
+        namespaces: Mutex::new(namespaces),
+        offline: Mutex::new(offline),
+        change_lock: Mutex::default(),
+        target,
+        addresses: Vec::new(),
+        shared,
+        threads: Vec::new(),
+    };
+    let (startup_tx, startup_rx) = channel();
+    node.spawn_cores(startup_tx, spawn)?;
+    node.wait_for_cores(&startup_rx)?;
+    node.target.set_listeners(node.addresses.clone());
+    Ok(node)
+}
+
+/// Opens the configured namespaces. An optional one that fails is logged and returned with its error.
+fn open_namespaces(config: &NodeConfig) -> Result<OpenedNamespaces, StartError> {
     let (mut open_namespaces, mut offline) = (BTreeMap::new(), Vec::new());
     for namespace in config.all_namespaces() {
         validate_namespace(&namespace)?;
         if open_namespaces.contains_key(&namespace.id) {
             let why = match namespace.required {
-                true => format!("{} is there twice", namespace.id),
+                true => format!("{} is configured twice", namespace.id),
                 false => format!(
                     "{} is configured, and was also added while the node ran (state file)",
                     namespace.id
@@ -105,87 +158,80 @@ pub fn start(mut config: NodeConfig) -> Result<RunningNode, StartError> {
             Ok(open) => drop(open_namespaces.insert(namespace.id, open)),
             Err(error) if namespace.required => return Err(error),
             Err(error) => {
-                tracing::error!(nsid = namespace.id.0, %error, "a namespace that was added is not served");
+                tracing::error!(nsid = namespace.id.0, %error, "added namespace failed to open and is offline");
                 offline.push((namespace, error));
             }
         }
     }
-    let value_bytes_max =
-        open_namespaces.values().filter_map(OpenNamespace::value_bytes_max).max().unwrap_or(0);
+    Ok((open_namespaces, offline))
+}
+
+/// Makes the target of a node with these namespaces.
+fn new_target(
+    config: &NodeConfig,
+    namespaces: &BTreeMap<NamespaceId, OpenNamespace>,
+) -> Result<Arc<Target>, StartError> {
+    let value_bytes_max = namespaces.values().filter_map(OpenNamespace::value_bytes_max).max().unwrap_or(0);
     if config.buffer_bytes < 4 * value_bytes_max {
         let why = format!(
             "the volume holds values of up to {value_bytes_max} bytes: room for four of them is needed"
         );
         return Err(StartError::InvalidSetting { name: "buffer_bytes", why });
     }
-    let mut target = config.subsystem.clone();
-    target.receive_bytes_max = target.receive_bytes_max.max(2 * value_bytes_max);
-    target.nqn.clone_from(&config.nqn);
-    target.connections_max = config.connections_max;
-    target.value_bytes_max = target.value_bytes_max.max(value_bytes_max as u32);
-    let infos = open_namespaces.values().map(|held| held.info(target.key_bytes_max)).collect();
-    let target = Target::new(target, infos);
+    let mut subsystem = config.subsystem.clone();
+    subsystem.receive_bytes_max = subsystem.receive_bytes_max.max(2 * value_bytes_max);
+    subsystem.nqn.clone_from(&config.nqn);
+    subsystem.connections_max = config.connections_max;
+    subsystem.value_bytes_max = subsystem.value_bytes_max.max(value_bytes_max as u32);
+    let infos = namespaces.values().map(|namespace| namespace.info(subsystem.key_bytes_max)).collect();
+    let target = Target::new(subsystem, infos);
     target.set_host_acl(config.host_acl.clone());
     target.set_referrals(config.referrals.clone());
     target.set_health(config.health);
     config.ana_states.iter().for_each(|&(group, state)| target.set_ana_state(group, state));
-    let monitor = Monitor::new(config.cores.len(), config.scheduling.clone(), clock::now);
-    let monitor =
-        monitor.map_err(|error| StartError::InvalidSetting { name: "sched", why: error.to_string() })?;
-    let core_wakers: Result<Vec<_>, _> = config.cores.iter().map(|_| CoreWaker::new()).collect();
-    let doorbells = core_wakers.map_err(StartError::System)?;
-    let mailboxes = mesh(&doorbells, MAILBOX_CAPACITY).into_iter().map(|one| Mutex::new(Some(one)));
-    let shared = Arc::new(NodeShared {
-        stopping: AtomicBool::new(false),
-        mailboxes: mailboxes.collect(),
-        control_queues: doorbells.iter().map(|_| ControlQueue::default()).collect(),
-        drained: doorbells.iter().map(|_| AtomicBool::new(false)).collect(),
-        monitor: Arc::new(monitor),
-        core_wakers: doorbells,
-    });
-    let config = Arc::new(config);
-    let (startup_tx, startup_rx) = channel();
-    let body = {
-        let to_each = |_: &usize| Mutex::new(open_namespaces.values().cloned().collect());
-        let core = CoreThread {
-            config: Arc::clone(&config),
-            initial_namespaces: config.cores.iter().map(to_each).collect(),
-            target: Arc::clone(&target),
-            shared: Arc::clone(&shared),
-            startup_tx,
-        };
-        move |index| core.run(index)
-    };
-    let threads = spawn_reactors(&config.cores, body);
-    let threads = threads.map_err(|error| StartError::Core { core: config.cores[0], error })?;
-    let (namespaces, offline, change_lock) =
-        (Mutex::new(open_namespaces), Mutex::new(offline), Mutex::default());
-    let mut node = RunningNode {
-        config,
-        namespaces,
-        offline,
-        change_lock,
-        target,
-        addresses: Vec::new(),
-        shared,
-        threads,
-    };
-    for _ in 0..node.threads.len() {
-        match startup_rx.recv() {
-            Ok(Ok(addresses)) => node.addresses.extend(addresses),
-            Ok(Err(error)) => {
-                node.stop_threads();
-                return Err(error);
-            }
-            Err(_) => return Err(StartError::System(io::Error::other("a reactor ended at its start"))),
-        }
-    }
-    node.target.set_listeners(node.addresses.clone());
-    Ok(node)
+    Ok(target)
 }
 
 impl RunningNode {
-    /// Where it listens, ports resolved.
+    /// Starts a thread per core. On an error, the guards of the cores that were not started mark them drained, so that
+    /// the started ones do not wait for them when they stop.
+    fn spawn_cores(
+        &mut self,
+        startup_tx: Sender<StartReport>,
+        mut spawn: impl FnMut(usize, CoreMain) -> io::Result<JoinHandle<()>>,
+    ) -> Result<(), StartError> {
+        let mailboxes = mesh(&self.shared.core_wakers, MAILBOX_CAPACITY);
+        let cores: Vec<CoreThread> = mailboxes
+            .into_iter()
+            .enumerate()
+            .map(|(index, mailbox)| CoreThread {
+                index,
+                config: Arc::clone(&self.config),
+                namespaces: lock(&self.namespaces).values().cloned().collect(),
+                mailbox,
+                target: Arc::clone(&self.target),
+                shared: Arc::clone(&self.shared),
+                guard: CoreGuard::new(index, self.config.cores[index], &self.shared, startup_tx.clone()),
+            })
+            .collect();
+        for core in cores {
+            let processor = self.config.cores[core.index];
+            let thread = spawn(processor, Box::new(move || core.run()));
+            self.threads.push(thread.map_err(|error| StartError::Core { core: processor, error })?);
+        }
+        Ok(())
+    }
+
+    /// Waits until every core has reported its start; the first core reports the addresses it listens on.
+    fn wait_for_cores(&mut self, startup_rx: &Receiver<StartReport>) -> Result<(), StartError> {
+        for _ in 0..self.threads.len() {
+            let report = startup_rx.recv().expect("a core's guard reports exactly once");
+            self.addresses.extend(report?);
+        }
+        Ok(())
+    }
+
+    /// The addresses it listens on, ports resolved.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -195,39 +241,39 @@ impl RunningNode {
         &self.config.nqn
     }
 
-    /// The engines' figures, those of all namespaces of keys together.
+    /// Engine statistics summed over all Key Value namespaces.
     pub fn statistics(&self) -> EngineStatistics {
         let mut sum = EngineStatistics::default();
         for namespace in lock(&self.namespaces).values() {
             if let NamespaceVolume::Kv(volume) = &namespace.volume {
-                let one = volume.statistics();
-                sum.keys += one.keys;
-                sum.capacity_bytes += one.capacity_bytes;
-                sum.used_bytes += one.used_bytes;
-                sum.index_bytes += one.index_bytes;
-                sum.journal_batches += one.journal_batches;
-                sum.checkpoints += one.checkpoints;
+                let statistics = volume.statistics();
+                sum.keys += statistics.keys;
+                sum.capacity_bytes += statistics.capacity_bytes;
+                sum.used_bytes += statistics.used_bytes;
+                sum.index_bytes += statistics.index_bytes;
+                sum.journal_batches += statistics.journal_batches;
+                sum.checkpoints += statistics.checkpoints;
             }
         }
         sum
     }
 
-    /// The protocol's figures.
+    /// The NVMe target: its controllers, connections and counters.
     pub fn target(&self) -> &Arc<Target> {
         &self.target
     }
 
-    /// What it was started with.
+    /// The configuration it was started with.
     pub fn config(&self) -> &NodeConfig {
         &self.config
     }
 
-    /// The namespaces, by rising identifier.
+    /// The namespaces, by ascending identifier.
     pub fn namespaces(&self) -> Vec<NamespaceStatus> {
-        lock(&self.namespaces).values().map(|held| self.status_of(held)).collect()
+        lock(&self.namespaces).values().map(|namespace| self.status_of(namespace)).collect()
     }
 
-    /// The namespaces that are not served although they were asked for, and why; not those that are served since.
+    /// The configured namespaces that failed to open, with the error; without those added since.
     pub fn offline(&self) -> Vec<(NamespaceConfig, String)> {
         lock(&self.offline).iter().map(|(config, error)| (config.clone(), error.to_string())).collect()
     }
@@ -247,10 +293,11 @@ impl RunningNode {
         }
     }
 
-    /// Opens a namespace and serves it; connected hosts hear of it.
+    /// Opens a namespace and serves it; connected hosts are notified.
     ///
     /// # Errors
-    /// What is in the way; then nothing has changed, save that a device that was to be made or given up may have been.
+    /// An identifier in use, an invalid configuration, a device or volume that does not open, values too long for this
+    /// node, or a stopping node. Then no namespace has changed, but a device may have been created or formatted.
     pub fn add_namespace(&self, config: &NamespaceConfig) -> Result<NamespaceStatus, NamespaceChangeError> {
         let _change_guard = lock(&self.change_lock);
         validate_namespace(config).map_err(NamespaceChangeError::Open)?;
@@ -259,7 +306,7 @@ impl RunningNode {
         }
         let opened = OpenNamespace::open(config, self.config.open_options());
         let opened = opened
-            .and_then(|held| reject_duplicate(&lock(&self.namespaces), held))
+            .and_then(|opened| reject_duplicate(&lock(&self.namespaces), opened))
             .map_err(NamespaceChangeError::Open)?;
         let volume_bytes_max = opened.value_bytes_max().unwrap_or(0);
         let node_bytes_max = self.target.config().value_bytes_max;
@@ -278,15 +325,16 @@ impl RunningNode {
         lock(&self.namespaces).insert(config.id, opened.clone());
         lock(&self.offline).retain(|(one, _)| one.id != config.id);
         let added = self.target.add_namespace(opened.info(self.target.config().key_bytes_max));
-        assert!(added.is_ok(), "namespace {} is held and was not", config.id);
+        assert!(added.is_ok(), "namespace {} is in the target but not in the node", config.id);
         Ok(self.status_of(&opened))
     }
 
-    /// Serves a namespace no more: requests that were begun end, then its volume is closed in order and its device let
-    /// go. Connected hosts hear of it.
+    /// Removes a namespace: requests in progress complete, then its volume is shut down cleanly and its device is closed.
+    /// Connected hosts are notified.
     ///
     /// # Errors
-    /// [`NamespaceChangeError::Missing`], [`NamespaceChangeError::Stopping`]; [`NamespaceChangeError::NotClosedCleanly`] when it is removed all the same.
+    /// [`NamespaceChangeError::Missing`] or [`NamespaceChangeError::Stopping`];
+    /// [`NamespaceChangeError::NotClosedCleanly`] if it is removed but its last checkpoint failed.
     pub fn remove_namespace(&self, id: NamespaceId) -> Result<(), NamespaceChangeError> {
         let _change_guard = lock(&self.change_lock);
         let Some(namespace) = lock(&self.namespaces).remove(&id) else {
@@ -300,7 +348,7 @@ impl RunningNode {
         namespace.close(self.config.open_options()).map_err(NamespaceChangeError::NotClosedCleanly)
     }
 
-    /// Takes a namespace from every core: from the first one last, which keeps its volume in order.
+    /// Detaches a namespace from every core: from the first one last, since it runs the volume's maintenance.
     fn detach_from_cores(&self, id: NamespaceId) -> Result<(), NamespaceChangeError> {
         (0..self.threads.len()).rev().try_for_each(|core| {
             self.apply_on_core(core, |response_tx| ControlMessage::DetachNamespace(id, response_tx))
@@ -314,10 +362,13 @@ impl RunningNode {
     ) -> Result<(), NamespaceChangeError> {
         let result: io::Result<()> =
             self.send_and_wait(core, make_message).ok_or(NamespaceChangeError::Stopping)?;
-        result.map_err(|error| NamespaceChangeError::Open(StartError::System(error)))
+        result.map_err(|error| {
+            let core = self.config.cores[core];
+            NamespaceChangeError::Open(StartError::Core { core, error })
+        })
     }
 
-    /// A core's answer to an order; `None` when the node stops before it comes.
+    /// Sends a control message and waits for its response; `None` if the node stops first.
     fn send_and_wait<T>(
         &self,
         core: usize,
@@ -336,61 +387,167 @@ impl RunningNode {
         }
     }
 
-    /// Whether a volume of keys takes no more writes since its device failed.
+    /// Whether a Key Value volume has become read-only because its device failed.
     pub fn is_read_only(&self) -> bool {
-        let has_read_only_volume = |namespace: &OpenNamespace| matches!(&namespace.volume, NamespaceVolume::Kv(volume) if volume.is_read_only());
-        lock(&self.namespaces).values().any(has_read_only_volume)
+        lock(&self.namespaces).values().any(|namespace| match &namespace.volume {
+            NamespaceVolume::Kv(volume) => volume.is_read_only(),
+            NamespaceVolume::Block(_) => false,
+        })
     }
 
-    /// What is measured of its cores and flows, and what is chosen by it; its settings can be changed.
+    /// The monitor: measurements of cores and tenants, and the scheduling settings.
     pub fn monitor(&self) -> &Arc<Monitor> {
         &self.shared.monitor
     }
 
-    /// Has others served where and when, from the end of the window that runs.
+    /// Replaces the scheduling settings from the end of the current interval on.
     ///
     /// # Errors
-    /// What may not be; then nothing has changed.
+    /// A setting is out of its range; then nothing has changed.
     pub fn set_scheduling(
         &self,
         config: octokv_sched::SchedConfig,
     ) -> Result<(), octokv_sched::SettingError> {
         self.shared.monitor.set_config(config)?;
-        self.shared.core_wakers.iter().for_each(|doorbell| doorbell.notify());
+        self.shared.wake_all();
         Ok(())
     }
 
-    /// How each core is; fewer when the node is stopping.
+    /// The status of each core; fewer entries if the node is stopping.
     pub fn core_statuses(&self) -> Vec<CoreStatus> {
         (0..self.threads.len())
             .map_while(|core| self.send_and_wait(core, ControlMessage::ReportStatus))
             .collect()
     }
 
-    fn stop_threads(&mut self) -> bool {
+    /// Stops and joins every thread.
+    ///
+    /// # Errors
+    /// The first core whose thread had panicked.
+    fn stop_threads(&mut self) -> Result<(), StopError> {
         self.shared.stopping.store(true, Ordering::Release);
-        self.shared.core_wakers.iter().for_each(|doorbell| doorbell.notify());
-        self.threads.drain(..).map(JoinHandle::join).fold(true, |all, one| all & one.is_ok())
-    }
-
-    /// Finishes what was begun, closes every connection, and closes the volumes in order.
-    pub fn stop(mut self) -> Result<(), StopError> {
-        if !self.stop_threads() {
-            return Err(StopError::CoreEnded);
-        }
-        let options = self.config.open_options();
-        let mut all = Ok(());
-        for namespace in lock(&self.namespaces).values() {
-            if let Err(fault) = namespace.close(options) {
-                all = Err(StopError::Checkpoint(fault));
+        self.shared.wake_all();
+        let mut result = Ok(());
+        for (index, thread) in self.threads.drain(..).enumerate() {
+            if thread.join().is_err() && result.is_ok() {
+                result = Err(StopError::CoreEnded { core: self.config.cores[index] });
             }
         }
-        all
+        result
+    }
+
+    /// Completes requests in progress, closes every connection, and shuts the volumes down cleanly.
+    ///
+    /// # Errors
+    /// A reactor thread that had panicked, or the first volume that was not shut down cleanly. The other volumes are
+    /// shut down nevertheless, and their errors are logged.
+    pub fn stop(mut self) -> Result<(), StopError> {
+        self.stop_threads()?;
+        let options = self.config.open_options();
+        let mut first_error: Option<CloseError> = None;
+        for namespace in lock(&self.namespaces).values() {
+            match namespace.close(options) {
+                Ok(()) => {}
+                Err(error) if first_error.is_none() => first_error = Some(error),
+                Err(error) => tracing::error!(%error, "a volume was not shut down cleanly"),
+            }
+        }
+        first_error.map_or(Ok(()), |error| Err(StopError::NotClosedCleanly(error)))
     }
 }
 
 impl Drop for RunningNode {
     fn drop(&mut self) {
-        self.stop_threads();
+        // stop() reports a panicked thread; a dropped node has no caller to report it to.
+        let _ = self.stop_threads();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::DeviceConfig;
+    use octokv_runtime::kernel::spawn_thread;
+    use std::sync::atomic::AtomicUsize;
+
+    /// A node on these processors, real or not, in memory.
+    fn config(cores: &[usize]) -> NodeConfig {
+        NodeConfig {
+            device: DeviceConfig::Memory { bytes: 32 << 20, block_bytes: 4096 },
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
+            cores: cores.to_vec(),
+            ..NodeConfig::default()
+        }
+    }
+
+    /// Counts the threads that have not ended.
+    #[derive(Clone, Default)]
+    struct RunningThreads(Arc<AtomicUsize>);
+
+    impl RunningThreads {
+        fn count(&self) -> usize {
+            self.0.load(Ordering::Acquire)
+        }
+
+        /// Starts a counted thread on any processor.
+        fn spawn(&self, main: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+            struct Running(RunningThreads);
+            impl Drop for Running {
+                fn drop(&mut self) {
+                    self.0.0.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+            self.0.fetch_add(1, Ordering::AcqRel);
+            let running = Running(self.clone());
+            spawn_thread("core", move || {
+                let _running = running;
+                main();
+            })
+        }
+    }
+
+    #[test]
+    fn a_core_whose_thread_is_not_spawned_is_named_and_the_started_ones_are_joined() {
+        let threads = RunningThreads::default();
+        let mut spawned = Vec::new();
+        let started = start_with(config(&[3, 5, 8, 9]), |processor, main| {
+            spawned.push(processor);
+            if processor == 8 {
+                return Err(io::Error::from_raw_os_error(11));
+            }
+            threads.spawn(main)
+        });
+        let error = started.err().expect("core 8 cannot start");
+        assert!(matches!(error, StartError::Core { core: 8, .. }), "{error}");
+        assert!(error.to_string().contains("core 8") && error.to_string().contains("os error 11"), "{error}");
+        assert_eq!(spawned, [3, 5, 8], "the core after the failed one is not started");
+        assert_eq!(threads.count(), 0, "threads left running");
+    }
+
+    #[test]
+    fn a_core_that_panics_during_the_start_is_named_and_the_others_are_joined() {
+        for panicking in [3, 5, 8] {
+            let (threads, cores) = (RunningThreads::default(), [3, 5, 8]);
+            let started = start_with(config(&cores), |processor, main| {
+                threads.spawn(move || {
+                    let main = main;
+                    assert!(processor != panicking, "injected panic of core {processor}");
+                    main();
+                })
+            });
+            let error = started.err().expect("a core has panicked");
+            assert!(matches!(error, StartError::Core { core, .. } if core == panicking), "{error}");
+            assert_eq!(threads.count(), 0, "threads left running");
+        }
+    }
+
+    #[test]
+    fn a_node_on_several_cores_starts_and_stops() {
+        let threads = RunningThreads::default();
+        let node = start_with(config(&[3, 5, 8]), |_, main| threads.spawn(main)).expect("starts");
+        assert_eq!(node.addresses().len(), 1);
+        assert_eq!(node.core_statuses().len(), 3);
+        node.stop().expect("stops cleanly");
+        assert_eq!(threads.count(), 0, "threads left running");
     }
 }

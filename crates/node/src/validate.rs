@@ -1,4 +1,6 @@
-//! What a node refuses before it opens anything, and volumes that are copies of one another.
+//! Validation of a node's configuration: settings before any device is opened, and volumes that are copies.
+//!
+//! In: a configuration. Out: nothing, or the first invalid setting with its valid values.
 
 use crate::config::{CommandSetConfig, DeviceConfig, NamespaceConfig, NodeConfig};
 use crate::error::StartError;
@@ -8,11 +10,15 @@ use octokv_sys::thread;
 use std::collections::BTreeMap;
 use std::io;
 
-/// The highest identifier of a namespace.
+/// Highest namespace identifier.
 pub const NAMESPACE_ID_MAX: u32 = 1024;
-/// The highest group of asymmetric access.
+/// Highest ANA group identifier.
 pub const ANA_GROUPS_MAX: u32 = 32;
 
+/// Validates the settings of a node.
+///
+/// # Errors
+/// The first setting out of its range, or a core that this process may not run on.
 pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
     if config.cores.is_empty() {
@@ -21,15 +27,16 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     if config.listen.is_empty() {
         return invalid("listen", "at least one address is needed");
     }
-    let present = thread::allowed_cores();
-    if let Some(&core) = config.cores.iter().find(|core| !present.contains(core)) {
-        let error = io::Error::new(io::ErrorKind::NotFound, format!("this machine has cores {present:?}"));
+    let allowed = thread::allowed_cores();
+    if let Some(&core) = config.cores.iter().find(|core| !allowed.contains(core)) {
+        let error =
+            io::Error::new(io::ErrorKind::NotFound, format!("this process may run on cores {allowed:?}"));
         return Err(StartError::Core { core, error });
     }
     let mut sorted = config.cores.clone();
     sorted.sort_unstable();
     if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
-        return invalid("cores", "each can be named once");
+        return invalid("cores", "a core is listed twice");
     }
     if config.buffer_bytes < 4 * config.format.value_bytes_max as usize {
         return invalid("buffer_bytes", "room for at least four of the longest values is needed");
@@ -41,15 +48,18 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
         return invalid("nqn", "must have 1 to 223 bytes");
     }
     if config.nqn == octokv_wire::nqn::DISCOVERY {
-        return invalid("nqn", "this name belongs to discovery");
+        return invalid("nqn", "this name is reserved for discovery");
     }
     if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
-        return invalid("size", "a device of no bytes holds nothing");
+        return invalid("size", "must be at least one block");
     }
     Ok(())
 }
 
-/// What a namespace must be, whatever the node.
+/// Validates one namespace's configuration by itself.
+///
+/// # Errors
+/// The first setting out of its range.
 pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartError> {
     let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
     if config.id.0 == 0 || config.id.0 > NAMESPACE_ID_MAX {
@@ -64,18 +74,21 @@ pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartEr
         return invalid("block_size", "must be 512 or 4096");
     }
     if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
-        return invalid("size", "a device of no bytes holds nothing");
+        return invalid("size", "must be at least one block");
     }
     Ok(())
 }
 
-/// Refuses a volume that is a copy of another: hosts could not tell them apart.
+/// Rejects a volume that is a copy of another: both would have the same NGUID.
+///
+/// # Errors
+/// [`StartError::InvalidSetting`] with the namespace of the original.
 pub(crate) fn reject_duplicate(
     open_namespaces: &BTreeMap<NamespaceId, OpenNamespace>,
     new: OpenNamespace,
 ) -> Result<OpenNamespace, StartError> {
     let nguid = new.info(0).nguid;
-    match open_namespaces.iter().find(|(_, one)| one.info(0).nguid == nguid) {
+    match open_namespaces.iter().find(|(_, open)| open.info(0).nguid == nguid) {
         None => Ok(new),
         Some((original, _)) => {
             let why = format!("{} is a copy of the volume of namespace {original}", new.name());

@@ -52,19 +52,14 @@ pub fn open_device_queue(
     Ok((Box::new(queue), DeviceDriver::Threads))
 }
 
-/// Starts one thread per core of `cores`, pinned to it, that runs `body(index)`. The body creates its reactor's state:
-/// it is `!Send` and stays on the thread.
+/// Starts the thread of one reactor, pinned to processor `core`. `main` creates the reactor's state: it is `!Send` and
+/// stays on the thread.
 ///
 /// # Errors
-/// Fails if a core is not allowed or a thread cannot be started. The threads already started keep running; the caller
-/// requests their end.
-pub fn spawn_reactors<T: Send + 'static>(
-    cores: &[usize],
-    body: impl Fn(usize) -> T + Send + Clone + 'static,
-) -> io::Result<Vec<JoinHandle<T>>> {
-    let start = |(index, &core): (usize, &usize)| {
-        let body = body.clone();
-        thread::spawn_pinned(core, &format!("octokv-{core}"), move || body(index))
-    };
-    cores.iter().enumerate().map(start).collect()
+/// Fails if the core is not allowed or the thread cannot be started.
+pub fn spawn_reactor<T: Send + 'static>(
+    core: usize,
+    main: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    thread::spawn_pinned(core, &format!("octokv-{core}"), main)
 }

@@ -328,7 +328,10 @@ fn reactors_run_on_their_cores_and_time_is_accounted_by_stage() {
         cpu_time.end_stage(Stage::Target, false);
         (index, thread::current_core(), reader.stage_times())
     };
-    let started = octokv_runtime::kernel::spawn_reactors(&cores, body).unwrap();
+    let spawn = |(index, &core): (usize, &usize)| {
+        octokv_runtime::kernel::spawn_reactor(core, move || body(index)).unwrap()
+    };
+    let started: Vec<_> = cores.iter().enumerate().map(spawn).collect();
     for (index, reactor) in started.into_iter().enumerate() {
         let (number, core, spent) = reactor.join().unwrap();
         assert_eq!((number, core), (index, cores[index]));
