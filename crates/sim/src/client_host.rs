@@ -6,6 +6,7 @@
 //! Invariants: each submitted command completes exactly once while its session exists; a command of a dropped
 //! session has an unknown outcome; while quiescing, sessions submit nothing and end, by a disconnect or by a drop.
 
+use crate::draw::{draw_value_bytes, draw_weighted};
 use crate::faulty_disk::DiskFaults;
 use crate::history::{Call, CallId, CallResult, History, Observed};
 use crate::scenario::{ClientHostPlan, KvLoad};
@@ -479,24 +480,4 @@ impl KvRunState {
         }
         Ok(())
     }
-}
-
-/// A random index, distributed by these weights.
-pub(crate) fn draw_weighted(random: &mut Prng, shares: &[u64]) -> usize {
-    let mut left = random.below(shares.iter().sum());
-    for (index, &share) in shares.iter().enumerate() {
-        if left < share {
-            return index;
-        }
-        left -= share;
-    }
-    0
-}
-
-/// A random value length of at most `most` bytes; 0 in one of 25 draws.
-pub(crate) fn draw_value_bytes(random: &mut Prng, most: u64) -> usize {
-    if random.one_in(25) {
-        return 0;
-    }
-    octokv_engine::conformance::random_length(random, most)
 }

@@ -9,6 +9,7 @@
 //! - [`scenario`]: the plan of one simulation, as data.
 //! - [`runner`]: runs one simulation from its plan.
 //! - [`node_under_test`]: the node. [`client_host`]: its clients. [`faulty_disk`]: a device with injected faults.
+//! - `draw`: random choices that plans and clients share. [`stats`]: counters that every runner returns.
 //! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
 //! - [`blocks`]: simulations of block namespaces and of an operator that reconfigures them.
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
@@ -16,6 +17,7 @@
 
 pub mod blocks;
 pub mod client_host;
+mod draw;
 pub mod faulty_disk;
 pub mod history;
 pub mod linearizability;
@@ -24,11 +26,13 @@ pub mod remote;
 pub mod runner;
 pub mod scenario;
 pub mod scheduling_scenario;
+pub mod stats;
 
 pub use blocks::scenario::BlockScenarioPlan;
 pub use remote::scenario::RemoteScenarioPlan;
-pub use runner::{ScenarioStats, run_scenario};
+pub use runner::run_scenario;
 pub use scenario::{KvScenarioPlan, Scenario};
+pub use stats::ScenarioStats;
 
 use std::fmt;
 use std::ops::Range;

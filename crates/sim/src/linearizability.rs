@@ -7,7 +7,7 @@
 //! does not agree otherwise.
 //! Tested by a table below.
 
-use crate::history::{Call, CallRecord, CallResult, KeyState, Observed};
+use crate::history::{Call, CallRecord, CallResult, History, KeyState, Observed};
 use octokv_base::map::{FxHashMap, FxHashSet};
 use octokv_wire::kv::StoreMode;
 
@@ -261,6 +261,22 @@ pub fn crash_survivors(starts: &[KeyState], events: &[CallRecord], flushes: &[u6
 pub fn matches_any(state: KeyState, several: &[KeyState]) -> bool {
     let is_empty = |state: &KeyState| matches!(state, KeyState::Holds { bytes: 0, .. });
     several.contains(&state) || (is_empty(&state) && several.iter().any(is_empty))
+}
+
+/// Error text for a history that is not linearizable: its last 60 calls.
+pub(crate) fn describe_violation(history: &History, key: usize, events: &[CallRecord]) -> String {
+    let mut text = format!("not linearizable: the calls of {}", history.keys()[key]);
+    text.push_str(&format!(", which initially held {:?}:\n", history.starts()[key]));
+    let mut sorted = events.to_vec();
+    sorted.sort_by_key(|event| event.began);
+    for event in &sorted[sorted.len().saturating_sub(60)..] {
+        let ended = if event.ended == u64::MAX { "never".to_owned() } else { event.ended.to_string() };
+        text.push_str(&format!(
+            "  {:>7} to {ended:>7}  {:?} -> {:?}\n",
+            event.began, event.call, event.outcome
+        ));
+    }
+    text
 }
 
 #[cfg(test)]

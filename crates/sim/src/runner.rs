@@ -10,11 +10,14 @@
 use crate::client_host::{ClientHost, KvClients, KvRunState};
 use crate::faulty_disk::DiskFaults;
 use crate::history::{History, KeyState, Observed};
-use crate::linearizability::{CheckResult, check_linearizable, crash_survivors, matches_any};
+use crate::linearizability::{
+    CheckResult, check_linearizable, crash_survivors, describe_violation, matches_any,
+};
 use crate::node_under_test::{
     AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult, handle_without_devices,
 };
 use crate::scenario::{ClientHostPlan, FaultKind, KvScenarioPlan, Phase, PhaseEnd};
+use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use octokv_base::prng::mix64;
 use octokv_base::{Key, Nanos, Prng};
 use octokv_engine::Durability;
@@ -24,41 +27,6 @@ use octokv_runtime::simulated::{CrashModel, HostFailure, SimEnv, SimEnvConfig};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Counters of a simulation without violations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScenarioStats {
-    /// Commands completed, or lost with their session.
-    pub operations: u64,
-    /// Commands completed without error.
-    pub succeeded: u64,
-    /// Simulated time.
-    pub elapsed: Nanos,
-    /// Crashes of the node, those during recovery included.
-    pub crashes: u64,
-    /// Requests executed on another core than their connection's.
-    pub offloaded: u64,
-    /// Requests queued behind other tenants.
-    pub queued: u64,
-    /// Checkpoints written.
-    pub checkpoints: u64,
-    /// Device operations failed by injected errors.
-    pub device_errors: u64,
-    /// Bits flipped on the disk.
-    pub corrupted_bits: u64,
-    /// Sessions of a client-side engine fenced because writes may have been lost with the connection.
-    pub fenced_sessions: u64,
-    /// Changes made by the operator.
-    pub admin_changes: u64,
-    /// Commands rejected because of these changes.
-    pub rejected_commands: u64,
-    /// Keys whose linearizability search exceeded its bound.
-    pub undecided_keys: u64,
-    /// Hash of all simulated events: equal for equal plans.
-    pub trace_hash: u64,
-}
-
-/// Simulated time within which each step must complete while no fault is active.
-const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
 /// Time after which an idle volume has written its durability marker.
 const DURABILITY_MARKER_DELAY: Nanos = Nanos::from_millis(60);
 
@@ -518,24 +486,4 @@ impl<'a> KvRunner<'a> {
         }
         Ok(())
     }
-}
-
-/// Error text for a history that is not linearizable: its last 60 calls.
-pub(crate) fn describe_violation(
-    history: &History,
-    key: usize,
-    events: &[crate::history::CallRecord],
-) -> String {
-    let mut text = format!("not linearizable: the calls of {}", history.keys()[key]);
-    text.push_str(&format!(", which initially held {:?}:\n", history.starts()[key]));
-    let mut sorted = events.to_vec();
-    sorted.sort_by_key(|event| event.began);
-    for event in &sorted[sorted.len().saturating_sub(60)..] {
-        let ended = if event.ended == u64::MAX { "never".to_owned() } else { event.ended.to_string() };
-        text.push_str(&format!(
-            "  {:>7} to {ended:>7}  {:?} -> {:?}\n",
-            event.began, event.call, event.outcome
-        ));
-    }
-    text
 }

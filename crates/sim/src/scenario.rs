@@ -3,6 +3,7 @@
 //! In: a seed and a [`Scenario`]. Out: a [`KvScenarioPlan`], a pure function of the two on every machine. Nothing
 //! here runs anything; `{:#?}` of a plan prints every input of a failing seed.
 
+use crate::draw::{between, pick};
 use crate::scheduling_scenario::SchedulingPlan;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
@@ -262,14 +263,6 @@ pub enum PhaseEnd {
         /// Further crashes: time after the start of recovery, and kind.
         crashes_in_recovery: Vec<(Nanos, HostFailure)>,
     },
-}
-
-pub(crate) fn pick<T: Copy>(random: &mut Prng, of: &[T]) -> T {
-    of[random.below(of.len() as u64) as usize]
-}
-
-pub(crate) fn between(random: &mut Prng, low: u64, high: u64) -> u64 {
-    low + random.below(high - low + 1)
 }
 
 impl KvScenarioPlan {

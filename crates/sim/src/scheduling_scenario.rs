@@ -4,7 +4,7 @@
 //! and every policy of the node may migrate or queue requests. Each start of the node selects the next policy, and
 //! the simulated operator changes it from time to time.
 
-use crate::scenario::{between, pick};
+use crate::draw::{between, pick};
 use octokv_base::{Nanos, Prng};
 use octokv_node::SimulatedCosts;
 use octokv_node::monitor::Monitor;

@@ -9,7 +9,8 @@
 //! A command on several blocks is one call on each: it is not atomic across blocks.
 
 use super::scenario::{BlockLoad, DiskPlan};
-use crate::client_host::{ClientHost, client_config, draw_weighted};
+use crate::client_host::{ClientHost, client_config};
+use crate::draw::draw_weighted;
 use crate::faulty_disk::DiskFaults;
 use crate::history::{Call, CallId, CallResult, History, Observed};
 use crate::scenario::ClientHostPlan;

@@ -21,10 +21,12 @@ pub mod scenario;
 use crate::client_host::ClientHost;
 use crate::faulty_disk::DiskFaults;
 use crate::history::{CallRecord, History, KeyState, Observed};
-use crate::linearizability::{CheckResult, check_linearizable, crash_survivors, matches_any};
+use crate::linearizability::{
+    CheckResult, check_linearizable, crash_survivors, describe_violation, matches_any,
+};
 use crate::node_under_test::handle_without_devices;
-use crate::runner::{ScenarioStats, describe_violation};
 use crate::scenario::{ClientHostPlan, FaultKind, Phase, PhaseEnd};
+use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use clients::{BlockClients, BlockRunState, observe_block};
 use node::BlockNodeUnderTest;
 use octokv_base::prng::mix64;
@@ -34,9 +36,6 @@ use operator::Operator;
 use scenario::{BlockScenarioPlan, DiskPlan};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-
-/// Simulated time within which each step must complete while no fault is active.
-pub(crate) const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
 
 struct BlockRunner<'a> {
     plan: &'a BlockScenarioPlan,

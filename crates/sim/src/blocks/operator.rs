@@ -6,10 +6,10 @@
 //! its previous one has ended; a request that never ends is a violation. Each disk has namespace identifiers of its
 //! own: a late request of a host cannot reach another disk.
 
-use super::PROGRESS_TIMEOUT;
 use super::clients::BlockRunState;
 use super::node::{BlockNodeUnderTest, DrainingBackends};
 use super::scenario::BlockScenarioPlan;
+use crate::stats::PROGRESS_TIMEOUT;
 use octokv_base::{NamespaceId, Nanos, Prng};
 use octokv_nvmf::HostAcl;
 use octokv_runtime::simulated::SimEnv;

@@ -3,8 +3,9 @@
 //! Node, hosts, links and phases are those of [`crate::scenario`]; this file adds the disks, the block commands and
 //! the operator.
 
+use crate::draw::{between, pick};
 use crate::scenario::{
-    ClientHostPlan, NodePlan, Phase, Scenario, between, draw_host, draw_link, draw_node, draw_phase, pick,
+    ClientHostPlan, NodePlan, Phase, Scenario, draw_host, draw_link, draw_node, draw_phase,
 };
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};

@@ -9,7 +9,8 @@
 //! Invariants: a session begins no call after its first failed write; an ended session has no task.
 
 use super::scenario::RemoteScenarioPlan;
-use crate::client_host::{client_config, draw_value_bytes, draw_weighted};
+use crate::client_host::client_config;
+use crate::draw::{draw_value_bytes, draw_weighted};
 use crate::history::{Call, CallId, CallResult, History, Observed};
 use crate::node_under_test::{AuditResult, audit_keys};
 use octokv_base::{BufferPool, Nanos, Prng};

@@ -14,14 +14,13 @@
 pub mod engine_session;
 pub mod scenario;
 
-use crate::blocks::PROGRESS_TIMEOUT;
 use crate::blocks::node::BlockNodeUnderTest;
 use crate::faulty_disk::DiskFaults;
 use crate::history::{History, KeyState, Observed};
-use crate::linearizability::{CheckResult, check_linearizable};
+use crate::linearizability::{CheckResult, check_linearizable, describe_violation};
 use crate::node_under_test::{AuditResult, handle_without_devices};
-use crate::runner::{ScenarioStats, describe_violation};
 use crate::scenario::{FaultKind, Phase, PhaseEnd, Scenario};
+use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use engine_session::{EngineRunState, EngineSession};
 use octokv_base::prng::mix64;
 use octokv_base::{Key, NamespaceId, Nanos, Prng};

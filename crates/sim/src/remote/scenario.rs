@@ -1,9 +1,9 @@
 //! The plan of one simulation with an engine on a client, drawn from one seed.
 
 use crate::blocks::scenario::{BlockLoad, BlockScenarioPlan, DiskPlan};
+use crate::draw::{between, pick};
 use crate::scenario::{
-    ClientHostPlan, KvLoad, NodePlan, Phase, Scenario, between, draw_host, draw_link, draw_load, draw_node,
-    draw_phase, pick,
+    ClientHostPlan, KvLoad, NodePlan, Phase, Scenario, draw_host, draw_link, draw_load, draw_node, draw_phase,
 };
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};

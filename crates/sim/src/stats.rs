@@ -1,0 +1,39 @@
+//! Results that all runners return, and the time limit that they share.
+
+use octokv_base::Nanos;
+
+/// Simulated time within which each step must complete while no fault is active.
+pub(crate) const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
+
+/// Counters of a simulation without violations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScenarioStats {
+    /// Commands completed, or lost with their session.
+    pub operations: u64,
+    /// Commands completed without error.
+    pub succeeded: u64,
+    /// Simulated time.
+    pub elapsed: Nanos,
+    /// Crashes of the node, those during recovery included.
+    pub crashes: u64,
+    /// Requests executed on another core than their connection's.
+    pub offloaded: u64,
+    /// Requests queued behind other tenants.
+    pub queued: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Device operations failed by injected errors.
+    pub device_errors: u64,
+    /// Bits flipped on the disk.
+    pub corrupted_bits: u64,
+    /// Sessions of a client-side engine fenced because writes may have been lost with the connection.
+    pub fenced_sessions: u64,
+    /// Changes made by the operator.
+    pub admin_changes: u64,
+    /// Commands rejected because of these changes.
+    pub rejected_commands: u64,
+    /// Keys whose linearizability search exceeded its bound.
+    pub undecided_keys: u64,
+    /// Hash of all simulated events: equal for equal plans.
+    pub trace_hash: u64,
+}
