@@ -7,7 +7,7 @@
 //! Values tell which operation wrote them ([`value_of`]), so that a value that was never stored, a mixture
 //! of two, or one of another key is seen.
 
-use crate::linearizability::{Call, CallHistory, CallOutcome};
+use crate::linearizability::{Call, CallHistory, CallResult, Observed};
 use crate::{DeleteOutcome, Engine, PutMode, PutOutcome};
 use octokv_base::{Buffer, Key, Prng, value_offset};
 use octokv_device::Device;
@@ -279,20 +279,24 @@ async fn run_call<E: Engine>(
     match kind {
         0 | 1 => {
             let value = value_of(&key, operation, length);
-            let id = call(Call::Write(Some(operation)));
+            let id = call(Call::Put { operation, bytes: length as u32, mode: PutMode::Upsert });
             let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), length).await;
             assert_eq!(put, Ok(PutOutcome::Stored));
-            end(id, CallOutcome::Written);
+            end(id, CallResult::Acknowledged);
         }
         2 => {
-            let id = call(Call::Write(None));
-            engine.delete(&key).await.expect("no fault");
-            end(id, CallOutcome::Written);
+            let id = call(Call::Delete);
+            let outcome = match engine.delete(&key).await.expect("no fault") {
+                DeleteOutcome::Deleted => CallResult::Acknowledged,
+                DeleteOutcome::NotFound => CallResult::ConditionFailed,
+            };
+            end(id, outcome);
         }
         _ => {
-            let id = call(Call::Read);
+            let id = call(Call::Get);
             let found = engine.get(&key).await.expect("no fault");
-            end(id, CallOutcome::Read(found.map(|value| operation_of(&key, value.as_bytes()))));
+            let seen = found.map(|value| Observed::Value(operation_of(&key, value.as_bytes())));
+            end(id, CallResult::Observed(seen.unwrap_or(Observed::Absent)));
         }
     }
 }

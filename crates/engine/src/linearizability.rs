@@ -1,155 +1,422 @@
-//! Whether what concurrent callers saw of a key can be explained by some order of their calls.
+//! Linearizability checker: each key is a register, and the calls on it must have a legal sequential order.
 //!
-//! In: calls with the order of their beginnings and ends. Out: nothing, or the key without an explanation.
-//! A key is a register; the search is Wing and Gong's (1993) with Lowe's memory of states (2017): take any
-//! call that began before every open call ended, if the register agrees, and go on.
-//! A write whose outcome is not known may have happened at any time after its beginning, or never.
+//! In: the initial state of a key and its calls, with the event numbers of their beginnings and ends. Out: a
+//! [`CheckResult`]. The search is Wing and Gong's (1993) with Lowe's cache of visited states (2017). Three rules
+//! prune it: values are unique, so a value with a pending read must not be overwritten; a read is taken as soon as it
+//! matches the state; a write of unknown outcome is taken only if a candidate call does not match the state otherwise.
+//!
+//! Invariants: a write of unknown outcome may take effect at any time after its beginning, or never; a read of unknown
+//! outcome constrains nothing. The search visits at most [`STATES_MAX`] states and then returns
+//! [`CheckResult::Undecided`], which callers must not treat as success.
+//! Tested by tables below.
 
+use crate::PutMode;
 use octokv_base::Key;
-use octokv_base::map::FxHashSet;
+use octokv_base::map::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What was called. Writes are told apart by a number; `None` deletes.
+/// State of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeyState {
+    /// No value.
+    Missing,
+    /// The value of a put.
+    Holds {
+        /// Number of the put operation.
+        operation: u64,
+        /// Length of the value.
+        bytes: u32,
+    },
+    /// A record with an injected bit flip.
+    Corrupt,
+}
+
+/// A call on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Writes a value or deletes the key.
-    Write(Option<u64>),
-    /// Reads the key.
-    Read,
+    /// Stores a value.
+    Put {
+        /// Number of the operation, unique in a history; the value contains it.
+        operation: u64,
+        /// Length of the value.
+        bytes: u32,
+        /// Condition of the store.
+        mode: PutMode,
+    },
+    /// Deletes the key; writes zeroes to a block.
+    Delete,
+    /// Deallocates a block: it is zeroed or unchanged afterwards.
+    Deallocate,
+    /// Reads the value.
+    Get,
+    /// Reads whether the key exists; a list is one such call per key.
+    Exist,
 }
 
-/// What came back.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallOutcome {
+pub enum Observed {
+    /// No such key.
+    Absent,
+    /// The value of this operation.
+    Value(u64),
+    /// A value of this length.
+    Length(u32),
+    /// Some value.
+    Present,
+    /// Anything but the value of this operation.
+    NotValue(u64),
+    /// An unreadable value.
+    Corrupt,
+}
+
+/// Result of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallResult {
     /// The write was acknowledged.
-    Written,
-    /// The read saw the value of this write, or no value.
-    Read(Option<u64>),
+    Acknowledged,
+    /// The write failed because its condition does not hold: that of a put's mode, or that a deleted key exists.
+    ConditionFailed,
+    /// Result of a read.
+    Observed(Observed),
 }
 
+/// One call with its interval.
 #[derive(Clone, Copy, Debug)]
-struct CallEvent {
-    call: Call,
-    outcome: Option<CallOutcome>,
-    began: u64,
-    ended: u64,
+pub struct CallRecord {
+    /// The call.
+    pub call: Call,
+    /// Its result; `None` while unknown.
+    pub outcome: Option<CallResult>,
+    /// Event number of its beginning.
+    pub began: u64,
+    /// Event number of its end; `u64::MAX` while unknown.
+    pub ended: u64,
+    /// Whether its acknowledgement guarantees durability without a flush.
+    pub durable: bool,
 }
 
-/// The calls of all keys.
+impl CallRecord {
+    /// A call that began at this event and has no result yet.
+    pub fn begin(call: Call, began: u64) -> CallRecord {
+        CallRecord { call, outcome: None, began, ended: u64::MAX, durable: false }
+    }
+}
+
+/// Verdict of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckResult {
+    /// A legal order exists.
+    Linearizable,
+    /// No legal order exists.
+    NotLinearizable,
+    /// The search exceeded [`STATES_MAX`]: nothing is known.
+    Undecided,
+}
+
+/// Maximum number of states that a search visits; bounds its memory and time.
+pub const STATES_MAX: usize = 100_000;
+
+/// Searches a legal order of the calls of one key.
+pub fn check_linearizable(start: KeyState, calls: &[CallRecord]) -> CheckResult {
+    check_bounded(start, calls, STATES_MAX)
+}
+
+fn check_bounded(start: KeyState, calls: &[CallRecord], states_max: usize) -> CheckResult {
+    let mut search = Search { known: Vec::new(), unknown: Vec::new(), readers: FxHashMap::default() };
+    for record in calls {
+        match (record.outcome, record.call) {
+            (Some(_), _) => search.known.push(*record),
+            (None, Call::Put { .. } | Call::Delete | Call::Deallocate) => search.unknown.push(*record),
+            (None, Call::Get | Call::Exist) => {}
+        }
+    }
+    search.known.sort_by_key(|record| record.began);
+    for (index, record) in search.known.iter().enumerate() {
+        if let Some(CallResult::Observed(Observed::Value(operation))) = record.outcome {
+            search.readers.entry(operation).or_default().push(index);
+        }
+    }
+    search.run(start, states_max)
+}
+
+/// The set of calls already ordered, and the state after them.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct SearchState {
+    /// All known calls with an index below this one are ordered.
+    prefix_len: usize,
+    /// Indices of the other ordered known calls, ascending, all greater than `prefix_len`.
+    taken_beyond_prefix: Vec<usize>,
+    /// Indices of the ordered calls of unknown outcome, ascending.
+    taken_unknown: Vec<usize>,
+    state: KeyState,
+}
+
+struct Search {
+    /// Calls with a result, by their beginning.
+    known: Vec<CallRecord>,
+    /// Writes of unknown outcome.
+    unknown: Vec<CallRecord>,
+    /// Indices of the known reads of the value of an operation.
+    readers: FxHashMap<u64, Vec<usize>>,
+}
+
+impl Search {
+    fn run(&self, start: KeyState, states_max: usize) -> CheckResult {
+        let mut visited: FxHashSet<SearchState> = FxHashSet::default();
+        let mut stack = vec![SearchState {
+            prefix_len: 0,
+            taken_beyond_prefix: Vec::new(),
+            taken_unknown: Vec::new(),
+            state: start,
+        }];
+        while let Some(mut taken) = stack.pop() {
+            let horizon = self.take_matching_reads(&mut taken);
+            if taken.prefix_len == self.known.len() {
+                return CheckResult::Linearizable;
+            }
+            if !visited.insert(taken.clone()) {
+                continue;
+            }
+            if visited.len() > states_max {
+                return CheckResult::Undecided;
+            }
+            self.branch_deallocations(&taken, &mut stack);
+            if !self.has_pending_reader(&taken) {
+                self.branch_writes(&taken, horizon, &mut stack);
+            }
+        }
+        CheckResult::NotLinearizable
+    }
+
+    /// The known calls that may come next: those that began before the returned event, the first end among the calls
+    /// not taken yet.
+    fn candidates(&self, taken: &SearchState) -> (Vec<usize>, u64) {
+        let (mut horizon, mut next) = (u64::MAX, Vec::new());
+        for index in taken.prefix_len..self.known.len() {
+            if taken.taken_beyond_prefix.contains(&index) {
+                continue;
+            }
+            if self.known[index].began > horizon {
+                break;
+            }
+            horizon = horizon.min(self.known[index].ended);
+            next.push(index);
+        }
+        next.retain(|&index| self.known[index].began <= horizon);
+        (next, horizon)
+    }
+
+    /// Takes every candidate without effect that matches the state. Returns the horizon of the remaining candidates.
+    fn take_matching_reads(&self, taken: &mut SearchState) -> u64 {
+        loop {
+            let (next, horizon) = self.candidates(taken);
+            let matches = |&index: &usize| {
+                let record = &self.known[index];
+                has_no_effect(record) && apply_call(record, taken.state) == Some(taken.state)
+            };
+            let Some(index) = next.into_iter().find(matches) else { return horizon };
+            taken.take(index);
+        }
+    }
+
+    /// Whether a read of the present value is not taken yet: then no write may come first.
+    fn has_pending_reader(&self, taken: &SearchState) -> bool {
+        let KeyState::Holds { operation, .. } = taken.state else { return false };
+        let is_pending =
+            |&index: &usize| index >= taken.prefix_len && !taken.taken_beyond_prefix.contains(&index);
+        self.readers.get(&operation).is_some_and(|readers| readers.iter().any(is_pending))
+    }
+
+    /// Branches on deallocations that leave the block unchanged.
+    fn branch_deallocations(&self, taken: &SearchState, stack: &mut Vec<SearchState>) {
+        for index in self.candidates(taken).0 {
+            if self.known[index].call == Call::Deallocate {
+                let mut successor = taken.clone();
+                successor.take(index);
+                stack.push(successor);
+            }
+        }
+    }
+
+    /// Branches on every candidate that matches the state, and on writes of unknown outcome if one does not.
+    fn branch_writes(&self, taken: &SearchState, horizon: u64, stack: &mut Vec<SearchState>) {
+        let (mut next, _) = self.candidates(taken);
+        next.sort_by_key(|&index| std::cmp::Reverse(self.known[index].ended));
+        let blocked = next.iter().any(|&index| apply_call(&self.known[index], taken.state).is_none());
+        let mut with_reader = Vec::new();
+        for (index, record) in self.unknown.iter().enumerate() {
+            if !blocked || record.began > horizon || taken.taken_unknown.contains(&index) {
+                continue;
+            }
+            let Some(state) = apply_call(record, taken.state).filter(|state| *state != taken.state) else {
+                continue;
+            };
+            let mut successor = SearchState { state, ..taken.clone() };
+            successor.taken_unknown.push(index);
+            successor.taken_unknown.sort_unstable();
+            let is_read =
+                matches!(record.call, Call::Put { operation, .. } if self.readers.contains_key(&operation));
+            if is_read { with_reader.push(successor) } else { stack.push(successor) }
+        }
+        for index in next {
+            if let Some(state) = apply_call(&self.known[index], taken.state) {
+                let mut successor = SearchState { state, ..taken.clone() };
+                successor.take(index);
+                stack.push(successor);
+            }
+        }
+        // On top of the stack: a write that a read has observed did take effect.
+        stack.append(&mut with_reader);
+    }
+}
+
+impl SearchState {
+    /// Adds a known call, and moves calls into the prefix that are now contiguous with it.
+    fn take(&mut self, index: usize) {
+        let position = self.taken_beyond_prefix.partition_point(|&other| other < index);
+        self.taken_beyond_prefix.insert(position, index);
+        let run = self
+            .taken_beyond_prefix
+            .iter()
+            .zip(self.prefix_len..)
+            .take_while(|&(&index, low)| index == low)
+            .count();
+        self.taken_beyond_prefix.drain(..run);
+        self.prefix_len += run;
+    }
+}
+
+fn has_no_effect(record: &CallRecord) -> bool {
+    matches!(record.outcome, Some(CallResult::Observed(_) | CallResult::ConditionFailed))
+}
+
+/// The state after a call, or `None` if its result does not match the state before it.
+fn apply_call(record: &CallRecord, state: KeyState) -> Option<KeyState> {
+    let missing = state == KeyState::Missing;
+    match (record.call, record.outcome) {
+        (Call::Put { mode, .. }, Some(CallResult::ConditionFailed)) => match mode {
+            PutMode::Upsert => None,
+            PutMode::AddOnly => (!missing).then_some(state),
+            PutMode::UpdateOnly => missing.then_some(state),
+        },
+        (Call::Put { operation, bytes, mode }, _) => {
+            let condition_holds = match mode {
+                PutMode::Upsert => true,
+                PutMode::AddOnly => missing,
+                PutMode::UpdateOnly => !missing,
+            };
+            condition_holds.then_some(KeyState::Holds { operation, bytes })
+        }
+        (Call::Delete, Some(CallResult::ConditionFailed)) => missing.then_some(state),
+        (Call::Delete | Call::Deallocate, _) => Some(KeyState::Missing),
+        (Call::Get, Some(CallResult::Observed(seen))) => observation_matches(seen, state).then_some(state),
+        // A corrupt record may have an intact length, and a list skips a record without a key.
+        (Call::Exist, Some(CallResult::Observed(seen))) => {
+            (state == KeyState::Corrupt || observation_matches(seen, state)).then_some(state)
+        }
+        (Call::Get | Call::Exist, _) => None,
+    }
+}
+
+fn observation_matches(seen: Observed, state: KeyState) -> bool {
+    match (seen, state) {
+        (Observed::Absent, KeyState::Missing) | (Observed::Corrupt, KeyState::Corrupt) => true,
+        (Observed::Present, KeyState::Holds { .. } | KeyState::Corrupt) => true,
+        (Observed::Value(read), KeyState::Holds { operation, .. }) => read == operation,
+        (Observed::Length(read), KeyState::Holds { bytes, .. }) => read == bytes,
+        (Observed::NotValue(read), KeyState::Holds { operation, .. }) => read != operation,
+        (Observed::NotValue(_), KeyState::Missing | KeyState::Corrupt) => true,
+        _ => false,
+    }
+}
+
+/// Calls on many keys, all initially missing, in the order of their beginnings.
 #[derive(Default)]
 pub struct CallHistory {
     clock: u64,
-    keys: BTreeMap<Key, Vec<CallEvent>>,
+    keys: BTreeMap<Key, Vec<CallRecord>>,
 }
 
-/// A call that has begun.
+/// Identifies a call that has begun.
 pub struct CallId {
     key: Key,
     index: usize,
 }
 
-/// A key whose calls no order explains.
+impl CallHistory {
+    /// Records the beginning of a call.
+    pub fn begin(&mut self, key: Key, call: Call) -> CallId {
+        self.clock += 1;
+        let calls = self.keys.entry(key.clone()).or_default();
+        calls.push(CallRecord::begin(call, self.clock));
+        CallId { key, index: calls.len() - 1 }
+    }
+
+    /// Records the result of a call. A call that never ends has an unknown outcome.
+    ///
+    /// # Panics
+    /// If `id` is of another history.
+    pub fn end(&mut self, id: CallId, result: CallResult) {
+        self.clock += 1;
+        let record = &mut self.keys.get_mut(&id.key).expect("the call began in this history")[id.index];
+        (record.outcome, record.ended) = (Some(result), self.clock);
+    }
+
+    /// Checks every key.
+    ///
+    /// # Errors
+    /// The first key whose calls are not linearizable, or whose search is undecided.
+    pub fn check(&self) -> Result<(), LinearizabilityViolation> {
+        for (key, calls) in &self.keys {
+            let start = KeyState::Missing;
+            let result = check_linearizable(start, calls);
+            if result != CheckResult::Linearizable {
+                return Err(LinearizabilityViolation {
+                    key: key.clone(),
+                    start,
+                    calls: calls.clone(),
+                    result,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A key whose calls are not linearizable, or not decided; prints its last calls.
 #[derive(Debug)]
 pub struct LinearizabilityViolation {
-    key: Key,
-    events: Vec<CallEvent>,
+    /// The key.
+    pub key: Key,
+    /// Its initial state.
+    pub start: KeyState,
+    /// Its calls, in any order.
+    pub calls: Vec<CallRecord>,
+    /// The verdict, never [`CheckResult::Linearizable`].
+    pub result: CheckResult,
 }
+
+/// Calls that the text of a violation contains.
+const PRINTED_CALLS_MAX: usize = 60;
 
 impl fmt::Display for LinearizabilityViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "no order explains the calls of {}:", self.key)?;
-        for event in &self.events {
-            let CallEvent { began, ended, call, outcome } = event;
-            writeln!(f, "  {began:>6} to {ended:>20}  {call:?} -> {outcome:?}")?;
+        let LinearizabilityViolation { key, start, calls, result } = self;
+        let verdict = match result {
+            CheckResult::Undecided => format!("undecided after {STATES_MAX} states"),
+            CheckResult::NotLinearizable | CheckResult::Linearizable => "not linearizable".to_owned(),
+        };
+        writeln!(f, "{verdict}: the calls of {key}, which initially held {start:?}:")?;
+        let mut calls = calls.clone();
+        calls.sort_by_key(|record| record.began);
+        for record in &calls[calls.len().saturating_sub(PRINTED_CALLS_MAX)..] {
+            let CallRecord { call, outcome, began, ended, .. } = record;
+            let ended = if *ended == u64::MAX { "never".to_owned() } else { ended.to_string() };
+            writeln!(f, "  {began:>7} to {ended:>7}  {call:?} -> {outcome:?}")?;
         }
         Ok(())
-    }
-}
-
-impl CallHistory {
-    /// Notes that a call begins.
-    pub fn begin(&mut self, key: Key, call: Call) -> CallId {
-        self.clock += 1;
-        let events = self.keys.entry(key.clone()).or_default();
-        events.push(CallEvent { call, outcome: None, began: self.clock, ended: u64::MAX });
-        CallId { key, index: events.len() - 1 }
-    }
-
-    /// Notes what came of it. A call that is never ended has an unknown outcome.
-    pub fn end(&mut self, id: CallId, outcome: CallOutcome) {
-        self.clock += 1;
-        let event = &mut self.keys.get_mut(&id.key).expect("begun")[id.index];
-        (event.outcome, event.ended) = (Some(outcome), self.clock);
-    }
-
-    /// Finds an order for each key, or the key that has none. Every key starts without a value.
-    pub fn check(&self) -> Result<(), LinearizabilityViolation> {
-        for (key, events) in &self.keys {
-            let known = |event: &&CallEvent| event.outcome.is_some() || event.call != Call::Read;
-            let events: Vec<CallEvent> = events.iter().filter(known).copied().collect();
-            if !is_linearizable(&events) {
-                return Err(LinearizabilityViolation { key: key.clone(), events });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Calls taken so far: all before `low`, and those of `rest`, which follow it.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct SearchState {
-    low: usize,
-    others: Vec<usize>,
-    value: Option<u64>,
-}
-
-fn is_linearizable(events: &[CallEvent]) -> bool {
-    let mut visited: FxHashSet<SearchState> = FxHashSet::default();
-    let mut stack = vec![SearchState { low: 0, others: Vec::new(), value: None }];
-    while let Some(state) = stack.pop() {
-        let open = |at: &usize| !state.others.contains(at);
-        // Calls are in the order of their beginnings: those that may come next began before any open
-        // call ended.
-        let mut horizon = u64::MAX;
-        let mut done = true;
-        let mut next = Vec::new();
-        for at in (state.low..events.len()).filter(open) {
-            if events[at].began > horizon {
-                done = false;
-                break;
-            }
-            done &= events[at].outcome.is_none();
-            horizon = horizon.min(events[at].ended);
-            next.push(at);
-        }
-        if done {
-            return true;
-        }
-        for at in next {
-            let Some(value) = apply_call(&events[at], state.value, horizon) else { continue };
-            let mut successor = SearchState { value, ..state.clone() };
-            successor.others.push(at);
-            successor.others.sort_unstable();
-            while successor.others.first() == Some(&successor.low) {
-                successor.others.remove(0);
-                successor.low += 1;
-            }
-            if visited.insert(successor.clone()) {
-                stack.push(successor);
-            }
-        }
-    }
-    false
-}
-
-/// The register after the call, or `None` when it cannot come now.
-fn apply_call(event: &CallEvent, value: Option<u64>, horizon: u64) -> Option<Option<u64>> {
-    match (event.call, event.outcome) {
-        _ if event.began > horizon => None,
-        (Call::Write(written), _) => Some(written),
-        (Call::Read, Some(CallOutcome::Read(read))) => (read == value).then_some(value),
-        (Call::Read, _) => None,
     }
 }
 
@@ -157,53 +424,191 @@ fn apply_call(event: &CallEvent, value: Option<u64>, horizon: u64) -> Option<Opt
 mod tests {
     use super::*;
 
-    /// A call's begin, end, kind and outcome.
-    type Row = (u64, u64, Call, Option<CallOutcome>);
+    const NEVER: u64 = u64::MAX;
 
-    fn is_history_linearizable(calls: &[Row]) -> bool {
-        let mut events: Vec<CallEvent> = calls
-            .iter()
-            .map(|&(began, ended, call, outcome)| CallEvent { call, outcome, began, ended })
-            .collect();
-        events.sort_by_key(|event| event.began);
-        is_linearizable(&events)
+    fn put(operation: u64) -> Call {
+        Call::Put { operation, bytes: 10, mode: PutMode::Upsert }
+    }
+
+    fn add(operation: u64) -> Call {
+        Call::Put { operation, bytes: 10, mode: PutMode::AddOnly }
+    }
+
+    /// A call's begin, end, kind and result.
+    type Row = (u64, u64, Call, Option<CallResult>);
+
+    fn records(calls: &[Row]) -> Vec<CallRecord> {
+        let record =
+            |&(began, ended, call, outcome): &Row| CallRecord { call, outcome, began, ended, durable: false };
+        calls.iter().map(record).collect()
+    }
+
+    fn is_linearizable(calls: &[Row]) -> bool {
+        match check_linearizable(KeyState::Missing, &records(calls)) {
+            CheckResult::Linearizable => true,
+            CheckResult::NotLinearizable => false,
+            CheckResult::Undecided => panic!("{calls:?}"),
+        }
     }
 
     #[test]
-    fn orders_are_found_and_contradictions_too() {
-        let write = |n| Call::Write(Some(n));
-        let done = Some(CallOutcome::Written);
-        let saw = |n| Some(CallOutcome::Read(n));
-        let rows: [(bool, &[Row]); 8] = [
-            (true, &[(1, 2, write(1), done), (3, 4, Call::Read, saw(Some(1)))]),
-            (false, &[(1, 2, write(1), done), (3, 4, Call::Read, saw(None))]),
-            // Overlapping: either value, but not back again.
+    fn linearizable_histories_are_accepted_and_others_rejected() {
+        use Call::{Delete, Exist, Get};
+        let done = Some(CallResult::Acknowledged);
+        let failed = Some(CallResult::ConditionFailed);
+        let saw = |seen| Some(CallResult::Observed(seen));
+        let value = |operation| saw(Observed::Value(operation));
+        let nothing = saw(Observed::Absent);
+        let rows: [(bool, &[Row]); 16] = [
+            (true, &[(1, 2, put(1), done), (3, 4, Get, value(1))]),
+            (false, &[(1, 2, put(1), done), (3, 4, Get, nothing)]),
+            // Overlapping calls: a read returns either value, but never an older one after a newer one.
+            (true, &[(1, 9, put(1), done), (2, 3, Get, nothing), (4, 5, Get, value(1))]),
+            (false, &[(1, 9, put(1), done), (2, 3, Get, value(1)), (4, 5, Get, nothing)]),
+            // Writes of unknown outcome take effect late, or never.
+            (true, &[(1, NEVER, put(1), None), (5, 6, Get, value(1))]),
+            (true, &[(1, NEVER, put(1), None), (5, 6, Get, nothing)]),
+            (false, &[(1, NEVER, put(1), None), (2, 3, Get, value(1)), (4, 5, Get, nothing)]),
             (
                 true,
-                &[(1, 9, write(1), done), (2, 3, Call::Read, saw(None)), (4, 5, Call::Read, saw(Some(1)))],
-            ),
-            (
-                false,
-                &[(1, 9, write(1), done), (2, 3, Call::Read, saw(Some(1))), (4, 5, Call::Read, saw(None))],
-            ),
-            // Unknown outcomes may have happened, late, or never.
-            (true, &[(1, u64::MAX, write(1), None), (5, 6, Call::Read, saw(Some(1)))]),
-            (true, &[(1, u64::MAX, write(1), None), (5, 6, Call::Read, saw(None))]),
-            (
-                false,
                 &[
-                    (1, u64::MAX, write(1), None),
-                    (2, 3, Call::Read, saw(Some(1))),
-                    (4, 5, Call::Read, saw(None)),
+                    (1, NEVER, put(1), None),
+                    (2, 3, Get, value(1)),
+                    (4, NEVER, Delete, None),
+                    (5, 6, Get, nothing),
                 ],
             ),
+            (false, &[(1, 2, put(1), done), (3, 4, Delete, done), (5, 6, Get, value(1))]),
+            // A read never returns a value that is written later.
+            (false, &[(1, 2, Get, value(1)), (3, 4, put(1), done)]),
+            // Conditions of put modes and of deletes.
             (
-                false,
-                &[(1, 2, write(1), done), (3, 4, Call::Write(None), done), (5, 6, Call::Read, saw(Some(1)))],
+                true,
+                &[(1, 2, add(1), done), (3, 4, add(2), failed), (5, 6, Delete, done), (7, 8, add(3), done)],
             ),
+            (false, &[(1, 2, add(1), done), (3, 4, add(2), done)]),
+            (false, &[(1, 2, put(1), done), (3, 4, Delete, failed)]),
+            (
+                true,
+                &[
+                    (1, 2, put(1), done),
+                    (3, NEVER, Delete, None),
+                    (4, NEVER, add(2), None),
+                    (5, 6, Get, value(2)),
+                ],
+            ),
+            // Lengths and existence.
+            (true, &[(1, 2, put(1), done), (3, 4, Exist, saw(Observed::Length(10)))]),
+            (false, &[(1, 2, put(1), done), (3, 4, Exist, saw(Observed::Length(11)))]),
         ];
         for (row, (want, calls)) in rows.iter().enumerate() {
-            assert_eq!(is_history_linearizable(calls), *want, "row {row}");
+            assert_eq!(is_linearizable(calls), *want, "row {row}");
         }
+    }
+
+    #[test]
+    fn many_concurrent_writes_are_checked_quickly() {
+        let mut calls = Vec::new();
+        for at in 0..40 {
+            calls.push((1 + at, 1_000 + at, put(at + 1), Some(CallResult::Acknowledged)));
+        }
+        for at in 0..40 {
+            calls.push((
+                100 + 2 * at,
+                101 + 2 * at,
+                Call::Get,
+                Some(CallResult::Observed(Observed::Value(40 - at))),
+            ));
+        }
+        assert!(is_linearizable(&calls));
+        calls.push((200, 201, Call::Get, Some(CallResult::Observed(Observed::Value(7)))));
+        assert!(!is_linearizable(&calls));
+    }
+
+    #[test]
+    fn a_deallocated_block_is_zeroed_or_unchanged() {
+        use Call::{Deallocate, Get};
+        let done = Some(CallResult::Acknowledged);
+        let saw = |seen| Some(CallResult::Observed(seen));
+        let (one, two, nothing) = (saw(Observed::Value(1)), saw(Observed::Value(2)), saw(Observed::Absent));
+        assert!(is_linearizable(&[(1, 2, put(1), done), (3, 4, Deallocate, done), (5, 6, Get, one)]));
+        assert!(is_linearizable(&[(1, 2, put(1), done), (3, 4, Deallocate, done), (5, 6, Get, nothing)]));
+        // A deallocated block never changes back, and is never zeroed after a later write.
+        assert!(!is_linearizable(&[
+            (1, 2, put(1), done),
+            (3, 4, Deallocate, done),
+            (5, 6, Get, nothing),
+            (7, 8, Get, one)
+        ]));
+        assert!(!is_linearizable(&[
+            (1, 2, put(1), done),
+            (3, 4, Deallocate, done),
+            (5, 6, put(2), done),
+            (7, 8, Get, nothing)
+        ]));
+        // A deallocation that overlaps a write may take effect after it.
+        assert!(is_linearizable(&[
+            (1, 2, put(1), done),
+            (3, 9, Deallocate, done),
+            (4, 5, Get, one),
+            (6, 7, put(2), done),
+            (10, 11, Get, nothing)
+        ]));
+        assert!(is_linearizable(&[
+            (1, 2, put(1), done),
+            (3, 9, Deallocate, done),
+            (4, 5, put(2), done),
+            (10, 11, Get, two)
+        ]));
+        assert!(is_linearizable(&[(1, 2, put(1), done), (3, 4, Get, saw(Observed::NotValue(2)))]));
+        assert!(!is_linearizable(&[(1, 2, put(1), done), (3, 4, Get, saw(Observed::NotValue(1)))]));
+    }
+
+    #[test]
+    fn a_search_that_exceeds_its_bound_is_undecided() {
+        let done = Some(CallResult::Acknowledged);
+        let read = |operation| Some(CallResult::Observed(Observed::Value(operation)));
+        // Seven overlapping writes, and a read of one of the values, or of another one.
+        let calls = |operation| {
+            let mut calls: Vec<Row> = (1..=7).map(|at| (at, 100 + at, put(at), done)).collect();
+            calls.push((200, 201, Call::Get, read(operation)));
+            records(&calls)
+        };
+        use CheckResult::{Linearizable, NotLinearizable, Undecided};
+        let rows = [
+            (Linearizable, 7, STATES_MAX),
+            (Linearizable, 7, 10),
+            (NotLinearizable, 99, STATES_MAX),
+            (Undecided, 99, 10),
+            (Undecided, 99, 0),
+        ];
+        for (want, operation, states_max) in rows {
+            let found = check_bounded(KeyState::Missing, &calls(operation), states_max);
+            assert_eq!(found, want, "read of {operation}, bound {states_max}");
+        }
+    }
+
+    #[test]
+    fn a_history_fails_if_a_key_is_not_linearizable_or_undecided() {
+        let [linearizable, contradictory, undecided] = [1, 2, 3].map(|index| Key::new(&[index]).unwrap());
+        let mut history = CallHistory::default();
+        let mut write_and_read = |key: &Key, writes: u64, read: u64| {
+            let ids: Vec<CallId> = (1..=writes).map(|at| history.begin(key.clone(), put(at))).collect();
+            ids.into_iter().for_each(|id| history.end(id, CallResult::Acknowledged));
+            let id = history.begin(key.clone(), Call::Get);
+            history.end(id, CallResult::Observed(Observed::Value(read)));
+            history
+                .check()
+                .err()
+                .map(|violation| (violation.key.clone(), violation.result, violation.to_string()))
+        };
+        assert_eq!(write_and_read(&linearizable, 3, 2), None);
+        let (key, result, text) =
+            write_and_read(&undecided, 24, 99).expect("24 overlapping writes exceed the bound");
+        assert_eq!((key, result), (undecided, CheckResult::Undecided));
+        assert!(text.starts_with("undecided after 100000 states: "), "{text}");
+        let (key, result, text) = write_and_read(&contradictory, 3, 99).expect("the value was never written");
+        assert_eq!((key, result), (contradictory, CheckResult::NotLinearizable));
+        assert!(text.starts_with("not linearizable: ") && text.lines().count() == 5, "{text}");
     }
 }

@@ -6,8 +6,9 @@ use octokv_base::{Key, Prng};
 use octokv_client::command::{Command, Response, Value};
 use octokv_client::config::ClientConfig;
 use octokv_client::session::Session;
+use octokv_engine::PutMode;
 use octokv_engine::conformance::{operation_of, value_of};
-use octokv_engine::linearizability::{Call, CallHistory, CallId, CallOutcome};
+use octokv_engine::linearizability::{Call, CallHistory, CallId, CallResult, Observed};
 use octokv_node::{DeviceConfig, NodeConfig, RunningNode, StartError, start};
 use octokv_runtime::{DeviceDriver, KernelSockets};
 use octokv_sys::{clock, thread};
@@ -43,7 +44,7 @@ fn session(node: &RunningNode) -> Session<KernelSockets> {
 /// One round: `operations` operations on few fresh keys, many of them concurrent.
 fn round(sessions: &mut [Session<KernelSockets>], round: u64, operations: u64) {
     let (mut random, mut history) = (Prng::new(round), CallHistory::default());
-    let mut open: BTreeMap<u64, (Key, CallId)> = BTreeMap::new();
+    let mut open: BTreeMap<u64, (Key, Call, CallId)> = BTreeMap::new();
     let (mut submitted, mut ended) = (0, 0);
     while ended < operations {
         for session in &mut *sessions {
@@ -56,22 +57,26 @@ fn round(sessions: &mut [Session<KernelSockets>], round: u64, operations: u64) {
                 let (call, command) = match random.below(6) {
                     0 | 1 => {
                         let (value, mode) = (Value::Slice(&value), StoreMode::Upsert);
-                        (Call::Write(Some(submitted)), Command::Store { key: key.clone(), value, mode })
+                        let call =
+                            Call::Put { operation: submitted, bytes: length as u32, mode: PutMode::Upsert };
+                        (call, Command::Store { key: key.clone(), value, mode })
                     }
-                    2 => (Call::Write(None), Command::Delete { key: key.clone() }),
-                    _ => (Call::Read, Command::Retrieve { key: key.clone(), limit_bytes: u32::MAX }),
+                    2 => (Call::Delete, Command::Delete { key: key.clone() }),
+                    _ => (Call::Get, Command::Retrieve { key: key.clone(), limit_bytes: u32::MAX }),
                 };
                 let id = history.begin(key.clone(), call);
                 session.submit(command, submitted).expect("a slot is free");
-                open.insert(submitted, (key, id));
+                open.insert(submitted, (key, call, id));
             }
             session.poll(clock::now(), |token, response| {
-                let (key, id) = open.remove(&token).expect("one response per command");
+                let (key, call, id) = open.remove(&token).expect("one response per command");
                 let outcome = match response.expect("the command succeeds") {
-                    Response::Stored | Response::Deleted => CallOutcome::Written,
-                    Response::Value { data, .. } => CallOutcome::Read(Some(operation_of(&key, &data))),
-                    // For Delete and Retrieve alike: the key did not exist.
-                    Response::NotFound => CallOutcome::Read(None),
+                    Response::Stored | Response::Deleted => CallResult::Acknowledged,
+                    Response::Value { data, .. } => {
+                        CallResult::Observed(Observed::Value(operation_of(&key, &data)))
+                    }
+                    Response::NotFound if call == Call::Get => CallResult::Observed(Observed::Absent),
+                    Response::NotFound => CallResult::ConditionFailed,
                     other => panic!("{other:?}"),
                 };
                 history.end(id, outcome);
@@ -79,8 +84,8 @@ fn round(sessions: &mut [Session<KernelSockets>], round: u64, operations: u64) {
             });
         }
     }
-    if let Err(unexplained) = history.check() {
-        panic!("round {round}: {unexplained}");
+    if let Err(violation) = history.check() {
+        panic!("round {round}: {violation}");
     }
 }
 

@@ -8,14 +8,16 @@
 
 use crate::draw::{draw_value_bytes, draw_weighted};
 use crate::faulty_disk::DiskFaults;
-use crate::history::{Call, CallId, CallResult, History, Observed};
+use crate::history::{CallId, History};
 use crate::scenario::{ClientHostPlan, KvLoad};
 use octokv_base::map::FxHashMap;
 use octokv_base::{Key, Nanos, Prng};
 use octokv_client::{
     ClientConfig, Command, ConnectionError, Error, Reconnect, Response, Session, StoreMode, Value,
 };
+use octokv_engine::PutMode;
 use octokv_engine::conformance::value_of;
+use octokv_engine::linearizability::{Call, CallResult, Observed};
 use octokv_runtime::ReactorHandle;
 use octokv_runtime::simulated::{SimEnv, SimHostId, SimSockets};
 use octokv_wire::kv::UncheckedKeyList;
@@ -336,12 +338,17 @@ impl KvRunState {
         let pending = |kind, id| OutstandingKvCommand { kind, id, reads_failed };
         let (pending, submitted) = match command_index {
             0..3 => {
-                let mode = [StoreMode::Upsert, StoreMode::AddOnly, StoreMode::UpdateOnly][command_index];
+                let modes = [
+                    (StoreMode::Upsert, PutMode::Upsert),
+                    (StoreMode::AddOnly, PutMode::AddOnly),
+                    (StoreMode::UpdateOnly, PutMode::UpdateOnly),
+                ];
+                let (store_mode, mode) = modes[command_index];
                 let bytes = draw_value_bytes(random, self.load.value_bytes_max);
                 let operation = self.history.next_operation(bytes as u32);
                 let value = value_of(&key, operation, bytes);
                 let id = self.history.begin(index, Call::Put { operation, bytes: bytes as u32, mode });
-                let command = Command::Store { key, value: Value::Slice(&value), mode };
+                let command = Command::Store { key, value: Value::Slice(&value), mode: store_mode };
                 (pending(KvCommandKind::Put, id), submit(command))
             }
             3 | 4 => {
@@ -456,7 +463,7 @@ impl KvRunState {
                 Ok(())
             }
             KvCommandKind::Get { .. } | KvCommandKind::Exist => {
-                self.history.end(pending.id, CallResult::Observed(Observed::Damaged))
+                self.history.end(pending.id, CallResult::Observed(Observed::Corrupt))
             }
         }
     }

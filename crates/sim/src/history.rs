@@ -1,7 +1,7 @@
 //! Calls and responses of all clients, by key, in the order of simulated events.
 //!
 //! A history covers one *segment*: from one audit to the next. An *audit* reads what every key holds, past all
-//! clients. In: beginnings and ends of calls. Out: the calls of each key, input of [`crate::linearizability`].
+//! clients. In: beginnings and ends of calls. Out: the calls of each key, input of [`octokv_engine::linearizability`].
 //! A call without an end has an unknown outcome: it takes effect at some time before the segment's end, or never.
 //!
 //! Invariants: the clock counts events, so no two events have the same time; calls of an earlier segment, and
@@ -11,88 +11,9 @@ use octokv_base::Key;
 use octokv_base::map::FxHashMap;
 use octokv_base::prng::mix64;
 use octokv_engine::conformance::value_of;
-use octokv_wire::kv::StoreMode;
-
-/// State of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KeyState {
-    /// No value.
-    Missing,
-    /// The value of a put.
-    Holds {
-        /// Number of the put operation.
-        operation: u64,
-        /// Length of the value.
-        bytes: u32,
-    },
-    /// A record with an injected bit flip.
-    Damaged,
-}
-
-/// A call of a client on one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// Stores a value.
-    Put {
-        /// Number of the operation; the first 8 bytes of its value.
-        operation: u64,
-        /// Length of the value.
-        bytes: u32,
-        /// Condition of the store.
-        mode: StoreMode,
-    },
-    /// Deletes the key; writes zeroes to a block.
-    Delete,
-    /// Deallocates a block: it is zeroed or unchanged afterwards.
-    Deallocate,
-    /// Reads the value.
-    Get,
-    /// Reads whether the key exists; a list is one such call per key.
-    Exist,
-}
-
-/// Result of a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Observed {
-    /// No such key.
-    Absent,
-    /// The value of this operation.
-    Value(u64),
-    /// A value of this length.
-    Length(u32),
-    /// Some value.
-    Present,
-    /// Anything but the value of this operation.
-    NotValue(u64),
-    /// An unreadable value.
-    Damaged,
-}
-
-/// Result of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallResult {
-    /// The write was acknowledged.
-    Acknowledged,
-    /// The write failed because its mode's condition does not hold.
-    ConditionFailed,
-    /// Result of a read.
-    Observed(Observed),
-}
-
-/// One call with its interval.
-#[derive(Clone, Copy, Debug)]
-pub struct CallRecord {
-    /// The call.
-    pub call: Call,
-    /// Its result; `None` while unknown.
-    pub outcome: Option<CallResult>,
-    /// Event number of its beginning.
-    pub began: u64,
-    /// Event number of its end; `u64::MAX` while unknown.
-    pub ended: u64,
-    /// Whether its acknowledgement guarantees durability without a flush.
-    pub durable: bool,
-}
+use octokv_engine::linearizability::{
+    Call, CallRecord, CallResult, CheckResult, KeyState, LinearizabilityViolation, Observed,
+};
 
 /// Identifies a call that has begun.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +105,7 @@ impl History {
         });
         last.unwrap_or(match self.initial_states[key] {
             KeyState::Holds { operation, .. } => operation,
-            KeyState::Missing | KeyState::Damaged => 0,
+            KeyState::Missing | KeyState::Corrupt => 0,
         })
     }
 
@@ -194,7 +115,7 @@ impl History {
         if !self.node_is_up {
             return CallId { segment: u64::MAX, key, index: 0, began };
         }
-        self.calls[key].push(CallRecord { call, outcome: None, began, ended: u64::MAX, durable: false });
+        self.calls[key].push(CallRecord::begin(call, began));
         CallId { segment: self.segment, key, index: self.calls[key].len() - 1, began }
     }
 
@@ -273,7 +194,7 @@ impl History {
                 KeyState::Missing => Observed::Absent,
                 KeyState::Holds { bytes: 0, .. } => Observed::Length(0),
                 KeyState::Holds { operation, .. } => Observed::Value(operation),
-                KeyState::Damaged => Observed::Damaged,
+                KeyState::Corrupt => Observed::Corrupt,
             };
             let outcome = Some(CallResult::Observed(seen));
             self.calls[key].push(CallRecord { call: Call::Get, outcome, began, ended, durable: false });
@@ -323,5 +244,15 @@ impl History {
     /// Index of the key with these bytes.
     pub fn key_index(&self, bytes: &[u8]) -> Option<usize> {
         self.keys.iter().position(|key| key.as_bytes() == bytes)
+    }
+
+    /// The violation to report if the calls of a key, or a part of them, are not linearizable.
+    pub fn violation(&self, key: usize, calls: &[CallRecord]) -> LinearizabilityViolation {
+        LinearizabilityViolation {
+            key: self.keys[key].clone(),
+            start: self.initial_states[key],
+            calls: calls.to_vec(),
+            result: CheckResult::NotLinearizable,
+        }
     }
 }

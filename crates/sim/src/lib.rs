@@ -13,15 +13,16 @@
 //! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
 //! - [`blocks`]: simulations of block namespaces and of an operator that reconfigures them.
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
-//! - [`history`]: calls and responses of clients. [`linearizability`]: whether a history is linearizable.
+//! - [`history`]: calls and responses of clients, input of the linearizability checker of `octokv_engine`.
+//! - [`power_loss`]: states that a power loss may leave.
 
 pub mod blocks;
 pub mod client_host;
 mod draw;
 pub mod faulty_disk;
 pub mod history;
-pub mod linearizability;
 pub mod node_under_test;
+pub mod power_loss;
 pub mod remote;
 pub mod runner;
 pub mod scenario;

@@ -40,7 +40,7 @@ pub enum AuditResult {
     /// Its value.
     Value(Vec<u8>),
     /// The record that begins at this block is corrupted.
-    Damaged(u64),
+    Corrupt(u64),
     /// The read failed otherwise.
     Failed(EngineError),
 }
@@ -398,7 +398,7 @@ pub(crate) async fn audit_keys(engine: &HashEngine, keys: &[Key]) -> Vec<AuditRe
         found.push(match engine.get(key).await {
             Ok(None) => AuditResult::Missing,
             Ok(Some(value)) => AuditResult::Value(value.as_bytes().to_vec()),
-            Err(EngineError::Corrupt { lba }) => AuditResult::Damaged(lba),
+            Err(EngineError::Corrupt { lba }) => AuditResult::Corrupt(lba),
             Err(fault) => AuditResult::Failed(fault),
         });
     }

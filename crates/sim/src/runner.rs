@@ -4,18 +4,16 @@
 //!   boot ─▶ audit ─▶ phase: load and faults ─▶ its end: quiesce, bit flips, restart or crash ─▶ audit ─▶ … ─▶ verify
 //! ```
 //! In: a [`KvScenarioPlan`]. Out: statistics, or the first violation. The calls of every key between two audits must
-//! be linearizable ([`crate::linearizability`]); after quiescing no resource may be in use; at the end the disk must
+//! be linearizable ([`octokv_engine::linearizability`]); after quiescing no resource may be in use; at the end the disk must
 //! verify. Corruption is accepted only at bits that the plan flipped.
 
 use crate::client_host::{ClientHost, KvClients, KvRunState};
 use crate::faulty_disk::DiskFaults;
-use crate::history::{History, KeyState, Observed};
-use crate::linearizability::{
-    CheckResult, check_linearizable, crash_survivors, describe_violation, matches_any,
-};
+use crate::history::History;
 use crate::node_under_test::{
     AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult, handle_without_devices,
 };
+use crate::power_loss::{crash_survivors, matches_any};
 use crate::scenario::{ClientHostPlan, FaultKind, KvScenarioPlan, Phase, PhaseEnd};
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use octokv_base::prng::mix64;
@@ -23,6 +21,7 @@ use octokv_base::{Key, Nanos, Prng};
 use octokv_engine::Durability;
 use octokv_engine::conformance::key_of;
 use octokv_engine::hash::superblock::SUPERBLOCK_STRIDE_BYTES;
+use octokv_engine::linearizability::{CheckResult, KeyState, Observed, check_linearizable};
 use octokv_runtime::simulated::{CrashModel, HostFailure, SimEnv, SimEnvConfig};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -380,7 +379,7 @@ impl<'a> KvRunner<'a> {
         let mut before = Vec::new();
         for (key, state) in states.iter().enumerate() {
             before.push(history.events(key).len());
-            if relaxed && *state != KeyState::Damaged {
+            if relaxed && *state != KeyState::Corrupt {
                 let allowed =
                     crash_survivors(&history.starts()[key..=key], history.events(key), history.flushes());
                 if !matches_any(*state, &allowed) {
@@ -393,14 +392,14 @@ impl<'a> KvRunner<'a> {
         }
         history.record_audit(&states);
         for key in 0..states.len() {
-            let events = match relaxed || states[key] == KeyState::Damaged {
+            let events = match relaxed || states[key] == KeyState::Corrupt {
                 true => &history.events(key)[..before[key]],
                 false => history.events(key),
             };
             match check_linearizable(history.starts()[key], events) {
                 CheckResult::Linearizable => {}
                 CheckResult::Undecided => self.stats.undecided_keys += 1,
-                CheckResult::NotLinearizable => return Err(describe_violation(history, key, events)),
+                CheckResult::NotLinearizable => return Err(history.violation(key, events).to_string()),
             }
         }
         history.next_segment(states);
@@ -417,9 +416,9 @@ impl<'a> KvRunner<'a> {
                 }
                 _ => Ok(KeyState::Holds { operation: 0, bytes: 0 }),
             },
-            AuditResult::Damaged(lba) => {
+            AuditResult::Corrupt(lba) => {
                 if self.corrupted_bytes.iter().any(|&at| self.node.record_contains(lba, at)) {
-                    return Ok(KeyState::Damaged);
+                    return Ok(KeyState::Corrupt);
                 }
                 Err(format!("{name}: the record at block {lba} is corrupted without an injected bit flip"))
             }

@@ -12,14 +12,14 @@ use super::scenario::{BlockLoad, DiskPlan};
 use crate::client_host::{ClientHost, client_config};
 use crate::draw::draw_weighted;
 use crate::faulty_disk::DiskFaults;
-use crate::history::{Call, CallId, CallResult, History, Observed};
+use crate::history::{CallId, History};
 use crate::scenario::ClientHostPlan;
 use octokv_base::map::FxHashMap;
 use octokv_base::{Lba, NamespaceId, Nanos, Prng};
-use octokv_client::{
-    ClientConfig, Command, ConnectionError, Error, Response, Session, StoreMode, SubmitError, Value,
-};
+use octokv_client::{ClientConfig, Command, ConnectionError, Error, Response, Session, SubmitError, Value};
+use octokv_engine::PutMode;
 use octokv_engine::conformance::value_of;
+use octokv_engine::linearizability::{Call, CallResult, Observed};
 use octokv_runtime::ReactorHandle;
 use octokv_runtime::simulated::{SimEnv, SimHostId, SimSockets};
 use octokv_wire::Status;
@@ -514,7 +514,7 @@ fn begin_write(
     for cell in cells {
         let operation = history.next_operation(block_bytes);
         data.extend(value_of(&history.keys()[cell], operation, block_bytes as usize));
-        let call = Call::Put { operation, bytes: block_bytes, mode: StoreMode::Upsert };
+        let call = Call::Put { operation, bytes: block_bytes, mode: PutMode::Upsert };
         ids.push(history.begin(cell, call));
     }
     (data, ids)

@@ -4,7 +4,7 @@
 //!   boot ─▶ audit ─▶ phase: load, faults, operator changes ─▶ its end: quiesce, restart or crash ─▶ audit ─▶ …
 //! ```
 //! In: a [`scenario::BlockScenarioPlan`]. Out: statistics, or the first violation. Each block is a register: the
-//! calls on it between two audits must be linearizable ([`crate::linearizability`]). After a power loss each block
+//! calls on it between two audits must be linearizable ([`octokv_engine::linearizability`]). After a power loss each block
 //! holds its last durable contents (written with FUA, or before an acknowledged flush) or something newer. Blocks
 //! that no client uses stay zero. After quiescing no resource may be in use; requests on a removed namespace must
 //! end; every command completes exactly once.
@@ -20,17 +20,16 @@ pub mod scenario;
 
 use crate::client_host::ClientHost;
 use crate::faulty_disk::DiskFaults;
-use crate::history::{CallRecord, History, KeyState, Observed};
-use crate::linearizability::{
-    CheckResult, check_linearizable, crash_survivors, describe_violation, matches_any,
-};
+use crate::history::History;
 use crate::node_under_test::handle_without_devices;
+use crate::power_loss::{crash_survivors, matches_any};
 use crate::scenario::{ClientHostPlan, FaultKind, Phase, PhaseEnd};
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use clients::{BlockClients, BlockRunState, observe_block};
 use node::BlockNodeUnderTest;
 use octokv_base::prng::mix64;
 use octokv_base::{Key, Nanos, Prng};
+use octokv_engine::linearizability::{CallRecord, CheckResult, KeyState, Observed, check_linearizable};
 use octokv_runtime::simulated::{CrashModel, HostFailure, SimEnv, SimEnvConfig};
 use operator::Operator;
 use scenario::{BlockScenarioPlan, DiskPlan};
@@ -373,7 +372,7 @@ impl<'a> BlockRunner<'a> {
                 }
                 let allowed = crash_survivors(crash_states, &all[..before[cell]], history.flushes());
                 if relaxed && !matches_any(state, &allowed) {
-                    let what = describe_violation(history, cell, events);
+                    let what = history.violation(cell, events);
                     return Err(format!("after the power loss {state:?} is not one of {allowed:?}: {what}"));
                 }
                 // State after a power loss is durable; otherwise any of the earlier states may return.
@@ -384,7 +383,7 @@ impl<'a> BlockRunner<'a> {
                 match check_linearizable(history.starts()[cell], events) {
                     CheckResult::Linearizable => {}
                     CheckResult::Undecided => self.stats.undecided_keys += 1,
-                    CheckResult::NotLinearizable => return Err(describe_violation(history, cell, events)),
+                    CheckResult::NotLinearizable => return Err(history.violation(cell, events).to_string()),
                 }
             }
             history.next_segment(states);

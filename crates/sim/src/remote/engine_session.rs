@@ -11,13 +11,14 @@
 use super::scenario::RemoteScenarioPlan;
 use crate::client_host::client_config;
 use crate::draw::{draw_value_bytes, draw_weighted};
-use crate::history::{Call, CallId, CallResult, History, Observed};
+use crate::history::{CallId, History};
 use crate::node_under_test::{AuditResult, audit_keys};
 use octokv_base::{BufferPool, Nanos, Prng};
-use octokv_client::{ClientConfig, RemoteSession, Session, StoreMode};
+use octokv_client::{ClientConfig, RemoteSession, Session};
 use octokv_device::Device;
 use octokv_engine::conformance::{record_of, value_of};
 use octokv_engine::hash::{self, HashEngine, OpenConfig, OpenError};
+use octokv_engine::linearizability::{Call, CallResult, Observed};
 use octokv_engine::{DeleteOutcome, Durability, Engine, EngineError, PutMode, PutOutcome};
 use octokv_runtime::simulated::{SimEnv, SimHostId, SimSockets};
 use octokv_runtime::{DeviceHandle, ReactorHandle};
@@ -286,16 +287,11 @@ async fn run_call(
     let begin = |call| shared.borrow_mut().history.begin(index, call);
     let (id, outcome) = match kind {
         0..3 => {
-            let modes = [
-                (StoreMode::Upsert, PutMode::Upsert),
-                (StoreMode::AddOnly, PutMode::AddOnly),
-                (StoreMode::UpdateOnly, PutMode::UpdateOnly),
-            ];
-            let (mode, put_mode) = modes[kind];
+            let mode = [PutMode::Upsert, PutMode::AddOnly, PutMode::UpdateOnly][kind];
             let operation = shared.borrow_mut().history.next_operation(bytes as u32);
             let value = value_of(&key, operation, bytes);
             let id = begin(Call::Put { operation, bytes: bytes as u32, mode });
-            let outcome = match engine.put(&key, put_mode, record_of(&key, &value), bytes).await {
+            let outcome = match engine.put(&key, mode, record_of(&key, &value), bytes).await {
                 Ok(PutOutcome::Stored) => Ok(Some(CallResult::Acknowledged)),
                 Ok(PutOutcome::Exists | PutOutcome::NotFound) => Ok(Some(CallResult::ConditionFailed)),
                 Ok(PutOutcome::Full) => Ok(None),

@@ -16,8 +16,7 @@ pub mod scenario;
 
 use crate::blocks::node::BlockNodeUnderTest;
 use crate::faulty_disk::DiskFaults;
-use crate::history::{History, KeyState, Observed};
-use crate::linearizability::{CheckResult, check_linearizable, describe_violation};
+use crate::history::History;
 use crate::node_under_test::{AuditResult, handle_without_devices};
 use crate::scenario::{FaultKind, Phase, PhaseEnd, Scenario};
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
@@ -26,6 +25,7 @@ use octokv_base::prng::mix64;
 use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_engine::conformance::key_of;
 use octokv_engine::hash::OpenError;
+use octokv_engine::linearizability::{CheckResult, KeyState, Observed, check_linearizable};
 use octokv_runtime::simulated::{HostFailure, SimEnv, SimEnvConfig, SimHostId, SimReactorId};
 use scenario::RemoteScenarioPlan;
 use std::cell::RefCell;
@@ -370,7 +370,7 @@ impl<'a> RemoteRunner<'a> {
                     }
                     _ => KeyState::Holds { operation: 0, bytes: 0 },
                 },
-                AuditResult::Damaged(lba) => {
+                AuditResult::Corrupt(lba) => {
                     return Err(format!("{}: the record at block {lba} is corrupted", history.keys()[key]));
                 }
                 // Connection or disk failed during the audit: the next session audits crashes_in_recovery.
@@ -386,7 +386,7 @@ impl<'a> RemoteRunner<'a> {
                 CheckResult::Linearizable => {}
                 CheckResult::Undecided => self.stats.undecided_keys += 1,
                 CheckResult::NotLinearizable => {
-                    return Err(describe_violation(history, key, history.events(key)));
+                    return Err(history.violation(key, history.events(key)).to_string());
                 }
             }
         }
