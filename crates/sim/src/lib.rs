@@ -102,6 +102,8 @@ pub struct SweepResult {
     pub seeds: u64,
     /// Client commands completed or lost, over all seeds that passed.
     pub operations: u64,
+    /// Keys, over all seeds that passed, whose linearizability is undecided: tests require 0.
+    pub undecided_keys: u64,
     /// The first failing seed; the sweep ends there.
     pub failure: Option<SeedFailure>,
 }
@@ -121,6 +123,7 @@ pub fn run_sweep(config: &SweepConfig, mut progress: impl FnMut(&SeedReport) -> 
         match run_seed(seed, scenario, twice) {
             Ok(stats) => {
                 result.operations += stats.operations;
+                result.undecided_keys += stats.undecided_keys;
                 if !progress(&SeedReport { seed, scenario, stats }) {
                     break;
                 }

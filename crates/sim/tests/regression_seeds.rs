@@ -4,8 +4,9 @@ use octokv_sim::{Scenario, run_seed};
 
 fn assert_seeds_hold(scenario: Scenario, seeds: &[u64]) {
     for &seed in seeds {
-        if let Err(what) = run_seed(seed, scenario, false) {
-            panic!("seed {seed}: {what}");
+        match run_seed(seed, scenario, false) {
+            Ok(stats) => assert_eq!(stats.undecided_keys, 0, "seed {seed}"),
+            Err(violation) => panic!("seed {seed}: {violation}"),
         }
     }
 }

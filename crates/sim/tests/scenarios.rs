@@ -13,6 +13,7 @@ fn assert_scenario_holds(scenario: Scenario) {
     let seconds = began.elapsed().as_secs_f64();
     println!("{}: {:.0} simulated operations/s", scenario.name(), outcome.operations as f64 / seconds);
     assert!(outcome.seeds == 60 && outcome.operations > 30_000, "{outcome:?}");
+    assert_eq!(outcome.undecided_keys, 0);
 }
 
 #[test]
