@@ -1,4 +1,4 @@
-//! The repository's own tool: `cargo xtask tidy` checks that the sources keep the house rules.
+//! The repository's own tool: `cargo xtask tidy` checks that the sources keep the repository lints.
 //! In: the working tree and `cargo metadata`. Out: one line per finding on standard output.
 //! Exit code: 0 when nothing is wrong, 1 when something is, 2 on wrong usage.
 //!
@@ -17,7 +17,7 @@ mod tidy;
 
 const USAGE: &str = "\
 usage: cargo xtask tidy [--no-cargo]
-  tidy        check the working tree against the house rules (docs/TESTING.md), rustfmt and clippy
+  tidy        check the working tree against the repository lints (docs/TESTING.md), rustfmt and clippy
   --no-cargo  leave out rustfmt and clippy, which take most of the time";
 
 fn main() -> ExitCode {

@@ -1,15 +1,15 @@
-//! Which room may depend on which: the table below, held against `cargo metadata`. docs/ARCHITECTURE.md shows the
-//! rooms that exist to readers; no check compares that page with this table, which also has rooms yet to come.
+//! Which crate may depend on which: the table below, held against `cargo metadata`. docs/ARCHITECTURE.md shows the
+//! crates that exist to readers; no check compares that page with this table, which also has crates yet to come.
 //! In: the workspace's packages with their direct dependencies. Out: findings.
 //! Invariant: dependencies point one way; a package that is not in the table is a finding. Dev-dependencies are
-//! free: they build tests, which no room stands on.
+//! free: they build tests, which no crate stands on.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::tree::Finding;
 
-/// Every room and the rooms it may depend on, bottom up.
+/// Every crate and the crates it may depend on, bottom up.
 const CRATES: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("sys", &["base"]),
@@ -44,12 +44,12 @@ const CRATES: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Foreign crates that only some rooms may use, and why.
+/// Foreign crates that only some crates may use, and why.
 const RESTRICTED_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
-    ("libc", &["sys"], "the kernel is spoken to in sys"),
-    ("io-uring", &["sys"], "the kernel is spoken to in sys"),
-    ("rustix", &["sys"], "the kernel is spoken to in sys"),
-    ("anyhow", &["octokv", "lab", "adversary", "xtask"], "rooms have typed errors"),
+    ("libc", &["sys"], "sys is the only interface to the kernel"),
+    ("io-uring", &["sys"], "sys is the only interface to the kernel"),
+    ("rustix", &["sys"], "sys is the only interface to the kernel"),
+    ("anyhow", &["octokv", "lab", "adversary", "xtask"], "crates have typed errors"),
     ("tokio", &["admin"], "the data cores have their own executor"),
     ("tokio-uring", &[], "it is not maintained"),
     ("glommio", &[], "it is not maintained"),
@@ -58,9 +58,9 @@ const RESTRICTED_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
 
 /// One package of the workspace.
 pub struct Package {
-    /// Its room.
+    /// Its crate.
     pub name: String,
-    /// What it is built from: rooms by their room names, foreign crates by their own; no dev-dependencies.
+    /// What it is built from: crates by their crate names, foreign crates by their own; no dev-dependencies.
     pub dependencies: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ pub fn workspace_packages(metadata: &Value) -> Result<Vec<Package>> {
     Ok(packages)
 }
 
-/// `octokv-base` is the room `base`; other names stand for themselves.
+/// `octokv-base` is the crate `base`; other names stand for themselves.
 fn crate_of(package: &str) -> &str {
     package.strip_prefix("octokv-").unwrap_or(package)
 }
@@ -96,7 +96,7 @@ pub fn check(packages: &[Package]) -> Vec<Finding> {
             findings.push(Finding::new(
                 &manifest,
                 0,
-                format!("the room {} is not in the table of rooms", package.name),
+                format!("the crate {} is not in the table of crates", package.name),
             ));
             continue;
         };
@@ -150,13 +150,13 @@ mod tests {
     fn dependencies_are_checked_against_the_table() {
         let table: &[(&str, &str, &str, &[&str])] = &[
             ("octokv-engine", "octokv-device", "null", &[]),
-            ("octokv-device", "octokv-engine", "null", &["flash may not depend on engine"]),
+            ("octokv-device", "octokv-engine", "null", &["device may not depend on engine"]),
             ("octokv-sim", "octokv-sys", "null", &["sim may not depend on sys"]),
             ("octokv-sim", "octokv-sys", "\"build\"", &["sim may not depend on sys"]),
             ("octokv-wire", "octokv-engine", "\"dev\"", &[]),
             ("octokv", "octokv-bench", "null", &[]),
-            ("octokv-misc", "octokv-base", "null", &["the room misc is not in the table of rooms"]),
-            ("octokv-wire", "libc", "null", &["wire may not use libc: the kernel is spoken to in sys"]),
+            ("octokv-misc", "octokv-base", "null", &["the crate misc is not in the table of crates"]),
+            ("octokv-wire", "libc", "null", &["wire may not use libc: sys is the only interface to the kernel"]),
             ("octokv-sys", "libc", "null", &[]),
             ("octokv-node", "glommio", "null", &["node may not use glommio: it is not maintained"]),
         ];

@@ -72,7 +72,7 @@ fn check_links(tree: &SourceTree, file: &SourceFile, findings: &mut Vec<Finding>
 
 /// Every page under docs/ that any text names is there (the required ones are looked for once).
 fn check_mentions(tree: &SourceTree, file: &SourceFile, findings: &mut Vec<Finding>) {
-    // This directory's tests name pages of planted trees.
+    // This directory's tests name pages of test trees.
     if file.path.starts_with("xtask/src/tidy/") {
         return;
     }

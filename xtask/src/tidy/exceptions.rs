@@ -1,6 +1,6 @@
 //! What `xtask/tidy-exceptions.txt` lets pass: one line each, `RULE PATH: REASON`.
 //! In: that file. Out: an answer per rule and file, and findings for lines that are malformed or no longer needed.
-//! Rules: `length` (a file over the limit), `calls` (banned calls in a room).
+//! Rules: `length` (a file over the limit), `calls` (banned calls in a crate).
 
 use std::cell::Cell;
 

@@ -1,19 +1,19 @@
-//! `unsafe` stays in `sys`; time, threads, files and random order come into a room as arguments.
+//! `unsafe` stays in `sys`; crates take time, threads, files and random seeds as arguments.
 //! In: the tree. Out: findings. `clippy.toml` holds the same bans with the compiler's knowledge of names; this
-//! check also sees code that is not built here, and a room that switches the lint off.
-//! Exempt from the bans on calls: `sys`, `control`, the binaries, and test code.
+//! check also covers code that is not built here and crates that switch the lint off.
+//! Exempt from the bans on calls: `sys`, `admin`, `adversary`, the binaries, and test code.
 
 use super::exceptions::Exceptions;
 use super::lexer::{lines_with, without_tests};
 use super::tree::{Finding, SourceTree};
 
-/// The only room with `unsafe`.
+/// The only crate with `unsafe`.
 const UNSAFE_CRATE: &str = "sys";
-/// Where clocks, threads and files may be used directly: the kernel's room, the room that is off the data cores, the
-/// attackers' room and the binaries.
+/// Crates that may use clocks, threads and files directly: the kernel interface, those off the data cores, the
+/// adversary and the binaries.
 const UNRESTRICTED_CRATES: &[&str] = &["sys", "admin", "adversary", "lab", "octokv", "xtask"];
 
-/// What a room may not say, and what it says instead.
+/// Forbidden calls and types, each with its replacement.
 const FORBIDDEN: &[(&str, &str)] = &[
     ("Instant::now", "time is an argument"),
     ("SystemTime::now", "time is an argument"),
@@ -22,7 +22,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ("std::thread::Builder", "threads are made by sys"),
     ("std::thread::sleep", "wait for the event, or use the runtime's timers"),
     ("use std::thread;", "threads are made by sys; spell out what else is needed"),
-    ("thread_rng", "randomness is an argument: octokv_base::Random"),
+    ("thread_rng", "randomness is an argument: octokv_base::Prng"),
     ("RandomState", "order must repeat: octokv_base::map"),
     ("HashMap::new", "order must repeat: octokv_base::map"),
     ("HashSet::new", "order must repeat: octokv_base::map"),
@@ -37,7 +37,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ("clippy::disallowed_types", "the ban holds here"),
 ];
 
-/// Checks both fences, and that every manifest takes the workspace's lints.
+/// Checks both bans, and that every manifest takes the workspace's lints.
 pub fn check(tree: &SourceTree, exceptions: &Exceptions) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.rust_files().filter(|file| file.crate_name() != UNSAFE_CRATE) {
@@ -51,7 +51,7 @@ pub fn check(tree: &SourceTree, exceptions: &Exceptions) -> Vec<Finding> {
     {
         let code = without_tests(&file.code);
         let found = FORBIDDEN.iter().flat_map(|(call, instead)| {
-            let message = format!("`{call}` is banned in this room: {instead}");
+            let message = format!("`{call}` is banned in this crate: {instead}");
             lines_with(&code, call)
                 .into_iter()
                 .map(move |line| Finding::new(&file.path, line, message.clone()))
@@ -65,7 +65,7 @@ pub fn check(tree: &SourceTree, exceptions: &Exceptions) -> Vec<Finding> {
         let is_crate_manifest = file.path.starts_with("crates/") && file.path.ends_with("/Cargo.toml");
         let has_own_lints = file.crate_name() == UNSAFE_CRATE;
         if is_crate_manifest && !has_own_lints && !file.text.contains("[lints]\nworkspace = true") {
-            findings.push(Finding::new(&file.path, 0, "the room does not take the workspace's lints"));
+            findings.push(Finding::new(&file.path, 0, "the crate does not take the workspace's lints"));
         }
     }
     findings

@@ -3,27 +3,37 @@
 //! In: the workspace's files and `cargo metadata`. Out: findings, sorted by place.
 //! Invariant: a check is a function of what was read, a [`Tree`] or the packages; only this file and `tree` touch the
 //! disk or start a process.
-//! Tests: beside each check, planted violations that it must see.
+//! Tests: beside each check, violations in small trees that it must find.
 //!
 //! # Layout
 //! - [`tree`]: the files of the repository in memory, and findings.
 //! - [`lexer`]: Rust source with comments and literals blanked, so that words mean code.
-//! - [`crate_deps`]: which room may depend on which.
+//! - [`crate_deps`]: which crate may depend on which.
 //! - [`headers`]: every file says what it is; every crate root names its modules.
 //! - [`forbidden_apis`]: `unsafe` and banned calls stay where they belong.
 //! - [`sizes`]: long files and long functions.
 //! - [`unfinished`]: marks of unfinished work, and places outside the repository.
 //! - [`documents`]: the pages that must exist, and links that must resolve.
+//! - [`syntax`]: the sources of the crates as syntax trees.
+//! - [`error_docs`]: `# Errors` on every public function that returns a `Result`.
+//! - [`type_names`]: no type name twice in a crate.
+//! - [`module_cycles`]: no circles between the files of a crate.
+//! - [`commits`]: subjects and bodies of new commits.
 //! - [`exceptions`]: what `xtask/tidy-exceptions.txt` lets pass, each with a reason.
 
+mod commits;
 mod crate_deps;
 mod documents;
+mod error_docs;
 mod exceptions;
 mod forbidden_apis;
 mod headers;
 mod lexer;
+mod module_cycles;
 mod sizes;
+mod syntax;
 mod tree;
+mod type_names;
 mod unfinished;
 
 use std::path::Path;
@@ -42,6 +52,7 @@ pub fn run(with_cargo: bool) -> Result<bool> {
 
     let mut findings = check_tree(&tree);
     findings.extend(crate_deps::check(&crate_deps::workspace_packages(&metadata)?));
+    findings.extend(commits::check(&commits::read(root)));
     findings.sort();
     for finding in &findings {
         println!("{finding}");
@@ -78,6 +89,10 @@ fn check_tree(tree: &SourceTree) -> Vec<Finding> {
     findings.extend(sizes::long_files(tree, &exceptions));
     findings.extend(unfinished::check(tree));
     findings.extend(documents::check(tree));
+    let sources = syntax::parse(tree, &mut findings);
+    findings.extend(error_docs::check(&sources));
+    findings.extend(type_names::check(&sources));
+    findings.extend(module_cycles::check(&sources));
     findings.extend(exceptions.unused());
     findings
 }

@@ -1,4 +1,4 @@
-//! The repository's text files in memory, so that every check is a pure function and can be tested on a planted tree.
+//! The repository's text files in memory, so that every check is a pure function and can be tested on a test tree.
 //! In: the working tree without build output and `.git`. Out: [`Tree`], and [`Finding`]s about it.
 //! Invariant: paths are relative to the root with `/` between their parts, in ascending order.
 
@@ -72,7 +72,7 @@ impl SourceFile {
             || name.ends_with("_tests.rs")
     }
 
-    /// The room (`base`, `sys`, …) or top directory (`xtask`, `fuzz`) that the file lies in.
+    /// The crate (`base`, `sys`, …) or top directory (`xtask`, `fuzz`) that the file lies in.
     pub fn crate_name(&self) -> &str {
         let mut parts = self.path.split('/');
         match parts.next() {

@@ -22,7 +22,7 @@ pub fn check(tree: &SourceTree) -> Vec<Finding> {
                 find(index + 1, format!("`{mark}` is unfinished work"));
             }
             if is_ignore_attribute(line) {
-                find(index + 1, "an ignored test holds nothing: mend it or remove it".to_owned());
+                find(index + 1, "an ignored test checks nothing: fix it or remove it".to_owned());
             }
         }
         for (index, line) in file.text.lines().enumerate() {
