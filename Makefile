@@ -1,20 +1,21 @@
 # The commands that people and CI use; each runs from a clean clone.
-# Cargo's output directory follows CARGO_TARGET_DIR where that is set.
+# Cargo's output directory follows CARGO_TARGET_DIR if that is set.
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check loom kernel-test bench hostile soak fuzz clean
+.PHONY: help demo build test check loom kernel-test bench adversary mutants soak fuzz clean
 
 help:
-	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart, figures'
+	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart'
 	@echo 'make test         install the packages that the tests need, then run every test (docs/TESTING.md)'
-	@echo 'make check        the quick part: house rules, rustfmt, clippy, unit tests'
+	@echo 'make check        the quick part: repository lints, rustfmt, clippy, unit tests'
 	@echo 'make loom         model checking of the lock-free code: every interleaving of small cases'
 	@echo 'make kernel-test  the Linux kernel as a client, alone'
-	@echo 'make bench        the figures of docs/BENCHMARKS.md, beside a peer on the same disk'
-	@echo 'make hostile      what attacks cost an honest host: its latency, quiet and under each'
-	@echo 'make soak         a node in everything at once for MINUTES (default 30), held to its figures of before'
+	@echo 'make bench        the figures of docs/BENCHMARKS.md, with baselines on the same disk'
+	@echo 'make adversary    latency of a well-behaved client, without and with each attack'
+	@echo 'make mutants      cargo-mutants over the engine, SHARD=k/n of it (default 0/8), resumable'
+	@echo 'make soak         everything at once for MINUTES (default 30); resource usage must equal that at the start'
 	@echo 'make fuzz         every fuzz target for FUZZ_SECONDS (default 60) each'
 
 build:
@@ -44,8 +45,11 @@ bench: build
 	scripts/install-test-packages
 	scripts/bench
 
-hostile:
-	scripts/hostile
+adversary:
+	scripts/adversary
+
+mutants:
+	scripts/mutants $(SHARD)
 
 soak:
 	scripts/soak $(MINUTES)

@@ -156,7 +156,12 @@ mod tests {
             ("octokv-wire", "octokv-engine", "\"dev\"", &[]),
             ("octokv", "octokv-bench", "null", &[]),
             ("octokv-misc", "octokv-base", "null", &["the crate misc is not in the table of crates"]),
-            ("octokv-wire", "libc", "null", &["wire may not use libc: sys is the only interface to the kernel"]),
+            (
+                "octokv-wire",
+                "libc",
+                "null",
+                &["wire may not use libc: sys is the only interface to the kernel"],
+            ),
             ("octokv-sys", "libc", "null", &[]),
             ("octokv-node", "glommio", "null", &["node may not use glommio: it is not maintained"]),
         ];
