@@ -1,89 +1,93 @@
-//! How many requests of a core's fair queue run at a time: as few as keep the core at work, and at most the setting.
+//! Adaptive concurrency limit of a core's fair queue: as few requests in flight as keep the core busy, at most the
+//! configured maximum.
 //!
 //! ```text
-//!   interval of work for requests, by how much of it the core had nothing to do while some waited for room
-//!   more than a quarter  ─▶ twice as many          one at first, so that it finds the least that will do
+//!   adjustment period, by the part of its time in which the core had no work while requests waited for a slot
+//!   more than a quarter  ─▶ double the limit       it starts at one, so that it finds the smallest sufficient limit
 //!   more than 2 %, twice ─▶ a quarter more
-//!   less than 1/2 %      ─▶ patience passes, then a quarter fewer      fewer, then more again at once: twice the patience
-//!   between              ─▶ as it is
-//!   of one flow for long ─▶ the setting, as long as that is so
+//!   less than 1/2 %      ─▶ after the back-off, a quarter fewer        if that starves the core: restore, double back-off
+//!   between              ─▶ unchanged
+//!   one tenant for long  ─▶ the maximum, as long as that lasts
 //! ```
-//! In: whose requests begin, when turns begin, and how they ended. Out: the depth. Passive, one to a core.
+//! In: the tenant of each request that begins, and the begin and end of reactor iterations. Out: the limit. Passive,
+//! one per core.
 //!
-//! What runs cannot be ordered any more, so a queue that lets more run than wait orders nothing. How much has to run depends on
-//! what is short. Where it is the device, a core waits for it, and the depth grows to the setting. Where it is the
-//! core, the device is done before the core is, a few requests keep it busy, and with 32 of them no request would ever wait
-//! for its turn: then the order of sockets would be that of tenants, whatever their weights. A flow that is alone has
-//! the setting: there is nobody to be fair to, and a device that writes many requests at once does so for less.
+//! Requests in flight cannot be reordered, so a queue with more requests in flight than waiting orders nothing. The
+//! required number depends on the bottleneck. If it is the device, the core waits for it, and the limit grows to the
+//! maximum. If it is the core, the device completes sooner than the core submits, a few requests keep it busy, and with
+//! 32 of them no request would ever wait in the queue: the order of sockets would then be the order of tenants,
+//! whatever their weights. A tenant that is alone gets the maximum: fairness does not apply, and a device that writes
+//! many requests at once needs less time for each.
 //!
-//! More is not always better, since what begins together ends together, and then the core waits for all of it at once. So where
-//! it has come to many, it is looked for from one on again, once in `ANEW` intervals.
+//! A greater limit is not always better, since requests that begin together end together, and the core then waits for
+//! all of them at once. A limit above `RESTART_ABOVE` is therefore searched again from one, once in
+//! `RESTART_AFTER_PERIODS` periods.
 //!
-//! Invariants: the depth is within 1 and the setting; time without work and without anybody who waits counts for nothing;
-//! once the load stays the same, a depth that is too small is tried in one of `PATIENCE_MAX` intervals at most. Tests
+//! Invariants: the limit is between 1 and the maximum; time without work and without waiting requests does not count;
+//! under a constant load, a limit that is too small is probed in at most one of `PROBE_BACKOFF_MAX` periods. Tests
 //! below.
 
 use crate::ids::TenantId;
 use octokv_base::Nanos;
 
-/// Of so much time is judged at a time: some hundred requests of a core that is short, and over before a window is.
+/// Length of an adjustment period: some hundred requests of a busy core, and shorter than a sampling interval.
 const ADJUST_PERIOD: Nanos = Nanos::from_millis(5);
-/// Parts of it without work above which more have to run, and below which fewer may do.
+/// Divisors of a period: above a quarter of it without work the limit doubles; the other bounds follow.
 const DOUBLE_IDLE_DIVISOR: u64 = 4;
 const GROW_IDLE_DIVISOR: u64 = 50;
 const SHRINK_IDLE_DIVISOR: u64 = 200;
-/// The most intervals between two trials with fewer.
+/// Maximum number of periods between two probes with a smaller limit.
 const PROBE_BACKOFF_MAX: u32 = 64;
-/// More than so many are looked for anew after so many intervals, which costs a few of them.
+/// A limit above this is searched again after `RESTART_AFTER_PERIODS` periods, which costs a few of them.
 const RESTART_ABOVE: u32 = 8;
 const RESTART_AFTER_PERIODS: u32 = 400;
 
-/// A flow is alone after so many intervals without another: who asks for little asks seldom.
+/// A tenant counts as alone after so many periods without another: a light tenant sends rarely.
 const SOLE_TENANT_AFTER_PERIODS: u32 = 40;
 
-/// What was done last.
+/// The last change of the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastChange {
     Grown,
     Shrunk,
 }
 
-/// See the module's text.
+/// See the module header.
 #[derive(Clone, Debug)]
 pub struct ConcurrencyLimit {
-    /// What was found, and the setting; and whether nobody else is there.
+    /// The limit found, the configured maximum, and whether a single tenant is active.
     limit: u32,
     limit_max: u32,
     has_sole_tenant: bool,
-    /// Intervals in a row in which requests of one flow only began, or none.
+    /// Consecutive periods in which requests of at most one tenant began.
     single_tenant_periods: u32,
-    /// When the last turn began, and whether the time since then counts, as time without work or not.
+    /// Begin of the last iteration, and whether the time since counts, as time without work or not.
     iteration_began_at: Nanos,
     is_counted: bool,
     was_idle: bool,
-    /// Whose request began last, and whether those of this interval were of several flows.
+    /// The tenant of the last request that began, and whether requests of several tenants began in this period.
     last_tenant: Option<TenantId>,
     has_several_tenants: bool,
-    /// Of the interval that runs: how long it is so far, and how much of it without work.
+    /// Current period: the time counted so far, and the part of it without work.
     counted_time: Nanos,
     idle_time: Nanos,
-    /// Intervals with little of that in a row, and how many there have to be.
+    /// Consecutive periods with little time without work, and the number that triggers a probe.
     calm_periods: u32,
     probe_backoff: u32,
     last_change: LastChange,
-    /// Whether the interval before had too much of it.
+    /// Whether the previous period had too much time without work.
     was_starved: bool,
-    /// Since it was last looked for from one on.
+    /// Periods since the last search from one.
     periods_since_restart: u32,
 }
 
 impl ConcurrencyLimit {
-    /// At most so many.
+    /// Creates a limit of at most `most`.
     ///
     /// # Panics
-    /// Where nothing could run.
+    /// If `most` is 0.
     pub fn new(most: u32) -> ConcurrencyLimit {
-        assert!(most > 0, "nothing could run");
+        assert!(most > 0, "the maximum is 0");
         ConcurrencyLimit {
             limit: 1,
             limit_max: most,
@@ -104,13 +108,13 @@ impl ConcurrencyLimit {
         }
     }
 
-    /// So many may run now.
+    /// The number of requests that may be in flight now.
     #[inline]
     pub fn get(&self) -> u32 {
         if self.has_sole_tenant { self.limit_max } else { self.limit }
     }
 
-    /// Another bound. One that is the same changes nothing.
+    /// Changes the maximum. The same maximum has no effect.
     pub fn set_max(&mut self, most: u32) {
         if most != self.limit_max {
             *self = ConcurrencyLimit {
@@ -120,7 +124,7 @@ impl ConcurrencyLimit {
         }
     }
 
-    /// A turn begins.
+    /// A reactor iteration begins.
     #[inline]
     pub fn begin_iteration(&mut self, now: Nanos) {
         let span = now.since(std::mem::replace(&mut self.iteration_began_at, now));
@@ -135,25 +139,26 @@ impl ConcurrencyLimit {
         }
     }
 
-    /// A request of a flow begins.
+    /// A request of a tenant begins.
     #[inline]
     pub fn request_began(&mut self, tenant: TenantId) {
         self.has_several_tenants |= self.last_tenant.is_some_and(|last| last != tenant);
         self.last_tenant = Some(tenant);
     }
 
-    /// The turn has ended: whether anything was done, whether requests run, and whether others wait for room.
+    /// A reactor iteration ended: whether it did work, whether requests are in flight, and whether others wait for a
+    /// slot.
     #[inline]
     pub fn end_iteration(&mut self, worked: bool, runs: bool, waits: bool) {
         (self.was_idle, self.is_counted) = (!worked, if worked { runs } else { waits });
     }
 
-    /// When this interval is over, if time counts until then.
+    /// The end of this period, if all time until then counts.
     pub fn period_ends_at(&self) -> Nanos {
         self.iteration_began_at + ADJUST_PERIOD.since(self.counted_time)
     }
 
-    /// The queue is not used for a while.
+    /// Suspends the adjustment while the queue is not used.
     pub fn pause(&mut self) {
         self.is_counted = false;
     }
@@ -164,7 +169,7 @@ impl ConcurrencyLimit {
         let mixed = std::mem::take(&mut self.has_several_tenants);
         self.single_tenant_periods =
             if mixed { 0 } else { (self.single_tenant_periods + 1).min(SOLE_TENANT_AFTER_PERIODS) };
-        // What was so with the setting says nothing of what was found.
+        // Periods at the maximum say nothing about the limit found before.
         if std::mem::replace(
             &mut self.has_sole_tenant,
             self.single_tenant_periods == SOLE_TENANT_AFTER_PERIODS,
@@ -187,7 +192,7 @@ impl ConcurrencyLimit {
             ) = (1, 0, 1, LastChange::Grown, 0);
         } else if is_above(DOUBLE_IDLE_DIVISOR) || (was_short && self.was_starved) {
             self.was_starved = false;
-            // One trial with fewer too many, or what is left of that, or another load.
+            // A probe too low, its aftermath, or a new load.
             self.probe_backoff = match self.last_change {
                 LastChange::Shrunk => (self.probe_backoff * 2).min(PROBE_BACKOFF_MAX),
                 LastChange::Grown if is_above(DOUBLE_IDLE_DIVISOR) => 1,
@@ -212,45 +217,45 @@ impl ConcurrencyLimit {
 mod tests {
     use super::*;
 
-    /// A core with requests of two flows, which is without work for this part of the time at each depth: the depth after
-    /// each of so many intervals.
+    /// The limit after each of so many periods of a core with requests of two tenants, which is without work for this
+    /// part of the time at each limit.
     fn limits_over_time(
-        depth: &mut ConcurrencyLimit,
+        limit: &mut ConcurrencyLimit,
         intervals: usize,
         without: impl Fn(u32) -> f64,
     ) -> Vec<u32> {
-        let mut course = Vec::new();
+        let mut limits = Vec::new();
         for _ in 0..intervals {
-            let idle = Nanos((ADJUST_PERIOD.0 as f64 * without(depth.get())) as u64);
-            let begun = depth.iteration_began_at;
-            [1, 2].into_iter().for_each(|tenant| depth.request_began(TenantId(tenant)));
-            depth.end_iteration(false, true, true);
-            depth.begin_iteration(begun + idle);
-            depth.end_iteration(true, true, true);
-            depth.begin_iteration(begun + ADJUST_PERIOD);
-            course.push(depth.get());
+            let idle = Nanos((ADJUST_PERIOD.0 as f64 * without(limit.get())) as u64);
+            let begun = limit.iteration_began_at;
+            [1, 2].into_iter().for_each(|tenant| limit.request_began(TenantId(tenant)));
+            limit.end_iteration(false, true, true);
+            limit.begin_iteration(begun + idle);
+            limit.end_iteration(true, true, true);
+            limit.begin_iteration(begun + ADJUST_PERIOD);
+            limits.push(limit.get());
         }
-        course
+        limits
     }
 
-    /// Where less than so many leave the core a part without work, as many as are missing.
+    /// A limit below `needed` leaves the core without work, in proportion to what is missing.
     fn idle_part_below(needed: u32) -> impl Fn(u32) -> f64 {
-        move |depth| f64::from(needed.saturating_sub(depth)) / f64::from(needed)
+        move |limit| f64::from(needed.saturating_sub(limit)) / f64::from(needed)
     }
 
     #[test]
     fn the_limit_settles_at_the_least_that_keeps_the_core_busy() {
-        let depth = &mut ConcurrencyLimit::new(32);
-        assert_eq!(depth.get(), 32, "nobody else is there");
-        assert_eq!(limits_over_time(depth, 6, idle_part_below(3))[..], [1, 2, 4, 3, 2, 4]);
-        let later = limits_over_time(depth, 1000, idle_part_below(3));
-        let few = later.iter().filter(|&&depth| depth < 3).count();
-        assert!(later.iter().all(|depth| (2..=4).contains(depth)), "{later:?}");
+        let limit = &mut ConcurrencyLimit::new(32);
+        assert_eq!(limit.get(), 32, "no other tenant is active");
+        assert_eq!(limits_over_time(limit, 6, idle_part_below(3))[..], [1, 2, 4, 3, 2, 4]);
+        let later = limits_over_time(limit, 1000, idle_part_below(3));
+        let few = later.iter().filter(|&&limit| limit < 3).count();
+        assert!(later.iter().all(|limit| (2..=4).contains(limit)), "{later:?}");
         assert!(few <= 1000 / PROBE_BACKOFF_MAX as usize + 7, "{few} trials with fewer");
         assert_eq!(
-            limits_over_time(depth, 40, idle_part_below(40)).last(),
+            limits_over_time(limit, 40, idle_part_below(40)).last(),
             Some(&32),
-            "and where the device is short, all"
+            "and all of them if the device is the bottleneck"
         );
         assert_eq!(limits_over_time(&mut ConcurrencyLimit::new(2), 4, idle_part_below(40))[..], [1, 2, 2, 2]);
         assert_eq!(
@@ -262,101 +267,101 @@ mod tests {
 
     #[test]
     fn a_changed_load_is_followed_after_a_long_backoff() {
-        let depth = &mut ConcurrencyLimit::new(32);
-        limits_over_time(depth, 600, idle_part_below(3));
-        let grows = limits_over_time(depth, 25, idle_part_below(30));
-        assert!(grows.iter().any(|&depth| depth >= 30), "{grows:?}");
-        let shrinks = limits_over_time(depth, 150, idle_part_below(3));
-        assert!(shrinks.iter().any(|&depth| depth <= 4), "{shrinks:?}");
+        let limit = &mut ConcurrencyLimit::new(32);
+        limits_over_time(limit, 600, idle_part_below(3));
+        let grows = limits_over_time(limit, 25, idle_part_below(30));
+        assert!(grows.iter().any(|&limit| limit >= 30), "{grows:?}");
+        let shrinks = limits_over_time(limit, 150, idle_part_below(3));
+        assert!(shrinks.iter().any(|&limit| limit <= 4), "{shrinks:?}");
     }
 
     #[test]
     fn a_high_limit_is_searched_again_from_one() {
-        let depth = &mut ConcurrencyLimit::new(32);
-        // From ten on as bad as it can be, and below well.
-        let crooked = |depth: u32| if depth >= 10 { 0.05 } else { idle_part_below(3)(depth) };
-        limits_over_time(depth, 25, idle_part_below(30));
-        let stuck = limits_over_time(depth, 350, crooked);
-        assert!(stuck.iter().all(|&depth| depth > 10), "{stuck:?}");
-        let found = limits_over_time(depth, 200, crooked);
-        assert!(found.iter().skip(100).all(|&depth| depth <= 4), "{found:?}");
+        let limit = &mut ConcurrencyLimit::new(32);
+        // From ten on as bad as possible, and good below.
+        let crooked = |limit: u32| if limit >= 10 { 0.05 } else { idle_part_below(3)(limit) };
+        limits_over_time(limit, 25, idle_part_below(30));
+        let stuck = limits_over_time(limit, 350, crooked);
+        assert!(stuck.iter().all(|&limit| limit > 10), "{stuck:?}");
+        let found = limits_over_time(limit, 200, crooked);
+        assert!(found.iter().skip(100).all(|&limit| limit <= 4), "{found:?}");
     }
 
     #[test]
     fn a_sole_tenant_gets_the_maximum_and_the_found_limit_is_kept() {
-        let depth = &mut ConcurrencyLimit::new(32);
-        let found = *limits_over_time(depth, 100, idle_part_below(3)).last().unwrap_or(&0);
+        let limit = &mut ConcurrencyLimit::new(32);
+        let found = *limits_over_time(limit, 100, idle_part_below(3)).last().unwrap_or(&0);
         for interval in 1..SOLE_TENANT_AFTER_PERIODS + 3 {
-            let begun = depth.iteration_began_at;
-            depth.request_began(TenantId(2));
-            depth.end_iteration(true, true, true);
-            depth.begin_iteration(begun + ADJUST_PERIOD);
-            assert_eq!(depth.get() == 32, interval >= SOLE_TENANT_AFTER_PERIODS, "{interval}");
+            let begun = limit.iteration_began_at;
+            limit.request_began(TenantId(2));
+            limit.end_iteration(true, true, true);
+            limit.begin_iteration(begun + ADJUST_PERIOD);
+            assert_eq!(limit.get() == 32, interval >= SOLE_TENANT_AFTER_PERIODS, "{interval}");
         }
-        let again = limits_over_time(depth, 2, idle_part_below(3));
+        let again = limits_over_time(limit, 2, idle_part_below(3));
         assert!(again[0] <= found, "{again:?}, {found} before");
     }
 
     #[test]
     fn a_device_bound_core_reaches_its_depth_beside_a_rare_tenant() {
-        let depth = &mut ConcurrencyLimit::new(32);
+        let limit = &mut ConcurrencyLimit::new(32);
         let mut seen = Vec::new();
         for interval in 0..600 {
             let (begun, idle) = (
-                depth.iteration_began_at,
-                Nanos((ADJUST_PERIOD.0 as f64 * idle_part_below(30)(depth.get())) as u64),
+                limit.iteration_began_at,
+                Nanos((ADJUST_PERIOD.0 as f64 * idle_part_below(30)(limit.get())) as u64),
             );
-            depth.request_began(TenantId(1));
+            limit.request_began(TenantId(1));
             if interval % 5 == 0 {
-                depth.request_began(TenantId(2));
-                depth.request_began(TenantId(1));
+                limit.request_began(TenantId(2));
+                limit.request_began(TenantId(1));
             }
-            depth.end_iteration(false, true, true);
-            depth.begin_iteration(begun + idle);
-            depth.end_iteration(true, true, true);
-            depth.begin_iteration(begun + ADJUST_PERIOD);
-            seen.push(depth.get());
+            limit.end_iteration(false, true, true);
+            limit.begin_iteration(begun + idle);
+            limit.end_iteration(true, true, true);
+            limit.begin_iteration(begun + ADJUST_PERIOD);
+            seen.push(limit.get());
         }
-        let enough = seen.iter().skip(100).filter(|&&depth| depth >= 24).count();
+        let enough = seen.iter().skip(100).filter(|&&limit| limit >= 24).count();
         assert!(enough >= 450, "{enough} of 500: {seen:?}");
     }
 
     #[test]
     fn the_limit_grows_while_no_request_completes() {
-        let depth = &mut ConcurrencyLimit::new(32);
-        limits_over_time(depth, 100, idle_part_below(2));
-        let few = depth.get();
+        let limit = &mut ConcurrencyLimit::new(32);
+        limits_over_time(limit, 100, idle_part_below(2));
+        let few = limit.get();
         for _ in 0..5 {
-            depth.end_iteration(false, true, true);
-            assert_eq!(depth.period_ends_at(), depth.iteration_began_at + ADJUST_PERIOD);
-            depth.begin_iteration(depth.iteration_began_at + ADJUST_PERIOD);
+            limit.end_iteration(false, true, true);
+            assert_eq!(limit.period_ends_at(), limit.iteration_began_at + ADJUST_PERIOD);
+            limit.begin_iteration(limit.iteration_began_at + ADJUST_PERIOD);
         }
-        assert!(few <= 3 && depth.get() == 32, "{few}, then {}", depth.get());
-        let before = depth.get();
-        depth.end_iteration(false, true, true);
-        depth.pause();
-        depth.begin_iteration(depth.iteration_began_at + ADJUST_PERIOD.times(100));
-        assert_eq!(depth.get(), before, "while the queue is not used nothing counts");
+        assert!(few <= 3 && limit.get() == 32, "{few}, then {}", limit.get());
+        let before = limit.get();
+        limit.end_iteration(false, true, true);
+        limit.pause();
+        limit.begin_iteration(limit.iteration_began_at + ADJUST_PERIOD.times(100));
+        assert_eq!(limit.get(), before, "a paused queue does not count");
     }
 
     #[test]
     fn idle_time_without_waiting_requests_is_not_counted() {
-        let depth = &mut ConcurrencyLimit::new(32);
+        let limit = &mut ConcurrencyLimit::new(32);
         for iteration in 1..100 {
-            [1, 2].into_iter().for_each(|tenant| depth.request_began(TenantId(tenant)));
-            depth.begin_iteration(ADJUST_PERIOD.times(iteration));
-            depth.end_iteration(iteration % 2 == 0, false, false);
+            [1, 2].into_iter().for_each(|tenant| limit.request_began(TenantId(tenant)));
+            limit.begin_iteration(ADJUST_PERIOD.times(iteration));
+            limit.end_iteration(iteration % 2 == 0, false, false);
         }
-        assert_eq!(depth.get(), 32);
+        assert_eq!(limit.get(), 32);
     }
 
     #[test]
     fn an_equal_maximum_keeps_the_limit_and_another_restarts_the_search() {
-        let depth = &mut ConcurrencyLimit::new(32);
-        let found = *limits_over_time(depth, 4, idle_part_below(9)).last().unwrap_or(&0);
-        depth.set_max(32);
-        assert_eq!(depth.get(), found);
-        depth.set_max(16);
-        assert_eq!(depth.get(), 16);
+        let limit = &mut ConcurrencyLimit::new(32);
+        let found = *limits_over_time(limit, 4, idle_part_below(9)).last().unwrap_or(&0);
+        limit.set_max(32);
+        assert_eq!(limit.get(), found);
+        limit.set_max(16);
+        assert_eq!(limit.get(), 16);
     }
 }

@@ -1,28 +1,28 @@
-//! What an operator may set about scheduling, and what is refused.
+//! The scheduling configuration and its validation.
 //!
-//! In: names and numbers of a configuration file or of a request to a running node. Out: [`SchedConfig`] that
-//! [`SchedConfig::check`] let pass, or a [`SettingError`] that names the setting, what was given and what may be.
+//! In: names and numbers of a configuration file or of a request to a running node. Out: a [`SchedConfig`] that
+//! [`SchedConfig::check`] accepts, or a [`SettingError`] with the setting, its value and the valid ones.
 //!
-//! Sources: W, T_OL and the first T_LB are OctoKV §IV-D with the values of its §V; the second T_LB, the bound on fairness
-//! and alpha are OctoFAS §4.2 and §4.3. Where a paper gives no value, the constant here says why it is what it is.
+//! Sources: W, T_OL and the first T_LB are OctoKV §IV-D with the values of its §V; the second T_LB, the fairness
+//! threshold and alpha are OctoFAS §4.2 and §4.3. If a paper gives no value, the default here has its reason beside it.
 
 use octokv_base::Nanos;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-/// How alike (0 to 1) a wrong name and a right one must be for the right one to be proposed.
+/// Minimum similarity (0 to 1) of a wrong name and a valid one for a suggestion.
 const SIMILARITY_MIN: f64 = 0.5;
 
-/// Who is served where and when.
+/// The scheduling policy of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Every request runs on the core of its connection, in the order in which it came.
+    /// Every request executes on the core of its connection, in arrival order.
     #[default]
     None,
-    /// OctoKV's load balance, equal parts to each core with room.
+    /// OctoKV load balancing, equal parts to each core with free capacity.
     RoundRobin,
-    /// OctoKV's load balance, to each core in proportion to its room.
+    /// OctoKV load balancing, in proportion to the cores' free capacity.
     Proportional,
     /// OctoFAS between cores (Algorithm 2), always.
     Inter,
@@ -30,14 +30,14 @@ pub enum Policy {
     Intra,
     /// Both at once (Algorithm 4), always.
     Hybrid,
-    /// One of the three, or none, as the flags of each window say (Algorithm 1).
+    /// One of the three, or none, by the conditions of each interval (Algorithm 1).
     Auto,
     /// A fair queue of our own on every core, with weights and limits.
     Fair,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies, in the order of their discriminants.
     pub const ALL: [Policy; 8] = [
         Policy::None,
         Policy::RoundRobin,
@@ -51,35 +51,35 @@ impl Policy {
     const NAMES: [&str; 8] =
         ["none", "round-robin", "proportional", "inter", "intra", "hybrid", "auto", "fair"];
 
-    /// What an operator calls it.
+    /// Its name in configurations and reports.
     pub fn name(self) -> &'static str {
         Policy::NAMES[self as usize]
     }
 }
 
-/// Whose requests `inter` moves to other cores (OctoFAS §4.3.1).
+/// The tenants whose requests `inter` migrates to other cores (OctoFAS §4.3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MigrateTenants {
-    /// Everybody's: the most throughput (OctoFAS Fig. 7).
+    /// All tenants: the most throughput (OctoFAS Fig. 7).
     #[default]
     All,
-    /// Those of dense flows only: the fairest.
+    /// Dense tenants only: the fairest.
     Dense,
-    /// Those of sparse flows only: there to be compared with; it makes them wait.
+    /// Sparse tenants only: for comparison; it makes them wait.
     Sparse,
 }
 
 impl MigrateTenants {
-    /// All of them.
+    /// All choices, in the order of their discriminants.
     pub const ALL: [MigrateTenants; 3] = [MigrateTenants::All, MigrateTenants::Dense, MigrateTenants::Sparse];
     const NAMES: [&str; 3] = ["all", "dense", "sparse"];
 
-    /// What an operator calls it.
+    /// Its name in configurations and reports.
     pub fn name(self) -> &'static str {
         MigrateTenants::NAMES[self as usize]
     }
 
-    /// Whether requests of such a flow move.
+    /// Whether requests of such a tenant migrate.
     pub fn includes(self, dense: bool) -> bool {
         match self {
             MigrateTenants::All => true,
@@ -115,7 +115,7 @@ impl FromStr for MigrateTenants {
     }
 }
 
-/// The place of a name among the right ones.
+/// The index of a name among the valid ones.
 fn name_index(
     setting: &'static str,
     given: &str,
@@ -131,14 +131,14 @@ fn name_index(
     Err(SettingError::UnknownName { setting, given: given.to_owned(), nearest, names })
 }
 
-/// A number of a setting, for messages.
+/// A value or bound of a setting, for messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SettingValue {
     /// A ratio or a factor.
     Number(f64),
-    /// So many of something.
+    /// A number of items.
     Count(u64),
-    /// A span of time.
+    /// A duration.
     Duration(Nanos),
 }
 
@@ -159,29 +159,29 @@ impl fmt::Display for SettingValue {
     }
 }
 
-/// A setting that cannot be.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SettingError {
-    /// No policy or choice has this name.
+    /// The setting has no choice of this name.
     UnknownName {
-        /// The setting.
+        /// Key of the setting.
         setting: &'static str,
-        /// What was given for it.
+        /// The name given.
         given: String,
-        /// The right name that was probably meant.
+        /// The most similar valid name.
         nearest: Option<&'static str>,
-        /// The right names.
+        /// All valid names.
         names: &'static [&'static str],
     },
-    /// The number is outside of the setting's range.
+    /// The value is outside of the setting's range.
     OutOfRange {
-        /// The setting.
+        /// Key of the setting, without its unit.
         setting: &'static str,
-        /// What was given for it.
+        /// The value given.
         given: SettingValue,
-        /// The least that it may be.
+        /// Least valid value.
         least: SettingValue,
-        /// The most that it may be.
+        /// Greatest valid value.
         most: SettingValue,
     },
 }
@@ -205,28 +205,31 @@ impl fmt::Display for SettingError {
 
 impl std::error::Error for SettingError {}
 
-/// What one flow is entitled to. Of use to [`crate::fair`] only.
+/// Quality of service of one tenant. Only [`crate::fair_queue`] uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TenantQos {
-    /// Its part beside the others', 1 to 1000.
+    /// Share of service in proportion to the weights of other tenants, 1 to 1000.
     pub weight: u32,
-    /// The most operations a second, 1 to 10 million.
+    /// Rate limit in operations per second on each core, 1 to 10 million; `None` for no limit.
     pub operations_per_s: Option<u64>,
-    /// The most bytes a second, 1 KiB to 1 TiB.
+    /// Rate limit in bytes per second on each core, 1 KiB to 1 TiB; `None` for no limit.
     pub bytes_per_s: Option<u64>,
-    /// How much of unused limits is kept, as a span at the limit's rate: 1 ms to 10 s. Over any span `t` a flow has no
+    /// Burst tolerance of both limits, as a time at the limit's rate: 1 ms to 10 s. Over any time `t` a tenant gets no
     /// more than `rate × (t + burst)` and one request.
     pub burst: Nanos,
 }
 
 impl TenantQos {
-    /// The least and the most of `weight`.
+    /// Least and greatest valid `weight`.
     pub const WEIGHT_RANGE: (u64, u64) = (1, 1000);
     const OPERATIONS_PER_S_RANGE: (u64, u64) = (1, 10_000_000);
     const BYTES_PER_S_RANGE: (u64, u64) = (1 << 10, 1 << 40);
     const BURST_RANGE: (Nanos, Nanos) = (Nanos::from_millis(1), Nanos::from_secs(10));
 
-    /// Whether a flow may have this.
+    /// Validates all fields.
+    ///
+    /// # Errors
+    /// The first field outside of its range.
     pub fn check(&self) -> Result<(), SettingError> {
         check_count("weight", u64::from(self.weight), TenantQos::WEIGHT_RANGE)?;
         if let Some(rate) = self.operations_per_s {
@@ -240,42 +243,42 @@ impl TenantQos {
 }
 
 impl Default for TenantQos {
-    /// As much as anybody, without limits. A tenth of a second's worth of a limit evens out hosts that send in batches
-    /// and is over before anybody sees it in a figure of a second.
+    /// Weight 1 without limits. A burst of a tenth of a second smooths hosts that send in batches and is too short to
+    /// show in metrics of one second.
     fn default() -> TenantQos {
         TenantQos { weight: 1, operations_per_s: None, bytes_per_s: None, burst: Nanos::from_millis(100) }
     }
 }
 
-/// Everything that [`crate::policy::choose`] and the structures of this room are told.
+/// The scheduling configuration: input of [`crate::policy::choose`] and of the structures in this crate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedConfig {
-    /// Who is served where and when.
+    /// The policy.
     pub policy: Policy,
-    /// W: how long is measured before the next choice, 10 ms to 60 s.
+    /// W: length of a sampling interval, 10 ms to 60 s.
     pub interval: Nanos,
-    /// T_OL of OctoKV: nothing is balanced while no core's load is above it, 0 to 1.
+    /// T_OL of OctoKV: no balancing while no core's load is above it, 0 to 1.
     pub overload: f64,
-    /// T_LB of OctoKV: nothing is balanced while the most and the least loaded core differ by no more, 0 to 1.
+    /// T_LB of OctoKV: no balancing while the greatest and the least load differ by no more, 0 to 1.
     pub imbalance_difference: f64,
-    /// T_LB of OctoFAS: load is out of balance when least ÷ most is below it, 0 to 1.
+    /// T_LB of OctoFAS: loads are imbalanced if least ÷ greatest is below it, 0 to 1.
     pub imbalance_ratio: f64,
-    /// Flows are treated unfairly when least ÷ most slowdown is at or below it, 0 to 1.
+    /// Tenants are treated unfairly if least ÷ greatest slowdown is at or below it, 0 to 1.
     pub fairness: f64,
-    /// Backwardings for each time that a dense flow is more intense than the sparse ones, 0 to 100.
+    /// Requeues of a dense tenant's request per unit of its intensity ÷ the mean intensity of sparse tenants, 0 to 100.
     pub alpha: f64,
-    /// The most backwardings of a request, 0 to 1000.
+    /// Maximum requeues of a request, 0 to 1000.
     pub requeues_max: u32,
-    /// A request is held back no longer than this, whatever its backwardings, 10 µs to 1 s.
+    /// Maximum time of a request in the requeue queue, whatever its requeue count, 10 µs to 1 s.
     pub held_max: Nanos,
-    /// Whose requests `inter` moves.
+    /// The tenants whose requests `inter` migrates.
     pub migrate_tenants: MigrateTenants,
-    /// The most requests of a core that its fair queue lets run at a time, 1 to 4096 ([`crate::depth`]). Fewer are fairer,
-    /// more keep devices busy.
+    /// Maximum number of requests in flight from a core's fair queue, 1 to 4096 ([`crate::concurrency_limit`]). Fewer
+    /// are fairer, more keep devices busy.
     pub in_flight: u32,
-    /// What a flow has of which nothing else is said.
+    /// QoS of tenants without an entry in `tenants`.
     pub default_qos: TenantQos,
-    /// What flows of these names have instead.
+    /// QoS by host NQN.
     pub tenants: BTreeMap<String, TenantQos>,
 }
 
@@ -283,7 +286,10 @@ impl SchedConfig {
     const INTERVAL_RANGE: (Nanos, Nanos) = (Nanos::from_millis(10), Nanos::from_secs(60));
     const HELD_MAX_RANGE: (Nanos, Nanos) = (Nanos::from_micros(10), Nanos::from_secs(1));
 
-    /// Whether all of them may be so; the first that may not is told.
+    /// Validates all settings.
+    ///
+    /// # Errors
+    /// The first setting outside of its range; of a tenant's, the message does not name the tenant.
     pub fn check(&self) -> Result<(), SettingError> {
         check_duration("interval", self.interval, SchedConfig::INTERVAL_RANGE)?;
         check_number("overload", self.overload, (0.0, 1.0))?;
@@ -298,21 +304,21 @@ impl SchedConfig {
         self.default_qos.check()
     }
 
-    /// What the flow of a name has.
+    /// The QoS of a tenant by its host NQN.
     pub fn qos_of(&self, name: &str) -> TenantQos {
         self.tenants.get(name).copied().unwrap_or(self.default_qos)
     }
 }
 
 impl Default for SchedConfig {
-    /// The papers' values. Of those that they leave open:
-    /// - `imbalance_ratio` 0.75: a core at OctoKV's T_OL of 0.4 that is OctoKV's T_LB of 0.1 above another makes
-    ///   0.3 ÷ 0.4, so where a core begins to be overloaded both papers' conditions say the same.
-    /// - `alpha` 2: in OctoFAS Fig. 8 (8 threads beside 2) throughput has not fallen yet at 5 backwardings, and fairness
-    ///   visibly gains at 10. Four times the intensity makes 8.
-    /// - `backwardings_max` 15: from there on that figure shows no gain.
-    /// - `held_max` 2 ms: more than 15 turns of a core that is full, less than anybody's timeout.
-    /// - `in_flight` 32: as deep as one NVMe device needs to come near its throughput.
+    /// The papers' values. For the values that they leave open:
+    /// - `imbalance_ratio` 0.75: a core at OctoKV's T_OL of 0.4 that is OctoKV's T_LB of 0.1 above another gives 0.3 ÷
+    ///   0.4, so the conditions of both papers agree at the point at which a core becomes overloaded.
+    /// - `alpha` 2: in OctoFAS Fig. 8 (8 threads against 2) throughput has not fallen yet at 5 requeues, and fairness
+    ///   visibly gains at 10. Four times the intensity gives 8.
+    /// - `requeues_max` 15: beyond it that figure shows no gain.
+    /// - `held_max` 2 ms: more than 15 iterations of a busy core, less than any host's timeout.
+    /// - `in_flight` 32: the depth at which one NVMe device comes near its throughput.
     fn default() -> SchedConfig {
         SchedConfig {
             policy: Policy::None,
@@ -396,7 +402,7 @@ mod tests {
         );
     }
 
-    /// The message about settings that were changed so, if they may not be.
+    /// The error message of a changed configuration, if it is invalid.
     fn error_after(change: impl Fn(&mut SchedConfig)) -> Option<String> {
         let mut config = SchedConfig::default();
         change(&mut config);
@@ -441,7 +447,7 @@ mod tests {
                 assert_eq!(error_after(|config| change(config, right)), None, "{name} = {right}");
             }
             for wrong in [least - 0.5, most * 1.5, f64::INFINITY] {
-                // A count or a span cannot be below 0.
+                // A count or a duration cannot be below 0.
                 if wrong < 0.0 && name == "requeues_max" {
                     continue;
                 }

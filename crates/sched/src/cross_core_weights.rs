@@ -1,64 +1,69 @@
-//! Weights of tenants on each core, so that what they get from all cores together comes near their weights.
+//! Per-core weights of tenants, adjusted so that the service from all cores together approaches the configured weights.
 //!
 //! ```text
 //!   weights 1 : 1        core 0    core 1     together
 //!   a on both            1/2       1          1.5          every core by itself is fair
 //!   b on core 0          1/2       -          0.5
 //!
-//!   a's weight on core 0 made less, window by window:
+//!   a's weight on core 0 is reduced, interval by interval:
 //!   a                    1/17      1          1.06
 //!   b                    16/17     -          0.94
 //! ```
-//! In: for each tenant its weight, and on each core what it was served in the window, whether it wanted more, and what
-//! its weight there was. Out: its weights on each core for the next window, for [`FairQueue::set_weight`]. Pure.
+//! In: for each tenant its weight, and on each core the service it received in the interval, whether it was backlogged
+//! there, and its weight there. Out: its weights on each core for the next interval, for [`FairQueue::set_weight`].
+//! Pure.
 //!
-//! Cores share nothing while they serve, so this is done between windows. On each core, those who waited there are compared
-//! by what they got from all cores, divided by the weight of their settings: who had less than the others whom it meets there
-//! gets more weight there, who had more gets less. This is at rest when, on every core, those who are served there and
-//! want more have equally much for their weight, and those who have more for it are served elsewhere: which is
-//! what it means that nobody can be given more without taking from somebody who has less (weighted max-min fairness). The
-//! weights on a core are then brought back to where they are on average their settings, as only their ratios count.
+//! Cores share nothing while they serve, so the adjustment happens between intervals. On each core, the tenants that
+//! were backlogged there are compared by their service from all cores divided by their configured weight: a tenant with
+//! less than the others that it meets there gains weight there, a tenant with more loses weight. The iteration is at
+//! rest if, on every core, the backlogged tenants served there have equal service per weight, and tenants with more are
+//! served elsewhere. This is weighted max-min fairness: no tenant can gain without a loss of a tenant that has less.
+//! The weights of a core are then scaled so that they equal the configuration on average, since only their ratios
+//! count.
 //!
 //! # Limits
-//! - A weight on a core is at least 1/16 and at most 16 times its setting, so nobody is starved where it is, and two tenants
-//!   are at most 256 apart; the example above ends there, as in the picture but closer.
-//! - It follows by a factor of 2 a window at most and slower as it comes near (the example is at 1.04 : 0.96 after a dozen
-//!   windows), so a change of load is made good over some windows, and what was missed before is not made up for.
-//! - Tenants that meet on no core, and over no chain of others, cannot be balanced: that takes moving requests.
-//! - Limits (operations or bytes a second) are each core's own. For a limit over all cores divide it among them.
-//! - A tenant that does not wait on a core has what it wants there; its weight goes back to the setting, one above it as soon
-//!   as nobody waits there. One that then begins to want more may have too much for some windows.
+//! - A weight on a core is at least 1/16 and at most 16 times its configured value, so no tenant starves and two
+//!   tenants are at most 256 apart; the example above ends there, as in the picture but closer.
+//! - It changes by at most a factor of 2 per interval, and less near the target (the example is at 1.04 : 0.96 after a
+//!   dozen intervals), so a change of load is corrected over several intervals, and service missed before is not
+//!   compensated.
+//! - Tenants that share no core, directly or through a chain of others, cannot be balanced: that takes migration.
+//! - Rate limits (operations or bytes per second) apply to each core by itself. Divide a limit over all cores among
+//!   them.
+//! - A tenant that is not backlogged on a core has all the service that it requests there; its weight returns to the
+//!   configured value, and a weight above it only once no tenant is backlogged there. If it then requests more, it may
+//!   have too much for some intervals.
 //!
-//! The idea of charging a flow here for what it is served elsewhere is DSFQ's (Wang and Merchant 2007), which does
-//! it request by request and needs the others' figures at that pace. Tests: tables and random cores below, served as a
-//! fluid.
+//! The idea of charging a tenant on one core for its service on others is DSFQ's (Wang and Merchant 2007), which does
+//! it request by request and needs the other cores' service at that rate. Tests: tables and random cores below, served
+//! as a fluid.
 //!
-//! [`FairQueue::set_weight`]: crate::fair::Fair::set_weight
+//! [`FairQueue::set_weight`]: crate::fair_queue::FairQueue::set_weight
 
 use crate::fair_queue::{WEIGHT_MAX, WEIGHT_UNIT};
 
-/// The most that a weight on a core is above its setting, and the setting above it.
+/// Greatest factor between a weight on a core and its configured value, in both directions.
 const WEIGHT_FACTOR_MAX: f64 = 16.0;
-/// The most that a weight changes from window to window.
+/// Greatest factor by which a weight changes from one interval to the next.
 const STEP_FACTOR_MAX: f64 = 2.0;
 
-/// What a tenant got on one core within a window.
+/// The service of one tenant on one core in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreUsage {
-    /// Time that its requests were charged there.
+    /// CPU or device time charged to its requests there.
     pub served_ns: u64,
-    /// Whether requests of it waited there for most of the window.
+    /// Whether requests of it waited there for most of the interval.
     pub was_backlogged: bool,
-    /// The weight that it had there, in [`WEIGHT_UNIT`]s; 0 for the setting.
+    /// Its weight there, in [`WEIGHT_UNIT`]s; 0 for the configured weight.
     pub weight: u32,
 }
 
-/// One tenant.
+/// The service of one tenant on all cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantUsage {
-    /// The weight of its settings.
+    /// Configured weight, 1 to 1000.
     pub weight: u32,
-    /// By core.
+    /// Service by core.
     pub cores: Vec<CoreUsage>,
 }
 
@@ -71,7 +76,7 @@ impl TenantUsage {
         f64::from(self.weight.max(1)) * f64::from(WEIGHT_UNIT)
     }
 
-    /// How many times its setting its weight on a core is.
+    /// Its weight on a core ÷ its configured weight.
     fn weight_factor(&self, core: usize) -> f64 {
         match self.cores.get(core).map_or(0, |core| core.weight) {
             0 => 1.0,
@@ -80,7 +85,7 @@ impl TenantUsage {
     }
 }
 
-/// By tenant and core: the weights of the next window, in [`WEIGHT_UNIT`]s.
+/// Computes the weights of the next interval by tenant and core, in [`WEIGHT_UNIT`]s.
 pub fn core_weights(tenants: &[TenantUsage]) -> Vec<Vec<u32>> {
     let count = tenants.iter().map(|tenant| tenant.cores.len()).max().unwrap_or(0);
     let times: Vec<Vec<f64>> = (0..count).map(|core| weight_factors_on(core, tenants)).collect();
@@ -94,7 +99,7 @@ pub fn core_weights(tenants: &[TenantUsage]) -> Vec<Vec<u32>> {
     tenants.iter().enumerate().map(of_tenant).collect()
 }
 
-/// How many times its setting each tenant's weight on a core is to be.
+/// For each tenant, the weight on a core ÷ the configured weight in the next interval.
 fn weight_factors_on(core: usize, tenants: &[TenantUsage]) -> Vec<f64> {
     let waits = |tenant: &TenantUsage| tenant.cores.get(core).is_some_and(|core| core.was_backlogged);
     let there = || tenants.iter().filter(|tenant| waits(tenant));
@@ -109,7 +114,7 @@ fn weight_factors_on(core: usize, tenants: &[TenantUsage]) -> Vec<f64> {
     let level = (logs / there().count().max(1) as f64).exp();
     let next = |tenant: &TenantUsage| match waits(tenant) {
         true => wanted(tenant) / level,
-        // It has what it wants with what others wait beside: taken away, it might not.
+        // Its service is sufficient while others are backlogged: with less weight it might not be.
         false if somebody_waits && tenant.weight_factor(core) > 1.0 => tenant.weight_factor(core),
         // Half of the way back.
         false => tenant.weight_factor(core).sqrt(),
@@ -124,7 +129,7 @@ mod tests {
 
     const INTERVAL_NS: f64 = 1e9;
 
-    /// One window of cores that serve as a fluid: `demands[tenant][core]` in parts of a core.
+    /// Serves one interval with cores as fluids: `demands[tenant][core]` in parts of a core.
     fn serve(tenants: &mut [TenantUsage], demands: &[Vec<f64>]) {
         (0..demands[0].len()).for_each(|core| serve_on(core, tenants, demands));
     }
@@ -153,7 +158,7 @@ mod tests {
         }
     }
 
-    /// What each is served in parts of a core, after so many windows.
+    /// The service of each tenant, in parts of a core, after so many intervals.
     fn converged(tenants: &mut [TenantUsage], demands: &[Vec<f64>], intervals: usize) -> Vec<f64> {
         serve(tenants, demands);
         for _ in 0..intervals {
@@ -175,7 +180,7 @@ mod tests {
     #[test]
     fn tenants_come_near_their_weights_over_all_cores() {
         const ALL: f64 = 9.0;
-        // What each should have, of weights, and what each wants on each core.
+        // Expected service, weights, and the demand of each tenant on each core.
         type CrossCoreRow = (&'static [f64], &'static [u32], &'static [&'static [f64]]);
         let table: &[CrossCoreRow] = &[
             (&[0.5, 0.5], &[1, 1], &[&[ALL], &[ALL]]),
@@ -212,7 +217,7 @@ mod tests {
                 (0..count).map(|_| (0..cores).map(|_| demand(random)).collect()).collect();
             let least = |intervals: usize| {
                 let got = converged(&mut tenants(&weights, cores), &demands, intervals);
-                // A twentieth less than what it wants is nothing to compare.
+                // A tenant within a twentieth of its demand counts as satisfied.
                 let wants = |at: &usize| demands[*at].iter().sum::<f64>() > got[*at] * 1.05;
                 let part = |at: usize| got[at] / f64::from(weights[at]);
                 (0..count).filter(wants).map(part).reduce(f64::min)

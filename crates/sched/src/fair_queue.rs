@@ -1,44 +1,45 @@
-//! Who is next on a core: a fair queue of tenants with weights and limits, in front of the engine.
+//! Fair queue of a core: selects the next request among tenants with weights and rate limits, in front of the engine.
 //!
 //! ```text
-//!   offer ─▶ [ a │ a │ a │ a ]   start tag 70 ┐                        at most `in_flight_max`
-//!   offer ─▶ [ b ]               start tag 50 ┼─▶ next: least start ─▶ run, run, run ─▶ done: what it really cost
-//!   offer ─▶ [ c │ c ] over its limit ────────┘   tag first
-//!                └─ parked until its limit opens
-//!   pass ───────────── nobody waits and there is room: straight through ──▶
+//!   enqueue ─▶ [ a │ a │ a │ a ]   start tag 70 ┐                           at most `in_flight_max`
+//!   enqueue ─▶ [ b ]               start tag 50 ┼─▶ dequeue: least start ─▶ in flight ─▶ complete: actual cost
+//!   enqueue ─▶ [ c │ c ] over its limit ────────┘   tag first
+//!                 └─ throttled until its limit conforms
+//!   try_begin ───────── nothing waits and a slot is free: straight through ──▶
 //! ```
-//! In: requests with what they are expected to cost, the time, and what they cost in the end. Out: which request runs next.
-//! Passive, one to a core; nothing is allocated after [`FairQueue::new`].
+//! In: requests with their expected cost, the time, and their actual cost at completion. Out: the next request to
+//! execute. Passive, one per core; nothing is allocated after [`FairQueue::new`].
 //!
-//! This is start-time fair queueing (Goyal, Vin and Cheng 1996) with a bounded number of requests in flight, as SFQ(D) has it
-//! (Jin, Chase and Kaur 2004), limits like mClock's (Gulati, Merchant and Varman 2010), and costs put right afterwards.
-//! Why these: docs/decisions/0012-tenants-by-start-tags.md.
+//! This is start-time fair queueing (Goyal, Vin and Cheng 1996) with a bounded number of requests in flight, as in
+//! SFQ(D) (Jin, Chase and Kaur 2004), limits like mClock's (Gulati, Merchant and Varman 2010), and a cost correction at
+//! completion. Reasons: docs/decisions/0012-tenants-by-start-tags.md.
 //!
 //! # Rules
-//! A request's start tag is the finish tag of its flow's request before, or the queue's virtual time where that is later; its
-//! finish tag is the start tag plus cost ÷ weight. Virtual time is the start tag of what began last, and the greatest
-//! finish tag once nothing is in flight. When a request cost more or less than was expected, the difference is added to
-//! its flow's next finish tag. Equal tags go in the order in which they were made.
+//! The start tag of a request is the finish tag of its tenant's previous request, or the queue's virtual time if that
+//! is later; its finish tag is the start tag plus cost ÷ weight. Virtual time is the start tag of the last request that
+//! began, and the greatest finish tag once nothing is in flight. If the actual cost differs from the expected one, the
+//! difference is added to the tenant's next finish tag. Equal tags are served in the order of their creation.
 //!
-//! # What holds
-//! Work counts when it begins; `l` is a flow's largest request and `w` its weight, both as charged.
-//! - While two flows wait without a pause, their work ÷ weight differs by at most `l1 ÷ w1 + l2 ÷ w2` more or less than
-//!   before. So while all flows wait, none is ahead of or behind a fluid, which serves all of them at once by weight, by more
-//!   than `(1 − f) × l + f × (sum of the others' l)`, where `f` is its part of all weights. Of flows that come and go
-//!   none was seen behind the fluid by more than the sum of all `l`; that is tested, not proven.
-//! - A request at the head of its flow waits for no more than what is in flight and, of each other flow, `w × l1 ÷ w1 + l`.
-//!   A flow that has been silent, or has had less than its part, waits for what is in flight and then goes first, but for
-//!   others like it.
-//! - A limited flow has, over any span `t`, no more than `rate × (t + burst)` and one request.
-//! - While a request waits whose flow's limits are open and there is room, [`FairQueue::next`] gives one.
-//! - A flow with nothing waiting is never refused; the others share what is left.
+//! # Invariants
+//! Work counts when it begins; `l` is a tenant's largest request and `w` its weight, both as charged.
+//! - While two tenants are backlogged without a pause, their work ÷ weight differs by at most `l1 ÷ w1 + l2 ÷ w2` more
+//!   or less than before. So while all tenants are backlogged, none is ahead of or behind a fluid, which serves all of
+//!   them at once by weight, by more than `(1 − f) × l + f × (sum of the others' l)`, where `f` is its part of all
+//!   weights. Of tenants that are backlogged only at times, none was seen behind the fluid by more than the sum of all
+//!   `l`; that is tested, not proven.
+//! - A request at the head of its tenant waits for no more than the requests in flight and, of each other tenant, `w ×
+//!   l1 ÷ w1 + l`. A tenant that was idle, or received less than its share, waits for the requests in flight and is
+//!   then served first, except for others like it.
+//! - A limited tenant receives, over any time `t`, no more than `rate × (t + burst)` and one request.
+//! - While a request waits whose tenant's limits conform and a slot is free, [`FairQueue::dequeue`] returns one.
+//! - A tenant without waiting requests can always enqueue one; the others share the remaining slots.
 //!
-//! A flow that goes and comes back under the same name owes what it owed, at most about one request: otherwise
-//! one that reconnects for each request would always be first. Another tenant that is given the name would owe it, so
-//! give the name that was free the longest.
+//! A tenant that reconnects under the same id keeps its debt, at most about one request: otherwise a host that
+//! reconnects for each request would always be first. Another tenant with this id would inherit the debt, so reuse the
+//! id that was free the longest.
 //!
-//! Cost: a request that goes through the queue takes O(log flows); one that passes O(1). Tests: `fair/tests.rs`; beside a fluid
-//! `fair/fluid.rs`; in any use `fair/any_use.rs`.
+//! Cost: a queued request costs O(log tenants); one that [`FairQueue::try_begin`] admits costs O(1). Tests:
+//! `fair_queue/tests.rs`; against a fluid `fair_queue/gps_tests.rs`; random operations `fair_queue/random_tests.rs`.
 
 mod gcra;
 mod slab_queues;
@@ -52,29 +53,31 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 
-/// What weight 1 of the settings is here, so that a core's weights can be finer: [`crate::across`].
+/// Internal value of a configured weight of 1, so that the weights on a core can be finer:
+/// [`crate::cross_core_weights`].
 pub const WEIGHT_UNIT: u32 = 1024;
-/// The greatest weight on one core.
+/// Greatest weight on one core.
 pub const WEIGHT_MAX: u32 = 1000 * WEIGHT_UNIT * 16;
 /// A tag is nanoseconds × 2^26 ÷ weight, rounded down: by less than a thousandth at the greatest weight and 250 ns.
 const TAG_BITS: u32 = 26;
-/// No request costs more; one that says so counts as this (68 s). 2^36 × 2^26 fits into a `u64`, and 2^64 of them into
-/// a tag.
+/// Greatest cost of a request, 68 s; a greater one is clamped. 2^36 × 2^26 fits into a `u64`, and 2^64 of them into a
+/// tag.
 const COST_MAX_NS: u64 = 1 << 36;
 const _: () = assert!(COST_MAX_NS.leading_zeros() >= TAG_BITS);
 
-/// What a request is expected to take.
+/// Expected cost of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Of what is shared: time of the core, or of the device if that is what is short. 0 counts as 1.
+    /// Cost in the shared resource: CPU time of the core, or device time if the device is the bottleneck. 0 counts as
+    /// 1.
     pub ns: u64,
-    /// Bytes of key and value, for the limit on bytes.
+    /// Bytes of key and value, for the byte limit.
     pub bytes: u64,
 }
 
-/// A request that has begun. It goes back by [`FairQueue::done`], or its place in flight stays taken.
+/// A request in flight. REQUIRES: pass it to [`FairQueue::complete`]; until then it occupies a slot.
 #[derive(Debug)]
-#[must_use = "its place in flight stays taken until it is done"]
+#[must_use = "it occupies a slot until it is completed"]
 pub struct ServiceTicket {
     tenant: TenantId,
     generation: u32,
@@ -83,57 +86,57 @@ pub struct ServiceTicket {
 }
 
 impl ServiceTicket {
-    /// Whose request it is.
+    /// The tenant of the request.
     pub fn tenant(&self) -> TenantId {
         self.tenant
     }
 
-    /// What it was charged when it began.
+    /// Cost charged at its begin, in nanoseconds.
     pub fn cost_ns(&self) -> u64 {
         self.cost_ns
     }
 }
 
-/// Bounds of a queue.
+/// Capacity of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FairQueueLimits {
-    /// Flows: their names are below this.
+    /// Number of tenants: their ids are below this.
     pub tenants_max: u32,
-    /// Requests that wait; at least as many as flows.
+    /// Waiting requests; at least `tenants_max`.
     pub requests_max: u32,
-    /// Requests that run at a time.
+    /// Requests in flight; 1 or more.
     pub in_flight_max: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueueState {
-    /// Nothing waits.
+    /// No request waits.
     Idle,
-    /// Its first request may begin.
+    /// The first request may begin.
     Ready,
-    /// Its first request waits for its limits.
+    /// The first request waits for the tenant's limits.
     Throttled,
 }
 
 #[derive(Debug)]
 struct TenantState {
     is_registered: bool,
-    /// Which of those that had this name.
+    /// Counts the tenants that had this id.
     generation: u32,
     weight: u32,
     operations_limit: Option<Gcra>,
     bytes_limit: Option<Gcra>,
     state: QueueState,
     queue: TenantQueue,
-    /// Of the first request that waits.
+    /// Start tag of the first waiting request.
     start_tag: i128,
-    /// Of the last request that began.
+    /// Finish tag of the last request that began.
     finish_tag: i128,
-    /// What finish tags will be put right by, once the first request that waits has begun.
+    /// Correction of the next finish tag, applied when the first waiting request begins.
     tag_correction: i128,
 }
 
-/// A place in one of the two heaps: by tag or time, then by when it was taken.
+/// An entry of one of the two heaps, ordered by tag or time, then by its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct HeapEntry<K> {
     key: K,
@@ -141,11 +144,11 @@ struct HeapEntry<K> {
     tenant: u32,
 }
 
-/// The queue.
+/// A fair queue of requests `T`.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     tenants: Vec<TenantState>,
-    queues: SlabQueues<T>,
+    queues: SlabQueues<(T, Cost)>,
     ready: BinaryHeap<Reverse<HeapEntry<i128>>>,
     throttled: BinaryHeap<Reverse<HeapEntry<Nanos>>>,
     virtual_time: i128,
@@ -155,7 +158,7 @@ pub struct FairQueue<T> {
     last_sequence: u64,
 }
 
-/// What a cost adds to a tag.
+/// Tag increment of a cost.
 fn tag_increment(ns: u64, weight: u32) -> i128 {
     i128::from((ns << TAG_BITS) / u64::from(weight))
 }
@@ -178,13 +181,13 @@ impl TenantState {
         tag_correction: 0,
     };
 
-    /// From when on its next request may begin.
+    /// The time from which its next request may begin.
     fn conforms_at(&self) -> Nanos {
         let at = |limit: &Option<Gcra>| limit.as_ref().map_or(Nanos::ZERO, Gcra::conforms_at);
         at(&self.operations_limit).max(at(&self.bytes_limit))
     }
 
-    /// New limits begin with nothing saved up; limits that stay the same go on.
+    /// New limits start without a burst; unchanged limits keep their state.
     fn set_limits(&mut self, config: &TenantQos, now: Nanos) {
         let set = |limit: &mut Option<Gcra>, rate: Option<u64>| {
             let same = |limit: &Gcra| rate.is_some_and(|rate| limit.matches(rate, config.burst));
@@ -198,12 +201,12 @@ impl TenantState {
 }
 
 impl<T> FairQueue<T> {
-    /// A queue without flows.
+    /// Creates a queue without tenants.
     ///
     /// # Panics
-    /// Where there are more flows than requests, or nothing may be in flight.
+    /// If there are more tenants than requests, or `in_flight_max` is 0.
     pub fn new(bounds: FairQueueLimits) -> FairQueue<T> {
-        assert!(bounds.in_flight_max > 0, "nothing could run");
+        assert!(bounds.in_flight_max > 0, "in_flight_max is 0");
         let tenants = bounds.tenants_max as usize;
         FairQueue {
             tenants: std::iter::repeat_with(|| TenantState::VACANT).take(tenants).collect(),
@@ -218,19 +221,19 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// A flow comes. It has nothing saved up and nothing owed, but for what one of the same name owed.
+    /// Adds a tenant, without credit and without debt except that of an earlier tenant with the same id.
     ///
     /// # Panics
-    /// Where there is one of this name, the name is beyond the bounds, or the settings are not checked.
+    /// If the id is in use or not below `tenants_max`, or the QoS is invalid.
     pub fn add_tenant(&mut self, tenant: TenantId, config: &TenantQos, now: Nanos) {
         assert!(config.check().is_ok(), "{config:?}");
         let virtual_time = self.virtual_time;
         let entry = &mut self.tenants[tenant.0 as usize];
-        assert!(!entry.is_registered, "{tenant} is there");
+        assert!(!entry.is_registered, "{tenant} exists");
         let weight = config.weight * WEIGHT_UNIT;
-        let owed = (entry.finish_tag - virtual_time).max(0) * i128::from(entry.weight) / i128::from(weight);
+        let debt = (entry.finish_tag - virtual_time).max(0) * i128::from(entry.weight) / i128::from(weight);
         let generation = entry.generation;
-        let finish = virtual_time + owed;
+        let finish = virtual_time + debt;
         *entry = TenantState {
             is_registered: true,
             generation,
@@ -241,10 +244,10 @@ impl<T> FairQueue<T> {
         entry.set_limits(config, now);
     }
 
-    /// Gives a flow other weights and limits. Its limits hold at once, its weight from its next request on.
+    /// Changes the weight and limits of a tenant. Limits apply at once, the weight from its next request.
     ///
     /// # Panics
-    /// Where there is no such flow, or the settings are not checked.
+    /// If the tenant does not exist, or the QoS is invalid.
     pub fn update_tenant(&mut self, tenant: TenantId, config: &TenantQos, now: Nanos) {
         assert!(config.check().is_ok(), "{config:?}");
         self.set_weight(tenant, config.weight * WEIGHT_UNIT);
@@ -259,24 +262,25 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Gives a flow another weight on this core, in [`WEIGHT_UNIT`]s, within 1 and [`WEIGHT_MAX`].
+    /// Changes the weight of a tenant on this core, in [`WEIGHT_UNIT`]s, clamped to 1 to [`WEIGHT_MAX`].
     ///
     /// # Panics
-    /// Where there is no such flow.
+    /// If the tenant does not exist.
     pub fn set_weight(&mut self, tenant: TenantId, weight: u32) {
         let entry = &mut self.tenants[tenant.0 as usize];
-        assert!(entry.is_registered, "{tenant} is not there");
+        assert!(entry.is_registered, "{tenant} does not exist");
         entry.weight = weight.clamp(1, WEIGHT_MAX);
     }
 
-    /// A flow goes; what waits of it is handed to `gone`. What it has in flight goes on, and is [`FairQueue::done`] as ever.
+    /// Removes a tenant and passes its waiting requests to `gone`. REQUIRES: its requests in flight still end in
+    /// [`FairQueue::complete`].
     ///
     /// # Panics
-    /// Where there is no such flow.
+    /// If the tenant does not exist.
     pub fn remove_tenant(&mut self, tenant: TenantId, mut gone: impl FnMut(T)) {
         self.remove_from_heap(tenant.0);
         let entry = &mut self.tenants[tenant.0 as usize];
-        assert!(entry.is_registered, "{tenant} is not there");
+        assert!(entry.is_registered, "{tenant} does not exist");
         entry.is_registered = false;
         entry.finish_tag += std::mem::take(&mut entry.tag_correction);
         entry.generation = entry.generation.wrapping_add(1);
@@ -286,11 +290,11 @@ impl<T> FairQueue<T> {
         self.sync_virtual_time();
     }
 
-    /// A request that need not wait, because nobody does and there is room, begins at once: the way for a flow that is
-    /// alone. `None` where it has to be offered.
+    /// Begins a request at once if no request could begin before it and a slot is free: the fast path of a tenant that
+    /// is alone. `None` if it has to be enqueued.
     ///
     /// # Panics
-    /// Where there is no such flow.
+    /// If the tenant does not exist.
     #[inline]
     pub fn try_begin(&mut self, tenant: TenantId, cost: Cost, now: Nanos) -> Option<ServiceTicket> {
         if !self.ready.is_empty() || self.in_flight >= self.in_flight_max || self.next_deadline() <= now {
@@ -298,7 +302,7 @@ impl<T> FairQueue<T> {
         }
         let virtual_time = self.virtual_time;
         let entry = &mut self.tenants[tenant.0 as usize];
-        assert!(entry.is_registered, "{tenant} is not there");
+        assert!(entry.is_registered, "{tenant} does not exist");
         if entry.state != QueueState::Idle || entry.conforms_at() > now {
             return None;
         }
@@ -306,18 +310,18 @@ impl<T> FairQueue<T> {
         Some(self.begin(tenant.0, cost, now))
     }
 
-    /// A request comes to wait.
+    /// Appends a request to its tenant's queue.
     ///
     /// # Errors
-    /// The request, where its flow has as many waiting as its part of the bound is: take no more of this flow's input.
+    /// Returns the request if the tenant has used its share of the slots: take no more of its input.
     ///
     /// # Panics
-    /// Where there is no such flow.
+    /// If the tenant does not exist.
     pub fn enqueue(&mut self, tenant: TenantId, cost: Cost, request: T, now: Nanos) -> Result<(), T> {
         let virtual_time = self.virtual_time;
         let entry = &mut self.tenants[tenant.0 as usize];
-        assert!(entry.is_registered, "{tenant} is not there");
-        self.queues.push(&mut entry.queue, request, cost)?;
+        assert!(entry.is_registered, "{tenant} does not exist");
+        self.queues.push(&mut entry.queue, (request, cost)).map_err(|(request, _)| request)?;
         if entry.state == QueueState::Idle {
             entry.start_tag = entry.finish_tag.max(virtual_time);
             self.push_to_heap(tenant.0, now);
@@ -325,7 +329,7 @@ impl<T> FairQueue<T> {
         Ok(())
     }
 
-    /// The request that begins now, if one may.
+    /// Removes and begins the next request, if one may begin.
     pub fn dequeue(&mut self, now: Nanos) -> Option<(ServiceTicket, T)> {
         self.release_conforming(now);
         if self.in_flight >= self.in_flight_max {
@@ -333,10 +337,10 @@ impl<T> FairQueue<T> {
         }
         let tenant = self.ready.peek()?.0.tenant;
         let entry = &mut self.tenants[tenant as usize];
-        let (request, cost) = self.queues.pop(&mut entry.queue).expect("who is ready has a request");
+        let (request, cost) = self.queues.pop(&mut entry.queue).expect("a ready tenant has a request");
         let ticket = self.begin(tenant, cost, now);
         let entry = &mut self.tenants[tenant as usize];
-        let top = self.ready.peek_mut().expect("it was looked at");
+        let top = self.ready.peek_mut().expect("peeked above");
         if entry.queue.is_empty() {
             entry.state = QueueState::Idle;
             PeekMut::pop(top);
@@ -356,9 +360,9 @@ impl<T> FairQueue<T> {
         Some((ticket, request))
     }
 
-    /// A request has ended; `cost_ns` is what it took in the end, or `None` where that is not known.
+    /// Completes a request. `cost_ns` is its actual cost, `None` if that is unknown.
     pub fn complete(&mut self, ticket: ServiceTicket, cost_ns: Option<u64>) {
-        self.in_flight = self.in_flight.checked_sub(1).expect("a charge is done once");
+        self.in_flight = self.in_flight.checked_sub(1).expect("a ticket is completed once");
         let entry = &mut self.tenants[ticket.tenant.0 as usize];
         if let Some(cost_ns) = cost_ns
             && entry.generation == ticket.generation
@@ -375,48 +379,48 @@ impl<T> FairQueue<T> {
         self.sync_virtual_time();
     }
 
-    /// When a limit opens for a request that waits for it; [`Nanos::NEVER`] where none does. There may be nothing to do then
-    /// if there is no room.
+    /// The time at which a limit admits a waiting request; [`Nanos::NEVER`] if none is throttled. At this time
+    /// [`FairQueue::dequeue`] may still return `None`, if no slot is free.
     #[inline]
     pub fn next_deadline(&self) -> Nanos {
         self.throttled.peek().map_or(Nanos::NEVER, |head| head.0.key)
     }
 
-    /// How many requests wait.
+    /// Number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.queues.len()
     }
 
-    /// How many requests of a flow wait.
+    /// Number of waiting requests of a tenant.
     pub fn waiting_of(&self, tenant: TenantId) -> usize {
         self.tenants[tenant.0 as usize].queue.len()
     }
 
-    /// Whether a flow waits for one of its limits, and not for others.
+    /// Whether a tenant waits for one of its limits, not for others.
     pub fn is_throttled(&self, tenant: TenantId) -> bool {
         self.tenants[tenant.0 as usize].state == QueueState::Throttled
     }
 
-    /// Whether a request that may begin waits for one to end.
+    /// Whether a request that may begin waits for a slot.
     pub fn is_concurrency_limited(&self) -> bool {
         !self.ready.is_empty() && self.in_flight >= self.in_flight_max
     }
 
-    /// How many requests run.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Another bound on what runs; what runs already goes on.
+    /// Changes the number of slots; requests in flight continue.
     ///
     /// # Panics
-    /// Where nothing could run.
+    /// If `in_flight_max` is 0.
     pub fn set_in_flight_max(&mut self, in_flight_max: u32) {
-        assert!(in_flight_max > 0, "nothing could run");
+        assert!(in_flight_max > 0, "in_flight_max is 0");
         self.in_flight_max = in_flight_max;
     }
 
-    /// Charges the first request of a flow, whose start tag is set.
+    /// Charges the first request of a tenant. REQUIRES: its start tag is set.
     #[inline]
     fn begin(&mut self, tenant: u32, cost: Cost, now: Nanos) -> ServiceTicket {
         let entry = &mut self.tenants[tenant as usize];
@@ -440,7 +444,7 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Puts a flow that has a request into one of the heaps.
+    /// Adds a tenant with a request to one of the heaps.
     fn push_to_heap(&mut self, tenant: u32, now: Nanos) {
         let entry = &mut self.tenants[tenant as usize];
         let at = entry.conforms_at();
@@ -458,7 +462,7 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Takes a flow out of its heap. Looks through it: for when flows change and go.
+    /// Removes a tenant from its heap. A linear search: for changes and removals of tenants only.
     fn remove_from_heap(&mut self, tenant: u32) {
         match std::mem::replace(&mut self.tenants[tenant as usize].state, QueueState::Idle) {
             QueueState::Idle => {}
@@ -467,9 +471,9 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Lets those stand up whose limits have opened. They have saved up nothing meanwhile.
+    /// Moves tenants whose limits conform to the ready heap. They gain no credit for the time throttled.
     fn release_conforming(&mut self, now: Nanos) {
-        while let Some(head) = self.throttled.peek().filter(|turn| turn.0.key <= now) {
+        while let Some(head) = self.throttled.peek().filter(|entry| entry.0.key <= now) {
             let tenant = head.0.tenant;
             self.throttled.pop();
             let entry = &mut self.tenants[tenant as usize];
@@ -478,7 +482,7 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Where nothing runs and nothing could, all that was served is forgotten.
+    /// If nothing is in flight or ready, earlier service no longer counts.
     fn sync_virtual_time(&mut self) {
         if self.in_flight == 0 && self.ready.is_empty() {
             self.virtual_time = self.virtual_time.max(self.finish_tag_max);

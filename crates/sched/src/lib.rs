@@ -1,29 +1,29 @@
-//! Choices about who is served where and when: load balance between cores, fairness between tenants.
+//! Scheduling policies: load balancing between cores and fairness between tenants.
 //!
-//! Nothing here has a thread, does I/O or reads a clock. What is measured comes in as numbers and time as an argument; the
-//! node asks, and carries out what is chosen. What chooses for a window is a pure function; what decides for each
-//! request is a small passive structure, owned by one core.
+//! Nothing here starts a thread, does I/O or reads a clock. Measurements arrive as numbers and time as an argument; the
+//! node calls these functions and applies their decisions. The decision of a sampling interval is a pure function; the
+//! decision of each request is a small passive structure, owned by one core.
 //!
 //! ```text
-//!   counters of a window ─▶ measure ─▶ figures ─▶ policy::choose ─▶ decision ─┬─▶ Router     here, or on which core
-//!                                                  │    │    │                ├─▶ Backward   now, or behind the others
-//!                                              balance inter intra            └─▶ Fair       who is next
+//!   counters of an interval ─▶ metrics ─▶ policy::choose ─▶ decision ─┬─▶ Router         local, or on which core
+//!                                            │    │    │              ├─▶ RequeueQueue   now, or behind the others
+//!                                      balance inter intra            └─▶ FairQueue      which request is next
 //! ```
 //!
 //! # Layout
-//! - [`ids`]: names of cores and flows.
-//! - [`config`]: what an operator may set, and what is refused.
-//! - [`metrics`](mod@measure): counters of one window into figures; loads as if nothing had been moved.
-//! - [`migration_plan`]: what a core is told about requests that are to run elsewhere.
-//! - [`load_balance`]: OctoKV's load balance.
+//! - [`ids`]: identifiers of cores and tenants.
+//! - [`config`]: the configuration and its validation.
+//! - [`metrics`](mod@metrics): metrics from the counters of one interval; loads without migration.
+//! - [`migration_plan`]: how many requests each core sends to which others.
+//! - [`load_balance`]: OctoKV's load balancing.
 //! - [`octofas_inter`]: OctoFAS between cores.
-//! - [`router`]: a plan, carried out request by request.
-//! - [`octofas_intra`]: OctoFAS within a core: who is dense, and how often that goes back.
-//! - [`requeue`]: the queue in which it does.
-//! - [`policy`]: the choice for the next window.
+//! - [`router`]: applies a migration plan request by request.
+//! - [`octofas_intra`]: OctoFAS within a core: dense tenants and their requeue counts.
+//! - [`requeue`]: the queue that requeues their requests.
+//! - [`policy`]: selects the action of the next interval.
 //! - [`fair_queue`]: a fair queue of our own, with weights and limits.
-//! - [`concurrency_limit`]: how many of its requests run at a time.
-//! - [`cross_core_weights`]: its weights on each core, for tenants that are on several.
+//! - [`concurrency_limit`]: how many of its requests are in flight.
+//! - [`cross_core_weights`]: its weights on each core, for tenants on several cores.
 
 pub mod concurrency_limit;
 pub mod config;

@@ -1,28 +1,30 @@
-//! How many requests of each overloaded core run elsewhere within a window, and where (OctoKV §IV-D and §IV-E).
+//! OctoKV load balancing: how many requests of each overloaded core execute on other cores in an interval, and on which
+//! (OctoKV §IV-D and §IV-E).
 //!
 //! ```text
 //!   U                       high cores: U > U_avg          low cores: U < U_avg
 //!   │ ▓▓ ┐ excess
-//!   │ ▓▓ ┘         ▓▓       moved from a core: the lesser of its movable load U × (R_KV + R_D)
-//!   ├─▓▓───────────▓▓──── U_avg                              and its excess U − U_avg
-//!   │ ▓▓  ▒▒ room  ▓▓  ▒▒
-//!   │ ▓▓  ▓▓       ▓▓  ▓▓   moved to a core: a part of that, no more than its room U_avg − U
+//!   │ ▓▓ ┘         ▓▓       migrated from a core: the lesser of its movable load U × (R_KV + R_D)
+//!   ├─▓▓───────────▓▓──── U_avg                                  and its excess U − U_avg
+//!   │ ▓▓  ▒▒ free  ▓▓  ▒▒
+//!   │ ▓▓  ▓▓       ▓▓  ▓▓   migrated to a core: a part of that, at most its free capacity U_avg − U
 //! ```
-//! In: a [`CoreLoad`] for each core. Out: a [`MigrationPlan`]; one of nothing where nothing is to be gained.
+//! In: a [`CoreLoad`] for each core. Out: a [`MigrationPlan`], empty if migration gains nothing.
 //!
 //! The paper gives the number for one high core and one low core: all N_high events if U_low + U_high × (R_KV + R_D) is
-//! below U_avg, else N_high × (U_avg − U_low) ÷ (U_high × (R_KV + R_D)). For more cores it says that this can be extended.
-//! Here each high core by itself moves what the formula says where "U_avg − U_low" is read as its own excess: for a pair
-//! these are the same number, as U_avg lies in the middle, and for any number of cores the excesses together are the rooms
-//! together, so that nothing has to be cut. One ratio for all high cores (all room ÷ all movable load) would be
-//! the other reading; it takes a core that is a little too high and could move much below the average, to make up for
-//! one that could move little, and so gains nothing for the highest core.
+//! below U_avg, else N_high × (U_avg − U_low) ÷ (U_high × (R_KV + R_D)). It says that this can be extended to more
+//! cores. Here each high core sends by the formula with "U_avg − U_low" read as its own excess: for a pair these are
+//! the same number, as U_avg is the middle, and for any number of cores the sum of the excesses is the sum of the free
+//! capacities, so nothing has to be cut. The other reading is one ratio for all high cores (all free capacity ÷ all
+//! movable load); it takes a core that is slightly high and has much movable load far below the average, to compensate
+//! for a core that can send little, and so gains nothing for the highest core.
 //!
-//! Round robin gives equal parts, but never more than a core's room; the rest goes to the others. (The paper's gives equal
-//! parts whatever they do to a core that is nearly full.)
+//! Round robin assigns equal parts, but never more than a core's free capacity; the remainder goes to the others. (The
+//! paper's round robin assigns equal parts even to a core that is nearly full.)
 //!
-//! Invariants: those of a [`MigrationPlan`]; a low core comes above U_avg by less than one event's load, a high core below it
-//! by less than one. Tests: tables here, random cores held to the invariants, the paper's Tables IV and V.
+//! Invariants: those of a [`MigrationPlan`]; a low core exceeds U_avg by less than one event's load, a high core falls
+//! below it by less than one. Tests: tables here, random cores checked against the invariants, the paper's Tables IV
+//! and V.
 
 use crate::config::SchedConfig;
 use crate::metrics::IntervalMetrics;
@@ -38,16 +40,16 @@ pub fn is_imbalanced(metrics: &IntervalMetrics, config: &SchedConfig) -> bool {
     metrics.natural_difference > config.imbalance_difference
 }
 
-/// R: which part of a core's events leaves it, where `movable` is their load and `excess` what is to leave.
+/// R: the part of a core's events to send, from their load `movable` and the load `excess` to remove.
 fn leaving_ratio(movable: f64, excess: f64) -> f64 {
     if movable < excess { 1.0 } else { (excess / movable).clamp(0.0, 1.0) }
 }
 
-/// The plan, whatever the thresholds say.
+/// Computes the plan without checking the thresholds.
 pub fn plan(cores: &[CoreLoad], order: SpreadOrder) -> MigrationPlan {
     let average = average_load(cores);
     let mut capacities: Vec<f64> = cores.iter().map(|core| average - core.total()).collect();
-    capacities.iter_mut().filter(|capacity| **capacity < LOAD_EPSILON).for_each(|room| *room = 0.0);
+    capacities.iter_mut().filter(|capacity| **capacity < LOAD_EPSILON).for_each(|capacity| *capacity = 0.0);
     let weights: Vec<f64> = match order {
         SpreadOrder::RoundRobin => {
             capacities.iter().map(|capacity| if *capacity > 0.0 { 1.0 } else { 0.0 }).collect()
@@ -68,7 +70,8 @@ pub fn plan(cores: &[CoreLoad], order: SpreadOrder) -> MigrationPlan {
             left -= *events;
             *capacity -= *events as f64 * event_load;
         }
-        // Parts of events that were left over: each to where there is most room, and a bit of it is enough.
+        // Fractions of events that are left over go to the core with the most free capacity; a fraction of an event
+        // suffices.
         while left > 0 {
             let most = (0..capacities.len()).max_by(|a, b| capacities[*a].total_cmp(&capacities[*b]));
             let Some(to) = most.filter(|to| capacities[*to] > LOAD_EPSILON) else { break };
@@ -80,12 +83,12 @@ pub fn plan(cores: &[CoreLoad], order: SpreadOrder) -> MigrationPlan {
     MigrationPlan::from_matrix(&cells, cores, order)
 }
 
-/// The whole events in a number of them, where one that is nearly whole is.
+/// The whole events in a number; a number that is an integer but for rounding counts as that integer.
 fn whole_events(events: f64) -> u64 {
     (events + 1e-6) as u64
 }
 
-/// Divides a load by weights where each place has room for so much; what does not fit into one goes to the others.
+/// Divides a load by weights among receivers of limited capacity; the excess of one goes to the others.
 fn divide_within_capacity(mut load: f64, weights: &[f64], capacities: &[f64]) -> Vec<f64> {
     let mut parts = vec![0.0; weights.len()];
     let mut open: Vec<usize> =
@@ -117,8 +120,8 @@ mod tests {
         CoreLoad { fixed, movable, events }
     }
 
-    /// By core: how many leave and how many come.
-    fn moved(plan: &MigrationPlan) -> Vec<(u64, u64)> {
+    /// By core: events sent and events received.
+    fn sent_and_received(plan: &MigrationPlan) -> Vec<(u64, u64)> {
         let of = |at: usize| (plan.cores[at].leaving(), plan.arriving(CoreId::from_index(at)));
         (0..plan.cores.len()).map(of).collect()
     }
@@ -149,7 +152,7 @@ mod tests {
     #[test]
     fn events_leave_high_cores_and_come_to_low_ones() {
         type BalanceRow = (&'static [(u64, u64)], &'static [(u64, u64)], &'static [(f64, f64, u64)]);
-        // By core, leaving and coming, with round robin and with proportional shares.
+        // By core, events sent and received, with round robin and with proportional shares.
         let table: &[BalanceRow] = &[
             (&[], &[], &[]),
             (&[(0, 0)], &[(0, 0)], &[(0.5, 0.5, 100)]),
@@ -159,25 +162,25 @@ mod tests {
                 &[(0.1, 0.2, 9), (0.1, 0.2, 9), (0.2, 0.1, 9)],
             ),
             (&[(0, 0), (0, 0)], &[(0, 0), (0, 0)], &[(1.0, 0.0, 100), (0.0, 0.0, 0)]),
-            // The rooms are 0.3 and 0.1 and filled.
+            // The capacities of 0.3 and 0.1 are filled.
             (
                 &[(80, 0), (0, 60), (0, 20)],
                 &[(80, 0), (0, 60), (0, 20)],
                 &[(0.5, 0.5, 100), (0.3, 0.0, 0), (0.5, 0.0, 0)],
             ),
-            // All 20 events of 0.01: equal parts, or as rooms of 0.3 and 0.1 are.
+            // All 20 events of 0.01: equal parts, or in the ratio of the capacities 0.3 and 0.1.
             (
                 &[(20, 0), (0, 10), (0, 10)],
                 &[(20, 0), (0, 15), (0, 5)],
                 &[(0.8, 0.2, 20), (0.3, 0.0, 0), (0.5, 0.0, 0)],
             ),
-            // Equal parts of 30 events would be more than the second has room for.
+            // Equal parts of 30 events would exceed the capacity of the second.
             (
                 &[(30, 0), (0, 20), (0, 10)],
                 &[(30, 0), (0, 23), (0, 7)],
                 &[(0.7, 0.3, 30), (0.3, 0.0, 0), (0.5, 0.0, 0)],
             ),
-            // A core that is a little high moves a little, whatever the other cannot.
+            // A core that is slightly high sends little, whatever the other cannot send.
             (
                 &[(10, 0), (5, 0), (0, 15)],
                 &[(10, 0), (5, 0), (0, 15)],
@@ -186,8 +189,12 @@ mod tests {
         ];
         for (round_robin, proportional, cores) in table {
             let cores: Vec<CoreLoad> = cores.iter().map(|&(f, m, events)| core(f, m, events)).collect();
-            assert_eq!(moved(&plan(&cores, SpreadOrder::RoundRobin)), *round_robin, "{cores:?}");
-            assert_eq!(moved(&plan(&cores, SpreadOrder::Proportional)), *proportional, "{cores:?}");
+            assert_eq!(sent_and_received(&plan(&cores, SpreadOrder::RoundRobin)), *round_robin, "{cores:?}");
+            assert_eq!(
+                sent_and_received(&plan(&cores, SpreadOrder::Proportional)),
+                *proportional,
+                "{cores:?}"
+            );
         }
     }
 
@@ -199,7 +206,7 @@ mod tests {
             for order in [SpreadOrder::RoundRobin, SpreadOrder::Proportional] {
                 let plan = plan(&cores, order);
                 assert_valid_plan(&plan, &cores);
-                // All that the formula says leaves, but for what fits nowhere by a part of an event.
+                // All events of the formula leave, except those that fit nowhere by a fraction of an event.
                 for (core, migrations) in cores.iter().zip(&plan.cores) {
                     let excess = core.total() - average_load(&cores);
                     let most = core.events as f64 * leaving_ratio(core.movable, excess);
@@ -213,7 +220,7 @@ mod tests {
 
     #[test]
     fn tables_iv_and_v_of_the_paper_come_out() {
-        // Events of each core before, at 80 % of the time in the stage that stays, as the paper has it.
+        // Events of each core before balancing, with 80 % of the time in the stage that stays, as in the paper.
         let before = [26511, 30412, 10441, 11844, 11035, 9757];
         let load = |events: u64| events as f64 / 40_000.0;
         let cores = before.map(|events| core(load(events) * 0.8, load(events) * 0.2, events));

@@ -1,191 +1,192 @@
-//! From what was counted in one window to the figures that choices are made of.
+//! Computes the metrics of one sampling interval from its counters.
 //!
-//! In: [`IntervalCounters`], what each core and each flow did within the window. Out: [`IntervalMetrics`]. Pure; nothing is remembered
-//! from window to window.
+//! In: [`IntervalCounters`], the work of each core and each tenant in the interval. Out: [`IntervalMetrics`]. Pure; no
+//! state is kept between intervals.
 //!
 //! ```text
 //!   core      busy in target, kv, device ──▶ utilisation, shares R_oF, R_KV, R_D
-//!             requests by where they ran ──▶ natural load: as if nothing had been moved
-//!   cores     natural loads              ──▶ LB = least ÷ most, most − least, the most
-//!   flow      requests, latency, waits   ──▶ intensity, slowdown S = RT ÷ (RT − waited behind others)
-//!   flows     slowdowns                  ──▶ F = least ÷ most
+//!             requests by executing core ──▶ natural load: the load without migration
+//!   cores     natural loads              ──▶ LB = min ÷ max, max − min, max
+//!   tenant    requests, latency, waits   ──▶ intensity, slowdown S = RT ÷ (RT − waited behind others)
+//!   tenants   slowdowns                  ──▶ F = min ÷ max
 //! ```
 //!
-//! # Natural loads
-//! The papers balance on measured utilisation and do not say what the window after shows: once requests are moved, the
-//! utilisations are level, no threshold is passed, and a policy that looked at them alone would move nothing, find
-//! the imbalance again, and so switch itself on and off for ever. So choices are made on natural loads: what
-//! each core would have had if every request had run on the core of its connection. A core's natural load is the measured
-//! one, without the kv and device time of what it ran for others, and with that of its own requests that ran
-//! elsewhere, at the time per request that they took there. The sum over cores is that of the measured ones. A natural
-//! load may be above 1: so much comes in through that core's connections.
+//! # Natural load
+//! The papers balance on measured utilisation and do not describe the interval after a migration: once requests
+//! migrate, utilisations are level, no threshold is exceeded, and a policy based on utilisation alone would stop
+//! migrating, find the imbalance again, and oscillate. Decisions therefore use natural loads: the load that each core
+//! would have if every request ran on the core of its connection. A core's natural load is the measured load, minus the
+//! kv and device time of the requests that it executed for other cores, plus that of its own requests that ran
+//! elsewhere, at the time per request measured there. The sum over all cores equals the sum of the measured loads. A
+//! natural load above 1 is valid: the connections of that core bring more work than one core can do.
 //!
-//! # Where there is nothing to divide by
-//! | case | figure |
+//! # Division by zero and missing data
+//! | case | metric |
 //! | --- | --- |
-//! | a core on which nothing ran | shares of all cores together; where nothing ran at all R_oF = 1, so nothing can be moved |
-//! | one core, or no natural load above [`IDLE`] | LB = 1, difference 0 |
-//! | a flow of which nothing was answered and nothing waits (it came, went or rests) | intensity 0, no slowdown |
-//! | a flow of which nothing was answered while something waits | slowdown ∞ |
+//! | a core on which nothing ran | the shares of all cores together; if nothing ran on any core R_oF = 1, so nothing can migrate |
+//! | one core, or no natural load above [`IDLE_LOAD_MAX`] | LB = 1, difference 0 |
+//! | a tenant without a completed or waiting request (new, gone or idle) | intensity 0, no slowdown |
+//! | a tenant without a completed request and with a waiting one | slowdown ∞ |
 //! | response time 0 | slowdown 1 |
-//! | waited as long as the response took, or longer by a clock's error | the rest counts as 1 ns a request |
-//! | fewer than two flows with a slowdown, or all of them ∞ | F = 1 |
-//! | a window of no length | as if it had 1 ns |
-//! | a list with fewer entries than cores | the missing ones are 0; what is said of cores that do not exist is left out |
+//! | waited as long as the response took, or longer by a clock error | the remainder counts as 1 ns per request |
+//! | fewer than two tenants with a slowdown, or all of them ∞ | F = 1 |
+//! | an interval of zero length | computed as 1 ns |
+//! | a list with fewer entries than cores | missing entries are 0; entries beyond the last core are ignored |
 //!
-//! Sources: OctoKV §IV-D; OctoFAS §3.1 and §4.2. That RT alone is RT without the time waited behind other flows is ours:
-//! OctoFAS does not say how it is known while a flow is not alone.
+//! Sources: OctoKV §IV-D; OctoFAS §3.1 and §4.2. The definition of RT alone as RT minus the time waited behind other
+//! tenants is ours: OctoFAS does not say how to obtain it while other tenants are active.
 
 use crate::ids::{CoreId, TenantId};
 use octokv_base::Nanos;
 
-/// Where no core's load is above this, the node is idle, and its loads are in balance whatever their ratio: one background
-/// task would otherwise be an imbalance. (OctoFAS has no such floor; OctoKV has T_OL.)
+/// If no core's load is above this (part of one core, 0 to 1), the node is idle and its loads count as balanced
+/// whatever their ratio: one background task would otherwise be an imbalance. (OctoFAS has no such floor; OctoKV has
+/// T_OL.)
 pub const IDLE_LOAD_MAX: f64 = 0.05;
 
-/// Time of a core by stage.
+/// CPU time of one core in one interval, by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageTimes {
-    /// Sockets, protocol and commands: stays on the connection's core.
+    /// Sockets, protocol and commands: stays on the core of the connection.
     pub target: Nanos,
-    /// Engines: may run on another core.
+    /// Storage engine: can migrate to another core.
     pub kv: Nanos,
-    /// Device submissions and completions: goes where the engine's part goes.
+    /// Device submissions and completions: migrates with the engine's part.
     pub device: Nanos,
 }
 
-/// What one core did within the window.
+/// Counters of one core in one interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CoreCounters {
-    /// Time in each stage, without empty polls.
+    /// CPU time by stage, without empty polls.
     pub busy: StageTimes,
-    /// Requests of its connections that were begun and not answered, on average: shown to operators, decides nothing.
+    /// Mean number of requests of its connections in progress. For display; no decision depends on it.
     pub queue_depth: f64,
-    /// Requests of its own connections that ran here.
+    /// Requests of its own connections that it executed.
     pub executed_locally: u64,
-    /// By core: requests of its own connections that it sent there.
+    /// Requests of its own connections that it sent to each core, indexed by core.
     pub offloaded_to: Vec<u64>,
-    /// By core: requests of that core's connections that ran here.
+    /// Requests that it executed for the connections of each core, indexed by core.
     pub executed_for: Vec<u64>,
 }
 
-/// What one flow got within the window.
+/// Counters of one tenant in one interval.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantCounters {
-    /// Which one.
+    /// The tenant; unique in [`IntervalCounters::tenants`].
     pub tenant: TenantId,
-    /// By core of the connection: requests that were answered.
+    /// Completed requests, indexed by the core of the connection.
     pub requests_by_core: Vec<u64>,
     /// Bytes of keys and values in both directions.
     pub bytes: u64,
-    /// The sum of their times from the last byte in to the first byte out.
+    /// Sum of the request latencies, from the last byte received to the first byte sent.
     pub latency: Nanos,
-    /// How much of that sum was spent waiting behind requests of other flows.
+    /// Part of `latency` spent waiting behind requests of other tenants.
     pub waited: Nanos,
-    /// The network's part of one request's response time.
+    /// Network part of the response time of one request.
     pub round_trip: Nanos,
-    /// Requests that have come and wait at the window's end.
+    /// Requests received and waiting at the end of the interval.
     pub waiting: u64,
 }
 
-/// What was counted in one window.
+/// All counters of one sampling interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IntervalCounters {
-    /// How long it was.
+    /// Length of the interval.
     pub interval: Nanos,
-    /// By core.
+    /// Counters by core.
     pub cores: Vec<CoreCounters>,
-    /// The flows there are, in any order, each once.
+    /// Counters of the known tenants, in any order, each tenant once.
     pub tenants: Vec<TenantCounters>,
 }
 
-/// R_oF, R_KV and R_D: which part of a core's time each stage had. Their sum is 1.
+/// Shares of the stages in a core's CPU time: R_oF, R_KV and R_D, each 0 to 1. Their sum is 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageShares {
-    /// R_oF.
+    /// R_oF, the share of sockets and protocol.
     pub target: f64,
-    /// R_KV.
+    /// R_KV, the share of the storage engine.
     pub kv: f64,
-    /// R_D.
+    /// R_D, the share of device submissions and completions.
     pub device: f64,
 }
 
-/// A load, as a part of one core's time.
+/// A load without migration, as a part of one core's time; can be above 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NaturalLoad {
-    /// What cannot be moved.
+    /// Part that stays on the core of the connection.
     pub fixed: f64,
-    /// What can.
+    /// Part that can migrate.
     pub movable: f64,
 }
 
 impl NaturalLoad {
-    /// Both.
+    /// Sum of both parts.
     pub fn total(self) -> f64 {
         self.fixed + self.movable
     }
 }
 
-/// One core's figures.
+/// Metrics of one core.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CoreIntervalMetrics {
-    /// The measured busy part of the window, 0 to 1.
+    /// Measured busy part of the interval, 0 to 1.
     pub utilisation: f64,
-    /// How its time was divided.
+    /// Shares of the stages in its CPU time.
     pub shares: StageShares,
-    /// Its load as if nothing had been moved.
+    /// Its load without migration.
     pub natural: NaturalLoad,
-    /// As it was counted.
+    /// Mean queue depth, as counted.
     pub queue_depth: f64,
-    /// Requests of its own connections that ran within the window, wherever: those that `natural.movable` is made of.
+    /// Requests of its own connections executed in the interval on any core: the requests behind `natural.movable`.
     pub own_requests: u64,
     /// Requests that it sent to other cores.
     pub offloaded: u64,
-    /// Requests that it ran for other cores.
+    /// Requests that it executed for other cores.
     pub executed_for_others: u64,
 }
 
-/// One flow's figures.
+/// Metrics of one tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantIntervalMetrics {
-    /// Which one.
+    /// The tenant.
     pub tenant: TenantId,
-    /// By core of the connection, an entry for each: requests that were answered.
+    /// Completed requests, indexed by the core of the connection, with an entry for each core.
     pub requests_by_core: Vec<u64>,
-    /// Their sum.
+    /// Sum of `requests_by_core`.
     pub requests: u64,
-    /// Requests a second.
+    /// Completed requests per second.
     pub intensity: f64,
-    /// Bytes a second.
+    /// Bytes of keys and values per second, both directions.
     pub bytes_per_s: f64,
-    /// The mean response time that its host sees, network included; `None` where nothing was answered.
+    /// Mean response time seen by the host, network included; `None` if no request completed.
     pub response_time: Option<Nanos>,
-    /// How many times longer that is than it would be alone.
+    /// Response time ÷ response time alone, 1 or more; `None` if the tenant was inactive.
     pub slowdown: Option<f64>,
 }
 
-/// All figures of one window.
+/// All metrics of one sampling interval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IntervalMetrics {
-    /// By core.
+    /// Metrics by core.
     pub cores: Vec<CoreIntervalMetrics>,
-    /// In the order of the counters.
+    /// Metrics by tenant, in the order of the counters.
     pub tenants: Vec<TenantIntervalMetrics>,
-    /// LB of the utilisations: what an operator sees of what balancing brings about.
+    /// LB of the utilisations, 0 to 1: the visible result of balancing.
     pub utilisation_balance: f64,
-    /// LB of the natural loads: what is chosen by.
+    /// LB of the natural loads, 0 to 1: the input of decisions.
     pub natural_balance: f64,
-    /// The greatest natural load without the least.
+    /// Greatest natural load minus the least.
     pub natural_difference: f64,
-    /// The greatest natural load.
+    /// Greatest natural load.
     pub natural_load_max: f64,
-    /// F.
+    /// F: least slowdown ÷ greatest, 0 to 1.
     pub fairness: f64,
 }
 
 impl IntervalMetrics {
-    /// The core with the lowest utilisation, the first of equals: the one that collects the next window's counters
-    /// (OctoKV §IV-D). The first core where there is none.
+    /// The core with the lowest utilisation, the first of equals. It collects the counters of the next interval (OctoKV
+    /// §IV-D). Core 0 if there are no cores.
     pub fn least_busy_core(&self) -> CoreId {
         let least = |a: &(usize, &CoreIntervalMetrics), b: &(usize, &CoreIntervalMetrics)| {
             a.1.utilisation.total_cmp(&b.1.utilisation)
@@ -194,7 +195,7 @@ impl IntervalMetrics {
     }
 }
 
-/// Counters into figures.
+/// Computes all metrics from the counters of one interval.
 pub fn compute_metrics(counters: &IntervalCounters) -> IntervalMetrics {
     let interval_ns = interval_ns(counters.interval);
     let natural = natural_loads(counters);
@@ -226,11 +227,11 @@ pub fn compute_metrics(counters: &IntervalCounters) -> IntervalMetrics {
     }
 }
 
-/// Each core's load as if every request had run on the core of its connection; see the head of this file.
+/// Computes each core's natural load; the module header defines it.
 pub fn natural_loads(counters: &IntervalCounters) -> Vec<NaturalLoad> {
     let interval_ns = interval_ns(counters.interval);
     let count = counters.cores.len();
-    // By core: what one request took there, in kv and device.
+    // By core: kv and device time per request executed there.
     let event_ns: Vec<f64> = counters
         .cores
         .iter()
@@ -247,7 +248,7 @@ pub fn natural_loads(counters: &IntervalCounters) -> Vec<NaturalLoad> {
     let load = |(at, core): (usize, &CoreCounters)| {
         let ran_any =
             core.executed_locally > 0 || saturating_sum(other_cores(&core.executed_for, at, count)) > 0;
-        // Time in these stages without a request is the node's own work on that core.
+        // Time in these stages without any request is background work of that core.
         let work_ns = if ran_any { 0.0 } else { core.busy.movable_ns() };
         let here_ns = core.executed_locally as f64 * event_ns[at];
         let away = counters.cores.iter().zip(&event_ns).enumerate().filter(|(other, _)| *other != at);
@@ -261,7 +262,7 @@ pub fn natural_loads(counters: &IntervalCounters) -> Vec<NaturalLoad> {
     counters.cores.iter().enumerate().map(load).collect()
 }
 
-/// Requests of a core's connections that ran, wherever.
+/// Requests of a core's connections executed on any core.
 fn own_requests(counters: &IntervalCounters, at: usize) -> u64 {
     let others = counters.cores.iter().enumerate().filter(|(other, _)| *other != at);
     let away = others.map(|(_, other)| other.executed_for.get(at).copied().unwrap_or(0));
@@ -284,7 +285,7 @@ fn tenant_metrics(counters: &TenantCounters, interval_ns: f64, cores: usize) -> 
     }
 }
 
-/// S, from sums over the window.
+/// Slowdown S from sums over the interval; `None` if the tenant was inactive.
 fn slowdown(counters: &TenantCounters, requests: u64) -> Option<f64> {
     if requests == 0 {
         return (counters.waiting > 0).then_some(f64::INFINITY);
@@ -299,19 +300,19 @@ fn slowdown(counters: &TenantCounters, requests: u64) -> Option<f64> {
     Some((shared_ns / alone_ns).max(1.0))
 }
 
-/// F: the least slowdown by the greatest.
+/// F: the least slowdown ÷ the greatest.
 fn fairness(slowdowns: impl Iterator<Item = f64> + Clone) -> f64 {
     let (least, most) = min_max(slowdowns.clone());
     if slowdowns.count() < 2 || least == f64::INFINITY { 1.0 } else { least / most }
 }
 
-/// LB: the least load by the greatest.
+/// LB: the least load ÷ the greatest.
 fn balance_ratio(loads: impl Iterator<Item = f64> + Clone) -> f64 {
     let (least, most) = min_max(loads.clone());
     if loads.count() < 2 || most <= IDLE_LOAD_MAX { 1.0 } else { least / most }
 }
 
-/// 0 and 0 of none.
+/// The least and the greatest number; 0 and 0 for an empty iterator.
 fn min_max(numbers: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     let least = numbers.clone().reduce(f64::min).unwrap_or(0.0);
     (least, numbers.reduce(f64::max).unwrap_or(0.0))
@@ -325,7 +326,7 @@ fn saturating_sum(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
-/// The entries of other cores that exist.
+/// The entries of the other existing cores.
 fn other_cores(by_core: &[u64], at: usize, cores: usize) -> impl Iterator<Item = u64> {
     by_core.iter().take(cores).enumerate().filter(move |(core, _)| *core != at).map(|(_, number)| *number)
 }
@@ -347,7 +348,7 @@ impl StageTimes {
         self.target.0 as f64 + self.movable_ns()
     }
 
-    /// `None` where nothing ran.
+    /// `None` if nothing ran.
     fn shares(self) -> Option<StageShares> {
         let total_ns = self.total_ns();
         let share = |span: Nanos| span.0 as f64 / total_ns;

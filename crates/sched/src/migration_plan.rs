@@ -1,27 +1,28 @@
-//! What a core is told about requests that are to run elsewhere, and what such a plan is made from.
+//! Migration plans: how many requests each core sends to which others in an interval, and the loads that a plan is
+//! computed from.
 //!
-//! In: the figures of a window, and which flows move. Out: [`CoreLoad`]s for whoever plans ([`crate::balance`],
-//! [`crate::inter`]); a [`MigrationPlan`] for [`crate::route::Router`].
+//! In: the metrics of an interval, and which tenants migrate. Out: [`CoreLoad`]s for [`crate::load_balance`] and
+//! [`crate::octofas_inter`]; a [`MigrationPlan`] for [`crate::router::Router`].
 //!
-//! Invariants of a plan, whoever made it: a core sends or receives, never both; what a core may send is no more than its
-//! events; loads are [natural](mod@crate::measure), so that a plan in force does not undo itself.
+//! Invariants of every plan: a core sends or receives, never both; a core sends no more than its events; loads are
+//! [natural](mod@crate::metrics), so that a plan in force does not undo itself.
 
 use crate::ids::CoreId;
 use crate::metrics::IntervalMetrics;
 
-/// Loads that differ by less are the same: sums of floats come out differently by their order.
+/// Loads that differ by less are equal: the sum of floats depends on their order.
 pub(crate) const LOAD_EPSILON: f64 = 1e-9;
-/// More events than any core sees in a window; counters above it are taken for it.
+/// Upper bound of a core's events in an interval; larger counters are clamped to it.
 const EVENTS_MAX: u64 = 1 << 48;
 
-/// One core, as a plan sees it.
+/// The load of one core as input of a plan, in parts of one core's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CoreLoad {
-    /// The part of its natural load that stays where it is.
+    /// Part of its natural load that stays on the core.
     pub fixed: f64,
-    /// The part that may be moved.
+    /// Part that can migrate.
     pub movable: f64,
-    /// The requests that `movable` is made of: N_high of OctoKV §IV-E.
+    /// The requests behind `movable`: N_high of OctoKV §IV-E.
     pub events: u64,
 }
 
@@ -31,16 +32,16 @@ impl CoreLoad {
         self.fixed + self.movable
     }
 
-    /// The load that one request is, 0 where none is to be moved.
+    /// The load of one request, 0 if none can migrate.
     pub fn event_load(self) -> f64 {
         if self.events == 0 { 0.0 } else { self.movable / self.events as f64 }
     }
 }
 
-/// The cores, where only requests of flows that `moves` says of may be moved; it is given the place of a flow in
-/// [`IntervalMetrics::flows`]. Where all of them do, requests that belong to no flow move as well.
+/// Computes the core loads if only requests of the tenants with `moves` migrate; its argument is the index of a tenant
+/// in [`IntervalMetrics::tenants`]. If all tenants migrate, requests without a tenant migrate as well.
 ///
-/// What a flow's requests weigh on a core is in proportion to their number: costs are not counted by flow and core.
+/// The load of a tenant's requests on a core is proportional to their number: costs are not counted by tenant and core.
 pub fn core_loads(metrics: &IntervalMetrics, moves: impl Fn(usize) -> bool) -> Vec<CoreLoad> {
     let all = (0..metrics.tenants.len()).all(&moves);
     let candidate = |(at, core): (usize, &crate::metrics::CoreIntervalMetrics)| {
@@ -55,74 +56,74 @@ pub fn core_loads(metrics: &IntervalMetrics, moves: impl Fn(usize) -> bool) -> V
     metrics.cores.iter().enumerate().map(candidate).collect()
 }
 
-/// U_avg; 0 of no core.
+/// U_avg; 0 without cores.
 pub fn average_load(cores: &[CoreLoad]) -> f64 {
     let sum: f64 = cores.iter().map(|core| core.total()).sum();
     if cores.is_empty() { 0.0 } else { sum / cores.len() as f64 }
 }
 
-/// In which order a core sends to those that take.
+/// The order in which a core sends to its receivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpreadOrder {
-    /// One to each in turn, as long as it takes any.
+    /// Round robin over the receivers with budget left.
     #[default]
     RoundRobin,
-    /// To each in proportion to what it takes, evenly mixed.
+    /// In proportion to the budgets, evenly mixed.
     Proportional,
 }
 
-/// So many events for one core.
+/// A number of events for one receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MigrationQuota {
-    /// Who runs them.
+    /// The receiver.
     pub to: CoreId,
-    /// At most so many within a window.
+    /// Upper bound per interval.
     pub events: u64,
 }
 
-/// What one core does with its own requests.
+/// One core's part of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CoreMigrations {
-    /// How many of them it is expected to have within a window, of those that may be moved.
+    /// Requests of tenants that migrate, expected per interval.
     pub events_expected: u64,
-    /// Where to, in the order of cores; none of them has 0 events. Their sum is at most `of_events`.
+    /// Quotas of the receivers in core order, none with 0 events. Their sum is at most `events_expected`.
     pub quotas: Vec<MigrationQuota>,
-    /// In which order.
+    /// Order of the receivers.
     pub order: SpreadOrder,
 }
 
 impl CoreMigrations {
-    /// How many leave within a window.
+    /// Events that leave the core per interval.
     pub fn leaving(&self) -> u64 {
         self.quotas.iter().map(|quota| quota.events).fold(0, u64::saturating_add)
     }
 }
 
-/// What every core does until the next window's choice.
+/// The migrations of all cores until the next decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigrationPlan {
-    /// By core. A core without shares keeps everything.
+    /// Parts by core. A core without quotas keeps all requests.
     pub cores: Vec<CoreMigrations>,
 }
 
 impl MigrationPlan {
-    /// Nothing moves among so many cores.
+    /// A plan without migration for this many cores.
     pub fn empty(cores: usize) -> MigrationPlan {
         MigrationPlan { cores: vec![CoreMigrations::default(); cores] }
     }
 
-    /// Whether nothing moves.
+    /// Whether nothing migrates.
     pub fn is_empty(&self) -> bool {
         self.cores.iter().all(|core| core.quotas.is_empty())
     }
 
-    /// How many events come to a core within a window.
+    /// Events that a core receives per interval.
     pub fn arriving(&self, core: CoreId) -> u64 {
         let quotas = self.cores.iter().flat_map(|plan| &plan.quotas);
         quotas.filter(|quota| quota.to == core).map(|share| share.events).fold(0, u64::saturating_add)
     }
 
-    /// From events by sender and receiver; `cells[from][to]`.
+    /// Builds a plan from events by sender and receiver, `cells[from][to]`.
     pub(crate) fn from_matrix(cells: &[Vec<u64>], cores: &[CoreLoad], order: SpreadOrder) -> MigrationPlan {
         let core = |(row, candidate): (&Vec<u64>, &CoreLoad)| {
             let quota =
@@ -143,7 +144,7 @@ pub(crate) mod tests {
     use crate::{Nanos, TenantId};
     use octokv_base::Prng;
 
-    /// Anything from one core to eight; some idle, some with nothing to move, some alike.
+    /// One to eight random cores; some idle, some without movable load, some alike.
     pub(crate) fn random_cores(random: &mut Prng) -> Vec<CoreLoad> {
         let count = random.below(8) as usize + 1;
         let alike = random.one_in(4);
@@ -159,7 +160,7 @@ pub(crate) mod tests {
         cores
     }
 
-    /// What holds of every plan for these cores.
+    /// Asserts the invariants of every plan.
     pub(crate) fn assert_valid_plan(plan: &MigrationPlan, cores: &[CoreLoad]) {
         let average = average_load(cores);
         assert_eq!(plan.cores.len(), cores.len());
@@ -199,8 +200,8 @@ pub(crate) mod tests {
 
     #[test]
     fn only_requests_of_migrating_tenants_are_movable() {
-        let tenant = |flow: u32, by_core: [u64; 2]| TenantCounters {
-            tenant: TenantId(flow),
+        let tenant = |id: u32, by_core: [u64; 2]| TenantCounters {
+            tenant: TenantId(id),
             requests_by_core: by_core.to_vec(),
             bytes: 0,
             latency: Nanos::ZERO,
@@ -224,7 +225,7 @@ pub(crate) mod tests {
         });
         let some = |movable: f64, events| (movable, events);
         for (moves, want) in [
-            ([true, true], some(0.2, 100)), // Those of no flow as well.
+            ([true, true], some(0.2, 100)), // Requests without a tenant as well.
             ([true, false], some(0.15, 75)),
             ([false, true], some(0.04, 20)),
             ([false, false], some(0.0, 0)),

@@ -1,29 +1,31 @@
-//! Requests move one by one, in turn, from cores above the average to cores below it (OctoFAS §4.3.1, Algorithm 2).
+//! OctoFAS inter-core scheduling: requests migrate one by one, round robin, from cores above the average load to cores
+//! below it (OctoFAS §4.3.1, Algorithm 2).
 //!
 //! ```text
-//!   each high core in turn, while its estimate is above U_avg and it has events:
-//!       the next low core whose estimate is below U_avg takes one
-//!       estimate of the sender − one event's load, estimate of the taker + one event's load
+//!   each high core, round robin, while its estimate is above U_avg and it has events:
+//!       the next low core whose estimate is below U_avg receives one
+//!       estimate of the sender − one event's load, estimate of the receiver + one event's load
 //! ```
-//! In: a [`CoreLoad`] for each core, of the flows that move. Out: a [`MigrationPlan`].
+//! In: a [`CoreLoad`] for each core, of the tenants that migrate. Out: a [`MigrationPlan`].
 //!
-//! The paper does this as requests come, on utilisations that all cores can read. Here it is played beforehand with the
-//! counts of the last window, since cores share nothing: the outcome is each core's budget, and
-//! [`Router`](crate::route::Router) spreads it evenly over the window's requests instead of moving everything first
-//! and nothing later. Where that would take more than some thousand steps, several events go at a time, no more than what
-//! brings an estimate to U_avg. Each sender has its own place in the turn of those that take.
+//! The paper does this as requests arrive, on utilisations that all cores can read. Here the algorithm runs ahead of
+//! time with the counts of the last interval, since cores share nothing: the result is a budget for each core, and
+//! [`Router`](crate::router::Router) spreads it evenly over the interval's requests instead of migrating everything
+//! first and nothing later. If that would take more than a few thousand steps, several events move per step, no more
+//! than bring an estimate to U_avg. Each sender has its own position in the round robin of receivers.
 //!
-//! Against [`crate::balance`]: the same cores send, the same stop at U_avg; it differs in where events go when one low core
-//! has little room (to the others as soon as it is full) and in the condition under which it is done at all.
+//! Compared with [`crate::load_balance`]: the same cores send, with the same stop at U_avg. It differs in the receivers
+//! if one low core has little capacity (the others receive once it is full) and in the condition that triggers it.
 //!
-//! Invariants: those of a [`MigrationPlan`]; a low core comes above U_avg by less than one event's load, a high core below it by
-//! less than one. Tests: against the algorithm played event by event, and random cores held to the invariants.
+//! Invariants: those of a [`MigrationPlan`]; a low core exceeds U_avg by less than one event's load, a high core falls
+//! below it by less than one. Tests: against the algorithm run event by event, and random cores checked against the
+//! invariants.
 
 use crate::config::SchedConfig;
 use crate::metrics::IntervalMetrics;
 use crate::migration_plan::{CoreLoad, LOAD_EPSILON, MigrationPlan, SpreadOrder, average_load};
 
-/// What is to be moved goes in about so many steps, which takes tens of microseconds.
+/// Approximate number of steps of one plan, which takes tens of microseconds.
 const STEPS: u64 = 4096;
 
 /// Whether LB is below T_LB (OctoFAS §4.2.2).
@@ -31,7 +33,7 @@ pub fn is_imbalanced(metrics: &IntervalMetrics, config: &SchedConfig) -> bool {
     metrics.natural_balance < config.imbalance_ratio
 }
 
-/// The plan, whatever the threshold says.
+/// Computes the plan without checking the threshold.
 pub fn plan(cores: &[CoreLoad]) -> MigrationPlan {
     plan_in_steps(cores, STEPS)
 }
@@ -50,7 +52,7 @@ fn plan_in_steps(cores: &[CoreLoad], steps: u64) -> MigrationPlan {
     let step = high.iter().map(excess).sum::<f64>() / steps as f64;
 
     let mut cells = vec![vec![0; cores.len()]; cores.len()];
-    // By sender: the place in `low` that is next. They begin at different ones.
+    // By sender: the position in `low` of the next receiver. The senders start at different positions.
     let mut next: Vec<usize> = (0..high.len()).collect();
     let mut moved = !low.is_empty();
     while moved {
@@ -60,7 +62,9 @@ fn plan_in_steps(cores: &[CoreLoad], steps: u64) -> MigrationPlan {
                 continue;
             }
             let mut candidates = (0..low.len()).map(|step| (*next + step) % low.len());
-            let Some(receiver_index) = candidates.find(|&place| is_below(loads[low[place]])) else { break };
+            let Some(receiver_index) = candidates.find(|&candidate| is_below(loads[low[candidate]])) else {
+                break;
+            };
             let (to, event_load) = (low[receiver_index], cores[from].event_load());
             let together = ((step / event_load) as u64).max(1);
             let excess = events_to_cover(loads[from] - average, event_load);
@@ -77,7 +81,7 @@ fn plan_in_steps(cores: &[CoreLoad], steps: u64) -> MigrationPlan {
     MigrationPlan::from_matrix(&cells, cores, SpreadOrder::RoundRobin)
 }
 
-/// How many events of a load bring an estimate to where it should be, or just past it.
+/// The number of events of this load that brings an estimate to its target, or just past it.
 fn events_to_cover(distance: f64, event_load: f64) -> u64 {
     ((distance / event_load).ceil() as u64).max(1)
 }
@@ -93,8 +97,8 @@ mod tests {
         CoreLoad { fixed, movable, events }
     }
 
-    /// By core: how many leave and how many come.
-    fn moved(plan: &MigrationPlan) -> Vec<(u64, u64)> {
+    /// By core: events sent and events received.
+    fn sent_and_received(plan: &MigrationPlan) -> Vec<(u64, u64)> {
         let of = |at: usize| (plan.cores[at].leaving(), plan.arriving(CoreId::from_index(at)));
         (0..plan.cores.len()).map(of).collect()
     }
@@ -109,15 +113,15 @@ mod tests {
             (&[(0, 0), (0, 0)], &[(0.9, 0.0, 0), (0.1, 0.0, 0)]),
             (&[(10, 0), (0, 10)], &[(0.8, 0.1, 10), (0.1, 0.0, 0)]),
             (&[(40, 0), (0, 40)], &[(0.1, 0.8, 80), (0.1, 0.0, 0)]),
-            // Rooms of 0.297 and 0.102: in turn until the second is full.
+            // Capacities of 0.297 and 0.102: round robin until the second is full.
             (&[(40, 0), (0, 29), (0, 11)], &[(0.5, 0.5, 50), (0.305, 0.0, 0), (0.5, 0.0, 0)]),
             (&[(5, 0), (0, 3), (0, 2)], &[(0.5, 0.05, 5), (0.3, 0.0, 0), (0.3, 0.0, 0)]),
-            // Two senders, in turn.
+            // Two senders, round robin.
             (&[(3, 0), (3, 0), (0, 6)], &[(0.77, 0.03, 3), (0.77, 0.03, 3), (0.2, 0.0, 0)]),
         ];
         for (want, cores) in table {
             let cores: Vec<CoreLoad> = cores.iter().map(|&(f, m, events)| core(f, m, events)).collect();
-            assert_eq!(moved(&plan(&cores)), *want, "{cores:?}");
+            assert_eq!(sent_and_received(&plan(&cores)), *want, "{cores:?}");
         }
     }
 
@@ -144,7 +148,7 @@ mod tests {
         }
     }
 
-    /// By core, once the plan is carried out.
+    /// Loads by core after the plan.
     fn loads_after(plan: &MigrationPlan, cores: &[CoreLoad]) -> Vec<f64> {
         let mut loads: Vec<f64> = cores.iter().map(|core| core.total()).collect();
         for (from, migrations) in plan.cores.iter().enumerate() {

@@ -1,28 +1,29 @@
-//! Which flows are dense, and how often their requests go back behind the others (OctoFAS §4.3.2).
+//! OctoFAS intra-core scheduling: which tenants are dense, and how often their requests are requeued behind the others
+//! (OctoFAS §4.3.2).
 //!
 //! ```text
-//!   requests in the window   f1 ▪▪           sparse     mean of those that are sparse: 2
-//!                            f2 ▪▪▪▪▪▪▪▪     dense      B = alpha × 8 ÷ 2
-//!   mean of all              ─────│  × 1.1
+//!   requests in the interval  t1 ▪▪           sparse     mean of the sparse tenants: 2
+//!                             t2 ▪▪▪▪▪▪▪▪     dense      B = alpha × 8 ÷ 2
+//!   mean of all               ─────│  × 1.1
 //! ```
-//! In: the flows' figures of a window. Out: for each flow whether it is dense, and its backwardings B.
+//! In: the tenants' metrics of an interval. Out: for each tenant whether it is dense, and its requeue count B.
 //!
-//! The paper says that flows of low intensity are sparse and those of high intensity dense, and not where one ends. Here a
-//! flow is dense when it is more than a tenth above the mean of those that are active. The mean, because it needs no
-//! setting and leaves somebody below it whenever somebody is above, so B always has something to be measured by; the tenth,
-//! because equal flows never measure equal, and one of them would be dense by chance in each window. So
-//! none is dense where one is alone or all are alike. A flow of which nothing was answered is not active, takes no part in
-//! means, and is sparse: it may be the one that starves.
+//! The paper calls tenants of low intensity sparse and those of high intensity dense, without a boundary. Here a tenant
+//! is dense if its intensity is more than a tenth above the mean of the active tenants. The mean needs no setting and
+//! leaves at least one tenant below whenever one is above, so B always has a reference. The tenth is a margin, because
+//! equal tenants never measure equal and one of them would be dense by chance in each interval. A single tenant, or
+//! tenants that are all alike, are therefore never dense. A tenant without a completed request is inactive: it does not
+//! count in means, and it is sparse, because it may be the one that starves.
 //!
-//! Intensities are the node's, over all cores: so a flow counts once wherever its requests ran, and what the paper adds for
-//! those that have moved is in them.
+//! Intensities are those of the node, over all cores: a tenant counts once wherever its requests executed, which
+//! includes the paper's correction for migrated requests.
 //!
 //! Tests: tables below.
 
 use crate::config::SchedConfig;
 use crate::metrics::{IntervalMetrics, TenantIntervalMetrics};
 
-/// Dense is who is above the mean by more than `MARGIN.0 ÷ MARGIN.1` of it.
+/// A tenant is dense above the mean × (1 + `.0 ÷ .1`).
 const DENSE_MARGIN: (u128, u128) = (1, 10);
 
 /// Whether F is at or below its threshold (OctoFAS §4.2.1).
@@ -30,27 +31,27 @@ pub fn is_unfair(metrics: &IntervalMetrics, config: &SchedConfig) -> bool {
     metrics.fairness <= config.fairness
 }
 
-/// For each flow, whether it is dense.
+/// For each tenant, whether it is dense.
 pub fn classify_dense(tenants: &[TenantIntervalMetrics]) -> Vec<bool> {
     let active = tenants.iter().filter(|tenant| tenant.requests > 0).count() as u128;
     let sum: u128 = tenants.iter().map(|tenant| u128::from(tenant.requests)).sum();
-    // In whole numbers: flows that are alike must not differ by how a mean was rounded.
+    // Integers: rounding of the mean must not separate equal tenants.
     let least = sum.saturating_mul(DENSE_MARGIN.0 + DENSE_MARGIN.1);
     let is_dense = |requests: u64| u128::from(requests).saturating_mul(active * DENSE_MARGIN.1) > least;
     tenants.iter().map(|tenant| is_dense(tenant.requests)).collect()
 }
 
-/// For each flow its backwardings: B = alpha × intensity ÷ mean intensity of active sparse flows, to the nearest whole
-/// number, at most `requeues_max`; 0 for a sparse one.
+/// For each tenant its requeue count: B = alpha × intensity ÷ mean intensity of the active sparse tenants, rounded, at
+/// most `requeues_max`; 0 for a sparse tenant.
 pub fn requeue_counts(tenants: &[TenantIntervalMetrics], dense: &[bool], config: &SchedConfig) -> Vec<u32> {
-    let sparse = || tenants.iter().zip(dense).filter(|(flow, dense)| !**dense && flow.requests > 0);
+    let sparse = || tenants.iter().zip(dense).filter(|(tenant, dense)| !**dense && tenant.requests > 0);
     let count = sparse().count();
     let mean = sparse().map(|(tenant, _)| tenant.intensity).sum::<f64>() / count.max(1) as f64;
     let of = |(tenant, dense): (&TenantIntervalMetrics, &bool)| {
         if !dense || count == 0 {
             return 0;
         }
-        // A float that is no u32 becomes the nearest one, or 0 where it is no number.
+        // The cast saturates: a float outside of `u32` becomes the nearest value, NaN becomes 0.
         ((config.alpha * tenant.intensity / mean).round() as u32).min(config.requeues_max)
     };
     tenants.iter().zip(dense).map(of).collect()
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
     use crate::{IntervalCounters, TenantId, compute_metrics};
 
-    /// Flows of so many requests in a second.
+    /// Tenants with these numbers of requests in one second.
     fn tenants_of(requests: &[u64]) -> Vec<TenantIntervalMetrics> {
         let tenant = |(index, &requests): (usize, &u64)| TenantIntervalMetrics {
             tenant: TenantId(index as u32),
@@ -78,7 +79,7 @@ mod tests {
     #[test]
     fn tenants_well_above_the_mean_are_dense() {
         let table: &[(&[u64], &[u64])] = &[
-            // Who is dense, of flows with so many requests.
+            // Requests of each tenant, and which tenants are dense.
             (&[], &[]),
             (&[], &[1_000_000]),
             (&[], &[0, 0]),
@@ -87,7 +88,7 @@ mod tests {
             (&[], &[500, 505, 495]), // Alike, but for chance.
             (&[], &[90, 110]),       // A tenth above the mean, and not more.
             (&[1], &[90, 111]),
-            (&[1], &[2, 8]), // OctoFAS's two flows.
+            (&[1], &[2, 8]), // OctoFAS's two tenants.
             (&[1], &[2, 8, 0]),
             (&[0], &[800, 1, 1, 1]),
             (&[1, 3], &[10, 100, 10, 100]),
@@ -109,7 +110,7 @@ mod tests {
             requeue_counts(&tenants, &classify_dense(&tenants), &config)
         };
         let table: &[(&[u32], &[u64], f64, u32)] = &[
-            // B, of flows with so many requests, at this alpha and at most so many.
+            // Requests of each tenant, B of each, alpha, and the maximum.
             (&[0, 8], &[2, 8], 2.0, 15),
             (&[0, 4], &[2, 8], 1.0, 15),
             (&[0, 5], &[2, 8], 1.25, 15),
@@ -117,7 +118,7 @@ mod tests {
             (&[0, 15], &[2, 8], 100.0, 15),
             (&[0, 0], &[2, 8], 100.0, 0),
             (&[0, 15], &[1, u64::MAX], 100.0, 15),
-            (&[0, 0, 6, 0], &[1, 3, 12, 0], 1.0, 15), // The resting flow is not in the mean of 2.
+            (&[0, 0, 6, 0], &[1, 3, 12, 0], 1.0, 15), // The idle tenant is not in the mean of 2.
             (&[0, 0, 3], &[4, 12, 20], 1.0, 15),      // Sparse ones of 4 and 12: 20 ÷ 8 is 2.5.
             (&[0, 0], &[5, 5], 1.0, 15),
             (&[0], &[5], 1.0, 15),

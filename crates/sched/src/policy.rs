@@ -1,10 +1,10 @@
-//! The choice for the next window (OctoFAS Algorithms 1 and 4; OctoKV §IV-D).
+//! Selects the action of the next interval (OctoFAS Algorithms 1 and 4; OctoKV §IV-D).
 //!
 //! ```text
-//!   policy            when                                    requests of whom move      requests of whom go back
+//!   policy            condition                               tenants that migrate       tenants that are requeued
 //!   none, fair        never                                   -                          -
 //!   round-robin,      a core above T_OL, and                  all                        -
-//!     proportional      most − least above T_LB
+//!     proportional      max − min above T_LB
 //!   inter             always                                  migrate_tenants            -
 //!   intra             always                                  -                          dense, B times
 //!   hybrid            always                                  dense                      dense that stay, B times
@@ -13,14 +13,14 @@
 //!                     LB < T_LB, F ≤ 0.9   ─▶ as hybrid
 //!                     neither              ─▶ as none
 //! ```
-//! In: the figures of a window and the settings. Out: a [`Decision`], which says for each core and each flow what it needs
-//! until the next one. Pure: the same figures always give the same decision.
+//! In: the metrics of an interval and the configuration. Out: a [`Decision`] with the parameters of each core and each
+//! tenant until the next one. Pure: the same metrics always give the same decision.
 //!
-//! "Always" still moves nothing where nothing is to be gained: from a node that is [idle](crate::measure::IDLE), or between
-//! cores that are alike; and no flow is dense where all are alike.
+//! "Always" still migrates nothing if there is no gain: from a node that is [idle](crate::metrics::IDLE_LOAD_MAX), or
+//! between cores with equal load; and no tenant is dense if all are alike.
 //!
-//! In a hybrid sparse flows stay where they are and go straight through, whatever `migrate_tenants` says (Algorithm 4). A request
-//! of a dense flow that the core's router does not move is one that goes back.
+//! In hybrid, sparse tenants stay on their core and are forwarded at once, whatever `migrate_tenants` says (Algorithm
+//! 4). A request of a dense tenant that the core's router keeps local is requeued.
 
 use crate::config::{MigrateTenants, Policy, SchedConfig};
 use crate::ids::TenantId;
@@ -28,57 +28,57 @@ use crate::metrics::{IDLE_LOAD_MAX, IntervalMetrics};
 use crate::migration_plan::{CoreMigrations, MigrationPlan, SpreadOrder, core_loads};
 use crate::{load_balance, octofas_inter, octofas_intra};
 
-/// What is done until the next window's choice.
+/// The action until the next decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyAction {
-    /// Nothing.
+    /// No action.
     Nothing,
-    /// OctoKV's load balance, in this order.
+    /// OctoKV load balancing, in this order.
     Balance(SpreadOrder),
-    /// Requests move between cores.
+    /// Requests migrate between cores.
     Inter,
-    /// Requests of dense flows go back.
+    /// Requests of dense tenants are requeued.
     Intra,
-    /// Requests of dense flows move, and those that do not go back.
+    /// Requests of dense tenants migrate, and those that stay are requeued.
     Hybrid,
-    /// Each core's fair queue says who is next.
+    /// Each core's fair queue orders requests.
     Fair,
 }
 
-/// What holds for the requests of one flow.
+/// The rule for the requests of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TenantRule {
-    /// Which one.
+    /// The tenant.
     pub tenant: TenantId,
     /// Whether it is dense.
     pub dense: bool,
-    /// Whether its core's router is asked where its requests run; where not, they run here.
+    /// Whether the core's router routes its requests; otherwise they execute locally.
     pub migrates: bool,
-    /// B: how often those that run here go back. 0: not at all, and they need no queue.
+    /// B: how often its local requests are requeued. 0: never, and they need no queue.
     pub requeues: u32,
 }
 
-/// A choice.
+/// The result of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// What is done.
+    /// The action.
     pub action: PolicyAction,
     /// Whether a core was above T_OL.
     pub overloaded: bool,
-    /// Whether loads were out of balance, by the condition of the policy's paper.
+    /// Whether loads were imbalanced, by the condition of the policy's paper.
     pub imbalanced: bool,
-    /// Whether flows were treated unfairly.
+    /// Whether tenants were treated unfairly.
     pub unfair: bool,
-    /// By core: what its router is given.
+    /// The migration plan: a part for the router of each core.
     pub plan: MigrationPlan,
-    /// The flows that were measured, in the order of the figures.
+    /// Rules of the measured tenants, in the order of the metrics.
     pub tenants: Vec<TenantRule>,
-    /// Whether requests of flows that come later move.
+    /// Whether requests of tenants that connect later migrate.
     unmeasured_migrate: bool,
 }
 
 impl Decision {
-    /// The choice of a node that has not measured anything yet: nothing is done.
+    /// The decision of a node without measurements: no action.
     pub fn initial(cores: usize) -> Decision {
         Decision {
             action: PolicyAction::Nothing,
@@ -91,20 +91,20 @@ impl Decision {
         }
     }
 
-    /// What holds for a flow. One that was not measured is taken for sparse. Looks through all flows: once a window, not
-    /// for each request.
+    /// The rule of a tenant. A tenant without measurements counts as sparse. A linear search: call it once per
+    /// interval, not per request.
     pub fn rule(&self, tenant: TenantId) -> TenantRule {
         let newcomer = TenantRule { tenant, dense: false, migrates: self.unmeasured_migrate, requeues: 0 };
         self.tenants.iter().find(|rule| rule.tenant == tenant).copied().unwrap_or(newcomer)
     }
 
-    /// What a core's router is given; nothing for a core that was not measured.
+    /// The part of a core's router; `None` for a core that was not measured.
     pub fn core_migrations(&self, core: crate::CoreId) -> Option<&CoreMigrations> {
         self.plan.cores.get(core.index())
     }
 }
 
-/// Chooses.
+/// Selects the action, the migration plan and the tenant rules.
 pub fn choose(metrics: &IntervalMetrics, config: &SchedConfig) -> Decision {
     let overloaded = load_balance::is_overloaded(metrics, config);
     let by_difference = load_balance::is_imbalanced(metrics, config);
@@ -153,7 +153,7 @@ pub fn choose(metrics: &IntervalMetrics, config: &SchedConfig) -> Decision {
         TenantRule { tenant: tenant.tenant, dense, migrates: moves(dense), requeues }
     };
     let tenants = metrics.tenants.iter().zip(&dense).zip(requeues).map(rule).collect();
-    // A flow that nobody measured is taken for sparse.
+    // A tenant without measurements counts as sparse.
     Decision {
         action: chosen,
         overloaded,

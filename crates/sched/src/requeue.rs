@@ -1,26 +1,26 @@
-//! The message queue of a core, in which requests of dense flows go back behind the others a few times before they run
-//! (OctoFAS §4.3.2, Algorithm 3).
+//! The event queue of a core, in which requests of dense tenants are requeued behind others a few times before they
+//! execute (OctoFAS §4.3.2, Algorithm 3; its "backwarding").
 //!
 //! ```text
-//!   push ─▶ │ d0 │ s │ d2 │ d1 │ ─▶ poll, once each:  d0  ─▶ back, as d1
-//!           back ◀─────────────────────┘              s   ─▶ forward     B = 0: sparse, or come from another core
-//!                                                     d2  ─▶ forward     B = 2: it has gone back twice
-//!                                                     d1  ─▶ back, as d2
+//!   push ─▶ │ d0 │ s │ d2 │ d1 │ ─▶ poll, once each:  d0  ─▶ requeue, as d1
+//!           requeue ◀──────────────────┘              s   ─▶ forward     B = 0: sparse, or from another core
+//!                                                     d2  ─▶ forward     B = 2: requeued twice already
+//!                                                     d1  ─▶ requeue, as d2
 //! ```
-//! In: events, and at each poll the time, how many may be forwarded, and B of each event. Out: events, forwarded. Passive;
-//! it holds at most as many as it was made for.
+//! In: events; at each poll the time, the number of events that may be forwarded, and B of each event. Out: forwarded
+//! events. Passive; its capacity is fixed.
 //!
-//! B is asked for at each poll, so that a choice holds for what is in the queue already.
+//! Each poll reads B again, so that a decision applies to queued events as well.
 //!
-//! # How long an event can stay
-//! A poll handles each event that is there when it begins once, and none that comes meanwhile. So with room to forward, an
-//! event leaves in poll B + 1 at the latest, whatever else comes, or in the first one at which it is older than
-//! `held_max`, whichever is sooner. Where a poll runs out of room, those that it did not reach are first in
-//! the next one: with room for at least one in each poll, an event leaves within (B + 1) × (events in the queue when it
-//! came + 1) + B polls, and age goes before rotation here too.
+//! # Time in the queue
+//! A poll handles each event that is present at its start once, and no event pushed meanwhile. With enough capacity, an
+//! event leaves at the latest in poll B + 1, whatever else arrives, or in the first poll at which it is older than
+//! `held_max`, whichever is first. If a poll runs out of capacity, the events that it did not reach are first in the
+//! next one: with a capacity of at least one per poll, an event leaves within (B + 1) × (events in the queue at its
+//! arrival + 1) + B polls, and age precedes rotation here too.
 //!
-//! Invariants: no event is lost or doubled; those with the same B leave in the order in which they came, but for old ones; a
-//! poll costs at most one step an event. Tests below.
+//! Invariants: no event is lost or duplicated; events with the same B leave in arrival order, except old ones; a poll
+//! costs at most one step per event. Tests below.
 
 use octokv_base::Nanos;
 use std::collections::VecDeque;
@@ -32,16 +32,16 @@ struct RequeueEntry<T> {
     requeues: u32,
 }
 
-/// What a poll did.
+/// The result of one poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequeueStats {
-    /// Events that were forwarded.
+    /// Events forwarded.
     pub forwarded: usize,
-    /// Events that went back.
+    /// Events requeued.
     pub requeued: usize,
 }
 
-/// The queue.
+/// A bounded FIFO with requeueing.
 #[derive(Debug)]
 pub struct RequeueQueue<T> {
     entries: VecDeque<RequeueEntry<T>>,
@@ -50,30 +50,30 @@ pub struct RequeueQueue<T> {
 }
 
 impl<T> RequeueQueue<T> {
-    /// An empty queue of at most `events_max` events, which no event waits in for longer than `held_max` and a poll.
+    /// Creates an empty queue of at most `events_max` events; none stays longer than `held_max` and one poll.
     pub fn new(events_max: usize, held_max: Nanos) -> RequeueQueue<T> {
         RequeueQueue { entries: VecDeque::with_capacity(events_max), events_max, held_max }
     }
 
-    /// Another limit, for what is in the queue as well.
+    /// Changes the age limit, for queued events as well.
     pub fn set_held_max(&mut self, held_max: Nanos) {
         self.held_max = held_max;
     }
 
-    /// How many events there are.
+    /// The number of queued events.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Adds an event.
+    /// Appends an event.
     ///
     /// # Errors
-    /// The event, where the queue is full: run it at once, or stop taking input.
+    /// Returns the event if the queue is full: execute it at once, or stop taking input.
     pub fn push(&mut self, event: T, now: Nanos) -> Result<(), T> {
         if self.entries.len() == self.events_max {
             return Err(event);
@@ -82,8 +82,8 @@ impl<T> RequeueQueue<T> {
         Ok(())
     }
 
-    /// Handles each event once: forwards it, up to `room` of them, or lets it go back. `backwardings` is B of an event; 0
-    /// is for what goes straight through.
+    /// Handles each event once: forwards it, up to `capacity` events, or requeues it. `requeues` gives B of an event;
+    /// an event with B = 0 is forwarded at once.
     pub fn poll(
         &mut self,
         now: Nanos,
@@ -110,8 +110,8 @@ impl<T> RequeueQueue<T> {
         stats
     }
 
-    /// When the oldest event is to be forwarded whatever its B; [`Nanos::NEVER`] where there is none. A core that sleeps
-    /// wakes for it. Looks at every event.
+    /// The time at which the oldest event is forwarded whatever its B; [`Nanos::NEVER`] if the queue is empty. A
+    /// sleeping core wakes at this time. Costs a pass over all events.
     pub fn next_deadline(&self) -> Nanos {
         let oldest = self.entries.iter().map(|entry| entry.arrived_at).min();
         oldest.map_or(Nanos::NEVER, |came| came + self.held_max)
@@ -125,24 +125,24 @@ mod tests {
 
     const UNLIMITED: usize = usize::MAX;
 
-    /// A queue of events that are pairs of a name and B, and what so many polls forward.
+    /// Pushes events (name, B) and returns the names that each poll forwards.
     fn polls(events: &[(u32, u32)], capacity: usize, count: usize) -> Vec<Vec<u32>> {
         let mut queue = RequeueQueue::new(64, Nanos::from_secs(1));
         for &event in events {
             queue.push(event, Nanos::ZERO).unwrap();
         }
-        let mut course = Vec::new();
+        let mut forwarded_by_poll = Vec::new();
         for _ in 0..count {
             let mut forwarded = Vec::new();
             queue.poll(Nanos::ZERO, capacity, |event| event.1, |event| forwarded.push(event.0));
-            course.push(forwarded);
+            forwarded_by_poll.push(forwarded);
         }
-        course
+        forwarded_by_poll
     }
 
     #[test]
     fn dense_events_are_requeued_b_times_and_others_are_forwarded_at_once() {
-        // Events with their B, room, and what each poll forwards.
+        // Events with their B, the capacity, and the names that each poll forwards.
         type RequeueRow = (&'static [(u32, u32)], usize, &'static [&'static [u32]]);
         let table: &[RequeueRow] = &[
             (&[], UNLIMITED, &[&[]]),

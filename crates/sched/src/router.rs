@@ -1,28 +1,30 @@
-//! Where the next request of a core runs: here, or on the core that its plan names.
+//! Routes each request of a core: local execution, or the core that the migration plan selects.
 //!
 //! ```text
-//!   install(plan) ──▶ [ budget │ budget │ … ]  one for each core that takes
-//!                         route() ─▶ Here │ Move(core)       refill() at each window
-//!   requests:   h h m h h h m h h h m h h h m …              4 of 15: evenly, not the first 4
+//!   install(plan) ──▶ [ budget │ budget │ … ]  one for each receiving core
+//!                         route() ─▶ Local │ Offload(core)   refill() at each interval
+//!   requests:   l l o l l l o l l l o l l l o …              4 of 15: spread evenly, not the first 4
 //! ```
-//! In: a [`CoreMigrations`], then one call for each request that may be moved. Out: a [`RoutingDecision`]. Owned by one core; passive.
+//! In: a [`CoreMigrations`], then one call for each request that may migrate. Out: a [`RoutingDecision`]. Owned by one
+//! core; passive.
 //!
-//! Whether a request moves is told by an error accumulator (as a line is drawn on a grid), where to by turns, or by
-//! the smooth weighted turns of nginx: whoever is furthest behind its share goes next. Nothing is random, so runs repeat.
+//! An error accumulator (as in drawing a line on a grid) decides whether a request migrates. Its destination follows
+//! round robin, or nginx's smooth weighted round robin: the receiver with the greatest deficit is next. Nothing is
+//! random, so runs repeat.
 //!
-//! Invariants: within a window no core gets more than its budget; of any requests in a row, the moved ones are within one of
-//! their share while budgets last; without a plan, or when it is used up, the answer is one comparison; nothing is
-//! allocated after [`Router::new`]. Tests below.
+//! Invariants: within an interval no core receives more than its budget; in any sequence of requests, the number of
+//! migrated ones is within one of its share while budgets last; without a plan, or with a used-up one, the decision
+//! costs one comparison; nothing is allocated after [`Router::new`]. Tests below.
 
 use crate::ids::CoreId;
 use crate::migration_plan::{CoreMigrations, SpreadOrder};
 
-/// Where a request runs.
+/// Where a request executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoutingDecision {
     /// On the core of its connection.
     Local,
-    /// On this one.
+    /// On this core.
     Offload(CoreId),
 }
 
@@ -31,16 +33,16 @@ struct Receiver {
     core: CoreId,
     budget: u64,
     remaining: u64,
-    /// How far it is behind its share, in events times the sum of budgets.
+    /// Deficit against its share, in events × the sum of budgets.
     deficit: i128,
 }
 
-/// One core's part of a plan, as it is carried out.
+/// A core's part of a migration plan and its progress.
 #[derive(Debug)]
 pub struct Router {
-    /// Of all budgets.
+    /// Sum of the remaining budgets.
     remaining: u64,
-    /// So many of every `of` requests move.
+    /// This many of every `events_expected` requests migrate.
     quota_total: u64,
     events_expected: u64,
     error_accumulator: u64,
@@ -50,7 +52,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// One that keeps everything here, on a node of so many cores.
+    /// Creates a router that keeps all requests local, on a node with this many cores.
     pub fn new(cores: usize) -> Router {
         let receivers = Vec::with_capacity(cores);
         Router {
@@ -64,15 +66,15 @@ impl Router {
         }
     }
 
-    /// Begins a window with a plan; a plan without shares keeps everything here.
+    /// Starts an interval with a plan; a plan without quotas keeps all requests local.
     ///
     /// # Panics
-    /// Where the plan sends more events than it has, or to more cores than the node has.
+    /// If the plan migrates more events than it expects, or has more receivers than the node has other cores.
     pub fn install(&mut self, plan: &CoreMigrations) {
-        assert!(plan.quotas.len() <= self.receivers.capacity(), "a plan of another node");
+        assert!(plan.quotas.len() <= self.receivers.capacity(), "more receivers than other cores");
         let moving = plan.leaving();
         assert!(moving <= plan.events_expected && plan.events_expected < u64::MAX / 2, "{plan:?}");
-        // Who was next stays so where a plan goes on, so that short windows do not prefer the first core.
+        // If the plan continues, so does the round robin: otherwise short intervals would favour the first core.
         let goes_on =
             self.receivers.iter().map(|receiver| receiver.core).eq(plan.quotas.iter().map(|quota| quota.to));
         if !goes_on {
@@ -92,18 +94,18 @@ impl Router {
         self.remaining = moving;
     }
 
-    /// Begins a window with the same plan.
+    /// Starts an interval with the same plan.
     pub fn refill(&mut self) {
         self.receivers.iter_mut().for_each(|receiver| receiver.remaining = receiver.budget);
         self.remaining = self.quota_total;
     }
 
-    /// Whether any request may move before the next window.
+    /// Whether a request can still migrate in this interval.
     pub fn may_offload(&self) -> bool {
         self.remaining > 0
     }
 
-    /// Where the next request of a flow that moves runs. For one that does not, do not ask.
+    /// Routes the next request of a tenant that migrates. REQUIRES: the tenant's rule has `migrates`.
     #[inline]
     pub fn route(&mut self) -> RoutingDecision {
         if self.remaining == 0 {
@@ -142,7 +144,7 @@ impl Router {
                 best = Some(at);
             }
         }
-        let best = best.expect("the budgets' sum is not used up");
+        let best = best.expect("the sum of the budgets is above 0");
         let receiver = &mut self.receivers[best];
         receiver.deficit -= i128::from(self.quota_total);
         receiver.remaining -= 1;
@@ -166,7 +168,7 @@ mod tests {
         router
     }
 
-    /// Where so many requests run; 0 is here.
+    /// The executing core of each of so many requests; 0 is local.
     fn placements(router: &mut Router, requests: usize) -> Vec<u16> {
         let core = |route| match route {
             RoutingDecision::Local => 0,
@@ -192,7 +194,7 @@ mod tests {
     #[test]
     fn moves_are_spread_over_the_window() {
         use SpreadOrder::{Proportional, RoundRobin};
-        // (events, order, shares), where so many requests run.
+        // (events, order, quotas) and the executing core of each request.
         let table: &[(&[u16], CoreMigrations)] = &[
             (&[0, 0, 1, 0, 0, 0, 0, 1, 0, 0], plan(10, RoundRobin, &[(1, 2)])),
             (&[1, 0, 2, 0, 1, 0, 2, 0], plan(8, RoundRobin, &[(1, 2), (2, 2)])),
@@ -221,9 +223,9 @@ mod tests {
             let moving: u64 = quotas.iter().map(|quota| quota.1).sum();
             let order = if random.one_in(2) { SpreadOrder::RoundRobin } else { SpreadOrder::Proportional };
             let plan = plan(moving + random.below(1000), order, &quotas);
-            let course = placements(&mut router(&plan), plan.events_expected as usize);
+            let executed_on = placements(&mut router(&plan), plan.events_expected as usize);
             let (mut got, mut all) = (vec![0; 8], 0);
-            for (requests, &core) in (1..).zip(&course) {
+            for (requests, &core) in (1..).zip(&executed_on) {
                 all += u64::from(core > 0);
                 let share = moving as f64 * requests as f64 / plan.events_expected as f64;
                 assert!((all as f64 - share).abs() <= 1.0, "{plan:?} after {requests}");
@@ -244,7 +246,7 @@ mod tests {
         let router = &mut router(&plan);
         let mut got = [0; 4];
         for _ in 0..300 {
-            // Of each window only two requests come.
+            // Each interval has two requests only.
             placements(router, 2).into_iter().for_each(|core| got[usize::from(core)] += 1);
             router.install(&plan);
         }

@@ -1,56 +1,56 @@
-//! A rate that is not exceeded, kept as one point in time.
+//! Rate limit as a theoretical arrival time: the generic cell rate algorithm.
 //!
 //! ```text
-//!   now          full at                          a request of `amount` moves "full at" on by amount ÷ rate
-//!   ──┼────────────┼──────┼──▶ time               and may go while "full at" is no later than now + burst
+//!   now      arrival time                         a request of `amount` moves the arrival time by amount ÷ rate
+//!   ──┼────────────┼──────┼──▶ time               and conforms while the arrival time is at most now + burst
 //!     └── burst ──────────┘
 //! ```
-//! In: amounts that were let through. Out: from when on the next may go. This is the generic cell rate algorithm (ITU-T
-//! I.371) with amounts; a token bucket that owes is the same thing with a level that must be refilled.
+//! In: admitted amounts. Out: the time from which the next one conforms. This is ITU-T I.371 with amounts; a token
+//! bucket with debt is the same with a level that must be refilled.
 //!
-//! Invariant: over any span `t` the amounts are together no more than `rate × (t + burst)` and the last of them. Whole
-//! numbers: what a division leaves over is kept for the next. Tested in `tests`.
+//! Invariant: over any time `t` the sum of the amounts is no more than `rate × (t + burst)` plus the last amount.
+//! Integers: the remainder of a division is carried to the next. Tested in `tests`.
 
 use octokv_base::Nanos;
 
 const NS_PER_S: u128 = 1_000_000_000;
-/// No request has more bytes; one that says so counts as this.
+/// Greatest amount of a request; a greater one is clamped.
 const AMOUNT_MAX: u64 = 1 << 32;
 
-/// One limit of one flow.
+/// One rate limit of one tenant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gcra {
     rate_per_s: u64,
     burst: Nanos,
     theoretical_arrival: Nanos,
-    /// What of amount × 1 s did not make a nanosecond yet, below `rate_per_s`.
+    /// The part of amount × 1 s that is less than a nanosecond, below `rate_per_s`.
     remainder: u64,
 }
 
 impl Gcra {
-    /// One with nothing saved up: one request may go at once. `rate_per_s` is above 0.
+    /// Creates a limit without credit: one request conforms at once. REQUIRES: `rate_per_s` > 0.
     pub(super) fn new(rate_per_s: u64, burst: Nanos, now: Nanos) -> Gcra {
         Gcra { rate_per_s, burst, theoretical_arrival: now + burst, remainder: 0 }
     }
 
-    /// Whether it says the same as another would.
+    /// Whether it has this rate and burst.
     pub(super) fn matches(&self, rate_per_s: u64, burst: Nanos) -> bool {
         (self.rate_per_s, self.burst) == (rate_per_s, burst)
     }
 
-    /// From when on the next request may go.
+    /// The time from which the next request conforms.
     pub(super) fn conforms_at(&self) -> Nanos {
         self.theoretical_arrival - self.burst
     }
 
-    /// A request went.
+    /// Charges an admitted request.
     pub(super) fn charge(&mut self, amount: u64, now: Nanos) {
         if self.theoretical_arrival < now {
             (self.theoretical_arrival, self.remainder) = (now, 0);
         }
         let scaled = u128::from(amount.min(AMOUNT_MAX)) * NS_PER_S + u128::from(self.remainder);
         let rate = u128::from(self.rate_per_s);
-        // Both fit: 2^32 × 10^9 is below 2^62, and the rest is below the rate.
+        // Both fit: 2^32 × 10^9 is below 2^62, and the remainder is below the rate.
         self.theoretical_arrival = self.theoretical_arrival + Nanos((scaled / rate) as u64);
         self.remainder = (scaled % rate) as u64;
     }

@@ -1,12 +1,13 @@
-//! The queue beside an exact fluid, and held to its bounds on random flows that come, go and send in batches.
+//! The queue compared with an exact fluid (GPS), and against its bounds under random tenants that start, stop and send
+//! in batches.
 
 use super::*;
 
-/// One random flow: weight, largest request, how it sends.
+/// One random tenant: weight, largest request, sending pattern.
 struct TrafficSource {
     weight: u32,
     size_max: u64,
-    /// Requests that come at a time, and the mean pause between batches.
+    /// Requests per batch, and the mean pause between batches.
     batch: u64,
     pause: u64,
     next_arrival: u64,
@@ -23,7 +24,7 @@ fn random_sources(random: &mut Prng) -> Vec<TrafficSource> {
     (0..random.below(5) + 2).map(|_| source(random)).collect()
 }
 
-/// What a fluid has served of each flow: all that wait are served at once, by weight, at 1 ns a ns.
+/// Service of each tenant by a fluid: all backlogged tenants at once, by weight, at 1 ns per ns.
 struct GpsModel {
     weights: Vec<f64>,
     waiting: Vec<f64>,
@@ -37,7 +38,7 @@ impl GpsModel {
         while left > 0.0 {
             let active: Vec<usize> = (0..self.weights.len()).filter(|&at| self.waiting[at] > 1e-9).collect();
             let sum: f64 = active.iter().map(|&at| self.weights[at]).sum();
-            // Until the first of them has nothing left.
+            // Until the first of them is empty.
             let emptied = |&at: &usize| self.waiting[at] * sum / self.weights[at];
             let step = active.iter().map(emptied).fold(left, f64::min);
             for at in active {
@@ -51,7 +52,7 @@ impl GpsModel {
     }
 }
 
-/// Plays random senders on one server for a while, and tells at each begin: when, who, how much, and who waits.
+/// Runs random senders on one server for a while and reports each begin: time, tenant, cost, backlogged tenants.
 fn run_sources(
     random: &mut Prng,
     sources: &mut [TrafficSource],
@@ -93,7 +94,7 @@ fn run_sources(
             at_begin(now, ticket.tenant().0 as usize, ns, &queue, &mut gps);
             running = Some((now + ns, ticket));
         }
-        assert!(running.is_some() || queue.waiting() == 0, "it rests only when nobody waits");
+        assert!(running.is_some() || queue.waiting() == 0, "idle only if no request waits");
     }
 }
 
@@ -102,7 +103,7 @@ fn backlogged_tenants_stay_within_the_bound_of_gps() {
     let random = &mut Prng::new(11);
     for _ in 0..200 {
         let mut sources = random_sources(random);
-        // All send so much at first that they wait all the time.
+        // All send enough at first to be backlogged throughout.
         sources
             .iter_mut()
             .for_each(|source| (source.batch, source.pause, source.next_arrival) = (300, 1 << 40, 0));
@@ -117,10 +118,10 @@ fn backlogged_tenants_stay_within_the_bound_of_gps() {
             somebody_ended |= (0..begun.len()).any(|at| queue.waiting_of(TenantId(at as u32)) == 0);
             let all: u64 = begun.iter().sum();
             for at in (0..begun.len()).filter(|_| !somebody_ended) {
-                // Begun − part × all, times the sum of weights, in whole numbers.
+                // Begun − part × all, times the sum of weights, in integers.
                 let off = (begun[at] * sum).abs_diff(weights[at] * all);
                 let bound = (sum - weights[at]) * sizes[at] + weights[at] * (sizes_sum - sizes[at]);
-                assert!(off <= bound + sum, "flow {at} is off by {off} of {bound}, {weights:?} {sizes:?}");
+                assert!(off <= bound + sum, "tenant {at} is off by {off} of {bound}, {weights:?} {sizes:?}");
             }
         });
     }
@@ -136,7 +137,7 @@ fn tenants_that_come_and_go_stay_near_gps() {
         run_sources(random, &mut sources, 300_000, |_, tenant, ns, _, gps| {
             for (at, begun) in begun.iter().enumerate() {
                 let behind = gps.served[at] - begun;
-                assert!(behind <= sizes, "flow {at} is behind by {behind} of {sizes}");
+                assert!(behind <= sizes, "tenant {at} is behind by {behind} of {sizes}");
             }
             begun[tenant] += ns as f64;
         });
@@ -152,11 +153,11 @@ fn two_backlogged_tenants_differ_by_at_most_one_request_of_each() {
         let of: Vec<(f64, f64)> =
             sources.iter().map(|source| (source.size_max as f64, f64::from(source.weight))).collect();
         let mut begun = vec![0.0; count];
-        // By pair, since both wait: the least and the most difference.
+        // By pair, since both are backlogged: the least and the greatest difference.
         let mut spans = vec![None::<(f64, f64)>; count * count];
         run_sources(random, &mut sources, 300_000, |_, tenant, ns, queue, _| {
             begun[tenant] += ns as f64 / of[tenant].1;
-            // Whose request just began waited until now.
+            // The tenant whose request just began was backlogged until now.
             let waits = |at: usize| at == tenant || queue.waiting_of(TenantId(at as u32)) > 0;
             for a in 0..count {
                 for b in 0..a {
@@ -184,7 +185,7 @@ fn no_request_waits_for_ever() {
         let mut sources = random_sources(random);
         let of: Vec<(u64, u64)> =
             sources.iter().map(|source| (source.size_max, u64::from(source.weight))).collect();
-        // By flow: since its first request is the first, what began of each other one.
+        // By tenant: since its first request is at the head, the work of each other tenant that began.
         let mut waited = vec![vec![0; of.len()]; of.len()];
         run_sources(random, &mut sources, 300_000, |_, tenant, ns, queue, _| {
             for at in 0..of.len() {

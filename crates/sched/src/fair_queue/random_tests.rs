@@ -1,9 +1,10 @@
-//! The queue in any use: flows come, change and go, limits open and close, costs are put right, and what it promises holds.
+//! Random operations: tenants are added, changed and removed, limits open and close, costs are corrected, and the
+//! invariants hold.
 
 use super::*;
 use std::collections::VecDeque;
 
-/// What the queue should know, kept the simple way.
+/// A simple model of the queue.
 struct QueueModel {
     is_registered: Vec<bool>,
     waiting: Vec<VecDeque<u64>>,
@@ -23,7 +24,7 @@ fn random_cost(random: &mut Prng) -> Cost {
     Cost { ns: random.below(100_000), bytes: random.below(100_000) }
 }
 
-/// One thing that somebody does with it.
+/// One random operation on the queue.
 fn random_step(
     random: &mut Prng,
     queue: &mut FairQueue<u64>,
@@ -49,10 +50,7 @@ fn random_step(
         (3..=10, true) => {
             let request = random.next_u64();
             let refused = queue.enqueue(id, random_cost(random), request, now).is_err();
-            assert!(
-                !refused || !model.waiting[tenant].is_empty(),
-                "with nothing waiting it is never refused"
-            );
+            assert!(!refused || !model.waiting[tenant].is_empty(), "an empty queue accepts a request");
             model.waiting[tenant].extend((!refused).then_some(request));
         }
         (11..=12, true) => {
@@ -65,7 +63,7 @@ fn random_step(
         (13..=16, true) => match queue.dequeue(now) {
             Some((charge, request)) => {
                 let begun = charge.tenant().0 as usize;
-                assert_eq!(model.waiting[begun].pop_front(), Some(request), "first come, first begun");
+                assert_eq!(model.waiting[begun].pop_front(), Some(request), "FIFO");
                 model.running.push(charge);
             }
             None => assert_nothing_could_begin(queue, model, now, in_flight_max),
@@ -79,14 +77,14 @@ fn random_step(
     }
 }
 
-/// Nothing waits that could begin.
+/// Asserts that no waiting request could begin.
 fn assert_nothing_could_begin(queue: &FairQueue<u64>, model: &QueueModel, now: Nanos, in_flight_max: u32) {
     if model.running.len() >= in_flight_max as usize {
         return;
     }
     let waiting = (0..TENANTS as usize).filter(|&tenant| !model.waiting[tenant].is_empty());
     let opens: Vec<Nanos> = waiting.map(|tenant| queue.tenants[tenant].conforms_at()).collect();
-    assert!(opens.iter().all(|opens| *opens > now), "somebody could have begun");
+    assert!(opens.iter().all(|opens| *opens > now), "a request could have begun");
     assert_eq!(queue.next_deadline(), opens.into_iter().min().unwrap_or(Nanos::NEVER));
 }
 
@@ -115,14 +113,14 @@ fn invariants_hold_under_random_operations() {
             assert!(queue.in_flight() <= in_flight_max && queue.in_flight() as usize == model.running.len());
             assert_eq!(queue.waiting(), model.waiting.iter().map(VecDeque::len).sum::<usize>());
         }
-        // In the end everything that waits begins.
+        // At the end all waiting requests begin.
         while queue.waiting() > 0 {
             model.running.drain(..).for_each(|ticket| queue.complete(ticket, None));
             match queue.dequeue(Nanos(now)) {
                 Some((charge, _)) => model.running.push(charge),
                 None => now = queue.next_deadline().0,
             }
-            assert!(now < u64::MAX, "it waits for something");
+            assert!(now < u64::MAX, "it has a deadline");
         }
         assert_eq!(memory, (queue.ready.capacity(), queue.throttled.capacity()), "memory does not grow");
     }

@@ -1,23 +1,21 @@
-//! Where requests wait: one list for each flow, all in one piece of memory that does not grow.
+//! FIFO queues of all tenants in one slab of fixed size.
 //!
-//! In: requests with their costs. Out: each flow's, first come first. Who is let in is decided here too: a flow with nothing
-//! waiting always is, one that has some only while it has less than is left for everybody (dynamic thresholds, Choudhury and
-//! Hahne 1998).
+//! In: items. Out: the items of each tenant in FIFO order. Admission is decided here too: a queue that is empty always
+//! accepts an item, another one only while it holds less than the slots that are free for all (dynamic thresholds,
+//! Choudhury and Hahne 1998).
 //!
-//! Invariants: as many places are free as there are flows with nothing waiting; every place is in one flow's list or in the
-//! list of free ones. Tested in `tests`.
-
-use super::Cost;
+//! Invariants: at least as many slots are free as there are empty queues; every slot is in one queue or in the free
+//! list. Tested in `tests`.
 
 const NIL: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct QueueSlot<T> {
-    waiting: Option<(T, Cost)>,
+    item: Option<T>,
     next: u32,
 }
 
-/// One flow's part.
+/// The queue of one tenant: indexes into the slab.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TenantQueue {
     first: u32,
@@ -41,41 +39,41 @@ impl TenantQueue {
 pub(super) struct SlabQueues<T> {
     slots: Vec<QueueSlot<T>>,
     free: TenantQueue,
-    /// Lists that are not empty, and the most that there can be.
+    /// Queues that are not empty, and their maximum number.
     queues_in_use: u32,
     queues_max: u32,
 }
 
 impl<T> SlabQueues<T> {
-    /// For so many flows and requests; at least one request for each flow.
-    pub(super) fn new(flows_max: u32, requests_max: u32) -> SlabQueues<T> {
+    /// Creates queues for this many tenants and items; at least one item for each tenant.
+    pub(super) fn new(tenants_max: u32, requests_max: u32) -> SlabQueues<T> {
         assert!(
-            flows_max <= requests_max && requests_max < NIL,
-            "{flows_max} flows, {requests_max} requests"
+            tenants_max <= requests_max && requests_max < NIL,
+            "{tenants_max} tenants, {requests_max} requests"
         );
-        let slot = |next| QueueSlot { waiting: None, next };
-        let places = (1..requests_max).chain([NIL]).map(slot).collect();
+        let slot = |next| QueueSlot { item: None, next };
+        let slots = (1..requests_max).chain([NIL]).map(slot).collect();
         let free = TenantQueue { first: 0, last: requests_max - 1, len: requests_max };
-        SlabQueues { slots: places, free, queues_in_use: 0, queues_max: flows_max }
+        SlabQueues { slots, free, queues_in_use: 0, queues_max: tenants_max }
     }
 
-    /// How many requests wait.
+    /// The number of items in all queues.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Adds a request, or gives it back where the flow has its part.
-    pub(super) fn push(&mut self, list: &mut TenantQueue, request: T, cost: Cost) -> Result<(), T> {
+    /// Appends an item, or returns it if the queue has used its share.
+    pub(super) fn push(&mut self, list: &mut TenantQueue, item: T) -> Result<(), T> {
         let kept_for_others = self.queues_max - self.queues_in_use;
         if !list.is_empty() && list.len >= self.free.len - kept_for_others {
-            return Err(request);
+            return Err(item);
         }
         let slot = self.free.first;
-        assert!(slot != NIL, "there is a place for each flow with nothing waiting");
+        assert!(slot != NIL, "an empty queue has a slot");
         let entry = &mut self.slots[slot as usize];
         self.free.first = entry.next;
         self.free.len -= 1;
-        *entry = QueueSlot { waiting: Some((request, cost)), next: NIL };
+        *entry = QueueSlot { item: Some(item), next: NIL };
         if list.is_empty() {
             list.first = slot;
             self.queues_in_use += 1;
@@ -87,8 +85,8 @@ impl<T> SlabQueues<T> {
         Ok(())
     }
 
-    /// Takes the first of a list.
-    pub(super) fn pop(&mut self, list: &mut TenantQueue) -> Option<(T, Cost)> {
+    /// Removes the first item of a queue.
+    pub(super) fn pop(&mut self, list: &mut TenantQueue) -> Option<T> {
         if list.is_empty() {
             return None;
         }
@@ -99,6 +97,6 @@ impl<T> SlabQueues<T> {
         self.free.first = slot;
         self.free.len += 1;
         self.queues_in_use -= u32::from(list.is_empty());
-        entry.waiting.take()
+        entry.item.take()
     }
 }

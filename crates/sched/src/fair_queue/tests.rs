@@ -1,4 +1,4 @@
-//! Tables of who is next, and properties: against an exact fluid, between pairs, under limits, with many in flight.
+//! Tables of the service order, and properties: pairs of tenants, limits, many requests in flight.
 
 use super::*;
 use octokv_base::Prng;
@@ -13,7 +13,7 @@ fn qos_of_weight(weight: u32) -> TenantQos {
     TenantQos { weight, ..TenantQos::default() }
 }
 
-/// A queue in which flows 0, 1, … have these weights.
+/// A queue with tenants 0, 1, … of these weights.
 fn weighted(in_flight_max: u32, weights: &[u32]) -> FairQueue<u64> {
     let mut queue = queue(in_flight_max);
     for (tenant, &weight) in (0..).zip(weights) {
@@ -26,7 +26,7 @@ fn cost(ns: u64) -> Cost {
     Cost { ns, bytes: 0 }
 }
 
-/// The flow of the next request, which is done at once, as expected.
+/// The tenant of the next request, which completes at once with its expected cost.
 fn serve(queue: &mut FairQueue<u64>, now: u64) -> Option<u32> {
     let (ticket, _) = queue.dequeue(Nanos(now))?;
     let tenant = ticket.tenant().0;
@@ -34,7 +34,7 @@ fn serve(queue: &mut FairQueue<u64>, now: u64) -> Option<u32> {
     Some(tenant)
 }
 
-/// In which order waiting requests begin: of each flow so many that cost so much.
+/// The order in which waiting requests begin: of each tenant a number of requests and their cost.
 fn service_order(weights: &[u32], requests: &[(u64, u64)]) -> Vec<u32> {
     let mut queue = weighted(1, weights);
     for (tenant, &(count, ns)) in (0..).zip(requests) {
@@ -47,7 +47,7 @@ fn service_order(weights: &[u32], requests: &[(u64, u64)]) -> Vec<u32> {
 #[test]
 fn tenants_are_served_by_weight_and_cost() {
     type ServiceOrderRow = (&'static [u32], &'static [u32], &'static [(u64, u64)]);
-    // In which order, of weights, counts and costs.
+    // Expected order, weights, counts and costs.
     let table: &[ServiceOrderRow] = &[
         (&[], &[1], &[(0, 0)]),
         (&[0, 0, 0], &[1], &[(3, 10)]),
@@ -74,7 +74,7 @@ fn no_more_are_in_flight_than_may_be() {
     assert_eq!((queue.in_flight(), queue.waiting(), queue.waiting_of(TenantId(0))), (2, 2, 2));
     queue.complete(first, None);
     let (third, request) = queue.dequeue(Nanos::ZERO).unwrap();
-    assert_eq!(request, 2, "first come, first begun");
+    assert_eq!(request, 2, "FIFO");
     assert!(queue.dequeue(Nanos::ZERO).is_none());
     queue.set_in_flight_max(3);
     let (fourth, _) = queue.dequeue(Nanos::ZERO).unwrap();
@@ -91,7 +91,7 @@ fn a_lower_bound_holds_for_what_has_not_begun() {
     assert_eq!(tickets.len(), 8);
     queue.set_in_flight_max(3);
     while queue.in_flight() >= 3 {
-        assert!(queue.dequeue(now).is_none(), "{} run already", queue.in_flight());
+        assert!(queue.dequeue(now).is_none(), "{} in flight already", queue.in_flight());
         queue.complete(tickets.pop().unwrap(), None);
     }
     assert!(queue.dequeue(now).is_some() && queue.dequeue(now).is_none());
@@ -109,10 +109,10 @@ fn a_single_tenant_begins_without_queueing() {
     let now = Nanos::ZERO;
     let tickets: Vec<ServiceTicket> =
         (0..4).map(|_| queue.try_begin(TenantId(0), cost(10), now).unwrap()).collect();
-    assert!(queue.try_begin(TenantId(0), cost(10), now).is_none(), "there is no room");
+    assert!(queue.try_begin(TenantId(0), cost(10), now).is_none(), "no slot is free");
     queue.enqueue(TenantId(0), cost(10), 0, now).unwrap();
     tickets.into_iter().for_each(|ticket| queue.complete(ticket, None));
-    assert!(queue.try_begin(TenantId(1), cost(10), now).is_none(), "somebody waits");
+    assert!(queue.try_begin(TenantId(1), cost(10), now).is_none(), "another request waits");
     let (ticket, _) = queue.dequeue(now).unwrap();
     let passed = queue.try_begin(TenantId(1), cost(10), now).unwrap();
     queue.complete(ticket, None);
@@ -122,7 +122,7 @@ fn a_single_tenant_begins_without_queueing() {
 #[test]
 fn requests_that_skipped_the_queue_are_charged() {
     let mut queue = weighted(1, &[1, 1]);
-    // And again, when a while has passed.
+    // Repeated after a pause.
     for _ in 0..2 {
         let ticket = queue.try_begin(TenantId(0), cost(100), Nanos::ZERO).unwrap();
         for request in 0..4 {
@@ -130,14 +130,14 @@ fn requests_that_skipped_the_queue_are_charged() {
             queue.enqueue(TenantId(1), cost(25), request, Nanos::ZERO).unwrap();
         }
         queue.complete(ticket, None);
-        let course: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
-        assert_eq!(course, [1, 1, 1, 1, 0, 0, 0, 0]);
+        let order: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
+        assert_eq!(order, [1, 1, 1, 1, 0, 0, 0, 0]);
     }
 }
 
 #[test]
 fn what_a_request_really_cost_counts() {
-    // Flow 0's requests take so much where 10 was expected; how many of 60 are its own beside flow 1's.
+    // Tenant 0's requests cost this much instead of the expected 10; its number among 60 requests beside tenant 1's.
     for (really, want) in [(10, 30), (30, 15), (50, 10), (5, 40), (0, 54)] {
         let mut queue = weighted(1, &[1, 1]);
         let mut own = 0;
@@ -153,7 +153,7 @@ fn what_a_request_really_cost_counts() {
         }
         assert!((own - want).abs() <= 2, "{really} ns: {own}, not {want}");
     }
-    // And where it was alone, with nothing waiting when it ended.
+    // The same for a tenant that was alone, with nothing waiting at the completion.
     let mut queue = weighted(2, &[1, 1]);
     let other = queue.try_begin(TenantId(1), cost(10), Nanos::ZERO).unwrap();
     let ticket = queue.try_begin(TenantId(0), cost(10), Nanos::ZERO).unwrap();
@@ -174,7 +174,7 @@ fn a_tenant_with_an_empty_queue_is_never_refused() {
             .find(|&request| queue.enqueue(TenantId(tenant), cost(1), request, Nanos::ZERO).is_err())
             .unwrap()
     };
-    assert_eq!(fill(&mut queue, 0), 5, "a half of what is not kept for others");
+    assert_eq!(fill(&mut queue, 0), 5, "a half of the slots not reserved for others");
     assert_eq!(fill(&mut queue, 1), 3, "a half of the rest");
     assert_eq!(fill(&mut queue, 2), 2);
     assert_eq!(queue.enqueue(TenantId(0), cost(1), 77, Nanos::ZERO), Err(77));
@@ -184,7 +184,7 @@ fn a_tenant_with_an_empty_queue_is_never_refused() {
         served[tenant as usize] += 1;
     }
     assert_eq!((served, queue.waiting()), ([5, 3, 2], 0));
-    // With as many places as flows each has one.
+    // With as many slots as tenants, each tenant has one.
     let mut queue: FairQueue<u64> =
         FairQueue::new(FairQueueLimits { tenants_max: 3, requests_max: 3, in_flight_max: 1 });
     (0..3).for_each(|tenant| queue.add_tenant(TenantId(tenant), &qos_of_weight(1), Nanos::ZERO));
@@ -202,11 +202,11 @@ fn a_removed_tenant_leaves_only_its_debt() {
     queue.add_tenant(TenantId(0), &qos_of_weight(2), Nanos::ZERO);
     (8..10).for_each(|request| queue.enqueue(TenantId(0), cost(100), request, Nanos::ZERO).unwrap());
     (0..6).for_each(|request| queue.enqueue(TenantId(1), cost(30), request, Nanos::ZERO).unwrap());
-    // It owed 100 ns, which at its new weight is a tag of 50: two requests of the other go first.
+    // Its debt of 100 ns is a tag of 50 at its new weight: two requests of the other are first.
     queue.complete(running, Some(1_000_000));
-    let course: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
-    assert_eq!(course, [1, 1, 0, 1, 1, 0, 1, 1], "what ran of the old one is not the new one's");
-    // After a rest nothing is owed.
+    let order: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
+    assert_eq!(order, [1, 1, 0, 1, 1, 0, 1, 1], "the correction of the former tenant does not apply");
+    // After an idle time there is no debt.
     queue.remove_tenant(TenantId(0), |_| ());
     queue.add_tenant(TenantId(0), &qos_of_weight(1), Nanos::ZERO);
     queue.enqueue(TenantId(0), cost(1), 0, Nanos::ZERO).unwrap();
@@ -278,7 +278,7 @@ fn a_sparse_tenant_waits_for_requests_in_flight_and_one_more() {
             while queue.waiting_of(TenantId(1)) < 64 {
                 queue.enqueue(TenantId(1), cost(10), request, Nanos::ZERO).unwrap();
             }
-            // One at a time: the next when the last has been answered, and a while later.
+            // One at a time: the next after the last completed, and after a pause.
             let is_out = !running.iter().any(|ticket: &ServiceTicket| ticket.tenant() == TenantId(0));
             if is_out && queue.waiting_of(TenantId(0)) == 0 && request % 3 == 0 {
                 queue.enqueue(TenantId(0), cost(10), request, Nanos::ZERO).unwrap();
@@ -301,7 +301,7 @@ fn a_sparse_tenant_waits_for_requests_in_flight_and_one_more() {
     }
 }
 
-/// A limit's flow on its own, with requests always waiting: when each began.
+/// A limited tenant alone, with requests always waiting: the begin time and size of each.
 fn begin_times(config: &TenantQos, bytes: &[u64], until: u64, step: u64) -> Vec<(u64, u64)> {
     let mut queue = queue(4);
     queue.add_tenant(TenantId(0), config, Nanos(1000));
@@ -317,7 +317,7 @@ fn begin_times(config: &TenantQos, bytes: &[u64], until: u64, step: u64) -> Vec<
             queue.complete(ticket, None);
         }
         let deadline = queue.next_deadline().0;
-        assert!(deadline > now && deadline < u64::MAX, "it waits for its limit, and says until when");
+        assert!(deadline > now && deadline < u64::MAX, "throttled, with a deadline");
         now = deadline.max(now + step);
     }
     begins
@@ -340,7 +340,7 @@ fn limits_are_held_over_every_span_and_used_up() {
         (limited(None, Some(3_000_000)), &[100_000]),
         (limited(Some(1000), Some(1 << 20)), &[100, 5000]),
     ] {
-        // Looked at again as soon as may be, or late, so that something is saved up.
+        // Polled as soon as possible, or late, so that a burst accumulates.
         for step in [0, 20 * ms] {
             let begins = begin_times(&config, bytes, 2000 * ms, step);
             let largest = *bytes.iter().max().unwrap();
@@ -360,7 +360,7 @@ fn limits_are_held_over_every_span_and_used_up() {
                 }
             }
             if step == 0 {
-                // Of what it may have it has all but one request.
+                // It receives all of its limit except one request.
                 let (operations, bytes) =
                     (begins.len() as u64, begins.iter().map(|begun| begun.1).sum::<u64>());
                 let least = |rate: u64| rate * 1999 / 1000;
@@ -392,29 +392,25 @@ fn a_throttled_tenant_delays_no_other_and_saves_nothing_up() {
     for tenant in 0..2 {
         (0..100).for_each(|request| queue.enqueue(TenantId(tenant), cost(10), request, Nanos::ZERO).unwrap());
     }
-    let course: Vec<Option<u32>> = (0..8).map(|_| serve(&mut queue, 0)).collect();
-    assert_eq!(
-        course[..4],
-        [Some(0), Some(1), Some(1), Some(1)],
-        "one, then the other's as long as it lasts"
-    );
-    assert_eq!(queue.next_deadline(), Nanos(10 * ms), "100 a second, and nothing saved up");
-    let course: Vec<Option<u32>> = (0..4).map(|_| serve(&mut queue, 10 * ms)).collect();
-    assert_eq!(course.iter().filter(|tenant| **tenant == Some(0)).count(), 1, "{course:?}");
-    assert!(queue.try_begin(TenantId(1), cost(1), Nanos(10 * ms)).is_none(), "somebody waits");
-    let course: Vec<Option<u32>> = (0..8).map(|_| serve(&mut queue, 100 * ms)).collect();
-    let own = course.iter().filter(|tenant| **tenant == Some(0)).count();
-    assert_eq!(own, 1, "what was not used within the burst is gone: {course:?}");
-    // With a longer burst, looked at late, it may send several at once: in turn with the other.
+    let order: Vec<Option<u32>> = (0..8).map(|_| serve(&mut queue, 0)).collect();
+    assert_eq!(order[..4], [Some(0), Some(1), Some(1), Some(1)], "one, then the other tenant's requests");
+    assert_eq!(queue.next_deadline(), Nanos(10 * ms), "100 per second without credit");
+    let order: Vec<Option<u32>> = (0..4).map(|_| serve(&mut queue, 10 * ms)).collect();
+    assert_eq!(order.iter().filter(|tenant| **tenant == Some(0)).count(), 1, "{order:?}");
+    assert!(queue.try_begin(TenantId(1), cost(1), Nanos(10 * ms)).is_none(), "another request waits");
+    let order: Vec<Option<u32>> = (0..8).map(|_| serve(&mut queue, 100 * ms)).collect();
+    let own = order.iter().filter(|tenant| **tenant == Some(0)).count();
+    assert_eq!(own, 1, "credit beyond the burst is lost: {order:?}");
+    // With a longer burst, polled late, it may send several at once: alternating with the other.
     let limited = TenantQos { operations_per_s: Some(100), burst: Nanos::from_secs(1), ..qos_of_weight(1) };
     queue.update_tenant(TenantId(0), &limited, Nanos(100 * ms));
     (0..40).for_each(|_| _ = serve(&mut queue, 100 * ms));
     (0..100).for_each(|request| queue.enqueue(TenantId(1), cost(10), request, Nanos(100 * ms)).unwrap());
-    let course: Vec<Option<u32>> = (0..8).map(|_| serve(&mut queue, 600 * ms)).collect();
+    let order: Vec<Option<u32>> = (0..8).map(|_| serve(&mut queue, 600 * ms)).collect();
     assert_eq!(
-        course.iter().filter(|tenant| **tenant == Some(0)).count(),
+        order.iter().filter(|tenant| **tenant == Some(0)).count(),
         4,
-        "it does not catch up: {course:?}"
+        "it does not catch up: {order:?}"
     );
     // Nor without the limit.
     queue.update_tenant(TenantId(0), &qos_of_weight(1), Nanos(600 * ms));
@@ -434,12 +430,12 @@ fn limits_hold_for_requests_that_skip_the_queue() {
         let ticket = queue.try_begin(TenantId(0), cost(1), now);
         ticket.map(|charge| queue.complete(charge, None)).is_some()
     };
-    assert!(pass(&mut queue, Nanos::ZERO) && !pass(&mut queue, Nanos::ZERO), "nothing is saved up at first");
+    assert!(pass(&mut queue, Nanos::ZERO) && !pass(&mut queue, Nanos::ZERO), "no credit at first");
     assert!(pass(&mut queue, Nanos::from_millis(10)) && pass(&mut queue, Nanos::from_millis(10)));
     assert!(!pass(&mut queue, Nanos::from_millis(10)));
     queue.enqueue(TenantId(0), cost(1), 0, Nanos::from_millis(10)).unwrap();
     assert!(queue.dequeue(Nanos::from_millis(10)).is_none());
-    // One that comes again does not have a new burst.
+    // A tenant that is added again has no new burst.
     queue.remove_tenant(TenantId(0), |_| ());
     queue.add_tenant(TenantId(0), &limited, Nanos::from_millis(10) + ms);
     assert!(pass(&mut queue, Nanos::from_millis(11)) && !pass(&mut queue, Nanos::from_millis(11)));

@@ -1,4 +1,4 @@
-//! Tables of what is made of counters, the cases without anything to divide by among them.
+//! Tables of metrics by counters, with the cases of a zero divisor.
 
 use super::*;
 use octokv_base::Prng;
@@ -24,7 +24,7 @@ fn counters_of(cores: Vec<CoreCounters>) -> IntervalCounters {
     IntervalCounters { interval: INTERVAL, cores, tenants: Vec::new() }
 }
 
-/// Requests, and sums of latency and of waits, round trip (in µs), requests that wait.
+/// Requests, sums of latency and of waits, round trip (in µs), waiting requests.
 fn tenant(requests: u64, latency: u64, waited: u64, round_trip: u64, waiting: u64) -> TenantCounters {
     let [latency, waited, round_trip] = [latency, waited, round_trip].map(Nanos::from_micros);
     let requests_by_core = vec![requests];
@@ -43,9 +43,9 @@ fn a_core_is_as_busy_as_its_stages_were() {
         core(busy(900, 100, 500), 7, &[], &[]),
     ]));
     let utilisations: Vec<f64> = metrics.cores.iter().map(|core| core.utilisation).collect();
-    assert_eq!(utilisations, [0.5, 0.0, 1.0], "and no more than always");
+    assert_eq!(utilisations, [0.5, 0.0, 1.0], "at most 1");
     assert_eq!(metrics.cores[0].shares, StageShares { target: 0.8, kv: 0.15, device: 0.05 });
-    assert_eq!(metrics.cores[1].shares.target, 1300.0 / 2000.0, "nothing ran here: the shares of all");
+    assert_eq!(metrics.cores[1].shares.target, 1300.0 / 2000.0, "nothing ran here: shares of all cores");
     assert_eq!(metrics.least_busy_core(), CoreId(1));
     let nothing = compute_metrics(&counters_of(vec![core(busy(0, 0, 0), 0, &[], &[])]));
     assert_eq!(nothing.cores[0].shares, StageShares { target: 1.0, kv: 0.0, device: 0.0 });
@@ -53,7 +53,7 @@ fn a_core_is_as_busy_as_its_stages_were() {
 
 #[test]
 fn loads_are_in_balance_or_not() {
-    // LB, difference, the most: of cores that are busy for so many milliseconds of 1000.
+    // LB, difference, maximum, of cores that are busy for so many milliseconds of 1000.
     let table: &[(f64, f64, f64, &[u64])] = &[
         (1.0, 0.0, 0.0, &[]),
         (1.0, 0.0, 0.9, &[900]),
@@ -72,7 +72,7 @@ fn loads_are_in_balance_or_not() {
             is_near(got.0, *balance) && is_near(got.1, *difference) && is_near(got.2, *busiest),
             "{metrics:?}, not {balance} {difference}"
         );
-        assert_eq!(metrics.natural_balance, metrics.utilisation_balance, "nothing was moved");
+        assert_eq!(metrics.natural_balance, metrics.utilisation_balance, "nothing migrated");
     }
 }
 
@@ -134,25 +134,25 @@ fn a_tenant_has_rates_and_a_mean_response_time() {
 
 #[test]
 fn natural_loads_are_those_without_moves() {
-    // Natural loads as (fixed, movable), of cores as they were measured.
+    // Natural loads as (fixed, movable), of the measured cores.
     type NaturalLoadRow = (Vec<(f64, f64)>, Vec<CoreCounters>);
     let table: [NaturalLoadRow; 7] = [
-        // Nothing was moved.
+        // Nothing migrated.
         (
             vec![(0.4, 0.1), (0.1, 0.0)],
             vec![core(busy(400, 60, 40), 10, &[], &[]), core(busy(100, 0, 0), 0, &[], &[])],
         ),
-        // All of core 0's, 10 ms each there: as core 0 would have had them.
+        // All of core 0's requests, 10 ms each there: core 0 would have had them.
         (
             vec![(0.4, 0.1), (0.1, 0.0)],
             vec![core(busy(400, 0, 0), 0, &[0, 10], &[]), core(busy(100, 60, 40), 0, &[], &[10])],
         ),
-        // A half, beside own ones of the other core.
+        // Half of them, beside the other core's own requests.
         (
             vec![(0.4, 0.1), (0.1, 0.05)],
             vec![core(busy(400, 50, 0), 5, &[0, 5], &[]), core(busy(100, 100, 0), 5, &[], &[5, 0])],
         ),
-        // Those under way at the window's end ran nowhere yet.
+        // Requests in flight at the end of the interval have not executed yet.
         (
             vec![(0.4, 0.05), (0.1, 0.0)],
             vec![core(busy(400, 0, 0), 0, &[0, 9], &[]), core(busy(100, 50, 0), 0, &[], &[5])],
@@ -162,7 +162,7 @@ fn natural_loads_are_those_without_moves() {
             vec![(0.1, 0.02), (0.1, 0.01)],
             vec![core(busy(100, 10, 0), 0, &[0, 1], &[0, 1]), core(busy(100, 20, 0), 0, &[1, 0], &[1, 0])],
         ),
-        // Engine's time without requests is that core's own; a core that moved to itself did not move.
+        // Engine time without requests is that core's own; requests sent to the same core did not migrate.
         (
             vec![(0.3, 0.0), (0.1, 0.1)],
             vec![core(busy(100, 200, 0), 0, &[7], &[7]), core(busy(100, 100, 0), 3, &[0, 2], &[0, 2, 4])],
@@ -178,7 +178,7 @@ fn natural_loads_are_those_without_moves() {
     }
 }
 
-/// Cores that did anything, each of which ran what was sent to it.
+/// Random cores, each of which executed all requests sent to it.
 fn random_counters(random: &mut Prng) -> IntervalCounters {
     let count = random.below(6) as usize + 1;
     let mut cores = vec![CoreCounters::default(); count];
@@ -190,9 +190,9 @@ fn random_counters(random: &mut Prng) -> IntervalCounters {
     }
     for from in 0..count {
         for to in (0..count).filter(|to| *to != from) {
-            let moved = random.below(2) * random.below(1000);
-            cores[from].offloaded_to[to] = moved;
-            cores[to].executed_for[from] = moved;
+            let offloaded = random.below(2) * random.below(1000);
+            cores[from].offloaded_to[to] = offloaded;
+            cores[to].executed_for[from] = offloaded;
         }
     }
     counters_of(cores)

@@ -1,10 +1,10 @@
-//! Tables of what is chosen, and windows in a row in which choices are carried out.
+//! Tables of decisions, and sequences of intervals that apply them.
 
 use super::*;
 use crate::metrics::{CoreCounters, IntervalCounters, StageTimes, TenantCounters, compute_metrics};
 use crate::{CoreId, Nanos, Router, RoutingDecision};
 
-/// A core whose own requests, of a millisecond each in the engine, all ran on it.
+/// A core that executed all of its own requests, a millisecond each in the engine.
 fn core(target_ms: u64, requests: u64) -> CoreCounters {
     let busy = StageTimes {
         target: Nanos::from_millis(target_ms),
@@ -14,7 +14,7 @@ fn core(target_ms: u64, requests: u64) -> CoreCounters {
     CoreCounters { busy, executed_locally: requests, ..CoreCounters::default() }
 }
 
-/// A flow with its requests by core, slowed down so many percent.
+/// A tenant with its requests by core, slowed down by so many percent.
 fn tenant_counters(name: u32, requests_by_core: &[u64], slowed_percent: u64) -> TenantCounters {
     let requests: u64 = requests_by_core.iter().sum();
     TenantCounters {
@@ -40,7 +40,7 @@ fn config(policy: Policy) -> SchedConfig {
     SchedConfig { policy, ..SchedConfig::default() }
 }
 
-/// Two flows on two cores: the first one's few requests and the second one's many, on a core that is nearly full.
+/// Two tenants on two cores: few requests of the first, and many of the second on a core that is nearly full.
 fn imbalanced_cores() -> [CoreCounters; 2] {
     [core(500, 300), core(100, 0)]
 }
@@ -58,7 +58,7 @@ fn each_policy_chooses_by_its_flags() {
     use PolicyAction::*;
     let (fair, unfair) = (two_tenants(0), two_tenants(50));
     let (in_turn, in_proportion) = (Balance(SpreadOrder::RoundRobin), Balance(SpreadOrder::Proportional));
-    // Chosen with loads in balance and flows fair; out of balance; unfair; both.
+    // The action with loads in balance and fair tenants; imbalanced; unfair; both.
     let table = [
         (Policy::None, [Nothing, Nothing, Nothing, Nothing]),
         (Policy::RoundRobin, [Nothing, in_turn, Nothing, in_turn]),
@@ -94,7 +94,7 @@ fn tenants_migrate_or_are_requeued_by_density() {
         let decision = choose(&metrics(&imbalanced_cores(), &two_tenants(50)), &config);
         let rule = |name| decision.rule(TenantId(name));
         assert!(!rule(7).dense && rule(9).dense && !rule(1).dense);
-        // Of the sparse flow, the dense one, and one that nobody knows; and how many requests leave the full core.
+        // The rules of the sparse tenant, the dense one and an unknown one; and the requests that leave the full core.
         let of = |name| (rule(name).migrates, rule(name).requeues);
         (of(7), of(9), of(1), decision.plan.cores[0].leaving())
     };
@@ -120,7 +120,7 @@ fn nothing_is_done_where_nothing_is_to_be_gained() {
     let cases: &[(&str, &[CoreCounters], &[TenantCounters])] = &[
         ("nothing at all", &[], &[]),
         ("one core", &[core(500, 400)], &[tenant_counters(1, &[10], 0), tenant_counters(2, &[10], 0)]),
-        ("one flow", &[core(500, 100), core(500, 100)], &[tenant_counters(1, &[100, 100], 0)]),
+        ("one tenant", &[core(500, 100), core(500, 100)], &[tenant_counters(1, &[100, 100], 0)]),
         ("an idle node", &[core(30, 1), core(0, 0)], &[tenant_counters(1, &[1, 0], 0)]),
         (
             "cores alike",
@@ -128,7 +128,7 @@ fn nothing_is_done_where_nothing_is_to_be_gained() {
             &[tenant_counters(1, &[9, 0], 0), tenant_counters(2, &[9, 0], 0)],
         ),
         (
-            "flows that rest",
+            "idle tenants",
             &[core(300, 0), core(300, 0)],
             &[tenant_counters(1, &[], 0), tenant_counters(2, &[], 0)],
         ),
@@ -160,20 +160,24 @@ fn tenants_come_and_go_between_intervals() {
         assert_eq!(
             (alone.action, alone.rule(TenantId(2)).requeues),
             (PolicyAction::Nothing, 0),
-            "nobody to wait for"
+            "no other tenant"
         );
     }
     resting.waiting = 3;
     let starving = auto(&[resting, dense.clone(), tenant_counters(3, &[90, 0], 0)]);
-    assert_eq!(starving.action, PolicyAction::Intra, "who got nothing in a whole window is treated unfairly");
+    assert_eq!(
+        starving.action,
+        PolicyAction::Intra,
+        "a tenant without service in an interval is treated unfairly"
+    );
     assert_eq!(starving.rule(TenantId(2)).requeues, 15);
-    assert_eq!(auto(&[sparse, dense]), both, "and as it was, when it is back");
+    assert_eq!(auto(&[sparse, dense]), both, "the former action once it is served");
     assert_eq!(Decision::initial(3).rule(TenantId(2)).requeues, 0);
     assert_eq!(Decision::initial(3).core_migrations(CoreId(3)), None);
 }
 
-/// Plays windows in which each core gets `arriving` requests and carries out its part of the plan; what each window
-/// measures leads to the next choice.
+/// Runs intervals in which each core receives `arriving` requests and applies its part of the plan; the metrics of each
+/// interval give the next decision.
 fn run_intervals(policy: Policy, intervals: &[Vec<u64>]) -> Vec<Decision> {
     let cores = intervals[0].len();
     let mut routers: Vec<Router> = (0..cores).map(|_| Router::new(cores)).collect();
@@ -222,8 +226,8 @@ fn a_core_that_loses_its_load_loses_its_plan() {
         let (before, after) = (vec![900, 100, 100], vec![0, 100, 100]);
         let decisions = run_intervals(policy, &[before.clone(), after.clone(), after, before]);
         assert!(!decisions[1].plan.is_empty(), "{policy}");
-        assert!(decisions[2].plan.cores[0].quotas.is_empty(), "{policy}: it has nothing to move");
+        assert!(decisions[2].plan.cores[0].quotas.is_empty(), "{policy}: no movable load");
         assert!(decisions[3].plan.cores[0].quotas.is_empty(), "{policy}");
-        assert_eq!(decisions[4].plan.cores[0], decisions[1].plan.cores[0], "{policy}: and as it was");
+        assert_eq!(decisions[4].plan.cores[0], decisions[1].plan.cores[0], "{policy}: the former plan");
     }
 }
