@@ -1,6 +1,7 @@
-//! The door: HTTP/1.1 with JSON on a Unix socket that its owner alone may open, on a thread of its own.
+//! Admin server: HTTP/1.1 with JSON on a Unix socket with mode 0600, on its own thread.
 //!
-//! In: requests of [`crate::words`]. Out: the [`AdminService`]'s answers. Nothing here runs on a data core.
+//! In: requests with documents of [`crate::api_types`]. Out: the responses of [`AdminService`]. Nothing here runs on a
+//! data core.
 
 use crate::api_types::{AddNamespace, ErrorBody, SetAnaState};
 use crate::scheduling_api::{
@@ -15,26 +16,30 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, put};
 use axum::{Json, Router};
 use serde::Serialize;
+use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::net::{UnixListener, UnixSocket};
 use tokio::sync::watch;
 
-/// How long what was begun may take when the door closes.
+/// Maximum time of the requests in progress at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the health log is told how the node is, and how many times as rarely the state file.
+/// Interval of updates of the health log, and updates per save of the state file.
 const HEALTH_UPDATE_INTERVAL: Duration = Duration::from_secs(30);
 const UPDATES_PER_STATE_SAVE: u32 = 20;
-/// Threads that wait for data cores and devices in the place of the door's own, and how long one stays without work.
+/// Connections that the kernel queues before they are accepted.
+const BACKLOG_MAX: u32 = 128;
+/// Threads for calls that block on data cores and devices, and the idle time after which one ends.
 const BLOCKING_THREADS_MAX: usize = 2;
 const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// What runs beside the data cores until this is dropped: the door, where there is one, and notes on the node's
-/// health.
+/// The thread beside the data cores, until this is dropped: the admin socket, if configured, and updates of the health
+/// log.
 pub struct AdminServer {
     path: Option<PathBuf>,
     stop: watch::Sender<bool>,
@@ -42,24 +47,28 @@ pub struct AdminServer {
 }
 
 impl AdminServer {
-    /// Begins, with the door at a path, or without one. A socket that a node left there when it was killed is replaced; one that somebody
-    /// answers on is not.
+    /// Starts the thread, with a socket at a path or without one. The stale socket of a killed node is replaced.
     ///
     /// # Errors
-    /// What is in the way.
+    /// [`io::ErrorKind::AddrInUse`] if another node accepts connections at the path, [`io::ErrorKind::AlreadyExists`]
+    /// if the path is not a socket, or the error of creating the socket or the thread.
     pub fn start(path: Option<&Path>, service: Arc<AdminService>) -> io::Result<AdminServer> {
-        let listener = path.map(bind_socket).transpose()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
             .max_blocking_threads(BLOCKING_THREADS_MAX)
             .thread_keep_alive(BLOCKING_THREAD_KEEP_ALIVE)
-            .thread_name("octokv-wait")
+            .thread_name("octokv-admin-io")
             .build()?;
+        let listener = path.map(bind_socket).transpose()?.map(|socket| {
+            let _context = runtime.enter();
+            socket.listen(BACKLOG_MAX)
+        });
+        let listener = listener.transpose()?;
         let (stop, stopped) = watch::channel(false);
         let body = move || {
             if let Err(error) = runtime.block_on(serve(listener, service, stopped)) {
-                tracing::error!(%error, "the administration socket is closed");
+                tracing::error!(%error, "the admin socket failed");
             }
         };
         let thread = std::thread::Builder::new().name("octokv-admin".to_owned()).spawn(body)?;
@@ -67,34 +76,36 @@ impl AdminServer {
     }
 }
 
-fn bind_socket(path: &Path) -> io::Result<UnixListener> {
+/// Creates a socket file with mode 0600. The mode is set before the socket listens: until then the kernel rejects every
+/// connection, so no other user can connect in between.
+fn bind_socket(path: &Path) -> io::Result<UnixSocket> {
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent)?;
     }
     if path.exists() {
         if UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node answers there"));
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node uses it"));
         }
         remove_socket(path)?;
     }
-    let listener = UnixListener::bind(path)?;
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    Ok(socket)
 }
 
-/// Removes a socket, and nothing else: a path that was mistyped may name a file of somebody's.
+/// Removes a socket and nothing else: a mistyped path may name the user's file.
 fn remove_socket(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileTypeExt;
     if !std::fs::metadata(path)?.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is something that is no socket"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
     }
     std::fs::remove_file(path)
 }
 
 impl Drop for AdminServer {
     fn drop(&mut self) {
-        // Nobody can connect any more; what was begun is answered.
+        // No new connection is possible; requests in progress are completed.
         let _ = self.path.as_deref().map(remove_socket);
         self.stop.send_replace(true);
         if let Some(thread) = self.thread.take() {
@@ -109,22 +120,10 @@ async fn serve(
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let wait_for_stop = |mut stopped: watch::Receiver<bool>| async move {
-        // An error means that the door itself is gone.
+        // An error means that the server itself was dropped.
         let _ = stopped.wait_for(|stop| *stop).await;
     };
-    let health_service = Arc::clone(&service);
-    let health_updates = async move {
-        for count in 1_u32.. {
-            tokio::time::sleep(HEALTH_UPDATE_INTERVAL).await;
-            let health_service = Arc::clone(&health_service);
-            // A core that does not answer now is asked again the next time.
-            let _ = tokio::task::spawn_blocking(move || {
-                health_service.update_health(count % UPDATES_PER_STATE_SAVE == 0)
-            })
-            .await;
-        }
-    };
-    let listener = listener.map(tokio::net::UnixListener::from_std).transpose()?;
+    let health_updates = update_health(Arc::clone(&service));
     let until = wait_for_stop(stopped.clone());
     let server = async move {
         match listener {
@@ -141,9 +140,22 @@ async fn serve(
     };
     tokio::select! {
         served = server => served,
-        // Whoever holds a connection open and says nothing does not hold the node.
+        // An idle connection does not delay the shutdown.
         () = grace_period => Ok(()),
-        () = health_updates => Ok(()),
+        never = health_updates => match never {},
+    }
+}
+
+/// Updates the health log, and every [`UPDATES_PER_STATE_SAVE`] times the state file, until the server stops.
+async fn update_health(service: Arc<AdminService>) -> Infallible {
+    let mut updates = 0_u32;
+    loop {
+        tokio::time::sleep(HEALTH_UPDATE_INTERVAL).await;
+        updates = updates.wrapping_add(1);
+        let save = updates.is_multiple_of(UPDATES_PER_STATE_SAVE);
+        let service = Arc::clone(&service);
+        // A core that does not respond now is tried again at the next update.
+        let _ = tokio::task::spawn_blocking(move || service.update_health(save)).await;
     }
 }
 
@@ -163,7 +175,7 @@ fn router(service: Arc<AdminService>) -> Router {
         .route(SCHEDULING_PATH, get(scheduling).put(set_scheduling))
         .route(SCHEDULING_INTERVAL_PATH, get(last_interval))
         .route("/v1/statistics", get(status))
-        .fallback(async || error_response(&AdminError::NotFound("there is no such path".to_owned())))
+        .fallback(async || error_response(&AdminError::NotFound("unknown path".to_owned())))
         .with_state(service)
 }
 
@@ -194,83 +206,105 @@ fn invalid_body_response(rejection: &JsonRejection) -> Response {
     error_response(&AdminError::Invalid(error))
 }
 
-/// Does something that may wait for data cores and devices, away from the thread that answers others.
+/// Runs a call that may block on data cores and devices, on another thread than the server's.
 async fn run_blocking<T: Serialize + Send + 'static>(
     service: Arc<AdminService>,
     work: impl FnOnce(&AdminService) -> Result<T, AdminError> + Send + 'static,
 ) -> Response {
     match tokio::task::spawn_blocking(move || work(&service)).await {
-        Ok(Ok(found)) => Json(found).into_response(),
+        Ok(Ok(value)) => Json(value).into_response(),
         Ok(Err(error)) => error_response(&error),
         Err(error) => error_response(&AdminError::Failed(error.to_string())),
     }
 }
 
-async fn namespaces(State(operator): ServiceState) -> Response {
-    run_blocking(operator, |operator| Ok(operator.namespaces())).await
+async fn namespaces(State(service): ServiceState) -> Response {
+    run_blocking(service, |service| Ok(service.namespaces())).await
 }
 
 async fn add_namespace(
-    State(operator): ServiceState,
+    State(service): ServiceState,
     request: Result<Json<AddNamespace>, JsonRejection>,
 ) -> Response {
     match request {
-        Ok(Json(asked)) => run_blocking(operator, move |operator| operator.add_namespace(&asked)).await,
+        Ok(Json(request)) => run_blocking(service, move |service| service.add_namespace(&request)).await,
         Err(rejection) => invalid_body_response(&rejection),
     }
 }
 
-async fn remove_namespace(State(operator): ServiceState, InPath(nsid): InPath<u32>) -> Response {
-    run_blocking(operator, move |operator| operator.remove_namespace(nsid)).await
+async fn remove_namespace(State(service): ServiceState, InPath(nsid): InPath<u32>) -> Response {
+    run_blocking(service, move |service| service.remove_namespace(nsid)).await
 }
 
-async fn hosts(State(operator): ServiceState) -> Response {
-    run_blocking(operator, |operator| Ok(operator.hosts())).await
+async fn hosts(State(service): ServiceState) -> Response {
+    run_blocking(service, |service| Ok(service.hosts())).await
 }
 
-async fn allow_host(State(operator): ServiceState, InPath(name): InPath<String>) -> Response {
-    run_blocking(operator, move |operator| operator.allow_host(&name)).await
+async fn allow_host(State(service): ServiceState, InPath(name): InPath<String>) -> Response {
+    run_blocking(service, move |service| service.allow_host(&name)).await
 }
 
-async fn deny_host(State(operator): ServiceState, InPath(name): InPath<String>) -> Response {
-    run_blocking(operator, move |operator| operator.deny_host(&name)).await
+async fn deny_host(State(service): ServiceState, InPath(name): InPath<String>) -> Response {
+    run_blocking(service, move |service| service.deny_host(&name)).await
 }
 
-async fn ana_groups(State(operator): ServiceState) -> Response {
-    run_blocking(operator, |operator| Ok(operator.ana_groups())).await
+async fn ana_groups(State(service): ServiceState) -> Response {
+    run_blocking(service, |service| Ok(service.ana_groups())).await
 }
 
 async fn set_ana_state(
-    State(operator): ServiceState,
+    State(service): ServiceState,
     InPath(group): InPath<u32>,
     change: Result<Json<SetAnaState>, JsonRejection>,
 ) -> Response {
     match change {
         Ok(Json(SetAnaState { state })) => {
-            run_blocking(operator, move |operator| operator.set_ana_state(group, &state)).await
+            run_blocking(service, move |service| service.set_ana_state(group, &state)).await
         }
         Err(rejection) => invalid_body_response(&rejection),
     }
 }
 
-async fn scheduling(State(operator): ServiceState) -> Response {
-    run_blocking(operator, |operator| Ok(operator.scheduling())).await
+async fn scheduling(State(service): ServiceState) -> Response {
+    run_blocking(service, |service| Ok(service.scheduling())).await
 }
 
 async fn set_scheduling(
-    State(operator): ServiceState,
+    State(service): ServiceState,
     change: Result<Json<SchedConfigPatch>, JsonRejection>,
 ) -> Response {
     match change {
-        Ok(Json(change)) => run_blocking(operator, move |operator| operator.set_scheduling(change)).await,
+        Ok(Json(change)) => run_blocking(service, move |service| service.set_scheduling(change)).await,
         Err(rejection) => invalid_body_response(&rejection),
     }
 }
 
-async fn last_interval(State(operator): ServiceState) -> Response {
-    run_blocking(operator, |operator| operator.last_interval()).await
+async fn last_interval(State(service): ServiceState) -> Response {
+    run_blocking(service, |service| service.last_interval()).await
 }
 
-async fn status(State(operator): ServiceState) -> Response {
-    run_blocking(operator, |operator| Ok(operator.status())).await
+async fn status(State(service): ServiceState) -> Response {
+    run_blocking(service, |service| Ok(service.status())).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_has_mode_0600_before_it_accepts_connections() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("below/admin.sock");
+        let socket = bind_socket(&path).unwrap();
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(), 0o600);
+        let refused = UnixStream::connect(&path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _context = runtime.enter();
+        let _listener = socket.listen(BACKLOG_MAX).unwrap();
+        assert_eq!(mode(), 0o600);
+        UnixStream::connect(&path).unwrap();
+        assert_eq!(bind_socket(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
 }
