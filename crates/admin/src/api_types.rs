@@ -1,39 +1,40 @@
-//! The JSON documents of the administration socket.
+//! JSON documents of the admin API.
 //!
 //! ```text
-//!   GET    /v1/namespaces               [Namespace]
-//!   POST   /v1/namespaces               AddNamespace → Namespace
+//!   GET    /v1/namespaces               [NamespaceSummary]
+//!   POST   /v1/namespaces               AddNamespace → NamespaceSummary
 //!   DELETE /v1/namespaces/NSID
-//!   GET    /v1/hosts                    [name], "any" for every host
+//!   GET    /v1/hosts                    [NQN], "any" for every host
 //!   PUT    /v1/hosts/NQN, DELETE the same
-//!   GET    /v1/ana                      [AnaGroup]
-//!   PUT    /v1/ana/GROUP                AnaChange
-//!   GET    /v1/statistics               Figures
+//!   GET    /v1/ana                      [AnaGroupStatus]
+//!   PUT    /v1/ana/GROUP                SetAnaState
+//!   GET    /v1/statistics               NodeStatus
 //! ```
-//! A refusal is [`ErrorBody`] with status 400 (cannot be), 404 (is not there), 409 (is there), or 500.
+//! An error has an [`ErrorBody`] and status 400 (invalid), 404 (not found), 409 (already exists), 410 (the path of a
+//! former version), or 500 (failed).
 
 use serde::{Deserialize, Serialize};
 
-/// What a namespace is made of.
+/// The command set of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NamespaceType {
-    /// Keys and values.
+    /// Key-value commands.
     Kv,
-    /// Logical blocks.
+    /// Block commands.
     Block,
 }
 
-/// What is done about what a device holds already.
+/// What to do with data already on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExistingDataMode {
-    /// What belongs there is used, anything else is refused.
+    /// Use a volume that belongs there, fail on anything else.
     #[default]
     Check,
-    /// It is given up.
+    /// Discard the data.
     GiveUp,
-    /// For blocks: hosts get it as it is, even where it is a volume of keys.
+    /// Block namespaces only: expose the data as it is, even a key-value volume.
     Keep,
 }
 
@@ -41,62 +42,62 @@ pub enum ExistingDataMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AddNamespace {
-    /// Its identifier; the lowest free one where none is given.
+    /// Namespace ID; default: the lowest free one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nsid: Option<u32>,
-    /// What it is made of.
+    /// Its command set.
     pub kind: NamespaceType,
     /// A file, a block device, or "memory".
     pub device: String,
-    /// How large a missing file, or memory, is made, in bytes.
+    /// Size in bytes of a missing file, or of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// Bytes of a block, for blocks: 512 or 4096 (the default).
+    /// Block size in bytes of a block namespace: 512 or 4096 (default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
-    /// Its group of asymmetric access: 1 to 32, 1 where none is given.
+    /// ANA group: 1 (default) to 32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ana_group: Option<u32>,
-    /// What is done about what the device holds already.
+    /// What to do with data already on the device.
     #[serde(default)]
     pub existing: ExistingDataMode,
 }
 
-/// A namespace that is there.
+/// A namespace of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceSummary {
-    /// Its identifier.
+    /// Namespace ID.
     pub nsid: u32,
-    /// What it is made of.
+    /// Its command set.
     pub kind: NamespaceType,
-    /// What holds it.
+    /// Path of the device, or "memory".
     pub device: String,
-    /// Its size in bytes.
+    /// Capacity in bytes.
     pub size_bytes: u64,
-    /// How many of them are in use.
+    /// Bytes of `size_bytes` in use.
     pub used_bytes: u64,
-    /// How many keys it has, for keys.
+    /// Number of keys; `None` for a block namespace.
     pub keys: Option<u64>,
-    /// Bytes of a block, for blocks.
+    /// Block size in bytes; `None` for a key-value namespace.
     pub block_bytes: Option<u32>,
-    /// Its group of asymmetric access.
+    /// ANA group, 1 to 32.
     pub ana_group: u32,
-    /// Whether it was added while a node ran; else it is of the configuration.
+    /// Whether it was added at run time; otherwise it is in the configuration.
     pub added: bool,
-    /// Why it is not served, where it is not.
+    /// Reason for not being served; `None` if it is served.
     pub offline: Option<String>,
 }
 
-/// A group of asymmetric access.
+/// State of an ANA group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnaGroupStatus {
-    /// Its number.
+    /// Group number, 1 to 32.
     pub group: u32,
-    /// Its state: one of the names of [`SetAnaState`].
+    /// One of the names of [`SetAnaState`].
     pub state: String,
 }
 
-/// A change of a group's state.
+/// A change of an ANA group's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetAnaState {
@@ -104,43 +105,44 @@ pub struct SetAnaState {
     pub state: String,
 }
 
-/// How a core is.
+/// Resource usage of one core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeCoreStatus {
-    /// Connections that it serves.
+    /// Connections served by this core.
     pub connections: u64,
-    /// Requests that it has begun and not ended.
+    /// Requests in progress.
     pub requests: u64,
-    /// Bytes of buffers that are out.
+    /// Buffer bytes in use.
     pub buffer_bytes: u64,
-    /// Bytes of memory that the buffers take, those that are kept for later included.
+    /// Resident bytes of the buffer pool, cached free buffers included.
     pub buffer_memory_bytes: u64,
     /// Device operations in flight.
     pub device_operations: u64,
-    /// Background tasks.
+    /// Running background tasks.
     pub background_tasks: u64,
-    /// Namespaces that are on their way out.
-    pub leaving: u64,
+    /// Namespaces that drain before their removal.
+    #[serde(rename = "leaving")]
+    pub draining_namespaces: u64,
 }
 
-/// How a node is.
+/// Status of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// TCP connections, accepted and not yet forgotten.
+    /// Open TCP connections.
     pub connections: u64,
-    /// Controllers that live.
+    /// Controllers in existence.
     pub controllers: u64,
-    /// Namespaces that are served.
+    /// Served namespaces.
     pub namespaces: u64,
-    /// Keys, over all namespaces.
+    /// Keys in all namespaces.
     pub keys: u64,
-    /// Commands that hosts sent and that were answered with an error.
+    /// Commands completed with an error since the start.
     pub errors: u64,
-    /// Its cores, in order.
+    /// Status by core.
     pub cores: Vec<NodeCoreStatus>,
 }
 
-/// Why something was not done.
+/// Body of an error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     /// One sentence.

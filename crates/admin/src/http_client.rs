@@ -1,4 +1,4 @@
-//! The other side of the door: one request, one answer, for the command line.
+//! HTTP client of the admin socket for the command line: one request and one response per call.
 
 use crate::api_types::ErrorBody;
 use http_body_util::{BodyExt, Full};
@@ -12,42 +12,29 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a node may take for an answer: long enough to open a large volume.
+/// Maximum time of a request: enough to open a large volume.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Why there is no answer that was hoped for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A failed admin request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminClientError {
-    /// Nobody answers at the socket.
+    /// No node accepts connections at the socket, or it did not respond.
+    #[error("no node responds at the admin socket {}: {}", .0.display(), .1)]
     Unreachable(PathBuf, String),
-    /// The node said why not.
+    /// The node's error response: HTTP status and message.
+    #[error("{1}")]
     Status(u16, String),
-    /// What came back is no answer of a node.
+    /// The response is not an admin document.
+    #[error("invalid response from the node: {0}")]
     InvalidResponse(String),
 }
 
-impl fmt::Display for AdminClientError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            AdminClientError::Unreachable(path, why) => {
-                write!(f, "no node answers at the administration socket {}: {why}", path.display())
-            }
-            AdminClientError::Status(_, why) => f.write_str(why),
-            AdminClientError::InvalidResponse(what) => {
-                write!(f, "the answer is none of an octokv node: {what}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for AdminClientError {}
-
-/// A part of a path, from any text.
+/// Percent-encodes a text as one path segment.
 pub fn encode_path_segment(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// Asks for a document.
+/// Reads a document.
 ///
 /// # Errors
 /// See [`AdminClientError`].
@@ -55,7 +42,7 @@ pub fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, AdminCli
     send(socket, Method::GET, path, None)
 }
 
-/// Adds a document, and gives what was made of it.
+/// Creates a resource and returns its document.
 ///
 /// # Errors
 /// See [`AdminClientError`].
@@ -67,7 +54,7 @@ pub fn post<T: DeserializeOwned>(
     send(socket, Method::POST, path, Some(encode_json(body)?))
 }
 
-/// Puts something in its place.
+/// Creates or replaces a resource.
 ///
 /// # Errors
 /// See [`AdminClientError`].
@@ -75,7 +62,7 @@ pub fn put(socket: &Path, path: &str, body: Option<&impl Serialize>) -> Result<(
     send(socket, Method::PUT, path, body.map(encode_json).transpose()?)
 }
 
-/// Takes something away.
+/// Deletes a resource.
 ///
 /// # Errors
 /// See [`AdminClientError`].
@@ -95,7 +82,7 @@ fn send<T: DeserializeOwned>(
 ) -> Result<T, AdminClientError> {
     let unreachable =
         |why: &dyn fmt::Display| AdminClientError::Unreachable(socket.to_owned(), why.to_string());
-    let garbled = |why: &dyn fmt::Display| AdminClientError::InvalidResponse(why.to_string());
+    let invalid = |why: &dyn fmt::Display| AdminClientError::InvalidResponse(why.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|error| unreachable(&error))?;
     let exchange = async {
@@ -109,20 +96,20 @@ fn send<T: DeserializeOwned>(
             request = request.header("content-type", "application/json");
         }
         let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())));
-        let response = sender.send_request(request.map_err(|error| garbled(&error))?).await;
+        let response = sender.send_request(request.map_err(|error| invalid(&error))?).await;
         let response = response.map_err(|error| unreachable(&error))?;
         let status = response.status();
-        let bytes = response.into_body().collect().await.map_err(|error| garbled(&error))?.to_bytes();
+        let bytes = response.into_body().collect().await.map_err(|error| invalid(&error))?.to_bytes();
         connection.abort();
         if !status.is_success() {
             let problem: ErrorBody = serde_json::from_slice(&bytes)
-                .map_err(|_| garbled(&format!("{status} {}", String::from_utf8_lossy(&bytes))))?;
+                .map_err(|_| invalid(&format!("{status} {}", String::from_utf8_lossy(&bytes))))?;
             return Err(AdminClientError::Status(status.as_u16(), problem.error));
         }
-        serde_json::from_slice(&bytes).map_err(|error| garbled(&error))
+        serde_json::from_slice(&bytes).map_err(|error| invalid(&error))
     };
     runtime.block_on(async {
-        let late = |_| unreachable(&"no answer in time");
-        tokio::time::timeout(RESPONSE_TIMEOUT, exchange).await.map_err(late)?
+        let timed_out = |_| unreachable(&"timed out");
+        tokio::time::timeout(RESPONSE_TIMEOUT, exchange).await.map_err(timed_out)?
     })
 }

@@ -1,16 +1,16 @@
-//! Everything of a node that is off its data cores: what an operator changes while it runs, and keeping that.
+//! The admin API of a node: changes at run time, their persistence, and the HTTP server and client.
 //!
 //! ```text
-//!   octokv ns, host, ana, sched, stats ─▶ client ─▶ Unix socket, HTTP/JSON ─▶ server ─▶ operator ─▶ the running node
-//!                                                                            └─▶ state file
+//!   octokv ns, host, ana, sched, stats ─▶ http_client ─▶ Unix socket ─▶ http_server ─▶ service ─▶ the running node
+//!                                                                                        └─▶ state file
 //! ```
 //! # Layout
-//! - [`api_types`]: the JSON documents that client and server exchange.
-//! - [`scheduling_api`]: those of who is served where and when.
-//! - [`state_file`]: what survives a restart, in one file.
-//! - [`service`]: what can be changed, in the node and in the file together.
-//! - [`http_server`]: the door: HTTP on a Unix socket, on a thread of its own.
-//! - [`http_client`]: the other side of it, for the command line.
+//! - [`api_types`]: the JSON documents of client and server.
+//! - [`scheduling_api`]: the JSON documents of scheduling.
+//! - [`state_file`]: the settings that survive a restart, in one file.
+//! - [`service`]: applies changes to the node and to the state file.
+//! - [`http_server`]: HTTP on a Unix socket, on its own thread.
+//! - [`http_client`]: requests of the command line.
 
 #![allow(
     clippy::disallowed_methods,

@@ -1,12 +1,11 @@
-//! The documents of scheduling: what an operator sets, and what the monitor saw in its last window.
+//! JSON documents of scheduling: the configuration, and the report of the last sampling interval.
 //!
 //! ```text
 //!   GET  /v2/scheduling            SchedConfigPatch with every field
 //!   PUT  /v2/scheduling            SchedConfigPatch with the fields to change
 //!   GET  /v2/scheduling/interval   SchedulingReport, or 404 before the first sampling interval has ended
 //! ```
-//! Words on one side, `octokv_sched` on the other. Ranges are held there; a name or number that may not be is refused with
-//! those that may.
+//! Conversions between these documents and `octokv_sched`, which validates the values.
 
 use octokv_base::Nanos;
 use octokv_node::monitor::IntervalReport;
@@ -37,71 +36,71 @@ pub fn unknown_field(message: &str) -> Option<&str> {
     rest.split_once('`').map(|(name, _)| name)
 }
 
-/// What may be set, each for itself. The defaults are those of [`Settings`].
+/// A partial scheduling configuration: absent fields leave a setting unchanged. Defaults are those of [`SchedConfig`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SchedConfigPatch {
     /// none, round-robin, proportional, inter, intra, hybrid, auto or fair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// W: how long is measured before the next choice, in milliseconds.
+    /// W: length of a sampling interval in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval_ms: Option<u64>,
-    /// T_OL of OctoKV.
+    /// T_OL of OctoKV: load of a core, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overload: Option<f64>,
-    /// T_LB of OctoKV, a difference.
+    /// T_LB of OctoKV: difference of loads, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imbalance_difference: Option<f64>,
-    /// T_LB of OctoFAS, a ratio.
+    /// T_LB of OctoFAS: ratio of loads, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imbalance_ratio: Option<f64>,
-    /// At or below this fairness flows are treated unfairly.
+    /// Tenants are treated unfairly at or below this ratio of slowdowns, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fairness: Option<f64>,
-    /// Backwardings for each time that a dense flow is more intense than the sparse ones.
+    /// Requeues per unit of a dense tenant's intensity ÷ the mean of sparse tenants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f64>,
-    /// The most backwardings of a request.
+    /// Maximum requeues of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requeues_max: Option<u32>,
-    /// How long a request is held back at the most, in microseconds.
+    /// Maximum time of a request in the requeue queue, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_max_us: Option<u64>,
-    /// Whose requests `inter` moves: all, dense or sparse.
+    /// Tenants whose requests `inter` migrates: all, dense or sparse.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migrate_tenants: Option<String>,
-    /// Requests of a core that its fair queue lets run at a time.
+    /// Maximum requests in flight from a core's fair queue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u32>,
-    /// The most operations a second of a host on a core under `fair`; 0 for no limit.
+    /// Limit in operations per second for each host on each core under `fair`; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_s: Option<u64>,
-    /// The most bytes a second of a host on a core under `fair`; 0 for no limit.
+    /// Limit in bytes per second for each host on each core under `fair`; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<u64>,
-    /// How much of unused limits is kept, in milliseconds.
+    /// Burst tolerance of the limits, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_ms: Option<u64>,
-    /// What these hosts have under `fair` instead of the above.
+    /// QoS of single hosts under `fair`, by NQN, instead of the above.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hosts: BTreeMap<String, TenantQosPatch>,
 }
 
-/// What one host has, each for itself; what is not given is what all have.
+/// A partial QoS of one host: absent fields keep their value or the default of all hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantQosPatch {
-    /// Its part beside the others', who have 1: 1 to 1000.
+    /// Share in proportion to other hosts' weights (default 1), 1 to 1000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// The most operations a second on a core; 0 for no limit.
+    /// Limit in operations per second on each core; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_s: Option<u64>,
-    /// The most bytes a second on a core; 0 for no limit.
+    /// Limit in bytes per second on each core; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<u64>,
-    /// How much of unused limits is kept, in milliseconds.
+    /// Burst tolerance of the limits, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_ms: Option<u64>,
 }
@@ -127,7 +126,7 @@ impl TenantQosPatch {
         config
     }
 
-    /// Both, where both say something the later one.
+    /// Combines two patches; `later` takes precedence.
     fn merge(self, later: TenantQosPatch) -> TenantQosPatch {
         TenantQosPatch {
             weight: later.weight.or(self.weight),
@@ -137,14 +136,14 @@ impl TenantQosPatch {
         }
     }
 
-    /// Whether nothing is said.
+    /// Whether no field is present.
     pub fn is_empty(&self) -> bool {
         *self == TenantQosPatch::default()
     }
 }
 
 impl SchedConfigPatch {
-    /// All of them, as they are.
+    /// All settings of a configuration.
     pub fn from_config(config: &SchedConfig) -> SchedConfigPatch {
         SchedConfigPatch {
             policy: Some(config.policy.to_string()),
@@ -169,10 +168,10 @@ impl SchedConfigPatch {
         }
     }
 
-    /// Settings with these changed.
+    /// Applies the patch to a configuration.
     ///
     /// # Errors
-    /// What may not be, and what may.
+    /// A message with the first invalid setting and its valid values.
     pub fn apply_to(&self, config: &SchedConfig) -> Result<SchedConfig, String> {
         let mut new = config.clone();
         let name = |error: octokv_sched::SettingError| error.to_string();
@@ -182,7 +181,7 @@ impl SchedConfigPatch {
         if let Some(selected) = &self.migrate_tenants {
             new.migrate_tenants = selected.parse().map_err(name)?;
         }
-        // Saturated, so that what is beyond every range is refused as that.
+        // Saturates, so that a value beyond every range fails the range check.
         let span = |into: &mut Nanos, value: Option<u64>, unit: u64| {
             *into = value.map_or(*into, |value| Nanos(value.saturating_mul(unit)));
         };
@@ -206,7 +205,7 @@ impl SchedConfigPatch {
         Ok(new)
     }
 
-    /// Both, where both say something the later one.
+    /// Combines two patches; `later` takes precedence.
     #[must_use]
     pub fn merge(self, later: SchedConfigPatch) -> SchedConfigPatch {
         SchedConfigPatch {
@@ -232,95 +231,95 @@ impl SchedConfigPatch {
         }
     }
 
-    /// Whether nothing is said.
+    /// Whether no field is present.
     pub fn is_empty(&self) -> bool {
         *self == SchedConfigPatch::default()
     }
 }
 
-/// One core in a window.
+/// Metrics of one core in a sampling interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CoreSchedulingReport {
-    /// The busy part of it, 0 to 1.
+    /// Busy part of the interval, 0 to 1.
     pub utilisation: f64,
-    /// R_oF, R_KV and R_D: how its busy time was divided.
+    /// R_oF: share of sockets and protocol in its busy time, 0 to 1.
     pub target_share: f64,
-    /// R_KV.
+    /// R_KV: share of the storage engine.
     pub kv_share: f64,
-    /// R_D.
+    /// R_D: share of device submissions and completions.
     pub device_share: f64,
-    /// Its load as if nothing had been moved.
+    /// Load without migration, in parts of one core.
     pub natural_load: f64,
-    /// Requests of its connections that were begun and not answered, on average.
+    /// Mean number of requests of its connections in progress.
     pub queue_depth: f64,
     /// Requests of its connections.
     pub requests: u64,
-    /// Of these, that ran on other cores.
+    /// Part of `requests` executed on other cores.
     pub offloaded: u64,
-    /// Requests of other cores that it ran.
+    /// Requests of other cores' connections that it executed.
     pub executed_for_others: u64,
 }
 
-/// One flow in a window.
+/// Metrics of one tenant in a sampling interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TenantSchedulingReport {
-    /// Its host; empty for all hosts that are not told apart.
+    /// Host NQN; empty for the tenant of all hosts beyond the limit.
     pub host: String,
-    /// Its intensity: requests that were answered a second.
+    /// Intensity: completed requests per second.
     pub operations_s: f64,
-    /// Bytes of its connections a second, both ways.
+    /// Bytes of its connections per second, both directions.
     pub bytes_s: f64,
-    /// The mean time of a request in the node, and how much of it was waiting behind other flows, in microseconds.
+    /// Mean time of a request in the node, in microseconds.
     pub latency_us: f64,
-    /// How much of it.
+    /// Part of `latency_us` spent waiting behind other tenants.
     pub waited_us: f64,
-    /// The network's part of its response time, in microseconds; 0 where it is not known.
+    /// Network part of the response time, in microseconds; 0 if unknown.
     pub round_trip_us: f64,
-    /// How many times longer responses took than they would have alone; nothing where none came.
+    /// Response time ÷ response time alone; `None` without a response.
     pub slowdown: Option<f64>,
-    /// Whether it is dense, whether its requests may move, and how often those that stay go back.
+    /// Whether it is dense.
     pub dense: bool,
-    /// Whether they may move.
+    /// Whether its requests may migrate.
     pub migrates: bool,
-    /// How often they go back.
+    /// How often its local requests are requeued.
     pub requeues: u32,
 }
 
-/// What the monitor saw in a window, and what was chosen by it.
+/// Metrics of a sampling interval and the resulting decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulingReport {
-    /// Its number since the start.
+    /// Number of the interval since the start.
     pub number: u64,
-    /// How long it was, in milliseconds.
+    /// Its length in milliseconds.
     pub length_ms: f64,
-    /// The policy that chose.
+    /// The configured policy.
     pub policy: String,
-    /// What it chose: nothing, balance, inter, intra, hybrid or fair.
+    /// The selected action: nothing, balance, inter, intra, hybrid or fair.
     pub action: String,
     /// Whether a core was above T_OL.
     pub overloaded: bool,
-    /// Whether loads were out of balance.
+    /// Whether loads were imbalanced.
     pub imbalanced: bool,
-    /// Whether flows were treated unfairly.
+    /// Whether tenants were treated unfairly.
     pub unfair: bool,
-    /// F: the least slowdown over the most.
+    /// F: least slowdown ÷ greatest, 0 to 1.
     pub fairness: f64,
-    /// LB: the least utilisation over the most, as it was measured.
+    /// LB: least utilisation ÷ greatest, as measured.
     pub load_balance: f64,
-    /// The same of loads as if nothing had been moved, which is what is chosen by.
+    /// LB of the loads without migration: the input of decisions.
     pub natural_load_balance: f64,
-    /// Which core measured.
+    /// Index of the core that computed the metrics.
     pub measured_by: usize,
-    /// How long that took it, in microseconds.
+    /// Time of that computation in microseconds.
     pub took_us: f64,
-    /// By core.
+    /// Metrics by core.
     pub cores: Vec<CoreSchedulingReport>,
-    /// The flows there were.
+    /// Metrics by tenant.
     pub tenants: Vec<TenantSchedulingReport>,
 }
 
 impl SchedulingReport {
-    /// Of a window.
+    /// Converts the monitor's report.
     pub fn from_interval(interval: &IntervalReport) -> SchedulingReport {
         let cores = interval.metrics.cores.iter().map(|core| CoreSchedulingReport {
             utilisation: core.utilisation,
@@ -339,7 +338,7 @@ impl SchedulingReport {
                 .iter()
                 .find(|(one, _)| *one == tenant)
                 .map(|(_, host)| host.clone())
-                // Whoever left before the window ended has no name any more.
+                // A tenant that disconnected during the interval has no name any more.
                 .unwrap_or_else(
                     || if tenant == OVERFLOW_TENANT { String::new() } else { "(gone)".to_owned() },
                 )
@@ -356,7 +355,7 @@ impl SchedulingReport {
                     latency_us: each(counted.latency),
                     waited_us: each(counted.waited),
                     round_trip_us: micros(counted.round_trip),
-                    // JSON has no infinity: a flow that is not answered at all has none.
+                    // JSON has no infinity: a tenant without any response has no slowdown.
                     slowdown: tenant.slowdown.filter(|slowdown| slowdown.is_finite()),
                     dense: rule.dense,
                     migrates: rule.migrates,

@@ -1,8 +1,8 @@
-//! What an operator can change of a running node: in the node and in the state file together.
+//! Applies run-time changes to the node and to the state file.
 //!
-//! In: requests in the words of [`crate::words`]. Out: what is now, or why it is not.
-//! Invariants: what was answered with success is in the file, so that a restart finds it; what was refused has
-//! changed neither node nor file. One change at a time.
+//! In: requests as documents of [`crate::api_types`]. Out: the new state, or an error. Invariants: a change that
+//! succeeded is in the file, so a restart finds it; a change that failed has changed neither node nor file. Changes are
+//! serialized by the state lock.
 
 use crate::api_types::{
     AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, NodeCoreStatus,
@@ -19,41 +19,32 @@ use octokv_node::{
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl};
 use octokv_wire::nqn;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The device that is the node's memory.
+/// Device name of the node's memory.
 pub const MEMORY_DEVICE: &str = "memory";
-/// Every host, among the names of hosts.
+/// Entry of the host list that allows every host.
 pub const ANY_HOST: &str = "any";
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Why something was not done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A failed change; the text is one sentence for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
-    /// It cannot be.
+    /// The request is invalid.
+    #[error("{0}")]
     Invalid(String),
-    /// It is not there.
+    /// The resource does not exist.
+    #[error("{0}")]
     NotFound(String),
-    /// It is there.
+    /// The resource already exists.
+    #[error("{0}")]
     AlreadyExists(String),
-    /// It failed.
+    /// The operation failed.
+    #[error("{0}")]
     Failed(String),
 }
-
-impl fmt::Display for AdminError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (AdminError::Invalid(why)
-        | AdminError::NotFound(why)
-        | AdminError::AlreadyExists(why)
-        | AdminError::Failed(why)) = self;
-        f.write_str(why)
-    }
-}
-
-impl std::error::Error for AdminError {}
 
 impl From<NamespaceChangeError> for AdminError {
     fn from(error: NamespaceChangeError) -> AdminError {
@@ -62,7 +53,7 @@ impl From<NamespaceChangeError> for AdminError {
             NamespaceChangeError::Exists(_) => AdminError::AlreadyExists(why),
             NamespaceChangeError::Missing(_) => AdminError::NotFound(why),
             NamespaceChangeError::Open(StartError::Device { error: DeviceOpenError::NotFound, .. }) => {
-                AdminError::Invalid(format!("{why}; a size makes it (--size)"))
+                AdminError::Invalid(format!("{why}; with a size (--size) it is created"))
             }
             NamespaceChangeError::Open(_) | NamespaceChangeError::ValueTooLong { .. } => {
                 AdminError::Invalid(why)
@@ -74,7 +65,7 @@ impl From<NamespaceChangeError> for AdminError {
     }
 }
 
-/// The words for states of asymmetric access.
+/// Names of the ANA states.
 const ANA_STATE_NAMES: [(&str, AnaState); 5] = [
     ("optimized", AnaState::Optimized),
     ("non-optimized", AnaState::NonOptimized),
@@ -83,7 +74,7 @@ const ANA_STATE_NAMES: [(&str, AnaState); 5] = [
     ("change", AnaState::Change),
 ];
 
-/// The state of asymmetric access of this name.
+/// The ANA state of this name.
 pub fn parse_ana_state(name: &str) -> Option<AnaState> {
     ANA_STATE_NAMES.iter().find(|(word, _)| *word == name).map(|(_, state)| *state)
 }
@@ -92,16 +83,16 @@ fn ana_state_name(state: AnaState) -> &'static str {
     ANA_STATE_NAMES.iter().find(|(_, one)| *one == state).map_or("unknown", |(word, _)| word)
 }
 
-/// Who may connect, by a list of names.
+/// The access control list of a list of NQNs.
 pub fn host_acl<'a>(names: impl IntoIterator<Item = &'a String>) -> HostAcl {
     let names: BTreeSet<String> = names.into_iter().cloned().collect();
     if names.contains(ANY_HOST) { HostAcl::Any } else { HostAcl::Listed(names) }
 }
 
-/// Namespaces of a state, as a node takes them. `format` says how volumes of keys are made.
+/// The node configurations of the added namespaces. `format` applies to key-value volumes.
 ///
 /// # Errors
-/// The identity that cannot be read.
+/// A message with the namespace whose identity is not hexadecimal.
 pub fn namespace_configs(
     state: &PersistedState,
     format: FormatConfig,
@@ -111,8 +102,9 @@ pub fn namespace_configs(
 
 fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<NamespaceConfig, String> {
     let block_bytes = added.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES);
-    let identity = u64::from_str_radix(&added.identity, 16)
-        .map_err(|_| format!("namespace {}: identity \"{}\"", added.nsid, added.identity))?;
+    let identity = u64::from_str_radix(&added.identity, 16).map_err(|_| {
+        format!("namespace {}: identity \"{}\" is not hexadecimal", added.nsid, added.identity)
+    })?;
     Ok(NamespaceConfig {
         id: NamespaceId(added.nsid),
         device: device_config(&added.device, added.size_bytes, added.kind, block_bytes),
@@ -123,7 +115,7 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
             }
             NamespaceType::Block => CommandSetConfig::Blocks { block_bytes },
         },
-        // Hosts of a namespace of blocks may have put anything there.
+        // Hosts may have written anything to a block namespace.
         existing_data: match added.kind {
             NamespaceType::Kv => octokv_node::ExistingDataPolicy::Check,
             NamespaceType::Block => octokv_node::ExistingDataPolicy::Keep,
@@ -143,37 +135,37 @@ fn device_config(
     if device != MEMORY_DEVICE {
         return DeviceConfig::File { path: device.into(), create_bytes: size_bytes };
     }
-    // The smallest block that there is, so that any unit of a volume of keys fits.
+    // The smallest block, so that any unit of a key-value volume is a multiple.
     let block_bytes = if kind == NamespaceType::Kv { 512 } else { block_bytes };
     DeviceConfig::Memory { bytes: size_bytes.unwrap_or(0), block_bytes }
 }
 
-/// See the module's text.
+/// See the module header.
 pub struct AdminService {
     node: RunningNode,
-    /// Where changes are kept; without it none is made.
+    /// The state file; without it every change fails.
     state_file: Option<StateFile>,
     state: Mutex<PersistedState>,
-    /// Who may connect by the configuration.
+    /// Host list of the configuration.
     configured_hosts: BTreeSet<String>,
     format: FormatConfig,
     platform: AdminPlatform,
     started_at: Nanos,
-    /// How long the node had run before this start, and been busy, in seconds.
+    /// Run time and busy time in seconds before this start.
     earlier_run_and_busy_seconds: (u64, u64),
 }
 
-/// Time and randomness.
+/// Clock and randomness.
 #[derive(Clone, Copy)]
 pub struct AdminPlatform {
     /// Nanoseconds since any fixed point.
     pub now: fn() -> Nanos,
-    /// Draws identities of namespaces.
+    /// Source of namespace identities.
     pub random: fn() -> std::io::Result<u64>,
 }
 
 impl AdminService {
-    /// The operator of a node that was started with this state.
+    /// Creates the service of a node that was started with this state.
     pub fn new(
         node: RunningNode,
         file: Option<StateFile>,
@@ -200,11 +192,11 @@ impl AdminService {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a changed state; without a file, or when it cannot be written, nothing is changed.
+    /// Saves a changed state; without a file, or if the write fails, nothing changes.
     fn persist(&self, state: &mut PersistedState, changed: PersistedState) -> Result<(), AdminError> {
         let Some(file) = &self.state_file else {
             return Err(AdminError::Failed(
-                "the node keeps no state, so that the change would not survive a restart: start it with --state FILE"
+                "the node has no state file, so the change would not survive a restart: start it with --state FILE"
                     .to_owned(),
             ));
         };
@@ -213,7 +205,7 @@ impl AdminService {
         Ok(())
     }
 
-    /// The namespaces, by rising identifier, those that are not served included.
+    /// All namespaces in nsid order, offline ones included.
     pub fn namespaces(&self) -> Vec<NamespaceSummary> {
         let state = self.lock_state();
         let added = |nsid| state.namespaces.iter().any(|one| one.nsid == nsid);
@@ -242,25 +234,25 @@ impl AdminService {
     /// Adds a namespace.
     ///
     /// # Errors
-    /// Why it is not there.
+    /// See [`AdminError`]; neither node nor state file has changed.
     pub fn add_namespace(&self, request: &AddNamespace) -> Result<NamespaceSummary, AdminError> {
         let invalid = |why: &str| AdminError::Invalid(why.to_owned());
         let mut state = self.lock_state();
         if request.kind == NamespaceType::Kv && request.block_bytes.is_some() {
-            return Err(invalid("block_size: only a namespace of blocks has one"));
+            return Err(invalid("block_size: only for a block namespace"));
         }
         if request.kind == NamespaceType::Kv && request.existing == ExistingDataMode::Keep {
-            return Err(invalid("keep: only for a namespace of blocks"));
+            return Err(invalid("keep: only for a block namespace"));
         }
         if request.device.is_empty() {
             return Err(invalid("device: a path, or \"memory\""));
         }
         if request.device == MEMORY_DEVICE && request.size_bytes.is_none() {
-            return Err(invalid("size: memory needs one"));
+            return Err(invalid("size: required for memory"));
         }
         let nsid = match request.nsid {
             Some(nsid) => nsid,
-            None => self.lowest_free_nsid().ok_or_else(|| invalid("nsid: none is free"))?,
+            None => self.lowest_free_nsid().ok_or_else(|| invalid("nsid: all are in use"))?,
         };
         let identity = (self.platform.random)().map_err(|error| AdminError::Failed(error.to_string()))?;
         let mut added = AddedNamespace {
@@ -280,20 +272,20 @@ impl AdminService {
             ExistingDataMode::Keep => octokv_node::ExistingDataPolicy::Keep,
         };
         if self.state_file.is_none() {
-            // Refused before anything is made.
+            // Fails before anything is created.
             self.persist(&mut state, PersistedState::default())?;
         }
         let new_file = (added.device != MEMORY_DEVICE).then(|| PathBuf::from(&added.device));
-        // A link that leads nowhere is somebody's, too.
+        // A dangling symbolic link is the user's file, too.
         let new_file = new_file.filter(|path| path.symlink_metadata().is_err());
         let undo_file = |error: AdminError| {
-            // Where it cannot be removed, an empty file is left that nobody uses.
+            // If the removal fails, an unused empty file remains.
             new_file.as_deref().map(std::fs::remove_file);
             error
         };
         let report = self.node.add_namespace(&config).map_err(|error| undo_file(error.into()))?;
         if added.device != MEMORY_DEVICE {
-            // From now on the file is there: one that is missing at a restart is not made anew, empty.
+            // The file exists from now on: if it is missing at a restart, it must not be created again, empty.
             added.size_bytes = None;
         }
         let mut changed = state.clone();
@@ -302,7 +294,7 @@ impl AdminService {
         changed.namespaces.sort_by_key(|one| one.nsid);
         if let Err(error) = self.persist(&mut state, changed) {
             let _ = self.node.remove_namespace(config.id);
-            // Hosts have seen it, and may have written: its file stays.
+            // Hosts have seen the namespace and may have written: its file stays.
             return Err(error);
         }
         Ok(namespace_summary(&report, true))
@@ -315,18 +307,18 @@ impl AdminService {
         (1..=NAMESPACE_ID_MAX).find(|nsid| !taken.contains(nsid))
     }
 
-    /// Removes a namespace that was added. Its device keeps what it holds.
+    /// Removes a namespace that was added at run time. The data stays on its device.
     ///
     /// # Errors
-    /// Why it is still there; or that it is gone and was not closed in order.
+    /// See [`AdminError`]; with [`AdminError::Failed`] the namespace may be removed without a clean close.
     pub fn remove_namespace(&self, nsid: u32) -> Result<(), AdminError> {
         let mut state = self.lock_state();
         if !state.namespaces.iter().any(|one| one.nsid == nsid) {
             let served = self.node.namespaces().iter().any(|one| one.config.id.0 == nsid);
             return Err(if served {
-                AdminError::Invalid(format!("namespace {nsid} is of the configuration: take it out there"))
+                AdminError::Invalid(format!("namespace {nsid} is in the configuration: remove it there"))
             } else {
-                AdminError::NotFound(format!("there is no namespace {nsid}"))
+                AdminError::NotFound(format!("namespace {nsid} does not exist"))
             });
         }
         let mut changed = state.clone();
@@ -335,19 +327,19 @@ impl AdminService {
         Ok(self.node.remove_namespace(NamespaceId(nsid))?)
     }
 
-    /// Who may connect: names of hosts, "any" for every host.
+    /// The host list: NQNs, "any" for every host.
     pub fn hosts(&self) -> BTreeSet<String> {
         self.lock_state().hosts.clone().unwrap_or_else(|| self.configured_hosts.clone())
     }
 
-    /// Lets a host connect, or any.
+    /// Adds a host, or "any", to the host list.
     ///
     /// # Errors
-    /// Why it may not.
+    /// [`AdminError::Invalid`] for an invalid NQN, [`AdminError::Failed`] if the state cannot be saved.
     pub fn allow_host(&self, name: &str) -> Result<(), AdminError> {
         if name != ANY_HOST {
             nqn::check(name)
-                .map_err(|why| AdminError::Invalid(format!("\"{name}\" is no host's name: {why}")))?;
+                .map_err(|why| AdminError::Invalid(format!("\"{name}\" is not a valid NQN: {why}")))?;
         }
         self.update_hosts(|hosts| {
             hosts.insert(name.to_owned());
@@ -355,15 +347,15 @@ impl AdminService {
         })
     }
 
-    /// Lets a host connect no more, or no longer any; those that may not are disconnected.
+    /// Removes a host, or "any", from the host list; hosts no longer allowed are disconnected.
     ///
     /// # Errors
-    /// When it is not listed.
+    /// [`AdminError::NotFound`] for a host that is not listed, [`AdminError::Failed`] if the state cannot be saved.
     pub fn deny_host(&self, name: &str) -> Result<(), AdminError> {
         self.update_hosts(|hosts| match hosts.remove(name) {
             true => Ok(()),
             false if hosts.contains(ANY_HOST) => Err(AdminError::NotFound(format!(
-                "{name} is not listed, and any host may connect: deny \"any\", and allow those that may"
+                "{name} is not listed, and \"any\" allows every host: deny \"any\" and allow the others by name"
             ))),
             false => Err(AdminError::NotFound(format!("{name} is not listed"))),
         })
@@ -382,16 +374,16 @@ impl AdminService {
         Ok(())
     }
 
-    /// The groups of asymmetric access that namespaces are in, or that were given a state.
+    /// The ANA groups with a namespace or with a configured state.
     pub fn ana_groups(&self) -> Vec<AnaGroupStatus> {
         let describe = |(group, state)| AnaGroupStatus { group, state: ana_state_name(state).to_owned() };
         self.node.target().ana_states().into_iter().map(describe).collect()
     }
 
-    /// Sets the state of a group.
+    /// Sets the state of an ANA group.
     ///
     /// # Errors
-    /// Why it has not changed.
+    /// [`AdminError::Invalid`] for an unknown state or group, [`AdminError::Failed`] if the state cannot be saved.
     pub fn set_ana_state(&self, group: u32, name: &str) -> Result<(), AdminError> {
         let names = ANA_STATE_NAMES.map(|(name, _)| name).join(", ");
         let new =
@@ -407,15 +399,15 @@ impl AdminService {
         Ok(())
     }
 
-    /// Who is served where and when.
+    /// The scheduling configuration with every field.
     pub fn scheduling(&self) -> SchedConfigPatch {
         SchedConfigPatch::from_config(&self.node.monitor().config())
     }
 
-    /// Changes it, now and after every restart.
+    /// Changes the scheduling configuration, now and after every restart.
     ///
     /// # Errors
-    /// Why it has not changed.
+    /// [`AdminError::Invalid`] with the valid values, [`AdminError::Failed`] if the state cannot be saved.
     pub fn set_scheduling(&self, change: SchedConfigPatch) -> Result<(), AdminError> {
         let mut state = self.lock_state();
         let scheduling = self.node.monitor();
@@ -426,18 +418,17 @@ impl AdminService {
         self.node.set_scheduling(config).map_err(|error| AdminError::Invalid(error.to_string()))
     }
 
-    /// What the monitor saw last.
+    /// The report of the last complete sampling interval.
     ///
     /// # Errors
-    /// While no window has ended.
+    /// [`AdminError::NotFound`] before the first interval has ended.
     pub fn last_interval(&self) -> Result<SchedulingReport, AdminError> {
         let interval = self.node.monitor().last_interval();
-        let none =
-            || AdminError::NotFound("no window has ended yet: the first takes as long as one".to_owned());
-        interval.map(|window| SchedulingReport::from_interval(&window)).ok_or_else(none)
+        let none = || AdminError::NotFound("the first sampling interval has not ended yet".to_owned());
+        interval.map(|interval| SchedulingReport::from_interval(&interval)).ok_or_else(none)
     }
 
-    /// How the node is.
+    /// Status and resource usage of the node.
     pub fn status(&self) -> NodeStatus {
         let target = self.node.target();
         let number = |count: usize| count as u64;
@@ -449,7 +440,7 @@ impl AdminService {
             buffer_memory_bytes: number(core.buffer_bytes_resident),
             device_operations: number(core.device_operations),
             background_tasks: number(core.background_tasks),
-            leaving: number(core.draining_namespaces),
+            draining_namespaces: number(core.draining_namespaces),
         });
         NodeStatus {
             connections: number(target.connection_count()),
@@ -461,12 +452,12 @@ impl AdminService {
         }
     }
 
-    /// The node.
+    /// The running node.
     pub fn node(&self) -> &RunningNode {
         &self.node
     }
 
-    /// Tells the health log how long the node has run and how it is; with `keep` the state file, too.
+    /// Updates the health log with run time, busy time and state; with `persist` also the state file.
     pub fn update_health(&self, persist: bool) {
         let (run_seconds, busy_seconds) = (self.run_seconds(), self.busy_seconds());
         let target = self.node.target();
@@ -481,7 +472,7 @@ impl AdminService {
         if let Some(file) = self.state_file.as_ref().filter(|_| persist) {
             match file.save(&changed) {
                 Ok(()) => *state = changed,
-                Err(error) => tracing::warn!(%error, "how long the node has run is not kept"),
+                Err(error) => tracing::warn!(%error, "the run time of the node cannot be saved"),
             }
         }
     }
@@ -497,10 +488,10 @@ impl AdminService {
         self.earlier_run_and_busy_seconds.1 + busy / cores.len().max(1) as u64
     }
 
-    /// Stops the node, and keeps that it ended in order.
+    /// Stops the node and saves a clean shutdown.
     ///
     /// # Errors
-    /// Why it did not end in order.
+    /// The error of the node's stop; the state file then keeps an unclean shutdown.
     pub fn stop(self) -> Result<(), StopError> {
         let (run_seconds, busy_seconds) = (self.run_seconds(), self.busy_seconds());
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -509,20 +500,22 @@ impl AdminService {
             && let Err(error) =
                 file.save(&PersistedState { run_seconds, busy_seconds, running: false, ..state })
         {
-            tracing::warn!(%error, "that the node ended in order is not kept");
+            tracing::warn!(%error, "the clean shutdown cannot be saved");
         }
         Ok(())
     }
 }
 
-/// An absolute path, whatever the node's directory will be at its next start.
+/// An absolute path, since the node's working directory may differ at its next start.
 fn absolute_path(device: &str) -> Result<String, AdminError> {
     if device == MEMORY_DEVICE {
         return Ok(device.to_owned());
     }
     let path = std::path::absolute(Path::new(device));
     let path = path.map_err(|error| AdminError::Invalid(format!("device {device}: {error}")))?;
-    path.into_os_string().into_string().map_err(|_| AdminError::Invalid("device: no UTF-8".to_owned()))
+    path.into_os_string()
+        .into_string()
+        .map_err(|_| AdminError::Invalid("device: the path is not UTF-8".to_owned()))
 }
 
 fn namespace_type(content: &CommandSetConfig) -> (NamespaceType, Option<u32>) {

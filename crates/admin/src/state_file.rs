@@ -1,7 +1,8 @@
-//! What survives a restart: namespaces that were added, who may connect, states of access, how often it started.
+//! State file: the settings changed at run time, and counters of starts and run time.
 //!
-//! One TOML file, replaced whole: written beside, synced, renamed, the directory synced. A crash leaves the old one
-//! or the new one. A file that cannot be read as a state is refused and left as it is.
+//! One TOML file, replaced atomically: written to a temporary file, synced, renamed, the directory synced. A crash
+//! leaves the old or the new file. Loading an invalid file fails and leaves it as it is. The format is in
+//! docs/FORMATS.md.
 
 use crate::api_types::NamespaceType;
 use crate::scheduling_api::{RENAMED_SETTINGS, SchedConfigPatch};
@@ -16,29 +17,29 @@ use std::time::{Duration, Instant};
 
 /// Format version that [`StateFile::save`] writes. [`StateFile::load`] also reads version 1 and converts it.
 const STATE_VERSION: u32 = 2;
-/// How long a file that another process has is waited for.
+/// Maximum wait for the lock of another process.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A namespace that was added while a node ran.
+/// A namespace added at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AddedNamespace {
-    /// Its identifier.
+    /// Namespace ID.
     pub nsid: u32,
-    /// What it is made of.
+    /// Its command set.
     pub kind: NamespaceType,
     /// An absolute path, or "memory".
     pub device: String,
-    /// How large memory is made, in bytes: a file is there already.
+    /// Size of memory in bytes; `None` for a file, which exists already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// Bytes of a block, for blocks.
+    /// Block size in bytes of a block namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
-    /// Its group of asymmetric access.
+    /// ANA group, 1 to 32.
     pub ana_group: u32,
-    /// Tells it from every other namespace of blocks, in hexadecimal.
+    /// Unique identity of the namespace (NGUID suffix), in hexadecimal.
     pub identity: String,
 }
 
@@ -46,33 +47,33 @@ pub struct AddedNamespace {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PersistedState {
-    /// The format.
+    /// Format version.
     pub version: u32,
-    /// How often the node has been started.
+    /// Number of starts of the node.
     #[serde(default)]
     pub starts: u64,
-    /// How often it had not been stopped in order before that.
+    /// Number of earlier runs without a clean shutdown.
     #[serde(default)]
     pub unclean_shutdowns: u64,
-    /// How long it has run, in seconds, up to the last time that this was written.
+    /// Run time in seconds up to the last save.
     #[serde(default)]
     pub run_seconds: u64,
-    /// How long its cores were busy on average, in seconds, up to then.
+    /// Mean busy time of the cores in seconds up to the last save.
     #[serde(default)]
     pub busy_seconds: u64,
-    /// Whether it runs, or ended without order.
+    /// True while the node runs, and after an unclean shutdown.
     #[serde(default)]
     pub running: bool,
-    /// Who may connect, once that was changed: names of hosts, "any" for every host. Else the configuration says.
+    /// Host list: NQNs, "any" for every host. `None` while the configuration applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<BTreeSet<String>>,
-    /// Groups of asymmetric access whose state was changed, by number.
+    /// Changed ANA states by group number.
     #[serde(default)]
     pub ana: BTreeMap<String, String>,
-    /// What was changed of scheduling. Else the configuration says.
+    /// Changed scheduling settings, applied over the configuration.
     #[serde(default, skip_serializing_if = "SchedConfigPatch::is_empty")]
     pub scheduling: SchedConfigPatch,
-    /// Namespaces that were added, by rising identifier.
+    /// Namespaces added at run time, in nsid order.
     #[serde(default, rename = "namespace")]
     pub namespaces: Vec<AddedNamespace>,
 }
@@ -94,36 +95,29 @@ impl Default for PersistedState {
     }
 }
 
-/// Why a state file cannot be used.
-#[derive(Debug)]
+/// An unusable state file: its path and the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("state file {}: {reason}", path.display())]
 pub struct StateError {
     path: PathBuf,
     reason: String,
 }
 
-impl fmt::Display for StateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "state file {}: {}", self.path.display(), self.reason)
-    }
-}
-
-impl std::error::Error for StateError {}
-
-/// A state file is this process's until this is dropped.
+/// Exclusive lock of a state file until this is dropped.
 #[derive(Debug)]
 pub struct StateFileLock(#[expect(dead_code, reason = "held for its lock")] File);
 
-/// Where the state is kept.
+/// Path of a state file.
 #[derive(Clone, Debug)]
 pub struct StateFile(PathBuf);
 
 impl StateFile {
-    /// The file at a path; it need not be there.
+    /// A state file at a path; it may be missing.
     pub fn new(path: &Path) -> StateFile {
         StateFile(path.to_owned())
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -132,11 +126,11 @@ impl StateFile {
         StateError { path: self.0.clone(), reason: why.to_string() }
     }
 
-    /// Takes it for this process alone, as long as the claim lives: two nodes on one file would undo each other's changes.
-    /// The claim is a lock on a file beside it, since the file itself is replaced whole.
+    /// Locks the file for this process: two nodes with one file would overwrite each other's changes. The lock is on a
+    /// second file, since the state file itself is replaced.
     ///
     /// # Errors
-    /// When another node has it.
+    /// If another node holds the lock for [`LOCK_TIMEOUT`], or the lock file cannot be opened.
     pub fn lock(&self) -> Result<StateFileLock, StateError> {
         let mut lock_path = self.0.clone().into_os_string();
         lock_path.push(".lock");
@@ -147,22 +141,22 @@ impl StateFile {
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(StateFileLock(file)),
-                // One that was killed has it until the kernel has ended it.
+                // The kernel releases the lock of a killed process with a delay.
                 Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
                     std::thread::sleep(LOCK_RETRY_INTERVAL)
                 }
                 Err(TryLockError::WouldBlock) => {
-                    return Err(self.error("another node keeps its state there"));
+                    return Err(self.error("another node uses it"));
                 }
                 Err(TryLockError::Error(error)) => return Err(self.error(error)),
             }
         }
     }
 
-    /// What it holds; a missing file holds nothing.
+    /// Reads the file; a missing file gives the default state.
     ///
     /// # Errors
-    /// When it cannot be read, or is no state of this version.
+    /// If it cannot be read, is not valid TOML with the known fields, or has an unknown version.
     pub fn load(&self) -> Result<PersistedState, StateError> {
         let text = match std::fs::read_to_string(&self.0) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -184,16 +178,16 @@ impl StateFile {
         table.try_into().map_err(|error: toml::de::Error| self.error(error.message()))
     }
 
-    /// Replaces what it holds.
+    /// Replaces the file.
     ///
     /// # Errors
-    /// When it could not be written; then it holds what it held.
+    /// If it cannot be written; the old file then remains.
     pub fn save(&self, state: &PersistedState) -> Result<(), StateError> {
         let text = toml::to_string(state).map_err(|error| self.error(error))?;
         let parent = self.0.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         let write = || -> std::io::Result<()> {
-            // One name for all: what a crash leaves is replaced by the next.
+            // A fixed name: the next save replaces the file that a crash left.
             let mut new = self.0.clone().into_os_string();
             new.push(".new");
             let mut options = std::fs::OpenOptions::new();
@@ -265,7 +259,7 @@ mod tests {
         assert_eq!(file.load().unwrap(), populated_state());
         file.save(&PersistedState::default()).unwrap();
         assert_eq!(file.load().unwrap(), PersistedState::default());
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file remains");
     }
 
     /// A file as octokv 0.1.0 with format version 1 wrote it.

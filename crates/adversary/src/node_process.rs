@@ -154,8 +154,15 @@ impl Drop for NodeProcess {
 /// Whether a node has no connection and no work of clients; its own background tasks do not count.
 pub fn is_idle(status: &NodeStatus) -> bool {
     let idle = |core: &NodeCoreStatus| {
-        let NodeCoreStatus { connections, requests, buffer_bytes, device_operations, leaving, .. } = *core;
-        connections + requests + buffer_bytes + device_operations + leaving == 0
+        let NodeCoreStatus {
+            connections,
+            requests,
+            buffer_bytes,
+            device_operations,
+            draining_namespaces,
+            ..
+        } = *core;
+        connections + requests + buffer_bytes + device_operations + draining_namespaces == 0
     };
     status.connections + status.controllers == 0 && status.cores.iter().all(idle)
 }

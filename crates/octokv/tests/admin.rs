@@ -125,7 +125,11 @@ fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
             &["512 or 4096"],
         ),
         (&["--kind", "block", "--device", &new, "--size", "0"], 2, &["size"]),
-        (&["--kind", "block", "--device", &new, "--size", "100"], 2, &["not one block"]),
+        (
+            &["--kind", "block", "--device", &new, "--size", "100"],
+            2,
+            &["smaller than one block of 4096 bytes"],
+        ),
         (&["--kind", "kv", "--device", &new, "--size", "1MiB", "--block-size", "512"], 2, &["block_size"]),
         (&["--kind", "kv", "--device", &new, "--size", "64KiB"], 2, &["new"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--keep"], 2, &["keep"]),
@@ -142,7 +146,7 @@ fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
         assert_eq!(node.nsids(), [1], "{arguments:?}");
     }
     node.run(&["ns", "remove", "1"]).refused(2, &["configuration"]);
-    node.run(&["ns", "remove", "3"]).refused(1, &["no namespace 3"]);
+    node.run(&["ns", "remove", "3"]).refused(1, &["namespace 3 does not exist"]);
     assert!(!std::fs::read_to_string(directory.join("device.state")).unwrap().contains("[[namespace]]"));
 }
 
@@ -244,7 +248,7 @@ fn hosts_are_allowed_and_denied_while_the_node_runs_and_after_a_restart() {
     let directory = directory.path();
     let mut node = Node::start(directory);
     assert_eq!(node.run(&["host", "list"]).fine(), "any\n");
-    node.run(&["host", "deny", HOST]).refused(1, &["any host may connect"]);
+    node.run(&["host", "deny", HOST]).refused(1, &["allows every host"]);
     node.run(&["host", "allow", "me"]).refused(2, &["me", "nqn."]);
     node.run(&["host", "allow", HOST]).fine();
     node.server.put("key", "value");
@@ -384,7 +388,7 @@ fn the_socket_is_private_to_its_owner_and_replaced_only_after_a_dead_node() {
     node.server.stop();
     assert!(!Path::new(&socket).exists(), "one that ends in order does not");
     std::fs::write(&socket, "precious").unwrap();
-    octokv(serve).refused(1, &["admin.sock", "no socket"]);
+    octokv(serve).refused(1, &["admin.sock", "not a socket"]);
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "precious");
 }
 
@@ -428,7 +432,7 @@ fn malformed_admin_requests_get_an_error_and_disturb_no_other_client() {
 fn without_a_node_the_commands_name_the_socket() {
     let directory = directory();
     let socket = path(directory.path(), "none.sock");
-    octokv(["ns", "list", "--admin", &socket]).refused(1, &["no node answers", "none.sock"]);
+    octokv(["ns", "list", "--admin", &socket]).refused(1, &["no node responds", "none.sock"]);
     // Somebody who is no node.
     let listener = UnixListener::bind(&socket).unwrap();
     let thread = std::thread::spawn(move || {
