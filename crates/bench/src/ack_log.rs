@@ -9,7 +9,7 @@
 //! A key is absent or has a version; every version's value differs in length and in every byte. Each key
 //! has at most one write on its way, so what may be read after a crash is known exactly.
 
-use crate::Clock;
+use crate::platform::Clock;
 use crate::values::{self, ValueGenerator};
 use octokv_base::{Key, Nanos, Prng};
 use octokv_client::{Command, Error, Response, Session, StoreMode, SubmitError, Value};

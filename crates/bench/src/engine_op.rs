@@ -1,8 +1,9 @@
 //! One operation of a workload on an engine in this process: made, carried out, its answer checked.
 
+use crate::error::BenchError;
 use crate::op_generator::Operation;
-use crate::runner::{BenchError, WorkloadState};
 use crate::workload::WorkloadOp;
+use crate::workload_state::WorkloadState;
 use octokv_base::{Buffer, BufferPool, Key, value_offset};
 use octokv_engine::hash::FormatConfig;
 use octokv_engine::{DeleteOutcome, Engine, PutMode, PutOutcome};

@@ -12,10 +12,11 @@
 
 use crate::config::BenchConfig;
 use crate::engine_op::{EngineOpResult, format_config, run_engine_op};
+use crate::error::BenchError;
 use crate::recorder::{OpResult, Recorder};
-use crate::runner::{BenchError, WorkloadState};
 use crate::syscall_timing::{SyscallKind, SyscallTimer};
 use crate::workload::WorkloadOp;
+use crate::workload_state::WorkloadState;
 use octokv_base::prng::mix64;
 use octokv_base::{Buffer, BufferPool, Lba, value_offset};
 use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult};

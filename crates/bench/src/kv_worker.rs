@@ -12,12 +12,13 @@
 //! Invariants: each stream has at most one operation in flight; no operation allocates (keys longer than
 //! 16 bytes do, in [`Key`]).
 
-use crate::Clock;
 use crate::arrival_schedule::ArrivalSchedule;
+use crate::error::BenchError;
 use crate::op_generator::{OpGenerator, Operation};
+use crate::platform::Clock;
 use crate::recorder::{OpResult, Recorder};
-use crate::runner::{BenchError, WorkloadState};
 use crate::workload::{Workload, WorkloadOp};
+use crate::workload_state::WorkloadState;
 use octokv_base::{Buffer, Key, Nanos};
 use octokv_client::{ClientConfig, Command, Response, Session, StoreMode, SubmitError, Value};
 use octokv_runtime::{CoreWaker, IdlePolicy, KernelSockets, Polling, Sockets};

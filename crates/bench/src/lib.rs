@@ -32,13 +32,17 @@
 pub mod ack_log;
 pub mod arrival_schedule;
 pub mod baselines;
+pub mod child_process;
 pub mod config;
 mod engine_op;
+pub mod error;
 pub mod host_kvs;
 pub mod key_distribution;
 pub mod kv_worker;
+pub mod machine_info;
 pub mod name_lookup;
 mod op_generator;
+pub mod platform;
 pub mod plot;
 pub mod recorder;
 pub mod remote_engine;
@@ -47,21 +51,24 @@ pub mod runner;
 pub mod server_process;
 pub mod shard;
 pub mod size_distribution;
+pub mod statistics;
 pub mod syscall_timing;
 pub mod system_under_test;
 pub mod temporary_directory;
 pub mod time_series;
 pub mod values;
 pub mod workload;
+pub mod workload_result;
+pub mod workload_state;
 
 pub use ack_log::AckLog;
 pub use config::{BenchConfig, StopCondition};
+pub use error::{BenchError, TargetFailure};
 pub use key_distribution::KeyDistribution;
-pub use runner::{BenchError, GeneratorPlatform, TargetFailure, TargetNode, WorkloadProgress, run};
+pub use platform::{Clock, GeneratorPlatform};
+pub use runner::run;
 pub use shard::Shard;
 pub use size_distribution::SizeDistribution;
 pub use system_under_test::{LocalEngineConfig, SystemUnderTest};
 pub use workload::Workload;
-
-/// Where time comes from: nanoseconds since any fixed point.
-pub type Clock = fn() -> octokv_base::Nanos;
+pub use workload_state::{TargetNode, WorkloadProgress};

@@ -2,7 +2,7 @@
 //! In: figures of one workload, one or one per rate. Out: SVG documents, as text; who calls writes the files.
 //! Fonts are the viewer's: nothing is looked up here.
 
-use crate::report::WorkloadResult;
+use crate::workload_result::WorkloadResult;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 use std::ops::Range;

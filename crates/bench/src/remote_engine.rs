@@ -7,13 +7,15 @@
 //! Each of the plan's threads × depth operations in flight is a task that does one operation after another.
 //! The connections are as many as with Key Value commands, one per thread, or as the node grants.
 
+use crate::config::BenchConfig;
 use crate::engine_op::{EngineOpResult, format_config, run_engine_op};
+use crate::error::BenchError;
 use crate::kv_worker::{connect, disconnect};
 use crate::op_generator::OpGenerator;
+use crate::platform::Clock;
 use crate::recorder::{OpResult, Recorder};
-use crate::runner::{BenchError, TargetNode, WorkloadState};
 use crate::system_under_test::LocalEngineConfig;
-use crate::{BenchConfig, Clock};
+use crate::workload_state::{TargetNode, WorkloadState};
 use octokv_base::{Buffer, BufferPool, Lba, Nanos};
 use octokv_client::{ClientConfig, Reconnect, RemoteSession};
 use octokv_device::{Device, DeviceError};

@@ -1,219 +1,25 @@
 //! The workers of a workload together: started, watched, added up.
 
-use crate::baselines::resp::ServerError as ServerFault;
 use crate::baselines::resp_worker;
 use crate::config::{BenchConfig, StopCondition};
-use crate::op_generator::{KeySpace, OpGenerator, Operation};
+use crate::error::{BenchError, TargetFailure};
+use crate::op_generator::KeySpace;
+use crate::platform::GeneratorPlatform;
 use crate::recorder::Recorder;
-use crate::report::{TargetResult, WorkloadResult};
 use crate::shard::Shard;
 use crate::system_under_test::SystemUnderTest;
 use crate::values::ValueGenerator;
 use crate::workload::Workload;
-use crate::{Clock, host_kvs, kv_worker, remote_engine};
-use octokv_base::{Key, Nanos, Prng};
+use crate::workload_result::{TargetResult, WorkloadResult};
+use crate::workload_state::{TargetNode, WorkerGroup, WorkloadProgress, WorkloadState};
+use crate::{host_kvs, kv_worker, remote_engine};
+use octokv_base::Nanos;
 use octokv_client::{ClientConfig, Reconnect};
-use octokv_engine::EngineError;
-use octokv_engine::hash::OpenError;
 use octokv_runtime::Polling;
-use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
-
-/// What runs on a thread.
-pub type ThreadBody = Box<dyn FnOnce() + Send>;
-
-/// What the machine under the generator gives it.
-#[derive(Clone, Copy)]
-pub struct GeneratorPlatform {
-    /// The time.
-    pub now: Clock,
-    /// Starts a thread, on one core where one is named.
-    pub spawn: fn(core: Option<usize>, body: ThreadBody) -> std::io::Result<()>,
-}
-
-/// How far a workload is.
-#[derive(Clone, Copy, Debug)]
-pub struct WorkloadProgress {
-    /// Which one.
-    pub workload: Workload,
-    /// Operations done.
-    pub operations: u64,
-    /// Part of the whole, 0 to 1.
-    pub fraction: f64,
-}
-
-/// Why a run did not end well.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BenchError {
-    /// No connection, or it was lost.
-    Connect(octokv_client::Error),
-    /// The node does not take so many connections.
-    Threads {
-        /// How many were asked for.
-        wanted: usize,
-        /// How many it takes.
-        granted: usize,
-    },
-    /// The node does not take so many commands on a connection.
-    Depth {
-        /// How many were asked for.
-        wanted: usize,
-        /// How many it takes.
-        granted: usize,
-    },
-    /// A thread could not be started, or not waited for; the error number.
-    Thread(i32),
-    /// An operation failed.
-    Command {
-        /// Of which workload.
-        workload: Workload,
-        /// On which key.
-        key: Key,
-        /// How.
-        error: octokv_client::Error,
-    },
-    /// The device under the engine holds no volume that can be used.
-    Open {
-        /// The device's name.
-        name: String,
-        /// Why.
-        error: OpenError,
-    },
-    /// The engine failed.
-    Engine {
-        /// In which workload.
-        workload: Workload,
-        /// On which key.
-        key: Key,
-        /// How.
-        error: EngineError,
-    },
-    /// A peer's server failed.
-    Server {
-        /// The peer.
-        name: &'static str,
-        /// In which workload.
-        workload: Workload,
-        /// On which key, where it was one.
-        key: Option<Key>,
-        /// How.
-        error: ServerFault,
-    },
-    /// The engine could not write its last checkpoint.
-    Close(EngineError),
-    /// A value that was read is not what a workload with these sizes and this seed stores.
-    WrongValue {
-        /// Whose.
-        key: Key,
-        /// How long it is, in bytes.
-        have_bytes: usize,
-    },
-    /// The node's list of keys says more than it holds.
-    MalformedList {
-        /// Where it was to begin.
-        from: Key,
-    },
-}
-
-impl fmt::Display for BenchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BenchError::Connect(error) => error.fmt(f),
-            BenchError::Threads { wanted, granted } => {
-                write!(f, "{wanted} threads on one core: the node takes {granted} connections of one client")
-            }
-            BenchError::Depth { wanted, granted } => {
-                write!(f, "a depth of {wanted}: the node takes {granted} commands at a time on a connection")
-            }
-            BenchError::Thread(errno) => {
-                write!(f, "the load cannot be started: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-            BenchError::Command { workload, key, error } => {
-                write!(f, "{}, key {key}: {error}", workload.name())
-            }
-            BenchError::Open { name, error } => {
-                write!(f, "device {name}: {error}")?;
-                match error {
-                    OpenError::Superblock(_) => {
-                        f.write_str("; it was left as it is (--format gives up what it holds)")
-                    }
-                    _ => Ok(()),
-                }
-            }
-            BenchError::Engine { workload, key, error } => {
-                write!(f, "{}, key {key}: {error}", workload.name())
-            }
-            BenchError::Server { name, workload, key, error } => {
-                write!(f, "{}, ", workload.name())?;
-                if let Some(key) = key {
-                    write!(f, "key {key}, ")?;
-                }
-                write!(f, "server {name}: {error}")
-            }
-            BenchError::Close(error) => write!(f, "the last checkpoint failed: {error}"),
-            BenchError::WrongValue { key, have_bytes } => write!(
-                f,
-                "key {key} has a value of {have_bytes} bytes that a workload with this value size and seed \
-                 never stored"
-            ),
-            BenchError::MalformedList { from } => write!(f, "the list of keys from {from} on is malformed"),
-        }
-    }
-}
-
-impl std::error::Error for BenchError {}
-
-/// A failure, and on which target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TargetFailure {
-    /// Its place in the list of nodes.
-    pub target: usize,
-    /// What failed.
-    pub error: BenchError,
-}
-
-/// What the workers of all targets share: they begin together, and when one fails all end.
-pub(crate) struct WorkerGroup {
-    pub workers: usize,
-    pub connected: AtomicUsize,
-    pub failed: AtomicBool,
-}
-
-/// What the workers of one workload on one target share.
-pub(crate) struct WorkloadState {
-    pub group: Arc<WorkerGroup>,
-    /// The target's share of it.
-    pub config: BenchConfig,
-    pub workload: Workload,
-    pub system: SystemUnderTest,
-    pub address: SocketAddr,
-    pub client: ClientConfig,
-    pub platform: GeneratorPlatform,
-    pub polling: Polling,
-    pub values: ValueGenerator,
-    pub keys: KeySpace,
-    /// Those of this target.
-    pub workers: usize,
-    /// Operations given out.
-    pub issued_ops: AtomicU64,
-    /// Operations answered.
-    pub completed_ops: AtomicU64,
-}
-
-/// Where the node is, and how to connect to it.
-#[derive(Clone, Debug)]
-pub struct TargetNode {
-    /// Its name in reports.
-    pub name: String,
-    /// Its address.
-    pub address: SocketAddr,
-    /// The settings of sessions with it.
-    pub client: ClientConfig,
-}
 
 /// Runs every workload of a plan on a system, each with connections of its own. `nodes` are its targets: one, or with
 /// Key Value commands several, among which threads, keys and operations are dealt ([`Shard`]). A target has one worker
@@ -251,7 +57,7 @@ pub fn run(
                     let shared = WorkloadState {
                         group: Arc::clone(&group),
                         workload,
-                        system: system.clone(),
+                        system_name: system.name(),
                         address: node.address,
                         client: ClientConfig { reconnect: Reconnect::Never, ..node.client.clone() },
                         platform,
@@ -266,7 +72,7 @@ pub fn run(
                     (Arc::new(shared), workers)
                 })
                 .collect();
-        let recorders = run_workers(&targets, config, &mut progress)?;
+        let recorders = run_workers(&targets, system, config, &mut progress)?;
         results.push(result_of(workload, system, config, nodes, recorders));
     }
     Ok(results)
@@ -306,6 +112,7 @@ fn result_of(
 /// Runs one workload on all targets; gives what each counted.
 fn run_workers(
     targets: &[(Arc<WorkloadState>, WorkerAssignments)],
+    system: &SystemUnderTest,
     config: &BenchConfig,
     progress: &mut impl FnMut(WorkloadProgress),
 ) -> Result<Vec<Recorder>, TargetFailure> {
@@ -313,10 +120,10 @@ fn run_workers(
     let (platform, group) = (targets[0].0.platform, &targets[0].0.group);
     for (target, (shared, workers)) in targets.iter().enumerate() {
         for (number, &(core, threads)) in workers.iter().enumerate() {
-            let (worker, report) = (Arc::clone(shared), report.clone());
+            let (worker, system, report) = (Arc::clone(shared), system.clone(), report.clone());
             let body = Box::new(move || {
                 // Lost only when the receiver gave up, and then nobody wants it.
-                let _ = report.send((target, run_worker_thread(&worker, number, threads)));
+                let _ = report.send((target, run_worker_thread(&worker, &system, number, threads)));
             });
             if let Err(error) = (platform.spawn)(core, body) {
                 group.failed.store(true, Ordering::Release);
@@ -374,39 +181,16 @@ fn progress_of(
 }
 
 /// What a worker's thread does.
-fn run_worker_thread(shared: &WorkloadState, number: usize, threads: usize) -> Result<Recorder, BenchError> {
-    match &shared.system {
+fn run_worker_thread(
+    shared: &WorkloadState,
+    system: &SystemUnderTest,
+    number: usize,
+    threads: usize,
+) -> Result<Recorder, BenchError> {
+    match system {
         SystemUnderTest::Kv => kv_worker::run_worker(shared, number, threads),
         SystemUnderTest::RemoteEngine(engine) => remote_engine::run_worker(shared, *engine),
         SystemUnderTest::HostKvs(store) => host_kvs::run_worker(shared, store, number),
         SystemUnderTest::RespServer(_) => resp_worker::run_worker(shared, number, threads),
-    }
-}
-
-impl WorkloadState {
-    /// The next operation; none when the workload has no more.
-    #[inline]
-    pub fn next_op(&self, op_generator: &mut OpGenerator) -> Option<Operation> {
-        let number = self.issued_ops.fetch_add(1, Ordering::Relaxed);
-        if let StopCondition::Operations(count) = self.config.stop
-            && number >= count
-        {
-            return None;
-        }
-        Some(op_generator.next_op(number, &self.config, &self.keys))
-    }
-
-    /// When a workload that began then ends by itself.
-    pub fn end_time(&self, begin: Nanos) -> Nanos {
-        match self.config.stop {
-            StopCondition::Time(span) => begin + self.config.warm_up + span,
-            StopCondition::Operations(_) => Nanos::NEVER,
-        }
-    }
-
-    /// Where the operations of worker `number` come from.
-    pub fn op_generator(&self, number: usize) -> OpGenerator {
-        let random = Prng::new(self.config.seed ^ (number as u64 + 1) << 32 ^ self.workload as u64);
-        OpGenerator::new(&self.config, self.workload, random)
     }
 }

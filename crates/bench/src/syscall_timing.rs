@@ -3,7 +3,7 @@
 //! In: how long each call took. Out: sums of one operation, which a worker adds up; two clock readings a call.
 //! What is left of an operation's latency is the engine's and the generator's own.
 
-use crate::Clock;
+use crate::platform::Clock;
 use octokv_base::Nanos;
 use std::cell::Cell;
 

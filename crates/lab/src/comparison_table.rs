@@ -4,6 +4,7 @@
 //! with the paper's figure where it has one, and with ours or the reason why there is none.
 
 use crate::output_parser::{BenchSample, SampleResult};
+use octokv_bench::statistics::median;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -86,14 +87,6 @@ pub struct SystemSeries {
     pub notes: [&'static str; 3],
 }
 
-/// The middle one, or the mean of the middle two.
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let upper = *values.get(values.len() / 2)?;
-    let lower = values[(values.len() - 1) / 2];
-    Some((upper + lower) / 2.0)
-}
-
 impl SystemSeries {
     fn not_run_note(&self) -> String {
         let reason = self.rounds.iter().find_map(|round| round.as_ref().err());
@@ -109,7 +102,7 @@ impl SystemSeries {
                 series: self.name,
                 x: metric.name,
                 paper: *paper,
-                measured: median(values.clone()),
+                measured: median(&values),
                 unit: metric.unit,
                 measured_least: values.iter().copied().reduce(f64::min),
                 measured_most: values.iter().copied().reduce(f64::max),
@@ -148,7 +141,7 @@ impl SystemSeries {
                 series: name,
                 x: metric.name,
                 paper: paper[index],
-                measured: median(values.clone()),
+                measured: median(&values),
                 unit: "%",
                 measured_least: values.iter().copied().reduce(f64::min),
                 measured_most: values.iter().copied().reduce(f64::max),
@@ -246,8 +239,6 @@ mod tests {
         );
         assert_eq!((rows[1].measured, rows[2].measured), (Some(2_000.0), Some(5.0)));
         assert_eq!((rows[2].unit, rows[2].paper, rows[2].note.as_str()), ("MB/s", Some(255.0), "Three."));
-        assert_eq!(median(vec![1.0, 2.0]), Some(1.5));
-        assert_eq!(median(vec![]), None);
     }
 
     #[test]

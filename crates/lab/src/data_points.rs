@@ -2,7 +2,7 @@
 //!
 //! In: points, in order. Out: a table for people, flat rows for programs, SVG.
 
-use crate::comparison_table::median;
+use octokv_bench::statistics::median;
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -88,11 +88,11 @@ impl DataPoints {
     ) {
         let values: Vec<f64> = rounds.iter().flatten().copied().collect();
         let reason = rounds.iter().find_map(|round| round.as_ref().err());
-        let note = match median(values.clone()) {
+        let note = match median(&values) {
             Some(_) => String::new(),
             None => format!("not run: {}", reason.map_or("there was no round", String::as_str)),
         };
-        self.add_with_paper(series, x, paper, median(values.clone()).unwrap_or(f64::NAN), unit);
+        self.add_with_paper(series, x, paper, median(&values).unwrap_or(f64::NAN), unit);
         if let Some(point) = self.points.last_mut() {
             point.measured_runs = Some(MeasuredRuns {
                 measured_least: values.iter().copied().reduce(f64::min),

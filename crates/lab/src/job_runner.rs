@@ -37,8 +37,6 @@ impl Durations {
 pub trait ExperimentJob: Clone + PartialEq + Debug + Sync + RefUnwindSafe {
     /// What it comes to.
     type Output: Clone + Send + Sync;
-    /// What the paper's real runs share, which are not jobs.
-    type NativeState: Default;
 
     /// Runs it.
     ///
@@ -51,15 +49,13 @@ pub trait ExperimentJob: Clone + PartialEq + Debug + Sync + RefUnwindSafe {
 pub struct JobRunner<J: ExperimentJob> {
     /// How long they are.
     pub durations: Durations,
-    /// Those that are real.
-    pub native: J::NativeState,
     completed: Vec<(J, J::Output)>,
 }
 
 impl<J: ExperimentJob> JobRunner<J> {
     /// None yet.
     pub fn new(durations: Durations) -> JobRunner<J> {
-        JobRunner { durations, native: J::NativeState::default(), completed: Vec::new() }
+        JobRunner { durations, completed: Vec::new() }
     }
 
     /// How many there were.

@@ -2,7 +2,7 @@
 
 use crate::error::LabResult;
 use anyhow::Context;
-use octokv_bench::report::MachineInfo;
+use octokv_bench::machine_info::MachineInfo;
 use serde::Serialize;
 use std::io::Write as _;
 use std::path::Path;

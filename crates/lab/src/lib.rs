@@ -6,6 +6,7 @@
 //! - [`cli`]: the arguments. [`error`](mod@error): why a command failed. [`progress`]: progress, for the caller to show.
 //! - [`octokv_paper`], [`octofas`]: the tables and figures of these papers, in virtual time. [`paper_experiment`]: what
 //!   both share; [`job_runner`]: each run once; [`data_points`]: the papers' numbers beside ours.
+//! - [`figure_plot`]: the plots of a figure.
 //! - [`simulation`]: the machines and loads of those papers, simulated around the production node and client.
 //! - [`netkvs`]: Table 1 of the NetKVS poster: which runs, against which node.
 //! - [`native_runs`]: balancing and fairness on this machine's own processors.
@@ -24,6 +25,7 @@ pub mod cli;
 mod comparison_table;
 mod data_points;
 pub mod error;
+mod figure_plot;
 mod job_runner;
 mod json_report;
 mod native_runs;

@@ -19,6 +19,7 @@ use crate::octokv_binary::octokv_binary;
 use crate::output_parser::{self, SampleResult};
 use crate::qemu_guest::{GuestTask, QemuGuest};
 use anyhow::{Context, anyhow};
+use octokv_bench::child_process::last_line;
 use octokv_bench::server_process::ServerProcess;
 use octokv_bench::temporary_directory::temporary_directory;
 use octokv_client::Url;
@@ -169,7 +170,7 @@ fn guest_rounds(
             .map(|(_, printed)| printed.as_ref().map_err(Clone::clone).and_then(|text| figures(text)))
             .collect();
         // Rounds that a guest which ended early did not come to.
-        let last = console.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
+        let last = last_line(&console).unwrap_or_default();
         rounds.resize(config.rounds, Err(format!("the guest did not come to it: {last}")));
         rounds
     };

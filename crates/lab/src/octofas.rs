@@ -20,7 +20,7 @@ use run_configs::{OctofasRunConfig, OctofasRunner};
 use serde::Serialize;
 
 /// The paper's experiments, and one of our own.
-pub const EXPERIMENT: PaperExperiment<OctofasRunConfig, OctofasReportConfig> = PaperExperiment {
+pub const EXPERIMENT: PaperExperiment<OctofasRunConfig, NativeRuns, OctofasReportConfig> = PaperExperiment {
     name: "octofas",
     paper: "OctoFAS",
     figures: &FIGURES,
@@ -31,24 +31,42 @@ pub const EXPERIMENT: PaperExperiment<OctofasRunConfig, OctofasReportConfig> = P
     x_axis_label,
 };
 
-const FIGURES: [FigureSpec<OctofasRunConfig>; 7] = [
-    ("figure-3", "Figure 3: flow 1 of 2 threads beside flow 2 of 2 to 14", figures::figure_3),
-    ("figure-4", "Figure 4: 2 and 10 threads, alone and together, by core", figures::figure_4),
-    (
+const FIGURES: [FigureSpec<OctofasRunConfig, NativeRuns>; 7] = [
+    FigureSpec::simulated(
+        "figure-3",
+        "Figure 3: flow 1 of 2 threads beside flow 2 of 2 to 14",
+        figures::figure_3,
+    ),
+    FigureSpec::simulated(
+        "figure-4",
+        "Figure 4: 2 and 10 threads, alone and together, by core",
+        figures::figure_4,
+    ),
+    FigureSpec::simulated(
         "figure-7",
         "Figure 7: inter-core scheduling by whose requests move, 2 and 8 threads",
         figures::figure_7,
     ),
-    ("figure-8", "Figure 8: intra-core scheduling by backwardings, 2 and 8 threads", figures::figure_8),
-    (
+    FigureSpec::simulated(
+        "figure-8",
+        "Figure 8: intra-core scheduling by backwardings, 2 and 8 threads",
+        figures::figure_8,
+    ),
+    FigureSpec::simulated(
         "figure-9",
         "Figure 9: policies, 2 and 8 threads (inter, hybrid and auto move dense flows; 20 backwardings)",
         figures::figure_9,
     ),
-    ("figure-9-cores", "Figure 9 on this machine: policies in turn, real runs on two processors", |runs| {
-        runs.native.fairness()
-    }),
-    ("fair", "Beyond the paper: the policy fair, and what was asked of it", fair_policy::fair_policy_figures),
+    FigureSpec::native(
+        "figure-9-cores",
+        "Figure 9 on this machine: policies in turn, native runs on two processors",
+        NativeRuns::fairness,
+    ),
+    FigureSpec::simulated(
+        "fair",
+        "Beyond the paper: the policy fair, and what was asked of it",
+        fair_policy::fair_policy_figures,
+    ),
 ];
 
 /// What the document says of the runs.
@@ -67,11 +85,11 @@ fn prepare_native(reproduce: &ReproduceArgs, _: &[&str]) -> NativeRuns {
     NativeRuns::for_mode(reproduce.quick)
 }
 
-fn native_failed(real: &NativeRuns) -> bool {
-    real.failed()
+fn native_failed(native: &NativeRuns) -> bool {
+    native.failed()
 }
 
-fn report_config(runs: &OctofasRunner) -> OctofasReportConfig {
+fn report_config(runs: &OctofasRunner, _: &NativeRuns) -> OctofasReportConfig {
     let durations = &runs.durations;
     let ms = |span: Nanos| span.0 as f64 / 1e6;
     let us = |setting| {
@@ -89,7 +107,7 @@ fn report_config(runs: &OctofasRunner) -> OctofasReportConfig {
     }
 }
 
-fn report_header(runs: &OctofasRunner) -> String {
+fn report_header(runs: &OctofasRunner, native: &NativeRuns) -> String {
     let OctofasReportConfig {
         window_ms,
         warm_up_ms,
@@ -97,7 +115,7 @@ fn report_header(runs: &OctofasRunner) -> String {
         put_us: [a, b, c],
         our_put_us: [d, e, f],
         ..
-    } = report_config(runs);
+    } = report_config(runs, native);
     format!(
         "OctoFAS in virtual time: ours, and the paper's number in brackets where its text has one.\n\
          The machines of `octokv reproduce octokv`: a put costs {a:.1} + {b:.1} + {c:.1} us of a core; \"our costs\" are\n\
@@ -132,7 +150,7 @@ mod tests {
             message.contains("the OctoFAS paper") && message.contains("did you mean \"fair\"?"),
             "{message}"
         );
-        FIGURES.iter().for_each(|figure| assert!(message.contains(figure.0), "{message}"));
+        FIGURES.iter().for_each(|figure| assert!(message.contains(figure.name), "{message}"));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use run_configs::{OctokvRunConfig, OctokvRunner};
 use serde::Serialize;
 
 /// The paper's experiments.
-pub const EXPERIMENT: PaperExperiment<OctokvRunConfig, OctokvReportConfig> = PaperExperiment {
+pub const EXPERIMENT: PaperExperiment<OctokvRunConfig, HostKvsRuns, OctokvReportConfig> = PaperExperiment {
     name: "octokv",
     paper: "OctoKV",
     figures: &FIGURES,
@@ -34,36 +34,68 @@ pub const EXPERIMENT: PaperExperiment<OctokvRunConfig, OctokvReportConfig> = Pap
     x_axis_label,
 };
 
-const FIGURES: [FigureSpec<OctokvRunConfig>; 13] = [
-    ("table-1", "Table I: commands outstanding by core, without the engine", tables::table_1),
-    ("table-2", "Table II: utilisation of cores, puts, with and without the engine", tables::table_2),
-    ("figure-2", "Figure 2: utilisation and time in the node by core, without the engine", figures::figure_2),
-    (
+const FIGURES: [FigureSpec<OctokvRunConfig, HostKvsRuns>; 13] = [
+    FigureSpec::simulated(
+        "table-1",
+        "Table I: commands outstanding by core, without the engine",
+        tables::table_1,
+    ),
+    FigureSpec::simulated(
+        "table-2",
+        "Table II: utilisation of cores, puts, with and without the engine",
+        tables::table_2,
+    ),
+    FigureSpec::simulated(
+        "figure-2",
+        "Figure 2: utilisation and time in the node by core, without the engine",
+        figures::figure_2,
+    ),
+    FigureSpec::native(
         "figure-4",
         "Figure 4: puts of Host KVS and OctoKV by KiB of the value, real runs, 7 threads",
         host_kvs::figure_4,
     ),
-    (
+    FigureSpec::native(
         "figure-5",
         "Figure 5: gets of Host KVS and OctoKV by KiB of the value, real runs, 7 threads",
         host_kvs::figure_5,
     ),
-    ("figure-6", "Figure 6: throughput and response by threads, by Table IV's shares", figures::figure_6),
-    ("figure-6-host", "Figure 6, Host KVS and OctoKV by threads, real runs", host_kvs::figure_6),
-    ("figure-7", "Figure 7: balancing off and on (T_OL 0.4, T_LB 0.1, PS)", figures::figure_7),
-    (
-        "figure-7-cores",
-        "Figure 7 on this machine: balancing off and on in turn, real runs on two processors",
-        |runs| runs.native.core_runs.balancing(),
+    FigureSpec::simulated(
+        "figure-6",
+        "Figure 6: throughput and response by threads, by Table IV's shares",
+        figures::figure_6,
     ),
-    (
+    FigureSpec::native(
+        "figure-6-host",
+        "Figure 6, Host KVS and OctoKV by threads, real runs",
+        host_kvs::figure_6,
+    ),
+    FigureSpec::simulated(
+        "figure-7",
+        "Figure 7: balancing off and on (T_OL 0.4, T_LB 0.1, PS)",
+        figures::figure_7,
+    ),
+    FigureSpec::native(
+        "figure-7-cores",
+        "Figure 7 on this machine: balancing off and on in turn, native runs on two processors",
+        |runs| runs.core_runs.balancing(),
+    ),
+    FigureSpec::simulated(
         "tables-4-5",
         "Tables IV and V: events by core, heavy puts, before and after balancing",
         tables::tables_4_5,
     ),
-    ("table-6", "Table VI: round robin (RR) and proportional shares (PS)", tables::table_6),
-    ("figure-8", "Figure 8: utilisation over time, balancing switched on at 15 s", figures::figure_8),
-    ("figure-9", "Figure 9: thresholds (T_OL, T_LB), heavy puts, PS", figures::figure_9),
+    FigureSpec::simulated(
+        "table-6",
+        "Table VI: round robin (RR) and proportional shares (PS)",
+        tables::table_6,
+    ),
+    FigureSpec::simulated(
+        "figure-8",
+        "Figure 8: utilisation over time, balancing switched on at 15 s",
+        figures::figure_8,
+    ),
+    FigureSpec::simulated("figure-9", "Figure 9: thresholds (T_OL, T_LB), heavy puts, PS", figures::figure_9),
 ];
 
 /// What the document says of the runs.
@@ -82,12 +114,12 @@ pub struct OctokvReportConfig {
     machine_operations_per_thread: usize,
 }
 
-fn native_failed(real: &HostKvsRuns) -> bool {
-    real.failed()
+fn native_failed(native: &HostKvsRuns) -> bool {
+    native.failed()
 }
 
-fn report_config(runs: &OctokvRunner) -> OctokvReportConfig {
-    let (durations, amount) = (&runs.durations, runs.native.counts());
+fn report_config(runs: &OctokvRunner, native: &HostKvsRuns) -> OctokvReportConfig {
+    let (durations, amount) = (&runs.durations, native.counts());
     let ms = |span: Nanos| span.0 as f64 / 1e6;
     let us = |setting, operation| {
         let costs = parameters::request_costs(setting, operation, true);
@@ -107,9 +139,9 @@ fn report_config(runs: &OctokvRunner) -> OctokvReportConfig {
     }
 }
 
-fn report_header(runs: &OctokvRunner) -> String {
+fn report_header(runs: &OctokvRunner, native: &HostKvsRuns) -> String {
     let OctokvReportConfig { window_ms, warm_up_ms, measured_ms, paper_put_us, our_put_us, rounds, .. } =
-        report_config(runs);
+        report_config(runs, native);
     let [a, b, c] = paper_put_us;
     let [d, e, f] = our_put_us;
     format!(
@@ -142,7 +174,7 @@ mod tests {
             panic!("it was taken")
         };
         assert!(message.contains("did you mean \"figure-7\"?"), "{message}");
-        FIGURES.iter().for_each(|figure| assert!(message.contains(figure.0), "{message}"));
+        FIGURES.iter().for_each(|figure| assert!(message.contains(figure.name), "{message}"));
         assert_eq!(EXPERIMENT.select_figures(None).unwrap_or_default().len(), FIGURES.len());
         assert_eq!(EXPERIMENT.select_figures(Some("table-6")).unwrap_or_default().len(), 1);
         assert_eq!(

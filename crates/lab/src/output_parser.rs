@@ -1,5 +1,6 @@
 //! Figures out of what a load generator printed: db_bench's text, our own document, and a guest's console.
 
+use octokv_bench::child_process::last_line;
 use serde_json::Value;
 
 /// What one run came to.
@@ -32,29 +33,36 @@ pub fn parse_db_bench(text: &str) -> SampleResult {
             mb_s: mb_s.trim().parse().ok()?,
         })
     };
-    parse().ok_or_else(|| format!("db_bench gave no figures; it ended with: {}", error_line(text)))
+    parse().ok_or_else(|| format!("db_bench gave no results; it ended with: {}", error_line(text)))
 }
 
 /// The figures of `octokv bench --json -` with one workload.
 pub fn parse_bench(text: &str) -> SampleResult {
-    let parse = || {
-        // Progress and events may stand before the document.
-        let document: Value = serde_json::from_str(&text[text.find("{\n")?..=text.rfind('}')?]).ok()?;
-        let result = document["results"].as_array()?.first()?.clone();
+    parse_bench_results(text, |results| {
+        let result = results.first()?;
         Some(BenchSample {
             mean_us: result["latency_us_mean"].as_f64()?,
             p99_us: result["latency_us_p99"].as_f64()?,
             mb_s: result["throughput_mib_s"].as_f64()?,
         })
+    })
+}
+
+/// Reads the `results` of the JSON report in the output of `octokv bench --json -`. Progress and log lines may precede
+/// the report.
+pub fn parse_bench_results<T>(text: &str, read: impl FnOnce(&[Value]) -> Option<T>) -> Result<T, String> {
+    let parse = || {
+        let document: Value = serde_json::from_str(&text[text.find("{\n")?..=text.rfind('}')?]).ok()?;
+        read(document["results"].as_array()?)
     };
-    parse().ok_or_else(|| format!("octokv bench gave no figures; it ended with: {}", error_line(text)))
+    parse().ok_or_else(|| format!("octokv bench gave no results; it ended with: {}", error_line(text)))
 }
 
 /// The line that says most of what went wrong: an error that calls itself so, else the last.
 pub fn error_line(text: &str) -> &str {
-    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let error = lines.clone().find(|line| line.starts_with("error:") || line.starts_with("octokv:"));
-    error.or_else(|| lines.next_back()).unwrap_or("nothing")
+    let mut lines = text.lines().map(str::trim);
+    let error = lines.find(|line| line.starts_with("error:") || line.starts_with("octokv:"));
+    error.or_else(|| last_line(text)).unwrap_or("nothing")
 }
 
 /// What a guest's console says of its runs: for each its name, and what was printed or how it failed.

@@ -1,48 +1,86 @@
-//! What the papers' experiments in virtual time, and the real runs beside them, have in common: which figures are asked for, and where they go.
+//! A paper's experiments: selects figures, runs each simulation once, and writes text, JSON and SVG.
 //!
 //! ```text
-//!   figures that are asked for ─▶ runs (crate::runs), each once ─▶ points beside the paper's ─▶ text, JSON, SVG
+//!   --figure ─▶ figures ─▶ simulations (job_runner), each once; native runs ─▶ points beside the paper's ─▶ text, JSON, SVG
 //! ```
-//! In: an [`PaperExperiment`], the arguments. Out: text, documents, pictures.
+//! In: a [`PaperExperiment`] and the arguments. Out: text, documents, plots.
 
 use crate::cli::ReproduceArgs;
 use crate::data_points::{self, DataPoint};
 use crate::error::{LabError, LabResult};
+use crate::figure_plot::plot_figure;
 use crate::job_runner::{Durations, ExperimentJob, JobRunner};
 use crate::json_report;
 use crate::progress::{LabProgress, ProgressSink};
 use anyhow::{Context, Result, anyhow};
-use octokv_bench::plot::{PlotLine, line_plot as picture};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 
-/// What it is asked for by, what it shows, and how.
-pub type FigureSpec<J> = (&'static str, &'static str, fn(&mut JobRunner<J>) -> Result<Vec<DataPoint>>);
+/// The source of a figure's points.
+pub enum FigureSource<J: ExperimentJob, N> {
+    /// Simulated runs.
+    Simulated(fn(&mut JobRunner<J>) -> Result<Vec<DataPoint>>),
+    /// Runs on this machine.
+    Native(fn(&mut N) -> Result<Vec<DataPoint>>),
+}
 
-/// A paper's experiments.
-pub struct PaperExperiment<J: ExperimentJob + 'static, S: Serialize> {
-    /// What it is asked for by.
+/// A table or figure that can be reproduced.
+pub struct FigureSpec<J: ExperimentJob, N> {
+    /// Its name, as `--figure` takes it.
     pub name: &'static str,
-    /// What people call it.
+    /// Its title in text and plots.
+    pub title: &'static str,
+    source: FigureSource<J, N>,
+}
+
+impl<J: ExperimentJob, N> FigureSpec<J, N> {
+    /// Describes a figure of simulated runs.
+    pub const fn simulated(
+        name: &'static str,
+        title: &'static str,
+        make: fn(&mut JobRunner<J>) -> Result<Vec<DataPoint>>,
+    ) -> FigureSpec<J, N> {
+        FigureSpec { name, title, source: FigureSource::Simulated(make) }
+    }
+
+    /// Describes a figure of runs on this machine.
+    pub const fn native(
+        name: &'static str,
+        title: &'static str,
+        make: fn(&mut N) -> Result<Vec<DataPoint>>,
+    ) -> FigureSpec<J, N> {
+        FigureSpec { name, title, source: FigureSource::Native(make) }
+    }
+}
+
+/// A paper's experiments. `J` is a simulated run, `N` the state of the native runs, `S` the settings in the JSON report.
+pub struct PaperExperiment<J: ExperimentJob + 'static, N: 'static, S: Serialize> {
+    /// Name of the paper on the command line and in file names.
+    pub name: &'static str,
+    /// Title of the paper in messages.
     pub paper: &'static str,
-    /// Its tables and figures.
-    pub figures: &'static [FigureSpec<J>],
-    /// What is said before them.
-    pub report_header: fn(&JobRunner<J>) -> String,
-    /// What the document says of the runs.
-    pub report_config: fn(&JobRunner<J>) -> S,
-    /// Prepares the real runs of the figures of these names.
-    pub prepare_native: fn(&ReproduceArgs, &[&str]) -> J::NativeState,
-    /// Whether a real run went wrong that need not have.
-    pub native_failed: fn(&J::NativeState) -> bool,
-    /// What is across in the picture of a figure.
+    /// Tables and figures, in the order of the paper.
+    pub figures: &'static [FigureSpec<J, N>],
+    /// Formats the text before the figures.
+    pub report_header: fn(&JobRunner<J>, &N) -> String,
+    /// Describes the runs for the JSON report.
+    pub report_config: fn(&JobRunner<J>, &N) -> S,
+    /// Prepares the native runs that the figures with these names need; runs nothing.
+    pub prepare_native: fn(&ReproduceArgs, &[&str]) -> N,
+    /// Whether a native run failed that could have run on this machine.
+    pub native_failed: fn(&N) -> bool,
+    /// Label of the x axis of a figure's plot, by the figure's name.
     pub x_axis_label: fn(&str) -> &'static str,
 }
 
-impl<J: ExperimentJob, S: Serialize> PaperExperiment<J, S> {
-    /// Runs what is asked for.
+impl<J: ExperimentJob, N, S: Serialize> PaperExperiment<J, N, S> {
+    /// Runs the selected figures and writes their results.
+    ///
+    /// # Errors
+    /// [`LabError::Usage`] for an unknown figure or a missing directory; [`LabError::Failed`] if a run failed or a file
+    /// cannot be written.
     pub fn run(&self, reproduce: &ReproduceArgs, progress: ProgressSink<'_>) -> LabResult {
         let figures = self.select_figures(reproduce.figure.as_deref())?;
         if let Some(directory) = &reproduce.svg
@@ -51,44 +89,52 @@ impl<J: ExperimentJob, S: Serialize> PaperExperiment<J, S> {
             return Err(LabError::Usage(format!("--svg: there is no directory {}", directory.display())));
         }
         let mut runs = JobRunner::new(Durations::for_mode(reproduce.quick));
-        runs.native =
-            (self.prepare_native)(reproduce, &figures.iter().map(|figure| figure.0).collect::<Vec<_>>());
-        let (mut all, mut text) = (Vec::new(), (self.report_header)(&runs));
-        for (done, (name, title, make)) in figures.iter().enumerate() {
+        let names: Vec<&str> = figures.iter().map(|figure| figure.name).collect();
+        let mut native = (self.prepare_native)(reproduce, &names);
+        let (mut all, mut text) = (Vec::new(), (self.report_header)(&runs, &native));
+        for (done, figure) in figures.iter().enumerate() {
             let fraction = done as f64 / figures.len() as f64;
-            progress(LabProgress::Figure { name, fraction });
-            let mut points = make(&mut runs)?;
-            let _ = writeln!(text, "\n{title}\n{}", data_points::format_text(&points));
+            progress(LabProgress::Figure { name: figure.name, fraction });
+            let mut points = match figure.source {
+                FigureSource::Simulated(make) => make(&mut runs)?,
+                FigureSource::Native(make) => make(&mut native)?,
+            };
+            let _ = writeln!(text, "\n{}\n{}", figure.title, data_points::format_text(&points));
             if let Some(directory) = &reproduce.svg {
-                self.draw_svg(directory, name, title, &points)?;
+                self.draw_svg(directory, figure.name, figure.title, &points)?;
             }
             all.append(&mut points);
         }
         progress(LabProgress::Finished);
-        let _ = writeln!(text, "{} runs. Why figures differ: docs/REPRODUCTION.md", runs.len());
+        let _ = writeln!(text, "{} runs. Why results differ: docs/REPRODUCTION.md", runs.len());
         if reproduce.json.as_deref() != Some(Path::new("-")) {
             std::io::stdout().write_all(text.as_bytes())?;
         }
         if let Some(file) = &reproduce.json {
-            json_report::write_report(file, &(self.report_config)(&runs), &all)?;
+            json_report::write_report(file, &(self.report_config)(&runs, &native), &all)?;
         }
-        match (self.native_failed)(&runs.native) {
-            true => Err(anyhow!("not everything that could run did; its points say what went wrong").into()),
+        match (self.native_failed)(&native) {
+            true => {
+                Err(anyhow!("a run failed that this machine supports; its points have the reason").into())
+            }
             false => Ok(()),
         }
     }
 
-    /// The figures of a name, all of them without one.
-    pub fn select_figures(&self, name: Option<&str>) -> Result<Vec<FigureSpec<J>>, LabError> {
-        let Some(name) = name else { return Ok(self.figures.to_vec()) };
-        // A figure's real runs are asked for with it, or alone.
-        let is_of = |figure: &&FigureSpec<J>| {
-            let rest = figure.0.strip_prefix(name);
+    /// Selects the figures with a name, or all figures without one. The native runs of a figure (`-host`, `-cores`)
+    /// are selected with it.
+    ///
+    /// # Errors
+    /// [`LabError::Usage`] with the known names if there is no such figure.
+    pub fn select_figures(&self, name: Option<&str>) -> Result<Vec<&'static FigureSpec<J, N>>, LabError> {
+        let Some(name) = name else { return Ok(self.figures.iter().collect()) };
+        let is_selected = |figure: &&FigureSpec<J, N>| {
+            let rest = figure.name.strip_prefix(name);
             rest.is_some_and(|rest| ["", "-host", "-cores"].contains(&rest))
         };
-        let found: Vec<FigureSpec<J>> = self.figures.iter().filter(is_of).copied().collect();
+        let found: Vec<&FigureSpec<J, N>> = self.figures.iter().filter(is_selected).collect();
         if found.is_empty() {
-            let names: Vec<&str> = self.figures.iter().map(|figure| figure.0).collect();
+            let names: Vec<&str> = self.figures.iter().map(|figure| figure.name).collect();
             let similarity = |name_of: &&&str| strsim::normalized_damerau_levenshtein(name, name_of);
             let nearest = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b))).unwrap_or(&"");
             return Err(LabError::Usage(format!(
@@ -100,32 +146,14 @@ impl<J: ExperimentJob, S: Serialize> PaperExperiment<J, S> {
         Ok(found)
     }
 
-    /// A picture for each unit in which a figure has lines.
+    /// Writes one plot per unit of a figure into a directory: `PAPER-FIGURE-N.svg`.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
     pub fn draw_svg(&self, directory: &Path, name: &str, title: &str, points: &[DataPoint]) -> Result<()> {
-        let dots: Vec<&DataPoint> = points.iter().filter(|point| point.is_plot_only).collect();
-        let drawn = if dots.is_empty() { points.iter().collect() } else { dots };
-        let mut units: Vec<&str> = drawn.iter().map(|point| point.unit).collect();
-        units.sort_unstable();
-        units.dedup();
-        for (number, unit) in units.iter().enumerate() {
-            let mut lines: Vec<PlotLine> = Vec::new();
-            for point in drawn.iter().filter(|point| point.unit == *unit && !point.measured.is_nan()) {
-                let existing = lines.iter().position(|line| line.name == point.series);
-                let at = existing.unwrap_or(lines.len());
-                if existing.is_none() {
-                    lines.push(PlotLine { name: point.series.clone(), points: Vec::new() });
-                }
-                let line = &mut lines[at];
-                // Where x is a name it is drawn by its place.
-                let x = point.x.parse().unwrap_or(line.points.len() as f64 + 1.0);
-                line.points.push((x, point.measured));
-            }
-            if lines.is_empty() {
-                continue; // Nothing of it ran.
-            }
-            let file = directory.join(format!("{}-{name}-{}.svg", self.name, number + 1));
-            std::fs::write(&file, picture(title, (self.x_axis_label)(name), unit, &lines))
-                .with_context(|| format!("picture {}", file.display()))?;
+        for (number, svg) in plot_figure(title, (self.x_axis_label)(name), points) {
+            let file = directory.join(format!("{}-{name}-{number}.svg", self.name));
+            std::fs::write(&file, svg).with_context(|| format!("plot {}", file.display()))?;
         }
         Ok(())
     }

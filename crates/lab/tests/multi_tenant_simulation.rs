@@ -1,13 +1,12 @@
 //! Worlds of several tenants: they repeat, their figures are parts of the whole, and nobody is forgotten.
 
 use octokv_base::Nanos;
-use octokv_lab::simulation::experiment::{ExperimentConfig, SimulatedExperiment};
+use octokv_lab::simulation::config::{ExperimentConfig, MultiTenantConfig, TenantConfig, tenant_host_nqn};
+use octokv_lab::simulation::experiment::SimulatedExperiment;
 use octokv_lab::simulation::parameters::{
     CORES, CostModel, Operation, SAMPLING_INTERVAL, TENANT_THREADS, request_costs,
 };
-use octokv_lab::simulation::tenant_metrics::{
-    MultiTenantConfig, MultiTenantRunStats, TenantConfig, fairness, jain_index, slowdowns, tenant_host_nqn,
-};
+use octokv_lab::simulation::tenant_metrics::{MultiTenantRunStats, fairness, jain_index, slowdowns};
 use octokv_lab::simulation::workload::ConnectionPolicy;
 use octokv_sched::{MigrateTenants, Policy, SchedConfig, TenantQos};
 

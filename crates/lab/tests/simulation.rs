@@ -1,7 +1,8 @@
 //! The papers' experiments: they repeat, keep their sums and lose nothing.
 
 use octokv_base::Nanos;
-use octokv_lab::simulation::experiment::{ExperimentConfig, SimulatedExperiment};
+use octokv_lab::simulation::config::ExperimentConfig;
+use octokv_lab::simulation::experiment::SimulatedExperiment;
 use octokv_lab::simulation::metrics::RunStats;
 use octokv_lab::simulation::parameters::{
     CORES, CostModel, HEAVY_THREADS, Operation, SAMPLING_INTERVAL, TABLE_IV, request_costs,

@@ -21,11 +21,10 @@ use anyhow::{Context, anyhow};
 use baselines::{BaselineRunner, ComparisonRun};
 use octokv_base::Nanos;
 use octokv_bench::host_kvs::{DbFile, HostKvs, db_file_bytes};
-use octokv_bench::report::{
-    BENCH_SCHEMA, BenchReport, MachineInfo, ReportedConfig, WorkloadResult, table_header, table_row,
-    target_row,
-};
+use octokv_bench::machine_info::MachineInfo;
+use octokv_bench::report::{BENCH_SCHEMA, BenchReport, ReportedConfig};
 use octokv_bench::workload::WorkloadOp;
+use octokv_bench::workload_result::{WorkloadResult, table_header, table_row, target_row};
 use octokv_bench::{
     BenchConfig, GeneratorPlatform, LocalEngineConfig, SystemUnderTest, TargetFailure, TargetNode,
     remote_engine, run as run_plan,

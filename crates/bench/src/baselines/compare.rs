@@ -2,7 +2,8 @@
 //! In: the figures of all turns. Out: one comparison per workload and peer. Invariant: a ratio is ours over the
 //! peer's of the same round, because the disk changes between rounds more than within one.
 
-use crate::report::WorkloadResult;
+use crate::statistics;
+use crate::workload_result::WorkloadResult;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -70,12 +71,9 @@ pub fn compare(ours: &[&WorkloadResult], baselines: &[&WorkloadResult]) -> Basel
     }
 }
 
-/// The middle one; of an even number the mean of the two in the middle.
+/// The median of one value per round; there is at least one round.
 fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let (low, high) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
-    (low + high) / 2.0
+    statistics::median(values).expect("every round has a result of both")
 }
 
 /// Comparisons as a table.
@@ -171,10 +169,5 @@ mod tests {
             table.contains("(keys found: 50.0 %, peer 100.0 %)") && table.contains("(1 round)"),
             "{table}"
         );
-    }
-
-    #[test]
-    fn the_median_of_an_even_number_lies_between() {
-        assert_eq!((median(&[4.0, 1.0]), median(&[7.0]), median(&[3.0, 1.0, 2.0])), (2.5, 7.0, 2.0));
     }
 }

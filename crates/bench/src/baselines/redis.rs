@@ -8,12 +8,17 @@
 //! Invariants: a write is answered when the append-only file with it is synced (`appendfsync always`); nothing rewrites
 //! that file meanwhile; the server ends with this value.
 
-use crate::baselines::{Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, last_line, resp};
+use crate::baselines::baseline::{
+    Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, last_line,
+};
+use crate::baselines::resp;
 use crate::config::{BenchConfig, StopCondition};
-use crate::report::WorkloadResult;
-use crate::runner::{TargetFailure, TargetNode, WorkloadProgress, run};
+use crate::error::TargetFailure;
+use crate::runner::run;
 use crate::system_under_test::SystemUnderTest;
 use crate::workload::{Workload, WorkloadOp};
+use crate::workload_result::WorkloadResult;
+use crate::workload_state::{TargetNode, WorkloadProgress};
 use octokv_base::Nanos;
 use octokv_client::ClientConfig;
 use octokv_runtime::Polling;

@@ -7,10 +7,11 @@
 
 use crate::arrival_schedule::ArrivalSchedule;
 use crate::baselines::resp::{self, RespDecoder, RespReply, ServerError};
+use crate::error::BenchError;
 use crate::op_generator::{OpGenerator, Operation};
 use crate::recorder::{OpResult, Recorder};
-use crate::runner::{BenchError, WorkloadState};
 use crate::workload::WorkloadOp;
+use crate::workload_state::WorkloadState;
 use octokv_base::{Key, Nanos};
 use octokv_runtime::{CoreWaker, IdlePolicy, KernelSockets, ReceiveStatus, SendStatus, SocketId, Sockets};
 use std::collections::VecDeque;
@@ -293,5 +294,5 @@ fn closed_error(shared: &WorkloadState) -> BenchError {
 }
 
 fn server_error(shared: &WorkloadState, key: Option<Key>, fault: ServerError) -> BenchError {
-    BenchError::Server { name: shared.system.name(), workload: shared.workload, key, error: fault }
+    BenchError::Server { name: shared.system_name, workload: shared.workload, key, error: fault }
 }

@@ -12,13 +12,15 @@
 //! workload the database is then made anew with every key, without being measured.
 //! In: a plan. Out: figures, from what db_bench prints. Invariant: every write is in a synced log before it counts.
 
-use crate::baselines::{Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, last_line};
+use crate::baselines::baseline::{
+    Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, last_line,
+};
 use crate::config::{BenchConfig, StopCondition};
 use crate::key_distribution::KeyDistribution;
 use crate::recorder::Recorder;
-use crate::report::WorkloadResult;
-use crate::runner::WorkloadProgress;
 use crate::workload::Workload;
+use crate::workload_result::WorkloadResult;
+use crate::workload_state::WorkloadProgress;
 use octokv_base::Nanos;
 use std::process::Command;
 
@@ -105,7 +107,7 @@ impl Baseline for RocksDbBaseline {
     ) -> Result<WorkloadResult, BaselineError> {
         let workload = config.workloads[0];
         progress(WorkloadProgress { workload, operations: 0, fraction: 0.0 });
-        if is_fill(workload) {
+        if workload.is_fill() {
             self.env.recreate_directory()?;
         } else if !self.filled {
             self.preload(config)?;
@@ -124,10 +126,6 @@ impl Baseline for RocksDbBaseline {
     fn info(&self) -> BaselineInfo {
         self.info.clone()
     }
-}
-
-fn is_fill(workload: Workload) -> bool {
-    matches!(workload, Workload::FillSequential | Workload::FillRandom)
 }
 
 /// Threads of db_bench for a plan.
@@ -169,7 +167,7 @@ fn db_bench_options(config: &BenchConfig, workload: Workload) -> Vec<String> {
     let reads = workload.reads_values();
     let mut options = vec![
         format!("--benchmarks={}", workload.name()),
-        format!("--use_existing_db={}", u8::from(!is_fill(workload))),
+        format!("--use_existing_db={}", u8::from(!workload.is_fill())),
         format!("--num={}", config.keys),
         format!("--key_size={}", config.key_sizes.max_bytes()),
         format!("--value_size={}", config.value_sizes.max_bytes()),

@@ -1,14 +1,12 @@
 //! The runs of OctoFAS: which tenants ask how much, over which connections, under which policy.
 
 use crate::job_runner::{self, Durations};
-use crate::native_runs::NativeRuns;
+use crate::simulation::config::{MultiTenantConfig, TenantConfig, tenant_host_nqn};
 use crate::simulation::experiment::SimulatedExperiment;
 use crate::simulation::parameters::{
     CostModel, OCTOFAS_CONNECTION_THRESHOLD, Operation, SAMPLING_INTERVAL, TABLE_IV, request_costs,
 };
-use crate::simulation::tenant_metrics::{
-    MultiTenantConfig, MultiTenantRunStats, TenantConfig, tenant_host_nqn,
-};
+use crate::simulation::tenant_metrics::MultiTenantRunStats;
 use crate::simulation::workload::ConnectionPolicy;
 use anyhow::Result;
 use octokv_base::Nanos;
@@ -143,7 +141,6 @@ impl OctofasRunConfig {
 }
 
 impl job_runner::ExperimentJob for OctofasRunConfig {
-    type NativeState = NativeRuns;
     type Output = MultiTenantRunStats;
 
     fn run(&self, durations: &Durations) -> Result<MultiTenantRunStats, String> {

@@ -14,7 +14,6 @@
 mod environments;
 mod trials;
 
-use super::run_configs::OctokvRunner;
 use crate::cli::ReproduceArgs;
 use crate::data_points::{DataPoint, DataPoints};
 use crate::native_runs::NativeRuns;
@@ -231,9 +230,9 @@ struct ComparisonSpec<'a> {
 }
 
 /// Fig. 4: puts by value length, and where Host KVS's time goes at 16 KiB.
-pub fn figure_4(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
+pub fn figure_4(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let (mut points, operation) = (DataPoints::for_figure("Figure 4"), Operation::Put);
-    for env in runs.native.environments() {
+    for env in runs.environments() {
         env.add_by_size(&mut points, operation, ComparedSystem::HostKvs, &SIZES_KIB);
         env.add_by_size(&mut points, operation, ComparedSystem::OctoKv, &SIZES_KIB);
         env.add_by_size(&mut points, operation, ComparedSystem::OctoKvNoFlush, &[PAPER_VALUE_KIB]);
@@ -259,9 +258,9 @@ pub fn figure_4(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
 }
 
 /// Fig. 5: gets by value length, and where Host KVS's time goes at 16 KiB.
-pub fn figure_5(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
+pub fn figure_5(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let (mut points, operation) = (DataPoints::for_figure("Figure 5"), Operation::Get);
-    for env in runs.native.environments() {
+    for env in runs.environments() {
         env.add_by_size(&mut points, operation, ComparedSystem::HostKvs, &SIZES_KIB);
         env.add_by_size(&mut points, operation, ComparedSystem::OctoKv, &SIZES_KIB);
         let spec = ComparisonSpec {
@@ -281,12 +280,12 @@ pub fn figure_5(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
 }
 
 /// Fig. 6, of both systems as they run here: throughput and response time by load.
-pub fn figure_6(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
+pub fn figure_6(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 6");
     let systems = [ComparedSystem::HostKvs, ComparedSystem::OctoKv];
     let trial = |system, threads| HostKvsTrial { system, threads, kib: PAPER_VALUE_KIB };
     let mb_s: fn(&OpBreakdown) -> f64 = |part| part.ops_s * (PAPER_VALUE_KIB << 10) as f64 / 1e6;
-    for env in runs.native.environments() {
+    for env in runs.environments() {
         for operation in [Operation::Put, Operation::Get] {
             for system in systems {
                 let series = format!("{operation:?}, {}, {}", system.name(), env.name);
@@ -319,11 +318,9 @@ pub fn figure_6(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
 mod tests {
     use super::trials::TrialResult;
     use super::*;
-    use crate::job_runner::Durations;
-    use octokv_base::Nanos;
 
     /// Runs in which everything was measured already.
-    fn runs_with(sample: impl Fn(&HostKvsTrial, usize) -> TrialResult) -> OctokvRunner {
+    fn runs_with(sample: impl Fn(&HostKvsTrial, usize) -> TrialResult) -> HostKvsRuns {
         let trials = trials_for(true, true);
         let rounds: TrialRounds =
             trials.iter().map(|trial| (0..2).map(|round| sample(trial, round)).collect()).collect();
@@ -334,10 +331,8 @@ mod tests {
             rounds: rounds.clone(),
             failed: false,
         };
-        let spans = Durations { warm_up: Nanos::ZERO, measured: Nanos::ZERO, requests: 1 };
-        let mut runs = OctokvRunner::new(spans);
-        runs.native.environments = Some([env("in the guest", true), env("on this machine", false)]);
-        runs
+        let environments = Some([env("in the guest", true), env("on this machine", false)]);
+        HostKvsRuns { environments, ..HostKvsRuns::default() }
     }
 
     /// Host KVS's puts take 500 us, of which 300 in calls and 100 for another's turn; all else takes 100 us; a second

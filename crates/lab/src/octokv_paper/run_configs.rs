@@ -1,8 +1,8 @@
 //! The OctoKV paper's runs: what is asked, over which connections, under which policy.
 
-use super::host_kvs::HostKvsRuns;
 use crate::job_runner::{self, Durations};
-use crate::simulation::experiment::{ExperimentConfig, SimulatedExperiment};
+use crate::simulation::config::ExperimentConfig;
+use crate::simulation::experiment::SimulatedExperiment;
 use crate::simulation::metrics::RunStats;
 use crate::simulation::parameters::{
     CONNECTION_THRESHOLD, CostModel, Operation, SAMPLING_INTERVAL, TABLE_IV, request_costs,
@@ -104,7 +104,6 @@ impl OctokvRunConfig {
 }
 
 impl job_runner::ExperimentJob for OctokvRunConfig {
-    type NativeState = HostKvsRuns;
     type Output = Vec<RunStats>;
 
     fn run(&self, durations: &Durations) -> Result<Vec<RunStats>, String> {

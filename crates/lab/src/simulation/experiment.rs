@@ -11,11 +11,12 @@
 //! Invariants: after [`SimulatedExperiment::run_requests`] nothing is outstanding, so every stage has had every request; a trial of one flow
 //! and a [`MultiTenantConfig`] of the same are the same run, bit for bit.
 
+use super::config::{ExperimentConfig, MultiTenantConfig, tenant_host_nqn};
 use super::metrics::{ClientStats, RunStats};
 use super::node::{COMPLETION_TIMEOUT, ExperimentNode, NQN, POOL_BYTES, host_handle};
 use super::parameters::{CORES, KEYS_STORED, Operation, drive_profile, wire_link};
 use super::ssd_device::SharedSsd;
-use super::tenant_metrics::{MultiTenantConfig, MultiTenantRunStats, tenant_host_nqn};
+use super::tenant_metrics::MultiTenantRunStats;
 use super::workload::{ConnectionPolicy, TenantWorkload, WorkloadClient};
 use octokv_base::{Nanos, Prng};
 use octokv_client::{ClientConfig as ClientSettings, Session};
@@ -32,24 +33,6 @@ use std::sync::Arc;
 
 /// A turn that charges nothing takes this.
 const MIN_ITERATION_COST: Nanos = Nanos(100);
-/// What is tried.
-#[derive(Clone, Debug)]
-pub struct ExperimentConfig {
-    /// Everything that is drawn is drawn from it.
-    pub seed: u64,
-    /// What a request costs a core.
-    pub costs: SimulatedCosts,
-    /// Put or get.
-    pub operation: Operation,
-    /// Threads of the client.
-    pub threads: usize,
-    /// Which connection a request goes over.
-    pub connection_policy: ConnectionPolicy,
-    /// Who runs what where.
-    pub scheduling: SchedConfig,
-    /// Whether the engine keeps its journal. The paper's says nothing of one; ours loses all without.
-    pub journal: bool,
-}
 
 /// One tenant: a host with threads of its own.
 struct ExperimentTenant {

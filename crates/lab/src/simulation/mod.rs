@@ -6,11 +6,13 @@
 //!
 //! # Layout
 //! - [`parameters`]: every number, and where it comes from.
+//! - [`config`]: the configuration of an experiment.
 //! - [`workload`]: the paper's client: threads, connections, which request goes where.
 //! - [`node`]: the node; [`experiment`](mod@experiment): it and its clients, run for a time or a number of requests.
 //! - [`metrics`]: what a run came to; [`tenant_metrics`]: what it came to for each of several tenants.
 //! - [`ssd_device`], [`delayed_sockets`]: the drive and the network, as cores that take their time see them.
 
+pub mod config;
 pub mod delayed_sockets;
 pub mod experiment;
 pub mod metrics;

@@ -16,8 +16,8 @@ use anyhow::{Context, anyhow};
 use octokv_base::Nanos;
 use octokv_bench::baselines::child_processes::ChildProcesses;
 use octokv_bench::baselines::compare::{BaselineComparison, compare, comparison_table};
-use octokv_bench::baselines::{Baseline, BaselineEnv, BaselineInfo, BaselineKind};
-use octokv_bench::report::{WorkloadResult, table_header};
+use octokv_bench::baselines::{self, Baseline, BaselineEnv, BaselineInfo, BaselineKind};
+use octokv_bench::workload_result::{WorkloadResult, table_header};
 use octokv_bench::{BenchConfig, StopCondition, Workload, WorkloadProgress};
 use octokv_sys::{signal, thread};
 use std::io::{ErrorKind, Write};
@@ -118,14 +118,15 @@ impl BaselineRunner {
         let children = Arc::new(ChildProcesses::default());
         let polling = bench.peer_polling.unwrap_or(Polling::Sleep).to_runtime(SPIN_BEFORE_SLEEP);
         let baseline = |&kind: &BaselineKind| {
-            kind.create(BaselineEnv {
+            let env = BaselineEnv {
                 directory: directory.path().join(kind.name()),
                 recreate: recreate_directory,
                 processes: Arc::clone(&children),
                 platform: PLATFORM,
                 cores: cores.to_vec(),
                 polling,
-            })
+            };
+            baselines::create(kind, env)
         };
         let baselines: Vec<Box<dyn Baseline>> = bench.against.iter().map(baseline).collect();
         for baseline in &baselines {

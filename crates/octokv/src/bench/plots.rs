@@ -3,7 +3,7 @@
 use crate::exit_status::CliResult;
 use anyhow::Context;
 use octokv_bench::plot;
-use octokv_bench::report::WorkloadResult;
+use octokv_bench::workload_result::WorkloadResult;
 use std::path::Path;
 
 /// Draws the results: one list per workload, of one result per rate.

@@ -13,6 +13,7 @@ use crate::octokv_binary::octokv_binary;
 use crate::output_parser::{error_line, parse_console};
 use crate::qemu_guest::{GuestTask, QemuGuest};
 use anyhow::{Context, Result};
+use octokv_bench::child_process::last_line;
 use octokv_bench::server_process::ServerProcess;
 use octokv_bench::temporary_directory::temporary_directory;
 use std::fmt::Write as _;
@@ -173,7 +174,7 @@ impl TrialEnvironment<'_> {
 
     fn parse_guest_console(&self, console: &str) -> TrialRounds {
         let runs = parse_console(console);
-        let last = console.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
+        let last = last_line(console).unwrap_or_default();
         let of = |name: String| match runs.iter().find(|(begun, _)| *begun == name) {
             Some((_, printed)) => {
                 printed.as_ref().map_err(Clone::clone).and_then(|text| parse_bench_ops(text))

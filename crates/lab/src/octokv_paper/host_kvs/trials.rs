@@ -2,9 +2,8 @@
 //!
 //! In: figures that are asked for; what `octokv bench` printed. Out: trials, each once; a trial's puts and gets.
 
-use crate::output_parser::error_line;
+use crate::output_parser::parse_bench_results;
 use crate::simulation::parameters::{HEAVY_THREADS, LIGHT_THREADS, MEDIUM_THREADS};
-use serde_json::Value;
 
 /// Which system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,12 +125,9 @@ pub type TrialResult = Result<PutGetSample, String>;
 
 /// The figures of `octokv bench --workload fillseq,readrandom --json -`.
 pub fn parse_bench_ops(text: &str) -> TrialResult {
-    let parse = || {
-        // Progress and events may stand before the document.
-        let document: Value = serde_json::from_str(&text[text.find("{\n")?..=text.rfind('}')?]).ok()?;
+    parse_bench_results(text, |results| {
         let of = |workload: &str| {
-            let all = document["results"].as_array()?;
-            let result = all.iter().find(|result| result["workload"] == workload)?;
+            let result = results.iter().find(|result| result["workload"] == workload)?;
             // A read of what is not there is no read.
             if result["not_found"] != 0 {
                 return None;
@@ -147,8 +143,7 @@ pub fn parse_bench_ops(text: &str) -> TrialResult {
             })
         };
         Some(PutGetSample { put: of("fillseq")?, get: of("readrandom")? })
-    };
-    parse().ok_or_else(|| format!("octokv bench gave no figures; it ended with: {}", error_line(text)))
+    })
 }
 
 #[cfg(test)]
