@@ -9,6 +9,15 @@ use std::ops::Range;
 
 const SIZE: (u32, u32) = (900, 540);
 const FONT: &str = "sans-serif";
+/// Arm of a cross, in pixels.
+const CROSS_PIXELS: i32 = 5;
+const LEGEND_ROW_PIXELS: u32 = 20;
+const LEGEND_MARGIN_PIXELS: u32 = 12;
+const LEGEND_LEFT_PIXELS: i32 = 84;
+/// The longest name that fits into half of the width.
+const LEGEND_COLUMN_CHARS: usize = 46;
+/// The longest title that fits at its usual size.
+const TITLE_CHARS: usize = 80;
 /// Latencies below are drawn there: a logarithm has no zero.
 const LATENCY_US_MIN: f64 = 0.1;
 
@@ -18,6 +27,8 @@ pub struct PlotLine {
     pub name: String,
     /// Its points, in the order in which they are joined.
     pub points: Vec<(f64, f64)>,
+    /// Points of a reference, such as a paper, drawn as crosses of the line's color and not joined.
+    pub reference: Vec<(f64, f64)>,
 }
 
 /// What is written along an axis, and how its numbers are.
@@ -36,6 +47,7 @@ pub fn latency_percentiles(workload: &str, results: &[WorkloadResult]) -> String
             .iter()
             .map(|quantile| (-(1.0 - quantile.fraction).log10(), quantile.latency_us.max(LATENCY_US_MIN)))
             .collect(),
+        reference: Vec::new(),
     };
     let lines: Vec<PlotLine> = results.iter().map(line_of).collect();
     let (x, y) = (0.0..axis_end(&lines, |point| point.0), log_range(&lines));
@@ -53,6 +65,7 @@ pub fn throughput_over_time(workload: &str, results: &[WorkloadResult]) -> Strin
             .iter()
             .map(|point| (point.start_s + result.series_interval_s / 2.0, point.throughput_ops_s))
             .collect(),
+        reference: Vec::new(),
     };
     let lines: Vec<PlotLine> = results.iter().map(line_of).collect();
     let (x, y) = (0.0..axis_end(&lines, |point| point.0), 0.0..axis_end(&lines, |point| point.1));
@@ -68,6 +81,7 @@ pub fn latency_by_throughput(workload: &str, results: &[WorkloadResult]) -> Stri
             .iter()
             .map(|result| (result.throughput_ops_s, latency_us(result).max(LATENCY_US_MIN)))
             .collect(),
+        reference: Vec::new(),
     };
     let lines =
         [line("p50", |figures| figures.latency_us_p50), line("p99", |figures| figures.latency_us_p99)];
@@ -79,7 +93,7 @@ pub fn latency_by_throughput(workload: &str, results: &[WorkloadResult]) -> Stri
 /// Any lines over one axis, from zero on.
 pub fn line_plot(title: &str, x: &str, y: &str, lines: &[PlotLine]) -> String {
     let axes = AxisLabels { x, y, x_label: &format_number };
-    let least = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::min);
+    let least = all_points(lines).map(|point| point.1).fold(0.0, f64::min);
     let (ends, range) = (axis_end(lines, |point| point.0), least * 1.08..axis_end(lines, |point| point.1));
     render_svg(title, 0.0..ends, range, &axes, lines)
 }
@@ -91,15 +105,19 @@ fn legend_of(result: &WorkloadResult) -> String {
     }
 }
 
+fn all_points(lines: &[PlotLine]) -> impl Iterator<Item = &(f64, f64)> {
+    lines.iter().flat_map(|line| line.points.iter().chain(&line.reference))
+}
+
 /// Where an axis ends: a little after the last point.
 fn axis_end(lines: &[PlotLine], of: fn(&(f64, f64)) -> f64) -> f64 {
-    let last = lines.iter().flat_map(|line| &line.points).map(of).fold(0.0, f64::max);
+    let last = all_points(lines).map(of).fold(0.0, f64::max);
     if last > 0.0 { last * 1.08 } else { 1.0 }
 }
 
 /// The range of an axis that goes by factors.
 fn log_range(lines: &[PlotLine]) -> Range<f64> {
-    let points = || lines.iter().flat_map(|line| &line.points).map(|point| point.1);
+    let points = || all_points(lines).map(|point| point.1);
     let (least, most) = (points().fold(f64::INFINITY, f64::min), points().fold(LATENCY_US_MIN, f64::max));
     least.min(most) / 1.5..most * 1.5
 }
@@ -141,10 +159,13 @@ where
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
-    let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
+    let legend = legend_entries(lines);
+    let size = (SIZE.0, SIZE.1 + legend_height(&legend));
+    let root = SVGBackend::with_string(text, size).into_drawing_area();
     root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
-        .caption(title, (FONT, 22))
+    let (plot_area, legend_area) = root.split_vertically(SIZE.1);
+    let mut chart = ChartBuilder::on(&plot_area)
+        .caption(title, (FONT, title_font_size(title)))
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(84)
@@ -159,22 +180,73 @@ where
         .y_label_formatter(&format_number)
         .draw()?;
     for (number, line) in lines.iter().enumerate() {
-        let color = Palette99::pick(number).to_rgba();
+        let color = line_color(number);
         let points = || line.points.iter().copied();
-        chart
-            .draw_series(LineSeries::new(points(), color.stroke_width(2)))?
-            .label(&line.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+        chart.draw_series(LineSeries::new(points(), color.stroke_width(2)))?;
         chart.draw_series(points().map(|point| Circle::new(point, 2, color.filled())))?;
+        let reference = line.reference.iter().copied();
+        chart.draw_series(reference.map(|point| Cross::new(point, CROSS_PIXELS, color.stroke_width(3))))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
-        .label_font((FONT, 14))
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.3))
-        .draw()?;
+    draw_legend(&legend_area, &legend)?;
     root.present()
+}
+
+/// One name of the legend.
+struct LegendEntry {
+    text: String,
+    color: RGBAColor,
+    /// Whether it names the reference's crosses and not a line.
+    is_reference: bool,
+}
+
+fn line_color(number: usize) -> RGBAColor {
+    Palette99::pick(number).to_rgba()
+}
+
+/// The names of all lines, each followed by that of its reference points if it has any.
+fn legend_entries(lines: &[PlotLine]) -> Vec<LegendEntry> {
+    let entries = lines.iter().enumerate().flat_map(|(number, line)| {
+        let entry = |text, is_reference| LegendEntry { text, color: line_color(number), is_reference };
+        let reference = (!line.reference.is_empty()).then(|| entry(format!("{}: paper", line.name), true));
+        std::iter::once(entry(line.name.clone(), false)).chain(reference)
+    });
+    entries.collect()
+}
+
+/// Columns of the legend: two, or one if a name is too long for half of the width.
+fn legend_columns(entries: &[LegendEntry]) -> usize {
+    let longest = entries.iter().map(|entry| entry.text.chars().count()).max().unwrap_or(0);
+    if longest <= LEGEND_COLUMN_CHARS { 2 } else { 1 }
+}
+
+/// Height of the legend below the plot, in pixels.
+fn legend_height(entries: &[LegendEntry]) -> u32 {
+    (entries.len().div_ceil(legend_columns(entries)) as u32) * LEGEND_ROW_PIXELS + LEGEND_MARGIN_PIXELS
+}
+
+/// Draws the legend into an area of its own below the plot, column by column.
+fn draw_legend(
+    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    entries: &[LegendEntry],
+) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
+    let columns = legend_columns(entries);
+    let rows = entries.len().div_ceil(columns).max(1);
+    for (number, entry) in entries.iter().enumerate() {
+        let x = LEGEND_LEFT_PIXELS + (number / rows) as i32 * (SIZE.0 as i32 / columns as i32);
+        let y = (number % rows) as i32 * LEGEND_ROW_PIXELS as i32 + LEGEND_ROW_PIXELS as i32 / 2;
+        if entry.is_reference {
+            area.draw(&Cross::new((x + 9, y), CROSS_PIXELS, entry.color.stroke_width(3)))?;
+        } else {
+            area.draw(&PathElement::new([(x, y), (x + 18, y)], entry.color.stroke_width(2)))?;
+        }
+        area.draw(&Text::new(entry.text.clone(), (x + 26, y - 7), (FONT, 14)))?;
+    }
+    Ok(())
+}
+
+/// A title that is too long for the width is drawn smaller.
+fn title_font_size(title: &str) -> u32 {
+    if title.chars().count() <= TITLE_CHARS { 22 } else { 15 }
 }
 
 #[cfg(test)]
@@ -222,10 +294,47 @@ mod tests {
 
     #[test]
     fn any_lines_are_plotted() {
-        let line = PlotLine { name: "ours".to_owned(), points: vec![(1.0, -2.0), (2.0, 5.0)] };
+        let line = PlotLine {
+            name: "ours".to_owned(),
+            points: vec![(1.0, -2.0), (2.0, 5.0)],
+            reference: vec![(1.0, 1.0)],
+        };
         let text = line_plot("Figure 6 & 7", "threads", "MB/s", &[line]);
-        for part in ["<title>Figure 6 &amp; 7</title>", "threads", "MB/s", "ours"] {
+        for part in ["<title>Figure 6 &amp; 7</title>", "threads", "MB/s", "ours", "ours: paper"] {
             assert!(text.contains(part), "no {part} in {text}");
+        }
+    }
+
+    /// The values of an attribute of the elements with this name, with the text that follows each element.
+    fn attributes<'a>(svg: &'a str, element: &str, name: &str) -> Vec<(f64, &'a str)> {
+        let (element, start) = (format!("{element} "), format!(" {name}=\""));
+        let elements = svg.split('<').filter(|text| text.starts_with(&element));
+        let value = |text: &str| text.split_once(&start)?.1.split('"').next()?.parse().ok();
+        elements.filter_map(|text| Some((value(text)?, text.split_once('>')?.1.trim()))).collect()
+    }
+
+    #[test]
+    fn the_legend_is_below_the_plot_area() {
+        for count in [1, 2, 9] {
+            let line = |number: usize| PlotLine {
+                name: format!("legend {number}"),
+                points: vec![(0.0, 0.0), (1.0, number as f64)],
+                reference: vec![(0.5, 2.0 * number as f64)],
+            };
+            let svg = line_plot("title", "x", "y", &(0..count).map(line).collect::<Vec<_>>());
+            // Curves end at their circles; the axis and its label end the plot area.
+            let lowest_point =
+                attributes(&svg, "circle", "cy").into_iter().map(|(y, _)| y).fold(0.0, f64::max);
+            let height = attributes(&svg, "svg", "height")[0].0;
+            let names = |attribute| {
+                let all = attributes(&svg, "text", attribute).into_iter();
+                all.filter(|(_, text)| text.starts_with("legend ")).map(|(at, _)| at).collect::<Vec<f64>>()
+            };
+            let (names_y, names_x) = (names("y"), names("x"));
+            assert_eq!(names_y.len(), 2 * count, "each line has a name and one for its reference");
+            assert!(lowest_point < f64::from(SIZE.1), "{lowest_point}");
+            assert!(names_y.iter().all(|&y| y >= f64::from(SIZE.1) && y < height), "{names_y:?} of {height}");
+            assert!(names_x.iter().all(|&x| x < f64::from(SIZE.0)), "{names_x:?}");
         }
     }
 

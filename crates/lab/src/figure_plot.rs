@@ -1,4 +1,4 @@
-//! The plots of a figure: one line per series.
+//! The plots of a figure: our lines, and the paper's numbers as points of the same color.
 //!
 //! In: the points of a figure. Out: one SVG document per unit, because each unit has a y axis of its own.
 
@@ -38,6 +38,9 @@ fn lines_of_unit<'a>(points: impl Iterator<Item = &'a DataPoint>) -> Vec<PlotLin
         PlotLine {
             name: name.to_owned(),
             points: measured.iter().enumerate().map(|(index, point)| (x(index), point.measured)).collect(),
+            reference: (measured.iter().enumerate())
+                .filter_map(|(index, point)| Some((x(index), point.paper?)))
+                .collect(),
         }
     };
     series.into_iter().map(line).filter(|line| !line.points.is_empty()).collect()
@@ -49,7 +52,7 @@ mod tests {
     use crate::data_points::DataPoints;
 
     #[test]
-    fn a_plot_has_a_line_for_each_series_that_ran() {
+    fn a_plot_has_the_papers_points_beside_ours() {
         let mut points = DataPoints::for_figure("Figure 6");
         points.add_with_paper("Put", "1", Some(3.0), 2.0, "MB/s");
         points.add("Put", "7", 4.0, "MB/s");
@@ -58,8 +61,10 @@ mod tests {
         let lines = lines_of_unit(points.points.iter().filter(|point| point.unit == "MB/s"));
         assert_eq!((lines.len(), lines[0].name.as_str()), (1, "Put"));
         assert_eq!(lines[0].points, [(1.0, 2.0), (7.0, 4.0)]);
+        assert_eq!(lines[0].reference, [(1.0, 3.0)]);
         let plots = plot_figure("Figure 6", "threads", &points.points);
         assert_eq!(plots.iter().map(|plot| plot.0).collect::<Vec<_>>(), [1, 2]);
+        assert!(plots[0].1.contains("Put: paper") && !plots[1].1.contains("paper"), "{plots:?}");
     }
 
     #[test]

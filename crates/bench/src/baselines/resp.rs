@@ -245,7 +245,7 @@ mod tests {
         let value = |bytes: &[u8]| format!("{:?}", RespReply::Bulk(bytes));
         let want = vec![
             format!("{:?}", RespReply::Simple(b"OK")),
-            "Nothing".to_owned(),
+            "Nil".to_owned(),
             "Integer(1)".to_owned(),
             format!("{:?}", RespReply::Error(b"ERR no")),
             value(b""),
