@@ -19,7 +19,9 @@ use octokv_engine::Durability;
 use octokv_engine::hash::superblock::{
     self, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, SuperblockError,
 };
-use octokv_engine::hash::{self, HashEngine, OpenConfig, VerifyReport, Volume};
+use octokv_engine::hash::{
+    self, HashEngine, OpenConfig, VerifyFailure, VerifyObserver, VerifyReport, Volume,
+};
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceDriver, DeviceHandle, DeviceSource, ReactorHandle, block_on, kernel,
@@ -416,18 +418,20 @@ pub fn namespace_info(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
     }
 }
 
-/// Reads and verifies everything on a device; changes nothing. `progress` receives the keys done and the keys in all.
+/// Reads and verifies everything on a device, and reports to `observer` as it goes on; changes nothing.
 ///
 /// # Errors
-/// The device does not open or is in use, or no superblock is valid.
-pub fn verify_device(path: &Path, progress: impl FnMut(u64, u64)) -> Result<VerifyReport, StartError> {
+/// The device does not open or is in use. Within: recovery cannot load the volume, and what is left of it.
+pub fn verify_device(
+    path: &Path,
+    observer: &mut impl VerifyObserver,
+) -> Result<Result<VerifyReport, VerifyFailure>, StartError> {
     let config = DeviceConfig::File { path: path.to_owned(), create_bytes: None };
     let (namespace_device, _) = NamespaceDevice::open(&config, None)?;
     let handle = dedicated_handle(DeviceDriver::Auto, 64).map_err(StartError::System)?;
     let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
     let pool = BufferPool::new(64 << 20);
-    let failed = |error| StartError::Volume { name: namespace_device.name(), error };
-    run_to_completion(&handle, hash::verify(&*device, &pool, progress)).map_err(failed)
+    Ok(run_to_completion(&handle, hash::verify(&*device, &pool, observer)))
 }
 
 #[cfg(test)]

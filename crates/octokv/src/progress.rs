@@ -41,6 +41,14 @@ impl ProgressReporter {
         }
     }
 
+    /// Runs `print`, which writes lines to the same terminal, without a bar in between.
+    pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
     /// Shows that `part` (0 to 1) is done.
     pub fn update(&mut self, part: f64, message: &str) {
         let parts = (part.clamp(0.0, 1.0) * STEPS as f64) as u64;

@@ -153,6 +153,32 @@ fn check_passes_on_an_intact_device_and_changes_nothing() {
 }
 
 #[test]
+fn check_lists_what_is_left_of_a_volume_that_cannot_be_recovered() {
+    let directory = directory();
+    let server = Server::start(directory.path(), "64MiB");
+    server.put("left", "a value");
+    server.stop();
+    let device = directory.path().join("device");
+    let mut image = std::fs::read(&device).unwrap();
+    let (front, _) = image.split_at_mut(16384);
+    for (is_zeroed, reason) in [(false, "no copy of its superblock is intact"), (true, "not formatted")] {
+        match is_zeroed {
+            false => front.chunks_mut(4096).for_each(|superblock| superblock[100] ^= 1),
+            true => front.fill(0),
+        }
+        std::fs::write(&device, [&*front, &std::fs::read(&device).unwrap()[16384..]].concat()).unwrap();
+        let before = std::fs::read(&device).unwrap();
+        let checked = check(&device);
+        assert_eq!(checked.code, 1);
+        assert!(checked.stderr.contains("1 intact record is left"), "{}", checked.stderr);
+        for part in [reason, "record of key left, 7 bytes, sequence", "records            1 intact"] {
+            assert!(checked.text().contains(part), "no {part:?} in {}", checked.text());
+        }
+        assert!(std::fs::read(&device).unwrap() == before, "the device was written to");
+    }
+}
+
+#[test]
 fn a_flipped_byte_is_found_by_check_and_never_leaves_the_node() {
     let directory = directory();
     let server = Server::start(directory.path(), "64MiB");

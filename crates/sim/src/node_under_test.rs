@@ -353,7 +353,9 @@ impl KvNodeUnderTest {
     pub fn start_verify(&self) -> TaskResult<Result<VerifyReport, OpenError>> {
         self.sim.start_host(self.host);
         let pool = BufferPool::new(self.plan.pool_bytes);
-        self.spawn_task(move |device| async move { hash::verify(&*device, &pool, |_, _| ()).await })
+        self.spawn_task(move |device| async move {
+            hash::verify(&*device, &pool, &mut |_, _| ()).await.map_err(|failure| failure.reason)
+        })
     }
 
     /// The valid superblock with the highest generation.

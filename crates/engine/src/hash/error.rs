@@ -76,6 +76,16 @@ impl OpenError {
     }
 }
 
+impl OpenError {
+    /// Whether structures and records of this format may be on the device, so that a scan for them is worth its time.
+    pub(super) fn may_leave_records(&self) -> bool {
+        let is_without_superblock =
+            matches!(self, OpenError::Superblock(SuperblockError::Blank | SuperblockError::Foreign));
+        let is_cut_short = matches!(self, OpenError::TooSmall { .. } | OpenError::Device(_));
+        self.is_damage() || is_without_superblock || is_cut_short
+    }
+}
+
 impl From<EngineError> for OpenError {
     fn from(error: EngineError) -> OpenError {
         match error {

@@ -36,6 +36,8 @@ pub mod journal;
 mod key_locks;
 pub mod record;
 pub mod recovery;
+mod report;
+mod salvage;
 pub mod superblock;
 mod superblock_io;
 pub mod verify;
@@ -45,6 +47,10 @@ pub use engine::HashEngine;
 pub use error::{IndexMismatch, MetadataStructure, OpenError};
 pub use format::{FormatConfig, format};
 pub use recovery::open;
+pub use report::{
+    Finding, FindingKind, ProblemKind, RecordProblem, SalvageReport, VerifyFailure, VerifyObserver,
+    VerifyReport,
+};
 pub use superblock::HashKind;
-pub use verify::{RecordProblem, VerifyReport, verify};
+pub use verify::verify;
 pub use volume::{OpenConfig, Volume};
