@@ -1,4 +1,4 @@
-//! One conformance suite for every device queue: io_uring, worker threads, the virtual disk.
+//! One conformance suite for every device queue: io_uring, worker threads, the simulated disk.
 
 mod common;
 
@@ -11,7 +11,7 @@ use octokv_runtime::{
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What the kernel answers beyond a device's end, and what the virtual disk does.
+/// The errors of a transfer beyond the device's end: the kernel's, and the simulated disk's.
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 
@@ -21,7 +21,7 @@ fn buffer(seed: u64, bytes: usize) -> Buffer {
     buffer
 }
 
-/// A channel of some depth over each kind of queue, and what lets time pass for it.
+/// A device handle over one kind of queue, and the simulation that advances its time, if any.
 struct QueueFixture {
     source: DeviceSource,
     devices: DeviceHandle,
@@ -30,16 +30,16 @@ struct QueueFixture {
 }
 
 impl QueueFixture {
-    fn wait(&self, ticket: octokv_runtime::CompletionFuture) -> octokv_runtime::IoCompletion {
+    fn wait(&self, future: octokv_runtime::CompletionFuture) -> octokv_runtime::IoCompletion {
         match &self.env {
-            None => wait(&self.devices, ticket),
-            Some(env) => block_on(ticket, || self.simulated_step(env)),
+            None => wait(&self.devices, future),
+            Some(env) => block_on(future, || self.simulated_step(env)),
         }
     }
 
     fn simulated_step(&self, env: &SimEnv) {
         if self.devices.poll() == 0 {
-            assert!(env.step(octokv_base::Nanos::NEVER), "nothing will ever happen");
+            assert!(env.step(octokv_base::Nanos::NEVER), "no event is scheduled");
         }
     }
 
@@ -70,31 +70,31 @@ fn each_kind(name: &str, depth: usize, test: impl Fn(&QueueFixture)) {
 }
 
 #[test]
-fn what_is_written_is_read_and_buffers_come_back() {
-    each_kind("round", 8, |bench| {
-        let file = bench.devices.open(&bench.source).unwrap();
+fn written_bytes_are_read_and_buffers_returned() {
+    each_kind("round", 8, |fixture| {
+        let file = fixture.devices.open(&fixture.source).unwrap();
         for (index, bytes) in [4096, 65_536, 1 << 20].into_iter().enumerate() {
             let offset = (index as u64) << 20;
             let write = IoOperation::Write { offset, buffer: buffer(7 + index as u64, bytes) };
-            let written = bench.wait(bench.devices.submit(file, write));
+            let written = fixture.wait(fixture.devices.submit(file, write));
             assert_eq!(written.result, Ok(()));
             let mut back = written.buffer.unwrap();
             assert_eq!(back[..], buffer(7 + index as u64, bytes)[..]);
             back.fill(0);
-            let read = bench.wait(bench.devices.submit(file, IoOperation::Read { offset, buffer: back }));
+            let read = fixture.wait(fixture.devices.submit(file, IoOperation::Read { offset, buffer: back }));
             assert_eq!(read.result, Ok(()));
             assert_eq!(read.buffer.unwrap()[..], buffer(7 + index as u64, bytes)[..]);
         }
-        assert_eq!(bench.wait(bench.devices.submit(file, IoOperation::Flush)).result, Ok(()));
-        assert_eq!(bench.devices.in_flight(), 0);
+        assert_eq!(fixture.wait(fixture.devices.submit(file, IoOperation::Flush)).result, Ok(()));
+        assert_eq!(fixture.devices.in_flight(), 0);
     });
 }
 
 #[test]
-fn a_trimmed_range_is_zero_and_its_neighbours_are_not() {
-    each_kind("trim", 4, |bench| {
-        let file = bench.devices.open(&bench.source).unwrap();
-        let submit = |operation| bench.wait(bench.devices.submit(file, operation));
+fn a_trimmed_range_is_zero_and_its_neighbours_unchanged() {
+    each_kind("trim", 4, |fixture| {
+        let file = fixture.devices.open(&fixture.source).unwrap();
+        let submit = |operation| fixture.wait(fixture.devices.submit(file, operation));
         let write = IoOperation::Write { offset: 0, buffer: buffer(1, 65_536) };
         assert_eq!(submit(write).result, Ok(()));
         assert_eq!(submit(IoOperation::Trim { offset: 16_384, bytes: 32_768 }).result, Ok(()));
@@ -107,31 +107,31 @@ fn a_trimmed_range_is_zero_and_its_neighbours_are_not() {
 }
 
 #[test]
-fn a_transfer_beyond_the_end_fails_and_gives_its_buffer_back() {
-    each_kind("beyond", 4, |bench| {
-        let file = bench.devices.open(&bench.source).unwrap();
+fn a_transfer_beyond_the_end_fails_and_returns_its_buffer() {
+    each_kind("beyond", 4, |fixture| {
+        let file = fixture.devices.open(&fixture.source).unwrap();
         let beyond = IoOperation::Read { offset: SCRATCH_BYTES - 4096, buffer: buffer(1, 8192) };
-        let answer = bench.wait(bench.devices.submit(file, beyond));
-        assert!(answer.result.is_err());
-        assert_eq!(answer.buffer.unwrap().len(), 8192);
+        let completion = fixture.wait(fixture.devices.submit(file, beyond));
+        assert!(completion.result.is_err());
+        assert_eq!(completion.buffer.unwrap().len(), 8192);
     });
 }
 
 #[test]
 fn operations_beyond_the_depth_are_queued_and_all_execute() {
-    each_kind("depth", 4, |bench| {
-        let file = bench.devices.open(&bench.source).unwrap();
+    each_kind("depth", 4, |fixture| {
+        let file = fixture.devices.open(&fixture.source).unwrap();
         let write = |index: u64| IoOperation::Write { offset: index * 4096, buffer: buffer(index, 4096) };
-        let tickets: Vec<_> = (0..200).map(|index| bench.devices.submit(file, write(index))).collect();
-        assert_eq!(bench.devices.in_flight(), 200);
-        for ticket in tickets {
-            assert_eq!(bench.wait(ticket).result, Ok(()));
+        let futures: Vec<_> = (0..200).map(|index| fixture.devices.submit(file, write(index))).collect();
+        assert_eq!(fixture.devices.in_flight(), 200);
+        for future in futures {
+            assert_eq!(fixture.wait(future).result, Ok(()));
         }
         let mut order: Vec<u64> = (0..200).collect();
         order.sort_by_key(|&index| octokv_base::prng::mix64(index));
         for index in order {
             let read = IoOperation::Read { offset: index * 4096, buffer: Buffer::zeroed(4096) };
-            let read = bench.wait(bench.devices.submit(file, read));
+            let read = fixture.wait(fixture.devices.submit(file, read));
             assert_eq!(read.buffer.unwrap()[..], buffer(index, 4096)[..]);
         }
     });
@@ -139,45 +139,48 @@ fn operations_beyond_the_depth_are_queued_and_all_execute() {
 
 #[test]
 fn at_depth_one_operations_execute_in_submission_order() {
-    each_kind("order", 1, |bench| {
-        let file = bench.devices.open(&bench.source).unwrap();
+    each_kind("order", 1, |fixture| {
+        let file = fixture.devices.open(&fixture.source).unwrap();
         let order = Rc::new(RefCell::new(Vec::new()));
         let core_waker = CoreWaker::without_eventfd();
         let mut tasks = octokv_runtime::TaskSlab::new(50, core_waker);
         for index in 0..50 {
-            let ticket =
-                bench.devices.submit(file, IoOperation::Write { offset: 0, buffer: buffer(index, 4096) });
+            let future =
+                fixture.devices.submit(file, IoOperation::Write { offset: 0, buffer: buffer(index, 4096) });
             let order = Rc::clone(&order);
             let task = async move {
-                assert_eq!(ticket.await.result, Ok(()));
+                assert_eq!(future.await.result, Ok(()));
                 order.borrow_mut().push(index);
             };
             assert!(tasks.spawn(task).is_ok());
         }
         while tasks.running() > 0 {
-            bench.poll();
+            fixture.poll();
             tasks.poll_ready();
         }
         assert_eq!(*order.borrow(), (0..50).collect::<Vec<_>>());
         let read = IoOperation::Read { offset: 0, buffer: Buffer::zeroed(4096) };
-        assert_eq!(bench.wait(bench.devices.submit(file, read)).buffer.unwrap()[..], buffer(49, 4096)[..]);
+        assert_eq!(
+            fixture.wait(fixture.devices.submit(file, read)).buffer.unwrap()[..],
+            buffer(49, 4096)[..]
+        );
     });
 }
 
 #[test]
 fn a_dropped_future_neither_stops_its_operation_nor_leaks_its_slot() {
-    each_kind("dropped", 2, |bench| {
-        let file = bench.devices.open(&bench.source).unwrap();
+    each_kind("dropped", 2, |fixture| {
+        let file = fixture.devices.open(&fixture.source).unwrap();
         for index in 0..20 {
             let write = IoOperation::Write { offset: index * 4096, buffer: buffer(index, 4096) };
-            drop(bench.devices.submit(file, write));
+            drop(fixture.devices.submit(file, write));
         }
-        while bench.devices.in_flight() > 0 {
-            bench.poll();
+        while fixture.devices.in_flight() > 0 {
+            fixture.poll();
         }
         for index in 0..20 {
             let read = IoOperation::Read { offset: index * 4096, buffer: Buffer::zeroed(4096) };
-            let read = bench.wait(bench.devices.submit(file, read));
+            let read = fixture.wait(fixture.devices.submit(file, read));
             assert_eq!(read.buffer.unwrap()[..], buffer(index, 4096)[..]);
         }
     });
@@ -192,16 +195,16 @@ fn a_device_handle_dropped_with_operations_in_flight_frees_no_buffer_early() {
             let (queue, _) = open_device_queue(driver, 32, &CoreWaker::new().unwrap()).unwrap();
             let devices = DeviceHandle::new(queue, 32);
             let file = devices.open(&scratch.source).unwrap();
-            let mut tickets = Vec::new();
+            let mut futures = Vec::new();
             for index in 0..32 {
                 let mut buffer = pool.take(65_536).unwrap();
                 let offset = index % 16 * 65_536;
                 buffer.fill(round);
-                tickets.push(devices.submit(file, IoOperation::Read { offset, buffer }));
+                futures.push(devices.submit(file, IoOperation::Read { offset, buffer }));
             }
             devices.poll();
         }
-        // Queue and buffers are gone only when the kernel had answered: every buffer is back, once.
+        // The drop waits for the kernel's completions: every buffer is back in the pool, once.
         assert_eq!(pool.in_use_bytes(), 0, "{driver:?}");
     }
 }
@@ -209,14 +212,14 @@ fn a_device_handle_dropped_with_operations_in_flight_frees_no_buffer_early() {
 #[test]
 fn a_queue_dropped_with_queued_writes_has_written_them_all() {
     for driver in drivers() {
-        let scratch = ScratchFile::new(&format!("in-line-{driver:?}"));
+        let scratch = ScratchFile::new(&format!("queued-{driver:?}"));
         let (mut queue, _) = open_device_queue(driver, 64, &CoreWaker::new().unwrap()).unwrap();
         let file = queue.open(&scratch.source).unwrap();
         for index in 0..64 {
             let write = IoOperation::Write { offset: index * 65_536, buffer: buffer(index, 65_536) };
             queue.submit(index as u32, file, write);
         }
-        // io_uring is handed them by a poll; nobody looks at the answers.
+        // io_uring receives the operations by a poll; their completions are ignored.
         queue.poll(&mut Vec::new());
         drop(queue);
         let (queue, _) = open_device_queue(driver, 8, &CoreWaker::new().unwrap()).unwrap();
@@ -233,27 +236,27 @@ fn a_queue_dropped_with_queued_writes_has_written_them_all() {
 
 #[test]
 fn each_failed_operation_returns_its_own_errno() {
-    each_kind("errors", 8, |bench| {
-        let file = bench.devices.open(&bench.source).unwrap();
-        // Every other read lies beyond the end; they are answered in any order.
+    each_kind("errors", 8, |fixture| {
+        let file = fixture.devices.open(&fixture.source).unwrap();
+        // Every other read is beyond the end; the completions arrive in any order.
         let read = |index: u64| {
             let beyond = if index.is_multiple_of(2) { 0 } else { SCRATCH_BYTES };
             let offset = beyond + index * 4096;
-            bench.devices.submit(file, IoOperation::Read { offset, buffer: Buffer::zeroed(4096) })
+            fixture.devices.submit(file, IoOperation::Read { offset, buffer: Buffer::zeroed(4096) })
         };
-        let tickets: Vec<_> = (0..100).map(|index| (index, read(index))).collect();
-        for (index, ticket) in tickets {
-            let answer = bench.wait(ticket);
-            let failure = if bench.env.is_some() { EINVAL } else { EIO };
+        let futures: Vec<_> = (0..100).map(|index| (index, read(index))).collect();
+        for (index, future) in futures {
+            let completion = fixture.wait(future);
+            let failure = if fixture.env.is_some() { EINVAL } else { EIO };
             let want = if index.is_multiple_of(2) { Ok(()) } else { Err(failure) };
-            assert_eq!((index, answer.result), (index, want));
-            assert_eq!(answer.buffer.unwrap().len(), 4096);
+            assert_eq!((index, completion.result), (index, want));
+            assert_eq!(completion.buffer.unwrap().len(), 4096);
         }
-        assert_eq!(bench.devices.in_flight(), 0);
+        assert_eq!(fixture.devices.in_flight(), 0);
         // The queue works on after errors.
         let write = IoOperation::Write { offset: 0, buffer: buffer(1, 4096) };
-        assert_eq!(bench.wait(bench.devices.submit(file, write)).result, Ok(()));
-        assert_eq!(bench.wait(bench.devices.submit(file, IoOperation::Flush)).result, Ok(()));
+        assert_eq!(fixture.wait(fixture.devices.submit(file, write)).result, Ok(()));
+        assert_eq!(fixture.wait(fixture.devices.submit(file, IoOperation::Flush)).result, Ok(()));
     });
 }
 
@@ -266,15 +269,15 @@ fn several_devices_on_one_queue_keep_their_bytes_apart() {
         let devices = DeviceHandle::new(queue, 16);
         let files: Vec<_> = scratches.iter().map(|one| devices.open(&one.source).unwrap()).collect();
         let seed = |file: usize, block: u64| file as u64 * 1_000 + block;
-        let mut tickets = Vec::new();
+        let mut futures = Vec::new();
         for block in 0..20 {
             for (index, &file) in files.iter().enumerate() {
                 let buffer = buffer(seed(index, block), 4096);
-                tickets.push(devices.submit(file, IoOperation::Write { offset: block * 4096, buffer }));
+                futures.push(devices.submit(file, IoOperation::Write { offset: block * 4096, buffer }));
             }
         }
-        for ticket in tickets {
-            assert_eq!(wait(&devices, ticket).result, Ok(()));
+        for future in futures {
+            assert_eq!(wait(&devices, future).result, Ok(()));
         }
         for (index, &file) in files.iter().enumerate() {
             for block in 0..20 {

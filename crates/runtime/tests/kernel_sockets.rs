@@ -1,4 +1,4 @@
-//! TCP by the kernel: IPv4 and IPv6, order, back-pressure, ends, and sockets that change cores.
+//! The kernel's TCP sockets: IPv4 and IPv6, order, back-pressure, closing, and sockets that move between cores.
 
 use octokv_base::{Nanos, Prng};
 use octokv_runtime::{KernelSockets, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets};
@@ -8,14 +8,14 @@ use std::net::SocketAddr;
 
 const TIMEOUT: Nanos = Nanos::from_secs(20);
 
-/// Tries until there is something; waits for the kernel in between.
+/// Retries until `attempt` returns a value; waits for an event in between.
 fn until<T>(sockets: &mut KernelSockets, mut attempt: impl FnMut(&mut KernelSockets) -> Option<T>) -> T {
     let start = now();
     loop {
         if let Some(got) = attempt(sockets) {
             return got;
         }
-        assert!(now().since(start) < TIMEOUT, "nothing happens");
+        assert!(now().since(start) < TIMEOUT, "timed out");
         sockets.wait(Nanos::from_millis(20));
     }
 }
@@ -28,8 +28,8 @@ fn receive(sockets: &mut KernelSockets, socket: SocketId, bytes: usize) -> Vec<u
     let mut got = Vec::new();
     until(sockets, |sockets| {
         let mut chunk = [0; 4096];
-        let room = chunk.len().min(bytes - got.len());
-        match sockets.receive(socket, &mut chunk[..room]) {
+        let capacity = chunk.len().min(bytes - got.len());
+        match sockets.receive(socket, &mut chunk[..capacity]) {
             ReceiveStatus::Bytes(count) => got.extend_from_slice(&chunk[..count]),
             ReceiveStatus::WouldBlock => {}
             ReceiveStatus::Closed => panic!("closed after {} of {bytes} bytes", got.len()),
@@ -55,7 +55,7 @@ fn closed(sockets: &mut KernelSockets, socket: SocketId) {
     until(sockets, |sockets| (sockets.receive(socket, &mut [0; 64]) == ReceiveStatus::Closed).then_some(()));
 }
 
-/// A listener at any port of an address, and both ends of a stream to it.
+/// Both ends of a stream over a listener at a free port of an address.
 fn pair(at: &str) -> (KernelSockets, SocketId, SocketId) {
     let mut sockets = KernelSockets::new().unwrap();
     let (listener, address) = sockets.listen(at.parse().unwrap()).unwrap();
@@ -68,7 +68,7 @@ fn pair(at: &str) -> (KernelSockets, SocketId, SocketId) {
 }
 
 #[test]
-fn bytes_go_both_ways_over_ipv4_and_ipv6() {
+fn bytes_are_transferred_in_both_directions_over_ipv4_and_ipv6() {
     for at in ["127.0.0.1:0", "[::1]:0"] {
         let (mut sockets, client, server) = pair(at);
         let slices =
@@ -82,7 +82,7 @@ fn bytes_go_both_ways_over_ipv4_and_ipv6() {
 }
 
 #[test]
-fn a_full_stream_takes_more_when_the_peer_reads_and_nothing_is_lost() {
+fn a_full_stream_accepts_more_once_the_peer_reads_and_loses_nothing() {
     let (mut sockets, client, server) = pair("127.0.0.1:0");
     let mut sent = vec![0; 24 << 20];
     Prng::new(5).fill(&mut sent);
@@ -95,7 +95,7 @@ fn a_full_stream_takes_more_when_the_peer_reads_and_nothing_is_lost() {
         SendStatus::WouldBlock => Some(()),
         SendStatus::Closed => panic!("broken"),
     });
-    assert!(done < sent.len(), "the kernel holds less than 24 MiB");
+    assert!(done < sent.len(), "the socket buffers hold less than 24 MiB");
     let mut got = Vec::with_capacity(sent.len());
     let mut chunk = vec![0; 1 << 20];
     until(&mut sockets, |sockets| {
@@ -130,10 +130,10 @@ fn a_peer_that_closes_is_closed_after_its_last_bytes() {
 fn connecting_to_a_closed_port_closes_the_socket() {
     let mut sockets = KernelSockets::new().unwrap();
     let (_, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    assert!(sockets.listen(address).is_err(), "the address is taken");
+    assert!(sockets.listen(address).is_err(), "the address is in use");
     drop(sockets);
     let mut sockets = KernelSockets::new().unwrap();
-    // The kernel may refuse at once or a moment later.
+    // The kernel may fail the attempt immediately or later.
     if let Ok(socket) = sockets.connect(address) {
         closed(&mut sockets, socket);
         assert_eq!(sockets.send(socket, &[IoSlice::new(b"x")]), SendStatus::Closed);
@@ -141,7 +141,7 @@ fn connecting_to_a_closed_port_closes_the_socket() {
 }
 
 #[test]
-fn a_socket_moves_to_another_core_with_the_bytes_that_wait_in_it() {
+fn a_socket_moves_to_another_core_with_its_unread_bytes() {
     let (mut first, client, server) = pair("127.0.0.1:0");
     send(&mut first, client, b"before");
     let moving = first.detach(server).unwrap();
@@ -151,7 +151,7 @@ fn a_socket_moves_to_another_core_with_the_bytes_that_wait_in_it() {
         let server = second.attach(moving);
         let got = receive(&mut second, server, 12);
         send(&mut second, server, &got);
-        // Ends when the client does, so that nothing is cut short.
+        // Waits for the client's close, so that no reset discards bytes.
         closed(&mut second, server);
     })
     .unwrap();
@@ -176,24 +176,24 @@ fn with_many_sockets_only_those_with_events_are_ready_until_they_would_block() {
         sockets.ready(&mut ready);
         ready
     };
-    // New sockets count as readable once; after that all is quiet.
+    // A new socket is readable once; after that none is.
     for socket in ready(&mut sockets) {
         assert_eq!(sockets.receive(socket, &mut [0; 8]), ReceiveStatus::WouldBlock);
     }
     assert_eq!(ready(&mut sockets), []);
     let (client, server) = pairs[7];
     send(&mut sockets, client, b"12345678");
-    let news = until(&mut sockets, |sockets| Some(ready(sockets)).filter(|news| !news.is_empty()));
-    assert_eq!(news, [server]);
-    // Half of it read: still ready. All of it: ready once more, to say nothing.
+    let events = until(&mut sockets, |sockets| Some(ready(sockets)).filter(|events| !events.is_empty()));
+    assert_eq!(events, [server]);
+    // After half of the bytes: still ready. After all: ready once more, then it would block.
     assert_eq!(sockets.receive(server, &mut [0; 4]), ReceiveStatus::Bytes(4));
     assert_eq!(ready(&mut sockets), [server]);
     assert_eq!(sockets.receive(server, &mut [0; 4]), ReceiveStatus::Bytes(4));
     assert_eq!(sockets.receive(server, &mut [0; 4]), ReceiveStatus::WouldBlock);
     assert_eq!(ready(&mut sockets), []);
     sockets.close(pairs[3].0);
-    let news = until(&mut sockets, |sockets| Some(ready(sockets)).filter(|news| !news.is_empty()));
-    assert_eq!(news, [pairs[3].1]);
+    let events = until(&mut sockets, |sockets| Some(ready(sockets)).filter(|events| !events.is_empty()));
+    assert_eq!(events, [pairs[3].1]);
     assert_eq!(sockets.receive(pairs[3].1, &mut [0; 4]), ReceiveStatus::Closed);
 }
 
@@ -201,16 +201,16 @@ fn with_many_sockets_only_those_with_events_are_ready_until_they_would_block() {
 fn a_connection_seen_by_a_nonblocking_poll_wakes_the_next_wait() {
     let mut sockets = KernelSockets::new().unwrap();
     let (listener, address) = sockets.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    assert!(sockets.accept(listener).is_none(), "from here on only the poller tells of connections");
+    assert!(sockets.accept(listener).is_none(), "from here on only the poller reports connections");
     let mut peer = KernelSockets::new().unwrap();
     peer.connect(address).unwrap();
-    // A core that has nothing to do looks at its sockets some more times, after it has asked its listeners, and sleeps.
+    // An idle core polls its sockets several more times after it polled its listeners, and then sleeps.
     let mut ready = Vec::new();
     for _ in 0..100 {
         sockets.ready(&mut ready);
     }
     let began = now();
     sockets.wait(Nanos::from_secs(60));
-    assert!(now().since(began) < Nanos::from_secs(30), "it slept over the connection");
+    assert!(now().since(began) < Nanos::from_secs(30), "it slept despite the connection");
     assert!(sockets.accept(listener).is_some());
 }

@@ -1,4 +1,4 @@
-//! Real reactors: sleep without cost, wake in time, lose no wake-up.
+//! Reactors on the kernel: they sleep without cost, wake in time, and lose no wake-up.
 
 mod common;
 
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
-/// A reactor that echoes what comes in by its sockets.
+/// A reactor that echoes the bytes it receives.
 struct EchoReactor {
     handle: ReactorHandle,
     sockets: KernelSockets,
@@ -71,7 +71,7 @@ impl EchoReactor {
     }
 }
 
-/// An echoing reactor on a thread; at the end, how long it lived and what processor time that took.
+/// Starts an echo reactor on a thread, which returns its run time, processor time and number of sleeps.
 fn start_echo(polling: Polling, stop: &Arc<AtomicBool>) -> RunningReactor {
     let (address_sender, address_receiver) = mpsc::channel();
     let stop = Arc::clone(stop);
@@ -96,7 +96,7 @@ struct RunningReactor {
     thread: std::thread::JoinHandle<(Nanos, Nanos, u64)>,
 }
 
-/// One byte there and back; how long it took.
+/// The round-trip time of one byte.
 fn ping(sockets: &mut KernelSockets, socket: SocketId) -> Nanos {
     let start = clock::now();
     while sockets.send(socket, &[IoSlice::new(b"?")]) == SendStatus::WouldBlock {
@@ -118,7 +118,7 @@ fn an_idle_reactor_uses_no_core_and_wakes_for_the_first_byte() {
     ping(&mut sockets, socket);
     let mut first = Vec::new();
     for _ in 0..10 {
-        // A pause much longer than the reactor spins: it sleeps.
+        // The pause is much longer than the spin time: the reactor sleeps.
         let until = clock::now() + Nanos::from_millis(50);
         while clock::now() < until {
             sockets.wait(until.since(clock::now()));
@@ -128,11 +128,11 @@ fn an_idle_reactor_uses_no_core_and_wakes_for_the_first_byte() {
     first.sort();
     stop.store(true, Ordering::Release);
     running.core_waker.notify();
-    let (lived, cpu, sleeps) = running.thread.join().unwrap();
-    println!("first byte after a pause: {first:?}; {cpu:?} of {lived:?}; {sleeps} sleeps");
+    let (elapsed, cpu, sleeps) = running.thread.join().unwrap();
+    println!("first byte after a pause: {first:?}; {cpu:?} of {elapsed:?}; {sleeps} sleeps");
     assert!(sleeps >= 10);
     assert!(first[5] < Nanos::from_millis(5), "half of the first bytes took longer than {:?}", first[5]);
-    assert!(cpu.0 * 100 < lived.0, "idle, it used {cpu:?} of {lived:?}");
+    assert!(cpu.0 * 100 < elapsed.0, "idle, it used {cpu:?} of {elapsed:?}");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn a_sleeping_reactor_wakes_for_timers_and_for_its_device() {
                 let soon = echo.handle.now() + Nanos::from_secs(5);
                 let next = echo.handle.next_deadline().min(soon);
                 echo.idle.spin_or_sleep(false, echo.handle.now(), false, next, &mut echo.sockets);
-                assert!(clock::now() < soon, "after round {}, nothing woke it", rounds.get());
+                assert!(clock::now() < soon, "after round {}, no wake-up", rounds.get());
             }
         }
         assert!(echo.idle.sleep_count() >= 100, "{driver:?} slept {} times", echo.idle.sleep_count());
@@ -177,30 +177,30 @@ fn no_wake_up_by_a_device_is_lost() {
         let devices = echo.handle.devices();
         let file = devices.open(&scratch.source).unwrap();
         let blocks = scratch.source.size_bytes / 4096;
-        let answered = std::rc::Rc::new(std::cell::Cell::new(0));
-        // Several at a time, so that answers meet in every window: while the core looks, while it goes to sleep.
+        let completed = std::rc::Rc::new(std::cell::Cell::new(0));
+        // Several at a time, so that completions arrive at every moment: while the core polls, while it falls asleep.
         for task in 0..3 {
-            let (devices, answered) = (devices.clone(), std::rc::Rc::clone(&answered));
+            let (devices, completed) = (devices.clone(), std::rc::Rc::clone(&completed));
             echo.handle.spawn(async move {
                 let mut buffer = Buffer::zeroed(4096);
                 for round in 0..ROUNDS / 3 {
                     let read = IoOperation::Read { offset: (round * 7 + task) % blocks * 4096, buffer };
                     buffer = devices.submit(file, read).await.buffer.unwrap();
                     if round % 8 == 0 {
-                        // Reads of blocks that were never written may be over at once; a flush is waited for.
+                        // A read of a never written block may complete immediately; a flush does not.
                         assert_eq!(devices.submit(file, IoOperation::Flush).await.result, Ok(()));
                     }
-                    answered.set(answered.get() + 1);
+                    completed.set(completed.get() + 1);
                 }
             });
         }
         let mut random = Prng::new(9);
         for iteration in 0.. {
-            if answered.get() == ROUNDS / 3 * 3 {
+            if completed.get() == ROUNDS / 3 * 3 {
                 break;
             }
             let busy = echo.run_iteration();
-            // Half of the time answers come while the core looks elsewhere, half of the time while it sleeps.
+            // Half of the time completions arrive while the core is busy, half of the time while it sleeps.
             if iteration / 64 % 2 == 0 {
                 busy_wait(&mut random);
             }
@@ -212,7 +212,7 @@ fn no_wake_up_by_a_device_is_lost() {
     }
 }
 
-/// Sleeps until rung. A sleep that only its timer ended is a lost wake-up.
+/// Sleeps until woken. A sleep that its deadline ends is a lost wake-up.
 fn sleep(idle: &mut IdlePolicy, sockets: &mut KernelSockets) {
     let before = clock::now();
     idle.spin_or_sleep(false, before, false, before + Nanos::from_secs(5), sockets);
@@ -220,7 +220,7 @@ fn sleep(idle: &mut IdlePolicy, sockets: &mut KernelSockets) {
     assert!(slept < Nanos::from_secs(4), "a sleep of {slept:?}: a wake-up was lost");
 }
 
-/// Lets a random moment pass, so that whatever the other core does falls into every window of ours.
+/// Spins for a random time, so that the other core's steps fall between any two of this core's.
 fn busy_wait(random: &mut Prng) {
     let span = Nanos(random.below(20_000));
     let start = clock::now();
@@ -229,8 +229,7 @@ fn busy_wait(random: &mut Prng) {
 
 const MESSAGES: u64 = 20_000;
 
-/// One side of a game of ping-pong between two cores by mailbox; strokes alternate, and each side
-/// sleeps while the other plays.
+/// One side of a ping-pong between two cores by mailbox: messages alternate, and each side sleeps while it waits.
 fn exchange(mut mailbox: Mailbox<u64>, me: usize, core_waker: Arc<CoreWaker>) {
     let mut sockets = KernelSockets::new().unwrap();
     let mut idle = IdlePolicy::new(Polling::Sleep, Arc::clone(&core_waker), &mut sockets, None).unwrap();
@@ -244,9 +243,9 @@ fn exchange(mut mailbox: Mailbox<u64>, me: usize, core_waker: Arc<CoreWaker>) {
         let received = mailbox.receive();
         busy_wait(&mut random);
         match received {
-            Some(stroke) => {
-                assert_eq!(stroke, expected);
-                mailbox.send(1 - me, stroke + 1).unwrap();
+            Some(number) => {
+                assert_eq!(number, expected);
+                mailbox.send(1 - me, number + 1).unwrap();
                 expected += 2;
             }
             None => sleep(&mut idle, &mut sockets),

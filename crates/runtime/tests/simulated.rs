@@ -1,5 +1,5 @@
-//! The virtual world: it repeats, its links and disks do what they say, and what a crash leaves is one
-//! of the things that a crash may leave.
+//! The simulation: it is reproducible, its links and disks behave as configured, and the disk contents after a crash are
+//! among those that a crash may leave.
 
 use octokv_base::{Buffer, Nanos, Prng};
 use octokv_runtime::simulated::{
@@ -29,7 +29,7 @@ fn quiet_env() -> (SimEnv, SimHostId, SimHostId) {
     (env, a, b)
 }
 
-/// Two hosts' sockets with a stream between them.
+/// The sockets of two hosts with a stream between them.
 struct Pair {
     env: SimEnv,
     client_host: SimHostId,
@@ -95,7 +95,7 @@ fn scheduled_calls_run_at_their_time_in_the_order_they_were_scheduled() {
     env.schedule_at(Nanos(60), move || again.schedule_at(Nanos(5), later));
     env.run_until(Nanos(100));
     let want = [(2, 20), (1, 50), (3, 50), (4, 60)].map(|(number, at)| (number, Nanos(at)));
-    assert_eq!(*seen.borrow(), want, "what is already past is done now");
+    assert_eq!(*seen.borrow(), want, "a call at a past time runs now");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_full_window_is_back_pressure_until_the_peer_reads() {
 }
 
 #[test]
-fn fragments_come_in_pieces_and_in_order() {
+fn fragments_arrive_separately_and_in_order() {
     let mut pair = Pair::new();
     let link = SimLinkConfig { fragments: true, jitter: Nanos(5_000), ..QUIET };
     pair.env.set_link(pair.client_host, pair.server_host, link);
@@ -175,7 +175,7 @@ fn a_partition_delays_and_loses_nothing() {
 }
 
 #[test]
-fn a_close_comes_after_the_bytes_and_a_reset_instead_of_them() {
+fn a_close_arrives_after_the_bytes_and_a_reset_discards_them() {
     let mut pair = Pair::new();
     pair.send(b"last");
     let socket = pair.client.1;
@@ -196,7 +196,7 @@ fn a_close_comes_after_the_bytes_and_a_reset_instead_of_them() {
 }
 
 #[test]
-fn a_closed_port_refuses_and_a_host_without_power_times_out() {
+fn a_connection_to_a_closed_port_is_refused_and_to_a_host_without_power_times_out() {
     let (env, a, b) = quiet_env();
     let mut sockets = env.sockets(a);
     let socket = sockets.connect(SocketAddr::new(env.address(b), 1)).unwrap();
@@ -212,7 +212,7 @@ fn a_closed_port_refuses_and_a_host_without_power_times_out() {
 }
 
 #[test]
-fn a_killed_process_resets_its_streams_and_a_host_without_power_only_after_restart() {
+fn a_killed_process_resets_its_streams_immediately_and_a_host_without_power_after_its_restart() {
     let mut pair = Pair::new();
     pair.env.stop_host(pair.server_host, HostFailure::ProcessKilled);
     assert_eq!(pair.receive_at_client(), ReceiveStatus::WouldBlock);
@@ -223,7 +223,7 @@ fn a_killed_process_resets_its_streams_and_a_host_without_power_only_after_resta
     pair.env.stop_host(pair.server_host, HostFailure::PowerLoss(CrashModel::LoseAll));
     pair.advance(5_000_000_000);
     assert_eq!(pair.receive_at_client(), ReceiveStatus::WouldBlock);
-    assert_eq!(pair.send(&[0; 70_000]), SendStatus::Bytes(65_536), "into the void");
+    assert_eq!(pair.send(&[0; 70_000]), SendStatus::Bytes(65_536), "the peer has no power");
     assert_eq!(pair.send(&[0; 1]), SendStatus::WouldBlock);
     pair.env.start_host(pair.server_host);
     pair.advance(10_000);
@@ -244,7 +244,7 @@ fn a_socket_moves_between_cores_of_a_host() {
     assert_eq!(second_core.receive(socket, &mut [0; 9]), ReceiveStatus::Bytes(5));
 }
 
-/// A disk, and a channel to it on which operations are run one after the other or left in flight.
+/// A simulated disk and a device handle to it.
 struct DiskFixture {
     env: SimEnv,
     host: SimHostId,
@@ -265,15 +265,15 @@ impl DiskFixture {
         DiskFixture { env, host, disk, devices, file }
     }
 
-    /// Writes blocks full of `fill`, and gives the ticket.
+    /// Submits a write of blocks filled with `fill`.
     fn write(&self, block: u64, blocks: usize, fill: u8) -> octokv_runtime::CompletionFuture {
         let mut buffer = Buffer::zeroed(blocks * BLOCK);
         buffer.fill(fill);
         self.devices.submit(self.file, IoOperation::Write { offset: block * BLOCK as u64, buffer })
     }
 
-    fn wait(&self, ticket: octokv_runtime::CompletionFuture) {
-        let done = octokv_runtime::block_on(ticket, || {
+    fn wait(&self, future: octokv_runtime::CompletionFuture) {
+        let done = octokv_runtime::block_on(future, || {
             if self.devices.poll() == 0 {
                 assert!(self.env.step(Nanos::NEVER));
             }
@@ -291,44 +291,44 @@ impl DiskFixture {
         bytes
     }
 
-    fn power_loss(&self, plan: CrashModel) {
-        self.env.stop_host(self.host, HostFailure::PowerLoss(plan));
+    fn power_loss(&self, model: CrashModel) {
+        self.env.stop_host(self.host, HostFailure::PowerLoss(model));
     }
 }
 
 #[test]
-fn flushed_writes_survive_every_power_cut() {
+fn flushed_writes_survive_every_power_loss() {
     for seed in 0..20 {
-        for plan in
+        for model in
             [CrashModel::KeepAll, CrashModel::LoseAll, CrashModel::RandomWrites, CrashModel::TornWrites]
         {
-            let bench = DiskFixture::new(seed);
+            let fixture = DiskFixture::new(seed);
             for block in 0..8 {
-                bench.wait(bench.write(block, 1, 1));
+                fixture.wait(fixture.write(block, 1, 1));
             }
-            bench.flush();
-            assert_eq!(bench.env.unflushed_write_count(bench.disk), 0);
+            fixture.flush();
+            assert_eq!(fixture.env.unflushed_write_count(fixture.disk), 0);
             for block in 8..16 {
-                bench.wait(bench.write(block, 1, 2));
+                fixture.wait(fixture.write(block, 1, 2));
             }
-            bench.power_loss(plan);
-            assert!((0..8).all(|block| bench.block(block) == vec![1; BLOCK]), "{plan:?}");
+            fixture.power_loss(model);
+            assert!((0..8).all(|block| fixture.block(block) == vec![1; BLOCK]), "{model:?}");
         }
     }
 }
 
 #[test]
 fn a_power_loss_keeps_of_unflushed_writes_what_its_model_says() {
-    let blocks_after = |plan, seed| {
-        let bench = DiskFixture::new(seed);
-        bench.wait(bench.write(0, 16, 1));
-        bench.flush();
+    let blocks_after = |model, seed| {
+        let fixture = DiskFixture::new(seed);
+        fixture.wait(fixture.write(0, 16, 1));
+        fixture.flush();
         for block in 0..8 {
-            bench.wait(bench.write(block, 1, 2)); // Answered, not flushed.
+            fixture.wait(fixture.write(block, 1, 2)); // Completed, not flushed.
         }
-        let _in_flight: Vec<_> = (8..16).map(|block| bench.write(block, 1, 2)).collect();
-        bench.power_loss(plan);
-        (0..16).map(|block| bench.block(block)).collect::<Vec<_>>()
+        let _in_flight: Vec<_> = (8..16).map(|block| fixture.write(block, 1, 2)).collect();
+        fixture.power_loss(model);
+        (0..16).map(|block| fixture.block(block)).collect::<Vec<_>>()
     };
     assert!(blocks_after(CrashModel::LoseAll, 1).iter().all(|block| *block == vec![1; BLOCK]));
     assert!(blocks_after(CrashModel::KeepAll, 1).iter().all(|block| *block == vec![2; BLOCK]));
@@ -347,7 +347,7 @@ fn a_power_loss_keeps_of_unflushed_writes_what_its_model_says() {
         assert_eq!(
             blocks_after(CrashModel::TornWrites, seed),
             blocks_after(CrashModel::TornWrites, seed),
-            "a seed repeats"
+            "a seed is reproducible"
         );
     }
     assert!(gaps > 50 && torn > 500 && kinds.len() > 40, "{gaps} gaps, {torn} torn, {} kinds", kinds.len());
@@ -355,48 +355,48 @@ fn a_power_loss_keeps_of_unflushed_writes_what_its_model_says() {
 
 #[test]
 fn a_flush_covers_writes_completed_before_it_and_no_others() {
-    let bench = DiskFixture::new(3);
-    bench.wait(bench.write(0, 1, 1));
-    let flush = bench.devices.submit(bench.file, IoOperation::Flush);
-    let write = bench.write(1, 1, 1); // Submitted after the flush; answered before it or not.
-    bench.wait(flush);
-    bench.wait(write);
-    bench.power_loss(CrashModel::LoseAll);
-    assert_eq!((bench.block(0)[0], bench.block(1)[0]), (1, 0));
+    let fixture = DiskFixture::new(3);
+    fixture.wait(fixture.write(0, 1, 1));
+    let flush = fixture.devices.submit(fixture.file, IoOperation::Flush);
+    let write = fixture.write(1, 1, 1); // Submitted after the flush; may complete before it.
+    fixture.wait(flush);
+    fixture.wait(write);
+    fixture.power_loss(CrashModel::LoseAll);
+    assert_eq!((fixture.block(0)[0], fixture.block(1)[0]), (1, 0));
 }
 
 #[test]
 fn a_killed_process_loses_no_submitted_write() {
-    let bench = DiskFixture::new(3);
-    bench.wait(bench.write(0, 1, 1));
-    let _in_flight = bench.write(1, 1, 2);
-    bench.env.stop_host(bench.host, HostFailure::ProcessKilled);
-    assert_eq!((bench.block(0)[0], bench.block(1)[0]), (1, 2));
-    assert_eq!(bench.devices.poll(), 0, "a dead process hears nothing");
-    bench.env.start_host(bench.host);
-    // The same disk goes on, and the kernel's cache is still not the medium.
-    assert_eq!(bench.env.unflushed_write_count(bench.disk), 2);
-    let devices = DeviceHandle::new(Box::new(bench.env.device_queue(bench.host)), 4);
-    devices.open(&bench.env.device_source(bench.disk)).unwrap();
-    bench.power_loss(CrashModel::LoseAll);
-    assert_eq!((bench.block(0)[0], bench.block(1)[0]), (0, 0));
+    let fixture = DiskFixture::new(3);
+    fixture.wait(fixture.write(0, 1, 1));
+    let _in_flight = fixture.write(1, 1, 2);
+    fixture.env.stop_host(fixture.host, HostFailure::ProcessKilled);
+    assert_eq!((fixture.block(0)[0], fixture.block(1)[0]), (1, 2));
+    assert_eq!(fixture.devices.poll(), 0, "a killed process receives no completion");
+    fixture.env.start_host(fixture.host);
+    // The disk keeps its contents, but the writes are still not flushed.
+    assert_eq!(fixture.env.unflushed_write_count(fixture.disk), 2);
+    let devices = DeviceHandle::new(Box::new(fixture.env.device_queue(fixture.host)), 4);
+    devices.open(&fixture.env.device_source(fixture.disk)).unwrap();
+    fixture.power_loss(CrashModel::LoseAll);
+    assert_eq!((fixture.block(0)[0], fixture.block(1)[0]), (0, 0));
 }
 
 #[test]
 fn disks_have_latency_and_limited_parallelism() {
     let env = SimEnv::new(SimEnvConfig::new(1));
     let host = env.add_host();
-    let settings = SimDiskConfig {
+    let config = SimDiskConfig {
         write_latency: Nanos(10_000),
         jitter: Nanos::ZERO,
         bytes_per_second: 0,
         parallelism: 2,
         ..Default::default()
     };
-    let disk = env.add_disk(host, settings);
+    let disk = env.add_disk(host, config);
     let devices = DeviceHandle::new(Box::new(env.device_queue(host)), 64);
     let file = devices.open(&env.device_source(disk)).unwrap();
-    let _tickets: Vec<_> = (0..6)
+    let _futures: Vec<_> = (0..6)
         .map(|_| devices.submit(file, IoOperation::Write { offset: 0, buffer: Buffer::zeroed(BLOCK) }))
         .collect();
     for (at, done) in [(9_999, 0), (10_000, 2), (19_999, 0), (20_000, 2), (30_000, 2)] {
@@ -405,8 +405,8 @@ fn disks_have_latency_and_limited_parallelism() {
     }
 }
 
-/// A server of two reactors that pass requests to each other by mailbox, write each to disk, and answer;
-/// a client that sends and counts. Everything a node does, in little.
+/// A server of two reactors that pass requests to each other by mailbox, write each to disk, and reply; a client that
+/// sends requests and counts replies. A small model of a node.
 fn run_small_node(seed: u64, until: Nanos) -> (u64, u64, Nanos) {
     let link = SimLinkConfig { fragments: true, ..SimLinkConfig::default() };
     let env = SimEnv::new(SimEnvConfig { link, ..SimEnvConfig::new(seed) });
@@ -463,13 +463,13 @@ fn run_small_node(seed: u64, until: Nanos) -> (u64, u64, Nanos) {
             busy
         });
     }
-    let answers = Rc::new(Cell::new(0u64));
-    run_client(&env, client, address, Rc::clone(&answers));
+    let replies = Rc::new(Cell::new(0u64));
+    run_client(&env, client, address, Rc::clone(&replies));
     env.run_until(until);
-    (env.trace_hash(), answers.get(), env.now())
+    (env.trace_hash(), replies.get(), env.now())
 }
 
-fn run_client(env: &SimEnv, host: SimHostId, address: SocketAddr, answers: Rc<Cell<u64>>) {
+fn run_client(env: &SimEnv, host: SimHostId, address: SocketAddr, replies: Rc<Cell<u64>>) {
     let devices = DeviceHandle::new(Box::new(env.device_queue(host)), 1);
     let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
     let own = handle.clone();
@@ -481,7 +481,7 @@ fn run_client(env: &SimEnv, host: SimHostId, address: SocketAddr, answers: Rc<Ce
         let mut bytes = [0; 64];
         let mut busy = false;
         if let ReceiveStatus::Bytes(count) = sockets.receive(socket, &mut bytes) {
-            answers.set(answers.get() + count as u64);
+            replies.set(replies.get() + count as u64);
             in_flight -= count;
             busy = true;
         }
@@ -498,10 +498,10 @@ fn run_client(env: &SimEnv, host: SimHostId, address: SocketAddr, answers: Rc<Ce
 #[test]
 fn one_seed_gives_one_run_and_another_seed_another() {
     let until = Nanos::from_millis(20);
-    let (trace, answers, end) = run_small_node(42, until);
-    assert!(answers > 1_000, "{answers} answers in {end:?}");
+    let (trace, replies, end) = run_small_node(42, until);
+    assert!(replies > 1_000, "{replies} replies in {end:?}");
     assert_eq!(end, until);
-    assert_eq!(run_small_node(42, until), (trace, answers, end));
+    assert_eq!(run_small_node(42, until), (trace, replies, end));
     let others: octokv_base::map::FxHashSet<u64> = (0..5).map(|seed| run_small_node(seed, until).0).collect();
     assert!(others.len() == 5 && !others.contains(&trace));
 }
@@ -510,13 +510,13 @@ fn one_seed_gives_one_run_and_another_seed_another() {
 fn stopping_a_host_drops_its_reactors() {
     let env = SimEnv::new(SimEnvConfig::new(1));
     let (host, other) = (env.add_host(), env.add_host());
-    let held = Rc::new(Cell::new(0));
-    for place in [host, other] {
-        let devices = DeviceHandle::new(Box::new(env.device_queue(place)), 1);
+    let ticks = Rc::new(Cell::new(0));
+    for owner in [host, other] {
+        let devices = DeviceHandle::new(Box::new(env.device_queue(owner)), 1);
         let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
-        let (own, count) = (handle.clone(), Rc::clone(&held));
+        let (own, count) = (handle.clone(), Rc::clone(&ticks));
         handle.spawn({
-            let (handle, count) = (handle.clone(), Rc::clone(&held));
+            let (handle, count) = (handle.clone(), Rc::clone(&ticks));
             async move {
                 loop {
                     handle.sleep(Nanos::from_millis(1)).await;
@@ -524,18 +524,18 @@ fn stopping_a_host_drops_its_reactors() {
                 }
             }
         });
-        env.add_reactor(place, handle, move |now| {
+        env.add_reactor(owner, handle, move |now| {
             let _hold = &count;
             own.begin_iteration(now);
             own.poll_background() > 0
         });
     }
     env.run_until(Nanos(10_500_000));
-    assert_eq!((held.get(), Rc::strong_count(&held)), (20, 5));
+    assert_eq!((ticks.get(), Rc::strong_count(&ticks)), (20, 5));
     env.stop_host(host, HostFailure::ProcessKilled);
-    assert_eq!(Rc::strong_count(&held), 3);
+    assert_eq!(Rc::strong_count(&ticks), 3);
     env.run_until(Nanos(20_500_000));
-    assert_eq!(held.get(), 30);
+    assert_eq!(ticks.get(), 30);
     drop(env);
-    assert_eq!(Rc::strong_count(&held), 1, "nothing holds itself");
+    assert_eq!(Rc::strong_count(&ticks), 1, "no reference cycle");
 }

@@ -15,7 +15,7 @@ use std::task::{Poll, Waker};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// A device that answers each operation at the poll after next.
+/// A device queue that completes each operation at the poll after next.
 #[derive(Default)]
 struct DelayedEcho {
     waiting: Vec<(u32, IoCompletion)>,
@@ -82,13 +82,13 @@ fn a_full_slab_gives_the_future_back_and_freed_slots_are_used_again() {
     assert!(tasks.is_full());
     let Err(refused) = tasks.spawn(wait_for(&gates[2])) else { panic!("the slab is full") };
     gates[0].set(true);
-    assert_eq!(tasks.poll_ready(), 0, "nobody was woken");
+    assert_eq!(tasks.poll_ready(), 0, "no task was woken");
     wakers.borrow()[0].wake_by_ref();
     wakers.borrow()[0].wake_by_ref();
     assert_eq!(tasks.poll_ready(), 1, "two wake-ups, one poll");
     assert_eq!(tasks.spawn(refused).ok(), Some(first));
     wakers.borrow()[0].wake_by_ref();
-    assert_eq!(tasks.poll_ready(), 1, "a waker of the slot's earlier task does no harm");
+    assert_eq!(tasks.poll_ready(), 1, "a waker of the slot's previous task causes one extra poll");
     assert_eq!(tasks.running(), 2);
 }
 
@@ -99,7 +99,7 @@ fn a_worker_runs_jobs_one_by_one_and_is_polled_only_while_it_has_one() {
     let done: Rc<RefCell<Vec<u32>>> = Rc::default();
     let (own_wakers, own_polls, own_done, own_made) =
         (Rc::clone(&wakers), Rc::clone(&polls), Rc::clone(&done), Rc::clone(&made));
-    // A job is done at the poll after so many others.
+    // A job `n` ends at its n-th poll.
     let mut workers = WorkerPool::new(2, CoreWaker::without_eventfd(), move |slot: Rc<JobSlot<u32>>| {
         own_made.set(own_made.get() + 1);
         let (wakers, polls, done) = (Rc::clone(&own_wakers), Rc::clone(&own_polls), Rc::clone(&own_done));
@@ -124,14 +124,14 @@ fn a_worker_runs_jobs_one_by_one_and_is_polled_only_while_it_has_one() {
     let second = workers.start(2).unwrap();
     assert!(workers.is_full() && first != second);
     assert_eq!((workers.start(9), workers.running(), made.get()), (Err(9), 2, 2));
-    assert_eq!(workers.poll_ready(), 0, "nobody was woken");
+    assert_eq!(workers.poll_ready(), 0, "no task was woken");
     wakers.borrow()[2].wake_by_ref();
     wakers.borrow()[2].wake_by_ref();
     assert_eq!((workers.poll_ready(), done.borrow().as_slice()), (1, [1, 2].as_slice()));
     let before = polls.get();
     wakers.borrow()[2].wake_by_ref();
-    assert_eq!((workers.poll_ready(), polls.get()), (1, before), "it has no job and is not polled");
-    assert_eq!(workers.start(1), Ok(second), "who is vacant does the next");
+    assert_eq!((workers.poll_ready(), polls.get()), (1, before), "an idle worker is not polled");
+    assert_eq!(workers.start(1), Ok(second), "an idle worker is reused");
     assert_eq!((workers.running(), made.get()), (1, 2));
 }
 
@@ -224,5 +224,5 @@ fn background_tasks_may_start_others_and_end_with_the_reactor() {
     assert_eq!((done.get(), handle.background_count()), (2, 1));
     handle.shutdown();
     assert_eq!((Rc::strong_count(&done), handle.background_count()), (1, 0));
-    assert_eq!(handle.next_deadline(), Nanos::NEVER, "its timer went with it");
+    assert_eq!(handle.next_deadline(), Nanos::NEVER, "its timer was cancelled");
 }

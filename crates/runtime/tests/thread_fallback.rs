@@ -1,8 +1,9 @@
-//! Worker threads where io_uring is forbidden: Auto takes them, how many there are, that none stays.
+//! The fallback to worker threads if io_uring is forbidden: Auto selects it, with a fixed number of threads, and all of
+//! them end.
 //!
-//! Alone in its process: it counts this process's threads.
+//! A test binary of its own: it counts this process's threads.
 
-#![allow(clippy::disallowed_methods, reason = "the test reads what the kernel says of its threads")]
+#![allow(clippy::disallowed_methods, reason = "the test reads /proc/self/task")]
 
 mod common;
 
@@ -16,7 +17,7 @@ use octokv_sys::thread;
 
 const WORKERS_EXIT_TIMEOUT: Nanos = Nanos::from_secs(10);
 
-/// Threads of this process that carry out device operations.
+/// The number of this process's threads that execute device operations.
 fn worker_count() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
@@ -29,11 +30,12 @@ fn without_io_uring_a_fixed_number_of_threads_serves_all_devices_and_ends_with_t
         let body = move || {
             deny_io_uring(errno).unwrap();
             let core_waker = CoreWaker::new().unwrap();
-            let refused = open_device_queue(DeviceDriver::Uring, 8, &core_waker).err().expect("is refused");
+            let refused =
+                open_device_queue(DeviceDriver::Uring, 8, &core_waker).err().expect("io_uring must fail");
             assert_eq!(refused.raw_os_error(), Some(errno.raw()));
             let (queue, chosen) = open_device_queue(DeviceDriver::Auto, 256, &core_waker).unwrap();
             assert_eq!(chosen, DeviceDriver::Threads);
-            assert_eq!(queue.completion_eventfd(), None);
+            assert!(queue.completion_eventfd().is_none());
             let devices = DeviceHandle::new(queue, 256);
             let scratches: Vec<_> =
                 (0..6).map(|index| ScratchFile::new(&format!("workers-{errno:?}-{index}"))).collect();
@@ -42,16 +44,16 @@ fn without_io_uring_a_fixed_number_of_threads_serves_all_devices_and_ends_with_t
                 offset: index % 64 * 65_536,
                 buffer: Buffer::zeroed(65_536),
             };
-            let tickets: Vec<_> = (0..600)
+            let futures: Vec<_> = (0..600)
                 .map(|index| devices.submit(files[index % files.len()], read(index as u64)))
                 .collect();
             assert_eq!(worker_count(), DEVICE_THREADS_PER_CORE);
-            for ticket in tickets {
-                assert_eq!(wait(&devices, ticket).result, Ok(()));
+            for future in futures {
+                assert_eq!(wait(&devices, future).result, Ok(()));
             }
             assert_eq!(worker_count(), DEVICE_THREADS_PER_CORE);
             drop(devices);
-            // A thread that was waited for may be listed a moment longer: the kernel tells of its end before it is gone.
+            // A joined thread may be listed a moment longer: the kernel wakes the joiner before it removes the thread.
             let start = clock::now();
             while worker_count() > 0 {
                 assert!(clock::now().since(start) < WORKERS_EXIT_TIMEOUT, "a worker outlived its queue");

@@ -1,4 +1,4 @@
-//! Says by its exit code whether this process may have io_uring: 0 when it may, 1 when it is refused.
+//! Exits with 0 if io_uring is available to this process, with 1 if it is forbidden or missing.
 
 use std::process::ExitCode;
 

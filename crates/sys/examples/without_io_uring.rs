@@ -1,7 +1,7 @@
-//! Runs a command to which io_uring is refused, as in many containers:
-//! `without_io_uring [--missing] COMMAND [ARGUMENT...]`. With `--missing` the kernel seems not to have it.
+//! Runs a command without io_uring, as in many containers: `without_io_uring [--missing] COMMAND [ARGUMENT...]`.
+//! io_uring's system calls fail with EPERM, with `--missing` with ENOSYS as on a kernel without it.
 
-#![allow(clippy::disallowed_types, reason = "a program that becomes another")]
+#![allow(clippy::disallowed_types, reason = "a program that executes another")]
 
 use octokv_sys::seccomp::{SeccompErrno, deny_io_uring};
 use std::os::unix::process::CommandExt;
@@ -18,10 +18,10 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     if let Err(error) = deny_io_uring(errno) {
-        eprintln!("without_io_uring: the filter was refused: {error}");
+        eprintln!("without_io_uring: cannot install the filter: {error}");
         return ExitCode::FAILURE;
     }
-    // Comes back only when it failed.
+    // Returns only on failure.
     let error = Command::new(&command).args(arguments).exec();
     eprintln!("without_io_uring: {}: {error}", command.display());
     ExitCode::from(127)

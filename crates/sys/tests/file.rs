@@ -1,4 +1,4 @@
-//! Opening devices: what is created, what is refused, what is left alone.
+//! Opening devices: creation, refusals, and that an existing file is unchanged.
 
 #![allow(clippy::disallowed_methods, reason = "these tests are about files")]
 
@@ -6,7 +6,7 @@ use octokv_sys::file::{DeviceFile, DeviceOpenError, open_device};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// A directory of its own on a disk (not tmpfs), gone at the end.
+/// A test's own directory on a disk (not tmpfs), removed at the end.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -27,11 +27,11 @@ impl Drop for Directory {
 }
 
 fn error(opened: Result<DeviceFile, DeviceOpenError>) -> DeviceOpenError {
-    opened.expect_err("it must be refused")
+    opened.expect_err("the open must fail")
 }
 
 #[test]
-fn a_missing_file_is_created_whole_and_private() {
+fn a_missing_file_is_created_preallocated_and_private() {
     let directory = Directory::new("created");
     let path = directory.path("disk");
     assert!(matches!(error(open_device(&path, None, true)), DeviceOpenError::NotFound));
@@ -45,7 +45,7 @@ fn a_missing_file_is_created_whole_and_private() {
 }
 
 #[test]
-fn an_existing_file_is_left_as_it_is() {
+fn opening_does_not_change_an_existing_file() {
     let directory = Directory::new("existing");
     let path = directory.path("disk");
     std::fs::write(&path, vec![7; 12_288]).unwrap();
@@ -60,7 +60,7 @@ fn an_existing_file_is_left_as_it_is() {
 
 #[test]
 fn a_file_in_use_is_refused_until_it_is_closed() {
-    let directory = Directory::new("held");
+    let directory = Directory::new("locked");
     let path = directory.path("disk");
     let first = open_device(&path, Some(1 << 20), true).unwrap();
     assert!(matches!(error(open_device(&path, None, true)), DeviceOpenError::InUse));
@@ -85,7 +85,7 @@ fn unsupported_file_types_are_refused() {
 
 #[test]
 fn a_file_that_does_not_fit_is_removed() {
-    let directory = Directory::new("room");
+    let directory = Directory::new("space");
     let path = directory.path("disk");
     let refused = error(open_device(&path, Some(1 << 50), true));
     assert!(

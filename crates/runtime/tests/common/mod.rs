@@ -1,6 +1,6 @@
-//! What several of these tests need: a file that goes away, and a channel that is polled to an answer.
+//! Shared by these tests: a scratch file, waiting for a completion, and the available drivers.
 
-#![allow(dead_code, reason = "each test uses some of it")]
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "a test removes its file")]
 
 use octokv_base::Nanos;
@@ -12,7 +12,7 @@ use octokv_sys::file::open_device;
 use octokv_sys::uring;
 use std::path::{Path, PathBuf};
 
-/// A file of 4 MiB on a disk, opened with O_DIRECT, gone at the end.
+/// A file of 4 MiB on a disk, opened with O_DIRECT, removed at the end.
 pub struct ScratchFile {
     pub source: DeviceSource,
     path: PathBuf,
@@ -34,23 +34,23 @@ impl Drop for ScratchFile {
     }
 }
 
-/// Polls `channel` until `ticket` has its answer. A device that never answers fails the test.
-pub fn wait(devices: &DeviceHandle, ticket: CompletionFuture) -> IoCompletion {
+/// Polls `devices` until `future` completes. Fails the test if that takes a minute.
+pub fn wait(devices: &DeviceHandle, future: CompletionFuture) -> IoCompletion {
     let start = octokv_sys::clock::now();
-    block_on(ticket, || {
+    block_on(future, || {
         devices.poll();
-        assert!(octokv_sys::clock::now().since(start) < Nanos::from_secs(60), "no answer in a minute");
+        assert!(octokv_sys::clock::now().since(start) < Nanos::from_secs(60), "no completion in a minute");
     })
 }
 
-/// The drivers that the kernel lets this process have: both, or worker threads alone where io_uring is forbidden or
-/// missing. Then asking for it by name gets that very refusal, which is asserted here.
+/// The drivers available to this process: both, or worker threads alone if io_uring is forbidden or missing. Asserts
+/// that the io_uring driver then fails with that error number.
 pub fn drivers() -> Vec<DeviceDriver> {
     let Some(errno) = uring::unavailable_errno() else {
         return vec![DeviceDriver::Uring, DeviceDriver::Threads];
     };
     let refused = open_device_queue(DeviceDriver::Uring, 8, &CoreWaker::without_eventfd());
-    let error = refused.err().expect("io_uring is refused to whoever names it");
+    let error = refused.err().expect("the io_uring driver must fail");
     assert_eq!(error.raw_os_error(), Some(errno));
     vec![DeviceDriver::Threads]
 }
