@@ -10,12 +10,12 @@
 //! completes. Tested in `tests/device_queues.rs`.
 
 use octokv_base::Buffer;
+use octokv_sys::eventfd::EventFd;
 use octokv_sys::file::DeviceFile;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::os::fd::RawFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -140,7 +140,7 @@ pub trait DeviceQueue {
     fn in_flight(&self) -> usize;
     /// An eventfd that is signalled by completions after a `poll` that returned none; a sleeping reactor waits on it.
     /// `None` if the queue notifies the reactor's [`crate::CoreWaker`] itself.
-    fn completion_eventfd(&self) -> Option<RawFd> {
+    fn completion_eventfd(&self) -> Option<Arc<EventFd>> {
         None
     }
 }
@@ -264,7 +264,7 @@ impl DeviceHandle {
     }
 
     /// See [`DeviceQueue::completion_eventfd`].
-    pub fn completion_eventfd(&self) -> Option<RawFd> {
+    pub fn completion_eventfd(&self) -> Option<Arc<EventFd>> {
         self.0.borrow().queue.completion_eventfd()
     }
 }

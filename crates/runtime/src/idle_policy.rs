@@ -21,8 +21,8 @@
 use crate::core_waker::CoreWaker;
 use crate::kernel_sockets::KernelSockets;
 use octokv_base::Nanos;
+use octokv_sys::eventfd::EventFd;
 use std::io;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// The configured behaviour of an idle core.
@@ -94,18 +94,18 @@ impl IdlePolicy {
     /// `core_waker`, and `device_eventfd` ([`crate::DeviceHandle::completion_eventfd`]).
     ///
     /// # Errors
-    /// As [`KernelSockets::add_wake_descriptor`].
+    /// As [`KernelSockets::add_edge_wake_event`].
     pub fn new(
         polling: Polling,
         core_waker: Arc<CoreWaker>,
         sockets: &mut KernelSockets,
-        device_eventfd: Option<RawFd>,
+        device_eventfd: Option<Arc<EventFd>>,
     ) -> io::Result<IdlePolicy> {
         if let Some(event) = core_waker.event() {
             sockets.add_wake_event(event)?;
         }
-        if let Some(descriptor) = device_eventfd {
-            sockets.add_wake_descriptor(descriptor)?;
+        if let Some(event) = device_eventfd {
+            sockets.add_edge_wake_event(&event)?;
         }
         Ok(IdlePolicy { polling, core_waker, last_work: Nanos::ZERO, sleep_count: 0 })
     }

@@ -15,10 +15,11 @@ use crate::net::{
 };
 use octokv_base::Nanos;
 use octokv_sys::epoll::{Interest, PollEvent, Poller};
+use octokv_sys::eventfd::EventFd;
 use octokv_sys::socket::{Listener, SocketIo, TcpConn};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::AsFd;
 
 /// Up to this many sockets are all tried in each iteration.
 const SCAN_ALL_SOCKETS_MAX: usize = 3;
@@ -84,12 +85,12 @@ impl KernelSockets {
         self.poller.add(event, WAKE_TOKEN, Interest::LevelRead)
     }
 
-    /// Makes [`KernelSockets::wait`] return once per signal of the eventfd `descriptor`.
+    /// Makes [`KernelSockets::wait`] return once per signal of `event`, which need not be drained.
     ///
     /// # Errors
-    /// Fails with EBADF if the descriptor is not open, or if the kernel is out of memory or epoll watches.
-    pub fn add_wake_descriptor(&mut self, descriptor: RawFd) -> io::Result<()> {
-        self.poller.add_raw(descriptor, WAKE_TOKEN, Interest::EdgeRead)
+    /// Fails if the kernel is out of memory or epoll watches.
+    pub fn add_edge_wake_event(&mut self, event: &EventFd) -> io::Result<()> {
+        self.poller.add(event, WAKE_TOKEN, Interest::EdgeRead)
     }
 
     /// Blocks until a socket becomes readable or writable or ends, a listener or wake descriptor becomes readable, or

@@ -6,10 +6,10 @@
 use crate::core_waker::CoreWaker;
 use crate::device_queue::{DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation};
 use crate::thread_queue::ThreadQueue;
+use octokv_sys::eventfd::EventFd;
 use octokv_sys::file::DeviceFile;
 use octokv_sys::uring::UringDriver;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 
 /// One core's device queue over its own ring. Created and used by one thread.
@@ -90,7 +90,7 @@ impl DeviceQueue for UringQueue {
         self.driver.in_flight() + self.trim_queue.as_ref().map_or(0, ThreadQueue::in_flight)
     }
 
-    fn completion_eventfd(&self) -> Option<RawFd> {
-        Some(self.driver.completion_event().as_fd().as_raw_fd())
+    fn completion_eventfd(&self) -> Option<Arc<EventFd>> {
+        Some(Arc::clone(self.driver.completion_event()))
     }
 }

@@ -1,7 +1,9 @@
-//! Time: CLOCK_MONOTONIC for points in time, the processor's tick counter for spans.
+//! Clocks: CLOCK_MONOTONIC for time points, the processor's tick counter for durations.
 //!
-//! [`now`] goes through the vDSO (about 25 ns); [`ticks`] is one instruction (about 8 ns) and is turned
-//! into nanoseconds by a [`TscCalibration`], which calibrates itself against [`now`] without ever waiting.
+//! [`now`] goes through the vDSO (about 25 ns); [`ticks`] is one instruction (about 8 ns). A [`TscCalibration`] converts
+//! ticks to nanoseconds; it calibrates against [`now`] without waiting.
+//!
+//! Unsafe code: `clock_gettime` and the counter instruction. Tested below.
 
 use octokv_base::Nanos;
 
@@ -13,14 +15,14 @@ pub fn now() -> Nanos {
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// The processor's tick counter. Only differences mean something, and only through a [`TscCalibration`].
+/// The processor's tick counter (TSC, on aarch64 CNTVCT). Only differences are meaningful, through a [`TscCalibration`].
 #[cfg(target_arch = "x86_64")]
 pub fn ticks() -> u64 {
     // SAFETY: RDTSC exists on every x86-64 processor and only reads a counter.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// The processor's tick counter. Only differences mean something, and only through a [`TscCalibration`].
+/// The processor's tick counter (TSC, on aarch64 CNTVCT). Only differences are meaningful, through a [`TscCalibration`].
 #[cfg(target_arch = "aarch64")]
 pub fn ticks() -> u64 {
     let count: u64;
@@ -29,7 +31,8 @@ pub fn ticks() -> u64 {
     count
 }
 
-/// How long a tick is: the ratio of [`now`] to [`ticks`] since this scale was made.
+/// The length of a tick: the ratio of [`now`] to [`ticks`] since the calibration was created. On x86-64 a tick is one of
+/// the TSC, on aarch64 one of CNTVCT.
 #[derive(Clone, Copy, Debug)]
 pub struct TscCalibration {
     start_ticks: u64,
@@ -37,12 +40,12 @@ pub struct TscCalibration {
 }
 
 impl TscCalibration {
-    /// A scale that begins to calibrate here.
+    /// Starts a calibration.
     pub fn new() -> TscCalibration {
         TscCalibration { start_ticks: ticks(), start: now() }
     }
 
-    /// The span of `count` ticks. Right to the parts per thousand once the scale is a millisecond old.
+    /// Converts `count` ticks to a duration. Exact to parts per thousand once the calibration is a millisecond old.
     pub fn ticks_to_nanos(&self, count: u64) -> Nanos {
         let elapsed_ticks = ticks().saturating_sub(self.start_ticks).max(1);
         let elapsed = now().since(self.start);

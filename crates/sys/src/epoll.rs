@@ -1,119 +1,95 @@
-//! Waiting for many descriptors at once (epoll).
+//! Readiness of many descriptors (epoll).
 //!
-//! Streams are watched by edges, for both directions, once and for all: no further system call while
-//! they live, and one that is not being read (back-pressure) does not keep its core awake. Whoever
-//! reads must therefore remember what is readable until "nothing" comes back. Other descriptors
-//! (a doorbell, an io_uring) are watched by level.
+//! A stream is watched edge-triggered in both directions, once for its lifetime: no further system call, and a stream
+//! that is not read (back-pressure) does not keep its core awake. The reader must therefore treat a stream as readable
+//! until a receive would block. Other descriptors are watched level-triggered or, if they are not drained,
+//! edge-triggered. Tested in `octokv-runtime`'s `tests/kernel_sockets.rs`.
 
 use octokv_base::Nanos;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 
-/// What happened to a watched descriptor.
+/// A readiness event of a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollEvent {
-    /// The token it was watched under.
+    /// The token that the descriptor was added with.
     pub token: u64,
-    /// Bytes, a stream, an end or an error can be had.
+    /// A read would return bytes, a connection, the end of the stream, or an error.
     pub readable: bool,
-    /// A stream that was full (or not yet connected) takes bytes, or has failed.
+    /// A write would be accepted or return an error, after it would have blocked before.
     pub writable: bool,
 }
 
-/// How a descriptor is watched.
+/// The readiness that a descriptor is watched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Told once per change, both directions.
+    /// One event per change of readability or writability.
     EdgeReadWrite,
-    /// Told as long as it is readable.
+    /// An event as long as the descriptor is readable.
     LevelRead,
-    /// Told once per signal; it need never be drained. For an [`crate::event::EventFd`].
+    /// One event per signal; the descriptor is never drained. For an [`crate::eventfd::EventFd`].
     EdgeRead,
 }
 
+/// Events returned by one wait; later ones are returned by the next.
 const EVENTS_PER_WAIT: usize = 256;
 
-/// A set of watched descriptors.
+/// An epoll instance.
 pub struct Poller {
     epoll: OwnedFd,
-    events: Box<[libc::epoll_event]>,
 }
 
 impl Poller {
-    /// Watches nothing yet.
+    /// A poller without descriptors.
+    ///
+    /// # Errors
+    /// Fails if the process is out of descriptors.
     pub fn new() -> io::Result<Poller> {
-        // SAFETY: a system call with plain arguments.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `fd` was just made, is open, and nobody else owns it.
-        let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Poller { epoll, events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_WAIT].into() })
+        Ok(Poller { epoll: epoll::create(CreateFlags::CLOEXEC)? })
     }
 
-    /// Watches a descriptor. Closing it ends that.
+    /// Watches a descriptor under a token. Closing the descriptor removes it.
+    ///
+    /// # Errors
+    /// Fails if the descriptor is watched already (EEXIST), the kernel is out of memory, or the user's limit of epoll
+    /// watches is reached.
     pub fn add(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
-        self.add_raw(descriptor.as_fd().as_raw_fd(), token, interest)
-    }
-
-    /// Watches a descriptor that somebody else keeps. A number that is not open is an error.
-    pub fn add_raw(&self, descriptor: RawFd, token: u64, interest: Interest) -> io::Result<()> {
         let flags = match interest {
-            Interest::EdgeReadWrite => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
-            Interest::LevelRead => libc::EPOLLIN,
-            Interest::EdgeRead => libc::EPOLLIN | libc::EPOLLET,
+            Interest::EdgeReadWrite => EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET,
+            Interest::LevelRead => EventFlags::IN,
+            Interest::EdgeRead => EventFlags::IN | EventFlags::ET,
         };
-        let mut event = libc::epoll_event { events: flags as u32, u64: token };
-        self.epoll_ctl(libc::EPOLL_CTL_ADD, descriptor, &mut event)
+        Ok(epoll::add(&self.epoll, descriptor, EventData::new_u64(token), flags)?)
     }
 
     /// Stops watching a descriptor that stays open.
+    ///
+    /// # Errors
+    /// Fails with ENOENT if the descriptor is not watched.
     pub fn remove(&self, descriptor: impl AsFd) -> io::Result<()> {
-        let mut unused = libc::epoll_event { events: 0, u64: 0 };
-        self.epoll_ctl(libc::EPOLL_CTL_DEL, descriptor.as_fd().as_raw_fd(), &mut unused)
+        Ok(epoll::delete(&self.epoll, descriptor)?)
     }
 
-    fn epoll_ctl(&self, operation: i32, descriptor: RawFd, event: &mut libc::epoll_event) -> io::Result<()> {
-        // SAFETY: `event` is a live epoll_event; the kernel checks both descriptors.
-        let done = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, descriptor, event) };
-        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-    }
-
-    /// Waits until something happens, at most `span` ([`Nanos::NEVER`]: for ever, zero: not at all),
-    /// and gives what did to `each`. A signal may end the wait early.
+    /// Waits for events, at most `timeout` ([`Nanos::NEVER`]: no limit, zero: no wait), and calls `on_event` for each. A
+    /// signal may end the wait early.
     pub fn wait(&mut self, timeout: Nanos, mut on_event: impl FnMut(PollEvent)) {
-        let count = if timeout == Nanos::ZERO { self.poll_now() } else { self.wait_timeout(timeout) };
-        for event in self.events.iter().take(count) {
-            let bits = event.events as i32;
-            let failed = bits & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
-            let readable = failed || bits & (libc::EPOLLIN | libc::EPOLLRDHUP) != 0;
-            let writable = failed || bits & libc::EPOLLOUT != 0;
-            on_event(PollEvent { token: event.u64, readable, writable });
+        let limit = Timespec {
+            tv_sec: (timeout.0 / 1_000_000_000) as i64,
+            tv_nsec: (timeout.0 % 1_000_000_000) as i64,
+        };
+        let limit = (timeout != Nanos::NEVER).then_some(&limit);
+        // Uninitialized: the kernel fills in what it returns.
+        let mut buffer = [const { MaybeUninit::<Event>::uninit() }; EVENTS_PER_WAIT];
+        // Fails only if interrupted by a signal: no event.
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut buffer, limit) else { return };
+        for &mut Event { flags, data, .. } in events {
+            let failed = flags.intersects(EventFlags::ERR | EventFlags::HUP);
+            let readable = failed || flags.intersects(EventFlags::IN | EventFlags::RDHUP);
+            let writable = failed || flags.contains(EventFlags::OUT);
+            on_event(PollEvent { token: data.u64(), readable, writable });
         }
-    }
-
-    fn poll_now(&mut self) -> usize {
-        let epoll = self.epoll.as_raw_fd();
-        // SAFETY: `events` has room for EVENTS_PER_WAIT events and lives through the call.
-        let got = unsafe { libc::epoll_wait(epoll, self.events.as_mut_ptr(), EVENTS_PER_WAIT as i32, 0) };
-        got.max(0) as usize
-    }
-
-    fn wait_timeout(&mut self, timeout: Nanos) -> usize {
-        let time = libc::timespec {
-            tv_sec: (timeout.0 / 1_000_000_000) as libc::time_t,
-            tv_nsec: (timeout.0 % 1_000_000_000) as libc::c_long,
-        };
-        let timespec_ptr = if timeout == Nanos::NEVER { std::ptr::null() } else { &raw const time };
-        let events = self.events.as_mut_ptr();
-        let (epoll, capacity) = (self.epoll.as_raw_fd(), EVENTS_PER_WAIT as i32);
-        let no_mask = std::ptr::null::<libc::sigset_t>();
-        // SAFETY: `events` has room for `room` events, `until` is null or a live timespec, and a null
-        // mask leaves signals as they are; all live through the call.
-        let got = unsafe {
-            libc::syscall(libc::SYS_epoll_pwait2, epoll, events, capacity, timespec_ptr, no_mask, 0)
-        };
-        got.max(0) as usize
     }
 }

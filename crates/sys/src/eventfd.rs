@@ -1,53 +1,47 @@
-//! A descriptor that any thread signals and one thread waits for (eventfd).
+//! An event that any thread signals and one thread waits for (eventfd).
 //!
-//! Signals add up to one: after any number of them the descriptor is readable until [`EventFd::drain`].
+//! Signals add up to one: after any number of them the descriptor is readable until [`EventFd::drain`]. Tested below.
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// An eventfd, non-blocking and closed on exec.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new one, not signalled.
+    /// A new event, not signalled.
+    ///
+    /// # Errors
+    /// Fails if the process is out of descriptors.
     pub fn new() -> io::Result<EventFd> {
-        // SAFETY: a system call with plain arguments; the kernel checks them.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: `fd` was just made, is open, and nobody else owns it.
-        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(EventFd(rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
     }
 
-    /// Makes the descriptor readable. Safe in a signal handler.
+    /// Makes the descriptor readable.
     pub fn signal(&self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: `one` lives through the call and has the 8 bytes that are said. The call fails only
-        // when the counter is full, and then the descriptor is readable already.
-        let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        // Fails only if the counter is full, and then the descriptor is readable already.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes all signals so far. True when there was one.
+    /// Clears all signals so far. True if there was one.
     pub fn drain(&self) -> bool {
         let mut count = [0u8; 8];
-        // SAFETY: `count` lives through the call and has the 8 bytes that are said.
-        let got = unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-        got == 8
+        rustix::io::read(&self.0, &mut count) == Ok(count.len())
     }
 
-    /// Blocks until signalled; leaves the signal in place.
+    /// Blocks until the event is signalled; leaves the signal set.
     pub fn wait(&self) {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        loop {
-            // SAFETY: `poll` is one valid pollfd that lives through the call.
-            let got = unsafe { libc::poll(&mut poll, 1, -1) };
-            if got > 0 {
-                return;
-            }
-        }
+        wait_readable(&self.0);
     }
+}
+
+/// Blocks until a descriptor is readable or has ended.
+pub(crate) fn wait_readable(descriptor: impl AsFd) {
+    let mut events = [PollFd::new(&descriptor, PollFlags::IN)];
+    // Fails only if interrupted by a signal.
+    while !matches!(rustix::event::poll(&mut events, None), Ok(1..)) {}
 }
 
 impl AsFd for EventFd {

@@ -1,12 +1,17 @@
-//! A regular file or a block device as storage: held by one process, direct, its size and block known.
+//! A regular file or block device as a storage device: exclusively locked, with direct I/O, of known size and block size.
 //!
-//! In: a path. Out: an [`DeviceFile`] that transfers whole blocks, or an [`DeviceOpenError`] that says what is
-//! in the way. Blocking transfers for worker threads are here; [`crate::uring`] uses the descriptor.
+//! In: a path. Out: a [`DeviceFile`] that transfers whole blocks, or a [`DeviceOpenError`] with the cause. The blocking
+//! transfers for worker threads are here; [`crate::uring`] uses the descriptor.
 //!
-//! Invariants: an open file is locked (flock; O_EXCL besides for a block device) until it is dropped; a
-//! file that we create has mode 0600, all of its blocks allocated, and its name synced, or does not
-//! stay; nothing of an existing file is changed by opening it.
+//! Invariants: an open file is locked (flock, and O_EXCL for a block device) until it is dropped; a created file has
+//! mode 0600, all blocks allocated and its directory entry synced, or it is removed; opening does not change an existing
+//! file.
+//!
+//! Unsafe code: `ioctl(BLKDISCARD)`, for which rustix has no function. Tested in `tests/file.rs`.
 
+use octokv_base::Buffer;
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, StatxFlags};
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -14,32 +19,32 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The largest unit of transfer that we work with, in bytes.
+/// The largest supported block size, in bytes.
 pub const BLOCK_BYTES_MAX: u32 = 4096;
 const BLOCK_BYTES_MIN: u32 = 512;
 
-/// Why a device cannot be had.
+/// Why a device cannot be opened.
 #[derive(Debug)]
 pub enum DeviceOpenError {
-    /// There is nothing at this path, and we were not to create it.
+    /// The path does not exist, and creation was not requested.
     NotFound,
-    /// Another process (or another part of this one) holds it, or it is mounted.
+    /// Another process (or another open of this one) has locked it, or it is mounted.
     InUse,
-    /// Neither a regular file nor a block device.
+    /// It is neither a regular file nor a block device.
     UnsupportedFileType,
-    /// The file system has no direct transfers (O_DIRECT).
+    /// The file system does not support direct I/O (O_DIRECT).
     NoDirectIo,
-    /// Transfers must be in units larger than [`BLOCK_BYTES_MAX`].
+    /// Its block size exceeds [`BLOCK_BYTES_MAX`].
     BlockTooLarge {
-        /// The unit, in bytes.
+        /// The block size, in bytes.
         block_bytes: u32,
     },
-    /// There is no room for a file of this size.
+    /// The file system has no space for a file of this size.
     NoSpace {
-        /// The size that was asked for.
+        /// The requested size, in bytes.
         size_bytes: u64,
     },
-    /// The kernel refused for another reason.
+    /// Another error of the kernel.
     System(io::Error),
 }
 
@@ -52,13 +57,13 @@ impl std::fmt::Display for DeviceOpenError {
                 f.write_str("it is neither a regular file nor a block device")
             }
             DeviceOpenError::NoDirectIo => {
-                f.write_str("its file system does not support direct transfers (O_DIRECT)")
+                f.write_str("its file system does not support direct I/O (O_DIRECT)")
             }
             DeviceOpenError::BlockTooLarge { block_bytes } => {
                 write!(f, "its block of {block_bytes} bytes is larger than {BLOCK_BYTES_MAX}")
             }
             DeviceOpenError::NoSpace { size_bytes } => {
-                write!(f, "its file system has no room for {size_bytes} bytes")
+                write!(f, "its file system has no space for {size_bytes} bytes")
             }
             DeviceOpenError::System(error) => error.fmt(f),
         }
@@ -69,15 +74,21 @@ impl std::error::Error for DeviceOpenError {}
 
 impl From<io::Error> for DeviceOpenError {
     fn from(error: io::Error) -> DeviceOpenError {
-        match error.raw_os_error() {
-            Some(libc::ENOENT) => DeviceOpenError::NotFound,
-            Some(libc::EBUSY | libc::EWOULDBLOCK | libc::ETXTBSY) => DeviceOpenError::InUse,
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOENT) => DeviceOpenError::NotFound,
+            Some(Errno::BUSY | Errno::WOULDBLOCK | Errno::TXTBSY) => DeviceOpenError::InUse,
             _ => DeviceOpenError::System(error),
         }
     }
 }
 
-/// An open device.
+impl From<Errno> for DeviceOpenError {
+    fn from(errno: Errno) -> DeviceOpenError {
+        io::Error::from(errno).into()
+    }
+}
+
+/// An open storage device, locked by this process.
 #[derive(Debug)]
 pub struct DeviceFile {
     file: File,
@@ -88,13 +99,16 @@ pub struct DeviceFile {
     was_created: bool,
 }
 
-/// How long a device that is held is waited for. A process that was killed keeps it for a moment after its
-/// end: until the kernel has ended the transfers that it left behind, and they may still reach the medium.
+/// How long the open of a locked device is retried. A killed process keeps the lock until the kernel has completed its
+/// transfers in flight, which may still reach the medium.
 const IN_USE_TIMEOUT: Duration = Duration::from_secs(2);
 const IN_USE_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Opens a device for this process alone. A missing file is created with `create` bytes where that is
-/// given. `direct` goes past the page cache.
+/// Opens a device exclusively. A missing file is created with `create` bytes if that is given. `direct` bypasses the page
+/// cache. Blocks for up to two seconds while another process has the device locked.
+///
+/// # Errors
+/// As the variants of [`DeviceOpenError`] say. A file that could not be created whole is removed.
 pub fn open_device(path: &Path, create: Option<u64>, direct: bool) -> Result<DeviceFile, DeviceOpenError> {
     let deadline = Instant::now() + IN_USE_TIMEOUT;
     loop {
@@ -128,7 +142,7 @@ fn try_open(path: &Path, create: Option<u64>, direct: bool) -> Result<DeviceFile
             let file = options.open(path).map_err(|e| map_open_error(e, direct))?;
             let allocated = try_lock_exclusive(&file).and_then(|()| preallocate(&file, path, size_bytes));
             if let Err(error) = allocated {
-                // It was never whole; nothing of anybody's is in it.
+                // The file is new and incomplete; it contains no data.
                 let _ = std::fs::remove_file(path);
                 return Err(error);
             }
@@ -147,26 +161,36 @@ fn map_open_error(error: io::Error, direct: i32) -> DeviceOpenError {
 }
 
 fn try_lock_exclusive(file: &File) -> Result<(), DeviceOpenError> {
-    // SAFETY: a system call on an open descriptor with plain arguments.
-    let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
-    if locked == 0 { Ok(()) } else { Err(io::Error::last_os_error().into()) }
+    Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
-/// Gives a new file its blocks and makes file and name survive a power cut.
+/// Allocates the blocks of a new file and makes the file and its directory entry survive a power loss.
 fn preallocate(file: &File, path: &Path, size_bytes: u64) -> Result<(), DeviceOpenError> {
-    let size = libc::off_t::try_from(size_bytes).map_err(|_| DeviceOpenError::NoSpace { size_bytes })?;
-    // SAFETY: a system call on an open descriptor with plain arguments. Where the file system cannot
-    // allocate, the C library writes to every block instead.
-    let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, size) };
-    match error {
-        0 => {}
-        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => return Err(DeviceOpenError::NoSpace { size_bytes }),
-        // A size of zero.
-        _ => return Err(DeviceOpenError::System(io::Error::from_raw_os_error(error))),
-    }
+    let allocated = match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size_bytes) {
+        // The file system cannot allocate: write every block instead.
+        Err(Errno::OPNOTSUPP) => write_zeroes(file, size_bytes),
+        allocated => allocated.map_err(io::Error::from),
+    };
+    // A size of zero fails with EINVAL.
+    allocated.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => DeviceOpenError::NoSpace { size_bytes },
+        _ => DeviceOpenError::System(error),
+    })?;
     file.sync_all()?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(())
+}
+
+/// Writes `size_bytes` zeroes, from an aligned buffer as direct I/O requires.
+fn write_zeroes(file: &File, size_bytes: u64) -> io::Result<()> {
+    let zeroes = Buffer::zeroed(1 << 20);
+    let mut offset = 0;
+    while offset < size_bytes {
+        let bytes = (size_bytes - offset).min(zeroes.len() as u64);
+        file.write_all_at(&zeroes[..bytes as usize], offset)?;
+        offset += bytes;
+    }
     Ok(())
 }
 
@@ -184,92 +208,94 @@ fn from_open_file(
     Ok(DeviceFile { file, path: path.into(), size_bytes, block_bytes, is_block_device, was_created })
 }
 
-/// The unit of direct transfers: what the kernel says (6.1 and later), else the disk's logical block,
-/// else what the file system prefers, up to our limit.
+/// The block size of direct I/O: as the kernel reports it (6.1 and later), else the disk's logical block size, else the
+/// file system's preferred size, at most [`BLOCK_BYTES_MAX`].
 fn query_block_bytes(file: &File, is_block_device: bool) -> io::Result<u32> {
     if let Some(aligned) = query_direct_io_alignment(file) {
         return Ok(aligned.max(BLOCK_BYTES_MIN));
     }
-    if is_block_device {
-        let mut logical: libc::c_int = 0;
-        // SAFETY: BLKSSZGET writes one int, and `logical` is one that lives through the call.
-        let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &mut logical) };
-        if done == 0 && logical > 0 {
-            return Ok((logical as u32).max(BLOCK_BYTES_MIN));
-        }
+    if is_block_device && let Ok(logical @ 1..) = rustix::fs::ioctl_blksszget(file) {
+        return Ok(logical.max(BLOCK_BYTES_MIN));
     }
     let preferred = file.metadata()?.blksize().min(u64::from(BLOCK_BYTES_MAX)) as u32;
     Ok(preferred.max(BLOCK_BYTES_MIN))
 }
 
 fn query_direct_io_alignment(file: &File) -> Option<u32> {
-    // SAFETY: all-zero is a valid statx.
-    let mut found: libc::statx = unsafe { std::mem::zeroed() };
-    let (fd, flags, want) = (file.as_raw_fd(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
-    // SAFETY: the path is an empty C string, `found` a live statx.
-    let done = unsafe { libc::statx(fd, c"".as_ptr(), flags, want, &mut found) };
-    let known = done == 0 && found.stx_mask & libc::STATX_DIOALIGN != 0 && found.stx_dio_offset_align > 0;
+    let found = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let known = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && found.stx_dio_offset_align > 0;
     known.then_some(found.stx_dio_offset_align)
 }
 
 impl DeviceFile {
-    /// Where it was opened.
+    /// The path that it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How large it was when it was opened.
+    /// The size in bytes when it was opened.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// The unit of transfers: a power of two from 512 to [`BLOCK_BYTES_MAX`].
+    /// The block size in bytes, the unit of transfers: a power of two from 512 to [`BLOCK_BYTES_MAX`].
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// Whether it is a block device rather than a regular file.
+    /// Whether it is a block device, not a regular file.
     pub fn is_block_device(&self) -> bool {
         self.is_block_device
     }
 
-    /// Whether opening created it.
+    /// Whether [`open_device`] created it.
     pub fn was_created(&self) -> bool {
         self.was_created
     }
 
-    /// Whether anything was ever written from byte `offset` on, as far as the file system can tell: what is
-    /// allocated and never written does not count. True where it cannot tell.
+    /// Whether any byte from `offset` on was ever written, as the file system reports it (SEEK_DATA): preallocated blocks
+    /// do not count. True if the file system does not report it.
     pub fn has_data_from(&self, offset: u64) -> bool {
-        // SAFETY: lseek on a descriptor that we own touches no memory; nothing here uses its position.
-        let found = unsafe { libc::lseek(self.file.as_raw_fd(), offset as libc::off_t, libc::SEEK_DATA) };
-        found >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENXIO)
+        // This moves the file position, which no other operation uses.
+        rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(offset)) != Err(Errno::NXIO)
     }
 
-    /// Fills `into` from `offset`, blocking. Fails with EIO at the end of the device.
+    /// Reads into all of `into` from byte `offset`, blocking.
+    ///
+    /// # Errors
+    /// Returns the kernel's error number; EIO for a read beyond the end of the device.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         self.file.read_exact_at(into, offset).map_err(errno)
     }
 
-    /// Writes all of `from` at `offset`, blocking.
+    /// Writes all of `from` at byte `offset`, blocking.
+    ///
+    /// # Errors
+    /// Returns the kernel's error number.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), i32> {
         self.file.write_all_at(from, offset).map_err(errno)
     }
 
-    /// Makes every finished write survive a power cut, blocking.
+    /// Makes every completed write survive a power loss (fdatasync), blocking.
+    ///
+    /// # Errors
+    /// Returns the kernel's error number.
     pub fn sync_data(&self) -> Result<(), i32> {
         self.file.sync_data().map_err(errno)
     }
 
-    /// As [`DeviceFile::sync_data`], and the file's times and everything else that is known of it (fsync).
+    /// As [`DeviceFile::sync_data`], and all metadata of the file, its times included (fsync).
+    ///
+    /// # Errors
+    /// Returns the kernel's error number.
     pub fn sync_all(&self) -> Result<(), i32> {
         self.file.sync_all().map_err(errno)
     }
 
-    /// The same file past the page cache, whatever this descriptor does. The lock stays with this one.
+    /// Opens the same file again with direct I/O. The lock stays with this descriptor.
     ///
     /// # Errors
-    /// [`DeviceOpenError::NoDirectIo`], or what else the kernel refuses.
+    /// [`DeviceOpenError::NoDirectIo`], or another error of the kernel.
     pub fn reopen_direct(&self) -> Result<DeviceFile, DeviceOpenError> {
         let descriptor_path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let mut options = OpenOptions::new();
@@ -278,38 +304,37 @@ impl DeviceFile {
         from_open_file(file, &self.path, self.is_block_device, self.was_created)
     }
 
-    /// Gives a range back to the file system or disk, blocking. Where neither knows how, nothing is done.
+    /// Deallocates a byte range of the file or block device, blocking. No effect if it does not support that.
+    ///
+    /// # Errors
+    /// Returns the kernel's error number.
     pub fn trim(&self, offset: u64, bytes: u64) -> Result<(), i32> {
-        let done =
+        let result =
             if self.is_block_device { self.discard(offset, bytes) } else { self.punch_hole(offset, bytes) };
-        ignore_unsupported_trim(done)
+        ignore_unsupported_trim(result)
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), i32> {
         let range = [offset, bytes];
-        // SAFETY: BLKDISCARD reads two u64, and `range` is two that live through the call.
-        let done = unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
-        if done == 0 { Ok(()) } else { Err(errno(io::Error::last_os_error())) }
+        // SAFETY: BLKDISCARD reads two u64 from `range`, which lives through the call.
+        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
+        if result == 0 { Ok(()) } else { Err(errno(io::Error::last_os_error())) }
     }
 
     fn punch_hole(&self, offset: u64, bytes: u64) -> Result<(), i32> {
-        let (Ok(at), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
-            return Err(libc::EINVAL);
-        };
-        // SAFETY: a system call on an open descriptor with plain arguments.
-        let done = unsafe { libc::fallocate(self.file.as_raw_fd(), PUNCH_HOLE_MODE, at, len) };
-        if done == 0 { Ok(()) } else { Err(errno(io::Error::last_os_error())) }
+        rustix::fs::fallocate(&self.file, PUNCH_HOLE_MODE, offset, bytes).map_err(Errno::raw_os_error)
     }
 }
 
-/// The mode of `fallocate` that gives blocks back.
-pub(crate) const PUNCH_HOLE_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+/// The mode of `fallocate` that deallocates blocks and keeps the file size.
+pub(crate) const PUNCH_HOLE_MODE: FallocateFlags =
+    FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 /// `_IO(0x12, 119)` of linux/fs.h.
 const BLKDISCARD: u32 = 0x1277;
 
-/// A trim that the device does not know is a trim that it need not do.
-pub(crate) fn ignore_unsupported_trim(done: Result<(), i32>) -> Result<(), i32> {
-    match done {
+/// Turns the errors of an unsupported trim into success: a trim is advisory.
+pub(crate) fn ignore_unsupported_trim(result: Result<(), i32>) -> Result<(), i32> {
+    match result {
         Err(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS) => Ok(()),
         other => other,
     }

@@ -1,29 +1,39 @@
-//! The kernel made safe: the only room with `unsafe` in it.
+//! Safe, owned interfaces to Linux. The only crate with `unsafe` code.
 //!
-//! Everything here is a thin, owned, safe face on one thing of Linux. No policy: what to do when, and
-//! with which bound, is `runtime`'s.
+//! Each module wraps one facility of the kernel, without policy: when to call and with which bounds is decided in
+//! `octokv-runtime`.
+//!
+//! # Unsafe code
+//! System calls go through `rustix`, signal handlers through `signal-hook`. `unsafe` remains for
+//! - io_uring ([`uring`]): the kernel accesses memory after the call, so no crate can check the submission;
+//! - memory ([`huge_pages`], [`page_allocator`], [`counting_allocator`], [`prefetch`], `malloc_trim`): mappings of our own,
+//!   the allocator trait, prefetch instructions;
+//! - the clock ([`clock`]): the vDSO call and the tick counter, on the hot path;
+//! - four calls that rustix does not have: `getsockopt(TCP_INFO)`, `ioctl(BLKDISCARD)`, `sched_setscheduler`, and
+//!   `prctl(PR_SET_SECCOMP)` of the test tool [`seccomp`].
 //!
 //! # Layout
-//! - [`clock`]: monotonic time, and the processor's tick counter for cheap spans.
+//! - [`clock`]: monotonic time, and the processor's tick counter for short durations.
 //! - [`huge_pages`]: large zeroed memory in huge pages.
-//! - [`eventfd`]: a descriptor that one thread signals and another waits for.
-//! - [`epoll`]: waiting for many descriptors (epoll).
+//! - [`prefetch`]: cache prefetch hints.
+//! - [`eventfd`]: an event that one thread signals and another waits for.
+//! - [`epoll`]: readiness of many descriptors.
 //! - [`socket`]: non-blocking TCP.
-//! - [`file`](mod@file): a regular file or block device as storage: exclusive, direct, with its size and block.
+//! - [`file`](mod@file): a regular file or block device as a storage device.
 //! - [`output_file`]: files for results, checked before the run that produces them.
-//! - [`uring`]: storage operations on an io_uring that owns the buffers in flight.
-//! - [`thread`]: threads by name and core.
-//! - [`signal`]: SIGTERM and SIGINT as a flag.
-//! - [`counting_allocator`]: an allocator that counts, for tests and reports.
-//! - [`page_allocator`]: an allocator that takes large page-aligned memory from the kernel as it is touched.
-//! - [`process`]: what this process costs and may use.
-//! - [`machine`]: processor, memory and kernel of this machine, for reports.
-//! - [`seccomp`]: io_uring taken away from a thread and what it starts, as a container does.
+//! - [`uring`]: the io_uring driver, which owns the buffers in flight.
+//! - [`thread`]: threads by name, core and priority.
+//! - [`signal`]: SIGTERM, SIGINT and SIGHUP as a shutdown flag.
+//! - [`counting_allocator`]: an allocator that counts, for tests.
+//! - [`page_allocator`]: an allocator that maps large page-aligned memory.
+//! - [`process`]: memory, processor time and limits of this process.
+//! - [`machine`]: processor, memory and kernel of this system, for reports.
+//! - [`seccomp`]: denies io_uring to a thread, as containers do.
 
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "this room is what the bans point at"
+    reason = "the banned functions are wrapped here"
 )]
 
 pub mod clock;
@@ -35,6 +45,7 @@ pub mod huge_pages;
 pub mod machine;
 pub mod output_file;
 pub mod page_allocator;
+pub mod prefetch;
 pub mod process;
 pub mod seccomp;
 pub mod signal;

@@ -1,18 +1,18 @@
-//! This machine: its processor, memory and kernel, as reports name them.
+//! This machine's processor, memory and kernel, for reports. Tested below.
 
-/// Model name of the first processor in `/proc/cpuinfo`; `None` if the kernel lists none.
+/// The model name of the first processor in `/proc/cpuinfo`; `None` if there is none.
 pub fn processor_name() -> Option<String> {
     field(&read("/proc/cpuinfo"), "model name")
 }
 
-/// Memory of the machine, in bytes; 0 if the kernel does not say.
+/// The memory of the machine (`MemTotal`), in bytes; 0 if the kernel does not report it.
 pub fn memory_bytes() -> u64 {
     let total = field(&read("/proc/meminfo"), "MemTotal");
     let kib = total.and_then(|text| text.split_ascii_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }
 
-/// Release of the running kernel, as `uname -r` prints it.
+/// The release of the running kernel, as `uname -r` prints it.
 pub fn kernel_release() -> String {
     read("/proc/sys/kernel/osrelease").trim().to_owned()
 }

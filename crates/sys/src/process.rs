@@ -1,79 +1,84 @@
-//! This process: what it costs, what it may use, and the system's randomness.
+//! This process: memory, processor time, limits, children, and the system's randomness.
+//!
+//! Unsafe code: `malloc_trim`. Tested below.
 
 use octokv_base::Nanos;
+use rustix::process::{Pid, Resource, Rlimit, Signal};
+use rustix::time::ClockId;
 use std::io;
 use std::process::Child;
 
-/// Memory of this process that is in RAM, in bytes; zero where the kernel does not say.
+/// The resident set size of this process, in bytes; 0 if the kernel does not report it.
 pub fn resident_bytes() -> u64 {
-    // SAFETY: sysconf has no preconditions.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let page = rustix::param::page_size() as u64;
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split_ascii_whitespace().nth(1).and_then(|field| field.parse::<u64>().ok());
     pages.unwrap_or(0) * page
 }
 
-/// Memory that this machine can give without taking it from anybody, in bytes; `None` where the kernel does not say.
+/// The memory available without swapping (`MemAvailable`), in bytes; `None` if the kernel does not report it.
 pub fn available_memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Whether this process runs as the superuser.
-pub fn is_root() -> bool {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    unsafe { libc::geteuid() == 0 }
+/// Returns free heap memory to the kernel, as far as whole pages of it are free. Takes milliseconds.
+pub fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim may be called at any time, on any thread.
+    let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// A number of the system's own randomness.
+/// Whether this process runs as root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A random number from the kernel (`getrandom`).
+///
+/// # Errors
+/// Fails if the call is interrupted before the kernel's generator is seeded, at boot.
 pub fn random_u64() -> io::Result<u64> {
     let mut bytes = [0_u8; 8];
-    // SAFETY: getrandom writes at most the given length into `bytes`, which lives through the call.
-    let done = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    match done {
+    // The kernel returns up to 256 bytes whole.
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())? {
         8 => Ok(u64::from_ne_bytes(bytes)),
-        _ => Err(io::Error::last_os_error()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
-/// Has a process that this one has started stand still, or go on. One that has ended is left alone, and is an error.
+/// Suspends (SIGSTOP) or resumes (SIGCONT) a child process.
+///
+/// # Errors
+/// Fails with `NotFound` if the child has ended.
 pub fn set_process_suspended(child: &mut Child, suspended: bool) -> io::Result<()> {
     if child.try_wait()?.is_some() {
         return Err(io::ErrorKind::NotFound.into());
     }
-    let signal = if suspended { libc::SIGSTOP } else { libc::SIGCONT };
-    // SAFETY: a system call with plain arguments; a child that nobody has waited for keeps its number.
-    let done = unsafe { libc::kill(child.id() as libc::pid_t, signal) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let signal = if suspended { Signal::STOP } else { Signal::CONT };
+    // The child was not reaped, so its process ID is not reused.
+    Ok(rustix::process::kill_process(Pid::from_child(child), signal)?)
 }
 
-/// Lets this process open as many files and sockets as the system allows it at most. Where that is refused,
-/// it stays as it was.
+/// Raises this process's limit of open descriptors to its hard limit. On failure the limit is unchanged.
 pub fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid rlimit that lives through the call.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
-        limit.rlim_cur = limit.rlim_max;
-        // SAFETY: the call only reads `limit`.
-        let _ = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
-    }
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
-/// Processor time that the calling thread has used.
+/// The processor time of the calling thread.
 pub fn thread_cpu_time() -> Nanos {
-    cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)
+    cpu_time(ClockId::ThreadCPUTime)
 }
 
-/// Processor time that this process has used, all threads together.
+/// The processor time of this process, all threads together.
 pub fn process_cpu_time() -> Nanos {
-    cpu_time(libc::CLOCK_PROCESS_CPUTIME_ID)
+    cpu_time(ClockId::ProcessCPUTime)
 }
 
-fn cpu_time(clock: libc::clockid_t) -> Nanos {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid timespec that lives through the call; both clocks exist on Linux.
-    unsafe { libc::clock_gettime(clock, &mut time) };
+fn cpu_time(clock: ClockId) -> Nanos {
+    let time = rustix::time::clock_gettime(clock);
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
@@ -90,19 +95,19 @@ mod tests {
     fn a_child_is_suspended_and_resumed() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let stat = format!("/proc/{}/stat", child.id());
-        let comes_to = |wanted: fn(char) -> bool| {
+        let reaches_state = |is_wanted: fn(char) -> bool| {
             (0..1_000_000).any(|_| {
                 let text = std::fs::read_to_string(&stat).unwrap();
-                wanted(text.rsplit(") ").next().unwrap().chars().next().unwrap())
+                is_wanted(text.rsplit(") ").next().unwrap().chars().next().unwrap())
             })
         };
         set_process_suspended(&mut child, true).unwrap();
-        assert!(comes_to(|state| state == 'T'));
+        assert!(reaches_state(|state| state == 'T'));
         set_process_suspended(&mut child, false).unwrap();
-        assert!(comes_to(|state| state != 'T'));
+        assert!(reaches_state(|state| state != 'T'));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(set_process_suspended(&mut child, true).is_err(), "it is there no more");
+        assert!(set_process_suspended(&mut child, true).is_err(), "the process has ended");
     }
 
     #[test]

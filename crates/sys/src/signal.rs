@@ -1,72 +1,75 @@
-//! SIGTERM and SIGINT as a flag and a descriptor: the request to end.
+//! Shutdown signals: SIGTERM, SIGINT and SIGHUP set a flag and end a wait, instead of ending the process.
+//!
+//! Each signal stores the flag first and then writes a byte to a pipe, so a thread that returns from
+//! [`ShutdownSignal::wait`] sees the flag. The handlers are `signal-hook`'s. Tested below.
 
-use crate::eventfd::EventFd;
-use std::io;
-use std::sync::OnceLock;
+use crate::eventfd::wait_readable;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::{self, PipeReader, PipeWriter, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 static SHUTDOWN_SIGNAL: OnceLock<ShutdownSignal> = OnceLock::new();
 
-/// Whether this process was asked to end.
+/// The process's request to shut down.
 #[derive(Debug)]
 pub struct ShutdownSignal {
-    requested: AtomicBool,
-    event: EventFd,
+    requested: Arc<AtomicBool>,
+    /// Readable once shutdown is requested; never read.
+    pipe_reader: PipeReader,
+    pipe_writer: PipeWriter,
 }
 
 impl ShutdownSignal {
-    /// Whether the request has come.
+    fn new() -> io::Result<ShutdownSignal> {
+        let (pipe_reader, pipe_writer) = io::pipe()?;
+        let requested = Arc::new(AtomicBool::new(false));
+        Ok(ShutdownSignal { requested, pipe_reader, pipe_writer })
+    }
+
+    fn install_handlers(&self) -> io::Result<()> {
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            // Handlers of one signal run in the order of registration.
+            signal_hook::flag::register(signal, Arc::clone(&self.requested))?;
+            signal_hook::low_level::pipe::register(signal, self.pipe_writer.try_clone()?)?;
+        }
+        Ok(())
+    }
+
+    /// Whether shutdown is requested.
     pub fn is_requested(&self) -> bool {
         self.requested.load(Ordering::Acquire)
     }
 
-    /// Blocks until the request comes.
+    /// Blocks until shutdown is requested.
     pub fn wait(&self) {
-        self.event.wait();
+        wait_readable(&self.pipe_reader);
     }
 
-    /// Makes the request from within the process.
+    /// Requests shutdown from within the process.
     pub fn request(&self) {
         self.requested.store(true, Ordering::Release);
-        self.event.signal();
-    }
-
-    /// Readable once the request has come, and from then on.
-    pub fn event(&self) -> &EventFd {
-        &self.event
+        // Fails only if the pipe is full, and then it is readable already.
+        let _ = (&self.pipe_writer).write(&[0]);
     }
 }
 
-extern "C" fn on_signal(_signal: libc::c_int) {
-    // Only what is allowed in a handler: an atomic load, a store, and one write(2).
-    if let Some(shutdown) = SHUTDOWN_SIGNAL.get() {
-        shutdown.request();
-    }
-}
-
-/// Has SIGTERM, SIGINT and SIGHUP request the end instead of causing it. Once per process; later calls give
-/// the same flag.
+/// Installs the handlers of SIGTERM, SIGINT and SIGHUP, once per process; later calls return the same signal.
+///
+/// # Errors
+/// Fails if the process is out of descriptors.
 pub fn install_handlers() -> io::Result<&'static ShutdownSignal> {
-    if SHUTDOWN_SIGNAL.get().is_none() {
-        let shutdown = ShutdownSignal { requested: AtomicBool::new(false), event: EventFd::new()? };
-        // Lost only to a concurrent call that has just put in the same thing.
-        let _ = SHUTDOWN_SIGNAL.set(shutdown);
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(installed) = SHUTDOWN_SIGNAL.get() {
+        return Ok(installed);
     }
-    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        // SAFETY: all-zero is a valid sigaction: no flags, an empty mask.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESTART;
-        // SAFETY: `action` is valid and its handler does only what a signal handler may.
-        let done = unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
-        if done != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    SHUTDOWN_SIGNAL.get().ok_or_else(|| io::ErrorKind::Other.into())
+    let shutdown = ShutdownSignal::new()?;
+    shutdown.install_handlers()?;
+    Ok(SHUTDOWN_SIGNAL.get_or_init(|| shutdown))
 }
 
-/// The flag, where [`install`] was called.
+/// The shutdown signal; `None` before [`install_handlers`].
 pub fn shutdown_signal() -> Option<&'static ShutdownSignal> {
     SHUTDOWN_SIGNAL.get()
 }
@@ -79,8 +82,7 @@ mod tests {
     fn sigterm_requests_shutdown() {
         let shutdown = install_handlers().unwrap();
         assert!(!shutdown.is_requested());
-        // SAFETY: raises a signal that is handled.
-        unsafe { libc::raise(libc::SIGTERM) };
+        signal_hook::low_level::raise(SIGTERM).unwrap();
         shutdown.wait();
         assert!(shutdown.is_requested());
     }

@@ -1,61 +1,59 @@
-//! Threads by name, and by core where it matters.
+//! Threads by name, their cores and their priorities.
+//!
+//! Unsafe code: `sched_setscheduler`, for which rustix has no function. Tested below.
 
+use rustix::thread::CpuSet;
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-/// The cores that this process may run on, ascending.
+/// The cores that the calling thread may run on, ascending.
 pub fn allowed_cores() -> Vec<usize> {
-    // SAFETY: all-zero is a valid, empty cpu_set_t.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is a live cpu_set_t of the size that is said; 0 is the calling thread.
-    let got = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
-    if got != 0 {
-        return vec![0];
-    }
-    let in_set = |&core: &usize| {
-        // SAFETY: `core` is below CPU_SETSIZE, the number of bits in `set`.
-        unsafe { libc::CPU_ISSET(core, &set) }
-    };
-    (0..libc::CPU_SETSIZE as usize).filter(in_set).collect()
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
+    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
 }
 
 /// The core that the calling thread runs on now.
 pub fn current_core() -> usize {
-    // SAFETY: no preconditions.
-    unsafe { libc::sched_getcpu() }.max(0) as usize
+    rustix::thread::sched_getcpu()
 }
 
-/// Binds the calling thread to a core. Fails when the process may not run there.
+/// Pins the calling thread to a core.
+///
+/// # Errors
+/// Fails with EINVAL if the process may not run on the core.
 pub fn pin_to_core(core: usize) -> io::Result<()> {
-    if core >= libc::CPU_SETSIZE as usize {
+    if core >= CpuSet::MAX_CPU {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: all-zero is a valid, empty cpu_set_t.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `core` is below CPU_SETSIZE, checked above.
-    unsafe { libc::CPU_SET(core, &mut set) };
-    // SAFETY: `set` is a live cpu_set_t of the size that is said; 0 is the calling thread.
-    let done = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
-/// Lets every other thread of the machine go before the calling one: the lowest priority (nice 19).
+/// Gives the calling thread the lowest priority (nice 19).
+///
+/// # Errors
+/// None in practice: a thread may always lower its priority.
 pub fn set_lowest_priority() -> io::Result<()> {
-    // SAFETY: a system call with plain arguments; 0 is the calling thread.
-    let done = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(rustix::process::setpriority_process(None, 19)?)
 }
 
-/// Lets the calling thread go before every thread of an ordinary priority, as soon as it has something to do
-/// (`SCHED_FIFO`, priority 1). Needs the right to (CAP_SYS_NICE, or RLIMIT_RTPRIO).
+/// Gives the calling thread real-time priority (`SCHED_FIFO`, priority 1): it preempts every thread of an ordinary
+/// priority.
+///
+/// # Errors
+/// Fails with EPERM without CAP_SYS_NICE or RLIMIT_RTPRIO.
 pub fn set_realtime_priority() -> io::Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
-    // SAFETY: `priority` is live and of the type that is asked for; 0 is the calling thread.
-    let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: `priority` is a valid sched_param that lives through the call; 0 is the calling thread.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Starts a thread with a name (the first 15 bytes show in `top`).
+/// Starts a named thread (the first 15 bytes of the name show in `top`).
+///
+/// # Errors
+/// Fails with EAGAIN at the limit of threads, or if memory for the stack is exhausted.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -63,19 +61,21 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.into()).spawn(body)
 }
 
-/// Starts a thread with a name, bound to a core. Fails, starting nothing, when the process may not run
-/// there.
+/// Starts a named thread pinned to a core.
+///
+/// # Errors
+/// Fails with `InvalidInput`, starting nothing, if the process may not run on the core; else as [`spawn`].
 pub fn spawn_pinned<T: Send + 'static>(
     core: usize,
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     if !allowed_cores().contains(&core) {
-        let what = format!("core {core} is not one that this process may run on");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let message = format!("core {core} is not in this process's CPU affinity mask");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     spawn(name, move || {
-        // The core was allowed a moment ago; where it no longer is, running elsewhere is right.
+        // The core was allowed above. If it was removed since, the thread runs on the remaining cores.
         let _ = pin_to_core(core);
         body()
     })

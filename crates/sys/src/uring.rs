@@ -1,20 +1,25 @@
-//! Storage operations on an io_uring that owns the buffers in flight.
+//! The io_uring driver of one thread: storage operations that own their buffers in flight.
 //!
 //! ```text
-//!   read/write/flush/trim ──▶ line ──▶ SQ ──submit──▶ kernel ──▶ CQ ──complete──▶ caller
-//!                      buffer moves in ─────────────────────────────── buffer moves out
+//!   read/write/flush/trim ─▶ overflow queue ─▶ SQ ─submit─▶ kernel ─▶ CQ ─poll_completions─▶ caller
+//!                    buffer moves in ──────────────────────────────────── buffer moves out
 //! ```
-//! The kernel writes to a buffer long after the call that named it. So a ring keeps every buffer (and
-//! every file) from submission to completion, and on drop waits for the kernel before it lets go of
-//! any; where it cannot wait it leaks them.
+//! The kernel accesses a buffer long after the call that submitted it. The driver therefore owns every buffer and every
+//! file from submission to completion. The drop waits for the kernel; if it cannot wait, it leaks the buffers.
 //!
-//! One thread makes a ring and uses it (SINGLE_ISSUER, DEFER_TASKRUN: completions are worked off only
-//! when that thread enters the kernel, told by a flag in shared memory, so an empty poll is a load).
+//! One thread creates the ring and uses it (SINGLE_ISSUER, DEFER_TASKRUN: the kernel posts completions only when that
+//! thread enters it, and a flag in shared memory says that there are some, so an empty poll is a load).
 //!
-//! Sleeping: the ring signals an eventfd with each completion that follows an empty [`UringDriver::complete`].
-//! (The ring's own descriptor will not do: with DEFER_TASKRUN the kernel does not wake those who poll
-//! it before the work is worked off, which is what the sleeper would do.) While completions are found
-//! at every call, the kernel is told not to signal.
+//! Sleeping: the ring signals an eventfd with each completion after a [`UringDriver::poll_completions`] that found none.
+//! (Polling the ring's own descriptor does not work: with DEFER_TASKRUN the kernel wakes its pollers only after the
+//! completions are posted, which the sleeping thread would have to do.) While every call finds completions, the eventfd
+//! is disabled.
+//!
+//! Invariants: the operations in flight are bounded by the caller ([`TRANSFER_BYTES_MAX`] bounds one transfer); each
+//! submitted entry completes exactly once; a closed file's index is reused only after its last operation.
+//!
+//! Unsafe code: pushing an entry that names memory and a descriptor. Tested in `octokv-runtime`'s
+//! `tests/device_queues.rs`.
 
 use crate::eventfd::EventFd;
 use crate::file::{DeviceFile, PUNCH_HOLE_MODE, ignore_unsupported_trim};
@@ -27,19 +32,19 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// The longest transfer that the kernel takes in one piece, in bytes.
+/// The maximum length of one transfer, in bytes (the kernel's MAX_RW_COUNT).
 pub const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
-/// Why the calling thread cannot have io_uring, as an error number: EPERM where it is forbidden (by a container's
-/// filter or `kernel.io_uring_disabled`), ENOSYS where the kernel lacks it. `None` where it works, and where it fails
-/// for another reason: then [`UringDriver::new`] says which.
+/// Why io_uring is unavailable to the calling thread: EPERM or EACCES if it is forbidden (by a container's filter or
+/// `kernel.io_uring_disabled`), ENOSYS if the kernel lacks it. `None` if it works, or fails for another reason, which
+/// [`UringDriver::new`] returns.
 pub fn unavailable_errno() -> Option<i32> {
     let error = UringDriver::new(1).err()?.raw_os_error()?;
     is_unavailable_errno(error).then_some(error)
 }
 
-/// Whether an error of [`UringDriver::new`] says that io_uring is forbidden or missing here, rather than that something is
-/// short.
+/// Whether an error number of [`UringDriver::new`] means that io_uring is forbidden or missing, not that a resource is
+/// exhausted.
 pub fn is_unavailable_errno(errno: i32) -> bool {
     matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS)
 }
@@ -58,41 +63,45 @@ enum OpKind {
     Trim,
 }
 
-/// A file that operations may name.
+/// A file that operations refer to by its index.
 struct RegisteredFile {
-    /// None once it was released: the place may be taken by another.
+    /// `None` once released: the index may be reused.
     file: Option<Arc<DeviceFile>>,
     in_flight: u32,
-    /// Nobody names it any more: let go of it with its last operation.
+    /// Whether the file is closed: its last operation releases it.
     is_unregistered: bool,
 }
 
-/// One core's ring.
+/// One thread's io_uring.
 pub struct UringDriver {
     ring: IoUring,
     operations: Vec<Option<InFlightOp>>,
     free_operations: Vec<u32>,
     in_flight: usize,
-    /// Entries that found the submission queue full.
+    /// Entries that did not fit into the submission queue, in order. At most the operations in flight.
     overflow_queue: VecDeque<squeue::Entry>,
     files: Vec<RegisteredFile>,
-    completion_event: EventFd,
-    /// Whether the kernel signals completions.
+    completion_event: Arc<EventFd>,
+    /// Whether the kernel signals completions by `completion_event`.
     is_armed: bool,
     /// The kernel ties a SINGLE_ISSUER ring to a thread, so it does not move between threads.
     _one_thread: PhantomData<*const ()>,
 }
 
 impl UringDriver {
-    /// A ring for about `entries` operations at a time (more are taken and wait). For the calling
+    /// A ring with at least `entries` submission entries (1 to 4096); further operations wait in memory. For the calling
     /// thread alone.
+    ///
+    /// # Errors
+    /// An [`is_unavailable_errno`] if io_uring is forbidden or missing, ENOMEM over the limit of locked memory, or EMFILE
+    /// if the process is out of descriptors.
     pub fn new(entries: u32) -> io::Result<UringDriver> {
         let entries = entries.clamp(1, 4096).next_power_of_two();
         let ring = UringDriver::build(entries, true).or_else(|error| match error.raw_os_error() {
             Some(libc::EINVAL) => UringDriver::build(entries, false),
             _ => Err(error),
         })?;
-        let completion_event = EventFd::new()?;
+        let completion_event = Arc::new(EventFd::new()?);
         ring.submitter().register_eventfd(completion_event.as_fd().as_raw_fd())?;
         Ok(UringDriver {
             ring,
@@ -116,7 +125,7 @@ impl UringDriver {
         builder.build(entries)
     }
 
-    /// Keeps a file for operations; gives its index.
+    /// Registers a file for operations and returns its index.
     pub fn register(&mut self, file: Arc<DeviceFile>) -> u32 {
         let registered = RegisteredFile { file: Some(file), in_flight: 0, is_unregistered: false };
         if let Some(index) = self.files.iter().position(|one| one.file.is_none()) {
@@ -127,7 +136,9 @@ impl UringDriver {
         (self.files.len() - 1) as u32
     }
 
-    /// Lets go of a file, with the last of its operations. No new one may name it.
+    /// Closes a file once its last operation completes.
+    ///
+    /// REQUIRES: the caller submits no further operation on `file`.
     pub fn unregister(&mut self, file: u32) {
         let registered = &mut self.files[file as usize];
         registered.is_unregistered = true;
@@ -136,7 +147,10 @@ impl UringDriver {
         }
     }
 
-    /// Fills `buffer` from `offset`.
+    /// Submits a read into all of `buffer` from byte `offset`. `token` identifies the completion, as in the methods below.
+    ///
+    /// # Panics
+    /// If the buffer exceeds [`TRANSFER_BYTES_MAX`].
     pub fn read(&mut self, token: u32, file: u32, offset: u64, mut buffer: Buffer) {
         assert!(buffer.len() <= TRANSFER_BYTES_MAX, "{} bytes in one transfer", buffer.len());
         let (start, bytes) = (buffer.as_mut_ptr(), buffer.len() as u32);
@@ -144,7 +158,10 @@ impl UringDriver {
         self.submit_entry(InFlightOp { token, file, buffer: Some(buffer), kind: OpKind::Transfer }, entry);
     }
 
-    /// Writes `buffer` at `offset`.
+    /// Submits a write of all of `buffer` at byte `offset`.
+    ///
+    /// # Panics
+    /// If the buffer exceeds [`TRANSFER_BYTES_MAX`].
     pub fn write(&mut self, token: u32, file: u32, offset: u64, buffer: Buffer) {
         assert!(buffer.len() <= TRANSFER_BYTES_MAX, "{} bytes in one transfer", buffer.len());
         let (start, bytes) = (buffer.as_ptr(), buffer.len() as u32);
@@ -152,23 +169,25 @@ impl UringDriver {
         self.submit_entry(InFlightOp { token, file, buffer: Some(buffer), kind: OpKind::Transfer }, entry);
     }
 
-    /// Makes every write that was completed survive a power cut (fdatasync).
+    /// Submits a flush: every write that has completed survives a power loss (fdatasync).
     pub fn flush(&mut self, token: u32, file: u32) {
         let flags = types::FsyncFlags::DATASYNC;
         let entry = opcode::Fsync::new(self.descriptor(file)).flags(flags).build();
         self.submit_entry(InFlightOp { token, file, buffer: None, kind: OpKind::Flush }, entry);
     }
 
-    /// Gives a range of a regular file back to its file system.
+    /// Submits the deallocation of a byte range of a regular file.
     pub fn trim(&mut self, token: u32, file: u32, offset: u64, bytes: u64) {
-        let entry =
-            opcode::Fallocate::new(self.descriptor(file), bytes).offset(offset).mode(PUNCH_HOLE_MODE).build();
+        let entry = opcode::Fallocate::new(self.descriptor(file), bytes)
+            .offset(offset)
+            .mode(PUNCH_HOLE_MODE.bits() as i32)
+            .build();
         self.submit_entry(InFlightOp { token, file, buffer: None, kind: OpKind::Trim }, entry);
     }
 
     fn descriptor(&self, file: u32) -> types::Fd {
-        // Only a bug of ours names a file after its release.
-        let registered = self.files[file as usize].file.as_ref().expect("a file that was not released");
+        // Using a file after `unregister` is a bug of the caller.
+        let registered = self.files[file as usize].file.as_ref().expect("the caller names a registered file");
         types::Fd(registered.as_fd().as_raw_fd())
     }
 
@@ -186,19 +205,19 @@ impl UringDriver {
         }
     }
 
-    /// How many operations are not completed.
+    /// The number of operations submitted and not completed.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Signalled after the last [`UringDriver::complete`] that gave nothing: there is something now. To be
-    /// watched by its signals.
-    pub fn completion_event(&self) -> &EventFd {
+    /// The eventfd that is signalled by a completion after a [`UringDriver::poll_completions`] that found none. It is
+    /// never drained: watch it edge-triggered.
+    pub fn completion_event(&self) -> &Arc<EventFd> {
         &self.completion_event
     }
 
-    /// Sends on what was submitted and gives what is complete to `each`: ticket, buffer, result. A
-    /// system call only when there is something to submit or the kernel has something for us.
+    /// Submits the new operations and calls `on_completion` with the token, buffer and result of each completed one. Makes
+    /// a system call only if there are entries to submit or completions to post.
     pub fn poll_completions(&mut self, mut on_completion: impl FnMut(u32, Option<Buffer>, Result<(), i32>)) {
         if self.in_flight == 0 {
             return;
@@ -208,7 +227,7 @@ impl UringDriver {
             self.disarm();
         } else if !self.is_armed {
             self.arm();
-            // What came before the kernel knew that it is to signal, it did not signal.
+            // Completions before `arm` were not signalled, so poll once more.
             self.enter();
             self.reap(&mut on_completion);
         }
@@ -220,8 +239,8 @@ impl UringDriver {
         fence(Ordering::SeqCst);
     }
 
-    /// Only where the kernel's "there is work" and its look at our wish are ordered (x86-64): elsewhere
-    /// a completion could fall between the two and be signalled to nobody.
+    /// Disables the eventfd, on x86-64 only: there the kernel's store of the taskrun flag is ordered before its load of the
+    /// disable flag. On other architectures a completion between the two could be lost.
     fn disarm(&mut self) {
         if self.is_armed && cfg!(target_arch = "x86_64") {
             self.is_armed = false;
@@ -237,7 +256,7 @@ impl UringDriver {
             if idle && self.overflow_queue.is_empty() {
                 return;
             }
-            // EBUSY, EAGAIN and EINTR mean "later": the entries stay in the queue for the next call.
+            // After EBUSY, EAGAIN or EINTR the entries stay in the queue for the next call.
             let entered = self.ring.submit();
             let mut moved = false;
             while let Some(entry) = self.overflow_queue.front() {
@@ -258,7 +277,7 @@ impl UringDriver {
         let UringDriver { ring, operations, free_operations, in_flight, files, .. } = self;
         for entry in ring.completion() {
             let index = entry.user_data() as usize;
-            let operation = operations[index].take().expect("the kernel completes what was submitted, once");
+            let operation = operations[index].take().expect("the kernel completes each entry once");
             free_operations.push(index as u32);
             *in_flight -= 1;
             let registered = &mut files[operation.file as usize];
@@ -272,7 +291,10 @@ impl UringDriver {
         before - self.in_flight
     }
 
-    /// Blocks until at least one operation is complete, if any is in flight. For drop and for tools.
+    /// Blocks until at least one operation is complete, if any is in flight. For drop and tools.
+    ///
+    /// # Errors
+    /// Returns the kernel's error, except EINTR.
     pub fn wait(&mut self) -> io::Result<()> {
         if self.in_flight == 0 {
             return Ok(());
@@ -287,22 +309,22 @@ impl UringDriver {
 
 impl InFlightOp {
     fn result(&self, result: i32) -> Result<(), i32> {
-        let done = if result < 0 { Err(-result) } else { Ok(()) };
+        let outcome = if result < 0 { Err(-result) } else { Ok(()) };
         match self.kind {
-            OpKind::Trim => ignore_unsupported_trim(done),
-            OpKind::Flush => done,
-            // Short only at the end of the device or on a failing one.
+            OpKind::Trim => ignore_unsupported_trim(outcome),
+            OpKind::Flush => outcome,
+            // A transfer is short only at the end of the device or after a media error.
             OpKind::Transfer => match &self.buffer {
-                Some(buffer) if done.is_ok() && result as usize != buffer.len() => Err(libc::EIO),
-                _ => done,
+                Some(buffer) if outcome.is_ok() && result as usize != buffer.len() => Err(libc::EIO),
+                _ => outcome,
             },
         }
     }
 }
 
 fn push_entry(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
-    // SAFETY: the memory that the entry names is in `flights`, where it stays until the completion with
-    // this entry's index has been reaped, or for ever (`drop`); the file is in `files` until its last operation.
+    // SAFETY: the entry's buffer is in `operations`, where it stays until the completion with this entry's index is
+    // reaped, or is leaked (`drop`); its file is in `files` until its last operation completes.
     unsafe { ring.submission().push(entry) }.is_ok()
 }
 
@@ -310,7 +332,7 @@ impl Drop for UringDriver {
     fn drop(&mut self) {
         while self.in_flight > 0 {
             if self.wait().is_err() {
-                // The kernel may still write to these buffers: nobody may have their memory again.
+                // The kernel may still write to these buffers, so their memory must never be reused.
                 std::mem::forget(std::mem::take(&mut self.operations));
                 std::mem::forget(std::mem::take(&mut self.files));
                 return;
