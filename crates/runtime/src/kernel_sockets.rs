@@ -17,6 +17,7 @@ use octokv_base::Nanos;
 use octokv_sys::epoll::{Interest, PollEvent, Poller};
 use octokv_sys::eventfd::EventFd;
 use octokv_sys::socket::{Listener, SocketIo, TcpConn};
+use slab::Slab;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -47,8 +48,8 @@ struct ListenerEntry {
 /// The kernel sockets of one core.
 pub struct KernelSockets {
     poller: Poller,
-    entries: Vec<Option<SocketEntry>>,
-    free: Vec<u32>,
+    /// The open sockets, by [`SocketId`].
+    entries: Slab<SocketEntry>,
     listeners: Vec<ListenerEntry>,
     /// Readable sockets, in the order of their edges.
     edges: Vec<u32>,
@@ -67,8 +68,7 @@ impl KernelSockets {
     pub fn new() -> io::Result<KernelSockets> {
         Ok(KernelSockets {
             poller: Poller::new()?,
-            entries: Vec::new(),
-            free: Vec::new(),
+            entries: Slab::new(),
             listeners: Vec::new(),
             edges: Vec::new(),
             blocked_count: 0,
@@ -104,7 +104,7 @@ impl KernelSockets {
 
     /// The number of open sockets.
     pub fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
+        self.entries.len()
     }
 
     /// Whether there is no open socket.
@@ -114,7 +114,7 @@ impl KernelSockets {
 
     /// The local address of a socket; `None` for a closed one.
     pub fn local_address(&self, socket: SocketId) -> Option<SocketAddr> {
-        self.entries.get(socket.0 as usize)?.as_ref()?.stream.local_address().ok()
+        self.entries.get(socket.0 as usize)?.stream.local_address().ok()
     }
 
     fn poll(&mut self, timeout: Nanos) {
@@ -128,7 +128,7 @@ impl KernelSockets {
                     *has_unhandled_event = true;
                 }
                 0 => {
-                    let Some(entry) = entries[index].as_mut() else { return };
+                    let Some(entry) = entries.get_mut(index) else { return };
                     if writable && std::mem::replace(&mut entry.is_blocked, false) {
                         *blocked_count -= 1;
                     }
@@ -143,31 +143,26 @@ impl KernelSockets {
     }
 
     fn insert(&mut self, stream: TcpConn) -> io::Result<SocketId> {
-        let index = self.free.last().copied().unwrap_or(self.entries.len() as u32);
+        let index = self.entries.vacant_key() as u32;
         self.poller.add(&stream, u64::from(index), Interest::EdgeReadWrite)?;
         // Bytes may have arrived before the poller watched the stream, so it starts as readable. Later bytes cause
         // an edge.
         let entry = SocketEntry { stream, is_readable: true, is_blocked: false, is_listed: true };
-        if self.free.pop().is_some() {
-            self.entries[index as usize] = Some(entry);
-        } else {
-            self.entries.push(Some(entry));
-        }
+        self.entries.insert(entry);
         self.edges.push(index);
         Ok(SocketId(index))
     }
 
     fn entry(&mut self, socket: SocketId) -> Option<&mut SocketEntry> {
-        self.entries.get_mut(socket.0 as usize)?.as_mut()
+        self.entries.get_mut(socket.0 as usize)
     }
 
     fn take(&mut self, socket: SocketId) -> Option<SocketEntry> {
-        let entry = self.entries.get_mut(socket.0 as usize)?.take()?;
+        let entry = self.entries.try_remove(socket.0 as usize)?;
         self.blocked_count -= usize::from(entry.is_blocked);
         if entry.is_listed {
             self.edges.retain(|&index| index != socket.0);
         }
-        self.free.push(socket.0);
         Some(entry)
     }
 }
@@ -249,7 +244,7 @@ impl Sockets for KernelSockets {
     }
 
     fn round_trip_time(&self, socket: SocketId) -> Option<Nanos> {
-        self.entries.get(socket.0 as usize)?.as_ref()?.stream.round_trip_time()
+        self.entries.get(socket.0 as usize)?.stream.round_trip_time()
     }
 
     fn ready(&mut self, out: &mut Vec<SocketId>) {
@@ -260,7 +255,7 @@ impl Sockets for KernelSockets {
         }
         let KernelSockets { entries, edges, .. } = self;
         edges.retain(|&index| {
-            let Some(entry) = entries[index as usize].as_mut() else { return false };
+            let Some(entry) = entries.get_mut(index as usize) else { return false };
             entry.is_listed = entry.is_readable;
             if entry.is_readable && !scan_all {
                 out.push(SocketId(index));
@@ -268,8 +263,7 @@ impl Sockets for KernelSockets {
             entry.is_readable
         });
         if scan_all {
-            let open = entries.iter().enumerate().filter(|(_, entry)| entry.is_some());
-            out.extend(open.map(|(index, _)| SocketId(index as u32)));
+            out.extend(entries.iter().map(|(index, _)| SocketId(index as u32)));
         }
     }
 

@@ -14,6 +14,7 @@ use crate::core_waker::CoreWaker;
 use crate::device_queue::{DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation};
 use octokv_sys::file::DeviceFile;
 use octokv_sys::thread;
+use slab::Slab;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,8 +46,8 @@ struct ThreadQueueShared {
 pub struct ThreadQueue {
     shared: Arc<ThreadQueueShared>,
     workers: Vec<JoinHandle<()>>,
-    /// Indexed by [`FileId`]; `None` once closed.
-    files: Vec<Option<Arc<DeviceFile>>>,
+    /// The open files, by [`FileId`].
+    files: Slab<Arc<DeviceFile>>,
     in_flight: usize,
 }
 
@@ -64,7 +65,7 @@ impl ThreadQueue {
             core_waker,
         });
         let mut queue =
-            ThreadQueue { shared, workers: Vec::with_capacity(threads), files: Vec::new(), in_flight: 0 };
+            ThreadQueue { shared, workers: Vec::with_capacity(threads), files: Slab::new(), in_flight: 0 };
         for _ in 0..threads.max(1) {
             let shared = Arc::clone(&queue.shared);
             // A failure drops `queue`, which ends the workers already started.
@@ -129,22 +130,16 @@ fn execute(file: &DeviceFile, operation: IoOperation) -> IoCompletion {
 
 impl DeviceQueue for ThreadQueue {
     fn open(&mut self, source: &DeviceSource) -> io::Result<FileId> {
-        let file = Some(source.kernel_file()?);
-        let index = self.files.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.files.push(None);
-            self.files.len() - 1
-        });
-        self.files[index] = file;
-        Ok(FileId(index as u32))
+        Ok(FileId(self.files.insert(source.kernel_file()?) as u32))
     }
 
     fn close(&mut self, file: FileId) {
         // Queued jobs hold their own reference to the file.
-        self.files[file.0 as usize] = None;
+        self.files.remove(file.0 as usize);
     }
 
     fn submit(&mut self, token: u32, file: FileId, operation: IoOperation) {
-        let file = Arc::clone(self.files[file.0 as usize].as_ref().expect("the caller names an open file"));
+        let file = Arc::clone(&self.files[file.0 as usize]);
         self.submit_file(token, file, operation);
     }
 

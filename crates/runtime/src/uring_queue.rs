@@ -7,7 +7,6 @@ use crate::core_waker::CoreWaker;
 use crate::device_queue::{DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation};
 use crate::thread_queue::ThreadQueue;
 use octokv_sys::eventfd::EventFd;
-use octokv_sys::file::DeviceFile;
 use octokv_sys::uring::UringDriver;
 use std::io;
 use std::sync::Arc;
@@ -15,8 +14,6 @@ use std::sync::Arc;
 /// One core's device queue over its own ring. Created and used by one thread.
 pub struct UringQueue {
     driver: UringDriver,
-    /// Indexed by the ring's file index; `None` once closed.
-    files: Vec<Option<Arc<DeviceFile>>>,
     trim_queue: Option<ThreadQueue>,
     core_waker: Arc<CoreWaker>,
 }
@@ -29,15 +26,11 @@ impl UringQueue {
     /// shortage (memory, descriptors).
     pub fn new(depth: usize, core_waker: Arc<CoreWaker>) -> io::Result<UringQueue> {
         let driver = UringDriver::new(depth.min(4096) as u32)?;
-        Ok(UringQueue { driver, files: Vec::new(), trim_queue: None, core_waker })
-    }
-
-    fn file(&self, file: FileId) -> &Arc<DeviceFile> {
-        self.files[file.0 as usize].as_ref().expect("the caller names an open file")
+        Ok(UringQueue { driver, trim_queue: None, core_waker })
     }
 
     fn submit_discard(&mut self, token: u32, file: FileId, operation: IoOperation) {
-        let owned = Arc::clone(self.file(file));
+        let owned = Arc::clone(self.driver.file(file.0));
         if self.trim_queue.is_none() {
             self.trim_queue = ThreadQueue::new(1, Arc::clone(&self.core_waker)).ok();
         }
@@ -52,16 +45,10 @@ impl UringQueue {
 
 impl DeviceQueue for UringQueue {
     fn open(&mut self, source: &DeviceSource) -> io::Result<FileId> {
-        let file = source.kernel_file()?;
-        let id = self.driver.register(Arc::clone(&file));
-        let index = id as usize;
-        self.files.resize(self.files.len().max(index + 1), None);
-        self.files[index] = Some(file);
-        Ok(FileId(id))
+        Ok(FileId(self.driver.register(source.kernel_file()?)))
     }
 
     fn close(&mut self, file: FileId) {
-        self.files[file.0 as usize] = None;
         self.driver.unregister(file.0);
     }
 
@@ -70,7 +57,7 @@ impl DeviceQueue for UringQueue {
             IoOperation::Read { offset, buffer } => self.driver.read(token, file.0, offset, buffer),
             IoOperation::Write { offset, buffer } => self.driver.write(token, file.0, offset, buffer),
             IoOperation::Flush => self.driver.flush(token, file.0),
-            IoOperation::Trim { .. } if self.file(file).is_block_device() => {
+            IoOperation::Trim { .. } if self.driver.file(file.0).is_block_device() => {
                 self.submit_discard(token, file, operation);
             }
             IoOperation::Trim { offset, bytes } => self.driver.trim(token, file.0, offset, bytes),

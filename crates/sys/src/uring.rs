@@ -25,6 +25,7 @@ use crate::eventfd::EventFd;
 use crate::file::{DeviceFile, PUNCH_HOLE_MODE, ignore_unsupported_trim};
 use io_uring::{IoUring, opcode, squeue, types};
 use octokv_base::Buffer;
+use slab::Slab;
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
@@ -65,8 +66,7 @@ enum OpKind {
 
 /// A file that operations refer to by its index.
 struct RegisteredFile {
-    /// `None` once released: the index may be reused.
-    file: Option<Arc<DeviceFile>>,
+    file: Arc<DeviceFile>,
     in_flight: u32,
     /// Whether the file is closed: its last operation releases it.
     is_unregistered: bool,
@@ -75,12 +75,11 @@ struct RegisteredFile {
 /// One thread's io_uring.
 pub struct UringDriver {
     ring: IoUring,
-    operations: Vec<Option<InFlightOp>>,
-    free_operations: Vec<u32>,
-    in_flight: usize,
+    /// The operations in flight, by the `user_data` of their entries.
+    operations: Slab<InFlightOp>,
     /// Entries that did not fit into the submission queue, in order. At most the operations in flight.
     overflow_queue: VecDeque<squeue::Entry>,
-    files: Vec<RegisteredFile>,
+    files: Slab<RegisteredFile>,
     completion_event: Arc<EventFd>,
     /// Whether the kernel signals completions by `completion_event`.
     is_armed: bool,
@@ -107,11 +106,9 @@ impl UringDriver {
             ring,
             completion_event,
             is_armed: true,
-            operations: Vec::with_capacity(entries as usize),
-            free_operations: Vec::with_capacity(entries as usize),
-            in_flight: 0,
+            operations: Slab::with_capacity(entries as usize),
             overflow_queue: VecDeque::with_capacity(entries as usize),
-            files: Vec::new(),
+            files: Slab::new(),
             _one_thread: PhantomData,
         })
     }
@@ -127,13 +124,15 @@ impl UringDriver {
 
     /// Registers a file for operations and returns its index.
     pub fn register(&mut self, file: Arc<DeviceFile>) -> u32 {
-        let registered = RegisteredFile { file: Some(file), in_flight: 0, is_unregistered: false };
-        if let Some(index) = self.files.iter().position(|one| one.file.is_none()) {
-            self.files[index] = registered;
-            return index as u32;
-        }
-        self.files.push(registered);
-        (self.files.len() - 1) as u32
+        self.files.insert(RegisteredFile { file, in_flight: 0, is_unregistered: false }) as u32
+    }
+
+    /// A registered file.
+    ///
+    /// # Panics
+    /// If `file` is not registered.
+    pub fn file(&self, file: u32) -> &Arc<DeviceFile> {
+        &self.files[file as usize].file
     }
 
     /// Closes a file once its last operation completes.
@@ -143,7 +142,7 @@ impl UringDriver {
         let registered = &mut self.files[file as usize];
         registered.is_unregistered = true;
         if registered.in_flight == 0 {
-            registered.file = None;
+            self.files.remove(file as usize);
         }
     }
 
@@ -186,20 +185,13 @@ impl UringDriver {
     }
 
     fn descriptor(&self, file: u32) -> types::Fd {
-        // Using a file after `unregister` is a bug of the caller.
-        let registered = self.files[file as usize].file.as_ref().expect("the caller names a registered file");
-        types::Fd(registered.as_fd().as_raw_fd())
+        types::Fd(self.file(file).as_fd().as_raw_fd())
     }
 
     fn submit_entry(&mut self, operation: InFlightOp, entry: squeue::Entry) {
-        let index = self.free_operations.pop().unwrap_or_else(|| {
-            self.operations.push(None);
-            (self.operations.len() - 1) as u32
-        });
         self.files[operation.file as usize].in_flight += 1;
-        self.operations[index as usize] = Some(operation);
-        self.in_flight += 1;
-        let entry = entry.user_data(u64::from(index));
+        let index = self.operations.insert(operation);
+        let entry = entry.user_data(index as u64);
         if !self.overflow_queue.is_empty() || !push_entry(&mut self.ring, &entry) {
             self.overflow_queue.push_back(entry);
         }
@@ -207,7 +199,7 @@ impl UringDriver {
 
     /// The number of operations submitted and not completed.
     pub fn in_flight(&self) -> usize {
-        self.in_flight
+        self.operations.len()
     }
 
     /// The eventfd that is signalled by a completion after a [`UringDriver::poll_completions`] that found none. It is
@@ -219,7 +211,7 @@ impl UringDriver {
     /// Submits the new operations and calls `on_completion` with the token, buffer and result of each completed one. Makes
     /// a system call only if there are entries to submit or completions to post.
     pub fn poll_completions(&mut self, mut on_completion: impl FnMut(u32, Option<Buffer>, Result<(), i32>)) {
-        if self.in_flight == 0 {
+        if self.operations.is_empty() {
             return;
         }
         self.enter();
@@ -273,22 +265,20 @@ impl UringDriver {
     }
 
     fn reap(&mut self, on_completion: &mut impl FnMut(u32, Option<Buffer>, Result<(), i32>)) -> usize {
-        let before = self.in_flight;
-        let UringDriver { ring, operations, free_operations, in_flight, files, .. } = self;
+        let before = self.in_flight();
+        let UringDriver { ring, operations, files, .. } = self;
         for entry in ring.completion() {
-            let index = entry.user_data() as usize;
-            let operation = operations[index].take().expect("the kernel completes each entry once");
-            free_operations.push(index as u32);
-            *in_flight -= 1;
+            // The kernel completes each entry once: a second completion of an index panics.
+            let operation = operations.remove(entry.user_data() as usize);
             let registered = &mut files[operation.file as usize];
             registered.in_flight -= 1;
             if registered.is_unregistered && registered.in_flight == 0 {
-                registered.file = None;
+                files.remove(operation.file as usize);
             }
             let result = operation.result(entry.result());
             on_completion(operation.token, operation.buffer, result);
         }
-        before - self.in_flight
+        before - self.in_flight()
     }
 
     /// Blocks until at least one operation is complete, if any is in flight. For drop and tools.
@@ -296,7 +286,7 @@ impl UringDriver {
     /// # Errors
     /// Returns the kernel's error, except EINTR.
     pub fn wait(&mut self) -> io::Result<()> {
-        if self.in_flight == 0 {
+        if self.operations.is_empty() {
             return Ok(());
         }
         self.enter();
@@ -330,7 +320,7 @@ fn push_entry(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
 
 impl Drop for UringDriver {
     fn drop(&mut self) {
-        while self.in_flight > 0 {
+        while !self.operations.is_empty() {
             if self.wait().is_err() {
                 // The kernel may still write to these buffers, so their memory must never be reused.
                 std::mem::forget(std::mem::take(&mut self.operations));

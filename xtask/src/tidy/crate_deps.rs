@@ -49,6 +49,7 @@ const RESTRICTED_DEPENDENCIES: &[(&str, &[&str], &str)] = &[
     ("libc", &["sys"], "sys is the only interface to the kernel"),
     ("io-uring", &["sys"], "sys is the only interface to the kernel"),
     ("rustix", &["sys"], "sys is the only interface to the kernel"),
+    ("signal-hook", &["sys"], "sys is the only interface to the kernel"),
     ("anyhow", &["octokv", "lab", "adversary", "xtask"], "crates have typed errors"),
     ("tokio", &["admin"], "the data cores have their own executor"),
     ("tokio-uring", &[], "it is not maintained"),

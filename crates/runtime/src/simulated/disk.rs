@@ -17,6 +17,7 @@ use super::ids::{SimDiskId, SimHostId};
 use crate::device_queue::{IoCompletion, IoOperation};
 use octokv_base::map::FxHashMap;
 use octokv_base::{Nanos, Prng};
+use slab::Slab;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -75,6 +76,8 @@ struct UnflushedWrite {
 }
 
 struct PendingOp {
+    /// Unique on its disk: an event of an earlier operation in the same slot does not match.
+    sequence: u64,
     queue: u32,
     token: u32,
     operation: IoOperation,
@@ -87,10 +90,11 @@ struct SimDisk {
     config: SimDiskConfig,
     contents: FxHashMap<u64, Rc<DiskPage>>,
     unflushed: VecDeque<UnflushedWrite>,
+    /// The number of writes and trims applied.
     sequence: u64,
-    pending: Vec<Option<PendingOp>>,
-    generations: Vec<u32>,
-    free: Vec<u32>,
+    pending: Slab<PendingOp>,
+    /// The number of operations submitted.
+    operation_sequence: u64,
     /// For each parallel unit, when it becomes free.
     unit_free_at: Vec<Nanos>,
 }
@@ -129,9 +133,8 @@ impl SimDisks {
             contents: FxHashMap::default(),
             unflushed: VecDeque::new(),
             sequence: 0,
-            pending: Vec::new(),
-            generations: Vec::new(),
-            free: Vec::new(),
+            pending: Slab::new(),
+            operation_sequence: 0,
             unit_free_at: vec![Nanos::ZERO; config.parallelism],
         });
         SimDiskId((self.disks.len() - 1) as u32)
@@ -173,27 +176,19 @@ impl SimDisks {
             false => sim_disk.completion_time(&operation, jitter, now),
         };
         let flush_through = sim_disk.sequence;
-        let pending = PendingOp { queue, token, operation, flush_through };
-        let index = sim_disk.free.pop().unwrap_or_else(|| {
-            sim_disk.pending.push(None);
-            sim_disk.generations.push(0);
-            (sim_disk.pending.len() - 1) as u32
-        });
-        sim_disk.pending[index as usize] = Some(pending);
-        let generation = sim_disk.generations[index as usize];
-        events.schedule(at, SimEvent::Disk(DiskEvent { disk, operation: index, generation }));
+        sim_disk.operation_sequence += 1;
+        let sequence = sim_disk.operation_sequence;
+        let slot = sim_disk.pending.insert(PendingOp { sequence, queue, token, operation, flush_through });
+        events.schedule(at, SimEvent::Disk(DiskEvent { disk, slot, sequence }));
     }
 
     /// Applies an event; returns a fact for the trace.
     pub(crate) fn apply_event(&mut self, event: DiskEvent) -> u64 {
         let disk = &mut self.disks[event.disk as usize];
-        let index = event.operation as usize;
-        if disk.generations[index] != event.generation {
+        if disk.pending.get(event.slot).is_none_or(|pending| pending.sequence != event.sequence) {
             return 20;
         }
-        let Some(PendingOp { queue, token, operation, flush_through }) = disk.take_pending(index) else {
-            return 21;
-        };
+        let PendingOp { queue, token, operation, flush_through, .. } = disk.pending.remove(event.slot);
         let completed = disk.execute(operation, flush_through);
         let queue = &mut self.queues[queue as usize];
         if queue.is_open {
@@ -208,8 +203,7 @@ impl SimDisks {
             queue.completions.clear();
         }
         for disk in self.disks.iter_mut().filter(|disk| disk.host == host) {
-            for index in 0..disk.pending.len() {
-                let Some(pending) = disk.take_pending(index) else { continue };
+            for pending in disk.take_all_pending() {
                 // An operation in flight counts as unflushed: the crash model below decides about it.
                 let changes =
                     matches!(pending.operation, IoOperation::Write { .. } | IoOperation::Trim { .. });
@@ -226,11 +220,11 @@ impl SimDisks {
 }
 
 impl SimDisk {
-    fn take_pending(&mut self, index: usize) -> Option<PendingOp> {
-        let pending = self.pending[index].take()?;
-        self.generations[index] += 1;
-        self.free.push(index as u32);
-        Some(pending)
+    /// Takes all operations in flight, in slot order.
+    fn take_all_pending(&mut self) -> Vec<PendingOp> {
+        // Removed one by one, not drained: the order in which slots are reused is part of a run's trace.
+        let slots: Vec<usize> = self.pending.iter().map(|(slot, _)| slot).collect();
+        slots.into_iter().map(|slot| self.pending.remove(slot)).collect()
     }
 
     /// Whether the operation exceeds the disk or is not in whole blocks.

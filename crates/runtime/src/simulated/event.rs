@@ -28,10 +28,10 @@ pub(crate) struct StreamEnd {
     pub(crate) generation: u32,
 }
 
-/// The completion of a disk operation. Ignored if the generation of its slot has changed since.
+/// The completion of a disk operation. Ignored if the slot is free or has an operation of another sequence number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DiskEvent {
     pub(crate) disk: u32,
-    pub(crate) operation: u32,
-    pub(crate) generation: u32,
+    pub(crate) slot: usize,
+    pub(crate) sequence: u64,
 }

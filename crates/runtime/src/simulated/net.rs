@@ -18,6 +18,7 @@ use super::ids::SimHostId;
 use crate::net::{ReceiveStatus, SendStatus};
 use octokv_base::map::FxHashMap;
 use octokv_base::{Nanos, Prng};
+use slab::Slab;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -63,6 +64,8 @@ struct InFlightSegment {
 }
 
 struct SimStream {
+    /// Unique: an event for an earlier end with the same index does not match.
+    generation: u32,
     host: SimHostId,
     remote_host: SimHostId,
     remote: SocketAddr,
@@ -106,9 +109,10 @@ pub(crate) struct SimNetwork {
     hosts: Vec<SimHost>,
     links: FxHashMap<(u32, u32), SimLink>,
     listeners: Vec<Option<SimListener>>,
-    streams: Vec<Option<SimStream>>,
-    generations: Vec<u32>,
-    free: Vec<u32>,
+    /// The stream ends, by the index of their [`StreamEnd`].
+    streams: Slab<SimStream>,
+    /// The number of stream ends created: the next generation.
+    generation: u32,
 }
 
 /// The attempts to connect before the connection fails; `RETRY_INTERVAL` apart.
@@ -124,9 +128,8 @@ impl SimNetwork {
             hosts: Vec::new(),
             links: FxHashMap::default(),
             listeners: Vec::new(),
-            streams: Vec::new(),
-            generations: Vec::new(),
-            free: Vec::new(),
+            streams: Slab::new(),
+            generation: 0,
         }
     }
 
@@ -168,11 +171,10 @@ impl SimNetwork {
         if partitioned {
             return;
         }
-        for index in 0..self.streams.len() {
-            let Some(stream) = &self.streams[index] else { continue };
+        for end in self.ends() {
+            let Some(stream) = self.stream(end) else { continue };
             let between = (stream.host, stream.remote_host);
             if between == (a, b) || between == (b, a) {
-                let end = self.end(index as u32);
                 let at = now + self.delay(between.1, between.0);
                 events.schedule(at, SimEvent::Net(NetworkEvent::SegmentArrival { end }));
             }
@@ -181,7 +183,7 @@ impl SimNetwork {
 
     pub(crate) fn reset_streams(&mut self, a: SimHostId, b: SimHostId) -> usize {
         let mut ends = 0;
-        for stream in self.streams.iter_mut().flatten() {
+        for (_, stream) in &mut self.streams {
             let between = (stream.host, stream.remote_host);
             if (between == (a, b) || between == (b, a)) && stream.state != StreamState::Broken {
                 stream.abort();
@@ -197,19 +199,25 @@ impl SimNetwork {
         config.latency + Nanos(self.random.below(config.jitter.0 + 1))
     }
 
-    fn end(&self, index: u32) -> StreamEnd {
-        StreamEnd { index, generation: self.generations[index as usize] }
+    /// All stream ends, by index.
+    fn ends(&self) -> Vec<StreamEnd> {
+        let end = |(index, stream): (usize, &SimStream)| StreamEnd {
+            index: index as u32,
+            generation: stream.generation,
+        };
+        self.streams.iter().map(end).collect()
     }
 
     fn stream(&mut self, end: StreamEnd) -> Option<&mut SimStream> {
-        if self.generations.get(end.index as usize) != Some(&end.generation) {
-            return None;
-        }
-        self.streams[end.index as usize].as_mut()
+        let stream = self.streams.get_mut(end.index as usize)?;
+        (stream.generation == end.generation).then_some(stream)
     }
 
     fn new_stream(&mut self, host: SimHostId, remote_host: SimHostId, remote: SocketAddr) -> StreamEnd {
+        self.generation += 1;
+        let generation = self.generation;
         let stream = SimStream {
+            generation,
             host,
             remote_host,
             remote,
@@ -222,24 +230,12 @@ impl SimNetwork {
             fin_sent: false,
             undeliverable_bytes: 0,
         };
-        match self.free.pop() {
-            Some(index) => {
-                self.streams[index as usize] = Some(stream);
-                self.end(index)
-            }
-            None => {
-                self.streams.push(Some(stream));
-                self.generations.push(0);
-                self.end((self.streams.len() - 1) as u32)
-            }
-        }
+        StreamEnd { index: self.streams.insert(stream) as u32, generation }
     }
 
     fn remove(&mut self, end: StreamEnd) -> Option<SimStream> {
         self.stream(end)?;
-        self.generations[end.index as usize] += 1;
-        self.free.push(end.index);
-        self.streams[end.index as usize].take()
+        self.streams.try_remove(end.index as usize)
     }
 
     fn host_at(&self, address: IpAddr) -> Option<SimHostId> {
@@ -283,7 +279,7 @@ impl SimNetwork {
         Ok(end)
     }
 
-    /// Carries an event out; gives a fact for the trace.
+    /// Applies an event; returns a fact for the trace.
     pub(crate) fn apply_event(&mut self, event: NetworkEvent, now: Nanos, events: &mut EventQueue) -> u64 {
         match event {
             NetworkEvent::ConnectRequest { end, attempt } => {
@@ -307,7 +303,7 @@ impl SimNetwork {
         let Some(stream) = self.stream(end) else { return 3 };
         let (host, remote_host) = (stream.host, stream.remote_host);
         if self.link(remote_host, host).is_partitioned {
-            // The news comes with the next try after the link is mended.
+            // The reset arrives by a retransmission after the partition.
             events.schedule(now + RETRY_INTERVAL, SimEvent::Net(NetworkEvent::Reset { end }));
         } else if let Some(stream) = self.stream(end) {
             stream.abort();
@@ -525,12 +521,10 @@ impl SimNetwork {
         for listener in &mut self.listeners {
             listener.take_if(|listener| listener.host == host);
         }
-        for index in 0..self.streams.len() as u32 {
-            let is_its = self.streams[index as usize].as_ref().is_some_and(|s| s.host == host);
-            if !is_its {
+        for end in self.ends() {
+            if self.stream(end).is_none_or(|stream| stream.host != host) {
                 continue;
             }
-            let end = self.end(index);
             let Some(stream) = self.remove(end) else { continue };
             if send_resets && let Some(peer) = stream.peer {
                 let at = now + self.delay(host, stream.remote_host);
@@ -541,15 +535,14 @@ impl SimNetwork {
 
     pub(crate) fn start_host(&mut self, host: SimHostId, now: Nanos, events: &mut EventQueue) {
         self.hosts[host.0 as usize].is_up = true;
-        for index in 0..self.streams.len() as u32 {
-            let Some(stream) = &self.streams[index as usize] else { continue };
+        for end in self.ends() {
+            let Some(stream) = self.stream(end) else { continue };
             if stream.remote_host != host || stream.state != StreamState::Open {
                 continue;
             }
             let (own, peer) = (stream.host, stream.peer);
             if peer.is_none_or(|peer| self.stream(peer).is_none()) {
                 let at = now + self.delay(host, own);
-                let end = self.end(index);
                 events.schedule(at, SimEvent::Net(NetworkEvent::Reset { end }));
             }
         }

@@ -6,6 +6,7 @@ use super::state::SharedSimState;
 use crate::net::{
     DetachedSocket, DetachedSocketKind, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets,
 };
+use slab::Slab;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 
@@ -13,37 +14,25 @@ use std::net::SocketAddr;
 pub struct SimSockets {
     sim: SharedSimState,
     host: SimHostId,
-    ends: Vec<Option<StreamEnd>>,
-    free: Vec<u32>,
+    ends: Slab<StreamEnd>,
     listeners: Vec<u32>,
 }
 
 impl SimSockets {
     pub(crate) fn new(sim: SharedSimState, host: SimHostId) -> SimSockets {
-        SimSockets { sim, host, ends: Vec::new(), free: Vec::new(), listeners: Vec::new() }
+        SimSockets { sim, host, ends: Slab::new(), listeners: Vec::new() }
     }
 
     fn insert(&mut self, end: StreamEnd) -> SocketId {
-        match self.free.pop() {
-            Some(index) => {
-                self.ends[index as usize] = Some(end);
-                SocketId(index)
-            }
-            None => {
-                self.ends.push(Some(end));
-                SocketId((self.ends.len() - 1) as u32)
-            }
-        }
+        SocketId(self.ends.insert(end) as u32)
     }
 
     fn end(&self, socket: SocketId) -> Option<StreamEnd> {
-        self.ends.get(socket.0 as usize).copied().flatten()
+        self.ends.get(socket.0 as usize).copied()
     }
 
     fn take(&mut self, socket: SocketId) -> Option<StreamEnd> {
-        let end = self.ends.get_mut(socket.0 as usize)?.take()?;
-        self.free.push(socket.0);
-        Some(end)
+        self.ends.try_remove(socket.0 as usize)
     }
 }
 
@@ -90,8 +79,8 @@ impl Sockets for SimSockets {
 
     fn ready(&mut self, out: &mut Vec<SocketId>) {
         self.sim.with(|state| {
-            for (index, end) in self.ends.iter().enumerate() {
-                if end.is_some_and(|end| state.network.is_ready(end)) {
+            for (index, &end) in &self.ends {
+                if state.network.is_ready(end) {
                     out.push(SocketId(index as u32));
                 }
             }
@@ -107,8 +96,8 @@ impl Sockets for SimSockets {
 impl Drop for SimSockets {
     fn drop(&mut self) {
         self.sim.with(|state| {
-            for end in self.ends.iter().flatten() {
-                state.network.close(*end, state.now, &mut state.events);
+            for (_, &end) in &self.ends {
+                state.network.close(end, state.now, &mut state.events);
             }
             for &listener in &self.listeners {
                 state.network.close_listener(listener);
