@@ -1,4 +1,4 @@
-//! Commands on blocks through a session: every one of them, what is refused, what a lying node can do.
+//! Block commands on a session: every command, its local limits, and responses of a faulty node.
 
 mod support;
 
@@ -43,7 +43,7 @@ fn blocks_are_written_read_compared_zeroed_and_deallocated() {
     let info = session.controller_info().expect("it is live");
     let blocks = info.blocks.expect("a namespace of blocks");
     assert_eq!((blocks.block_bytes, blocks.block_count, info.size_bytes), (512, 512, 512 * 512));
-    // In the capsule, copied and referenced; and by R2T.
+    // In-capsule data, copied and referenced, and data by R2T.
     for (first, count) in [(0, 1), (1, 2), (3, 8), (20, 100)] {
         let data = pattern(count * 512, count as u8);
         assert!(matches!(node.execute(session, write(first, &data)), Ok(Response::Written { .. })));
@@ -73,7 +73,7 @@ fn blocks_are_written_read_compared_zeroed_and_deallocated() {
 }
 
 #[test]
-fn a_buffer_that_is_given_comes_back_with_the_response() {
+fn a_buffer_of_the_caller_returns_with_the_response() {
     let node = node();
     let session = &mut node.connect_session(ClientConfig::default());
     for bytes in [512, 4096, 65536] {
@@ -86,13 +86,13 @@ fn a_buffer_that_is_given_comes_back_with_the_response() {
         assert_eq!((buffer.as_ptr(), buffer.len()), (at, bytes));
         let read = Command::Read { range: range(8, bytes as u32 / 512), buffer: Some(buffer) };
         let Ok(Response::Blocks { data }) = node.execute(session, read) else { panic!("not read") };
-        let buffer = data.into_buffer().expect("the one that was given");
+        let buffer = data.into_buffer().expect("the buffer of the caller");
         assert_eq!((buffer.as_ptr(), &buffer[..]), (at, &pattern(bytes, 3)[..]));
     }
 }
 
 #[test]
-fn commands_of_the_other_set_and_blocks_that_are_not_there_are_refused_here() {
+fn commands_of_the_other_set_and_blocks_out_of_range_fail_locally() {
     let node = node();
     let session = &mut node.connect_session(ClientConfig::default());
     let key = Key::new(b"k").expect("short");
@@ -109,12 +109,12 @@ fn a_busy_status_is_distinguished_from_a_failure() {
     let session = &mut node.connect_session(ClientConfig::default());
     node.0.borrow_mut().busy_responses = 1;
     let data = Value::Buffer { buffer: Buffer::zeroed(8192), from: 0, to: 8192 };
-    let again = node.execute(session, Command::Write { lba: Lba(0), data, force_unit_access: false });
-    assert!(matches!(again, Ok(Response::Retry { buffer: Some(_) })), "{again:?}");
+    let retry = node.execute(session, Command::Write { lba: Lba(0), data, force_unit_access: false });
+    assert!(matches!(retry, Ok(Response::Retry { buffer: Some(_) })), "{retry:?}");
     let table = [
         (Status::MEDIA_UNRECOVERED_READ, Error::UnrecoveredRead),
-        (Status::new(2, 0x80), Error::Status(Status::new(2, 0x80))),
-        // For keys it would be "exists".
+        (Status::MEDIA_WRITE_FAULT, Error::Status(Status::MEDIA_WRITE_FAULT)),
+        // In the Key Value command set this status means "exists".
         (Status::KV_KEY_EXISTS, Error::Status(Status::KV_KEY_EXISTS)),
     ];
     for (status, want) in table {
@@ -124,13 +124,13 @@ fn a_busy_status_is_distinguished_from_a_failure() {
     }
 }
 
-/// Connects to a node that changes its pages; gives why that failed.
+/// Connects to a node that changes its pages, and returns the connection error.
 fn connect_error_with(mutation: impl Fn(u8, &mut Vec<u8>) + 'static) -> Option<ConnectionError> {
     let node = node();
     node.0.borrow_mut().page_mutation = Some(Box::new(mutation));
     let session = node.connect_session(ClientConfig::default());
     match session.ended() {
-        Some(Error::Connect(at, lost)) if at == address() => Some(lost),
+        Some(Error::Connect(at, error)) if at == address() => Some(error),
         None => None,
         other => panic!("{other:?}"),
     }
@@ -145,7 +145,7 @@ fn connect_error_with_bytes(page: u8, at: usize, bytes: &'static [u8]) -> Option
 }
 
 #[test]
-fn a_namespace_of_blocks_that_makes_no_sense_is_refused() {
+fn an_inconsistent_block_namespace_is_rejected() {
     let format = Some(ConnectionError::UnsupportedBlockFormat);
     const LBAF0: usize = 128;
     let table: &[(usize, &'static [u8], Option<ConnectionError>)] = &[
@@ -156,17 +156,17 @@ fn a_namespace_of_blocks_that_makes_no_sense_is_refused() {
         (LBAF0 + 2, &[255], format),
         // Metadata.
         (LBAF0, &[8, 0], format),
-        // No blocks: it went while it was looked at. More bytes than numbers.
+        // No blocks: the namespace was deleted during initialization. Then a size in bytes beyond 64 bits.
         (0, &[0; 8], Some(ConnectionError::NamespaceNotFound)),
         (0, &[255; 8], format),
-        // A format that there is none of.
+        // A format index beyond the number of formats.
         (26, &[1], format),
         (26, &[0xff], format),
     ];
     for (at, bytes, want) in table {
         assert_eq!(connect_error_with_bytes(cns::NAMESPACE, *at, bytes), *want, "byte {at} {bytes:?}");
     }
-    // Two pages are the most of one command, and a block has sixteen.
+    // MDTS allows two pages, and a block has sixteen.
     let small = connect_error_with(|cns, data| match cns {
         cns::CONTROLLER => data[77] = 1,
         cns::NAMESPACE => data[LBAF0 + 2] = 16,
@@ -188,7 +188,7 @@ fn a_namespace_of_blocks_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_read_that_brings_less_is_an_error() {
+fn a_read_with_too_little_data_is_an_error() {
     let node = node();
     let session = &mut node.connect_session(ClientConfig::default());
     node.0.borrow_mut().short_reads = true;
@@ -215,7 +215,7 @@ fn success_of_a_write_before_its_data_was_sent_is_an_error() {
 }
 
 #[test]
-fn a_namespace_that_goes_ends_the_session_and_one_that_grows_does_not() {
+fn a_deleted_namespace_ends_the_session_and_a_larger_one_does_not() {
     let node = node();
     let session = &mut node.connect_session(ClientConfig::default());
     for blocks in [1024, 2048] {
@@ -224,7 +224,7 @@ fn a_namespace_that_goes_ends_the_session_and_one_that_grows_does_not() {
         let grown = |session: &Session<BlockNodeSockets>| {
             session
                 .controller_info()
-                .and_then(|facts| facts.blocks)
+                .and_then(|info| info.blocks)
                 .is_some_and(|b| b.block_count == blocks as u64)
         };
         node.drive(session, |session, _| grown(session));
@@ -239,14 +239,14 @@ fn a_namespace_that_goes_ends_the_session_and_one_that_grows_does_not() {
 
 #[test]
 fn another_namespace_with_the_same_id_ends_the_session() {
-    for (told, shrunk) in [(true, false), (false, false), (true, true), (false, true)] {
+    for (notified, shrunk) in [(true, false), (false, false), (true, true), (false, true)] {
         let node = node();
         let session = &mut node.connect_session(ClientConfig::default());
         match shrunk {
             true => node.0.borrow_mut().media.cached.truncate(512),
             false => node.0.borrow_mut().nguid = [8; 16],
         }
-        match told {
+        match notified {
             true => node.notify_namespace_change(),
             false => node.cut_connections(),
         }
@@ -262,5 +262,8 @@ fn an_idle_session_sleeps_while_an_event_request_is_pending() {
     node.drive(session, |_, _| node.has_event_request());
     let now = node.0.borrow().now;
     let wait = session.next_deadline().since(now);
-    assert!(wait.0 > 10_000_000_000, "it wakes after {wait:?}, half of the keep alive time is 15 s");
+    assert!(
+        wait.0 > 10_000_000_000,
+        "the next deadline is in {wait:?}, expected half of the keep alive timeout, 15 s"
+    );
 }

@@ -1,10 +1,10 @@
-//! The async and blocking clients over TCP, against the real target in a thread of its own: use from
-//! many threads, a node that goes away and comes back, a node that is busy, errors on the way in.
+//! The async and blocking clients over TCP, against the target in its own thread: use from many threads, a node that
+//! restarts, a busy node, errors of connecting.
 
 mod support;
 
 use octokv_base::{BufferPool, Nanos};
-use octokv_client::{Client, ClientConfig, ConnectionError, Error, Reconnect, StoreMode, blocking};
+use octokv_client::{BlockingClient, Client, ClientConfig, ConnectionError, Error, Reconnect, StoreMode};
 use octokv_nvmf::{Connection, Target};
 use octokv_runtime::kernel::{now, spawn_thread};
 use octokv_runtime::{KernelSockets, ReceiveStatus, SendStatus, Sockets};
@@ -28,9 +28,9 @@ impl Server {
     fn start(at: &str, target: Arc<Target>, store: Arc<Mutex<MapStore>>) -> Server {
         let (address_sender, address_receiver) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let (at, ours, shared) = (at.parse().unwrap(), Arc::clone(&stop), Arc::clone(&store));
+        let (at, thread_stop, shared) = (at.parse().unwrap(), Arc::clone(&stop), Arc::clone(&store));
         let thread =
-            spawn_thread("node", move || serve(at, &target, &shared, &ours, &address_sender)).unwrap();
+            spawn_thread("node", move || serve(at, &target, &shared, &thread_stop, &address_sender)).unwrap();
         let address = address_receiver.recv().expect("the server listens");
         Server { address, stop, thread: Some(thread), store }
     }
@@ -109,16 +109,16 @@ fn server() -> Server {
 }
 
 #[test]
-fn the_blocking_client_does_what_its_methods_say() {
+fn the_blocking_client_executes_every_operation() {
     let server = server();
-    let client = blocking::BlockingClient::connect(&server.url()).unwrap();
+    let client = BlockingClient::connect(&server.url()).unwrap();
     client.put(b"hello", b"world").unwrap();
     assert_eq!(client.get(b"hello").unwrap().as_deref(), Some(b"world".as_slice()));
-    assert_eq!(client.get(b"nobody").unwrap(), None);
+    assert_eq!(client.get(b"missing").unwrap(), None);
     assert_eq!(client.exist(b"hello").unwrap(), Some(5));
-    assert_eq!(client.exist(b"nobody").unwrap(), None);
+    assert_eq!(client.exist(b"missing").unwrap(), None);
     assert!(!client.put_with(b"hello", b"x", StoreMode::AddOnly).unwrap());
-    assert!(!client.put_with(b"nobody", b"x", StoreMode::UpdateOnly).unwrap());
+    assert!(!client.put_with(b"missing", b"x", StoreMode::UpdateOnly).unwrap());
     assert!(client.put_with(b"hello", &pattern(300_000), StoreMode::UpdateOnly).unwrap());
     assert_eq!(client.get(b"hello").unwrap(), Some(pattern(300_000)));
     client.put(b"empty", b"").unwrap();
@@ -133,13 +133,13 @@ fn the_blocking_client_does_what_its_methods_say() {
 }
 
 #[test]
-fn a_listing_goes_on_over_many_pages() {
+fn a_listing_continues_over_many_pages() {
     let server = server();
     let names: Vec<Vec<u8>> = (0..20_000u32).map(|i| format!("key-{i:08}").into_bytes()).collect();
     for name in &names {
         server.store.lock().unwrap().values.insert(name.clone(), vec![]);
     }
-    let client = blocking::BlockingClient::connect(&server.url()).unwrap();
+    let client = BlockingClient::connect(&server.url()).unwrap();
     assert_eq!(client.list(b"", usize::MAX).unwrap(), names);
     assert_eq!(client.list(&names[7], 10_000).unwrap(), names[7..10_007]);
     assert_eq!(client.list(b"z", 10).unwrap(), Vec::<Vec<u8>>::new());
@@ -150,7 +150,7 @@ fn a_listing_goes_on_over_many_pages() {
 fn many_threads_share_one_client() {
     let server = server();
     let config = ClientConfig { io_queues: 2, data_digest: true, ..ClientConfig::default() };
-    let client = blocking::BlockingClient::connect_with(&server.url(), config).unwrap();
+    let client = BlockingClient::connect_with(&server.url(), config).unwrap();
     let work = |number: u8| {
         let client = client.clone();
         let body = move || {
@@ -170,7 +170,7 @@ fn many_threads_share_one_client() {
 #[test]
 fn many_futures_are_in_flight_at_once_on_any_executor() {
     let server = server();
-    let client = blocking::BlockingClient::connect(&server.url()).unwrap();
+    let client = BlockingClient::connect(&server.url()).unwrap();
     let client: &Client = client.as_async();
     let mut futures: Vec<_> = (0..500u16)
         .map(|i| Box::pin(async move { client.put(&i.to_le_bytes(), &i.to_be_bytes()).await }))
@@ -194,10 +194,10 @@ fn a_read_survives_a_restart_of_the_node() {
     let store = Arc::new(Mutex::new(MapStore::default()));
     let first = Server::start("127.0.0.1:0", target(|_| {}), Arc::clone(&store));
     let address = first.address.to_string();
-    let client = blocking::BlockingClient::connect(&first.url()).unwrap();
+    let client = BlockingClient::connect(&first.url()).unwrap();
     client.put(b"k", b"v").unwrap();
     drop(first);
-    // Nobody is there now: the read waits for the node to come back.
+    // The node is down: the read waits for it.
     let mut read = pin!(client.as_async().get(b"k"));
     let mut context = Context::from_waker(Waker::noop());
     assert!(read.as_mut().poll(&mut context).is_pending());
@@ -215,14 +215,14 @@ fn a_read_survives_a_restart_of_the_node() {
 #[test]
 fn a_command_on_a_busy_node_is_retried() {
     let server = server();
-    let client = blocking::BlockingClient::connect(&server.url()).unwrap();
+    let client = BlockingClient::connect(&server.url()).unwrap();
     server.store.lock().unwrap().busy_responses = 3;
     client.put(b"k", b"v").unwrap();
     assert_eq!(server.store.lock().unwrap().executed_count, 4);
 }
 
 #[test]
-fn a_node_that_never_comes_back_is_given_up() {
+fn a_client_gives_up_a_node_that_never_returns() {
     let server = server();
     let reconnect = Reconnect::BackOff {
         first_delay: Nanos::from_millis(1),
@@ -230,7 +230,7 @@ fn a_node_that_never_comes_back_is_given_up() {
         give_up_after: Nanos::from_millis(20),
     };
     let config = ClientConfig { reconnect, ..ClientConfig::default() };
-    let client = blocking::BlockingClient::connect_with(&server.url(), config).unwrap();
+    let client = BlockingClient::connect_with(&server.url(), config).unwrap();
     let address = server.address;
     drop(server);
     let gone = Error::Connect(address, ConnectionError::Closed);
@@ -239,8 +239,8 @@ fn a_node_that_never_comes_back_is_given_up() {
 }
 
 #[test]
-fn errors_on_the_way_in_name_what_is_wrong() {
-    let connect = |url: &str| blocking::BlockingClient::connect(url).unwrap_err().to_string();
+fn connect_errors_name_the_cause() {
+    let connect = |url: &str| BlockingClient::connect(url).unwrap_err().to_string();
     assert!(connect("http://x").contains("\"http://x\" is not a URL"));
     let free = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
     let refused = connect(&format!("nvme+tcp://{free}/{NQN}"));

@@ -1,4 +1,4 @@
-//! The client's machines against the real target's, in memory: every command, every size, losses, time.
+//! The initiator against the target, in memory: every command, every size, connection loss, timeouts.
 
 mod support;
 
@@ -12,13 +12,13 @@ fn key(bytes: &[u8]) -> Key {
     Key::new(bytes).unwrap()
 }
 
-fn keys(answer: Response) -> Vec<Vec<u8>> {
-    let Response::Keys { list } = answer else { panic!("{answer:?} is no list") };
+fn keys(response: Response) -> Vec<Vec<u8>> {
+    let Response::Keys { list } = response else { panic!("{response:?} is not a list") };
     UncheckedKeyList(&list).check().unwrap().keys().map(<[u8]>::to_vec).collect()
 }
 
 #[test]
-fn every_command_does_what_it_says() {
+fn every_command_has_its_effect() {
     for (header_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
         let config = ClientConfig { header_digest, data_digest, ..ClientConfig::default() };
         let mut fixture = SessionFixture::live(config, target(|_| {}));
@@ -70,12 +70,12 @@ fn values_of_every_size_round_trip() {
 }
 
 #[test]
-fn a_part_of_a_value_comes_with_its_full_length() {
+fn a_partial_value_has_its_full_length() {
     let mut fixture = SessionFixture::live(ClientConfig::default(), target(|_| {}));
     fixture.put(b"k", &pattern(5000), StoreMode::Upsert).unwrap();
     for limit_bytes in [1, 100, 4999, 5000, 9000] {
-        let answer = fixture.execute(Command::Retrieve { key: key(b"k"), limit_bytes });
-        let Ok(Response::Value { data, full_bytes: 5000 }) = answer else { panic!("{answer:?}") };
+        let response = fixture.execute(Command::Retrieve { key: key(b"k"), limit_bytes });
+        let Ok(Response::Value { data, full_bytes: 5000 }) = response else { panic!("{response:?}") };
         assert_eq!(*data, pattern(5000)[..limit_bytes.min(5000) as usize]);
     }
 }
@@ -102,12 +102,12 @@ fn statuses_of_the_node_reach_the_caller() {
     assert_eq!(fixture.execute(Command::Exist { key: key(b"k") }).unwrap_err(), Error::Busy);
 }
 
-/// Random commands, many at a time, over several queues; every answer checked against a map. Keys are
-/// used by one command at a time, since several queues keep no order.
+/// Random commands, many in flight, on several queues; every response is checked against a map. At most one
+/// command per key is in flight, since queues are unordered among one another.
 #[test]
 fn many_commands_at_a_time_over_several_queues_agree_with_a_map() {
     let config = ClientConfig { io_queues: 3, queue_depth: 8, data_digest: true, ..ClientConfig::default() };
-    let mut fixture = SessionFixture::live(config, target(|settings| settings.in_capsule_bytes = 8192));
+    let mut fixture = SessionFixture::live(config, target(|config| config.in_capsule_bytes = 8192));
     assert_eq!(fixture.session.free_slots(), 24);
     fixture.sockets.0.borrow_mut().transfer_bytes_max = 3000;
     let mut random = Prng::new(5);
@@ -136,13 +136,13 @@ fn many_commands_at_a_time_over_several_queues_agree_with_a_map() {
         fixture.step(Nanos::from_micros(5));
         for (token, result) in std::mem::take(&mut fixture.completed) {
             let index = token as usize;
-            let (choice, value) = in_flight[index].take().expect("answered once");
+            let (choice, value) = in_flight[index].take().expect("a command completes once");
             match (choice, result.unwrap()) {
                 (0, Response::Stored) => model[index] = value,
                 (1, Response::Value { data, .. }) => assert_eq!(Some(&*data), model[index].as_deref()),
                 (1, Response::NotFound) => assert_eq!(model[index], None),
                 (2, Response::Deleted | Response::NotFound) => model[index] = None,
-                (choice, answer) => panic!("{choice} got {answer:?}"),
+                (choice, response) => panic!("{choice} completed with {response:?}"),
             }
             completed_count += 1;
         }
@@ -150,7 +150,7 @@ fn many_commands_at_a_time_over_several_queues_agree_with_a_map() {
 }
 
 #[test]
-fn a_full_queue_takes_no_more() {
+fn a_full_queue_rejects_commands() {
     let mut fixture =
         SessionFixture::live(ClientConfig { queue_depth: 2, ..ClientConfig::default() }, target(|_| {}));
     fixture.sockets.0.borrow_mut().hold_requests = true;
@@ -175,7 +175,7 @@ fn a_lost_connection_reports_the_known_outcome_of_every_command_and_reconnects()
     fixture.session.submit(store(b"unsent"), 4).unwrap();
     fixture.step(Nanos(1));
     fixture.sockets.cut();
-    fixture.run_until(|world| world.completed.len() == 4);
+    fixture.run_until(|fixture| fixture.completed.len() == 4);
     fixture.completed.sort_by_key(|(token, _)| *token);
     let errors: Vec<Error> = fixture.completed.drain(..).map(|(_, result)| result.unwrap_err()).collect();
     let cause = Error::Disconnected(ConnectionError::Closed);
@@ -186,7 +186,7 @@ fn a_lost_connection_reports_the_known_outcome_of_every_command_and_reconnects()
         let mut network = fixture.sockets.0.borrow_mut();
         (network.hold_requests, network.sends_blocked) = (false, false);
     }
-    fixture.run_until(|world| world.session.is_live());
+    fixture.run_until(|fixture| fixture.session.is_live());
     assert!(matches!(fixture.put(b"k", b"v", StoreMode::Upsert), Ok(Response::Stored)));
 }
 
@@ -211,8 +211,8 @@ fn reconnect_attempts_back_off_exponentially() {
         fixture.step(Nanos::from_millis(1));
     }
     assert_eq!(fixture.session.ended(), Some(Error::Connect(address(), ConnectionError::Closed)));
-    let over = fixture.session.submit(Command::Flush, 1);
-    assert_eq!(over, Err(octokv_client::SubmitError::Ended));
+    let submitted = fixture.session.submit(Command::Flush, 1);
+    assert_eq!(submitted, Err(octokv_client::SubmitError::Ended));
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_command_that_times_out_ends_its_connection() {
     let errors: Vec<Error> = fixture.completed.drain(..).map(|(_, result)| result.unwrap_err()).collect();
     assert_eq!(errors, [Error::OutcomeUnknown, Error::Disconnected(ConnectionError::TimedOut)]);
     fixture.sockets.0.borrow_mut().hold_requests = false;
-    fixture.run_until(|world| world.session.is_live());
+    fixture.run_until(|fixture| fixture.session.is_live());
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn an_idle_connection_is_kept_alive() {
 }
 
 #[test]
-fn a_silent_node_is_noticed_while_connecting() {
+fn a_silent_node_times_out_while_connecting() {
     let mut fixture = SessionFixture::new(ClientConfig::default(), target(|_| {}));
     fixture.sockets.0.borrow_mut().sends_blocked = true;
     fixture.step(Nanos::from_secs(9));
@@ -256,7 +256,7 @@ fn a_silent_node_is_noticed_while_connecting() {
 fn a_failed_connect_reports_its_cause() {
     let ended = |config| {
         let mut fixture = SessionFixture::new(config, target(|_| {}));
-        fixture.run_until(|world| world.session.ended().is_some());
+        fixture.run_until(|fixture| fixture.session.ended().is_some());
         fixture.session.ended()
     };
     let subsystem = "nqn.2026-11.io.octokv:other".to_string();
@@ -270,7 +270,7 @@ fn a_failed_connect_reports_its_cause() {
     assert_eq!(missing, Some(Error::Connect(address(), ConnectionError::NamespaceNotFound)));
     let mut fixture = SessionFixture::new(ClientConfig::default(), target(|_| {}));
     fixture.sockets.0.borrow_mut().refuse = true;
-    fixture.run_until(|world| world.session.ended().is_some());
+    fixture.run_until(|fixture| fixture.session.ended().is_some());
     assert_eq!(fixture.session.ended(), Some(Error::Connect(address(), ConnectionError::Closed)));
 }
 
@@ -284,7 +284,7 @@ fn a_closed_session_completes_commands_in_flight_and_leaves_no_controller() {
     fixture.step(Nanos(1));
     let now = fixture.sockets.0.borrow().now;
     fixture.session.close(now, |_, _| {});
-    fixture.run_until(|world| world.session.ended().is_some());
+    fixture.run_until(|fixture| fixture.session.ended().is_some());
     assert_eq!(fixture.session.ended(), Some(Error::Closed));
     assert!(matches!(fixture.completed[..], [(5, Ok(Response::NotFound))]), "{:?}", fixture.completed);
     fixture.step(Nanos(1));

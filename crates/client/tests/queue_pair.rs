@@ -1,4 +1,4 @@
-//! The machine of one queue against PDUs written by hand: every transition, every fault, any bytes.
+//! State machine of one queue against hand-written PDUs: every transition, every protocol error, random bytes.
 
 use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, Prng, crc32c};
 use octokv_client::command::{Command, CommandKind, EncodedCommand, Value};
@@ -7,7 +7,7 @@ use octokv_client::error::ConnectionError;
 use octokv_client::queue_pair::{QueueEvent, QueuePair};
 use octokv_client::{ControllerInfo, StoreMode};
 use octokv_wire::pdu::{
-    self, DataHeader as Range, IcResponse, NegotiatedParams, PduHeader, Role, UncheckedCommonHeader, flags,
+    self, DataHeader, IcResponse, NegotiatedParams, PduHeader, Role, UncheckedCommonHeader, flags,
 };
 use octokv_wire::vendor::{FEATURE_LONG_KEYS, VendorCapabilities};
 use octokv_wire::{Cqe, PduError, Status};
@@ -15,8 +15,8 @@ use octokv_wire::{Cqe, PduError, Status};
 struct QueueFixture {
     queue: QueuePair,
     pool: BufferPool,
-    link: NegotiatedParams,
-    done: Vec<CommandCompletion>,
+    params: NegotiatedParams,
+    completed: Vec<CommandCompletion>,
 }
 
 const H2C_DATA_BYTES_MAX: u32 = 4096;
@@ -25,7 +25,7 @@ impl QueueFixture {
     fn opening(header_digest: bool, data_digest: bool) -> QueueFixture {
         let params = NegotiatedParams { header_digest, data_digest, ..NegotiatedParams::initial() };
         let queue = QueuePair::new(4, 8192, header_digest, data_digest);
-        QueueFixture { queue, pool: BufferPool::new(1 << 24), link: params, done: Vec::new() }
+        QueueFixture { queue, pool: BufferPool::new(1 << 24), params, completed: Vec::new() }
     }
 
     fn open_with(header_digest: bool, data_digest: bool) -> QueueFixture {
@@ -46,14 +46,14 @@ impl QueueFixture {
         QueueFixture::open_with(false, false)
     }
 
-    /// What the queue has to send; it counts as sent.
+    /// The unsent bytes of the queue; they count as sent.
     fn take_sent(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         while !self.queue.is_flushed() {
             let mut slices = Vec::new();
             self.queue.slices(&mut slices);
             let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
-            // In two goes, so that parts are split.
+            // In two steps, so that parts are split.
             self.queue.advance_sent(bytes.len().div_ceil(2));
             all.extend_from_slice(&bytes[..bytes.len().div_ceil(2)]);
         }
@@ -61,10 +61,10 @@ impl QueueFixture {
     }
 
     fn receive(&mut self, bytes: &[u8]) -> Result<usize, ConnectionError> {
-        let done = &mut self.done;
+        let completed = &mut self.completed;
         self.queue.receive(bytes, &self.pool, &mut |event| {
-            if let QueueEvent::Completed(one) = event {
-                done.push(one);
+            if let QueueEvent::Completed(completion) = event {
+                completed.push(completion);
             }
         })
     }
@@ -89,16 +89,16 @@ impl QueueFixture {
 
     fn response(&self, id: u16, status: Status, dw0: u32) -> Vec<u8> {
         let mut out = Vec::new();
-        pdu::encode_response(&Cqe::new(id, 0, status, dw0, 0), &self.link, &mut out);
+        pdu::encode_response(&Cqe::new(id, 0, status, dw0, 0), &self.params, &mut out);
         out
     }
 
     fn data(&self, id: u16, offset: u32, bits: u8, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        let range = Range { command_id: id, tag: 0, offset, bytes: bytes.len() as u32 };
-        range.encode(Role::Controller, bits, &self.link, &mut out);
+        let header = DataHeader { command_id: id, tag: 0, offset, bytes: bytes.len() as u32 };
+        header.encode(Role::Controller, bits, &self.params, &mut out);
         out.extend_from_slice(bytes);
-        if self.link.trailer_bytes(bytes.len()) > 0 {
+        if self.params.trailer_bytes(bytes.len()) > 0 {
             out.extend_from_slice(&crc32c(bytes).to_le_bytes());
         }
         out
@@ -106,19 +106,19 @@ impl QueueFixture {
 
     fn r2t(&self, id: u16, tag: u16, offset: u32, bytes: u32) -> Vec<u8> {
         let mut out = Vec::new();
-        Range { command_id: id, tag, offset, bytes }.encode_ready_to_transfer(&self.link, &mut out);
+        DataHeader { command_id: id, tag, offset, bytes }.encode_ready_to_transfer(&self.params, &mut out);
         out
     }
 
     fn pdu_error(&mut self, bytes: &[u8]) -> PduError {
         match self.receive(bytes) {
-            Err(ConnectionError::Protocol(fault)) => {
-                let said = self.take_sent();
-                assert_eq!(said[0], pdu::PduType::H2cTermReq as u8, "the peer is told");
-                assert_eq!(u16::from_le_bytes([said[8], said[9]]), fault.fatal_error_status() as u16);
-                fault
+            Err(ConnectionError::Protocol(error)) => {
+                let term_req = self.take_sent();
+                assert_eq!(term_req[0], pdu::PduType::H2cTermReq as u8, "a termination request is sent");
+                assert_eq!(u16::from_le_bytes([term_req[8], term_req[9]]), error.fatal_error_status() as u16);
+                error
             }
-            other => panic!("{other:?} is not a fault"),
+            other => panic!("{other:?} is not a protocol error"),
         }
     }
 }
@@ -131,7 +131,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i % 251) as u8).collect()
 }
 
-/// The data PDUs in what a host sent: (offset, last, data), digests checked.
+/// The data PDUs that a host sent as (offset, last, data), digests verified.
 fn data_pdus(mut bytes: &[u8], params: &NegotiatedParams) -> Vec<(u32, bool, Vec<u8>)> {
     let params = &NegotiatedParams { receive_data_bytes_max: u32::MAX, ..*params };
     let mut found = Vec::new();
@@ -143,9 +143,9 @@ fn data_pdus(mut bytes: &[u8], params: &NegotiatedParams) -> Vec<(u32, bool, Vec
             assert_eq!(crc32c(&data).to_le_bytes(), bytes[prefix + size..layout.pdu_bytes()]);
         }
         match layout.decode_header(bytes).unwrap() {
-            PduHeader::Data(range) => found.push((range.offset, layout.is_last(), data)),
+            PduHeader::Data(header) => found.push((header.offset, layout.is_last(), data)),
             PduHeader::Command(_) => found.push((u32::MAX, true, data)),
-            _ => panic!("a host sends commands and data"),
+            _ => panic!("a host sends commands and data only"),
         }
         bytes = &bytes[layout.pdu_bytes()..];
     }
@@ -154,13 +154,13 @@ fn data_pdus(mut bytes: &[u8], params: &NegotiatedParams) -> Vec<(u32, bool, Vec
 }
 
 #[test]
-fn no_command_goes_before_the_connection_is_initialised() {
+fn no_command_is_accepted_before_initialization() {
     let fixture = QueueFixture::opening(false, false);
     assert_eq!((fixture.queue.free_slots(), fixture.queue.in_flight()), (0, 0));
 }
 
 #[test]
-fn digests_that_were_not_requested_are_refused() {
+fn digests_that_were_not_requested_are_an_error() {
     let mut fixture = QueueFixture::opening(false, true);
     fixture.take_sent();
     let granted = IcResponse {
@@ -178,33 +178,36 @@ fn a_small_value_travels_in_the_capsule() {
         let mut fixture = QueueFixture::open_with(digests, digests);
         fixture.store(bytes);
         let sent = fixture.take_sent();
-        assert_eq!(data_pdus(&sent, &fixture.link), [(u32::MAX, true, pattern(bytes))]);
+        assert_eq!(data_pdus(&sent, &fixture.params), [(u32::MAX, true, pattern(bytes))]);
         fixture.receive(&fixture.response(0, Status::SUCCESS, 0)).unwrap();
-        assert_eq!((fixture.done.len(), fixture.done[0].token, fixture.queue.in_flight()), (1, 9, 0));
+        assert_eq!(
+            (fixture.completed.len(), fixture.completed[0].token, fixture.queue.in_flight()),
+            (1, 9, 0)
+        );
     }
 }
 
 #[test]
-fn a_large_value_waits_for_ready_to_transfer_and_comes_in_pieces() {
+fn a_large_value_is_sent_in_pieces_after_ready_to_transfer() {
     for digests in [false, true] {
         let mut fixture = QueueFixture::open_with(digests, digests);
         fixture.store(10_000);
-        assert_eq!(data_pdus(&fixture.take_sent(), &fixture.link), [(u32::MAX, true, vec![])]);
+        assert_eq!(data_pdus(&fixture.take_sent(), &fixture.params), [(u32::MAX, true, vec![])]);
         fixture.receive(&fixture.r2t(0, 3, 0, 9000)).unwrap();
         let sent = fixture.take_sent();
         fixture.receive(&fixture.r2t(0, 4, 9000, 1000)).unwrap();
         let rest = fixture.take_sent();
         let all = pattern(10_000);
-        let first = data_pdus(&sent, &fixture.link);
+        let first = data_pdus(&sent, &fixture.params);
         let want = [
             (0, false, all[..4096].to_vec()),
             (4096, false, all[4096..8192].to_vec()),
             (8192, true, all[8192..9000].to_vec()),
         ];
         assert_eq!(first, want);
-        assert_eq!(data_pdus(&rest, &fixture.link), [(9000, true, all[9000..].to_vec())]);
+        assert_eq!(data_pdus(&rest, &fixture.params), [(9000, true, all[9000..].to_vec())]);
         fixture.receive(&fixture.response(0, Status::SUCCESS, 0)).unwrap();
-        assert_eq!((fixture.done.len(), fixture.queue.free_slots()), (1, 4));
+        assert_eq!((fixture.completed.len(), fixture.queue.free_slots()), (1, 4));
     }
 }
 
@@ -214,12 +217,12 @@ fn a_long_key_precedes_its_value_in_the_capsule_and_in_transfers() {
     let mut fixture = QueueFixture::open_with(false, true);
     let value = Value::Shared(pattern(2000).into());
     fixture.submit(Command::Store { key: key(1000), value, mode: StoreMode::Upsert }, 1);
-    assert_eq!(data_pdus(&fixture.take_sent(), &fixture.link), [(u32::MAX, true, want(2000))]);
+    assert_eq!(data_pdus(&fixture.take_sent(), &fixture.params), [(u32::MAX, true, want(2000))]);
     let value = Value::Slice(&pattern(9000));
     fixture.submit(Command::Store { key: key(1000), value, mode: StoreMode::Upsert }, 2);
     fixture.take_sent();
     fixture.receive(&fixture.r2t(1, 0, 0, 10_000)).unwrap();
-    let sent = data_pdus(&fixture.take_sent(), &fixture.link);
+    let sent = data_pdus(&fixture.take_sent(), &fixture.params);
     let joined: Vec<u8> = sent.iter().flat_map(|(_, _, data)| data.clone()).collect();
     assert_eq!(joined, want(9000));
 }
@@ -229,9 +232,9 @@ fn a_value_that_is_still_being_sent_outlives_an_early_completion() {
     let mut fixture = QueueFixture::open();
     fixture.store(8000);
     fixture.receive(&fixture.response(0, Status::KV_CAPACITY_EXCEEDED, 0)).unwrap();
-    assert_eq!((fixture.done.len(), fixture.queue.free_slots()), (1, 3), "the slot is kept");
+    assert_eq!((fixture.completed.len(), fixture.queue.free_slots()), (1, 3), "the slot is still in use");
     let sent = fixture.take_sent();
-    assert_eq!(data_pdus(&sent, &fixture.link), [(u32::MAX, true, pattern(8000))]);
+    assert_eq!(data_pdus(&sent, &fixture.params), [(u32::MAX, true, pattern(8000))]);
     assert_eq!(fixture.queue.free_slots(), 4);
 }
 
@@ -249,14 +252,17 @@ fn data_arrives_in_any_pieces_and_under_every_digest() {
             ]
             .concat();
             let mut received_bytes = Vec::new();
-            for piece in stream.chunks(step) {
-                received_bytes.extend_from_slice(piece);
-                let taken = fixture.receive(&received_bytes).unwrap();
-                received_bytes.drain(..taken);
+            for chunk in stream.chunks(step) {
+                received_bytes.extend_from_slice(chunk);
+                let consumed = fixture.receive(&received_bytes).unwrap();
+                received_bytes.drain(..consumed);
             }
             assert!(received_bytes.is_empty());
-            let done = fixture.done.pop().expect("one completion");
-            assert_eq!((&*done.data, done.digest_ok, done.cqe.dw0.get()), (&value[..], true, 6000));
+            let completion = fixture.completed.pop().expect("one completion");
+            assert_eq!(
+                (&*completion.data, completion.digest_ok, completion.cqe.dw0.get()),
+                (&value[..], true, 6000)
+            );
         }
     }
 }
@@ -267,7 +273,10 @@ fn success_with_the_last_data_stands_for_a_completion() {
     fixture.submit(Command::List { start: key(1), limit_bytes: 64 }, 5);
     fixture.take_sent();
     fixture.receive(&fixture.data(0, 0, flags::LAST | flags::SUCCESS, &[0; 64])).unwrap();
-    assert_eq!((fixture.done.len(), fixture.done[0].token, fixture.done[0].data.len()), (1, 5, 64));
+    assert_eq!(
+        (fixture.completed.len(), fixture.completed[0].token, fixture.completed[0].data.len()),
+        (1, 5, 64)
+    );
 }
 
 #[test]
@@ -278,7 +287,7 @@ fn a_wrong_data_digest_fails_its_command_alone() {
     data[30] ^= 1;
     fixture.receive(&data).unwrap();
     fixture.receive(&fixture.response(0, Status::SUCCESS, 100)).unwrap();
-    assert!(!fixture.done[0].digest_ok);
+    assert!(!fixture.completed[0].digest_ok);
     assert_eq!(fixture.queue.free_slots(), 4);
 }
 
@@ -373,12 +382,12 @@ fn a_buffer_is_sent_without_a_copy() {
     buffer.copy_from_slice(&pattern(8000));
     let value = Value::Buffer { buffer, from: 64, to: 5064 };
     fixture.submit(Command::Store { key: key(2), value, mode: StoreMode::AddOnly }, 1);
-    let sent = data_pdus(&fixture.take_sent(), &fixture.link);
+    let sent = data_pdus(&fixture.take_sent(), &fixture.params);
     assert_eq!(sent, [(u32::MAX, true, pattern(8000)[64..5064].to_vec())]);
 }
 
 #[test]
-fn an_overdue_command_is_noticed() {
+fn an_overdue_command_is_detected() {
     let mut fixture = QueueFixture::open();
     fixture.retrieve(1);
     assert!(!fixture.queue.is_overdue(Nanos(999_999_999)) && fixture.queue.is_overdue(Nanos::from_secs(1)));
@@ -397,24 +406,24 @@ fn random_bytes_never_panic() {
         for _ in 0..6 {
             let id = random.below(3) as u16;
             let (offset, bytes) = (random.below(3) as u32 * 1000, random.below(2000) as usize);
-            let mut one = match random.below(5) {
+            let mut pdu = match random.below(5) {
                 0 => fixture.response(id, Status::SUCCESS, random.next_u64() as u32),
                 1 => fixture.r2t(id, 1, offset, bytes as u32),
                 2 => fixture.data(id, offset, flags::LAST | flags::SUCCESS, &pattern(bytes)),
                 _ => fixture.data(id, offset, random.below(16) as u8 & !3, &pattern(bytes)),
             };
             if random.one_in(3) {
-                let at = random.below(one.len() as u64) as usize;
-                one[at] = random.next_u64() as u8;
+                let at = random.below(pdu.len() as u64) as usize;
+                pdu[at] = random.next_u64() as u8;
             }
-            stream.append(&mut one);
+            stream.append(&mut pdu);
         }
         let mut received_bytes = Vec::new();
         while !stream.is_empty() {
             let count = (random.below(3000) as usize + 1).min(stream.len());
             received_bytes.extend(stream.drain(..count));
             match fixture.receive(&received_bytes) {
-                Ok(taken) => drop(received_bytes.drain(..taken)),
+                Ok(consumed) => drop(received_bytes.drain(..consumed)),
                 Err(_) => break,
             }
         }

@@ -1,4 +1,4 @@
-//! The remote device against a node that answers late, loses connections, and loses its power.
+//! The remote device against a node that delays responses, closes connections, and loses power.
 
 mod support;
 
@@ -25,7 +25,7 @@ struct RemoteFixture {
     channel: DeviceHandle,
 }
 
-fn settings(reconnect: Reconnect) -> ClientConfig {
+fn config(reconnect: Reconnect) -> ClientConfig {
     ClientConfig { io_queues: 1, queue_depth: 32, reconnect, ..ClientConfig::default() }
 }
 
@@ -40,7 +40,7 @@ impl RemoteFixture {
     }
 
     fn on(node: BlockNodeSockets, reconnect: Reconnect) -> RemoteFixture {
-        let session = node.connect_session(settings(reconnect));
+        let session = node.connect_session(config(reconnect));
         let remote = RemoteSession::new(session, node.0.borrow().now).expect("a live namespace of blocks");
         let channel = remote.channel();
         RemoteFixture { node, remote, channel }
@@ -50,7 +50,7 @@ impl RemoteFixture {
         self.remote.device(&self.channel)
     }
 
-    /// One turn of device and node.
+    /// One iteration of device and node.
     fn step(&self) {
         self.remote.poll(self.node.advance_time());
         self.channel.poll();
@@ -58,10 +58,10 @@ impl RemoteFixture {
     }
 
     fn finish<T>(&self, future: impl Future<Output = T>) -> T {
-        let mut turns = 0;
+        let mut iterations = 0;
         block_on(future, || {
-            turns += 1;
-            assert!(turns < 3_000_000, "standstill");
+            iterations += 1;
+            assert!(iterations < 3_000_000, "no progress");
             self.step();
         })
     }
@@ -80,7 +80,7 @@ impl RemoteFixture {
         self.finish(self.device().flush()).result
     }
 
-    /// Turns until the connection that was lost is back.
+    /// Runs until the lost connection is reestablished.
     fn reconnected(&self) {
         let epoch = self.remote.with_session(|session| session.connection_epoch());
         while self.remote.with_session(|session| session.connection_epoch() == epoch || !session.is_live()) {
@@ -94,7 +94,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn operations_of_any_length_are_carried_out_in_parts_that_a_command_can_carry() {
+fn operations_of_any_length_are_split_into_commands() {
     for block_bytes in [512, 4096] {
         let fixture = RemoteFixture::new(block_bytes, reconnect_forever());
         assert_eq!(
@@ -106,7 +106,7 @@ fn operations_of_any_length_are_carried_out_in_parts_that_a_command_can_carry() 
             }
         );
         fixture.node.0.borrow_mut().delay_one_in = 3;
-        // 128 KiB is the most of one command.
+        // One command carries at most 128 KiB.
         for bytes in [block_bytes, 128 << 10, (128 << 10) + block_bytes, 1 << 20, 3 << 20] {
             let data = pattern(bytes);
             fixture.write(8, &data).unwrap();
@@ -126,7 +126,7 @@ fn operations_of_any_length_are_carried_out_in_parts_that_a_command_can_carry() 
 }
 
 #[test]
-fn a_buffer_comes_back_with_its_write() {
+fn a_buffer_returns_with_its_write() {
     let fixture = RemoteFixture::new(512, reconnect_forever());
     let buffer = Buffer::zeroed(1 << 20);
     let at = buffer.as_ptr();
@@ -135,7 +135,7 @@ fn a_buffer_comes_back_with_its_write() {
 }
 
 #[test]
-fn many_operations_at_once_go_beyond_what_a_queue_takes() {
+fn more_operations_than_queue_slots_complete() {
     let fixture = RemoteFixture::new(512, reconnect_forever());
     fixture.node.0.borrow_mut().delay_one_in = 4;
     let device = fixture.device();
@@ -165,15 +165,15 @@ fn operations_that_a_busy_node_rejects_are_retried() {
     assert!(fixture.read(0, 512).unwrap()[..] == pattern(512));
     fixture.node.0.borrow_mut().busy_responses = 5;
     assert_eq!(fixture.flush(), Ok(()));
-    // For ever is too long.
+    // A node that stays busy exceeds the deadline.
     fixture.node.0.borrow_mut().busy_responses = u32::MAX;
     assert_eq!(fixture.flush(), Err(DeviceError::Io(110)));
 }
 
 #[test]
-fn a_failed_command_is_a_failed_operation_and_no_more() {
+fn a_failed_command_fails_its_operation_only() {
     let fixture = RemoteFixture::new(512, reconnect_forever());
-    fixture.node.0.borrow_mut().next_status = Some(Status::new(2, 0x80));
+    fixture.node.0.borrow_mut().next_status = Some(Status::MEDIA_WRITE_FAULT);
     assert_eq!(fixture.write(0, &pattern(512)), Err(DeviceError::Io(5)));
     fixture.node.0.borrow_mut().short_reads = true;
     assert_eq!(fixture.read(0, 1024).unwrap_err(), DeviceError::Io(5));
@@ -192,14 +192,14 @@ fn a_connection_loss_without_unflushed_writes_only_delays() {
     while fixture.remote.with_session(|session| session.is_live()) {
         fixture.step();
     }
-    // It waits for the connection.
+    // The write waits for the connection.
     fixture.write(1, &pattern(512)).unwrap();
     assert_eq!((fixture.flush(), fixture.remote.is_fenced()), (Ok(()), false));
     assert!(fixture.read(0, 512).unwrap()[..] == pattern(512));
 }
 
 #[test]
-fn a_write_that_was_not_flushed_when_the_connection_went_fences_the_device() {
+fn an_unflushed_write_at_connection_loss_fences_the_device() {
     let fixture = RemoteFixture::new(512, reconnect_forever());
     fixture.write(0, &pattern(512)).unwrap();
     fixture.node.power_cut();
@@ -216,7 +216,7 @@ fn a_write_that_was_not_flushed_when_the_connection_went_fences_the_device() {
 }
 
 #[test]
-fn operations_under_way_fail_with_their_connection_and_a_write_among_them_fences_the_device() {
+fn operations_in_flight_fail_with_their_connection_and_a_write_fences_the_device() {
     let fixture = RemoteFixture::new(512, reconnect_forever());
     fixture.node.0.borrow_mut().delay_one_in = u64::MAX;
     let read = fixture.device().read(Lba(0), Buffer::zeroed(512));
@@ -235,7 +235,7 @@ fn operations_under_way_fail_with_their_connection_and_a_write_among_them_fences
 }
 
 #[test]
-fn when_the_session_has_ended_everything_fails() {
+fn all_operations_fail_after_the_session_ended() {
     let fixture = RemoteFixture::new(512, Reconnect::Never);
     let waiting = fixture.device().read(Lba(0), Buffer::zeroed(512));
     fixture.node.cut_connections();
@@ -245,7 +245,7 @@ fn when_the_session_has_ended_everything_fails() {
 }
 
 #[test]
-fn block_sizes_that_a_device_cannot_have_are_refused() {
+fn unsupported_block_sizes_are_rejected() {
     let of = |block_bytes| {
         let node = BlockNodeSockets::new(block_bytes, vec![0; BYTES]);
         let session = node.connect_session(ClientConfig::default());
@@ -267,7 +267,7 @@ fn pool() -> BufferPool {
 }
 
 impl HashFixture {
-    fn settings(&self) -> FormatConfig {
+    fn format_config(&self) -> FormatConfig {
         FormatConfig { seed: self.seed, unit_bytes: self.unit_bytes, ..FormatConfig::default() }
     }
 }
@@ -276,12 +276,12 @@ impl EngineFixture for HashFixture {
     type Engine = HashEngine;
 
     async fn format(&self, device: Rc<dyn Device>) {
-        format(&*device, &self.settings()).await.expect("formats");
+        format(&*device, &self.format_config()).await.expect("formats");
     }
 
     async fn open(&self, device: Rc<dyn Device>) -> Result<HashEngine, String> {
         let config = OpenConfig { durability: self.durability, cores: 1 };
-        let volume = open(&device, &pool(), config, &self.settings()).await;
+        let volume = open(&device, &pool(), config, &self.format_config()).await;
         Ok(HashEngine::new(volume.map_err(|error| error.to_string())?, 0, device, pool()))
     }
 
@@ -295,14 +295,14 @@ fn the_hash_engine_conforms_on_a_remote_device() {
     for (seed, block_bytes) in [(1, 512), (2, 4096)] {
         let node = BlockNodeSockets::new(block_bytes, vec![0; BYTES]);
         node.0.borrow_mut().delay_one_in = 2;
-        // Many a record is longer than a command.
+        // Many records are longer than a command.
         node.0.borrow_mut().data_pages_log2 = 1;
         let fixture = RemoteFixture::on(node, reconnect_forever());
         let device: Rc<dyn Device> = Rc::new(fixture.device());
         let mut subject =
             HashFixture { unit_bytes: block_bytes as u32, seed, durability: Durability::PowerSafe };
-        let turn = RefCell::new(|| fixture.step());
-        conformance::sequential(&subject, &device, seed, 600, &turn);
+        let step = RefCell::new(|| fixture.step());
+        conformance::sequential(&subject, &device, seed, 600, &step);
         subject.seed += 10;
         fixture.finish(EngineFixture::format(&subject, Rc::clone(&device)));
         let engine = Rc::new(fixture.finish(subject.open(Rc::clone(&device))).expect("opens"));
@@ -313,18 +313,18 @@ fn the_hash_engine_conforms_on_a_remote_device() {
     }
 }
 
-/// What was promised and tried.
+/// Operations attempted, stored and durable.
 #[derive(Default)]
 struct WriteHistory {
-    /// The last operation on each key that a promise holds for.
+    /// Last durable operation of each key.
     durable: BTreeMap<Key, u64>,
-    /// Stored, and not yet flushed.
+    /// Stored, not yet flushed.
     stored: BTreeMap<Key, u64>,
     attempted: BTreeMap<Key, Vec<u64>>,
 }
 
-/// Puts and flushes until the node has lost its power in their midst, then opens the volume again: what was
-/// promised is there. The error says what does not hold.
+/// Puts and flushes until the node loses power in between, then recovers the volume and checks that all
+/// durable operations are present. The error names the violation.
 fn run_power_cut(seed: u64, durability: Durability) -> Result<(), String> {
     let mut random = Prng::new(seed);
     let fixture = RemoteFixture::new(512, reconnect_forever());
@@ -335,29 +335,29 @@ fn run_power_cut(seed: u64, durability: Durability) -> Result<(), String> {
     fixture.finish(subject.format(Rc::clone(&device)));
     let engine = fixture.finish(subject.open(device)).expect("opens after format");
     let mut history = WriteHistory::default();
-    let (cut_at, mut turns) = (random.below(1500), 0);
-    let mut turn = || {
-        turns += 1;
-        if turns == cut_at {
+    let (cut_at, mut iterations) = (random.below(1500), 0);
+    let mut step = || {
+        iterations += 1;
+        if iterations == cut_at {
             fixture.node.power_cut();
         }
         fixture.step();
-        turns >= cut_at
+        iterations >= cut_at
     };
     for operation in 1..60 {
         let key = key_of(random.below(12));
         let value = value_of(&key, operation, 8 + random.below(3000) as usize);
         history.attempted.entry(key.clone()).or_default().push(operation);
         let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), value.len());
-        match block_on(put, || _ = turn()) {
+        match block_on(put, || _ = step()) {
             Ok(PutOutcome::Stored) => drop(history.stored.insert(key, operation)),
-            Ok(other) => return Err(format!("a put was answered with {other:?}")),
-            Err(EngineError::Device(_) | EngineError::ReadOnly) if turn() => {}
-            Err(fault) => return Err(format!("a put failed on a healthy node: {fault}")),
+            Ok(other) => return Err(format!("a put completed with {other:?}")),
+            Err(EngineError::Device(_) | EngineError::ReadOnly) if step() => {}
+            Err(error) => return Err(format!("a put failed on a healthy node: {error}")),
         }
         let idle = random.below(40);
-        (0..idle).for_each(|_| _ = turn());
-        let flushed = random.one_in(8) && block_on(engine.flush(), || _ = turn()).is_ok();
+        (0..idle).for_each(|_| _ = step());
+        let flushed = random.one_in(8) && block_on(engine.flush(), || _ = step()).is_ok();
         if flushed || durability == Durability::PowerSafe {
             history.durable.append(&mut history.stored);
         }
@@ -366,15 +366,15 @@ fn run_power_cut(seed: u64, durability: Durability) -> Result<(), String> {
     let reopened = RemoteFixture::on(fixture.node.clone(), reconnect_forever());
     let device: Rc<dyn Device> = Rc::new(reopened.device());
     let engine =
-        reopened.finish(subject.open(device)).map_err(|why| format!("does not open again: {why}"))?;
+        reopened.finish(subject.open(device)).map_err(|error| format!("recovery failed: {error}"))?;
     for (key, operations) in history.attempted {
-        let found = reopened.finish(engine.get(&key)).map_err(|fault| format!("{key}: {fault}"))?;
+        let found = reopened.finish(engine.get(&key)).map_err(|error| format!("{key}: {error}"))?;
         let found = found.map(|value| operation_of(&key, value.as_bytes()));
-        let settled = history.durable.get(&key).copied();
-        // The last that was promised, or one that was tried after it.
-        let later = |operation: &u64| operations.contains(operation) && Some(*operation) > settled;
-        if found != settled && !found.as_ref().is_some_and(later) {
-            return Err(format!("{key}: promised was {settled:?}, found {found:?}"));
+        let durable = history.durable.get(&key).copied();
+        // The last durable operation, or one attempted after it.
+        let later = |operation: &u64| operations.contains(operation) && Some(*operation) > durable;
+        if found != durable && !found.as_ref().is_some_and(later) {
+            return Err(format!("{key}: durable is {durable:?}, found {found:?}"));
         }
     }
     Ok(())
@@ -385,17 +385,18 @@ fn durable_writes_survive_a_power_cut_of_the_node() {
     for seed in 0..40 {
         for durability in [Durability::PowerSafe, Durability::Completed] {
             run_power_cut(seed, durability)
-                .unwrap_or_else(|what| panic!("seed {seed}, {durability:?}: {what}"));
+                .unwrap_or_else(|violation| panic!("seed {seed}, {durability:?}: {violation}"));
         }
     }
 }
 
 fn assert_bug_is_found(bug: InjectedBug, durability: Durability) {
     inject(Some(bug));
-    let found = (0..100).find_map(|seed| run_power_cut(seed, durability).err().map(|what| (seed, what)));
+    let found =
+        (0..100).find_map(|seed| run_power_cut(seed, durability).err().map(|violation| (seed, violation)));
     inject(None);
-    let (seed, what) = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
-    println!("{bug:?}, after {} seeds: {what}", seed + 1);
+    let (seed, violation) = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
+    println!("{bug:?}, after {} seeds: {violation}", seed + 1);
 }
 
 #[test]
@@ -404,7 +405,7 @@ fn a_flush_that_completes_before_the_nodes_flush_is_found() {
 }
 
 #[test]
-fn lost_writes_that_are_forgotten_are_found() {
+fn ignored_lost_writes_are_found() {
     assert_bug_is_found(InjectedBug::ForgetLostWrites, Durability::Completed);
 }
 

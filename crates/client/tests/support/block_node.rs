@@ -1,5 +1,5 @@
-//! A node of blocks in memory, written for tests: it answers late and out of order, has a volatile cache that a
-//! power cut empties, and lies where a test tells it to.
+//! A block node in memory for tests: it responds late and out of order, has a volatile cache that a power cut empties, and
+//! returns wrong responses on request.
 
 #![allow(dead_code)] // Each test file uses its part.
 
@@ -11,7 +11,7 @@ use octokv_wire::fabrics::{self, ConnectResponse, ControllerCapabilities, proper
 use octokv_wire::identify::{self, NamespaceDescriptor, cns};
 use octokv_wire::nvm;
 use octokv_wire::pdu::{
-    self, DataHeader as Piece, IcResponse, NegotiatedParams, PduHeader, Role, UncheckedCommonHeader, flags,
+    self, DataHeader, IcResponse, NegotiatedParams, PduHeader, Role, UncheckedCommonHeader, flags,
 };
 use octokv_wire::queue_entry::{FABRICS_OPCODE, Sqe, admin, csi, event};
 use octokv_wire::{Cqe, Status};
@@ -21,16 +21,16 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use zerocopy::IntoBytes;
 
-/// What a data block of the namespace is, and what a power cut leaves of it.
+/// Blocks of the namespace, cached and durable.
 pub struct BlockMedia {
     pub block_bytes: usize,
-    /// What a reader sees.
+    /// Content that reads return.
     pub cached: Vec<u8>,
-    /// What survives a power cut.
+    /// Content after a power cut.
     pub durable: Vec<u8>,
 }
 
-/// Changes a page before it is sent: Identify's CNS, and the page.
+/// Changes a page before it is sent: CNS of Identify, and the page.
 pub type PageMutation = Box<dyn Fn(u8, &mut Vec<u8>)>;
 
 #[derive(Default)]
@@ -41,9 +41,9 @@ struct HostConnection {
     is_io_queue: bool,
     from_host: Vec<u8>,
     to_host: Vec<u8>,
-    /// Commands that wait for their data, by their identifier.
+    /// Commands that wait for their data, by identifier.
     transfers: FxHashMap<u16, (Sqe, Vec<u8>)>,
-    /// Commands that wait to be carried out.
+    /// Commands that wait for execution.
     waiting: Vec<(Sqe, Vec<u8>)>,
     event_request: Option<u16>,
 }
@@ -54,26 +54,26 @@ pub struct BlockNode {
     pub is_namespace_gone: bool,
     pub random: Prng,
     pub now: Nanos,
-    /// I/O commands are carried out at random, one in so many at each turn.
+    /// Each waiting I/O command is executed with probability 1 / this per iteration.
     pub delay_one_in: u64,
-    /// Answers "busy" to so many I/O commands.
+    /// Number of I/O commands to fail as busy.
     pub busy_responses: u32,
-    /// Reads bring one block less than asked for.
+    /// Reads return one block less than requested.
     pub short_reads: bool,
-    /// Writes are said to be done before their data was asked for.
+    /// Writes complete before their data was requested.
     pub complete_writes_early: bool,
-    /// The next I/O command gets this status.
+    /// Status of the next I/O command.
     pub next_status: Option<Status>,
     pub data_pages_log2: u8,
     pub page_mutation: Option<PageMutation>,
     pub refuse: bool,
-    /// The most blocks that one command named, and how many commands there were, by opcode.
+    /// Maximum number of blocks of one command, and number of commands by opcode.
     pub blocks_max: u32,
     pub command_counts: FxHashMap<u8, u32>,
     connections: Vec<HostConnection>,
 }
 
-/// The client's sockets. Clones are the same.
+/// Sockets of the client. Clones share the node.
 #[derive(Clone)]
 pub struct BlockNodeSockets(pub Rc<RefCell<BlockNode>>);
 
@@ -101,7 +101,7 @@ impl BlockNodeSockets {
         })))
     }
 
-    /// Cuts every connection. Commands that wait are carried out or not, as it comes.
+    /// Closes every connection. Waiting commands are executed or not, at random.
     pub fn cut_connections(&self) {
         let node = &mut *self.0.borrow_mut();
         for connection_index in 0..node.connections.len() {
@@ -115,7 +115,7 @@ impl BlockNodeSockets {
         }
     }
 
-    /// Cuts the power: connections are lost, and what was not flushed, each block or not.
+    /// Cuts the power: connections are lost, and each unflushed block at random.
     pub fn power_cut(&self) {
         self.cut_connections();
         let BlockNode { media, random, .. } = &mut *self.0.borrow_mut();
@@ -128,7 +128,7 @@ impl BlockNodeSockets {
         }
     }
 
-    /// Tells every host that namespaces changed.
+    /// Completes every pending event request with a namespace change.
     pub fn notify_namespace_change(&self) {
         let node = &mut *self.0.borrow_mut();
         for connection in &mut node.connections {
@@ -138,12 +138,12 @@ impl BlockNodeSockets {
         }
     }
 
-    /// Whether a host has an event request out.
+    /// Whether a host has an event request pending.
     pub fn has_event_request(&self) -> bool {
         self.0.borrow().connections.iter().any(|connection| connection.event_request.is_some())
     }
 
-    /// Lets the node work.
+    /// Runs one iteration of the node.
     pub fn pump(&self) {
         let node = &mut *self.0.borrow_mut();
         for connection_index in 0..node.connections.len() {
@@ -165,13 +165,14 @@ impl HostConnection {
     }
 
     fn send_data(&mut self, id: u16, data: &[u8]) {
-        // In two pieces, so that offsets count.
+        // In two PDUs, so that offsets are exercised.
         let half = data.len() / 8 * 4;
         for (from, to) in [(0, half), (half, data.len())] {
             if from < to {
-                let piece = Piece { command_id: id, tag: 0, offset: from as u32, bytes: (to - from) as u32 };
+                let header =
+                    DataHeader { command_id: id, tag: 0, offset: from as u32, bytes: (to - from) as u32 };
                 let last = if to == data.len() { flags::LAST } else { 0 };
-                piece.encode(Role::Controller, last, &NegotiatedParams::initial(), &mut self.to_host);
+                header.encode(Role::Controller, last, &NegotiatedParams::initial(), &mut self.to_host);
                 self.to_host.extend_from_slice(&data[from..to]);
             }
         }
@@ -179,13 +180,13 @@ impl HostConnection {
 }
 
 impl BlockNode {
-    /// Takes one PDU. False when there is none.
+    /// Processes one PDU. False if there is none.
     fn receive_pdu(&mut self, at: usize) -> bool {
         let connection = &mut self.connections[at];
         let Some(common_header) = UncheckedCommonHeader::new(&connection.from_host) else { return false };
         let layout = common_header
             .check(Role::Controller, &NegotiatedParams::initial())
-            .expect("our client keeps the rules");
+            .expect("the client sends valid PDUs");
         if connection.from_host.len() < layout.pdu_bytes() {
             return false;
         }
@@ -203,16 +204,16 @@ impl BlockNode {
                 connection.open = true;
             }
             PduHeader::Command(sqe) => self.command(at, *sqe, data),
-            PduHeader::Data(piece) => {
-                let (sqe, all) = connection.transfers.get_mut(&piece.command_id).expect("asked for");
+            PduHeader::Data(header) => {
+                let (sqe, all) = connection.transfers.get_mut(&header.command_id).expect("requested by R2T");
                 all.extend_from_slice(&data);
                 if all.len() as u32 == sqe.sgl.raw().1 {
-                    let whole = connection.transfers.remove(&piece.command_id).expect("it was there");
+                    let whole = connection.transfers.remove(&header.command_id).expect("it was there");
                     connection.waiting.push(whole);
                 }
             }
             PduHeader::TermReq(_) => connection.is_dead = true,
-            _ => panic!("our client does not send {:?}", layout.pdu_type),
+            _ => panic!("the client does not send {:?}", layout.pdu_type),
         }
         true
     }
@@ -233,7 +234,7 @@ impl BlockNode {
                 return connection.respond(id, Status::SUCCESS, 0, 0);
             }
             connection.transfers.insert(id, (sqe, Vec::new()));
-            Piece { command_id: id, tag: 1, offset: 0, bytes }
+            DataHeader { command_id: id, tag: 1, offset: 0, bytes }
                 .encode_ready_to_transfer(&NegotiatedParams::initial(), &mut connection.to_host);
         } else {
             connection.waiting.push((sqe, data));
@@ -242,7 +243,7 @@ impl BlockNode {
 
     fn fabrics(&mut self, at: usize, sqe: &Sqe) {
         let (connection, id) = (&mut self.connections[at], sqe.command_id());
-        match fabrics::FabricsCommand::check(sqe).expect("our client's own") {
+        match fabrics::FabricsCommand::check(sqe).expect("the client sends valid commands") {
             fabrics::FabricsCommand::Connect(connect) => {
                 connection.is_io_queue = connect.queue_id > 0;
                 let connected = ConnectResponse { controller_id: 1, authentication_required: false };
@@ -294,8 +295,8 @@ impl BlockNode {
                 page.as_bytes().to_vec()
             }
             cns::NAMESPACE_LIST => {
-                let there = (!self.is_namespace_gone).then_some(NamespaceId(1));
-                identify::NamespaceIdList::above(0, there.into_iter()).as_bytes().to_vec()
+                let active = (!self.is_namespace_gone).then_some(NamespaceId(1));
+                identify::NamespaceIdList::above(0, active.into_iter()).as_bytes().to_vec()
             }
             cns::DESCRIPTORS => {
                 identify::encode_descriptors(&[NamespaceDescriptor::CommandSet(csi::NVM)]).to_vec()
@@ -308,7 +309,7 @@ impl BlockNode {
                 page.block_formats[0][2] = self.media.block_bytes.ilog2() as u8;
                 page.as_bytes().to_vec()
             }
-            other => panic!("our client does not ask for page {other}"),
+            other => panic!("the client does not ask for page {other}"),
         }
     }
 
@@ -323,7 +324,7 @@ impl BlockNode {
         }
         *self.command_counts.entry(sqe.opcode).or_default() += 1;
         let block = self.media.block_bytes;
-        let command = nvm::NvmCommand::check(sqe).expect("our client's own");
+        let command = nvm::NvmCommand::check(sqe).expect("the client sends valid commands");
         let bytes_of = |range: nvm::LbaRange| {
             let from = range.lba.0 as usize * block;
             from..from + range.blocks as usize * block
@@ -345,7 +346,7 @@ impl BlockNode {
             }
             nvm::NvmCommand::Compare { range } => {
                 if self.media.cached[bytes_of(range)] != *data {
-                    status = Status::new(2, 0x85);
+                    status = Status::MEDIA_COMPARE_FAILURE;
                 }
             }
             nvm::NvmCommand::WriteZeroes { range, .. } => self.media.cached[bytes_of(range)].fill(0),
@@ -376,7 +377,7 @@ impl Sockets for BlockNodeSockets {
         None
     }
     fn attach(&mut self, _socket: DetachedSocket) -> SocketId {
-        unreachable!("no test hands sockets over")
+        unreachable!("no test detaches sockets")
     }
     fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
         let node = &mut *self.0.borrow_mut();
@@ -406,25 +407,25 @@ impl Sockets for BlockNodeSockets {
     }
 }
 
-/// How long a turn takes.
+/// Duration of one iteration.
 const STEP_TIME: Nanos = Nanos::from_micros(10);
 
 impl BlockNodeSockets {
-    /// The next turn's time.
+    /// Time of the next iteration.
     pub fn advance_time(&self) -> Nanos {
         let mut node = self.0.borrow_mut();
         node.now = node.now + STEP_TIME;
         node.now
     }
 
-    /// A session with this node, driven until it is live or has ended.
+    /// A session with this node, run until it is live or has ended.
     pub fn connect_session(&self, config: ClientConfig) -> Session<BlockNodeSockets> {
         let mut session = Session::new(self.clone(), super::address(), config, self.0.borrow().now);
         self.drive(&mut session, |session, _| session.is_live() || session.ended().is_some());
         session
     }
 
-    /// Turns session and node until `done`; gives the answers that came.
+    /// Runs session and node until `done`; returns the responses.
     pub fn drive(
         &self,
         session: &mut Session<BlockNodeSockets>,
@@ -438,10 +439,10 @@ impl BlockNodeSockets {
             session.poll(self.advance_time(), |_, response| responses.push(response));
             self.pump();
         }
-        panic!("it does not come: {:?}, {:?}", session.ended(), session.last_error());
+        panic!("no progress: {:?}, {:?}", session.ended(), session.last_error());
     }
 
-    /// The answer to one command.
+    /// The response of one command.
     pub fn execute(
         &self,
         session: &mut Session<BlockNodeSockets>,

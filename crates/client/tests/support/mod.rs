@@ -1,4 +1,4 @@
-//! A node in memory: the real target's machine in front of a sorted map, and sockets that are queues.
+//! A node in memory: the target in front of a sorted map, and sockets that are queues.
 
 #![allow(dead_code)] // Each test file uses its part.
 
@@ -42,13 +42,13 @@ pub fn target(change: impl FnOnce(&mut SubsystemConfig)) -> Arc<Target> {
     Target::new(config, vec![namespace])
 }
 
-/// What an engine would do, at once.
+/// An engine of one sorted map that completes at once.
 #[derive(Default)]
 pub struct MapStore {
     pub values: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Above so many bytes of values there is no room.
+    /// Maximum total length of values, in bytes.
     pub capacity_bytes: Option<usize>,
-    /// Answer "busy" so many times.
+    /// Number of operations to fail as busy.
     pub busy_responses: u32,
     pub executed_count: u64,
 }
@@ -62,16 +62,16 @@ impl MapStore {
         }
         match operation {
             RequestOperation::Store { key, mode, record, value_bytes } => {
-                let there = self.values.contains_key(key.as_bytes());
+                let exists = self.values.contains_key(key.as_bytes());
                 match mode {
-                    StoreMode::AddOnly if there => return RequestOutcome::AlreadyExists,
-                    StoreMode::UpdateOnly if !there => return RequestOutcome::NotFound,
+                    StoreMode::AddOnly if exists => return RequestOutcome::AlreadyExists,
+                    StoreMode::UpdateOnly if !exists => return RequestOutcome::NotFound,
                     _ => {}
                 }
                 let from = value_offset(key.len());
                 let value = record[from..from + value_bytes as usize].to_vec();
                 let used: usize = self.values.values().map(Vec::len).sum();
-                if self.capacity_bytes.is_some_and(|room| used + value.len() > room) {
+                if self.capacity_bytes.is_some_and(|max| used + value.len() > max) {
                     return RequestOutcome::CapacityExceeded;
                 }
                 self.values.insert(key.as_bytes().to_vec(), value);
@@ -105,7 +105,7 @@ impl MapStore {
                 RequestOutcome::Listing { buffer, bytes }
             }
             RequestOperation::Flush => RequestOutcome::Flushed,
-            other => unreachable!("no namespace of blocks here: {other:?}"),
+            other => unreachable!("not a Key Value operation: {other:?}"),
         }
     }
 }
@@ -125,18 +125,18 @@ pub struct MemoryNetwork {
     pool: BufferPool,
     pub now: Nanos,
     pub refuse: bool,
-    /// Requests get no answer.
+    /// Requests are held without a response.
     pub hold_requests: bool,
-    /// At most so many bytes per send and receive.
+    /// Maximum bytes of one send or receive.
     pub transfer_bytes_max: usize,
-    /// Sends take nothing.
+    /// Sends would block.
     pub sends_blocked: bool,
-    /// Spoils one byte in so many of those that come from the target.
+    /// Corrupts each received byte with probability 1 / this.
     pub corrupt: Option<(Prng, u64)>,
     pub connect_count: u32,
 }
 
-/// The client's sockets. Clones are the same.
+/// Sockets of the client. Clones share the network.
 #[derive(Clone)]
 pub struct MemorySockets(pub Rc<RefCell<MemoryNetwork>>);
 
@@ -157,16 +157,16 @@ impl MemorySockets {
         })))
     }
 
-    /// Cuts every connection.
+    /// Closes every connection.
     pub fn cut(&self) {
         self.0.borrow_mut().connections.iter_mut().for_each(|connection| connection.cut());
     }
 
-    /// Lets the target work.
+    /// Runs one iteration of the target.
     pub fn pump(&self) {
         let network = &mut *self.0.borrow_mut();
         let mut requests = Vec::new();
-        for connection in network.connections.iter_mut().filter(|wire| !wire.is_dead) {
+        for connection in network.connections.iter_mut().filter(|connection| !connection.is_dead) {
             loop {
                 let consumed = connection.connection.receive(
                     network.now,
@@ -188,13 +188,13 @@ impl MemorySockets {
                 }
             }
             connection.connection.tick(network.now);
-            let outbox = connection.connection.send_buffer();
-            while !outbox.is_empty() {
+            let send_buffer = connection.connection.send_buffer();
+            while !send_buffer.is_empty() {
                 let mut slices = Vec::new();
-                outbox.slices(&mut slices, usize::MAX);
+                send_buffer.slices(&mut slices, usize::MAX);
                 connection.to_client.extend(slices.iter().flat_map(|slice| slice.iter()));
                 let count = slices.iter().map(|slice| slice.len()).sum();
-                outbox.advance(count);
+                send_buffer.advance(count);
             }
         }
     }
@@ -236,15 +236,15 @@ impl Sockets for MemorySockets {
         None
     }
     fn attach(&mut self, _socket: DetachedSocket) -> SocketId {
-        unreachable!("no test hands sockets over")
+        unreachable!("no test detaches sockets")
     }
     fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
         let network = &mut *self.0.borrow_mut();
         let connection = &mut network.connections[socket.0 as usize];
         let count = into.len().min(connection.to_client.len()).min(network.transfer_bytes_max);
         if count == 0 {
-            let over = connection.is_dead || connection.connection.is_closed();
-            return if over { ReceiveStatus::Closed } else { ReceiveStatus::WouldBlock };
+            let closed = connection.is_dead || connection.connection.is_closed();
+            return if closed { ReceiveStatus::Closed } else { ReceiveStatus::WouldBlock };
         }
         for (to, from) in into.iter_mut().zip(connection.to_client.drain(..count)) {
             *to = from;
@@ -262,12 +262,12 @@ impl Sockets for MemorySockets {
         if connection.is_dead || network.sends_blocked {
             return if connection.is_dead { SendStatus::Closed } else { SendStatus::WouldBlock };
         }
-        let mut room = network.transfer_bytes_max;
+        let mut left = network.transfer_bytes_max;
         let before = connection.to_target.len();
         for slice in slices {
-            let part = &slice[..slice.len().min(room)];
+            let part = &slice[..slice.len().min(left)];
             connection.to_target.extend_from_slice(part);
-            room -= part.len();
+            left -= part.len();
         }
         SendStatus::Bytes(connection.to_target.len() - before)
     }
@@ -280,7 +280,7 @@ impl Sockets for MemorySockets {
     }
 }
 
-/// A session on a node in memory, driven together.
+/// A session and an in-memory node, run together.
 pub struct SessionFixture {
     pub sockets: MemorySockets,
     pub session: Session<MemorySockets>,
@@ -296,19 +296,19 @@ impl SessionFixture {
 
     pub fn live(config: ClientConfig, target: Arc<Target>) -> SessionFixture {
         let mut fixture = SessionFixture::new(config, target);
-        fixture.run_until(|world| world.session.is_live());
+        fixture.run_until(|fixture| fixture.session.is_live());
         fixture
     }
 
-    /// One turn of client and node, and `span` passes.
+    /// One iteration of client and node after `span`.
     pub fn step(&mut self, span: Nanos) {
         let now = {
             let mut network = self.sockets.0.borrow_mut();
             network.now = network.now + span;
             network.now
         };
-        let done = &mut self.completed;
-        self.session.poll(now, |token, result| done.push((token, result)));
+        let completed = &mut self.completed;
+        self.session.poll(now, |token, result| completed.push((token, result)));
         self.sockets.pump();
     }
 
@@ -319,10 +319,10 @@ impl SessionFixture {
             }
             self.step(Nanos::from_micros(10));
         }
-        panic!("it does not come: {:?}, {:?}", self.session.ended(), self.session.last_error());
+        panic!("no progress: {:?}, {:?}", self.session.ended(), self.session.last_error());
     }
 
-    /// The answer to one command.
+    /// The response of one command.
     pub fn execute(&mut self, command: Command<'_>) -> Result<Response, Error> {
         if let Err(octokv_client::SubmitError::Invalid(error)) = self.session.submit(command, 77) {
             return Err(error);
