@@ -44,7 +44,6 @@ mod io_thread;
 mod kv_commands;
 pub mod queue_pair;
 pub mod remote_device;
-pub mod send_buffer;
 pub mod session;
 pub mod url;
 

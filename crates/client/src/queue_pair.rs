@@ -18,14 +18,17 @@
 use crate::command::{CommandKind, EncodedCommand, ResponseData, Value};
 use crate::completion::{AbortedCommand, CommandCompletion};
 use crate::error::ConnectionError;
-use crate::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_base::{Buffer, BufferPool, Crc32c, Key, Nanos};
 use octokv_wire::pdu::{
     self, DataHeader, IcRequest, NegotiatedParams, PduHeader, PduLayout, Role, UncheckedCommonHeader, flags,
 };
+use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_wire::{Cqe, PduError, Sgl, Status};
 use std::io::IoSlice;
 use std::sync::Arc;
+
+/// Capacity that the staging area of the send buffer keeps when all is sent, in bytes: a queue of many small values.
+const STAGING_RETAIN_BYTES: usize = 1 << 20;
 
 /// Event during [`QueuePair::receive`].
 #[derive(Debug)]
@@ -132,7 +135,8 @@ pub struct QueuePair {
     capsule_data_bytes: u32,
     slots: Vec<CommandSlot>,
     free_slots: Vec<u16>,
-    send_buffer: SendBuffer,
+    /// References name the slot that owns the value.
+    send_buffer: SendBuffer<u16>,
     receive_phase: ReceivePhase,
     /// Digest of the data received so far, if data digests are enabled.
     data_crc: Crc32c,
@@ -154,8 +158,8 @@ impl QueuePair {
     /// A queue on a new connection: the ICReq is in the send buffer.
     pub fn new(depth: u16, capsule_data_bytes: u32, header_digest: bool, data_digest: bool) -> QueuePair {
         let ic_request = IcRequest { host_alignment: 4, header_digest, data_digest, open_transfers_max: 1 };
-        let mut send_buffer = SendBuffer::default();
-        send_buffer.append(|staging| staging.extend_from_slice(&ic_request.encode()));
+        let mut send_buffer = SendBuffer::new(STAGING_RETAIN_BYTES);
+        send_buffer.push_copy(&ic_request.encode());
         QueuePair {
             is_initialized: false,
             ic_request,
@@ -187,7 +191,8 @@ impl QueuePair {
 
     /// Appends the unsent bytes as slices.
     pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>) {
-        self.send_buffer.slices(|slot| self.slots[usize::from(slot)].payload.bytes(), into);
+        let resolve = |&slot: &u16| self.slots[usize::from(slot)].payload.bytes();
+        self.send_buffer.slices_with(resolve, into, usize::MAX);
     }
 
     /// Removes the first `count` unsent bytes, which the socket accepted.
@@ -196,7 +201,7 @@ impl QueuePair {
     /// If fewer bytes are unsent.
     pub fn advance_sent(&mut self, count: usize) {
         let QueuePair { send_buffer, slots, free_slots, .. } = self;
-        send_buffer.advance(count, |index| {
+        send_buffer.advance_with(count, |index| {
             let slot = &mut slots[usize::from(index)];
             slot.unsent_parts -= 1;
             if slot.unsent_parts == 0 && slot.state == CommandSlotState::CompletedUnsent {
@@ -265,7 +270,7 @@ impl QueuePair {
     fn append_copied_data(&mut self, index: u16, value: &[u8]) {
         let key = self.slots[usize::from(index)].key.as_ref().map_or(&[][..], Key::as_bytes);
         let digest = self.params.data_digest;
-        self.send_buffer.append(|staging| {
+        self.send_buffer.append_up_to(key.len() + value.len() + pdu::DIGEST_BYTES, |staging| {
             let from = staging.len();
             staging.extend_from_slice(key);
             staging.extend_from_slice(value);
@@ -290,15 +295,15 @@ impl QueuePair {
             crc.update(value_part);
             crc.finish().to_le_bytes()
         });
-        self.send_buffer.append(|staging| staging.extend_from_slice(key_part));
+        self.send_buffer.push_copy(key_part);
         if value_part.len() > COPY_BYTES_MAX {
             slot.unsent_parts += 1;
-            self.send_buffer.append_reference(index, value_from, value_to);
+            self.send_buffer.push_reference(index, value_from, value_to);
         } else {
-            self.send_buffer.append(|staging| staging.extend_from_slice(value_part));
+            self.send_buffer.push_copy(value_part);
         }
         if let Some(crc) = crc {
-            self.send_buffer.append(|staging| staging.extend_from_slice(&crc));
+            self.send_buffer.push_copy(&crc);
         }
     }
 

@@ -46,7 +46,6 @@ mod namespace_info;
 mod nvm_commands;
 mod pdu_send;
 mod reconfigure;
-mod send_buffer;
 mod subsystem;
 
 pub use config::SubsystemConfig;
@@ -58,6 +57,6 @@ pub use host_acl::HostAcl;
 pub use io_request::{IoRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode};
 pub use namespace_directory::{NamespaceExists, NamespaceSnapshot};
 pub use namespace_info::{ANA_GROUPS_MAX, KvLimits, NamespaceInfo, NamespaceKind};
+pub use octokv_wire::SendBuffer;
 pub use octokv_wire::log_page::AnaState;
-pub use send_buffer::SendBuffer;
 pub use subsystem::{ControllerReport, Target};

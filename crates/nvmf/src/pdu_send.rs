@@ -4,9 +4,9 @@
 //! SUCCESS, since a completion always follows (Retrieve returns the value's length in it); no data PDU of
 //! zero bytes, since SPDK's host hangs on one.
 
-use crate::send_buffer::SendBuffer;
 use octokv_base::{Buffer, crc32c};
 use octokv_wire::pdu::{DataHeader, NegotiatedParams, Role, encode_response, flags};
+use octokv_wire::send_buffer::SendBuffer;
 use octokv_wire::{Cqe, Status};
 
 /// Writes the PDUs of one connection, and tracks its submission queue head.

@@ -9,6 +9,7 @@
 //! - [`pdu_header`]: common header, PDU types, negotiated parameters (re-exported by [`pdu`]).
 //! - [`ic_term`]: ICReq, ICResp and termination requests (re-exported by [`pdu`]).
 //! - [`pdu_error`]: protocol errors of a peer and the termination request for each.
+//! - [`send_buffer`]: the unsent bytes of a connection, for gathered sends.
 //! - [`queue_entry`]: submission and completion queue entries, opcodes, SGL descriptors, feature ids, events.
 //! - [`status`]: status codes.
 //! - [`kv`]: the Key Value command set: fields of each command, the key list.
@@ -36,9 +37,11 @@ pub mod pdu;
 pub mod pdu_error;
 pub mod pdu_header;
 pub mod queue_entry;
+pub mod send_buffer;
 pub mod status;
 pub mod vendor;
 
 pub use pdu_error::PduError;
 pub use queue_entry::{Cqe, Sgl, SglKind, Sqe};
+pub use send_buffer::SendBuffer;
 pub use status::Status;

@@ -1,0 +1,397 @@
+//! The unsent bytes of one connection, in order: small parts copied, large values referenced.
+//!
+//! In: headers and small data ([`SendBuffer::append`], [`SendBuffer::push_copy`]), large values by reference
+//! ([`SendBuffer::push_buffer`], [`SendBuffer::push_reference`]). Out: slices for one gathered send
+//! ([`SendBuffer::slices_with`]), then the number of bytes that the socket accepted ([`SendBuffer::advance_with`]).
+//!
+//! ```text
+//! parts:   [copied 24][referenced: a, 0..4096][copied 48][referenced: b, 0..130000][copied 24]
+//! staging: |---- sent ----|24|48|24|          (copied parts are contiguous)
+//!                         ^ staging_head
+//! ```
+//! A reference is a value of type `R`: the target keeps the [`Buffer`] itself, the initiator the slot that owns the value.
+//! Invariants: bytes leave in the order of their insertion; a referenced value is immutable until its part is released,
+//! after its last byte was sent; `unsent_bytes` is the sum over all parts. REQUIRES: the owner bounds the unsent bytes (a
+//! connection accepts no command above its limit, and each slot adds at most one reply or one value). Tested below.
+
+use octokv_base::Buffer;
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// Maximum size of a copied value, in bytes. At this size a copy costs as much as one more slice costs the kernel.
+pub const COPY_BYTES_MAX: usize = 1024;
+/// Maximum number of slices of one gathered send (UIO_MAXIOV of Linux).
+pub const SLICES_MAX: usize = 1024;
+/// Default capacity that the staging area keeps when all is sent, in bytes.
+const STAGING_RETAIN_BYTES: usize = 256 * 1024;
+/// Maximum size of a PDU without data, with digest and padding, in bytes.
+const HEADER_PDU_BYTES_MAX: usize = 256;
+
+#[derive(Debug)]
+enum SendPart<R> {
+    Copied { bytes: usize },
+    Referenced { source: R, from: usize, to: usize },
+}
+
+/// The unsent bytes of one connection. See the module documentation.
+#[derive(Debug)]
+pub struct SendBuffer<R = Buffer> {
+    parts: VecDeque<SendPart<R>>,
+    staging: Vec<u8>,
+    /// Length of the sent bytes at the start of `staging`.
+    staging_head: usize,
+    staging_retain_bytes: usize,
+    unsent_bytes: usize,
+    sent_bytes: u64,
+}
+
+impl<R> Default for SendBuffer<R> {
+    fn default() -> SendBuffer<R> {
+        SendBuffer::new(STAGING_RETAIN_BYTES)
+    }
+}
+
+impl<R> SendBuffer<R> {
+    /// An empty buffer whose staging area keeps up to `staging_retain_bytes` of capacity when all is sent.
+    pub fn new(staging_retain_bytes: usize) -> SendBuffer<R> {
+        SendBuffer {
+            parts: VecDeque::new(),
+            staging: Vec::new(),
+            staging_head: 0,
+            staging_retain_bytes,
+            unsent_bytes: 0,
+            sent_bytes: 0,
+        }
+    }
+
+    /// Number of unsent bytes.
+    pub fn unsent_bytes(&self) -> usize {
+        self.unsent_bytes
+    }
+
+    /// Whether all bytes are sent.
+    pub fn is_empty(&self) -> bool {
+        self.unsent_bytes == 0
+    }
+
+    /// Number of bytes sent since creation.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    /// Offset of the next appended byte in the stream since creation, in bytes.
+    pub fn appended_bytes(&self) -> u64 {
+        self.sent_bytes + self.unsent_bytes as u64
+    }
+
+    /// Appends the unsent bytes as slices, at most [`SLICES_MAX`] slices and `bytes_max` bytes. `resolve` returns the value
+    /// of a reference.
+    #[inline]
+    pub fn slices_with<'a>(
+        &'a self,
+        resolve: impl Fn(&'a R) -> &'a [u8],
+        into: &mut Vec<IoSlice<'a>>,
+        bytes_max: usize,
+    ) {
+        let (mut staged, mut left) = (self.staging_head, bytes_max);
+        for part in self.parts.iter().take(SLICES_MAX) {
+            if left == 0 {
+                break;
+            }
+            let slice = match part {
+                SendPart::Copied { bytes } => {
+                    staged += bytes;
+                    &self.staging[staged - bytes..staged]
+                }
+                SendPart::Referenced { source, from, to } => &resolve(source)[*from..*to],
+            };
+            let slice = &slice[..slice.len().min(left)];
+            left -= slice.len();
+            into.push(IoSlice::new(slice));
+        }
+    }
+
+    /// Removes the first `count` unsent bytes, which the socket accepted. Calls `release` for each reference whose part is
+    /// sent completely.
+    ///
+    /// # Panics
+    /// If fewer bytes are unsent.
+    #[inline]
+    pub fn advance_with(&mut self, mut count: usize, mut release: impl FnMut(R)) {
+        assert!(count <= self.unsent_bytes, "{count} bytes sent of {}", self.unsent_bytes);
+        self.unsent_bytes -= count;
+        self.sent_bytes += count as u64;
+        while count > 0 {
+            let part = self.parts.front_mut().expect("the parts add up to the unsent bytes");
+            let (taken, rest) = match part {
+                SendPart::Copied { bytes } => {
+                    let taken = count.min(*bytes);
+                    *bytes -= taken;
+                    self.staging_head += taken;
+                    (taken, *bytes)
+                }
+                SendPart::Referenced { from, to, .. } => {
+                    let taken = count.min(*to - *from);
+                    *from += taken;
+                    (taken, *to - *from)
+                }
+            };
+            count -= taken;
+            if rest == 0
+                && let Some(SendPart::Referenced { source, .. }) = self.parts.pop_front()
+            {
+                release(source);
+            }
+        }
+        if self.unsent_bytes == 0 {
+            self.reset_staging();
+        }
+    }
+
+    /// Appends a copy of `bytes`.
+    #[inline]
+    pub fn push_copy(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.reclaim_staging(bytes.len());
+        self.staging.extend_from_slice(bytes);
+        self.record_copied(bytes.len());
+    }
+
+    /// Appends the PDU without data that `write` encodes. REQUIRES: `write` only appends.
+    #[inline]
+    pub fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.append_up_to(HEADER_PDU_BYTES_MAX, write);
+    }
+
+    /// Appends the bytes that `write` encodes, about `bytes_max` at most. REQUIRES: `write` only appends.
+    #[inline]
+    pub fn append_up_to(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        self.reclaim_staging(bytes_max);
+        let before = self.staging.len();
+        write(&mut self.staging);
+        let count = self.staging.len() - before;
+        if count > 0 {
+            self.record_copied(count);
+        }
+    }
+
+    /// Appends the bytes `from..to` of a referenced value.
+    ///
+    /// # Panics
+    /// If the range is empty: its part would never be released.
+    #[inline]
+    pub fn push_reference(&mut self, source: R, from: usize, to: usize) {
+        assert!(from < to, "an empty part is never released");
+        self.unsent_bytes += to - from;
+        self.parts.push_back(SendPart::Referenced { source, from, to });
+    }
+
+    /// Drops all unsent bytes: the connection is lost.
+    pub fn clear(&mut self) {
+        self.parts.clear();
+        self.unsent_bytes = 0;
+        self.reset_staging();
+    }
+
+    #[inline]
+    fn record_copied(&mut self, count: usize) {
+        self.unsent_bytes += count;
+        match self.parts.back_mut() {
+            Some(SendPart::Copied { bytes }) => *bytes += count,
+            Some(SendPart::Referenced { .. }) | None => {
+                self.parts.push_back(SendPart::Copied { bytes: count })
+            }
+        }
+    }
+
+    /// Moves the unsent bytes to the front instead of growing the staging area for sent ones.
+    fn reclaim_staging(&mut self, count: usize) {
+        let full = self.staging.len() + count > self.staging.capacity();
+        if full && self.staging_head > 0 && self.staging_head >= self.staging.len() / 2 {
+            self.staging.drain(..self.staging_head);
+            self.staging_head = 0;
+        }
+    }
+
+    fn reset_staging(&mut self) {
+        self.staging.clear();
+        self.staging_head = 0;
+        if self.staging.capacity() > self.staging_retain_bytes {
+            self.staging.shrink_to(self.staging_retain_bytes);
+        }
+    }
+}
+
+impl SendBuffer<Buffer> {
+    /// [`SendBuffer::slices_with`] for owned buffers.
+    pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>, bytes_max: usize) {
+        self.slices_with(|buffer| buffer, into, bytes_max);
+    }
+
+    /// [`SendBuffer::advance_with`] for owned buffers, which are dropped when sent.
+    ///
+    /// # Panics
+    /// If fewer bytes are unsent.
+    pub fn advance(&mut self, count: usize) {
+        self.advance_with(count, drop);
+    }
+
+    /// Appends the bytes `from..to` of `buffer`: copied up to [`COPY_BYTES_MAX`], else kept until sent.
+    ///
+    /// # Panics
+    /// If the range is not within the buffer.
+    pub fn push_buffer(&mut self, buffer: Buffer, from: usize, to: usize) {
+        assert!(from <= to && to <= buffer.len(), "{from}..{to} of {buffer:?}");
+        if to - from <= COPY_BYTES_MAX {
+            return self.push_copy(&buffer[from..to]);
+        }
+        self.push_reference(buffer, from, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Prng;
+
+    fn all(send_buffer: &SendBuffer) -> Vec<u8> {
+        let mut slices = Vec::new();
+        send_buffer.slices(&mut slices, usize::MAX);
+        slices.iter().flat_map(|slice| slice.iter().copied()).collect()
+    }
+
+    #[test]
+    fn bytes_leave_in_the_order_of_insertion() {
+        let mut send_buffer = SendBuffer::default();
+        let mut value = Buffer::zeroed(5000);
+        value.fill(7);
+        send_buffer.push_copy(b"head");
+        send_buffer.push_buffer(value, 0, 5000);
+        send_buffer.push_copy(b"tail");
+        send_buffer.append(|staging| staging.extend([0; 2]));
+        assert_eq!(send_buffer.unsent_bytes(), 5010);
+        let want = [b"head".as_slice(), &[7; 5000], b"tail\0\0"].concat();
+        assert_eq!(all(&send_buffer), want);
+        send_buffer.advance(2);
+        send_buffer.advance(3000);
+        assert_eq!(all(&send_buffer), want[3002..]);
+        send_buffer.advance(2008);
+        assert!(send_buffer.is_empty() && all(&send_buffer).is_empty());
+    }
+
+    #[test]
+    fn random_pushes_and_sends_preserve_the_byte_stream() {
+        let mut random = Prng::new(3);
+        let (mut send_buffer, mut want) = (SendBuffer::default(), VecDeque::new());
+        for round in 0..20_000u32 {
+            match random.below(3) {
+                0 => {
+                    let bytes = vec![round as u8; random.below(60) as usize];
+                    send_buffer.push_copy(&bytes);
+                    want.extend(bytes);
+                }
+                1 => {
+                    let mut buffer = Buffer::zeroed(random.below(4000) as usize);
+                    buffer.fill(round as u8);
+                    let from = random.below(buffer.len() as u64 + 1) as usize;
+                    want.extend(&buffer[from..]);
+                    let to = buffer.len();
+                    send_buffer.push_buffer(buffer, from, to);
+                }
+                _ => {
+                    let count = random.below(send_buffer.unsent_bytes() as u64 + 1) as usize;
+                    send_buffer.advance(count);
+                    want.drain(..count);
+                }
+            }
+            assert_eq!(send_buffer.unsent_bytes(), want.len());
+            if round % 64 == 0 {
+                send_buffer.advance(send_buffer.unsent_bytes() - want.len().min(100_000));
+                want.drain(..want.len() - send_buffer.unsent_bytes());
+                let mut slices = Vec::new();
+                send_buffer.slices(&mut slices, usize::MAX);
+                let got: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
+                assert_eq!(got, want.iter().copied().take(got.len()).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn any_mix_of_appends_and_sends_releases_every_reference_once() {
+        let values: Vec<Vec<u8>> = (0..4).map(|i| vec![i; 3000]).collect();
+        let mut random = Prng::new(1);
+        let (mut send_buffer, mut want, mut referenced) =
+            (SendBuffer::<u16>::new(1 << 20), VecDeque::new(), 0);
+        for round in 0..5_000u32 {
+            match random.below(3) {
+                0 => {
+                    let bytes = vec![round as u8; random.below(90) as usize];
+                    send_buffer.append(|staging| staging.extend_from_slice(&bytes));
+                    want.extend(bytes);
+                }
+                1 => {
+                    let (slot, from) = (random.below(4) as u16, random.below(2999) as usize);
+                    send_buffer.push_reference(slot, from, 3000);
+                    want.extend(&values[usize::from(slot)][from..]);
+                    referenced += 1;
+                }
+                _ => {
+                    let mut slices = Vec::new();
+                    send_buffer.slices_with(|&slot| &values[usize::from(slot)], &mut slices, usize::MAX);
+                    let got: Vec<u8> = slices.iter().flat_map(|s| s.to_vec()).collect();
+                    assert!(want.iter().take(got.len()).eq(got.iter()));
+                    let count = random.below(got.len() as u64 + 1) as usize;
+                    send_buffer.advance_with(count, |_| referenced -= 1);
+                    want.drain(..count);
+                }
+            }
+            assert_eq!((send_buffer.appended_bytes() - send_buffer.sent_bytes()) as usize, want.len());
+            assert_eq!(send_buffer.unsent_bytes(), want.len());
+        }
+        while !want.is_empty() {
+            let count = want.len().min(1000);
+            send_buffer.advance_with(count, |_| referenced -= 1);
+            want.drain(..count);
+        }
+        assert!(send_buffer.is_empty() && referenced == 0);
+    }
+
+    #[test]
+    fn sent_bytes_do_not_grow_the_staging_area() {
+        let mut send_buffer = SendBuffer::<Buffer>::default();
+        send_buffer.push_copy(&[1; 100]);
+        for _ in 0..10_000 {
+            send_buffer.push_copy(&[2; 24]);
+            send_buffer.advance(24);
+        }
+        assert!(send_buffer.staging.capacity() <= 1024, "{}", send_buffer.staging.capacity());
+    }
+
+    #[test]
+    fn one_send_has_at_most_the_requested_bytes_and_slices() {
+        let mut send_buffer = SendBuffer::<u16>::default();
+        let value = vec![5; 2000];
+        for _ in 0..SLICES_MAX {
+            send_buffer.push_copy(&[4; 10]);
+            send_buffer.push_reference(0, 0, 2000);
+        }
+        let mut slices = Vec::new();
+        send_buffer.slices_with(|_| &value, &mut slices, 2500);
+        assert_eq!(slices.iter().map(|slice| slice.len()).collect::<Vec<_>>(), [10, 2000, 10, 480]);
+        slices.clear();
+        send_buffer.slices_with(|_| &value, &mut slices, usize::MAX);
+        assert_eq!(slices.len(), SLICES_MAX);
+    }
+
+    #[test]
+    fn the_staging_area_gives_back_its_excess_capacity_once_all_is_sent() {
+        let mut send_buffer = SendBuffer::<Buffer>::new(4096);
+        send_buffer.push_copy(&[0; 10_000]);
+        send_buffer.advance(9_999);
+        assert!(send_buffer.staging.capacity() >= 10_000);
+        send_buffer.advance(1);
+        assert!(send_buffer.staging.capacity() <= 4096, "{}", send_buffer.staging.capacity());
+    }
+}
