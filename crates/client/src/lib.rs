@@ -57,3 +57,8 @@ pub use octokv_wire::kv::StoreMode;
 pub use remote_device::{RemoteDevice, RemoteSession};
 pub use session::{Session, SubmitError};
 pub use url::Url;
+
+/// Compiles the Rust examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct ReadmeExamples;
