@@ -1,18 +1,17 @@
-//! What a hostile node sends to a client with commands in flight: a completion or a loss, never a panic; and
-//! what it says of itself and its namespaces.
+//! A malicious node against a client with commands in flight, and its Identify pages: a completion or an error, never a
+//! panic.
 //!
-//! The first byte chooses the digests, and whether the commands are of keys or of blocks; then pieces, each a
-//! length byte and so many bytes, are given to the queue behind a proper ICResp. Or all that follows is the page
-//! of a step of the setup.
+//! The first byte selects the digests, and Key Value or block commands. The rest is chunks, each a length byte and that many
+//! bytes, which the queue receives after a valid ICResp; or the page of one initialization step.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use octokv_base::{Buffer, Key, Lba, NamespaceId, Nanos, BufferPool};
-use octokv_client::queue_pair::{QueueEvent, QueuePair};
+use octokv_base::{Buffer, BufferPool, Key, Lba, NamespaceId, Nanos};
 use octokv_client::command::{Command, EncodedCommand, Value};
 use octokv_client::completion::decode_response;
 use octokv_client::controller_init::{InitStep, next_step};
-use octokv_client::{BlockInfo, ControllerInfo, ClientConfig, StoreMode};
+use octokv_client::queue_pair::{QueueEvent, QueuePair};
+use octokv_client::{BlockInfo, ClientConfig, ControllerInfo, StoreMode};
 use octokv_wire::nvm::LbaRange;
 use octokv_wire::pdu::IcResponse;
 use octokv_wire::{Cqe, Status};
@@ -24,44 +23,46 @@ fuzz_target!(|input: &[u8]| {
         return run_init_step(selector >> 4, rest);
     }
     let (pool, mut info) = (BufferPool::new(1 << 22), ControllerInfo::for_tests());
-    let of_blocks = selector & 4 != 0;
-    info.blocks = of_blocks.then_some(BlockInfo { block_bytes: 512, block_count: 100, nguid: [0; 16] });
+    let is_block_namespace = selector & 4 != 0;
+    info.blocks =
+        is_block_namespace.then_some(BlockInfo { block_bytes: 512, block_count: 100, nguid: [0; 16] });
     let mut queue = QueuePair::new(4, 8192, header_digest, data_digest);
     let granted =
         IcResponse { controller_alignment: 4, header_digest, data_digest, h2c_data_bytes_max: 4096 };
-    queue.receive(&granted.encode(), &pool, &mut |_| {}).expect("a proper ICResp");
+    queue.receive(&granted.encode(), &pool, &mut |_| {}).expect("a valid ICResp");
     let key = Key::new(b"key").expect("a short key");
     let buffer = |blocks: usize| Buffer::zeroed(512 * blocks);
     let read = |blocks, buffer| Command::Read { range: LbaRange { lba: Lba(3), blocks }, buffer };
     let data = Value::Buffer { buffer: buffer(20), from: 0, to: 512 * 20 };
-    let commands_on_blocks = [
+    let block_commands = [
         read(2, Some(buffer(2))),
         read(1, None),
         Command::Write { lba: Lba(0), data, force_unit_access: false },
         Command::Compare { lba: Lba(0), data: Value::Slice(&[7; 512]) },
     ];
-    let commands_on_keys = [
+    let kv_commands = [
         Command::Retrieve { key: key.clone(), limit_bytes: 300 },
         Command::Store { key, value: Value::Slice(&[7; 9000]), mode: StoreMode::Upsert },
     ];
-    let (on_blocks, on_keys) = (commands_on_blocks.into_iter(), commands_on_keys.into_iter());
-    let commands = on_blocks.filter(|_| of_blocks).chain(on_keys.filter(|_| !of_blocks));
+    let (block_commands, kv_commands) = (block_commands.into_iter(), kv_commands.into_iter());
+    let commands =
+        block_commands.filter(|_| is_block_namespace).chain(kv_commands.filter(|_| !is_block_namespace));
     for (token, command) in commands.enumerate() {
-        let encoded = EncodedCommand::new(command, NamespaceId(1), &info).expect("a sound command");
+        let encoded = EncodedCommand::new(command, NamespaceId(1), &info).expect("a valid command");
         queue.submit(encoded, token as u64, Nanos::NEVER, &pool);
     }
     let mut received = Vec::new();
     while let Some((&count, after)) = rest.split_first() {
-        let (piece, after) = after.split_at(usize::from(count).min(after.len()));
+        let (chunk, after) = after.split_at(usize::from(count).min(after.len()));
         rest = after;
-        received.extend_from_slice(piece);
+        received.extend_from_slice(chunk);
         let mut sink = |event| {
             if let QueueEvent::Completed(completion) = event {
                 let _ = decode_response(completion);
             }
         };
         match queue.receive(&received, &pool, &mut sink) {
-            Ok(taken) => drop(received.drain(..taken)),
+            Ok(consumed) => drop(received.drain(..consumed)),
             Err(_) => break,
         }
         let mut slices = Vec::new();
@@ -72,9 +73,15 @@ fuzz_target!(|input: &[u8]| {
     queue.abort_all(|_| {});
 });
 
-/// The page of a step: facts or a loss.
+/// Decodes the page of a step: the limits are consistent, or the step fails.
 fn run_init_step(init_step: u8, page: &[u8]) {
-    let steps = [InitStep::Controller, InitStep::NamespaceList, InitStep::Descriptors, InitStep::KvNamespace, InitStep::BlockNamespace];
+    let steps = [
+        InitStep::Controller,
+        InitStep::NamespaceList,
+        InitStep::Descriptors,
+        InitStep::KvNamespace,
+        InitStep::BlockNamespace,
+    ];
     let mut info = ControllerInfo::for_tests();
     let success = Cqe::new(0, 0, Status::SUCCESS, 0, 0);
     let init_step = steps[usize::from(init_step) % steps.len()];

@@ -1,5 +1,5 @@
-//! Every decoder of commands, pages and buffers on any bytes: a value or an error, never a panic; and
-//! what decodes encodes to what decodes to the same.
+//! Every decoder of commands, pages and lists on arbitrary bytes: a value or an error, never a panic. A decoded value
+//! encodes to bytes that decode to the same value.
 #![no_main]
 
 #[path = "../../crates/wire/tests/inputs/mod.rs"]

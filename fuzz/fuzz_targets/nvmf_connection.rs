@@ -1,5 +1,5 @@
-//! The target's connection machine against a hostile host: no bytes may panic, lose a buffer or pass a
-//! bound. The script's meaning is in the test room that it shares with the bounded run of `cargo test`.
+//! The target's connection state machine against a malicious host: no bytes panic, leak a buffer or exceed a limit. The
+//! test module that interprets the script is shared with the bounded run in `crates/nvmf/tests/adversary.rs`.
 #![no_main]
 
 #[path = "../../crates/nvmf/tests/common/mod.rs"]

@@ -1,4 +1,4 @@
-//! A stream of PDUs as either end receives it: whatever comes, a frame or a fault, never a panic.
+//! A stream of PDUs as host and controller receive it: a layout or a protocol error, never a panic.
 #![no_main]
 
 #[path = "../../crates/wire/tests/inputs/mod.rs"]

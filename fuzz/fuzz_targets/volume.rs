@@ -1,4 +1,4 @@
-//! A volume whose metadata were changed at will, under right checksums: opened or refused, never a panic.
+//! A volume with arbitrarily changed metadata under valid checksums: it opens or fails with an error, never a panic.
 #![no_main]
 
 #[path = "../../crates/engine/tests/common/corrupt_images.rs"]
@@ -11,7 +11,7 @@ use octokv_base::Prng;
 fuzz_target!(|input: &[u8]| {
     let (structures, mut image) = (structure_offsets(), IMAGE.to_vec());
     for patch in input.chunks_exact(4) {
-        // Which structure, which of its bytes behind the checksum, and what it becomes.
+        // Structure, byte after its checksum, new value.
         let at = structures[usize::from(patch[0]) % structures.len()];
         let byte = at + 8 + usize::from(u16::from_le_bytes([patch[1], patch[2]]) % 504);
         image[byte] = patch[3];
