@@ -18,6 +18,7 @@
 //! - [`error_docs`]: `# Errors` on every public function that returns a `Result`.
 //! - [`type_names`]: no type name twice in a crate.
 //! - [`module_cycles`]: no circles between the files of a crate.
+//! - [`prose`]: phrases that comments and documents avoid.
 //! - [`commits`]: subjects and bodies of new commits.
 //! - [`exceptions`]: what `xtask/tidy-exceptions.txt` lets pass, each with a reason.
 
@@ -30,6 +31,7 @@ mod forbidden_apis;
 mod headers;
 mod lexer;
 mod module_cycles;
+mod prose;
 mod sizes;
 mod syntax;
 mod tree;
@@ -89,6 +91,7 @@ fn check_tree(tree: &SourceTree) -> Vec<Finding> {
     findings.extend(sizes::long_files(tree, &exceptions));
     findings.extend(unfinished::check(tree));
     findings.extend(documents::check(tree));
+    findings.extend(prose::check(tree));
     let sources = syntax::parse(tree, &mut findings);
     findings.extend(error_docs::check(&sources));
     findings.extend(type_names::check(&sources));
