@@ -14,6 +14,11 @@ pub const DEFAULT_NQN: &str = "nqn.2026-11.io.octokv:node";
 /// The TCP port that IANA assigned to NVMe over Fabrics.
 pub const DEFAULT_PORT: u16 = 4420;
 
+/// Highest namespace identifier.
+pub const NAMESPACE_ID_MAX: u32 = 1024;
+/// Highest ANA group identifier.
+pub const ANA_GROUPS_MAX: u32 = 32;
+
 /// The storage under a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceConfig {

@@ -37,6 +37,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Poll interval of a core that waits for requests or volumes to end.
 const DRAIN_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
 
+/// Control messages queued for one core: a namespace change and a status report, each under a lock of the node that
+/// its sender holds until the response. A core that no longer responds is sent nothing more.
+const CONTROL_MESSAGES_MAX: usize = 2;
+
 /// State shared by the cores of a node.
 pub(crate) struct NodeShared {
     pub stopping: AtomicBool,
@@ -57,7 +61,10 @@ pub(crate) struct ControlQueue {
 
 impl ControlQueue {
     fn push(&self, message: ControlMessage) {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(message);
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(messages.len() < CONTROL_MESSAGES_MAX, "more than {CONTROL_MESSAGES_MAX} control messages");
+        messages.push_back(message);
+        drop(messages);
         self.has_messages.store(true, Ordering::Release);
     }
 
@@ -85,7 +92,8 @@ impl NodeShared {
         self.core_wakers.iter().for_each(|core_waker| core_waker.notify());
     }
 
-    /// Queues a control message for a core and wakes it.
+    /// Queues a control message for a core and wakes it. REQUIRES: the caller holds the lock of its kind of message, and
+    /// the core has responded to the last one.
     pub fn send_control(&self, core: usize, message: ControlMessage) {
         self.control_queues[core].push(message);
         self.core_wakers[core].notify();

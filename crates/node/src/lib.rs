@@ -47,11 +47,11 @@ mod validate;
 
 pub use self::core_thread::CoreStatus;
 pub use config::{
-    CommandSetConfig, DeviceConfig, EngineKind, ExistingDataPolicy, NamespaceConfig, NodeConfig,
+    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, EngineKind, ExistingDataPolicy, NAMESPACE_ID_MAX,
+    NamespaceConfig, NodeConfig,
 };
 pub use error::{CloseError, NamespaceChangeError, StartError, StopError, UringUnavailable};
 pub use namespace_open::{namespace_info, verify_device};
 pub use node::{NamespaceStatus, RunningNode, start};
 pub use octokv_sys::file::DeviceOpenError;
 pub use reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, new_reactor};
-pub use validate::{ANA_GROUPS_MAX, NAMESPACE_ID_MAX};

@@ -37,8 +37,21 @@ impl<E: Engine> NamespaceBackend<E> {
     }
 }
 
-/// Namespaces removed since the reactor last looked.
-pub type RemovedNamespaces = Rc<RefCell<Vec<NamespaceId>>>;
+/// Namespaces removed since the reactor last took them; each control message adds at most one.
+#[derive(Clone, Debug, Default)]
+pub struct RemovedNamespaces(Rc<RefCell<Vec<NamespaceId>>>);
+
+impl RemovedNamespaces {
+    /// Whether none was removed.
+    pub fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    /// Takes the removed namespaces.
+    pub fn take(&self) -> Vec<NamespaceId> {
+        self.0.take()
+    }
+}
 
 /// The backends of one core, by ascending namespace identifier.
 pub struct NamespaceTable<E> {
@@ -48,7 +61,7 @@ pub struct NamespaceTable<E> {
 
 impl<E> Default for NamespaceTable<E> {
     fn default() -> NamespaceTable<E> {
-        NamespaceTable { backends: RefCell::default(), removed: Rc::default() }
+        NamespaceTable { backends: RefCell::default(), removed: RemovedNamespaces::default() }
     }
 }
 
@@ -82,12 +95,12 @@ impl<E> NamespaceTable<E> {
     pub fn remove(&self, id: NamespaceId) -> Option<Rc<NamespaceBackend<E>>> {
         let mut backends = self.backends.borrow_mut();
         let at = backends.binary_search_by_key(&id, |(id, _)| *id).ok()?;
-        self.removed.borrow_mut().push(id);
+        self.removed.0.borrow_mut().push(id);
         Some(backends.remove(at).1)
     }
 
     /// The list of namespaces removed from now on, for the reactor to drain.
     pub fn removed(&self) -> RemovedNamespaces {
-        Rc::clone(&self.removed)
+        self.removed.clone()
     }
 }

@@ -62,6 +62,8 @@ pub struct RunningNode {
     offline: Mutex<Vec<(NamespaceConfig, StartError)>>,
     /// Held while namespaces are added or removed.
     change_lock: Mutex<()>,
+    /// Held while a core's status is requested.
+    status_lock: Mutex<()>,
     target: Arc<Target>,
     addresses: Vec<SocketAddr>,
     shared: Arc<NodeShared>,
@@ -125,6 +127,7 @@ fn start_with(
         namespaces: Mutex::new(namespaces),
         offline: Mutex::new(offline),
         change_lock: Mutex::default(),
+        status_lock: Mutex::default(),
         target,
         addresses: Vec::new(),
         shared,
@@ -349,6 +352,7 @@ impl RunningNode {
     }
 
     /// Detaches a namespace from every core: from the first one last, since it runs the volume's maintenance.
+    /// REQUIRES: the caller holds `change_lock`.
     fn detach_from_cores(&self, id: NamespaceId) -> Result<(), NamespaceChangeError> {
         (0..self.threads.len()).rev().try_for_each(|core| {
             self.apply_on_core(core, |response_tx| ControlMessage::DetachNamespace(id, response_tx))
@@ -368,20 +372,23 @@ impl RunningNode {
         })
     }
 
-    /// Sends a control message and waits for its response; `None` if the node stops first.
+    /// Sends a control message and waits for its response; `None` if the node stops or the core ends first.
+    /// REQUIRES: the caller holds `change_lock` or `status_lock`, by the kind of message.
     fn send_and_wait<T>(
         &self,
         core: usize,
         make_message: impl FnOnce(Sender<T>) -> ControlMessage,
     ) -> Option<T> {
+        let has_ended = || self.shared.stopping.load(Ordering::Acquire) || self.threads[core].is_finished();
+        if has_ended() {
+            return None;
+        }
         let (response_tx, response_rx) = channel();
         self.shared.send_control(core, make_message(response_tx));
         loop {
             match response_rx.recv_timeout(RESPONSE_POLL_INTERVAL) {
                 Ok(response) => return Some(response),
-                Err(RecvTimeoutError::Timeout)
-                    if !self.shared.stopping.load(Ordering::Acquire) && !self.threads[core].is_finished() => {
-                }
+                Err(RecvTimeoutError::Timeout) if !has_ended() => {}
                 Err(_) => return None,
             }
         }
@@ -415,6 +422,7 @@ impl RunningNode {
 
     /// The status of each core; fewer entries if the node is stopping.
     pub fn core_statuses(&self) -> Vec<CoreStatus> {
+        let _status_guard = lock(&self.status_lock);
         (0..self.threads.len())
             .map_while(|core| self.send_and_wait(core, ControlMessage::ReportStatus))
             .collect()

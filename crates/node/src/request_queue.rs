@@ -65,13 +65,18 @@ type PrefetchFn = dyn Fn(&PendingRequest, PrefetchStage);
 /// Requests that have not started, in arrival order.
 pub struct RequestQueue {
     waiting: VecDeque<PendingRequest>,
+    requests_max: usize,
     prefetch: Box<PrefetchFn>,
 }
 
 impl RequestQueue {
-    /// An empty queue; `prefetch` is called once per stage of a request that will start soon.
-    pub fn new(prefetch: impl Fn(&PendingRequest, PrefetchStage) + 'static) -> RequestQueue {
-        RequestQueue { waiting: VecDeque::new(), prefetch: Box::new(prefetch) }
+    /// An empty queue of at most `requests_max` requests; `prefetch` is called once per stage of a request that will
+    /// start soon. [`RequestQueue::start`] asserts the bound, once per batch and not per request.
+    pub fn new(
+        requests_max: usize,
+        prefetch: impl Fn(&PendingRequest, PrefetchStage) + 'static,
+    ) -> RequestQueue {
+        RequestQueue { waiting: VecDeque::new(), requests_max, prefetch: Box::new(prefetch) }
     }
 
     /// Appends a request.
@@ -107,10 +112,14 @@ impl RequestQueue {
 
     /// Starts requests while workers are free; one that never waits ends within this call. Returns whether any
     /// started.
+    ///
+    /// # Panics
+    /// More requests are queued than `requests_max`: a bug of this program.
     pub fn start<F: Future<Output = Infallible>>(
         &mut self,
         workers: &mut WorkerPool<PendingRequest, F>,
     ) -> bool {
+        assert!(self.waiting.len() <= self.requests_max, "more requests queued than command slots");
         let mut worked = false;
         while !workers.is_full()
             && let Some(request) = self.pop()
@@ -134,12 +143,14 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
+    const REQUESTS_MAX: usize = 40;
+
     /// Prefetches and starts of `count` requests, in order: `(slot, Some(stage))` is a prefetch, `(slot, None)` a
     /// start.
     fn trace(count: u32) -> Vec<(u32, Option<PrefetchStage>)> {
         let trace: Rc<RefCell<Vec<_>>> = Rc::default();
         let (prefetches, begins) = (Rc::clone(&trace), Rc::clone(&trace));
-        let mut queue = RequestQueue::new(move |request, stage| {
+        let mut queue = RequestQueue::new(REQUESTS_MAX, move |request, stage| {
             prefetches.borrow_mut().push((request.slot, Some(stage)))
         });
         let request = |slot| PendingRequest {
@@ -186,6 +197,12 @@ mod tests {
             }
         }
         assert_eq!(trace.iter().filter(|(_, stage)| stage.is_none()).count(), 40, "each request starts once");
+    }
+
+    #[test]
+    #[should_panic(expected = "more requests queued than command slots")]
+    fn more_requests_than_the_bound_are_a_bug() {
+        trace(REQUESTS_MAX as u32 + 1);
     }
 
     #[test]

@@ -46,6 +46,18 @@ fn buffer_bytes(operation: &RequestOperation) -> usize {
     }
 }
 
+/// Limits on what a scheduler queues.
+#[derive(Clone, Copy, Debug)]
+pub struct SchedulerLimits {
+    /// Requests of the requeue queue, and of the fair queue.
+    pub requests_max: usize,
+    /// Requests in the whole node. It bounds the overflow list: a tenant with a request there is not received from, so
+    /// the list holds at most the requests of one iteration and those that other cores offloaded before.
+    pub node_requests_max: usize,
+    /// Bytes of buffers of one tenant's queued requests, above which it is not received from.
+    pub queued_bytes_max: usize,
+}
+
 /// The scheduler of one core.
 pub struct RequestScheduler {
     core: CoreId,
@@ -68,6 +80,7 @@ pub struct RequestScheduler {
     /// Requests that the fair queue rejected, in arrival order, and their count by tenant.
     overflow: VecDeque<PendingRequest>,
     overflow_count: Box<[u32]>,
+    overflow_max: usize,
     /// By tenant: bytes of buffers held by queued requests; above the maximum the core stops receiving from the
     /// tenant.
     queued_bytes: Box<[usize]>,
@@ -89,11 +102,11 @@ fn estimate_cost(bytes: u64) -> Cost {
 }
 
 impl RequestScheduler {
-    /// The scheduler of `core`, one of `cores`. `requests_max` bounds each of its queues; `queued_bytes_max` is per
-    /// tenant.
-    pub fn new(core: CoreId, cores: usize, requests_max: usize, queued_bytes_max: usize) -> RequestScheduler {
+    /// The scheduler of `core`, one of `cores`.
+    pub fn new(core: CoreId, cores: usize, limits: SchedulerLimits) -> RequestScheduler {
+        let SchedulerLimits { requests_max, node_requests_max, queued_bytes_max } = limits;
         let config = SchedConfig::default();
-        let limits = FairQueueLimits {
+        let fair_limits = FairQueueLimits {
             tenants_max: TENANTS_MAX,
             requests_max: (requests_max as u32).max(TENANTS_MAX),
             in_flight_max: config.in_flight,
@@ -104,7 +117,7 @@ impl RequestScheduler {
             rules: vec![TenantAction::default(); TENANTS_MAX as usize].into(),
             router: Router::new(cores),
             requeue_queue: RequeueQueue::new(requests_max, config.held_max),
-            fair_queue: FairQueue::new(limits),
+            fair_queue: FairQueue::new(fair_limits),
             concurrency_limit: ConcurrencyLimit::new(config.in_flight),
             in_fair_queue: vec![false; TENANTS_MAX as usize].into(),
             tenant_limits: vec![config.default_qos; TENANTS_MAX as usize].into(),
@@ -113,6 +126,7 @@ impl RequestScheduler {
             free_tickets: Vec::new(),
             overflow: VecDeque::new(),
             overflow_count: vec![0; TENANTS_MAX as usize].into(),
+            overflow_max: node_requests_max,
             queued_bytes: vec![0; TENANTS_MAX as usize].into(),
             queued_bytes_max,
             may_poll_requeue: true,
@@ -263,6 +277,10 @@ impl RequestScheduler {
                 self.queued_bytes[tenant.0 as usize] += bytes;
             }
             Err(request) => {
+                assert!(
+                    self.overflow.len() < self.overflow_max,
+                    "more overflowed requests than command slots"
+                );
                 self.overflow_count[tenant.0 as usize] += 1;
                 self.overflow.push_back(request);
             }

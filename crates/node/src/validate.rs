@@ -2,18 +2,15 @@
 //!
 //! In: a configuration. Out: nothing, or the first invalid setting with its valid values.
 
-use crate::config::{CommandSetConfig, DeviceConfig, NamespaceConfig, NodeConfig};
+use crate::config::{
+    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig,
+};
 use crate::error::StartError;
 use crate::namespace_open::OpenNamespace;
 use octokv_base::NamespaceId;
 use octokv_sys::thread;
 use std::collections::BTreeMap;
 use std::io;
-
-/// Highest namespace identifier.
-pub const NAMESPACE_ID_MAX: u32 = 1024;
-/// Highest ANA group identifier.
-pub const ANA_GROUPS_MAX: u32 = 32;
 
 /// Validates the settings of a node.
 ///

@@ -103,6 +103,11 @@ impl<T> Mailbox<T> {
         None
     }
 
+    /// Messages of other cores that wait here now.
+    pub fn queued(&self) -> usize {
+        self.receivers.iter().map(Consumer::slots).sum()
+    }
+
     /// Notifies a core without a message.
     pub fn wake(&self, core: usize) {
         self.senders[core].1.notify();

@@ -78,7 +78,13 @@ impl ReactorHandle {
     /// # Panics
     /// The next [`ReactorHandle::poll_background`] panics if more than [`BACKGROUND_TASKS_MAX`] tasks run.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        self.0.spawned.borrow_mut().push_back(Box::pin(future));
+        let mut spawned = self.0.spawned.borrow_mut();
+        assert!(
+            spawned.len() < BACKGROUND_TASKS_MAX,
+            "more than {BACKGROUND_TASKS_MAX} background tasks spawned"
+        );
+        spawned.push_back(Box::pin(future));
+        drop(spawned);
         self.0.core_waker.notify();
     }
 

@@ -36,6 +36,10 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             }
         }
         self.delivering = delivering;
+        assert!(
+            self.outbound_completions.len() <= self.node_requests_max,
+            "more completions than command slots"
+        );
         // A full ring delays only its own completions.
         for _ in 0..self.outbound_completions.len() {
             let Some(completion) = self.outbound_completions.pop_front() else { break };

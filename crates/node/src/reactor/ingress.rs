@@ -4,7 +4,7 @@
 //! (`crate::request_scheduler`). Invariants: those of the reactor; a connection gets its share of an iteration
 //! (`crate::time_budget`), and while requests wait for workers nothing is received.
 
-use super::{ACCEPTS_PER_ITERATION, CoreMessage, Reactor, RequestCompletion};
+use super::{ACCEPTS_PER_ITERATION, CoreMessage, MESSAGES_PER_ITERATION_MAX, Reactor, RequestCompletion};
 use crate::connection_io::{ConnectionIo, ReceiveBudget};
 use crate::core_metrics::MetricsWriter;
 use crate::request_queue::{PendingRequest, RequestQueue, TicketId};
@@ -108,22 +108,32 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         worked
     }
 
+    /// Handles messages of other cores: at most [`MESSAGES_PER_ITERATION_MAX`], and none while `requests_max` requests
+    /// wait for workers. Then messages stay in their rings, which are bounded, and a core whose ring is full executes its
+    /// requests itself. Workers never wait for a message, so the queue shrinks and receiving resumes.
     pub(super) fn process_messages(&mut self, now: Nanos) -> bool {
-        let mut worked = false;
-        while let Some(message) = self.mailbox.receive() {
-            worked = true;
-            match message {
-                CoreMessage::NewConnection { socket, local, peer } => {
-                    let socket = self.sockets.attach(socket);
-                    self.add_connection(socket, local, peer, now);
-                }
-                CoreMessage::Execute(request) => {
-                    self.scheduler.enqueue(request, &mut self.request_queue, &self.metrics, now)
-                }
-                CoreMessage::Completed(completion) => self.complete_request(now, completion),
-            }
+        let mut count = 0;
+        while count < MESSAGES_PER_ITERATION_MAX
+            && self.request_queue.len() < self.requests_max
+            && let Some(message) = self.mailbox.receive()
+        {
+            self.process_message(message, now);
+            count += 1;
         }
-        worked
+        count > 0
+    }
+
+    pub(super) fn process_message(&mut self, message: CoreMessage, now: Nanos) {
+        match message {
+            CoreMessage::NewConnection { socket, local, peer } => {
+                let socket = self.sockets.attach(socket);
+                self.add_connection(socket, local, peer, now);
+            }
+            CoreMessage::Execute(request) => {
+                self.scheduler.enqueue(request, &mut self.request_queue, &self.metrics, now)
+            }
+            CoreMessage::Completed(completion) => self.complete_request(now, completion),
+        }
     }
 
     pub(super) fn add_connection(

@@ -21,6 +21,7 @@ mod egress;
 mod ingress;
 
 use crate::bug_injection::{self, InjectedBug};
+use crate::config::NAMESPACE_ID_MAX;
 use crate::connection_io::{ConnectionIo, RECEIVE_BUFFER_BYTES};
 use crate::connection_queue::ConnectionQueue;
 use crate::core_metrics::{MetricsWriter, RequestTiming};
@@ -28,12 +29,12 @@ use crate::log_limiter::LogRateLimiter;
 use crate::monitor::{Monitor, MonitorDuty};
 use crate::namespace_table::{NamespaceTable, RemovedNamespaces};
 use crate::request_queue::{PendingRequest, RequestQueue, TicketId};
-use crate::request_scheduler::RequestScheduler;
+use crate::request_scheduler::{RequestScheduler, SchedulerLimits};
 use crate::time_budget::IterationBudget;
 use octokv_base::map::FxHashMap;
 use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_engine::Engine;
-use octokv_nvmf::{IoRequest, RequestOutcome, Target};
+use octokv_nvmf::{IoRequest, RequestOutcome, SubsystemConfig, Target};
 use octokv_runtime::{
     DetachedSocket, DeviceHandle, JobSlot, ListenerId, Mailbox, ReactorHandle, SocketId, Sockets, Stage,
     WorkerPool,
@@ -66,6 +67,16 @@ const RTT_SAMPLES_PER_INTERVAL: usize = 32;
 
 /// Connections closed per iteration: replies go first, and a flood of closes leaves time.
 const CLOSES_PER_ITERATION: usize = 2;
+
+/// Messages of other cores handled per iteration, one full ring: a burst leaves time for this core's connections.
+const MESSAGES_PER_ITERATION_MAX: usize = 256;
+
+/// Upper bound on the requests of a node: each occupies a command slot of a connection, except that a host's shutdown
+/// flushes every namespace from one slot. It bounds every queue of requests and completions, on any core.
+fn node_requests_max(config: &SubsystemConfig) -> usize {
+    let per_connection = usize::from(config.queue_depth) + NAMESPACE_ID_MAX as usize;
+    config.connections_max.saturating_mul(per_connection)
+}
 
 /// A message between cores.
 pub enum CoreMessage {
@@ -187,8 +198,11 @@ struct Reactor<S, F> {
     interval_ends: Nanos,
     metrics: MetricsWriter,
     scheduler: RequestScheduler,
-    /// Completions for other cores whose rings are full.
+    /// Completions for other cores whose rings are full: at most `node_requests_max`.
     outbound_completions: VecDeque<RequestCompletion>,
+    node_requests_max: usize,
+    /// Requests waiting for workers above which no messages are received; also the number of workers.
+    requests_max: usize,
     costs: SimulatedCosts,
     is_served: Box<dyn Fn(NamespaceId) -> bool>,
 }
@@ -264,7 +278,8 @@ pub fn new_reactor<S: Sockets, E: Engine + 'static>(parts: ReactorParts<S, E>) -
     let core_waker = Arc::clone(parts.handle.core_waker());
     let workers = WorkerPool::new(parts.requests_max, core_waker, make_worker);
     let namespaces = Rc::clone(&parts.namespaces);
-    let request_queue = RequestQueue::new(move |request, stage| {
+    let requests_max = node_requests_max(parts.target.config());
+    let request_queue = RequestQueue::new(requests_max, move |request, stage| {
         if let Some(backend) = namespaces.get(request.namespace) {
             backend.prefetch(&request.operation, stage);
         }
@@ -281,6 +296,11 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
     let (cores, core) = (parts.mailbox.core_count(), CoreId::from_index(parts.core));
     let core_metrics = Arc::clone(parts.monitor.core_metrics());
     let namespaces = Rc::clone(&parts.namespaces);
+    let limits = SchedulerLimits {
+        requests_max: parts.requests_max,
+        node_requests_max: node_requests_max(parts.target.config()),
+        queued_bytes_max: parts.pool.budget_bytes() / TENANT_BUFFER_DIVISOR,
+    };
     Reactor {
         sockets: parts.sockets,
         local_address: parts.local_address,
@@ -289,12 +309,9 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
         core: parts.core,
         device: parts.handle.devices(),
         metrics: MetricsWriter::new(core_metrics, core, parts.handle.cpu_time()),
-        scheduler: RequestScheduler::new(
-            core,
-            cores,
-            parts.requests_max,
-            parts.pool.budget_bytes() / TENANT_BUFFER_DIVISOR,
-        ),
+        scheduler: RequestScheduler::new(core, cores, limits),
+        node_requests_max: limits.node_requests_max,
+        requests_max: parts.requests_max,
         outbound_completions: VecDeque::new(),
         last_interval: 0,
         next_rtt_sample: 0,
@@ -398,7 +415,11 @@ impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F
     }
 
     fn fail_missing_namespaces(&mut self, now: Nanos) {
-        self.process_messages(now);
+        // All of them: a request for a removed namespace was sent before every core detached it.
+        for _ in 0..self.mailbox.queued() {
+            let Some(message) = self.mailbox.receive() else { break };
+            self.process_message(message, now);
+        }
         self.scheduler.release_all(&mut self.request_queue);
         let Reactor { request_queue, completions, is_served, .. } = self;
         request_queue.retain(|request| {
@@ -465,7 +486,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
 
     /// Fails queued requests of removed namespaces before another namespace can take the identifier.
     fn fail_removed_namespaces(&mut self) -> bool {
-        if self.removed_namespaces.borrow().is_empty() {
+        if self.removed_namespaces.is_empty() {
             return false;
         }
         let removed = self.removed_namespaces.take();
@@ -542,3 +563,6 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         worked | (!self.request_queue.is_empty() && self.start_requests(now)) | self.send_replies()
     }
 }
+
+#[cfg(test)]
+mod tests;

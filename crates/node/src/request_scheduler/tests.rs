@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 const DENSE: TenantId = TenantId(1);
 const SPARSE: TenantId = TenantId(2);
+const LIMITS: SchedulerLimits =
+    SchedulerLimits { requests_max: 1_000, node_requests_max: 1_000, queued_bytes_max: 3 * 4096 };
 const NOW: Nanos = Nanos(1_000);
 
 /// An interval with this decision, in which requests of the dense tenant are requeued twice.
@@ -66,8 +68,8 @@ impl SchedulerFixture {
             [SharedCoreMetrics::new(2, TENANTS_MAX), SharedCoreMetrics::new(2, TENANTS_MAX)].into();
         let metrics = MetricsWriter::new(Arc::clone(&core_metrics), CoreId(0), &CpuTime::simulated());
         SchedulerFixture {
-            scheduler: RequestScheduler::new(CoreId(0), 2, 1_000, 3 * 4096),
-            queue: RequestQueue::new(|_, _| ()),
+            scheduler: RequestScheduler::new(CoreId(0), 2, LIMITS),
+            queue: RequestQueue::new(LIMITS.node_requests_max, |_, _| ()),
             metrics,
             core_metrics,
         }

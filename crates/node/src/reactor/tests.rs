@@ -1,0 +1,173 @@
+//! Messages of other cores: how many an iteration takes, and when it takes none.
+
+use super::*;
+use crate::block_backend::{BlockBackend, BlockVolume};
+use crate::namespace_table::NamespaceBackend;
+use octokv_device::Device;
+use octokv_device::power_loss::PowerLossDisk;
+use octokv_engine::hash::HashEngine;
+use octokv_nvmf::{LbaRange, RequestOperation};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceDriver, ReceiveStatus, SendStatus, mesh, open_device_queue};
+use std::io;
+
+const RING_CAPACITY: usize = 1024;
+const BLOCKS: NamespaceId = NamespaceId(1);
+
+/// Sockets of a core without connections.
+struct NoSockets;
+
+impl Sockets for NoSockets {
+    fn listen(&mut self, _: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn accept(&mut self, _: ListenerId) -> Option<(SocketId, SocketAddr)> {
+        None
+    }
+    fn connect(&mut self, _: SocketAddr) -> io::Result<SocketId> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn detach(&mut self, _: SocketId) -> Option<DetachedSocket> {
+        None
+    }
+    fn attach(&mut self, _: DetachedSocket) -> SocketId {
+        unreachable!("nothing is detached")
+    }
+    fn receive(&mut self, _: SocketId, _: &mut [u8]) -> ReceiveStatus {
+        ReceiveStatus::WouldBlock
+    }
+    fn send(&mut self, _: SocketId, _: &[IoSlice<'_>]) -> SendStatus {
+        SendStatus::WouldBlock
+    }
+    fn ready(&mut self, _: &mut Vec<SocketId>) {}
+    fn close(&mut self, _: SocketId) {}
+}
+
+/// Core 1 of two, with one block namespace on `disk`, and the mailbox of core 0.
+struct TwoCores {
+    reactor: Box<dyn ReactorLoop<NoSockets>>,
+    sender: Mailbox<CoreMessage>,
+    disk: PowerLossDisk,
+    completions: octokv_base::Prng,
+    now: Nanos,
+}
+
+impl TwoCores {
+    fn new(requests_max: usize) -> TwoCores {
+        let core_wakers = [CoreWaker::without_eventfd(), CoreWaker::without_eventfd()];
+        let mut mailboxes = mesh(&core_wakers, RING_CAPACITY);
+        let (mailbox, sender) = (mailboxes.remove(1), mailboxes.remove(0));
+        let core_waker = Arc::clone(&core_wakers[1]);
+        let (queue, _) = open_device_queue(DeviceDriver::Threads, 1, &core_waker).expect("worker threads");
+        let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, 1), CpuTime::simulated());
+        let disk = PowerLossDisk::new(vec![0; 64 << 10], 4096);
+        let (device, pool): (Rc<dyn Device>, _) = (Rc::new(disk.clone()), BufferPool::new(8 << 20));
+        let namespaces: Rc<NamespaceTable<HashEngine>> = Rc::default();
+        let backend = BlockBackend {
+            volume: BlockVolume::new(4096, device.geometry().bytes()),
+            device,
+            pool: pool.clone(),
+            handle: handle.clone(),
+            device_name: Rc::from("disk"),
+        };
+        namespaces.insert(BLOCKS, NamespaceBackend::Block(backend));
+        let monitor = Monitor::new(2, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
+        let reactor = new_reactor(ReactorParts {
+            sockets: NoSockets,
+            local_address: |_, _| None,
+            listeners: Vec::new(),
+            mailbox,
+            core: 1,
+            handle,
+            target: Target::new(SubsystemConfig::new("nqn.2026-11.io.octokv:test"), Vec::new()),
+            namespaces,
+            pool,
+            requests_max,
+            monitor: Arc::new(monitor.expect("the defaults are valid")),
+            costs: SimulatedCosts::default(),
+        });
+        let (completions, now) = (octokv_base::Prng::new(1), Nanos(1));
+        TwoCores { reactor: Box::new(reactor), sender, disk, completions, now }
+    }
+
+    /// Core 0 offloads `count` reads to core 1.
+    fn offload(&mut self, namespace: NamespaceId, count: u32) {
+        for slot in 0..count {
+            let request = PendingRequest {
+                home_core: CoreId(0),
+                connection: 0,
+                slot,
+                namespace,
+                operation: RequestOperation::Read { range: LbaRange { lba: octokv_base::Lba(0), blocks: 1 } },
+                tenant: TenantId(0),
+                timing: RequestTiming::default(),
+                ticket_id: TicketId::NONE,
+            };
+            assert!(self.sender.send(1, CoreMessage::Execute(request)).is_ok(), "the ring has room");
+        }
+    }
+
+    fn run_iteration(&mut self) -> bool {
+        self.now = self.now + Nanos::from_micros(10);
+        self.reactor.run_iteration(self.now)
+    }
+
+    /// Messages that core 1 has not received.
+    fn waiting_messages(&self) -> usize {
+        RING_CAPACITY - self.sender.free_slots(1)
+    }
+
+    /// Slots of the completions that core 0 has received.
+    fn completed_slots(&mut self) -> Vec<u32> {
+        std::iter::from_fn(|| match self.sender.receive()? {
+            CoreMessage::Completed(completion) => Some(completion.slot),
+            CoreMessage::NewConnection { .. } | CoreMessage::Execute(_) => {
+                unreachable!("core 1 offloads nothing")
+            }
+        })
+        .collect()
+    }
+}
+
+#[test]
+fn an_iteration_takes_a_bounded_number_of_messages() {
+    let mut cores = TwoCores::new(RING_CAPACITY);
+    // The namespace does not exist, so each request ends at once.
+    cores.offload(NamespaceId(9), 2 * MESSAGES_PER_ITERATION_MAX as u32 + 7);
+    for (left, completed) in [(MESSAGES_PER_ITERATION_MAX + 7, 256), (7, 256), (0, 7)] {
+        assert!(
+            cores.run_iteration(),
+            "an iteration that leaves messages has worked: the core does not sleep"
+        );
+        assert_eq!((cores.waiting_messages(), cores.completed_slots().len()), (left, completed));
+    }
+}
+
+#[test]
+fn messages_stay_in_the_ring_while_requests_wait_for_workers() {
+    let mut cores = TwoCores::new(4);
+    cores.offload(BLOCKS, 20);
+    for _ in 0..10 {
+        cores.run_iteration();
+    }
+    // Four requests run, four wait for workers.
+    assert_eq!((cores.reactor.requests(), cores.waiting_messages()), (8, 12));
+    let mut completed = Vec::new();
+    for _ in 0..1_000 {
+        cores.disk.complete_one(&mut cores.completions);
+        cores.run_iteration();
+        assert!(cores.reactor.requests() <= 8, "{} requests", cores.reactor.requests());
+        completed.extend(cores.completed_slots());
+    }
+    completed.sort_unstable();
+    assert_eq!(completed, (0..20).collect::<Vec<u32>>());
+}
+
+#[test]
+fn every_message_is_taken_before_a_namespace_is_attached() {
+    let mut cores = TwoCores::new(4);
+    cores.offload(NamespaceId(9), 600);
+    cores.reactor.fail_missing_namespaces(Nanos(1));
+    assert_eq!((cores.waiting_messages(), cores.reactor.requests()), (0, 0));
+    cores.run_iteration();
+    assert_eq!(cores.completed_slots().len(), 600);
+}
