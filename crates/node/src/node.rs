@@ -474,7 +474,7 @@ impl Drop for RunningNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::DeviceConfig;
+    use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy};
     use octokv_runtime::kernel::spawn_thread;
     use std::sync::atomic::AtomicUsize;
 
@@ -557,5 +557,34 @@ mod tests {
         assert_eq!(node.core_statuses().len(), 3);
         node.stop().expect("stops cleanly");
         assert_eq!(threads.count(), 0, "threads left running");
+    }
+    #[test]
+    fn concurrent_status_requests_and_changes_stay_within_the_control_queues() {
+        let node = start_with(config(&[3, 5]), |_, main| RunningThreads::default().spawn(main));
+        let node = Arc::new(node.expect("starts"));
+        let callers: Vec<_> = (0..8)
+            .map(|_| {
+                let node = Arc::clone(&node);
+                spawn_thread("status", move || {
+                    (0..50).for_each(|_| assert_eq!(node.core_statuses().len(), 2));
+                })
+            })
+            .collect();
+        let added = NamespaceConfig {
+            id: NamespaceId(2),
+            device: DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 },
+            drive_profile: None,
+            command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
+            existing_data: ExistingDataPolicy::Keep,
+            ana_group: 1,
+            required: false,
+            nguid_suffix: 7,
+        };
+        for _ in 0..20 {
+            node.add_namespace(&added).expect("added");
+            node.remove_namespace(added.id).expect("removed");
+        }
+        callers.into_iter().for_each(|caller| caller.expect("spawns").join().expect("every core responds"));
+        Arc::into_inner(node).expect("the callers have ended").stop().expect("stops cleanly");
     }
 }
