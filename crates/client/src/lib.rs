@@ -58,7 +58,7 @@ pub use remote_device::{RemoteDevice, RemoteSession};
 pub use session::{Session, SubmitError};
 pub use url::Url;
 
-/// Compiles the Rust examples of the README.
+/// Compiles the Rust examples of the manual.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../../../docs/USAGE.md")]
 struct ReadmeExamples;
