@@ -1,15 +1,15 @@
-//! A wrapper that makes any device fail as real ones do, by a plan that is data.
+//! Fault injection: a wrapper that makes any device fail as real devices do, by a plan of rules.
 //!
-//! In: operations for the device beneath. Out: their completion, changed where a [`FaultRule`] says so.
-//! Holds: the rules, how often each may still strike, and for staleness what blocks held before.
+//! In: operations for the inner device. Out: their completions, changed by the first [`FaultRule`] that matches.
+//! Holds: the rules and how often each may still apply.
 //!
-//! | fault | what happens |
+//! | fault | effect |
 //! | --- | --- |
-//! | `BitFlip` | one bit of the blocks read is flipped, the same one at every read |
-//! | `Misdirected` | a write lands at another address and is reported done |
-//! | `Lost` | a write is reported done and never lands: later reads are stale |
+//! | `BitFlip` | one bit of the bytes read is flipped, the same one for every read of that length |
+//! | `Misdirected` | a write goes to another address and succeeds |
+//! | `Lost` | a write or flush succeeds and has no effect: later reads are stale |
 //! | `Error` | the operation fails with an error code |
-//! | `NoSpace` | a write fails for want of space |
+//! | `NoSpace` | a write fails with [`DeviceError::NoSpace`] |
 //! | `Slow` | the operation completes only after a number of polls of its future |
 
 use crate::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
@@ -20,85 +20,95 @@ use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::task::Poll;
 
-/// Which operations a rule strikes.
+/// The operations that a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpFilter {
     /// Reads that touch the blocks.
     Read,
     /// Writes that touch the blocks.
     Write,
-    /// Flushes, whatever the blocks.
+    /// Flushes; the block range is ignored.
     Flush,
 }
 
-/// What goes wrong.
+/// The effect of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedFault {
-    /// A bit flips, chosen by the seed.
+    /// A read returns one flipped bit.
     BitFlip {
-        /// Chooses the bit.
+        /// Selects the bit, anywhere in the buffer of the read.
         seed: u64,
     },
     /// The write goes to this address instead.
     Misdirected {
-        /// Where it lands.
+        /// The first block that is written instead.
         to: Lba,
     },
-    /// The write is dropped and reported done.
+    /// The write or flush is dropped and succeeds.
     Lost,
     /// The operation fails with this system error code.
     Error(i32),
-    /// The write finds no space.
+    /// The write fails for lack of space.
     NoSpace,
-    /// The operation is reported done only after its future was polled this many times more.
+    /// The operation completes only after its future was polled this many more times.
     Slow {
-        /// How many polls.
+        /// The number of additional polls.
         polls: u32,
     },
 }
 
-/// One thing that goes wrong.
+/// A fault and the operations that it applies to.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultRule {
-    /// Which operations it strikes.
+    /// The operations that match.
     pub filter: OpFilter,
     /// The first block of its range.
     pub from: Lba,
     /// The block after its range.
     pub to: Lba,
-    /// How many matching operations pass before it strikes.
+    /// The number of matching operations that succeed first.
     pub skip: u32,
-    /// How often it strikes.
+    /// The number of operations that fail after those.
     pub times: u32,
-    /// What it does.
+    /// Their fault.
     pub fault: InjectedFault,
 }
 
 impl FaultRule {
-    /// Strikes every operation on any block.
-    pub fn always(on: OpFilter, fault: InjectedFault) -> FaultRule {
-        FaultRule { filter: on, from: Lba(0), to: Lba(u64::MAX), skip: 0, times: u32::MAX, fault }
+    /// A rule for every matching operation on any block.
+    pub fn always(filter: OpFilter, fault: InjectedFault) -> FaultRule {
+        FaultRule { filter, from: Lba(0), to: Lba(u64::MAX), skip: 0, times: u32::MAX, fault }
     }
-    /// Strikes every operation on these blocks.
+    /// A rule for every matching operation that touches the blocks `from..to`.
     pub fn within(filter: OpFilter, from: Lba, to: Lba, fault: InjectedFault) -> FaultRule {
         FaultRule { from, to, ..FaultRule::always(filter, fault) }
     }
-    /// Strikes one operation, after `after` others.
-    pub fn once(self, after: u32) -> FaultRule {
-        FaultRule { skip: after, times: 1, ..self }
+    /// The same rule for a single operation, after `skip` others.
+    pub fn once(self, skip: u32) -> FaultRule {
+        FaultRule { skip, times: 1, ..self }
     }
 }
 
-/// The rules in force, shared by cloning, so that a test can change them while the device is used.
+/// The active rules. Clones share them, so that a test can change the rules while the device is in use.
 #[derive(Clone, Default)]
 pub struct FaultPlan(Rc<RefCell<Vec<FaultRule>>>);
 
 impl FaultPlan {
-    /// Adds a rule.
+    /// Adds a rule, behind the others.
+    ///
+    /// # Panics
+    /// If the fault cannot happen to the operations of the filter.
     pub fn add(&self, rule: FaultRule) {
+        let is_applicable = match rule.fault {
+            InjectedFault::BitFlip { .. } => rule.filter == OpFilter::Read,
+            InjectedFault::Misdirected { .. } | InjectedFault::NoSpace => rule.filter == OpFilter::Write,
+            InjectedFault::Lost => rule.filter != OpFilter::Read,
+            InjectedFault::Error(_) | InjectedFault::Slow { .. } => true,
+        };
+        assert!(is_applicable, "{:?} has no effect on a {:?}", rule.fault, rule.filter);
         self.0.borrow_mut().push(rule);
     }
-    /// Takes all rules back.
+    /// Removes all rules.
     pub fn clear(&self) {
         self.0.borrow_mut().clear();
     }
@@ -121,16 +131,16 @@ impl FaultPlan {
     }
 }
 
-/// A device with faults.
+/// A device that fails by a [`FaultPlan`].
 pub struct FaultDevice {
     inner: Rc<dyn Device>,
     plan: FaultPlan,
 }
 
 impl FaultDevice {
-    /// `beneath`, failing by `plan`.
-    pub fn new(beneath: Rc<dyn Device>, plan: FaultPlan) -> FaultDevice {
-        FaultDevice { inner: beneath, plan }
+    /// Wraps `inner` with the faults of `plan`.
+    pub fn new(inner: Rc<dyn Device>, plan: FaultPlan) -> FaultDevice {
+        FaultDevice { inner, plan }
     }
 
     fn block_count(&self, buffer: &Buffer) -> u64 {

@@ -1,7 +1,7 @@
-//! A regular file or a raw block device, read and written past the page cache by one core's channel.
+//! A regular file or a raw block device, accessed with direct I/O through one core's device queue.
 //!
-//! In: operations of this core's tasks. Out: their completion, from the channel's driver. Opening,
-//! locking and sizing the file is the caller's (the driver knows how); this maps blocks to bytes.
+//! In: operations of the core's tasks. Out: their completions, from the queue's driver. Maps blocks to byte offsets;
+//! the caller opens, locks and sizes the file.
 
 use crate::{Device, DeviceFuture, Geometry};
 use octokv_base::{Buffer, Lba};
@@ -16,7 +16,7 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// The device of `file`, which is open on `channel`.
+    /// The device of `file`. REQUIRES: `file` is open on `channel`.
     pub fn new(channel: DeviceHandle, file: FileId, geometry: Geometry, name: String) -> FileDevice {
         FileDevice { channel, file, geometry, name }
     }

@@ -1,13 +1,13 @@
-//! Devices: arrays of logical blocks that are read, written and flushed with owned, aligned buffers.
+//! Block devices: arrays of logical blocks that are read, written and flushed with owned, aligned buffers.
 //!
 //! # Layout
-//! - this file: the [`Device`] contract, its answers and its faults.
-//! - [`memory`]: blocks in this process's memory; nothing survives it.
-//! - [`file`](mod@file): a regular file or a raw block device, through a core's device channel.
-//! - [`ssd_model`]: simulated flash over any device: its answers take the time of a real drive's.
-//! - [`fault_injection`]: a wrapper that makes any device fail: rot, misdirection, staleness, errors, slowness.
-//! - [`power_loss`]: a disk whose power can be cut at any write or flush, for tests. (The simulator's disks are those of
-//!   `octokv_runtime::virtual_world`.)
+//! - this file: the [`Device`] trait, its results and its errors.
+//! - [`memory`]: a RAM disk; its contents end with the process.
+//! - [`file`](mod@file): a regular file or a raw block device, through a core's device queue.
+//! - [`ssd_model`]: a simulated SSD over any device: operations take as long as on a real drive.
+//! - [`fault_injection`]: a wrapper that injects bit flips, misdirected and lost writes, errors and delays.
+//! - [`power_loss`]: a disk for tests that can lose power at any write or flush. (The simulator's disks are those of
+//!   `octokv_runtime::simulated`.)
 
 pub mod fault_injection;
 pub mod file;
@@ -25,14 +25,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-/// What a device looks like.
+/// The shape of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// The size of a logical block, the smallest thing written at once, in bytes: 512 or 4096.
+    /// The size of a logical block, the smallest unit of a write, in bytes: 512 or 4096.
     pub block_bytes: u32,
-    /// How many logical blocks there are.
+    /// The number of logical blocks.
     pub blocks: u64,
-    /// Whether all is lost when the process ends, so that keeping a journal is of no use.
+    /// Whether the contents end with the process, so that a journal is useless.
     pub volatile: bool,
 }
 
@@ -50,14 +50,17 @@ impl Geometry {
     }
 }
 
-/// What a device can do wrong.
+/// "No space left on device" on Linux.
+const ENOSPC: i32 = 28;
+
+/// A device failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceError {
-    /// The operation failed; the number is the system's error code.
+    /// The operation failed with this system error code.
     Io(i32),
-    /// The blocks are not on the device.
+    /// The blocks are beyond the end of the device.
     OutOfRange,
-    /// The medium has no space for the write, though the block exists (a sparse file).
+    /// The medium has no space for the write although the block exists (a sparse file): `ENOSPC`.
     NoSpace,
 }
 
@@ -73,49 +76,54 @@ impl std::fmt::Display for DeviceError {
 
 impl std::error::Error for DeviceError {}
 
-/// A finished operation: the buffer comes back with it.
+/// The result of an operation, with the caller's buffer.
 #[derive(Debug)]
 pub struct IoResult {
-    /// The buffer of a read or a write. After a failed read it holds anything.
+    /// The buffer of a read or a write. After a failed read its contents are undefined.
     pub buffer: Option<Buffer>,
-    /// Whether all of it was done.
+    /// Whether the whole operation succeeded.
     pub result: Result<(), DeviceError>,
 }
 
 impl IoResult {
-    /// The buffer of a read that succeeded.
+    /// The buffer of a successful read.
+    ///
+    /// # Errors
+    /// The device failure of the read.
+    ///
+    /// # Panics
+    /// If the operation was not a read.
     pub fn into_read(self) -> Result<Buffer, DeviceError> {
         self.result?;
         // Only a bug of ours loses the buffer of a read.
-        Ok(self.buffer.expect("a read gives its buffer back"))
+        Ok(self.buffer.expect("a read returns its buffer"))
     }
 }
 
-/// An array of logical blocks as one core sees it.
+/// One core's view of an array of logical blocks.
 ///
-/// An operation starts when its method is called, not when the answer is first awaited. Operations
-/// that are under way together may be carried out in any order; a write is durable once a flush that
-/// started after its completion has completed.
+/// An operation starts when its method is called, not when its future is first polled. Operations in flight together
+/// may be executed in any order. A write is durable once a flush that started after its completion has completed.
 pub trait Device {
-    /// Its shape.
+    /// The shape of the device.
     fn geometry(&self) -> Geometry;
-    /// What a person calls it: a path, or a made-up name.
+    /// The name for logs and errors: a path, or the name of a test device.
     fn name(&self) -> &str;
-    /// Fills `buffer` from the blocks at `at`; its length is whole blocks.
+    /// Fills `buffer` from the blocks at `at`. REQUIRES: the buffer's length is whole blocks.
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture;
-    /// Writes all of `buffer` to the blocks at `at`; its length is whole blocks.
+    /// Writes all of `buffer` to the blocks at `at`. REQUIRES: the buffer's length is whole blocks.
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture;
-    /// Says that the blocks will be written soon. A hint: most devices have no use for it.
+    /// Prefetches for a write of the blocks. A hint, which most devices ignore.
     fn prefetch_write(&self, _at: Lba, _blocks: u64) {}
-    /// Says that the blocks will be read soon. A hint, too.
+    /// Prefetches for a read of the blocks. A hint, which most devices ignore.
     fn prefetch_read(&self, _at: Lba, _blocks: u64) {}
-    /// Makes every write that has completed durable.
+    /// Makes every completed write durable.
     fn flush(&self) -> DeviceFuture;
-    /// Says that what the blocks hold is no longer wanted. They then read as anything.
+    /// Deallocates the blocks. Their contents are undefined until they are written again.
     fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture;
 }
 
-/// An operation under way. Await it for its [`IoResult`].
+/// An operation in flight. Await it for its [`IoResult`].
 pub struct DeviceFuture(FutureState);
 
 enum FutureState {
@@ -125,19 +133,19 @@ enum FutureState {
 }
 
 impl DeviceFuture {
-    /// Already finished.
+    /// An operation that has completed already.
     pub fn ready(result: IoResult) -> DeviceFuture {
         DeviceFuture(FutureState::Ready(Some(result)))
     }
-    /// Under way on a core's device channel.
+    /// An operation in flight on a core's device queue.
     pub fn submitted(ticket: CompletionFuture) -> DeviceFuture {
         DeviceFuture(FutureState::Submitted(ticket))
     }
-    /// Whatever `future` says; costs an allocation, so for tests, faults and simulated devices.
+    /// An operation that `future` completes. Allocates, so only for tests, fault injection and simulated devices.
     pub fn boxed(future: impl Future<Output = IoResult> + 'static) -> DeviceFuture {
         DeviceFuture(FutureState::Boxed(Box::pin(future)))
     }
-    /// Refused, because the blocks are not on the device.
+    /// An operation that fails with [`DeviceError::OutOfRange`].
     pub fn out_of_range(buffer: Option<Buffer>) -> DeviceFuture {
         DeviceFuture::ready(IoResult { buffer, result: Err(DeviceError::OutOfRange) })
     }
@@ -147,11 +155,13 @@ impl Future for DeviceFuture {
     type Output = IoResult;
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult> {
         match &mut self.0 {
-            FutureState::Ready(result) => Poll::Ready(result.take().expect("awaited once")),
+            FutureState::Ready(result) => {
+                Poll::Ready(result.take().expect("a device future is awaited once"))
+            }
             FutureState::Submitted(ticket) => {
                 let IoCompletion { buffer, result } = ready!(Pin::new(ticket).poll(context));
                 let result = result.map_err(|code| match code {
-                    28 => DeviceError::NoSpace, // ENOSPC
+                    ENOSPC => DeviceError::NoSpace,
                     code => DeviceError::Io(code),
                 });
                 Poll::Ready(IoResult { buffer, result })

@@ -1,9 +1,9 @@
-//! A device of memory: as fast as copying, gone with the process.
+//! A RAM disk: as fast as a memory copy; its contents end with the process.
 //!
-//! In: reads and writes of any core. Out: their completion, at once. Holds: the blocks, in stripes of
-//! whole huge pages with a lock each, so that cores meet only on the same stripe.
-//! Invariants: all memory is touched when the device is made, so no write pays for a first touch; a
-//! write of one stripe is seen whole or not at all, of several stripes by parts, as on a disk.
+//! In: reads and writes from any core. Out: their completions, at once. Holds: the blocks, in stripes of whole huge
+//! pages with one lock each, so that cores contend only for the same stripe.
+//! Invariants: all memory is touched at creation, so that no write page-faults; a write within one stripe is atomic, a
+//! longer one is atomic per stripe, as on a disk.
 
 use crate::{Device, DeviceFuture, Geometry, IoResult};
 use octokv_base::{Buffer, Lba};
@@ -12,13 +12,13 @@ use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 
-/// Stripes have this many bytes, or more where there would be more than [`STRIPES_MAX`] of them.
+/// The size of a stripe in bytes, unless that gives more than [`STRIPES_MAX`] stripes.
 const STRIPE_BYTES_MIN: usize = 2 << 20;
-/// As much of a record as is worth asking for ahead.
+/// Prefetching stops after this many bytes: the processor's stream prefetcher fetches the rest of a long record.
 const PREFETCH_BYTES_MAX: usize = 8192;
 const STRIPES_MAX: u64 = 4096;
 
-/// The memory itself, shared by the devices of all cores.
+/// The memory, shared by the devices of all cores.
 pub struct RamDisk {
     stripes: Box<[Mutex<HugePageBuffer>]>,
     stripe_bytes: usize,
@@ -26,10 +26,10 @@ pub struct RamDisk {
 }
 
 impl RamDisk {
-    /// `bytes` of zeroed blocks, rounded down to whole blocks.
+    /// Allocates `bytes` of zeroed blocks, rounded down to whole blocks.
     ///
     /// # Errors
-    /// When the system has not so much memory.
+    /// Fails if the system lacks the memory.
     pub fn new(bytes: u64, block_bytes: u32) -> io::Result<Arc<RamDisk>> {
         let blocks = bytes / u64::from(block_bytes);
         let bytes = blocks * u64::from(block_bytes);
@@ -46,12 +46,12 @@ impl RamDisk {
         Ok(Arc::new(RamDisk { stripes: stripes?, stripe_bytes, geometry }))
     }
 
-    /// Its shape.
+    /// The shape of the disk; always volatile.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Calls `each` with every stripe's part of `len` bytes from byte `offset`, in order.
+    /// Calls `each` with each stripe's part of the `len` bytes from byte `offset`, in order, under the stripe's lock.
     fn for_each_stripe(
         &self,
         offset: u64,
@@ -76,7 +76,7 @@ pub struct MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// A view of `memory`.
+    /// A core's view of `memory`.
     pub fn new(memory: Arc<RamDisk>) -> MemoryDevice {
         MemoryDevice { memory }
     }
@@ -85,8 +85,8 @@ impl MemoryDevice {
         at.0 * u64::from(self.memory.geometry.block_bytes)
     }
 
-    /// Gives the front of a record to a hint. A hint is not worth a wait for a lock, nor what lies in the next stripe;
-    /// and a long record is a stream, which the processor sees coming by itself.
+    /// Prefetches the first [`PREFETCH_BYTES_MAX`] bytes at `at`. Skips a locked stripe and the part in the next stripe: a
+    /// hint does not wait.
     fn prefetch_front(&self, at: Lba, blocks: u64, prefetch: impl FnOnce(&mut [u8])) {
         let RamDisk { stripes, stripe_bytes, geometry } = &*self.memory;
         let bytes = (blocks as usize * geometry.block_bytes as usize).min(PREFETCH_BYTES_MAX);

@@ -1,17 +1,16 @@
-//! A disk whose power can be cut at any write or flush, to see what its user finds afterwards.
+//! Power loss: a disk for tests that gives the image that a power loss at any write or flush can leave.
 //!
-//! In: operations. Out: their completion, when [`PowerLossDisk::complete`] picks one; and for every point
-//! of the past the images that a power cut there can leave. Holds: the contents, and the history of
-//! every write and flush since the start.
+//! In: operations. Out: their completions, when [`PowerLossDisk::complete_one`] picks one, and for each past event the
+//! images that a power loss there can leave. Holds: the contents, and the history of all writes and flushes.
 //!
 //! ```text
 //!   write ──▶ submitted ──complete──▶ cached ──flush completes──▶ durable
 //!                 │                      │
-//!                 └── power cut: whole, torn at 512 B, or lost ──┘
+//!                 └── power loss: whole, torn at 512 B, or lost ─┘
 //! ```
-//! Invariants: a write whose completion came before a completed flush began is in every later image;
-//! any other write is in none, some or all of its sectors, by the chosen [`PowerLossMode`].
-//! Tested by the power-cut tests of the engines.
+//! Invariants: a write that completed before the start of a completed flush is in every later image; of any other
+//! write, an image holds none, some or all sectors, by the [`PowerLossMode`].
+//! Tested below and by the engine's `tests/hash_power_loss.rs`.
 
 use crate::{Device, DeviceFuture, Geometry, IoResult};
 use octokv_base::{Buffer, Lba, Prng};
@@ -21,29 +20,29 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// The unit that a power cut leaves whole, in bytes.
+/// The unit of an atomic write, in bytes.
 pub const SECTOR_BYTES: usize = 512;
 
-/// What becomes of the writes that no flush has made durable.
+/// Which writes without a later flush survive a power loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerLossMode {
-    /// None of them survives.
+    /// None.
     Lost,
-    /// All that completed survive; those under way are torn, each sector old or new.
+    /// All completed ones; each sector of a write in flight is old or new.
     Torn,
-    /// Each survives or not on its own, whatever their order was.
+    /// Each one independently, whole or not at all. Overlapping writes keep their order of submission.
     Reordered,
-    /// All of them survive, those under way included.
+    /// All, writes in flight included.
     Kept,
 }
 
 impl PowerLossMode {
-    /// Every variant.
+    /// All modes, for tests that iterate over them.
     pub const ALL: [PowerLossMode; 4] =
         [PowerLossMode::Lost, PowerLossMode::Torn, PowerLossMode::Reordered, PowerLossMode::Kept];
 }
 
-/// One thing that happened at the disk.
+/// An event in the history of the disk.
 enum HistoryEvent {
     Submitted {
         write: usize,
@@ -51,7 +50,7 @@ enum HistoryEvent {
     Completed {
         write: usize,
     },
-    /// The flush made durable all writes completed before event `since`.
+    /// A flush made all writes durable that had completed before event `since`.
     Flushed {
         since: usize,
     },
@@ -87,7 +86,7 @@ struct DiskState {
     queue: VecDeque<QueuedOp>,
 }
 
-/// The disk, shared by cloning.
+/// The disk. Clones share its contents and history.
 #[derive(Clone)]
 pub struct PowerLossDisk {
     disk: Rc<RefCell<DiskState>>,
@@ -95,7 +94,7 @@ pub struct PowerLossDisk {
 }
 
 impl PowerLossDisk {
-    /// A disk that holds `image`.
+    /// A disk with the contents of `image`.
     pub fn new(image: Vec<u8>, block_bytes: u32) -> PowerLossDisk {
         let blocks = image.len() as u64 / u64::from(block_bytes);
         let disk = DiskState {
@@ -111,14 +110,14 @@ impl PowerLossDisk {
         }
     }
 
-    /// Completes one operation under way, any of them, as `random` chooses. False when there is none.
+    /// Completes one operation in flight, selected by `random`. False if there is none.
     pub fn complete_one(&self, random: &mut Prng) -> bool {
         let mut disk = self.disk.borrow_mut();
-        let waiting = disk.queue.len();
-        if waiting == 0 {
+        let queued = disk.queue.len();
+        if queued == 0 {
             return false;
         }
-        let queued = disk.queue.remove(random.below(waiting as u64) as usize).expect("within the queue");
+        let queued = disk.queue.remove(random.below(queued as u64) as usize).expect("within the queue");
         let mut buffer = queued.completion.borrow_mut().buffer.take();
         match queued.op {
             DiskOp::Read { offset } => {
@@ -143,26 +142,26 @@ impl PowerLossDisk {
         true
     }
 
-    /// How many things have happened: the points at which the power may be cut are `0..=events()`.
+    /// The number of events so far: power can be lost after any of `0..=events()` of them.
     pub fn events(&self) -> usize {
         self.disk.borrow().events.len()
     }
 
-    /// What the disk holds now, all writes that completed included.
+    /// The current contents, with all completed writes.
     pub fn contents(&self) -> Vec<u8> {
         self.disk.borrow().contents.clone()
     }
 
-    /// The image that a power cut after the first `events` events leaves.
-    pub fn image_after_power_loss(&self, events: usize, cut: PowerLossMode, random: &mut Prng) -> Vec<u8> {
+    /// An image that a power loss after the first `events` events can leave.
+    pub fn image_after_power_loss(&self, events: usize, mode: PowerLossMode, random: &mut Prng) -> Vec<u8> {
         let mut history = DiskHistory::of(self);
         history.advance(events);
-        history.image(cut, random)
+        history.image(mode, random)
     }
 
-    fn submit(&self, work: DiskOp, buffer: Option<Buffer>) -> DeviceFuture {
+    fn submit(&self, op: DiskOp, buffer: Option<Buffer>) -> DeviceFuture {
         let completion = Rc::new(RefCell::new(CompletionSlot { result: None, buffer, waker: None }));
-        self.disk.borrow_mut().queue.push_back(QueuedOp { op: work, completion: Rc::clone(&completion) });
+        self.disk.borrow_mut().queue.push_back(QueuedOp { op, completion: Rc::clone(&completion) });
         DeviceFuture::boxed(poll_fn(move |context| {
             let mut completion = completion.borrow_mut();
             match completion.result.take() {
@@ -213,51 +212,51 @@ impl Device for PowerLossDisk {
     }
 }
 
-/// The past of a disk, walked forward event by event: cheap when every point is cut in turn.
+/// A cursor over the history of a disk: makes the images of successive events cheap.
 pub struct DiskHistory {
     disk: PowerLossDisk,
-    /// What is durable for sure.
+    /// The contents that are durable in every mode.
     durable: Vec<u8>,
-    /// Writes that no flush covers, in the order of their submission, and the event that completed them.
+    /// Writes without a later flush in the order of submission, with the event of their completion.
     unflushed: Vec<(usize, Option<usize>)>,
     events_applied: usize,
 }
 
 impl DiskHistory {
-    /// The past of `disk`, from its start.
+    /// The history of `disk`, before its first event.
     pub fn of(disk: &PowerLossDisk) -> DiskHistory {
         let durable = disk.disk.borrow().initial_contents.clone();
         DiskHistory { disk: disk.clone(), durable, unflushed: Vec::new(), events_applied: 0 }
     }
 
-    /// Goes forward until `events` events have happened.
+    /// Advances to the state after `events` events.
     pub fn advance(&mut self, events: usize) {
         let disk = self.disk.disk.borrow();
         for (at, event) in disk.events.iter().enumerate().take(events).skip(self.events_applied) {
             match *event {
                 HistoryEvent::Submitted { write } => self.unflushed.push((write, None)),
                 HistoryEvent::Completed { write } => {
-                    let loose = self.unflushed.iter_mut().find(|loose| loose.0 == write);
-                    loose.expect("submitted before completed").1 = Some(at);
+                    let unflushed = self.unflushed.iter_mut().find(|unflushed| unflushed.0 == write);
+                    unflushed.expect("submitted before completed").1 = Some(at);
                 }
                 HistoryEvent::Flushed { since } => {
                     let covered = |completed: Option<usize>| completed.is_some_and(|at| at < since);
-                    // In the order of completion, which is the order the cache holds them in.
+                    // The cache applies writes in the order of completion.
                     let mut flushed: Vec<_> =
-                        self.unflushed.iter().copied().filter(|loose| covered(loose.1)).collect();
-                    flushed.sort_by_key(|loose| loose.1);
+                        self.unflushed.iter().copied().filter(|unflushed| covered(unflushed.1)).collect();
+                    flushed.sort_by_key(|flushed| flushed.1);
                     for (write, _) in flushed {
                         let LoggedWrite { offset, bytes } = &disk.writes[write];
                         self.durable[*offset..offset + bytes.len()].copy_from_slice(bytes);
                     }
-                    self.unflushed.retain(|loose| !covered(loose.1));
+                    self.unflushed.retain(|unflushed| !covered(unflushed.1));
                 }
             }
         }
         self.events_applied = self.events_applied.max(events);
     }
 
-    /// The image that a power cut leaves at this point.
+    /// An image that a power loss at this event can leave.
     pub fn image(&self, mode: PowerLossMode, random: &mut Prng) -> Vec<u8> {
         let mut image = self.durable.clone();
         let disk = self.disk.disk.borrow();

@@ -1,7 +1,7 @@
-//! The modelled drives beside their data sheets: what a host measures who keeps so many operations under way.
+//! The modelled drives against their data sheets, measured by a host with a fixed queue depth.
 //!
-//! Each figure is stated with how far the model may be off; where the sheet says nothing of a case, what the model
-//! does is held all the same, so that a change of it is seen.
+//! Each number has its tolerance; cases that a sheet does not cover are fixed at the model's value, so that a change of
+//! the model is visible.
 
 use octokv_base::{Lba, Nanos, Prng};
 use octokv_device::ssd_model::SsdModel;
@@ -13,12 +13,12 @@ use std::collections::BinaryHeap;
 const PAGES: u64 = (4 << 30) / 4096;
 const GB: u64 = 1_000_000_000;
 
-/// What a host does: one operation when it comes, at the time that it comes.
+/// A host: submits one operation at a time and gives its completion time.
 type Host<'a> = dyn FnMut(&mut SsdModel, Nanos) -> Nanos + 'a;
 
-/// Keeps `depth` operations under way from `begin` on until `count` are done. Gives how long that took.
+/// Keeps `depth` operations in flight from `begin` on until `count` have completed. Gives the duration.
 fn run_closed_loop(model: &mut SsdModel, begin: Nanos, depth: u64, count: u64, host: &mut Host) -> Nanos {
-    // The host takes note of answers and asks for more in the order of the answers.
+    // The host submits the next operation at each completion, in the order of completion.
     let mut in_flight: BinaryHeap<_> = (0..depth).map(|_| Reverse(host(model, begin))).collect();
     let mut last = begin;
     for _ in 0..count {
@@ -33,7 +33,7 @@ fn per_second(count: u64, span: Nanos) -> f64 {
     count as f64 / span.as_secs_f64()
 }
 
-/// A drive with `PAGES` written in order and on flash, and when all is quiet.
+/// A drive with `PAGES` written sequentially and flushed, and a time at which it is idle.
 fn filled_model(drive: &DriveProfile) -> (SsdModel, Nanos) {
     let mut model = SsdModel::new(*drive, 4096);
     let mut now = Nanos::ZERO;
@@ -56,7 +56,7 @@ fn random_writes(drive: &DriveProfile, depth: u64) -> f64 {
     per_second(200_000, run_closed_loop(&mut model, begin, depth, 200_000, &mut host))
 }
 
-/// MB/s of commands of 128 KiB in order, 32 under way.
+/// MB/s of sequential reads of 128 KiB at depth 32.
 fn sequential_reads(drive: &DriveProfile) -> f64 {
     let ((mut model, begin), mut at) = (filled_model(drive), 0);
     let mut host = |model: &mut SsdModel, now| {
@@ -66,15 +66,15 @@ fn sequential_reads(drive: &DriveProfile) -> f64 {
     per_second(20_000 * 128 * 1024, run_closed_loop(&mut model, begin, 32, 20_000, &mut host)) / 1e6
 }
 
-/// MB/s of some windows of the bytes that are written in order to a new drive, 32 commands of 128 KiB under way.
-fn sequential_writes<const N: usize>(drive: &DriveProfile, windows: [(u64, u64); N]) -> [f64; N] {
+/// MB/s of sequential writes of 128 KiB at depth 32 to a new drive, in some ranges of the bytes written.
+fn sequential_writes<const N: usize>(drive: &DriveProfile, ranges: [(u64, u64); N]) -> [f64; N] {
     const COMMAND: u64 = 128 * 1024;
     let (mut model, mut at, mut now, mut written) = (SsdModel::new(*drive, 4096), 0, Nanos::ZERO, 0);
     let mut host = |model: &mut SsdModel, now| {
         at += 32;
         model.write(now, Lba(at - 32), 32)
     };
-    windows.map(|(from, to)| {
+    ranges.map(|(from, to)| {
         now = now + run_closed_loop(&mut model, now, 32, (from - written) / COMMAND, &mut host);
         let count = (to - from) / COMMAND;
         let span = run_closed_loop(&mut model, now, 32, count, &mut host);
@@ -97,9 +97,9 @@ fn a_970_evo_reads_and_writes_as_its_sheet_says() {
     assert_within_percent("4 KiB random write, depth 1, IOPS", random_writes(drive, 1), 50_000.0, 2.0);
     assert_within_percent("4 KiB random write, depth 128, IOPS", random_writes(drive, 128), 450_000.0, 2.0);
     assert_within_percent("128 KiB sequential read, MB/s", sequential_reads(drive), 3_400.0, 2.0);
-    let windows = [(GB, 4 * GB), (20 * GB, 43 * GB / 2), (23 * GB, 25 * GB)];
-    let [first, last, beyond] = sequential_writes(drive, windows);
-    assert_within_percent("128 KiB sequential write, turbo, MB/s", first, 2_300.0, 2.0);
+    let ranges = [(GB, 4 * GB), (20 * GB, 43 * GB / 2), (23 * GB, 25 * GB)];
+    let [first, last, beyond] = sequential_writes(drive, ranges);
+    assert_within_percent("128 KiB sequential write, SLC cache, MB/s", first, 2_300.0, 2.0);
     assert_within_percent("up to the 22nd GB, MB/s", last, 2_300.0, 2.0);
     assert_within_percent("beyond, MB/s", beyond, 600.0, 2.0);
 }
@@ -122,8 +122,7 @@ fn the_drive_of_the_leed_paper_reads_and_writes_as_its_sheet_says() {
     assert_within_percent("128 KiB sequential write, MB/s", written, 1_050.0, 2.0);
 }
 
-/// IOPS of random writes over the whole of a drive in small that has been overwritten several times, and the write
-/// amplification.
+/// IOPS and write amplification of random writes over the whole of a scaled-down drive in steady state.
 fn worn_random_writes(drive: &DriveProfile) -> (f64, f64) {
     let drive = drive.scaled_down(24, 400);
     let pages = drive.capacity_bytes / 4096 / 32 * 32;
@@ -148,7 +147,7 @@ fn a_worn_drive_of_the_leed_paper_writes_as_its_sheet_says() {
     assert_within_percent("4 KiB random write, worn, IOPS", iops, 40_000.0, 10.0);
 }
 
-/// What a durable write of 4 KiB takes: the write, then a flush. No sheet says it.
+/// The time of a durable write of 4 KiB: the write, then a flush. No data sheet states it.
 #[test]
 fn a_flush_takes_a_drive_without_capacitors_about_a_millisecond() {
     let durable = |drive: &DriveProfile| {

@@ -1,4 +1,4 @@
-//! A device with a drive's times, in a virtual world and on a real reactor.
+//! The simulated SSD in the simulation and on a real reactor.
 
 use octokv_base::{Buffer, Lba, Nanos};
 use octokv_device::ssd_model::drive_profiles::EVO_970;
@@ -15,11 +15,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a page that is on flash takes to be read: command, cells, channel, link.
+/// The read time of a page on flash: command, cells, channel, link.
 const READ_LATENCY: Nanos = Nanos(21_400 + 40_000 + 4_096 + 1_204);
-/// What a page takes to be written into the buffer.
+/// The time to write a page into the write buffer.
 const WRITE_LATENCY: Nanos = Nanos(18_200 + 1_780);
-/// A turn of a virtual reactor takes this, and a task may need three to see that its time has come.
+/// Three iterations of a simulated reactor: the most that a task needs to see that its time has passed.
 const ITERATION_SLACK: Nanos = Nanos(1_500);
 
 fn ssd_model() -> SharedSsdModel {
@@ -36,7 +36,7 @@ fn filled_buffer(byte: u8) -> Buffer {
     buffer
 }
 
-/// A core of a virtual host, with its reactor in the world.
+/// A core of a simulated host, with its reactor in the simulation.
 fn simulated_core(sim: &SimEnv, host: SimHostId) -> ReactorHandle {
     let channel = DeviceHandle::new(Box::new(sim.device_queue(host)), 32);
     let handle = ReactorHandle::new(CoreWaker::without_eventfd(), channel, CpuTime::simulated());
@@ -50,7 +50,7 @@ fn simulated_core(sim: &SimEnv, host: SimHostId) -> ReactorHandle {
     handle
 }
 
-/// Runs a task on a core to its end. Gives what it gave.
+/// Runs a task on a core to completion and gives its output.
 fn run_to_completion<T: 'static>(
     sim: &SimEnv,
     core: &ReactorHandle,
@@ -76,7 +76,7 @@ fn operations_take_the_models_time_and_find_what_was_written() {
     let sim = SimEnv::new(SimEnvConfig::new(1));
     let host = sim.add_host();
     let handle = simulated_core(&sim, host);
-    // Faster than the drive that it plays.
+    // Faster than the modelled drive.
     let (read, write, jitter) = (Nanos::from_micros(5), Nanos::from_micros(5), Nanos::ZERO);
     let settings = SimDiskConfig {
         size_bytes: 1 << 20,
@@ -89,35 +89,35 @@ fn operations_take_the_models_time_and_find_what_was_written() {
     let media = sim.device_source(disk);
     let geometry = Geometry { block_bytes: 4096, blocks: (1 << 20) / 4096, volatile: false };
     let file = handle.devices().open(&media).unwrap();
-    let over_disk = FileDevice::new(handle.devices(), file, geometry, "virtual disk".to_owned());
-    for beneath in [ram_disk(), Rc::new(over_disk)] {
+    let over_disk = FileDevice::new(handle.devices(), file, geometry, "simulated disk".to_owned());
+    for inner in [ram_disk(), Rc::new(over_disk)] {
         let model = ssd_model();
-        let device = SimulatedSsd::new(beneath, Arc::clone(&model), handle.clone());
+        let device = SimulatedSsd::new(inner, Arc::clone(&model), handle.clone());
         assert!(!device.geometry().volatile, "an engine keeps a journal on it");
         let clock = handle.clone();
         let times = run_to_completion(&sim, &handle, async move {
             let mut times = Vec::new();
             let mut since = clock.now();
-            let mut lap = |clock: &ReactorHandle| {
+            let mut end_stage = |clock: &ReactorHandle| {
                 times.push(clock.now() - since);
                 since = clock.now();
             };
             device.write(Lba(3), filled_buffer(7)).await.result.unwrap();
-            lap(&clock);
+            end_stage(&clock);
             device.flush().await.result.unwrap();
-            lap(&clock);
+            end_stage(&clock);
             let read = device.read(Lba(3), Buffer::zeroed(4096)).await.into_read().unwrap();
-            lap(&clock);
+            end_stage(&clock);
             assert!(read.iter().all(|&byte| byte == 7));
             let unwritten = device.read(Lba(4), Buffer::zeroed(4096)).await.into_read().unwrap();
-            lap(&clock);
+            end_stage(&clock);
             assert!(unwritten.iter().all(|&byte| byte == 0));
             device.trim(Lba(3), 1).await.result.unwrap();
-            lap(&clock);
+            end_stage(&clock);
             times
         });
         assert_about(times[0], WRITE_LATENCY);
-        // Command, the channel with a whole stripe, a turbo program, the mapping.
+        // The channel with a whole stripe, an SLC program, the mapping.
         assert_about(times[1], Nanos(32_768 + 175_000 + 500_000));
         assert_about(times[2], READ_LATENCY);
         assert_about(times[3], Nanos(21_400 + 1_204));
@@ -161,7 +161,7 @@ fn cores_share_the_dies() {
         writer.write(Lba(1), filled_buffer(2)).await.result.unwrap();
         writer.flush().await.result.unwrap();
     });
-    // Both pages are of one stripe.
+    // Both pages are in one stripe.
     let begin = sim.now() + Nanos::from_millis(1);
     let spans: Rc<RefCell<Vec<Nanos>>> = Rc::default();
     for (clock, device, at) in [(one, first, 0), (other, second, 1)] {
@@ -193,7 +193,7 @@ fn a_dropped_operation_still_occupies_the_model() {
         assert_eq!(handle.device_operations_in_flight(), 1);
         drop(dropped);
         assert_eq!(handle.device_operations_in_flight(), 0);
-        // Polled once, so that there is a timer, and dropped then.
+        // Polled once, so that there is a timer, and then dropped.
         let mut polled = device.write(Lba(1), filled_buffer(9));
         std::future::poll_fn(|context| {
             assert!(std::pin::Pin::new(&mut polled).poll(context).is_pending());
@@ -223,7 +223,7 @@ fn out_of_range_operations_fail_at_once_and_skip_the_model() {
         let read = device.read(Lba(256), Buffer::zeroed(4096)).await;
         assert_eq!((read.result, read.buffer.is_some()), (Err(DeviceError::OutOfRange), true));
         assert_eq!(clock.now(), since);
-        // A trim is a hint: the part that is there counts.
+        // A trim is a hint: the part within the device counts.
         device.trim(Lba(0), u64::MAX).await.result.unwrap();
     });
     assert_eq!(model.lock().statistics().host_pages_written, 0);
@@ -263,7 +263,7 @@ fn on_a_real_reactor_no_operation_completes_early_and_the_core_stays_awake() {
     let waker = CoreWaker::new().unwrap();
     let (queue, _) = open_device_queue(DeviceDriver::Threads, 16, &waker).unwrap();
     let mut sockets = KernelSockets::new().unwrap();
-    // It spins for less than an operation takes, and would then sleep.
+    // Spins for less than an operation takes, and would then sleep.
     let polling = Polling::Adaptive { spin: Nanos::from_micros(5) };
     let mut idle = IdlePolicy::new(polling, Arc::clone(&waker), &mut sockets, None).unwrap();
     let handle = ReactorHandle::new(waker, DeviceHandle::new(queue, 16), CpuTime::measured());

@@ -1,7 +1,7 @@
-//! The model of a drive on round numbers: each kind of waiting on its own, then what must hold whatever is asked.
+//! The timing model with round numbers: each kind of wait on its own, then properties of random operations.
 //!
-//! The drive: dies 0 and 2 on one channel, 1 and 3 on the other; a stripe is 2 pages of 4 KiB. In microseconds: a page
-//! is read in 50, programmed in 500, erased in 2,000, carried in 10, sent in 5; a command is 5 for a read, else 3.
+//! The drive: dies 0 and 2 on one channel, 1 and 3 on the other; a stripe is 2 pages of 4 KiB. In microseconds: page read
+//! 50, program 500, erase 2,000, channel transfer 10 per page, link 5 per page; command 5 for a read, else 3.
 
 use octokv_base::{Lba, Nanos, Prng};
 use octokv_device::ssd_model::drive_profiles::{DriveProfile, EVO_970, FlushModel, SlcCache};
@@ -34,10 +34,10 @@ const TEST_PROFILE: DriveProfile = DriveProfile {
     gc_threshold_blocks: 3,
 };
 
-/// When a test begins: everything before is over.
+/// When a test begins: all earlier work is complete.
 const BEGIN: Nanos = Nanos::from_secs(1);
 
-/// An operation: when it comes, in microseconds after the beginning, the first page and how many.
+/// An operation: its submission in microseconds after `BEGIN`, the first page and the number of pages.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Read(u64, u64, u64),
@@ -57,7 +57,7 @@ fn apply(model: &mut SsdModel, begin: Nanos, op: Op) -> Nanos {
     }
 }
 
-/// A drive whose first 16 pages are on flash: pages 0 and 1 on die 0, 2 and 3 on die 1, and so on, twice around.
+/// A drive with its first 16 pages on flash: pages 0 and 1 on die 0, 2 and 3 on die 1, and so on, twice around.
 fn prefilled_model(drive: DriveProfile) -> SsdModel {
     let mut model = SsdModel::new(drive, 4096);
     for stripe in 0..8 {
@@ -68,7 +68,7 @@ fn prefilled_model(drive: DriveProfile) -> SsdModel {
     model
 }
 
-/// Applies the operations and says how many microseconds after the beginning the last was done.
+/// Applies the operations and gives the completion of the last in microseconds after `BEGIN`.
 fn completion_us(mut model: SsdModel, ops: &[Op]) -> u64 {
     let done = ops.iter().map(|&op| apply(&mut model, BEGIN, op)).last().unwrap();
     (done - BEGIN).0 / 1_000
@@ -77,7 +77,7 @@ fn completion_us(mut model: SsdModel, ops: &[Op]) -> u64 {
 #[test]
 fn each_operation_takes_its_modelled_time() {
     let capacitors = DriveProfile { flush: FlushModel::Immediate, ..TEST_PROFILE };
-    // The last operation is done after so many microseconds.
+    // The expected completion of the last operation in microseconds.
     let table: [(&str, u64, DriveProfile, &[Op]); 22] = [
         ("a page: command, cells, channel, link", 70, TEST_PROFILE, &[R(0, 0, 1)]),
         ("a stripe: its pages are read together", 85, TEST_PROFILE, &[R(0, 0, 2)]),
@@ -86,15 +86,15 @@ fn each_operation_takes_its_modelled_time() {
         ("two reads of one die", 120, TEST_PROFILE, &[R(0, 0, 1), R(0, 1, 1)]),
         ("two dies and channels: the link", 75, TEST_PROFILE, &[R(0, 0, 1), R(0, 2, 1)]),
         ("two dies, one channel", 80, TEST_PROFILE, &[R(0, 0, 1), R(0, 4, 1)]),
-        ("a slow die holds nobody up", 75, TEST_PROFILE, &[R(0, 0, 1), R(0, 1, 1), R(0, 2, 1)]),
+        ("a busy die delays no other die", 75, TEST_PROFILE, &[R(0, 0, 1), R(0, 1, 1), R(0, 2, 1)]),
         ("a write: command, link", 8, TEST_PROFILE, &[W(0, 30, 1)]),
         ("read from the buffer", 30, TEST_PROFILE, &[W(0, 30, 1), R(20, 30, 1)]),
         ("read from the buffer while programmed", 30, TEST_PROFILE, &[W(0, 30, 2), R(20, 30, 1)]),
         ("read when it is programmed", 670, TEST_PROFILE, &[W(0, 30, 2), R(600, 30, 1)]),
-        // The program begins when both pages are there, at 13, and is over at 13 + 20 + 500.
-        ("a read behind a program", 598, TEST_PROFILE, &[W(0, 30, 2), R(20, 0, 1)]),
+        // The program starts when both pages have arrived, at 13, and ends at 13 + 20 + 500.
+        ("a read after a program", 598, TEST_PROFILE, &[W(0, 30, 2), R(20, 0, 1)]),
         ("a read before a program", 80, TEST_PROFILE, &[W(0, 30, 2), R(10, 0, 1)]),
-        ("a read beside a program", 90, TEST_PROFILE, &[W(0, 30, 2), R(20, 2, 1)]),
+        ("a read on another die during a program", 90, TEST_PROFILE, &[W(0, 30, 2), R(20, 2, 1)]),
         // The ninth page waits for the first program, at 533, the eleventh for the second, at 543.
         ("the buffer is full", 553, TEST_PROFILE, &[W(0, 30, 12)]),
         (
@@ -107,7 +107,7 @@ fn each_operation_takes_its_modelled_time() {
         ("a flush", 640, TEST_PROFILE, &[W(0, 30, 1), F(20)]),
         ("a flush of nothing new", 1003, TEST_PROFILE, &[W(0, 30, 1), F(20), F(1000)]),
         ("a flush during a flush", 640, TEST_PROFILE, &[W(0, 30, 1), F(20), F(30)]),
-        ("a flush where there are capacitors", 23, capacitors, &[W(0, 30, 1), F(20)]),
+        ("a flush with capacitors", 23, capacitors, &[W(0, 30, 1), F(20)]),
         ("trimmed: no die", 20, TEST_PROFILE, &[T(0, 0, 2), R(10, 0, 1)]),
     ];
     for (name, want, drive, ops) in table {
@@ -130,7 +130,7 @@ fn a_partial_page_write_reads_the_page_without_delaying_the_host() {
     let done = model.write(BEGIN, Lba(3), 1);
     assert_eq!(done - BEGIN, Nanos(3_000 + 625));
     assert_eq!(model.statistics().reads, 1);
-    // The page is in the buffer now, and one that nothing was in has no rest.
+    // The page is in the buffer now; a page that was never written needs no read.
     model.write(BEGIN + Nanos(10), Lba(4), 1);
     model.write(BEGIN + Nanos(20), Lba(160), 1);
     assert_eq!(model.statistics().reads, 1);
@@ -138,9 +138,9 @@ fn a_partial_page_write_reads_the_page_without_delaying_the_host() {
 
 #[test]
 fn the_slc_cache_is_fast_until_full_and_again_after_idle_time() {
-    // Two turbo blocks of 8 pages: each die that opens one has it alone.
-    let rest = Nanos::from_millis(50);
-    let slc_cache = SlcCache { bytes: 16 * 4096, page_program: Nanos::from_micros(100), idle_delay: rest };
+    // Two SLC blocks of 8 pages, each on one die.
+    let idle_delay = Nanos::from_millis(50);
+    let slc_cache = SlcCache { bytes: 16 * 4096, page_program: Nanos::from_micros(100), idle_delay };
     let mut model = SsdModel::new(DriveProfile { slc_cache: Some(slc_cache), ..TEST_PROFILE }, 4096);
     let mut programs = |begin: Nanos| {
         for stripe in 0..24 {
@@ -148,16 +148,16 @@ fn the_slc_cache_is_fast_until_full_and_again_after_idle_time() {
         }
         let after = begin + Nanos::from_millis(30);
         model.read(after, Lba(0), 1);
-        let SsdStatistics { slc_programs: turbo_programs, programs, pages_moved, .. } = model.statistics();
-        (*turbo_programs, *programs, *pages_moved)
+        let SsdStatistics { slc_programs, programs, pages_moved, .. } = model.statistics();
+        (*slc_programs, *programs, *pages_moved)
     };
     assert_eq!(programs(Nanos::ZERO), (8, 16, 0));
-    // All that was written one bit a cell has moved, and the next writes are as fast.
+    // All SLC pages have moved, and the next writes are as fast.
     let (slc, dense, moved) = programs(BEGIN);
     assert_eq!((slc, dense, moved), (16, 16 + 8 + 16, 16));
 }
 
-/// Fills the drive's `pages` and overwrites them at random `rounds` times over, one page a command.
+/// Fills the drive's `pages` and overwrites them at random `rounds` times, one page per command.
 fn churn(model: &mut SsdModel, pages: u64, rounds: u64, seed: u64) -> Nanos {
     let mut random = Prng::new(seed);
     let mut now = Nanos::ZERO;
@@ -245,10 +245,10 @@ fn write_amplification_matches_the_greedy_gc_formula() {
         let after = model.statistics();
         let written = (after.host_pages_written - before.host_pages_written) as f64;
         let measured = (after.flash_pages_written - before.flash_pages_written) as f64 / written;
-        // Of each die three blocks are spare and two open: at most five have no part in it, and at least none.
+        // Each die has three spare and two open blocks: between zero and five are outside the formula.
         let least = greedy_write_amplification(physical as f64 / used as f64);
         let most = greedy_write_amplification((physical - 4 * 5 * 128) as f64 / used as f64);
-        println!("{percent} % used: {measured:.3}, known to be {least:.3} to {most:.3}");
+        println!("{percent} % used: {measured:.3}, expected {least:.3} to {most:.3}");
         assert!(
             (least..most).contains(&measured),
             "{percent} % used: {measured:.3}, not {least:.3} to {most:.3}"
@@ -287,10 +287,10 @@ fn random_operations_never_finish_early_and_all_die_time_is_accounted() {
                 let seen = now - Nanos(random.below(3_000));
                 let op = random_op(&mut random, pages);
                 let done = apply(&mut model, seen, op);
-                assert!(done > seen, "{op:?} was done before it came");
+                assert!(done > seen, "{op:?} completed before its submission");
                 trace.push(done);
             }
-            // On an idle drive an operation takes its own time, whatever was before.
+            // On an idle drive an operation takes its own time, independent of history.
             let idle = now + Nanos::from_secs(10);
             model.write(idle, Lba(0), 2);
             let idle = idle + Nanos::from_secs(10);
@@ -300,11 +300,11 @@ fn random_operations_never_finish_early_and_all_die_time_is_accounted() {
         let (statistics, trace) = run();
         assert_eq!((&statistics, &trace), (&run().0, &run().1), "seed {seed} does not repeat");
         let busy: u64 = statistics.die_busy.iter().map(|busy| busy.0 / 1_000).sum();
-        let SsdStatistics { reads, programs, slc_programs: turbo_programs, erases, .. } = statistics;
-        assert_eq!(busy, 50 * reads + 500 * programs + 100 * turbo_programs + 2_000 * erases);
-        assert_eq!(statistics.flash_pages_written, 2 * (programs + turbo_programs));
+        let SsdStatistics { reads, programs, slc_programs, erases, .. } = statistics;
+        assert_eq!(busy, 50 * reads + 500 * programs + 100 * slc_programs + 2_000 * erases);
+        assert_eq!(statistics.flash_pages_written, 2 * (programs + slc_programs));
         assert!(statistics.buffer_pages_max <= 8 && erases > 0 && statistics.pages_moved > 0);
-        assert_eq!(turbo_programs > 0, seed % 2 == 0);
+        assert_eq!(slc_programs > 0, seed % 2 == 0);
     }
 }
 
@@ -319,7 +319,7 @@ fn the_mapping_table_grows_with_written_pages_only() {
         now = model.write(now, Lba(at), 32);
     }
     let once = model.memory_bytes() - empty;
-    // 4 bytes where a page is and 4 for what is there, and on each of 16 dies an open block of 2,048 turbo pages.
+    // 4 bytes for each page's address and 4 for its reverse entry, and an open block of 2,048 SLC pages per die.
     assert!(once as u64 <= 8 * gib + 16 * 4 * 2048, "{once} bytes for {gib} pages");
     for round in 1..20 {
         for at in (0..gib).step_by(32) {

@@ -1,108 +1,108 @@
-//! What drives are modelled, and where each number comes from.
+//! The profiles of the modelled drives, and the source of each number.
 //!
-//! A number is *from a sheet*, *derived* (from figures of a sheet, by the arithmetic beside it) or an *estimate*.
-//! `tests/nand_drives.rs` runs the modelled drives and compares them with their sheets. Sources:
+//! A number is *from a data sheet*, *derived* (from data sheet numbers, by the arithmetic beside it) or an *estimate*.
+//! `tests/drive_profiles.rs` compares the modelled drives with their data sheets. Sources:
 //! - *EVO*: Samsung, SSD 970 EVO data sheet, 2018, 500 GB unless another capacity is named. IOPS and MB/s were
-//!   measured with Iometer on Windows, so its latencies have the host's part in them. The model gives all of it to
-//!   the drive, for nothing says how much it is.
-//! - *PM983*: Samsung, PM983 data sheet, rev. 1.0, January 2018, 960 GB: the drive that is sold as 983 DCT.
+//!   measured with Iometer on Windows, so its latencies include the host's part. The sheet does not state that part, so
+//!   the model attributes the whole latency to the drive.
+//! - *PM983*: Samsung, PM983 data sheet, rev. 1.0, January 2018, 960 GB: sold as 983 DCT.
 //! - *V-NAND*: Samsung's announcement of 64-layer 256 Gb V-NAND, June 2017: 1 Gb/s a pin, tPROG 500 µs.
 //!
 //! ```text
 //!  970-evo  500 GB = 16 dies of 256 Gb (512 GiB), two on each of 8 channels
 //!   page read     random reads, deep: 200 K IOPS with 250 GB, that is with 8 dies: 25 K a die    →  40 µs
-//!                 with 16 dies at most 400 K; chance leaves dies idle at depth 128               →  370 K on the sheet
+//!                 with 16 dies at most 400 K; random choice leaves dies idle at depth 128               →  370 K on the sheet
 //!   read latency  15 K IOPS at depth 1 = 66.7 µs; less 40 page, 4.1 channel, 1.2 link            →  21.4 µs command
 //!   write         50 K IOPS at depth 1 = 20 µs; less 1.8 link                                    →  18.2 µs command
-//!   commands      500 K reads (1 TB and more), 450 K writes: whatever the dies could do          →  2.0, 2.22 µs each
-//!   turbo page    1,500 MB/s with 8 dies (250 GB): 8 × 32 KiB / 1.5 GB/s                         →  175 µs
+//!   commands      500 K reads (1 TB and more), 450 K writes, however fast the dies are          →  2.0, 2.22 µs each
+//!   SLC page      1,500 MB/s with 8 dies (250 GB): 8 × 32 KiB / 1.5 GB/s                         →  175 µs
 //!   page          600 MB/s beyond the buffer: 16 × 32 KiB / 0.6 GB/s                             →  874 µs
-//!                 (V-NAND says 500: the rest is what the drive does besides, not modelled apart)
-//!   link          3,400 MB/s in, 2,300 MB/s out of the host: the sheet's own, one figure each
+//!                 (V-NAND: 500; the rest is other work of the drive, which is not modelled separately)
+//!   link          3,400 MB/s to the host, 2,300 MB/s from the host: from the sheet
 //!
 //!  leed  960 GB = 16 dies of 512 Gb (1,024 GiB), two on each of 8 channels
 //!   page read     400 K IOPS at depth = 25 K a die, as above                                     →  40 µs
 //!   read latency  85 µs typical; less 40 page, 4.1 channel, 1.4 link                             →  39.5 µs command
 //!   write         50 µs typical; less 1.4 link                                                   →  48.6 µs command
-//!   page          1,050 MB/s: 16 × 32 KiB / 1.05 GB/s = 499 µs, which is V-NAND's own tPROG      →  499 µs
-//!   flush         there are capacitors: answered at once
+//!   page          1,050 MB/s: 16 × 32 KiB / 1.05 GB/s = 499 µs, which is V-NAND's tPROG      →  499 µs
+//!   flush         power loss protection: completes at once
 //! ```
 
 use octokv_base::Nanos;
 
-/// What a flush waits for.
+/// The work of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushModel {
-    /// Nothing: the buffer survives a power cut.
+    /// None: the write buffer survives a power loss.
     Immediate,
-    /// Every write that is in the buffer is on flash, and so much longer.
+    /// Programs the whole write buffer, then writes the mapping.
     DrainBuffer {
-        /// For what the drive keeps besides the data: its mapping.
+        /// The time to write the mapping.
         mapping_write: Nanos,
     },
 }
 
-/// A part of the flash that is written one bit to a cell and emptied when the drive has nothing else to do.
+/// An SLC write cache: flash that is written with one bit per cell and drained when the drive is idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlcCache {
-    /// How much it takes.
+    /// Its capacity.
     pub bytes: u64,
-    /// How long the program of a page takes there.
+    /// The program time of an SLC page.
     pub page_program: Nanos,
-    /// Without commands for so long, the drive begins to empty it.
+    /// The time without commands after which draining begins.
     pub idle_delay: Nanos,
 }
 
-/// A drive, as the model knows it.
+/// The geometry, times and limits of a modelled drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriveProfile {
-    /// What it is asked for by.
+    /// The name in configurations and on the command line.
     pub name: &'static str,
-    /// What it is.
+    /// The manufacturer's product name.
     pub product: &'static str,
-    /// What hosts may store.
+    /// The capacity for hosts.
     pub capacity_bytes: u64,
-    /// Buses to the dies.
+    /// Flash channels: buses to the dies.
     pub channels: u32,
-    /// Dies on each of them.
+    /// Dies per channel.
     pub dies_per_channel: u32,
-    /// Planes of a die: they read, program and erase together.
+    /// Planes per die, which read, program and erase together.
     pub planes: u32,
-    /// Bytes of a page of one plane.
+    /// Bytes per page of one plane.
     pub page_bytes: u32,
-    /// Pages of a block of one plane.
+    /// Pages per block of one plane.
     pub pages_per_block: u32,
-    /// Blocks of a plane.
+    /// Blocks per plane.
     pub blocks_per_plane: u32,
-    /// How long the cells of a page take to be read.
+    /// The read time of a page, tR, without the transfer.
     pub page_read: Nanos,
-    /// How long a page takes to be programmed.
+    /// The program time of a page, tPROG, without the transfer.
     pub page_program: Nanos,
-    /// How long a block takes to be erased.
+    /// The erase time of a block, tBERS.
     pub block_erase: Nanos,
-    /// Bits in a cell where it is not written with one.
+    /// Bits per cell outside the SLC cache.
     pub bits_per_cell: u32,
-    /// The part that is written with one.
+    /// The SLC write cache, if the drive has one.
     pub slc_cache: Option<SlcCache>,
-    /// What a channel carries in a second.
+    /// The bandwidth of a flash channel.
     pub channel_bytes_per_s: u64,
-    /// What the drive sends to its host in a second.
+    /// The bandwidth of the link from the drive to the host.
     pub link_read_bytes_per_s: u64,
-    /// What the drive takes from its host in a second.
+    /// The bandwidth of the link from the host to the drive.
     pub link_write_bytes_per_s: u64,
-    /// What a read takes besides flash, channel and link.
+    /// The controller's latency of a read, besides flash, channel and link.
     pub read_overhead: Nanos,
-    /// What a write, a flush or a trim takes besides the link.
+    /// The controller's latency of a write, flush or trim, besides the link.
     pub write_overhead: Nanos,
-    /// The controller begins a read so long after the command before.
+    /// The shortest time between the start of a read and of the next command: the controller's IOPS limit for reads.
     pub read_interval: Nanos,
-    /// The controller begins another command so long after the command before.
+    /// The same for writes, flushes and trims.
     pub write_interval: Nanos,
-    /// What is written and not yet on flash, at most.
+    /// The capacity of the write buffer in bytes.
     pub buffer_bytes: u64,
-    /// What a flush waits for.
+    /// The work of a flush.
     pub flush: FlushModel,
-    /// With so few free blocks on a die, what is stale is collected there.
+    /// Garbage collection on a die runs while it has at most this many free blocks per plane.
     pub gc_threshold_blocks: u32,
 }
 
@@ -113,7 +113,7 @@ pub const EVO_970: DriveProfile = DriveProfile {
     name: "970-evo",
     product: "Samsung 970 EVO 500 GB",
     capacity_bytes: 500_107_862_016, // EVO; the usual number of sectors of "500 GB".
-    channels: 8,                     // Estimate: what reviews say of its controller.
+    channels: 8,                     // Estimate: from reviews of its controller.
     dies_per_channel: 2,             // Derived: 512 GiB of dies of 256 Gb.
     planes: 2,                       // Estimate: usual for the generation.
     page_bytes: 16 << 10,            // Estimate: the same.
@@ -124,20 +124,20 @@ pub const EVO_970: DriveProfile = DriveProfile {
     block_erase: Nanos::from_micros(5000), // Estimate: 3 to 10 ms are usual.
     bits_per_cell: 3,                      // EVO.
     slc_cache: Some(SlcCache {
-        bytes: 22_000_000_000, // EVO: 4 GB that are always there and 18 GB while there is space.
-        page_program: Nanos(175_000), // Derived.
+        bytes: 22_000_000_000,           // EVO: 4 GB always and 18 GB while there is space.
+        page_program: Nanos(175_000),    // Derived.
         idle_delay: Nanos::from_secs(1), // Estimate.
     }),
     channel_bytes_per_s: 1_000_000_000,    // V-NAND: eight pins of 1 Gb/s.
     link_read_bytes_per_s: 3_400_000_000,  // EVO.
-    link_write_bytes_per_s: 2_300_000_000, // EVO, while the turbo part has room.
+    link_write_bytes_per_s: 2_300_000_000, // EVO, while the SLC cache has room.
     read_overhead: Nanos(21_400),          // Derived.
     write_overhead: Nanos(18_200),         // Derived.
     read_interval: Nanos(2_000),           // Derived.
     write_interval: Nanos(2_220),          // Derived.
-    buffer_bytes: 4 << 20,                 // Estimate: its memory (512 MB) is for the mapping.
-    // Estimate: what is told of fsync on drives without capacitors is about a millisecond, and the programs alone
-    // take 0.2 to 0.9 of it.
+    buffer_bytes: 4 << 20,                 // Estimate: its 512 MB of DRAM hold the mapping.
+    // Estimate: fsync on drives without capacitors is reported to take about a millisecond, of which the programs
+    // take 0.2 to 0.9.
     flush: FlushModel::DrainBuffer { mapping_write: Nanos(500_000) },
     gc_threshold_blocks: 4, // Estimate.
 };
@@ -170,23 +170,22 @@ pub const DCT_983: DriveProfile = DriveProfile {
     gc_threshold_blocks: 4,                // Estimate.
 };
 
-/// Every drive that can be asked for by name.
+/// All drives, for selection by name.
 pub const DRIVE_PROFILES: [&DriveProfile; 2] = [&EVO_970, &DCT_983];
 
-/// How many blocks a plane has where `dies` dies of two planes and pages of 16 KiB hold `bytes`.
+/// Blocks per plane of `dies` dies with two planes and pages of 16 KiB, which hold `bytes` in all.
 const fn blocks_per_plane(bytes: u64, dies: u64, pages_per_block: u64) -> u32 {
     (bytes / dies / 2 / (16 << 10) / pages_per_block) as u32
 }
 
 impl DriveProfile {
-    /// The drive of this name.
+    /// The drive with this name.
     pub fn by_name(name: &str) -> Option<&'static DriveProfile> {
         DRIVE_PROFILES.into_iter().find(|drive| drive.name == name)
     }
 
-    /// The same drive in small, for experiments that fill it: with so many blocks of so many pages on a plane, the same
-    /// share of them beyond what hosts may store, and the same time for the erasing of as many pages. Turbo and buffer
-    /// stay as they are.
+    /// A smaller drive of the same kind, for experiments that fill it: this many pages per block and blocks per plane, the
+    /// same share of over-provisioning, and the same erase time per page. SLC cache and write buffer keep their size.
     pub fn scaled_down(&self, pages_per_block: u32, blocks_per_plane: u32) -> DriveProfile {
         let pages = |per_block: u32, blocks: u32| u128::from(per_block) * u128::from(blocks);
         let (now, before) =
@@ -196,18 +195,18 @@ impl DriveProfile {
         DriveProfile { capacity_bytes, pages_per_block, blocks_per_plane, block_erase: Nanos(erase), ..*self }
     }
 
-    /// How many dies there are.
+    /// The number of dies.
     pub fn dies(&self) -> u32 {
         self.channels * self.dies_per_channel
     }
 
-    /// What one program writes: a page of every plane.
+    /// Bytes of a stripe, the unit of a program: one page of each plane.
     pub fn stripe_bytes(&self) -> u64 {
         u64::from(self.planes) * u64::from(self.page_bytes)
     }
 }
 
-/// How long `bytes` take at so many a second.
+/// The time to transfer `bytes` at a bandwidth.
 pub fn transfer_time(bytes: u64, bytes_per_s: u64) -> Nanos {
     Nanos(bytes * 1_000_000_000 / bytes_per_s)
 }

@@ -1,70 +1,70 @@
-//! Where on the dies each page of the host lies, and how stale space becomes free. No times.
+//! Flash translation layer: page mapping and garbage collection. No times.
 //!
-//! In: pages to program on a die, pages that are wanted no more. Out: where they are; what must be moved first.
-//! Holds: the map, and of each block what its pages hold. A *page* here is one of 4 KiB, the unit of the map; a
-//! *stripe* is what one program writes.
+//! In: pages to program on a die, trimmed pages. Out: their flash addresses; the pages to relocate first.
+//! Holds: the mapping table, and the logical pages in each block. A *page* here has 4 KiB, the unit of the mapping; a
+//! *stripe* is the unit of a program.
 //!
 //! ```text
-//!   block:  free ──opened (erased, if it was used)──▶ open ──full──▶ closed ──nothing in it is wanted──▶ free
-//!                                                                        └── collected: what is wanted moves ──┘
+//!   block:  free ──opened (erased, if it was used)──▶ open ──full──▶ closed ──no valid page is left──▶ free
+//!                                                                        └── collected: valid pages move ──┘
 //! ```
-//! Invariants: a page of the host is in at most one place; a block's `valid` counts the pages in it that the map
-//! points to; a die has room for one stripe more than it is asked to hold ([`Ftl::has_room`]), so collecting always
-//! gets on. Memory: 8 bytes for each page that is mapped, 4 for each stale one in a block that still holds others,
-//! and nothing that grows with the size of the drive but the tables of blocks and of chunks.
+//! Invariants: a logical page has at most one flash address; a block's `valid_pages` counts the pages in it that the
+//! mapping points to; a die has space for one stripe beyond its limit ([`Ftl::has_room`]), so garbage collection always
+//! makes progress. Memory: 8 bytes per mapped page, 4 per stale page in a block with valid pages; only the tables of
+//! blocks and of chunks grow with the size of the drive.
 
 use crate::ssd_model::drive_profiles::DriveProfile;
 use std::collections::VecDeque;
 
-/// The unit of the map, in bytes.
+/// The unit of the mapping, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
-/// Pages of the host that share a piece of the map.
+/// Logical pages per chunk of the mapping table.
 const CHUNK_PAGES: usize = 4096;
-/// No page, no place.
+/// The entry of a page that is not mapped, or of an unused physical page.
 const UNMAPPED: u32 = u32::MAX;
 
-/// Where a page lies.
+/// The flash address of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlashAddress {
     /// The die.
     pub die: u32,
-    /// The stripe, over all dies: pages of one stripe are read together.
+    /// The number of the stripe over all dies: pages of one stripe are read together.
     pub stripe: u32,
 }
 
-/// How a block is written.
+/// How many bits per cell a block is written with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellMode {
-    /// One bit a cell.
+    /// One bit per cell.
     Slc,
-    /// As many as a cell has.
+    /// All bits of the cell.
     MultiLevel,
 }
 
-/// What opening a block cost, and how its pages are programmed.
+/// How a stripe is programmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramResult {
-    /// A block was erased first.
+    /// Whether a block was erased first.
     pub erased: bool,
-    /// How the stripe is programmed.
+    /// The cell mode of its block.
     pub cell_mode: CellMode,
 }
 
-/// What was collected: one stripe of pages that move, or fewer where there are no more.
+/// Valid pages to relocate: one stripe, or fewer at the end of a block.
 #[derive(Debug, Default)]
 pub struct GcBatch {
-    /// The pages of the host.
+    /// The logical pages.
     pub pages: Vec<u32>,
-    /// How many stripes must be read for them.
+    /// The number of stripes to read for them.
     pub stripes_read: u32,
 }
 
-/// Whose open block.
+/// The source of a program: each has an open block of its own per die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteStream {
-    /// What the host wrote.
+    /// Pages that the host wrote.
     Host,
-    /// What was collected.
+    /// Pages that garbage collection relocates.
     Gc,
 }
 
@@ -81,7 +81,7 @@ struct FlashBlock {
     cell_mode: CellMode,
     was_used: bool,
     valid_pages: u32,
-    /// The pages of the host that were programmed here, in order; some may have moved on.
+    /// The logical pages that were programmed here, in order; stale ones included.
     host_pages: Vec<u32>,
 }
 
@@ -91,13 +91,13 @@ struct Die {
     free: VecDeque<u32>,
     open: [Option<u32>; 2],
     valid_pages: u64,
-    /// The block that is collected, and how far.
+    /// The block that is being collected, and the next page of it.
     victim: Option<(u32, u32)>,
-    /// Pages to move, in 1/1024, before the host goes on.
+    /// Pages to relocate before the next program of the host, in units of 1/1024.
     gc_debt: u64,
 }
 
-/// The dies' space.
+/// The mapping and the blocks of all dies.
 #[derive(Debug)]
 pub struct Ftl {
     dies: Vec<Die>,
@@ -108,7 +108,7 @@ pub struct Ftl {
     stripe_pages: u32,
     gc_threshold_blocks: usize,
     slc_blocks_left: u64,
-    /// What a die may be asked to hold.
+    /// Valid pages that a die may hold.
     die_pages_max: u64,
 }
 
@@ -116,13 +116,17 @@ impl Ftl {
     /// The empty dies of a drive.
     ///
     /// # Panics
-    /// When its numbers do not fit together, which only a bug of ours can cause.
+    /// If the numbers of the profile contradict each other.
     pub fn new(drive: &DriveProfile) -> Ftl {
         let stripe_pages = (drive.stripe_bytes() / PAGE_BYTES) as u32;
         let block_pages = stripe_pages * drive.pages_per_block;
-        let turbo_pages = block_pages / drive.bits_per_cell / stripe_pages * stripe_pages;
+        let slc_block_pages = block_pages / drive.bits_per_cell / stripe_pages * stripe_pages;
         let reserved = drive.gc_threshold_blocks + 2;
-        assert!(drive.blocks_per_plane > reserved, "{}: {reserved} blocks of a plane are spare", drive.name);
+        assert!(
+            drive.blocks_per_plane > reserved,
+            "{}: a plane needs more than {reserved} blocks",
+            drive.name
+        );
         assert!(
             drive.gc_threshold_blocks >= 3,
             "{}: a die needs three spare blocks to collect into",
@@ -134,12 +138,16 @@ impl Ftl {
         let stripes = u64::from(drive.dies()) * u64::from(stripe_pages);
         assert!(
             pages + stripes <= u64::from(drive.dies()) * die_pages_max,
-            "{} holds less than it says",
+            "{} has fewer pages than its capacity",
             drive.name
         );
         let physical_pages =
             u64::from(drive.dies()) * u64::from(drive.blocks_per_plane) * u64::from(block_pages);
-        assert!(physical_pages < u64::from(UNMAPPED), "{} has more places than the map can name", drive.name);
+        assert!(
+            physical_pages < u64::from(UNMAPPED),
+            "{} has more pages than a mapping entry can number",
+            drive.name
+        );
         let block = || FlashBlock {
             state: BlockState::Free,
             cell_mode: CellMode::MultiLevel,
@@ -155,21 +163,21 @@ impl Ftl {
             victim: None,
             gc_debt: 0,
         };
-        let slc_block_bytes = u64::from(turbo_pages) * PAGE_BYTES;
+        let slc_block_bytes = u64::from(slc_block_pages) * PAGE_BYTES;
         Ftl {
             dies: (0..drive.dies()).map(die).collect(),
             chunks: (0..pages.div_ceil(CHUNK_PAGES as u64)).map(|_| None).collect(),
             blocks_per_die: drive.blocks_per_plane,
             block_pages,
-            slc_block_pages: turbo_pages,
+            slc_block_pages,
             stripe_pages,
             gc_threshold_blocks: drive.gc_threshold_blocks as usize,
-            slc_blocks_left: drive.slc_cache.map_or(0, |turbo| turbo.bytes / slc_block_bytes),
+            slc_blocks_left: drive.slc_cache.map_or(0, |cache| cache.bytes / slc_block_bytes),
             die_pages_max,
         }
     }
 
-    /// Where a page lies, if anywhere.
+    /// The flash address of a page, if it is mapped.
     pub fn lookup(&self, page: u32) -> Option<FlashAddress> {
         let at = self.physical_page(page)?;
         let die = at / (self.blocks_per_die * self.block_pages);
@@ -187,22 +195,23 @@ impl Ftl {
         std::mem::replace(&mut chunk[page as usize % CHUNK_PAGES], at)
     }
 
-    /// Whether a die can be given one more stripe.
+    /// Whether a die has space for one more stripe.
     pub fn has_room(&self, die: u32) -> bool {
         self.dies[die as usize].valid_pages <= self.die_pages_max
     }
 
-    /// Whether blocks are scarce on a die, so that the host's programs there pay for collecting.
+    /// Whether free blocks are scarce on a die, so that the host's programs there wait for garbage collection.
     pub fn needs_gc(&self, die: u32) -> bool {
         self.dies[die as usize].free.len() <= self.gc_threshold_blocks
     }
 
-    /// Programs up to a stripe of pages on a die; fewer leave the rest of the stripe unused.
+    /// Programs up to a stripe of pages on a die; the rest of the stripe stays unused. REQUIRES: the stripes of
+    /// [`Ftl::gc_debt_stripes`] were relocated first.
     ///
     /// # Panics
-    /// When the die has no block left, which only a bug of ours can cause: see [`Ftl::owed_stripes`].
+    /// If the die has no free block.
     pub fn program(&mut self, die: u32, pages: &[u32], stream: WriteStream) -> ProgramResult {
-        assert!(pages.len() <= self.stripe_pages as usize, "{} pages are no stripe", pages.len());
+        assert!(pages.len() <= self.stripe_pages as usize, "{} pages are more than a stripe", pages.len());
         let (index, erased) = match self.dies[die as usize].open[stream as usize] {
             Some(index) => (index, false),
             None => self.open_block(die, stream),
@@ -240,7 +249,7 @@ impl Ftl {
     fn open_block(&mut self, die: u32, stream: WriteStream) -> (u32, bool) {
         let needs_gc = self.needs_gc(die);
         let die = &mut self.dies[die as usize];
-        let index = die.free.pop_front().expect("collecting keeps a block free");
+        let index = die.free.pop_front().expect("garbage collection keeps a block free");
         let block = &mut die.blocks[index as usize];
         let is_slc = stream == WriteStream::Host && self.slc_blocks_left > 0 && !needs_gc;
         self.slc_blocks_left -= u64::from(is_slc);
@@ -252,7 +261,7 @@ impl Ftl {
         (index, std::mem::replace(&mut block.was_used, true))
     }
 
-    /// What was at a place is wanted no more.
+    /// Marks a physical page as stale.
     fn invalidate(&mut self, at: u32) {
         let index = at / self.block_pages;
         let (die, block) = self.block_mut(index);
@@ -263,7 +272,7 @@ impl Ftl {
         }
     }
 
-    /// A die's count of pages, and a block by its number over all dies.
+    /// A block by its number over all dies, and its die's count of valid pages.
     fn block_mut(&mut self, index: u32) -> (&mut u64, &mut FlashBlock) {
         let die = &mut self.dies[(index / self.blocks_per_die) as usize];
         (&mut die.valid_pages, &mut die.blocks[(index % self.blocks_per_die) as usize])
@@ -281,7 +290,7 @@ impl Ftl {
         }
     }
 
-    /// Forgets pages `from` up to `to`, which the host has trimmed.
+    /// Unmaps the logical pages `from..to`.
     pub fn trim(&mut self, from: u32, to: u32) {
         let mut page = from;
         while page < to {
@@ -297,9 +306,9 @@ impl Ftl {
         }
     }
 
-    /// How many stripes of moved pages must be programmed on a die before a stripe of the host. Where blocks are
-    /// scarce, as many as keep what becomes free equal to what the host takes: `v` pages that are wanted in a block
-    /// of `t` are moved for `t − v` that it may write. The scarcer blocks are, the more.
+    /// The number of stripes to relocate on a die before the next stripe of the host. If free blocks are scarce, as many
+    /// as keep the space that becomes free equal to the space that the host takes: relocating `v` valid pages of a block of
+    /// `t` pages pays for `t − v` pages of the host. The fewer free blocks, the more.
     pub fn gc_debt_stripes(&mut self, die: u32) -> u64 {
         let threshold = self.gc_threshold_blocks;
         let free = self.dies[die as usize].free.len();
@@ -309,20 +318,20 @@ impl Ftl {
         }
         let Some(victim) = self.select_victim(die, false) else { return 0 };
         let (total, stripe) = (u64::from(self.block_pages), u64::from(self.stripe_pages));
-        let wanted = u64::from(self.dies[die as usize].blocks[victim as usize].valid_pages);
+        let valid = u64::from(self.dies[die as usize].blocks[victim as usize].valid_pages);
         if free <= 2 {
-            // No more than this block is left to collect into: all of it now.
-            return wanted.div_ceil(stripe);
+            // The last spare block: collect the whole victim now.
+            return valid.div_ceil(stripe);
         }
         let die = &mut self.dies[die as usize];
-        die.gc_debt += 1024 * stripe * wanted / (total - wanted) * (1 + threshold - free) as u64;
+        die.gc_debt += 1024 * stripe * valid / (total - valid) * (1 + threshold - free) as u64;
         let stripes = die.gc_debt / (1024 * stripe);
         die.gc_debt -= stripes * 1024 * stripe;
         stripes
     }
 
-    /// The block that is collected next: the closed one with the fewest pages that are wanted, if any of them holds
-    /// less than a block can. One that was begun comes first.
+    /// The next block to collect: the closed one with the fewest valid pages, if it has a stale page. A block that is
+    /// partly collected comes first.
     fn select_victim(&mut self, die: u32, only_slc: bool) -> Option<u32> {
         let die = &mut self.dies[die as usize];
         let started = die.victim.filter(|&(block, _)| !only_slc || is_slc(&die.blocks[block as usize]));
@@ -339,8 +348,8 @@ impl Ftl {
         Some(index as u32)
     }
 
-    /// Takes up to a stripe of pages that are to be moved on a die, out of turbo blocks alone where asked. They are
-    /// to be programmed at once. Nothing when nothing can be gained.
+    /// Collects up to a stripe of valid pages on a die, from SLC blocks only if `only_slc`. Empty if no block has stale
+    /// pages. REQUIRES: the caller programs the pages before any other call.
     pub fn collect_stripe(&mut self, die: u32, only_slc: bool) -> GcBatch {
         let mut batch = GcBatch::default();
         while batch.pages.len() < self.stripe_pages as usize {
@@ -364,7 +373,7 @@ impl Ftl {
             if at < pages.len() as u32 {
                 self.dies[die as usize].victim = Some((victim, at));
             } else {
-                // All that was wanted is in hand: the last program from here frees the block.
+                // The program of these pages invalidates the last valid ones and frees the block.
                 self.dies[die as usize].victim = None;
                 break;
             }
@@ -372,12 +381,12 @@ impl Ftl {
         batch
     }
 
-    /// How many pages the drive holds.
+    /// The number of mapped pages.
     pub fn valid_pages(&self) -> u64 {
         self.dies.iter().map(|die| die.valid_pages).sum()
     }
 
-    /// The memory that the map takes.
+    /// The memory of the mapping in bytes.
     pub fn memory_bytes(&self) -> usize {
         let chunks = self.chunks.iter().flatten().count() * CHUNK_PAGES * 4;
         let blocks = self.dies.iter().flat_map(|die| &die.blocks);

@@ -1,24 +1,23 @@
-//! Simulated flash: a device whose answers take the time that a solid-state drive would take.
+//! A simulated SSD: a device whose operations take as long as on a modelled solid-state drive.
 //!
-//! In: operations of any core. Out: their completion, when both the device beneath has carried them out and the
-//! modelled drive would have answered. Holds: one [`SsdModel`] for all cores. The time is that of the core's [`Handle`], so
-//! the same code runs in real and in virtual time.
+//! In: operations of any core. Out: their completions, when the inner device has executed them and the model's time has
+//! passed. Holds: one [`SsdModel`] for all cores. Time is that of the core's [`ReactorHandle`], so the same code runs in
+//! real and in simulated time.
 //!
-//! Contents are the business of the device beneath: a write is there when *that* has it. What the model answers
-//! (in the buffer, on flash) is about time alone: a power cut is played with other devices (`power`, the virtual
-//! world's disks), not with this one. A simulated drive says that it is not `volatile`, even over memory: it stands for
-//! one that keeps what it is given, so an engine formats it and writes its journal, which is what takes a drive's time.
+//! The inner device stores the contents; the model (write buffer, flash) determines time alone. Power loss is tested
+//! with other devices (`power_loss`, the simulator's disks). A simulated SSD is never `volatile`, even over memory: it
+//! stands for a drive that keeps its contents, so an engine formats it and writes a journal, which costs drive time.
 //!
-//! Invariants: an operation is in the model from the call on, whatever becomes of its [`DeviceFuture`]; none is answered
-//! before the model's time; one that the device beneath refuses at once (out of range) is not in the model.
-//! Tested in `tests/nand_device.rs`.
+//! Invariants: an operation occupies the model from the call on, even if its [`DeviceFuture`] is dropped; no operation
+//! completes before the model's time; one that is out of range does not enter the model.
+//! Tested in `tests/simulated_ssd.rs`.
 //!
 //! # Layout
 //! - this file: [`SimulatedSsd`].
-//! - [`drive_profiles`]: what drives there are, and where each number comes from.
-//! - [`timing`]: how long things take.
-//! - `space`: where pages lie, and garbage collection. `buffer`: what is written and not on flash. `line`: when a
-//!   channel or a link is free.
+//! - [`drive_profiles`]: the modelled drives, and the source of each number.
+//! - [`timing`]: the time of each operation.
+//! - `ftl`: page mapping and garbage collection. `write_buffer`: pages that are written and not yet on flash.
+//!   `timeline`: the reservations of a channel or a link.
 
 pub mod drive_profiles;
 mod ftl;
@@ -50,17 +49,17 @@ pub struct SimulatedSsd {
 }
 
 impl SimulatedSsd {
-    /// What `beneath` holds, with the times of `model`, on the core of `handle`.
+    /// A device with the contents of `inner` and the times of `model`, on the core of `handle`.
     ///
     /// # Panics
-    /// When `beneath` is larger than the drive.
-    pub fn new(beneath: Rc<dyn Device>, model: SharedSsdModel, handle: ReactorHandle) -> SimulatedSsd {
-        let (bytes, drive) = (beneath.geometry().bytes(), *model.lock().profile());
+    /// If `inner` is larger than the drive.
+    pub fn new(inner: Rc<dyn Device>, model: SharedSsdModel, handle: ReactorHandle) -> SimulatedSsd {
+        let (bytes, drive) = (inner.geometry().bytes(), *model.lock().profile());
         assert!(bytes <= drive.capacity_bytes, "{bytes} bytes are more than a {} has", drive.product);
-        SimulatedSsd { inner: beneath, model, handle }
+        SimulatedSsd { inner, model, handle }
     }
 
-    /// The operation of the device beneath, answered at the model's time.
+    /// Completes the inner device's operation at the model's time.
     fn complete_at_model_time(
         &self,
         pending: DeviceFuture,
@@ -80,7 +79,8 @@ impl SimulatedSsd {
     }
 }
 
-/// Both must be over: the operation and the time. Dropped, the operation goes on and its time stays taken.
+/// Completes when the inner operation has completed and the model's time has passed. If it is dropped, the operation
+/// continues and its time stays reserved.
 struct TimedIo {
     pending: DeviceFuture,
     result: Option<IoResult>,
@@ -95,7 +95,7 @@ impl Future for TimedIo {
             self.result = Some(ready!(Pin::new(&mut self.pending).poll(context)));
         }
         ready!(Pin::new(&mut self.sleep).poll(context));
-        Poll::Ready(self.result.take().expect("awaited once"))
+        Poll::Ready(self.result.take().expect("a device future is awaited once"))
     }
 }
 

@@ -1,22 +1,22 @@
-//! A thing that does one piece of work at a time, as a calendar: a flash channel, a direction of the host's link.
+//! The reservations of a serial resource: a flash channel, or one direction of the host's link.
 //!
-//! In: pieces of work, each with the time from which it can be done. Out: when it is done. A piece takes the first
-//! gap that is long enough, so one that must wait for a slow die does not hold up what comes after it.
-//! Invariant: the spans in `taken` are in order, do not touch, and none ended before the time last given to
-//! [`Timeline::forget_before`].
+//! In: transfers, each with its earliest start. Out: their ends. A transfer takes the first gap that is long enough, so
+//! one that waits for a slow die does not delay later transfers.
+//! Invariant: the spans in `busy` are sorted and do not touch, and none ended before the last argument of
+//! [`Timeline::forget_before`]. Their number is bounded by the operations in flight, since adjacent spans merge.
 
 use octokv_base::Nanos;
 use std::collections::VecDeque;
 
-/// When a thing is taken.
+/// The busy spans of the resource.
 #[derive(Debug, Default)]
 pub struct Timeline {
-    /// From, until.
+    /// Start and end of each span.
     busy: VecDeque<(Nanos, Nanos)>,
 }
 
 impl Timeline {
-    /// Takes the first `span` of free time at or after `ready`. Gives when it ends.
+    /// Reserves the first free `span` at or after `ready`, and gives its end.
     pub fn reserve(&mut self, ready: Nanos, span: Nanos) -> Nanos {
         if span == Nanos::ZERO {
             return ready;
@@ -35,7 +35,7 @@ impl Timeline {
         let joins_next = self.busy.get(at).is_some_and(|&(start, _)| start == until);
         match (joins_last, joins_next) {
             (true, true) => {
-                let (_, end) = self.busy.remove(at).expect("looked at above");
+                let (_, end) = self.busy.remove(at).expect("there is a next span");
                 self.busy[at - 1].1 = end;
             }
             (true, false) => self.busy[at - 1].1 = until,
@@ -45,7 +45,7 @@ impl Timeline {
         until
     }
 
-    /// Nothing will be asked for before `now` any more.
+    /// Removes the spans that ended before `now`. REQUIRES: no later reservation is ready before `now`.
     pub fn forget_before(&mut self, now: Nanos) {
         while self.busy.front().is_some_and(|&(_, until)| until < now) {
             self.busy.pop_front();
@@ -59,17 +59,17 @@ mod tests {
     use octokv_base::Prng;
 
     #[test]
-    fn work_takes_the_first_gap_that_is_long_enough() {
+    fn a_reservation_takes_the_first_gap_that_is_long_enough() {
         let mut timeline = Timeline::default();
         // ready, span, ends
         let table = [
             (10, 5, 15),
             (100, 10, 110), // Far ahead: it leaves a gap.
-            (10, 5, 20),    // Behind the first.
+            (10, 5, 20),    // After the first.
             (10, 80, 100),  // Fills the gap to the last nanosecond.
-            (0, 10, 10),    // Before them all.
-            (0, 1, 111),    // Nothing is free before the end.
-            (50, 0, 50),    // No work takes no time.
+            (0, 10, 10),    // Before all others.
+            (0, 1, 111),    // No gap is left before the end.
+            (50, 0, 50),    // An empty span ends at once.
         ];
         for (ready, span, ends) in table {
             assert_eq!(timeline.reserve(Nanos(ready), Nanos(span)), Nanos(ends), "{ready} {span}");
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_pieces_of_work_overlap_and_none_begins_early() {
+    fn no_two_reservations_overlap_and_none_begins_early() {
         let (mut timeline, mut random) = (Timeline::default(), Prng::new(5));
         let mut done: Vec<(u64, u64)> = Vec::new();
         let (mut now, mut total) = (0, 0);
@@ -97,6 +97,6 @@ mod tests {
         }
         done.sort_unstable();
         assert!(done.windows(2).all(|pair| pair[0].1 <= pair[1].0));
-        assert!(total > now / 3, "the line was hardly used");
+        assert!(total > now / 3, "the timeline was hardly used");
     }
 }

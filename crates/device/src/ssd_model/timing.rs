@@ -1,27 +1,27 @@
-//! A solid-state drive as times: how long each operation of the host takes, and what the drive does besides.
+//! The timing model of a solid-state drive: when each host operation completes, background work included.
 //!
 //! ```text
 //!             controller        link in                    channel       die
-//!   write ──▶ one at a time ──▶ ─────────▶ buffer ─ answered    ─▶ ─ in ─▶ program
+//!   write ──▶ one at a time ──▶ ─────────▶ buffer ─ completed   ─▶ ─ in ─▶ program
 //!                                            └── stripes, in the background ─┘
-//!   read  ──▶ one at a time ──▶ buffer, or die: read ─▶ channel ─ out ─▶ link out ─ answered
-//!   flush ──▶ one at a time ──▶ the end of every program, and the mapping ─ answered (or at once: capacitors)
+//!   read  ──▶ one at a time ──▶ buffer, or die: read ─▶ channel ─ out ─▶ link out ─ completed
+//!   flush ──▶ one at a time ──▶ the end of all programs, and the mapping ─ completed (or at once: capacitors)
 //! ```
-//! In: operations and the time at which they come. Out: the time at which each is done. Holds: when each die, channel
-//! and direction of the link is free, the buffer, and where every page lies. It does nothing by itself: what it would
-//! have done in the background it does first when it is next asked. Deterministic: no randomness, no clock.
+//! In: operations and their submission times. Out: their completion times. Holds: when each die, channel and direction of
+//! the link is free, the write buffer, and the page mapping. Passive: each operation first applies the background work
+//! that was due before it. Deterministic: no randomness, no clock.
 //!
-//! What it keeps to:
-//! - A program or a move is begun when its die is free and not before, so reads that come meanwhile go first; a full
-//!   buffer or a flush begins them ahead of time, and then reads wait behind them. No program is suspended for a read.
-//! - A stripe goes to the die that is free first. Pages that are collected stay on their die.
-//! - A die is taken while its cells work; its page register is free for the channel while the next piece of work goes
-//!   on (cache read and cache program).
-//! - Reads ahead of a sequential host are not modelled, nor wear, nor errors.
+//! Rules of the model:
+//! - A program or relocation starts when its die is free, so reads that arrive before that go first; a full buffer or a
+//!   flush reserves the dies in advance, and later reads wait. No program is suspended for a read.
+//! - A stripe goes to the die that is free first. Relocated pages stay on their die.
+//! - A die is busy while its cells work; its page register serves the channel during the next cell operation (cache read
+//!   and cache program).
+//! - Read-ahead, wear and errors are not modelled.
 //!
-//! Invariants: no operation is done before it comes; times that go backwards, from cores whose clocks were read at
-//! different moments, count as the latest time seen. Tested in `tests/nand_model.rs`, and against the data sheets in
-//! `tests/nand_drives.rs`.
+//! Invariants: no operation completes before its submission; a time earlier than one seen before, from a core whose clock
+//! was read at another moment, counts as the latest time seen. Tested in `tests/ssd_model.rs`, and against the data
+//! sheets in `tests/drive_profiles.rs`.
 
 use crate::ssd_model::drive_profiles::{DriveProfile, FlushModel, transfer_time};
 use crate::ssd_model::ftl::{CellMode, FlashAddress, Ftl, PAGE_BYTES, WriteStream};
@@ -29,42 +29,42 @@ use crate::ssd_model::timeline::Timeline;
 use crate::ssd_model::write_buffer::WriteBuffer;
 use octokv_base::{Lba, Nanos};
 
-/// What has been done.
+/// Counters of the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SsdStatistics {
-    /// Pages of 4 KiB that the host wrote, in whole or in part.
+    /// Pages of 4 KiB that the host wrote, wholly or partly.
     pub host_pages_written: u64,
-    /// Pages of 4 KiB that were programmed, those that stayed unused included.
+    /// Pages of 4 KiB that were programmed, unused parts of stripes included.
     pub flash_pages_written: u64,
-    /// Pages of 4 KiB that were collected.
+    /// Pages of 4 KiB that garbage collection relocated.
     pub pages_moved: u64,
     /// Page reads by dies.
     pub reads: u64,
-    /// Programs by dies, with all bits of a cell.
+    /// Programs by dies with all bits per cell.
     pub programs: u64,
-    /// Programs by dies, one bit a cell.
+    /// Programs by dies with one bit per cell.
     pub slc_programs: u64,
     /// Erased blocks.
     pub erases: u64,
-    /// The most pages that the buffer ever held.
+    /// The highest number of pages in the write buffer.
     pub buffer_pages_max: u32,
-    /// How long each die was at work.
+    /// The busy time of each die.
     pub die_busy: Vec<Nanos>,
 }
 
 impl SsdStatistics {
-    /// How many pages were programmed for one that the host wrote.
+    /// Write amplification: pages programmed per page that the host wrote.
     pub fn write_amplification(&self) -> f64 {
         self.flash_pages_written as f64 / self.host_pages_written.max(1) as f64
     }
 }
 
-/// A drive at work.
+/// The state of a modelled drive.
 #[derive(Debug)]
 pub struct SsdModel {
     profile: DriveProfile,
     block_bytes: u64,
-    /// Pages that nothing wrote are read from dies all the same.
+    /// Whether reads of pages that were never written occupy a die.
     prefilled: bool,
     ftl: Ftl,
     buffer: WriteBuffer,
@@ -76,13 +76,13 @@ pub struct SsdModel {
     link_out: Timeline,
     controller: Nanos,
     now: Nanos,
-    /// When the last command came.
+    /// The submission time of the last command.
     last_command: Nanos,
-    /// Where the search for a free die begins.
+    /// The first die of the next search for a free one.
     next_die: u32,
-    /// Something was written since the last flush.
+    /// Whether there were writes since the last flush.
     has_unflushed: bool,
-    /// When the last flush is done.
+    /// When the last flush completes.
     flushed_at: Nanos,
     statistics: SsdStatistics,
     scratch_pages: Vec<u32>,
@@ -92,7 +92,7 @@ impl SsdModel {
     /// A new drive, with logical blocks of `block_bytes` bytes.
     ///
     /// # Panics
-    /// When blocks are longer than 4 KiB, or when the drive's numbers do not fit together.
+    /// If blocks are longer than 4 KiB, or if the numbers of the profile contradict each other.
     pub fn new(drive: DriveProfile, block_bytes: u32) -> SsdModel {
         assert!(PAGE_BYTES.is_multiple_of(u64::from(block_bytes)), "blocks of {block_bytes} bytes");
         let stripe_pages = (drive.stripe_bytes() / PAGE_BYTES) as u32;
@@ -121,9 +121,8 @@ impl SsdModel {
         }
     }
 
-    /// The same drive where the contents are older than the model: what it did not see written lies on the dies in the
-    /// order of its addresses. (A page that was trimmed counts as never written, too.) Such pages are read like any
-    /// other and take no space.
+    /// The same drive with contents older than the model: a page that was never written (or was trimmed) is on the die
+    /// that its address selects, is read like any other, and takes no space.
     pub fn prefilled(self) -> SsdModel {
         SsdModel { prefilled: true, ..self }
     }
@@ -133,27 +132,27 @@ impl SsdModel {
         &self.profile
     }
 
-    /// What has been done until the last operation came.
+    /// The counters up to the submission of the last operation.
     pub fn statistics(&self) -> &SsdStatistics {
         &self.statistics
     }
 
-    /// Pages of 4 KiB in the buffer now, those that are being programmed included.
+    /// Pages of 4 KiB in the write buffer, those being programmed included.
     pub fn buffered_pages(&self) -> u32 {
         self.buffer.held_pages()
     }
 
-    /// Pages of 4 KiB that the drive keeps on its dies.
+    /// Mapped pages of 4 KiB.
     pub fn mapped_pages(&self) -> u64 {
         self.ftl.valid_pages()
     }
 
-    /// The memory that the map takes.
+    /// The memory of the mapping in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.ftl.memory_bytes()
     }
 
-    /// Reads blocks. Gives when that is done.
+    /// Reads blocks, and gives the completion time.
     pub fn read(&mut self, now: Nanos, at: Lba, blocks: u64) -> Nanos {
         let ready = self.start_command(now, self.profile.read_interval) + self.profile.read_overhead;
         let (mut done, mut group) = (ready, None);
@@ -173,13 +172,13 @@ impl SsdModel {
         done
     }
 
-    /// Writes blocks. Gives when they are in the buffer.
+    /// Writes blocks, and gives when they are in the write buffer.
     pub fn write(&mut self, now: Nanos, at: Lba, blocks: u64) -> Nanos {
         let ready = self.start_command(now, self.profile.write_interval) + self.profile.write_overhead;
         let mut done = ready;
         for (page, bytes) in self.pages(at, blocks) {
             self.statistics.host_pages_written += 1;
-            // The rest of a page that is written in part comes from flash; the host does not wait for that.
+            // The rest of a partly written page is read from flash; the host does not wait for that.
             let rest = match self.flash_address(page) {
                 Some(address) if bytes < PAGE_BYTES => self.read_pages(address, ready, 1),
                 _ => ready,
@@ -201,20 +200,20 @@ impl SsdModel {
         done
     }
 
-    /// Makes what was written durable. Gives when it is.
+    /// Makes completed writes durable, and gives the completion time.
     pub fn flush(&mut self, now: Nanos) -> Nanos {
         let ready = self.start_command(now, self.profile.write_interval) + self.profile.write_overhead;
-        let FlushModel::DrainBuffer { mapping_write: then } = self.profile.flush else { return ready };
+        let FlushModel::DrainBuffer { mapping_write } = self.profile.flush else { return ready };
         if std::mem::replace(&mut self.has_unflushed, false) {
             while self.buffer.waiting_pages() > 0 {
                 self.program_buffered(Nanos::NEVER);
             }
-            self.flushed_at = ready.max(self.buffer.drained_at()) + then;
+            self.flushed_at = ready.max(self.buffer.drained_at()) + mapping_write;
         }
         ready.max(self.flushed_at)
     }
 
-    /// Gives blocks up. Gives when that is done.
+    /// Deallocates blocks, and gives the completion time.
     pub fn trim(&mut self, now: Nanos, at: Lba, blocks: u64) -> Nanos {
         let ready = self.start_command(now, self.profile.write_interval) + self.profile.write_overhead;
         let (from, to) = (at.0 * self.block_bytes, (at.0 + blocks) * self.block_bytes);
@@ -226,17 +225,20 @@ impl SsdModel {
         ready
     }
 
-    /// The pages that blocks touch, and how many of their bytes.
+    /// The pages that blocks touch, with the number of bytes in each.
     fn pages(&self, at: Lba, blocks: u64) -> impl Iterator<Item = (u32, u64)> + use<> {
         let (from, to) = (at.0 * self.block_bytes, (at.0 + blocks) * self.block_bytes);
-        assert!(to <= self.profile.capacity_bytes, "{at:?} and {blocks} more are beyond the drive");
+        assert!(
+            to <= self.profile.capacity_bytes,
+            "{blocks} blocks at {at:?} are beyond the end of the drive"
+        );
         (from / PAGE_BYTES..to.div_ceil(PAGE_BYTES)).map(move |page| {
             let start = page * PAGE_BYTES;
             (page as u32, to.min(start + PAGE_BYTES) - from.max(start))
         })
     }
 
-    /// The die that has a page, if one must be asked for it.
+    /// The flash address of a page, if a die must read it.
     fn flash_address(&self, page: u32) -> Option<FlashAddress> {
         if self.buffer.contains(page, self.now) {
             return None;
@@ -248,7 +250,7 @@ impl SsdModel {
         })
     }
 
-    /// Brings pages to the host, from one stripe, from the buffer, or made up where nothing was written.
+    /// Transfers pages to the host: from one stripe, from the buffer, or zeros if they were never written.
     fn transfer_to_host(
         &mut self,
         address: Option<FlashAddress>,
@@ -256,18 +258,18 @@ impl SsdModel {
         pages: u64,
         bytes: u64,
     ) -> Nanos {
-        let read_done = address.map_or(ready, |place| self.read_pages(place, ready, pages));
+        let read_done = address.map_or(ready, |address| self.read_pages(address, ready, pages));
         self.link_out.reserve(read_done, transfer_time(bytes, self.profile.link_read_bytes_per_s))
     }
 
-    /// Brings pages of one stripe to the controller.
+    /// Reads pages of one stripe to the controller.
     fn read_pages(&mut self, address: FlashAddress, ready: Nanos, pages: u64) -> Nanos {
         self.statistics.reads += 1;
         let read = self.occupy_die(address.die, ready, self.profile.page_read);
         self.transfer_on_channel(address.die, read, pages)
     }
 
-    /// A die works. Gives when it is done.
+    /// Occupies a die for `span` from `ready` on, and gives the end.
     fn occupy_die(&mut self, die: u32, ready: Nanos, span: Nanos) -> Nanos {
         let free = &mut self.dies[die as usize];
         *free = ready.max(*free) + span;
@@ -276,13 +278,13 @@ impl SsdModel {
         *free
     }
 
-    /// Pages go to or from a die.
+    /// Transfers pages to or from a die.
     fn transfer_on_channel(&mut self, die: u32, ready: Nanos, pages: u64) -> Nanos {
         let span = transfer_time(pages * PAGE_BYTES, self.profile.channel_bytes_per_s);
         self.channels[(die % self.profile.channels) as usize].reserve(ready, span)
     }
 
-    /// A command comes. Gives when the controller begins it.
+    /// Applies background work, and gives when the controller starts a command.
     fn start_command(&mut self, now: Nanos, interval: Nanos) -> Nanos {
         self.run_background(now);
         self.last_command = self.now;
@@ -291,7 +293,7 @@ impl SsdModel {
         started
     }
 
-    /// Does what the drive did by itself until `now`.
+    /// Applies the background work up to `now`.
     fn run_background(&mut self, now: Nanos) {
         self.now = self.now.max(now);
         let now = self.now;
@@ -308,16 +310,16 @@ impl SsdModel {
         }
     }
 
-    /// Programs the next stripe of what the host wrote, or what there is of it, unless it would begin after `until`.
+    /// Programs the next stripe of the write buffer, or a part of one, unless it would start after `until`.
     fn program_buffered(&mut self, until: Nanos) -> bool {
         let pages = self.buffer.waiting_pages().min(self.stripe_pages);
         let Some(mut ready) = self.buffer.ready_at(pages) else { return false };
         if pages < self.stripe_pages {
-            // Only a flush asks for less than a stripe, now.
+            // Only a flush programs less than a stripe, and it does so now.
             ready = ready.max(self.now);
         }
         let die = self.earliest_free_die(ready);
-        // The page register fills while the cells are still at the program before.
+        // The page register fills during the preceding program.
         let transfer = transfer_time(self.profile.stripe_bytes(), self.profile.channel_bytes_per_s);
         let start = ready.max(self.dies[die as usize] - transfer);
         if start > until {
@@ -334,7 +336,7 @@ impl SsdModel {
         true
     }
 
-    /// Of the dies that have room the one that can begin first, each in turn where several can.
+    /// The die with space that is free first; round robin among equals.
     fn earliest_free_die(&mut self, ready: Nanos) -> u32 {
         let count = self.profile.dies();
         let candidate = |step: u32| (self.next_die + step) % count;
@@ -342,14 +344,14 @@ impl SsdModel {
             .map(candidate)
             .filter(|&die| self.ftl.has_room(die))
             .min_by_key(|&die| self.dies[die as usize].max(ready))
-            .expect("the dies hold more than the drive");
+            .expect("the dies have more pages than the capacity");
         self.next_die = die + 1;
         die
     }
 
-    /// Brings pages to a die and programs them.
-    fn program(&mut self, die: u32, start: Nanos, pages: &[u32], origin: WriteStream) -> Nanos {
-        let programmed = self.ftl.program(die, pages, origin);
+    /// Transfers pages to a die and programs them.
+    fn program(&mut self, die: u32, start: Nanos, pages: &[u32], stream: WriteStream) -> Nanos {
+        let programmed = self.ftl.program(die, pages, stream);
         if programmed.erased {
             self.statistics.erases += 1;
             self.occupy_die(die, start, self.profile.block_erase);
@@ -364,7 +366,7 @@ impl SsdModel {
         self.occupy_die(die, arrived, span)
     }
 
-    /// Moves what is still wanted of a block, a stripe of it. False when there is nothing to gain.
+    /// Relocates a stripe of valid pages. False if no block has stale pages.
     fn relocate_stripe(&mut self, die: u32, start: Nanos, only_slc: bool) -> bool {
         let batch = self.ftl.collect_stripe(die, only_slc);
         if batch.pages.is_empty() {
@@ -381,7 +383,7 @@ impl SsdModel {
         true
     }
 
-    /// A die moves what was written one bit a cell, as long as nothing else is to do.
+    /// Drains SLC blocks of an idle die up to the present.
     fn drain_slc_cache(&mut self, die: u32, from: Nanos) {
         loop {
             let start = from.max(self.dies[die as usize]);

@@ -1,11 +1,11 @@
-//! What a drive has taken from its host and not yet on flash.
+//! The write buffer of a drive: pages that the host has written and that are not yet on flash.
 //!
 //! ```text
-//!   written ──▶ waiting ──a stripe is full, or a flush──▶ landing ──its program ends──▶ gone, its room is free
-//!                  └── written again: takes no more room; trimmed: gone at once
+//!   written ──▶ waiting ──a stripe is full, or a flush──▶ programming ──its program ends──▶ free
+//!                  └── written again: takes no more space; trimmed: free at once
 //! ```
-//! In: pages with the time of their arrival, the ends of their programs. Out: stripes to program, when there is room.
-//! Invariant: room, waiting pages and pages whose program has not given its room back are the buffer's size together.
+//! In: pages with their arrival times, the ends of their programs. Out: stripes to program; when there is space.
+//! Invariant: free pages, waiting pages and pages whose program is unfinished add up to the capacity.
 
 use octokv_base::Nanos;
 use octokv_base::map::{FxHashMap, FxHashSet};
@@ -15,22 +15,22 @@ use std::collections::{BinaryHeap, VecDeque};
 /// The write buffer.
 #[derive(Debug)]
 pub struct WriteBuffer {
-    /// In the order of their arrival.
+    /// Waiting pages and their arrival times, in the order of arrival. At most `capacity_pages`.
     queue: VecDeque<(u32, Nanos)>,
     waiting: FxHashSet<u32>,
-    /// When the program of a page ends; some have ended.
+    /// The end of each page's program, ended ones included. At most `2 * capacity_pages` after [`WriteBuffer::advance`].
     programming: FxHashMap<u32, Nanos>,
-    /// When room becomes free, and for how many pages.
+    /// When space becomes free, and for how many pages. At most one entry per page of the buffer.
     releases: BinaryHeap<Reverse<(Nanos, u32)>>,
     free_pages: u32,
-    /// Before this the room that there is was not free.
+    /// The time from which `free_pages` are free.
     free_from: Nanos,
     capacity_pages: u32,
     drained_at: Nanos,
 }
 
 impl WriteBuffer {
-    /// An empty buffer for so many pages.
+    /// An empty buffer with a capacity of `pages`.
     pub fn new(pages: u32) -> WriteBuffer {
         WriteBuffer {
             queue: VecDeque::new(),
@@ -44,7 +44,7 @@ impl WriteBuffer {
         }
     }
 
-    /// Lets time pass: programs that have ended give their room back.
+    /// Advances to `now`: programs that have ended free their pages.
     pub fn advance(&mut self, now: Nanos) {
         while let Some(&Reverse((end, pages))) = self.releases.peek()
             && end <= now
@@ -57,13 +57,13 @@ impl WriteBuffer {
         }
     }
 
-    /// Whether a page is here, on its way or not.
+    /// Whether a page is in the buffer at `now`, waiting or being programmed.
     pub fn contains(&self, page: u32, now: Nanos) -> bool {
         self.waiting.contains(&page) || self.programming.get(&page).is_some_and(|&end| end > now)
     }
 
-    /// Takes room for one page that arrives at `ready` or later. Gives when there is room; `None` when only programs
-    /// that are not begun yet can make some.
+    /// Reserves space for one page that arrives at `ready` or later, and gives when there is space. `None` if only
+    /// programs that have not started can free some.
     pub fn reserve(&mut self, page: u32, ready: Nanos) -> Option<Nanos> {
         if self.waiting.contains(&page) {
             return Some(ready);
@@ -77,19 +77,19 @@ impl WriteBuffer {
         Some(ready.max(self.free_from))
     }
 
-    /// A page that was admitted has arrived.
+    /// Adds a page that arrived at `at`. REQUIRES: its space was reserved.
     pub fn insert(&mut self, page: u32, at: Nanos) {
         if self.waiting.insert(page) {
             self.queue.push_back((page, at));
         }
     }
 
-    /// When the first `pages` of those that wait have all arrived; `None` for no pages.
+    /// When the first `pages` waiting pages have all arrived; `None` for zero pages.
     pub fn ready_at(&self, pages: u32) -> Option<Nanos> {
         self.queue.iter().take(pages as usize).map(|&(_, at)| at).max()
     }
 
-    /// Takes up to `pages` to be programmed; their program must be told with [`WriteBuffer::land`].
+    /// Moves up to `pages` waiting pages to `into`. REQUIRES: [`WriteBuffer::start_program`] follows.
     pub fn take(&mut self, pages: u32, into: &mut Vec<u32>) {
         into.clear();
         let count = self.queue.len().min(pages as usize);
@@ -99,7 +99,7 @@ impl WriteBuffer {
         }
     }
 
-    /// The program of these pages ends then.
+    /// Notes that the program of these pages ends at `end`.
     pub fn start_program(&mut self, pages: &[u32], end: Nanos) {
         for &page in pages {
             self.programming.insert(page, end);
@@ -108,31 +108,31 @@ impl WriteBuffer {
         self.drained_at = self.drained_at.max(end);
     }
 
-    /// Forgets pages `from` up to `to`.
+    /// Discards the pages `from..to`.
     pub fn discard(&mut self, from: u32, to: u32) {
         let (waiting, queued_before) = (&mut self.waiting, self.queue.len());
         self.queue.retain(|&(page, _)| {
-            let stays = !(from..to).contains(&page);
-            if !stays {
+            let is_kept = !(from..to).contains(&page);
+            if !is_kept {
                 waiting.remove(&page);
             }
-            stays
+            is_kept
         });
         self.free_pages += (queued_before - self.queue.len()) as u32;
         self.programming.retain(|page, _| !(from..to).contains(page));
     }
 
-    /// How many pages wait for their program.
+    /// The number of pages that wait for their program.
     pub fn waiting_pages(&self) -> u32 {
         self.queue.len() as u32
     }
 
-    /// How many pages it holds, those whose program has begun included.
+    /// The number of pages in the buffer, those being programmed included.
     pub fn held_pages(&self) -> u32 {
         self.capacity_pages - self.free_pages
     }
 
-    /// When the last program that was begun ends.
+    /// When the last started program ends.
     pub fn drained_at(&self) -> Nanos {
         self.drained_at
     }
