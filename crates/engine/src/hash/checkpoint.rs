@@ -216,6 +216,9 @@ impl HashEngine {
             commits.wait_unmarked_changes().await;
             handle.sleep(pause).await;
             pause = MAINTENANCE_DELAY;
+            if commits.has_failed() {
+                break;
+            }
             if commits.is_checkpoint_due()
                 && let Err(error) = self.checkpoint_if(|| commits.is_checkpoint_due()).await
             {

@@ -52,6 +52,8 @@ pub struct JournalConfig {
     pub incarnation: u32,
     /// When a batch counts as complete.
     pub durability: Durability,
+    /// Units of the record area: bounds the space that can be pending free.
+    pub record_units: u64,
 }
 
 /// The changes that wait and the state of the journal.
@@ -80,7 +82,8 @@ struct CommitState {
     published: u64,
     /// Batches up to this one are durable.
     flushed_through: u64,
-    /// Space freed by batches after that one: a power cut may yet bring back who had it.
+    /// Space freed by batches after `flushed_through`, whose old records a power cut may bring back. At most one run
+    /// per unit of the record area: the runs are disjoint, since none is allocated again before it leaves the list.
     pending_free: Vec<Extent>,
     /// The last batch with changes, and what the newest batch says of durability.
     last_change_batch: u64,
@@ -268,6 +271,7 @@ impl CommitQueue {
         let mut wakers: Vec<Waker> =
             state.queue.iter_mut().filter_map(|waiting| waiting.waker.take()).collect();
         wakers.extend(state.in_flight.iter_mut().filter_map(|batch| batch.leader.take()));
+        wakers.extend(state.maintainer.take());
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -419,7 +423,14 @@ impl CommitQueue {
 
     /// Keeps space until a flush has made the batch durable that freed it.
     pub(super) fn defer_free(&self, freed: &[Extent]) {
-        self.state.lock().pending_free.extend_from_slice(freed);
+        let mut state = self.state.lock();
+        state.pending_free.extend_from_slice(freed);
+        assert!(
+            state.pending_free.len() as u64 <= self.config.record_units,
+            "{} runs of units are pending free in a record area of {} units",
+            state.pending_free.len(),
+            self.config.record_units
+        );
     }
 
     /// Notes that the batches up to `batch` are durable.
@@ -491,11 +502,11 @@ impl CommitQueue {
         Poll::Pending
     }
 
-    /// Waits until there are changes that the journal does not yet say are durable.
+    /// Waits until there are changes that no batch header marks as durable, or until writing has failed.
     pub(super) async fn wait_unmarked_changes(&self) {
         poll_fn(|context| {
             let mut state = self.state.lock();
-            if state.last_marked_durable < state.last_change_batch {
+            if self.has_failed() || state.last_marked_durable < state.last_change_batch {
                 return Poll::Ready(());
             }
             state.maintainer = Some(context.waker().clone());
@@ -512,5 +523,25 @@ impl CommitQueue {
             && state.queue.is_empty();
         state.leaders += usize::from(wanted);
         wanted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "3 runs of units are pending free in a record area of 2 units")]
+    fn more_pending_runs_than_units_is_a_bug() {
+        let config = JournalConfig {
+            ring_units: 512,
+            unit_bytes: 512,
+            volume_id: 1,
+            incarnation: 1,
+            durability: Durability::Completed,
+            record_units: 2,
+        };
+        let commits = CommitQueue::new(JournalPosition::default(), config);
+        commits.defer_free(&[Extent { location: 1, units: 1 }; 3]);
     }
 }

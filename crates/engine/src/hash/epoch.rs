@@ -20,7 +20,9 @@ pub struct Epochs {
     current: AtomicU64,
     /// The earliest epoch with a reader on each core; `u64::MAX` when it has none.
     oldest: Box<[PaddedEpoch]>,
+    /// At most `extents_max` runs: they are disjoint, since none is allocated again before it leaves the queue.
     retired: Mutex<VecDeque<(u64, Extent)>>,
+    extents_max: u64,
 }
 
 /// A number with a cache line of its own.
@@ -28,13 +30,14 @@ pub struct Epochs {
 struct PaddedEpoch(AtomicU64);
 
 impl Epochs {
-    /// For readers on `cores` cores.
-    pub fn new(cores: usize) -> Epochs {
+    /// The epochs of the readers of `cores` cores, for a record area of `record_units` units.
+    pub fn new(cores: usize, record_units: u64) -> Epochs {
         let no_reader = |_| PaddedEpoch(AtomicU64::new(u64::MAX));
         Epochs {
             current: AtomicU64::new(0),
             oldest: (0..cores).map(no_reader).collect(),
             retired: Mutex::new(VecDeque::new()),
+            extents_max: record_units,
         }
     }
 
@@ -47,7 +50,14 @@ impl Epochs {
     pub fn retire(&self, extents: &[Extent]) {
         if !extents.is_empty() {
             let epoch = self.current.fetch_add(1, Ordering::SeqCst);
-            self.retired.lock().extend(extents.iter().map(|&extent| (epoch, extent)));
+            let mut retired = self.retired.lock();
+            retired.extend(extents.iter().map(|&extent| (epoch, extent)));
+            assert!(
+                retired.len() as u64 <= self.extents_max,
+                "{} runs of units are retired in a record area of {} units",
+                retired.len(),
+                self.extents_max
+            );
         }
     }
 
@@ -137,7 +147,7 @@ mod tests {
 
     #[test]
     fn space_waits_for_the_readers_that_could_have_seen_it_and_no_others() {
-        let (epochs, here, there) = (Epochs::new(2), EpochReaders::new(0), EpochReaders::new(1));
+        let (epochs, here, there) = (Epochs::new(2, 8), EpochReaders::new(0), EpochReaders::new(1));
         let extent = [Extent { location: 1, units: 1 }];
         let early = here.enter(&epochs);
         epochs.retire(&extent);
@@ -153,7 +163,7 @@ mod tests {
 
     #[test]
     fn readers_may_leave_in_any_order() {
-        let (epochs, readers) = (Epochs::new(1), EpochReaders::new(0));
+        let (epochs, readers) = (Epochs::new(1, 8), EpochReaders::new(0));
         let extent = [Extent { location: 1, units: 1 }];
         let first = readers.enter(&epochs);
         epochs.retire(&extent);
@@ -163,5 +173,12 @@ mod tests {
         assert_eq!(reclaimed(&epochs), 0);
         drop(first);
         assert_eq!(reclaimed(&epochs), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "3 runs of units are retired in a record area of 2 units")]
+    fn more_retired_runs_than_units_is_a_bug() {
+        let epochs = Epochs::new(1, 2);
+        epochs.retire(&[Extent { location: 1, units: 1 }; 3]);
     }
 }

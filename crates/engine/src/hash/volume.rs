@@ -83,7 +83,7 @@ impl Volume {
             partitions: state.partitions,
             key_locks: std::array::from_fn(|_| KeyLocks::default()),
             space: state.space,
-            epochs: Epochs::new(config.cores),
+            epochs: Epochs::new(config.cores, superblock.data_units),
             commits: CommitQueue::new(
                 state.position,
                 JournalConfig {
@@ -92,6 +92,7 @@ impl Volume {
                     volume_id: superblock.volume_id,
                     incarnation: superblock.incarnation,
                     durability: config.durability,
+                    record_units: superblock.data_units,
                 },
             ),
             next_sequence: AtomicU64::new(u64::from(superblock.incarnation) << 40),
