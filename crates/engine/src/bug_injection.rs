@@ -1,44 +1,44 @@
-//! Bugs to be found: switches that break one promise each, so that tests can see the simulator go red.
+//! Bug injection: switches that each break one guarantee, so that tests can show that the simulator detects it.
 //!
-//! Only with the feature `bug-injection`, which only tests turn on, can a bug be planted (for the calling
-//! thread); without it [`is_injected`] is constant and the engine has no trace of them.
+//! Only the feature `bug-injection`, which only tests enable, allows to inject a bug (for the calling thread). Without
+//! it [`is_injected`] is constant and the compiler removes every injected bug.
 
-/// One promise broken.
+/// A guarantee that is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedBug {
     /// Writes are acknowledged without the flush that makes them durable.
     SkipFlush,
-    /// A batch is flushed before the records that it names were written.
+    /// A batch is flushed before the records that it names are written.
     SkipRecordWait,
-    /// A batch says that the one before is durable while that is still under way.
+    /// A batch marks its predecessor as durable while that is still in flight.
     MarkDurableEarly,
-    /// Tags collide, and recovery takes a put's word for which record it replaces.
+    /// Tags collide, and recovery does not verify which record a put replaces.
     SkipPredecessorCheck,
-    /// A record's space is free before its replacement is durable.
+    /// A record's space is released before its replacement is durable.
     ReuseSpaceEarly,
-    /// With acknowledgement by the device, freed space is used again before a flush.
+    /// With [`Completed`](crate::Durability::Completed) durability, freed space is reused before a flush.
     ReuseSpaceUnflushed,
-    /// Freed space is used again while readers are on it, and at once.
+    /// Freed space is reused at once, while readers may still read it.
     IgnoreEpochs,
     /// Readers see a change before it is durable.
     PublishBeforeDurable,
-    /// Not a bug, but a stage for one: nearly all tags collide.
+    /// Not a bug: makes nearly all tags collide.
     NarrowTags,
-    /// Tags collide, and what is read is not compared with the key.
+    /// Tags collide, and records are not compared with the full key.
     SkipKeyCompare,
-    /// Values are answered without their checksum being compared.
+    /// Values are returned without verifying their checksum.
     SkipValueChecksum,
-    /// Recovery takes journal entries whose records a crash has torn.
+    /// Recovery applies journal entries whose records a crash has torn.
     SkipRecordVerification,
-    /// A checkpoint says that it covers what happened while it was written.
+    /// A checkpoint claims to include changes made while it was written.
     CheckpointClaimsTooMuch,
-    /// Writers of one key do not wait for each other.
+    /// Writers of one key are not serialized.
     SkipKeyLock,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);
 
-/// The bits of a tag that count.
+/// The bits of a tag that are significant.
 #[inline(always)]
 pub(crate) fn tag_mask() -> u64 {
     let narrow = is_injected(InjectedBug::NarrowTags)

@@ -1,11 +1,11 @@
-//! Storage engines: what keeps values on a device and finds them again after any crash.
+//! Storage engines: key-value stores on a block device that recover from any crash.
 //!
 //! # Layout
-//! - this file: the [`Engine`] contract, its answers and its faults.
-//! - [`hash`]: OctoKV's engine: a hash index in memory, records and an index journal on the device.
-//! - [`conformance`]: the one suite that every engine passes, against a model.
+//! - this file: the [`Engine`] trait, its outcomes and its errors.
+//! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
+//! - [`conformance`]: the test suite of every engine, against a model.
 //! - [`linearizability`]: whether what concurrent callers saw has an order.
-//! - [`bug_injection`]: bugs for tests of the tests.
+//! - [`bug_injection`]: deliberate bugs that test the tests.
 
 pub mod bug_injection;
 pub mod conformance;
@@ -17,65 +17,65 @@ use octokv_device::DeviceError;
 use std::fmt;
 use std::future::Future;
 
-/// What a put does where the key exists already, or does not (NVMe KV 1.3, Store options).
+/// The condition of a put on the existence of its key (NVMe KV 1.3, Store options).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutMode {
-    /// Stores in either case.
+    /// Stores the value whether or not the key exists.
     Upsert,
-    /// Stores only a key that does not exist.
+    /// Stores the value only if the key does not exist.
     AddOnly,
-    /// Stores only a key that exists.
+    /// Stores the value only if the key exists.
     UpdateOnly,
 }
 
 /// When a write is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// When it survives a power cut: after a flush, shared by all writes that wait for one.
+    /// After a flush, which all waiting writes share: the write survives a power loss.
     PowerSafe,
-    /// When the device has completed it, as the papers do.
+    /// When the device has completed it, as in the papers: a power loss may undo it.
     Completed,
 }
 
-/// The answer to a put.
+/// The outcome of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// The value is stored, as durably as the engine promises.
+    /// The value is stored, with the engine's durability.
     Stored,
-    /// The key exists, and only a new one was to be stored.
+    /// The key exists, and the mode is [`PutMode::AddOnly`].
     Exists,
-    /// The key does not exist, and only an existing one was to be stored.
+    /// The key does not exist, and the mode is [`PutMode::UpdateOnly`].
     NotFound,
-    /// No space is left for the value; what was there before is still there.
+    /// No space is left for the value; the previous value remains.
     Full,
-    /// The value is longer than the engine takes.
+    /// The value is longer than the engine's limit.
     TooLong,
 }
 
-/// A value in the buffer that it was read into.
+/// A value within the buffer of its record.
 #[derive(Debug)]
 pub struct StoredValue {
-    /// Holds the record; the value is a part of it.
+    /// The whole record.
     pub buffer: Buffer,
-    /// Where the value begins in the buffer, in bytes.
+    /// The offset of the value in the buffer, in bytes.
     pub offset: usize,
-    /// How long the value is, in bytes.
+    /// The length of the value, in bytes.
     pub bytes: usize,
 }
 
 impl StoredValue {
-    /// The value itself.
+    /// The bytes of the value.
     pub fn as_bytes(&self) -> &[u8] {
         &self.buffer[self.offset..self.offset + self.bytes]
     }
 }
 
-/// The answer to a delete.
+/// The outcome of a delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteOutcome {
-    /// The key is gone, as durably as the engine promises.
+    /// The key is deleted, with the engine's durability.
     Deleted,
-    /// There was no such key.
+    /// The key did not exist.
     NotFound,
 }
 
@@ -124,11 +124,11 @@ impl fmt::Display for OsError {
     }
 }
 
-/// Takes the keys of a listing one by one; `false` means that there is no room for this one.
+/// Receives the keys of a listing one by one.
 pub trait KeySink {
-    /// Offers the next key.
+    /// Offers the next key. False if there is no space for it, which ends the listing.
     fn offer(&mut self, key: &[u8]) -> bool;
-    /// Waited for before each page of a listing: a listing may be long, and others have commands too.
+    /// Awaited before each page of a listing, so that a long listing can yield to other commands.
     fn yield_point(&mut self) -> impl Future<Output = ()> {
         std::future::ready(())
     }
@@ -140,14 +140,14 @@ impl<F: FnMut(&[u8]) -> bool> KeySink for F {
     }
 }
 
-/// Figures of an engine.
+/// Statistics of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStatistics {
-    /// Keys stored.
+    /// The number of keys.
     pub keys: u64,
-    /// Space that may hold records, in bytes.
+    /// The size of the record area, in bytes.
     pub capacity_bytes: u64,
-    /// Space that holds records, in bytes.
+    /// The part of it that records occupy, in bytes.
     pub used_bytes: u64,
     /// Memory of the index, in bytes.
     pub index_bytes: u64,
@@ -157,24 +157,28 @@ pub struct EngineStatistics {
     pub checkpoints: u64,
 }
 
-/// What an operation that comes soon will look at: given one after the other, each while other operations are
-/// carried out, they bring it to the processor's caches step by step.
+/// The stages of prefetching for a coming operation. Issued one after the other with other operations in between, they
+/// bring index and record into the processor's caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefetchStage {
-    /// The part of the index that the key is in.
+    /// The header of the key's index partition.
     Partition,
-    /// Its entry there.
+    /// The index entry.
     Entry,
-    /// The front of its record, with the key.
+    /// The front of the record, with the key.
     Record,
 }
 
 /// One core's handle on a key-value store.
 ///
-/// Any core may run any operation on any key; concurrent operations on one key are linearizable. A
-/// future of an operation must be run to its end: to drop it half-way is a crash of the whole engine.
+/// Any core may run any operation on any key; concurrent operations on one key are linearizable. REQUIRES: the future of
+/// an operation is polled to completion; dropping it earlier leaves the engine read-only, as a crash would.
 pub trait Engine {
-    /// Stores a value. It lies in `record` behind [`octokv_base::value_offset`] of the key's length.
+    /// Stores a value, which begins in `record` at [`octokv_base::value_offset`] of the key's length.
+    ///
+    /// # Errors
+    /// Device failures, no memory, and [`EngineError::ReadOnly`] after a failed journal write. The previous value remains,
+    /// except that after a journal write failure either value may be found after recovery.
     fn put(
         &self,
         key: &Key,
@@ -182,19 +186,34 @@ pub trait Engine {
         record: Buffer,
         value_bytes: usize,
     ) -> impl Future<Output = Result<PutOutcome, EngineError>>;
-    /// Reads a value, or `None` when there is no such key.
+    /// Reads a value; `None` if the key does not exist.
+    ///
+    /// # Errors
+    /// Device failures, no memory, and [`EngineError::Corrupt`] if no intact record is the key's.
     fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>>;
-    /// Removes a key.
+    /// Deletes a key.
+    ///
+    /// # Errors
+    /// As for [`Engine::put`].
     fn delete(&self, key: &Key) -> impl Future<Output = Result<DeleteOutcome, EngineError>>;
-    /// The length of a key's value in bytes, or `None` when there is no such key.
+    /// The length of a key's value in bytes; `None` if the key does not exist.
+    ///
+    /// # Errors
+    /// As for [`Engine::get`]; the value itself is not verified.
     fn exist(&self, key: &Key) -> impl Future<Output = Result<Option<usize>, EngineError>>;
-    /// Offers keys from `start` (inclusive; empty for all) in the engine's own order until the sink has
-    /// no room. Where `start` does not exist, it begins at the next key of that order.
+    /// Offers keys from `start` (inclusive; empty for all) in the engine's order until the sink has no space. If `start`
+    /// does not exist, the listing begins at the next key of that order.
+    ///
+    /// # Errors
+    /// Device failures and no memory. Damaged records are left out.
     fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), EngineError>>;
-    /// Makes all that was acknowledged durable, whatever the durability.
+    /// Makes all acknowledged writes durable.
+    ///
+    /// # Errors
+    /// Device failures; after a failed flush the engine is read-only.
     fn flush(&self) -> impl Future<Output = Result<(), EngineError>>;
-    /// Says that an operation on the key comes soon. A hint, that changes no answer.
+    /// Prefetches for a coming operation on the key. A hint, without effect on outcomes.
     fn prefetch(&self, _key: &Key, _stage: PrefetchStage) {}
-    /// Figures.
+    /// The current statistics.
     fn statistics(&self) -> EngineStatistics;
 }

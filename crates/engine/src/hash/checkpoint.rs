@@ -1,4 +1,4 @@
-//! A checkpoint: the whole index, written beside ongoing writes, so that the journal's past can go.
+//! Checkpoints: the whole index, written beside ongoing operations, so that the journal can be truncated.
 //!
 //! ```text
 //!   area    the images of all partitions, one after another as a stream of bytes, in two copies
@@ -6,19 +6,19 @@
 //!           4 CRC-32C u32        16 checkpoint u64  28 entries u32     40 zero u64
 //!          48 entries, 16 bytes each, as crate::hash::index draws them
 //! ```
-//! The checksum covers bytes 8 to the end of the entries. Each partition is copied under its lock, at a
-//! moment of its own; "applied" is the last journal entry in it, and replay passes over that partition's
-//! entries up to it.
+//! The checksum covers bytes 8 to the end of the entries. The checkpoint is fuzzy: each partition is copied under its
+//! lock at a different time; "applied" is the last journal entry in it, and replay skips its entries up to that number.
 //!
-//! Order: the images into the area that is not in use, flush, a new superblock, flush; then the journal
-//! before the checkpoint's beginning may be overwritten. A crash before the superblock is durable leaves the
-//! old checkpoint and the journal that belongs to it.
+//! Order: the images to the area that is not in use, flush, a new superblock, flush; only then may the journal before
+//! the checkpoint's start be overwritten. A crash before the superblock is durable leaves the old checkpoint with its
+//! journal. Tested below and in `tests/hash_power_loss.rs`, maintenance in `tests/hash_maintenance.rs`.
 
 use super::commit_queue::PoisonGuard;
 use super::engine::HashEngine;
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry};
 use super::superblock::Checkpoint;
 use super::superblock_io::write_superblock;
+use super::volume::CHECKPOINT_LOCK;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Buffer, Nanos, crc32c};
@@ -29,21 +29,21 @@ const MAGIC: [u8; 4] = *b"OKVC";
 /// The fixed part of an image, in bytes.
 pub const IMAGE_HEADER_BYTES: usize = 48;
 const CHUNK_BYTES: usize = 256 * 1024;
-/// How long after a change a volume is put in order, at the latest.
+/// The time from a change to the maintenance after it, at most.
 const MAINTENANCE_DELAY: Nanos = Nanos::from_millis(20);
-/// How long after a failed checkpoint the next is tried.
+/// The pause after a failed checkpoint.
 const RETRY_DELAY: Nanos = Nanos::from_secs(1);
 
-/// What stands in front of a partition's entries.
+/// The header of a partition's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionImageHeader {
-    /// The volume.
+    /// The volume's random number.
     pub volume_id: u64,
-    /// The checkpoint's number.
+    /// The number of the checkpoint.
     pub checkpoint_id: u64,
-    /// The partition.
+    /// The index partition, from 0.
     pub partition: u32,
-    /// The last journal entry applied to it.
+    /// The number of the last journal entry that the image includes.
     pub applied_through: u64,
 }
 
@@ -64,18 +64,18 @@ pub fn encode(bytes: &mut Vec<u8>, header: &PartitionImageHeader, entries: &[Ind
     bytes[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Bytes read from an area, which may be anything.
+/// Bytes read from a checkpoint area, not validated.
 pub struct UncheckedImage<'a>(pub &'a [u8]);
 
 impl<'a> UncheckedImage<'a> {
-    /// How many bytes the image at the front takes, if its header tells the truth.
+    /// The length of the image at the front by its unverified header; `None` without the magic.
     pub fn claimed_bytes(&self) -> Option<usize> {
         let count = self.0.get(28..32)?;
         let count = u32::from_le_bytes(count.try_into().expect("four bytes")) as usize;
         (self.0[..4] == MAGIC).then_some(IMAGE_HEADER_BYTES + count * INDEX_ENTRY_BYTES)
     }
 
-    /// The image at the front, once its checksum holds, and the bytes of its entries.
+    /// The header of the image at the front and the bytes of its entries, if its checksum is valid.
     pub fn check(self) -> Option<(PartitionImageHeader, &'a [u8])> {
         let end = self.claimed_bytes()?;
         let bytes = self.0.get(..end)?;
@@ -103,7 +103,7 @@ struct AreaWriter<'a> {
 }
 
 impl AreaWriter<'_> {
-    /// Writes whole chunks of what is pending, or all of it at the end.
+    /// Writes the pending bytes in whole chunks, `at_end` all of them.
     async fn write(&mut self, at_end: bool) -> Result<(), EngineError> {
         let volume = &self.engine.volume;
         let unit = volume.unit_bytes();
@@ -125,16 +125,20 @@ impl AreaWriter<'_> {
 }
 
 impl HashEngine {
-    /// Writes the whole index and lets the journal's past go. With `clean`, the superblock says that the
-    /// volume was closed in order; nothing may be written after that.
+    /// Writes a checkpoint and truncates the journal. With `clean`, the superblock records a clean shutdown. REQUIRES: no
+    /// operation follows a clean checkpoint.
+    ///
+    /// # Errors
+    /// Device failures. A failed image write leaves the previous checkpoint valid; a failure after that makes the volume
+    /// read-only. [`EngineError::ReadOnly`] if it already is.
     pub async fn checkpoint(&self, clean: bool) -> Result<(), EngineError> {
-        let _guard = self.volume.maintenance_locks.lock(0).await;
+        let _guard = self.volume.maintenance_locks.lock(CHECKPOINT_LOCK).await;
         self.write_checkpoint(clean).await
     }
 
-    /// Writes a checkpoint if one is still `needed` when no other is being written.
+    /// Writes a checkpoint if `needed` still holds when no other is being written.
     pub(super) async fn checkpoint_if(&self, needed: impl Fn() -> bool) -> Result<(), EngineError> {
-        let _guard = self.volume.maintenance_locks.lock(0).await;
+        let _guard = self.volume.maintenance_locks.lock(CHECKPOINT_LOCK).await;
         match needed() {
             true => self.write_checkpoint(false).await,
             false => Ok(()),
@@ -152,7 +156,7 @@ impl HashEngine {
         let mut position = volume.commits.replay_from();
         let mut superblock = *volume.superblock.lock();
         let (area, id) = (1 - superblock.checkpoint.area.unwrap_or(1), volume.next_checkpoint_id());
-        // Where this is dropped half-way, writes to the area may still land during the next one.
+        // If this is dropped half-way, its writes may still reach the area during the next checkpoint.
         let poison_guard = PoisonGuard(&volume.commits);
         let mut writer = AreaWriter { engine: self, area, pending: Vec::new(), written: 0 };
         let mut image_entries = Vec::new();
@@ -194,21 +198,21 @@ impl HashEngine {
             entry: position.entry.saturating_sub(1),
             incarnation: superblock.incarnation,
         };
-        // Where this fails, which superblock is on the device cannot be known, nor which journal it needs.
+        // After a failure it is unknown which superblock is on the device, and which part of the journal it needs.
         write_superblock(&*self.device, &superblock).await?;
         poison_guard.disarm();
         *volume.superblock.lock() = superblock;
         volume.commits.release_before(position);
         volume.checkpoints.fetch_add(1, Ordering::Relaxed);
         drop((writer, image_entries));
-        // Tables that grew since the last checkpoint have left holes behind.
+        // Tables that grew since the last checkpoint have fragmented the heap.
         trim_heap();
         Ok(())
     }
 
-    /// Keeps the volume in order beside its use: checkpoints in time, and marks in the journal when idle.
-    /// One core runs it, for as long as the volume is used. A failed checkpoint leaves the one before in
-    /// force and is tried again; the fault is handed to `report`.
+    /// Background maintenance: writes a checkpoint when one is due, flushes deferred changes, and writes a durability
+    /// marker. Ends when the volume is read-only; at once for a volatile device. REQUIRES: exactly one core runs it while
+    /// the volume is open. `report` receives each error; a failed checkpoint is retried after [`RETRY_DELAY`].
     pub async fn maintain(&self, handle: &ReactorHandle, mut report: impl FnMut(EngineError)) {
         let commits = &self.volume.commits;
         let mut pause = MAINTENANCE_DELAY;

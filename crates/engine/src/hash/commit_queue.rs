@@ -1,15 +1,16 @@
-//! What group commit remembers: the changes that wait, the batches that are under way, where the ring goes on.
+//! The state of group commit: queued changes, batches in flight, and the position in the journal ring.
 //!
-//! In: changes, and word of their records. Out: batches, in order, and who is woken. Does no input or output
-//! itself: that is [`super::commit`]'s, which says how all this is used.
+//! In: changes, and the results of their record writes. Out: batches in order, and wake-ups. Does no I/O: that is in
+//! [`super::group_commit`], which describes the protocol.
 //!
 //! ```text
-//!   waiting:  ▓▓▓▓▓▓▓▓▓ ▓▓▓▓▓ ▒▒▒▒▒▒▒   front: those of the batches under way, in their order; then those
-//!             batch n    n+1    taken by none
-//!   next:     where batch n+2 will begin
+//!   queue:    ▓▓▓▓▓▓▓▓▓ ▓▓▓▓▓ ▒▒▒▒▒▒▒   front: the changes of the batches in flight, in their order; then
+//!             batch n    n+1    unclaimed
+//!   next:     the position of batch n+2
 //! ```
-//! Invariants: a change is in one batch; batches are numbered without gaps and leave in order; whoever waits is
-//! woken when what it waits for has come, and everyone is when writing has failed.
+//! Invariants: a change is in one batch; batches are numbered without gaps and complete in order; a waiter is woken
+//! when its condition holds, and all waiters are when writing has failed. At most [`LEADERS_MAX`] batches are in flight.
+//! The queue holds one change per writer, each a task that holds its key's lock.
 
 use super::allocator::Extent;
 use super::journal::{self, BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchHeader, JournalEntry, batch_units_max};
@@ -22,20 +23,20 @@ use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
-/// Batches under way at once. One more makes a put wait for less of the batch before it, and shares its
-/// flush with fewer.
+/// Batches in flight at once. More of them shorten the wait of a put for the preceding batch; each flush is then shared
+/// by fewer puts.
 pub(super) const LEADERS_MAX: usize = 3;
 
-/// A place in the journal.
+/// A position in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalPosition {
-    /// The unit of the ring where the next batch begins.
+    /// The unit of the ring at which the batch begins.
     pub unit: u32,
-    /// The number of that batch.
+    /// The number of the batch.
     pub batch: u64,
-    /// The number of its first entry.
+    /// The number of the batch's first entry.
     pub entry: u64,
-    /// Units used since the volume was opened, those left at the ring's end included.
+    /// Units used since the opening, unused units at the ring's end included.
     pub units_used: u64,
 }
 
@@ -56,7 +57,7 @@ pub struct JournalConfig {
     pub record_units: u64,
 }
 
-/// The changes that wait and the state of the journal.
+/// The queued changes and the state of the journal, shared by all cores.
 pub struct CommitQueue {
     state: Mutex<CommitState>,
     failed: AtomicBool,
@@ -64,19 +65,19 @@ pub struct CommitQueue {
 }
 
 struct CommitState {
-    /// Those of the batches under way, then those that no batch has taken.
+    /// The changes of the batches in flight, then the unclaimed ones.
     queue: VecDeque<QueuedChange>,
-    /// How many of them are in batches under way.
+    /// The number of changes in batches in flight: the front of the queue.
     claimed: usize,
-    /// How many changes were committed before the first that waits.
+    /// The number of changes committed since the opening: the ticket of the queue's front.
     committed: u64,
-    /// Who writes a batch, or makes room for one.
+    /// The number of tasks that write a batch, or a checkpoint to make space for one. At most [`LEADERS_MAX`].
     leaders: usize,
-    /// Where the next batch goes.
+    /// The position of the next batch.
     next: JournalPosition,
-    /// The batches that are being written, in order.
+    /// The batches in flight, in order.
     in_flight: VecDeque<InFlightBatch>,
-    /// Where the last checkpoint lets replay begin.
+    /// The `units_used` at which replay from the last checkpoint begins.
     tail_units_used: u64,
     /// Batches up to this one are in the index.
     published: u64,
@@ -85,13 +86,14 @@ struct CommitState {
     /// Space freed by batches after `flushed_through`, whose old records a power cut may bring back. At most one run
     /// per unit of the record area: the runs are disjoint, since none is allocated again before it leaves the list.
     pending_free: Vec<Extent>,
-    /// The last batch with changes, and what the newest batch says of durability.
+    /// The last batch with changes.
     last_change_batch: u64,
+    /// The `flushed_through` of the newest batch.
     last_marked_durable: u64,
     batches_written: u64,
-    /// Who keeps the volume in order, asleep until there are changes to mark.
+    /// The maintenance task, asleep until there are changes to mark.
     maintainer: Option<Waker>,
-    /// Used by each leader in turn.
+    /// One for each leader that may start.
     free_buffers: Vec<BatchBuffers>,
 }
 
@@ -101,11 +103,11 @@ struct QueuedChange {
     waker: Option<Waker>,
 }
 
-/// What is known of the record that a change names.
+/// The state of the write of a change's record.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecordState {
     InFlight,
-    /// It is on the device.
+    /// The device has completed it.
     Written(WriteOutcome),
     Failed,
 }
@@ -115,7 +117,7 @@ impl RecordState {
         outcome.map_or(RecordState::Failed, RecordState::Written)
     }
 
-    /// The change of `entry` as it has become.
+    /// `entry`, amended or cancelled by the result of the record's write.
     pub(super) fn amended(self, entry: JournalEntry) -> JournalEntry {
         match self {
             RecordState::InFlight => entry,
@@ -125,17 +127,17 @@ impl RecordState {
     }
 }
 
-/// How a record that was under way beside its batch came to lie.
+/// Whether a change's predecessor was confirmed beside the write of its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOutcome {
-    /// In the place of the one that the change says it replaces, if any.
+    /// The predecessor, if any, is the key's.
     Confirmed,
-    /// Beside that one, which is another key's of the same tag.
+    /// The predecessor is another key's with the same tag: the change replaces nothing.
     OtherKey,
 }
 
 impl WriteOutcome {
-    /// The change of `entry` as it has become.
+    /// `entry`, without its predecessor if that is another key's.
     pub(super) fn amended(self, entry: JournalEntry) -> JournalEntry {
         match self {
             WriteOutcome::Confirmed => entry,
@@ -148,9 +150,9 @@ impl WriteOutcome {
 struct InFlightBatch {
     position: JournalPosition,
     entry_count: usize,
-    /// Records that it names and that are not written yet.
+    /// The number of its records that are not written yet.
     unwritten_records: usize,
-    /// Its leader, which waits for those or for the batches before.
+    /// Its leader, if that waits for records or for preceding batches.
     leader: Option<Waker>,
 }
 
@@ -173,30 +175,30 @@ impl BatchBuffers {
     }
 }
 
-/// What a waiter does next.
+/// The next action of a waiter.
 pub(super) enum WaiterAction {
     Lead,
     Done(Result<(), EngineError>),
 }
 
-/// What a leader finds.
-// Made once a batch and taken apart at once.
+/// The result of claiming a batch.
+// Constructed once per batch and destructured at once.
 #[expect(clippy::large_enum_variant)]
 pub(super) enum BatchClaim {
-    /// The changes of a batch, and what its header says.
+    /// The changes, position and header of a batch.
     Batch(BatchBuffers, JournalPosition, BatchHeader),
-    /// The ring has no room.
+    /// The ring has no space.
     JournalFull,
-    /// Another took the leader's own change meanwhile.
+    /// Another leader has claimed the leader's own change.
     AlreadyClaimed,
 }
 
-/// Work that must come to its end: where it is dropped or fails half-way, what the device holds is not
-/// known, and nothing more is written until the volume is opened again.
+/// Makes the volume read-only on drop, unless it is disarmed: if a write sequence is dropped or fails half-way, the
+/// contents of the device are unknown until recovery.
 pub(super) struct PoisonGuard<'a>(pub(super) &'a CommitQueue);
 
 impl PoisonGuard<'_> {
-    /// It has come to its end.
+    /// The write sequence is complete.
     pub(super) fn disarm(self) {
         std::mem::forget(self);
     }
@@ -243,7 +245,7 @@ impl CommitQueue {
         self.state.lock().batches_written
     }
 
-    /// Where replay must begin for an index written from now on.
+    /// The position at which replay must begin for an index image that is written from now on.
     pub(super) fn replay_from(&self) -> JournalPosition {
         let state = self.state.lock();
         let mut position = state.in_flight.front().map_or(state.next, |batch| batch.position);
@@ -253,40 +255,41 @@ impl CommitQueue {
         position
     }
 
-    /// Lets the ring use again what lies before `position`.
+    /// Releases the ring before `position` for reuse.
     pub(super) fn release_before(&self, position: JournalPosition) {
         self.state.lock().tail_units_used = position.units_used;
     }
 
-    /// Whether half of the ring is in use.
+    /// Whether more than half of the ring is in use.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let state = self.state.lock();
         state.next.units_used - state.tail_units_used > u64::from(self.config.ring_units) / 2
     }
 
-    /// Stops all further writes: what the device holds is no longer known.
+    /// Makes the volume read-only and wakes all waiters: the contents of the device are no longer known.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Relaxed);
         let mut state = self.state.lock();
         let mut wakers: Vec<Waker> =
-            state.queue.iter_mut().filter_map(|waiting| waiting.waker.take()).collect();
+            state.queue.iter_mut().filter_map(|change| change.waker.take()).collect();
         wakers.extend(state.in_flight.iter_mut().filter_map(|batch| batch.leader.take()));
         wakers.extend(state.maintainer.take());
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// Queues a change and gives its ticket.
     pub(super) fn enqueue(&self, entry: JournalEntry, record: RecordState) -> u64 {
         let mut state = self.state.lock();
         state.queue.push_back(QueuedChange { entry, record_state: record, waker: None });
         state.committed + state.queue.len() as u64 - 1
     }
 
-    /// Notes that the record of a change was written, or could not be.
+    /// Notes the result of the write of a change's record.
     pub(super) fn set_record_state(&self, ticket: u64, record_state: RecordState) {
         let mut state = self.state.lock();
-        // Its batch waits for this, so it is not committed (but where a bug is planted).
-        let Some(index) = ticket.checked_sub(state.committed).map(|place| place as usize) else { return };
+        // Its batch waits for this, so it is not committed yet, unless a bug is injected.
+        let Some(index) = ticket.checked_sub(state.committed).map(|index| index as usize) else { return };
         state.queue[index].record_state = record_state;
         if index >= state.claimed {
             return;
@@ -296,7 +299,7 @@ impl CommitQueue {
             end += batch.entry_count;
             index < end
         };
-        let batch = state.in_flight.iter_mut().find(contains_change).expect("a change that was taken");
+        let batch = state.in_flight.iter_mut().find(contains_change).expect("a claimed change is in a batch");
         batch.unwritten_records -= 1;
         let leader = if batch.unwritten_records == 0 { batch.leader.take() } else { None };
         drop(state);
@@ -305,18 +308,19 @@ impl CommitQueue {
         }
     }
 
-    /// Whether a batch of any size fits before the ring's end meets its tail.
+    /// Whether a batch of any size fits before the ring's tail.
     pub(super) fn has_room(&self) -> bool {
         self.has_room_after(&self.state.lock())
     }
 
     fn has_room_after(&self, state: &CommitState) -> bool {
-        // A batch, and at worst as much again left unused at the end of the ring.
+        // A batch, and at worst as many unused units at the end of the ring.
         state.next.units_used + 2 * u64::from(self.batch_units_max()) - state.tail_units_used
             <= u64::from(self.config.ring_units)
     }
 
-    /// Takes the changes of the next batch, among them `own` if nobody has taken it, and its place in the ring.
+    /// Claims the next batch: its changes, among them `own` unless another leader has claimed it, and its position.
+    /// REQUIRES: the caller leads.
     pub(super) fn claim_batch(&self, own: Option<u64>) -> BatchClaim {
         let mut state = self.state.lock();
         if own.is_some_and(|ticket| ticket < state.committed + state.claimed as u64) {
@@ -325,7 +329,7 @@ impl CommitQueue {
         if !self.has_room_after(&state) {
             return BatchClaim::JournalFull;
         }
-        let mut buffers = state.free_buffers.pop().expect("one for each leader");
+        let mut buffers = state.free_buffers.pop().expect("buffers for each leader");
         buffers.entries.clear();
         buffers.freed.clear();
         let mut unwritten = 0;
@@ -369,17 +373,23 @@ impl CommitQueue {
         BatchClaim::Batch(buffers, at, header)
     }
 
-    /// Waits until every record of the batch was written, or could not be.
+    /// Waits until the write of each record of the batch has succeeded or failed.
+    ///
+    /// # Errors
+    /// [`EngineError::ReadOnly`] if writing has failed.
     pub(super) async fn wait_records(&self, batch: u64) -> Result<(), EngineError> {
         self.wait_batch(batch, |_, batch| batch.unwritten_records == 0).await
     }
 
-    /// Waits until the batches before it are in the index.
+    /// Waits until the preceding batches are applied to the index.
+    ///
+    /// # Errors
+    /// [`EngineError::ReadOnly`] if writing has failed.
     pub(super) async fn wait_predecessors(&self, batch: u64) -> Result<(), EngineError> {
         self.wait_batch(batch, |index, _| index == 0).await
     }
 
-    /// Waits until `is_ready` says so of the batch: told its place among those under way and itself.
+    /// Waits until `is_ready` holds for the batch and its index among those in flight.
     async fn wait_batch(
         &self,
         batch: u64,
@@ -400,7 +410,7 @@ impl CommitQueue {
         .await
     }
 
-    /// Mends the changes of a batch whose records did not land as they say. True if there were any.
+    /// Amends entries whose record write failed or whose predecessor is another key's. True if there were any.
     pub(super) fn amend_entries(&self, batch: u64, entries: &mut [JournalEntry]) -> bool {
         let state = self.state.lock();
         let before = state.in_flight.iter().take_while(|other| other.position.batch < batch);
@@ -414,14 +424,14 @@ impl CommitQueue {
         is_changed
     }
 
-    /// The last batch in the index, and the space that waits for it to be durable; `None` when it is.
+    /// The last applied batch and the space that is pending until it is durable; `None` if it is durable.
     pub(super) fn take_pending_free(&self) -> Option<(u64, Vec<Extent>)> {
         let mut state = self.state.lock();
         let last = state.published;
         (state.flushed_through < last).then(|| (last, std::mem::take(&mut state.pending_free)))
     }
 
-    /// Keeps space until a flush has made the batch durable that freed it.
+    /// Adds space to the pending free list, until a flush has made the batch durable that freed it.
     pub(super) fn defer_free(&self, freed: &[Extent]) {
         let mut state = self.state.lock();
         state.pending_free.extend_from_slice(freed);
@@ -433,17 +443,16 @@ impl CommitQueue {
         );
     }
 
-    /// Notes that the batches up to `batch` are durable.
+    /// Notes that all batches up to `batch` are durable.
     pub(super) fn note_flushed_through(&self, batch: u64) {
         let mut state = self.state.lock();
         state.flushed_through = state.flushed_through.max(batch);
     }
 
-    /// Notes that the first batch under way is written and its changes are in the index, and answers those who
-    /// waited.
+    /// Completes the first batch in flight, whose changes are in the index, and wakes their writers.
     pub(super) fn complete_batch(&self, marked_durable: u64, durable: bool, mut buffers: BatchBuffers) {
         let mut state = self.state.lock();
-        let batch = state.in_flight.pop_front().expect("the batch of the caller");
+        let batch = state.in_flight.pop_front().expect("the caller's batch is in flight");
         let (count, number) = (batch.entry_count, batch.position.batch);
         state.published = number;
         if durable {
@@ -456,7 +465,7 @@ impl CommitQueue {
         }
         state.committed += count as u64;
         state.claimed -= count;
-        buffers.wakers.extend(state.queue.drain(..count).filter_map(|waiting| waiting.waker));
+        buffers.wakers.extend(state.queue.drain(..count).filter_map(|change| change.waker));
         buffers.wakers.extend(state.in_flight.front_mut().and_then(|next| next.leader.take()));
         if state.last_marked_durable < state.last_change_batch {
             buffers.wakers.extend(state.maintainer.take());
@@ -466,25 +475,25 @@ impl CommitQueue {
         self.state.lock().free_buffers.push(buffers);
     }
 
-    /// Gives the lead to the next who waits.
+    /// Ends the caller's leadership and wakes the first unclaimed writer, which may lead next.
     pub(super) fn release_leadership(&self) {
         let mut state = self.state.lock();
         state.leaders -= 1;
         let first = state.claimed;
-        let next = state.queue.get_mut(first).and_then(|waiting| waiting.waker.take());
+        let next = state.queue.get_mut(first).and_then(|change| change.waker.take());
         drop(state);
         if let Some(waker) = next {
             waker.wake();
         }
     }
 
-    /// Whether nothing is being written.
+    /// Whether no change is queued and no batch is in flight, or writing has failed.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.state.lock();
         self.has_failed() || (state.leaders == 0 && state.queue.is_empty())
     }
 
-    /// What the waiter of `ticket` does next; where that is to wait, it is woken.
+    /// The next action of the writer with `ticket`; `Pending` registers its waker.
     pub(super) fn poll_waiter(&self, ticket: u64, context: &Context<'_>) -> Poll<WaiterAction> {
         let mut state = self.state.lock();
         if state.committed > ticket {
@@ -515,7 +524,8 @@ impl CommitQueue {
         .await;
     }
 
-    /// Whether the newest batch does not yet say that the last changes are durable, and nobody leads.
+    /// Takes the leadership for a durability marker, if no batch header marks the last changes as durable and the queue is
+    /// empty without a leader.
     pub(super) fn try_lead_for_marker(&self) -> bool {
         let mut state = self.state.lock();
         let wanted = state.last_marked_durable < state.last_change_batch

@@ -20,7 +20,7 @@ use std::future::ready;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Keys of a listing that are read at once, between two of its turns.
+/// Keys of a listing that are read at once, between two yield points.
 const LIST_PAGE_KEYS: usize = 16;
 
 /// One core's handle on a volume.
@@ -29,36 +29,37 @@ pub struct HashEngine {
     pub(super) device: Rc<dyn Device>,
     pool: BufferPool,
     readers: EpochReaders,
-    /// Where this core takes space.
+    /// The bitmap partition from which this core allocates.
     preferred_partition: Cell<usize>,
 }
 
-/// What a record on the device has to do with a key.
+/// Whether a record on the device is a key's.
 enum KeyMatch {
-    /// It is the key's record.
+    /// The key's record.
     Match(RecordHeader, Buffer),
-    /// It is another key's.
+    /// Another key's record.
     OtherKey,
-    /// It cannot be told: it is damaged.
+    /// Unknown: the record is damaged.
     Damaged,
 }
 
 /// The record that a put replaces.
 enum Predecessor {
-    /// It was read.
+    /// The record was read, and its key matches.
     Verified(Option<RecordRef>),
-    /// The only one of the key's tag.
+    /// The only record with the key's tag; its key was not compared yet.
     Unverified(RecordRef),
 }
 
 impl HashEngine {
-    /// Core `core`'s handle. `device` is that core's view of the volume's device.
+    /// The handle of core `core`. REQUIRES: `device` is that core's view of the volume's device, and no other handle of
+    /// the volume has the same core.
     pub fn new(volume: Arc<Volume>, core: usize, device: Rc<dyn Device>, pool: BufferPool) -> HashEngine {
         let partition = Cell::new(volume.initial_space_partition(core));
         HashEngine { volume, device, pool, readers: EpochReaders::new(core), preferred_partition: partition }
     }
 
-    /// What all cores share.
+    /// The state that all cores share.
     pub fn volume(&self) -> &Arc<Volume> {
         &self.volume
     }
@@ -67,8 +68,8 @@ impl HashEngine {
         self.volume.lba(location)
     }
 
-    /// Flushes the device. After a failure nothing more is written: the system tells of writes that it could
-    /// not keep once, and which they were cannot be known.
+    /// Flushes the device. A failure makes the volume read-only: the kernel reports lost writes only once, and not which
+    /// writes they were.
     pub(super) async fn flush_device(&self) -> Result<(), EngineError> {
         let flushed = self.device.flush().await.result;
         if flushed.is_err() {
@@ -77,7 +78,7 @@ impl HashEngine {
         Ok(flushed?)
     }
 
-    /// Reads a record, or as much of its front as `front_bytes`, and compares it with `key`.
+    /// Reads `prefix_bytes` of a record, or all of a shorter one, and compares its key.
     async fn read_record(
         &self,
         record_ref: RecordRef,
@@ -90,7 +91,7 @@ impl HashEngine {
         let mut buffer = self.device.read(self.lba(record_ref.location), buffer).await.into_read()?;
         let bytes_max = HEADER_AND_KEY_BYTES_MAX.next_multiple_of(unit).min(record_ref.units as usize * unit);
         if bytes < bytes_max && record::UncheckedRecord(&buffer).header().is_err() {
-            // Another key of the same tag may be longer than the one looked for.
+            // Another key with the same tag may be longer than `key`.
             let larger = self.pool.take(bytes_max).ok_or(EngineError::NoMemory)?;
             buffer = self.device.read(self.lba(record_ref.location), larger).await.into_read()?;
         }
@@ -106,8 +107,8 @@ impl HashEngine {
         Ok(KeyMatch::Match(header, buffer))
     }
 
-    /// Which of `places` is the key's. A damaged record counts as the key's when no other is: its tag
-    /// says so, and writing or deleting the key is how a user gets rid of it.
+    /// Finds the key's record among the candidates. A damaged record counts as the key's if no other matches: its tag
+    /// matches, and a put or delete of the key is how a user removes it.
     async fn resolve_candidates(
         &self,
         candidates: &Candidates,
@@ -124,8 +125,8 @@ impl HashEngine {
         Ok(damaged)
     }
 
-    /// What a put of a key replaces. One that does not depend on it learns what the index says, which nearly
-    /// always is right, and does not wait.
+    /// Finds the record that a put replaces. An upsert takes the index's only candidate without reading it, since a tag
+    /// collision is rare and is verified beside the write.
     async fn find_predecessor(
         &self,
         mode: PutMode,
@@ -143,7 +144,7 @@ impl HashEngine {
         Ok(Predecessor::Verified(self.resolve_candidates(&candidates, key).await?))
     }
 
-    /// Finds the key's record and reads `front_bytes` of it, or all where that is less.
+    /// Finds the key's record and reads `prefix_bytes` of it, or all of a shorter one.
     async fn find_record(
         &self,
         key: &Key,
@@ -165,7 +166,7 @@ impl HashEngine {
         }
     }
 
-    /// Completes the record in its buffer and begins to write it; gives its stamp.
+    /// Encodes the record in its buffer and starts its write. Gives its sequence number.
     fn start_record_write(
         &self,
         extent: Extent,
@@ -184,7 +185,7 @@ impl HashEngine {
         (identity.sequence, self.device.write(self.lba(extent.location), record))
     }
 
-    /// Waits for a record's write, and meanwhile makes sure that the record that it replaces is the key's.
+    /// Awaits a record's write and meanwhile verifies that its predecessor is the key's record.
     async fn await_record_write(
         &self,
         write: DeviceFuture,
@@ -195,16 +196,16 @@ impl HashEngine {
             Some(record_ref) => Some(self.read_record(record_ref, key, HEADER_BYTES + key.len()).await),
             None => None,
         };
-        // The space is the device's until the write is over, whatever became of the read.
+        // The device owns the space until the write completes, even if the read failed.
         write.await.result?;
         Ok(match key_match.transpose()? {
             Some(KeyMatch::OtherKey) => WriteOutcome::OtherKey,
-            // Its tag says that a damaged one is the key's.
+            // A damaged record with the key's tag counts as the key's.
             Some(KeyMatch::Match(..) | KeyMatch::Damaged) | None => WriteOutcome::Confirmed,
         })
     }
 
-    /// Stores the record of a key whose lock is held.
+    /// Writes a record and commits its index change. REQUIRES: the caller holds the key's lock.
     async fn write_and_commit(
         &self,
         hash: u128,
@@ -223,12 +224,12 @@ impl HashEngine {
         {
             self.volume.space.release(Extent { location, units });
         }
-        let (stamp, write) = self.start_record_write(extent, key, record, value_bytes);
+        let (sequence, write) = self.start_record_write(extent, key, record, value_bytes);
         let entry = JournalEntry {
             hash,
             new_location: extent.location,
             old_location: old.map_or(0, |record_ref| record_ref.location),
-            sequence: stamp,
+            sequence,
             units: extent.units as u32,
         };
         let record_write = self.await_record_write(write, unverified, key);
@@ -275,9 +276,9 @@ impl Engine for HashEngine {
         let extent = match volume.allocate(hash, &self.preferred_partition, units) {
             Some(extent) => extent,
             None => {
-                // What waits for a flush only may become free, and not while this one counts as a reader.
+                // A flush may free pending space, which this core's own epoch must not hold back.
                 drop(epoch_guard);
-                // In memory of its own: every task has room for the largest of its futures, and this one is rare.
+                // Boxed because it is rare: it would enlarge every put's future.
                 Box::pin(self.flush_deferred()).await?;
                 epoch_guard = self.readers.enter(&volume.epochs);
                 predecessor = self.find_predecessor(mode, hash, key).await?;
@@ -347,17 +348,17 @@ impl Engine for HashEngine {
                 let buffer = self.pool.take(bytes.min(record_ref.units as usize * self.volume.unit_bytes()));
                 buffer.map(|buffer| (record_ref, self.device.read(self.lba(record_ref.location), buffer)))
             });
-            let mut has_room = true;
+            let mut has_space = true;
             for read in reads.drain(..) {
                 let (record_ref, pending) = read.ok_or(EngineError::NoMemory)?;
                 let buffer = pending.await.into_read()?;
-                // A damaged record has no key to list; `check` names it, and a read of its key says so.
+                // A damaged record has no key to list; `check` reports it, and so does a read of its key.
                 let Ok((header, key)) = record::UncheckedRecord(&buffer).header() else { continue };
-                if has_room && self.volume.matches_identity(record_ref, header.identity) {
-                    has_room = sink.offer(key);
+                if has_space && self.volume.matches_identity(record_ref, header.identity) {
+                    has_space = sink.offer(key);
                 }
             }
-            if !has_room {
+            if !has_space {
                 return Ok(());
             }
             (partition, tag) = next;
@@ -375,9 +376,9 @@ impl Engine for HashEngine {
         match stage {
             PrefetchStage::Partition => self.volume.prefetch_partition(hash),
             PrefetchStage::Entry => self.volume.prefetch_entry(hash),
-            // Other devices have no use for it.
+            // Only memory benefits.
             PrefetchStage::Record if !self.volume.volatile => {}
-            // Without entering as a reader: what is there meanwhile is not looked at.
+            // Needs no epoch: a prefetch does not read the bytes.
             PrefetchStage::Record => {
                 if let Some(record_ref) = self.volume.likely_record(hash) {
                     self.device.prefetch_read(self.lba(record_ref.location), 1);
@@ -419,7 +420,7 @@ mod tests {
                 engine.prefetch(key, stage);
             }
         };
-        // Where nothing is stored, where something is, and where it is no more.
+        // Before the puts, after them, and after the deletes.
         keys.iter().for_each(prefetch_all);
         for key in &keys {
             let value = value_of(key, 1, 50);
@@ -434,7 +435,7 @@ mod tests {
             prefetch_all(key);
             assert!(block_on(engine.get(key), || ()).unwrap().is_none());
         }
-        // While another has the index or the memory.
+        // While the partitions are locked.
         let guards: Vec<_> =
             engine.volume.partitions.iter().map(|partition| partition.state.lock()).collect();
         keys.iter().for_each(prefetch_all);
@@ -451,7 +452,7 @@ mod tests {
             assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
         };
         put(&one, 1);
-        // The index says of the other key's tag, too, that its record is the first one's.
+        // The index also maps the other key's tag to the first record.
         let (hash, first_record) =
             (engine.volume.hash(&other), engine.volume.candidates(engine.volume.hash(&one))[0]);
         let (new, units) = (first_record.location, first_record.units as u32);
@@ -462,18 +463,16 @@ mod tests {
         assert!(get(&other).is_none());
         assert_eq!(block_on(engine.delete(&other), || ()), Ok(DeleteOutcome::NotFound));
         put(&other, 2);
-        assert_eq!(engine.volume.candidates(hash).len(), 2, "beside it, not in its place");
-        // A key that is longer than a block holds is no damage to the short one that shares its tag.
+        assert_eq!(engine.volume.candidates(hash).len(), 2, "beside it, without replacing it");
+        // A key longer than a block is not damage for a short key with the same tag.
         let long = Key::new(&[b'l'; 1_000]).unwrap();
         let short = Key::new(b"short").unwrap();
         put(&long, 3);
         let record_ref = engine.volume.candidates(engine.volume.hash(&long))[0];
-        let stamp = 2;
-        assert_eq!(index::fingerprint(stamp), record_ref.fingerprint);
+        let sequence = 2;
+        assert_eq!(index::fingerprint(sequence), record_ref.fingerprint);
         let (hash, new, units) = (engine.volume.hash(&short), record_ref.location, record_ref.units as u32);
-        engine
-            .volume
-            .apply(&JournalEntry { hash, new_location: new, old_location: 0, sequence: stamp, units }, 0);
+        engine.volume.apply(&JournalEntry { hash, new_location: new, old_location: 0, sequence, units }, 0);
         assert!(get(&short).is_none());
         assert_eq!(block_on(engine.exist(&short), || ()), Ok(None));
         put(&short, 4);

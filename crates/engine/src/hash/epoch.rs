@@ -1,12 +1,12 @@
-//! Which freed space may still be under a reader, and when it no longer is.
+//! Epoch-based reclamation of record space.
 //!
-//! A reader *enters* before it looks a record up and leaves when it has read it. Space that is freed goes
-//! to a queue with the epoch of its freeing; it leaves the queue when every reader that entered in that
-//! epoch or earlier has left. Each core counts its own readers; what the cores share is one number each.
+//! A reader *enters* an epoch before it looks up a record and leaves it after reading the record. Freed space is retired
+//! with the current epoch, and is reclaimed when all readers that entered in that epoch or earlier have left. Each core
+//! counts its own readers and publishes its oldest epoch.
 //!
-//! Why this is enough: a reader publishes its epoch before it looks up; space is freed after its entry is
-//! out of the index, and takes its epoch after that. A reader that found the old entry therefore published
-//! an epoch no later than the space's.
+//! Correctness: a reader publishes its epoch before its lookup; space is retired after its entry is out of the index, and
+//! takes its epoch after that. A reader that found the old entry has therefore published an epoch no later than that of
+//! the space.
 
 use super::allocator::Extent;
 use crate::bug_injection::{self, InjectedBug};
@@ -15,17 +15,17 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What all cores share.
+/// The epochs and retired space that all cores share.
 pub struct Epochs {
     current: AtomicU64,
-    /// The earliest epoch with a reader on each core; `u64::MAX` when it has none.
+    /// The oldest epoch with a reader on each core; `u64::MAX` without readers.
     oldest: Box<[PaddedEpoch]>,
     /// At most `extents_max` runs: they are disjoint, since none is allocated again before it leaves the queue.
     retired: Mutex<VecDeque<(u64, Extent)>>,
     extents_max: u64,
 }
 
-/// A number with a cache line of its own.
+/// An epoch in its own cache line.
 #[repr(align(64))]
 struct PaddedEpoch(AtomicU64);
 
@@ -41,12 +41,12 @@ impl Epochs {
         }
     }
 
-    /// How many cores there are.
+    /// The number of cores.
     pub fn cores(&self) -> usize {
         self.oldest.len()
     }
 
-    /// Queues space whose entries are out of the index already.
+    /// Retires space. REQUIRES: its entries are out of the index.
     pub fn retire(&self, extents: &[Extent]) {
         if !extents.is_empty() {
             let epoch = self.current.fetch_add(1, Ordering::SeqCst);
@@ -61,7 +61,7 @@ impl Epochs {
         }
     }
 
-    /// Hands up to `most` queued extents that no reader is on to `each`.
+    /// Calls `each` for up to `limit` retired extents that no reader can use.
     pub fn reclaim(&self, limit: usize, mut each: impl FnMut(Extent)) {
         let mut freed = self.retired.lock();
         if freed.is_empty() {
@@ -82,14 +82,14 @@ impl Epochs {
     }
 }
 
-/// One core's readers, by the epoch they entered in.
+/// One core's readers: the number that entered in each epoch, oldest first. At most one entry per [`EpochGuard`].
 #[derive(Default)]
 pub struct EpochReaders {
     core: usize,
     active: RefCell<VecDeque<(u64, u32)>>,
 }
 
-/// A reader that has entered; dropped, it leaves.
+/// An active reader; dropping it leaves the epoch.
 pub struct EpochGuard<'a> {
     readers: &'a EpochReaders,
     epochs: &'a Epochs,
@@ -102,7 +102,7 @@ impl EpochReaders {
         EpochReaders { core, active: RefCell::default() }
     }
 
-    /// Enters: call before looking up.
+    /// Enters the current epoch. REQUIRES: the lookup follows.
     pub fn enter<'a>(&'a self, epochs: &'a Epochs) -> EpochGuard<'a> {
         let epoch = epochs.current.load(Ordering::SeqCst);
         let mut active = self.active.borrow_mut();
@@ -122,7 +122,8 @@ impl EpochReaders {
 impl Drop for EpochGuard<'_> {
     fn drop(&mut self) {
         let mut active = self.readers.active.borrow_mut();
-        let entry = active.iter_mut().find(|(epoch, _)| *epoch == self.epoch).expect("it has entered");
+        let entry =
+            active.iter_mut().find(|(epoch, _)| *epoch == self.epoch).expect("a guard has entered its epoch");
         entry.1 -= 1;
         let before = active.len();
         while active.front().is_some_and(|(_, count)| *count == 0) {
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn space_waits_for_the_readers_that_could_have_seen_it_and_no_others() {
+    fn retired_space_waits_for_earlier_readers_only() {
         let (epochs, here, there) = (Epochs::new(2, 8), EpochReaders::new(0), EpochReaders::new(1));
         let extent = [Extent { location: 1, units: 1 }];
         let early = here.enter(&epochs);

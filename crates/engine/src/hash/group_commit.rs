@@ -1,30 +1,30 @@
-//! Group commit: whoever waits for durability waits together.
+//! Group commit: concurrent writes share journal batches and flushes.
 //!
-//! In: one index change per put or delete, whose record may still be on its way to the device. Out: journal
-//! batches, flushes, changes of the index, freed space. What is remembered between them is [`super::batches`].
+//! In: one index change per put or delete, whose record write may still be in flight. Out: journal batches, flushes, index
+//! changes, freed space. The state in between is in [`super::commit_queue`].
 //!
 //! ```text
-//!   changes wait ──▶ one of them leads: takes up to a batch of them, writes both copies, meanwhile its records
-//!        ▲           land; flushes; in the order of the batches applies them to the index and answers them ──┐
-//!        └────────── the next to wait leads the next batch ◀──────────────────────────────────────────────┘
+//!   changes queue ──▶ one writer leads: claims up to a batch, writes both copies while the records are written,
+//!        ▲            flushes, and in the order of the batches applies the changes and wakes the writers ──┐
+//!        └────────── the next writer leads the next batch ◀───────────────────────────────────────────────┘
 //! ```
-//! Invariants: a few batches are under way at a time, and no entry is in two of them; batches are numbered
-//! without gaps; a batch is flushed after its copies and every record that it names were written; changes reach
-//! the index, and those who wait their answer, in the order of the journal and only once their batch and all
-//! before it are durable; after a failed journal write no change is ever acknowledged again (whether that
-//! batch is on the device cannot be known).
+//! Invariants: at most [`LEADERS_MAX`](super::commit_queue::LEADERS_MAX) batches are in flight, and no change is in two of
+//! them; batches are numbered without gaps; a batch is flushed after its copies and all records that it names are
+//! written; changes are applied and acknowledged in the order of the journal, after their batch and all preceding ones
+//! are durable; after a failed journal write no change is acknowledged until the next opening, since that batch may or
+//! may not be on the device.
 //!
-//! A crash may thus leave a batch without its records, or without the batch before it; neither was acknowledged.
-//! Replay verifies the records of every batch that no later one calls durable ([`super::open`]). Before the
-//! flush a change whose record could not be written is struck from its batch, and one that would have replaced
-//! another key's record is mended: what a put replaces is looked up in the index, and read to be sure, beside
-//! all this.
+//! A crash may thus leave a batch without its records, or without the preceding batch; neither was acknowledged. Replay
+//! verifies the records of each batch that no later one marks as durable ([`super::recovery`]). Before the flush, a
+//! change whose record write failed is cancelled, and one whose predecessor is another key's record is amended: the
+//! predecessor comes from the index and is read and compared beside the writes.
 
 use super::commit_queue::{
     BatchBuffers, BatchClaim, JournalPosition, PoisonGuard, RecordState, WaiterAction, WriteOutcome,
 };
 use super::engine::HashEngine;
 use super::journal::{self, BatchHeader, JournalEntry};
+use super::volume::FLUSH_LOCK;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
 use octokv_base::Buffer;
@@ -32,22 +32,26 @@ use std::cell::Cell;
 use std::future::{Future, Ready, poll_fn};
 use std::pin::{Pin, pin};
 
-/// How often a checkpoint is tried for which a batch waits.
+/// Attempts to write a checkpoint for which a batch waits.
 const CHECKPOINT_ATTEMPTS: u32 = 3;
-/// The longest record, in bytes, that is still on its way when a batch takes its change: longer ones would keep
-/// the others of the batch waiting.
+/// The longest record, in bytes, that is written beside its batch: a longer one would delay the other changes.
 const CONCURRENT_RECORD_BYTES_MAX: usize = 128 << 10;
 
 impl HashEngine {
-    /// Makes a change visible whose record landed on a device that keeps nothing.
+    /// Applies a change whose record is on a volatile device, which has no journal.
     pub(super) fn apply_volatile(&self, entry: JournalEntry, outcome: WriteOutcome) {
         let volume = &self.volume;
         volume.epochs.retire(volume.apply(&outcome.amended(entry), 0).as_slice());
     }
 
-    /// Makes one change durable and visible, with the record that it names and that `record` is writing. The
-    /// key's lock is held. Where the record did not land the answer says why, nothing has changed, and its
-    /// space is nobody's.
+    /// Makes one change durable and applies it, beside `record_write`, the write of its record. REQUIRES: the caller
+    /// holds the key's lock.
+    ///
+    /// The inner result is that of the record's write: if it failed, nothing has changed, and the caller releases the
+    /// record's space.
+    ///
+    /// # Errors
+    /// A failed journal write, which makes the volume read-only.
     pub(super) async fn commit(
         &self,
         mut entry: JournalEntry,
@@ -97,11 +101,11 @@ impl HashEngine {
         Ok(result.get())
     }
 
-    /// Makes durable what was acknowledged without a flush, and lets the space that it freed be used.
+    /// Flushes the changes that were acknowledged without a flush, and retires the space that they freed.
     pub(super) async fn flush_deferred(&self) -> Result<(), EngineError> {
         let (volume, commits) = (&self.volume, &self.volume.commits);
-        // Whoever comes second waits for the space that the first has taken out of limbo.
-        let _guard = volume.maintenance_locks.lock(1).await;
+        // A second caller waits until the first has retired the pending space.
+        let _guard = volume.maintenance_locks.lock(FLUSH_LOCK).await;
         let Some((batch, freed)) = commits.take_pending_free() else { return Ok(()) };
         self.flush_device().await?;
         commits.note_flushed_through(batch);
@@ -109,9 +113,12 @@ impl HashEngine {
         Ok(())
     }
 
-    /// Says in the journal that the last changes are durable, so that replay need not verify their records
-    /// and takes damage to them for damage, not for a write that a crash cut short. For when there is
-    /// nothing else to do; [`HashEngine::maintain`] does it.
+    /// Writes a durability marker: an empty batch that marks the last changes as durable. Replay then does not verify
+    /// their records, and reports damage to them as corruption instead of as a torn write. [`HashEngine::maintain`] calls
+    /// it when idle. Does nothing if a writer leads.
+    ///
+    /// # Errors
+    /// A failed journal write, which makes the volume read-only.
     pub async fn write_durability_marker(&self) -> Result<(), EngineError> {
         let commits = &self.volume.commits;
         if !commits.has_failed() && commits.try_lead_for_marker() {
@@ -123,15 +130,15 @@ impl HashEngine {
         Ok(())
     }
 
-    /// Makes the changes of a batch in the index and notes the space that they free.
+    /// Applies the changes of a batch to the index and collects the space that they free.
     fn publish(&self, buffers: &mut BatchBuffers, at: JournalPosition) {
         let numbered = buffers.entries.iter().zip(at.entry..);
         buffers.freed.extend(numbered.filter_map(|(entry, number)| self.volume.apply(entry, number)));
     }
 
-    /// Waits for a checkpoint, or writes it, until a batch fits the ring. One that fails leaves the one before
-    /// in force, so it is tried again; only a device that fails every time ends the writing.
-    async fn make_journal_room(&self) -> Result<(), EngineError> {
+    /// Writes a checkpoint, or waits for one, until a batch fits in the ring. After a failed attempt the previous
+    /// checkpoint remains valid; after [`CHECKPOINT_ATTEMPTS`] failures the volume becomes read-only.
+    async fn make_journal_space(&self) -> Result<(), EngineError> {
         let commits = &self.volume.commits;
         let mut attempts_left = CHECKPOINT_ATTEMPTS;
         while !commits.has_room() {
@@ -173,8 +180,8 @@ impl HashEngine {
         Ok(())
     }
 
-    /// Writes one batch of what waits, applies it and answers it. The caller leads; `own` is its change and
-    /// `landing` ends when that change's record has landed. Nothing is written where another has taken that change.
+    /// Writes, flushes and applies one batch, and wakes its writers. Does nothing if another leader has claimed `own`, the
+    /// caller's change, whose record write is `record_done`. REQUIRES: the caller leads.
     async fn write_batch(
         &self,
         own: Option<u64>,
@@ -185,8 +192,8 @@ impl HashEngine {
             match commits.claim_batch(own) {
                 BatchClaim::Batch(scratch, at, header) => break (scratch, at, header),
                 BatchClaim::AlreadyClaimed => return Ok(()),
-                // In memory of its own: every task has room for the largest of its futures, and this one is rare.
-                BatchClaim::JournalFull => Box::pin(self.make_journal_room()).await?,
+                // Boxed because it is rare: it would enlarge every writer's future.
+                BatchClaim::JournalFull => Box::pin(self.make_journal_space()).await?,
             }
         };
         if bug_injection::is_injected(InjectedBug::PublishBeforeDurable) {
@@ -205,8 +212,7 @@ impl HashEngine {
             self.write_copies(&mut buffers, at.unit, &header).await?;
         }
         let durable = volume.durability == Durability::PowerSafe;
-        // Whoever is told that a put failed must not find its value after a power cut: what the batch said first
-        // may be on the device already.
+        // A put that failed must not reappear after a power loss, and the batch's first version may be on the device.
         if (durable || is_amended) && !bug_injection::is_injected(InjectedBug::SkipFlush) {
             self.device.flush().await.result?;
         }
@@ -214,9 +220,9 @@ impl HashEngine {
         if !bug_injection::is_injected(InjectedBug::PublishBeforeDurable) {
             self.publish(&mut buffers, at);
         }
-        // Only now: a reader may find a record until its entry is out of the index.
+        // After applying: a reader can find a record until its entry is out of the index.
         if bug_injection::is_injected(InjectedBug::ReuseSpaceEarly) {
-            // It is free already.
+            // The put has released the space already.
         } else if durable || bug_injection::is_injected(InjectedBug::ReuseSpaceUnflushed) {
             volume.epochs.retire(&buffers.freed);
         } else {

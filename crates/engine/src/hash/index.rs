@@ -1,15 +1,15 @@
-//! The index of one partition: which record holds each key, in 16 bytes an entry.
+//! The index table of one partition: maps a key's tag to its record, in 16 bytes per entry.
 //!
 //! ```text
 //!   word 0   tag 55 bits │ low 9 bits of the length in units
-//!   word 1   location 36 bits (unit; 0 = empty slot) │ check 24 bits (of the record's stamp) │ length's high 4
+//!   word 1   location 36 bits (unit; 0 = empty slot) │ fingerprint 24 bits (of the sequence) │ length's high 4
 //! ```
-//! The table is a *sorted linear probe*: an entry's home slot grows with its tag, entries lie in the order
-//! of their tags and never before their home, and no empty slot lies between an entry and its home. A
-//! lookup walks from the home until the tag is passed, which stays short up to high loads; a listing walks
-//! the table in order. Tables grow by an eighth, so the load lies between 0.8 and 0.9: 18 to 20 bytes a key.
+//! The table uses linear probing with entries sorted by tag: the home slot is monotonic in the tag, no entry is before its
+//! home, and no empty slot is between an entry and its home. A lookup scans from the home until the tag is passed, which
+//! stays short up to high loads; a listing scans the table in order. Tables grow by an eighth, so the load is between 0.8
+//! and 0.9: 18 to 20 bytes per key.
 //!
-//! Two keys may share a tag; who looks up compares the full key on the device.
+//! Two keys may share a tag; a lookup compares the full key on the device.
 //! Invariants: sorted by tag; `len` counts the occupied slots; the last slot is empty.
 //! Tested below against a model.
 
@@ -17,40 +17,40 @@ use smallvec::SmallVec;
 
 /// Bits of a tag.
 pub const TAG_BITS: u32 = 55;
-/// The most units that one record may span.
+/// The maximum units of one record.
 pub const RECORD_UNITS_MAX: u64 = (1 << 13) - 1;
 /// The highest location.
 pub const LOCATION_MAX: u64 = (1 << 36) - 1;
-/// Bytes of a slot, in memory and in a checkpoint.
+/// Bytes of an entry, in memory and in a checkpoint.
 pub const INDEX_ENTRY_BYTES: usize = 16;
 
-/// Where a record is, and how to know that it is the right one.
+/// The location of a record, and a fingerprint that detects a stale record there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordRef {
-    /// The unit at which it begins; never 0.
+    /// Its first unit; never 0.
     pub location: u64,
-    /// How many units it spans.
+    /// The number of its units.
     pub units: u64,
-    /// 24 bits of its stamp, by [`check_of`].
+    /// 24 bits derived from its sequence number, by [`fingerprint`].
     pub fingerprint: u32,
 }
 
 /// The locations where a key's record may be: one, unless tags collide.
 pub type Candidates = SmallVec<[RecordRef; 2]>;
 
-/// The bits of a stamp that the index keeps.
+/// The bits of a sequence number that the index keeps.
 pub fn fingerprint(sequence: u64) -> u32 {
     (octokv_base::prng::mix64(sequence) >> 40) as u32
 }
 
-/// An entry as it lies in memory and in a checkpoint.
+/// An index entry, in the layout of memory and checkpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexEntry([u64; 2]);
 
 impl IndexEntry {
     const EMPTY: IndexEntry = IndexEntry([0, 0]);
 
-    /// The entry of `tag`, which has [`TAG_BITS`] bits.
+    /// The entry of `tag`. REQUIRES: `tag` has at most [`TAG_BITS`] bits.
     pub fn new(tag: u64, record_ref: RecordRef) -> IndexEntry {
         debug_assert!(
             record_ref.location != 0
@@ -62,12 +62,12 @@ impl IndexEntry {
         IndexEntry([(tag << 9) | (record_ref.units & 0x1ff), word1])
     }
 
-    /// The tag.
+    /// The tag: the hash bits after those of the partition.
     pub fn tag(self) -> u64 {
         self.0[0] >> 9
     }
 
-    /// Where the record is.
+    /// The record.
     pub fn record_ref(self) -> RecordRef {
         RecordRef {
             location: self.0[1] >> 28,
@@ -76,7 +76,7 @@ impl IndexEntry {
         }
     }
 
-    /// As written to a checkpoint, little-endian.
+    /// The bytes in a checkpoint, little-endian.
     pub fn to_bytes(self) -> [u8; INDEX_ENTRY_BYTES] {
         let mut bytes = [0; INDEX_ENTRY_BYTES];
         bytes[..8].copy_from_slice(&self.0[0].to_le_bytes());
@@ -84,7 +84,7 @@ impl IndexEntry {
         bytes
     }
 
-    /// As read from a checkpoint; `None` for what no entry looks like.
+    /// Decodes an entry of a checkpoint; `None` if location or length is 0.
     pub fn from_bytes(bytes: &[u8; INDEX_ENTRY_BYTES]) -> Option<IndexEntry> {
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let entry = IndexEntry([word(0), word(8)]);
@@ -97,25 +97,25 @@ impl IndexEntry {
     }
 }
 
-/// The table of one partition.
+/// The index table of one partition.
 #[derive(Default)]
 pub struct IndexTable {
     slots: Vec<IndexEntry>,
-    /// Homes are `0..homes`; the slots behind them take what is pushed past the last home.
+    /// Home slots are `0..home_slots`; the slots after them take entries that are displaced past the last home.
     home_slots: usize,
     len: usize,
 }
 
-/// Slots behind the last home.
+/// Slots after the last home.
 const SPILL_SLOTS: usize = 16;
 
 impl IndexTable {
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -138,7 +138,7 @@ impl IndexTable {
         at
     }
 
-    /// Every place that a key of this tag may be at: none nearly always or one, rarely more.
+    /// All records with this tag: nearly always none or one.
     pub fn lookup(&self, tag: u64) -> impl Iterator<Item = RecordRef> + '_ {
         let start = if self.home_slots == 0 { self.slots.len() } else { self.seek(tag) };
         self.slots[start..]
@@ -147,22 +147,23 @@ impl IndexTable {
             .map(|slot| slot.record_ref())
     }
 
-    /// Says that `tag` will be looked up soon.
+    /// Prefetches the home slot of `tag`.
     pub fn prefetch(&self, tag: u64) {
         if let Some(slot) = self.slots.get(self.home(tag)) {
             octokv_runtime::prefetch_value(slot);
         }
     }
 
-    /// Adds an entry beside any others of its tag.
+    /// Adds an entry; others with the same tag remain.
     pub fn insert(&mut self, tag: u64, record_ref: RecordRef) {
         if (self.len + 1) * 100 > self.home_slots * 90 {
             self.resize(self.home_slots + (self.home_slots / 8).max(8));
         }
         let at = self.seek(tag);
-        let free = (at..self.slots.len()).find(|&i| self.slots[i].is_empty()).expect("an empty end");
+        let free =
+            (at..self.slots.len()).find(|&i| self.slots[i].is_empty()).expect("the last slot is empty");
         if free + 1 == self.slots.len() {
-            // The last slot stays empty: a walk ends there.
+            // The last slot stays empty: scans end there.
             self.slots.resize(self.slots.len() + SPILL_SLOTS, IndexEntry::EMPTY);
         }
         self.slots.copy_within(at..free, at + 1);
@@ -170,8 +171,7 @@ impl IndexTable {
         self.len += 1;
     }
 
-    /// Puts `new` where the entry of `tag` at location `old` was and gives what was there. `None` when
-    /// there is no such entry.
+    /// Replaces the entry of `tag` at location `old`, and gives the previous record. `None` if there is no such entry.
     pub fn replace(&mut self, tag: u64, old: u64, new: RecordRef) -> Option<RecordRef> {
         let at = self.find_slot(tag, old)?;
         let before = self.slots[at].record_ref();
@@ -179,7 +179,7 @@ impl IndexTable {
         Some(before)
     }
 
-    /// Takes the entry of `tag` at location `old` out. `None` when there is no such entry.
+    /// Removes the entry of `tag` at location `old`. `None` if there is no such entry.
     pub fn remove(&mut self, tag: u64, old: u64) -> Option<RecordRef> {
         let at = self.find_slot(tag, old)?;
         let record_ref = self.slots[at].record_ref();
@@ -203,13 +203,13 @@ impl IndexTable {
             .find(|&at| self.slots[at].record_ref().location == location)
     }
 
-    /// The entries with tags from `tag` on, in order.
+    /// The entries with tags from `tag` on, sorted.
     pub fn iter_from(&self, tag: u64) -> impl Iterator<Item = IndexEntry> + '_ {
         let start = if self.home_slots == 0 { self.slots.len() } else { self.seek(tag) };
         self.slots[start..].iter().copied().filter(|slot| !slot.is_empty())
     }
 
-    /// Makes room for `count` entries in all, so that filling the table does not grow it step by step.
+    /// Reserves space for `count` entries in all, so that loading does not resize repeatedly.
     pub fn reserve(&mut self, count: usize) {
         let homes = count + count / 6 + 8;
         if homes > self.home_slots && count > self.len {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_table_costs_at_most_24_bytes_a_key() {
+    fn a_large_table_takes_at_most_24_bytes_per_key() {
         let (mut random, mut table) = (Prng::new(3), IndexTable::default());
         for count in 1..100_000_u64 {
             table.insert(random.next_u64() >> (64 - TAG_BITS), record_ref_at(count));

@@ -1,8 +1,9 @@
-//! One writer at a time per key: the others wait in line, on any core.
+//! Key locks: one writer at a time per key, first in, first out, on any core.
 //!
-//! A put or delete holds its key's lock from finding the old record until its change is in the index, so
-//! that the journal's order and the index's agree. Keys of one 128-bit hash share a lock.
-//! Invariants: the line is first come, first served; who waits must not be dropped before its turn.
+//! A put or delete holds its key's lock from finding the old record until its change is in the index, so that the journal
+//! and the index have the same order. Keys with the same 128-bit hash share a lock.
+//! Invariants: FIFO order; a lock has at most one waiter per task. REQUIRES: a waiting future is not dropped before it
+//! holds the lock, since its ticket would block the key.
 
 use octokv_base::map::FxHashMap;
 use parking_lot::Mutex;
@@ -10,25 +11,25 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// The locks of some keys.
+/// The held locks of a shard of keys.
 #[derive(Default)]
 pub struct KeyLocks(Mutex<FxHashMap<u128, Waiters>>);
 
 struct Waiters {
-    /// Whose turn it is; turns count up.
+    /// The ticket of the holder.
     serving_ticket: u64,
     next_ticket: u64,
     waiting: VecDeque<(u64, Option<Waker>)>,
 }
 
-/// Held until dropped.
+/// A held lock, released on drop.
 pub struct KeyGuard<'a> {
     locks: &'a KeyLocks,
     hash: u128,
 }
 
 impl KeyLocks {
-    /// Waits for the turn of this caller.
+    /// Locks `hash`, after all earlier callers.
     pub async fn lock(&self, hash: u128) -> KeyGuard<'_> {
         let ticket = {
             let mut locks = self.0.lock();
@@ -50,7 +51,7 @@ impl KeyLocks {
         };
         poll_fn(|context| {
             let mut locks = self.0.lock();
-            let waiters = locks.get_mut(&hash).expect("a line lasts while somebody waits in it");
+            let waiters = locks.get_mut(&hash).expect("a lock exists while it has waiters");
             if waiters.serving_ticket == ticket {
                 return Poll::Ready(());
             }
@@ -58,17 +59,15 @@ impl KeyLocks {
                 .waiting
                 .iter_mut()
                 .find(|(waiting_ticket, _)| *waiting_ticket == ticket)
-                .expect("waits in line");
+                .expect("a waiter is queued");
             waiter.1 = Some(context.waker().clone());
             Poll::Pending
         })
         .await;
         KeyGuard { locks: self, hash }
     }
-}
 
-impl KeyLocks {
-    /// Whether nobody holds a lock.
+    /// Whether no lock is held.
     pub fn is_free(&self) -> bool {
         self.0.lock().is_empty()
     }
@@ -101,7 +100,7 @@ mod tests {
     use std::task::Context;
 
     #[test]
-    fn writers_of_one_key_are_served_in_order_and_others_do_not_wait() {
+    fn writers_of_one_key_are_granted_in_order_and_other_keys_do_not_wait() {
         let locks = KeyLocks::default();
         let mut context = Context::from_waker(Waker::noop());
         let Poll::Ready(first) = pin!(locks.lock(1)).poll(&mut context) else { panic!("free") };
@@ -111,7 +110,7 @@ mod tests {
         assert!(pin!(locks.lock(2)).poll(&mut context).is_ready());
         drop(first);
         assert!(third.as_mut().poll(&mut context).is_pending());
-        let Poll::Ready(guard) = second.as_mut().poll(&mut context) else { panic!("its turn") };
+        let Poll::Ready(guard) = second.as_mut().poll(&mut context) else { panic!("not granted") };
         drop(guard);
         assert!(third.as_mut().poll(&mut context).is_ready());
         assert!(locks.0.lock().is_empty());

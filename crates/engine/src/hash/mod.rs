@@ -1,27 +1,27 @@
 //! OctoKV's hash engine (OKSENG, OctoKV §IV.C), made durable.
 //!
-//! In: operations on keys, from any core. Out: reads, writes and flushes of one device. Holds in memory:
-//! an index entry of 16 bytes a key, a bit a unit of space, and the journal batch being gathered.
+//! In: operations on keys, from any core. Out: reads, writes and flushes of one device. Holds in memory: an index entry
+//! of 16 bytes per key, a bit per unit of space, and the changes that wait for a journal batch.
 //!
 //! ```text
-//!   put   lock key ─▶ allocate ─┬─▶ write record ──────┬─▶ flush ─▶ index ─▶ answer, old space free
-//!                               ├─▶ read old's header ─┤  (one batch and one flush for all who wait)
+//!   put   lock key ─▶ allocate ─┬─▶ write record ──────┬─▶ flush ─▶ index ─▶ reply, old space free
+//!                               ├─▶ read old's header ─┤  (one batch and one flush for all waiting writes)
 //!                               └─▶ journal batch ─────┘
-//!   get   enter ─▶ index ─▶ read record ─▶ checksums, identity, key ─▶ answer
+//!   get   enter ─▶ index ─▶ read record ─▶ checksums, identity, key ─▶ reply
 //! ```
 //! The device: superblocks │ journal ×2 │ checkpoint areas A, B ×2 │ records. See docs/FORMATS.md.
 //!
-//! Invariants: the index names only durable records (as the chosen durability means it); a record is never
-//! changed in place; its space is used again only after its replacement is durable and no reader is on
-//! it; what is read is compared with the full key before it is answered.
+//! Invariants: the index names only records that are durable in the configured sense; a record is never changed in
+//! place; its space is reused only after its replacement is durable and no reader uses it; a record is compared with the
+//! full key before its value is returned.
 //!
 //! # Layout
-//! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: what lies on the device.
-//! - [`index`], [`allocator`], `readers`, `keylock`: what lies in memory.
-//! - `commit`, `batches`: group commit, and what it remembers.
-//! - [`format`](mod@format), [`recovery`](mod@open), `open_error`: a new volume, recovery, why there is none.
-//! - [`verify`](mod@check): reads and verifies everything.
-//! - `volume`: what all cores share. This file: the operations.
+//! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: the structures on the device; `superblock_io`.
+//! - [`index`], [`allocator`], `epoch`, `key_locks`: the structures in memory.
+//! - `group_commit`, `commit_queue`: group commit, and its state.
+//! - [`format`](mod@format), [`recovery`], `error`: creating and opening a volume, and the errors of both.
+//! - [`verify`](mod@verify), `salvage`, `report`: verification, the scan of an unrecoverable volume, and their results.
+//! - `volume`: the state that all cores share. `engine`: the operations of one core.
 
 pub mod allocator;
 pub mod checkpoint;

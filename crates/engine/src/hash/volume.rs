@@ -20,6 +20,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// The key of the checkpoint lock in [`Volume::maintenance_locks`].
+pub(super) const CHECKPOINT_LOCK: u128 = 0;
+/// The key of the deferred flush lock in [`Volume::maintenance_locks`].
+pub(super) const FLUSH_LOCK: u128 = 1;
 /// Parts of the table of key locks: cores that write different keys rarely meet.
 const KEY_LOCK_SHARDS: usize = 64;
 
