@@ -39,6 +39,31 @@ pub(crate) struct Transfer {
     pub has_bad_digest: bool,
 }
 
+impl Transfer {
+    /// A transfer of `expected_bytes` bytes that has received none.
+    #[inline]
+    pub fn new(
+        namespace: NamespaceId,
+        namespace_serial: u64,
+        pending: PendingCommand,
+        layout: PayloadLayout,
+        expected_bytes: u32,
+        requested_at: Nanos,
+    ) -> Transfer {
+        Transfer {
+            namespace,
+            namespace_serial,
+            pending,
+            layout,
+            expected_bytes,
+            received_bytes: 0,
+            requested_at,
+            open_bytes: 0,
+            has_bad_digest: false,
+        }
+    }
+}
+
 const NO_NAMESPACE: NamespaceId = NamespaceId(0);
 
 /// The state of a slot; see the diagram at the top.
@@ -124,7 +149,8 @@ impl CommandSlots {
     /// REQUIRES: the queue is not full ([`CommandSlots::is_full`]) and the identifier is not in use
     /// ([`CommandSlots::is_id_in_use`]).
     ///
-    /// # Panics If either does not hold.
+    /// # Panics
+    /// If either does not hold.
     #[inline]
     pub fn take(&mut self, command_id: u16, state: SlotState) -> u16 {
         assert!(!self.is_id_in_use(command_id), "command {command_id} is in use");

@@ -87,7 +87,8 @@ impl SubsystemConfig {
 
     /// Checks the limits.
     ///
-    /// # Panics If a value is outside of the range that its field documents.
+    /// # Panics
+    /// If a value is outside of the range that its field documents.
     pub(crate) fn assert_valid(&self) {
         assert!(!self.nqn.is_empty() && self.nqn.len() <= 223, "a subsystem NQN has 1 to 223 bytes");
         assert!(self.queue_depth >= 2, "a queue has at least two entries");

@@ -107,16 +107,18 @@ impl Connection {
 
     /// The buffer range that the next bytes of an H2CData belong to, or `None` outside of H2CData.
     ///
-    /// A socket may be read straight into it, which saves a copy of large values. REQUIRES: all bytes
-    /// received before were passed to [`Connection::receive`] and consumed. Report the count with
-    /// [`Connection::payload_received`].
+    /// A socket may be read straight into it, which saves a copy of large values.
+    ///
+    /// REQUIRES: all bytes received before were passed to [`Connection::receive`] and consumed. Report the
+    /// count with [`Connection::payload_received`].
     pub fn payload_buffer(&mut self) -> Option<&mut [u8]> {
         self.current_payload_buffer()
     }
 
     /// Accounts for `count` bytes that were received into [`Connection::payload_buffer`].
     ///
-    /// # Panics If no payload is expected, or `count` exceeds the length of the payload buffer.
+    /// # Panics
+    /// If no payload is expected, or `count` exceeds the length of the payload buffer.
     pub fn payload_received(
         &mut self,
         now: Nanos,
@@ -130,7 +132,8 @@ impl Connection {
 
     /// Completes one request of `slot`: appends its data, if any, and its completion to the send buffer.
     ///
-    /// # Panics If the slot has no request in flight, or the outcome is not one of the request's operation.
+    /// # Panics
+    /// If the slot has no request in flight, or the outcome is not one of the request's operation.
     pub fn complete(&mut self, _now: Nanos, slot: u32, outcome: RequestOutcome) {
         if !self.slots.finish_one(slot as u16) {
             self.record_flush_result(&outcome);

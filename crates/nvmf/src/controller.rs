@@ -261,7 +261,8 @@ impl Controller {
 
     /// Ends the controller; returns false if it had ended before.
     ///
-    /// # Panics If `how` is not a state that ends a controller.
+    /// # Panics
+    /// If `how` is not a state that ends a controller.
     pub(crate) fn terminate(&self, how: ControllerState) -> bool {
         assert!(how.has_ended(), "{how:?} does not end a controller");
         let inner = &mut *self.inner.lock();
@@ -301,7 +302,8 @@ impl Controller {
 
     /// Connects I/O queue `id`; returns the generation that the queue belongs to.
     ///
-    /// # Errors A sequence error if the controller is not ready or the queue is connected already.
+    /// # Errors
+    /// A sequence error if the controller is not ready or the queue is connected already.
     pub(crate) fn connect_queue(&self, id: u16) -> Result<u32, Status> {
         let inner = &mut *self.inner.lock();
         let epoch = self.epoch();

@@ -57,7 +57,8 @@ pub(crate) fn supported_features(controller_type: ControllerType) -> impl Iterat
 
 /// Executes Get Features.
 ///
-/// # Errors The status with which the command fails.
+/// # Errors
+/// An invalid field for an unsupported feature or SEL; an invalid namespace for one without the feature.
 pub(crate) fn get_feature(
     context: &AdminContext<'_>,
     sqe: &Sqe,
@@ -114,7 +115,9 @@ pub(crate) fn get_feature(
 
 /// Executes Set Features.
 ///
-/// # Errors The status with which the command fails.
+/// # Errors
+/// An invalid field for an unsupported feature or value; more specific statuses for the save bit, an excessive
+/// keep-alive timeout, a command set profile, the host identifier and an unknown namespace.
 pub(crate) fn set_feature(
     context: &AdminContext<'_>,
     now: Nanos,
@@ -186,7 +189,8 @@ fn granted_queues(context: &AdminContext<'_>, requested: u32) -> u32 {
 
 /// The Key Value namespaces that a namespace-specific feature command addresses: one, or all for FFFFFFFFh.
 ///
-/// # Errors An invalid namespace if there are none.
+/// # Errors
+/// An invalid namespace if there are none.
 fn kv_namespaces(context: &AdminContext<'_>, sqe: &Sqe) -> Result<Vec<NamespaceId>, Status> {
     const ALL: NamespaceId = NamespaceId(u32::MAX);
     let (requested, namespaces) = (sqe.namespace(), context.target.namespaces());

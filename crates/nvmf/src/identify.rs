@@ -35,7 +35,8 @@ const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE.do_not_retry();
 
 /// Appends the requested Identify page to `out`.
 ///
-/// # Errors The status with which the command fails.
+/// # Errors
+/// An invalid field for an unsupported CNS or CSI; an invalid namespace for an unknown or invisible one.
 pub(crate) fn identify(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
     let request = IdentifyRequest::from_sqe(sqe);
     if context.controller.controller_type == ControllerType::Discovery && request.cns != cns::CONTROLLER {

@@ -15,7 +15,8 @@ use octokv_wire::{Sqe, Status};
 
 /// Plans the command of an SQE.
 ///
-/// # Errors The status with which the command fails if its SQE is invalid.
+/// # Errors
+/// The status with which the command fails if its SQE is invalid.
 #[inline]
 pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
     match context.namespace.kind {
@@ -45,7 +46,8 @@ impl PendingCommand {
 /// Translates the engine's outcome to a completion. `delete_missing_is_error` is feature 20h of a
 /// namespace.
 ///
-/// # Panics If the outcome is not one of the command's operation.
+/// # Panics
+/// If the outcome is not one of the command's operation.
 #[inline]
 pub(crate) fn command_result(
     in_flight: InFlight,

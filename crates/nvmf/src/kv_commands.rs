@@ -18,8 +18,8 @@ use octokv_wire::{Sqe, Status, kv, vendor};
 
 /// Plans a command on a Key Value namespace.
 ///
-/// # Errors The status with which the command fails if its SQE is invalid or exceeds the namespace's
-/// limits.
+/// # Errors
+/// The status with which the command fails if its SQE is invalid or exceeds the namespace's limits.
 #[inline]
 pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
     let (namespace, sgl_bytes) = (context.namespace, context.sgl.bytes());
@@ -162,7 +162,8 @@ fn key_from_bytes(bytes: &[u8]) -> Key {
 /// Translates the engine's outcome to a completion. `delete_missing_is_error` is feature 20h of a
 /// namespace.
 ///
-/// # Panics If the outcome is not one of the command's operation.
+/// # Panics
+/// If the outcome is not one of the command's operation.
 #[inline]
 pub(crate) fn command_result(
     in_flight: InFlight,

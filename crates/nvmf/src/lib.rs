@@ -17,7 +17,8 @@
 //! - [`IoRequest`] (`io_request`), [`SubsystemConfig`] (`config`), [`CounterSet`] (`counters`): the
 //!   interface to the caller.
 //!
-//! # Use Create a [`Connection`] for each accepted socket. Pass received bytes to [`Connection::receive`],
+//! # Use
+//! Create a [`Connection`] for each accepted socket. Pass received bytes to [`Connection::receive`],
 //! execute the [`IoRequest`]s that it appends, pass each [`RequestOutcome`] to [`Connection::complete`],
 //! send the contents of [`Connection::send_buffer`], and call [`Connection::tick`] no later than
 //! [`Connection::next_deadline`].

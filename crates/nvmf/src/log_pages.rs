@@ -34,7 +34,9 @@ const DISCOVERY_LOG_PAGES: [u8; 6] =
 
 /// Replaces `out` with the requested part of a log page.
 ///
-/// # Errors The status with which the command fails.
+/// # Errors
+/// An invalid log page for an unsupported one; an invalid field for an invalid offset, a length beyond the
+/// longest transfer, or an unsupported command set.
 pub(crate) fn get_log_page(context: &AdminContext<'_>, sqe: &Sqe, out: &mut Vec<u8>) -> Result<(), Status> {
     let request = LogPageRequest::check(sqe)?;
     if request.bytes > u64::from(context.target.config().value_bytes_max) {

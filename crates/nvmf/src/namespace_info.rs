@@ -74,7 +74,8 @@ impl NamespaceInfo {
 
     /// Checks the fields against the specification and the target's configuration.
     ///
-    /// # Panics If a field is outside of its documented range or exceeds the configuration.
+    /// # Panics
+    /// If a field is outside of its documented range or exceeds the configuration.
     pub(crate) fn assert_valid(&self, config: &SubsystemConfig) {
         assert!(self.id.0 > 0 && self.id.0 < u32::MAX - 1, "NSID {} is not in 1 to FFFFFFFDh", self.id.0);
         assert!(

@@ -30,7 +30,8 @@ fn check_range(range: LbaRange, blocks: u64) -> Result<(), Status> {
 
 /// Plans a command on a block namespace with blocks of `block_bytes` bytes.
 ///
-/// # Errors The status with which the command fails if its SQE is invalid, or its range exceeds MDTS or the
+/// # Errors
+/// The status with which the command fails if its SQE is invalid, or its range exceeds MDTS or the
 /// namespace.
 #[inline]
 pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) -> Result<CommandPlan, Status> {
@@ -125,7 +126,8 @@ pub(crate) fn build_action_from(pending: PendingNvmCommand, data: &[u8]) -> Comm
 
 /// Translates the engine's outcome to a completion.
 ///
-/// # Panics If the outcome is not one of the command's operation.
+/// # Panics
+/// If the outcome is not one of the command's operation.
 #[inline]
 pub(crate) fn command_result(op: BlockOp, outcome: RequestOutcome) -> CommandResult {
     let status = match (op, outcome) {

@@ -69,7 +69,8 @@ impl PduWriter {
 
     /// Appends bytes `from..to` of `buffer` as data for the host; keeps the buffer until they are sent.
     ///
-    /// # Panics If the range is empty or exceeds the buffer.
+    /// # Panics
+    /// If the range is empty or exceeds the buffer.
     #[inline]
     pub fn write_data_buffer(&mut self, command_id: u16, buffer: Buffer, from: usize, to: usize) {
         assert!(from < to && to <= buffer.len(), "{from}..{to} of {buffer:?}");

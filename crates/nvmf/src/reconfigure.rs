@@ -23,9 +23,11 @@ impl Target {
 
     /// Adds a namespace and notifies the hosts that see it.
     ///
-    /// # Errors If its identifier or NGUID is in use.
+    /// # Errors
+    /// If its identifier or NGUID is in use.
     ///
-    /// # Panics If a field of `info` is invalid or exceeds the target's configuration.
+    /// # Panics
+    /// If a field of `info` is invalid or exceeds the target's configuration.
     pub fn add_namespace(&self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
         info.assert_valid(self.config());
         let id = info.id;
@@ -61,7 +63,8 @@ impl Target {
 
     /// Sets the ANA state of a group, and notifies all hosts if that is a change.
     ///
-    /// # Panics If `group` is not in 1 to [`ANA_GROUPS_MAX`](crate::ANA_GROUPS_MAX).
+    /// # Panics
+    /// If `group` is not in 1 to [`ANA_GROUPS_MAX`](crate::ANA_GROUPS_MAX).
     pub fn set_ana_state(&self, group: u32, state: AnaState) {
         if self.namespace_directory.set_ana_state(group, state) {
             self.for_each_controller(ControllerType::Io, |controller| {

@@ -147,8 +147,8 @@ pub(crate) struct QueueAdmission {
 impl Target {
     /// Creates a target with these namespaces that admits every host.
     ///
-    /// # Panics If the configuration or a namespace is invalid, or two namespaces share an identifier or
-    /// NGUID.
+    /// # Panics
+    /// If the configuration or a namespace is invalid, or two namespaces share an identifier or NGUID.
     pub fn new(config: SubsystemConfig, namespaces: Vec<NamespaceInfo>) -> Arc<Target> {
         config.assert_valid();
         namespaces.iter().for_each(|info| info.assert_valid(&config));
@@ -222,7 +222,8 @@ impl Target {
 
     /// Admits the queue of a Connect: creates a controller for queue 0, finds it for other queues.
     ///
-    /// # Errors The status and DW0 of the Connect's completion.
+    /// # Errors
+    /// The status and DW0 of the Connect's completion.
     pub(crate) fn admit_queue(
         &self,
         now: Nanos,
@@ -316,7 +317,8 @@ impl Target {
 
     /// Removes an ended controller from the registry; its identifier may then be reused.
     ///
-    /// # Panics If the controller has not ended.
+    /// # Panics
+    /// If the controller has not ended.
     pub(crate) fn unregister_controller(&self, controller: &Controller) {
         assert!(controller.epoch().state.has_ended(), "a live controller cannot be unregistered");
         let registry = &mut *self.registry.lock();

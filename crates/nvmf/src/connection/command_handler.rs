@@ -27,7 +27,8 @@ const ACCEPTED: AcceptResult = Ok(None);
 impl Connection {
     /// Accepts one command as far as that is possible now.
     ///
-    /// # Errors A protocol violation that ends the connection: more commands than the queue has entries.
+    /// # Errors
+    /// A protocol violation that ends the connection: more commands than the queue has entries.
     pub(super) fn handle_command(
         &mut self,
         now: Nanos,
@@ -159,19 +160,14 @@ impl Connection {
                     _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
                     SglKind::InCapsule { .. } => &data[..bytes as usize],
                     SglKind::Transport { .. } if bytes > 0 => {
-                        let (expected_bytes, received_bytes, has_bad_digest, requested_at, open_bytes) =
-                            (bytes, 0, false, self.last_tick_at, 0);
-                        let transfer = Transfer {
+                        let transfer = Transfer::new(
                             namespace,
                             namespace_serial,
                             pending,
                             layout,
-                            expected_bytes,
-                            received_bytes,
-                            requested_at,
-                            open_bytes,
-                            has_bad_digest,
-                        };
+                            bytes,
+                            self.last_tick_at,
+                        );
                         self.slots.take(sqe.command_id(), SlotState::AwaitingBuffer(transfer));
                         self.grant_transfers(pool);
                         return Ok(None);
