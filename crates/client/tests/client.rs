@@ -86,7 +86,7 @@ fn serve(
                 }
                 for request in requests.drain(..) {
                     let outcome = store.lock().unwrap().execute(request.operation);
-                    connection.complete(now(), request.slot, outcome);
+                    connection.complete(request.slot, outcome);
                 }
             }
             connection.tick(now());

@@ -46,7 +46,7 @@ pub struct PendingRequest {
     /// Index of the connection on that core.
     pub connection: u32,
     /// Command slot on that connection.
-    pub slot: u32,
+    pub slot: u16,
     /// The namespace it addresses.
     pub namespace: NamespaceId,
     /// The operation with its buffers.
@@ -147,7 +147,7 @@ mod tests {
 
     /// Prefetches and starts of `count` requests, in order: `(slot, Some(stage))` is a prefetch, `(slot, None)` a
     /// start.
-    fn trace(count: u32) -> Vec<(u32, Option<PrefetchStage>)> {
+    fn trace(count: u16) -> Vec<(u16, Option<PrefetchStage>)> {
         let trace: Rc<RefCell<Vec<_>>> = Rc::default();
         let (prefetches, begins) = (Rc::clone(&trace), Rc::clone(&trace));
         let mut queue = RequestQueue::new(REQUESTS_MAX, move |request, stage| {
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "more requests queued than command slots")]
     fn more_requests_than_the_bound_are_a_bug() {
-        trace(REQUESTS_MAX as u32 + 1);
+        trace(REQUESTS_MAX as u16 + 1);
     }
 
     #[test]

@@ -51,7 +51,7 @@ fn round(case: &Case) -> f64 {
         for request in requests.drain(..) {
             let outcome =
                 if case.is_store { RequestOutcome::Stored } else { value_of(&values, case.value_bytes) };
-            host.connection.complete(host.now, request.slot, outcome);
+            host.connection.complete(request.slot, outcome);
             done += 1;
         }
         let send_buffer = host.connection.send_buffer();

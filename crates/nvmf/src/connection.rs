@@ -134,13 +134,13 @@ impl Connection {
     ///
     /// # Panics
     /// If the slot has no request in flight, or the outcome is not one of the request's operation.
-    pub fn complete(&mut self, _now: Nanos, slot: u32, outcome: RequestOutcome) {
-        if !self.slots.finish_one(slot as u16) {
+    pub fn complete(&mut self, slot: u16, outcome: RequestOutcome) {
+        if !self.slots.finish_one(slot) {
             self.record_flush_result(&outcome);
             return;
         }
-        let namespace = self.slots.namespace(slot as u16);
-        let (command_id, state) = self.slots.release(slot as u16);
+        let namespace = self.slots.namespace(slot);
+        let (command_id, state) = self.slots.release(slot);
         let SlotState::InFlight(in_flight) = state else {
             unreachable!("slot {slot} has no request in flight: {state:?}");
         };

@@ -15,7 +15,7 @@ pub use octokv_wire::nvm::LbaRange;
 pub struct IoRequest {
     /// Identifies the command in [`Connection::complete`](crate::Connection::complete): below the queue's
     /// entries, and reused after the command's last request is completed.
-    pub slot: u32,
+    pub slot: u16,
     /// The namespace; it existed when the command was accepted.
     pub namespace: NamespaceId,
     /// The operation and its data.

@@ -265,7 +265,7 @@ fn every_outcome_has_its_status() {
         let id = io.id();
         io.send_command(&store_sqe(id, b"k", 1, Sgl::in_capsule(1), 0), b"v");
         let slot = io.requests.pop().unwrap().slot;
-        io.connection.complete(io.now, slot, outcome);
+        io.connection.complete(slot, outcome);
         io.drain();
         assert_eq!(io.next_response().status(), status);
     }
@@ -329,7 +329,7 @@ fn a_full_queue_stalls_receive_until_a_slot_is_free() {
     assert_eq!(io.last.unwrap().stalled, Some(StallReason::Slots));
     assert!(!io.unsent.is_empty());
     let first = io.requests.remove(0);
-    io.connection.complete(io.now, first.slot, RequestOutcome::Stored);
+    io.connection.complete(first.slot, RequestOutcome::Stored);
     io.pump();
     assert_eq!((io.connection.in_flight(), io.unsent.len()), (32, 0));
     assert_eq!(io.last.unwrap().stalled, None);
@@ -423,11 +423,8 @@ fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
                 == Some(StallReason::SendBuffer);
             for request in std::mem::take(&mut io.requests) {
                 let buffer = pool.take(16_000).expect("no connection may take the last buffer");
-                io.connection.complete(
-                    io.now,
-                    request.slot,
-                    RequestOutcome::Value { buffer, offset: 0, bytes: 16_000 },
-                );
+                io.connection
+                    .complete(request.slot, RequestOutcome::Value { buffer, offset: 0, bytes: 16_000 });
             }
         }
     }
@@ -467,7 +464,7 @@ fn a_host_that_does_not_read_responses_is_stalled() {
             let mut buffer = octokv_base::Buffer::zeroed(16_000);
             buffer.fill(1);
             let outcome = RequestOutcome::Value { buffer, offset: 0, bytes: 16_000 };
-            io.connection.complete(io.now, request.slot, outcome);
+            io.connection.complete(request.slot, outcome);
         }
     }
     assert!(stalled && io.connection.send_buffer().unsent_bytes() < 100_000 + 17_000);
@@ -513,7 +510,7 @@ fn an_outcome_after_the_connection_has_closed_is_discarded() {
     assert!(io.connection.is_closed());
     assert_eq!(io.connection.in_flight(), 1);
     let slot = io.requests.pop().unwrap().slot;
-    io.connection.complete(io.now, slot, RequestOutcome::Stored);
+    io.connection.complete(slot, RequestOutcome::Stored);
     assert_eq!(io.connection.in_flight(), 0);
     assert!(io.connection.send_buffer().is_empty());
 }

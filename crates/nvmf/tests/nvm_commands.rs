@@ -283,7 +283,7 @@ fn every_block_outcome_has_its_status() {
         sqe.sgl = Sgl::transport(4096);
         io.send_command(&sqe, &[]);
         let slot = io.requests.pop().unwrap().slot;
-        io.connection.complete(io.now, slot, outcome);
+        io.connection.complete(slot, outcome);
         io.drain();
         assert!(io.next_response().status().is(want), "{command:?}");
     }

@@ -75,7 +75,7 @@ fn a_removed_namespace_rejects_commands_and_completes_requests_in_flight() {
     assert!(io.block_command(2, READ, &[]).status().is(Status::INVALID_NAMESPACE));
     assert!(io.block_command(3, READ, &[]).status().is_success(), "other namespaces are unaffected");
     let buffer = octokv_base::Buffer::zeroed(512);
-    io.connection.complete(io.now, slot, RequestOutcome::Blocks { buffer });
+    io.connection.complete(slot, RequestOutcome::Blocks { buffer });
     io.drain();
     let response = io.next_response();
     assert_eq!((response.status(), response.data.len()), (Status::SUCCESS, 512));
@@ -191,7 +191,7 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
         assert!(admin.received_pdus.is_empty());
         assert_eq!(admin.get_property(property::CSTS, false), 1, "not before the last flush");
         assert!(io.block_command(2, READ, &[]).status().is_success());
-        admin.connection.complete(admin.now, request.slot, outcome);
+        admin.connection.complete(request.slot, outcome);
         admin.drain();
     }
     assert!(admin.next_response().status().is_success());
@@ -208,7 +208,7 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
     let requests = std::mem::take(&mut admin.requests);
     admin.set_property(property::CC, 0);
     for request in &requests {
-        admin.connection.complete(admin.now, request.slot, RequestOutcome::Flushed);
+        admin.connection.complete(request.slot, RequestOutcome::Flushed);
     }
     admin.drain();
     assert!(admin.next_response().status().is_success());
@@ -217,7 +217,7 @@ fn a_shutdown_is_complete_when_every_namespace_is_flushed() {
     admin.connection.peer_closed();
     for request in std::mem::take(&mut admin.requests) {
         assert_eq!(admin.connection.in_flight(), 1);
-        admin.connection.complete(admin.now, request.slot, RequestOutcome::Flushed);
+        admin.connection.complete(request.slot, RequestOutcome::Flushed);
     }
     assert_eq!(admin.connection.in_flight(), 0);
 }

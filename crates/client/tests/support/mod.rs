@@ -181,7 +181,7 @@ impl MemorySockets {
                 }
                 for request in requests.drain(..) {
                     let outcome = network.store.execute(request.operation);
-                    connection.connection.complete(network.now, request.slot, outcome);
+                    connection.connection.complete(request.slot, outcome);
                 }
                 if !progress {
                     break;
@@ -206,7 +206,7 @@ impl MemoryConnection {
             self.is_dead = true;
             self.connection.peer_closed();
             for request in self.held_requests.drain(..) {
-                self.connection.complete(Nanos::ZERO, request.slot, RequestOutcome::NotReady);
+                self.connection.complete(request.slot, RequestOutcome::NotReady);
             }
         }
     }

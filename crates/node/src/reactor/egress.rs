@@ -65,7 +65,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             completion.timing,
             now + self.handle.cpu_time().iteration_elapsed(),
         );
-        io.connection.complete(now, completion.slot, completion.outcome);
+        io.connection.complete(completion.slot, completion.outcome);
         self.mark_send_pending(completion.connection);
     }
 

@@ -222,7 +222,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 for completion in completions.borrow_mut().extract_if(.., is_own) {
                     scheduler.on_complete(completion.ticket_id, &completion.outcome);
                     batch.add(completion.timing);
-                    connection.complete(now, completion.slot, completion.outcome);
+                    connection.complete(completion.slot, completion.outcome);
                 }
                 drop(batch);
                 match request_queue.is_empty() && connection_time < share {

@@ -139,7 +139,7 @@ pub struct ReactorParts<S, E> {
 pub struct RequestCompletion {
     home_core: CoreId,
     connection: u32,
-    slot: u32,
+    slot: u16,
     outcome: RequestOutcome,
     tenant: TenantId,
     timing: RequestTiming,

@@ -90,7 +90,7 @@ impl TwoCores {
     }
 
     /// Core 0 offloads `count` reads to core 1.
-    fn offload(&mut self, namespace: NamespaceId, count: u32) {
+    fn offload(&mut self, namespace: NamespaceId, count: u16) {
         for slot in 0..count {
             let request = PendingRequest {
                 home_core: CoreId(0),
@@ -117,7 +117,7 @@ impl TwoCores {
     }
 
     /// Slots of the completions that core 0 has received.
-    fn completed_slots(&mut self) -> Vec<u32> {
+    fn completed_slots(&mut self) -> Vec<u16> {
         std::iter::from_fn(|| match self.sender.receive()? {
             CoreMessage::Completed(completion) => Some(completion.slot),
             CoreMessage::NewConnection { .. } | CoreMessage::Execute(_) => {
@@ -132,7 +132,7 @@ impl TwoCores {
 fn an_iteration_takes_a_bounded_number_of_messages() {
     let mut cores = TwoCores::new(RING_CAPACITY);
     // The namespace does not exist, so each request ends at once.
-    cores.offload(NamespaceId(9), 2 * MESSAGES_PER_ITERATION_MAX as u32 + 7);
+    cores.offload(NamespaceId(9), 2 * MESSAGES_PER_ITERATION_MAX as u16 + 7);
     for (left, completed) in [(MESSAGES_PER_ITERATION_MAX + 7, 256), (7, 256), (0, 7)] {
         assert!(
             cores.run_iteration(),
@@ -159,7 +159,7 @@ fn messages_stay_in_the_ring_while_requests_wait_for_workers() {
         completed.extend(cores.completed_slots());
     }
     completed.sort_unstable();
-    assert_eq!(completed, (0..20).collect::<Vec<u32>>());
+    assert_eq!(completed, (0..20).collect::<Vec<u16>>());
 }
 
 #[test]

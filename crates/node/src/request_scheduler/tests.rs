@@ -36,7 +36,7 @@ fn interval_report(action: PolicyAction, in_flight: u32) -> IntervalReport {
     }
 }
 
-fn request(slot: u32, tenant: TenantId, operation: RequestOperation) -> PendingRequest {
+fn request(slot: u16, tenant: TenantId, operation: RequestOperation) -> PendingRequest {
     let (timing, ticket_id) = (RequestTiming::default(), TicketId::NONE);
     PendingRequest {
         home_core: CoreId(0),
@@ -50,7 +50,7 @@ fn request(slot: u32, tenant: TenantId, operation: RequestOperation) -> PendingR
     }
 }
 
-fn store(slot: u32, tenant: TenantId) -> PendingRequest {
+fn store(slot: u16, tenant: TenantId) -> PendingRequest {
     let (key, record) = (Key::new(b"key").unwrap(), Buffer::zeroed(4096));
     request(slot, tenant, RequestOperation::Store { key, mode: StoreMode::Upsert, record, value_bytes: 100 })
 }
@@ -96,7 +96,7 @@ impl SchedulerFixture {
         std::iter::from_fn(|| self.queue.pop()).collect()
     }
 
-    fn started_slots(&mut self) -> Vec<u32> {
+    fn started_slots(&mut self) -> Vec<u16> {
         self.run_iteration().iter().map(|request| request.slot).collect()
     }
 }
@@ -213,7 +213,7 @@ fn a_tenant_weight_is_that_of_the_last_interval_or_else_the_configured_one() {
     let mut served = |chosen: &IntervalReport, iterations: usize| {
         core.scheduler.apply_decision(chosen, &mut core.queue, NOW);
         let mut served = [0, 0];
-        for slot in 0..iterations as u32 {
+        for slot in 0..iterations as u16 {
             core.enqueue(request(slot, DENSE, RequestOperation::Flush));
             core.enqueue(request(slot, SPARSE, RequestOperation::Flush));
             for started in core.run_iteration() {

@@ -254,7 +254,7 @@ impl Connection {
     ) {
         self.counters.count_operation(&operation);
         self.slots.set_namespace(slot, namespace);
-        requests.push(IoRequest { slot: u32::from(slot), namespace, operation });
+        requests.push(IoRequest { slot, namespace, operation });
     }
 
     /// Completes a command with an error and records it in the error log.

@@ -228,7 +228,7 @@ impl Simulation {
                 3 => RequestOutcome::CapacityExceeded,
                 _ => self.engine.execute_on(info.as_ref(), namespace, operation),
             };
-            conn.connection.complete(self.now, slot, outcome);
+            conn.connection.complete(slot, outcome);
         }
         self.pump(at);
     }

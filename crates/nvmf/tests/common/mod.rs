@@ -450,7 +450,7 @@ impl TestHost {
         while !self.requests.is_empty() {
             for request in std::mem::take(&mut self.requests) {
                 let outcome = self.engine.execute(&self.target, request.namespace, request.operation);
-                self.connection.complete(self.now, request.slot, outcome);
+                self.connection.complete(request.slot, outcome);
             }
             self.pump();
         }
