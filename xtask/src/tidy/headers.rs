@@ -38,7 +38,8 @@ fn check_layout(file: &SourceFile, findings: &mut Vec<Finding>) {
         findings.push(Finding::new(&file.path, 1, "the crate's root has no `# Layout`"));
     }
     for (line, module) in modules {
-        let named = [format!("`{module}`"), format!("`{module}.rs`"), format!("`{module}/`")];
+        let named = ["", "mod@"].map(|kind| format!("`{kind}{module}`"));
+        let named = [named[0].clone(), named[1].clone(), format!("`{module}.rs`"), format!("`{module}/`")];
         if has_layout && !named.iter().any(|name| header.contains(name)) {
             findings.push(Finding::new(
                 &file.path,
