@@ -8,7 +8,8 @@
 //! - this file: [`run_sweep`]: a range of seeds.
 //! - [`scenario`]: the plan of one simulation, as data.
 //! - [`runner`]: runs one simulation from its plan.
-//! - [`node_under_test`]: the node. [`client_host`]: its clients. [`faulty_disk`]: a device with injected faults.
+//! - [`node_under_test`]: the node. [`clients`]: its clients. [`kv_workload`]: their commands. [`progress`]: its counters.
+//! - [`fault_injector`]: faults of a phase. [`faulty_disk`]: a device with injected faults.
 //! - `draw`: random choices that plans and clients share. [`stats`]: counters that every runner returns.
 //! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
 //! - [`blocks`]: simulations of block namespaces and of an operator that reconfigures them.
@@ -17,12 +18,15 @@
 //! - [`power_loss`]: states that a power loss may leave.
 
 pub mod blocks;
-pub mod client_host;
+pub mod clients;
 mod draw;
+pub mod fault_injector;
 pub mod faulty_disk;
 pub mod history;
+pub mod kv_workload;
 pub mod node_under_test;
 pub mod power_loss;
+pub mod progress;
 pub mod remote;
 pub mod runner;
 pub mod scenario;

@@ -7,14 +7,17 @@
 //! be linearizable ([`octokv_engine::linearizability`]); after quiescing no resource may be in use; at the end the disk must
 //! verify. Corruption is accepted only at bits that the plan flipped.
 
-use crate::client_host::{ClientHost, KvClients, KvRunState};
+use crate::clients::{ClientHost, Clients};
+use crate::fault_injector::FaultInjector;
 use crate::faulty_disk::DiskFaults;
 use crate::history::History;
+use crate::kv_workload::KvWorkload;
 use crate::node_under_test::{
     AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult, handle_without_devices,
 };
 use crate::power_loss::{crash_survivors, matches_any};
-use crate::scenario::{ClientHostPlan, FaultKind, KvScenarioPlan, Phase, PhaseEnd};
+use crate::progress::LoadProgress;
+use crate::scenario::{FaultKind, KvScenarioPlan, Phase, PhaseEnd};
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use octokv_base::prng::mix64;
 use octokv_base::{Key, Nanos, Prng};
@@ -35,10 +38,8 @@ struct KvRunner<'a> {
     random: Prng,
     node: KvNodeUnderTest,
     hosts: Vec<ClientHost>,
-    shared: Rc<RefCell<KvRunState>>,
-    faults: DiskFaults,
-    /// Active faults and their end times.
-    active_faults: Vec<(Nanos, FaultKind)>,
+    shared: Rc<RefCell<KvWorkload>>,
+    faults: FaultInjector,
     /// Offsets of bytes with flipped bits; some may have been overwritten since.
     corrupted_bytes: Vec<u64>,
     /// Whether writes acknowledged since the last audit may be lost.
@@ -78,25 +79,16 @@ impl<'a> KvRunner<'a> {
         let node = KvNodeUnderTest::new(&sim, plan.node, faults.clone());
         let is_key_used = |key: &Key| plan.load.long_keys || key.len() <= 16;
         let keys = (0..).map(key_of).filter(is_key_used).take(plan.load.keys as usize).collect();
-        let shared = KvRunState {
+        let shared = KvWorkload {
             history: History::new(keys),
             load: plan.load,
-            submitted: 0,
-            submit_limit: 0,
-            completed: 0,
-            succeeded: 0,
-            violation: None,
+            progress: LoadProgress::default(),
             faults: faults.clone(),
-            quiescing: false,
         };
         let shared = Rc::new(RefCell::new(shared));
-        let host = |plan: &ClientHostPlan| ClientHost {
-            id: sim.add_host(),
-            plan: *plan,
-            session_count: Rc::default(),
-        };
-        let hosts = plan.hosts.iter().map(host).collect();
-        let (active_faults, corrupted_bytes) = (Vec::new(), Vec::new());
+        let hosts: Vec<ClientHost> = plan.hosts.iter().map(|host| ClientHost::new(&sim, *host)).collect();
+        let clients = hosts.iter().map(|host| host.id).collect();
+        let faults = FaultInjector::new(&sim, node.host, clients, plan.link, faults);
         let stats = ScenarioStats::default();
         KvRunner {
             plan,
@@ -106,8 +98,7 @@ impl<'a> KvRunner<'a> {
             hosts,
             shared,
             faults,
-            active_faults,
-            corrupted_bytes,
+            corrupted_bytes: Vec::new(),
             may_lose_unflushed: false,
             writes_failed: 0,
             stats,
@@ -125,11 +116,11 @@ impl<'a> KvRunner<'a> {
         self.quiesce_and_audit()?;
         self.verify_disk()?;
         let shared = self.shared.borrow();
-        self.stats.operations = shared.completed;
-        self.stats.succeeded = shared.succeeded;
+        self.stats.operations = shared.progress.completed;
+        self.stats.succeeded = shared.progress.succeeded;
         (self.stats.offloaded, self.stats.queued) = self.node.offloaded_and_queued();
         self.stats.elapsed = self.sim.now();
-        self.stats.device_errors = self.faults.operations_failed();
+        self.stats.device_errors = self.faults.disk().operations_failed();
         self.stats.trace_hash = mix64(self.sim.trace_hash() ^ shared.history.digest());
         Ok(())
     }
@@ -142,7 +133,7 @@ impl<'a> KvRunner<'a> {
         let host = &self.hosts[index];
         let handle = handle_without_devices(&self.sim, host.id);
         let (node, random) = (self.node.address(), self.random.fork());
-        let mut clients = KvClients::new(&self.sim, host, node, random, handle.clone(), &self.shared);
+        let mut clients = Clients::new(&self.sim, host, node, random, handle.clone(), &self.shared);
         self.sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
 
@@ -153,27 +144,23 @@ impl<'a> KvRunner<'a> {
     fn wait_for(&mut self, what: &str, mut done: impl FnMut(&KvNodeUnderTest) -> bool) -> Result<(), String> {
         let deadline = self.sim.now() + PROGRESS_TIMEOUT;
         let (sim, node, shared) = (self.sim.clone(), &self.node, Rc::clone(&self.shared));
-        let finished = sim.run_until_true(deadline, || shared.borrow().violation.is_some() || done(node));
+        let finished =
+            sim.run_until_true(deadline, || shared.borrow().progress.violation.is_some() || done(node));
         self.take_violation()?;
         if finished { Ok(()) } else { Err(format!("no progress: {what} does not end")) }
     }
 
     fn take_violation(&self) -> Result<(), String> {
-        self.shared.borrow_mut().violation.take().map_or(Ok(()), Err)
+        self.shared.borrow_mut().progress.take_violation()
     }
 
     fn run_phase(&mut self, phase: &Phase) -> Result<(), String> {
-        let begun = self.shared.borrow().completed;
-        {
-            let mut shared = self.shared.borrow_mut();
-            // A crash interrupts commands, so the load continues until it.
-            let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
-            shared.submit_limit = shared.submitted + phase.operations + more;
-            shared.quiescing = false;
-        }
+        let begun = self.shared.borrow_mut().progress.begin_phase(phase);
         for fault in &phase.faults {
             self.run_until_completed(begun + fault.after_commands)?;
-            self.begin_fault(fault.kind, self.sim.now() + fault.duration);
+            if let Some(host) = self.faults.begin(fault) {
+                self.hosts[host].session_count.set(0);
+            }
         }
         self.run_until_completed(begun + phase.operations)?;
         match &phase.end {
@@ -207,19 +194,18 @@ impl<'a> KvRunner<'a> {
     fn run_until_completed(&mut self, completed: u64) -> Result<(), String> {
         let mut deadline = self.sim.now() + PROGRESS_TIMEOUT;
         loop {
-            let next = self.active_faults.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
+            let next = self.faults.next_end();
             let shared = Rc::clone(&self.shared);
             let done = || {
                 let shared = shared.borrow();
-                shared.completed >= completed || shared.violation.is_some()
+                shared.progress.completed >= completed || shared.progress.violation.is_some()
             };
             let limit = next.min(deadline);
             if self.sim.run_until_true(limit, done) {
                 return self.take_violation();
             }
             let now = self.sim.now();
-            while let Some(at) = self.active_faults.iter().position(|(until, _)| *until <= now) {
-                let (_, kind) = self.active_faults.swap_remove(at);
+            while let Some(kind) = self.faults.take_due(now) {
                 self.end_fault(kind);
                 deadline = now + PROGRESS_TIMEOUT;
             }
@@ -229,59 +215,22 @@ impl<'a> KvRunner<'a> {
         }
     }
 
-    fn begin_fault(&mut self, kind: FaultKind, until: Nanos) {
-        let node = self.node.host;
-        match kind {
-            FaultKind::ConnectionReset { host } => {
-                self.sim.reset_streams(self.hosts[host].id, node);
-                return;
-            }
-            FaultKind::Partition { host } => self.sim.set_partitioned(self.hosts[host].id, node, true),
-            FaultKind::SlowLink { host, link } => self.sim.set_link(self.hosts[host].id, node, link),
-            FaultKind::ClientHostCrash { host, .. } if self.is_crashed(host) => return,
-            FaultKind::ClientHostCrash { host, stop } => {
-                self.sim.stop_host(self.hosts[host].id, stop);
-                self.hosts[host].session_count.set(0);
-            }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.activate(kind),
-        }
-        self.active_faults.push((until, kind));
-    }
-
-    fn is_crashed(&self, index: usize) -> bool {
-        let dies =
-            |kind: &FaultKind| matches!(kind, FaultKind::ClientHostCrash { host, .. } if *host == index);
-        self.active_faults.iter().any(|(_, kind)| dies(kind))
-    }
-
     fn end_fault(&mut self, kind: FaultKind) {
-        let node = self.node.host;
-        match kind {
-            FaultKind::ConnectionReset { .. } => {}
-            FaultKind::Partition { host } => self.sim.set_partitioned(self.hosts[host].id, node, false),
-            FaultKind::SlowLink { host, .. } => {
-                self.sim.set_link(self.hosts[host].id, node, self.plan.link);
-            }
-            FaultKind::ClientHostCrash { host, .. } => {
-                self.sim.start_host(self.hosts[host].id);
-                self.start_clients(host);
-            }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.clear(),
+        if let Some(host) = self.faults.end(kind) {
+            self.start_clients(host);
         }
     }
 
-    /// Ends every active fault.
     fn end_all_faults(&mut self) {
-        for (_, kind) in std::mem::take(&mut self.active_faults) {
+        for kind in self.faults.take_all() {
             self.end_fault(kind);
         }
-        self.faults.clear();
     }
 
     /// Disconnects all clients and waits until no resource of the node is in use.
     fn quiesce(&mut self) -> Result<(), String> {
         self.end_all_faults();
-        self.shared.borrow_mut().quiescing = true;
+        self.shared.borrow_mut().progress.quiescing = true;
         let session_counts: Vec<Rc<Cell<usize>>> =
             self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
         self.wait_for("the disconnect of clients", |_| session_counts.iter().all(|count| count.get() == 0))?;
@@ -300,7 +249,7 @@ impl<'a> KvRunner<'a> {
     /// Quiesces and audits every key.
     fn quiesce_and_audit(&mut self) -> Result<(), String> {
         self.quiesce()?;
-        if self.faults.writes_failed() > self.writes_failed {
+        if self.faults.disk().writes_failed() > self.writes_failed {
             // A failed write of a journal batch may become visible only after a restart.
             self.crash(HostFailure::ProcessKilled);
             self.boot(false, &[])?;
@@ -325,7 +274,7 @@ impl<'a> KvRunner<'a> {
         let task_result = self.node.start_clean_shutdown();
         match self.wait_result("the clean shutdown", &task_result)? {
             Ok(()) => {}
-            Err(_) if self.faults.operations_failed() > 0 => {}
+            Err(_) if self.faults.disk().operations_failed() > 0 => {}
             Err(fault) => return Err(format!("clean shutdown failed: {fault}")),
         }
         self.count_checkpoints();
@@ -362,7 +311,7 @@ impl<'a> KvRunner<'a> {
         let (volume, found) = opened.map_err(|error| format!("the node cannot open its disk: {error}"))?;
         self.check_audit(found)?;
         self.node.start_serving(volume);
-        self.writes_failed = self.faults.writes_failed();
+        self.writes_failed = self.faults.disk().writes_failed();
         self.shared.borrow_mut().history.node_is_up = true;
         Ok(())
     }

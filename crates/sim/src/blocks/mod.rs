@@ -10,22 +10,23 @@
 //! end; every command completes exactly once.
 //!
 //! # Layout
-//! - this file: the runner. [`scenario`]: its plan. [`node`]: the node under test. [`clients`]: its clients.
+//! - this file: the runner. [`scenario`]: its plan. [`node`]: the node under test. [`workload`]: its clients.
 //! - [`operator`]: reconfigures the node while it runs.
 
-pub mod clients;
 pub mod node;
 pub mod operator;
 pub mod scenario;
+pub mod workload;
 
-use crate::client_host::ClientHost;
+use crate::clients::{ClientHost, Clients};
+use crate::fault_injector::FaultInjector;
 use crate::faulty_disk::DiskFaults;
 use crate::history::History;
 use crate::node_under_test::handle_without_devices;
 use crate::power_loss::{crash_survivors, matches_any};
-use crate::scenario::{ClientHostPlan, FaultKind, Phase, PhaseEnd};
+use crate::progress::LoadProgress;
+use crate::scenario::{FaultKind, Phase, PhaseEnd};
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
-use clients::{BlockClients, BlockRunState, observe_block};
 use node::BlockNodeUnderTest;
 use octokv_base::prng::mix64;
 use octokv_base::{Key, Nanos, Prng};
@@ -35,6 +36,7 @@ use operator::Operator;
 use scenario::{BlockScenarioPlan, DiskPlan};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use workload::{BlockWorkload, observe_block};
 
 struct BlockRunner<'a> {
     plan: &'a BlockScenarioPlan,
@@ -43,10 +45,8 @@ struct BlockRunner<'a> {
     node: BlockNodeUnderTest,
     operator: Operator,
     hosts: Vec<ClientHost>,
-    shared: Rc<RefCell<BlockRunState>>,
-    faults: DiskFaults,
-    /// Active faults and their end times.
-    active_faults: Vec<(Nanos, FaultKind)>,
+    shared: Rc<RefCell<BlockWorkload>>,
+    faults: FaultInjector,
     /// Whether writes acknowledged and not flushed since the last audit may be lost.
     may_lose_unflushed: bool,
     /// By disk and block: states that may return after a power loss, considering only earlier segments.
@@ -85,29 +85,21 @@ impl<'a> BlockRunner<'a> {
         let history = |(disk, plan): (usize, &DiskPlan)| {
             History::new((0..plan.count).map(|cell| block_key(disk, cell)).collect())
         };
-        let shared = Rc::new(RefCell::new(BlockRunState {
+        let shared = Rc::new(RefCell::new(BlockWorkload {
             histories: plan.disks.iter().enumerate().map(history).collect(),
             disks: plan.disks.clone(),
             served_as: vec![None; plan.disks.len()],
             load: plan.load,
             bytes_max: u64::from(plan.node.value_bytes_max),
-            submitted: 0,
-            submit_limit: 0,
-            completed: 0,
-            succeeded: 0,
+            progress: LoadProgress::default(),
             rejected_commands: 0,
-            violation: None,
             faults: faults.clone(),
-            quiescing: false,
             has_operator: plan.operator_interval.is_some(),
             must_not_time_out: !plan.may_time_out(),
         }));
-        let host = |plan: &ClientHostPlan| ClientHost {
-            id: sim.add_host(),
-            plan: *plan,
-            session_count: Rc::default(),
-        };
-        let hosts: Vec<ClientHost> = plan.hosts.iter().map(host).collect();
+        let hosts: Vec<ClientHost> = plan.hosts.iter().map(|host| ClientHost::new(&sim, *host)).collect();
+        let clients = hosts.iter().map(|host| host.id).collect();
+        let faults = FaultInjector::new(&sim, node.host, clients, plan.link, faults);
         let names = hosts.iter().map(|host| format!("nqn.2026-11.io.octokv:client-{}", host.id.0));
         let operator = Operator::new(random.fork(), plan, names.collect());
         BlockRunner {
@@ -119,7 +111,6 @@ impl<'a> BlockRunner<'a> {
             hosts,
             shared,
             faults,
-            active_faults: Vec::new(),
             may_lose_unflushed: false,
             crash_states: plan
                 .disks
@@ -140,13 +131,13 @@ impl<'a> BlockRunner<'a> {
         }
         self.quiesce_and_audit()?;
         let shared = self.shared.borrow();
-        self.stats.operations = shared.completed;
-        self.stats.succeeded = shared.succeeded;
+        self.stats.operations = shared.progress.completed;
+        self.stats.succeeded = shared.progress.succeeded;
         self.stats.rejected_commands = shared.rejected_commands;
         self.stats.admin_changes = self.operator.changes();
         (self.stats.offloaded, self.stats.queued) = self.node.offloaded_and_queued();
         self.stats.elapsed = self.sim.now();
-        self.stats.device_errors = self.faults.operations_failed();
+        self.stats.device_errors = self.faults.disk().operations_failed();
         let digest = shared.histories.iter().fold(0, |sum, history| mix64(sum ^ history.digest()));
         self.stats.trace_hash = mix64(self.sim.trace_hash() ^ digest);
         Ok(())
@@ -156,7 +147,7 @@ impl<'a> BlockRunner<'a> {
         let host = &self.hosts[index];
         let handle = handle_without_devices(&self.sim, host.id);
         let (node, random) = (self.node.address(), self.random.fork());
-        let mut clients = BlockClients::new(&self.sim, host, node, random, handle.clone(), &self.shared);
+        let mut clients = Clients::new(&self.sim, host, node, random, handle.clone(), &self.shared);
         self.sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
 
@@ -171,27 +162,23 @@ impl<'a> BlockRunner<'a> {
     ) -> Result<(), String> {
         let deadline = self.sim.now() + PROGRESS_TIMEOUT;
         let (sim, node, shared) = (self.sim.clone(), &self.node, Rc::clone(&self.shared));
-        let finished = sim.run_until_true(deadline, || shared.borrow().violation.is_some() || done(node));
+        let finished =
+            sim.run_until_true(deadline, || shared.borrow().progress.violation.is_some() || done(node));
         self.take_violation()?;
         if finished { Ok(()) } else { Err(format!("no progress: {what} does not end")) }
     }
 
     fn take_violation(&self) -> Result<(), String> {
-        self.shared.borrow_mut().violation.take().map_or(Ok(()), Err)
+        self.shared.borrow_mut().progress.take_violation()
     }
 
     fn run_phase(&mut self, phase: &Phase) -> Result<(), String> {
-        let begun = self.shared.borrow().completed;
-        {
-            let mut shared = self.shared.borrow_mut();
-            // A crash interrupts commands, so the load continues until it.
-            let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
-            shared.submit_limit = shared.submitted + phase.operations + more;
-            shared.quiescing = false;
-        }
+        let begun = self.shared.borrow_mut().progress.begin_phase(phase);
         for fault in &phase.faults {
             self.run_until_completed(begun + fault.after_commands)?;
-            self.begin_fault(fault.kind, self.sim.now() + fault.duration);
+            if let Some(host) = self.faults.begin(fault) {
+                self.hosts[host].session_count.set(0);
+            }
         }
         self.run_until_completed(begun + phase.operations)?;
         match &phase.end {
@@ -222,27 +209,28 @@ impl<'a> BlockRunner<'a> {
     fn run_until_completed(&mut self, completed: u64) -> Result<(), String> {
         let mut deadline = self.sim.now() + PROGRESS_TIMEOUT;
         loop {
-            let next = self.active_faults.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
+            let next = self.faults.next_end();
             let shared = Rc::clone(&self.shared);
             let stop_at = completed.min(self.operator.next_at_completed());
             let done = || {
                 let shared = shared.borrow();
-                shared.completed >= stop_at || shared.violation.is_some()
+                shared.progress.completed >= stop_at || shared.progress.violation.is_some()
             };
             let operator_at = self.operator.next_time();
             if self.sim.run_until_true(next.min(deadline).min(operator_at), done) {
                 self.take_violation()?;
-                if self.shared.borrow().completed >= completed {
+                if self.shared.borrow().progress.completed >= completed {
                     return Ok(());
                 }
             }
             let now = self.sim.now();
-            if self.shared.borrow().completed >= self.operator.next_at_completed() || now >= operator_at {
+            if self.shared.borrow().progress.completed >= self.operator.next_at_completed()
+                || now >= operator_at
+            {
                 self.operator.apply_random_change(&self.sim, &self.node, &self.shared)?;
                 deadline = now + PROGRESS_TIMEOUT;
             }
-            while let Some(at) = self.active_faults.iter().position(|(until, _)| *until <= now) {
-                let (_, kind) = self.active_faults.swap_remove(at);
+            while let Some(kind) = self.faults.take_due(now) {
                 self.end_fault(kind);
                 deadline = now + PROGRESS_TIMEOUT;
             }
@@ -252,59 +240,22 @@ impl<'a> BlockRunner<'a> {
         }
     }
 
-    fn begin_fault(&mut self, kind: FaultKind, until: Nanos) {
-        let node = self.node.host;
-        match kind {
-            FaultKind::ConnectionReset { host } => {
-                self.sim.reset_streams(self.hosts[host].id, node);
-                return;
-            }
-            FaultKind::Partition { host } => self.sim.set_partitioned(self.hosts[host].id, node, true),
-            FaultKind::SlowLink { host, link } => self.sim.set_link(self.hosts[host].id, node, link),
-            FaultKind::ClientHostCrash { host, .. } if self.is_crashed(host) => return,
-            FaultKind::ClientHostCrash { host, stop } => {
-                self.sim.stop_host(self.hosts[host].id, stop);
-                self.hosts[host].session_count.set(0);
-            }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.activate(kind),
-        }
-        self.active_faults.push((until, kind));
-    }
-
-    fn is_crashed(&self, index: usize) -> bool {
-        let dies =
-            |kind: &FaultKind| matches!(kind, FaultKind::ClientHostCrash { host, .. } if *host == index);
-        self.active_faults.iter().any(|(_, kind)| dies(kind))
-    }
-
     fn end_fault(&mut self, kind: FaultKind) {
-        let node = self.node.host;
-        match kind {
-            FaultKind::ConnectionReset { .. } => {}
-            FaultKind::Partition { host } => self.sim.set_partitioned(self.hosts[host].id, node, false),
-            FaultKind::SlowLink { host, .. } => {
-                self.sim.set_link(self.hosts[host].id, node, self.plan.link);
-            }
-            FaultKind::ClientHostCrash { host, .. } => {
-                self.sim.start_host(self.hosts[host].id);
-                self.start_clients(host);
-            }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.clear(),
+        if let Some(host) = self.faults.end(kind) {
+            self.start_clients(host);
         }
     }
 
-    /// Ends every active fault.
     fn end_all_faults(&mut self) {
-        for (_, kind) in std::mem::take(&mut self.active_faults) {
+        for kind in self.faults.take_all() {
             self.end_fault(kind);
         }
-        self.faults.clear();
     }
 
     /// Disconnects all clients and waits until no resource of the node is in use.
     fn quiesce(&mut self) -> Result<(), String> {
         self.end_all_faults();
-        self.shared.borrow_mut().quiescing = true;
+        self.shared.borrow_mut().progress.quiescing = true;
         let session_counts: Vec<Rc<Cell<usize>>> =
             self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
         self.wait_for("the disconnect of clients", |_| session_counts.iter().all(|count| count.get() == 0))?;

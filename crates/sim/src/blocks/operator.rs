@@ -6,9 +6,9 @@
 //! its previous one has ended; a request that never ends is a violation. Each disk has namespace identifiers of its
 //! own: a late request of a host cannot reach another disk.
 
-use super::clients::BlockRunState;
 use super::node::{BlockNodeUnderTest, DrainingBackends};
 use super::scenario::BlockScenarioPlan;
+use super::workload::BlockWorkload;
 use crate::stats::PROGRESS_TIMEOUT;
 use octokv_base::{NamespaceId, Nanos, Prng};
 use octokv_nvmf::HostAcl;
@@ -87,7 +87,7 @@ impl Operator {
         &mut self,
         sim: &SimEnv,
         node: &BlockNodeUnderTest,
-        shared: &Rc<RefCell<BlockRunState>>,
+        shared: &Rc<RefCell<BlockWorkload>>,
     ) -> Result<(), String> {
         self.changes += 1;
         let disk = self.random.below(self.disks as u64) as usize;
@@ -127,7 +127,7 @@ impl Operator {
                 }
             }
         }
-        let completed = shared.borrow().completed;
+        let completed = shared.borrow().progress.completed;
         self.schedule_next(completed, sim.now());
         Ok(())
     }
@@ -137,7 +137,7 @@ impl Operator {
         &mut self,
         sim: &SimEnv,
         node: &BlockNodeUnderTest,
-        shared: &Rc<RefCell<BlockRunState>>,
+        shared: &Rc<RefCell<BlockWorkload>>,
         disk: usize,
     ) {
         let second = if self.mean_interval.is_some() { self.random.below(2) as u32 } else { 0 };
@@ -156,7 +156,7 @@ impl Operator {
         &mut self,
         sim: &SimEnv,
         node: &BlockNodeUnderTest,
-        shared: &Rc<RefCell<BlockRunState>>,
+        shared: &Rc<RefCell<BlockWorkload>>,
         disk: usize,
         id: NamespaceId,
     ) -> Result<(), String> {
@@ -184,7 +184,7 @@ impl Operator {
         &mut self,
         sim: &SimEnv,
         node: &BlockNodeUnderTest,
-        shared: &Rc<RefCell<BlockRunState>>,
+        shared: &Rc<RefCell<BlockWorkload>>,
     ) -> Result<(), String> {
         if let Some(target) = node.target() {
             target.set_host_acl(HostAcl::Any);
@@ -196,7 +196,7 @@ impl Operator {
                 self.add_namespace(sim, node, shared, disk);
             }
         }
-        let completed = shared.borrow().completed;
+        let completed = shared.borrow().progress.completed;
         self.schedule_next(completed, sim.now());
         Ok(())
     }

@@ -9,10 +9,11 @@
 //! Invariants: a session begins no call after its first failed write; an ended session has no task.
 
 use super::scenario::RemoteScenarioPlan;
-use crate::client_host::client_config;
+use crate::clients::client_config;
 use crate::draw::{draw_value_bytes, draw_weighted};
 use crate::history::{CallId, History};
 use crate::node_under_test::{AuditResult, audit_keys};
+use crate::progress::LoadProgress;
 use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_client::{ClientConfig, RemoteSession, Session};
 use octokv_device::Device;
@@ -31,18 +32,8 @@ use std::sync::Arc;
 pub struct EngineRunState {
     /// Calls and results of all sessions.
     pub history: History,
-    /// Operations begun so far.
-    pub submitted: u64,
-    /// Maximum of `submitted` in this phase.
-    pub submit_limit: u64,
-    /// Operations completed, or lost with their session.
-    pub completed: u64,
-    /// Operations completed without error.
-    pub succeeded: u64,
-    /// The first violated guarantee.
-    pub violation: Option<String>,
-    /// Whether the session closes the engine.
-    pub quiescing: bool,
+    /// Counters and limits of the load; while quiescing, the session closes the engine.
+    pub progress: LoadProgress,
     /// Whether a format of the volume has completed.
     pub formatted: bool,
     /// Result of recovery in the current session, until the runner takes it.
@@ -55,13 +46,6 @@ pub struct EngineRunState {
     pub closed_cleanly: bool,
     /// Sessions fenced because writes may have been lost with the connection.
     pub fenced_sessions: u64,
-}
-
-impl EngineRunState {
-    /// Records the first violation; ignores later ones.
-    pub fn fail(&mut self, message: String) {
-        self.violation.get_or_insert(message);
-    }
 }
 
 struct ConnectedEngine {
@@ -142,7 +126,7 @@ impl EngineSession {
     fn connect(&mut self, now: Nanos) -> bool {
         let Some(session) = &mut self.session else { return false };
         let busy = session.poll(now, |_, _| ());
-        if session.ended().is_some() || self.shared.borrow().quiescing {
+        if session.ended().is_some() || self.shared.borrow().progress.quiescing {
             self.session = None;
             self.end();
             return true;
@@ -152,9 +136,11 @@ impl EngineSession {
         {
             match RemoteSession::new(session, now) {
                 Ok(remote) => self.open(remote),
-                Err(error) => {
-                    self.shared.borrow_mut().fail(format!("a live session has no block device: {error}"))
-                }
+                Err(error) => self
+                    .shared
+                    .borrow_mut()
+                    .progress
+                    .fail(format!("a live session has no block device: {error}")),
             }
             return true;
         }
@@ -197,9 +183,8 @@ impl EngineSession {
         let shared = self.shared.borrow();
         shared.may_submit
             && !self.must_end.get()
-            && !shared.quiescing
-            && shared.violation.is_none()
-            && shared.submitted < shared.submit_limit
+            && !shared.progress.quiescing
+            && shared.progress.may_submit()
             && self.calls_running.get() < self.plan.host.commands_max
     }
 
@@ -214,18 +199,19 @@ impl EngineSession {
         let bytes = draw_value_bytes(random, load.value_bytes_max);
         let (shared, running, must_end) =
             (Rc::clone(&self.shared), Rc::clone(&self.calls_running), Rc::clone(&self.must_end));
-        shared.borrow_mut().submitted += 1;
+        shared.borrow_mut().progress.submitted += 1;
         running.set(running.get() + 1);
         self.handle.spawn(async move {
             run_call(&engine, &shared, &must_end, kind, index, bytes).await;
-            shared.borrow_mut().completed += 1;
+            shared.borrow_mut().progress.completed += 1;
             running.set(running.get() - 1);
         });
     }
 
     /// While quiescing, closes the engine; ends the session once it is closed or after a write error.
     fn end_if_due(&mut self) -> bool {
-        let (quiescing, may_submit) = (self.shared.borrow().quiescing, self.shared.borrow().may_submit);
+        let (quiescing, may_submit) =
+            (self.shared.borrow().progress.quiescing, self.shared.borrow().may_submit);
         if self.calls_running.get() > 0 {
             return false;
         }
@@ -266,7 +252,7 @@ impl Drop for EngineSession {
     /// Outstanding operations never complete; the tasks that hold the handle are dropped.
     fn drop(&mut self) {
         let mut shared = self.shared.borrow_mut();
-        shared.completed += self.calls_running.get() as u64;
+        shared.progress.completed += self.calls_running.get() as u64;
         (shared.may_submit, shared.session_ended) = (false, true);
         drop(shared);
         self.connected = None;
@@ -332,7 +318,7 @@ async fn run_call(
                     let bytes = value.as_bytes();
                     match shared.borrow().history.identify_value(index, bytes, bytes.len() as u32) {
                         Ok(seen) => Ok(Some(CallResult::Observed(seen))),
-                        Err(message) => return shared.borrow_mut().fail(message),
+                        Err(message) => return shared.borrow_mut().progress.fail(message),
                     }
                 }
                 Err(fault) => Err(Some(fault)),
@@ -353,7 +339,7 @@ fn record_outcome(
 ) {
     let recorded = match outcome {
         Ok(Some(outcome)) => {
-            shared.succeeded += 1;
+            shared.progress.succeeded += 1;
             shared.history.end(id, outcome)
         }
         Ok(None) => {
@@ -376,6 +362,6 @@ fn record_outcome(
         Err(fault) => Err(format!("unexpected error: {fault:?}")),
     };
     if let Err(message) = recorded {
-        shared.fail(message);
+        shared.progress.fail(message);
     }
 }

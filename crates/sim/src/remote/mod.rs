@@ -15,10 +15,12 @@ pub mod engine_session;
 pub mod scenario;
 
 use crate::blocks::node::BlockNodeUnderTest;
+use crate::fault_injector::FaultInjector;
 use crate::faulty_disk::DiskFaults;
 use crate::history::History;
 use crate::node_under_test::{AuditResult, handle_without_devices};
-use crate::scenario::{FaultKind, Phase, PhaseEnd, Scenario};
+use crate::progress::LoadProgress;
+use crate::scenario::{Phase, PhaseEnd, Scenario};
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use engine_session::{EngineRunState, EngineSession};
 use octokv_base::prng::mix64;
@@ -44,14 +46,11 @@ struct RemoteRunner<'a> {
     client: SimHostId,
     /// Reactor of the current session; `None` while the client host is down.
     session_reactor: Option<SimReactorId>,
-    is_client_crashed: bool,
     next_session_at: Nanos,
     failed_sessions: u64,
     open_error: Option<OpenError>,
     shared: Rc<RefCell<EngineRunState>>,
-    faults: DiskFaults,
-    /// Active faults and their end times.
-    active_faults: Vec<(Nanos, FaultKind)>,
+    faults: FaultInjector,
     stats: ScenarioStats,
 }
 
@@ -79,14 +78,10 @@ impl<'a> RemoteRunner<'a> {
         let faults = DiskFaults::new(random.fork());
         let node = BlockNodeUnderTest::new(&sim, &plan.block_plan(), faults.clone());
         let client = sim.add_host();
+        let faults = FaultInjector::new(&sim, node.host, vec![client], plan.link, faults);
         let shared = EngineRunState {
             history: History::new((0..plan.load.keys).map(key_of).collect::<Vec<Key>>()),
-            submitted: 0,
-            submit_limit: 0,
-            completed: 0,
-            succeeded: 0,
-            violation: None,
-            quiescing: false,
+            progress: LoadProgress::default(),
             formatted: false,
             open_result: None,
             may_submit: false,
@@ -101,13 +96,11 @@ impl<'a> RemoteRunner<'a> {
             node,
             client,
             session_reactor: None,
-            is_client_crashed: false,
             next_session_at: Nanos::ZERO,
             failed_sessions: 0,
             open_error: None,
             shared: Rc::new(RefCell::new(shared)),
             faults,
-            active_faults: Vec::new(),
             stats: ScenarioStats::default(),
         }
     }
@@ -119,15 +112,15 @@ impl<'a> RemoteRunner<'a> {
         }
         self.quiesce()?;
         // A final session audits what the last one wrote.
-        self.shared.borrow_mut().quiescing = false;
+        self.shared.borrow_mut().progress.quiescing = false;
         self.run_until("the final audit", |shared| shared.may_submit)?;
         self.quiesce()?;
         let shared = self.shared.borrow();
-        self.stats.operations = shared.completed;
-        self.stats.succeeded = shared.succeeded;
+        self.stats.operations = shared.progress.completed;
+        self.stats.succeeded = shared.progress.succeeded;
         self.stats.fenced_sessions = shared.fenced_sessions;
         self.stats.elapsed = self.sim.now();
-        self.stats.device_errors = self.faults.operations_failed();
+        self.stats.device_errors = self.faults.disk().operations_failed();
         self.stats.trace_hash = mix64(self.sim.trace_hash() ^ shared.history.digest());
         Ok(())
     }
@@ -183,15 +176,16 @@ impl<'a> RemoteRunner<'a> {
             }
             None => {}
         }
-        let (session_ended, quiescing) = (self.shared.borrow().session_ended, self.shared.borrow().quiescing);
-        if !session_ended || self.is_client_crashed {
+        let (session_ended, quiescing) =
+            (self.shared.borrow().session_ended, self.shared.borrow().progress.quiescing);
+        if !session_ended || self.faults.is_crashed(0) {
             return Ok(());
         }
         if self.session_reactor.is_some() {
             self.end_session();
             self.next_session_at = self.sim.now() + RETRY_DELAY;
             self.failed_sessions += 1;
-            if !self.active_faults.is_empty() {
+            if self.faults.has_active() {
                 self.failed_sessions = 0;
             }
             if self.failed_sessions > FAILED_SESSIONS_MAX {
@@ -215,9 +209,10 @@ impl<'a> RemoteRunner<'a> {
             if done(&self.shared.borrow()) {
                 return Ok(());
             }
-            let next = self.active_faults.iter().map(|(until, _)| *until).min().unwrap_or(Nanos::NEVER);
-            let waits =
-                self.session_reactor.is_none() && !self.is_client_crashed && !self.shared.borrow().quiescing;
+            let next = self.faults.next_end();
+            let waits = self.session_reactor.is_none()
+                && !self.faults.is_crashed(0)
+                && !self.shared.borrow().progress.quiescing;
             let session_at =
                 if waits { self.next_session_at.max(self.sim.now() + Nanos(1)) } else { Nanos::NEVER };
             let shared = Rc::clone(&self.shared);
@@ -225,15 +220,14 @@ impl<'a> RemoteRunner<'a> {
             let has_event = || {
                 let shared = shared.borrow();
                 done(&shared)
-                    || shared.violation.is_some()
+                    || shared.progress.violation.is_some()
                     || shared.open_result.is_some()
                     || (shared.session_ended && has_session)
             };
             self.sim.run_until_true(next.min(deadline).min(session_at), has_event);
             let now = self.sim.now();
-            while let Some(at) = self.active_faults.iter().position(|(until, _)| *until <= now) {
-                let (_, kind) = self.active_faults.swap_remove(at);
-                self.end_fault(kind);
+            while let Some(kind) = self.faults.take_due(now) {
+                self.faults.end(kind);
                 deadline = now + PROGRESS_TIMEOUT;
             }
             if now >= deadline {
@@ -243,22 +237,19 @@ impl<'a> RemoteRunner<'a> {
     }
 
     fn take_violation(&self) -> Result<(), String> {
-        self.shared.borrow_mut().violation.take().map_or(Ok(()), Err)
+        self.shared.borrow_mut().progress.take_violation()
     }
 
     fn run_phase(&mut self, phase: &Phase) -> Result<(), String> {
-        let begun = self.shared.borrow().completed;
-        {
-            let mut shared = self.shared.borrow_mut();
-            // A crash interrupts operations, so the load continues until it.
-            let more = if matches!(phase.end, PhaseEnd::Crash { .. }) { 1_000 } else { 0 };
-            shared.submit_limit = shared.submitted + phase.operations + more;
-            shared.quiescing = false;
-        }
-        let completed = |count: u64| move |shared: &EngineRunState| shared.completed >= begun + count;
+        let begun = self.shared.borrow_mut().progress.begin_phase(phase);
+        let completed =
+            |count: u64| move |shared: &EngineRunState| shared.progress.completed >= begun + count;
         for fault in &phase.faults {
             self.run_until("the completion of an operation", completed(fault.after_commands))?;
-            self.begin_fault(fault.kind, self.sim.now() + fault.duration);
+            if self.faults.begin(fault).is_some() {
+                self.session_reactor = None;
+                self.shared.borrow_mut().history.node_is_up = false;
+            }
         }
         self.run_until("the completion of an operation", completed(phase.operations))?;
         match &phase.end {
@@ -291,52 +282,16 @@ impl<'a> RemoteRunner<'a> {
         self.boot();
     }
 
-    fn begin_fault(&mut self, kind: FaultKind, until: Nanos) {
-        let (node, client) = (self.node.host, self.client);
-        match kind {
-            FaultKind::ConnectionReset { .. } => {
-                self.sim.reset_streams(client, node);
-                return;
-            }
-            FaultKind::Partition { .. } => self.sim.set_partitioned(client, node, true),
-            FaultKind::SlowLink { link, .. } => self.sim.set_link(client, node, link),
-            FaultKind::ClientHostCrash { .. } if self.is_client_crashed => return,
-            FaultKind::ClientHostCrash { stop, .. } => {
-                self.sim.stop_host(client, stop);
-                (self.is_client_crashed, self.session_reactor) = (true, None);
-                self.shared.borrow_mut().history.node_is_up = false;
-            }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.activate(kind),
-        }
-        self.active_faults.push((until, kind));
-    }
-
-    fn end_fault(&mut self, kind: FaultKind) {
-        let (node, client) = (self.node.host, self.client);
-        match kind {
-            FaultKind::ConnectionReset { .. } => {}
-            FaultKind::Partition { .. } => self.sim.set_partitioned(client, node, false),
-            FaultKind::SlowLink { .. } => self.sim.set_link(client, node, self.plan.link),
-            FaultKind::ClientHostCrash { .. } => {
-                self.sim.start_host(client);
-                self.is_client_crashed = false;
-            }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.faults.clear(),
-        }
-    }
-
-    /// Ends every active fault.
     fn end_all_faults(&mut self) {
-        for (_, kind) in std::mem::take(&mut self.active_faults) {
-            self.end_fault(kind);
+        for kind in self.faults.take_all() {
+            self.faults.end(kind);
         }
-        self.faults.clear();
     }
 
     /// Closes the engine, cleanly if possible, and waits until no resource of the node is in use.
     fn quiesce(&mut self) -> Result<(), String> {
         self.end_all_faults();
-        self.shared.borrow_mut().quiescing = true;
+        self.shared.borrow_mut().progress.quiescing = true;
         self.run_until("the end of the engine session", |shared| shared.session_ended)?;
         let closed = self.shared.borrow().closed_cleanly;
         if self.plan.fault_profile == Scenario::Calm && !closed {

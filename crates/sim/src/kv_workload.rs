@@ -1,0 +1,256 @@
+//! Workload of key-value clients: random commands, and the checks of their responses.
+//!
+//! In: commands to draw, responses. Out: calls and their results in the history, and the first violation.
+
+use crate::clients::Workload;
+use crate::draw::{draw_value_bytes, draw_weighted};
+use crate::faulty_disk::DiskFaults;
+use crate::history::{CallId, History};
+use crate::progress::LoadProgress;
+use crate::scenario::KvLoad;
+use octokv_base::{Key, NamespaceId, Prng};
+use octokv_client::{Command, ConnectionError, Error, Response, StoreMode, SubmitError, Value};
+use octokv_engine::PutMode;
+use octokv_engine::conformance::value_of;
+use octokv_engine::linearizability::{Call, CallResult, Observed};
+use octokv_wire::kv::UncheckedKeyList;
+
+/// Commands of all clients of a simulation, and the history to check.
+pub struct KvWorkload {
+    /// Calls and results of all clients.
+    pub history: History,
+    /// Distribution of commands.
+    pub load: KvLoad,
+    /// Counters and limits of the load.
+    pub progress: LoadProgress,
+    /// Active faults of the node's disk.
+    pub faults: DiskFaults,
+}
+
+/// Buffer lengths of lists, in bytes: one that holds every key of the simulation, and one that truncates.
+const LIST_BYTES: [u32; 2] = [64 << 10, 300];
+
+/// A command without a response yet.
+pub struct OutstandingKvCommand {
+    kind: KvCommandKind,
+    id: CallId,
+    reads_failed: u64,
+}
+
+enum KvCommandKind {
+    Put,
+    Delete,
+    Get { key: usize },
+    Exist,
+    List { whole: bool },
+    Flush,
+}
+
+impl Workload for KvWorkload {
+    type Outstanding = OutstandingKvCommand;
+
+    fn progress(&self) -> &LoadProgress {
+        &self.progress
+    }
+
+    fn progress_mut(&mut self) -> &mut LoadProgress {
+        &mut self.progress
+    }
+
+    fn select_namespace(&self, _random: &mut Prng) -> Option<(usize, NamespaceId)> {
+        Some((0, NamespaceId(1)))
+    }
+
+    fn is_served(&self, _disk: usize, _namespace: NamespaceId) -> bool {
+        true
+    }
+
+    fn submit_random(
+        &mut self,
+        random: &mut Prng,
+        _disk: usize,
+        submit: impl FnOnce(Command<'_>) -> Result<(), SubmitError>,
+    ) -> Result<OutstandingKvCommand, String> {
+        let command_index = draw_weighted(random, &self.load.mix);
+        let index = random.below(self.load.keys) as usize;
+        let key = self.history.keys()[index].clone();
+        let reads_failed = self.faults.reads_failed();
+        let pending = |kind, id| OutstandingKvCommand { kind, id, reads_failed };
+        let (pending, submitted) = match command_index {
+            0..3 => {
+                let modes = [
+                    (StoreMode::Upsert, PutMode::Upsert),
+                    (StoreMode::AddOnly, PutMode::AddOnly),
+                    (StoreMode::UpdateOnly, PutMode::UpdateOnly),
+                ];
+                let (store_mode, mode) = modes[command_index];
+                let bytes = draw_value_bytes(random, self.load.value_bytes_max);
+                let operation = self.history.next_operation(bytes as u32);
+                let value = value_of(&key, operation, bytes);
+                let id = self.history.begin(index, Call::Put { operation, bytes: bytes as u32, mode });
+                let command = Command::Store { key, value: Value::Slice(&value), mode: store_mode };
+                (pending(KvCommandKind::Put, id), submit(command))
+            }
+            3 | 4 => {
+                let limit_bytes = if command_index == 3 { u32::MAX } else { 8 + random.below(3_000) as u32 };
+                let id = self.history.begin(index, Call::Get);
+                (
+                    pending(KvCommandKind::Get { key: index }, id),
+                    submit(Command::Retrieve { key, limit_bytes }),
+                )
+            }
+            5 => {
+                let id = self.history.begin(index, Call::Delete);
+                (pending(KvCommandKind::Delete, id), submit(Command::Delete { key }))
+            }
+            6 => {
+                let id = self.history.begin(index, Call::Exist);
+                (pending(KvCommandKind::Exist, id), submit(Command::Exist { key }))
+            }
+            7 => {
+                let whole = random.one_in(2);
+                let id = self.history.begin_keyless();
+                let start = if whole { Key::new(&[]).ok_or("no empty key")? } else { key };
+                let limit_bytes = LIST_BYTES[usize::from(!whole)];
+                (pending(KvCommandKind::List { whole }, id), submit(Command::List { start, limit_bytes }))
+            }
+            _ => {
+                let id = self.history.begin_keyless();
+                (pending(KvCommandKind::Flush, id), submit(Command::Flush))
+            }
+        };
+        submitted.map_err(|why| format!("the client rejected a command: {why:?}"))?;
+        Ok(pending)
+    }
+
+    fn check(
+        &mut self,
+        command: &OutstandingKvCommand,
+        response: Result<Response, Error>,
+    ) -> Result<(), String> {
+        match response {
+            Ok(response) => self.check_response(command, response),
+            Err(error) => self.check_error(command, &error),
+        }
+    }
+
+    fn is_protocol_violation(&self, error: &ConnectionError) -> bool {
+        is_protocol_violation(error)
+    }
+
+    fn must_not_time_out(&self) -> bool {
+        false
+    }
+}
+
+/// Whether this error violates the protocol: no fault of hosts, links or disks may cause it.
+fn is_protocol_violation(lost: &ConnectionError) -> bool {
+    match lost {
+        ConnectionError::Closed
+        | ConnectionError::TimedOut
+        | ConnectionError::ControllerFatal
+        | ConnectionError::ConnectRejected(_)
+        | ConnectionError::InitFailed(_) => false,
+        ConnectionError::Protocol(_)
+        | ConnectionError::Terminated { .. }
+        | ConnectionError::AuthenticationRequired
+        | ConnectionError::NamespaceNotFound
+        | ConnectionError::UnsupportedCommandSet
+        | ConnectionError::UnsupportedBlockFormat
+        | ConnectionError::NamespaceChanged => true,
+    }
+}
+
+impl KvWorkload {
+    fn check_response(&mut self, pending: &OutstandingKvCommand, response: Response) -> Result<(), String> {
+        let outcome = match (&pending.kind, response) {
+            (KvCommandKind::Put, Response::Stored) | (KvCommandKind::Delete, Response::Deleted) => {
+                CallResult::Acknowledged
+            }
+            (KvCommandKind::Put, Response::NotFound | Response::AlreadyExists) => CallResult::ConditionFailed,
+            (KvCommandKind::Delete, Response::NotFound) => CallResult::ConditionFailed,
+            (KvCommandKind::Get { .. } | KvCommandKind::Exist, Response::NotFound) => {
+                CallResult::Observed(Observed::Absent)
+            }
+            (KvCommandKind::Get { key }, Response::Value { data, full_bytes }) => {
+                CallResult::Observed(self.history.identify_value(*key, &data, full_bytes)?)
+            }
+            (KvCommandKind::Exist, Response::Exists { value_bytes }) => {
+                CallResult::Observed(value_bytes.map_or(Observed::Present, Observed::Length))
+            }
+            (KvCommandKind::List { whole }, Response::Keys { list }) => {
+                return self.check_list(pending.id, *whole, &list);
+            }
+            (KvCommandKind::Flush, Response::Flushed) => {
+                self.history.record_flush(pending.id);
+                return Ok(());
+            }
+            (_, response) => return Err(format!("unexpected response: {response:?}")),
+        };
+        self.history.end(pending.id, outcome)
+    }
+
+    fn check_error(&mut self, pending: &OutstandingKvCommand, error: &Error) -> Result<(), String> {
+        let on_key = !matches!(pending.kind, KvCommandKind::List { .. } | KvCommandKind::Flush);
+        match error {
+            Error::Disconnected(lost) if is_protocol_violation(lost) => return Err(format!("{error}")),
+            Error::Busy
+            | Error::CapacityExceeded
+            | Error::Disconnected(_)
+            | Error::TimedOut
+            | Error::Closed => {
+                if on_key {
+                    self.history.mark_not_executed(pending.id);
+                }
+            }
+            Error::OutcomeUnknown => {}
+            Error::UnrecoveredRead => return self.check_unrecovered(pending),
+            other => return Err(format!("unexpected error: {other}")),
+        }
+        Ok(())
+    }
+
+    /// An unrecovered write may have been executed; an unrecovered read requires a corrupted record or a device error.
+    fn check_unrecovered(&mut self, pending: &OutstandingKvCommand) -> Result<(), String> {
+        let read_failed = self.faults.reads_failed() > pending.reads_failed;
+        match pending.kind {
+            KvCommandKind::Put | KvCommandKind::Delete | KvCommandKind::Flush
+                if self.faults.operations_failed() > 0 =>
+            {
+                Ok(())
+            }
+            KvCommandKind::Put | KvCommandKind::Delete | KvCommandKind::Flush => {
+                Err("a write failed without a device error".to_owned())
+            }
+            KvCommandKind::List { .. } if read_failed => Ok(()),
+            KvCommandKind::List { .. } => Err("a list failed without a device error".to_owned()),
+            KvCommandKind::Get { .. } | KvCommandKind::Exist if read_failed => {
+                self.history.mark_not_executed(pending.id);
+                Ok(())
+            }
+            KvCommandKind::Get { .. } | KvCommandKind::Exist => {
+                self.history.end(pending.id, CallResult::Observed(Observed::Corrupt))
+            }
+        }
+    }
+
+    fn check_list(&mut self, id: CallId, whole: bool, list: &[u8]) -> Result<(), String> {
+        let list = UncheckedKeyList(list).check().map_err(|short| format!("malformed list: {short:?}"))?;
+        let mut listed = vec![false; self.history.keys().len()];
+        for key in list.keys() {
+            let Some(index) = self.history.key_index(key) else {
+                return Err(format!("a list contains {key:?}, which no client stored"));
+            };
+            if std::mem::replace(&mut listed[index], true) {
+                return Err(format!("a list contains {key:?} twice"));
+            }
+        }
+        for (index, &is_listed) in listed.iter().enumerate() {
+            if is_listed || whole {
+                let seen = if is_listed { Observed::Present } else { Observed::Absent };
+                self.history.record_listing(id, index, seen);
+            }
+        }
+        Ok(())
+    }
+}

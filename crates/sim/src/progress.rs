@@ -1,0 +1,54 @@
+//! Progress of the load of a simulation: counters and limits that all clients share with the runner.
+//!
+//! In: submissions and completions of clients, phases of the runner. Out: whether clients may submit, and the first
+//! violation. Invariant: `completed` ≤ `submitted` ≤ `submit_limit`.
+
+use crate::scenario::{Phase, PhaseEnd};
+
+/// Commands beyond a phase that ends with a crash: a crash must interrupt commands.
+const CRASH_EXTRA_COMMANDS: u64 = 1_000;
+
+/// Counters of the commands of all clients.
+#[derive(Default)]
+pub struct LoadProgress {
+    /// Commands submitted so far.
+    pub submitted: u64,
+    /// Maximum of `submitted` in this phase.
+    pub submit_limit: u64,
+    /// Commands completed, or lost with their session.
+    pub completed: u64,
+    /// Commands completed without error.
+    pub succeeded: u64,
+    /// Whether clients submit nothing and disconnect.
+    pub quiescing: bool,
+    /// The first violated guarantee.
+    pub violation: Option<String>,
+}
+
+impl LoadProgress {
+    /// Records the first violation; ignores later ones.
+    pub fn fail(&mut self, message: String) {
+        self.violation.get_or_insert(message);
+    }
+
+    /// Whether a client may submit another command.
+    pub fn may_submit(&self) -> bool {
+        self.submitted < self.submit_limit && self.violation.is_none()
+    }
+
+    /// Allows the commands of a phase. Returns the number of commands completed before it.
+    pub fn begin_phase(&mut self, phase: &Phase) -> u64 {
+        let extra = if matches!(phase.end, PhaseEnd::Crash { .. }) { CRASH_EXTRA_COMMANDS } else { 0 };
+        self.submit_limit = self.submitted + phase.operations + extra;
+        self.quiescing = false;
+        self.completed
+    }
+
+    /// Takes the violation.
+    ///
+    /// # Errors
+    /// The violation, if there is one.
+    pub fn take_violation(&mut self) -> Result<(), String> {
+        self.violation.take().map_or(Ok(()), Err)
+    }
+}
