@@ -8,7 +8,8 @@
 //! - this file: [`run_sweep`]: a range of seeds.
 //! - [`scenario`]: the plan of one simulation, as data.
 //! - [`runner`]: runs one simulation from its plan.
-//! - [`node_under_test`]: the node. [`clients`]: its clients. [`kv_workload`]: their commands. [`progress`]: its counters.
+//! - [`sim_node`]: a node on a simulated host. [`node_under_test`]: one with the engine on a disk.
+//! - [`clients`]: its clients. [`kv_workload`]: their commands. [`progress`]: its counters.
 //! - [`fault_injector`]: faults of a phase. [`faulty_disk`]: a device with injected faults.
 //! - `draw`: random choices that plans and clients share. [`stats`]: counters that every runner returns.
 //! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
@@ -31,6 +32,7 @@ pub mod remote;
 pub mod runner;
 pub mod scenario;
 pub mod scheduling_scenario;
+pub mod sim_node;
 pub mod stats;
 
 pub use blocks::scenario::BlockScenarioPlan;

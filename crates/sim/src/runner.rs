@@ -18,6 +18,7 @@ use crate::node_under_test::{
 use crate::power_loss::{crash_survivors, matches_any};
 use crate::progress::LoadProgress;
 use crate::scenario::{FaultKind, KvScenarioPlan, Phase, PhaseEnd};
+use crate::sim_node::SimNode;
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use octokv_base::prng::mix64;
 use octokv_base::{Key, Nanos, Prng};
@@ -88,7 +89,7 @@ impl<'a> KvRunner<'a> {
         let shared = Rc::new(RefCell::new(shared));
         let hosts: Vec<ClientHost> = plan.hosts.iter().map(|host| ClientHost::new(&sim, *host)).collect();
         let clients = hosts.iter().map(|host| host.id).collect();
-        let faults = FaultInjector::new(&sim, node.host, clients, plan.link, faults);
+        let faults = FaultInjector::new(&sim, node.sim_node.host, clients, plan.link, faults);
         let stats = ScenarioStats::default();
         KvRunner {
             plan,
@@ -118,7 +119,7 @@ impl<'a> KvRunner<'a> {
         let shared = self.shared.borrow();
         self.stats.operations = shared.progress.completed;
         self.stats.succeeded = shared.progress.succeeded;
-        (self.stats.offloaded, self.stats.queued) = self.node.offloaded_and_queued();
+        (self.stats.offloaded, self.stats.queued) = self.node.sim_node.offloaded_and_queued();
         self.stats.elapsed = self.sim.now();
         self.stats.device_errors = self.faults.disk().operations_failed();
         self.stats.trace_hash = mix64(self.sim.trace_hash() ^ shared.history.digest());
@@ -132,7 +133,7 @@ impl<'a> KvRunner<'a> {
     fn start_clients(&mut self, index: usize) {
         let host = &self.hosts[index];
         let handle = handle_without_devices(&self.sim, host.id);
-        let (node, random) = (self.node.address(), self.random.fork());
+        let (node, random) = (self.node.sim_node.address(), self.random.fork());
         let mut clients = Clients::new(&self.sim, host, node, random, handle.clone(), &self.shared);
         self.sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
@@ -141,9 +142,9 @@ impl<'a> KvRunner<'a> {
     ///
     /// # Errors
     /// A violation, or no progress within [`PROGRESS_TIMEOUT`].
-    fn wait_for(&mut self, what: &str, mut done: impl FnMut(&KvNodeUnderTest) -> bool) -> Result<(), String> {
+    fn wait_for(&mut self, what: &str, mut done: impl FnMut(&SimNode) -> bool) -> Result<(), String> {
         let deadline = self.sim.now() + PROGRESS_TIMEOUT;
-        let (sim, node, shared) = (self.sim.clone(), &self.node, Rc::clone(&self.shared));
+        let (sim, node, shared) = (self.sim.clone(), &self.node.sim_node, Rc::clone(&self.shared));
         let finished =
             sim.run_until_true(deadline, || shared.borrow().progress.violation.is_some() || done(node));
         self.take_violation()?;
@@ -234,16 +235,16 @@ impl<'a> KvRunner<'a> {
         let session_counts: Vec<Rc<Cell<usize>>> =
             self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
         self.wait_for("the disconnect of clients", |_| session_counts.iter().all(|count| count.get() == 0))?;
-        self.node.track_idle(true);
-        let idle = self.wait_for("the node's work for disconnected clients", KvNodeUnderTest::is_quiescent);
+        self.node.sim_node.track_idle(true);
+        let idle = self.wait_for("the node's work for disconnected clients", SimNode::is_quiescent);
         if let Err(message) = idle {
-            return Err(format!("{message} ({})", self.node.find_leak().unwrap_or_default()));
+            return Err(format!("{message} ({})", self.node.sim_node.find_leak().unwrap_or_default()));
         }
         // By then the volume has written its durability marker.
         self.sim.run_until(self.sim.now() + DURABILITY_MARKER_DELAY);
-        self.wait_for("the node's background work", KvNodeUnderTest::is_quiescent)?;
-        self.node.track_idle(false);
-        self.node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
+        self.wait_for("the node's background work", SimNode::is_quiescent)?;
+        self.node.sim_node.track_idle(false);
+        self.node.sim_node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
 
     /// Quiesces and audits every key.

@@ -273,8 +273,8 @@ impl KvScenarioPlan {
         let mut node = draw_node(random);
         if random.one_in(2) {
             // A small disk makes the engine reuse space soon.
-            let room = u64::from(node.value_bytes_max) * between(random, 2, 8);
-            node.disk.size_bytes = (7 << 17) + room.next_multiple_of(4096);
+            let data_bytes = u64::from(node.value_bytes_max) * between(random, 2, 8);
+            node.disk.size_bytes = (7 << 17) + data_bytes.next_multiple_of(4096);
         }
         let count = between(random, 1, 3);
         let hosts: Vec<ClientHostPlan> = (0..count).map(|_| draw_host(random, scenario, &node)).collect();
@@ -298,9 +298,9 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
     let unit_bytes = pick(random, &[512, 1024, 4096, 4096]);
     let block_bytes = if random.one_in(2) { 512 } else { unit_bytes };
     let value_bytes_max = pick(random, &[4_096, 8 << 10, 40_000, 200_000]);
-    let room = u64::from(value_bytes_max) * between(random, 20, 100);
+    let data_bytes = u64::from(value_bytes_max) * between(random, 20, 100);
     let disk = SimDiskConfig {
-        size_bytes: (3 << 20) + room.next_multiple_of(4096),
+        size_bytes: (3 << 20) + data_bytes.next_multiple_of(4096),
         block_bytes,
         read_latency: Nanos::from_micros(between(random, 5, 90)),
         write_latency: Nanos::from_micros(between(random, 5, 40)),

@@ -26,6 +26,7 @@ use crate::node_under_test::handle_without_devices;
 use crate::power_loss::{crash_survivors, matches_any};
 use crate::progress::LoadProgress;
 use crate::scenario::{FaultKind, Phase, PhaseEnd};
+use crate::sim_node::SimNode;
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use node::BlockNodeUnderTest;
 use octokv_base::prng::mix64;
@@ -99,7 +100,7 @@ impl<'a> BlockRunner<'a> {
         }));
         let hosts: Vec<ClientHost> = plan.hosts.iter().map(|host| ClientHost::new(&sim, *host)).collect();
         let clients = hosts.iter().map(|host| host.id).collect();
-        let faults = FaultInjector::new(&sim, node.host, clients, plan.link, faults);
+        let faults = FaultInjector::new(&sim, node.sim_node.host, clients, plan.link, faults);
         let names = hosts.iter().map(|host| format!("nqn.2026-11.io.octokv:client-{}", host.id.0));
         let operator = Operator::new(random.fork(), plan, names.collect());
         BlockRunner {
@@ -135,7 +136,7 @@ impl<'a> BlockRunner<'a> {
         self.stats.succeeded = shared.progress.succeeded;
         self.stats.rejected_commands = shared.rejected_commands;
         self.stats.admin_changes = self.operator.changes();
-        (self.stats.offloaded, self.stats.queued) = self.node.offloaded_and_queued();
+        (self.stats.offloaded, self.stats.queued) = self.node.sim_node.offloaded_and_queued();
         self.stats.elapsed = self.sim.now();
         self.stats.device_errors = self.faults.disk().operations_failed();
         let digest = shared.histories.iter().fold(0, |sum, history| mix64(sum ^ history.digest()));
@@ -146,7 +147,7 @@ impl<'a> BlockRunner<'a> {
     fn start_clients(&mut self, index: usize) {
         let host = &self.hosts[index];
         let handle = handle_without_devices(&self.sim, host.id);
-        let (node, random) = (self.node.address(), self.random.fork());
+        let (node, random) = (self.node.sim_node.address(), self.random.fork());
         let mut clients = Clients::new(&self.sim, host, node, random, handle.clone(), &self.shared);
         self.sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
@@ -155,13 +156,9 @@ impl<'a> BlockRunner<'a> {
     ///
     /// # Errors
     /// A violation, or no progress within [`PROGRESS_TIMEOUT`].
-    fn wait_for(
-        &mut self,
-        what: &str,
-        mut done: impl FnMut(&BlockNodeUnderTest) -> bool,
-    ) -> Result<(), String> {
+    fn wait_for(&mut self, what: &str, mut done: impl FnMut(&SimNode) -> bool) -> Result<(), String> {
         let deadline = self.sim.now() + PROGRESS_TIMEOUT;
-        let (sim, node, shared) = (self.sim.clone(), &self.node, Rc::clone(&self.shared));
+        let (sim, node, shared) = (self.sim.clone(), &self.node.sim_node, Rc::clone(&self.shared));
         let finished =
             sim.run_until_true(deadline, || shared.borrow().progress.violation.is_some() || done(node));
         self.take_violation()?;
@@ -259,15 +256,14 @@ impl<'a> BlockRunner<'a> {
         let session_counts: Vec<Rc<Cell<usize>>> =
             self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
         self.wait_for("the disconnect of clients", |_| session_counts.iter().all(|count| count.get() == 0))?;
-        self.node.track_idle(true);
-        let idle =
-            self.wait_for("the node's work for disconnected clients", BlockNodeUnderTest::is_quiescent);
+        self.node.sim_node.track_idle(true);
+        let idle = self.wait_for("the node's work for disconnected clients", SimNode::is_quiescent);
         if let Err(message) = idle {
-            return Err(format!("{message} ({})", self.node.find_leak().unwrap_or_default()));
+            return Err(format!("{message} ({})", self.node.sim_node.find_leak().unwrap_or_default()));
         }
         self.operator.restore_defaults(&self.sim, &self.node, &self.shared)?;
-        self.node.track_idle(false);
-        self.node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
+        self.node.sim_node.track_idle(false);
+        self.node.sim_node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
 
     /// Quiesces and audits every block.
@@ -281,7 +277,7 @@ impl<'a> BlockRunner<'a> {
         shared.histories.iter_mut().for_each(|history| history.node_is_up = false);
         shared.served_as.fill(None);
         drop(shared);
-        self.node.stop(stop);
+        self.node.sim_node.stop(stop);
     }
 
     fn crash(&mut self, stop: HostFailure) {

@@ -78,7 +78,7 @@ impl<'a> RemoteRunner<'a> {
         let faults = DiskFaults::new(random.fork());
         let node = BlockNodeUnderTest::new(&sim, &plan.block_plan(), faults.clone());
         let client = sim.add_host();
-        let faults = FaultInjector::new(&sim, node.host, vec![client], plan.link, faults);
+        let faults = FaultInjector::new(&sim, node.sim_node.host, vec![client], plan.link, faults);
         let shared = EngineRunState {
             history: History::new((0..plan.load.keys).map(key_of).collect::<Vec<Key>>()),
             progress: LoadProgress::default(),
@@ -146,7 +146,7 @@ impl<'a> RemoteRunner<'a> {
         let mut session = EngineSession::new(
             &self.sim,
             self.client,
-            self.node.address(),
+            self.node.sim_node.address(),
             self.plan,
             random,
             handle.clone(),
@@ -256,7 +256,7 @@ impl<'a> RemoteRunner<'a> {
             PhaseEnd::Quiesce | PhaseEnd::CorruptBits { .. } => self.quiesce()?,
             PhaseEnd::Restart => {
                 self.quiesce()?;
-                self.node.stop(HostFailure::ProcessKilled);
+                self.node.sim_node.stop(HostFailure::ProcessKilled);
                 self.boot();
             }
             PhaseEnd::Crash { stop, steps_before: steps, crashes_in_recovery } => {
@@ -278,7 +278,7 @@ impl<'a> RemoteRunner<'a> {
 
     fn crash(&mut self, stop: HostFailure) {
         self.stats.crashes += 1;
-        self.node.stop(stop);
+        self.node.sim_node.stop(stop);
         self.boot();
     }
 
@@ -298,14 +298,14 @@ impl<'a> RemoteRunner<'a> {
             return Err("the engine did not shut down cleanly although no fault was injected".to_owned());
         }
         self.end_session();
-        self.node.track_idle(true);
+        self.node.sim_node.track_idle(true);
         let deadline = self.sim.now() + PROGRESS_TIMEOUT;
-        let node = &self.node;
-        let rested = self.sim.run_until_true(deadline, || node.is_quiescent());
-        self.node.track_idle(false);
-        match self.node.find_leak() {
+        let node = &self.node.sim_node;
+        let is_idle = self.sim.run_until_true(deadline, || node.is_quiescent());
+        self.node.sim_node.track_idle(false);
+        match self.node.sim_node.find_leak() {
             Some(leak) => Err(format!("a leak: {leak}")),
-            None if rested => Ok(()),
+            None if is_idle => Ok(()),
             None => Err("no progress: the node does not become idle".to_owned()),
         }
     }
