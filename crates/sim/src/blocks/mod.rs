@@ -261,7 +261,7 @@ impl<'a> BlockRunner<'a> {
         if let Err(message) = idle {
             return Err(format!("{message} ({})", self.node.sim_node.find_leak().unwrap_or_default()));
         }
-        self.operator.restore_defaults(&self.sim, &self.node, &self.shared)?;
+        self.operator.restore_defaults(&self.sim, &self.node, &self.shared);
         self.node.sim_node.track_idle(false);
         self.node.sim_node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
@@ -296,7 +296,8 @@ impl<'a> BlockRunner<'a> {
         self.audit()?;
         self.node.boot();
         self.shared.borrow_mut().histories.iter_mut().for_each(|history| history.node_is_up = true);
-        self.operator.restore_defaults(&self.sim, &self.node, &self.shared)
+        self.operator.restore_defaults(&self.sim, &self.node, &self.shared);
+        Ok(())
     }
 
     /// Checks the history of every block against its contents on disk and begins the next segment.

@@ -177,15 +177,12 @@ impl Operator {
     }
 
     /// Attaches every disk, allows every host and makes every ANA group optimized.
-    ///
-    /// # Errors
-    /// None at present; the signature is that of the other changes.
     pub fn restore_defaults(
         &mut self,
         sim: &SimEnv,
         node: &BlockNodeUnderTest,
         shared: &Rc<RefCell<BlockWorkload>>,
-    ) -> Result<(), String> {
+    ) {
         if let Some(target) = node.target() {
             target.set_host_acl(HostAcl::Any);
             (1..=ANA_GROUPS).for_each(|group| target.set_ana_state(group, AnaState::Optimized));
@@ -198,6 +195,5 @@ impl Operator {
         }
         let completed = shared.borrow().progress.completed;
         self.schedule_next(completed, sim.now());
-        Ok(())
     }
 }
