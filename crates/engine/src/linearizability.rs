@@ -371,52 +371,65 @@ impl CallHistory {
     pub fn check(&self) -> Result<(), LinearizabilityViolation> {
         for (key, calls) in &self.keys {
             let start = KeyState::Missing;
-            let result = check_linearizable(start, calls);
-            if result != CheckResult::Linearizable {
-                return Err(LinearizabilityViolation {
-                    key: key.clone(),
-                    start,
-                    calls: calls.clone(),
-                    result,
-                });
+            let listing = || KeyCalls { key: key.clone(), start, calls: calls.clone() };
+            match check_linearizable(start, calls) {
+                CheckResult::Linearizable => {}
+                CheckResult::NotLinearizable => {
+                    return Err(LinearizabilityViolation::NotLinearizable(listing()));
+                }
+                CheckResult::Undecided => return Err(LinearizabilityViolation::Undecided(listing())),
             }
         }
         Ok(())
     }
 }
 
-/// A key whose calls are not linearizable, or not decided; prints its last calls.
-#[derive(Debug)]
-pub struct LinearizabilityViolation {
+/// The calls of one key, for error texts.
+#[derive(Clone, Debug)]
+pub struct KeyCalls {
     /// The key.
     pub key: Key,
     /// Its initial state.
     pub start: KeyState,
-    /// Its calls, in any order.
+    /// Its calls, in any order; the text lists the last 60 by their beginnings.
     pub calls: Vec<CallRecord>,
-    /// The verdict, never [`CheckResult::Linearizable`].
-    pub result: CheckResult,
 }
 
-/// Calls that the text of a violation contains.
-const PRINTED_CALLS_MAX: usize = 60;
+/// Calls that the text of [`KeyCalls`] lists.
+const LISTED_CALLS_MAX: usize = 60;
 
-impl fmt::Display for LinearizabilityViolation {
+impl fmt::Display for KeyCalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LinearizabilityViolation { key, start, calls, result } = self;
-        let verdict = match result {
-            CheckResult::Undecided => format!("undecided after {STATES_MAX} states"),
-            CheckResult::NotLinearizable | CheckResult::Linearizable => "not linearizable".to_owned(),
-        };
-        writeln!(f, "{verdict}: the calls of {key}, which initially held {start:?}:")?;
+        let KeyCalls { key, start, calls } = self;
+        writeln!(f, "the calls of {key}, which initially held {start:?}:")?;
         let mut calls = calls.clone();
         calls.sort_by_key(|record| record.began);
-        for record in &calls[calls.len().saturating_sub(PRINTED_CALLS_MAX)..] {
+        for record in &calls[calls.len().saturating_sub(LISTED_CALLS_MAX)..] {
             let CallRecord { call, outcome, began, ended, .. } = record;
             let ended = if *ended == u64::MAX { "never".to_owned() } else { ended.to_string() };
             writeln!(f, "  {began:>7} to {ended:>7}  {call:?} -> {outcome:?}")?;
         }
         Ok(())
+    }
+}
+
+/// Why the check of a history failed.
+#[derive(Clone, Debug)]
+pub enum LinearizabilityViolation {
+    /// The calls of this key have no legal order.
+    NotLinearizable(KeyCalls),
+    /// The search over the calls of this key exceeded [`STATES_MAX`].
+    Undecided(KeyCalls),
+}
+
+impl fmt::Display for LinearizabilityViolation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinearizabilityViolation::NotLinearizable(calls) => write!(f, "not linearizable: {calls}"),
+            LinearizabilityViolation::Undecided(calls) => {
+                write!(f, "undecided after {STATES_MAX} states: {calls}")
+            }
+        }
     }
 }
 
@@ -597,18 +610,16 @@ mod tests {
             ids.into_iter().for_each(|id| history.end(id, CallResult::Acknowledged));
             let id = history.begin(key.clone(), Call::Get);
             history.end(id, CallResult::Observed(Observed::Value(read)));
-            history
-                .check()
-                .err()
-                .map(|violation| (violation.key.clone(), violation.result, violation.to_string()))
+            history.check().err().map(|violation| violation.to_string())
         };
         assert_eq!(write_and_read(&linearizable, 3, 2), None);
-        let (key, result, text) =
-            write_and_read(&undecided, 24, 99).expect("24 overlapping writes exceed the bound");
-        assert_eq!((key, result), (undecided, CheckResult::Undecided));
-        assert!(text.starts_with("undecided after 100000 states: "), "{text}");
-        let (key, result, text) = write_and_read(&contradictory, 3, 99).expect("the value was never written");
-        assert_eq!((key, result), (contradictory, CheckResult::NotLinearizable));
-        assert!(text.starts_with("not linearizable: ") && text.lines().count() == 5, "{text}");
+        let text = write_and_read(&undecided, 24, 99).expect("24 overlapping writes exceed the bound");
+        assert!(
+            text.starts_with(&format!("undecided after 100000 states: the calls of {undecided}")),
+            "{text}"
+        );
+        let text = write_and_read(&contradictory, 3, 99).expect("the value was never written");
+        assert!(text.starts_with(&format!("not linearizable: the calls of {contradictory}")), "{text}");
+        assert_eq!(text.lines().count(), 5, "a title, three writes and a read: {text}");
     }
 }

@@ -11,9 +11,7 @@ use octokv_base::Key;
 use octokv_base::map::FxHashMap;
 use octokv_base::prng::mix64;
 use octokv_engine::conformance::value_of;
-use octokv_engine::linearizability::{
-    Call, CallRecord, CallResult, CheckResult, KeyState, LinearizabilityViolation, Observed,
-};
+use octokv_engine::linearizability::{Call, CallRecord, CallResult, KeyCalls, KeyState, Observed};
 
 /// Identifies a call that has begun.
 #[derive(Clone, Copy, Debug)]
@@ -246,13 +244,8 @@ impl History {
         self.keys.iter().position(|key| key.as_bytes() == bytes)
     }
 
-    /// The violation to report if the calls of a key, or a part of them, are not linearizable.
-    pub fn violation(&self, key: usize, calls: &[CallRecord]) -> LinearizabilityViolation {
-        LinearizabilityViolation {
-            key: self.keys[key].clone(),
-            start: self.initial_states[key],
-            calls: calls.to_vec(),
-            result: CheckResult::NotLinearizable,
-        }
+    /// The calls of a key, or a part of them, for an error text.
+    pub fn listing(&self, key: usize, calls: &[CallRecord]) -> KeyCalls {
+        KeyCalls { key: self.keys[key].clone(), start: self.initial_states[key], calls: calls.to_vec() }
     }
 }

@@ -349,7 +349,9 @@ impl<'a> KvRunner<'a> {
             match check_linearizable(history.starts()[key], events) {
                 CheckResult::Linearizable => {}
                 CheckResult::Undecided => self.stats.undecided_keys += 1,
-                CheckResult::NotLinearizable => return Err(history.violation(key, events).to_string()),
+                CheckResult::NotLinearizable => {
+                    return Err(format!("not linearizable: {}", history.listing(key, events)));
+                }
             }
         }
         history.next_segment(states);

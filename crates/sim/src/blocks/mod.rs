@@ -320,8 +320,8 @@ impl<'a> BlockRunner<'a> {
                 }
                 let allowed = crash_survivors(crash_states, &all[..before[cell]], history.flushes());
                 if relaxed && !matches_any(state, &allowed) {
-                    let what = history.violation(cell, events);
-                    return Err(format!("after the power loss {state:?} is not one of {allowed:?}: {what}"));
+                    let calls = history.listing(cell, events);
+                    return Err(format!("after the power loss {state:?} is not one of {allowed:?}: {calls}"));
                 }
                 // State after a power loss is durable; otherwise any of the earlier states may return.
                 *crash_states = if relaxed { Vec::new() } else { allowed };
@@ -331,7 +331,9 @@ impl<'a> BlockRunner<'a> {
                 match check_linearizable(history.starts()[cell], events) {
                     CheckResult::Linearizable => {}
                     CheckResult::Undecided => self.stats.undecided_keys += 1,
-                    CheckResult::NotLinearizable => return Err(history.violation(cell, events).to_string()),
+                    CheckResult::NotLinearizable => {
+                        return Err(format!("not linearizable: {}", history.listing(cell, events)));
+                    }
                 }
             }
             history.next_segment(states);

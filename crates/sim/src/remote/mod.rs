@@ -341,7 +341,7 @@ impl<'a> RemoteRunner<'a> {
                 CheckResult::Linearizable => {}
                 CheckResult::Undecided => self.stats.undecided_keys += 1,
                 CheckResult::NotLinearizable => {
-                    return Err(history.violation(key, history.events(key)).to_string());
+                    return Err(format!("not linearizable: {}", history.listing(key, history.events(key))));
                 }
             }
         }
