@@ -1,46 +1,38 @@
-//! Seeded randomness: the same seed gives the same numbers on every machine and in every version.
+//! A seeded pseudo-random number generator: a seed gives the same sequence on every machine and in every version.
 //!
-//! The generator is xoshiro256** (Blackman and Vigna, 2018), seeded through SplitMix64. Not for secrets.
+//! The generator is xoshiro256** (Blackman and Vigna, 2018) of the crate `rand_xoshiro`, seeded through SplitMix64. The
+//! sequence is fixed by a test, since seeds are kept in tests and simulator runs. Not for secrets.
 
-/// One stream of numbers.
+use rand_xoshiro::Xoshiro256StarStar;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
+
+/// A generator of one sequence.
 #[derive(Clone, Debug)]
-pub struct Prng([u64; 4]);
+pub struct Prng(Xoshiro256StarStar);
 
 impl Prng {
-    /// The stream of `seed`.
+    /// The generator of a seed's sequence.
     pub fn new(seed: u64) -> Prng {
-        let mut state = seed;
-        Prng(std::array::from_fn(|_| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            mix64(state)
-        }))
+        Prng(Xoshiro256StarStar::seed_from_u64(seed))
     }
 
-    /// The next number, all 64 bits random.
+    /// A uniform number of 64 bits.
+    #[inline]
     pub fn next_u64(&mut self) -> u64 {
-        let s = &mut self.0;
-        let result = s[1].wrapping_mul(5).rotate_left(7).wrapping_mul(9);
-        let t = s[1] << 17;
-        s[2] ^= s[0];
-        s[3] ^= s[1];
-        s[1] ^= s[2];
-        s[0] ^= s[3];
-        s[2] ^= t;
-        s[3] = s[3].rotate_left(45);
-        result
+        self.0.next_u64()
     }
 
-    /// A number in `0..bound`; 0 where `bound` is 0.
+    /// A number in `0..bound`, uniform up to a bias of at most `bound / 2^64`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// True once in `n` times.
+    /// True with probability `1 / n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// Fills `bytes`.
+    /// Fills `bytes` with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let word = self.next_u64().to_le_bytes();
@@ -48,7 +40,7 @@ impl Prng {
         }
     }
 
-    /// A stream of its own, drawn from this one.
+    /// A new generator, seeded from this one.
     pub fn fork(&mut self) -> Prng {
         Prng::new(self.next_u64())
     }
@@ -66,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stream_of_a_seed_never_changes() {
+    fn the_sequence_of_a_seed_never_changes() {
         let mut random = Prng::new(1);
         let first: Vec<u64> = (0..3).map(|_| random.next_u64()).collect();
         assert_eq!(first, [12966619160104079557, 9600361134598540522, 10590380919521690900]);
