@@ -190,9 +190,10 @@ impl PoolInner {
     }
 
     fn release(&self, pages: Box<[Page]>) {
-        let class = size_class(pages.len());
-        self.in_use_bytes.fetch_sub(pages.len() * PAGE_BYTES, Ordering::Relaxed);
+        let (class, bytes) = (size_class(pages.len()), pages.len() * PAGE_BYTES);
+        // First to the free list, then out of use: a `take` in between may find the pages free, never missing.
         self.free_list(class).push(pages);
+        self.in_use_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
