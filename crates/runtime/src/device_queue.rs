@@ -169,8 +169,10 @@ struct DeviceHandleInner {
     completions: Vec<(u32, IoCompletion)>,
 }
 
-/// A core's handle to its devices. At most `depth` operations are at the queue; later ones wait here in order, at most
-/// one per future that the core's bounded tasks hold.
+/// The limit of one core's operations, in flight and queued. The core's bounded tasks have far fewer: more are a bug.
+pub const OPERATIONS_MAX: usize = 1 << 20;
+
+/// A core's handle to its devices. At most `depth` operations are at the queue; later ones wait here in order.
 #[derive(Clone)]
 pub struct DeviceHandle(Rc<RefCell<DeviceHandleInner>>);
 
@@ -201,6 +203,8 @@ impl DeviceHandle {
     }
 
     /// Closes a device. Its queued operations fail with EBADF; those in flight complete.
+    ///
+    /// REQUIRES: as [`DeviceHandle::poll`].
     pub fn close(&self, file: FileId) {
         let mut inner = self.0.borrow_mut();
         for index in (0..inner.queued.len()).rev() {
@@ -221,6 +225,9 @@ impl DeviceHandle {
 
     /// Submits an operation. The device starts it at the next [`DeviceHandle::poll`], or when fewer than `depth` are in
     /// flight.
+    ///
+    /// # Panics
+    /// If the core has [`OPERATIONS_MAX`] operations.
     pub fn submit(&self, file: FileId, operation: IoOperation) -> CompletionFuture {
         let mut inner = self.0.borrow_mut();
         let slot = inner.take_slot();
@@ -234,6 +241,8 @@ impl DeviceHandle {
     }
 
     /// Starts submitted operations, collects completions and wakes their tasks. Returns the number of completions.
+    ///
+    /// REQUIRES: a task's waker does not poll the task or use this handle. The core's wakers only set bits.
     pub fn poll(&self) -> usize {
         let mut inner = self.0.borrow_mut();
         if inner.in_flight == 0 {
@@ -272,6 +281,7 @@ impl DeviceHandle {
 impl DeviceHandleInner {
     fn take_slot(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
+            assert!(self.slots.len() < OPERATIONS_MAX, "{OPERATIONS_MAX} device operations on one core");
             self.slots.push(OpSlot { state: OpState::Free, waker: None, is_abandoned: false });
             (self.slots.len() - 1) as u32
         })

@@ -23,11 +23,17 @@ pub struct Timers {
     sequence: u64,
 }
 
+/// The limit of one core's timers. The core's bounded tasks have far fewer: more are a bug.
+pub const TIMERS_MAX: usize = 1 << 20;
+
 const NOT_IN_HEAP: usize = usize::MAX;
 
 impl Timers {
     /// Sets a timer and returns its key; [`Timers::pop_due`] returns `waker` at or after `deadline`. The key stays
     /// valid until [`Timers::remove`].
+    ///
+    /// # Panics
+    /// If the core has [`TIMERS_MAX`] timers.
     pub fn insert(&mut self, deadline: Nanos, waker: Waker) -> u32 {
         self.sequence += 1;
         let entry =
@@ -38,6 +44,7 @@ impl Timers {
                 key
             }
             None => {
+                assert!(self.entries.len() < TIMERS_MAX, "{TIMERS_MAX} timers on one core");
                 self.entries.push(entry);
                 (self.entries.len() - 1) as u32
             }
