@@ -21,6 +21,7 @@ use octokv_runtime::kernel::{now, spawn_thread};
 use octokv_runtime::{CoreWaker, IdlePolicy, KernelSockets, Polling};
 use octokv_wire::kv::StoreMode;
 use octokv_wire::nvm::LbaRange;
+use slab::Slab;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -271,8 +272,7 @@ struct IoThread {
     /// Commands that failed because the node was busy, and the times of their retries.
     retry_queue: VecDeque<(Nanos, QueuedCommand)>,
     /// Commands in flight, by token.
-    in_flight: Vec<Option<QueuedCommand>>,
-    free_tokens: Vec<usize>,
+    in_flight: Slab<QueuedCommand>,
     completed: Vec<(u64, Result<Response, Error>)>,
     closing: bool,
 }
@@ -291,8 +291,7 @@ impl IoThread {
             shared,
             backlog: VecDeque::new(),
             retry_queue: VecDeque::new(),
-            in_flight: Vec::new(),
-            free_tokens: Vec::new(),
+            in_flight: Slab::new(),
             completed: Vec::new(),
             closing: false,
         }
@@ -345,17 +344,13 @@ impl IoThread {
         while self.session.free_slots() > 0
             && let Some(queued) = self.backlog.pop_front()
         {
-            let token = self.free_tokens.pop().unwrap_or_else(|| {
-                self.in_flight.push(None);
-                self.in_flight.len() - 1
-            });
-            match self.session.submit(queued.command.command(), token as u64) {
+            let slot = self.in_flight.vacant_entry();
+            match self.session.submit(queued.command.command(), slot.key() as u64) {
                 Ok(()) => {
-                    self.in_flight[token] = Some(queued);
+                    slot.insert(queued);
                     progress = true;
                 }
                 Err(submit_error) => {
-                    self.free_tokens.push(token);
                     let SubmitError::Invalid(error) = submit_error else {
                         self.backlog.push_front(queued);
                         break;
@@ -370,8 +365,8 @@ impl IoThread {
     /// Completes commands, or queues those again that changed nothing.
     fn complete_or_retry(&mut self, now: Nanos) {
         for (token, result) in self.completed.drain(..) {
-            let queued = self.in_flight[token as usize].take().expect("a token completes once");
-            self.free_tokens.push(token as usize);
+            // A token completes once: a second completion panics.
+            let queued = self.in_flight.remove(token as usize);
             let in_time = queued.deadline > now;
             match result {
                 Err(Error::Disconnected(_)) if in_time => self.backlog.push_front(queued),
@@ -401,7 +396,7 @@ impl IoThread {
     }
 
     fn fail_all(self, error: &Error) {
-        let in_flight = self.in_flight.into_iter().flatten();
+        let in_flight = self.in_flight.into_iter().map(|(_, queued)| queued);
         for queued in self
             .backlog
             .into_iter()

@@ -28,6 +28,7 @@ use octokv_sched::{
     ConcurrencyLimit, CoreId, Cost, FairQueue, FairQueueLimits, PolicyAction, RequeueQueue, Router,
     RoutingDecision, SchedConfig, ServiceTicket, TenantId, TenantQos,
 };
+use slab::Slab;
 use std::collections::VecDeque;
 
 /// The decision's rule for one tenant.
@@ -74,9 +75,8 @@ pub struct RequestScheduler {
     tenant_limits: Box<[TenantQos]>,
     /// Weights on this core from the last interval, of the tenants that were active in it.
     weights: Vec<(TenantId, u32)>,
-    /// Tickets of the requests that the fair queue has started, and the free indices.
-    tickets: Vec<Option<ServiceTicket>>,
-    free_tickets: Vec<u32>,
+    /// Tickets of the requests that the fair queue has started, by [`TicketId`].
+    tickets: Slab<ServiceTicket>,
     /// Requests that the fair queue rejected, in arrival order, and their count by tenant.
     overflow: VecDeque<PendingRequest>,
     overflow_count: Box<[u32]>,
@@ -122,8 +122,7 @@ impl RequestScheduler {
             in_fair_queue: vec![false; TENANTS_MAX as usize].into(),
             tenant_limits: vec![config.default_qos; TENANTS_MAX as usize].into(),
             weights: Vec::new(),
-            tickets: Vec::new(),
-            free_tickets: Vec::new(),
+            tickets: Slab::new(),
             overflow: VecDeque::new(),
             overflow_count: vec![0; TENANTS_MAX as usize].into(),
             overflow_max: node_requests_max,
@@ -317,12 +316,7 @@ impl RequestScheduler {
     /// Keeps a ticket until its request completes.
     fn store_ticket(&mut self, ticket: ServiceTicket) -> TicketId {
         self.concurrency_limit.request_began(ticket.tenant());
-        let index = self.free_tickets.pop().unwrap_or_else(|| {
-            self.tickets.push(None);
-            (self.tickets.len() - 1) as u32
-        });
-        self.tickets[index as usize] = Some(ticket);
-        TicketId(index)
+        TicketId(self.tickets.insert(ticket) as u32)
     }
 
     /// Returns the ticket of a completed request.
@@ -334,8 +328,8 @@ impl RequestScheduler {
     }
 
     fn end_ticket(&mut self, ticket_id: TicketId, outcome: &RequestOutcome) {
-        let ticket = self.tickets[ticket_id.0 as usize].take().expect("a request completes once");
-        self.free_tickets.push(ticket_id.0);
+        // A request completes once: a second completion panics.
+        let ticket = self.tickets.remove(ticket_id.0 as usize);
         let bytes = match outcome {
             RequestOutcome::Value { bytes, .. } | RequestOutcome::Listing { bytes, .. } => {
                 Some(*bytes as u64)
