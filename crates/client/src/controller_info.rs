@@ -192,3 +192,18 @@ impl ControllerInfo {
         wanted.min(limit).min(entries).max(1)
     }
 }
+
+/// Fails if a block namespace is not the one that it was before a reconnect or rescan.
+///
+/// # Errors
+/// [`ConnectionError::NamespaceChanged`].
+pub(crate) fn verify_same_namespace(
+    before: Option<BlockInfo>,
+    now: Option<BlockInfo>,
+) -> Result<(), ConnectionError> {
+    match (before, now) {
+        (Some(before), Some(now)) if now.matches(&before) => Ok(()),
+        (None, _) => Ok(()),
+        (Some(_), _) => Err(ConnectionError::NamespaceChanged),
+    }
+}

@@ -1,4 +1,4 @@
-//! Errors of commands and connections, and what each says about the outcome.
+//! Errors of commands and connections, and whether each leaves the outcome unknown.
 //!
 //! Three groups: the command had no effect (not executed, or only read: a retry is safe); the node failed the command;
 //! and [`Error::OutcomeUnknown`]: a write was sent without a response, so it may have been executed.

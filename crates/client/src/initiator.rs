@@ -18,47 +18,24 @@
 use crate::command::{Command, CommandKind, EncodedCommand, Response};
 use crate::completion::{CommandCompletion, decode_response};
 use crate::config::{ClientConfig, backoff_delay};
-use crate::controller_info::{BlockInfo, ControllerInfo};
+use crate::controller_info::{ControllerInfo, verify_same_namespace};
 use crate::controller_init::{self, InitNext, InitStep};
 use crate::error::{ConnectionError, Error};
+pub use crate::initiator_state::ConnectionAction;
+use crate::initiator_state::InitiatorState;
 use crate::queue_pair::{QueueEvent, QueuePair};
 use octokv_base::{BufferPool, Nanos};
 use octokv_wire::fabrics::ControllerConfiguration;
 use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;
 use std::io::IoSlice;
 
-/// Connection change for the owner of the sockets, to be executed in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionAction {
-    /// Open the connection of this queue.
-    Open(u16),
-    /// Send what the socket accepts at once, then close the connection of this queue.
-    Close(u16),
-}
-
-/// State of the controller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum InitiatorState {
-    /// Disconnected until the next attempt.
-    Backoff { until: Nanos },
-    /// A step is in progress; `poll_ready_at` is the time of the next CSTS read.
-    Initializing { step: InitStep, deadline: Nanos, poll_ready_at: Option<Nanos> },
-    /// `remaining` I/O queues are connecting.
-    ConnectingQueues { remaining: u16, deadline: Nanos },
-    /// In use; the next Keep Alive is due at `keep_alive_at`.
-    Live { keep_alive_at: Nanos },
-    /// Awaits the last completions, then the controller's shutdown.
-    Draining { deadline: Nanos, shutting_down: bool },
-    /// Ended, with the cause; `None` after a close.
-    Ended(Option<ConnectionError>),
-}
-
 const READY_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
 const DRAIN_TIMEOUT: Nanos = Nanos::from_secs(1);
-/// Tokens of the initiator's own commands.
+// Tokens of the internal commands.
 const KEEP_ALIVE_TOKEN: u64 = 0;
 const ASYNC_EVENT_TOKEN: u64 = 1;
 const CHANGED_LIST_TOKEN: u64 = 2;
+/// A step of initialization or rescan, or the Connect of an I/O queue; the state distinguishes them.
 const INIT_STEP_TOKEN: u64 = 3;
 const SHUTDOWN_TOKEN: u64 = 4;
 /// Slots that Keep Alives leave free on the admin queue: an event request, a rescan, a shutdown.
@@ -395,33 +372,11 @@ impl Initiator {
         sink: &mut impl FnMut(u64, Result<Response, Error>),
     ) {
         match (self.state, event) {
-            // The completion is obsolete, or the controller was lost while the same bytes were processed.
             (InitiatorState::Initializing { step: InitStep::Connect, .. }, QueueEvent::Initialized) => {
                 self.submit_init_step(InitStep::Connect, now)
             }
             (InitiatorState::Initializing { step, deadline, .. }, QueueEvent::Completed(completion)) => {
-                let before = if self.was_ever_live { self.controller_info.blocks } else { None };
-                let next = controller_init::next_step(
-                    step,
-                    &completion.cqe,
-                    &completion.data,
-                    &self.config,
-                    &mut self.controller_info,
-                );
-                match next.and_then(|next| {
-                    verify_same_namespace(before, self.controller_info.blocks).map(|()| next)
-                }) {
-                    Ok(InitNext::Step(step)) => {
-                        self.state = InitiatorState::Initializing { step, deadline, poll_ready_at: None };
-                        self.submit_init_step(step, now);
-                    }
-                    Ok(InitNext::Wait) => {
-                        let poll_ready_at = Some(now + READY_POLL_INTERVAL);
-                        self.state = InitiatorState::Initializing { step, deadline, poll_ready_at };
-                    }
-                    Ok(InitNext::Done) => self.open_io_queues(deadline),
-                    Err(cause) => self.handle_connection_error(now, cause, sink),
-                }
+                self.handle_step_completion(step, deadline, now, &completion, sink);
             }
             (InitiatorState::ConnectingQueues { .. }, QueueEvent::Initialized) => {
                 let entries = u32::from(self.controller_info.queue_depth(self.config.queue_depth)) + 1;
@@ -455,7 +410,7 @@ impl Initiator {
             {
                 self.end(None, sink);
             }
-            // Nobody needs the answer any more; or the controller was lost within the same bytes.
+            // The completion is obsolete, or the controller was lost while the same bytes were processed.
             (
                 InitiatorState::Live { .. }
                 | InitiatorState::Draining { .. }
@@ -464,6 +419,38 @@ impl Initiator {
                 | InitiatorState::Initializing { .. },
                 QueueEvent::Completed(_) | QueueEvent::Initialized,
             ) => {}
+        }
+    }
+
+    /// Handles the completion of an initialization step.
+    fn handle_step_completion(
+        &mut self,
+        step: InitStep,
+        deadline: Nanos,
+        now: Nanos,
+        completion: &CommandCompletion,
+        sink: &mut impl FnMut(u64, Result<Response, Error>),
+    ) {
+        let before = if self.was_ever_live { self.controller_info.blocks } else { None };
+        let next = controller_init::next_step(
+            step,
+            &completion.cqe,
+            &completion.data,
+            &self.config,
+            &mut self.controller_info,
+        );
+        match next.and_then(|next| verify_same_namespace(before, self.controller_info.blocks).map(|()| next))
+        {
+            Ok(InitNext::Step(step)) => {
+                self.state = InitiatorState::Initializing { step, deadline, poll_ready_at: None };
+                self.submit_init_step(step, now);
+            }
+            Ok(InitNext::Wait) => {
+                let poll_ready_at = Some(now + READY_POLL_INTERVAL);
+                self.state = InitiatorState::Initializing { step, deadline, poll_ready_at };
+            }
+            Ok(InitNext::Done) => self.open_io_queues(deadline),
+            Err(cause) => self.handle_connection_error(now, cause, sink),
         }
     }
 
@@ -603,14 +590,5 @@ impl Initiator {
                 sink(aborted.token, Err(error));
             });
         }
-    }
-}
-
-/// Fails if a block namespace is not the one that it was before.
-fn verify_same_namespace(before: Option<BlockInfo>, now: Option<BlockInfo>) -> Result<(), ConnectionError> {
-    match (before, now) {
-        (Some(before), Some(now)) if now.matches(&before) => Ok(()),
-        (None, _) => Ok(()),
-        (Some(_), _) => Err(ConnectionError::NamespaceChanged),
     }
 }

@@ -22,6 +22,7 @@
 //! - [`controller_info`]: limits of a controller and its namespace.
 //! - [`controller_init`]: the steps of controller initialization, as a table.
 //! - [`initiator`]: state machine of one controller: its queues, keep alive, connection loss and reconnection.
+//! - `initiator_state`: its states and the connection changes that it requests.
 //! - [`session`]: an initiator on sockets.
 //! - [`remote_device`]: a block namespace as a [`octokv_device::Device`], for an engine in the client's process.
 //! - [`bug_injection`]: injected bugs, for tests of the tests.
@@ -40,6 +41,7 @@ pub mod controller_init;
 mod encode;
 pub mod error;
 pub mod initiator;
+mod initiator_state;
 mod io_thread;
 mod kv_commands;
 pub mod queue_pair;

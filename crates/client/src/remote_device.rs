@@ -396,7 +396,7 @@ impl<S: Sockets> DeviceQueue for RemoteDeviceQueue<S> {
     }
 
     fn close(&mut self, _file: FileId) {
-        // The namespace is there as long as its session.
+        // The namespace exists as long as its session.
     }
 
     fn submit(&mut self, ticket: u32, _file: FileId, operation: IoOperation) {

@@ -309,7 +309,7 @@ impl BlockNode {
                 page.block_formats[0][2] = self.media.block_bytes.ilog2() as u8;
                 page.as_bytes().to_vec()
             }
-            other => panic!("the client does not ask for page {other}"),
+            other => panic!("the client does not request page {other}"),
         }
     }
 
