@@ -1,4 +1,4 @@
-//! What all Identify pages share: their size, the cast from received bytes, ASCII fields.
+//! Common parts of all Identify pages: their size, the cast from received bytes, ASCII fields.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 

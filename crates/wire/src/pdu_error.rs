@@ -23,7 +23,7 @@ pub enum FatalErrorStatus {
 }
 
 /// One protocol error of the peer. The integers are the received values.
-#[allow(missing_docs)] // The fields are named for what they are in the PDU.
+#[allow(missing_docs)] // Each field has the name of its field in the PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PduError {
     /// The PDU type is not defined.

@@ -1,4 +1,4 @@
-//! The common header of a PDU, and what the headers of all types share: types, flags, negotiated parameters.
+//! The common header of a PDU, and the common parts of all headers: types, flags, negotiated parameters.
 //!
 //! ```text
 //! 0     1      2      3     4..8

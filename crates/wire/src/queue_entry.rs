@@ -11,9 +11,9 @@ use octokv_base::NamespaceId;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a submission queue entry.
+/// Length of a submission queue entry, in bytes.
 pub const SQE_BYTES: usize = 64;
-/// Bytes of a completion queue entry.
+/// Length of a completion queue entry, in bytes.
 pub const CQE_BYTES: usize = 16;
 
 /// Opcodes of admin commands.
