@@ -4,22 +4,20 @@
 //! descriptors, threads. Invariant: dropping a [`NodeProcess`] kills the process.
 
 use crate::raw_connection::TargetAddr;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use octokv_admin::api_types::{NodeCoreStatus, NodeStatus};
 use octokv_admin::http_client;
+use octokv_bench::server_process::{ServerProcess, resolve_address};
 use octokv_client::Url;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A running `octokv serve` process.
 #[derive(Debug)]
 pub struct NodeProcess {
-    child: Child,
-    url: Url,
+    server: ServerProcess,
     target_addr: TargetAddr,
     log: PathBuf,
     admin: PathBuf,
@@ -49,30 +47,14 @@ impl NodeProcess {
         let [config, log, admin] = ["octokv.toml", "log", "admin.sock"].map(|name| directory.join(name));
         std::fs::write(&config, format!("{settings}admin = \"{}\"\n", admin.display()))?;
         let log_file = File::options().create(true).append(true).open(&log).context("the node's log")?;
-        let mut child = Command::new(binary)
-            .args(["serve", "--config"])
-            .arg(config)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log_file)
-            .spawn()
-            .with_context(|| format!("cannot start {}", binary.display()))?;
-        let mut line = String::new();
-        let out = child.stdout.take().context("standard output")?;
-        let read = BufReader::new(out).read_line(&mut line);
-        let url = line.trim_end().strip_prefix("ready ").and_then(|url| url.parse::<Url>().ok());
-        let (Ok(_), Some(url)) = (read, url) else {
-            let _ = child.kill();
-            let status = child.wait()?;
-            bail!(
-                "the node did not become ready: {status}: {}",
-                std::fs::read_to_string(log).unwrap_or_default()
-            );
-        };
-        let mut addresses = (url.host.as_str(), url.port).to_socket_addrs()?;
-        let address = addresses.next().context("the node's address")?;
-        let target_addr = TargetAddr { address, nqn: url.subsystem.clone() };
-        Ok(NodeProcess { child, url, target_addr, log, admin })
+        let mut command = Command::new(binary);
+        command.args(["serve", "--config"]).arg(config).stderr(log_file);
+        let server = ServerProcess::start_command(&mut command)
+            .with_context(|| std::fs::read_to_string(&log).unwrap_or_default())
+            .with_context(|| format!("{} serve", binary.display()))?;
+        let address = resolve_address(&server.url)?;
+        let target_addr = TargetAddr { address, nqn: server.url.subsystem.clone() };
+        Ok(NodeProcess { server, target_addr, log, admin })
     }
 
     /// Address of its listener.
@@ -82,12 +64,12 @@ impl NodeProcess {
 
     /// URL for clients.
     pub fn url(&self) -> &Url {
-        &self.url
+        &self.server.url
     }
 
     /// Process identifier.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.server.id()
     }
 
     /// Everything that the process wrote to standard error.
@@ -121,10 +103,12 @@ impl NodeProcess {
     /// # Errors
     /// If the process had already exited.
     pub fn kill(mut self) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "the node exited unexpectedly: {}", self.stderr_log());
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
+        ensure!(
+            self.server.process().try_wait()?.is_none(),
+            "the node exited unexpectedly: {}",
+            self.stderr_log()
+        );
+        Ok(self.server.kill()?)
     }
 
     /// Sends SIGTERM and waits for a clean shutdown.
@@ -138,16 +122,9 @@ impl NodeProcess {
             "the node exited: {}",
             self.stderr_log()
         );
-        let status = self.child.wait()?;
+        let status = self.server.process().wait()?;
         ensure!(status.success(), "{status}: {}", self.stderr_log());
         Ok(())
-    }
-}
-
-impl Drop for NodeProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -1,15 +1,23 @@
-//! A server process of the `octokv` binary: started, waited for, killed.
+//! A server process of the `octokv` binary: started, waited for until it is ready, killed when dropped.
 
+use crate::child_process::{ChildProcess, NotReady, ProcessOutput};
 use octokv_client::Url;
 use std::ffi::OsStr;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
+
+/// Time that a server has to become ready: formatting and recovery included.
+pub const READY_MAX: Duration = Duration::from_secs(300);
 
 /// A running `octokv serve`. Dropping it kills the process.
+#[derive(Debug)]
 pub struct ServerProcess {
-    child: Child,
+    process: ChildProcess,
+    /// Standard output is read until the end, so that the server never blocks on it.
+    _stdout: ProcessOutput,
     /// The URL of its namespace 1.
     pub url: Url,
 }
@@ -18,7 +26,7 @@ impl ServerProcess {
     /// Starts `octokv serve` on a device, at a free port, and waits for its ready line.
     ///
     /// # Errors
-    /// If the process cannot be started or ends before it is ready.
+    /// If the process cannot be started, or does not become ready within [`READY_MAX`].
     pub fn start(binary: &Path, device: &Path) -> io::Result<ServerProcess> {
         let listen = ["--listen".as_ref(), "127.0.0.1:0".as_ref()];
         let device = ["--device".as_ref(), device.as_os_str()];
@@ -28,42 +36,53 @@ impl ServerProcess {
     /// Starts `octokv serve` with these flags and waits for its ready line.
     ///
     /// # Errors
-    /// If the process cannot be started or ends before it is ready.
+    /// If the process cannot be started, or does not become ready within [`READY_MAX`].
     pub fn start_with_flags(binary: &Path, flags: &[&OsStr]) -> io::Result<ServerProcess> {
-        let mut child = Command::new(binary)
-            .arg("serve")
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| with_context("a server process cannot be started", error))?;
-        let mut line = String::new();
-        let read = child.stdout.take().map(|out| BufReader::new(out).read_line(&mut line));
-        let url = line.trim_end().strip_prefix("ready ").and_then(|url| url.parse().ok());
-        match (read, url) {
-            (Some(Ok(_)), Some(url)) => Ok(ServerProcess { child, url }),
-            _ => {
-                let _ = child.kill();
-                let status = child.wait().map_err(|error| with_context("the server process", error))?;
-                Err(io::Error::other(format!("the server process did not get ready: {status}")))
+        ServerProcess::start_command(Command::new(binary).arg("serve").args(flags))
+    }
+
+    /// Starts a command that serves, and waits for its ready line: `ready URL` on standard output. Standard error goes
+    /// where `command` sends it.
+    ///
+    /// # Errors
+    /// If the process cannot be started, or does not become ready within [`READY_MAX`].
+    pub fn start_command(command: &mut Command) -> io::Result<ServerProcess> {
+        let started = ChildProcess::spawn_with_stdout(command);
+        let (mut process, stdout) =
+            started.map_err(|error| with_context("a server process cannot be started", error))?;
+        match stdout.wait_line(READY_MAX, |line| line.strip_prefix("ready ")?.trim_end().parse().ok()) {
+            Ok(url) => Ok(ServerProcess { process, _stdout: stdout, url }),
+            Err(NotReady::TimedOut) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("the server process is not ready after {} s", READY_MAX.as_secs()),
+            )),
+            Err(NotReady::Ended) => {
+                let status = process.wait().map_err(|error| with_context("the server process", error))?;
+                let printed = stdout.text();
+                Err(io::Error::other(format!(
+                    "the server process ended before it was ready: {status} {printed}"
+                )))
             }
         }
     }
 
-    /// Kills the process with SIGKILL, as a power cut would end it.
+    /// The process, for its id, its exit status and signals.
+    pub fn process(&mut self) -> &mut ChildProcess {
+        &mut self.process
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Kills the process with SIGKILL, as a power cut would end it, and waits for its end.
     ///
     /// # Errors
     /// If the process cannot be killed.
     pub fn kill(&mut self) -> io::Result<()> {
-        self.child.kill().map_err(|error| with_context("the server process cannot be killed", error))
-    }
-}
-
-impl Drop for ServerProcess {
-    fn drop(&mut self) {
-        // The process may have ended already; in either case none is left.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let killed = self.process.kill();
+        killed.map(drop).map_err(|error| with_context("the server process cannot be killed", error))
     }
 }
 

@@ -16,10 +16,11 @@ use octokv_admin::http_client;
 use octokv_admin::scheduling_api::{
     SCHEDULING_INTERVAL_PATH, SCHEDULING_PATH, SchedConfigPatch, SchedulingReport,
 };
+use octokv_bench::child_process::ChildProcess;
 use octokv_bench::server_process::ServerProcess;
 use octokv_sys::process::set_process_suspended;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -59,27 +60,20 @@ struct NativeNode {
     _directory: TempDir,
 }
 
-/// A host under way. Dropped, it is killed.
-struct BenchProcess(Child);
+/// A load generator that runs. Dropping it kills the process.
+struct BenchProcess(ChildProcess);
 
 impl BenchProcess {
-    fn set_suspended(&mut self, still: bool) -> Result<()> {
-        set_process_suspended(&mut self.0, still).context("a host's process is there no more")
+    fn set_suspended(&mut self, suspended: bool) -> Result<()> {
+        set_process_suspended(self.0.child(), suspended).context("a load generator has ended")
     }
 
-    /// A host that has ended asks for nothing, and its figures would say so of the node.
+    /// A load generator that has ended submits nothing, and the results would attribute that to the node.
     fn ensure_running(&mut self) -> Result<()> {
         match self.0.try_wait().context("octokv bench")? {
-            Some(status) => bail!("a host has ended: {status}"),
+            Some(status) => bail!("a load generator has ended: {status}"),
             None => Ok(()),
         }
-    }
-}
-
-impl Drop for BenchProcess {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -153,8 +147,8 @@ impl NativeNode {
         ]);
         command.args(["--threads", threads, "--depth", depth, "--client-polling", "sleep"]);
         command.args(["--client-cores", &processor.to_string(), "--url", &self.server.url.to_string()]);
-        command.args(more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(BenchProcess(command.spawn().context("octokv bench cannot be started")?))
+        command.args(more).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(BenchProcess(ChildProcess::spawn(&mut command).context("octokv bench cannot be started")?))
     }
 
     /// One that overwrites until it is dropped.

@@ -1,18 +1,20 @@
-//! Processes that a run starts, and that end with it, however it ends.
-//! In: commands. Out: their output. Invariants: a process that was started is waited for; once all were ended
-//! ([`ChildProcesses::end_all`], from any thread, a signal's watcher too) no other starts.
+//! The processes of a comparison, which end with it, however it ends.
+//!
+//! In: commands. Out: their output. Invariants: every started process is waited for; after
+//! [`ChildProcesses::terminate_all`], from any thread (a signal handler's too), no process starts.
 
-use std::io::{self, ErrorKind, PipeReader, Read};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use crate::child_process::{ChildProcess, ProcessOutput};
+use std::io::{self, ErrorKind};
+use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The processes of a run. Dropped, it ends them.
+/// The processes of a run. Dropping it terminates them.
 #[derive(Debug, Default)]
 pub struct ChildProcesses(Mutex<ProcessTable>);
 
 #[derive(Debug, Default)]
 struct ProcessTable {
-    running: Vec<Child>,
+    running: Vec<ChildProcess>,
     terminated: bool,
 }
 
@@ -21,60 +23,50 @@ impl ChildProcesses {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a process without input. Gives its number and all that it prints, on either stream.
+    /// Starts a process without input. Returns its id and its output, of both streams.
     ///
     /// # Errors
-    /// When it cannot be started, or all were ended.
-    pub fn start(&self, command: &mut Command) -> io::Result<(u32, PipeReader)> {
-        let (reader, writer) = io::pipe()?;
-        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    /// If it cannot be started; [`ErrorKind::Interrupted`] after [`ChildProcesses::terminate_all`].
+    pub fn start(&self, command: &mut Command) -> io::Result<(u32, ProcessOutput)> {
         let mut table = self.lock_table();
         if table.terminated {
             return Err(ErrorKind::Interrupted.into());
         }
-        let started = command.spawn();
-        // The command has the other end of the pipe, which would keep it open.
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let child = started?;
-        let id = child.id();
-        table.running.push(child);
-        Ok((id, reader))
+        let (process, output) = ChildProcess::spawn_with_output(command)?;
+        let id = process.id();
+        table.running.push(process);
+        Ok((id, output))
     }
 
-    /// Runs a process to its end. Gives how it ended and what it printed.
+    /// Runs a process to its end. Returns its exit status and its output.
     ///
     /// # Errors
-    /// When it cannot be started or read from, or was ended by [`ChildProcesses::end_all`].
+    /// If it cannot be started; [`ErrorKind::Interrupted`] if [`ChildProcesses::terminate_all`] ended it.
     pub fn run(&self, command: &mut Command) -> io::Result<(ExitStatus, String)> {
-        let (id, mut reader) = self.start(command)?;
-        let mut printed = Vec::new();
-        let read = reader.read_to_end(&mut printed);
-        // Its end of the pipe is closed: it has ended, or has nothing more to say.
-        let status = match self.take(id) {
-            Some(mut child) => child.wait()?,
-            None => return Err(ErrorKind::Interrupted.into()),
-        };
-        read?;
-        Ok((status, String::from_utf8_lossy(&printed).into_owned()))
-    }
-
-    /// Ends one process at once and waits for it.
-    pub fn terminate(&self, id: u32) {
-        if let Some(child) = self.take(id) {
-            kill_and_wait(child);
+        let (id, output) = self.start(command)?;
+        let printed = output.wait_end();
+        // Its end of the pipe is closed: it has ended, or prints nothing more.
+        match self.take(id) {
+            Some(mut process) => Ok((process.wait()?, printed)),
+            None => Err(ErrorKind::Interrupted.into()),
         }
     }
 
-    /// Ends all of them at once, and whatever is to start later does not.
+    /// Kills one process and waits for its end.
+    pub fn terminate(&self, id: u32) {
+        drop(self.take(id));
+    }
+
+    /// Kills all processes and waits for their end. No process starts afterwards.
     pub fn terminate_all(&self) {
         let mut table = self.lock_table();
         table.terminated = true;
-        table.running.drain(..).for_each(kill_and_wait);
+        table.running.clear();
     }
 
-    fn take(&self, id: u32) -> Option<Child> {
+    fn take(&self, id: u32) -> Option<ChildProcess> {
         let running = &mut self.lock_table().running;
-        let at = running.iter().position(|child| child.id() == id)?;
+        let at = running.iter().position(|process| process.id() == id)?;
         Some(running.swap_remove(at))
     }
 }
@@ -85,15 +77,10 @@ impl Drop for ChildProcesses {
     }
 }
 
-fn kill_and_wait(mut child: Child) {
-    // It may have ended already; in either case nothing of it is left behind.
-    let _ = child.kill();
-    let _ = child.wait();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -112,17 +99,14 @@ mod tests {
     #[test]
     fn terminated_processes_are_gone_and_no_other_starts() {
         let children = ChildProcesses::default();
-        let (_, mut one) = children.start(&mut shell("echo up; exec sleep 1000")).unwrap();
-        let (id, mut other) = children.start(&mut shell("exec sleep 1000")).unwrap();
-        // Ended once it runs: before, it might have said nothing.
-        let mut output = [0; 3];
-        one.read_exact(&mut output).unwrap();
-        assert_eq!(&output, b"up\n");
+        let (_, one) = children.start(&mut shell("echo up; exec sleep 1000")).unwrap();
+        let (id, other) = children.start(&mut shell("exec sleep 1000")).unwrap();
+        // Killed once it runs: before, it might have printed nothing.
+        one.wait_line(Duration::from_secs(60), |line| (line == "up").then_some(())).unwrap();
         children.terminate(id);
         children.terminate_all();
         // Their ends of the pipes are closed.
-        assert_eq!(one.read_to_end(&mut Vec::new()).unwrap(), 0);
-        assert_eq!(other.read_to_end(&mut Vec::new()).unwrap(), 0);
+        assert_eq!((one.wait_end().as_str(), other.wait_end().as_str()), ("up\n", ""));
         let refused = children.run(&mut shell("exit 0")).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Interrupted);
     }

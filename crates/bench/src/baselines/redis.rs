@@ -23,12 +23,14 @@ use octokv_base::Nanos;
 use octokv_client::ClientConfig;
 use octokv_runtime::Polling;
 use octokv_sys::socket::Listener;
-use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
+use std::time::Duration;
 
 /// How often another port is tried when somebody took the one that was free.
 const START_ATTEMPTS: usize = 3;
+/// Time that a server has to accept connections.
+const READY_MAX: Duration = Duration::from_secs(60);
 /// Operations in flight on a connection while it is loaded, and bytes of values over all connections.
 const PRELOAD_DEPTH: usize = 16;
 const PRELOAD_BYTES: usize = 64 << 20;
@@ -95,29 +97,17 @@ impl RedisBaseline {
         let mut shown = Command::new(program);
         shown.args(["--bind", "127.0.0.1", "--port", "PORT", "--dir"]).arg(&self.env.directory);
         self.info.add_command_line(shown.args(SERVER_OPTIONS.as_flattened()), "");
-        let (id, printed) = self.env.processes.start(&mut command).map_err(failed)?;
-        let (mut printed, mut said, mut line) = (BufReader::new(printed), String::new(), Vec::new());
-        loop {
-            line.clear();
-            let bytes = printed.read_until(b'\n', &mut line).map_err(failed)?;
-            let line = String::from_utf8_lossy(&line);
+        let (id, output) = self.env.processes.start(&mut command).map_err(failed)?;
+        let ready = output.wait_line(READY_MAX, |line| {
             if let Some((_, version)) = line.split_once(" version=") {
-                self.info.version = version.split([',', ' ', '\n']).next().map(str::to_owned);
+                self.info.version = version.split([',', ' ']).next().map(str::to_owned);
             }
-            if line.contains("Ready to accept connections") {
-                break;
-            }
-            if bytes == 0 {
-                self.env.processes.terminate(id);
-                return Ok(Err(said));
-            }
-            said.push_str(&line);
-        }
-        // Whoever does not listen to the rest of it stops it when the pipe is full.
-        let listen = Box::new(move || {
-            let _ = std::io::copy(&mut printed.by_ref(), &mut std::io::sink());
+            line.contains("Ready to accept connections").then_some(())
         });
-        (self.env.platform.spawn)(None, listen).map_err(failed)?;
+        if ready.is_err() {
+            self.env.processes.terminate(id);
+            return Ok(Err(output.text()));
+        }
         Ok(Ok(RunningServer { id, address }))
     }
 

@@ -7,11 +7,12 @@
     reason = "tests start processes and make files, and not every test uses every helper"
 )]
 
+use octokv_bench::server_process::ServerProcess;
 use octokv_sys::seccomp::{SeccompErrno, deny_io_uring};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use tempfile::TempDir;
 
 /// The binary under test.
@@ -110,7 +111,7 @@ pub fn refused_to_serve(device: &Path, arguments: &[&str]) -> Said {
 
 /// A running `octokv serve`.
 pub struct Server {
-    child: Child,
+    process: ServerProcess,
     pub url: String,
     stderr: PathBuf,
 }
@@ -121,19 +122,11 @@ impl Server {
         let stderr = directory.join(format!("stderr-{}", arguments.len()));
         // Nodes that a test kills leave no sockets in a directory of the machine's.
         let own: &[&str] = if arguments.contains(&"--admin") { &[] } else { &["--admin", "none"] };
-        let mut child = command(["serve"].iter().chain(arguments).chain(own))
-            .stdout(Stdio::piped())
-            .stderr(File::create(&stderr).unwrap())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let Some(url) = line.strip_prefix("ready ") else {
-            let status = child.wait().unwrap();
-            panic!("{status}, said \"{line}\", {}", std::fs::read_to_string(stderr).unwrap());
-        };
-        let url = url.trim_end().to_owned();
-        Server { child, url, stderr }
+        let mut serve = command(["serve"].iter().chain(arguments).chain(own));
+        let started = ServerProcess::start_command(serve.stderr(File::create(&stderr).unwrap()));
+        let process =
+            started.unwrap_or_else(|error| panic!("{error}, {}", std::fs::read_to_string(&stderr).unwrap()));
+        Server { url: process.url.to_string(), process, stderr }
     }
 
     /// Starts one on the file `device` of a directory, on any free port.
@@ -162,14 +155,14 @@ impl Server {
 
     /// Processor time it has used, in hundredths of a second.
     pub fn ticks(&self) -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
     /// Its process id.
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.process.id()
     }
 
     /// `HOST:PORT` of its ready line.
@@ -189,17 +182,16 @@ impl Server {
 
     /// SIGKILL, and waits for its end.
     pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.process.kill().unwrap();
     }
 
     /// A signal by name, and how it ended then.
     pub fn signal(&mut self, name: &str) -> ExitStatus {
-        let pid = self.child.id().to_string();
+        let pid = self.process.id().to_string();
         // The shell's own kill: nothing needs to be installed.
         let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap();
         assert!(sent.success());
-        self.child.wait().unwrap()
+        self.process.process().wait().unwrap()
     }
 
     /// Ends it in order.
@@ -207,12 +199,5 @@ impl Server {
     pub fn stop(mut self) {
         let status = self.signal("TERM");
         assert!(status.success(), "{status}: {}", self.said());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
