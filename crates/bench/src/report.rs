@@ -107,11 +107,11 @@ pub struct BenchReport {
     pub results: Vec<WorkloadResult>,
     /// Beside peers: what they were.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub peers: Vec<BaselineInfo>,
+    pub baselines: Vec<BaselineInfo>,
     /// Beside peers: ratios and medians, one per workload and peer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub comparisons: Vec<BaselineComparison>,
 }
 
 /// The [`BenchReport::schema`] that this code writes.
-pub const BENCH_SCHEMA: &str = "octokv-bench/2";
+pub const BENCH_SCHEMA: &str = "octokv-bench/3";

@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 /// The [`ReproductionReport::schema`] that this code writes.
-const REPRODUCTION_SCHEMA: &str = "octokv-reproduce/1";
+const REPRODUCTION_SCHEMA: &str = "octokv-reproduce/2";
 
 /// The document.
 #[derive(Serialize)]

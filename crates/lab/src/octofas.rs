@@ -72,7 +72,7 @@ const FIGURES: [FigureSpec<OctofasRunConfig, NativeRuns>; 7] = [
 /// What the document says of the runs.
 #[derive(Serialize)]
 pub struct OctofasReportConfig {
-    window_ms: f64,
+    interval_ms: f64,
     warm_up_ms: f64,
     measured_ms: f64,
     put_us: [f64; 3],
@@ -97,7 +97,7 @@ fn report_config(runs: &OctofasRunner, _: &NativeRuns) -> OctofasReportConfig {
         [costs.target, costs.kv, costs.device].map(|span| span.0 as f64 / 1e3)
     };
     OctofasReportConfig {
-        window_ms: ms(parameters::SAMPLING_INTERVAL),
+        interval_ms: ms(parameters::SAMPLING_INTERVAL),
         warm_up_ms: ms(durations.warm_up),
         measured_ms: ms(durations.measured),
         put_us: us(CostModel::Paper),
@@ -109,7 +109,7 @@ fn report_config(runs: &OctofasRunner, _: &NativeRuns) -> OctofasReportConfig {
 
 fn report_header(runs: &OctofasRunner, native: &NativeRuns) -> String {
     let OctofasReportConfig {
-        window_ms,
+        interval_ms,
         warm_up_ms,
         measured_ms,
         put_us: [a, b, c],
@@ -120,7 +120,7 @@ fn report_header(runs: &OctofasRunner, native: &NativeRuns) -> String {
         "OctoFAS in virtual time: ours, and the paper's number in brackets where its text has one.\n\
          The machines of `octokv reproduce octokv`: a put costs {a:.1} + {b:.1} + {c:.1} us of a core; \"our costs\" are\n\
          {d:.1} + {e:.1} + {f:.1} us. A slowdown is the mean response time by that of the flow alone in the same world.\n\
-         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's window is {window_ms:.0} ms.\n\
+         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's sampling interval is {interval_ms:.0} ms.\n\
          Figure 9-cores is of real runs: it depends on this machine.\n"
     )
 }

@@ -101,7 +101,7 @@ const FIGURES: [FigureSpec<OctokvRunConfig, HostKvsRuns>; 13] = [
 /// What the document says of the runs.
 #[derive(Serialize)]
 pub struct OctokvReportConfig {
-    window_ms: f64,
+    interval_ms: f64,
     warm_up_ms: f64,
     measured_ms: f64,
     requests: u64,
@@ -126,7 +126,7 @@ fn report_config(runs: &OctokvRunner, native: &HostKvsRuns) -> OctokvReportConfi
         [costs.target, costs.kv, costs.device].map(|span| span.0 as f64 / 1e3)
     };
     OctokvReportConfig {
-        window_ms: ms(parameters::SAMPLING_INTERVAL),
+        interval_ms: ms(parameters::SAMPLING_INTERVAL),
         warm_up_ms: ms(durations.warm_up),
         measured_ms: ms(durations.measured),
         requests: durations.requests,
@@ -140,7 +140,7 @@ fn report_config(runs: &OctokvRunner, native: &HostKvsRuns) -> OctokvReportConfi
 }
 
 fn report_header(runs: &OctokvRunner, native: &HostKvsRuns) -> String {
-    let OctokvReportConfig { window_ms, warm_up_ms, measured_ms, paper_put_us, our_put_us, rounds, .. } =
+    let OctokvReportConfig { interval_ms, warm_up_ms, measured_ms, paper_put_us, our_put_us, rounds, .. } =
         report_config(runs, native);
     let [a, b, c] = paper_put_us;
     let [d, e, f] = our_put_us;
@@ -148,7 +148,7 @@ fn report_header(runs: &OctokvRunner, native: &HostKvsRuns) -> String {
         "OctoKV in virtual time: ours, and the paper's number in brackets where its text has one.\n\
          Six cores, 10 GbE, a modelled 970 EVO, values of 16 KiB. A put costs {a:.1} + {b:.1} + {c:.1} us of a core\n\
          (target, engine, device), derived from the paper's figures; \"our costs\" are {d:.1} + {e:.1} + {f:.1} us.\n\
-         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's window is {window_ms:.0} ms, the paper's is 1 s.\n\
+         Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's sampling interval is {interval_ms:.0} ms, the paper's is 1 s.\n\
          Figures 4 and 5, 6-host and 7-cores are real runs, the first three medians of {rounds}: they depend on this machine.\n"
     )
 }

@@ -112,7 +112,7 @@ Percentiles: P50: 1875.00 P75: 9487.50 P99: 71893.25 P99.9: 83893.00 P99.99: 838
     const BENCH: &str = "\
 fillseq: 40 %, 3 operations
 {
-  \"schema\": \"octokv-bench/2\",
+  \"schema\": \"octokv-bench/3\",
   \"settings\": { \"seconds\": null },
   \"results\": [
     { \"throughput_mib_s\": 120.5, \"latency_us_mean\": 800.25, \"latency_us_p99\": 2000.0 }

@@ -275,7 +275,7 @@ fn write_json_report(
             &bench_config::rates(bench).flatten().collect::<Vec<_>>(),
         ),
         results: comparison_run.results,
-        peers: comparison_run.baselines,
+        baselines: comparison_run.baselines,
         comparisons: comparison_run.comparisons,
     };
     let mut text = serde_json::to_string_pretty(&document).context("the document")?;

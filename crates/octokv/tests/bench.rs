@@ -37,7 +37,7 @@ fn a_bench_prints_a_table_and_writes_the_document() {
     let first: Vec<&str> = said.fine().lines().map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(first, names);
     let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    assert_eq!(document["schema"], "octokv-bench/2");
+    assert_eq!(document["schema"], "octokv-bench/3");
     assert!(document["command"].as_str().unwrap().contains("--value-size 1000"));
     assert!(document["machine"]["cores"].as_u64().unwrap() > 0);
     assert_eq!(document["settings"]["threads"], 3);

@@ -50,7 +50,7 @@ fn baselines_alternate_with_the_node_and_leave_nothing() {
     let said = server.run(&[&SMALL, &more[..], &places].concat());
     let text = said.fine();
     for part in [
-        "ours / peer",
+        "baseline",
         "medians of 2 rounds",
         "as run:",
         "--sync=1",
@@ -64,7 +64,7 @@ fn baselines_alternate_with_the_node_and_leave_nothing() {
     assert_clean(&place);
 
     let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    assert_eq!(document["schema"], "octokv-bench/2");
+    assert_eq!(document["schema"], "octokv-bench/3");
     let results = document["results"].as_array().unwrap();
     let turns: Vec<_> =
         results.iter().map(|turn| (turn["round"].as_u64().unwrap(), &turn["system"])).collect();
@@ -85,16 +85,19 @@ fn baselines_alternate_with_the_node_and_leave_nothing() {
         for figure in ["throughput_ops_s", "latency_us_mean", "latency_us_p99"] {
             let figure = &comparison[figure];
             assert!(
-                ["ours", "peer", "ratio"].iter().all(|side| figure[side].as_f64().unwrap() > 0.0),
+                ["ours", "baseline", "ratio"].iter().all(|side| figure[side].as_f64().unwrap() > 0.0),
                 "{figure}"
             );
             assert_eq!(figure["ratios"].as_array().unwrap().len(), 2);
         }
-        assert_eq!((&comparison["found"]["ours"], &comparison["found"]["peer"]), (&1.0.into(), &1.0.into()));
+        assert_eq!(
+            (&comparison["found"]["ours"], &comparison["found"]["baseline"]),
+            (&1.0.into(), &1.0.into())
+        );
     }
-    let accounts = document["peers"].as_array().unwrap();
+    let accounts = document["baselines"].as_array().unwrap();
     let embedded: Vec<_> = accounts.iter().map(|one| one["embedded"].as_bool().unwrap()).collect();
-    assert_eq!((accounts[0]["peer"].as_str(), embedded), (Some("redis"), vec![false, true]));
+    assert_eq!((accounts[0]["baseline"].as_str(), embedded), (Some("redis"), vec![false, true]));
     assert!(accounts.iter().all(|one| one["version"].as_str().unwrap().contains('.')), "{accounts:?}");
     assert_eq!(accounts[1]["as_run"].as_array().unwrap().len(), 3);
 }

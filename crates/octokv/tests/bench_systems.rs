@@ -35,7 +35,7 @@ fn bench(more: &[&str]) -> Said {
 /// The results of a document on standard output, after a run that went well.
 fn results(said: &Said) -> Vec<Value> {
     let document: Value = serde_json::from_str(said.fine()).unwrap();
-    assert_eq!(document["schema"], "octokv-bench/2");
+    assert_eq!(document["schema"], "octokv-bench/3");
     let results = document["results"].as_array().unwrap().clone();
     assert!(results.iter().all(|result| result["system"] == document["settings"]["system"]));
     results

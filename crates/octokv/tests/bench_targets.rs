@@ -36,7 +36,7 @@ fn bench(nodes: &[Server], more: &[&str]) -> Said {
 fn results(nodes: &[Server], more: &[&str]) -> Vec<Value> {
     let said = bench(nodes, &[more, &["--json", "-"]].concat());
     let document: Value = serde_json::from_str(said.fine()).unwrap();
-    assert_eq!(document["schema"], "octokv-bench/2");
+    assert_eq!(document["schema"], "octokv-bench/3");
     assert_eq!(document["settings"]["url"], nodes[0].url.as_str());
     assert_eq!(document["settings"]["urls"].as_array().unwrap().len(), nodes.len());
     document["results"].as_array().unwrap().clone()

@@ -72,7 +72,7 @@ fn the_report_has_the_config_and_the_time_series() {
         &server
             .run(&[&["bench", "--num", "300", "--key-size", "12..20", "--json", "-"], &flags[..]].concat()),
     );
-    assert_eq!(document["schema"], "octokv-bench/2");
+    assert_eq!(document["schema"], "octokv-bench/3");
     assert_eq!(document["octokv_version"], env!("CARGO_PKG_VERSION"));
     assert!(document["machine"]["kernel"].as_str().unwrap().contains('.'));
     let settings = &document["settings"];

@@ -90,7 +90,7 @@ impl BaselineKind {
 impl std::str::FromStr for BaselineKind {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<BaselineKind, UnknownName> {
-        name_lookup::find_by_name("peer", text, &BaselineKind::ALL, BaselineKind::name)
+        name_lookup::find_by_name("baseline", text, &BaselineKind::ALL, BaselineKind::name)
     }
 }
 
@@ -127,7 +127,7 @@ impl BaselineEnv {
 #[derive(Clone, Debug, Serialize)]
 pub struct BaselineInfo {
     /// Its name.
-    pub peer: &'static str,
+    pub baseline: &'static str,
     /// As it says itself; none before it ran.
     pub version: Option<String>,
     /// Whether its operations cross no network.
@@ -141,7 +141,7 @@ pub struct BaselineInfo {
 impl BaselineInfo {
     pub(crate) fn new(kind: BaselineKind) -> BaselineInfo {
         let (embedded, notes) = (kind.is_embedded(), Vec::new());
-        BaselineInfo { peer: kind.name(), version: None, embedded, as_run: Vec::new(), notes }
+        BaselineInfo { baseline: kind.name(), version: None, embedded, as_run: Vec::new(), notes }
     }
 
     /// A command line was run, for what.

@@ -13,7 +13,7 @@ pub struct MetricPair {
     /// Ours, the median over the rounds.
     pub ours: f64,
     /// The peer's, the same.
-    pub peer: f64,
+    pub baseline: f64,
     /// Ours over the peer's, the median of the rounds' ratios.
     pub ratio: f64,
     /// The ratio of each round.
@@ -26,7 +26,7 @@ pub struct HitRatePair {
     /// Ours.
     pub ours: f64,
     /// The peer's.
-    pub peer: f64,
+    pub baseline: f64,
 }
 
 /// A workload on ours and on a peer.
@@ -35,7 +35,7 @@ pub struct BaselineComparison {
     /// Its name.
     pub workload: &'static str,
     /// The peer's.
-    pub peer: &'static str,
+    pub baseline: &'static str,
     /// Operations per second: a ratio above 1 is in our favour.
     pub throughput_ops_s: MetricPair,
     /// Mean latency: a ratio below 1 is in our favour.
@@ -55,7 +55,7 @@ pub fn compare(ours: &[&WorkloadResult], baselines: &[&WorkloadResult]) -> Basel
             |results: &[&WorkloadResult]| results.iter().map(|result| of(result)).collect::<Vec<f64>>();
         let (ours, baselines) = (values(ours), values(baselines));
         let ratios: Vec<f64> = ours.iter().zip(&baselines).map(|(ours, baseline)| ours / baseline).collect();
-        MetricPair { ours: median(&ours), peer: median(&baselines), ratio: median(&ratios), ratios }
+        MetricPair { ours: median(&ours), baseline: median(&baselines), ratio: median(&ratios), ratios }
     };
     let hit_rate = |results: &[&WorkloadResult]| {
         let part = |result: &&WorkloadResult| 1.0 - result.not_found as f64 / result.operations.max(1) as f64;
@@ -63,11 +63,11 @@ pub fn compare(ours: &[&WorkloadResult], baselines: &[&WorkloadResult]) -> Basel
     };
     BaselineComparison {
         workload: ours[0].workload,
-        peer: baselines[0].system,
+        baseline: baselines[0].system,
         throughput_ops_s: pair_of(|result| result.throughput_ops_s),
         latency_us_mean: pair_of(|result| result.latency_us_mean),
         latency_us_p99: pair_of(|result| result.latency_us_p99),
-        found: HitRatePair { ours: hit_rate(ours), peer: hit_rate(baselines) },
+        found: HitRatePair { ours: hit_rate(ours), baseline: hit_rate(baselines) },
     }
 }
 
@@ -82,15 +82,15 @@ pub fn comparison_table(comparisons: &[BaselineComparison], rounds: usize) -> St
     let mut text = format!(
         "{:<12} {:>13} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8}   ({medians})\n",
         "workload",
-        "ours / peer",
+        "baseline",
         "ops/s",
-        "peer's",
+        "baseline",
         "ratio",
         "mean us",
-        "peer's",
+        "baseline",
         "ratio",
         "p99 us",
-        "peer's",
+        "baseline",
         "ratio"
     );
     for c in comparisons {
@@ -100,21 +100,21 @@ pub fn comparison_table(comparisons: &[BaselineComparison], rounds: usize) -> St
             text,
             "{:<12} {:>13} {:>10.0} {:>10.0} {:>8.2} {:>9.1} {:>9.1} {:>8.2} {:>9.1} {:>9.1} {:>8.2}",
             c.workload,
-            c.peer,
+            c.baseline,
             ops.ours,
-            ops.peer,
+            ops.baseline,
             ops.ratio,
             mean.ours,
-            mean.peer,
+            mean.baseline,
             mean.ratio,
             p99.ours,
-            p99.peer,
+            p99.baseline,
             p99.ratio
         );
-        let hit_rates = [c.found.ours, c.found.peer];
+        let hit_rates = [c.found.ours, c.found.baseline];
         if hit_rates.iter().any(|part| *part < 1.0) {
             let [ours, baseline] = hit_rates.map(|part| part * 100.0);
-            let _ = write!(text, "   (keys found: {ours:.1} %, peer {baseline:.1} %)");
+            let _ = write!(text, "   (keys found: {ours:.1} %, baseline {baseline:.1} %)");
         }
         text.push('\n');
     }
@@ -151,8 +151,8 @@ mod tests {
         let list = |results: &'static [WorkloadResult]| results.iter().collect::<Vec<_>>();
         let (ours, baseline) = (Vec::leak(ours.to_vec()), Vec::leak(baseline.to_vec()));
         let compared = compare(&list(ours), &list(baseline));
-        assert_eq!((compared.workload, compared.peer), ("overwrite", "redis"));
-        let throughput = MetricPair { ours: 50.0, peer: 40.0, ratio: 1.25, ratios: vec![2.0, 0.5, 1.25] };
+        assert_eq!((compared.workload, compared.baseline), ("overwrite", "redis"));
+        let throughput = MetricPair { ours: 50.0, baseline: 40.0, ratio: 1.25, ratios: vec![2.0, 0.5, 1.25] };
         assert_eq!(compared.throughput_ops_s, throughput);
         assert_eq!((compared.latency_us_mean.ratio, compared.latency_us_p99.ratio), (3.0, 1.0));
         let table = comparison_table(&[compared], 3);
@@ -166,7 +166,7 @@ mod tests {
         let all = WorkloadResult { operations: 10, ..sample_result("redis", 1.0, 1.0) };
         let table = comparison_table(&[compare(&[&half], &[&all])], 1);
         assert!(
-            table.contains("(keys found: 50.0 %, peer 100.0 %)") && table.contains("(1 round)"),
+            table.contains("(keys found: 50.0 %, baseline 100.0 %)") && table.contains("(1 round)"),
             "{table}"
         );
     }

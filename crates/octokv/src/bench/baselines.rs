@@ -259,7 +259,7 @@ fn print_ratios(
             true => "embedded: its operations cross no network, ours do",
             false => "over loopback TCP, by the same generator as ours",
         };
-        writeln!(out, "{} {version}, {network}; as run:", account.peer)?;
+        writeln!(out, "{} {version}, {network}; as run:", account.baseline)?;
         for line in &account.as_run {
             writeln!(out, "  {line}")?;
         }

@@ -153,7 +153,7 @@ mod tests {
     const BENCH: &str = r#"
 fillseq: 40 %, 3 operations
 {
-  "schema": "octokv-bench/2",
+  "schema": "octokv-bench/3",
   "results": [
     { "workload": "fillseq", "not_found": 0, "latency_us_mean": 800.5, "throughput_ops_s": 20.0,
       "file_wait_us_mean": 10.0, "file_read_us_mean": 0.5, "file_write_us_mean": 90.0, "file_sync_us_mean": 600.0 },
