@@ -1,13 +1,13 @@
-//! Writers that remember what was acknowledged, to be held against the node after a crash.
+//! The acknowledgement log: writes with known acknowledgements, verified against the node after a crash.
 //!
 //! ```text
-//!            submit            answered                          node gone
-//!  settled ──────────▶ open ───────────▶ settled (new state)      open ─────▶ in doubt
-//!     ▲                                                                          │
-//!     └──────────────────── verify: the old state, or one of those in doubt ─────┘
+//!            submit              acknowledged                         node lost
+//!  known ──────────▶ in flight ──────────────▶ known (new state)   in flight ─────▶ in doubt
+//!    ▲                                                                                 │
+//!    └──────────────────── verify: the old state, or the one in doubt ─────────────────┘
 //! ```
 //! A key is absent or has a version; every version's value differs in length and in every byte. Each key
-//! has at most one write on its way, so what may be read after a crash is known exactly.
+//! has at most one write in flight, so the values that may be read after a crash are known exactly.
 
 use crate::platform::Clock;
 use crate::values::{self, ValueGenerator};
@@ -19,22 +19,22 @@ use std::fmt;
 /// The longest value that is written, in bytes.
 pub const VALUE_BYTES_MAX: usize = 12_000;
 const KEY_BYTES: usize = 16;
-/// How long one wait for news lasts at most.
+/// Longest wait for an event of the session.
 const WAIT_MAX: Nanos = Nanos::from_millis(1);
 
-/// The version of a key; 0 when it is absent.
+/// The version of a key; 0 if it is absent.
 type Version = u64;
 const ABSENT: Version = 0;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct KeyState {
-    /// What was acknowledged last.
+    /// The last acknowledged version.
     acknowledged: Version,
-    /// What is on its way, or was when the node was lost.
+    /// The version in flight, or in doubt after the node was lost.
     in_flight: Option<Version>,
 }
 
-/// What was written and acknowledged.
+/// The acknowledgement log of a set of keys.
 pub struct AckLog {
     keys: Vec<KeyState>,
     values: ValueGenerator,
@@ -43,25 +43,25 @@ pub struct AckLog {
     acknowledged_writes: u64,
 }
 
-/// What a caller of [`AckLog::write`] wants next.
+/// The decision of a caller of [`AckLog::write`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteControl {
-    /// More writes.
+    /// Submit more writes.
     Continue,
-    /// No more; those on their way are waited for.
+    /// Submit no more; wait for the writes in flight.
     Stop,
 }
 
-/// A promise that the node broke.
+/// An acknowledged write that the node lost, or a value that was never written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LostWrite {
-    /// Whose value.
+    /// The key.
     pub key: Key,
-    /// The version that was acknowledged; 0 for a deletion, or never written.
+    /// The acknowledged version; 0 for a deletion, or if the key was never written.
     pub acknowledged: u64,
-    /// The version that was on its way at the crash.
+    /// The version in flight at the crash.
     pub in_doubt: Option<u64>,
-    /// The length of what was read, or `None` when the key was not there.
+    /// Length of the value read, in bytes; `None` if the key does not exist.
     pub read_bytes: Option<usize>,
 }
 
@@ -71,21 +71,21 @@ impl fmt::Display for LostWrite {
             ABSENT => "absent".to_owned(),
             version => format!("version {version} ({} B)", value_bytes(version)),
         };
-        write!(f, "key {}: acknowledged was {}", self.key, named(self.acknowledged))?;
+        write!(f, "key {}: {} was acknowledged", self.key, named(self.acknowledged))?;
         if let Some(version) = self.in_doubt {
-            write!(f, ", on its way was {}", named(version))?;
+            write!(f, ", {} was in flight", named(version))?;
         }
         match self.read_bytes {
-            None => f.write_str("; now it does not exist"),
-            Some(bytes) => write!(f, "; now it has another value, of {bytes} B"),
+            None => f.write_str("; the key does not exist"),
+            Some(bytes) => write!(f, "; the key has another value, of {bytes} B"),
         }
     }
 }
 
-/// Why a verification did not come to its end.
+/// Why writing or verifying failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AckLogError {
-    /// The node has something else than it may have.
+    /// The node returned a value that the log excludes.
     LostWrite(LostWrite),
     /// A command failed.
     Command(Key, Error),
@@ -110,7 +110,7 @@ fn value_bytes(version: Version) -> usize {
 }
 
 impl AckLog {
-    /// A ledger of so many keys, all absent.
+    /// Creates a log of `keys` keys, all absent.
     pub fn new(keys: usize, seed: u64) -> AckLog {
         AckLog {
             keys: vec![KeyState::default(); keys],
@@ -121,27 +121,27 @@ impl AckLog {
         }
     }
 
-    /// Writes acknowledged so far.
+    /// Number of acknowledged writes.
     pub fn acknowledged_count(&self) -> u64 {
         self.acknowledged_writes
     }
 
-    /// Keys that exist, by what was acknowledged.
+    /// Number of keys that exist by the acknowledged writes.
     pub fn key_count(&self) -> usize {
         self.keys.iter().filter(|state| state.acknowledged != ABSENT).count()
     }
 
-    /// Writes whose outcome is not known.
+    /// Number of writes in flight or in doubt.
     pub fn in_doubt_count(&self) -> usize {
         self.keys.iter().filter(|state| state.in_flight.is_some()).count()
     }
 
-    /// Writes with `depth` commands in flight until `during`, which is called every turn with the count
-    /// of acknowledged writes, has enough, or until the node is lost.
+    /// Writes with `depth` commands in flight until `control`, which is called in every iteration with the number of
+    /// acknowledged writes, returns [`WriteControl::Stop`], or until the node is lost.
     ///
     /// # Errors
-    /// When a write is refused; those on their way are waited for first, since one that is left behind may land after
-    /// a later look. A lost node is no error: what was on its way is in doubt.
+    /// If a write fails, after the other writes in flight have completed: one that is left in flight could complete after a
+    /// later verification. A lost node is not an error; its writes in flight are in doubt.
     pub fn write(
         &mut self,
         session: &mut Session<KernelSockets>,
@@ -175,7 +175,7 @@ impl AckLog {
         }
     }
 
-    /// Puts one write on its way, on a key that has none. False when the session takes none now.
+    /// Submits one write, on a key without a write in flight. Returns false if the session has no free slot.
     fn submit(
         &mut self,
         session: &mut Session<KernelSockets>,
@@ -219,12 +219,12 @@ impl AckLog {
                 self.acknowledged_writes += 1;
                 Ok(())
             }
-            // Sent in part or not at all counts as in doubt too: it cannot be told from here.
+            // A command that was not sent is in doubt too: the client cannot distinguish the cases.
             Err(Error::OutcomeUnknown | Error::Disconnected(_)) => Ok(()),
             Ok(other) => unreachable!("a write was answered with {other:?}"),
             Err(error) => {
                 if matches!(error, Error::CapacityExceeded | Error::Busy) {
-                    // The node says that it was not done.
+                    // The node did not execute the write.
                     state.in_flight = None;
                 }
                 Err(AckLogError::Command(values::key(index as u64, KEY_BYTES), error))
@@ -232,11 +232,11 @@ impl AckLog {
         }
     }
 
-    /// Reads every key: each has what was acknowledged last, or what was on its way. What is found
-    /// settles what was in doubt. Gives how many keys exist.
+    /// Reads every key and checks that it has the last acknowledged version or the one in doubt, which resolves the doubt.
+    /// Returns the number of existing keys.
     ///
     /// # Errors
-    /// The first broken promise, or what kept it from being looked for.
+    /// The first lost write, or the failure of a command or of the connection.
     pub fn verify(
         &mut self,
         session: &mut Session<KernelSockets>,
@@ -318,7 +318,7 @@ mod tests {
             read_bytes: Some(12),
         };
         let text = lost.to_string();
-        for part in ["0000000000000007", "version 3", "on its way was absent", "of 12 B"] {
+        for part in ["0000000000000007", "version 3", "absent was in flight", "of 12 B"] {
             assert!(text.contains(part), "{text}");
         }
     }

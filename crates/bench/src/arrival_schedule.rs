@@ -1,30 +1,30 @@
-//! When operations are meant to begin, where their rate is given and not their number in flight.
+//! The arrival schedule of an open loop: operations start at a fixed rate instead of with a fixed number in flight.
 //!
 //! ```text
-//!   worker 0   0     3     6       rate 1000/s over 3 workers: operation n begins at n ms,
-//!   worker 1     1     4     7     whether or not those before it have ended
+//!   worker 0   0     3     6       rate 1000/s over 3 workers: operation n is due at n ms,
+//!   worker 1     1     4     7     whether or not earlier operations have completed
 //!   worker 2       2     5     8
 //! ```
-//! Latency counts from the moment that was meant: an operation that waits for a free stream has waited. Measured from
-//! the moment it was sent, a stall would count once and not for all that it held up ("coordinated omission").
+//! Latency counts from the due time, so it includes the wait for a free stream. Measured from the submission, a stall
+//! would count for one operation and not for all that it delayed ("coordinated omission").
 
 use octokv_base::Nanos;
 
-/// The beginnings of one worker's operations.
+/// The due times of one worker's operations.
 #[derive(Clone, Copy, Debug)]
 pub struct ArrivalSchedule {
     start: Nanos,
     /// Operations per second over all workers.
     rate: f64,
-    /// The number of the next operation.
+    /// Number of the next operation.
     next_number: u64,
     workers: u64,
-    /// How late the last one began.
+    /// How late the last operation started.
     last_lag: Nanos,
 }
 
 impl ArrivalSchedule {
-    /// Of worker `number` of so many.
+    /// Creates the schedule of worker `number` of `workers`, at `rate` operations per second over all workers.
     pub fn new(rate: f64, number: usize, workers: usize, start: Nanos) -> ArrivalSchedule {
         ArrivalSchedule {
             start,
@@ -35,21 +35,21 @@ impl ArrivalSchedule {
         }
     }
 
-    /// When the next operation is meant to begin.
+    /// The due time of the next operation.
     #[inline]
     pub fn next_arrival(&self) -> Nanos {
         self.start + Nanos((self.next_number as f64 * 1e9 / self.rate) as u64)
     }
 
-    /// The next operation begins now.
+    /// Starts the next operation at `now`.
     #[inline]
     pub fn start_next(&mut self, now: Nanos) {
         self.last_lag = now.since(self.next_arrival());
         self.next_number += self.workers;
     }
 
-    /// What was meant to begin before `until`, when the workload ends by time, and has not. Without such an end all
-    /// have begun; then only the last one's delay counts.
+    /// The backlog of a workload that ends at `until`: operations that were due and did not start. A workload that ends by
+    /// a number of operations (`until` is [`Nanos::NEVER`]) starts all; its backlog is the lag of the last operation.
     pub fn backlog(&self, until: Nanos) -> Backlog {
         if until == Nanos::NEVER {
             return Backlog { operations: 0, lag: self.last_lag };
@@ -60,17 +60,17 @@ impl ArrivalSchedule {
     }
 }
 
-/// How far an open loop is behind at its end.
+/// How far an open loop lags behind its schedule at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Operations that were meant to begin and never did.
+    /// Operations that were due and did not start.
     pub operations: u64,
-    /// How late the next operation would have been.
+    /// How late the next operation would have started.
     pub lag: Nanos,
 }
 
 impl Backlog {
-    /// Of two workers together.
+    /// Adds the backlog of another worker.
     pub fn add(&mut self, other: Backlog) {
         self.operations += other.operations;
         self.lag = self.lag.max(other.lag);
@@ -87,7 +87,7 @@ mod tests {
         for operation in 0..3_000u64 {
             let arrivals = &mut schedules[operation as usize % 3];
             assert_eq!(arrivals.next_arrival(), Nanos(500 + operation * 1_000_000));
-            // However late it begins.
+            // However late it starts.
             arrivals.start_next(Nanos(7_000_000_000));
         }
     }

@@ -1,4 +1,4 @@
-//! What to run: a list of workloads over one key space, how fast, and when each ends.
+//! The configuration of a run: workloads over one key space, their rate, and when each ends.
 
 use crate::key_distribution::{KeyDistribution, ZIPF_THETA_DEFAULT, ZIPF_THETA_RANGE};
 use crate::shard::Shard;
@@ -11,40 +11,40 @@ use std::fmt;
 /// When a workload ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopCondition {
-    /// After so many operations, over all threads.
+    /// After this number of operations, over all threads.
     Operations(u64),
-    /// When so much time has passed; what is in flight then still counts.
+    /// After this time; operations in flight at that moment still count.
     Time(Nanos),
 }
 
-/// A list of workloads and everything they share.
+/// The configuration of a run: workloads, and the parameters that they share.
 #[derive(Clone, Debug)]
 pub struct BenchConfig {
-    /// Run one after the other.
+    /// Workloads, which run one after the other.
     pub workloads: Vec<Workload>,
     /// Lengths of keys.
     pub key_sizes: SizeDistribution,
     /// Lengths of values.
     pub value_sizes: SizeDistribution,
-    /// How many different keys there are before any is inserted.
+    /// Number of different keys before any insert.
     pub keys: u64,
-    /// How keys are drawn; none for what each workload has by itself.
+    /// Key distribution; `None` for the default of each workload.
     pub distribution: Option<KeyDistribution>,
-    /// The skew of the distributions that have one.
+    /// Skew (theta) of zipf and latest.
     pub zipf_theta: f64,
-    /// Operations begun per second, over all threads; none to begin one whenever one has ended.
+    /// Open loop: operations started per second, over all threads. `None` for a closed loop.
     pub rate: Option<f64>,
-    /// Independent clients: each a connection of its own.
+    /// Independent clients, each with a connection of its own.
     pub threads: usize,
-    /// Operations in flight on each.
+    /// Operations in flight on each connection.
     pub depth: usize,
     /// When each workload ends.
     pub stop: StopCondition,
-    /// Operations within this time from the start are done and not counted.
+    /// Time from the start in which operations run and are not counted.
     pub warm_up: Nanos,
-    /// Draws keys and makes values.
+    /// Seed of key choice, lengths and values.
     pub seed: u64,
-    /// Compare every value read with what was stored.
+    /// Whether every value read is compared with the value that was stored.
     pub verify: bool,
 }
 
@@ -68,38 +68,38 @@ impl Default for BenchConfig {
     }
 }
 
-/// What makes no sense in a plan.
+/// Why a configuration is invalid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BenchConfigError {
-    /// Nothing to run, or nothing to run it with: a count is zero.
+    /// A count is zero; its name.
     Zero(&'static str),
-    /// Keys of this length cannot have so many values.
+    /// Keys of this length cannot represent this number of keys.
     KeyBytes {
-        /// The shortest length asked for.
+        /// The shortest configured length, in bytes.
         have: usize,
-        /// The shortest that does.
+        /// The shortest length that can, in bytes.
         min: usize,
     },
-    /// More commands on one connection than a queue has entries.
+    /// The depth exceeds the entries of a queue.
     Depth {
-        /// The depth asked for.
+        /// The configured depth.
         have: usize,
-        /// The most.
+        /// The largest depth.
         max: usize,
     },
-    /// Lengths that cannot be drawn.
+    /// A size distribution without a possible length; its name.
     Sizes(&'static str),
-    /// A skew that cannot be drawn with.
+    /// The skew is out of range.
     Theta(f64),
-    /// So many operations per second cannot be begun.
+    /// The rate is out of range, in operations per second.
     Rate(f64),
-    /// Fewer of something than targets, each of which needs one.
+    /// A resource has fewer items than there are targets, and each target needs one.
     Targets {
-        /// Of what.
+        /// Name of the resource.
         what: &'static str,
-        /// How many there are.
+        /// Its number of items.
         have: u64,
-        /// How many targets.
+        /// Number of targets.
         targets: usize,
     },
 }
@@ -136,18 +136,18 @@ impl fmt::Display for BenchConfigError {
 
 impl std::error::Error for BenchConfigError {}
 
-/// The most commands in flight on one connection.
+/// Largest number of commands in flight on one connection.
 pub const DEPTH_MAX: usize = 65_534;
-/// The rates that can be asked for, in operations per second.
+/// Range of rates, in operations per second.
 pub const RATE_RANGE: std::ops::RangeInclusive<f64> = 0.1..=1e8;
-/// More operations per second than any machine does; bounds the keys that a span of time can insert.
+/// Upper bound of operations per second on any machine; bounds the keys that a timed workload can insert.
 const OPERATIONS_PER_SECOND_MAX: u64 = 10_000_000;
 
 impl BenchConfig {
-    /// What is wrong with it.
+    /// Validates the configuration.
     ///
     /// # Errors
-    /// The first thing that is.
+    /// The first invalid parameter.
     pub fn validate(&self) -> Result<(), BenchConfigError> {
         let counts = [
             (self.workloads.len() as u64, "workloads"),
@@ -186,10 +186,10 @@ impl BenchConfig {
         }
     }
 
-    /// Whether there is enough of it for so many targets.
+    /// Validates that each of `targets` targets gets threads, keys and operations.
     ///
     /// # Errors
-    /// The first thing that there is too little of.
+    /// [`BenchConfigError::Targets`] with the first resource that is short.
     pub fn validate_targets(&self, targets: usize) -> Result<(), BenchConfigError> {
         let operations = match self.stop {
             StopCondition::Operations(count) => count,
@@ -202,7 +202,7 @@ impl BenchConfig {
         }
     }
 
-    /// What one of several targets has of it.
+    /// The configuration of one of several targets.
     pub fn for_shard(&self, share: Shard) -> BenchConfig {
         BenchConfig {
             keys: share.count(self.keys),
@@ -216,7 +216,7 @@ impl BenchConfig {
         }
     }
 
-    /// The most keys that one of its workloads can insert.
+    /// Upper bound of the keys that one of the workloads can insert.
     fn inserts_max(&self) -> u64 {
         let inserts = self.workloads.iter().any(|workload| workload.includes(WorkloadOp::Insert));
         match self.stop {
@@ -228,15 +228,15 @@ impl BenchConfig {
         }
     }
 
-    /// How a workload draws keys; none where it takes them in order.
+    /// The key distribution of a workload; `None` if it takes keys in order.
     pub fn distribution_of(&self, workload: Workload) -> Option<KeyDistribution> {
         workload.distribution().map(|own| self.distribution.unwrap_or(own))
     }
 
-    /// The length of an index's key.
+    /// Length of the key of an index, in bytes.
     #[inline]
     pub fn key_bytes(&self, index: u64) -> usize {
-        // Another seed than for values: long keys are not those of long values.
+        // A different seed than for values, so that long keys do not coincide with long values.
         self.key_sizes.sample(index, self.seed ^ 1 << 63)
     }
 
@@ -246,12 +246,12 @@ impl BenchConfig {
         values::key(index, self.key_bytes(index))
     }
 
-    /// A key that nothing stores, beside that of an index.
+    /// A key that no workload stores, adjacent to the key of an index.
     pub fn absent_key(&self, index: u64) -> Key {
         values::absent_key(index, self.key_bytes(index))
     }
 
-    /// The length of an index's value.
+    /// Length of the value of an index, in bytes.
     #[inline]
     pub fn value_bytes(&self, index: u64) -> usize {
         self.value_sizes.sample(index, self.seed)

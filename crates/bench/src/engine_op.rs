@@ -1,4 +1,4 @@
-//! One operation of a workload on an engine in this process: made, carried out, its answer checked.
+//! One operation of a workload on an engine in this process: built, executed, its result checked.
 
 use crate::error::BenchError;
 use crate::op_generator::Operation;
@@ -8,19 +8,19 @@ use octokv_base::{Buffer, BufferPool, Key, value_offset};
 use octokv_engine::hash::FormatConfig;
 use octokv_engine::{DeleteOutcome, Engine, PutMode, PutOutcome};
 
-/// What an operation came to.
+/// Result of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOpResult {
-    /// Whether the key was there, or is now.
+    /// Whether the key existed, or exists now.
     pub found: bool,
-    /// Value bytes that were moved.
+    /// Value bytes read and written.
     pub value_bytes: u64,
 }
 
-/// Carries out one operation.
+/// Executes one operation.
 ///
 /// # Errors
-/// What the engine said, or that the value is a wrong one.
+/// A failure of the engine, a full volume, or a wrong value.
 pub(crate) async fn run_engine_op(
     shared: &WorkloadState,
     engine: &impl Engine,
@@ -54,7 +54,7 @@ pub(crate) async fn run_engine_op(
     }
 }
 
-/// Stores the value of an index; gives its length.
+/// Stores the value of an index and returns its length.
 async fn put(
     shared: &WorkloadState,
     engine: &impl Engine,
@@ -65,7 +65,7 @@ async fn put(
     let (key, value_bytes) = (config.key(index), config.value_bytes(index));
     let from = value_offset(key.len());
     let to = from + value_bytes;
-    // The pool has room for every stream; where a plan is larger, memory is.
+    // The pool has a buffer for every stream of usual configurations; larger ones allocate.
     let mut record = pool.take(to).unwrap_or_else(|| Buffer::zeroed(to));
     shared.values.fill(index, &mut record[from..to]);
     let put = engine.put(&key, PutMode::Upsert, record, value_bytes).await;
@@ -80,7 +80,7 @@ async fn put(
     }
 }
 
-/// Reads a key; what it holds must be the value of `index`, or nothing at all.
+/// Reads a key and verifies its value: the value of `index`, or no value.
 async fn get(
     shared: &WorkloadState,
     engine: &impl Engine,
@@ -99,7 +99,7 @@ async fn get(
     Ok(EngineOpResult { found: true, value_bytes: value.len() as u64 })
 }
 
-/// How a volume for values of this length is formatted.
+/// Format configuration of a volume for values of up to this length.
 pub(crate) fn format_config(value_bytes: usize, seed: u64) -> FormatConfig {
     FormatConfig { value_bytes_max: value_bytes_max(value_bytes), seed, ..FormatConfig::default() }
 }

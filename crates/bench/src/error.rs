@@ -7,75 +7,75 @@ use octokv_engine::EngineError;
 use octokv_engine::hash::OpenError;
 use std::fmt;
 
-/// Why a run did not end well.
+/// Why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BenchError {
-    /// No connection, or it was lost.
+    /// The connection failed or was lost.
     Connect(octokv_client::Error),
-    /// The node does not take so many connections.
+    /// The node grants fewer I/O queues than requested.
     Threads {
-        /// How many were asked for.
+        /// The requested number.
         wanted: usize,
-        /// How many it takes.
+        /// The granted number.
         granted: usize,
     },
-    /// The node does not take so many commands on a connection.
+    /// The node grants fewer commands per queue than requested.
     Depth {
-        /// How many were asked for.
+        /// The requested number.
         wanted: usize,
-        /// How many it takes.
+        /// The granted number.
         granted: usize,
     },
-    /// A thread could not be started, or not waited for; the error number.
+    /// A thread or its sockets could not be created; the error number, 0 if a thread panicked.
     Thread(i32),
     /// An operation failed.
     Command {
-        /// Of which workload.
+        /// The workload.
         workload: Workload,
-        /// On which key.
+        /// The key of the operation.
         key: Key,
-        /// How.
+        /// The failure.
         error: octokv_client::Error,
     },
-    /// The device under the engine holds no volume that can be used.
+    /// The device of the engine holds no volume that can be opened.
     Open {
         /// The device's name.
         name: String,
-        /// Why.
+        /// The failure.
         error: OpenError,
     },
-    /// The engine failed.
+    /// An operation of the engine failed.
     Engine {
-        /// In which workload.
+        /// The workload.
         workload: Workload,
-        /// On which key.
+        /// The key of the operation.
         key: Key,
-        /// How.
+        /// The failure.
         error: EngineError,
     },
-    /// A peer's server failed.
+    /// The server of a baseline failed.
     Server {
-        /// The peer.
+        /// The baseline.
         name: &'static str,
-        /// In which workload.
+        /// The workload.
         workload: Workload,
-        /// On which key, where it was one.
+        /// The key, if an operation failed.
         key: Option<Key>,
-        /// How.
+        /// The failure.
         error: ServerError,
     },
-    /// The engine could not write its last checkpoint.
+    /// The engine could not write its final checkpoint.
     Close(EngineError),
-    /// A value that was read is not what a workload with these sizes and this seed stores.
+    /// A value read differs from the value that a workload with these sizes and this seed stores.
     WrongValue {
-        /// Whose.
+        /// The key.
         key: Key,
-        /// How long it is, in bytes.
+        /// Length of the value, in bytes.
         have_bytes: usize,
     },
-    /// The node's list of keys says more than it holds.
+    /// The list of keys that the node returned is malformed.
     MalformedList {
-        /// Where it was to begin.
+        /// The first key of the request.
         from: Key,
     },
 }
@@ -91,7 +91,7 @@ impl fmt::Display for BenchError {
                 write!(f, "a depth of {wanted}: the node takes {granted} commands at a time on a connection")
             }
             BenchError::Thread(errno) => {
-                write!(f, "the load cannot be started: {}", std::io::Error::from_raw_os_error(*errno))
+                write!(f, "cannot start a load thread: {}", std::io::Error::from_raw_os_error(*errno))
             }
             BenchError::Command { workload, key, error } => {
                 write!(f, "{}, key {key}: {error}", workload.name())
@@ -128,11 +128,11 @@ impl fmt::Display for BenchError {
 
 impl std::error::Error for BenchError {}
 
-/// A failure, and on which target.
+/// A failure and its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetFailure {
-    /// Its place in the list of nodes.
+    /// Index of the target in the list of nodes.
     pub target: usize,
-    /// What failed.
+    /// The failure.
     pub error: BenchError,
 }

@@ -1,14 +1,14 @@
-//! OctoKV's baseline, Host KVS: the same hash engine in the client's process, over files of a file system.
+//! Host KVS, the baseline of the OctoKV paper: the hash engine in the client's process, on files of a file system.
 //!
 //! ```text
 //!  one OS thread per operation in flight ─▶ file of the key ─▶ HashEngine ─▶ pwrite (page cache), fsync
 //!                                              └ its lock, for a put or delete                pread (direct)
 //! ```
-//! As the paper has it (OctoKV §V.B): fsync with each put; several files, so that threads seldom share one; reads
-//! come from the disk and not from a cache of the host. The paper leaves open how a key finds its file, what shares
-//! a file's fsync, and how reads avoid the cache; here a mixed index chooses the file, a put has its file to itself
-//! until its fsync is over (no group commit), and reads go past the page cache (O_DIRECT) while writes go through
-//! it. The engine is the node's own: a put writes its record and both copies of a journal entry before its fsync.
+//! As in the paper (OctoKV §V.B): an fsync for each put; several files, so that threads seldom share one; reads
+//! from the disk and not from a cache of the host. The paper does not specify how a key maps to a file, which puts share
+//! an fsync, and how reads avoid the cache. Here a hash of the index selects the file, a put locks its file until its
+//! fsync has completed (no group commit), reads bypass the page cache (O_DIRECT) and writes use it. The engine is the
+//! node's: a put writes its record and both copies of a journal entry before its fsync.
 
 use crate::config::BenchConfig;
 use crate::engine_op::{EngineOpResult, format_config, run_engine_op};
@@ -29,11 +29,11 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One DB file, as one descriptor for writes and one for reads.
+/// One database file, with a descriptor for writes and one for reads.
 pub struct DbFile {
-    /// Writes through the page cache.
+    /// For writes, through the page cache.
     pub buffered: DeviceFile,
-    /// Reads past it.
+    /// For reads, which bypass it.
     pub direct: DeviceFile,
 }
 
@@ -41,18 +41,18 @@ pub struct DbFile {
 struct DbVolume {
     file: Arc<DbFile>,
     volume: Arc<Volume>,
-    /// Held by whoever changes something, until its fsync is over.
+    /// Held by a put or delete until its fsync has completed.
     write_lock: Mutex<()>,
 }
 
-/// The files of a Host KVS, open.
+/// A Host KVS with open files.
 pub struct HostKvs {
     volumes: Vec<DbVolume>,
     pool: BufferPool,
 }
 
-/// How large each of `files` files must be for a plan, in bytes: values with their heads, as many as keys fall on
-/// it, a quarter more for those that do so by chance and for what replaces them, and metadata.
+/// Size of each of `files` files for a configuration, in bytes: the records of its keys, a quarter more for the variance
+/// of the hash and for replaced records, and metadata.
 pub fn db_file_bytes(config: &BenchConfig, files: usize) -> u64 {
     let record = (value_offset(config.key_sizes.max_bytes()) + config.value_sizes.max_bytes())
         .next_multiple_of(4096) as u64;
@@ -63,11 +63,10 @@ pub fn db_file_bytes(config: &BenchConfig, files: usize) -> u64 {
 }
 
 impl HostKvs {
-    /// Opens the volume on each file, with a handle for each of the plan's operations in flight; formats those that
-    /// nothing was ever written to.
+    /// Opens the volume on each file, with a handle for each operation in flight, and formats blank files.
     ///
     /// # Errors
-    /// When one holds something else, or cannot be used.
+    /// [`BenchError::Open`] if a file holds other data or cannot be read or written.
     pub fn open(
         files: Vec<DbFile>,
         config: &BenchConfig,
@@ -96,15 +95,15 @@ impl HostKvs {
         Ok(HostKvs { volumes: stores, pool })
     }
 
-    /// How many files there are.
+    /// Number of files.
     pub fn files(&self) -> usize {
         self.volumes.len()
     }
 
-    /// Writes the last checkpoint of each volume, so that they open at once next time.
+    /// Writes the final checkpoint of each volume, so that the next open replays nothing.
     ///
     /// # Errors
-    /// When one fails.
+    /// [`BenchError::Close`] if a checkpoint fails.
     pub fn close(&self) -> Result<(), BenchError> {
         for db in &self.volumes {
             let engine = self.engine(db, 0, None);
@@ -119,12 +118,12 @@ impl HostKvs {
     }
 }
 
-/// Runs a future whose device answers at once, and whose volume nobody else is writing to.
+/// Runs a future to completion. Its device completes synchronously, and the lock of the file excludes other writers.
 fn block_on_spinning<T>(future: impl Future<Output = T>) -> T {
     block_on(future, std::hint::spin_loop)
 }
 
-/// Drives one stream of a workload on this thread.
+/// Runs one stream of a workload on this thread.
 pub(crate) fn run_worker(
     shared: &WorkloadState,
     kvs: &HostKvs,
@@ -169,12 +168,12 @@ pub(crate) fn run_worker(
     }
 }
 
-/// A DB file as a device of one thread: every operation is over when its method returns.
+/// A database file as a device of one thread: every operation has completed when its method returns.
 struct SyncFileDevice {
     file: Arc<DbFile>,
     geometry: Geometry,
     name: String,
-    /// Of the thread that works on it; none for what is no operation of a workload.
+    /// The timer of the thread; `None` outside of a workload.
     timer: Option<Rc<SyscallTimer>>,
 }
 

@@ -1,32 +1,32 @@
-//! Which key comes next: all alike, a few hot ones, or the newest ones.
+//! Key distributions: uniform, zipfian (a few hot keys), or latest (the newest keys).
 //!
 //! ```text
-//!   uniform  any key that is there
-//!   zipf     rank r with probability ~ 1 / r^theta; ranks are strewn over the keys by a permutation
+//!   uniform  any existing key
+//!   zipf     rank r with probability ~ 1 / r^theta; a permutation scatters ranks over the keys
 //!   latest   the same ranks, counted back from the newest key
 //! ```
 //! After YCSB (Cooper et al., SoCC 2010, section 4), which draws ranks as Gray et al. do (SIGMOD 1994, "Quickly
 //! generating billion-record synthetic databases"). Here they come from `rand_distr` by rejection-inversion (Hörmann
-//! and Derflinger 1996), which is exact and needs no sum over all keys when one is added. YCSB strews ranks by a hash,
-//! where two can fall on one key; a permutation gives each a key of its own, so the drawn keys are exactly Zipf's.
-//! Invariant: what is drawn depends on the seed and on how many keys there are, on nothing else.
+//! and Derflinger 1996), which is exact and needs no sum over all keys when one is added. YCSB scatters ranks by a hash,
+//! which can map two ranks to one key; a permutation maps each to a key of its own, so the keys follow Zipf's law exactly.
+//! Invariant: samples depend on the seed and the number of keys only.
 
 use octokv_base::Prng;
 use octokv_base::prng::mix64;
 use rand_distr::Distribution as _;
 use std::convert::Infallible;
 
-/// The skew that YCSB has.
+/// The skew of YCSB.
 pub const ZIPF_THETA_DEFAULT: f64 = 0.99;
-/// The skews that can be asked for.
+/// Range of the skew.
 pub const ZIPF_THETA_RANGE: std::ops::RangeInclusive<f64> = 0.01..=10.0;
 
-/// How keys are drawn.
+/// A distribution of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyDistribution {
-    /// All alike.
+    /// All keys equally often.
     Uniform,
-    /// Some often, most seldom.
+    /// A few hot keys, scattered over the key space.
     Zipf,
     /// The newest most often.
     Latest,
@@ -42,25 +42,25 @@ impl KeyDistribution {
         }
     }
 
-    /// Whether it has a theta.
+    /// Whether it has a skew (theta).
     pub fn is_skewed(self) -> bool {
         self != KeyDistribution::Uniform
     }
 }
 
-/// Draws the indices of one worker.
+/// Samples the key indices of one worker.
 pub struct KeySampler {
     distribution: KeyDistribution,
     theta: f64,
     permutation: RankPermutation,
     zipf: rand_distr::Zipf<f64>,
-    /// How many ranks there are.
+    /// Number of ranks of `zipf`.
     rank_count: u64,
 }
 
 impl KeySampler {
-    /// For `count` keys that are there from the beginning; zipf strews its ranks over these alone, so that a key stays
-    /// as hot as it is when others are added.
+    /// Creates a sampler over `count` initial keys. Zipf scatters its ranks over these alone, so that inserts do not change
+    /// how hot a key is.
     pub fn new(distribution: KeyDistribution, theta: f64, count: u64, seed: u64) -> KeySampler {
         KeySampler {
             distribution,
@@ -71,7 +71,9 @@ impl KeySampler {
         }
     }
 
-    /// An index below `present`, which is no less than at the beginning.
+    /// Samples an index below `present`, the current number of keys.
+    ///
+    /// REQUIRES: `present` is at least the initial number of keys.
     #[inline]
     pub fn sample(&mut self, present: u64, random: &mut Prng) -> u64 {
         match self.distribution {
@@ -86,7 +88,7 @@ impl KeySampler {
         }
     }
 
-    /// A rank, 0 the most frequent.
+    /// Samples a rank; 0 is the most frequent.
     fn rank(&self, random: &mut Prng) -> u64 {
         (self.zipf.sample(&mut RandAdapter(random)) as u64).clamp(1, self.rank_count) - 1
     }
@@ -96,7 +98,7 @@ fn zipf(count: u64, theta: f64) -> rand_distr::Zipf<f64> {
     rand_distr::Zipf::new(count as f64, theta).expect("a plan has keys and a theta")
 }
 
-/// Our random numbers as `rand` takes them.
+/// Adapts [`Prng`] to the trait of `rand`.
 struct RandAdapter<'a>(&'a mut Prng);
 
 impl rand::TryRng for RandAdapter<'_> {
@@ -113,8 +115,8 @@ impl rand::TryRng for RandAdapter<'_> {
     }
 }
 
-/// A permutation of `0..count`: one of the numbers below the next power of two, repeated until it falls below the
-/// count, which takes fewer than two rounds on average.
+/// A permutation of `0..count` by cycle walking: a permutation of the numbers below the next power of two is repeated
+/// until the result is below the count, which takes fewer than two rounds on average.
 struct RankPermutation {
     count: u64,
     bits: u32,
@@ -136,7 +138,7 @@ impl RankPermutation {
         let mut at = rank;
         loop {
             for key in self.round_keys {
-                // Each step can be undone: add, multiply by an odd number, fold the upper half onto the lower.
+                // Each step is invertible: add, multiply by an odd number, fold the upper half onto the lower.
                 at = at.wrapping_add(key >> 1).wrapping_mul(key | 1) & mask;
                 at ^= at >> (self.bits / 2).max(1);
             }

@@ -1,14 +1,14 @@
-//! One OS thread of the generator: a session with one queue per thread of the plan, and its streams.
+//! A worker for Key Value commands: one OS thread with one session, which has a queue per connection, and its streams.
 //!
 //! ```text
-//!            submit                    answer
+//!            submit                   response
 //!  waiting ──────────▶ in flight ───────────────▶ waiting      (threads × depth streams)
-//!                          ▲          │ of the read of a read-modify-write
-//!                          └─ writing ◀
+//!                          ▲             │ of the read of a read-modify-write
+//!                          └ write back ◀┘
 //! ```
-//! A turn submits for every waiting stream, with a rate only what is due, then polls once. Latency is from just before
-//! the submission, with a rate from when that was meant to be ([`crate::pace`]), to the moment the answer is handed
-//! over; nothing is corrected or left out.
+//! Each iteration submits for every waiting stream, with a rate only operations that are due, then polls once. Latency
+//! counts from just before the submission, with a rate from the due time ([`crate::arrival_schedule`]), to the delivery
+//! of the response; it is neither corrected nor filtered.
 //! Invariants: each stream has at most one operation in flight; no operation allocates (keys longer than
 //! 16 bytes do, in [`Key`]).
 
@@ -26,13 +26,13 @@ use octokv_wire::kv::{LIST_HEADER_BYTES, UncheckedKeyList, list_entry_bytes};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-/// How long one wait for news of a connection lasts at most.
+/// Longest wait for an event of a connection.
 const WAIT_MAX: Nanos = Nanos::from_millis(5);
 
-/// A live session, or why there is none.
+/// Connects and waits until the session is live.
 ///
 /// # Errors
-/// What the session ended with, or what the machine refused.
+/// The error that ended the session, or the failure of a socket.
 pub fn connect(
     address: SocketAddr,
     settings: ClientConfig,
@@ -56,7 +56,7 @@ pub fn connect(
     }
 }
 
-/// Ends a session in good order.
+/// Closes a session with a clean shutdown.
 pub fn disconnect(mut session: Session<KernelSockets>, now: Clock) {
     session.close(now(), |_, _| {});
     while session.ended().is_none() {
@@ -71,11 +71,11 @@ pub fn disconnect(mut session: Session<KernelSockets>, now: Clock) {
 struct KvStream {
     operation: Operation,
     started: Nanos,
-    /// What the read of a read-modify-write came to.
+    /// Result of the read of a read-modify-write.
     read_result: Option<ResponseSummary>,
 }
 
-/// What an answer says.
+/// The relevant part of a response.
 #[derive(Clone, Copy)]
 struct ResponseSummary {
     found: bool,
@@ -90,19 +90,19 @@ struct KvWorker<'a, S: Sockets> {
     arrivals: Option<ArrivalSchedule>,
     streams: Vec<KvStream>,
     waiting: Vec<u32>,
-    /// Streams that have read what they are to store again.
+    /// Streams whose read-modify-write has completed its read.
     write_back: Vec<u32>,
     recorder: Recorder,
 }
 
-/// Drives `threads` connections through one workload. `number` tells this worker from the others.
+/// Runs one workload on `threads` connections. `number` identifies the worker.
 pub(crate) fn run_worker(
     shared: &WorkloadState,
     number: usize,
     threads: usize,
 ) -> Result<Recorder, BenchError> {
     let session = connect_worker(shared, threads);
-    // Whether or not this one is connected, the others must not wait for it.
+    // Connected or not, the other workers must not wait for this one.
     shared.group.failed.fetch_or(session.is_err(), Ordering::AcqRel);
     shared.group.connected.fetch_add(1, Ordering::AcqRel);
     let mut session = session?;
@@ -169,10 +169,10 @@ fn connect_worker(shared: &WorkloadState, threads: usize) -> Result<Session<Kern
 }
 
 impl<S: Sockets> KvWorker<'_, S> {
-    /// Puts every waiting stream on its way, with a rate those that are due. True when the workload has no more
-    /// operations.
+    /// Submits an operation for every waiting stream, with a rate only for those that are due. Returns true if the workload
+    /// has no more operations.
     fn submit_due(&mut self, now: Nanos, until: Nanos) -> Result<bool, BenchError> {
-        // These have begun long ago.
+        // The second halves of read-modify-writes: these operations have started already.
         while let Some(&stream) = self.write_back.last() {
             self.submit(stream)?;
             self.write_back.pop();
@@ -196,7 +196,7 @@ impl<S: Sockets> KvWorker<'_, S> {
         Ok(false)
     }
 
-    /// When the next operation is to begin, where one could.
+    /// Due time of the next operation if a stream is waiting.
     fn next_arrival(&self) -> Nanos {
         match self.arrivals {
             Some(pace) if !self.waiting.is_empty() => pace.next_arrival(),
@@ -214,7 +214,7 @@ impl<S: Sockets> KvWorker<'_, S> {
                 let key = self.shared.config.key(operation.index);
                 Err(command_error(self.shared.workload, key, error))
             }
-            // There was room for every stream when the session went live, and it never reconnects.
+            // The queues have a slot for every stream, and the session never reconnects.
             Err(SubmitError::QueueFull | SubmitError::NotConnected | SubmitError::Ended) => {
                 let error = self.session.ended().unwrap_or(octokv_client::Error::Closed);
                 Err(BenchError::Connect(error))
@@ -225,13 +225,13 @@ impl<S: Sockets> KvWorker<'_, S> {
     fn build_command(&mut self, operation: Operation, has_read: bool) -> Command<'static> {
         let (Operation { kind, index, list_keys }, config) = (operation, &self.shared.config);
         let key = config.key(index);
-        // The room that a host has for a value; a longer answer than the plan has is told by its length.
+        // The host buffer of a value. A longer value than configured is detected by its length.
         let limit_bytes = config.value_sizes.max_bytes() as u32;
         match kind {
             WorkloadOp::ReadModifyWrite if !has_read => Command::Retrieve { key, limit_bytes },
             WorkloadOp::Store | WorkloadOp::Insert | WorkloadOp::ReadModifyWrite => {
                 let to = config.value_bytes(index);
-                // The pool has room for every stream; where a plan is larger, memory is.
+                // The pool has a buffer for every stream of usual configurations; larger ones allocate.
                 let mut buffer = self.session.pool().take(to).unwrap_or_else(|| Buffer::zeroed(to));
                 self.shared.values.fill(index, &mut buffer[..to]);
                 Command::Store { key, value: Value::Buffer { buffer, from: 0, to }, mode: StoreMode::Upsert }
@@ -287,7 +287,7 @@ impl<S: Sockets> KvWorker<'_, S> {
     }
 }
 
-/// What an answer says, held against what it may say.
+/// Checks a response against the values that the operation may return.
 #[inline]
 fn check_response(
     shared: &WorkloadState,
@@ -332,5 +332,5 @@ fn command_error(workload: Workload, key: Key, error: octokv_client::Error) -> B
     BenchError::Command { workload, key, error }
 }
 
-/// How a worker rests when nothing comes: spins a little, then sleeps.
+/// Default polling of a worker: spins for 50 us, then sleeps.
 pub const DEFAULT_POLLING: Polling = Polling::Adaptive { spin: Nanos::from_micros(50) };

@@ -1,33 +1,32 @@
-//! Load on a namespace: workloads, the generator that drives them, and reports that compare.
+//! The load generator: workloads against a namespace, baselines beside it, and reports.
 //!
 //! The generator polls [`octokv_client::Session`]s on a few OS threads; each of a workload's `threads` is
-//! a TCP connection with `depth` commands in flight. Or it drives the hash engine in this process: on a node's
-//! namespace of blocks, or on files. Clock, threads and files come from the caller.
+//! a TCP connection with `depth` commands in flight. Alternatively it drives the hash engine in this process: on a
+//! block namespace of a node, or on files. Clock, threads and files are provided by the caller.
 //!
 //! # Layout
-//! - [`config`]: what to run: workloads, sizes, how fast, when to stop; and what makes no sense.
-//! - [`workload`]: what operations do and in which shares; YCSB's mixes.
-//! - [`key_distribution`]: which key is drawn: uniform, zipf, latest.
-//! - [`size_distribution`]: how long keys and values are.
-//! - [`shard`]: what each of several targets has of a run.
-//! - `choose`: the next operation, and the keys that inserts add.
-//! - [`arrival_schedule`]: the open loop: when operations are meant to begin.
-//! - [`values`]: keys and values made from an index and a seed, and values checked against them.
-//! - [`system_under_test`]: what is put under load.
-//! - [`kv_worker`]: Key Value commands: one OS thread: a session, its streams, their latencies.
-//! - [`remote_engine`]: the engine on this side, on the node's blocks.
-//! - [`host_kvs`]: the engine on this side, on files: OctoKV's baseline.
-//! - [`syscall_timing`]: what of its time is spent in the kernel's calls.
-//! - `operate`: one operation on an engine.
-//! - [`runner`](mod@run): the workers of a workload together.
-//! - [`recorder`]: what workers count; [`time_series`]: the same over time.
+//! - [`config`]: the configuration of a run, and its validation. [`platform`]: clock and threads of the caller.
+//! - [`workload`]: operations and mixes of the workloads, YCSB's among them.
+//! - [`key_distribution`]: key choice: uniform, zipf, latest. [`size_distribution`]: lengths of keys and values.
+//! - [`shard`]: the part of a run that each of several targets has.
+//! - `op_generator`: the next operation, and the keys that inserts add.
+//! - [`arrival_schedule`]: the open loop: start times of operations at a fixed rate.
+//! - [`values`]: keys and values from an index and a seed, and the check of values read.
+//! - [`system_under_test`]: the systems. [`workload_state`]: the state that the workers of a workload share.
+//! - [`kv_worker`]: Key Value commands: one OS thread with one session.
+//! - [`remote_engine`]: the engine in this process, on a block namespace of the node.
+//! - [`host_kvs`]: the engine in this process, on files: Host KVS, the baseline of the OctoKV paper.
+//! - [`syscall_timing`]: the time that Host KVS spends in system calls.
+//! - `engine_op`: one operation on an engine in this process.
+//! - [`runner`]: starts the workers of a workload and merges their results. [`error`](mod@error): why a run failed.
+//! - [`recorder`]: counters and latencies of a worker; [`time_series`]: the same by interval.
+//! - [`workload_result`]: the result of a workload, and its lines of the table.
 //! - [`baselines`]: other stores under the same workloads, and ratios to ours.
-//! - [`report`]: figures as a table and as a JSON document.
-//! - [`plot`]: figures as pictures.
-//! - [`server_process`]: a server process of the `octokv` binary.
+//! - [`report`]: the JSON report. [`machine_info`]: the machine in it. [`statistics`]: the median. [`plot`]: SVG plots.
+//! - [`child_process`]: child processes and their output. [`server_process`]: a child process that runs `octokv serve`.
 //! - [`temporary_directory`](mod@temporary_directory): a directory for device files.
-//! - [`name_lookup`]: workloads and peers by their names.
-//! - [`ack_log`]: writers that remember what was acknowledged, to be held against a node after a crash.
+//! - [`name_lookup`]: workloads and baselines by name.
+//! - [`ack_log`]: a log of acknowledged writes that is verified against a node after a crash.
 
 pub mod ack_log;
 pub mod arrival_schedule;

@@ -3,14 +3,14 @@
 use octokv_sys::{machine, thread};
 use serde::Serialize;
 
-/// The machine that measured.
+/// The machine that ran a benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct MachineInfo {
-    /// Processor model.
+    /// Model name of the processor.
     pub processor: String,
     /// Cores that the process may use.
     pub cores: usize,
-    /// Memory.
+    /// Memory of the machine, in bytes.
     pub memory_bytes: u64,
     /// Kernel release.
     pub kernel: String,

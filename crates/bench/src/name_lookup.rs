@@ -1,30 +1,30 @@
-//! Things that are picked by their names: what has the name, or which names there are.
+//! Lookup by name, with the known names in the error.
 
 use std::fmt;
 
-/// A name that is none.
+/// A name that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName {
-    /// Of what it should have been.
+    /// Kind of the named item, for the message.
     kind: &'static str,
     name: String,
-    /// Those that there are.
+    /// The known names.
     known: String,
 }
 
 impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let UnknownName { kind: what, name, known: names } = self;
-        write!(f, "there is no {what} \"{name}\"; there are {names}")
+        write!(f, "unknown {what} \"{name}\"; known are {names}")
     }
 }
 
 impl std::error::Error for UnknownName {}
 
-/// The one of `all` that is called `text`.
+/// Finds the item of `all` with the name `text`.
 ///
 /// # Errors
-/// None is; the message names them all, and calls one of them a `what`.
+/// [`UnknownName`] with all names if there is none; `kind` names the items in the message.
 pub fn find_by_name<T: Copy>(
     kind: &'static str,
     text: &str,
@@ -46,6 +46,6 @@ mod tests {
         let name = |one: u8| ["", "one", "two"][usize::from(one)];
         assert_eq!(find_by_name("number", "two", &[1, 2], name), Ok(2));
         let error = find_by_name("number", "three", &[1, 2], name).unwrap_err();
-        assert_eq!(error.to_string(), "there is no number \"three\"; there are one, two");
+        assert_eq!(error.to_string(), "unknown number \"three\"; known are one, two");
     }
 }

@@ -1,6 +1,7 @@
-//! The next operation of a workload: what it does, to which key; and the keys that inserts add.
-//! In: how many operations were given out, a worker's random numbers. Out: operations.
-//! Invariant: a key is drawn only when it was there from the beginning, or its insert and all before it were answered.
+//! The operation generator: kind and key of the next operation, and the keys that inserts add.
+//! In: the number of the operation, the worker's random numbers. Out: operations.
+//! Invariant: only visible keys are sampled: initial keys, and inserted keys whose inserts and all earlier inserts have
+//! completed.
 
 use crate::config::BenchConfig;
 use crate::key_distribution::KeySampler;
@@ -14,17 +15,17 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     pub kind: WorkloadOp,
-    /// Whose key.
+    /// Global index of its key.
     pub index: u64,
-    /// How many keys a List asks for.
+    /// Number of keys that a List requests; 0 for other kinds.
     pub list_keys: u32,
 }
 
-/// Chooses the operations of one worker.
+/// Generates the operations of one worker.
 pub(crate) struct OpGenerator {
     workload: Workload,
     random: Prng,
-    /// None where keys are taken in order.
+    /// `None` if keys are taken in order.
     sampler: Option<KeySampler>,
 }
 
@@ -36,7 +37,7 @@ impl OpGenerator {
         OpGenerator { workload, random, sampler }
     }
 
-    /// Operation `number` of the workload.
+    /// Generates operation `number` of the workload.
     #[inline]
     pub fn next_op(&mut self, number: u64, config: &BenchConfig, keys: &KeySpace) -> Operation {
         let kind = match self.workload.mix() {
@@ -71,7 +72,7 @@ fn pick_action(mix: &[(WorkloadOp, u64)], mut at: u64) -> WorkloadOp {
     unreachable!("the shares of a mix are a hundred")
 }
 
-/// The keys of a target that are there: the first `present` of its share.
+/// The visible keys of a target: the first `visible` of its shard.
 pub(crate) struct KeySpace {
     shard: Shard,
     visible: AtomicU64,
@@ -79,14 +80,14 @@ pub(crate) struct KeySpace {
 }
 
 struct PendingInserts {
-    /// The next one's place in the share.
+    /// Local index of the next insert.
     next: u64,
-    /// Places of those on their way; never more than streams.
+    /// Local indices of inserts in flight; at most one per stream.
     pending: Vec<u64>,
 }
 
 impl KeySpace {
-    /// So many of a share, and inserts of so many streams.
+    /// Creates the key space of a shard with `count` initial keys and inserts of `streams` streams.
     pub fn new(shard: Shard, count: u64, streams: usize) -> KeySpace {
         let inserts = Mutex::new(PendingInserts { next: count, pending: Vec::with_capacity(streams) });
         KeySpace { shard, visible: AtomicU64::new(count), inserts }
@@ -96,7 +97,7 @@ impl KeySpace {
         self.visible.load(Ordering::Relaxed)
     }
 
-    /// The index of a new key.
+    /// Starts an insert and returns the global index of its key.
     fn begin_insert(&self) -> u64 {
         let mut inserts = self.inserts.lock().unwrap_or_else(PoisonError::into_inner);
         let nth = inserts.next;
@@ -105,7 +106,7 @@ impl KeySpace {
         self.shard.global_index(nth)
     }
 
-    /// A new key was stored.
+    /// Completes an insert, which makes it visible once all earlier inserts have completed.
     pub fn insert_completed(&self, index: u64) {
         let nth = self.shard.local_index(index);
         let mut inserts = self.inserts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
-//! Figures as pictures: the distribution of latencies, throughput over time, latency against throughput.
-//! In: figures of one workload, one or one per rate. Out: SVG documents, as text; who calls writes the files.
-//! Fonts are the viewer's: nothing is looked up here.
+//! SVG plots: latency distribution, throughput over time, latency by throughput, and lines of any kind.
+//! In: results of one workload, one or one per rate. Out: SVG documents as text; the caller writes the files.
+//! Layout: title, plot area, and below it the legend, which never covers a curve. Fonts are resolved by the viewer.
 
 use crate::workload_result::WorkloadResult;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
@@ -18,27 +18,27 @@ const LEGEND_LEFT_PIXELS: i32 = 84;
 const LEGEND_COLUMN_CHARS: usize = 46;
 /// The longest title that fits at its usual size.
 const TITLE_CHARS: usize = 80;
-/// Latencies below are drawn there: a logarithm has no zero.
+/// Lower bound of latencies in plots: a logarithmic axis has no zero.
 const LATENCY_US_MIN: f64 = 0.1;
 
-/// A line and its name.
+/// A named line.
 pub struct PlotLine {
-    /// Its name.
+    /// Name in the legend.
     pub name: String,
-    /// Its points, in the order in which they are joined.
+    /// Points, in the order in which they are joined.
     pub points: Vec<(f64, f64)>,
     /// Points of a reference, such as a paper, drawn as crosses of the line's color and not joined.
     pub reference: Vec<(f64, f64)>,
 }
 
-/// What is written along an axis, and how its numbers are.
+/// Titles of the axes and the format of the numbers of the x axis.
 struct AxisLabels<'a> {
     x: &'a str,
     y: &'a str,
     x_label: &'a dyn Fn(&f64) -> String,
 }
 
-/// Which part of the operations took how long at most; one line per rate.
+/// Plots the latency distribution; one line per rate.
 pub fn latency_percentiles(workload: &str, results: &[WorkloadResult]) -> String {
     let line_of = |result: &WorkloadResult| PlotLine {
         name: legend_of(result),
@@ -56,7 +56,7 @@ pub fn latency_percentiles(workload: &str, results: &[WorkloadResult]) -> String
     render_svg(&format!("{workload}: latency"), x, y.log_scale(), &axes, &lines)
 }
 
-/// Operations per second over time; one line per rate.
+/// Plots throughput over time; one line per rate.
 pub fn throughput_over_time(workload: &str, results: &[WorkloadResult]) -> String {
     let line_of = |result: &WorkloadResult| PlotLine {
         name: legend_of(result),
@@ -73,7 +73,7 @@ pub fn throughput_over_time(workload: &str, results: &[WorkloadResult]) -> Strin
     render_svg(&format!("{workload}: throughput"), x, y, &axes, &lines)
 }
 
-/// The median and the 99th percentile of latency against throughput, over the rates.
+/// Plots the median and the 99th percentile of the latency by throughput, over the rates.
 pub fn latency_by_throughput(workload: &str, results: &[WorkloadResult]) -> String {
     let line = |name: &str, latency_us: fn(&WorkloadResult) -> f64| PlotLine {
         name: name.to_owned(),
@@ -90,7 +90,7 @@ pub fn latency_by_throughput(workload: &str, results: &[WorkloadResult]) -> Stri
     render_svg(&format!("{workload}: latency against throughput"), x, y.log_scale(), &axes, &lines)
 }
 
-/// Any lines over one axis, from zero on.
+/// Plots lines over an x axis from zero on.
 pub fn line_plot(title: &str, x: &str, y: &str, lines: &[PlotLine]) -> String {
     let axes = AxisLabels { x, y, x_label: &format_number };
     let least = all_points(lines).map(|point| point.1).fold(0.0, f64::min);
@@ -109,13 +109,13 @@ fn all_points(lines: &[PlotLine]) -> impl Iterator<Item = &(f64, f64)> {
     lines.iter().flat_map(|line| line.points.iter().chain(&line.reference))
 }
 
-/// Where an axis ends: a little after the last point.
+/// End of an axis: 8 % after the last point.
 fn axis_end(lines: &[PlotLine], of: fn(&(f64, f64)) -> f64) -> f64 {
     let last = all_points(lines).map(of).fold(0.0, f64::max);
     if last > 0.0 { last * 1.08 } else { 1.0 }
 }
 
-/// The range of an axis that goes by factors.
+/// Range of a logarithmic axis.
 fn log_range(lines: &[PlotLine]) -> Range<f64> {
     let points = || all_points(lines).map(|point| point.1);
     let (least, most) = (points().fold(f64::INFINITY, f64::min), points().fold(LATENCY_US_MIN, f64::max));
@@ -126,20 +126,20 @@ fn format_number(x: &f64) -> String {
     format!("{}", (x * 1000.0).round() / 1000.0)
 }
 
-/// `x` factors of ten before all: 0 is 0 %, 1 is 90 %, 2 is 99 %.
+/// Formats a percentile, given as the number of nines: 0 is 0 %, 1 is 90 %, 2 is 99 %.
 fn format_percentile(x: &f64) -> String {
     let decimals = (x.ceil() as usize).saturating_sub(2);
     format!("{:.decimals$} %", 100.0 * (1.0 - 10f64.powf(-x)))
 }
 
-/// The whole picture.
+/// Renders a plot with its title element.
 fn render_svg<Y>(title: &str, x: Range<f64>, y: Y, axes: &AxisLabels<'_>, lines: &[PlotLine]) -> String
 where
     Y: AsRangedCoord<Value = f64>,
     Y::CoordDescType: ValueFormatter<f64>,
 {
     let mut text = String::new();
-    // Memory takes everything, and no font is looked up that could be missing.
+    // Writing to memory cannot fail, and no font is looked up.
     draw(&mut text, title, x, y, axes, lines).expect("a picture in memory");
     let escaped = title.replace('&', "&amp;").replace('<', "&lt;");
     let after = text.find("<svg").and_then(|at| Some(at + text[at..].find('>')? + 1));

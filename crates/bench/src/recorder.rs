@@ -1,5 +1,5 @@
-//! What one worker, or all together, counted: answers, latencies, bytes, and the same over time.
-//! Invariant: counting an operation does not allocate.
+//! The recorder of a worker: counters, a latency histogram and a time series; recorders of workers merge.
+//! Invariant: recording an operation does not allocate.
 
 use crate::arrival_schedule::Backlog;
 use crate::syscall_timing::SyscallTimes;
@@ -7,25 +7,25 @@ use crate::time_series::TimeSeries;
 use hdrhistogram::Histogram;
 use octokv_base::Nanos;
 
-/// The longest latency that is told apart from longer ones, in nanoseconds.
+/// Upper bound of the histogram, in nanoseconds; longer latencies are recorded as this one.
 const LATENCY_NS_MAX: u64 = 600_000_000_000;
 
-/// One operation, answered.
+/// A completed operation.
 #[derive(Clone, Copy, Debug)]
 pub struct OpResult {
-    /// When it began, or was meant to begin.
+    /// When it was submitted, or was due with a rate.
     pub started: Nanos,
-    /// When its answer was handed over.
+    /// When its response was delivered.
     pub finished: Nanos,
-    /// Whether the key was there, or is now.
+    /// Whether the key existed, or exists now.
     pub found: bool,
-    /// Value bytes that it moved.
+    /// Value bytes read and written.
     pub value_bytes: u64,
-    /// Keys that it listed.
+    /// Keys listed.
     pub keys_listed: u64,
 }
 
-/// What was counted.
+/// Counters, latencies and time series of one worker or of several.
 pub struct Recorder {
     pub(crate) start: Nanos,
     pub(crate) last_response_at: Nanos,
@@ -36,12 +36,12 @@ pub struct Recorder {
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) backlog: Backlog,
     pub(crate) series: TimeSeries,
-    /// Where the engine works on files.
+    /// Only for an engine on files.
     pub(crate) syscalls: Option<SyscallTimes>,
 }
 
 impl Recorder {
-    /// Counts operations that are answered from then on.
+    /// Creates a recorder of operations that complete at `start` or later.
     pub fn new(start: Nanos) -> Recorder {
         Recorder {
             start,
@@ -57,7 +57,7 @@ impl Recorder {
         }
     }
 
-    /// An operation was answered.
+    /// Records a completed operation.
     #[inline]
     pub fn record_op(&mut self, answered: OpResult) {
         let OpResult { started, finished: now, found, value_bytes, keys_listed } = answered;
@@ -77,7 +77,7 @@ impl Recorder {
         }
     }
 
-    /// An operation that was answered at `now` spent so much in calls.
+    /// Records the time that an operation completed at `now` spent in system calls.
     #[inline]
     pub fn record_syscalls(&mut self, now: Nanos, syscalls: SyscallTimes) {
         if now >= self.start {
@@ -85,23 +85,23 @@ impl Recorder {
         }
     }
 
-    /// From the first counted moment to the last answer, in seconds.
+    /// Seconds from `start` to the last response.
     pub fn elapsed_s(&self) -> f64 {
         self.last_response_at.since(self.start).as_secs_f64()
     }
 
-    /// So much over that time, per second; 0 where no time has passed.
+    /// `amount` per second of that time; 0 if no time has passed.
     pub fn per_second(&self, amount: f64) -> f64 {
         let elapsed_s = self.elapsed_s();
         if elapsed_s > 0.0 { amount / elapsed_s } else { 0.0 }
     }
 
-    /// The open loop ended so far behind.
+    /// Sets the backlog at the end of an open loop.
     pub fn set_backlog(&mut self, backlog: Backlog) {
         self.backlog = backlog;
     }
 
-    /// Adds what another worker counted at the same time.
+    /// Adds the recorder of another worker of the same run.
     pub fn add(&mut self, other: Recorder) {
         self.start = self.start.min(other.start);
         self.last_response_at = self.last_response_at.max(other.last_response_at);

@@ -1,11 +1,11 @@
-//! NetKVS's architecture (c): the hash engine on this side, on the node's namespace of blocks.
+//! NetKVS's architecture (c): the hash engine in this process, on a block namespace of the node.
 //!
 //! ```text
 //!  streams (tasks) ─▶ HashEngine ─▶ RemoteDevice ─▶ session ─▶ node          one OS thread, one loop:
-//!  turn: time, session and its answers, tasks that they woke, the engine's own work, rest
+//!  iteration: time, session and its responses, tasks that these woke, background work of the engine, idle
 //! ```
-//! Each of the plan's threads × depth operations in flight is a task that does one operation after another.
-//! The connections are as many as with Key Value commands, one per thread, or as the node grants.
+//! Each of the threads × depth operations in flight is a task that runs one operation after another.
+//! There is one connection per thread, as with Key Value commands, or as many as the node grants.
 
 use crate::config::BenchConfig;
 use crate::engine_op::{EngineOpResult, format_config, run_engine_op};
@@ -31,7 +31,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-/// A put has so many device operations in flight at most.
+/// Upper bound of device operations in flight per put.
 const DEVICE_OPS_PER_PUT: usize = 4;
 const QUEUE_DEPTH_MAX: usize = 128;
 
@@ -56,7 +56,7 @@ impl RemoteNamespace {
         Ok(RemoteNamespace { remote, channel, device, now })
     }
 
-    /// Runs a future to its end, turning the session meanwhile.
+    /// Runs a future to completion and polls the session meanwhile.
     fn run_until_complete<T>(&self, future: impl Future<Output = T>) -> T {
         block_on(future, || {
             self.remote.poll((self.now)());
@@ -68,7 +68,7 @@ impl RemoteNamespace {
         BenchError::Open { name: self.device.name().to_owned(), error: error.into() }
     }
 
-    /// Ends the session in good order.
+    /// Closes the session with a clean shutdown.
     fn close(self) {
         let RemoteNamespace { remote, channel, device, now } = self;
         drop((device, channel));
@@ -78,10 +78,10 @@ impl RemoteNamespace {
     }
 }
 
-/// Formats the namespace where that is asked for, or where nothing was ever written to it.
+/// Formats the namespace if `format` is set or the namespace is blank.
 ///
 /// # Errors
-/// When it cannot be reached or formatted.
+/// If it cannot be connected to, read or formatted.
 pub fn format_if_needed(
     config: &BenchConfig,
     node: &TargetNode,
@@ -103,14 +103,14 @@ pub fn format_if_needed(
     Ok(())
 }
 
-/// Whether the part that a format writes is all zeros.
+/// Whether the superblocks, which a format writes, are all zeros.
 async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
     let bytes = (SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES).min(device.geometry().bytes()) as usize;
     let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
     Ok(buffer.iter().all(|&byte| byte == 0))
 }
 
-/// What the streams share.
+/// State that the streams share.
 struct StreamContext<'a> {
     shared: &'a WorkloadState,
     engine: Rc<HashEngine>,
@@ -122,7 +122,7 @@ struct StreamContext<'a> {
 }
 
 impl StreamContext<'_> {
-    /// One operation after another until the workload ends or something fails.
+    /// Runs one operation after another until the workload ends or an operation fails.
     async fn run_stream(&self) {
         let now = self.shared.platform.now;
         loop {
@@ -148,12 +148,12 @@ impl StreamContext<'_> {
     }
 }
 
-/// Drives all streams of a workload on this thread.
+/// Runs all streams of a workload on this thread.
 pub(crate) fn run_worker(
     shared: &WorkloadState,
     settings: LocalEngineConfig,
 ) -> Result<Recorder, BenchError> {
-    // There is one worker, so nobody waits for it and it waits for nobody.
+    // There is one worker, so no worker waits for another.
     shared.group.connected.fetch_add(1, Ordering::AcqRel);
     let (config, now) = (&shared.config, shared.platform.now);
     let depth = (config.depth * DEVICE_OPS_PER_PUT).clamp(DEVICE_OPS_PER_PUT, QUEUE_DEPTH_MAX) as u16;
@@ -190,7 +190,7 @@ pub(crate) fn run_worker(
     Ok(recorder.into_inner())
 }
 
-/// The loop of this thread.
+/// The event loop of this thread.
 fn run_event_loop(namespace: &RemoteNamespace, context: &StreamContext<'_>) -> Result<(), BenchError> {
     let (shared, now) = (context.shared, namespace.now);
     let doorbell = CoreWaker::without_eventfd();
@@ -200,7 +200,7 @@ fn run_event_loop(namespace: &RemoteNamespace, context: &StreamContext<'_>) -> R
     });
     let mut idle = idle.map_err(|error| BenchError::Thread(error.raw_os_error().unwrap_or_default()))?;
     let (engine, background) = (Rc::clone(&context.engine), handle.clone());
-    // A checkpoint that fails is tried again; where it matters, the next put fails, too.
+    // A failed checkpoint is retried; if it matters, the next put fails too.
     handle.spawn(async move { engine.maintain(&background, |_| ()).await });
     let count = shared.config.threads * shared.config.depth;
     let mut streams: TaskSlab<Pin<Box<dyn Future<Output = ()> + '_>>> = TaskSlab::new(count, doorbell);

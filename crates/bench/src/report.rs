@@ -1,4 +1,7 @@
-//! The JSON document of a run.
+//! The JSON report of a run (docs/BENCHMARKS.md lists its fields).
+//!
+//! One object: `schema`, `octokv_version`, `command`, `machine`, `settings`, `results`, and with baselines `baselines` and
+//! `comparisons`. The names of a result carry their units; except for `series` and `targets` it is flat.
 
 use crate::baselines::BaselineInfo;
 use crate::baselines::compare::BaselineComparison;
@@ -8,53 +11,54 @@ use crate::system_under_test::SystemUnderTest;
 use crate::workload_result::WorkloadResult;
 use serde::Serialize;
 
-/// What was asked for.
+/// The configuration of a run, as reported.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReportedConfig {
-    /// The system.
+    /// Name of the system under test.
     pub system: &'static str,
-    /// The first namespace, or the directory of the files.
+    /// URL of the first namespace, or the directory of the files.
     pub url: String,
-    /// All namespaces; none where the system works on files.
+    /// URLs of all namespaces; empty for an engine on files.
     pub urls: Vec<String>,
-    /// Files, where the system works on files.
+    /// Number of files of an engine on files.
     pub files: Option<usize>,
-    /// When the engine in this process acknowledges a write, where there is one.
+    /// When an engine in this process acknowledges a write.
     pub durability: Option<&'static str>,
     /// Connections.
     pub threads: usize,
-    /// Operations in flight on each.
+    /// Operations in flight on each connection.
     pub depth: usize,
-    /// Key length, where all have one.
+    /// Key length in bytes, if fixed.
     pub key_bytes: Option<usize>,
-    /// Key lengths as they are typed.
+    /// Key lengths in the form of the command line.
     pub key_sizes: String,
-    /// Value length, where all have one.
+    /// Value length in bytes, if fixed.
     pub value_bytes: Option<usize>,
-    /// Value lengths as they are typed.
+    /// Value lengths in the form of the command line.
     pub value_sizes: String,
-    /// Different keys, before any is inserted.
+    /// Number of different keys before any insert.
     pub keys: u64,
-    /// How keys are drawn, where that was asked for; else each workload has its own way.
+    /// Configured key distribution; `None` for the default of each workload.
     pub distribution: Option<&'static str>,
-    /// The skew of those distributions that have one.
+    /// Skew of zipf and latest.
     pub zipf_theta: f64,
-    /// Operations per second that were asked for; one after the other. Empty where each begins when one has ended.
+    /// Rates of the open loop, in operations per second, one run each. Empty for a closed loop.
     pub rates_ops_s: Vec<f64>,
-    /// Operations of each workload, where they end it.
+    /// Operations of each workload, if it ends by their number.
     pub operations: Option<u64>,
-    /// Time of each workload, where it ends it.
+    /// Seconds of each workload, if it ends by time.
     pub seconds: Option<f64>,
-    /// Uncounted time before each.
+    /// Seconds before each workload that are not counted.
     pub warm_up_s: f64,
     /// The seed.
     pub seed: u64,
-    /// Whether values read are compared.
+    /// Whether values read are verified.
     pub verify: bool,
 }
 
 impl ReportedConfig {
-    /// Of a plan on a system; `places` are where its data is, one at least, `rates` those that the plan is run at.
+    /// Describes a configuration on a system. `data_locations` are its URLs or its directory, at least one; `rates` are the
+    /// rates that the configuration runs at.
     pub fn new(
         system: &SystemUnderTest,
         data_locations: &[String],
@@ -90,28 +94,28 @@ impl ReportedConfig {
     }
 }
 
-/// The document of a run.
+/// The JSON report of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
-    /// Which document this is, and its version.
+    /// Name and version of the format: [`BENCH_SCHEMA`].
     pub schema: &'static str,
     /// The version of octokv that wrote it.
     pub octokv_version: &'static str,
-    /// The command line that made it.
+    /// The command line of the run.
     pub command: String,
-    /// On which machine.
+    /// The machine that ran it.
     pub machine: MachineInfo,
-    /// With which settings.
+    /// The configuration.
     pub settings: ReportedConfig,
-    /// One per workload and rate; beside peers one per round, workload and side, in the order in which they ran.
+    /// One result per workload and rate; with baselines one per round, workload and system, in the order of the runs.
     pub results: Vec<WorkloadResult>,
-    /// Beside peers: what they were.
+    /// The baselines, if any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub baselines: Vec<BaselineInfo>,
-    /// Beside peers: ratios and medians, one per workload and peer.
+    /// Ratios and medians, one per workload and baseline.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub comparisons: Vec<BaselineComparison>,
 }
 
-/// The [`BenchReport::schema`] that this code writes.
+/// The value of [`BenchReport::schema`].
 pub const BENCH_SCHEMA: &str = "octokv-bench/3";

@@ -1,4 +1,4 @@
-//! The workers of a workload together: started, watched, added up.
+//! The runner: starts the workers of each workload, reports progress, and merges their results.
 
 use crate::baselines::resp_worker;
 use crate::config::{BenchConfig, StopCondition};
@@ -21,13 +21,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Runs every workload of a plan on a system, each with connections of its own. `nodes` are its targets: one, or with
-/// Key Value commands several, among which threads, keys and operations are dealt ([`Shard`]). A target has one worker
-/// per entry of `cores` that it is dealt, at least one (for an engine over files, which has no node, one per operation
-/// in flight). `progress` is told about five times a second.
+/// Runs every workload of a configuration on a system, each with connections of its own. `nodes` are the targets: one,
+/// or with Key Value commands several, to which threads, keys and operations are assigned ([`Shard`]). A target has one
+/// worker per entry of `cores` that is assigned to it, at least one (for an engine on files, which has no node, one per
+/// operation in flight). `progress` is called about five times a second.
 ///
 /// # Errors
-/// The first thing that failed, and on which target; what was stored by then stays.
+/// The first failure and its target; values stored until then stay.
 pub fn run(
     config: &BenchConfig,
     system: &SystemUnderTest,
@@ -78,10 +78,10 @@ pub fn run(
     Ok(results)
 }
 
-/// The OS threads of one target: the core of each and how many of the plan's threads it drives.
+/// The OS threads of one target: the core of each and the number of connections that it drives.
 type WorkerAssignments = Vec<(Option<usize>, usize)>;
 
-/// The figures of all targets together, and where there are several those of each.
+/// Merges the recorders of all targets; several targets have a result each as well.
 fn result_of(
     workload: Workload,
     system: &SystemUnderTest,
@@ -109,7 +109,7 @@ fn result_of(
     result
 }
 
-/// Runs one workload on all targets; gives what each counted.
+/// Runs one workload on all targets and returns a recorder for each.
 fn run_workers(
     targets: &[(Arc<WorkloadState>, WorkerAssignments)],
     system: &SystemUnderTest,
@@ -122,7 +122,7 @@ fn run_workers(
         for (number, &(core, threads)) in workers.iter().enumerate() {
             let (worker, system, report) = (Arc::clone(shared), system.clone(), report.clone());
             let body = Box::new(move || {
-                // Lost only when the receiver gave up, and then nobody wants it.
+                // The receiver is gone only if starting a thread failed.
                 let _ = report.send((target, run_worker_thread(&worker, &system, number, threads)));
             });
             if let Err(error) = (platform.spawn)(core, body) {
@@ -157,7 +157,7 @@ fn run_workers(
     if let Some(failed) = failure {
         return Err(failed);
     }
-    // Every worker reports before it ends, unless it panicked, which its thread has said.
+    // Every worker reports before it ends, unless it panicked, which its thread has printed.
     let not_reported = |target| TargetFailure { target, error: BenchError::Thread(0) };
     let each = recorders
         .into_iter()
@@ -166,7 +166,7 @@ fn run_workers(
     each.collect()
 }
 
-/// How far a workload is when so many operations are done.
+/// Progress of a workload after `operations` completed operations.
 fn progress_of(
     workload: Workload,
     config: &BenchConfig,
@@ -180,7 +180,7 @@ fn progress_of(
     WorkloadProgress { workload, operations, fraction: part.min(1.0) }
 }
 
-/// What a worker's thread does.
+/// The body of a worker thread.
 fn run_worker_thread(
     shared: &WorkloadState,
     system: &SystemUnderTest,

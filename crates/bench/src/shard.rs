@@ -1,48 +1,49 @@
-//! What one of several targets has of a run: its share of the keys, the threads and the operations.
+//! A shard: the part of the keys, threads and operations of a run that one of several targets has.
 //!
 //! ```text
-//!   index   0  1  2  3  4  5  6  7      three targets: key i is on target i mod 3, and is the (i div 3)-th there
+//!   index   0  1  2  3  4  5  6  7      three targets: key i is on target i mod 3, with local index i div 3
 //!   target  0  1  2  0  1  2  0  1
 //! ```
-//! Invariants: every index is on one target, the same in every run with as many targets; a target's indices are in
-//! order and without gaps, so that it draws from its own keys as a target that is alone draws from all.
+//! Invariants: every index is on one target, the same in every run with as many targets; the local indices of a target
+//! are in order and without gaps, so that it samples its keys as a single target samples all.
 
-/// The share of target `number` of so many.
+/// The shard of one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which target, from 0 on.
+    /// Index of the target, from 0 on.
     pub shard_index: u64,
-    /// How many targets there are, at least one.
+    /// Number of targets, at least one.
     pub shard_count: u64,
 }
 
 impl Shard {
-    /// Of a target that is alone.
+    /// The shard of a single target.
     pub const WHOLE: Shard = Shard { shard_index: 0, shard_count: 1 };
 
-    /// The shares of so many targets.
+    /// The shards of `targets` targets.
     pub fn all(targets: usize) -> impl Iterator<Item = Shard> {
         (0..targets as u64).map(move |number| Shard { shard_index: number, shard_count: targets as u64 })
     }
 
-    /// How many of the first `total` indices are in it.
+    /// Number of the first `total` indices that are in the shard.
     pub fn count(self, total: u64) -> u64 {
         total / self.shard_count + u64::from(self.shard_index < total % self.shard_count)
     }
 
-    /// The index of the `nth` that is in it.
+    /// The global index of a local index.
     #[inline]
     pub fn global_index(self, nth: u64) -> u64 {
         nth * self.shard_count + self.shard_index
     }
 
-    /// Which one of it an index is.
+    /// The local index of a global index.
     #[inline]
     pub fn local_index(self, index: u64) -> u64 {
         index / self.shard_count
     }
 
-    /// Those of a list that are in it; where the list is shorter than there are targets, some are in several.
+    /// The elements of a list that are assigned to the shard. If the list is shorter than the number of targets, several
+    /// shards share an element.
     pub fn assign<T: Copy>(self, list: &[T]) -> Vec<T> {
         let own = list.iter().skip(self.shard_index as usize).step_by(self.shard_count as usize).copied();
         let own: Vec<T> = own.collect();

@@ -1,31 +1,31 @@
-//! How long keys and values are: always the same, uniformly spread, or a few lengths by weight.
-//! In: an index and the run's seed. Out: a length. Invariant: a pure function of the two, so that whoever reads a
-//! value knows how long it must be.
+//! Lengths of keys and values: fixed, uniform, or a few lengths by weight.
+//! In: an index and the seed of the run. Out: a length. Invariant: a pure function of the two, so that a reader of a
+//! value knows its length.
 
 use octokv_base::prng::mix64;
 use std::fmt;
 
-/// The most lengths of a [`SizeDistribution::Weighted`].
+/// Largest number of lengths of a [`SizeDistribution::Weighted`].
 pub const WEIGHTS_MAX: usize = 64;
 
-/// Lengths, in bytes.
+/// A distribution of lengths, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SizeDistribution {
-    /// One for all.
+    /// One length.
     Fixed(usize),
-    /// Each between the two as often as any other, both included.
+    /// All lengths from `min` to `max`, both included, equally often.
     Uniform {
-        /// The shortest.
+        /// The shortest length.
         min: usize,
-        /// The longest.
+        /// The longest length.
         max: usize,
     },
-    /// Lengths, each with its share; at least one share is not zero.
+    /// Lengths with their weights, of which at least one is not zero.
     Weighted(Vec<(usize, u32)>),
 }
 
 impl SizeDistribution {
-    /// The length of an index's key or value.
+    /// The length of the key or value of an index.
     #[inline]
     pub fn sample(&self, index: u64, seed: u64) -> usize {
         let drawn = |span: u64| ((u128::from(mix64(index ^ mix64(!seed))) * u128::from(span)) >> 64) as u64;
@@ -45,7 +45,7 @@ impl SizeDistribution {
         }
     }
 
-    /// The shortest that occurs.
+    /// The shortest length that occurs.
     pub fn min_bytes(&self) -> usize {
         match self {
             SizeDistribution::Fixed(bytes) => *bytes,
@@ -54,7 +54,7 @@ impl SizeDistribution {
         }
     }
 
-    /// The longest that occurs.
+    /// The longest length that occurs.
     pub fn max_bytes(&self) -> usize {
         match self {
             SizeDistribution::Fixed(bytes) => *bytes,
@@ -63,12 +63,12 @@ impl SizeDistribution {
         }
     }
 
-    /// The only one, where there is one.
+    /// The only length, if there is one.
     pub fn fixed_bytes(&self) -> Option<usize> {
         (self.min_bytes() == self.max_bytes()).then(|| self.max_bytes())
     }
 
-    /// Whether lengths can be drawn from it.
+    /// Whether it can be sampled.
     pub fn is_valid(&self) -> bool {
         match self {
             SizeDistribution::Fixed(_) => true,
@@ -80,7 +80,7 @@ impl SizeDistribution {
     }
 }
 
-/// As it is typed: `4096`, `100..2000`, `4096:9,65536:1`.
+/// The form of the command line: `4096`, `100..2000`, `4096:9,65536:1`.
 impl fmt::Display for SizeDistribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

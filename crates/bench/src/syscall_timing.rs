@@ -1,16 +1,16 @@
-//! Where an engine over files spends an operation's time: in the kernel's calls, by kind, and until a file is its own.
+//! System call times of an engine on files: the time of an operation in each kind of call, and waiting for a file.
 //!
-//! In: how long each call took. Out: sums of one operation, which a worker adds up; two clock readings a call.
-//! What is left of an operation's latency is the engine's and the generator's own.
+//! In: the duration of each call, by two clock readings. Out: sums per operation, which a worker accumulates.
+//! The rest of an operation's latency is spent in the engine and the generator.
 
 use crate::platform::Clock;
 use octokv_base::Nanos;
 use std::cell::Cell;
 
-/// Sums.
+/// Time spent by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyscallTimes {
-    /// Until the file was nobody else's: no system call of ours, but the wait for somebody's.
+    /// Waiting for the lock of the file, which another put holds.
     pub wait: Nanos,
     /// In pread.
     pub read: Nanos,
@@ -21,7 +21,7 @@ pub struct SyscallTimes {
 }
 
 impl SyscallTimes {
-    /// Adds others.
+    /// Adds other times.
     pub fn add(&mut self, other: SyscallTimes) {
         self.wait = self.wait + other.wait;
         self.read = self.read + other.read;
@@ -30,7 +30,7 @@ impl SyscallTimes {
     }
 }
 
-/// Which sum.
+/// A kind of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyscallKind {
     /// [`SyscallTimes::wait`].
@@ -43,19 +43,19 @@ pub enum SyscallKind {
     Sync,
 }
 
-/// The sums of one thread's operation under way.
+/// Measures the current operation of one thread.
 pub struct SyscallTimer {
     now: Clock,
     spent: Cell<SyscallTimes>,
 }
 
 impl SyscallTimer {
-    /// With nothing spent.
+    /// Creates a timer without recorded time.
     pub fn new(now: Clock) -> SyscallTimer {
         SyscallTimer { now, spent: Cell::default() }
     }
 
-    /// Makes a call and counts how long it takes.
+    /// Runs `make` and adds its duration to the sum of `call`.
     pub fn time<T>(&self, call: SyscallKind, make: impl FnOnce() -> T) -> T {
         let begun = (self.now)();
         let made = make();
@@ -72,7 +72,7 @@ impl SyscallTimer {
         made
     }
 
-    /// What was spent since this was last asked.
+    /// Returns the sums and resets them.
     pub fn take(&self) -> SyscallTimes {
         self.spent.take()
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// A clock that is 10 ns later whenever it is read.
+    /// A clock that advances by 10 ns with each reading.
     fn ticking_clock() -> Nanos {
         static TIME: AtomicU64 = AtomicU64::new(0);
         Nanos(TIME.fetch_add(10, Ordering::Relaxed))

@@ -1,10 +1,10 @@
-//! What is put under load: which side the engine is on, and what lies under it.
+//! The systems under test: where the engine runs, and what stores its data.
 //!
 //! ```text
 //!   kv             generator ─ Key Value commands ─▶ node: engine ─▶ device          (NetKVS's (d), OctoKV)
-//!   remote-engine  generator ─▶ engine ─ commands on blocks ─▶ node ─▶ device        (NetKVS's (c))
+//!   remote-engine  generator ─▶ engine ─ NVM commands ─▶ node ─▶ device              (NetKVS's (c))
 //!   host-kvs       generator ─▶ engine ─▶ files of this machine, synced with each put (OctoKV's Host KVS)
-//!   redis, valkey  generator ─ RESP ─▶ server: memory, and a synced log on a file    (a peer, beside the first)
+//!   redis, valkey  generator ─ RESP ─▶ server: memory, and a synced log on a file    (baselines of the first)
 //! ```
 
 use crate::config::BenchConfig;
@@ -12,27 +12,27 @@ use crate::host_kvs::HostKvs;
 use octokv_engine::Durability;
 use std::sync::Arc;
 
-/// A system under load.
+/// A system under test.
 #[derive(Clone)]
 pub enum SystemUnderTest {
     /// Key Value commands to the node.
     Kv,
-    /// The hash engine in this process, on the node's namespace of blocks.
+    /// The hash engine in this process, on a block namespace of the node.
     RemoteEngine(LocalEngineConfig),
     /// The hash engine in this process, on files.
     HostKvs(Arc<HostKvs>),
-    /// A peer's server that speaks RESP, by its name ([`crate::peers`]).
+    /// The server of a baseline that speaks RESP, by its name ([`crate::baselines`]).
     RespServer(&'static str),
 }
 
-/// How an engine in this process works.
+/// Configuration of an engine in this process.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalEngineConfig {
-    /// When it acknowledges a write.
+    /// When a write is acknowledged.
     pub durability: Durability,
-    /// The most bytes of values and metadata that are in work at a time.
+    /// Bytes of the buffer pool for values and metadata in use.
     pub pool_bytes: usize,
-    /// The volume's random numbers, where it is formatted.
+    /// Seed of the volume, if it is formatted.
     pub seed: u64,
 }
 
@@ -47,7 +47,7 @@ impl SystemUnderTest {
         }
     }
 
-    /// How many files it works on.
+    /// Number of files of an engine on files; `None` for the others.
     pub fn files(&self) -> Option<usize> {
         match self {
             SystemUnderTest::Kv | SystemUnderTest::RemoteEngine(_) | SystemUnderTest::RespServer(_) => None,
@@ -55,7 +55,7 @@ impl SystemUnderTest {
         }
     }
 
-    /// When its engine in this process acknowledges a write.
+    /// When an engine in this process acknowledges a write; `None` for the others.
     pub fn durability(&self) -> Option<&'static str> {
         let durability = match self {
             SystemUnderTest::Kv | SystemUnderTest::RespServer(_) => return None,
@@ -68,7 +68,7 @@ impl SystemUnderTest {
         })
     }
 
-    /// The OS threads of a workload: the core of each and how many of the plan's threads it drives.
+    /// The OS threads of a workload: the core of each and the number of connections that it drives.
     pub fn assign_workers(
         &self,
         config: &BenchConfig,
@@ -80,9 +80,9 @@ impl SystemUnderTest {
                 let share = |number| config.threads / count + usize::from(number < config.threads % count);
                 cores[..count].iter().enumerate().map(|(number, &core)| (core, share(number))).collect()
             }
-            // One engine, one loop.
+            // One engine runs in one event loop.
             SystemUnderTest::RemoteEngine(_) => vec![(cores[0], config.threads)],
-            // A file operation keeps its thread until it is over.
+            // A file operation blocks its thread.
             SystemUnderTest::HostKvs(_) => {
                 (0..config.threads * config.depth).map(|number| (cores[number % cores.len()], 1)).collect()
             }

@@ -1,28 +1,28 @@
-//! A workload over time: for each interval, how many operations were answered, and how long they took.
+//! The time series of a workload: completed operations and their latencies by interval.
 //!
 //! ```text
-//!   rows: intervals from the first counted moment;  columns: latencies, 16 to each doubling from 1 us on
+//!   rows: intervals from the start;  columns: latencies, 16 to each doubling from 1 us on
 //! ```
-//! Memory is bounded: when the rows are used up, each two become one and the interval doubles.
-//! Invariants: no operation allocates; no operation is lost; latencies are told to within 6 %.
+//! Memory is bounded: if all rows are used, pairs of rows merge and the interval doubles.
+//! Invariants: recording does not allocate; no operation is lost; latencies are accurate to 6 %.
 
 use octokv_base::Nanos;
 use serde::Serialize;
 
-/// The first interval.
+/// The shortest interval.
 const INTERVAL_MIN: Nanos = Nanos::from_millis(125);
 const ROWS_MAX: usize = 1024;
-/// More points than this are joined as long as none is longer than a second.
+/// More points than this are merged while the interval is shorter than a second.
 const POINTS_MAX: usize = 256;
 const SECOND: Nanos = Nanos::from_secs(1);
 
-/// Latencies below so many bits of nanoseconds share a column.
+/// Latencies of up to this number of bits, in nanoseconds, share the first column.
 const BITS_MIN: u32 = 10;
 const BITS_MAX: u32 = 40;
 const COLUMNS_PER_OCTAVE: usize = 16;
 const COLUMNS: usize = (BITS_MAX - BITS_MIN) as usize * COLUMNS_PER_OCTAVE + 1;
 
-/// Counts of one worker, or of all.
+/// The time series of one worker, or of several.
 pub struct TimeSeries {
     start: Nanos,
     interval: Nanos,
@@ -30,29 +30,29 @@ pub struct TimeSeries {
     counts: Vec<u32>,
 }
 
-/// What one interval came to.
+/// One interval of a time series.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TimeSeriesPoint {
-    /// Its beginning, after the first counted moment.
+    /// Start of the interval, in seconds after the start of the measurement.
     pub start_s: f64,
-    /// Operations answered within it.
+    /// Operations completed within it.
     pub operations: u64,
     /// The same per second; the last interval ends with the workload.
     pub throughput_ops_s: f64,
-    /// The median of their latencies, 0 where there is none.
+    /// Median latency in microseconds; 0 without an operation.
     pub latency_us_p50: f64,
-    /// 99 in 100 are no longer.
+    /// 99th percentile of the latency, in microseconds.
     pub latency_us_p99: f64,
 }
 
 impl TimeSeries {
-    /// Of operations that are answered from then on.
+    /// Creates a series of operations that complete at `start` or later.
     pub fn new(start: Nanos) -> TimeSeries {
         // Untouched zeros cost no memory.
         TimeSeries { start, interval: INTERVAL_MIN, rows: 0, counts: vec![0; ROWS_MAX * COLUMNS] }
     }
 
-    /// An operation was answered after so long.
+    /// Records an operation that completed at `now`.
     #[inline]
     pub fn record(&mut self, now: Nanos, latency: Nanos) {
         let mut row = self.row(now);
@@ -69,7 +69,7 @@ impl TimeSeries {
         (now.since(self.start).0 / self.interval.0) as usize
     }
 
-    /// Each two rows become one.
+    /// Merges pairs of rows and doubles the interval.
     fn merge_row_pairs(&mut self) {
         let rows = self.rows.div_ceil(2);
         for row in 0..rows {
@@ -86,8 +86,8 @@ impl TimeSeries {
         self.interval = Nanos(2 * self.interval.0);
     }
 
-    /// Adds what another worker counted at the same time. Workers begin together; what lies between their first
-    /// moments is nothing beside an interval.
+    /// Adds the series of another worker. Workers start together; the difference of their start times is negligible
+    /// beside an interval.
     pub fn add(&mut self, mut other: TimeSeries) {
         while self.interval < other.interval {
             self.merge_row_pairs();
@@ -103,7 +103,7 @@ impl TimeSeries {
         }
     }
 
-    /// The interval and its points, the last of which ends with the workload.
+    /// Returns the interval and the points, the last of which ends at `last`.
     pub fn points(mut self, last: Nanos) -> (Nanos, Vec<TimeSeriesPoint>) {
         while self.rows > POINTS_MAX && self.interval < SECOND {
             self.merge_row_pairs();
@@ -138,7 +138,7 @@ fn column(latency_ns: u64) -> usize {
     (1 + (bits - BITS_MIN - 1) as usize * COLUMNS_PER_OCTAVE + step).min(COLUMNS - 1)
 }
 
-/// The middle of a column.
+/// The middle of a column, in nanoseconds.
 fn column_midpoint_ns(column: usize) -> f64 {
     let Some(column) = column.checked_sub(1) else { return f64::from(1 << (BITS_MIN - 1)) };
     let first = (1u64 << (BITS_MIN + (column / COLUMNS_PER_OCTAVE) as u32)) as f64;

@@ -1,22 +1,24 @@
-//! Keys and values made from an index and a seed, so that whoever reads a value knows every byte of it.
+//! Keys and values generated from an index and a seed, so that a reader can verify every byte of a value.
 //!
 //! ```text
 //! key:   0000000000001234                     the index in decimal, padded with zeros to the key's length
 //! value: index u64 | mix(index, seed) u64 | pattern[from(index, seed)..]    cut off at the value's length
 //! ```
-//! Values are incompressible and differ from key to key; making or checking one costs a copy or a
+//! Values are incompressible and differ from key to key; generating or checking one costs a copy or a
 //! comparison and no random numbers.
 
 use octokv_base::prng::mix64;
 use octokv_base::{Key, Prng};
 
 const HEADER_BYTES: usize = 16;
-/// Values begin at any of so many bytes of the pattern: small enough to stay in the cache.
+/// Number of offsets in the pattern at which values start: small enough to stay in the cache.
 const PATTERN_OFFSETS: usize = 64 << 10;
 /// The longest key, in bytes.
 const KEY_BYTES_MAX: usize = octokv_base::KEY_BYTES_MAX;
 
-/// The key of an index. The index fits the length (see [`crate::plan::BenchConfig::check`]).
+/// The key of an index.
+///
+/// REQUIRES: the index has at most `key_bytes` decimal digits ([`crate::BenchConfig::validate`] ensures it).
 pub fn key(index: u64, key_bytes: usize) -> Key {
     let mut bytes = [b'0'; KEY_BYTES_MAX];
     let (mut rest, mut at) = (index, key_bytes);
@@ -28,7 +30,7 @@ pub fn key(index: u64, key_bytes: usize) -> Key {
     Key::new(&bytes[..key_bytes]).expect("a plan has no longer keys")
 }
 
-/// A key that no index has, and that lies beside the one of `index`: its last byte is no digit.
+/// A key that no index has, adjacent to the key of `index`: its last byte is no digit.
 pub fn absent_key(index: u64, key_bytes: usize) -> Key {
     let mut bytes = [0; KEY_BYTES_MAX];
     bytes[..key_bytes].copy_from_slice(key(index, key_bytes).as_bytes());
@@ -37,14 +39,14 @@ pub fn absent_key(index: u64, key_bytes: usize) -> Key {
     Key::new(&bytes[..key_bytes]).expect("as long as the other")
 }
 
-/// Makes and checks the values of one seed.
+/// Generates and checks the values of one seed.
 pub struct ValueGenerator {
     seed: u64,
     pattern: Vec<u8>,
 }
 
 impl ValueGenerator {
-    /// For values of up to `value_bytes_max` bytes.
+    /// Creates a generator of values of up to `value_bytes_max` bytes.
     pub fn new(seed: u64, value_bytes_max: usize) -> ValueGenerator {
         let mut pattern = vec![0; PATTERN_OFFSETS + value_bytes_max];
         Prng::new(seed).fill(&mut pattern);

@@ -1,4 +1,4 @@
-//! Workloads: what their operations do, in which shares, and how they draw keys unless told otherwise.
+//! Workloads: their operations, the mix of these, and the default key distribution.
 //!
 //! ```text
 //!   fillseq fillrandom overwrite     store                ycsb-a   50 % read   50 % update              zipf
@@ -14,36 +14,36 @@
 use crate::key_distribution::KeyDistribution;
 use crate::name_lookup::{self, UnknownName};
 
-/// The most keys that one List asks for.
+/// Largest number of keys that one List requests.
 pub const LIST_KEYS_MAX: u32 = 100;
 
-/// What one operation does.
+/// The kind of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkloadOp {
-    /// Stores the value of a key that may be there.
+    /// Stores the value of a key that may exist.
     Store,
     /// Stores the value of the next new key.
     Insert,
     /// Reads a value.
     Read,
-    /// Reads a key that nothing ever stores.
+    /// Reads a key that no workload stores.
     ReadMissing,
     /// Reads a value, then stores it; one operation.
     ReadModifyWrite,
     /// Deletes a key.
     Delete,
-    /// Lists keys from one on, 1 to 100 of them; reads no values.
+    /// Lists 1 to 100 keys from a key on; reads no values.
     List,
 }
 
-/// What every operation of a workload does, and to which keys.
+/// A workload: a mix of operations, and the keys they access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// Stores the keys in order, from the first.
     FillSequential,
     /// Stores keys drawn at random.
     FillRandom,
-    /// The same; the name says that the keys are there already.
+    /// The same, on keys that exist.
     Overwrite,
     /// Reads keys drawn at random.
     ReadRandom,
@@ -53,7 +53,7 @@ pub enum Workload {
     DeleteRandom,
     /// Reads the keys in order, from the first.
     ReadSequential,
-    /// Reads keys that no workload stores, each like one that is drawn.
+    /// Reads keys that no workload stores, each adjacent to a key drawn at random.
     ReadMissing,
     /// Lists 100 keys from one drawn at random.
     SeekRandom,
@@ -116,7 +116,7 @@ impl Workload {
         }
     }
 
-    /// What its operations do, each with its share in percent.
+    /// Its operations, each with its share in percent; the shares sum to 100.
     pub fn mix(self) -> &'static [(WorkloadOp, u64)] {
         match self {
             Workload::FillSequential | Workload::FillRandom | Workload::Overwrite | Workload::YcsbW => {
@@ -134,7 +134,7 @@ impl Workload {
         }
     }
 
-    /// How it draws keys unless told otherwise; none where it takes them in order.
+    /// Its default key distribution; `None` if it takes keys in order.
     pub fn distribution(self) -> Option<KeyDistribution> {
         match self {
             Workload::FillSequential | Workload::ReadSequential | Workload::DeleteSequential => None,
@@ -154,12 +154,12 @@ impl Workload {
         }
     }
 
-    /// Whether some of its operations do this.
+    /// Whether its mix includes an operation.
     pub fn includes(self, action: WorkloadOp) -> bool {
         self.mix().iter().any(|(kind, _)| *kind == action)
     }
 
-    /// Whether it stores keys that need not be there before.
+    /// Whether it stores keys that need not exist before.
     pub fn is_fill(self) -> bool {
         matches!(self, Workload::FillSequential | Workload::FillRandom)
     }

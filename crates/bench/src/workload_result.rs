@@ -9,104 +9,104 @@ use octokv_base::Nanos;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// What one workload came to.
+/// The result of one workload.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkloadResult {
-    /// Its name.
+    /// Name of the workload.
     pub workload: &'static str,
-    /// The system that it ran on.
+    /// Name of the system under test.
     pub system: &'static str,
-    /// Beside peers: in which round, from 1 on.
+    /// Round of a comparison with baselines, from 1 on.
     pub round: Option<usize>,
-    /// Connections, or streams of operations.
+    /// Connections, or streams for an engine on files.
     pub threads: usize,
-    /// Operations in flight on each.
+    /// Operations in flight on each connection.
     pub depth: usize,
-    /// Key length, where all have one.
+    /// Key length in bytes, if fixed.
     pub key_bytes: Option<usize>,
-    /// Key lengths as they are typed.
+    /// Key lengths in the form of the command line.
     pub key_sizes: String,
-    /// Value length, where all have one.
+    /// Value length in bytes, if fixed.
     pub value_bytes: Option<usize>,
-    /// Value lengths as they are typed.
+    /// Value lengths in the form of the command line.
     pub value_sizes: String,
-    /// How keys are drawn; none where they are taken in order.
+    /// Key distribution; `None` if keys are taken in order.
     pub distribution: Option<&'static str>,
-    /// Its skew, where it has one.
+    /// Skew of zipf and latest.
     pub zipf_theta: Option<f64>,
-    /// Operations per second that were to begin; none where each began when one had ended.
+    /// Rate of an open loop, in operations per second; `None` for a closed loop.
     pub rate_ops_s: Option<f64>,
-    /// With a rate: how late the next operation would have been at the end.
+    /// With a rate: how late the next operation would have started at the end.
     pub behind_s: Option<f64>,
-    /// With a rate: operations that were to begin within the time and did not.
+    /// With a rate: operations that were due and did not start.
     pub backlog_operations: Option<u64>,
-    /// Operations counted.
+    /// Completed operations after the warm-up.
     pub operations: u64,
-    /// Of them, on keys that were not there.
+    /// Those of them whose key did not exist.
     pub not_found: u64,
-    /// Keys that were listed.
+    /// Keys listed.
     pub keys_listed: u64,
-    /// Whether every value read was compared.
+    /// Whether every value read was verified.
     pub verified: bool,
-    /// From the first counted moment to the last answer.
+    /// Seconds from the end of the warm-up to the last response.
     pub elapsed_s: f64,
     /// Operations per second.
     pub throughput_ops_s: f64,
     /// Value bytes per second, in MiB.
     pub throughput_mib_s: f64,
-    /// Latency of an operation: the mean.
+    /// Mean latency of an operation.
     pub latency_us_mean: f64,
-    /// The median.
+    /// Median latency.
     pub latency_us_p50: f64,
-    /// 99 in 100 are no longer.
+    /// 99th percentile of the latency.
     pub latency_us_p99: f64,
-    /// 999 in 1000 are no longer.
+    /// 99.9th percentile of the latency.
     pub latency_us_p99_9: f64,
-    /// The longest.
+    /// Maximum latency.
     pub latency_us_max: f64,
-    /// With an engine on files: of the mean, what passed until the file was nobody else's.
+    /// Engine on files: part of the mean spent waiting for the lock of the file.
     pub file_wait_us_mean: Option<f64>,
-    /// Of the mean, what was spent in pread.
+    /// Part of the mean spent in pread.
     pub file_read_us_mean: Option<f64>,
-    /// Of the mean, what was spent in pwrite.
+    /// Part of the mean spent in pwrite.
     pub file_write_us_mean: Option<f64>,
-    /// Of the mean, what was spent in fsync.
+    /// Part of the mean spent in fsync.
     pub file_sync_us_mean: Option<f64>,
-    /// Where there are several targets, what each came to.
+    /// The result of each of several targets; empty for one target.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetResult>,
-    /// Length of an interval of the series.
+    /// Interval of the series, in seconds.
     pub series_interval_s: f64,
-    /// The same figures over time.
+    /// Throughput and latency by interval.
     pub series: Vec<TimeSeriesPoint>,
-    /// Latencies by part of the operations that are no longer; for plots.
+    /// The latency distribution, for plots.
     #[serde(skip)]
     pub latency_quantiles: Vec<LatencyQuantile>,
 }
 
-/// What one of several targets came to.
+/// The result of one of several targets.
 #[derive(Clone, Debug, Serialize)]
 pub struct TargetResult {
-    /// Which one.
+    /// URL of the target.
     pub url: String,
-    /// The connections that it was dealt.
+    /// Connections assigned to it.
     pub threads: usize,
-    /// Operations counted.
+    /// Completed operations after the warm-up.
     pub operations: u64,
-    /// Of them, on keys that were not there.
+    /// Those of them whose key did not exist.
     pub not_found: u64,
     /// Operations per second.
     pub throughput_ops_s: f64,
     /// Value bytes per second, in MiB.
     pub throughput_mib_s: f64,
-    /// Latency of an operation: the mean.
+    /// Mean latency of an operation.
     pub latency_us_mean: f64,
-    /// 99 in 100 are no longer.
+    /// 99th percentile of the latency.
     pub latency_us_p99: f64,
 }
 
 impl TargetResult {
-    /// Of a target's tally.
+    /// Builds the result from the recorder of a target.
     pub fn new(url: &str, threads: usize, recorder: &Recorder) -> TargetResult {
         TargetResult {
             url: url.to_owned(),
@@ -121,17 +121,17 @@ impl TargetResult {
     }
 }
 
-/// A point of the distribution of latencies.
+/// A point of the latency distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencyQuantile {
-    /// Of the operations, the part that took no longer, 0 to 1.
+    /// Fraction of the operations that took at most [`LatencyQuantile::latency_us`], 0 to 1.
     pub fraction: f64,
-    /// How long.
+    /// Latency in microseconds.
     pub latency_us: f64,
 }
 
 impl WorkloadResult {
-    /// Of a tally.
+    /// Builds the result from the recorders of all workers, merged.
     pub fn new(
         workload: Workload,
         system: &'static str,
@@ -189,7 +189,7 @@ impl WorkloadResult {
     }
 }
 
-/// Parts of so many operations, ten to each factor of ten of what is left: 0, 0.2, ... 0.9, 0.92, ... 0.99, ...
+/// Fractions for quantiles of this number of operations, ten per decade of the remainder: 0, 0.2, ... 0.9, 0.92, ... 0.99, ...
 fn quantile_steps(operations: u64) -> impl Iterator<Item = f64> {
     let steps = (operations.max(1) as f64).log10() * 10.0;
     (0..=steps as u32).map(|step| 1.0 - 10f64.powf(-f64::from(step) / 10.0))
@@ -209,7 +209,7 @@ const COLUMNS: [(&str, usize); 11] = [
     ("max us", 10),
 ];
 
-/// The first line of a table.
+/// The header line of the table.
 pub fn table_header() -> String {
     let mut line = format!("{:<12}", COLUMNS[0].0);
     for (name, width) in &COLUMNS[1..] {
@@ -219,7 +219,7 @@ pub fn table_header() -> String {
     line
 }
 
-/// One workload's line of a table.
+/// The line of a workload.
 pub fn table_row(result: &WorkloadResult) -> String {
     let f = result;
     let mut line = format!(
@@ -248,7 +248,7 @@ pub fn table_row(result: &WorkloadResult) -> String {
     line
 }
 
-/// The line of one of several targets, under its workload's.
+/// The line of one of several targets, below its workload.
 pub fn target_row(target: &TargetResult) -> String {
     let t = target;
     let mut line = format!(

@@ -12,39 +12,39 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// How far a workload is.
+/// Progress of a workload.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkloadProgress {
-    /// Which one.
+    /// The workload.
     pub workload: Workload,
-    /// Operations done.
+    /// Completed operations.
     pub operations: u64,
-    /// Part of the whole, 0 to 1.
+    /// Completed fraction, 0 to 1.
     pub fraction: f64,
 }
 
-/// Where the node is, and how to connect to it.
+/// A target of the load, and how to connect to it.
 #[derive(Clone, Debug)]
 pub struct TargetNode {
     /// Its name in reports.
     pub name: String,
     /// Its address.
     pub address: SocketAddr,
-    /// The settings of sessions with it.
+    /// Configuration of its sessions.
     pub client: ClientConfig,
 }
 
-/// What the workers of all targets share: they begin together, and when one fails all end.
+/// State of the workers of all targets: they start together, and all stop if one fails.
 pub(crate) struct WorkerGroup {
     pub workers: usize,
     pub connected: AtomicUsize,
     pub failed: AtomicBool,
 }
 
-/// What the workers of one workload on one target share.
+/// State that the workers of one workload on one target share.
 pub(crate) struct WorkloadState {
     pub group: Arc<WorkerGroup>,
-    /// The target's share of it.
+    /// The configuration of the target's shard.
     pub config: BenchConfig,
     pub workload: Workload,
     pub system_name: &'static str,
@@ -54,16 +54,16 @@ pub(crate) struct WorkloadState {
     pub polling: Polling,
     pub values: ValueGenerator,
     pub keys: KeySpace,
-    /// Those of this target.
+    /// Number of workers of this target.
     pub workers: usize,
-    /// Operations given out.
+    /// Operations handed to workers.
     pub issued_ops: AtomicU64,
-    /// Operations answered.
+    /// Completed operations.
     pub completed_ops: AtomicU64,
 }
 
 impl WorkloadState {
-    /// The next operation; none when the workload has no more.
+    /// The next operation; `None` at the end of the workload.
     #[inline]
     pub fn next_op(&self, op_generator: &mut OpGenerator) -> Option<Operation> {
         let number = self.issued_ops.fetch_add(1, Ordering::Relaxed);
@@ -75,7 +75,7 @@ impl WorkloadState {
         Some(op_generator.next_op(number, &self.config, &self.keys))
     }
 
-    /// When a workload that began then ends by itself.
+    /// End of a timed workload that starts at `begin`; never for one that ends by its number of operations.
     pub fn end_time(&self, begin: Nanos) -> Nanos {
         match self.config.stop {
             StopCondition::Time(span) => begin + self.config.warm_up + span,
@@ -83,7 +83,7 @@ impl WorkloadState {
         }
     }
 
-    /// Where the operations of worker `number` come from.
+    /// Creates the operation generator of worker `number`.
     pub fn op_generator(&self, number: usize) -> OpGenerator {
         let random = Prng::new(self.config.seed ^ (number as u64 + 1) << 32 ^ self.workload as u64);
         OpGenerator::new(&self.config, self.workload, random)

@@ -185,7 +185,7 @@ fn mistakes_are_usage_errors_before_anything_runs() {
     // Nobody listens there: what is refused is refused before.
     let nowhere = ["bench", "--url", "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:none?nsid=1"];
     let table: [(&[&str], &str); 20] = [
-        (&["--workload", "ycsb-z"], "there is no workload"),
+        (&["--workload", "ycsb-z"], "unknown workload"),
         (&["--distribution", "normal"], "uniform, zipf, latest"),
         (&["--distribution", "zipf", "--workload", "fillseq,readseq"], "draws keys"),
         (&["--zipf", "0", "--workload", "ycsb-a"], "from 0.01 to 10"),

@@ -1,4 +1,4 @@
-//! A baseline: what each of them offers, is given, reports and fails with.
+//! The baseline trait, its environment, its report and its errors.
 
 use crate::baselines::child_processes::ChildProcesses;
 use crate::child_process;
@@ -14,44 +14,44 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A store beside ours.
+/// A store that ours is compared with.
 pub trait Baseline {
-    /// Which one.
+    /// The kind of baseline.
     fn kind(&self) -> BaselineKind;
 
-    /// What it cannot do of a plan.
+    /// Checks that it supports a configuration.
     ///
     /// # Errors
-    /// The first such thing, in words.
+    /// A message with the first flag that it does not support.
     fn check_supported(&self, config: &BenchConfig) -> Result<(), String>;
 
-    /// Runs the one workload of a plan; what was stored stays for the next.
+    /// Runs the one workload of a configuration. Stored keys stay for the next workload.
     ///
     /// # Errors
-    /// When the peer does not start, fails, or says what cannot be understood.
+    /// If the baseline does not start, fails, or prints output that cannot be parsed.
     fn run(
         &mut self,
         config: &BenchConfig,
         progress: &mut dyn FnMut(WorkloadProgress),
     ) -> Result<WorkloadResult, BaselineError>;
 
-    /// What it was, for the report.
+    /// Version, command lines and notes, for the report.
     fn info(&self) -> BaselineInfo;
 }
 
-/// The peers that there are.
+/// The kinds of baselines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BaselineKind {
-    /// RocksDB, by db_bench.
+    /// RocksDB, driven by db_bench.
     RocksDb,
     /// Redis with its append-only file.
     Redis,
-    /// Valkey, the same.
+    /// Valkey with its append-only file.
     Valkey,
 }
 
 impl BaselineKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [BaselineKind; 3] = [BaselineKind::RocksDb, BaselineKind::Redis, BaselineKind::Valkey];
 
     /// Its name on the command line and in reports.
@@ -63,7 +63,7 @@ impl BaselineKind {
         }
     }
 
-    /// The program that runs, looked for as a shell does.
+    /// Its program, found in PATH.
     pub fn program(self) -> &'static str {
         match self {
             BaselineKind::RocksDb => "db_bench",
@@ -72,7 +72,7 @@ impl BaselineKind {
         }
     }
 
-    /// Debian's package with the program.
+    /// The Debian package of the program.
     pub fn package(self) -> &'static str {
         match self {
             BaselineKind::RocksDb => "rocksdb-tools",
@@ -81,7 +81,7 @@ impl BaselineKind {
         }
     }
 
-    /// Whether it runs in the process of its load, without a network.
+    /// Whether it runs in the process of its load generator, without a network.
     pub fn is_embedded(self) -> bool {
         self == BaselineKind::RocksDb
     }
@@ -94,28 +94,28 @@ impl std::str::FromStr for BaselineKind {
     }
 }
 
-/// What a peer stands on.
+/// The environment of a baseline.
 #[derive(Clone)]
 pub struct BaselineEnv {
-    /// Its directory, for itself alone; whether it is there is the peer's business.
+    /// Its own directory, which the baseline creates.
     pub directory: PathBuf,
-    /// Makes that directory, or makes it anew: empty.
+    /// Creates that directory, or empties it.
     pub recreate: fn(&Path) -> std::io::Result<()>,
-    /// What starts its processes and ends them.
+    /// Starts and terminates its processes.
     pub processes: Arc<ChildProcesses>,
     /// Clock and threads.
     pub platform: GeneratorPlatform,
-    /// The cores of our generator, where it drives the peer.
+    /// The cores of our load generator.
     pub cores: Vec<Option<usize>>,
-    /// How that generator rests.
+    /// Polling of our load generator.
     pub polling: Polling,
 }
 
 impl BaselineEnv {
-    /// The directory, empty.
+    /// Creates or empties the directory.
     ///
     /// # Errors
-    /// What the system says.
+    /// [`BaselineError::Files`] with the failure of the file system.
     pub(crate) fn recreate_directory(&self) -> Result<(), BaselineError> {
         let directory = &self.directory;
         (self.recreate)(directory)
@@ -123,18 +123,18 @@ impl BaselineEnv {
     }
 }
 
-/// What a peer was.
+/// Version, command lines and notes of a baseline, for the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct BaselineInfo {
     /// Its name.
     pub baseline: &'static str,
-    /// As it says itself; none before it ran.
+    /// The version that it prints; `None` before it ran.
     pub version: Option<String>,
     /// Whether its operations cross no network.
     pub embedded: bool,
-    /// The command lines that were run, each once, in order.
+    /// The command lines that ran, each once, in order.
     pub as_run: Vec<String>,
-    /// What a reader of its figures should know.
+    /// Notes for readers of its results.
     pub notes: Vec<String>,
 }
 
@@ -144,7 +144,7 @@ impl BaselineInfo {
         BaselineInfo { baseline: kind.name(), version: None, embedded, as_run: Vec::new(), notes }
     }
 
-    /// A command line was run, for what.
+    /// Adds a command line with its purpose.
     pub(crate) fn add_command_line(&mut self, command: &std::process::Command, purpose: &str) {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let shell_quoted = |word: &std::ffi::OsStr| match word.to_string_lossy() {
@@ -167,42 +167,42 @@ impl BaselineInfo {
     }
 }
 
-/// Why a peer has no figures.
+/// Why a baseline has no result.
 #[derive(Debug)]
 pub enum BaselineError {
     /// Its program cannot be started.
     Start {
         /// The program.
         program: &'static str,
-        /// Why.
+        /// The failure.
         error: std::io::Error,
     },
-    /// Its program ended with an error, or too early.
+    /// Its program exited with an error, or before it was ready.
     Failed {
         /// The program.
         program: &'static str,
-        /// Its last words.
+        /// The last line of its output.
         last_line: String,
     },
-    /// What it printed has no figures.
+    /// Its output has no result.
     Output {
         /// The program.
         program: &'static str,
-        /// Its last words.
+        /// The last line of its output.
         last_line: String,
     },
-    /// Its directory cannot be made or emptied.
+    /// Its directory cannot be created or emptied.
     Files {
-        /// Which one.
+        /// The kind of baseline.
         directory: PathBuf,
-        /// Why.
+        /// The failure.
         error: std::io::Error,
     },
-    /// Our generator failed on it.
+    /// Our load generator failed on it.
     Load {
-        /// The peer.
+        /// The baseline.
         baseline: &'static str,
-        /// How.
+        /// The failure.
         error: BenchError,
     },
 }
@@ -212,10 +212,10 @@ impl fmt::Display for BaselineError {
         match self {
             BaselineError::Start { program, error } => write!(f, "{program} cannot be started: {error}"),
             BaselineError::Failed { program, last_line } => {
-                write!(f, "{program} failed; it said last: {last_line}")
+                write!(f, "{program} failed; its last output line: {last_line}")
             }
             BaselineError::Output { program, last_line } => {
-                write!(f, "{program} gave no figures; it said last: {last_line}")
+                write!(f, "{program} printed no result; its last output line: {last_line}")
             }
             BaselineError::Files { directory, error } => {
                 write!(f, "directory {}: {error}", directory.display())
@@ -227,7 +227,7 @@ impl fmt::Display for BaselineError {
 
 impl std::error::Error for BaselineError {}
 
-/// The line that says most of what went wrong: the last that is not empty.
+/// The last line of an output that is not empty, which usually has the error.
 pub(crate) fn last_line(text: &str) -> String {
     child_process::last_line(text).unwrap_or("nothing").to_owned()
 }

@@ -1,53 +1,56 @@
-//! Ours against a peer: ratios of neighbouring turns, and medians over the rounds.
-//! In: the figures of all turns. Out: one comparison per workload and peer. Invariant: a ratio is ours over the
-//! peer's of the same round, because the disk changes between rounds more than within one.
+//! Comparison with a baseline: ratios of results of the same round, and medians over the rounds.
+//! In: the results of all rounds. Out: one comparison per workload and baseline. Invariant: a ratio is ours over the
+//! baseline's of the same round, because the disk varies between rounds more than within one.
 
 use crate::statistics;
 use crate::workload_result::WorkloadResult;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// One figure of both sides.
+/// One metric of both systems.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MetricPair {
     /// Ours, the median over the rounds.
     pub ours: f64,
-    /// The peer's, the same.
+    /// The baseline's, the median over the rounds.
     pub baseline: f64,
-    /// Ours over the peer's, the median of the rounds' ratios.
+    /// Ours over the baseline's: the median of the ratios of the rounds.
     pub ratio: f64,
     /// The ratio of each round.
     pub ratios: Vec<f64>,
 }
 
-/// A part of the operations of both sides, medians over the rounds.
+/// The fraction of operations that found their key, of both systems: medians over the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HitRatePair {
     /// Ours.
     pub ours: f64,
-    /// The peer's.
+    /// The baseline's.
     pub baseline: f64,
 }
 
-/// A workload on ours and on a peer.
+/// A workload on ours and on a baseline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BaselineComparison {
     /// Its name.
     pub workload: &'static str,
-    /// The peer's.
+    /// The baseline's.
     pub baseline: &'static str,
     /// Operations per second: a ratio above 1 is in our favour.
     pub throughput_ops_s: MetricPair,
     /// Mean latency: a ratio below 1 is in our favour.
     pub latency_us_mean: MetricPair,
-    /// 99 in 100 operations are no longer: below 1 likewise.
+    /// 99th percentile of the latency: a ratio below 1 is in our favour.
     pub latency_us_p99: MetricPair,
-    /// The part of the operations whose key was there, 0 to 1. Where it differs, so does what was done: a key that is
-    /// not there costs less than a value.
+    /// The fraction of operations whose key existed, 0 to 1. If it differs, so does the work: a missing key costs less than
+    /// a value.
     pub found: HitRatePair,
 }
 
-/// Compares a list of turns with their neighbours: `ours[i]` and `peers[i]` are of one workload and one round.
+/// Compares results round by round: `ours[i]` and `baselines[i]` are of one workload and one round.
+///
+/// # Panics
+/// If the lists are empty or differ in length.
 pub fn compare(ours: &[&WorkloadResult], baselines: &[&WorkloadResult]) -> BaselineComparison {
     assert!(!ours.is_empty() && ours.len() == baselines.len(), "every round has a turn of both");
     let pair_of = |of: fn(&WorkloadResult) -> f64| {
@@ -76,7 +79,7 @@ fn median(values: &[f64]) -> f64 {
     statistics::median(values).expect("every round has a result of both")
 }
 
-/// Comparisons as a table.
+/// Formats comparisons as a table.
 pub fn comparison_table(comparisons: &[BaselineComparison], rounds: usize) -> String {
     let medians = if rounds == 1 { "1 round".to_owned() } else { format!("medians of {rounds} rounds") };
     let mut text = format!(

@@ -1,18 +1,18 @@
-//! Peers: other stores under the same workloads, on a disk of this machine, in turns with ours.
+//! Baselines: other stores under the same workloads, on a disk of this machine, alternating with ours.
 //!
 //! ```text
-//!   round 1   ours fillseq, peer fillseq, ours readrandom, peer readrandom     a ratio is of two turns that are
-//!   round 2   ours fillseq, ...                                                neighbours; its median is over rounds
+//!   round 1   ours fillseq, baseline fillseq, ours readrandom, baseline readrandom     a ratio is of one round,
+//!   round 2   ours fillseq, ...                                                        the median over all rounds
 //! ```
-//! A peer's fill begins with an empty store; other workloads find what the last fill left, or, where there was none,
-//! every key, stored beforehand without being measured. A peer runs, and has files, in a directory of its own that the
-//! caller makes and removes. Every option that matters is given to it and told as it was ([`Baseline::account`]).
+//! A fill starts with an empty store; other workloads run on the keys of the last fill or, without one, on all keys,
+//! which are loaded before and not measured. A baseline runs, and has its files, in a directory of its own that the
+//! caller creates and removes. Every relevant option is set explicitly and reported ([`Baseline::info`]).
 //!
 //! # Layout
-//! - [`baseline`]: what all of them have in common.
+//! - [`baseline`]: the trait, its environment, its report and its errors.
 //! - [`rocksdb`]: RocksDB by its own `db_bench`: embedded.
-//! - [`redis`]: Redis and Valkey: servers, by our own generator.
-//! - [`resp`]: their protocol; `resp_worker`: the generator that speaks it.
+//! - [`redis`]: Redis and Valkey: servers under our load generator.
+//! - [`resp`]: their protocol; `resp_worker`: the load generator for it.
 //! - [`child_processes`]: processes that end with the run.
 //! - [`compare`]: ratios and medians.
 

@@ -1,12 +1,12 @@
-//! Redis and Valkey: a server of our own on the loopback interface, driven by our own generator.
+//! Redis and Valkey: a server that we start on the loopback interface, driven by our load generator.
 //!
 //! ```text
-//!   none ──▶ running ──▶ ended, its files removed          a fill begins with a new server in an empty directory
+//!   none ──▶ running ──▶ terminated, its files removed     a fill starts with a new server in an empty directory
 //! ```
-//! Its own load generator draws no keys by zipf and compares no values, so ours speaks its protocol
-//! (`resp_worker`): the same connections, depth, keys, values and clock as with a node, over TCP as with one.
-//! Invariants: a write is answered when the append-only file with it is synced (`appendfsync always`); nothing rewrites
-//! that file meanwhile; the server ends with this value.
+//! Its own load generator has no zipf distribution and verifies no values, so ours implements its protocol
+//! (`resp_worker`): the same connections, depth, keys, values and clock as with a node, over TCP as well.
+//! Invariants: a write is acknowledged after its append-only file is synced (`appendfsync always`); the file is not
+//! rewritten meanwhile; dropping the [`RedisBaseline`] terminates the server.
 
 use crate::baselines::baseline::{
     Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, last_line,
@@ -27,7 +27,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
-/// How often another port is tried when somebody took the one that was free.
+/// Start attempts, each with another port, because another process can take the free port.
 const START_ATTEMPTS: usize = 3;
 /// Time that a server has to accept connections.
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ const READY_MAX: Duration = Duration::from_secs(60);
 const PRELOAD_DEPTH: usize = 16;
 const PRELOAD_BYTES: usize = 64 << 20;
 
-/// A server in a place.
+/// A Redis or Valkey server.
 pub struct RedisBaseline {
     kind: BaselineKind,
     env: BaselineEnv,
@@ -49,7 +49,7 @@ struct RunningServer {
 }
 
 impl RedisBaseline {
-    /// Not started yet. `kind` says which of the two.
+    /// Creates the baseline of kind Redis or Valkey without starting its server.
     pub fn new(kind: BaselineKind, env: BaselineEnv) -> RedisBaseline {
         let mut info = BaselineInfo::new(kind);
         info.add_note("it holds every value in memory: its reads touch no disk");
@@ -67,7 +67,7 @@ impl RedisBaseline {
         }
     }
 
-    /// A new server with nothing in it.
+    /// Starts a new, empty server.
     fn restart(&mut self) -> Result<(), BaselineError> {
         self.stop_server();
         let mut last = String::new();
@@ -84,7 +84,7 @@ impl RedisBaseline {
         Err(BaselineError::Failed { program: self.kind.program(), last_line: last_line(&last) })
     }
 
-    /// A server, or what one said before it ended.
+    /// Starts a server; on a failed start returns its output.
     fn start(&mut self) -> Result<Result<RunningServer, String>, BaselineError> {
         let program = self.kind.program();
         let failed = |error| BaselineError::Start { program, error };
@@ -93,7 +93,7 @@ impl RedisBaseline {
         command.args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--dir"]);
         command.arg(&self.env.directory);
         command.args(SERVER_OPTIONS.as_flattened());
-        // The port of this start says nothing to a reader.
+        // The port differs with each start, so the report has a placeholder.
         let mut shown = Command::new(program);
         shown.args(["--bind", "127.0.0.1", "--port", "PORT", "--dir"]).arg(&self.env.directory);
         self.info.add_command_line(shown.args(SERVER_OPTIONS.as_flattened()), "");
@@ -135,7 +135,7 @@ impl RedisBaseline {
     }
 }
 
-/// What is given to the server beside the place.
+/// Options of the server besides address and directory.
 const SERVER_OPTIONS: [[&str; 2]; 9] = [
     ["--appendonly", "yes"],
     ["--appendfsync", "always"],
@@ -148,7 +148,7 @@ const SERVER_OPTIONS: [[&str; 2]; 9] = [
     ["--loglevel", "notice"],
 ];
 
-/// A port of the loopback interface that is free now.
+/// An address of the loopback interface with a free port.
 fn free_address() -> std::io::Result<SocketAddr> {
     Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?.local_address()
 }

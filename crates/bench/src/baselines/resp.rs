@@ -1,32 +1,32 @@
-//! RESP2, the protocol of Redis and Valkey: requests as bytes, bytes as replies.
+//! RESP2, the protocol of Redis and Valkey: encodes requests, decodes replies.
 //!
 //! ```text
 //!   request  *3 CRLF $3 CRLF SET CRLF $16 CRLF key CRLF $4096 CRLF value CRLF
 //!   reply    +OK CRLF    -ERR why CRLF    :1 CRLF    $4096 CRLF value CRLF    $-1 CRLF
 //! ```
-//! In: bytes in any pieces. Out: replies, in order, each borrowed until the next is taken. Invariants: no bytes
-//! panic; a value lies where it was received and is copied nowhere; a reply is taken whole or not at all.
+//! In: bytes in pieces of any size. Out: replies, in order, each borrowed until the next is taken. Invariants: no input
+//! panics; a value is not copied after its receive; a reply is taken whole or not at all.
 //! Source: "RESP protocol spec", redis.io/docs/latest/develop/reference/protocol-spec. Arrays are not needed here.
 
 use std::fmt;
 use std::io::Write;
 use std::ops::Range;
 
-/// The longest value of a server, in bytes (`proto-max-bulk-len`).
+/// Longest value of a server, in bytes (`proto-max-bulk-len`).
 pub const VALUE_BYTES_MAX: usize = 512 << 20;
-/// A line that is longer is no reply to our requests.
+/// Longest line of a reply to our requests, in bytes.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// Room for so much is made before a receive.
+/// Smallest receive buffer, in bytes.
 const RECEIVE_BYTES_MIN: usize = 64 << 10;
 
 /// A reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RespReply<'a> {
-    /// `+`: done.
+    /// `+`: a simple string such as `OK`.
     Simple(&'a [u8]),
-    /// `-`: refused, and why.
+    /// `-`: an error with its message.
     Error(&'a [u8]),
-    /// `:`: a number.
+    /// `:`: an integer.
     Integer(i64),
     /// `$`: a value.
     Bulk(&'a [u8]),
@@ -34,29 +34,29 @@ pub enum RespReply<'a> {
     Nil,
 }
 
-/// What is wrong with a server's bytes.
+/// Why a reply is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// A reply begins with this byte.
+    /// The first byte is not a known type.
     Type(u8),
-    /// A line has no end.
+    /// A line is empty or too long.
     Line,
-    /// A number is none, or a length is not one.
+    /// A number or length is invalid.
     Number,
-    /// A value does not end where its length says.
+    /// A value has no terminator at its length.
     End,
 }
 
-/// How a server failed.
+/// Why an exchange with a server failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerError {
-    /// It closed the connection, or never took it.
+    /// The connection was closed or refused.
     Closed,
-    /// Its bytes are no replies.
+    /// A reply is malformed.
     Protocol(ProtocolError),
-    /// It refused a request, with these words.
+    /// An error reply with its message.
     ErrorReply(String),
-    /// Its reply is none to this request.
+    /// The reply does not match the request.
     UnexpectedReply,
 }
 
@@ -64,24 +64,24 @@ impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServerError::Closed => f.write_str("the connection was closed"),
-            ServerError::Protocol(error) => write!(f, "its bytes are no replies ({error:?})"),
-            ServerError::ErrorReply(message) => write!(f, "it says \"{message}\""),
-            ServerError::UnexpectedReply => f.write_str("its reply is none to this request"),
+            ServerError::Protocol(error) => write!(f, "malformed reply ({error:?})"),
+            ServerError::ErrorReply(message) => write!(f, "error reply \"{message}\""),
+            ServerError::UnexpectedReply => f.write_str("the reply does not match the request"),
         }
     }
 }
 
-/// Adds `GET key`.
+/// Appends `GET key`.
 pub fn encode_get(out: &mut Vec<u8>, key: &[u8]) {
     encode_command(out, 2, b"GET", key);
 }
 
-/// Adds `DEL key`.
+/// Appends `DEL key`.
 pub fn encode_delete(out: &mut Vec<u8>, key: &[u8]) {
     encode_command(out, 2, b"DEL", key);
 }
 
-/// Adds `SET key value`; `fill` makes the value in place.
+/// Appends `SET key value`; `fill` writes the value in place.
 pub fn encode_set(out: &mut Vec<u8>, key: &[u8], value_bytes: usize, fill: impl FnOnce(&mut [u8])) {
     encode_command(out, 3, b"SET", key);
     encode_length(out, b'$', value_bytes);
@@ -106,18 +106,18 @@ fn encode_length(out: &mut Vec<u8>, kind: u8, length: usize) {
     let _ = write!(out, "{length}\r\n");
 }
 
-/// Makes replies of what is received.
+/// Decodes replies from received bytes.
 #[derive(Default)]
 pub struct RespDecoder {
     buffer: Vec<u8>,
-    /// What is received and not yet taken.
+    /// Received bytes that are not yet decoded.
     pending: Range<usize>,
-    /// How long the reply at the front is known to be; 0 where its first line has not come.
+    /// Length of the first reply, in bytes; 0 until its first line is received.
     wanted_bytes: usize,
 }
 
 impl RespDecoder {
-    /// Room for what comes next: for the rest of a value that has begun, and never little.
+    /// The buffer for the next receive: large enough for the rest of a value whose length is known.
     pub fn receive_buffer(&mut self) -> &mut [u8] {
         if self.pending.is_empty() {
             self.pending = 0..0;
@@ -133,16 +133,19 @@ impl RespDecoder {
         &mut self.buffer[self.pending.end..]
     }
 
-    /// So many bytes have come to the front of the room.
+    /// Adds `bytes` received bytes at the start of [`RespDecoder::receive_buffer`].
+    ///
+    /// # Panics
+    /// If that buffer is shorter.
     pub fn advance(&mut self, bytes: usize) {
         self.pending.end += bytes;
         assert!(self.pending.end <= self.buffer.len(), "no more comes than there was room for");
     }
 
-    /// The next reply; none when it has not come whole.
+    /// Takes the next reply; `None` if it is incomplete.
     ///
     /// # Errors
-    /// When the bytes are none; nothing can be told from what follows them.
+    /// If the reply is malformed; the bytes after it cannot be decoded either.
     pub fn take(&mut self) -> Result<Option<RespReply<'_>>, ProtocolError> {
         let pending = &self.buffer[self.pending.clone()];
         if pending.is_empty() || pending.len() < self.wanted_bytes {
@@ -184,7 +187,7 @@ impl RespDecoder {
     }
 }
 
-/// The first line without its end; none when it has not come whole.
+/// The first line without its end; `None` if it is incomplete.
 fn first_line(pending: &[u8]) -> Result<Option<&[u8]>, ProtocolError> {
     let scanned = &pending[..pending.len().min(LINE_BYTES_MAX)];
     match scanned.windows(2).position(|pair| pair == b"\r\n") {
@@ -209,7 +212,7 @@ mod tests {
         decoder.advance(bytes.len());
     }
 
-    /// All replies of bytes that come in pieces of a size, as text.
+    /// All replies in bytes that arrive in pieces of a size, as text.
     fn replies(bytes: &[u8], piece_bytes: usize) -> (Vec<String>, Result<(), ProtocolError>) {
         let (mut decoder, mut found) = (RespDecoder::default(), Vec::new());
         for piece in bytes.chunks(piece_bytes) {
@@ -276,7 +279,7 @@ mod tests {
             assert_eq!(replies(bytes, 100).1, Err(error), "{bytes:?}");
         }
         assert_eq!(replies(&[b'+'; 70_000], 4096).1, Err(ProtocolError::Line));
-        // What a request's answer could be changed into, byte by byte.
+        // Random bytes of the protocol's alphabet.
         let mut random = Prng::new(1);
         let alphabet = b"+-:$*0123456789\r\n\r\nab\0\xff";
         for _ in 0..50_000 {

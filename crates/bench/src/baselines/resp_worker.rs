@@ -1,9 +1,9 @@
-//! One OS thread of the generator against a server that speaks RESP: a connection per thread of the plan.
+//! A worker for RESP servers: one OS thread with several connections.
 //!
-//! What [`crate::worker`] is for a node: the same choice of operations, the same values, the same clock, the same
-//! sockets and the same rest, so that what differs is the server. A connection has up to `depth` requests on their
-//! way; replies come in their order. An update is a SET of the whole value, a delete a DEL.
-//! Invariants: each stream has at most one operation in flight; every value that is read is compared.
+//! The counterpart of [`crate::kv_worker`]: the same operation generator, values, clock, sockets and idle policy, so
+//! that only the server differs. A connection has up to `depth` requests in flight; replies arrive in order. An update
+//! is a SET of the whole value, a delete a DEL.
+//! Invariants: each stream has at most one operation in flight; every value read is verified.
 
 use crate::arrival_schedule::ArrivalSchedule;
 use crate::baselines::resp::{self, RespDecoder, RespReply, ServerError};
@@ -21,16 +21,16 @@ use std::sync::atomic::Ordering;
 struct RespStream {
     operation: Operation,
     started: Nanos,
-    /// Of a read-modify-write: value bytes that were read, and whether the key was there.
+    /// Result of the read of a read-modify-write: value bytes, and whether the key existed.
     read_result: Option<(u64, bool)>,
 }
 
 struct RespConnection {
     socket: SocketId,
-    /// Requests, of which so many bytes are sent.
+    /// Encoded requests; the first `sent` bytes are sent.
     out: Vec<u8>,
     sent: usize,
-    /// Streams that wait for replies, in order.
+    /// Streams with a request in flight, in order; at most `depth`.
     in_flight: VecDeque<u32>,
     decoder: RespDecoder,
 }
@@ -47,7 +47,7 @@ struct RespWorker<'a> {
     ready: Vec<SocketId>,
 }
 
-/// Drives `threads` connections through one workload. `number` tells this worker from the others.
+/// Runs one workload on `threads` connections. `number` identifies the worker.
 pub(crate) fn run_worker(
     shared: &WorkloadState,
     number: usize,
@@ -121,7 +121,8 @@ impl RespWorker<'_> {
         Ok(())
     }
 
-    /// Makes requests for every waiting stream, with a rate those that are due. True when there are no more operations.
+    /// Encodes requests for every waiting stream, with a rate only for those that are due. Returns true if the workload has
+    /// no more operations.
     fn submit_due(&mut self, now: Nanos, until: Nanos) -> bool {
         if now >= until || self.shared.group.failed.load(Ordering::Relaxed) {
             return true;
@@ -142,7 +143,7 @@ impl RespWorker<'_> {
         false
     }
 
-    /// Adds the next request of a stream to its connection.
+    /// Appends the next request of a stream to its connection.
     fn append_request(&mut self, stream: u32) {
         let (shared, config) = (self.shared, &self.shared.config);
         let RespStream { operation: Operation { kind, index, .. }, read_result: read, .. } =
@@ -159,7 +160,7 @@ impl RespWorker<'_> {
                 });
             }
             WorkloadOp::Delete => resp::encode_delete(out, key),
-            WorkloadOp::List => unreachable!("a plan with lists is refused before"),
+            WorkloadOp::List => unreachable!("check_supported rejects workloads with lists"),
         }
         connection.in_flight.push_back(stream);
     }
@@ -182,7 +183,7 @@ impl RespWorker<'_> {
         Ok(())
     }
 
-    /// Takes in what has come. True when something has.
+    /// Receives from all ready connections. Returns true if any bytes were received.
     fn poll(&mut self) -> Result<bool, BenchError> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.clear();
@@ -210,14 +211,14 @@ impl RespWorker<'_> {
             decoder.advance(bytes);
             busy = true;
             while self.take_reply(number)? {}
-            // A receive that did not fill the room has taken all there was; the next turn finds what has come since.
+            // A receive that did not fill the buffer has drained the socket.
             if bytes < room_bytes {
                 return Ok(busy);
             }
         }
     }
 
-    /// Takes one reply. False when none has come whole.
+    /// Takes one reply. Returns false if none is complete.
     fn take_reply(&mut self, number: usize) -> Result<bool, BenchError> {
         let (shared, now) = (self.shared, self.shared.platform.now);
         let RespConnection { in_flight, decoder, .. } = &mut self.connections[number];
@@ -246,7 +247,7 @@ impl RespWorker<'_> {
     }
 }
 
-/// What a reply says, held against what it may say: whether the key was there, and value bytes that were moved.
+/// Checks a reply against the values that the operation may return: whether the key existed, and value bytes moved.
 fn check_reply(
     shared: &WorkloadState,
     stream: &RespStream,

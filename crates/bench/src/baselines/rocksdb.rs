@@ -1,16 +1,16 @@
-//! RocksDB by its own `db_bench`, a process per workload, embedded: no operation crosses a network.
+//! RocksDB, driven by its own `db_bench`: a process per workload, embedded, so no operation crosses a network.
 //!
 //! ```text
 //!   ours                                  db_bench
 //!   fillseq, fillrandom                   the same, into an empty database
-//!   overwrite, readrandom                 the same, on the database that is there
+//!   overwrite, readrandom                 the same, on the existing database
 //!   readmissing                           the same
-//!   threads × depth in flight             as many threads, one operation each: db_bench has no other way
+//!   threads × depth in flight             as many threads, one operation each: db_bench has no depth
 //!   ops                                   divided by the threads, rounded up
 //! ```
-//! Each thread of a db_bench fillseq begins at the first key, so that several store the same ones. Before the next
-//! workload the database is then made anew with every key, without being measured.
-//! In: a plan. Out: figures, from what db_bench prints. Invariant: every write is in a synced log before it counts.
+//! Each thread of a db_bench fillseq starts at the first key, so several threads store the same keys. The database is
+//! then loaded again with every key before the next workload, without being measured.
+//! In: a configuration. Out: results, parsed from the output. Invariant: every write is in a synced log before it counts.
 
 use crate::baselines::baseline::{
     Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, last_line,
@@ -24,15 +24,15 @@ use crate::workload_state::WorkloadProgress;
 use octokv_base::Nanos;
 use std::process::Command;
 
-/// The block cache: db_bench's own default, said so that nobody has to know it.
+/// Block cache, in bytes: db_bench's default, set explicitly.
 const CACHE_BYTES: usize = 8 << 20;
-/// Bits a key of the filter that spares reads of missing keys; without one every read looks into several files.
+/// Bits per key of the bloom filter that avoids reads of missing keys; without one every read searches several files.
 const FILTER_BITS: u32 = 10;
-/// The shortest key of which db_bench makes different ones.
+/// The shortest key length for which db_bench generates different keys.
 const KEY_BYTES_MIN: usize = 8;
-/// The most threads that are started.
+/// Largest number of db_bench threads.
 const THREADS_MAX: usize = 1024;
-/// The workloads that db_bench has, too. It deletes, but does not say of how many keys there were any.
+/// The supported workloads. db_bench has deletions too, but does not report how many keys existed.
 const WORKLOADS: [Workload; 5] = [
     Workload::FillSequential,
     Workload::FillRandom,
@@ -41,16 +41,16 @@ const WORKLOADS: [Workload; 5] = [
     Workload::ReadMissing,
 ];
 
-/// RocksDB in a place.
+/// RocksDB in a directory.
 pub struct RocksDbBaseline {
     env: BaselineEnv,
     info: BaselineInfo,
-    /// Whether the database holds what a fill leaves.
+    /// Whether the database holds the keys of a fill.
     filled: bool,
 }
 
 impl RocksDbBaseline {
-    /// With nothing in it.
+    /// Creates the baseline with an empty database.
     pub fn new(env: BaselineEnv) -> RocksDbBaseline {
         RocksDbBaseline { env, info: BaselineInfo::new(BaselineKind::RocksDb), filled: false }
     }
@@ -73,7 +73,7 @@ impl RocksDbBaseline {
         Ok(printed)
     }
 
-    /// Makes the database anew with every key.
+    /// Recreates the database with every key.
     fn preload(&mut self, config: &BenchConfig) -> Result<(), BaselineError> {
         self.env.recreate_directory()?;
         let preload = BenchConfig {
@@ -128,7 +128,7 @@ impl Baseline for RocksDbBaseline {
     }
 }
 
-/// Threads of db_bench for a plan.
+/// Threads of db_bench for a configuration.
 fn thread_count(config: &BenchConfig) -> usize {
     config.threads * config.depth
 }
@@ -162,7 +162,7 @@ fn check_config(config: &BenchConfig) -> Result<(), String> {
     }
 }
 
-/// What is given to db_bench for one workload, beside the place.
+/// Options of db_bench for one workload, besides the directory.
 fn db_bench_options(config: &BenchConfig, workload: Workload) -> Vec<String> {
     let reads = workload.reads_values();
     let mut options = vec![
@@ -187,15 +187,15 @@ fn db_bench_options(config: &BenchConfig, workload: Workload) -> Vec<String> {
     options.push(format!("--bloom_bits={FILTER_BITS}"));
     options.push(format!("--use_direct_reads={}", u8::from(reads)));
     options.push("--use_direct_io_for_flush_and_compaction=0".to_owned());
-    // The same seed would draw the keys of the last workload again, and each thread may take one after it; 0 would
-    // take one from the clock.
+    // Each workload has a seed of its own, so that it does not repeat the keys of the last; threads take the seeds after it,
+    // and 0 would take one from the clock.
     let seed = config.seed.wrapping_add((workload as u64) << 20) & i64::MAX as u64;
     options.push(format!("--seed={}", seed.max(1)));
     options.push("--histogram=1".to_owned());
     options
 }
 
-/// What db_bench printed of a workload.
+/// The results of a workload in the output of db_bench.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct DbBenchOutput {
     operations: u64,
@@ -206,16 +206,16 @@ struct DbBenchOutput {
     p99_us: f64,
     p99_9_us: f64,
     max_us: f64,
-    /// Of the operations, the part that found their keys.
+    /// Fraction of the operations that found their keys.
     hit_rate: f64,
 }
 
 impl DbBenchOutput {
-    /// The figures with `--histogram=1`; none where something is missing.
+    /// Parses the output with `--histogram=1`; `None` if a value is missing.
     fn parse(text: &str, workload: &str) -> Option<DbBenchOutput> {
         let is_head =
             |line: &&str| line.split_ascii_whitespace().next() == Some(workload) && line.contains(" ops/sec");
-        // Progress may stand before it on the same line, ended by a carriage return.
+        // Progress may precede the result on the same line, ended by a carriage return.
         let lines: Vec<&str> = text.split(['\n', '\r']).map(str::trim).collect();
         let at = lines.iter().position(is_head)?;
         let (head, histogram) = (lines[at], lines[at..].join("\n"));
@@ -258,12 +258,12 @@ impl DbBenchOutput {
     }
 }
 
-/// A number that is one: db_bench prints others when it has counted nothing.
+/// A finite, non-negative number; db_bench prints `nan` if it has counted nothing.
 fn parse_number(text: &str) -> Option<f64> {
     text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)
 }
 
-/// The part that was found, as one of its threads says: "(632 of 1000 found)".
+/// The fraction found, as one of its threads reports it: "(632 of 1000 found)".
 fn parse_hit_rate(head: &str) -> Option<f64> {
     let words = head.rsplit_once('(')?.1.strip_suffix(" found)")?;
     let (found, of) = words.split_once(" of ")?;
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use crate::size_distribution::SizeDistribution;
 
-    /// What db_bench 7.8.3 printed: --benchmarks=fillrandom --num=1000 --value_size=1000 --threads=3 --writes=333.
+    /// Output of db_bench 7.8.3: --benchmarks=fillrandom --num=1000 --value_size=1000 --threads=3 --writes=333.
     const FILL: &str = include_str!("../../tests/fixtures/db_bench-fillrandom.txt");
     /// The same with --benchmarks=readrandom --reads=333 --use_existing_db=1 and another seed.
     const READ: &str = include_str!("../../tests/fixtures/db_bench-readrandom.txt");
