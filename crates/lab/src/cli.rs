@@ -6,23 +6,23 @@ use std::path::PathBuf;
 /// Arguments of `reproduce`.
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
-    /// Whose figures.
+    /// The paper.
     pub paper: Paper,
     /// One table or figure of the paper with its real runs, as "table-1" or "figure-7"; those alone are "figure-7-cores"
     /// [default: all].
     #[arg(long, value_name = "NAME")]
     pub figure: Option<String>,
-    /// One round of a few operations: shows that everything runs, and its figures say little.
+    /// One round of a few operations: a smoke test whose results are not significant.
     #[arg(long)]
     pub quick: bool,
     /// Real runs (netkvs; figures 4, 5 and 6-host of octokv): where files are made for as long as it takes [default: the
     /// place for temporary files].
     #[arg(long, value_name = "DIR")]
     pub directory: Option<PathBuf>,
-    /// Write the figures to a file; "-" is standard output.
+    /// Write the results as JSON to a file; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// octokv, octofas: draw the figures into files of a directory, which must be there: octokv-NAME-N.svg.
+    /// octokv, octofas: draw the figures as SVG files into an existing directory: octokv-NAME-N.svg. Crosses are the paper's numbers.
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
 }

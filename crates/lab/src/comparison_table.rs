@@ -1,39 +1,39 @@
-//! Rows, ratios, the sentences.
+//! Comparison rows of NetKVS: medians over rounds, ratios, table, and a sentence per difference.
 //!
-//! In: what each system came to in each round. Out: a table and sentences for people, flat rows for programs: each
-//! with the paper's figure where it has one, and with ours or the reason why there is none.
+//! In: the result of each system in each round. Out: a table and sentences for readers, flat rows for programs, each
+//! with the paper's number if it has one, and with ours or the reason for its absence.
 
 use crate::output_parser::{BenchSample, SampleResult};
 use octokv_bench::statistics::median;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// One figure.
+/// One metric of one series.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MetricRow {
-    /// The paper's table or figure, or ours beside it.
+    /// Table or figure of the paper, or our variant of it.
     pub figure: &'static str,
-    /// Which system.
+    /// System, or pair of systems.
     pub series: &'static str,
-    /// Which figure of it.
+    /// Name of the metric.
     pub x: &'static str,
-    /// What the paper has.
+    /// The paper's number.
     pub paper: Option<f64>,
-    /// The median of the rounds.
+    /// Ours: the median over the rounds; `None` if nothing ran.
     pub measured: Option<f64>,
-    /// In what.
+    /// Unit of both numbers.
     pub unit: &'static str,
-    /// The least of the rounds.
+    /// Minimum over the rounds.
     pub measured_least: Option<f64>,
-    /// The most of the rounds.
+    /// Maximum over the rounds.
     pub measured_most: Option<f64>,
-    /// Rounds that gave a figure.
+    /// Number of rounds with a result.
     pub rounds: usize,
-    /// "not run: ..." where `measured` is missing; else what sets it apart from the paper's.
+    /// "not run: ..." if `measured` is missing; otherwise the difference of its set-up from the paper's.
     pub note: String,
 }
 
-/// What was asked for.
+/// The settings of a NetKVS reproduction.
 #[derive(Clone, Debug, Serialize)]
 pub struct NetkvsReportConfig {
     /// Rounds, each on namespaces of its own.
@@ -44,13 +44,13 @@ pub struct NetkvsReportConfig {
     pub guest_operations_per_thread: usize,
     /// Puts of each thread without a guest.
     pub native_operations_per_thread: usize,
-    /// Bytes of a key.
+    /// Key length in bytes.
     pub key_bytes: usize,
-    /// Bytes of a value.
+    /// Value length in bytes.
     pub value_bytes: usize,
 }
 
-/// The figures of a system, as a paper has them.
+/// The metrics of a system, as the paper reports them.
 pub const METRICS: [MetricSpec; 3] = [
     MetricSpec { name: "average latency", header: "average", unit: "us", value_of: |sample| sample.mean_us },
     MetricSpec {
@@ -62,28 +62,28 @@ pub const METRICS: [MetricSpec; 3] = [
     MetricSpec { name: "throughput", header: "throughput", unit: "MB/s", value_of: |sample| sample.mb_s },
 ];
 
-/// One kind of figure.
+/// One kind of metric.
 #[derive(Clone, Copy)]
 pub struct MetricSpec {
-    /// Its name.
+    /// Name in rows.
     pub name: &'static str,
     header: &'static str,
-    /// In what.
+    /// Unit of both numbers.
     pub unit: &'static str,
     value_of: fn(&BenchSample) -> f64,
 }
 
-/// One system in one place.
+/// The results of one system in one environment.
 pub struct SystemSeries {
-    /// The table it is in.
+    /// Table that it belongs to.
     pub figure: &'static str,
-    /// Its name.
+    /// Name in rows.
     pub name: &'static str,
     /// The paper's average, 99th percentile and throughput.
     pub paper: [Option<f64>; 3],
-    /// Each round, in turn.
+    /// The result of each round.
     pub rounds: Vec<SampleResult>,
-    /// What sets each of the three apart from the paper's.
+    /// The difference of each metric's set-up from the paper's.
     pub notes: [&'static str; 3],
 }
 
@@ -113,8 +113,8 @@ impl SystemSeries {
         METRICS.iter().zip(self.paper.iter().zip(&self.notes)).map(row).collect()
     }
 
-    /// One row for each metric: how much more or less than another system, in percent. Each round is compared with
-    /// itself, because the machine's speed changes between rounds.
+    /// One row for each metric: the change relative to another system, in percent. Results are compared within a round,
+    /// because the speed of the machine varies between rounds.
     pub fn compare_to(
         &self,
         other: &SystemSeries,
@@ -162,7 +162,7 @@ fn format_value(value: Option<f64>, unit: &str) -> String {
     }
 }
 
-/// A table of rows: a line per series, the paper's and our figure for each metric.
+/// Formats rows as a table: a line per series, the paper's and our number for each metric.
 pub fn format_table(rows: &[MetricRow]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -195,7 +195,7 @@ pub fn format_table(rows: &[MetricRow]) -> String {
     text
 }
 
-/// A sentence for each row that the paper has too: how far ours is from it, and why.
+/// Formats a sentence for each row with a number of the paper: the distance of ours, and its reason.
 pub fn format_differences(rows: &[MetricRow]) -> String {
     let mut text = String::new();
     for row in rows {

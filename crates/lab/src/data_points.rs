@@ -1,61 +1,61 @@
-//! Points of figures: a paper's number beside ours, as text, and as lines of a picture.
+//! Data points of figures: our number with the paper's.
 //!
-//! In: points, in order. Out: a table for people, flat rows for programs, SVG.
+//! In: points, in order. Out: text for readers, flat rows for programs.
 
 use octokv_bench::statistics::median;
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// One number.
+/// One data point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DataPoint {
-    /// The paper's table or figure.
+    /// Table or figure of the paper.
     pub figure: &'static str,
-    /// Which line of it.
+    /// Line or curve of it.
     pub series: String,
-    /// Which point of that.
+    /// Position on the line: a number or a name.
     pub x: String,
-    /// What the paper has; nothing where its text has no number.
+    /// The paper's number; `None` if its text has none.
     pub paper: Option<f64>,
-    /// What came out here; not a number (null in the document) where it did not run.
+    /// Our number; NaN (null in the JSON report) if it did not run.
     pub measured: f64,
-    /// In what.
+    /// Unit of both numbers.
     pub unit: &'static str,
-    /// Whether it is one of very many, which people are shown as a picture.
+    /// Whether it is left out of the text and drawn in plots only.
     #[serde(skip)]
     pub is_plot_only: bool,
-    /// Of a real run on this machine.
+    /// Only for a native run.
     #[serde(flatten)]
     pub measured_runs: Option<MeasuredRuns>,
 }
 
-/// What a real run says besides, for it is never twice the same: [`DataPoint::measured`] is the median of its rounds.
+/// Spread of a native run, which varies between rounds; [`DataPoint::measured`] is the median.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasuredRuns {
-    /// The least of the rounds.
+    /// Minimum over the rounds.
     pub measured_least: Option<f64>,
-    /// The most of the rounds.
+    /// Maximum over the rounds.
     pub measured_most: Option<f64>,
-    /// Rounds that gave a number.
+    /// Number of rounds with a result.
     pub rounds: usize,
-    /// "not run: ..." where none did.
+    /// "not run: ..." if no round has a result.
     pub note: String,
 }
 
-/// A figure's points as they are gathered.
+/// Collects the points of a figure.
 pub struct DataPoints {
     figure: &'static str,
-    /// So far.
+    /// The points, in order.
     pub points: Vec<DataPoint>,
 }
 
 impl DataPoints {
-    /// Of a figure.
+    /// Creates an empty collection for a figure.
     pub fn for_figure(figure: &'static str) -> DataPoints {
         DataPoints { figure, points: Vec::new() }
     }
 
-    /// One more, where the paper has one.
+    /// Adds a point with the paper's number, if any.
     pub fn add_with_paper(
         &mut self,
         series: &str,
@@ -77,7 +77,7 @@ impl DataPoints {
         });
     }
 
-    /// One more of a real run: what each round came to, or why it did not.
+    /// Adds a point of a native run: the median of the rounds with a result.
     pub fn add_measured(
         &mut self,
         series: &str,
@@ -103,12 +103,12 @@ impl DataPoints {
         }
     }
 
-    /// One more that the paper's text has no number for.
+    /// Adds a point without a number of the paper.
     pub fn add(&mut self, series: &str, x: &str, measured: f64, unit: &'static str) {
         self.add_with_paper(series, x, None, measured, unit);
     }
 
-    /// One of very many.
+    /// Adds a point that is drawn in plots only.
     pub fn add_plot_only(&mut self, series: &str, x: &str, measured: f64, unit: &'static str) {
         self.add(series, x, measured, unit);
         if let Some(point) = self.points.last_mut() {
@@ -117,7 +117,7 @@ impl DataPoints {
     }
 }
 
-/// A number as people read it: three digits that say something; "-" for what is none.
+/// Formats a number with three significant digits; "-" for NaN.
 fn format_number(value: f64) -> String {
     match value.abs() {
         size if size.is_nan() => "-".to_owned(),
@@ -129,7 +129,7 @@ fn format_number(value: f64) -> String {
     }
 }
 
-/// A line for each series and unit: its points, the paper's number behind ours in brackets.
+/// Formats a line for each series and unit: its points, each with the paper's number in brackets.
 pub fn format_text(points: &[DataPoint]) -> String {
     let mut text = String::new();
     let shown: Vec<&DataPoint> = points.iter().filter(|point| !point.is_plot_only).collect();

@@ -1,6 +1,6 @@
-//! Runs of experiments: each once, however many figures it is in, on as many processors as there are.
+//! The job runner: runs each simulation once, even if several figures need it, in parallel on all processors.
 //!
-//! In: jobs. Out: what each came to, in their order; the same for the same jobs on every machine.
+//! In: jobs. Out: their results, in the same order; identical for identical jobs on every machine.
 
 use crate::simulation::parameters::SAMPLING_INTERVAL;
 use anyhow::{Result, anyhow};
@@ -10,19 +10,19 @@ use std::panic::RefUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// How long runs are.
+/// Durations of simulated runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Durations {
-    /// Before what is measured: two windows and a half, so that a choice is in force.
+    /// Warm-up: two and a half sampling intervals, so that a policy decision is in force.
     pub warm_up: Nanos,
-    /// What is measured.
+    /// Measured time.
     pub measured: Nanos,
-    /// Requests, where so many are run.
+    /// Requests of a run that ends by their number.
     pub requests: u64,
 }
 
 impl Durations {
-    /// Of a quick run, or of one that says something.
+    /// Durations of a quick run, or of a full one.
     pub fn for_mode(quick: bool) -> Durations {
         let (windows, requests) = if quick { (1, 10_000) } else { (4, 100_000) };
         Durations {
@@ -33,37 +33,40 @@ impl Durations {
     }
 }
 
-/// One run, by what it is.
+/// A simulated run, identified by its configuration.
 pub trait ExperimentJob: Clone + PartialEq + Debug + Sync + RefUnwindSafe {
-    /// What it comes to.
+    /// Result of the run.
     type Output: Clone + Send + Sync;
 
-    /// Runs it.
+    /// Runs the simulation.
     ///
     /// # Errors
-    /// What went wrong.
+    /// A message if the simulated node or client failed.
     fn run(&self, durations: &Durations) -> Result<Self::Output, String>;
 }
 
-/// All runs so far.
+/// Runs jobs and keeps their results.
 pub struct JobRunner<J: ExperimentJob> {
-    /// How long they are.
+    /// Durations of all runs.
     pub durations: Durations,
     completed: Vec<(J, J::Output)>,
 }
 
 impl<J: ExperimentJob> JobRunner<J> {
-    /// None yet.
+    /// Creates a runner without results.
     pub fn new(durations: Durations) -> JobRunner<J> {
         JobRunner { durations, completed: Vec::new() }
     }
 
-    /// How many there were.
+    /// Number of completed runs.
     pub fn len(&self) -> usize {
         self.completed.len()
     }
 
-    /// What each job comes to.
+    /// Returns the results of jobs, in order; runs those without a result.
+    ///
+    /// # Errors
+    /// The first job that failed or panicked.
     pub fn run_all(&mut self, jobs: &[J]) -> Result<Vec<J::Output>> {
         let mut fresh: Vec<&J> = Vec::new();
         for job in jobs {
@@ -78,10 +81,10 @@ impl<J: ExperimentJob> JobRunner<J> {
         let work = || {
             while let Some((at, job)) = take_next(&next, &fresh) {
                 let caught = std::panic::catch_unwind(|| job.run(&durations));
-                let result = caught.unwrap_or_else(|_| Err("a bug of ours, told above".to_owned()));
-                *failed.lock().expect("nobody panics with it") |= result.is_err();
+                let result = caught.unwrap_or_else(|_| Err("the run panicked".to_owned()));
+                *failed.lock().expect("no panic while locked") |= result.is_err();
                 let _ = results[at].set(result);
-                if *failed.lock().expect("nobody panics with it") {
+                if *failed.lock().expect("no panic while locked") {
                     return;
                 }
             }

@@ -1,4 +1,4 @@
-//! The document that programs read: which command, on which machine, with which settings, came to what.
+//! The JSON report: command, machine, settings and results.
 
 use crate::error::LabResult;
 use anyhow::Context;
@@ -7,23 +7,26 @@ use serde::Serialize;
 use std::io::Write as _;
 use std::path::Path;
 
-/// The [`ReproductionReport::schema`] that this code writes.
+/// The value of [`ReproductionReport::schema`].
 const REPRODUCTION_SCHEMA: &str = "octokv-reproduce/2";
 
-/// The document.
+/// The report.
 #[derive(Serialize)]
 struct ReproductionReport<'a, S, R> {
-    /// Which document this is, and its version.
+    /// Name and version of the format.
     schema: &'static str,
-    /// The command line that made it.
+    /// The command line of the run.
     command: String,
     machine: MachineInfo,
     settings: &'a S,
-    /// The figures, an object each.
+    /// The results, an object each.
     results: &'a [R],
 }
 
-/// Writes the document to a file; "-" is standard output.
+/// Writes the report to a file; "-" is standard output.
+///
+/// # Errors
+/// If the file cannot be written.
 pub fn write_report<S: Serialize, R: Serialize>(file: &Path, settings: &S, results: &[R]) -> LabResult {
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let document = ReproductionReport {

@@ -1,13 +1,13 @@
-//! What two processors of this machine show of balancing and of fairness: a node on a modelled drive in real time, hosts in
-//! processes of their own, and policies in turn while all of them run on.
+//! Native runs of balancing and fairness on two processors of this machine: a node on an SSD model in real time, hosts
+//! in processes of their own, and policies that alternate while all of them run.
 //!
 //! ```text
-//!   node, two cores ◀── hosts: octokv bench, each on one processor; stopped and continued (SIGSTOP, SIGCONT)
-//!     │ windows          policy: off, on, off, on, …                          of each turn: rates, by the node's monitor
-//!     └────────────────▶ points: medians over the rounds
+//!   node, two cores ◀── hosts: octokv bench, each on one processor; suspended and resumed (SIGSTOP, SIGCONT)
+//!     │ sampling intervals   policy: off, on, off, on, …              for each: rates, by the node's monitor
+//!     └────────────────────▶ points: medians over the rounds
 //! ```
-//! In: how much is run. Out: points, or one that says why there are none. These depend on the machine, and are not the same
-//! twice.
+//! In: rounds and intervals. Out: points, or one with the reason for their absence. Results depend on the machine and
+//! vary between runs.
 
 use crate::data_points::{DataPoint, DataPoints};
 use crate::octokv_binary::octokv_binary;
@@ -27,16 +27,16 @@ use tempfile::TempDir;
 const VALUE_BYTES: &str = "16384";
 const KEYS: &str = "20000";
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Windows after a change that are not counted: the last before it, the one that it came in, and the first that shows it.
+/// Sampling intervals after a change that are skipped: the last before it, the one of the change, and the first after it.
 const INTERVALS_SKIPPED: usize = 3;
-/// Hosts that nobody stops end after so long.
+/// Hosts terminate after this time if they are not killed.
 const BENCH_SECONDS_MAX: &str = "300";
-/// How long a window may be waited for.
+/// Longest wait for a sampling interval.
 const INTERVAL_WAIT_MAX: Duration = Duration::from_secs(20);
 const DENSE: &str = "nqn.2026-11.io.octokv:dense";
 const SPARSE: &str = "nqn.2026-11.io.octokv:sparse";
 
-/// How much is run, and whether it came to an end.
+/// Number of runs, and whether one failed.
 #[derive(Debug, Default)]
 pub struct NativeRuns {
     rounds: usize,
@@ -45,7 +45,7 @@ pub struct NativeRuns {
 }
 
 impl NativeRuns {
-    /// Of a quick run, or of one that says something.
+    /// Rounds and intervals of a quick run, or of a full one.
     pub fn for_mode(quick: bool) -> NativeRuns {
         let (rounds, intervals) = if quick { (1, 4) } else { (7, 10) };
         NativeRuns { rounds, intervals, failed: false }
@@ -77,7 +77,7 @@ impl BenchProcess {
     }
 }
 
-/// The processors, or why there are none for this.
+/// The two processors, or the reason for their absence.
 fn processors() -> Result<[usize; 2], String> {
     match octokv_sys::thread::allowed_cores()[..] {
         [one, other, ..] => Ok([one, other]),
@@ -124,7 +124,7 @@ impl NativeNode {
         })
     }
 
-    /// A host on a processor: connections, and operations in flight on each.
+    /// Starts a load generator on a processor with this number of connections and operations in flight on each.
     fn start_host(
         &self,
         name: &str,
@@ -151,7 +151,7 @@ impl NativeNode {
         Ok(BenchProcess(ChildProcess::spawn(&mut command).context("octokv bench cannot be started")?))
     }
 
-    /// One that overwrites until it is dropped.
+    /// Starts a load generator that overwrites keys until it is dropped.
     fn start_writer(&self, name: &str, processor: usize, threads: &str, depth: &str) -> Result<BenchProcess> {
         self.start_host(
             name,
@@ -162,7 +162,7 @@ impl NativeNode {
         )
     }
 
-    /// The next windows, those in which a change shows left out.
+    /// Waits for the next `count` sampling intervals after those that a change affects.
     fn next_intervals(&self, count: usize) -> Result<Vec<SchedulingReport>> {
         let (mut intervals, give_up) = (Vec::<SchedulingReport>::new(), Instant::now() + INTERVAL_WAIT_MAX);
         while intervals.len() < INTERVALS_SKIPPED + count {
@@ -178,9 +178,9 @@ impl NativeNode {
         Ok(intervals.split_off(INTERVALS_SKIPPED))
     }
 
-    /// A host on the processor of its connection's core, or on the other one.
+    /// Starts a host on the processor of its connection's core, or on the other one. Returns it with that core.
     fn start_host_by_core(&self, own: bool, depth: &str) -> Result<(BenchProcess, usize)> {
-        // Each host's connection comes to the next core.
+        // Each new connection is placed on the next core.
         for _ in 0..2 {
             let core = usize::from(own);
             let host = self.start_writer(DENSE, self.processors[1], "1", depth)?;
@@ -203,7 +203,7 @@ fn mean(intervals: &[SchedulingReport], figure: impl Fn(&SchedulingReport) -> f6
     intervals.iter().map(figure).sum::<f64>() / intervals.len().max(1) as f64
 }
 
-/// Answers a second of one host, or of all.
+/// Completed operations per second of one host, or of all.
 fn throughput_of(intervals: &[SchedulingReport], host: Option<&str>) -> f64 {
     let of = |interval: &SchedulingReport| {
         let tenants = interval.tenants.iter().filter(|tenant| host.is_none_or(|host| tenant.host == host));
@@ -212,7 +212,7 @@ fn throughput_of(intervals: &[SchedulingReport], host: Option<&str>) -> f64 {
     mean(intervals, of)
 }
 
-/// A point of what its rounds came to.
+/// Adds a point from the results of its rounds.
 fn push_rounds(
     points: &mut DataPoints,
     series: &str,
@@ -223,30 +223,36 @@ fn push_rounds(
     points.add_measured(series, x, None, &rounds.map(Ok).collect::<Vec<_>>(), unit);
 }
 
-/// What takes the place of points that there cannot be.
+/// A single point with the reason for the absence of the others.
 fn not_run_points(mut points: DataPoints, why: String) -> Vec<DataPoint> {
     points.add_measured("two processors", "throughput", None, &[Err(why)], "op/s");
     points.points
 }
 
 impl NativeRuns {
-    /// Whether something went wrong that need not have.
+    /// Whether a run failed that this machine supports.
     pub fn failed(&self) -> bool {
         self.failed
     }
 
-    /// OctoKV's Fig. 7 on this machine: puts of 16 KiB over one connection, balancing off and on in turn.
+    /// OctoKV's Fig. 7 on this machine: puts of 16 KiB over one connection, alternating balancing off and on.
+    ///
+    /// # Errors
+    /// None: a failure is a point with its reason.
     pub fn balancing(&mut self) -> Result<Vec<DataPoint>> {
         self.run_or_report(DataPoints::for_figure("Figure 7 on cores"), balancing)
     }
 
-    /// OctoFAS's experiments on this machine: a sparse and a dense host, alone and together, both on one processor and their
+    /// OctoFAS's experiments on this machine: a sparse and a dense host, alone and together, both on one processor, with
     /// connections on both cores of the node.
+    ///
+    /// # Errors
+    /// None: a failure is a point with its reason.
     pub fn fairness(&mut self) -> Result<Vec<DataPoint>> {
         self.run_or_report(DataPoints::for_figure("Figure 9 on cores"), fairness)
     }
 
-    /// Whatever goes wrong is a point that says so; the other figures are made.
+    /// Turns a failure into a point with its reason, so that the other figures run.
     fn run_or_report(
         &mut self,
         mut points: DataPoints,
@@ -341,7 +347,7 @@ fn fairness(runs: &NativeRuns, processors: [usize; 2], points: &mut DataPoints) 
     }
     let nothing = shared[0].clone();
     for (policy, shared) in POLICIES.iter().zip(&shared) {
-        // Each host has so many in flight, so a response takes longer as its rate is lower.
+        // Each host has a fixed number of operations in flight, so its response time is inverse to its rate.
         let slowdowns = |round: usize| [0, 1].map(|host: usize| alone[host][round] / shared[round].0[host]);
         let rounds = || (0..shared.len()).map(slowdowns);
         push_rounds(points, policy, "sparse", rounds().map(|slowdowns| slowdowns[0]), "times slower");

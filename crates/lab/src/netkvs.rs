@@ -4,10 +4,10 @@
 //! ```text
 //!  emulated guest ─ (a) db_bench ─ RocksDB ─ ext4 ─ the kernel's nvme-tcp ─┐
 //!                 ─ (c) octokv bench ─ hash engine ─ our initiator ────────┼─▶ one node on this machine,
-//!                 ─ (d) octokv bench ─ our initiator ──────────────────────┤   each round on fresh namespaces
-//!  this machine   ─ (c), (d) in turn ──────────────────────────────────────┘
+//!                 ─ (d) octokv bench ─ our initiator ──────────────────────┤   each round on new namespaces
+//!  this machine   ─ (c), (d) alternating ──────────────────────────────────┘
 //! ```
-//! The poster's (b), a remote file system, has no figures there and is left out here.
+//! The poster has no results of (b), a remote file system, so it is left out.
 
 use crate::cli::ReproduceArgs;
 use crate::comparison_table::{
@@ -34,16 +34,16 @@ const THREADS: usize = 15;
 const VALUE_BYTES: usize = 32 << 10;
 const KEY_BYTES: usize = 16;
 const ONLY_FIGURE: &str = "table-1";
-/// How the directory of its files begins.
+/// Prefix of the temporary directory.
 const DIRECTORY_PREFIX: &str = "octokv-netkvs-";
-/// Namespaces: the file system's, then those of each round from these numbers on.
+/// Namespace ids: the file system's, and the first of each kind; each round takes the next.
 const FILE_SYSTEM_NSID: usize = 2;
 const GUEST_KV_NSID: usize = 10;
 const GUEST_BLOCK_NSID: usize = 20;
 const NATIVE_KV_NSID: usize = 30;
 const NATIVE_BLOCK_NSID: usize = 40;
 const GUEST_TASK: GuestTask = GuestTask { script: "netkvs.sh", programs: &["db_bench", "mkfs.ext4"] };
-/// The guest is ended after so long.
+/// Time limit of the guest, in seconds.
 const GUEST_LIMIT_S: u64 = 240;
 
 const FIGURE_GUEST: &str = "Table 1";
@@ -57,6 +57,9 @@ const RATIO_D_A: &str = "(d) against (a), not synced";
 const RATIO_D_C: &str = "(d) against (c)";
 
 /// Runs `octokv reproduce netkvs`.
+///
+/// # Errors
+/// [`LabError::Usage`] for an unknown figure or `--svg`; [`LabError::Failed`] if a run failed that this machine supports.
 pub fn run(reproduce: &ReproduceArgs) -> LabResult {
     if let Some(figure) = reproduce.figure.as_ref().filter(|name| *name != ONLY_FIGURE) {
         return Err(LabError::Usage(format!(
@@ -64,7 +67,7 @@ pub fn run(reproduce: &ReproduceArgs) -> LabResult {
         )));
     }
     if reproduce.svg.is_some() {
-        return Err(LabError::Usage("--svg: the NetKVS poster has a table and nothing to draw".to_owned()));
+        return Err(LabError::Usage("--svg: the NetKVS poster has a table and no figure".to_owned()));
     }
     let config = config_for(reproduce.quick);
     let directory = match &reproduce.directory {
@@ -87,7 +90,7 @@ pub fn run(reproduce: &ReproduceArgs) -> LabResult {
     }
     directory.close().context("the temporary directory")?;
     if failed {
-        return Err(anyhow!("not everything that could run did; the rows say what went wrong").into());
+        return Err(anyhow!("a run failed that this machine supports; its rows have the reason").into());
     }
     Ok(())
 }
@@ -103,14 +106,14 @@ fn config_for(quick: bool) -> NetkvsReportConfig {
     }
 }
 
-/// The node: namespace 1, which nobody uses, the file system's blocks, and each round's two.
+/// Starts the node with an unused namespace 1, the block namespace of the file system, and the namespaces of each round.
 fn start_node(directory: &Path, run_config: &NetkvsReportConfig) -> Result<ServerProcess, LabError> {
     let directory_path = directory.display();
     let mut text = format!(
         "device = \"{directory_path}/device\"\nsize = \"64MiB\"\nlisten = [\"127.0.0.1:0\"]\nadmin = \"none\"\nstate = \"none\"\n"
     );
     let mut namespace = |nsid: usize, kind: &str, operations: usize| {
-        // Room for everything twice: what is replaced later, RocksDB's log beside its tables.
+        // Twice the size of the data: replaced records, and RocksDB's log beside its tables.
         let size = (operations * run_config.threads * (VALUE_BYTES + 8192) * 2).max(256 << 20);
         let _ = write!(
             text,
@@ -118,7 +121,7 @@ fn start_node(directory: &Path, run_config: &NetkvsReportConfig) -> Result<Serve
         );
     };
     let (guest, native) = (run_config.guest_operations_per_thread, run_config.native_operations_per_thread);
-    // RocksDB's figures are of its log and its first tables: 1 GiB holds all of it.
+    // RocksDB writes its log and its first tables: 1 GiB holds all of it.
     namespace(
         FILE_SYSTEM_NSID,
         "block",
@@ -135,7 +138,7 @@ fn start_node(directory: &Path, run_config: &NetkvsReportConfig) -> Result<Serve
     Ok(ServerProcess::start_with_flags(&octokv_binary()?, &["--config".as_ref(), config.as_os_str()])?)
 }
 
-/// All rounds in the guest, and whether something went wrong that need not have.
+/// Runs all rounds in the guest. Returns the series, and whether a run failed that this machine supports.
 fn guest_rounds(
     directory: &Path,
     config: &NetkvsReportConfig,
@@ -169,9 +172,9 @@ fn guest_rounds(
         let mut rounds: Vec<SampleResult> = named
             .map(|(_, printed)| printed.as_ref().map_err(Clone::clone).and_then(|text| figures(text)))
             .collect();
-        // Rounds that a guest which ended early did not come to.
+        // Rounds that did not run because the guest ended early.
         let last = last_line(&console).unwrap_or_default();
-        rounds.resize(config.rounds, Err(format!("the guest did not come to it: {last}")));
+        rounds.resize(config.rounds, Err(format!("the guest ended before this run: {last}")));
         rounds
     };
     let rounds = [
@@ -184,7 +187,7 @@ fn guest_rounds(
     Ok((guest_series(rounds), failed))
 }
 
-/// (c) and (d) in turn on this machine, each round on fresh namespaces.
+/// Runs (c) and (d) alternating on this machine, each round on new namespaces.
 fn native_rounds(config: &NetkvsReportConfig, url: &Url) -> Result<[SystemSeries; 2], LabError> {
     eprintln!("netkvs: without a guest, {} rounds of (c), (d)", config.rounds);
     let (mut c, mut d) = (Vec::new(), Vec::new());
@@ -274,7 +277,7 @@ fn native_rows([c, d]: &[SystemSeries; 2]) -> Vec<MetricRow> {
     [c.rows(), d.rows(), d.compare_to(c, RATIO_D_C, [None; 3], [NOTE_NATIVE; 3])].concat()
 }
 
-/// Everything for people.
+/// Formats the report for readers.
 fn text_report(rows: &[MetricRow], config: &NetkvsReportConfig) -> String {
     let (guest, native): (Vec<MetricRow>, Vec<MetricRow>) =
         rows.iter().cloned().partition(|row| row.figure == FIGURE_GUEST);

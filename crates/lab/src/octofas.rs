@@ -1,11 +1,11 @@
-//! OctoFAS's experiments in virtual time: the production node and client in a world of the paper's machines, with several
-//! tenants; and beyond them our own policy `fair` under the same.
+//! OctoFAS's experiments: the production node and client in a simulation of the paper's machines, with several tenants;
+//! and beyond the paper our own policy `fair` in the same simulation.
 //!
-//! In: which figures. Out: their points. The same on every machine; what a request costs and how clients fill their
-//! connections is `crate::simulation::parameters`.
+//! In: names of figures. Out: their points, identical on every machine. `crate::simulation::parameters` has the costs of
+//! a request and the connection policies.
 //!
 //! # Layout
-//! - `jobs`: what is run, each once. `figures`: the paper's. `fair`: beyond them.
+//! - `run_configs`: configurations of the simulated runs. `figures`: the paper's figures. `fair_policy`: our policy.
 
 mod fair_policy;
 mod figures;
@@ -69,7 +69,7 @@ const FIGURES: [FigureSpec<OctofasRunConfig, NativeRuns>; 7] = [
     ),
 ];
 
-/// What the document says of the runs.
+/// The settings in the JSON report.
 #[derive(Serialize)]
 pub struct OctofasReportConfig {
     interval_ms: f64,

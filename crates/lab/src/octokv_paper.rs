@@ -1,14 +1,12 @@
-//! The OctoKV paper's experiments in virtual time: the production node and client in a world of the paper's machines.
+//! The OctoKV paper's experiments: the production node and client in a simulation of the paper's machines.
 //!
-//! ```text
-//!   figures that are asked for ─▶ runs (crate::simulation), each once ─▶ points beside the paper's ─▶ text, JSON, SVG
-//! ```
-//! In: which figures. Out: their points. The same on every machine; what a request costs and how clients fill their
-//! connections is `crate::simulation::parameters`. Figure 3 is a drawing. Figures 4, 5 and the host's side of 6 compare
-//! with a store of files on the host: they are real runs and depend on the machine.
+//! In: names of figures. Out: their points, identical on every machine. `crate::simulation::parameters` has the costs of
+//! a request and the connection policies. Figure 3 is a drawing. Figures 4, 5 and the host's side of 6 compare with a
+//! store on files of the host: they are native runs and depend on the machine.
 //!
 //! # Layout
-//! - `jobs`: what is run, each once. `tables`, `curves`: the paper's tables and figures. `host`: those that are real runs.
+//! - `run_configs`: configurations of the simulated runs. `tables`, `figures`: the paper's tables and figures.
+//!   `host_kvs`: the native runs.
 
 mod figures;
 mod host_kvs;
@@ -98,7 +96,7 @@ const FIGURES: [FigureSpec<OctokvRunConfig, HostKvsRuns>; 13] = [
     FigureSpec::simulated("figure-9", "Figure 9: thresholds (T_OL, T_LB), heavy puts, PS", figures::figure_9),
 ];
 
-/// What the document says of the runs.
+/// The settings in the JSON report.
 #[derive(Serialize)]
 pub struct OctokvReportConfig {
     interval_ms: f64,
@@ -108,7 +106,7 @@ pub struct OctokvReportConfig {
     paper_put_us: [f64; 3],
     our_put_us: [f64; 3],
     our_get_us: [f64; 3],
-    /// Of the real runs.
+    /// Rounds of the native runs.
     rounds: usize,
     guest_operations_per_thread: usize,
     machine_operations_per_thread: usize,

@@ -1,28 +1,31 @@
-//! Figures out of what a load generator printed: db_bench's text, our own document, and a guest's console.
+//! Parses the output of load generators: the text of db_bench, the report of `octokv bench`, the console of a guest.
 
 use octokv_bench::child_process::last_line;
 use serde_json::Value;
 
-/// What one run came to.
+/// Result of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BenchSample {
-    /// Mean latency of an operation.
+    /// Mean latency of an operation, in microseconds.
     pub mean_us: f64,
-    /// 99 in 100 operations took no longer.
+    /// 99th percentile of the latency, in microseconds.
     pub p99_us: f64,
-    /// Value bytes in units of 2^20 per second, which is what db_bench calls MB/s.
+    /// Value throughput in units of 2^20 bytes per second, which db_bench calls MB/s.
     pub mb_s: f64,
 }
 
-/// What became of one run.
+/// Result of one run, or why it failed.
 pub type SampleResult = Result<BenchSample, String>;
 
-/// The number that follows a word.
+/// The word that follows another one.
 fn word_after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.split_once(word)?.1.split_ascii_whitespace().next()
 }
 
-/// The figures of `db_bench --benchmarks=fillseq --histogram=1`.
+/// Parses the output of `db_bench --benchmarks=fillseq --histogram=1`.
+///
+/// # Errors
+/// A message with the error line of the output if a value is missing.
 pub fn parse_db_bench(text: &str) -> SampleResult {
     let parse = || {
         let line = text.lines().find(|line| line.trim_start().starts_with("fillseq "))?;
@@ -36,7 +39,10 @@ pub fn parse_db_bench(text: &str) -> SampleResult {
     parse().ok_or_else(|| format!("db_bench gave no results; it ended with: {}", error_line(text)))
 }
 
-/// The figures of `octokv bench --json -` with one workload.
+/// Parses the output of `octokv bench --json -` with one workload.
+///
+/// # Errors
+/// A message with the error line of the output if a value is missing.
 pub fn parse_bench(text: &str) -> SampleResult {
     parse_bench_results(text, |results| {
         let result = results.first()?;
@@ -50,6 +56,9 @@ pub fn parse_bench(text: &str) -> SampleResult {
 
 /// Reads the `results` of the JSON report in the output of `octokv bench --json -`. Progress and log lines may precede
 /// the report.
+///
+/// # Errors
+/// A message with the error line of the output if there is no report, or `read` returns `None`.
 pub fn parse_bench_results<T>(text: &str, read: impl FnOnce(&[Value]) -> Option<T>) -> Result<T, String> {
     let parse = || {
         let document: Value = serde_json::from_str(&text[text.find("{\n")?..=text.rfind('}')?]).ok()?;
@@ -58,14 +67,14 @@ pub fn parse_bench_results<T>(text: &str, read: impl FnOnce(&[Value]) -> Option<
     parse().ok_or_else(|| format!("octokv bench gave no results; it ended with: {}", error_line(text)))
 }
 
-/// The line that says most of what went wrong: an error that calls itself so, else the last.
+/// The line of an output that describes a failure: the first that starts with `error:` or `octokv:`, else the last.
 pub fn error_line(text: &str) -> &str {
     let mut lines = text.lines().map(str::trim);
     let error = lines.find(|line| line.starts_with("error:") || line.starts_with("octokv:"));
     error.or_else(|| last_line(text)).unwrap_or("nothing")
 }
 
-/// What a guest's console says of its runs: for each its name, and what was printed or how it failed.
+/// Splits the console of a guest into runs: for each its name, and its output or why it failed.
 pub fn parse_console(console: &str) -> Vec<(String, Result<String, String>)> {
     let mut runs = Vec::new();
     let mut open: Option<(String, String)> = None;

@@ -1,5 +1,5 @@
-//! Debian's kernel in an emulated guest, from this binary alone: the scripts of `guest/` are carried along and
-//! unpacked where they are needed. What they need of the machine is asked for first.
+//! An emulated qemu guest with Debian's kernel. The scripts of `guest/` are embedded in the binary and unpacked for a
+//! run; their dependencies on this machine are checked first.
 
 use crate::octokv_binary::octokv_binary;
 use anyhow::{Context, Result, bail};
@@ -8,7 +8,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The scripts: name, text, whether it is started as a program.
+/// The scripts: name, text, whether it is executable.
 const GUEST_SCRIPTS: [(&str, &str, bool); 6] = [
     ("boot", include_str!("../../../guest/boot"), true),
     ("make-initramfs", include_str!("../../../guest/make-initramfs"), true),
@@ -17,16 +17,16 @@ const GUEST_SCRIPTS: [(&str, &str, bool); 6] = [
     ("netkvs.sh", include_str!("../../../guest/netkvs.sh"), false),
     ("host-kvs.sh", include_str!("../../../guest/host-kvs.sh"), false),
 ];
-/// What a guest runs.
+/// The task of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestTask {
-    /// One of the scripts, by name.
+    /// Name of the script that it runs.
     pub script: &'static str,
-    /// What it is packed with besides.
+    /// Programs that its initramfs contains besides.
     pub programs: &'static [&'static str],
 }
 
-/// A guest that is not running yet.
+/// A guest that is unpacked and not booted.
 pub struct QemuGuest {
     directory: PathBuf,
     task: GuestTask,
@@ -34,6 +34,9 @@ pub struct QemuGuest {
 
 impl QemuGuest {
     /// Unpacks the scripts into a directory.
+    ///
+    /// # Errors
+    /// If they cannot be written.
     pub fn unpack(directory: &Path, task: GuestTask) -> Result<QemuGuest> {
         let directory = directory.join("guest");
         fs::create_dir(&directory).context("a directory for the guest's scripts")?;
@@ -48,7 +51,10 @@ impl QemuGuest {
         Ok(QemuGuest { directory, task })
     }
 
-    /// What is missing on this machine, one line; nothing when all is there.
+    /// The missing dependencies on this machine, in one line; `None` if there are none.
+    ///
+    /// # Errors
+    /// If the check fails.
     pub fn missing_dependencies(&self) -> Result<Option<String>> {
         let mut boot = Command::new(self.directory.join("boot"));
         boot.arg("--check");
@@ -69,9 +75,13 @@ impl QemuGuest {
         }
     }
 
-    /// Boots it with its script and these variables, and gives its console whatever became of it.
+    /// Boots the guest with its script and these variables, and returns its console, also of a failed run. The guest is
+    /// terminated after `limit_s` seconds.
+    ///
+    /// # Errors
+    /// If the guest does not start.
     pub fn boot(&self, variables: &[(&str, String)], limit_s: u64) -> Result<String> {
-        // Under its own name, wherever this program lies and whatever it is called there.
+        // The guest expects this name, independent of the name and path of this program.
         let binary = self.directory.join("octokv");
         symlink(octokv_binary()?, &binary).context("the guest's octokv")?;
         let log = self.directory.join("console");
@@ -83,7 +93,7 @@ impl QemuGuest {
         }
         boot.arg("--program").arg(&binary);
         boot.args(variables.iter().map(|(name, value)| format!("{name}={value}")));
-        // It prints the console when something failed; that is in the log as well.
+        // After a failure it prints the console, which is in the log as well.
         let output = boot.stdin(Stdio::null()).output().context("the guest cannot be booted")?;
         let console = fs::read_to_string(&log).unwrap_or_default();
         if console.is_empty() {

@@ -1,12 +1,12 @@
-//! Beyond the paper: our own policy `fair`, held to three figures that nobody measured for it before.
+//! Beyond the paper: our own policy `fair`, compared with three goals.
 //!
 //! ```text
-//!   a victim of 1 thread beside 64     its p99 by that alone             at most 1.2
-//!   tenants that always want more      Jain's index of work by weight    at least 0.99
-//!   all of these                       throughput against none           −2 % at the least
+//!   a victim of 1 thread beside 64     its p99 relative to running alone   at most 1.2
+//!   backlogged tenants                 Jain's index of work by weight      at least 0.99
+//!   all of these                       throughput relative to no policy    at least −2 %
 //! ```
-//! In: runs. Out: points. All tenants' requests come to one core, each over a wire of its own, so that the core is what is
-//! short; then over all six, where the wires are.
+//! In: runs. Out: points. First all tenants use one core, each over a link of its own, so that the core is the
+//! bottleneck; then all six cores, where the links are.
 
 use super::run_configs::{OctofasPlacement, OctofasRunConfig, OctofasRunner};
 use crate::data_points::{DataPoint, DataPoints};
@@ -16,11 +16,14 @@ use anyhow::Result;
 use octokv_sched::Policy;
 
 const AGGRESSOR_THREADS: usize = 64;
-/// Threads of each tenant that always wants more.
+/// Threads of each backlogged tenant.
 const BACKLOGGED_THREADS: usize = 32;
 const POLICIES: [(Policy, &str); 2] = [(Policy::None, "none"), (Policy::Fair, "fair")];
 
-/// The three figures.
+/// The metrics of the three goals.
+///
+/// # Errors
+/// The first run that failed.
 pub fn fair_policy_figures(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("fair");
     for (costs, name) in [(CostModel::Paper, "one core"), (CostModel::Measured, "one core, our costs")] {
@@ -70,7 +73,7 @@ pub fn fair_policy_figures(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// What the aggressor does to the victim, and what keeping it small costs.
+/// Adds the latency of the victim beside the aggressor, and the throughput that protecting it costs.
 fn add_victim_points(
     runs: &mut OctofasRunner,
     points: &mut DataPoints,

@@ -11,14 +11,14 @@ use octokv_sched::{MigrateTenants, Policy};
 
 const PLACEMENTS: [OctofasPlacement; 2] = [OctofasPlacement::InOrder, OctofasPlacement::ByShares];
 
-/// Runs, each with the slowdowns of its flows.
+/// Runs configurations and computes the slowdowns of their tenants.
 fn run_with_slowdowns(
     runs: &mut OctofasRunner,
     jobs: &[OctofasRunConfig],
 ) -> Result<Vec<(MultiTenantRunStats, Vec<f64>)>> {
     let alone: Vec<OctofasRunConfig> =
         jobs.iter().flat_map(|job| (0..job.threads.len()).map(|tenant| job.only_tenant(tenant))).collect();
-    // All at once, so that no processor waits.
+    // All at once, so that no processor idles.
     runs.run_all(&[jobs, &alone].concat())?;
     let mut found = Vec::new();
     for job in jobs {
@@ -33,7 +33,7 @@ fn run_with_slowdowns(
     Ok(found)
 }
 
-/// Fig. 3: what happens to both flows as the second asks for more.
+/// Fig. 3: both tenants as the load of the second grows.
 pub fn figure_3(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 3");
     for placement in PLACEMENTS {
@@ -86,7 +86,7 @@ pub fn figure_3(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 4: the time of requests in the node and the cores' utilisation, of each flow alone and of both.
+/// Fig. 4: time of requests in the node and utilisation of the cores, for each tenant alone and for both.
 pub fn figure_4(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 4");
     for placement in PLACEMENTS {
@@ -135,12 +135,12 @@ pub fn figure_4(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// How much more, in percent.
+/// Gain of `ours` over `than`, in percent.
 fn percent_gain(ours: f64, than: f64) -> f64 {
     (ours / than - 1.0) * 100.0
 }
 
-/// Throughput, F, F online and LB of runs that have names.
+/// Adds throughput, F, online F and LB of named runs.
 fn add_absolute(
     points: &mut DataPoints,
     placement_name: &str,
@@ -167,7 +167,7 @@ fn percent_gains(all: &[(MultiTenantRunStats, Vec<f64>)], of: usize, than: usize
     [percent_gain(throughput(of), throughput(than)), percent_gain(fair(of), fair(than))]
 }
 
-/// Fig. 7: whose requests move between cores.
+/// Fig. 7: inter-core scheduling by the tenants whose requests move.
 pub fn figure_7(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 7");
     for placement in PLACEMENTS {
@@ -196,7 +196,7 @@ pub fn figure_7(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 8: how often requests of dense flows go back.
+/// Fig. 8: intra-core scheduling by the number of requeues of dense tenants.
 pub fn figure_8(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 8");
     let names = ["0", "5", "10", "15", "20"];
@@ -217,7 +217,7 @@ pub fn figure_8(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 9: the policies side by side, and beside them what the flags choose, and our own.
+/// Fig. 9: the paper's policies, the automatic choice, and our own policy.
 pub fn figure_9(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 9");
     let names = ["baseline", "inter", "intra", "hybrid", "auto", "fair"];
@@ -238,7 +238,7 @@ pub fn figure_9(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
         let all = run_with_slowdowns(runs, &jobs)?;
         let way = format!("{operation:?}, {}", placement.name());
         add_absolute(&mut points, &way, &names, &all);
-        // Which operation they are of is not said.
+        // The paper does not state the operation.
         let (hybrid_baseline, hybrid_inter, hybrid_intra) =
             (percent_gains(&all, 3, 0), percent_gains(&all, 3, 1), percent_gains(&all, 3, 2));
         let series = format!("hybrid, {way}");

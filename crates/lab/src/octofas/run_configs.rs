@@ -1,4 +1,4 @@
-//! The runs of OctoFAS: which tenants ask how much, over which connections, under which policy.
+//! Configurations of OctoFAS's simulated runs: tenants and their load, connections, policy.
 
 use crate::job_runner::{self, Durations};
 use crate::simulation::config::{MultiTenantConfig, TenantConfig, tenant_host_nqn};
@@ -13,22 +13,22 @@ use octokv_base::Nanos;
 use octokv_sched::{MigrateTenants, Policy, SchedConfig, TenantQos};
 
 const SEED: u64 = 1;
-/// The paper holds a request back for its backwardings, however long they take.
+/// The paper has no time limit for requeued requests ("backwarding").
 const REQUEUE_HOLD_MAX: Nanos = Nanos::from_secs(1);
 
-/// Which connections requests go over.
+/// Distribution of requests over connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OctofasPlacement {
     /// In order, up to the threshold (§3.3).
     InOrder,
-    /// The first flow so, the others by the shares of OctoKV's Table IV.
+    /// The first tenant in order, the others by the shares of OctoKV's Table IV.
     ByShares,
-    /// All over the first.
+    /// All over the first connection.
     OneCore,
 }
 
 impl OctofasPlacement {
-    /// As figures call it.
+    /// Name in figures.
     pub fn name(self) -> &'static str {
         match self {
             OctofasPlacement::InOrder => "in order",
@@ -48,33 +48,33 @@ impl OctofasPlacement {
     }
 }
 
-/// One run.
+/// Configuration of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OctofasRunConfig {
-    /// What a request costs.
+    /// Costs of a request.
     pub costs: CostModel,
     /// Put or get.
     pub operation: Operation,
-    /// By flow: its threads.
+    /// Threads of each tenant.
     pub threads: Vec<usize>,
-    /// Over which connections.
+    /// Distribution over connections.
     pub placement: OctofasPlacement,
-    /// Who is served where and when.
+    /// Scheduling policy.
     pub policy: Policy,
-    /// Whose requests `inter` moves.
+    /// Tenants whose requests `inter` moves.
     pub migrate: MigrateTenants,
-    /// How often requests of dense flows go back; as intensities say where nothing is said.
+    /// Requeues of requests of dense tenants; `None` for the number that intensities give.
     pub requeues: Option<u32>,
-    /// The most requests of a core that a fair queue lets run at a time; the setting's default where nothing is said.
+    /// Concurrency limit of the fair queue of a core; `None` for the default.
     pub in_flight: Option<u32>,
-    /// By flow: its weight.
+    /// Weight of each tenant.
     pub weights: Vec<u32>,
-    /// Whether all flows are on one machine, behind one wire.
+    /// Whether all tenants share a client machine and its link.
     pub one_machine: bool,
 }
 
 impl OctofasRunConfig {
-    /// The usual one: puts at the paper's costs from one machine, and no policy.
+    /// The default: puts at the paper's costs from one machine, without a policy.
     pub fn new(threads: &[usize], placement: OctofasPlacement) -> OctofasRunConfig {
         OctofasRunConfig {
             costs: CostModel::Paper,
@@ -95,17 +95,17 @@ impl OctofasRunConfig {
         OctofasRunConfig { policy, ..self.clone() }
     }
 
-    /// The same with OctoFAS's best: dense flows move, and go back 20 times.
+    /// The same with OctoFAS's best parameters: dense tenants move and requeue 20 times.
     pub fn with_dense_policy(&self, policy: Policy) -> OctofasRunConfig {
         OctofasRunConfig { migrate: MigrateTenants::Dense, ..self.with_policy(policy) }.with_requeues(20)
     }
 
-    /// The same where requests of dense flows go back so often.
+    /// The same with this number of requeues of dense tenants.
     pub fn with_requeues(self, requeues: u32) -> OctofasRunConfig {
         OctofasRunConfig { requeues: Some(requeues), ..self }
     }
 
-    /// The same with one flow only, in the same world: the others are connected and silent.
+    /// The same with one active tenant; the others are connected and idle.
     pub fn only_tenant(&self, tenant: usize) -> OctofasRunConfig {
         let threads =
             self.threads.iter().enumerate().map(|(at, &threads)| if at == tenant { threads } else { 0 });
@@ -128,7 +128,7 @@ impl OctofasRunConfig {
             ..SchedConfig::default()
         };
         if let Some(requeues) = self.requeues {
-            // Whatever the intensities are.
+            // Independent of the intensities.
             config =
                 SchedConfig { alpha: 100.0, requeues_max: requeues, held_max: REQUEUE_HOLD_MAX, ..config };
         }
@@ -162,11 +162,14 @@ impl job_runner::ExperimentJob for OctofasRunConfig {
     }
 }
 
-/// All runs so far.
+/// Runner of these configurations.
 pub type OctofasRunner = job_runner::JobRunner<OctofasRunConfig>;
 
 impl OctofasRunner {
-    /// What one job comes to.
+    /// Returns the result of one run.
+    ///
+    /// # Errors
+    /// If the run failed.
     pub fn run_one(&mut self, job: &OctofasRunConfig) -> Result<MultiTenantRunStats> {
         Ok(self.run_all(std::slice::from_ref(job))?.remove(0))
     }

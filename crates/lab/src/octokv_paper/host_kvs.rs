@@ -1,15 +1,15 @@
-//! Figures 4, 5 and the host's side of 6 of the OctoKV paper: Host KVS against OctoKV, as real runs.
+//! Figures 4, 5 and the host's side of 6 of the OctoKV paper: native runs of Host KVS and OctoKV.
 //!
 //! ```text
 //!   figures ─▶ trials, each once ─▶ in the guest, on this machine ─▶ rounds ─▶ points, each the median of its rounds
 //! ```
-//! In: which figures, how much. Out: points. Unlike the others these depend on the machine and are never twice the same:
-//! every point says the least and the most of its rounds. A ratio or a part is taken within a round.
-//! The paper's numbers stand beside the guest's, for that is its set-up: files on ext4 on a disk of the kernel's
-//! NVMe-oF. What cannot run is a point that says why.
+//! In: figures, number of rounds and operations. Out: points. They depend on the machine and vary between runs, so every
+//! point has the minimum and maximum of its rounds. A ratio or a fraction is computed within a round. The paper's
+//! numbers are compared with the guest, which has the paper's set-up: files on ext4 on an NVMe-oF disk of the kernel. A
+//! trial that cannot run is a point with the reason.
 //!
 //! # Layout
-//! - [`trials`](mod@trials): what is run and what it comes to. [`environments`]: where, on which nodes.
+//! - [`trials`](mod@trials): trials and their results. [`environments`]: the guest and this machine, with their nodes.
 
 mod environments;
 mod trials;
@@ -27,22 +27,22 @@ use trials::{
     trials_for,
 };
 
-/// All real runs: made when the first figure asks for them.
+/// All native runs; they run when the first figure needs them.
 #[derive(Default)]
 pub struct HostKvsRuns {
     trials: Vec<HostKvsTrial>,
     counts: RunCounts,
     directory: Option<PathBuf>,
     environments: Option<[EnvironmentResults; 2]>,
-    /// Those on this machine's cores.
+    /// The runs of balancing on this machine's processors.
     pub core_runs: NativeRuns,
 }
 
-/// What came out at a place.
+/// Results of an environment.
 #[derive(Clone)]
 struct EnvironmentResults {
     name: &'static str,
-    /// Whether it is the paper's set-up.
+    /// Whether it has the paper's set-up.
     is_paper_setup: bool,
     trials: Vec<HostKvsTrial>,
     rounds: TrialRounds,
@@ -56,7 +56,7 @@ impl Default for RunCounts {
 }
 
 impl HostKvsRuns {
-    /// Those that these figures want.
+    /// Prepares the trials of these figures.
     pub fn new(reproduce: &ReproduceArgs, figures: &[&str]) -> HostKvsRuns {
         let by_size = figures.iter().any(|name| ["figure-4", "figure-5"].contains(name));
         let quick = RunCounts { rounds: 1, guest_operations: 10, machine_operations: 20 };
@@ -69,12 +69,12 @@ impl HostKvsRuns {
         }
     }
 
-    /// How much is run.
+    /// Number of rounds and operations.
     pub fn counts(&self) -> RunCounts {
         self.counts
     }
 
-    /// Whether something failed that could run.
+    /// Whether a run failed that this machine supports.
     pub fn failed(&self) -> bool {
         self.core_runs.failed() || self.environments.iter().flatten().any(|place| place.failed)
     }
@@ -82,7 +82,7 @@ impl HostKvsRuns {
     fn environments(&mut self) -> &[EnvironmentResults; 2] {
         let (trials, amount, directory) = (&self.trials, self.counts, self.directory.as_deref());
         self.environments.get_or_insert_with(|| {
-            // Here Host KVS has no wire, so what the engine takes over one says nothing of the rest.
+            // Host KVS has no network on this machine, so the engine over a network is not comparable.
             let not_blocks = trials.iter().filter(|trial| trial.system != ComparedSystem::Blocks);
             let on_machine: Vec<HostKvsTrial> = not_blocks.copied().collect();
             let environment = |trials| TrialEnvironment { trials, counts: amount, directory };
@@ -101,7 +101,7 @@ impl HostKvsRuns {
     }
 }
 
-/// Of a put or a get.
+/// The breakdown of a put or a get.
 fn op_breakdown(sample: &PutGetSample, operation: Operation) -> &OpBreakdown {
     match operation {
         Operation::Put => &sample.put,
@@ -114,7 +114,7 @@ impl EnvironmentResults {
         self.is_paper_setup.then_some(number)
     }
 
-    /// Something of the same round of some trials; why not, where one did not run.
+    /// Computes a value from the results of some trials, round by round; the reason if a trial did not run.
     fn per_round(
         &self,
         wanted: &[HostKvsTrial],
@@ -126,14 +126,14 @@ impl EnvironmentResults {
         let one = |round: usize| {
             let sample = |at: &Option<usize>| {
                 let measured = at.and_then(|at| self.rounds[at].get(round));
-                measured.cloned().unwrap_or_else(|| Err("nobody asked for it".to_owned()))
+                measured.cloned().unwrap_or_else(|| Err("not selected".to_owned()))
             };
             Ok(of(&found.iter().map(sample).collect::<Result<Vec<PutGetSample>, String>>()?))
         };
         (0..count).map(one).collect()
     }
 
-    /// Response times of a system, by value length.
+    /// Adds the response times of a system, by value length.
     fn add_by_size(
         &self,
         points: &mut DataPoints,
@@ -149,7 +149,7 @@ impl EnvironmentResults {
         }
     }
 
-    /// One system's response times beside another's, by value length, and the least and the most of them.
+    /// Adds the response times of one system relative to another, by value length, with minimum and maximum.
     fn add_comparison(&self, points: &mut DataPoints, compared: &ComparisonSpec) {
         let ComparisonSpec { operation, systems, sizes, ratio, unit, paper } = *compared;
         let series =
@@ -171,7 +171,7 @@ impl EnvironmentResults {
         points.add_measured(&series, "most", self.paper_number(most), &most_of, unit);
     }
 
-    /// Where the time of Host KVS goes, in percent of the response.
+    /// Adds the breakdown of the response time of Host KVS, in percent.
     fn add_breakdown(
         &self,
         points: &mut DataPoints,
@@ -215,10 +215,10 @@ impl EnvironmentResults {
     }
 }
 
-/// A part of an operation's time.
+/// Name and accessor of a part of an operation's time.
 type BreakdownMetric = (&'static str, fn(&OpBreakdown) -> f64);
 
-/// What is compared, how, and the paper's least and most of it.
+/// A comparison of two systems, with the paper's minimum and maximum.
 #[derive(Clone, Copy)]
 struct ComparisonSpec<'a> {
     operation: Operation,
@@ -229,7 +229,10 @@ struct ComparisonSpec<'a> {
     paper: Option<[f64; 2]>,
 }
 
-/// Fig. 4: puts by value length, and where Host KVS's time goes at 16 KiB.
+/// Fig. 4: puts by value length, and the breakdown of Host KVS's time at 16 KiB.
+///
+/// # Errors
+/// None: a failure is a point with its reason.
 pub fn figure_4(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let (mut points, operation) = (DataPoints::for_figure("Figure 4"), Operation::Put);
     for env in runs.environments() {
@@ -257,7 +260,10 @@ pub fn figure_4(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 5: gets by value length, and where Host KVS's time goes at 16 KiB.
+/// Fig. 5: gets by value length, and the breakdown of Host KVS's time at 16 KiB.
+///
+/// # Errors
+/// None: a failure is a point with its reason.
 pub fn figure_5(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let (mut points, operation) = (DataPoints::for_figure("Figure 5"), Operation::Get);
     for env in runs.environments() {
@@ -279,7 +285,10 @@ pub fn figure_5(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 6, of both systems as they run here: throughput and response time by load.
+/// Fig. 6 of both systems as native runs: throughput and response time by load.
+///
+/// # Errors
+/// None: a failure is a point with its reason.
 pub fn figure_6(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 6");
     let systems = [ComparedSystem::HostKvs, ComparedSystem::OctoKv];
@@ -319,7 +328,7 @@ mod tests {
     use super::trials::TrialResult;
     use super::*;
 
-    /// Runs in which everything was measured already.
+    /// Runs with the given results.
     fn runs_with(sample: impl Fn(&HostKvsTrial, usize) -> TrialResult) -> HostKvsRuns {
         let trials = trials_for(true, true);
         let rounds: TrialRounds =

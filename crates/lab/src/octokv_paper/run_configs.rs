@@ -1,4 +1,4 @@
-//! The OctoKV paper's runs: what is asked, over which connections, under which policy.
+//! Configurations of the OctoKV paper's simulated runs: load, connections, policy.
 
 use crate::job_runner::{self, Durations};
 use crate::simulation::config::ExperimentConfig;
@@ -12,12 +12,12 @@ use anyhow::Result;
 use octokv_sched::{Policy, SchedConfig};
 
 const SEED: u64 = 1;
-/// Of Fig. 8, in windows; the paper's seconds.
+/// Length of Fig. 8 in sampling intervals, which are the paper's seconds.
 pub const SERIES_INTERVALS: usize = 30;
-/// When balancing is switched on there.
+/// The interval at which Fig. 8 switches balancing on.
 pub const SWITCH_INTERVAL: usize = 15;
 
-/// Which connection requests go over, of the two ways that are compared.
+/// Distribution of requests over connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OctokvPlacement {
     /// In order, up to the threshold (OctoFAS §3.3).
@@ -27,7 +27,7 @@ pub enum OctokvPlacement {
 }
 
 impl OctokvPlacement {
-    /// As figures call it.
+    /// Name in figures.
     pub fn name(self) -> &'static str {
         match self {
             OctokvPlacement::InOrder => "in order",
@@ -36,42 +36,42 @@ impl OctokvPlacement {
     }
 }
 
-/// How it runs.
+/// Mode of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunMode {
-    /// For a while, after a while.
+    /// For a fixed time after a warm-up.
     Steady,
-    /// So many requests, after a while: each stage counts each of them.
+    /// A number of requests after a warm-up: each stage counts each of them.
     Requests(u64),
-    /// Window by window; the policy from [`SWITCHED_AT`] on.
+    /// By sampling interval; the policy applies from [`SWITCH_INTERVAL`] on.
     Switched,
 }
 
-/// One run.
+/// Configuration of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OctokvRunConfig {
-    /// What a request costs.
+    /// Costs of a request.
     pub costs: CostModel,
-    /// Whether the engine's part is among it.
+    /// Whether the costs include the engine.
     pub engine: bool,
     /// Put or get.
     pub operation: Operation,
-    /// Threads.
+    /// Client threads.
     pub threads: usize,
-    /// Over which connections.
+    /// Distribution over connections.
     pub placement: OctokvPlacement,
-    /// Who runs what where.
+    /// Scheduling policy.
     pub policy: Policy,
     /// T_OL and T_LB.
     pub thresholds: (f64, f64),
     /// Whether the engine keeps its journal.
     pub journal: bool,
-    /// How it runs.
+    /// Mode of a run.
     pub mode: RunMode,
 }
 
 impl OctokvRunConfig {
-    /// The usual one: the paper's costs and thresholds, the engine, no balancing.
+    /// The default: the paper's costs and thresholds, with the engine, without balancing.
     pub fn new(operation: Operation, threads: usize, placement: OctokvPlacement) -> OctokvRunConfig {
         OctokvRunConfig {
             costs: CostModel::Paper,
@@ -138,11 +138,14 @@ impl job_runner::ExperimentJob for OctokvRunConfig {
     }
 }
 
-/// All runs so far.
+/// Runner of these configurations.
 pub type OctokvRunner = job_runner::JobRunner<OctokvRunConfig>;
 
 impl OctokvRunner {
-    /// What one steady job comes to.
+    /// Returns the results of steady runs.
+    ///
+    /// # Errors
+    /// The first run that failed.
     pub fn run_steady(&mut self, jobs: &[OctokvRunConfig]) -> Result<Vec<RunStats>> {
         let all = self.run_all(jobs)?;
         Ok(all.into_iter().filter_map(|mut stats| stats.pop()).collect())

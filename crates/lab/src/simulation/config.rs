@@ -6,55 +6,55 @@ use octokv_client::ClientConfig;
 use octokv_node::SimulatedCosts;
 use octokv_sched::SchedConfig;
 
-/// What is tried.
+/// Configuration of an experiment with one tenant.
 #[derive(Clone, Debug)]
 pub struct ExperimentConfig {
-    /// Everything that is drawn is drawn from it.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// What a request costs a core.
+    /// Costs of a request on a core.
     pub costs: SimulatedCosts,
     /// Put or get.
     pub operation: Operation,
     /// Threads of the client.
     pub threads: usize,
-    /// Which connection a request goes over.
+    /// Connection policy of requests.
     pub connection_policy: ConnectionPolicy,
-    /// Who runs what where.
+    /// Scheduling configuration of the node.
     pub scheduling: SchedConfig,
-    /// Whether the engine keeps its journal. The paper's says nothing of one; ours loses all without.
+    /// Whether the engine writes its journal. The paper mentions none; without it our engine cannot recover.
     pub journal: bool,
 }
 
-/// One tenant's threads.
+/// The load of one tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantConfig {
-    /// How many; none where it is connected and silent.
+    /// Client threads; 0 for a tenant that is connected and idle.
     pub threads: usize,
-    /// Which connection a request goes over.
+    /// Connection policy of requests.
     pub connection_policy: ConnectionPolicy,
 }
 
-/// What is tried with several tenants.
+/// Configuration of an experiment with several tenants.
 #[derive(Clone, Debug)]
 pub struct MultiTenantConfig {
-    /// Everything that is drawn is drawn from it.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// What a request costs a core.
+    /// Costs of a request on a core.
     pub costs: SimulatedCosts,
-    /// Put or get, all of them.
+    /// Operation of all tenants.
     pub operation: Operation,
     /// The tenants.
     pub tenants: Vec<TenantConfig>,
-    /// Whether all are on one machine, behind one wire, as OctoFAS's are; else each has a machine and a wire.
+    /// Whether all tenants share a client machine and its link, as in OctoFAS; otherwise each has its own.
     pub shared_client_host: bool,
-    /// Who runs what where.
+    /// Scheduling configuration of the node.
     pub scheduling: SchedConfig,
-    /// Whether the engine keeps its journal.
+    /// Whether the engine writes its journal.
     pub journal: bool,
 }
 
 impl MultiTenantConfig {
-    /// One flow, of which a trial says everything.
+    /// The multi-tenant configuration of a single tenant.
     pub fn single_tenant(trial: &ExperimentConfig) -> MultiTenantConfig {
         MultiTenantConfig {
             seed: trial.seed,
@@ -71,7 +71,7 @@ impl MultiTenantConfig {
     }
 }
 
-/// The name of a tenant's host.
+/// The host NQN of a tenant.
 pub fn tenant_host_nqn(tenant: usize) -> String {
     let first = ClientConfig::default().host_nqn;
     if tenant == 0 { first } else { format!("{first}-{}", tenant + 1) }

@@ -1,9 +1,9 @@
-//! Sockets of a core whose bytes leave when the work that led to them is done.
+//! Sockets of a core that send bytes when the work that produced them is done.
 //!
-//! In: what a reactor sends in a turn. Out: the same, on the virtual sockets, after what the core has charged so far in
-//! that turn. What TCP
-//! measures of the round trip is the wire's, both ways without anything before it. Everything else goes straight through. Invariant: the bytes of a socket leave in order (what a turn charges
-//! ends before the next turn); a stream takes all that is sent, its window being wider than what is outstanding.
+//! In: sends of a reactor iteration. Out: the same on the simulated sockets, delayed by the time that the core has
+//! charged so far in that iteration. The round trip time of TCP is that of an idle link. All other calls pass through.
+//! Invariants: the bytes of a socket leave in order, because the charges of an iteration end before the next; a send is
+//! never partial, because the window of a stream exceeds the outstanding bytes.
 
 use super::parameters::wire_round_trip;
 use octokv_base::Nanos;
@@ -16,7 +16,7 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-/// See the module's text.
+/// Simulated sockets with delayed sends and closes.
 pub struct DelayedSockets {
     inner: Rc<RefCell<SimSockets>>,
     handle: ReactorHandle,
@@ -24,7 +24,7 @@ pub struct DelayedSockets {
 }
 
 impl DelayedSockets {
-    /// Those of the core of `handle`.
+    /// Creates the sockets of the core of `handle`.
     pub fn new(inner: SimSockets, handle: &ReactorHandle, sim: &SimEnv) -> DelayedSockets {
         DelayedSockets { inner: Rc::new(RefCell::new(inner)), handle: handle.clone(), sim: sim.clone() }
     }

@@ -1,4 +1,4 @@
-//! One node and its clients in a world of their own, run for a time or for a number of requests.
+//! A simulated experiment: one node and its clients, run for a time or for a number of requests.
 //!
 //! ```text
 //!   new: format, open ─▶ six cores ─▶ for each flow a session of six queues ─▶ which core has which? ─▶ (gets: keys are stored)
@@ -31,16 +31,16 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A turn that charges nothing takes this.
+/// Time of a reactor iteration without simulated work.
 const MIN_ITERATION_COST: Nanos = Nanos(100);
 
-/// One tenant: a host with threads of its own.
+/// One tenant: a host with its client threads.
 struct ExperimentTenant {
     host: SimHostId,
     workload: Rc<RefCell<TenantWorkload>>,
 }
 
-/// A world in which it is.
+/// A running simulation of node and clients.
 pub struct SimulatedExperiment {
     sim: SimEnv,
     node: SimHostId,
@@ -51,18 +51,18 @@ pub struct SimulatedExperiment {
 }
 
 impl SimulatedExperiment {
-    /// Everything up to the first operation that counts.
+    /// Prepares an experiment: formats, opens, connects, and for gets stores the keys.
     ///
     /// # Errors
-    /// What went wrong.
+    /// A message if the node or a client failed.
     pub fn new(config: &ExperimentConfig) -> Result<SimulatedExperiment, String> {
         SimulatedExperiment::multi_tenant(&MultiTenantConfig::single_tenant(config))
     }
 
-    /// The same for several flows.
+    /// The same for several tenants.
     ///
     /// # Errors
-    /// What went wrong.
+    /// A message if the node or a client failed.
     pub fn multi_tenant(config: &MultiTenantConfig) -> Result<SimulatedExperiment, String> {
         let sim = SimEnv::new(SimEnvConfig {
             iteration_cost_min: MIN_ITERATION_COST,
@@ -86,7 +86,7 @@ impl SimulatedExperiment {
             experiment.connect(tenant, config.seed)?;
             experiment.find_cores(tenant)?;
         }
-        // Only now: connections that overtake each other would come to other cores.
+        // Only now, because jitter during connection setup would change the core of each connection.
         for tenant in &experiment.tenants {
             experiment.sim.set_link(tenant.host, node, wire_link(true));
         }
@@ -104,29 +104,32 @@ impl SimulatedExperiment {
         Ok(experiment)
     }
 
-    /// Another policy, from the end of the window that runs on.
+    /// Changes the scheduling configuration from the end of the current interval on.
+    ///
+    /// # Errors
+    /// A message if the configuration is invalid.
     pub fn set_policy(&self, settings: SchedConfig) -> Result<(), String> {
         self.scheduling.set_config(settings).map_err(|error| error.to_string())
     }
 
-    /// Runs for so long; operations go on.
+    /// Runs for a time; operations continue afterwards.
     ///
     /// # Errors
-    /// What went wrong.
+    /// A message if an operation failed.
     pub fn run_for(&self, span: Nanos) -> Result<RunStats, String> {
         self.run_tenants_for(span).map(|together| together.total)
     }
 
-    /// The same, with each flow's figures and what the node's monitor found.
+    /// The same, with metrics of each tenant and of the node's monitor.
     ///
     /// # Errors
-    /// What went wrong.
+    /// A message if an operation failed.
     pub fn run_tenants_for(&self, span: Nanos) -> Result<MultiTenantRunStats, String> {
         self.workloads().for_each(|mut load| load.submit_limit = u64::MAX);
         let (began, before) = self.begin_measurement();
         let mut intervals: Vec<Arc<IntervalReport>> = Vec::new();
         let mut known = self.scheduling.interval_count();
-        // Without a stop of its own: at each, reactors that have nothing to do would have a turn.
+        // One run for the whole time: each stop would add an iteration of idle reactors.
         self.sim.run_until_true(began + span, || {
             if self.scheduling.interval_count() > known
                 && let Some(interval) = self.scheduling.last_interval()
@@ -139,18 +142,18 @@ impl SimulatedExperiment {
         self.end_measurement(began, &before, &intervals)
     }
 
-    /// Runs so many operations of each flow that has threads, to the last answer.
+    /// Runs a number of operations of each tenant with threads, to the last response.
     ///
     /// # Errors
-    /// What went wrong.
+    /// A message if an operation failed or did not complete.
     pub fn run_requests(&self, requests: u64) -> Result<RunStats, String> {
         self.run_tenants_requests(requests).map(|together| together.total)
     }
 
-    /// The same, with each flow's figures.
+    /// The same, with metrics of each tenant.
     ///
     /// # Errors
-    /// What went wrong.
+    /// A message if an operation failed or did not complete.
     pub fn run_tenants_requests(&self, requests: u64) -> Result<MultiTenantRunStats, String> {
         self.drain()?;
         let (began, before) = self.begin_measurement();
@@ -165,7 +168,7 @@ impl SimulatedExperiment {
         self.tenants.iter().map(|tenant| tenant.workload.borrow_mut())
     }
 
-    /// Waits until nothing is outstanding.
+    /// Waits until no operation is outstanding.
     fn drain(&self) -> Result<(), String> {
         self.workloads().for_each(|mut load| load.submit_limit = load.submitted);
         self.drain_until(|_| true)
@@ -179,7 +182,7 @@ impl SimulatedExperiment {
         };
         let is_over = self.sim.run_until_true(self.sim.now() + COMPLETION_TIMEOUT, ended);
         self.failure()?;
-        if is_over { Ok(()) } else { Err("operations were not answered".to_owned()) }
+        if is_over { Ok(()) } else { Err("operations did not complete".to_owned()) }
     }
 
     fn begin_measurement(&self) -> (Nanos, Vec<CoreMetricsSnapshot>) {
@@ -203,7 +206,7 @@ impl SimulatedExperiment {
         Ok(MultiTenantRunStats::new(span, before, &after, counted, &tenant_ids, intervals))
     }
 
-    /// Which flow of the node's a tenant is.
+    /// The tenant id of a tenant on the node.
     fn tenant_id_of(&self, tenant: usize) -> Option<TenantId> {
         let name = tenant_host_nqn(tenant);
         self.scheduling.tenants().names().into_iter().find(|(_, host)| *host == name).map(|(flow, _)| flow)
@@ -213,7 +216,7 @@ impl SimulatedExperiment {
         self.workloads().find_map(|load| load.failure.clone()).map_or(Ok(()), Err)
     }
 
-    /// What cores have done, in the order of the connections.
+    /// Metric snapshots of the cores, in the order of the connections.
     fn core_snapshots(&self) -> Vec<CoreMetricsSnapshot> {
         self.core_of.iter().map(|&core| self.scheduling.core_metrics()[core].snapshot()).collect()
     }
@@ -237,7 +240,7 @@ impl SimulatedExperiment {
     fn connect(&self, tenant: usize, seed: u64) -> Result<(), String> {
         let defaults = ClientSettings::default();
         let mut host_id = defaults.host_id;
-        // The same name always comes with the same identifier, and another with another.
+        // The node requires one host identifier per host NQN.
         host_id[15] = host_id[15].wrapping_add(tenant as u8);
         let settings = ClientSettings {
             subsystem_nqn: NQN.to_owned(),
@@ -259,11 +262,11 @@ impl SimulatedExperiment {
         let is_live = || workload.borrow().is_connected || workload.borrow().failure.is_some();
         let is_over = self.sim.run_until_true(self.sim.now() + COMPLETION_TIMEOUT, is_live);
         self.failure()?;
-        if is_over { Ok(()) } else { Err("a session was not taken in".to_owned()) }
+        if is_over { Ok(()) } else { Err("a session did not connect".to_owned()) }
     }
 
-    /// Has one operation go over each connection of a flow, to see on which core it is. The first flow's say in which order
-    /// cores are told, and the others are put into that order.
+    /// Finds the core of each connection of a tenant by one operation over each. The first tenant defines the order of the
+    /// cores; the connections of the others are sorted into that order.
     fn find_cores(&mut self, tenant: usize) -> Result<(), String> {
         let mut found = Vec::new();
         for connection in 0..CORES {
@@ -289,7 +292,7 @@ impl SimulatedExperiment {
 
 impl Drop for SimulatedExperiment {
     fn drop(&mut self) {
-        // What the world holds holds the world: reactors, and what is still to happen.
+        // Reactors and pending events hold references to the simulation, which would keep it alive.
         for tenant in &self.tenants {
             self.sim.stop_host(tenant.host, HostFailure::ProcessKilled);
         }

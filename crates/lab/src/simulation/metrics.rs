@@ -1,61 +1,61 @@
-//! What a run came to: of the client, and of each core in the order of the connections.
+//! Metrics of a run: of the client, and of each core in the order of the connections.
 //!
-//! In: the cores' boards before and after, what the client counted. Out: [`Figures`].
+//! In: metric snapshots of the cores before and after, counters of the client. Out: [`RunStats`].
 
 use octokv_base::Nanos;
 use octokv_node::core_metrics::CoreMetricsSnapshot;
 
-/// What the client saw.
+/// Counters of a client.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClientStats {
-    /// Operations that were answered.
+    /// Completed operations.
     pub completed: u64,
-    /// How long each took, in the order of the answers.
+    /// Response time of each, in the order of completion.
     pub response_ns: Vec<u32>,
-    /// By connection: commands outstanding, summed over time.
+    /// By connection: outstanding commands, integrated over time.
     pub outstanding_ns: Vec<u128>,
 }
 
-/// One core, and the connection that is its own.
+/// Metrics of a core and its connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CoreRunStats {
-    /// The busy part of the time, 0 to 1.
+    /// Busy fraction of the time, 0 to 1.
     pub utilisation: f64,
-    /// Requests that came over its connection.
+    /// Requests received over its connection.
     pub requests_received: u64,
-    /// Requests that it carried out, its own and others': so often it ran the engine, and so often the device's part.
+    /// Requests executed here, received by this core or others: executions of the engine and of the device stage.
     pub requests_executed: u64,
-    /// The mean time of its connection's requests in the node.
+    /// Mean time in the node of the requests of its connection, in microseconds.
     pub latency_us: f64,
-    /// Commands outstanding on its connection, on average, as the client counts them.
+    /// Mean number of outstanding commands of its connection, counted by the client.
     pub queue_depth: f64,
-    /// Those of them that the node had begun.
+    /// Mean number of those that are in the node.
     pub in_node_depth: f64,
 }
 
-/// A run.
+/// Metrics of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunStats {
-    /// How long.
+    /// Measured time.
     pub span: Nanos,
-    /// Operations that were answered within.
+    /// Operations completed within it.
     pub completed: u64,
-    /// Operations a second.
+    /// Operations per second.
     pub throughput_ops_s: f64,
-    /// From asking to the answer.
+    /// Mean time from submission to response, in microseconds.
     pub response_us_mean: f64,
-    /// The 99th percentile of that.
+    /// 99th percentile of it.
     pub response_us_p99: f64,
-    /// The mean time in the node, over all cores.
+    /// Mean time in the node over all cores, in microseconds.
     pub latency_us_mean: f64,
-    /// Requests that ran on another core than their connection's.
+    /// Requests executed on another core than their connection's.
     pub offloaded: u64,
-    /// In the order of the connections.
+    /// Cores, in the order of the connections.
     pub cores: Vec<CoreRunStats>,
 }
 
 impl RunStats {
-    /// Of a span, from what cores had done at its begin and at its end.
+    /// Computes metrics from snapshots at the start and the end of a time span.
     pub fn new(
         span: Nanos,
         before: &[CoreMetricsSnapshot],
@@ -102,7 +102,7 @@ impl RunStats {
         }
     }
 
-    /// Mean and standard deviation (of a population) of a figure over the cores.
+    /// Mean and population standard deviation of a metric over the cores.
     pub fn mean_and_deviation(&self, metric: impl Fn(&CoreRunStats) -> f64) -> (f64, f64) {
         let count = self.cores.len().max(1) as f64;
         let mean = self.cores.iter().map(&metric).sum::<f64>() / count;

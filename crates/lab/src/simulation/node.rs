@@ -1,7 +1,7 @@
-//! The node of a bench: its volume on the modelled drive, and a reactor for each of its cores.
+//! The node of an experiment: its volume on the SSD model, and a reactor for each of its cores.
 //!
-//! In: a world, a host of it, what requests cost. Out: reactors that serve. What a turn says to other cores reaches them
-//! when the work that led to it is done.
+//! In: a simulation, a host of it, costs of requests. Out: serving reactors. Messages to other cores are delivered when
+//! the work that produced them is done.
 
 use super::delayed_sockets::DelayedSockets;
 use super::parameters::CORES;
@@ -26,39 +26,39 @@ use std::sync::Arc;
 
 /// The subsystem's name.
 pub const NQN: &str = "nqn.2026-11.io.octokv:node";
-/// Bytes of buffers of a core, and of a client.
+/// Bytes of the buffer pool of a core, and of a client.
 pub const POOL_BYTES: usize = 64 << 20;
 const PORT: u16 = 4420;
 const DEVICE_BYTES: u64 = 16 << 30;
 const MAILBOX_MESSAGES: usize = 256;
-/// Nothing here takes so long.
+/// Time limit of any wait in an experiment.
 pub const COMPLETION_TIMEOUT: Nanos = Nanos::from_secs(120);
 
 /// The volume, or why it did not open, when the task that opens it is done.
 type OpenResult = Rc<RefCell<Option<Result<Arc<Volume>, String>>>>;
 
-/// What a node is made from.
+/// A node before it serves.
 pub struct ExperimentNode<'a> {
-    /// Where it is.
+    /// The simulation.
     pub sim: &'a SimEnv,
-    /// Which host.
+    /// Its host.
     pub host: SimHostId,
     /// Its monitor.
     pub scheduling: &'a Arc<Monitor>,
-    /// What requests cost its cores.
+    /// Costs of requests on its cores.
     pub costs: SimulatedCosts,
-    /// Whether its engine keeps a journal.
+    /// Whether its engine writes a journal.
     pub journal: bool,
 }
 
-/// A thread of control without a doorbell that anybody hears.
+/// A reactor handle of a host.
 pub fn host_handle(sim: &SimEnv, host: SimHostId, doorbell: Arc<CoreWaker>) -> ReactorHandle {
     let channel = DeviceHandle::new(Box::new(sim.device_queue(host)), 1);
     ReactorHandle::new(doorbell, channel, CpuTime::simulated())
 }
 
 impl ExperimentNode<'_> {
-    /// Where it listens.
+    /// The address of its listener.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::new(self.sim.address(self.host), PORT)
     }
@@ -66,7 +66,7 @@ impl ExperimentNode<'_> {
     /// Formats the drive and opens the volume, on a reactor of its own.
     ///
     /// # Errors
-    /// Why it does not open.
+    /// A message if the volume does not open.
     pub fn open(&self, flash: &Rc<RefCell<SharedSsd>>) -> Result<Arc<Volume>, String> {
         let handle = host_handle(self.sim, self.host, CoreWaker::without_eventfd());
         let device = self.device(flash, &handle);
@@ -163,7 +163,7 @@ impl ExperimentNode<'_> {
         let (sim, carrier, own) = (self.sim.clone(), Rc::clone(carrier), handle.clone());
         self.sim.add_reactor(self.host, handle, move |now| {
             let busy = reactor_loop.run_iteration(now);
-            // What this turn said to others reaches them when its work is done.
+            // Messages of this iteration are delivered when its work is done.
             let done = now + own.cpu_time().iteration_elapsed();
             loop {
                 let Some((to, message)) = carrier.borrow_mut().take_sent(index) else { break };

@@ -1,11 +1,11 @@
-//! The papers' drive as the cores of a node see it: contents, and the model of `octokv_device::nand` for the time.
+//! The papers' drive as a device of each core: contents, and the times of `octokv_device::ssd_model`.
 //!
 //! ```text
-//!   a core asks ──the work before is done──▶ model: until when? ──then──▶ answered, the core has a turn
+//!   a core submits ──preceding work is done──▶ model: completion time ──then──▶ completed, the core runs an iteration
 //! ```
-//! In: operations of any core. Out: their completion. Holds: the model, and of each page what is before its last byte that
-//! is not zero: values of zeros take no memory. `NandDevice` plays the same model; here an operation comes to
-//! the drive when its core has done the work that led to it, and not at the begin of the turn.
+//! In: operations of any core. Out: their completions. Holds: the model, and each page up to its last byte that is not
+//! zero, so that values of zeros take no memory. The SSD model device of `octokv_device` uses the same model; here an
+//! operation arrives at the drive when its core has done the work that precedes it, not at the start of the iteration.
 
 use octokv_base::map::FxHashMap;
 use octokv_base::{Buffer, Lba, Nanos};
@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 
 const PAGE: usize = 4096;
 
-/// What all cores share of a drive.
+/// The drive that all cores share.
 pub struct SharedSsd {
     model: SsdModel,
     pages: FxHashMap<u64, Box<[u8]>>,
@@ -51,7 +51,7 @@ impl SharedSsd {
     }
 }
 
-/// One core's view of it.
+/// The device of one core.
 pub struct SsdDevice {
     ssd: Rc<RefCell<SharedSsd>>,
     geometry: Geometry,
@@ -85,7 +85,7 @@ impl Future for SsdWait {
 }
 
 impl SsdDevice {
-    /// The view of the core of `handle`. On a drive that says it is volatile an engine keeps no journal.
+    /// Creates the device of the core of `handle`. On a drive that reports itself volatile the engine writes no journal.
     pub fn new(
         flash: &Rc<RefCell<SharedSsd>>,
         (pages, volatile): (u64, bool),
@@ -96,7 +96,7 @@ impl SsdDevice {
         SsdDevice { ssd: Rc::clone(flash), geometry, handle: handle.clone(), sim: sim.clone() }
     }
 
-    /// Has `act` tell, when the operation comes to the drive, until when it takes, and what is answered then.
+    /// Submits an operation: `act` runs when it arrives at the drive and returns its completion time and its buffer.
     fn submit(
         &self,
         act: impl FnOnce(&mut SharedSsd, Nanos) -> (Nanos, Option<Buffer>) + 'static,

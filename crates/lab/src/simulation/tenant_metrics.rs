@@ -1,10 +1,10 @@
-//! What a run came to for each of several tenants (OctoFAS §3.1, §4.2).
+//! Metrics of a run with several tenants (OctoFAS §3.1, §4.2).
 //!
-//! In: the cores' boards before and after, what each client counted, what the node's monitor found meanwhile. Out:
-//! [`MultiTenantRunStats`]; slowdowns S, fairness F, load balance LB, and Jain's index, from figures of such runs.
+//! In: metric snapshots of the cores before and after, counters of each client, interval reports of the node's monitor.
+//! Out: [`MultiTenantRunStats`]; slowdown S, fairness F, load balance LB and Jain's index of such runs.
 //!
-//! Two slowdowns: [`slowdowns`] are by OctoFAS's definition, with the response time of a run in which the flow was alone;
-//! [`TenantRunStats::slowdown_online`] is what the node says while it is not, which has to do without that run.
+//! Two slowdowns: [`slowdowns`] follow OctoFAS's definition, with the response time of a run with the tenant alone;
+//! [`TenantRunStats::slowdown_online`] is the estimate of the node, which has no such run.
 
 use super::metrics::{ClientStats, RunStats};
 use octokv_base::Nanos;
@@ -13,50 +13,50 @@ use octokv_node::monitor::IntervalReport;
 use octokv_sched::{PolicyAction, TenantId};
 use std::sync::Arc;
 
-/// One flow on one core.
+/// Metrics of one tenant on one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TenantCoreStats {
-    /// Requests that were answered over its connection there.
+    /// Requests completed over its connection there.
     pub completed: u64,
-    /// Their mean time in the node.
+    /// Their mean time in the node, in microseconds.
     pub latency_us: f64,
 }
 
-/// One flow.
+/// Metrics of one tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantRunStats {
-    /// Operations that were answered.
+    /// Completed operations.
     pub completed: u64,
-    /// Operations a second.
+    /// Operations per second.
     pub throughput_ops_s: f64,
-    /// From asking to the answer.
+    /// Mean time from submission to response, in microseconds.
     pub response_us_mean: f64,
-    /// The 99th percentile of that.
+    /// 99th percentile of it.
     pub response_us_p99: f64,
-    /// The mean time in the node.
+    /// Mean time in the node, in microseconds.
     pub latency_us_mean: f64,
-    /// The slowdown that the node's monitor tells, the mean of its windows; `None` where it told none.
+    /// Slowdown by the node's monitor, the mean of its intervals; `None` if it reported none.
     pub slowdown_online: Option<f64>,
-    /// In the order of the connections.
+    /// Cores, in the order of the connections.
     pub cores: Vec<TenantCoreStats>,
 }
 
-/// A run of several flows.
+/// Metrics of a run with several tenants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiTenantRunStats {
-    /// Of all of them.
+    /// Metrics of all tenants together.
     pub total: RunStats,
-    /// Of each.
+    /// Metrics of each tenant.
     pub tenants: Vec<TenantRunStats>,
-    /// F as the node's monitor tells it, the mean of its windows; `None` where none ended.
+    /// F by the node's monitor, the mean of its intervals; `None` if no interval ended.
     pub fairness_online: Option<f64>,
-    /// What was chosen at the end of each window.
+    /// The policy action at the end of each interval.
     pub policy_actions: Vec<PolicyAction>,
 }
 
 impl MultiTenantRunStats {
-    /// Of a span, from what cores had done at its begin and at its end, what each client counted, which flow of the node's each
-    /// is, and the windows that ended within.
+    /// Computes metrics from snapshots at the start and the end of a time span, counters of each client, the tenant id of
+    /// each client on the node, and the intervals that ended within.
     pub fn new(
         span: Nanos,
         before: &[CoreMetricsSnapshot],
@@ -75,23 +75,23 @@ impl MultiTenantRunStats {
         MultiTenantRunStats { total, tenants, fairness_online, policy_actions }
     }
 
-    /// LB: the least busy core's utilisation by the busiest one's.
+    /// LB: utilisation of the least busy core divided by that of the busiest.
     pub fn load_balance(&self) -> f64 {
         min_max_ratio(self.total.cores.iter().map(|core| core.utilisation))
     }
 }
 
-/// S of each flow: its response time beside the others by that alone.
+/// S of each tenant: its mean response time divided by that of a run alone.
 pub fn slowdowns(run: &MultiTenantRunStats, alone_us: &[f64]) -> Vec<f64> {
     run.tenants.iter().zip(alone_us).map(|(flow, alone)| flow.response_us_mean / alone).collect()
 }
 
-/// F: the least slowdown by the greatest.
+/// F: the smallest slowdown divided by the largest.
 pub fn fairness(slowdowns: &[f64]) -> f64 {
     min_max_ratio(slowdowns.iter().copied())
 }
 
-/// Jain's index of parts: 1 where all are equal, one by their number where one has everything.
+/// Jain's index: 1 if all parts are equal, 1/n if one of n parts has everything.
 pub fn jain_index(parts: &[f64]) -> f64 {
     let sum: f64 = parts.iter().sum();
     let squares: f64 = parts.iter().map(|part| part * part).sum();
@@ -108,7 +108,7 @@ fn mean(numbers: impl Iterator<Item = f64>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// Of all clients together.
+/// Sums the counters of all clients.
 fn sum_clients(counted: Vec<ClientStats>) -> ClientStats {
     let add = |mut all: ClientStats, one: ClientStats| {
         all.completed += one.completed;

@@ -1,14 +1,14 @@
-//! The papers' client, a flow of requests: threads that each have one operation at a time, over one connection for each core of the node.
+//! The papers' client: threads with one operation each at a time, over one connection per core of the node.
 //!
 //! ```text
-//!   thread: ask ─▶ which connection? ─▶ queue of the session ─▶ … ─▶ answer ─▶ ask
-//!                   in order: the first with fewer than so many outstanding
-//!                   by shares: by lot, in proportion
+//!   thread: submit ─▶ connection policy ─▶ queue of the session ─▶ … ─▶ response ─▶ submit
+//!                      in order: the first connection with fewer outstanding commands than the threshold
+//!                      weighted: at random, in proportion to weights
 //! ```
-//! In: answers of the node, time. Out: operations, and what they came to. Puts are of keys that nobody stored before, in an
-//! order that is not theirs; gets draw from those that were stored. Values are zeros.
+//! In: responses of the node, time. Out: operations and their results. Puts store new keys in a scattered order; gets
+//! sample stored keys. Values are zeros.
 //!
-//! Invariants: each operation is answered once, and well; no more are asked than allowed.
+//! Invariants: each operation completes once and successfully; the submit limit is never exceeded.
 
 use super::metrics::ClientStats;
 use super::parameters::{KEY_BYTES, Operation, VALUE_BYTES};
@@ -20,57 +20,57 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// So many flows have keys of their own.
+/// Largest number of tenants with disjoint keys.
 const TENANTS_MAX: u32 = 16;
 
-/// Which connection a request goes over.
+/// Connection policy of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionPolicy {
-    /// The first with fewer than so many outstanding, else the one with fewest (OctoFAS §3.3).
+    /// The first connection with fewer outstanding commands than this, else the one with fewest (OctoFAS §3.3).
     FillInOrder(usize),
-    /// By lot, in these proportions.
+    /// At random, with these weights.
     Weighted(Vec<u64>),
-    /// This one.
+    /// This connection.
     Single(usize),
 }
 
-/// What the client does, as whoever experiments sees and sets it.
+/// The load and the counters of a tenant, shared by the experiment and its client.
 #[derive(Debug)]
 pub struct TenantWorkload {
-    /// What is asked.
+    /// Operation of all requests.
     pub operation: Operation,
-    /// Over which connections.
+    /// Connection policy.
     pub connection_policy: ConnectionPolicy,
-    /// How many threads ask.
+    /// Active threads.
     pub threads: usize,
-    /// So many operations may be asked in all.
+    /// Upper bound of [`TenantWorkload::submitted`].
     pub submit_limit: u64,
-    /// So many were, and so many were answered.
+    /// Operations submitted so far.
     pub submitted: u64,
-    /// See above.
+    /// Operations completed so far.
     pub completed: u64,
-    /// Since it was taken out.
+    /// Counters since [`TenantWorkload::take_stats`].
     pub stats: ClientStats,
-    /// Whether the session is up.
+    /// Whether the session is live.
     pub is_connected: bool,
-    /// The first thing that went wrong.
+    /// The first failure.
     pub failure: Option<String>,
-    /// Keys stored.
+    /// Number of stored keys.
     pub keys_stored: u32,
-    /// By connection: which queue of the session it is.
+    /// By connection: its queue of the session.
     pub queue_of: Vec<usize>,
-    /// Which flow it is: flows store different keys.
+    /// Index of the tenant; tenants store disjoint keys.
     tenant: u32,
-    /// By connection.
+    /// By connection: outstanding commands.
     outstanding: Vec<u64>,
     accounted_until: Nanos,
 }
 
 impl TenantWorkload {
-    /// Of a flow: nothing is asked yet, over so many connections.
+    /// Creates the state of a tenant without load.
     ///
     /// # Panics
-    /// Where there are more flows than keys are for.
+    /// If `tenant` is not below the number of tenants with disjoint keys.
     pub fn new(tenant: u32, connections: usize) -> Rc<RefCell<TenantWorkload>> {
         assert!(tenant < TENANTS_MAX, "{tenant}");
         Rc::new(RefCell::new(TenantWorkload {
@@ -91,7 +91,7 @@ impl TenantWorkload {
         }))
     }
 
-    /// What was counted since the last call, up to now.
+    /// Returns the counters since the last call and resets them.
     pub fn take_stats(&mut self, now: Nanos) -> ClientStats {
         self.account_until(now);
         let connections = self.outstanding.len();
@@ -107,7 +107,7 @@ impl TenantWorkload {
         self.accounted_until = now;
     }
 
-    /// The key of a number of this flow's.
+    /// The key of a number of this tenant.
     fn key(&self, number: u32) -> Key {
         assert!(number < u32::MAX / TENANTS_MAX, "no more keys");
         scattered_key(self.tenant * (u32::MAX / TENANTS_MAX) + number)
@@ -152,19 +152,19 @@ pub struct WorkloadClient {
     workload: Rc<RefCell<TenantWorkload>>,
     random: Prng,
     value: Arc<[u8]>,
-    /// By thread: what it waits for.
+    /// By thread: its request in flight.
     outstanding_by_thread: Vec<Option<OutstandingRequest>>,
     completions: Vec<(u64, Result<Response, octokv_client::Error>)>,
 }
 
-/// A key: its number, multiplied by an odd one, so that keys that follow each other are no neighbours.
+/// The key of a number: the number times an odd constant, so that consecutive numbers give distant keys.
 pub fn scattered_key(number: u32) -> Key {
     let bytes: [u8; KEY_BYTES] = number.wrapping_mul(0x9e37_79b1).to_be_bytes();
     Key::new(&bytes).expect("short")
 }
 
 impl WorkloadClient {
-    /// A client that asks what `load` says.
+    /// Creates a client with the load `load`.
     pub fn new(
         session: Session<SimSockets>,
         handle: ReactorHandle,
@@ -183,7 +183,7 @@ impl WorkloadClient {
         }
     }
 
-    /// Does what there is to do now. False when there was nothing.
+    /// Runs one iteration: delivers responses and submits. Returns false if there was no work.
     pub fn run_iteration(&mut self, now: Nanos) -> bool {
         self.handle.begin_iteration(now);
         let mut busy = false;

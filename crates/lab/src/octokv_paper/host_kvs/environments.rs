@@ -1,12 +1,12 @@
-//! Where Host KVS and OctoKV run: in an emulated guest over the network, and on this machine.
+//! The environments of Host KVS and OctoKV: an emulated guest over the network, and this machine.
 //!
 //! ```text
 //!   guest         Host KVS ─ ext4 ─ the kernel's nvme-tcp ─┐
 //!                 OctoKV ─ our initiator ──────────────────┼─▶ nodes on this machine, a 970 EVO's times under them
 //!   this machine  OctoKV ─ our initiator ─ loopback ───────┼─▶ nodes, on files of the disk
-//!                 Host KVS ────────────────────────────────┴─▶ files of the same disk, without a node or a wire
+//!                 Host KVS ────────────────────────────────┴─▶ files of the same disk, without a node or a network
 //! ```
-//! In: trials. Out: for each what its rounds came to. Each round of each has a namespace, or a file system, of its own.
+//! In: trials. Out: the results of their rounds. Each round of each trial has a namespace, or a file system, of its own.
 
 use super::trials::{ComparedSystem, HostKvsTrial, TrialResult, parse_bench_ops};
 use crate::octokv_binary::octokv_binary;
@@ -21,22 +21,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// How the directory of its files begins.
+/// Prefix of the temporary directory.
 const DIRECTORY_PREFIX: &str = "octokv-host-kvs-";
-/// Files of Host KVS: more than threads, so that these seldom share one.
+/// Files of Host KVS: more than threads, so that threads seldom share one.
 pub const DB_FILES: usize = 16;
 const GUEST_TASK: GuestTask = GuestTask { script: "host-kvs.sh", programs: &["mkfs.ext4"] };
-/// The guest is ended after so long.
+/// Time limit of the guest, in seconds.
 const GUEST_LIMIT_S: u64 = 170;
-/// The namespace of the guest's file system, and the first of the trials'.
+/// Namespace id of the guest's file system, and the first of the trials.
 const FILE_SYSTEM_NSID: usize = 2;
 const TRIAL_NSID_MIN: usize = 10;
-/// Files of 64 MiB and little more, and the file system's own.
+/// Database files of a little more than 64 MiB each, and the metadata of the file system.
 const FILE_SYSTEM_BYTES: usize = 2 << 30;
-/// Of the run before those that count: an emulated processor is slow at what it does for the first time.
+/// Name of the warm-up run: an emulated processor is slow on code that it runs for the first time.
 const WARM_UP_NAME: &str = "w";
 
-/// How much is run.
+/// Number of rounds and operations.
 #[derive(Clone, Copy, Debug)]
 pub struct RunCounts {
     /// Rounds, in which every trial runs once.
@@ -47,23 +47,23 @@ pub struct RunCounts {
     pub machine_operations: usize,
 }
 
-/// For each trial what each round came to.
+/// By trial: the result of each round.
 pub type TrialRounds = Vec<Vec<TrialResult>>;
 
-/// Two nodes that differ in when they acknowledge a put, on files that go with them.
+/// Two nodes that differ in durability, on files that are removed with them.
 struct NodePair {
     flush: ServerProcess,
     no_flush: ServerProcess,
     directory: TempDir,
 }
 
-/// Everything that a place needs to know.
+/// Trials of an environment.
 pub struct TrialEnvironment<'a> {
-    /// What is run, each in every round.
+    /// The trials, each in every round.
     pub trials: &'a [HostKvsTrial],
-    /// How much.
+    /// Number of rounds and operations.
     pub counts: RunCounts,
-    /// Where files are made; without one, where temporary files go.
+    /// Directory for files; `None` for the system's temporary directory.
     pub directory: Option<&'a Path>,
 }
 
@@ -84,7 +84,7 @@ impl TrialEnvironment<'_> {
         }
     }
 
-    /// The configuration of a node with the namespaces of all trials that are its.
+    /// Configuration of a node with the namespaces of all trials of its durability.
     fn node_config(&self, directory: &Path, is_flush: bool, operations: usize, nand: Option<&str>) -> String {
         let (directory_path, durability) = (directory.display(), if is_flush { "flush" } else { "device" });
         let mut text = format!(
@@ -109,7 +109,7 @@ impl TrialEnvironment<'_> {
                     (ComparedSystem::Blocks, true) => "block",
                     _ => continue,
                 };
-                // Room for everything twice.
+                // Twice the size of the data.
                 let record = (trial.kib << 10) + 8192;
                 let size = (operations * trial.threads * record * 2).max(64 << 20).next_multiple_of(1 << 20);
                 add_namespace(nsid_of(round, number, self.trials.len()), kind, size);
@@ -129,7 +129,7 @@ impl TrialEnvironment<'_> {
         Ok(NodePair { flush: start(true)?, no_flush: start(false)?, directory })
     }
 
-    /// In the guest; and whether something failed that could run.
+    /// Runs the trials in the guest. Returns also whether a trial failed that this machine supports.
     pub fn run_in_guest(&self) -> (TrialRounds, bool) {
         let run = || -> Result<(TrialRounds, bool)> {
             let scripts = self.directory()?;
@@ -150,14 +150,14 @@ impl TrialEnvironment<'_> {
             ];
             let console = guest.boot(&variables, GUEST_LIMIT_S)?;
             let rounds = self.parse_guest_console(&console);
-            // A slow machine does not come to all rounds in time; one of each is enough.
+            // A slow machine does not complete all rounds in time; one of each trial is sufficient.
             let failed = rounds.iter().any(|rounds| rounds.iter().all(Result::is_err));
             Ok((rounds, failed))
         };
         run().unwrap_or_else(|error| (self.all_failed_with(&format!("{error:#}")), true))
     }
 
-    /// All runs, as the guest's script wants them: a warm-up, then round by round.
+    /// The list of runs in the format of the guest's script: a warm-up, then round by round.
     fn guest_run_list(&self, port: u16, port_no_flush: u16) -> String {
         let mut entries = vec![format!("{WARM_UP_NAME}:h:0:{port}:2:20:4")];
         for round in 0..self.counts.rounds {
@@ -179,13 +179,13 @@ impl TrialEnvironment<'_> {
             Some((_, printed)) => {
                 printed.as_ref().map_err(Clone::clone).and_then(|text| parse_bench_ops(text))
             }
-            None => Err(format!("the guest did not come to it: {last}")),
+            None => Err(format!("the guest ended before this run: {last}")),
         };
         let rounds = |number| (0..self.counts.rounds).map(|round| of(format!("{round}.{number}"))).collect();
         (0..self.trials.len()).map(rounds).collect()
     }
 
-    /// On this machine; and whether something failed.
+    /// Runs the trials on this machine. Returns also whether one failed.
     pub fn run_native(&self) -> (TrialRounds, bool) {
         let run = || -> Result<TrialRounds> {
             let nodes = self.start_nodes(self.counts.machine_operations, None)?;
@@ -302,7 +302,7 @@ mod tests {
         let us =
             |trial: usize, round: usize| rounds[trial][round].as_ref().map(|sample| sample.put.mean_us).ok();
         assert_eq!((us(0, 0), us(1, 0), us(0, 1), us(1, 1)), (Some(10.0), Some(11.0), Some(12.0), None));
-        assert!(rounds[1][1].as_ref().unwrap_err().ends_with("did not come to it: kernel panic"));
+        assert!(rounds[1][1].as_ref().unwrap_err().ends_with("ended before this run: kernel panic"));
         assert!(rounds.iter().all(|rounds| rounds.len() == 3));
     }
 }

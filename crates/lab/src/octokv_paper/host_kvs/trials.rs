@@ -1,25 +1,25 @@
-//! What is run for Host KVS against OctoKV, and what a run comes to.
+//! Trials of Host KVS and OctoKV, and their results.
 //!
-//! In: figures that are asked for; what `octokv bench` printed. Out: trials, each once; a trial's puts and gets.
+//! In: selected figures; the output of `octokv bench`. Out: trials, each once; puts and gets of a trial.
 
 use crate::output_parser::parse_bench_results;
 use crate::simulation::parameters::{HEAVY_THREADS, LIGHT_THREADS, MEDIUM_THREADS};
 
-/// Which system.
+/// A compared system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComparedSystem {
-    /// The engine in the client, on files, an fsync with each put.
+    /// The engine in the client, on files, with an fsync for each put.
     HostKvs,
-    /// Key Value commands; a put is acknowledged when a flush has made it durable.
+    /// Key Value commands; a put is acknowledged after a flush has made it durable.
     OctoKv,
-    /// The same, acknowledged when the drive has it, as in the paper.
+    /// The same, acknowledged when the write to the drive completes, as in the paper.
     OctoKvNoFlush,
-    /// The engine in the client, on the node's blocks through our own initiator: Host KVS without an operating system.
+    /// The engine in the client, on a block namespace through our own initiator: Host KVS without an operating system.
     Blocks,
 }
 
 impl ComparedSystem {
-    /// As the guest's script knows it.
+    /// Its letter in the guest's script.
     pub fn script_letter(self) -> char {
         match self {
             ComparedSystem::HostKvs => 'h',
@@ -28,7 +28,7 @@ impl ComparedSystem {
         }
     }
 
-    /// As figures call it.
+    /// Name in figures.
     pub fn name(self) -> &'static str {
         match self {
             ComparedSystem::HostKvs => "Host KVS",
@@ -39,10 +39,10 @@ impl ComparedSystem {
     }
 }
 
-/// One run: every key stored once, then as many read.
+/// One trial: every key is stored once, then as many keys are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostKvsTrial {
-    /// Of which system.
+    /// The system.
     pub system: ComparedSystem,
     /// Synchronous threads.
     pub threads: usize,
@@ -57,8 +57,8 @@ pub const PAPER_VALUE_KIB: usize = 16;
 /// Loads of Figure 6, in threads: one, and the paper's.
 pub const TRIAL_THREADS: [usize; 4] = [1, LIGHT_THREADS, MEDIUM_THREADS, HEAVY_THREADS];
 
-/// The trials of figures: by value length (4 and 5), by load (6). In turn, so that a machine whose speed changes does so
-/// for all of them.
+/// The trials of figures: by value length (4 and 5), by load (6). Systems alternate, so that a change of the machine's
+/// speed affects all of them.
 pub fn trials_for(by_size: bool, by_load: bool) -> Vec<HostKvsTrial> {
     let mut all: Vec<HostKvsTrial> = Vec::new();
     let mut add = |system, threads, kib| {
@@ -87,14 +87,14 @@ pub fn trials_for(by_size: bool, by_load: bool) -> Vec<HostKvsTrial> {
     all
 }
 
-/// What a mean operation spent where, in microseconds: all of it, and inside calls on files.
+/// Breakdown of the mean operation, in microseconds: the response time, and the time in file system calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OpBreakdown {
     /// The response time.
     pub mean_us: f64,
     /// Operations per second.
     pub ops_s: f64,
-    /// Until the file was nobody else's.
+    /// Waiting for the lock of the file.
     pub wait_us: f64,
     /// In pread.
     pub read_us: f64,
@@ -105,30 +105,33 @@ pub struct OpBreakdown {
 }
 
 impl OpBreakdown {
-    /// Inside the kernel's calls.
+    /// Time in system calls.
     pub fn syscalls_us(&self) -> f64 {
         self.read_us + self.write_us + self.sync_us
     }
 }
 
-/// What one run came to.
+/// Result of one trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PutGetSample {
-    /// Its stores.
+    /// Its puts.
     pub put: OpBreakdown,
-    /// Its reads.
+    /// Its gets.
     pub get: OpBreakdown,
 }
 
-/// What became of one run.
+/// Result of one trial, or why it failed.
 pub type TrialResult = Result<PutGetSample, String>;
 
-/// The figures of `octokv bench --workload fillseq,readrandom --json -`.
+/// Parses the output of `octokv bench --workload fillseq,readrandom --json -`.
+///
+/// # Errors
+/// A message with the error line of the output if a value is missing or a key was not found.
 pub fn parse_bench_ops(text: &str) -> TrialResult {
     parse_bench_results(text, |results| {
         let of = |workload: &str| {
             let result = results.iter().find(|result| result["workload"] == workload)?;
-            // A read of what is not there is no read.
+            // A read of a missing key is not comparable.
             if result["not_found"] != 0 {
                 return None;
             }
