@@ -1,7 +1,7 @@
 //! [`TaskSlab`], a bounded slab of futures of one type, and [`block_on`] for tests and tools.
 //!
 //! In: futures by [`TaskSlab::spawn`], wake-ups by their wakers from any thread. Out: nothing; a task stores its
-//! result in memory that its reactor reads. Wake-ups are bits of a [`WakeSet`].
+//! result in memory that its reactor reads. Wake-ups are bits of a `WakeSet`.
 //!
 //! Invariants: a slot, its box and its waker are allocated once and reused, so a task allocates nothing in steady
 //! state; a wake-up after the task's end at most polls the slot's next task once more; a wake-up is never lost.
