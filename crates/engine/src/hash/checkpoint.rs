@@ -23,11 +23,33 @@ use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Buffer, Nanos, crc32c};
 use octokv_runtime::{ReactorHandle, trim_heap};
+use std::mem::offset_of;
 use std::sync::atomic::Ordering;
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"OKVC";
 /// The fixed part of an image, in bytes.
 pub const IMAGE_HEADER_BYTES: usize = 48;
+
+/// The header of an image on the device, little-endian.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct ImageLayout {
+    magic: [u8; 4],
+    crc: U32,
+    volume_id: U64,
+    checkpoint_id: U64,
+    partition: U32,
+    entries: U32,
+    applied_through: U64,
+    zero: U64,
+}
+const _: () = assert!(size_of::<ImageLayout>() == IMAGE_HEADER_BYTES);
+/// The first byte that the checksum covers.
+const CHECKED_FROM: usize = offset_of!(ImageLayout, volume_id);
+
+/// Bytes per write of a checkpoint.
 const CHUNK_BYTES: usize = 256 * 1024;
 /// The time from a change to the maintenance after it, at most.
 const MAINTENANCE_DELAY: Nanos = Nanos::from_millis(20);
@@ -50,17 +72,19 @@ pub struct PartitionImageHeader {
 /// Appends the image of a partition to `bytes`.
 pub fn encode(bytes: &mut Vec<u8>, header: &PartitionImageHeader, entries: &[IndexEntry]) {
     let start = bytes.len();
-    bytes.extend_from_slice(&MAGIC);
-    bytes.extend_from_slice(&[0; 4]);
-    bytes.extend_from_slice(&header.volume_id.to_le_bytes());
-    bytes.extend_from_slice(&header.checkpoint_id.to_le_bytes());
-    bytes.extend_from_slice(&header.partition.to_le_bytes());
-    bytes.extend_from_slice(&(entries.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&header.applied_through.to_le_bytes());
-    bytes.extend_from_slice(&[0; 8]);
-    debug_assert_eq!(bytes.len() - start, IMAGE_HEADER_BYTES);
+    let layout = ImageLayout {
+        magic: MAGIC,
+        crc: U32::ZERO,
+        volume_id: header.volume_id.into(),
+        checkpoint_id: header.checkpoint_id.into(),
+        partition: header.partition.into(),
+        entries: (entries.len() as u32).into(),
+        applied_through: header.applied_through.into(),
+        zero: U64::ZERO,
+    };
+    bytes.extend_from_slice(layout.as_bytes());
     entries.iter().for_each(|entry| bytes.extend_from_slice(&entry.to_bytes()));
-    let crc = crc32c(&bytes[start + 8..]);
+    let crc = crc32c(&bytes[start + CHECKED_FROM..]);
     bytes[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
@@ -70,25 +94,23 @@ pub struct UncheckedImage<'a>(pub &'a [u8]);
 impl<'a> UncheckedImage<'a> {
     /// The length of the image at the front by its unverified header; `None` without the magic.
     pub fn claimed_bytes(&self) -> Option<usize> {
-        let count = self.0.get(28..32)?;
-        let count = u32::from_le_bytes(count.try_into().expect("four bytes")) as usize;
-        (self.0[..4] == MAGIC).then_some(IMAGE_HEADER_BYTES + count * INDEX_ENTRY_BYTES)
+        let (layout, _) = ImageLayout::ref_from_prefix(self.0).ok()?;
+        let entries_bytes = layout.entries.get() as usize * INDEX_ENTRY_BYTES;
+        (layout.magic == MAGIC).then_some(IMAGE_HEADER_BYTES + entries_bytes)
     }
 
     /// The header of the image at the front and the bytes of its entries, if its checksum is valid.
     pub fn check(self) -> Option<(PartitionImageHeader, &'a [u8])> {
-        let end = self.claimed_bytes()?;
-        let bytes = self.0.get(..end)?;
-        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        if crc32c(&bytes[8..]) != u32_at(4) {
+        let bytes = self.0.get(..self.claimed_bytes()?)?;
+        let (layout, _) = ImageLayout::ref_from_prefix(bytes).ok()?;
+        if crc32c(&bytes[CHECKED_FROM..]) != layout.crc.get() {
             return None;
         }
         let header = PartitionImageHeader {
-            volume_id: u64_at(8),
-            checkpoint_id: u64_at(16),
-            partition: u32_at(24),
-            applied_through: u64_at(32),
+            volume_id: layout.volume_id.get(),
+            checkpoint_id: layout.checkpoint_id.get(),
+            partition: layout.partition.get(),
+            applied_through: layout.applied_through.get(),
         };
         Some((header, &bytes[IMAGE_HEADER_BYTES..]))
     }

@@ -1,4 +1,4 @@
-//! The index journal: batches of changes in a ring, each batch one write, in two copies.
+//! The index journal: batches of index changes in a ring, each batch one write, in two copies.
 //!
 //! ```text
 //!   batch   0 magic "OKVJ"        24 first entry u64       40 flushed through u64 (batch)
@@ -6,35 +6,71 @@
 //!           8 volume u64          36 unflushed u32            56 zero u64
 //!          16 batch u64           64 entries, then zeros to the end of the last unit
 //!   entry   0 hash u128           24 old location u64 (0 = the key is new)   40 units u32
-//!          16 new location u64 (0 = the key goes)   32 stamp u64             44 zero u32
+//!          16 new location u64 (0 = deleted)        32 sequence u64          44 zero u32
 //! ```
 //! The checksum covers bytes 8 to the end of the entries. Batches are numbered without gaps. A batch never wraps:
-//! where fewer than [`batch_units_max`] units are left before the end of the ring, the next begins at its start. A
-//! batch is written beside the records that it names, and more than one is under way (`commit.rs`).
+//! if fewer than [`batch_units_max`] units are left before the end of the ring, the next begins at its start. A batch is
+//! written beside the records that it names, and several batches are in flight (`group_commit.rs`).
 //!
-//! "Unflushed" is 1 where the writer did not wait for the batch before to be durable: after a power cut such a
-//! batch may be there without the one before. "Flushed through" says which earlier batches, with the records they
-//! name, are durable for sure: what replay need not verify record by record.
+//! "Unflushed" is 1 if the writer did not wait until the preceding batch was durable: a power loss may leave such a batch
+//! without its predecessor. "Flushed through" is the last batch that is known durable, with the records of all batches up
+//! to it: replay does not verify those.
 
 use octokv_base::crc32c;
+use std::mem::offset_of;
+use zerocopy::byteorder::little_endian::{U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"OKVJ";
 /// The fixed part of a batch, in bytes.
 pub const BATCH_HEADER_BYTES: usize = 64;
 /// One entry, in bytes.
 pub const JOURNAL_ENTRY_BYTES: usize = 48;
-/// The most entries in one batch.
+/// The maximum entries of one batch.
 pub const BATCH_ENTRIES_MAX: usize = 660;
-/// The most bytes of one batch, before rounding to units.
+/// The maximum bytes of one batch, before rounding to units.
 pub const BATCH_BYTES_MAX: usize = BATCH_HEADER_BYTES + BATCH_ENTRIES_MAX * JOURNAL_ENTRY_BYTES;
 const _: () = assert!(BATCH_BYTES_MAX <= 32 * 1024);
 
-/// The most units of one batch.
+/// The header of a batch on the device, little-endian.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct BatchHeaderLayout {
+    magic: [u8; 4],
+    crc: U32,
+    volume_id: U64,
+    batch: U64,
+    first_entry: U64,
+    incarnation: U32,
+    unflushed: U32,
+    flushed_through: U64,
+    entries: U32,
+    units: U32,
+    zero: U64,
+}
+const _: () = assert!(size_of::<BatchHeaderLayout>() == BATCH_HEADER_BYTES);
+/// The first byte that the checksum covers.
+const CHECKED_FROM: usize = offset_of!(BatchHeaderLayout, volume_id);
+
+/// A journal entry on the device, little-endian.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct JournalEntryLayout {
+    hash: U128,
+    new_location: U64,
+    old_location: U64,
+    sequence: U64,
+    units: U32,
+    zero: U32,
+}
+const _: () = assert!(size_of::<JournalEntryLayout>() == JOURNAL_ENTRY_BYTES);
+
+/// The maximum units of one batch.
 pub const fn batch_units_max(unit_bytes: u32) -> u32 {
     (BATCH_BYTES_MAX as u32).div_ceil(unit_bytes)
 }
 
-/// The units of a batch of so many entries.
+/// The units of a batch with `entries` entries.
 pub const fn batch_units(entries: usize, unit_bytes: u32) -> u32 {
     ((BATCH_HEADER_BYTES + entries * JOURNAL_ENTRY_BYTES) as u32).div_ceil(unit_bytes)
 }
@@ -42,129 +78,130 @@ pub const fn batch_units(entries: usize, unit_bytes: u32) -> u32 {
 /// One change of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalEntry {
-    /// The key's hash.
+    /// The hash of the key.
     pub hash: u128,
-    /// Where its record is from now on; 0 when the key goes.
+    /// The first unit of the new record; 0 if the key is deleted.
     pub new_location: u64,
-    /// Where its record was; 0 when the key is new.
+    /// The first unit of the record that it replaces; 0 if the key is new.
     pub old_location: u64,
-    /// The new record's stamp.
+    /// The sequence number of the new record.
     pub sequence: u64,
-    /// How many units the new record spans.
+    /// The units of the new record.
     pub units: u32,
 }
 
 impl JournalEntry {
-    /// This entry without its change: what numbers the entries that follow stays.
+    /// This entry without its change, so that later entries keep their numbers.
     pub fn cancelled(self) -> JournalEntry {
         JournalEntry { new_location: 0, old_location: 0, sequence: 0, units: 0, ..self }
     }
 }
 
-/// What stands in front of a batch's entries.
+/// The header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchHeader {
-    /// The volume.
+    /// The volume's random number.
     pub volume_id: u64,
-    /// Its number.
+    /// The number of the batch.
     pub batch: u64,
-    /// The number of its first entry; the others follow.
+    /// The number of its first entry; the others are consecutive.
     pub first_entry: u64,
     /// The opening that wrote it.
     pub incarnation: u32,
-    /// Whether it was written without waiting for the batch before to be durable.
+    /// Whether it was written before the preceding batch was durable.
     pub is_predecessor_unflushed: bool,
-    /// This batch and those before it are durable, with their records.
+    /// The last batch that is known durable, with the records of all batches up to it.
     pub flushed_through: u64,
 }
 
-/// Writes a batch to the front of `bytes` and gives its length in units. Zeros follow to the unit's end.
+/// Encodes a batch at the front of `bytes`, padded with zeros to whole units, and gives its length in units.
+///
+/// # Panics
+/// If there are more than [`BATCH_ENTRIES_MAX`] entries.
 pub fn encode(bytes: &mut [u8], header: &BatchHeader, entries: &[JournalEntry], unit_bytes: u32) -> u32 {
     assert!(entries.len() <= BATCH_ENTRIES_MAX, "{} entries in one batch", entries.len());
     let end = BATCH_HEADER_BYTES + entries.len() * JOURNAL_ENTRY_BYTES;
     let units = (end as u32).div_ceil(unit_bytes);
-    bytes[..BATCH_HEADER_BYTES].fill(0);
-    bytes[0..4].copy_from_slice(&MAGIC);
-    bytes[8..16].copy_from_slice(&header.volume_id.to_le_bytes());
-    bytes[16..24].copy_from_slice(&header.batch.to_le_bytes());
-    bytes[24..32].copy_from_slice(&header.first_entry.to_le_bytes());
-    bytes[32..36].copy_from_slice(&header.incarnation.to_le_bytes());
-    bytes[36..40].copy_from_slice(&u32::from(header.is_predecessor_unflushed).to_le_bytes());
-    bytes[40..48].copy_from_slice(&header.flushed_through.to_le_bytes());
-    bytes[48..52].copy_from_slice(&(entries.len() as u32).to_le_bytes());
-    bytes[52..56].copy_from_slice(&units.to_le_bytes());
-    for (entry, b) in entries.iter().zip(bytes[BATCH_HEADER_BYTES..end].chunks_exact_mut(JOURNAL_ENTRY_BYTES))
-    {
-        b[0..16].copy_from_slice(&entry.hash.to_le_bytes());
-        b[16..24].copy_from_slice(&entry.new_location.to_le_bytes());
-        b[24..32].copy_from_slice(&entry.old_location.to_le_bytes());
-        b[32..40].copy_from_slice(&entry.sequence.to_le_bytes());
-        b[40..44].copy_from_slice(&entry.units.to_le_bytes());
-        b[44..48].fill(0);
+    let (layout, rest) = BatchHeaderLayout::mut_from_prefix(bytes).expect("longer than a header");
+    *layout = BatchHeaderLayout {
+        magic: MAGIC,
+        crc: U32::ZERO,
+        volume_id: header.volume_id.into(),
+        batch: header.batch.into(),
+        first_entry: header.first_entry.into(),
+        incarnation: header.incarnation.into(),
+        unflushed: u32::from(header.is_predecessor_unflushed).into(),
+        flushed_through: header.flushed_through.into(),
+        entries: (entries.len() as u32).into(),
+        units: units.into(),
+        zero: U64::ZERO,
+    };
+    let (layouts, _) =
+        <[JournalEntryLayout]>::mut_from_prefix_with_elems(rest, entries.len()).expect("longer than a batch");
+    for (entry, layout) in entries.iter().zip(layouts) {
+        *layout = JournalEntryLayout {
+            hash: entry.hash.into(),
+            new_location: entry.new_location.into(),
+            old_location: entry.old_location.into(),
+            sequence: entry.sequence.into(),
+            units: entry.units.into(),
+            zero: U32::ZERO,
+        };
     }
     bytes[end..(units * unit_bytes) as usize].fill(0);
-    let crc = crc32c(&bytes[8..end]);
+    let crc = crc32c(&bytes[CHECKED_FROM..end]);
     bytes[4..8].copy_from_slice(&crc.to_le_bytes());
     units
 }
 
-/// Bytes read from the ring, which may be anything.
+/// Bytes read from the ring, not validated.
 pub struct UncheckedBatch<'a>(pub &'a [u8]);
 
-/// A batch that was checked.
-#[derive(Debug)]
+/// A validated batch.
 pub struct Batch<'a> {
-    /// Its header.
+    /// The header.
     pub header: BatchHeader,
-    /// How many units it takes.
+    /// Its length in units.
     pub units: u32,
-    entries: &'a [u8],
+    entries: &'a [JournalEntryLayout],
 }
 
 impl<'a> UncheckedBatch<'a> {
-    /// The batch at the front of the bytes, once its checksum holds.
+    /// The batch at the front of the bytes, if its checksum and lengths are valid.
     pub fn check(self, unit_bytes: u32) -> Option<Batch<'a>> {
-        let bytes = self.0;
-        if bytes.len() < BATCH_HEADER_BYTES || bytes[0..4] != MAGIC {
-            return None;
-        }
-        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        let (count, units) = (u32_at(48) as usize, u32_at(52));
-        if count > BATCH_ENTRIES_MAX {
+        let (layout, rest) = BatchHeaderLayout::ref_from_prefix(self.0).ok()?;
+        let (count, units) = (layout.entries.get() as usize, layout.units.get());
+        if layout.magic != MAGIC || count > BATCH_ENTRIES_MAX {
             return None;
         }
         let end = BATCH_HEADER_BYTES + count * JOURNAL_ENTRY_BYTES;
-        if units != (end as u32).div_ceil(unit_bytes) || end > bytes.len() {
-            return None;
-        }
-        if crc32c(&bytes[8..end]) != u32_at(4) {
+        let (entries, _) = <[JournalEntryLayout]>::ref_from_prefix_with_elems(rest, count).ok()?;
+        if units != (end as u32).div_ceil(unit_bytes)
+            || crc32c(&self.0[CHECKED_FROM..end]) != layout.crc.get()
+        {
             return None;
         }
         let header = BatchHeader {
-            volume_id: u64_at(8),
-            batch: u64_at(16),
-            first_entry: u64_at(24),
-            incarnation: u32_at(32),
-            is_predecessor_unflushed: u32_at(36) != 0,
-            flushed_through: u64_at(40),
+            volume_id: layout.volume_id.get(),
+            batch: layout.batch.get(),
+            first_entry: layout.first_entry.get(),
+            incarnation: layout.incarnation.get(),
+            is_predecessor_unflushed: layout.unflushed != 0,
+            flushed_through: layout.flushed_through.get(),
         };
-        Some(Batch { header, units, entries: &bytes[BATCH_HEADER_BYTES..end] })
+        Some(Batch { header, units, entries })
     }
 }
 
 impl Batch<'_> {
-    /// Its entries, in order.
-    pub fn entries(&self) -> impl Iterator<Item = JournalEntry> + '_ {
-        self.entries.chunks_exact(JOURNAL_ENTRY_BYTES).map(|b| {
-            let u64_at = |at: usize| u64::from_le_bytes(b[at..at + 8].try_into().expect("eight bytes"));
-            JournalEntry {
-                hash: u128::from_le_bytes(b[0..16].try_into().expect("sixteen bytes")),
-                new_location: u64_at(16),
-                old_location: u64_at(24),
-                sequence: u64_at(32),
-                units: u32::from_le_bytes(b[40..44].try_into().expect("four bytes")),
-            }
+    /// The entries, in order.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = JournalEntry> + '_ {
+        self.entries.iter().map(|layout| JournalEntry {
+            hash: layout.hash.get(),
+            new_location: layout.new_location.get(),
+            old_location: layout.old_location.get(),
+            sequence: layout.sequence.get(),
+            units: layout.units.get(),
         })
     }
 }

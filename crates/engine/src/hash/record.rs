@@ -1,135 +1,157 @@
 //! One record: header, key and value in whole units, as it lies on the device.
 //!
 //! ```text
-//!   0  magic "OKVR"         16  stamp u64            36  value CRC-32C u32
+//!   0  magic "OKVR"         16  sequence u64         36  value CRC-32C u32
 //!   4  header CRC-32C u32   24  location u64 (unit)  40  key bytes u16   42 version u8   43 zero u8
 //!   8  volume u64           32  value bytes u32      44  namespace u32
 //!  48  key, zeros to value_offset(key bytes), value, zeros to the end of the last unit
 //! ```
-//! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared from the
-//! first block alone. The record names its own place (a misdirected write shows) and carries a stamp that
-//! the index knows too (a stale read shows).
+//! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared without reading the value.
+//! The record contains its own location, which detects misdirected writes, and a sequence number whose fingerprint is in
+//! the index, which detects stale reads.
 
 use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Key, crc32c, value_offset};
+use std::mem::offset_of;
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"OKVR";
 const VERSION: u8 = 1;
-/// The fixed part, in bytes.
+/// The fixed part of a record, in bytes.
 pub const HEADER_BYTES: usize = octokv_base::key::RECORD_HEADER_BYTES;
-const _: () = assert!(HEADER_BYTES == 44 + size_of::<u32>());
+
+/// The header of a record on the device, little-endian.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RecordHeaderLayout {
+    magic: [u8; 4],
+    header_crc: U32,
+    volume_id: U64,
+    sequence: U64,
+    location: U64,
+    value_bytes: U32,
+    value_crc: U32,
+    key_bytes: U16,
+    version: u8,
+    zero: u8,
+    namespace: U32,
+}
+const _: () = assert!(size_of::<RecordHeaderLayout>() == HEADER_BYTES);
+const _: () = assert!(offset_of!(RecordHeaderLayout, namespace) == 44);
+/// The first byte that the header's checksum covers.
+const CHECKED_FROM: usize = offset_of!(RecordHeaderLayout, volume_id);
+
 /// The longest header and key together, in bytes: reading this much of a record always gives its whole key.
 pub const HEADER_AND_KEY_BYTES_MAX: usize = HEADER_BYTES + octokv_base::KEY_BYTES_MAX;
 
-/// What tells one written record from any other.
+/// The identity of a record: unique among all records ever written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordId {
     /// The volume it belongs to.
     pub volume_id: u64,
-    /// Unique among all records ever written to the volume.
+    /// The sequence number: unique in the volume and rising.
     pub sequence: u64,
-    /// The unit that it begins at.
+    /// Its first unit.
     pub location: u64,
     /// The namespace of its key.
     pub namespace: u32,
 }
 
-/// Why bytes are not the record that was looked for. Each is the same to a user: corrupt.
+/// Why bytes are not the expected record. Users see each as corruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordError {
     /// No magic, another version, or a length beyond the bytes.
     Malformed,
     /// The header's checksum does not match.
     HeaderChecksum,
-    /// A record of another volume, place or time.
-    WrongId,
     /// The value's checksum does not match.
     ValueChecksum,
 }
 
-/// A header that was checked.
+/// A validated record header.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordHeader {
-    /// What it is.
+    /// The identity of the record.
     pub identity: RecordId,
-    /// The length of its value.
+    /// The length of the value in bytes.
     pub value_bytes: usize,
     key_bytes: usize,
     value_crc: u32,
 }
 
-/// How many bytes a record of this shape takes, before rounding to units.
+/// The length of a record in bytes, before rounding to units.
 pub fn record_bytes(key_bytes: usize, value_bytes: usize) -> usize {
     value_offset(key_bytes) + value_bytes
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
-}
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-}
-
-/// Completes the record around the value that lies in `bytes` already, and clears what pads it.
+/// Encodes header and key around the value, which is in `bytes` already, and zeroes the padding.
+///
+/// # Panics
+/// If `bytes` is shorter than the record.
 pub fn encode(bytes: &mut [u8], identity: RecordId, key: &Key, value_bytes: usize) {
     let (key, offset) = (key.as_bytes(), value_offset(key.len()));
     let value_crc = crc32c(&bytes[offset..offset + value_bytes]);
-    let (header, rest) = bytes.split_first_chunk_mut::<HEADER_BYTES>().expect("a record has a header");
-    header[0..4].copy_from_slice(&MAGIC);
-    header[8..16].copy_from_slice(&identity.volume_id.to_le_bytes());
-    header[16..24].copy_from_slice(&identity.sequence.to_le_bytes());
-    header[24..32].copy_from_slice(&identity.location.to_le_bytes());
-    header[32..36].copy_from_slice(&(value_bytes as u32).to_le_bytes());
-    header[36..40].copy_from_slice(&value_crc.to_le_bytes());
-    header[40..42].copy_from_slice(&(key.len() as u16).to_le_bytes());
-    header[42] = VERSION;
-    header[43] = 0;
-    header[44..48].copy_from_slice(&identity.namespace.to_le_bytes());
+    let (layout, rest) = RecordHeaderLayout::mut_from_prefix(bytes).expect("a record has a header");
+    *layout = RecordHeaderLayout {
+        magic: MAGIC,
+        header_crc: U32::ZERO,
+        volume_id: identity.volume_id.into(),
+        sequence: identity.sequence.into(),
+        location: identity.location.into(),
+        value_bytes: (value_bytes as u32).into(),
+        value_crc: value_crc.into(),
+        key_bytes: (key.len() as u16).into(),
+        version: VERSION,
+        zero: 0,
+        namespace: identity.namespace.into(),
+    };
     rest[..key.len()].copy_from_slice(key);
     rest[key.len()..offset - HEADER_BYTES].fill(0);
     rest[offset - HEADER_BYTES + value_bytes..].fill(0);
-    let header_crc = crc32c(&bytes[8..HEADER_BYTES + key.len()]);
+    let header_crc = crc32c(&bytes[CHECKED_FROM..HEADER_BYTES + key.len()]);
     bytes[4..8].copy_from_slice(&header_crc.to_le_bytes());
 }
 
-/// Bytes read from a device, which may be anything.
+/// Bytes read from a device, not validated.
 pub struct UncheckedRecord<'a>(pub &'a [u8]);
 
 impl<'a> UncheckedRecord<'a> {
-    /// The header and key, once their checksum holds. The value may lie beyond the bytes.
+    /// The header and key, if their checksum is valid. The bytes need not include the value.
+    ///
+    /// # Errors
+    /// [`RecordError::Malformed`] or [`RecordError::HeaderChecksum`].
     pub fn header(self) -> Result<(RecordHeader, &'a [u8]), RecordError> {
         let bytes = self.0;
-        if bytes.len() < HEADER_BYTES || bytes[0..4] != MAGIC || bytes[42] != VERSION {
+        let (layout, _) = RecordHeaderLayout::ref_from_prefix(bytes).map_err(|_| RecordError::Malformed)?;
+        let key_end = HEADER_BYTES + usize::from(layout.key_bytes.get());
+        if layout.magic != MAGIC || layout.version != VERSION || key_end > bytes.len() {
             return Err(RecordError::Malformed);
         }
-        let key_end = HEADER_BYTES + usize::from(u16_at(bytes, 40));
-        if key_end > bytes.len() {
-            return Err(RecordError::Malformed);
-        }
-        if crc32c(&bytes[8..key_end]) != u32_at(bytes, 4) {
+        if crc32c(&bytes[CHECKED_FROM..key_end]) != layout.header_crc.get() {
             return Err(RecordError::HeaderChecksum);
         }
         let identity = RecordId {
-            volume_id: u64_at(bytes, 8),
-            sequence: u64_at(bytes, 16),
-            location: u64_at(bytes, 24),
-            namespace: u32_at(bytes, 44),
+            volume_id: layout.volume_id.get(),
+            sequence: layout.sequence.get(),
+            location: layout.location.get(),
+            namespace: layout.namespace.get(),
         };
         let header = RecordHeader {
             identity,
-            value_bytes: u32_at(bytes, 32) as usize,
+            value_bytes: layout.value_bytes.get() as usize,
             key_bytes: key_end - HEADER_BYTES,
-            value_crc: u32_at(bytes, 36),
+            value_crc: layout.value_crc.get(),
         };
         Ok((header, &bytes[HEADER_BYTES..key_end]))
     }
 }
 
 impl RecordHeader {
-    /// Where in `bytes` the value lies, once its checksum holds too.
+    /// The range of the value in `bytes`, if its checksum is valid.
+    ///
+    /// # Errors
+    /// [`RecordError::Malformed`] if the value is not within `bytes`, or [`RecordError::ValueChecksum`].
     pub fn value_range(&self, bytes: &[u8]) -> Result<std::ops::Range<usize>, RecordError> {
         let offset = value_offset(self.key_bytes);
         let range = offset..offset + self.value_bytes;
