@@ -14,7 +14,6 @@ pub mod linearizability;
 
 use octokv_base::{Buffer, Key};
 use octokv_device::DeviceError;
-use std::fmt;
 use std::future::Future;
 
 /// The condition of a put on the existence of its key (NVMe KV 1.3, Store options).
@@ -91,37 +90,12 @@ pub enum EngineError {
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(#[from] DeviceError),
-    /// The device or its I/O queue could not be opened, so nothing was read or written.
-    #[error("the device or its I/O queue cannot be opened: {}", OsError(*.os_error))]
-    DeviceUnavailable {
-        /// The system's error code, if there is one.
-        os_error: Option<i32>,
-    },
     /// A journal write failed earlier: nothing more is written until the engine is opened again.
     #[error("read-only since a journal write failed; restart to recover")]
     ReadOnly,
     /// No memory is left within the buffer budget; the same operation may succeed later.
     #[error("out of buffers; try again")]
     NoMemory,
-}
-
-impl EngineError {
-    /// The error of an attempt to open the device or its I/O queue.
-    pub fn device_unavailable(error: &std::io::Error) -> EngineError {
-        EngineError::DeviceUnavailable { os_error: error.raw_os_error() }
-    }
-}
-
-/// The text of a system error code.
-struct OsError(Option<i32>);
-
-impl fmt::Display for OsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(code) => std::io::Error::from_raw_os_error(code).fmt(f),
-            None => f.write_str("no system error code"),
-        }
-    }
 }
 
 /// Receives the keys of a listing one by one.
