@@ -1,10 +1,10 @@
-//! How many gets and puts a second the hash engine does on one core and memory: no sockets, no protocol, no tasks.
+//! Gets and puts per second of the hash engine on one core and memory: no sockets, no protocol, no tasks.
 //!
-//! Expected, by arithmetic: a get of 64 B looks at one line of what knows of its part of the index, one of the entry, and
-//! eight of the record: 0.1 µs each for the first two and 0.2 µs for the rest where nothing is in a cache, and about as
-//! much work: 2 M/s, and near 4 M/s where hints bring all of it in time. A put looks at the old record's front and
-//! writes the new one: half of that.
-//! The strategies take turns within one process every 10 ms. Run with `cargo bench -p octokv-engine`.
+//! Expected, by arithmetic: a get of 64 B reads one cache line of the partition header, one of the entry, and eight of the
+//! record: 0.1 µs each for the first two and 0.2 µs for the rest without cache hits, and about as much computation: 2 M/s,
+//! and near 4 M/s if prefetches bring all of it in time. A put reads the old record's front and writes the new one: half
+//! of that.
+//! The strategies alternate within one process every 10 ms. Run with `cargo bench -p octokv-engine`.
 #![allow(clippy::disallowed_methods)] // A bench reads the clock.
 
 use octokv_base::{BufferPool, Key, Prng, value_offset};
@@ -22,37 +22,37 @@ const VALUE_BYTES: usize = 64;
 const UNIT_BYTES: usize = 512;
 const SLICE_DURATION: Duration = Duration::from_millis(10);
 const SLICES: usize = 60;
-/// Operations between two looks at the clock.
+/// Operations between two readings of the clock.
 const BATCH: usize = 128;
 
-/// How many operations before its own each hint is given.
+/// A prefetch strategy: the stages, and how many operations ahead each is issued.
 struct Strategy {
     name: &'static str,
     prefetches: &'static [(usize, PrefetchStage)],
 }
 
 const STRATEGIES: [Strategy; 5] = [
-    Strategy { name: "no hints", prefetches: &[] },
+    Strategy { name: "no prefetch", prefetches: &[] },
     Strategy { name: "entry 4", prefetches: &[(4, PrefetchStage::Entry)] },
     Strategy {
-        name: "index 5, entry 4, record 2",
+        name: "partition 5, entry 4, record 2",
         prefetches: &[(5, PrefetchStage::Partition), (4, PrefetchStage::Entry), (2, PrefetchStage::Record)],
     },
     Strategy {
-        name: "index 12, entry 8, record 4",
+        name: "partition 12, entry 8, record 4",
         prefetches: &[(12, PrefetchStage::Partition), (8, PrefetchStage::Entry), (4, PrefetchStage::Record)],
     },
     Strategy {
-        name: "index 24, entry 16, record 8",
+        name: "partition 24, entry 16, record 8",
         prefetches: &[(24, PrefetchStage::Partition), (16, PrefetchStage::Entry), (8, PrefetchStage::Record)],
     },
 ];
 
-/// The answer of an operation that need not wait.
+/// The outcome of an operation that completes at once.
 fn poll_ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(answer) => answer,
-        Poll::Pending => panic!("memory answers at once"),
+        Poll::Ready(outcome) => outcome,
+        Poll::Pending => panic!("memory completes at once"),
     }
 }
 
@@ -79,7 +79,7 @@ fn get(engine: &HashEngine, key: &Key) {
     assert_eq!(value.bytes, VALUE_BYTES);
 }
 
-/// Operations per second of one slice, keys drawn at random.
+/// Operations per second of one slice with random keys.
 fn measure_slice(
     keys: &[Key],
     random: &mut Prng,

@@ -1,6 +1,6 @@
 //! Writes the fixture of the current format version: `cargo run -p octokv-engine --example make_fixture FILE`.
 //!
-//! Run once per version; the file is then kept, and `tests/hash_fixtures.rs` opens it for ever after.
+//! Run once per version; `tests/hash_fixtures.rs` opens the committed file from then on.
 
 #![allow(clippy::disallowed_methods, reason = "a tool that writes one file")]
 

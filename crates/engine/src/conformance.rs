@@ -1,11 +1,10 @@
-//! One suite for every engine: random operations, crowds of them, and reopenings, against a model.
+//! The conformance suite of engines: random sequential and concurrent operations, and reopenings, against a model.
 //!
-//! In: a [`EngineFixture`], which knows how to format and open one engine. Out: a panic that names the seed and
-//! the step where the engine and the model part. The engine's own tests call these functions; so does
-//! whoever writes another engine.
+//! In: an [`EngineFixture`], which formats and opens one engine. Out: a panic with the seed and the step at which engine
+//! and model differ. The tests of each engine call these functions.
 //!
-//! Values tell which operation wrote them ([`value_of`]), so that a value that was never stored, a mixture
-//! of two, or one of another key is seen.
+//! Values identify the operation that wrote them ([`value_of`]), which detects values that were never stored, mixtures of
+//! two values, and values of another key.
 
 use crate::linearizability::{Call, CallHistory, CallResult, Observed};
 use crate::{DeleteOutcome, Engine, PutMode, PutOutcome};
@@ -24,16 +23,16 @@ use std::task::{Context, Poll, Wake, Waker};
 pub trait EngineFixture {
     /// The engine.
     type Engine: Engine + 'static;
-    /// Makes an empty store of the device.
+    /// Creates an empty store on the device.
     fn format(&self, device: Rc<dyn Device>) -> impl Future<Output = ()>;
-    /// Opens the store on the device, as after any crash.
+    /// Opens the store on the device, also after a crash.
     fn open(&self, device: Rc<dyn Device>) -> impl Future<Output = Result<Self::Engine, String>>;
-    /// Closes a store in order.
+    /// Shuts a store down cleanly.
     fn close(&self, engine: &Self::Engine) -> impl Future<Output = ()>;
 }
 
-/// Futures run side by side, one step at a time, in an order drawn from a seed. A future is polled only
-/// when it was woken, so a lost wake-up shows as a standstill.
+/// Runs futures concurrently, one poll at a time, in a random order. A future is polled only after it was woken, so a
+/// lost wake-up shows as a deadlock.
 #[derive(Default)]
 pub struct TaskSet {
     tasks: Vec<Task>,
@@ -59,17 +58,17 @@ impl TaskSet {
             .push(Task { future: Box::pin(future), is_woken: Arc::new(WokenFlag(AtomicBool::new(true))) });
     }
 
-    /// How many have not finished.
+    /// The number of unfinished futures.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Whether all have finished.
+    /// Whether all futures have finished.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
-    /// Polls one woken future. False when none is woken.
+    /// Polls one woken future. False if none is woken.
     pub fn step(&mut self, random: &mut Prng) -> bool {
         let woken = |at: &usize| self.tasks[*at].is_woken.0.load(Ordering::SeqCst);
         let ready: Vec<usize> = (0..self.tasks.len()).filter(woken).collect();
@@ -86,12 +85,15 @@ impl TaskSet {
         true
     }
 
-    /// Runs all to their end; `world` makes progress outside them and says whether it could.
+    /// Runs all futures to completion. `advance_io` makes progress outside them, and gives whether there was any.
+    ///
+    /// # Panics
+    /// If no future is woken and `advance_io` makes no progress.
     pub fn run(&mut self, random: &mut Prng, mut advance_io: impl FnMut(&mut Prng) -> bool) {
         while !self.tasks.is_empty() {
             let io_first = random.one_in(2) && advance_io(random);
             let progressed = io_first || self.step(random) || advance_io(random);
-            assert!(progressed, "standstill: {} operations wait for nothing", self.tasks.len());
+            assert!(progressed, "deadlock: {} operations and no I/O in flight", self.tasks.len());
         }
     }
 }
@@ -117,7 +119,10 @@ pub fn value_of(key: &Key, operation: u64, bytes: usize) -> Vec<u8> {
     value
 }
 
-/// Which operation stored this value under `key`. Panics when none can have.
+/// The operation that stored this value under `key`.
+///
+/// # Panics
+/// If no operation can have stored it.
 pub fn operation_of(key: &Key, value: &[u8]) -> u64 {
     let front: [u8; 8] = value.get(..8).and_then(|front| front.try_into().ok()).expect("a value of ours");
     let operation = u64::from_le_bytes(front);
@@ -125,7 +130,7 @@ pub fn operation_of(key: &Key, value: &[u8]) -> u64 {
     operation
 }
 
-/// A buffer as the target hands it to an engine.
+/// The record buffer of a put, with the value at its offset.
 pub fn record_of(key: &Key, value: &[u8]) -> Buffer {
     let offset = value_offset(key.len());
     let mut buffer = Buffer::zeroed(offset + value.len());
@@ -133,13 +138,16 @@ pub fn record_of(key: &Key, value: &[u8]) -> Buffer {
     buffer
 }
 
-/// A length from a mixture of tiny, medium and large, at least 8 bytes.
+/// A random length of at least 8 bytes, from a mixture of small, medium and large.
 pub fn random_length(random: &mut Prng, bytes_max: u64) -> usize {
     let bound = [64, 600, 5_000, bytes_max][random.below(4) as usize].min(bytes_max);
     8 + random.below(bound - 7) as usize
 }
 
-/// Random operations one after another, with reopenings in between, each answer compared with a map.
+/// Random sequential operations and reopenings; each outcome is compared with a map.
+///
+/// # Panics
+/// If an outcome differs.
 pub fn sequential<S: EngineFixture>(
     fixture: &S,
     device: &Rc<dyn Device>,
@@ -196,14 +204,14 @@ pub fn sequential<S: EngineFixture>(
     }
 }
 
-/// How a test makes the world outside the engine move while a future waits.
+/// Called while a future waits, to make progress outside the engine.
 pub type IdleHook<'a> = &'a RefCell<dyn FnMut() + 'a>;
 
 fn block_on<T>(future: impl Future<Output = T>, idle: IdleHook) -> T {
     octokv_runtime::block_on(future, || (idle.borrow_mut())())
 }
 
-/// A whole listing names every key once; one from a known key begins with it and goes on as the whole did.
+/// A full listing has each key once; a listing from a key begins with it and has the same order.
 fn assert_list_matches(
     engine: &impl Engine,
     model: &BTreeMap<Key, Vec<u8>>,
@@ -213,11 +221,11 @@ fn assert_list_matches(
     let list = |start: &Key, limit: usize| {
         let mut keys = Vec::new();
         let mut sink = |key: &[u8]| {
-            let room = keys.len() < limit;
-            if room {
+            let has_space = keys.len() < limit;
+            if has_space {
                 keys.push(Key::new(key).expect("within the limit"));
             }
-            room
+            has_space
         };
         block_on(engine.list(start, &mut sink), idle).expect("no fault");
         keys

@@ -1,4 +1,4 @@
-//! The hash engine against the model, alone and in crowds, and its space under long use.
+//! The hash engine against the model, sequentially and concurrently, and its space under sustained overwrites.
 
 mod common;
 
@@ -58,7 +58,7 @@ fn a_memory_device_serves_without_a_journal() {
     assert_eq!(engine.statistics().journal_batches, 0);
 }
 
-/// Fills to `percent` of the space with values of `least..most` bytes, then overwrites many times over.
+/// Fills `percent` of the space with values of `least..most` bytes, then overwrites each `rounds` times on average.
 fn overwrite_at(engine: &HashEngine, percent: u64, rounds: u64, least: u64, most: u64) {
     let (mut random, mut model, mut next) = (Prng::new(percent), BTreeMap::new(), 0_u64);
     let put = |key: &Key, operation, length: usize| {
@@ -76,7 +76,7 @@ fn overwrite_at(engine: &HashEngine, percent: u64, rounds: u64, least: u64, most
     let (mut full, mut total) = (0, 0);
     for round in 0..rounds * keys.len() as u64 {
         let key = &keys[random.below(keys.len() as u64) as usize];
-        // Sizes follow the same mixture, so the fill stays about where it is.
+        // The size distribution stays the same, and so does the fill level.
         total += 1;
         match put(key, next + round, (least + random.below(most - least)) as usize) {
             PutOutcome::Stored => drop(model.insert(key.clone(), next + round)),
@@ -97,7 +97,7 @@ fn space_is_used_again_under_steady_overwrite_at_90_percent() {
     overwrite_at(&volatile_engine(64 << 20, 512), 90, 10, 100, 12_000);
 }
 
-/// Memory that says it keeps what it is given.
+/// Memory that claims to be non-volatile.
 struct NonvolatileMemory(MemoryDevice);
 
 impl Device for NonvolatileMemory {
@@ -105,7 +105,7 @@ impl Device for NonvolatileMemory {
         Geometry { volatile: false, ..self.0.geometry() }
     }
     fn name(&self) -> &str {
-        "kept"
+        "non-volatile memory"
     }
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.0.read(at, buffer)
@@ -132,7 +132,7 @@ fn space_is_used_again_with_a_journal_under_steady_overwrite_and_after_reopening
         let engine = block_on(fixture.open(Rc::clone(&device)), || ()).unwrap();
         overwrite_at(&engine, 90, 6, 100, 12_000);
         let before = engine.statistics();
-        assert!(before.checkpoints > 2, "the ring went round");
+        assert!(before.checkpoints > 2, "the ring wrapped");
         drop(engine);
         let engine = block_on(fixture.open(device), || ()).unwrap();
         let after = engine.statistics();

@@ -1,4 +1,4 @@
-//! Volumes of every format version that was ever released are still read.
+//! Volumes of every released format version remain readable.
 
 mod common;
 
@@ -10,7 +10,7 @@ use octokv_engine::conformance::{EngineFixture, key_of, operation_of};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 
-/// Twenty keys, ten before and ten after a checkpoint, the fourth deleted; killed, not closed.
+/// Twenty keys, ten before and ten after a checkpoint, the fourth deleted; without a clean shutdown.
 #[test]
 fn version_1_of_the_hash_engine() {
     let disk = PowerLossDisk::new(include_bytes!("fixtures/hash-v1.img").to_vec(), 512);

@@ -1,5 +1,5 @@
-//! Devices that hold anything: metadata with right checksums and wrong sense is refused or survived, never a
-//! panic, and never a value that was not stored. `fuzz/fuzz_targets/volume.rs` goes on from here.
+//! Corrupt devices: metadata with valid checksums and invalid contents is refused or tolerated, without a panic and
+//! without a value that was not stored. `fuzz/fuzz_targets/volume.rs` continues from here.
 
 #[path = "common/corrupt_images.rs"]
 mod corrupt_images;

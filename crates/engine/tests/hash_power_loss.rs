@@ -1,4 +1,4 @@
-//! The hash engine through power cuts at every write and flush, and through rot and misdirected writes.
+//! The hash engine under power loss at every write and flush, and under bit flips and misdirected writes.
 
 mod common;
 
@@ -23,7 +23,7 @@ use std::rc::Rc;
 const KEYS: u64 = 24;
 const DISK_BYTES: usize = 1 << 20;
 
-/// A write or delete: when it began and was acknowledged, by the test's clock and by the disk's events.
+/// A write or delete, with its start and acknowledgement by the test's clock and the disk's events.
 struct TracedCall {
     key: Key,
     /// `None` deletes.
@@ -44,20 +44,20 @@ impl CallTrace {
         self.clock
     }
 
-    /// What may be found under each key after a cut at `events`: the values of writes that had begun, less
-    /// those that a later acknowledged write surely replaced.
+    /// The values that a key may have after a power loss at `events`: those of writes that had begun, except those that a
+    /// later acknowledged write replaced.
     fn allowed(&self, key: &Key, events: usize) -> Vec<Option<u64>> {
         let begun = self.calls.iter().filter(|call| call.key == *key && call.began.1 <= events);
         let begun: Vec<&TracedCall> = begun.collect();
         let acknowledged = |call: &&&TracedCall| call.acknowledged.is_some_and(|(_, at)| at <= events);
-        let surely_replaced = |at: u64| begun.iter().filter(acknowledged).any(|call| call.began.0 > at);
+        let is_replaced = |at: u64| begun.iter().filter(acknowledged).any(|call| call.began.0 > at);
         let mut allowed = Vec::new();
-        if !surely_replaced(0) {
+        if !is_replaced(0) {
             allowed.push(None);
         }
         for call in &begun {
             let ended = call.acknowledged.filter(|(_, at)| *at <= events);
-            if ended.is_none_or(|(at, _)| !surely_replaced(at)) {
+            if ended.is_none_or(|(at, _)| !is_replaced(at)) {
                 allowed.push(call.operation);
             }
         }
@@ -137,7 +137,7 @@ fn run_traced(seed: u64, operations: u64) -> (PowerLossDisk, CallTrace) {
     }
     tasks.run(&mut random, |random| disk.complete_one(random));
     assert!(operations < 300 || engine.statistics().checkpoints > 1);
-    // As an idle volume does: what follows tells rot from a write that a crash cut short.
+    // As maintenance does when idle: recovery then distinguishes corruption from torn writes.
     let mut complete_io = || {
         disk.complete_one(&mut random);
     };
@@ -146,7 +146,7 @@ fn run_traced(seed: u64, operations: u64) -> (PowerLossDisk, CallTrace) {
     (disk, Rc::try_unwrap(trace).ok().expect("all calls are over").into_inner())
 }
 
-/// Every key holds something that it may hold after a cut at `events`.
+/// Each key has one of the values that it may have after a power loss at `events`.
 fn assert_durability(
     disk: &PowerLossDisk,
     engine: &HashEngine,
@@ -175,9 +175,9 @@ fn acknowledged_writes_survive_power_loss_at_every_write_and_flush() {
     assert!(total > 6_000, "{total} events");
     for events in 0..=total {
         history.advance(events);
-        // Before the first write the volume is there already: `traced` formatted it.
+        // `run_traced` formatted the volume before the first event.
         for mode in PowerLossMode::ALL {
-            let context = format!("cut at {events} of {total}, {mode:?}");
+            let context = format!("power loss at {events} of {total}, {mode:?}");
             let image = history.image(mode, &mut random);
             let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
             assert_durability(&after, &engine, &trace, events, &context);
@@ -196,7 +196,8 @@ fn acknowledged_writes_survive_a_second_power_loss_during_recovery() {
         let (recovering, _engine) = open(image).expect("opens");
         for again in 0..=recovering.events() {
             let second = PowerLossMode::ALL[random.below(4) as usize];
-            let context = format!("cut at {events}, {first:?}, then at {again} of recovery, {second:?}");
+            let context =
+                format!("power loss at {events}, {first:?}, then at {again} of recovery, {second:?}");
             let image = recovering.image_after_power_loss(again, second, &mut random);
             let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
             assert_durability(&after, &engine, &trace, events, &context);
@@ -224,9 +225,9 @@ fn one_journal_copy_suffices_after_power_loss_and_more_writes() {
     for events in (0..=disk.events()).step_by(5) {
         history.advance(events);
         for mode in PowerLossMode::ALL {
-            let context = format!("cut at {events}, {mode:?}");
+            let context = format!("power loss at {events}, {mode:?}");
             let (recovered, engine) = open(history.image(mode, &mut random)).expect("opens");
-            // New batches call those durable that were read.
+            // New batches mark the recovered ones as durable.
             for operation in 1..=3 {
                 let key = key_of(KEYS + operation);
                 let value = value_of(&key, operation, 100);
@@ -248,7 +249,7 @@ fn one_journal_copy_suffices_after_power_loss_and_more_writes() {
     }
 }
 
-/// What the keys of an image hold, or the fault of each.
+/// The value of each key, or its error.
 fn read_all(disk: &PowerLossDisk, engine: &HashEngine) -> BTreeMap<Key, Result<Option<u64>, EngineError>> {
     let mut random = Prng::new(5);
     let mut read = |key: &Key| {
@@ -274,7 +275,7 @@ fn a_flipped_bit_in_any_block_never_returns_wrong_data_and_affects_one_key() {
         let found = read_all(&disk, &engine);
         let faults: Vec<&Key> =
             found.iter().filter(|(key, read)| *read != &good[*key]).map(|(key, _)| key).collect();
-        assert!(faults.len() <= 1, "block {block} hurt {faults:?}");
+        assert!(faults.len() <= 1, "block {block} affected {faults:?}");
         for key in faults {
             let Err(EngineError::Corrupt { lba }) = found[key] else {
                 panic!("block {block}: {:?}", found[key])
@@ -289,7 +290,7 @@ fn a_flipped_bit_in_any_block_never_returns_wrong_data_and_affects_one_key() {
     assert!(named > 20, "only {named} blocks held anything");
 }
 
-/// A device beside another, so that a fault plan can wrap a disk whose power can be cut.
+/// A shared device, so that a fault plan can wrap a disk that the test also holds.
 struct SharedDevice(Rc<dyn Device>);
 
 impl Device for SharedDevice {
@@ -313,7 +314,7 @@ impl Device for SharedDevice {
     }
 }
 
-/// A volume on a faulty disk, and what was acknowledged last for each key.
+/// Stores values on a faulty disk. Gives its image and the last acknowledged operation of each key.
 fn store_with_faults(
     plan: &FaultPlan,
     image: Vec<u8>,
@@ -349,7 +350,7 @@ fn a_misdirected_or_lost_write_never_returns_wrong_data() {
     block_on(fixture().format(Rc::new(fresh.clone())), || {
         fresh.complete_one(&mut disk_random);
     });
-    let (fresh, mut hurt) = (fresh.contents(), 0);
+    let (fresh, mut affected) = (fresh.contents(), 0);
     for faulty_write in 4..184 {
         let to = Lba(random.below((DISK_BYTES / 512 - 12) as u64));
         let fault = if faulty_write % 3 == 0 { DeviceFault::Lost } else { DeviceFault::Misdirected { to } };
@@ -370,11 +371,11 @@ fn a_misdirected_or_lost_write_never_returns_wrong_data() {
                 Err(other) => panic!("write {faulty_write} {fault:?}: {key}: {other}"),
             }
         }
-        // The record itself, and those that the misplaced blocks fell on.
-        assert!(faults <= 8, "write {faulty_write} {fault:?} hurt {faults} keys");
-        hurt += faults;
+        // The record itself, and those that the misdirected blocks overwrote.
+        assert!(faults <= 8, "write {faulty_write} {fault:?} affected {faults} keys");
+        affected += faults;
     }
-    assert!(hurt > 10, "the faults reached only {hurt} keys");
+    assert!(affected > 10, "the faults reached only {affected} keys");
 }
 
 #[test]
@@ -398,7 +399,7 @@ fn a_failed_write_is_reported_and_the_value_before_stays() {
     let found = block_on(engine.get(&key), || ()).unwrap().unwrap();
     assert_eq!(operation_of(&key, found.as_bytes()), 1);
     assert_eq!(engine.statistics().used_bytes, used);
-    // More failures than the device has units: what one took is free again.
+    // More failures than the device has units: each releases its space.
     plan.add(FaultRule::always(OpFilter::Write, DeviceFault::Error(5)));
     for _ in 0..10_000 {
         assert!(matches!(put(2), Err(EngineError::Device(_))));
@@ -452,7 +453,7 @@ fn a_block_that_cannot_be_read_costs_at_most_one_key() {
         let found = read_all(&disk, &engine);
         let faults: Vec<&Key> =
             found.iter().filter(|(key, read)| *read != &good[*key]).map(|(key, _)| key).collect();
-        assert!(faults.len() <= 1, "block {block} hurt {faults:?}");
+        assert!(faults.len() <= 1, "block {block} affected {faults:?}");
         for key in faults {
             assert!(matches!(found[key], Err(EngineError::Device(_))), "block {block}: {:?}", found[key]);
             named += 1;
@@ -471,7 +472,7 @@ fn a_failed_checkpoint_is_retried_and_a_failed_flush_makes_the_volume_read_only(
         disk.complete_one(&mut random);
     };
     let engine = block_on(fixture().open(device), &mut complete_io).expect("opens");
-    // One write of a checkpoint fails: areas lie between the journal's two copies and the records.
+    // One write of a checkpoint fails: the areas are between the journal's copies and the records.
     let areas = 16384 / 512 + 2 * 512;
     plan.add(FaultRule::within(OpFilter::Write, Lba(areas), Lba(areas + 100), DeviceFault::Error(5)).once(0));
     for operation in 1..1_200 {
@@ -508,7 +509,7 @@ fn damage_to_any_image_of_a_large_checkpoint_is_repaired_from_its_copy() {
     let image = disk.contents();
     let images: Vec<usize> = (0..image.len() - 4).filter(|&at| &image[at..at + 4] == b"OKVC").collect();
     assert!(images.len() >= 64, "{} images", images.len());
-    // Every one: those that span the end of what is read at a time are the ones to get wrong.
+    // Each image, also those that span the end of a read window.
     for &at in &images {
         let mut damaged = image.clone();
         damaged[at] ^= 1;

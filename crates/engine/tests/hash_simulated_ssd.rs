@@ -1,4 +1,4 @@
-//! The hash engine on a simulated drive: the conformance suite in the drive's virtual time, and what a put takes.
+//! The hash engine on a simulated SSD: the conformance suite in simulated time, and the latency of a put.
 
 mod common;
 
@@ -15,7 +15,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Memory with a drive's times, and the core whose time is that of its next timer, again and again.
+/// Memory with a drive's times, and a core whose time advances from timer to timer.
 fn simulated_ssd(drive: &DriveProfile, bytes: u64) -> (Rc<dyn Device>, ReactorHandle) {
     let sim = SimEnv::new(SimEnvConfig::new(1));
     let queue = Box::new(sim.device_queue(sim.add_host()));
@@ -42,7 +42,7 @@ fn random_operations_and_reopenings_agree_with_the_model_on_every_drive() {
     }
 }
 
-/// Microseconds that a put of 4,000 bytes takes, one after another.
+/// The mean latency in microseconds of sequential puts of 4,000 bytes.
 fn put_latency_us(profile: &DriveProfile, durability: Durability) -> u64 {
     let fixture = HashFixture { durability, ..HashFixture::default() };
     let (device, handle) = simulated_ssd(profile, 64 << 20);
@@ -63,7 +63,7 @@ fn put_latency_us(profile: &DriveProfile, durability: Durability) -> u64 {
 
 #[test]
 fn put_latency_follows_the_drive_and_the_durability() {
-    // Both write; the drive without capacitors needs most of a millisecond for the flush.
+    // The drive without capacitors needs most of a millisecond for the flush.
     let table = [
         (&EVO_970, Durability::PowerSafe, 730..1_200),
         (&EVO_970, Durability::Completed, 20..60),

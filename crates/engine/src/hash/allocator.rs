@@ -1,15 +1,15 @@
-//! Which units of the device are free: OctoKV's block bitmap, in partitions (OctoKV §IV.C).
+//! The space allocator: OctoKV's block bitmap, in partitions (OctoKV §IV.C).
 //!
-//! Each partition has a bit per unit (1 = free) and above it a bit per 64 of those (1 = some are free), so
-//! that a search passes over full regions 4,096 units at a time. For each short length it keeps a floor
-//! below which no run of that length lies, so that a search from the beginning need not start there.
+//! Each partition has a bit per unit (1 = free) and a summary bit per 64 units (1 = some are free), so that a search skips
+//! full regions 4,096 units at a time. For each short length it keeps a floor below which no run of that length begins,
+//! and a search starts at the floor.
 //!
-//! In memory, a run is the lowest that fits ([`FitPolicy::First`], the paper's): what was used is used again. On a
-//! device it is the first behind the last one ([`FitPolicy::Next`]), and a core stays with a partition until that is
-//! full: records of one turn lie side by side, and the system writes neighbours in one operation.
+//! In memory the allocator is first fit ([`FitPolicy::First`], as in the paper), which reuses cached space. On a device
+//! it is next fit ([`FitPolicy::Next`]), and a core stays with a partition until that is full: records written together
+//! are adjacent, and the kernel merges adjacent writes.
 //!
-//! Invariants: a unit is free in the bitmap exactly when no record, no reader and no write has it; floors
-//! never lie above a fitting run.
+//! Invariants: a unit is free in the bitmap exactly if no record, reader or write uses it; no floor is above the start of
+//! a run that fits.
 //! Tested below against a model.
 
 use crate::bug_injection::{self, InjectedBug};
@@ -17,28 +17,28 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A run of units.
+/// A run of consecutive units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The first unit.
     pub location: u64,
-    /// How many.
+    /// The number of units.
     pub units: u64,
 }
 
-/// Which of the runs that fit is taken.
+/// Which free run is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitPolicy {
     /// The lowest of the partition.
     First,
-    /// The lowest behind the one taken last; behind the last one of the partition, the lowest.
+    /// The lowest after the last allocation; if there is none, the lowest of the partition.
     Next,
 }
 
-/// Below this part of free units, one in so many, the lowest run that fits is taken in any case.
+/// If less than one unit in this many is free, allocation is first fit.
 const SCARCE_DIVISOR: u64 = 4;
 
-/// The free space of a device.
+/// The free space of a volume.
 pub struct SpaceAllocator {
     partitions: Box<[Mutex<BitmapPartition>]>,
     fit: FitPolicy,
@@ -49,7 +49,7 @@ pub struct SpaceAllocator {
 }
 
 impl SpaceAllocator {
-    /// `units` free units from `first` on, in `partitions` parts.
+    /// `units` free units from unit `first` on, in `partitions` partitions.
     pub fn new(first: u64, units: u64, partitions: usize, fit: FitPolicy) -> SpaceAllocator {
         // Whole words, so that a partition begins at bit 0.
         let partition_units = units.div_ceil(partitions as u64).next_multiple_of(64);
@@ -67,24 +67,24 @@ impl SpaceAllocator {
         }
     }
 
-    /// All units, free or not.
+    /// The number of units, free or in use.
     pub fn units(&self) -> u64 {
         self.units
     }
 
-    /// Free units.
+    /// The number of free units.
     pub fn free_units(&self) -> u64 {
         self.free_units.load(Ordering::Relaxed)
     }
 
-    /// A run of `units`, from the partition that `hash` chooses or, with [`FitPolicy::Next`], from `stay`; else from the
-    /// next partition that has one, where the caller then stays.
+    /// Allocates a run of `units` from the partition that `hash` selects or, with [`FitPolicy::Next`], from
+    /// `preferred_partition`; otherwise from the next partition that has one, which becomes the preferred one.
     pub fn allocate(&self, hash: u64, preferred_partition: &Cell<usize>, units: u64) -> Option<Extent> {
         if self.free_units() < units {
             return None;
         }
         let count = self.partitions.len();
-        // Taking what is behind splits long runs that the lowest fit would leave whole.
+        // Next fit splits long runs that first fit leaves whole.
         let is_scarce = self.free_units() < self.units / SCARCE_DIVISOR
             || bug_injection::is_injected(InjectedBug::IgnoreEpochs);
         let fit = if is_scarce { FitPolicy::First } else { self.fit };
@@ -107,19 +107,19 @@ impl SpaceAllocator {
         None
     }
 
-    /// The partition where core `core` of `cores` begins.
+    /// The first preferred partition of core `core` of `cores`.
     pub fn initial_partition(&self, core: usize, cores: usize) -> usize {
         core * self.partitions.len() / cores.max(1) % self.partitions.len()
     }
 
-    /// Gives a run back.
+    /// Frees a run. REQUIRES: the run was allocated, and no reader or write uses it.
     pub fn release(&self, extent: Extent) {
         let (index, at) = self.partition_offset(extent);
         self.partitions[index].lock().set_free(at, extent.units);
         self.free_units.fetch_add(extent.units, Ordering::Relaxed);
     }
 
-    /// Takes a run that recovery found in use. False when part of it is in use already, or not there.
+    /// Marks a run as used during recovery. False if a part of it is in use already or outside the record area.
     pub fn mark_used(&self, extent: Extent) -> bool {
         let end = extent.location.checked_add(extent.units);
         if extent.location < self.first_unit || end.is_none_or(|end| end > self.first_unit + self.units) {
@@ -148,13 +148,13 @@ struct BitmapPartition {
     summary: Vec<u64>,
     /// `floors[i]`: no free run of at least `i + 1` units begins below it.
     floors: [u64; FLOOR_LENGTHS],
-    /// Which of them are above 0: few, since records of one store are of few lengths.
+    /// The floors above 0, as a bit mask: few, since the records of a store have few lengths.
     raised_floors: u64,
-    /// Behind the run that was taken last.
+    /// The unit after the last allocation.
     next_unit: u64,
 }
 
-/// The numbers of the bits that are set.
+/// The indexes of the set bits.
 fn set_bit_indexes(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = (set != 0).then(|| set.trailing_zeros() as usize)?;
@@ -163,7 +163,7 @@ fn set_bit_indexes(mut set: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The lowest `count` bits, of which there are at most [`FLOORS`].
+/// A mask of the lowest `count` bits, at most [`FLOOR_LENGTHS`].
 fn low_bits_mask(count: u64) -> u64 {
     u64::MAX >> (64 - count.clamp(1, FLOOR_LENGTHS as u64))
 }
@@ -183,7 +183,7 @@ impl BitmapPartition {
         partition
     }
 
-    /// Where a search for `units` may begin: a run that long is also a run of every shorter length.
+    /// The start of a search for `units`: a run of that length is also a run of every shorter length.
     fn floor(&self, units: u64) -> u64 {
         set_bit_indexes(self.raised_floors & low_bits_mask(units))
             .map(|length| self.floors[length])
@@ -206,7 +206,7 @@ impl BitmapPartition {
         Some(at)
     }
 
-    /// The lowest run that fits; the floor follows it.
+    /// The lowest run that fits, and raises the floor to its end.
     fn lowest_run(&mut self, floor: u64, units: u64) -> Option<u64> {
         let found = self.find_run(floor, units);
         let next = found.map_or(self.words.len() as u64 * 64, |at| at + units);
@@ -252,7 +252,7 @@ impl BitmapPartition {
         None
     }
 
-    /// How many units from `at` on are free, counted up to `enough`.
+    /// The number of free units from `at` on, counted up to `enough`.
     fn run_length(&self, at: u64, enough: u64) -> u64 {
         let mut run = 0;
         while run < enough {
@@ -271,15 +271,19 @@ impl BitmapPartition {
         if units == 0 {
             return;
         }
-        assert!(self.write_bits(at, units, true), "units {at}..{} are freed twice", at + units);
-        // The run may join free units before it: floors fall to where the joined run begins. Where that
-        // part is as long as any length with a floor, every floor lies at or below its start already.
+        assert!(
+            self.write_bits(at, units, true),
+            "units {at}..{} are freed and partly free already",
+            at + units
+        );
+        // The run may join free units before it: floors drop to the start of the joined run. If that part is as long as
+        // any length with a floor, every floor is at or below its start already.
         let mut start = at;
         while start > 0 && at - start < FLOOR_LENGTHS as u64 && self.is_free(start - 1) {
             start -= 1;
         }
         if at - start < FLOOR_LENGTHS as u64 {
-            // A floor of a longer run stands: none begins here.
+            // The floors of longer runs remain: none begins here.
             for length in set_bit_indexes(
                 self.raised_floors & low_bits_mask(self.run_length(start, FLOOR_LENGTHS as u64)),
             ) {
@@ -296,7 +300,7 @@ impl BitmapPartition {
         self.run_length(at, units) >= units && self.write_bits(at, units, false)
     }
 
-    /// Sets the bits of a run. False when one had that value already.
+    /// Sets the bits of a run. False if one had that value already.
     fn write_bits(&mut self, at: u64, units: u64, free: bool) -> bool {
         let (mut unit, end, mut all_changed) = (at, at + units, true);
         while unit < end {
@@ -338,9 +342,9 @@ mod tests {
                 let most = if random.one_in(8) { 200 } else { 12 };
                 let length = 1 + random.below(most);
                 if random.one_in(2) && !held.is_empty() {
-                    let gone = held.swap_remove(random.below(held.len() as u64) as usize);
-                    partition.set_free(gone.location, gone.units);
-                    model[gone.location as usize..(gone.location + gone.units) as usize].fill(true);
+                    let freed = held.swap_remove(random.below(held.len() as u64) as usize);
+                    partition.set_free(freed.location, freed.units);
+                    model[freed.location as usize..(freed.location + freed.units) as usize].fill(true);
                     continue;
                 }
                 let fitting = model.windows(length as usize).enumerate();
@@ -388,7 +392,7 @@ mod tests {
             assert_eq!(space.allocate(hash, &one, 5).unwrap().location, i * 5);
             assert_eq!(space.allocate(hash, &other, 3).unwrap().location, 2_048 + i * 3);
         }
-        // Space that comes back before the last run is not taken while there is some behind it.
+        // Freed space before the last allocation is not reused while there is space after it.
         space.release(Extent { location: 0, units: 5 });
         assert_eq!(space.allocate(0, &one, 5).unwrap().location, 250);
     }

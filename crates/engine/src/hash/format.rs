@@ -1,8 +1,8 @@
-//! Format: a device becomes an empty volume.
+//! Format: creates an empty volume on a device.
 //!
-//! In: a device's shape and the settings of the volume. Out: zeros over all superblocks, zeros where the first batch
-//! of each journal copy goes, then one superblock in both copies. Nothing else is written, for nothing else is read
-//! of a volume whose superblock names no checkpoint and whose journal holds no first batch.
+//! In: a device's geometry and the configuration of the volume. Out: zeros over all superblocks and over the first batch
+//! of each journal copy, then one superblock in both copies. Nothing else is written: recovery reads nothing else of a
+//! volume without a checkpoint and without a first batch.
 
 use super::checkpoint::IMAGE_HEADER_BYTES;
 use super::error::OpenError;
@@ -17,21 +17,20 @@ use super::superblock_io::write_superblock;
 use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Prng};
 use octokv_device::{Device, Geometry};
 
-/// How a device is formatted.
+/// The configuration of a new volume.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatConfig {
-    /// The granularity of space in bytes: 512 to 4096, and no less than the device's block. A record takes
-    /// whole units.
+    /// The unit in bytes: 512, 1024, 2048 or 4096, and at least the device's block. A record takes whole units.
     pub unit_bytes: u32,
-    /// The hash.
+    /// The hash function of keys.
     pub hash: HashKind,
-    /// log2 of the bitmap's partitions (OctoKV's n).
+    /// log2 of the bitmap's partitions (OctoKV's n); fewer on a small device.
     pub bitmap_partitions_log2: u8,
     /// The longest value, in bytes.
     pub value_bytes_max: u32,
     /// The namespace.
     pub namespace: u32,
-    /// Where the volume's random numbers come from.
+    /// The seed of the volume's random numbers: its id and its hash seed.
     pub seed: u64,
 }
 
@@ -48,22 +47,25 @@ impl Default for FormatConfig {
     }
 }
 
-/// The shape of a volume on a device. Volatile devices get neither journal nor checkpoints.
+/// Lays out a volume on a device. Volatile devices have neither journal nor checkpoints.
+///
+/// # Errors
+/// [`OpenError::BlockTooLarge`], [`OpenError::TooSmall`] or [`OpenError::ValuesTooLong`].
 pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superblock, OpenError> {
     let unit_bytes = config.unit_bytes;
     if geometry.block_bytes > unit_bytes {
         return Err(OpenError::BlockTooLarge { block_bytes: geometry.block_bytes, unit_bytes });
     }
-    // What is beyond the last place that an index entry can name is left unused.
+    // Units beyond the last location that an index entry can name stay unused.
     let units = (geometry.bytes() / u64::from(unit_bytes)).min(LOCATION_MAX);
     let ring_units_max = (512 << 20) / unit_bytes;
     let ring_units_min = RING_BATCHES_MIN * batch_units_max(unit_bytes);
-    let segments_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
+    let index_partitions_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
     let (journal_units, area_units) = match geometry.volatile {
         true => (1, 0),
         false => {
             let ring = (units / 128).clamp(u64::from(ring_units_min), u64::from(ring_units_max));
-            let images = (IMAGE_HEADER_BYTES as u64) << segments_log2;
+            let images = (IMAGE_HEADER_BYTES as u64) << index_partitions_log2;
             (ring as u32, (images + INDEX_ENTRY_BYTES as u64 * units).div_ceil(u64::from(unit_bytes)))
         }
     };
@@ -76,10 +78,11 @@ pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superb
     let record_bytes_max = record_bytes(KEY_BYTES_MAX, config.value_bytes_max as usize) as u64;
     let record_units_max = record_bytes_max.div_ceil(u64::from(unit_bytes));
     if record_units_max > RECORD_UNITS_MAX {
-        let most_bytes = RECORD_UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
-        return Err(OpenError::ValuesTooLong { value_bytes_max: most_bytes });
+        let value_bytes_max =
+            RECORD_UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
+        return Err(OpenError::ValuesTooLong { value_bytes_max });
     }
-    // A partition that holds few of the longest records would waste much of its end.
+    // A partition with space for few of the longest records would waste much of its end.
     let data_units = units - data_first;
     let partitions_log2_max = (data_units / (16 * record_units_max)).max(1).ilog2() as u8;
     let mut random = Prng::new(config.seed);
@@ -92,7 +95,7 @@ pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superb
         area_units,
         data_start_unit: data_first,
         data_units,
-        index_partitions_log2: segments_log2,
+        index_partitions_log2,
         bitmap_partitions_log2: config.bitmap_partitions_log2.min(partitions_log2_max),
         namespace: config.namespace,
         value_bytes_max: config.value_bytes_max,
@@ -103,18 +106,24 @@ pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superb
     })
 }
 
-/// Makes an empty volume of the device, whatever it held.
+/// Creates an empty volume on the device, whose contents are lost. Does nothing to a volatile device.
+///
+/// # Errors
+/// [`OpenError`], if the configuration does not fit the device, or the device fails.
+///
+/// # Panics
+/// If the configuration is invalid for every device.
 pub async fn format(device: &dyn Device, config: &FormatConfig) -> Result<(), OpenError> {
     let superblock = layout(device.geometry(), config)?;
-    assert!(device.geometry().volatile || superblock.is_consistent(), "settings of no volume: {config:?}");
+    assert!(device.geometry().volatile || superblock.is_consistent(), "invalid configuration: {config:?}");
     if device.geometry().volatile {
         return Ok(());
     }
-    // The other generation's place may hold an older volume's superblock: it goes first.
+    // The other slots may hold superblocks of an older volume: erase them first.
     let zeros = Buffer::zeroed((SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES) as usize);
     device.write(Lba(0), zeros).await.result?;
     device.flush().await.result?;
-    // A volume of the same number was here where the seed is the same: its journal must not follow ours.
+    // With the same seed, an older volume has the same id: its journal must not continue this one's.
     for copy in 0..2 {
         let unit_blocks = u64::from(superblock.unit_bytes / device.geometry().block_bytes);
         let first = Buffer::zeroed((batch_units_max(superblock.unit_bytes) * superblock.unit_bytes) as usize);

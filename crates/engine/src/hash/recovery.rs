@@ -1,12 +1,13 @@
-//! Open: a volume's index is found again after any crash.
+//! Recovery: opens a volume and rebuilds its index after any crash.
 //!
 //! ```text
 //!   superblock (highest generation) ─▶ checkpoint images ─▶ journal batches from the checkpoint on
 //!        ─▶ records of the last batches verified ─▶ bitmap from the index ─▶ new incarnation ─▶ open
 //! ```
-//! No step reads the whole device. Every block of metadata has two copies; where one is damaged the other
-//! is used. Invariants: nothing is written before everything was read; an entry whose record is not whole
-//! is passed over only where no flush vouches for it, and then its key keeps the value before.
+//! No step reads the whole device. All metadata has two copies; if one is damaged, the other is used.
+//! Invariants: nothing is written before everything is read; an entry whose record is incomplete is dropped only if its
+//! batch is not known durable, and its key then keeps the previous value.
+//! Tested in `tests/hash_power_loss.rs`, `tests/hash_open_errors.rs` and `tests/hash_hostile.rs`.
 
 use super::allocator::{Extent, FitPolicy, SpaceAllocator};
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader};
@@ -30,8 +31,11 @@ use octokv_runtime::trim_heap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Opens the volume on a device for use by `settings.cores` cores, and finds its index again. A volatile
-/// device is formatted with `format` first.
+/// Opens the volume on a device for `config.cores` cores, and rebuilds its index. A volatile device is formatted with
+/// `format` first.
+///
+/// # Errors
+/// [`OpenError`], if there is no volume, it is damaged, or the device fails.
 pub async fn open(
     device: &Rc<dyn Device>,
     pool: &BufferPool,
@@ -56,20 +60,20 @@ pub async fn open(
         let engine = HashEngine::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
         engine.checkpoint(false).await?;
     }
-    // What recovery needed besides the index.
+    // Returns the memory that recovery needed besides the index.
     trim_heap();
     Ok(volume)
 }
 
-/// What a volume holds, read without writing anything.
+/// The recovered state of a volume. Recovery up to here writes nothing.
 pub(super) struct RecoveredState {
     pub(super) superblock: Superblock,
     pub(super) partitions: Box<[IndexPartition]>,
     pub(super) space: SpaceAllocator,
     pub(super) position: JournalPosition,
-    /// Journal entries passed over because their records are not whole.
+    /// Journal entries that were dropped because their records are incomplete.
     pub(super) dropped_entries: u64,
-    /// Blocks of metadata whose other copy was used.
+    /// Metadata structures of which one copy is damaged.
     pub(super) damaged_copies: u64,
     needs_checkpoint: bool,
 }
@@ -85,7 +89,10 @@ fn empty_state(superblock: &Superblock, position: JournalPosition, fit: FitPolic
     }
 }
 
-/// Reads what a volume holds.
+/// Recovers the state of a volume, without writing.
+///
+/// # Errors
+/// [`OpenError`], if there is no volume, it is damaged, or the device fails.
 pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, OpenError> {
     let (superblock, damaged) = read_superblock(device).await?;
     let geometry = device.geometry();
@@ -117,8 +124,8 @@ pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, O
         has_unverified: has_doubtful,
         ..
     } = loader;
-    // Batches to come call those durable that were read, and what they say would then be taken as it stands; nor is it
-    // known whether both copies of the last ones are whole, or say the same.
+    // Checkpoint now: later batches mark these durable, so a future replay would skip their verification; and both copies
+    // of the last batches may differ.
     let must_checkpoint = has_doubtful || damaged_copies > 0;
     Ok(RecoveredState {
         superblock,
@@ -138,9 +145,9 @@ struct Recovery<'a> {
     partitions: Box<[IndexPartition]>,
     damaged_copies: u64,
     dropped_entries: u64,
-    /// Whether there are batches that no flush vouches for.
+    /// Whether there are batches that are not known durable.
     has_unverified: bool,
-    /// Whether the batch that was read last came from the second copy.
+    /// Whether the last batch was read from the second copy.
     is_from_second_copy: bool,
 }
 
@@ -152,7 +159,7 @@ impl Recovery<'_> {
         self.superblock.unit_bytes as usize
     }
 
-    /// Reads `bytes` from the byte `offset` after `unit`, whatever their alignment.
+    /// Reads `bytes` from the byte `offset` after `unit`, at any alignment.
     async fn read(&self, unit: u64, offset: u64, bytes: usize) -> Result<Vec<u8>, OpenError> {
         let unit_bytes = self.unit_bytes() as u64;
         let first = unit + offset / unit_bytes;
@@ -162,7 +169,7 @@ impl Recovery<'_> {
         Ok(buffer[within..within + bytes].to_vec())
     }
 
-    /// Reads a part of one of two copies; nothing where the device cannot, for the other copy may do.
+    /// Reads a part of one of two copies; empty if the device fails, since the other copy may be readable.
     async fn read_copy_or_empty(&self, unit: u64, offset: u64, bytes: usize) -> Vec<u8> {
         self.read(unit, offset, bytes).await.unwrap_or_default()
     }
@@ -174,7 +181,7 @@ impl Recovery<'_> {
         for index in 0..self.partitions.len() {
             let rest = total - offset;
             let first = self.superblock.area_start_unit(area, 0);
-            // Where an image was taken from the other copy, the next may begin behind this window.
+            // After an image from the other copy, the next may begin beyond this window.
             let mut image = window.get((offset - window_at) as usize..).unwrap_or(&[]);
             let need = checkpoint::UncheckedImage(image).claimed_bytes().unwrap_or(IMAGE_HEADER_BYTES);
             if image.len() < need || image.is_empty() {
@@ -196,7 +203,7 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Takes a partition's image over from the second copy.
+    /// Loads a partition's image from the second copy.
     async fn load_second_copy(
         &mut self,
         index: usize,
@@ -249,7 +256,7 @@ impl Recovery<'_> {
         Some(IMAGE_HEADER_BYTES + slots.len())
     }
 
-    /// Applies the journal from the checkpoint on, and gives where it goes on.
+    /// Replays the journal from the checkpoint on, and gives the position of the next batch.
     async fn replay(&mut self) -> Result<JournalPosition, OpenError> {
         let ring = self.superblock.journal_units;
         let most = batch_units_max(self.superblock.unit_bytes);
@@ -272,7 +279,7 @@ impl Recovery<'_> {
             let Some((header, units, entries)) = self.read_batch(&mut windows, at, incarnation).await? else {
                 break;
             };
-            // A batch that nobody calls durable may have reached one copy alone; others were written to both.
+            // A batch that is not known durable may be in one copy alone; the others were written to both.
             if self.is_from_second_copy {
                 from_second.push(header.batch);
             }
@@ -287,7 +294,7 @@ impl Recovery<'_> {
                 units_used: at.units_used + u64::from(units),
                 ..at
             };
-            // Durable, so nothing of it needs to be verified: apply it, and keep the list short.
+            // Known durable: apply without verification, which also keeps the list short.
             let durable = unverified.partition_point(|(batch, ..)| *batch <= header.flushed_through);
             for (_, first, entries) in unverified.drain(..durable) {
                 for (entry, number) in entries.iter().zip(first..) {
@@ -304,7 +311,7 @@ impl Recovery<'_> {
         Ok(at)
     }
 
-    /// Whether the checkpoint's image of the entry's partition has it already.
+    /// Whether the checkpoint image of the entry's partition includes it.
     fn is_applied(&self, entry: &JournalEntry, number: u64) -> bool {
         let (partition, _) = partition_and_tag(entry.hash, self.superblock.index_partitions_log2);
         number <= self.partitions[partition].state.lock().applied_through
@@ -319,7 +326,7 @@ impl Recovery<'_> {
         state.applied_through = number;
         let before = apply_to_table(&mut state.table, tag, entry);
         if entry.old_location != 0 && before.is_none() {
-            // What it replaces was written by an entry before it, or is in the image.
+            // Its predecessor was written by an earlier entry, or is in the image.
             return Err(OpenError::Inconsistent {
                 lba: entry.old_location * self.unit_blocks,
                 mismatch: IndexMismatch::MissingPredecessor { entry: number },
@@ -328,8 +335,8 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Applies batches that no flush vouches for: an entry whose record is not whole is passed over, and a
-    /// later entry of the key that would replace it replaces what it would have replaced.
+    /// Applies batches that are not known durable: an entry whose record is incomplete is dropped, and a later entry that
+    /// replaces it replaces its predecessor instead.
     async fn verify_and_apply(
         &mut self,
         batches: Vec<(u64, u64, Vec<JournalEntry>)>,
@@ -337,7 +344,7 @@ impl Recovery<'_> {
         let mut replacements: FxHashMap<(u128, u64), u64> = FxHashMap::default();
         for (_, first, entries) in batches {
             for (mut entry, number) in entries.into_iter().zip(first..) {
-                // What an image has is durable, and its old space may be somebody else's by now.
+                // An entry in an image is durable, and its old space may be in use by another record.
                 if self.is_applied(&entry, number) {
                     continue;
                 }
@@ -364,7 +371,7 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Whether an entry names a record that the volume can hold: a checksum vouches for bytes, not for sense.
+    /// Whether an entry names a record within the record area. A valid checksum does not imply valid fields.
     fn is_plausible(&self, entry: &JournalEntry) -> bool {
         let (first, end) = (self.superblock.data_start_unit, self.superblock.units());
         let units = u64::from(entry.units);
@@ -374,8 +381,8 @@ impl Recovery<'_> {
                 && entry.new_location + units <= end)
     }
 
-    /// The key of an entry's record, if that was written whole. One that the device cannot read counts as
-    /// written, with a key that nobody knows: whoever asks for it is told of the device's failure.
+    /// The key of an entry's record, if the record is intact. An unreadable record counts as intact with an unknown key:
+    /// later reads of the key then report the device failure.
     async fn intact_record_key(&self, entry: &JournalEntry) -> Option<Option<Vec<u8>>> {
         let bytes = entry.units as usize * self.unit_bytes();
         let Ok(buffer) = self.read(entry.new_location, 0, bytes).await else { return Some(None) };
@@ -387,25 +394,25 @@ impl Recovery<'_> {
         (same && header.value_range(&buffer).is_ok()).then(|| Some(key.to_vec()))
     }
 
-    /// Whether what an entry would replace is its own key's. A crash can have come before an entry was mended
-    /// that named another key's record of the same tag: then that record is where the index has it, or the
-    /// other key has given it up. Its own key's may be there no more, for its space was free.
+    /// Whether the predecessor of an entry is its own key's record. A crash can prevent the amendment of an entry that
+    /// names another key's record with the same tag: that record is then intact at its location, or the other key has
+    /// replaced it. The own key's record may be overwritten, since its space was free.
     async fn verify_predecessor(&self, entry: &JournalEntry, key: &Option<Vec<u8>>) -> bool {
         let (partition, tag) = partition_and_tag(entry.hash, self.superblock.index_partitions_log2);
         let record_ref = {
             let state = self.partitions[partition].state.lock();
             state.table.lookup(tag).find(|record_ref| record_ref.location == entry.old_location)
         };
-        let (Some(place), Some(key)) = (record_ref, key) else { return record_ref.is_some() };
+        let (Some(old_record), Some(key)) = (record_ref, key) else { return record_ref.is_some() };
         let bytes = record::HEADER_AND_KEY_BYTES_MAX.next_multiple_of(self.unit_bytes());
-        let bytes = bytes.min(place.units as usize * self.unit_bytes());
-        let Ok(buffer) = self.read(place.location, 0, bytes).await else { return true };
+        let bytes = bytes.min(old_record.units as usize * self.unit_bytes());
+        let Ok(buffer) = self.read(old_record.location, 0, bytes).await else { return true };
         let Ok((header, found_key)) = record::UncheckedRecord(&buffer).header() else { return true };
         let identity = header.identity;
         let is_there = identity.volume_id == self.superblock.volume_id
-            && identity.location == place.location
-            && fingerprint(identity.sequence) == place.fingerprint;
-        // What merely looks like it by its check is of some other tag.
+            && identity.location == old_record.location
+            && fingerprint(identity.sequence) == old_record.fingerprint;
+        // A record that matches by fingerprint alone has another tag.
         let is_of_tag = |key: &[u8]| {
             let hash = Key::new(key).map(|key| hash_of(&self.superblock, &key));
             hash.is_some_and(|hash| {
@@ -415,7 +422,7 @@ impl Recovery<'_> {
         !is_there || found_key == key || !is_of_tag(found_key)
     }
 
-    /// The batch expected at a position, from whichever copy has it.
+    /// The batch expected at a position, from the first copy that has it; `None` at the end of the journal.
     async fn read_batch(
         &mut self,
         windows: &mut [RingWindow; 2],
@@ -433,7 +440,7 @@ impl Recovery<'_> {
             let header = batch.header;
             let expected = header.volume_id == self.superblock.volume_id && header.batch == at.batch;
             if expected && header.incarnation >= incarnation {
-                // A copy that is only older was torn by the crash; a second one that is right is enough.
+                // The crash may have torn the other copy; one intact copy is enough.
                 let entries: Vec<JournalEntry> = batch.entries().collect();
                 if header.first_entry >= COUNT_MAX || !entries.iter().all(|entry| self.is_plausible(entry)) {
                     let lba = self.journal_lbas(at.unit)[copy];
@@ -445,7 +452,7 @@ impl Recovery<'_> {
             }
         }
         if unreadable == 2 {
-            // Whether there was a batch cannot be known.
+            // It is unknown whether there was a batch.
             return Err(self.batch_unreadable(at));
         }
         Ok(None)
@@ -461,8 +468,8 @@ impl Recovery<'_> {
         OpenError::CopiesUnreadable { structure, lbas: self.journal_lbas(at.unit) }
     }
 
-    /// Has the window hold a batch at `unit`; where the device cannot read so much at once, that batch alone,
-    /// and where it cannot even that, nothing.
+    /// Fills the window with at least the batch at `unit`. If the device cannot read a whole window, with that batch alone;
+    /// if it cannot read that either, with nothing.
     async fn fill_window(&self, window: &mut RingWindow, copy: u64, unit: u32) {
         let batch_units = batch_units_max(self.superblock.unit_bytes);
         let units_held = (window.bytes.len() / self.unit_bytes()) as u32;
@@ -478,15 +485,14 @@ impl Recovery<'_> {
         }
     }
 
-    /// After the end of the journal no later batch can be that waited for the one before, or knows it to be
-    /// durable: if there is one, a batch in between is damaged in both copies, and what it changed is not
-    /// known.
+    /// Checks that no batch after the end of the journal was written after its predecessor was durable, or marks it as
+    /// durable. If there is one, a batch in between is damaged in both copies and its changes are lost.
     async fn check_journal_gap(&mut self, end: JournalPosition, incarnation: u32) -> Result<(), OpenError> {
         let most = batch_units_max(self.superblock.unit_bytes);
         let ring = self.superblock.journal_units;
         for copy in 0..2 {
             for from in [end.unit, 0] {
-                // Of that many one has waited for the first, whichever were under way together.
+                // At least one of so many batches waited for the first, however many were in flight together.
                 let units = ((LEADERS_MAX as u32 + 1) * most).min(ring - from);
                 let first = self.superblock.journal_start_unit(copy) + u64::from(from);
                 let bytes = self.read_copy_or_empty(first, 0, units as usize * self.unit_bytes()).await;
@@ -530,7 +536,7 @@ impl Recovery<'_> {
     }
 }
 
-/// A part of the ring that was read.
+/// The part of the ring that was read last.
 #[derive(Default)]
 struct RingWindow {
     first: u32,

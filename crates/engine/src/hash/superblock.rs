@@ -1,21 +1,20 @@
-//! The superblock: what a device is, and where its index was last written whole.
+//! The superblock: the layout of a volume, and the location of its last complete checkpoint.
 //!
 //! ```text
 //!   byte 0  generation even    4096  generation odd    8192  copy of the first    12288  copy of the second
 //!
 //!    0 magic "OCTOKV\0\0"    48 data_first u64         88 checkpoint area u32 (0, 1; 2 = none yet)
-//!    8 CRC-32C u32           56 data_units u64         92 journal position u32 (unit in the ring)
+//!    8 CRC-32C u32           56 data_units u64         92 journal unit u32 (in the ring)
 //!   12 version u16           64 generation u64         96 checkpoint bytes u64
 //!   14 engine u16            72 incarnation u32       104 journal batch u64 (the first to replay)
-//!   16 volume u64            76 hash u8 (kind)        112 entry u64 (the last that the journal gave out)
-//!   24 hash seed u64         77 segments log2 u8      120 namespace u32     124 clean u32
-//!   32 unit_bytes u32        78 partitions log2 u16   128 value_bytes_max u32   132 checkpoint incarnation u32   136 zeros to 512
+//!   16 volume u64            76 hash u8 (kind)        112 entry u64 (the last number assigned before it)
+//!   24 hash seed u64         77 index parts log2 u8   120 namespace u32     124 clean u32
+//!   32 unit_bytes u32        78 bitmap parts log2 u16 128 value_bytes_max u32   132 checkpoint incarnation u32   136 zeros to 512
 //!   36 journal_units u32     80 checkpoint id u64
 //!   40 area_units u64
 //! ```
-//! The checksum covers bytes 12 to 512. Generations alternate between two places, and each is
-//! written twice, the copy after the first is durable: a torn write leaves the other generation, a rotten
-//! block leaves the copy.
+//! The checksum covers bytes 12 to 512. Generations alternate between two slots, and each is written twice, the second
+//! copy after the first is durable: a torn write leaves the other generation, a corrupt block leaves the copy.
 
 use super::journal::batch_units_max;
 use octokv_base::crc32c;
@@ -24,28 +23,28 @@ use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The bytes that matter; the rest of the unit is zero.
+/// The size of a superblock in bytes; the rest of its 4096 bytes is zero.
 pub const SUPERBLOCK_BYTES: usize = 512;
 /// The distance between superblocks, in bytes.
 pub const SUPERBLOCK_STRIDE_BYTES: u64 = 4096;
-/// How many superblocks there are: two generations, two copies.
+/// The number of superblocks: two generations, two copies each.
 pub const SUPERBLOCKS: u64 = 4;
 
-/// Units in front of the journal.
+/// Units before the journal.
 pub const fn superblock_units(unit_bytes: u32) -> u64 {
     SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES / unit_bytes as u64
 }
-/// The format that this code writes, and the only one that it reads.
+/// The format version of this code, the only one that it reads and writes.
 pub const VERSION: u16 = 1;
-/// The hash engine's number.
+/// The number of the hash engine.
 pub const ENGINE_HASH: u16 = 1;
-/// The journal holds at least so many of the largest batches.
+/// The least capacity of the journal, in batches of the largest size.
 pub const RING_BATCHES_MIN: u32 = 8;
-/// Numbers that count up stay below this: nobody writes so many batches, and adding to them cannot overflow.
+/// The limit of generation, checkpoint, batch and entry numbers: beyond any real count, and safe from overflow.
 pub const COUNT_MAX: u64 = 1 << 62;
 const MAGIC: [u8; 8] = *b"OCTOKV\0\0";
 
-/// How a key becomes its 128-bit hash.
+/// The 128-bit hash function of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HashKind {
     /// XXH3-128 with the volume's seed: fast.
@@ -54,59 +53,59 @@ pub enum HashKind {
     Sha1 = 1,
 }
 
-/// A superblock.
+/// The decoded superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Random at format: records and batches of an earlier format are no part of this volume.
+    /// A random number, chosen at format: separates records and batches of an earlier format from this volume.
     pub volume_id: u64,
-    /// The seed of the hash.
+    /// The seed of the hash function.
     pub hash_seed: u64,
-    /// Which hash.
+    /// The hash function.
     pub hash: HashKind,
-    /// Bytes per unit of allocation.
+    /// Bytes per unit, the granularity of allocation: 512, 1024, 2048 or 4096.
     pub unit_bytes: u32,
     /// Units of each of the two journal copies.
     pub journal_units: u32,
     /// Units of each checkpoint area's copy.
     pub area_units: u64,
-    /// The first unit of records.
+    /// The first unit of the record area.
     pub data_start_unit: u64,
-    /// Units of records.
+    /// Units of the record area.
     pub data_units: u64,
-    /// log2 of the index's partitions.
+    /// log2 of the number of index partitions, at most 20.
     pub index_partitions_log2: u8,
-    /// log2 of the bitmap's partitions.
+    /// log2 of the number of bitmap partitions, at most 12.
     pub bitmap_partitions_log2: u8,
-    /// The namespace that the volume holds.
+    /// The namespace of the volume.
     pub namespace: u32,
     /// The longest value, in bytes.
     pub value_bytes_max: u32,
-    /// Counts superblocks written.
+    /// The number of superblocks written since the format.
     pub generation: u64,
-    /// Counts openings for writing.
+    /// The number of openings for writing since the format.
     pub incarnation: u32,
-    /// The last whole checkpoint.
+    /// The last complete checkpoint.
     pub checkpoint: Checkpoint,
-    /// Whether the volume was closed in order.
+    /// Whether the last use ended with a clean shutdown.
     pub is_clean_shutdown: bool,
 }
 
-/// Where the last checkpoint is and where the journal goes on from it.
+/// The location of the last checkpoint, and the position at which replay begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Which area: 0 or 1; `None` before the first.
+    /// Its area, 0 or 1; `None` before the first checkpoint.
     pub area: Option<u8>,
     /// Its number.
     pub id: u64,
-    /// Its length in bytes.
+    /// The length of its images in bytes.
     pub bytes: u64,
-    /// The unit of the ring where the first batch to replay begins.
+    /// The unit of the ring at which the first batch to replay begins.
     pub journal_unit: u32,
     /// The number of that batch.
     pub batch: u64,
-    /// The last entry number given out before it.
+    /// The last entry number assigned before that batch.
     pub entry: u64,
-    /// The opening that wrote it: a batch of an earlier one is no part of what follows it.
+    /// The opening that wrote it: replay ignores batches of earlier ones.
     pub incarnation: u32,
 }
 
@@ -251,7 +250,7 @@ impl Superblock {
         zerocopy::transmute!(layout)
     }
 
-    /// The units that the whole volume spans.
+    /// The units of the whole volume.
     pub fn units(&self) -> u64 {
         self.data_start_unit + self.data_units
     }
@@ -268,7 +267,7 @@ impl Superblock {
     }
 }
 
-/// Bytes read from a device, which may be anything.
+/// Bytes read from a device, not validated.
 pub struct UncheckedSuperblock<'a>(pub &'a [u8; SUPERBLOCK_BYTES]);
 
 impl UncheckedSuperblock<'_> {
@@ -342,7 +341,7 @@ impl UncheckedSuperblock<'_> {
 }
 
 impl Superblock {
-    /// Whether the fields agree with each other: a checksum vouches for bytes, not for sense.
+    /// Whether the fields are consistent. A valid checksum does not imply valid fields.
     pub(super) fn is_consistent(&self) -> bool {
         matches!(self.unit_bytes, 512 | 1024 | 2048 | 4096)
             && self.area_units < 1 << 36
@@ -364,7 +363,7 @@ impl Superblock {
 mod tests {
     use super::*;
 
-    /// A superblock with every field set to something of its own.
+    /// A superblock with a distinct value in each field.
     pub(crate) fn example() -> Superblock {
         Superblock {
             volume_id: 0x0102_0304_0506_0708,

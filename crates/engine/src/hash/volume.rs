@@ -1,6 +1,6 @@
-//! What all cores share of an open volume: index, free space, journal state.
+//! The state of an open volume that all cores share: index, free space, journal.
 //!
-//! Every part has its own lock, held for a few memory accesses and never across an await.
+//! Each part has its own lock, held for a few memory accesses and never across an await.
 
 use super::allocator::{Extent, SpaceAllocator};
 use super::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const CHECKPOINT_LOCK: u128 = 0;
 /// The key of the deferred flush lock in [`Volume::maintenance_locks`].
 pub(super) const FLUSH_LOCK: u128 = 1;
-/// Parts of the table of key locks: cores that write different keys rarely meet.
+/// Shards of the key locks: cores that write different keys rarely contend.
 const KEY_LOCK_SHARDS: usize = 64;
 
 /// One partition of the index.
@@ -33,7 +33,7 @@ pub struct IndexPartition {
     pub(super) state: Mutex<PartitionState>,
 }
 
-/// The index entries of a partition, and how far the journal has been applied to them.
+/// The index entries of a partition, and the last journal entry applied to them.
 #[derive(Default)]
 pub struct PartitionState {
     pub(super) table: IndexTable,
@@ -47,10 +47,10 @@ pub struct Volume {
     layout: Superblock,
     unit_blocks: u64,
     pub(super) durability: Durability,
-    /// Whether the device keeps nothing, so that there is no journal.
+    /// Whether the device is volatile, so that there is no journal.
     pub(super) volatile: bool,
     pub(super) partitions: Box<[IndexPartition]>,
-    /// The locks of keys that are being written, by their hash.
+    /// The locks of keys that are being written, by key hash.
     key_locks: [KeyLocks; KEY_LOCK_SHARDS],
     pub(super) space: SpaceAllocator,
     pub(super) epochs: Epochs,
@@ -59,11 +59,11 @@ pub struct Volume {
     used_bytes: Arc<AtomicU64>,
     pub(super) checkpoints: AtomicU64,
     checkpoint_attempts: AtomicU64,
-    /// Held while a checkpoint is written.
+    /// [`CHECKPOINT_LOCK`] serializes checkpoints, [`FLUSH_LOCK`] deferred flushes.
     pub(super) maintenance_locks: KeyLocks,
 }
 
-/// What recovery found.
+/// The recovered parts of a volume.
 pub(super) struct VolumeState {
     pub(super) partitions: Box<[IndexPartition]>,
     pub(super) space: SpaceAllocator,
@@ -116,11 +116,11 @@ impl Volume {
     pub fn value_bytes_max(&self) -> usize {
         self.layout.value_bytes_max as usize
     }
-    /// Space for records, in bytes.
+    /// The size of the record area, in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.space.units() * u64::from(self.layout.unit_bytes)
     }
-    /// Space that holds records, in bytes; kept up to date.
+    /// The part of it that records occupy, in bytes; updated by each operation.
     pub fn used_bytes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.used_bytes)
     }
@@ -150,7 +150,7 @@ impl Volume {
         partition_and_tag(hash, self.layout.index_partitions_log2)
     }
 
-    /// Waits until no other writer has the key of this hash, and keeps others waiting.
+    /// Locks the key of this hash for a writer.
     pub(super) async fn lock_key(&self, hash: u128) -> KeyGuard<'_> {
         let key = if bug_injection::is_injected(InjectedBug::SkipKeyLock) {
             u128::from(self.next_sequence())
@@ -160,18 +160,18 @@ impl Volume {
         self.key_locks[(hash >> 64) as usize % KEY_LOCK_SHARDS].lock(key).await
     }
 
-    /// Where a key of this hash may be.
+    /// The records that may be the key's of this hash.
     pub(super) fn candidates(&self, hash: u128) -> Candidates {
         let (partition, tag) = self.partition_and_tag(hash);
         self.partitions[partition].state.lock().table.lookup(tag).collect()
     }
 
-    /// Says that what knows of the part of the index that this hash is in will be looked at soon.
+    /// Prefetches the partition header for `hash`.
     pub(super) fn prefetch_partition(&self, hash: u128) {
         octokv_runtime::prefetch_value(&self.partitions[self.partition_and_tag(hash).0].state);
     }
 
-    /// Says that the entry of this hash will be. A hint is not worth a wait.
+    /// Prefetches the index entry for `hash`, unless the partition is locked.
     pub(super) fn prefetch_entry(&self, hash: u128) {
         let (partition, tag) = self.partition_and_tag(hash);
         if let Some(state) = self.partitions[partition].state.try_lock() {
@@ -179,13 +179,13 @@ impl Volume {
         }
     }
 
-    /// Where a key of this hash is likely to be, for a hint, that does not wait.
+    /// A record that is probably the key's of this hash, unless the partition is locked; for prefetching.
     pub(super) fn likely_record(&self, hash: u128) -> Option<RecordRef> {
         let (partition, tag) = self.partition_and_tag(hash);
         self.partitions[partition].state.try_lock()?.table.lookup(tag).next()
     }
 
-    /// Whether a record read at `place` is the one that the index means.
+    /// Whether a record with this identity is the one that the index names.
     pub(super) fn matches_identity(&self, record_ref: RecordRef, id: RecordId) -> bool {
         id.volume_id == self.layout.volume_id
             && id.location == record_ref.location
@@ -193,8 +193,8 @@ impl Volume {
             && fingerprint(id.sequence) == record_ref.fingerprint
     }
 
-    /// Takes entries of a partition from `tag` on into `page`, and gives where the next page begins.
-    /// Entries of one tag stay together.
+    /// Reads entries of a partition from `tag` on into `page`, and gives the start of the next page. Entries with the same
+    /// tag are on one page, which may exceed its inline size for them.
     pub(super) fn read_page<T, A: Array<Item = T>>(
         &self,
         partition: usize,
@@ -214,12 +214,12 @@ impl Volume {
         (partition + 1, 0)
     }
 
-    /// The partition of the space where a core begins.
+    /// The first bitmap partition of a core.
     pub(super) fn initial_space_partition(&self, core: usize) -> usize {
         self.space.initial_partition(core, self.epochs.cores())
     }
 
-    /// Finds space for a record, first taking back what no reader is on any more.
+    /// Allocates space for a record, after reclaiming some retired space.
     pub(super) fn allocate(
         &self,
         hash: u128,
@@ -234,14 +234,16 @@ impl Volume {
         })
     }
 
-    /// Applies a change to the index and gives the space that it freed.
+    /// Applies a change to the index, and gives the space of the replaced record. REQUIRES: the key's lock is held.
+    ///
+    /// # Panics
+    /// If the record that the change replaces is not in the index.
     pub(super) fn apply(&self, entry: &JournalEntry, number: u64) -> Option<Extent> {
         let (partition, tag) = self.partition_and_tag(entry.hash);
         let mut state = self.partitions[partition].state.lock();
         state.applied_through = number;
         let before = apply_to_table(&mut state.table, tag, entry);
         drop(state);
-        // Only a bug of ours replaces a record that the index does not have: the key's lock is held.
         assert!(
             entry.old_location == 0 || before.is_some(),
             "no record at {} to replace",
@@ -254,24 +256,23 @@ impl Volume {
         before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units })
     }
 
-    /// Whether no change is on its way to the journal and no checkpoint is being written: to end a core's work
-    /// before that would cut it short.
+    /// Whether no change is in flight to the journal and no checkpoint is being written. A core must not stop before.
     pub fn is_idle(&self) -> bool {
         self.commits.is_idle() && (self.commits.has_failed() || self.maintenance_locks.is_free())
     }
 
-    /// Whether a journal write failed, so that nothing more is written until it is opened again.
+    /// Whether a journal write failed, so that nothing is written until the next opening.
     pub fn is_read_only(&self) -> bool {
         self.commits.has_failed()
     }
 
-    /// A number that no checkpoint of this volume had before, tried or done.
+    /// A checkpoint number that no earlier attempt of this volume had.
     pub(super) fn next_checkpoint_id(&self) -> u64 {
         let attempts = self.checkpoint_attempts.fetch_add(1, Ordering::Relaxed);
         (u64::from(self.layout.incarnation) << 24) + attempts + 1
     }
 
-    /// Figures.
+    /// The current statistics.
     pub fn statistics(&self) -> EngineStatistics {
         let mut statistics = EngineStatistics {
             capacity_bytes: self.capacity_bytes(),
@@ -294,7 +295,7 @@ impl Volume {
 pub struct OpenConfig {
     /// When writes are acknowledged.
     pub durability: Durability,
-    /// How many cores will have a handle.
+    /// The number of cores with a handle.
     pub cores: usize,
 }
 
@@ -319,7 +320,7 @@ pub(super) fn partition_and_tag(hash: u128, index_partitions_log2: u8) -> (usize
     )
 }
 
-/// Makes the change of `entry` in a table and gives the place that it took out, if any.
+/// Applies the change of `entry` to a table, and gives the replaced record, if any.
 pub(super) fn apply_to_table(table: &mut IndexTable, tag: u64, entry: &JournalEntry) -> Option<RecordRef> {
     let new = RecordRef {
         location: entry.new_location,

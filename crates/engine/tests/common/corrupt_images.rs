@@ -1,4 +1,4 @@
-//! Images of volumes that lie under right checksums: shared by the bounded test and the fuzz target.
+//! Corrupt volume images with valid checksums: shared by the bounded test and the fuzz target.
 
 use octokv_base::{BufferPool, Key, Prng, crc32c};
 use octokv_device::Device;
@@ -9,10 +9,10 @@ use octokv_engine::{Durability, Engine, PutMode};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 
-/// A small volume with everything in it.
+/// A small volume with every structure.
 pub const IMAGE: &[u8] = include_bytes!("../fixtures/hash-v1.img");
 
-/// Makes the checksum right again of whatever structure begins at `at`, if one does.
+/// Recomputes the checksum of the structure that begins at `at`, if there is one.
 pub fn fix_checksum(image: &mut [u8], at: usize) {
     let u32_at = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
     let (from, end) = match &image[at..at + 4] {
@@ -24,17 +24,17 @@ pub fn fix_checksum(image: &mut [u8], at: usize) {
     };
     let Some(bytes) = image.get(from..end.max(from)) else { return };
     let crc = crc32c(bytes).to_le_bytes();
-    let place = if &image[at..at + 4] == b"OCTO" { at + 8 } else { at + 4 };
-    image[place..place + 4].copy_from_slice(&crc);
+    let checksum_at = if &image[at..at + 4] == b"OCTO" { at + 8 } else { at + 4 };
+    image[checksum_at..checksum_at + 4].copy_from_slice(&crc);
 }
 
-/// Where structures begin.
+/// The offsets of all structures.
 pub fn structure_offsets() -> Vec<usize> {
     let magics = [b"OCTO", b"OKVJ", b"OKVC", b"OKVR"];
     (0..IMAGE.len() - 512).filter(|&at| magics.iter().any(|magic| IMAGE[at..at + 4] == magic[..])).collect()
 }
 
-/// Checks and opens an image and, where it opens, does everything a node does. Gives whether it opened.
+/// Verifies and opens an image and, if it opens, runs every operation. Gives whether it opened.
 pub fn verify_open_and_use(image: Vec<u8>, random: &mut Prng) -> bool {
     let pool = BufferPool::new(64 << 20);
     let disk = PowerLossDisk::new(image, 512);

@@ -1,4 +1,4 @@
-//! The hash engine as a subject of the suites.
+//! The hash engine as a fixture of the conformance suite.
 
 #![allow(dead_code)]
 
@@ -52,7 +52,7 @@ impl EngineFixture for HashFixture {
     }
 }
 
-/// A fresh small volume on a disk that completes operations in any order, with handles of several cores.
+/// A new small volume on a disk that completes operations in random order, with handles of several cores.
 pub fn small_volume(seed: u64, cores: usize) -> (PowerLossDisk, Vec<Rc<HashEngine>>, Prng) {
     let mut fixture = HashFixture::default();
     fixture.format.unit_bytes = 512;
@@ -68,7 +68,7 @@ pub fn small_volume(seed: u64, cores: usize) -> (PowerLossDisk, Vec<Rc<HashEngin
     (disk.clone(), (0..cores).map(engine).collect(), random)
 }
 
-/// A fresh store in memory.
+/// A new volume in memory.
 pub fn volatile_engine(bytes: u64, unit_bytes: u32) -> HashEngine {
     let mut fixture = HashFixture::default();
     fixture.format.unit_bytes = unit_bytes;
