@@ -1,7 +1,7 @@
-//! The client's commands: one key each, and the list of all.
+//! The client commands `put`, `get`, `delete`, `exist` and `list`.
 //!
-//! Keys and values are bytes as they come from the command line, or hexadecimal with `--hex`. A value is
-//! written as it is; a key that is printed stands on a line of its own.
+//! Keys and values on the command line are bytes, or hexadecimal with `--hex`. A value is written unmodified; a listed
+//! key is a line in an unambiguous format, see [`display_key`].
 
 use crate::cli::{DeleteArgs, ExistArgs, GetArgs, KeyFormatArgs, ListArgs, PutArgs, UrlArgs};
 use crate::exit_status::{CliError, CliResult};
@@ -14,16 +14,21 @@ use std::io::{BufWriter, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Keys asked for at a time by `list`.
+/// Begins a key in hexadecimal.
+const HEX_PREFIX: &str = "0x";
+/// Keys per request of `list`.
 const LIST_PAGE_KEYS: usize = 4096;
 
 /// Runs `octokv put`.
+///
+/// # Errors
+/// An unreachable node, a failed operation, or the key's (non-)existence with `--add-only` and `--update-only`.
 pub fn put(put: &PutArgs) -> CliResult {
     let key = parse_bytes(&put.key, put.key_format, "key")?;
     let value = match (&put.value, &put.file) {
         (Some(value), _) => parse_bytes(value, put.key_format, "value")?,
         (None, Some(file)) => read_value_file(file)?,
-        (None, None) => return Err(CliError::Usage("a value, or --file, is needed".to_owned())),
+        (None, None) => return Err(CliError::Usage("a value or --file is required".to_owned())),
     };
     let mode = match (put.add_only, put.update_only) {
         (true, _) => StoreMode::AddOnly,
@@ -37,12 +42,15 @@ pub fn put(put: &PutArgs) -> CliResult {
     match mode {
         StoreMode::UpdateOnly => Err(not_found(&key)),
         StoreMode::AddOnly | StoreMode::Upsert => {
-            Err(anyhow!("key {} exists already; its value was left as it is", display_key(&key)).into())
+            Err(anyhow!("key {} exists already; its value is unchanged", display_key(&key)).into())
         }
     }
 }
 
 /// Runs `octokv get`.
+///
+/// # Errors
+/// A missing key, an unreachable node, or a failed operation.
 pub fn get(get: &GetArgs) -> CliResult {
     let key = parse_bytes(&get.key, get.key_format, "key")?;
     let value = connect(&get.url_args)?.get(&key).map_err(|error| operation_error("get", &key, error))?;
@@ -53,16 +61,22 @@ pub fn get(get: &GetArgs) -> CliResult {
 }
 
 /// Runs `octokv delete`.
+///
+/// # Errors
+/// A missing key, an unreachable node, or a failed operation.
 pub fn delete(delete: &DeleteArgs) -> CliResult {
     let key = parse_bytes(&delete.key, delete.key_format, "key")?;
     let client = connect(&delete.url_args)?;
-    // By default a node does not say whether there was anything to delete.
+    // By default a Delete command does not report whether the key existed.
     let known = client.exist(&key).map_err(|error| operation_error("delete", &key, error))?.is_some();
     let deleted = known && client.delete(&key).map_err(|error| operation_error("delete", &key, error))?;
     if deleted { Ok(()) } else { Err(not_found(&key)) }
 }
 
 /// Runs `octokv exist`.
+///
+/// # Errors
+/// A missing key, an unreachable node, or a failed operation.
 pub fn exist(exist: &ExistArgs) -> CliResult {
     let key = parse_bytes(&exist.key, exist.key_format, "key")?;
     let length =
@@ -72,6 +86,9 @@ pub fn exist(exist: &ExistArgs) -> CliResult {
 }
 
 /// Runs `octokv list`.
+///
+/// # Errors
+/// An unreachable node, or a failed operation.
 pub fn list(list: &ListArgs) -> CliResult {
     let start =
         list.start.as_deref().map_or(Ok(Vec::new()), |key| parse_bytes(key, list.key_format, "key"))?;
@@ -79,7 +96,7 @@ pub fn list(list: &ListArgs) -> CliResult {
     let mut out = BufWriter::new(std::io::stdout().lock());
     let (mut left, mut from, mut first) = (list.limit.unwrap_or(usize::MAX), start, true);
     while left > 0 {
-        // A page after the first begins with the key that the last one ended with.
+        // A page after the first begins with the last key of the previous one.
         let page = left.saturating_add(usize::from(!first)).min(LIST_PAGE_KEYS);
         let keys = client.list(&from, page).map_err(|error| operation_error("list", &from, error))?;
         let whole = keys.len() == page;
@@ -98,17 +115,23 @@ pub fn list(list: &ListArgs) -> CliResult {
     Ok(out.flush()?)
 }
 
-fn print_key(out: &mut impl Write, key: &[u8], form: KeyFormatArgs) -> std::io::Result<()> {
-    if form.hex {
-        key.iter().try_for_each(|byte| write!(out, "{byte:02x}"))?;
-        return writeln!(out);
+fn print_key(out: &mut impl Write, key: &[u8], format: KeyFormatArgs) -> std::io::Result<()> {
+    if format.hex {
+        return writeln!(out, "{}", hex(key));
     }
     writeln!(out, "{}", display_key(key))
 }
 
-/// A key for people: text where it is printable, else `0x…`.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A key as unambiguous text: itself if all characters are printable and it does not begin with `0x`, else `0x` and two
+/// hexadecimal digits per byte.
 pub fn display_key(key: &[u8]) -> String {
     match Key::new(key) {
+        // As text it would read like the hexadecimal form of another key.
+        Some(_) if key.starts_with(HEX_PREFIX.as_bytes()) => format!("{HEX_PREFIX}{}", hex(key)),
         Some(key) => key.to_string(),
         None => format!("of {} bytes", key.len()),
     }
@@ -137,12 +160,12 @@ fn read_value_file(file: &Path) -> Result<Vec<u8>, CliError> {
 }
 
 /// The bytes of an argument.
-fn parse_bytes(argument: &OsStr, form: KeyFormatArgs, what: &str) -> Result<Vec<u8>, CliError> {
+fn parse_bytes(argument: &OsStr, format: KeyFormatArgs, what: &str) -> Result<Vec<u8>, CliError> {
     let bytes = argument.as_bytes();
-    if !form.hex {
+    if !format.hex {
         return Ok(bytes.to_vec());
     }
-    let digits = bytes.strip_prefix(b"0x").unwrap_or(bytes);
+    let digits = bytes.strip_prefix(HEX_PREFIX.as_bytes()).unwrap_or(bytes);
     let bad = || {
         CliError::Usage(format!("the {what} {} is not hexadecimal (two digits a byte)", argument.display()))
     };
@@ -176,9 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_shown_as_text_only_where_that_is_readable() {
+    fn keys_are_shown_as_text_only_if_that_is_unambiguous() {
         assert_eq!(display_key(b"hello"), "hello");
         assert_eq!(display_key(b"two words"), "0x74776f20776f726473");
         assert_eq!(display_key(&[7]), "0x07");
+        assert_eq!(display_key(b"0x07"), "0x30783037");
+        assert_eq!(display_key(b"0x"), "0x3078");
+        assert_eq!(display_key(b"x0x07"), "x0x07");
+        assert_eq!(display_key(b"0X07"), "0X07");
     }
 }
