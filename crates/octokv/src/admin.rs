@@ -1,4 +1,4 @@
-//! `octokv ns`, `octokv host`, `octokv ana`: changing a node that runs, through its administration socket.
+//! `octokv ns`, `octokv host`, `octokv ana`: changes a running node through its admin socket.
 
 use crate::exit_status::{CliError, CliResult};
 use crate::size::Size;
@@ -8,17 +8,18 @@ use octokv_admin::api_types::{
     AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, SetAnaState,
 };
 use octokv_admin::http_client::{self, AdminClientError, encode_path_segment};
+use octokv_admin::service::MEMORY_DEVICE;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Where a node is looked for.
+/// Selects the node and the output format.
 #[derive(Debug, Args)]
 pub struct AdminArgs {
-    /// The node's administration socket [default: that of the node on port 4420, /run/octokv/4420.sock for root, else
-    /// under $XDG_RUNTIME_DIR].
+    /// The node's admin socket [default: that of the node on port 4420, /run/octokv/4420.sock for root, else under
+    /// $XDG_RUNTIME_DIR].
     #[arg(long, env = "OCTOKV_ADMIN", value_name = "SOCKET")]
     pub admin: Option<PathBuf>,
-    /// Print what is listed or added as a JSON document.
+    /// Print the result as a JSON document.
     #[arg(long)]
     pub json: bool,
 }
@@ -26,23 +27,23 @@ pub struct AdminArgs {
 /// Namespaces.
 #[derive(Debug, Subcommand)]
 pub enum NsCommand {
-    /// Serve one more namespace, now and after every restart; connected hosts hear of it.
+    /// Add a namespace, now and after every restart; connected hosts are notified.
     Add(NsAddArgs),
-    /// Serve a namespace no more; its device keeps what it holds.
+    /// Remove a namespace that was added at run time; the data stays on its device.
     Remove {
-        /// Its identifier.
+        /// Namespace ID.
         nsid: u32,
         #[command(flatten)]
         admin_args: AdminArgs,
     },
-    /// Print the namespaces, one per line, those that are not served too.
+    /// Print all namespaces, one per line, offline ones included.
     List {
         #[command(flatten)]
         admin_args: AdminArgs,
     },
 }
 
-/// What a namespace is made of.
+/// Command set of a namespace.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum NamespaceKindArg {
     /// Keys and values.
@@ -54,62 +55,63 @@ pub enum NamespaceKindArg {
 /// Arguments of `ns add`.
 #[derive(Debug, Args)]
 pub struct NsAddArgs {
-    /// What it is made of.
+    /// Command set of the namespace.
     #[arg(long)]
     pub kind: NamespaceKindArg,
-    /// A file, a block device, or "memory"; a missing file is created where a size is given.
+    /// A file, a block device, or "memory"; a missing file is created if --size is given.
     #[arg(long, value_name = "PATH")]
     pub device: String,
-    /// How large a missing file, or memory, is made; what exists keeps its size.
+    /// Size of a missing file or of memory; an existing device keeps its size.
     #[arg(long)]
     pub size: Option<Size>,
-    /// Bytes of a block, for blocks: 512 or 4096 [default: 4096].
+    /// Block namespaces: block size in bytes, 512 or 4096 [default: 4096].
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<Size>,
-    /// Its identifier, 1 to 1024 [default: the lowest free one].
+    /// Namespace ID, 1 to 1024 [default: the lowest free one].
     #[arg(long)]
     pub nsid: Option<u32>,
-    /// Its group of asymmetric access, 1 to 32 [default: 1].
+    /// ANA group, 1 to 32 [default: 1].
     #[arg(long, value_name = "GROUP")]
     pub ana_group: Option<u32>,
-    /// Give up what the device holds: for keys it is formatted, for blocks a volume of keys is wiped out.
+    /// Discard the data on the device: a key-value namespace is formatted, from a block namespace a key-value volume is
+    /// erased.
     #[arg(long, conflicts_with = "keep")]
     pub format: bool,
-    /// For blocks: serve the device as it is, even where it holds a volume of keys.
+    /// Block namespaces: expose the data on the device, even a key-value volume.
     #[arg(long)]
     pub keep: bool,
     #[command(flatten)]
     pub admin_args: AdminArgs,
 }
 
-/// Who may connect.
+/// Access control by host NQN.
 #[derive(Debug, Subcommand)]
 pub enum HostCommand {
-    /// Let a host connect, or any.
+    /// Allow a host to connect, or every host.
     Allow {
         /// The host's NQN, or "any".
         nqn: String,
         #[command(flatten)]
         admin_args: AdminArgs,
     },
-    /// Let a host connect no more, or no longer any; those that may not are disconnected.
+    /// Remove a host, or "any", from the list; hosts no longer allowed are disconnected.
     Deny {
         /// The host's NQN, or "any".
         nqn: String,
         #[command(flatten)]
         admin_args: AdminArgs,
     },
-    /// Print who may connect, one per line; "any" stands for every host.
+    /// Print the list, one NQN per line; "any" stands for every host.
     List {
         #[command(flatten)]
         admin_args: AdminArgs,
     },
 }
 
-/// Groups of asymmetric namespace access.
+/// ANA groups (asymmetric namespace access).
 #[derive(Debug, Subcommand)]
 pub enum AnaCommand {
-    /// Tell hosts how well a group's namespaces are reached here.
+    /// Set the access state that hosts see for a group's namespaces.
     Set {
         /// The group, 1 to 32.
         group: u32,
@@ -125,7 +127,7 @@ pub enum AnaCommand {
     },
 }
 
-/// The administration socket of a node on this port, where this user may have one.
+/// The default admin socket of a node on this port; `None` if the user has no runtime directory.
 pub fn default_admin_socket(port: u16) -> Option<PathBuf> {
     let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
         _ if octokv_sys::process::is_root() => PathBuf::from("/run"),
@@ -136,15 +138,18 @@ pub fn default_admin_socket(port: u16) -> Option<PathBuf> {
 }
 
 impl AdminArgs {
-    /// Where the node is asked.
+    /// The socket path given or the default one.
+    ///
+    /// # Errors
+    /// A usage error without either.
     pub fn socket_path(&self) -> Result<PathBuf, CliError> {
         let default = || default_admin_socket(octokv_node::config::DEFAULT_PORT);
-        let none = || CliError::Usage("--admin SOCKET is needed: there is no XDG_RUNTIME_DIR".to_owned());
+        let none = || CliError::Usage("--admin SOCKET is required: XDG_RUNTIME_DIR is not set".to_owned());
         self.admin.clone().or_else(default).ok_or_else(none)
     }
 }
 
-/// What a refusal means to who typed the command.
+/// Maps an invalid request to a usage error.
 pub fn to_cli_error(error: AdminClientError) -> CliError {
     match error {
         AdminClientError::Status(400, why) => CliError::Usage(why),
@@ -153,6 +158,9 @@ pub fn to_cli_error(error: AdminClientError) -> CliError {
 }
 
 /// Runs `octokv ns`.
+///
+/// # Errors
+/// The node's error, or an unreachable node.
 pub fn ns(command: &NsCommand) -> CliResult {
     match command {
         NsCommand::Add(add) => {
@@ -177,27 +185,33 @@ pub fn ns(command: &NsCommand) -> CliResult {
                 http_client::post(&socket, "/v1/namespaces", &request).map_err(to_cli_error)?;
             if add.admin_args.json { print_json(&added) } else { print_namespaces(&[added]) }
         }
-        NsCommand::Remove { nsid, admin_args: at } => {
-            http_client::delete(&at.socket_path()?, &format!("/v1/namespaces/{nsid}")).map_err(to_cli_error)
+        NsCommand::Remove { nsid, admin_args } => {
+            http_client::delete(&admin_args.socket_path()?, &format!("/v1/namespaces/{nsid}"))
+                .map_err(to_cli_error)
         }
-        NsCommand::List { admin_args: at } => {
+        NsCommand::List { admin_args } => {
             let all: Vec<NamespaceSummary> =
-                http_client::get(&at.socket_path()?, "/v1/namespaces").map_err(to_cli_error)?;
-            if at.json { print_json(&all) } else { print_namespaces(&all) }
+                http_client::get(&admin_args.socket_path()?, "/v1/namespaces").map_err(to_cli_error)?;
+            if admin_args.json { print_json(&all) } else { print_namespaces(&all) }
         }
     }
 }
 
-/// The node has a directory of its own.
+/// An absolute path: the node's working directory differs.
 fn absolute_path(device: &str) -> Result<String, CliError> {
-    if device == crate::config::MEMORY_DEVICE || device.is_empty() {
+    if device == MEMORY_DEVICE || device.is_empty() {
         return Ok(device.to_owned());
     }
     let path = std::path::absolute(Path::new(device))?;
-    path.into_os_string().into_string().map_err(|_| CliError::Usage("--device: no UTF-8".to_owned()))
+    path.into_os_string()
+        .into_string()
+        .map_err(|_| CliError::Usage("--device: the path is not UTF-8".to_owned()))
 }
 
 /// Prints a JSON document.
+///
+/// # Errors
+/// If the output cannot be written.
 pub fn print_json(value: &impl serde::Serialize) -> CliResult {
     let text = serde_json::to_string_pretty(value).map_err(|error| anyhow!("{error}"))?;
     Ok(writeln!(std::io::stdout(), "{text}")?)
@@ -227,19 +241,22 @@ fn print_namespaces(all: &[NamespaceSummary]) -> CliResult {
 }
 
 /// Runs `octokv host`.
+///
+/// # Errors
+/// The node's error, or an unreachable node.
 pub fn host(command: &HostCommand) -> CliResult {
     let path = |nqn: &str| format!("/v1/hosts/{}", encode_path_segment(nqn));
     match command {
-        HostCommand::Allow { nqn, admin_args: at } => {
-            http_client::put(&at.socket_path()?, &path(nqn), None::<&()>).map_err(to_cli_error)
+        HostCommand::Allow { nqn, admin_args } => {
+            http_client::put(&admin_args.socket_path()?, &path(nqn), None::<&()>).map_err(to_cli_error)
         }
-        HostCommand::Deny { nqn, admin_args: at } => {
-            http_client::delete(&at.socket_path()?, &path(nqn)).map_err(to_cli_error)
+        HostCommand::Deny { nqn, admin_args } => {
+            http_client::delete(&admin_args.socket_path()?, &path(nqn)).map_err(to_cli_error)
         }
-        HostCommand::List { admin_args: at } => {
+        HostCommand::List { admin_args } => {
             let names: Vec<String> =
-                http_client::get(&at.socket_path()?, "/v1/hosts").map_err(to_cli_error)?;
-            if at.json {
+                http_client::get(&admin_args.socket_path()?, "/v1/hosts").map_err(to_cli_error)?;
+            if admin_args.json {
                 return print_json(&names);
             }
             let mut out = std::io::stdout().lock();
@@ -249,17 +266,20 @@ pub fn host(command: &HostCommand) -> CliResult {
 }
 
 /// Runs `octokv ana`.
+///
+/// # Errors
+/// The node's error, or an unreachable node.
 pub fn ana(command: &AnaCommand) -> CliResult {
     match command {
-        AnaCommand::Set { group, state, admin_args: at } => {
+        AnaCommand::Set { group, state, admin_args } => {
             let change = SetAnaState { state: state.clone() };
-            http_client::put(&at.socket_path()?, &format!("/v1/ana/{group}"), Some(&change))
+            http_client::put(&admin_args.socket_path()?, &format!("/v1/ana/{group}"), Some(&change))
                 .map_err(to_cli_error)
         }
-        AnaCommand::List { admin_args: at } => {
+        AnaCommand::List { admin_args } => {
             let groups: Vec<AnaGroupStatus> =
-                http_client::get(&at.socket_path()?, "/v1/ana").map_err(to_cli_error)?;
-            if at.json {
+                http_client::get(&admin_args.socket_path()?, "/v1/ana").map_err(to_cli_error)?;
+            if admin_args.json {
                 return print_json(&groups);
             }
             let mut out = std::io::stdout().lock();

@@ -1,58 +1,55 @@
-//! Load on a node, or on an engine in this process: runs the workloads, prints a table, writes the document.
+//! `octokv bench`: runs workloads against a node or a local engine, prints a table, writes the JSON report.
 //!
 //! # Layout
-//! - [`baselines`]: peers in turns with the node.
-//! - [`bench_config`]: the flags as a plan, and what is wrong with them.
+//! - [`baselines`]: other stores measured alternately with the node.
+//! - [`bench_config`]: the benchmark configuration from the flags.
+//! - [`output`]: table rows on standard output.
+//! - [`platform`]: clock, threads and polling of the load generator.
 //! - [`plots`]: the files of `--svg`.
-//! - [`targets`]: the nodes of `--url`, and what is wrong with several.
+//! - [`targets`]: the nodes of `--url`.
 
 mod baselines;
 mod bench_config;
+mod output;
+mod platform;
 mod plots;
 mod targets;
 
+pub use platform::PLATFORM;
 pub use targets::session_config;
 
+use crate::choices::DurabilityChoice;
 use crate::cli::{BenchArgs, SystemArg};
-use crate::config;
 use crate::exit_status::{CliError, CliResult};
 use crate::progress::ProgressReporter;
 use anyhow::{Context, anyhow};
 use baselines::{BaselineRunner, ComparisonRun};
-use octokv_base::Nanos;
 use octokv_bench::host_kvs::{DbFile, HostKvs, db_file_bytes};
 use octokv_bench::machine_info::MachineInfo;
 use octokv_bench::report::{BENCH_SCHEMA, BenchReport, ReportedConfig};
 use octokv_bench::workload::WorkloadOp;
-use octokv_bench::workload_result::{WorkloadResult, table_header, table_row, target_row};
+use octokv_bench::workload_result::{WorkloadResult, table_header};
 use octokv_bench::{
-    BenchConfig, GeneratorPlatform, LocalEngineConfig, SystemUnderTest, TargetFailure, TargetNode,
-    remote_engine, run as run_plan,
+    BenchConfig, LocalEngineConfig, SystemUnderTest, TargetFailure, TargetNode, remote_engine,
+    run as run_plan,
 };
 use octokv_client::Url;
 use octokv_engine::Durability;
 use octokv_runtime::Polling;
-use octokv_sys::{clock, file, output_file, process, thread};
+use octokv_sys::{clock, file, output_file, process};
+use output::print_result;
+use platform::SPIN_BEFORE_SLEEP;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How long the load's threads spin before they sleep, where they do.
-pub const SPIN_BEFORE_SLEEP: Nanos = Nanos::from_micros(100);
-
-/// What this process gives the generator.
-pub const PLATFORM: GeneratorPlatform = GeneratorPlatform {
-    now: clock::now,
-    spawn: |core, body| match core {
-        Some(core) => thread::spawn_pinned(core, "octokv-load", body).map(drop),
-        None => thread::spawn("octokv-load", body).map(drop),
-    },
-};
-
-/// Memory for what an engine in this process has in work.
+/// Buffer pool of a local engine, in bytes.
 const POOL_BYTES: usize = 256 << 20;
 
 /// Runs `octokv bench`.
+///
+/// # Errors
+/// Invalid flags, an output that cannot be written, or a failed workload.
 pub fn run(bench: &BenchArgs) -> CliResult {
     let config = bench_config::from_flags(bench)?;
     baselines::check(bench)?;
@@ -105,7 +102,7 @@ fn prepare_outputs(bench: &BenchArgs) -> CliResult {
     Ok(())
 }
 
-/// Runs every workload at every rate; tells each at its end and draws them all.
+/// Runs every workload at every rate, prints each result and draws the plots.
 fn run_without_baselines(
     bench: &BenchArgs,
     config: &BenchConfig,
@@ -134,17 +131,10 @@ fn run_without_baselines(
     Ok(results.concat())
 }
 
-/// The lines of one workload.
-fn print_result(result: &WorkloadResult) -> CliResult {
-    let mut out = std::io::stdout();
-    writeln!(out, "{}", table_row(result))?;
-    for target in &result.targets {
-        writeln!(out, "{}", target_row(target))?;
-    }
-    Ok(())
-}
-
-/// Runs a plan of Key Value commands against a namespace.
+/// Runs a configuration of key-value commands against a namespace.
+///
+/// # Errors
+/// An unreachable node, or a failed workload.
 pub fn run_kv(
     config: &BenchConfig,
     url: &Url,
@@ -172,7 +162,7 @@ fn run_on_system(
     })?)
 }
 
-/// The system that is asked for, ready to be put under load.
+/// Prepares the system under test that the flags select.
 fn prepare_system(bench: &BenchArgs, config: &BenchConfig) -> Result<SystemUnderTest, CliError> {
     let of = |flag: &str, given: bool, allowed: bool, systems: &str| match given && !allowed {
         true => Err(CliError::Usage(format!("--{flag} is for --system {systems}"))),
@@ -201,8 +191,8 @@ fn prepare_system(bench: &BenchArgs, config: &BenchConfig) -> Result<SystemUnder
                 return Err(CliError::Usage(what.to_owned()));
             }
             let durability = match bench.durability {
-                None | Some(config::Durability::Flush) => Durability::PowerSafe,
-                Some(config::Durability::Device) => Durability::Completed,
+                None | Some(DurabilityChoice::Flush) => Durability::PowerSafe,
+                Some(DurabilityChoice::Device) => Durability::Completed,
             };
             let engine = LocalEngineConfig { durability, pool_bytes: POOL_BYTES, seed };
             let url = &bench.url[0];
@@ -222,7 +212,7 @@ fn prepare_system(bench: &BenchArgs, config: &BenchConfig) -> Result<SystemUnder
     }
 }
 
-/// The files of a Host KVS: those that are there, or new ones.
+/// Opens or creates the files of a host KVS.
 fn open_host_kvs_files(
     directory: &Path,
     bench: &BenchArgs,
@@ -248,7 +238,7 @@ fn open_host_kvs_files(
     Ok((0..count).map(open).collect::<anyhow::Result<_>>()?)
 }
 
-/// The most files of a Host KVS.
+/// Maximum number of files of a host KVS.
 const HOST_KVS_FILES_MAX: usize = 1024;
 
 fn write_json_report(

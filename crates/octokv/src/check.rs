@@ -135,12 +135,12 @@ impl VerifyObserver for CheckOutput<'_> {
 
 fn print_report(device: &Path, report: &VerifyReport) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    let closed = match report.is_clean_shutdown {
-        true => "in order",
-        false => "not in order: the next start recovers, and so did this check",
+    let shutdown = match report.is_clean_shutdown {
+        true => "cleanly",
+        false => "not cleanly: recovery runs at the next start, and ran for this check",
     };
     writeln!(out, "device    {}", device.display())?;
-    writeln!(out, "closed    {closed}")?;
+    writeln!(out, "shutdown  {shutdown}")?;
     writeln!(out, "keys      {}", report.keys)?;
     writeln!(out, "values    {} ({} bytes)", Size(report.value_bytes), report.value_bytes)?;
     writeln!(out, "space     {} of {} used", Size(report.used_bytes), Size(report.capacity_bytes))?;

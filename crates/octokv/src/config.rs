@@ -1,15 +1,16 @@
-//! Settings of a node: defaults, the configuration file over them, the flags over that.
+//! Configuration of a node: the defaults, overridden by the configuration file, overridden by flags.
 //!
-//! The file is TOML with the keys of [`ConfigFile`], flat but for the `[[namespace]]` tables; `octokv.example.toml` documents every one with its
-//! default, and a test holds it to that.
+//! The file is TOML with the keys of [`ConfigFile`], flat except for `sched` and the `[[namespace]]` tables.
+//! `octokv.example.toml` documents every key with its default, which a test verifies.
 
+use crate::choices::{DriverChoice, DurabilityChoice, EngineChoice, HashChoice, PollingChoice};
 use crate::cli::ServeArgs;
-use crate::config_error;
+use crate::config_error::{self, InvalidSetting, check_range};
 use crate::drive_arg::DriveArg;
 use crate::namespace_config;
 use crate::size::Size;
-use clap::ValueEnum;
 use octokv_admin::scheduling_api::SchedConfigPatch;
+use octokv_admin::service::MEMORY_DEVICE;
 use octokv_base::Nanos;
 use octokv_engine::hash::FormatConfig;
 use octokv_engine::hash::superblock::HashKind;
@@ -21,101 +22,31 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// The device that is this process's memory.
-pub const MEMORY_DEVICE: &str = "memory";
-/// Block size of the memory device: the smallest that there is, so that any unit fits.
+/// Block size of the memory device: the smallest, so that any unit is a multiple.
 const MEMORY_BLOCK_BYTES: u32 = 512;
 
-macro_rules! choices {
-    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident),+ }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
-        #[serde(rename_all = "lowercase")]
-        pub enum $name { $($(#[$of])* $variant),+ }
-    };
-}
-
-choices! {
-    /// The storage engine.
-    Engine {
-        /// A hash index in memory.
-        Hash
-    }
-}
-choices! {
-    /// How keys are hashed.
-    Hash {
-        /// XXH3-128: fast.
-        Xxh3,
-        /// SHA-1, as in the OctoKV paper.
-        Sha1
-    }
-}
-choices! {
-    /// When a write is acknowledged.
-    Durability {
-        /// When it survives power loss.
-        Flush,
-        /// When the device completed it.
-        Device
-    }
-}
-choices! {
-    /// How a device is reached.
-    Driver {
-        /// io_uring where the kernel allows it, else threads.
-        Auto,
-        /// io_uring or an error.
-        Uring,
-        /// Worker threads.
-        Threads
-    }
-}
-choices! {
-    /// What an idle core does.
-    Polling {
-        /// Spins a little, then sleeps.
-        Adaptive,
-        /// Spins always: the lowest latency, a whole core.
-        Busy,
-        /// Sleeps at once: the least processor time.
-        Sleep
-    }
-}
-
-impl Polling {
-    /// As the runtime knows it.
-    pub fn to_runtime(self, spin: Nanos) -> octokv_runtime::Polling {
-        match self {
-            Polling::Adaptive => octokv_runtime::Polling::Adaptive { spin },
-            Polling::Busy => octokv_runtime::Polling::Busy,
-            Polling::Sleep => octokv_runtime::Polling::Sleep,
-        }
-    }
-}
-
-/// Everything that a configuration file may say. The example file says what each is.
+/// All settings of a configuration file; octokv.example.toml documents each.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ConfigFile {
     pub device: String,
     pub size: Size,
     pub nand: DriveArg,
-    pub engine: Engine,
+    pub engine: EngineChoice,
     pub unit: Size,
-    pub hash: Hash,
+    pub hash: HashChoice,
     pub bitmap_partitions: u32,
     pub value_bytes_max: Size,
     pub key_bytes_max: u16,
-    pub durability: Durability,
-    pub driver: Driver,
+    pub durability: DurabilityChoice,
+    pub driver: DriverChoice,
     pub device_depth: usize,
     pub listen: Vec<SocketAddr>,
     pub nqn: String,
     pub serial: String,
     pub model: String,
     pub cores: Vec<usize>,
-    pub polling: Polling,
+    pub polling: PollingChoice,
     pub spin_us: u64,
     pub buffer_bytes: Size,
     pub requests_max: usize,
@@ -141,7 +72,7 @@ pub struct ConfigFile {
     pub namespace: Vec<namespace_config::NamespaceSection>,
 }
 
-/// The keys of [`ConfigFile`], in its order: among them the right name for a wrong one is looked for.
+/// The keys of [`ConfigFile`] in their order, for suggestions in error messages.
 pub const CONFIG_KEYS: &[&str] = &[
     "device",
     "size",
@@ -186,14 +117,14 @@ pub const CONFIG_KEYS: &[&str] = &[
     "namespace",
 ];
 
-/// Where something of the node is: a path, or a word.
+/// Path of a file of the node, or a keyword.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathSetting {
-    /// Where it belongs, if anywhere.
+    /// `auto`: the default path, if there is one.
     Auto,
-    /// Nowhere.
+    /// `none`: disabled.
     None,
-    /// Here.
+    /// An explicit path.
     Path(PathBuf),
 }
 
@@ -210,21 +141,21 @@ impl PathSetting {
     }
 }
 
-/// What concerns changing the node while it runs.
+/// Configuration of changes at run time.
 #[derive(Clone, Debug)]
 pub struct AdminConfig {
-    /// Where changes are kept.
+    /// Path of the state file.
     pub state_file: PathSetting,
-    /// Where they are asked for.
+    /// Path of the admin socket.
     pub socket: PathSetting,
-    /// Who may connect, as configured.
+    /// Host list of the configuration.
     pub hosts: BTreeSet<String>,
 }
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 impl Default for ConfigFile {
-    /// What a node does without being told anything.
+    /// The defaults of the node.
     fn default() -> ConfigFile {
         let node = NodeConfig::default();
         let (target, format) = (&node.subsystem, &node.format);
@@ -235,31 +166,31 @@ impl Default for ConfigFile {
             DeviceConfig::Memory { bytes, .. } => (MEMORY_DEVICE.to_owned(), *bytes),
         };
         let (polling, spin) = match node.polling {
-            octokv_runtime::Polling::Adaptive { spin } => (Polling::Adaptive, spin),
-            octokv_runtime::Polling::Busy => (Polling::Busy, Nanos::ZERO),
-            octokv_runtime::Polling::Sleep => (Polling::Sleep, Nanos::ZERO),
+            octokv_runtime::Polling::Adaptive { spin } => (PollingChoice::Adaptive, spin),
+            octokv_runtime::Polling::Busy => (PollingChoice::Busy, Nanos::ZERO),
+            octokv_runtime::Polling::Sleep => (PollingChoice::Sleep, Nanos::ZERO),
         };
         ConfigFile {
             device,
             size: Size(size),
             nand: DriveArg(node.drive_profile),
-            engine: Engine::Hash,
+            engine: EngineChoice::Hash,
             unit: Size(u64::from(format.unit_bytes)),
             hash: match format.hash {
-                HashKind::Xxh3 => Hash::Xxh3,
-                HashKind::Sha1 => Hash::Sha1,
+                HashKind::Xxh3 => HashChoice::Xxh3,
+                HashKind::Sha1 => HashChoice::Sha1,
             },
             bitmap_partitions: 1 << format.bitmap_partitions_log2,
             value_bytes_max: Size(u64::from(format.value_bytes_max)),
             key_bytes_max: target.key_bytes_max,
             durability: match node.durability {
-                octokv_engine::Durability::PowerSafe => Durability::Flush,
-                octokv_engine::Durability::Completed => Durability::Device,
+                octokv_engine::Durability::PowerSafe => DurabilityChoice::Flush,
+                octokv_engine::Durability::Completed => DurabilityChoice::Device,
             },
             driver: match node.driver {
-                DeviceDriver::Auto => Driver::Auto,
-                DeviceDriver::Uring => Driver::Uring,
-                DeviceDriver::Threads => Driver::Threads,
+                DeviceDriver::Auto => DriverChoice::Auto,
+                DeviceDriver::Uring => DriverChoice::Uring,
+                DeviceDriver::Threads => DriverChoice::Threads,
             },
             device_depth: node.device_depth,
             listen: node.listen.clone(),
@@ -295,19 +226,10 @@ impl Default for ConfigFile {
     }
 }
 
-/// A setting whose value cannot be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidSetting {
-    /// Its key.
-    pub key: &'static str,
-    /// What it must be.
-    pub requirement: String,
-}
-
-/// The settings of a node: from the file and the flags of `serve`.
+/// Builds the node's configuration from the file and the flags of `serve`.
 ///
 /// # Errors
-/// What is wrong and where it is said.
+/// One line with the file, line and key of the first invalid setting.
 pub fn node_config(flags: &ServeArgs) -> Result<(NodeConfig, AdminConfig), String> {
     let (mut config, source) = match &flags.config {
         None => (ConfigFile::default(), None),
@@ -320,34 +242,19 @@ pub fn node_config(flags: &ServeArgs) -> Result<(NodeConfig, AdminConfig), Strin
     config.apply_flags(flags);
     let node_config = config.to_node_config(flags.format);
     let admin_config = config.admin_config();
-    node_config.map(|settings| (settings, admin_config)).map_err(
-        |InvalidSetting { key, requirement: must }| {
-            let location = source.as_ref().and_then(|(path, text)| config_error::locate_key(path, text, key));
-            let location = location.map_or_else(String::new, |place| format!("{place}: "));
-            format!("{location}{key} must be {must}")
-        },
-    )
+    node_config.map(|settings| (settings, admin_config)).map_err(|InvalidSetting { key, requirement }| {
+        let location = source.as_ref().and_then(|(path, text)| config_error::locate_key(path, text, key));
+        let location = location.map_or_else(String::new, |location| format!("{location}: "));
+        format!("{location}{key} must be {requirement}")
+    })
 }
 
-/// A configuration file's settings over the defaults.
+/// Parses a configuration file over the defaults.
 ///
 /// # Errors
-/// The file, line and key that are wrong, and the nearest right name.
+/// One line with the file, line and key, and the most similar valid key.
 pub fn parse_config(path: &Path, text: &str) -> Result<ConfigFile, String> {
-    toml::from_str(text).map_err(|error| config_error::describe_error(path, text, &error))
-}
-
-fn check_range<T: PartialOrd>(
-    key: &'static str,
-    value: &T,
-    from: T,
-    to: T,
-    must: &str,
-) -> Result<(), InvalidSetting> {
-    if *value < from || *value > to {
-        return Err(InvalidSetting { key, requirement: must.to_owned() });
-    }
-    Ok(())
+    toml::from_str(text).map_err(|error| config_error::describe_error(path, text, &error, CONFIG_KEYS))
 }
 
 impl ConfigFile {
@@ -377,7 +284,7 @@ impl ConfigFile {
         }
     }
 
-    /// What a room would take for a mistake of ours is refused here by name.
+    /// Validates the settings whose violation is an assertion in another crate.
     fn check(&self) -> Result<(), InvalidSetting> {
         let bad = |key, must: &str| Err(InvalidSetting { key, requirement: must.to_owned() });
         if !matches!(self.unit.0, 512 | 1024 | 2048 | 4096) {
@@ -390,11 +297,11 @@ impl ConfigFile {
             return bad("device", "a path, or \"memory\"");
         }
         if let Err(why) = octokv_wire::nqn::check(&self.nqn) {
-            return bad("nqn", &format!("a name of the form nqn.YYYY-MM.DOMAIN:NAME ({why})"));
+            return bad("nqn", &format!("an NQN of the form nqn.YYYY-MM.DOMAIN:NAME ({why})"));
         }
         for host in self.hosts.iter().filter(|host| *host != octokv_admin::service::ANY_HOST) {
             if let Err(why) = octokv_wire::nqn::check(host) {
-                return bad("hosts", &format!("\"any\", or names of hosts; \"{host}\" is none ({why})"));
+                return bad("hosts", &format!("\"any\", or host NQNs; \"{host}\" is not one ({why})"));
             }
         }
         for (key, location) in [("state", &self.state), ("admin", &self.admin)] {
@@ -426,11 +333,11 @@ impl ConfigFile {
         if !self.h2c_data_bytes_max.0.is_multiple_of(4) {
             return bad("h2c_data_bytes_max", "a multiple of 4");
         }
-        let longest = self.value_bytes_max.0;
+        let least = self.value_bytes_max.0;
         check_range(
             "receive_bytes_max",
             &self.receive_bytes_max.0,
-            longest,
+            least,
             u64::MAX,
             "value_bytes_max or more",
         )?;
@@ -445,7 +352,7 @@ impl ConfigFile {
 
     fn sched_config(&self) -> Result<octokv_sched::SchedConfig, InvalidSetting> {
         let applied = self.sched.apply_to(&octokv_sched::SchedConfig::default());
-        applied.map_err(|must| InvalidSetting { key: "sched", requirement: must })
+        applied.map_err(|why| InvalidSetting { key: "sched", requirement: format!("valid: {why}") })
     }
 
     fn admin_config(&self) -> AdminConfig {
@@ -456,7 +363,7 @@ impl ConfigFile {
         }
     }
 
-    /// As a node takes them.
+    /// Converts to the node's configuration.
     fn to_node_config(&self, reformat: bool) -> Result<NodeConfig, InvalidSetting> {
         self.check()?;
         let device = if self.device == MEMORY_DEVICE {
@@ -468,8 +375,8 @@ impl ConfigFile {
         let format = FormatConfig {
             unit_bytes: self.unit.0 as u32,
             hash: match self.hash {
-                Hash::Xxh3 => HashKind::Xxh3,
-                Hash::Sha1 => HashKind::Sha1,
+                HashChoice::Xxh3 => HashKind::Xxh3,
+                HashChoice::Sha1 => HashKind::Sha1,
             },
             bitmap_partitions_log2: self.bitmap_partitions.ilog2() as u8,
             value_bytes_max: self.value_bytes_max.0 as u32,
@@ -504,22 +411,22 @@ impl ConfigFile {
             device,
             drive_profile: self.nand.0,
             engine: match self.engine {
-                Engine::Hash => EngineKind::Hash,
+                EngineChoice::Hash => EngineKind::Hash,
             },
             format,
             reformat,
             durability: match self.durability {
-                Durability::Flush => octokv_engine::Durability::PowerSafe,
-                Durability::Device => octokv_engine::Durability::Completed,
+                DurabilityChoice::Flush => octokv_engine::Durability::PowerSafe,
+                DurabilityChoice::Device => octokv_engine::Durability::Completed,
             },
             listen: self.listen.clone(),
             cores: self.cores.clone(),
             nqn: self.nqn.clone(),
             polling: self.polling.to_runtime(Nanos::from_micros(self.spin_us)),
             driver: match self.driver {
-                Driver::Auto => DeviceDriver::Auto,
-                Driver::Uring => DeviceDriver::Uring,
-                Driver::Threads => DeviceDriver::Threads,
+                DriverChoice::Auto => DeviceDriver::Auto,
+                DriverChoice::Uring => DeviceDriver::Uring,
+                DriverChoice::Threads => DeviceDriver::Threads,
             },
             device_depth: self.device_depth,
             buffer_bytes: self.buffer_bytes.0 as usize,
@@ -591,8 +498,8 @@ mod tests {
             ("serial = \"0123456789012345678901\"", "serial"),
         ];
         for (text, key) in table {
-            let refused = parse_text(text).unwrap().to_node_config(false).unwrap_err();
-            assert_eq!(refused.key, key);
+            let error = parse_text(text).unwrap().to_node_config(false).unwrap_err();
+            assert_eq!(error.key, key);
         }
     }
 }

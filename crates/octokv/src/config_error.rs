@@ -1,29 +1,59 @@
-//! What is wrong with a configuration file: which line, which key, and which name was meant.
+//! Error messages about a configuration file: line, key, and the most similar valid key.
 
-use crate::config::CONFIG_KEYS;
 use octokv_admin::scheduling_api::{renamed_setting, unknown_field};
 use std::path::Path;
 
 /// Former names of top-level keys, each with the present name.
 const RENAMED_KEYS: &[(&str, &str)] = &[("outbox_bytes_max", "send_buffer_bytes_max")];
-/// How alike (0 to 1) a wrong name and a right one must be for the right one to be proposed.
+/// Minimum similarity (0 to 1) of a wrong key and a valid one for a suggestion.
 const SIMILARITY_MIN: f64 = 0.5;
 
-/// One line that says what is wrong and where.
-pub fn describe_error(path: &Path, text: &str, error: &toml::de::Error) -> String {
+/// A setting with an invalid value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidSetting {
+    /// Its key.
+    pub key: &'static str,
+    /// Its valid values, after "must be".
+    pub requirement: String,
+}
+
+/// Checks that a value is within `from..=to`; `requirement` says so in words.
+///
+/// # Errors
+/// The setting with its requirement.
+pub fn check_range<T: PartialOrd>(
+    key: &'static str,
+    value: &T,
+    from: T,
+    to: T,
+    requirement: &str,
+) -> Result<(), InvalidSetting> {
+    if *value < from || *value > to {
+        return Err(InvalidSetting { key, requirement: requirement.to_owned() });
+    }
+    Ok(())
+}
+
+/// One line with the location and the cause of an error. `keys` are the valid top-level keys.
+pub fn describe_error(
+    path: &Path,
+    text: &str,
+    error: &toml::de::Error,
+    keys: &'static [&'static str],
+) -> String {
     let at = error.span().map_or(0, |span| span.start).min(text.len());
     let location = file_and_line(path, text, at);
     if let Some(key) = unknown_field(error.message()) {
         if let Some(renamed) = renamed_key(key) {
             return format!("{location}: {renamed}");
         }
-        let nearest = match nearest_key(key) {
-            // Right, but in a table of others.
+        let nearest = match nearest_key(key, keys) {
+            // Valid, but at the top level and not in this table.
             Some(name) if name == key => {
                 format!("\"{name}\" is set at the top of the file, for all namespaces")
             }
             Some(name) => format!("did you mean \"{name}\"?"),
-            None => "octokv.example.toml has them all".to_owned(),
+            None => "octokv.example.toml documents all settings".to_owned(),
         };
         return format!("{location}: unknown setting \"{key}\"; {nearest}");
     }
@@ -34,7 +64,7 @@ pub fn describe_error(path: &Path, text: &str, error: &toml::de::Error) -> Strin
     }
 }
 
-/// Where a key is set, as `file:line`, if it is.
+/// The location of a key as `file:line`, if the file sets it.
 pub fn locate_key(path: &Path, text: &str, key: &str) -> Option<String> {
     let mut at = 0;
     for line in text.split_inclusive('\n') {
@@ -46,13 +76,13 @@ pub fn locate_key(path: &Path, text: &str, key: &str) -> Option<String> {
     None
 }
 
-/// The right name that is most like a wrong one, if any is at all.
-fn nearest_key(key: &str) -> Option<&'static str> {
-    let likeness = |name: &&&str| strsim::normalized_damerau_levenshtein(&key.to_lowercase(), name);
-    let best = CONFIG_KEYS.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
-    // A flag's or another project's short name for it: `depth`, `partitions`.
-    let part = || CONFIG_KEYS.iter().find(|name| key.len() >= 4 && name.contains(key));
-    if likeness(&best) >= SIMILARITY_MIN { Some(best) } else { part().copied() }
+/// The most similar valid key, if one is similar enough.
+fn nearest_key(key: &str, keys: &'static [&'static str]) -> Option<&'static str> {
+    let similarity = |name: &&&str| strsim::normalized_damerau_levenshtein(&key.to_lowercase(), name);
+    let best = keys.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
+    // A short form of the key from a flag or another project: `depth`, `partitions`.
+    let part = || keys.iter().find(|name| key.len() >= 4 && name.contains(key));
+    if similarity(&best) >= SIMILARITY_MIN { Some(best) } else { part().copied() }
 }
 
 /// A sentence with the present name of a key, if `key` is a former name.
@@ -75,7 +105,7 @@ fn key_in_line(line: &str) -> Option<&str> {
     (!key.is_empty() && !key.starts_with('#')).then_some(key)
 }
 
-/// The key whose value is at, or spans, a position.
+/// The key whose value is at a position or spans it.
 fn key_at(text: &str, at: usize) -> Option<&str> {
     let end = text[at..].find('\n').map_or(text.len(), |newline| at + newline);
     text[..end].lines().rev().find_map(key_in_line)

@@ -1,7 +1,7 @@
-//! Everything once, within seconds, on a temporary file: puts, gets, a kill under load, a restart, figures.
+//! `octokv demo`: puts, gets, a kill under load, a restart and a benchmark within seconds, on a temporary file.
 //!
-//! Three acts: a node in this process and a client; a node in a process of its own, killed while it
-//! writes, started again and held to what it acknowledged; load on it, with figures.
+//! Three parts: a node in this process and a client; a node in a child process, killed while it writes, restarted and
+//! verified against the acknowledged writes; a benchmark of that node.
 
 use crate::bench::{PLATFORM, run_kv, session_config};
 use crate::exit_status::{CliError, CliResult};
@@ -25,16 +25,19 @@ use std::path::Path;
 const DEVICE_BYTES: u64 = 256 << 20;
 const ACK_LOG_KEYS: usize = 2_000;
 const ACK_LOG_DEPTH: usize = 64;
-/// The kill comes when so many writes of the load are acknowledged, or so much time has passed.
+/// The kill follows this many acknowledged writes of the load, or this time.
 const KILL_AFTER_WRITES: u64 = 5_000;
 const KILL_AFTER: Nanos = Nanos::from_millis(1_500);
 const BENCH_KEYS: u64 = 4_000;
 const BENCH_TIME: Nanos = Nanos::from_millis(700);
 
 /// Runs `octokv demo`.
+///
+/// # Errors
+/// The first step that failed.
 pub fn run() -> CliResult {
     println!("octokv demo: a key-value storage node over NVMe/TCP, on a temporary file\n");
-    // Dropped at the end, however that comes: the directory and the file go with it.
+    // Dropped on every return: the directory and the file are removed.
     let directory = temporary_directory("octokv-demo-")?;
     let device = directory.path().join("device");
     first_steps(&device)?;
@@ -74,10 +77,10 @@ fn first_steps(device: &Path) -> CliResult {
     client.delete(b"picture").context("delete")?;
     let gone = client.exist(b"picture").context("exist")?.is_none();
     ensure_value_matches(gone, "picture")?;
-    println!("   delete   picture, and its space is free again");
+    println!("   delete   picture; its space is free again");
     drop(client);
     node.stop().map_err(|error| anyhow!("{error}"))?;
-    println!("   stopped in order\n");
+    println!("   stopped  cleanly\n");
     Ok(())
 }
 
@@ -109,7 +112,7 @@ fn kill_and_recover(device: &Path) -> CliResult {
     }
     let elapsed = killed.ok_or_else(|| anyhow!("the server was lost before it was killed"))?;
     println!(
-        "   killed   after {:.1} s: {} writes acknowledged (durable: each behind a flush), {} on their way",
+        "   killed   after {:.1} s: {} writes acknowledged (durable: each behind a flush), {} in doubt",
         elapsed.as_secs_f64(),
         ack_log.acknowledged_count(),
         ack_log.in_doubt_count()
@@ -143,7 +146,7 @@ fn connect_session(url: &Url) -> Result<Session<KernelSockets>, CliError> {
 }
 
 fn run_bench(device: &Path) -> CliResult {
-    println!("3. Figures of this machine: 4 KiB values, every put durable before it is acknowledged");
+    println!("3. A benchmark on this machine: 4 KiB values, every put durable before it is acknowledged");
     let server = start_server(device)?;
     println!("   {:<24} {:>10} {:>12} {:>12}", "", "ops/s", "mean", "p99");
     let (puts, time) = (StopCondition::Operations(BENCH_KEYS), StopCondition::Time(BENCH_TIME));
@@ -155,7 +158,7 @@ fn run_bench(device: &Path) -> CliResult {
     for (name, workload, threads, depth, end) in table {
         let config = BenchConfig {
             workloads: vec![workload],
-            // Another length than the ledger's keys have: they stay apart.
+            // Another length than the keys of the acknowledgement log, so the two sets are disjoint.
             key_sizes: SizeDistribution::Fixed(12),
             value_sizes: SizeDistribution::Fixed(4096),
             keys: BENCH_KEYS,

@@ -1,4 +1,4 @@
-//! A drive whose times a device takes, as people name it: `none`, `970-evo`, `leed`.
+//! Names of simulated drives: `none`, `970-evo`, `leed`.
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
@@ -6,7 +6,7 @@ use octokv_device::ssd_model::DriveProfile;
 use octokv_device::ssd_model::drive_profiles::DRIVE_PROFILES;
 use serde::de::{Deserialize, Deserializer, Error};
 
-/// A drive, or none: the device takes its own time.
+/// A drive to simulate; `None` for the device's own service time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriveArg(pub Option<&'static DriveProfile>);
 
@@ -26,7 +26,7 @@ impl ValueEnum for DriveArg {
         &ALL
     }
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = self.0.map_or("The device's own time", |drive| drive.product);
+        let help = self.0.map_or("The device's own service time", |drive| drive.product);
         Some(PossibleValue::new(self.name()).help(help))
     }
 }
@@ -36,7 +36,7 @@ impl<'de> Deserialize<'de> for DriveArg {
         let name = String::deserialize(deserializer)?;
         ALL.into_iter().find(|nand| nand.name() == name).ok_or_else(|| {
             let names: Vec<String> = ALL.iter().map(|nand| format!("\"{}\"", nand.name())).collect();
-            D::Error::custom(format!("no drive is called \"{name}\": there are {}", names.join(", ")))
+            D::Error::custom(format!("unknown drive \"{name}\"; must be one of {}", names.join(", ")))
         })
     }
 }

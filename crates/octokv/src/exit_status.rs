@@ -1,20 +1,20 @@
-//! How a command ends: what is said, and the exit code.
+//! Results of commands: messages and exit codes.
 
 use std::io;
 use std::process::ExitCode;
 
-/// Why a command did not do what it was asked.
+/// A failed command.
 #[derive(Debug)]
 pub enum CliError {
-    /// What was asked makes no sense: exit code 2.
+    /// Invalid arguments or settings: exit code 2.
     Usage(String),
     /// The key does not exist: exit code 3.
     KeyNotFound(String),
-    /// Anything else: exit code 1.
+    /// Any other failure: exit code 1.
     Failed(anyhow::Error),
 }
 
-/// The end of a command.
+/// Result of a command.
 pub type CliResult = Result<(), CliError>;
 
 impl From<anyhow::Error> for CliError {
@@ -29,11 +29,11 @@ impl From<io::Error> for CliError {
     }
 }
 
-/// Says what went wrong, on standard error, and gives the exit code.
+/// Prints the error of a command on standard error and returns the exit code.
 pub fn to_exit_code(outcome: CliResult) -> ExitCode {
     let (code, message) = match outcome {
         Ok(()) => return ExitCode::SUCCESS,
-        // Whoever read our output has seen enough (`octokv list | head`).
+        // The reader of the output has closed it (`octokv list | head`).
         Err(CliError::Failed(error)) if is_broken_pipe(&error) => return ExitCode::SUCCESS,
         Err(CliError::Failed(error)) => (1, format!("{error:#}")),
         Err(CliError::Usage(message)) => (2, message),

@@ -1,26 +1,26 @@
-//! The command line: `octokv serve`; `ns`, `host`, `ana`, `sched` and `stats` for a node that runs; the client's commands, `bench`,
-//! `check`, `sim`, `reproduce`, `demo`.
+//! The octokv binary: `serve`; `ns`, `host`, `ana`, `sched` and `stats` for a running node; the client commands,
+//! `bench`, `check`, `sim`, `reproduce`, `demo`.
 //!
-//! Exit codes: 0 done, 1 the operation failed, 2 usage (arguments, the configuration file, or a change that cannot
-//! be), 3 the key does not exist. Results go to standard output; messages, progress and events to standard error.
+//! Exit codes: 0 done, 1 the operation failed, 2 usage error (arguments, the configuration file, or an invalid change),
+//! 3 the key does not exist. Results go to standard output; messages, progress and log lines to standard error.
 //!
 //! # Layout
-//! - [`cli`]: what can be typed.
-//! - [`config`]: the configuration file and the flags over it, as settings of a node; `octokv.example.toml`.
-//! - [`config_error`]: what is wrong with a configuration file: where, which key, what was meant.
+//! - [`cli`]: commands and flags; [`arg_parsers`], [`choices`]: their values.
+//! - [`config`]: the node's configuration from file and flags; `octokv.example.toml`.
+//! - [`config_error`]: error messages about the configuration file.
 //! - [`namespace_config`]: `[[namespace]]` tables of that file.
-//! - [`drive_arg`]: names of drives whose times a device takes.
-//! - [`size`]: sizes as people write them.
-//! - [`exit_status`]: how a command ends: exit codes and messages.
-//! - [`serve`]: a node until it is told to end.
-//! - [`admin`]: ns, host, ana: changing a node that runs.
-//! - [`sched`]: sched, stats: who is served where and when, and what the monitor sees.
+//! - [`drive_arg`]: names of simulated drives.
+//! - [`size`]: sizes with units.
+//! - [`exit_status`]: exit codes and messages.
+//! - [`serve`]: runs a node until a signal.
+//! - [`admin`]: ns, host, ana: changes a running node.
+//! - [`sched`]: sched, stats: scheduling of a running node and its metrics.
 //! - [`kv_commands`]: put, get, delete, exist, list.
-//! - [`check`]: verify a device.
-//! - [`bench`](mod@bench): load, a table, a document.
-//! - [`sim`]: worlds with faults, from seeds.
+//! - [`check`]: verifies a device.
+//! - [`bench`](mod@bench): benchmarks, a table, a JSON report.
+//! - [`sim`]: deterministic simulations with injected faults.
 //! - `reproduce`: the papers' experiments (crate `octokv_lab`), with the cargo feature `lab`.
-//! - [`demo`]: everything once, within seconds, on a temporary file.
+//! - [`demo`]: a demonstration on a temporary file.
 //! - [`progress`]: progress: a bar on a terminal, plain lines elsewhere.
 
 #![allow(
@@ -30,8 +30,10 @@
 )]
 
 mod admin;
+mod arg_parsers;
 mod bench;
 mod check;
+mod choices;
 mod cli;
 mod config;
 mod config_error;
@@ -53,7 +55,7 @@ use cli::{Cli, CliCommand};
 use octokv_sys::page_allocator::PageAllocator;
 use std::process::ExitCode;
 
-/// Values' buffers cost their memory when bytes land in them.
+/// Takes memory of value buffers from the kernel only when bytes are written to it.
 #[global_allocator]
 static ALLOCATOR: PageAllocator = PageAllocator;
 

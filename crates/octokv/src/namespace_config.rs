@@ -1,8 +1,9 @@
 //! `[[namespace]]` tables of the configuration file: namespaces besides namespace 1.
 
-use crate::config::{InvalidSetting, MEMORY_DEVICE};
+use crate::config_error::InvalidSetting;
 use crate::drive_arg::DriveArg;
 use crate::size::Size;
+use octokv_admin::service::MEMORY_DEVICE;
 use octokv_base::{NamespaceId, crc32c};
 use octokv_engine::hash::FormatConfig;
 use octokv_node::{
@@ -10,7 +11,7 @@ use octokv_node::{
 };
 use serde::Deserialize;
 
-/// What a namespace is made of.
+/// Command set of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NamespaceKindKey {
@@ -20,26 +21,26 @@ pub enum NamespaceKindKey {
     Block,
 }
 
-/// One table.
+/// One `[[namespace]]` table.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceSection {
-    /// Its identifier.
+    /// Namespace ID, from 2.
     pub nsid: u32,
-    /// What it is made of.
+    /// Its command set.
     pub kind: NamespaceKindKey,
-    /// What holds it.
+    /// A path, or "memory".
     pub device: String,
-    /// How large a missing file, or memory, is made.
+    /// Size of a missing file or of memory.
     #[serde(default)]
     pub size: Option<Size>,
-    /// The drive whose time its answers take.
+    /// Drive whose service times are simulated.
     #[serde(default)]
     pub nand: DriveArg,
-    /// Bytes of a block.
+    /// Block namespaces: block size, 512 or 4096.
     #[serde(default)]
     pub block_size: Option<Size>,
-    /// Its group of asymmetric access.
+    /// ANA group, 1 to 32.
     #[serde(default = "default_ana_group")]
     pub ana_group: u32,
 }
@@ -51,12 +52,16 @@ fn default_ana_group() -> u32 {
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
 
 impl NamespaceSection {
-    /// As a node takes it. `format` says how volumes of keys are made; `nqn` is the subsystem's.
+    /// Converts to the node's configuration. `format` applies to key-value volumes; `nqn` is the subsystem's.
+    ///
+    /// # Errors
+    /// The first invalid field.
     pub fn to_config(&self, format: FormatConfig, nqn: &str) -> Result<NamespaceConfig, InvalidSetting> {
-        let bad = |must: &str| Err(InvalidSetting { key: "namespace", requirement: must.to_owned() });
+        let bad =
+            |requirement: &str| Err(InvalidSetting { key: "namespace", requirement: requirement.to_owned() });
         if !(2..=NAMESPACE_ID_MAX).contains(&self.nsid) {
             return bad(&format!(
-                "one whose nsid is 2 to {NAMESPACE_ID_MAX} (namespace 1 is that of device), not {}",
+                "one whose nsid is 2 to {NAMESPACE_ID_MAX} (namespace 1 is on device), not {}",
                 self.nsid
             ));
         }
@@ -67,17 +72,17 @@ impl NamespaceSection {
             return bad("one with a device: a path, or \"memory\" and a size");
         }
         let block_bytes = match (self.kind, self.block_size) {
-            (NamespaceKindKey::Kv, Some(_)) => return bad("of blocks where it has a block_size"),
+            (NamespaceKindKey::Kv, Some(_)) => return bad("one without block_size, or of kind \"block\""),
             (_, None) => DEFAULT_BLOCK_BYTES,
             (NamespaceKindKey::Block, Some(Size(bytes @ (512 | 4096)))) => bytes as u32,
             (NamespaceKindKey::Block, Some(_)) => return bad("one whose block_size is 512 or 4096"),
         };
-        let (content, existing) = match self.kind {
+        let (command_set, existing_data) = match self.kind {
             NamespaceKindKey::Kv => {
                 let format = FormatConfig { namespace: self.nsid, ..format };
                 (CommandSetConfig::KeyValue { format }, ExistingDataPolicy::Check)
             }
-            // Hosts may have put anything there, in an earlier run too.
+            // Hosts may have written anything in an earlier run.
             NamespaceKindKey::Block => (CommandSetConfig::Blocks { block_bytes }, ExistingDataPolicy::Keep),
         };
         let device = if self.device == MEMORY_DEVICE {
@@ -92,15 +97,15 @@ impl NamespaceSection {
             id: NamespaceId(self.nsid),
             device,
             drive_profile: self.nand.0,
-            command_set: content,
-            existing_data: existing,
+            command_set,
+            existing_data,
             ana_group: self.ana_group,
             required: true,
             nguid_suffix: self.identity(nqn),
         })
     }
 
-    /// The same for the same table of the same subsystem: hosts find the namespace again.
+    /// NGUID suffix, the same for the same table of the same subsystem: hosts recognize the namespace.
     fn identity(&self, nqn: &str) -> u64 {
         let of_name = crc32c(format!("{nqn} {}", self.nsid).as_bytes());
         u64::from(of_name) << 32 | u64::from(crc32c(self.device.as_bytes()))

@@ -1,15 +1,15 @@
-//! Progress of long work, on standard error: a bar on a terminal, plain lines elsewhere.
+//! Progress of long operations on standard error: a bar on a terminal, plain lines elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Parts of the whole that a bar, or the lines, are made of.
+/// Resolution of bar and lines.
 const STEPS: u64 = 1000;
-/// Without a terminal, one line in so much time; what takes less says nothing.
+/// Interval of lines without a terminal; a shorter operation prints nothing.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The progress of one piece of work.
+/// Progress of one operation.
 pub struct ProgressReporter {
     label: String,
     bar: Option<ProgressBar>,
@@ -18,7 +18,7 @@ pub struct ProgressReporter {
 }
 
 impl ProgressReporter {
-    /// Of a piece of work with a name.
+    /// Progress with a label.
     pub fn new(what: &str) -> ProgressReporter {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(STEPS);
@@ -31,7 +31,7 @@ impl ProgressReporter {
         ProgressReporter { label: what.to_owned(), bar, prints_lines: lines, last_line_at: Instant::now() }
     }
 
-    /// Of work that is over before anybody wonders: shows nothing.
+    /// Progress of a short operation: prints nothing.
     pub fn silent() -> ProgressReporter {
         ProgressReporter {
             label: String::new(),

@@ -1,6 +1,7 @@
-//! `octokv sched`, `octokv stats`: who is served where and when on a node that runs, and what its monitor sees.
+//! `octokv sched`, `octokv stats`: scheduling configuration and metrics of a running node.
 
 use crate::admin::{AdminArgs, print_json, to_cli_error};
+use crate::arg_parsers::{parse_finite, parse_host_nqn};
 use crate::exit_status::{CliError, CliResult};
 use clap::{Args, Subcommand};
 use octokv_admin::http_client::{self, AdminClientError};
@@ -10,88 +11,88 @@ use octokv_admin::scheduling_api::{
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// How often a live table looks for a new window.
+/// Poll interval of the live table.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Scheduling.
 #[derive(Debug, Subcommand)]
 pub enum SchedCommand {
-    /// Change it, now and after every restart. It holds from the end of the window that runs.
+    /// Change settings, now and after every restart. They apply from the next sampling interval.
     Set(Box<SchedSetArgs>),
-    /// Say what one host has under fair, its limits on each core; what is not given stays as it is.
+    /// Set weight and limits of one host under fair, on each core; absent flags change nothing.
     Host(SchedHostArgs),
-    /// Print all of it, a setting per line.
+    /// Print all settings, one per line.
     Show {
         #[command(flatten)]
         admin_args: AdminArgs,
     },
 }
 
-/// What may be set; what is not given stays as it is.
+/// Settings to change; absent flags change nothing.
 #[derive(Debug, Args)]
 pub struct SchedSetArgs {
     /// none, round-robin or proportional (OctoKV), inter, intra, hybrid or auto (OctoFAS), or fair.
     #[arg(long)]
     pub policy: Option<String>,
-    /// How long is measured before the next choice, in milliseconds: 10 to 60000.
+    /// Setting interval_ms: length of the sampling interval in milliseconds, 10 to 60000.
     #[arg(long, value_name = "MS")]
     pub window_ms: Option<u64>,
-    /// T_OL: round-robin and proportional move nothing while no core is busier than this, 0 to 1.
+    /// T_OL of OctoKV: round-robin and proportional act only while a core's load is above this, 0 to 1.
     #[arg(long, value_name = "PART", value_parser = parse_finite)]
     pub overload: Option<f64>,
-    /// T_LB of OctoKV: nor while the busiest and the least busy core differ by no more than this, 0 to 1.
+    /// T_LB of OctoKV: and only while the greatest and the least load differ by more than this, 0 to 1.
     #[arg(long, value_name = "PART", value_parser = parse_finite)]
     pub imbalance_difference: Option<f64>,
-    /// T_LB of OctoFAS: auto takes load for unbalanced below this ratio of least to most, 0 to 1.
+    /// T_LB of OctoFAS: auto balances below this ratio of least to greatest load, 0 to 1.
     #[arg(long, value_name = "RATIO", value_parser = parse_finite)]
     pub imbalance_ratio: Option<f64>,
-    /// auto takes flows for treated unfairly at or below this ratio of slowdowns, 0 to 1.
+    /// auto restores fairness at or below this ratio of least to greatest slowdown, 0 to 1.
     #[arg(long, value_name = "RATIO", value_parser = parse_finite)]
     pub fairness: Option<f64>,
-    /// How often a request of a dense flow goes back, for each time that it is more intense than sparse ones, 0 to 100.
+    /// Requeues of a dense host's request per unit of its intensity relative to sparse hosts, 0 to 100.
     #[arg(long, value_parser = parse_finite)]
     pub alpha: Option<f64>,
-    /// The most times that a request goes back, 0 to 1000.
+    /// Setting requeues_max: maximum requeues of a request, 0 to 1000.
     #[arg(long, value_name = "COUNT")]
     pub backwardings_max: Option<u32>,
-    /// How long a request is held back at the most, in microseconds: 10 to 1000000.
+    /// Maximum time of a request in the requeue queue in microseconds, 10 to 1000000.
     #[arg(long, value_name = "US")]
     pub held_max_us: Option<u64>,
-    /// Whose requests inter moves: all, dense or sparse.
-    #[arg(long, value_name = "FLOWS")]
+    /// Setting migrate_tenants: hosts whose requests inter migrates: all, dense or sparse.
+    #[arg(long, value_name = "HOSTS")]
     pub move_flows: Option<String>,
-    /// Requests of a core that fair lets run at a time, 1 to 4096.
+    /// Maximum requests in flight from a core's fair queue, 1 to 4096.
     #[arg(long, value_name = "COUNT")]
     pub in_flight: Option<u32>,
-    /// The most operations a second of a host on a core under fair; 0 for no limit.
+    /// Limit of each host on each core under fair, in operations per second; 0 for no limit.
     #[arg(long, value_name = "RATE")]
     pub operations_per_s: Option<u64>,
-    /// The most bytes a second of a host on a core under fair; 0 for no limit.
+    /// Limit of each host on each core under fair, in bytes per second; 0 for no limit.
     #[arg(long, value_name = "RATE")]
     pub bytes_per_s: Option<u64>,
-    /// How much of unused limits is kept, in milliseconds: 1 to 10000.
+    /// Burst tolerance of the limits in milliseconds, 1 to 10000.
     #[arg(long, value_name = "MS")]
     pub burst_ms: Option<u64>,
     #[command(flatten)]
     pub admin_args: AdminArgs,
 }
 
-/// What one host has.
+/// QoS of one host.
 #[derive(Debug, Args)]
 pub struct SchedHostArgs {
     /// The host's NQN.
-    #[arg(value_parser = crate::cli::parse_host_nqn)]
+    #[arg(value_parser = parse_host_nqn)]
     pub nqn: String,
-    /// Its part of the cores' time beside the others', who have 1: 1 to 1000.
+    /// Share of the cores' time relative to other hosts (weight 1), 1 to 1000.
     #[arg(long)]
     pub weight: Option<u32>,
-    /// The most operations a second; 0 for no limit.
+    /// Limit in operations per second; 0 for no limit.
     #[arg(long, value_name = "RATE")]
     pub operations_per_s: Option<u64>,
-    /// The most bytes a second; 0 for no limit.
+    /// Limit in bytes per second; 0 for no limit.
     #[arg(long, value_name = "RATE")]
     pub bytes_per_s: Option<u64>,
-    /// How much of unused limits is kept, in milliseconds: 1 to 10000.
+    /// Burst tolerance of the limits in milliseconds, 1 to 10000.
     #[arg(long, value_name = "MS")]
     pub burst_ms: Option<u64>,
     #[command(flatten)]
@@ -101,23 +102,17 @@ pub struct SchedHostArgs {
 /// Arguments of `stats`.
 #[derive(Debug, Args)]
 pub struct StatsArgs {
-    /// Print the last window and end, on a terminal, too; elsewhere that is what happens.
+    /// Print the last sampling interval and exit; the default unless standard output is a terminal.
     #[arg(long)]
     pub once: bool,
     #[command(flatten)]
     pub admin_args: AdminArgs,
 }
 
-/// A number that a JSON document can carry.
-fn parse_finite(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() => Ok(number),
-        Ok(_) => Err("a finite number is needed".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 /// Runs `octokv sched`.
+///
+/// # Errors
+/// The node's error, or an unreachable node.
 pub fn sched(command: &SchedCommand) -> CliResult {
     match command {
         SchedCommand::Set(set) => {
@@ -139,7 +134,7 @@ pub fn sched(command: &SchedCommand) -> CliResult {
                 ..SchedConfigPatch::default()
             };
             if change.is_empty() {
-                return Err(CliError::Usage("sched set: nothing to set was given (see --help)".to_owned()));
+                return Err(CliError::Usage("sched set: no setting given (see --help)".to_owned()));
             }
             http_client::put(&set.admin_args.socket_path()?, SCHEDULING_PATH, Some(&change))
                 .map_err(to_cli_error)
@@ -148,17 +143,17 @@ pub fn sched(command: &SchedCommand) -> CliResult {
             let SchedHostArgs { weight, operations_per_s, bytes_per_s, burst_ms, .. } = *one;
             let host = TenantQosPatch { weight, operations_per_s, bytes_per_s, burst_ms };
             if host.is_empty() {
-                return Err(CliError::Usage("sched host: nothing to set was given (see --help)".to_owned()));
+                return Err(CliError::Usage("sched host: no setting given (see --help)".to_owned()));
             }
             let hosts = [(one.nqn.clone(), host)].into();
             let change = SchedConfigPatch { hosts, ..SchedConfigPatch::default() };
             http_client::put(&one.admin_args.socket_path()?, SCHEDULING_PATH, Some(&change))
                 .map_err(to_cli_error)
         }
-        SchedCommand::Show { admin_args: at } => {
+        SchedCommand::Show { admin_args } => {
             let config: SchedConfigPatch =
-                http_client::get(&at.socket_path()?, SCHEDULING_PATH).map_err(to_cli_error)?;
-            if at.json {
+                http_client::get(&admin_args.socket_path()?, SCHEDULING_PATH).map_err(to_cli_error)?;
+            if admin_args.json {
                 return print_json(&config);
             }
             let value = serde_json::to_value(&config).map_err(|error| anyhow::anyhow!("{error}"))?;
@@ -184,6 +179,9 @@ pub fn sched(command: &SchedCommand) -> CliResult {
 }
 
 /// Runs `octokv stats`.
+///
+/// # Errors
+/// The node's error, or an unreachable node.
 pub fn stats(arguments: &StatsArgs) -> CliResult {
     let socket = arguments.admin_args.socket_path()?;
     let live = std::io::stdout().is_terminal() && !arguments.once && !arguments.admin_args.json;
@@ -195,7 +193,7 @@ pub fn stats(arguments: &StatsArgs) -> CliResult {
                 if interval.number != shown {
                     shown = interval.number;
                     if live {
-                        // The cursor to the upper left corner, and nothing below it.
+                        // Moves the cursor to the upper left corner and clears the screen.
                         print!("\x1b[H\x1b[2J");
                     }
                     print_interval(&interval)?;
@@ -204,7 +202,7 @@ pub fn stats(arguments: &StatsArgs) -> CliResult {
                     return Ok(());
                 }
             }
-            // The first window has not ended yet.
+            // The first sampling interval has not ended yet.
             Err(AdminClientError::Status(404, _)) => {}
             Err(error) => return Err(to_cli_error(error)),
         }
@@ -215,13 +213,13 @@ pub fn stats(arguments: &StatsArgs) -> CliResult {
 fn print_interval(interval: &SchedulingReport) -> CliResult {
     let mut out = std::io::stdout().lock();
     let SchedulingReport { number, length_ms, policy, action, fairness, load_balance, .. } = interval;
-    writeln!(out, "window {number}, {length_ms:.0} ms, policy {policy}: {action}")?;
+    writeln!(out, "interval {number}, {length_ms:.0} ms, policy {policy}: {action}")?;
     write!(out, "fairness {fairness:.2}, load balance {load_balance:.2}")?;
-    writeln!(out, " ({:.2} if nothing had been moved)", interval.natural_load_balance)?;
-    writeln!(out, "\ncore   busy  target     kv  device  queue  requests     moved  for others")?;
+    writeln!(out, " ({:.2} without migration)", interval.natural_load_balance)?;
+    writeln!(out, "\ncore   busy  target     kv  device  queue  requests offloaded  for others")?;
     for (index, core) in interval.cores.iter().enumerate() {
         let percent = |part: f64| format!("{:.0} %", part * 100.0);
-        // A core that did nothing has no parts of it.
+        // An idle core has no shares.
         let share = |part: f64| if core.utilisation > 0.0 { percent(part) } else { "-".to_owned() };
         writeln!(
             out,
@@ -241,8 +239,8 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
         let slowdown = tenant.slowdown.map_or("-".to_owned(), |slowdown| format!("{slowdown:.2}"));
         let host = if tenant.host.is_empty() { "(others)" } else { &tenant.host };
         let mark = match (tenant.dense, tenant.migrates, tenant.requeues) {
-            (_, _, back @ 1..) => format!("  dense, goes back {back} times"),
-            (_, true, _) => "  moves".to_owned(),
+            (_, _, requeues @ 1..) => format!("  dense, requeued up to {requeues} times"),
+            (_, true, _) => "  migrates".to_owned(),
             (true, ..) => "  dense".to_owned(),
             _ => String::new(),
         };

@@ -1,11 +1,11 @@
-//! A node until it is told to end: one line on standard output when it is ready, then silence.
+//! `octokv serve`: runs a node until a signal; prints one line on standard output when it is ready.
 
 use crate::admin::default_admin_socket;
 use crate::cli::ServeArgs;
 use crate::config::{self, AdminConfig, PathSetting};
 use crate::exit_status::{CliError, CliResult};
 use anyhow::{Context, anyhow};
-use octokv_admin::service::{AdminPlatform, host_acl, namespace_configs, parse_ana_state};
+use octokv_admin::service::{AdminPlatform, MEMORY_DEVICE, host_acl, namespace_configs, parse_ana_state};
 use octokv_admin::state_file::StateFileLock;
 use octokv_admin::{AdminServer, AdminService, PersistedState, StateFile};
 use octokv_client::Url;
@@ -16,10 +16,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Runs `octokv serve`.
+///
+/// # Errors
+/// An invalid configuration, or a node that cannot start or stop cleanly.
 pub fn run(flags: &ServeArgs) -> CliResult {
     let (mut config, admin_config) = config::node_config(flags).map_err(CliError::Usage)?;
-    // Before anything is opened: a request to end that comes early is not lost.
-    let stop = octokv_sys::signal::install_handlers().context("signals cannot be waited for")?;
+    // Before anything is opened, so that an early signal is not lost.
+    let stop = octokv_sys::signal::install_handlers().context("signal handlers")?;
     let device = device_name(&config);
     let (mut file, _claim, before) = load_state(&config, &admin_config)?;
     apply_state(&mut config, &before, &admin_config)?;
@@ -51,22 +54,22 @@ pub fn run(flags: &ServeArgs) -> CliResult {
     out.flush()?;
     drop(out);
     stop.wait();
-    tracing::info!("asked to end");
+    tracing::info!("stop requested");
     drop(server);
-    let service = Arc::into_inner(service).context("the administration socket did not close")?;
+    let service = Arc::into_inner(service).context("the admin socket did not close")?;
     service.stop().map_err(|error| anyhow!("device {device}: {error}"))?;
-    tracing::info!(device, "ended in order");
+    tracing::info!(device, "stopped cleanly");
     Ok(())
 }
 
 fn device_name(config: &NodeConfig) -> String {
     match &config.device {
-        DeviceConfig::Memory { .. } => config::MEMORY_DEVICE.to_owned(),
+        DeviceConfig::Memory { .. } => MEMORY_DEVICE.to_owned(),
         DeviceConfig::File { path, .. } => path.display().to_string(),
     }
 }
 
-/// Where the state is kept, if anywhere, and what is there.
+/// Opens, locks and reads the state file, if one is configured.
 fn load_state(
     config: &NodeConfig,
     admin_config: &AdminConfig,
@@ -85,7 +88,7 @@ fn load_state(
     let state = file.load().map_err(|error| anyhow!("{error}"))?;
     match file.lock() {
         Ok(lock) => Ok((Some(file), Some(lock), state)),
-        // Beside a device that cannot be used, or in a directory that cannot be written.
+        // Beside an unusable device, or in a read-only directory.
         Err(error) if admin_config.state_file == PathSetting::Auto => {
             tracing::warn!(%error, "namespaces and hosts cannot be changed while this node runs");
             Ok((None, None, state))
@@ -94,12 +97,12 @@ fn load_state(
     }
 }
 
-/// Whether a path names something that is no regular file: a disk has nothing beside it.
+/// Whether a path exists and is not a regular file: a disk has no directory for a state file.
 fn is_not_regular_file(path: &std::path::Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| !found.is_file())
 }
 
-/// What was changed in earlier runs, over what is configured.
+/// Applies the changes of earlier runs to the configuration.
 fn apply_state(
     config: &mut NodeConfig,
     state: &PersistedState,
@@ -107,9 +110,9 @@ fn apply_state(
 ) -> Result<(), CliError> {
     config.namespaces.extend(namespace_configs(state, config.format).map_err(|why| anyhow!("{why}"))?);
     for namespace in &mut config.namespaces {
-        // What was in memory is gone: hosts must not take what is there now for what they knew.
+        // The contents of memory are lost: a new identity tells hosts that this is another namespace.
         if matches!(namespace.device, DeviceConfig::Memory { .. }) {
-            namespace.nguid_suffix = octokv_sys::process::random_u64().context("no random number")?;
+            namespace.nguid_suffix = octokv_sys::process::random_u64().context("random numbers")?;
         }
     }
     config.host_acl = host_acl(state.hosts.as_ref().unwrap_or(&admin_config.hosts));
@@ -137,21 +140,24 @@ fn start_admin_server(
         PathSetting::Auto => default_admin_socket(port),
     };
     let without = || {
-        let begun = AdminServer::start(None, Arc::clone(service));
-        begun.map_err(|error| CliError::Failed(anyhow!("{error}")))
+        let server = AdminServer::start(None, Arc::clone(service));
+        server.map_err(|error| CliError::Failed(anyhow!("{error}")))
     };
     let Some(path) = path else { return without() };
     match AdminServer::start(Some(&path), Arc::clone(service)) {
         Ok(server) => Ok(server),
         Err(error) if *location == PathSetting::Auto => {
-            tracing::warn!(socket = %path.display(), %error, "there is no administration socket");
+            tracing::warn!(socket = %path.display(), %error, "no admin socket");
             without()
         }
-        Err(error) => Err(CliError::Failed(anyhow!("administration socket {}: {error}", path.display()))),
+        Err(error) => Err(CliError::Failed(anyhow!("admin socket {}: {error}", path.display()))),
     }
 }
 
-/// A node on these settings. A file that is made for it and turns out to be of no use does not stay.
+/// Starts a node. Removes the device file that it created if the start fails.
+///
+/// # Errors
+/// See [`StartError`].
 pub fn start_node(config: NodeConfig) -> Result<RunningNode, CliError> {
     let missing = match &config.device {
         DeviceConfig::File { path, .. } if !path.exists() => Some(path.clone()),
@@ -160,16 +166,19 @@ pub fn start_node(config: NodeConfig) -> Result<RunningNode, CliError> {
     octokv_node::start(config).map_err(|error| {
         if let (StartError::Volume { .. } | StartError::InvalidSetting { .. }, Some(path)) = (&error, missing)
         {
-            // Where it cannot be removed, the error that follows names it all the same.
+            // If the removal fails, the following error names the file anyway.
             let _ = std::fs::remove_file(path);
         }
         to_cli_error(error)
     })
 }
 
-/// Where a running node is found: its first address.
+/// The URL of a running node: its first address.
+///
+/// # Errors
+/// If the node listens on no address.
 pub fn node_url(node: &RunningNode) -> Result<Url, CliError> {
-    let address = node.addresses().first().ok_or_else(|| anyhow!("the node listens nowhere"))?;
+    let address = node.addresses().first().ok_or_else(|| anyhow!("the node listens on no address"))?;
     Ok(Url {
         host: address.ip().to_string(),
         port: address.port(),
@@ -178,12 +187,12 @@ pub fn node_url(node: &RunningNode) -> Result<Url, CliError> {
     })
 }
 
-/// A setting that the node refuses is a usage error like any other.
+/// Maps an invalid setting to a usage error.
 fn to_cli_error(error: StartError) -> CliError {
     match error {
         StartError::InvalidSetting { .. } => CliError::Usage(error.to_string()),
         StartError::Device { error: DeviceOpenError::NotFound, .. } => {
-            CliError::Failed(anyhow!("{error}, nor does the directory it should be made in"))
+            CliError::Failed(anyhow!("{error}, nor does its directory"))
         }
         StartError::Device { .. }
         | StartError::Volume { .. }

@@ -1,6 +1,6 @@
-//! Deterministic simulation: seeds played one after another until one fails, all are done, or time is up.
+//! `octokv sim`: runs simulations seed by seed until one fails, all are done, or the time is up.
 //!
-//! A failure prints the command that plays it again.
+//! A failure prints the command that replays it.
 
 use crate::cli::{SeedRange, SimArgs};
 use crate::exit_status::{CliError, CliResult};
@@ -10,10 +10,13 @@ use octokv_base::Nanos;
 use octokv_sim::SweepConfig;
 use octokv_sys::clock;
 
-/// Seeds of a run for which neither seeds nor minutes are given.
+/// Number of seeds without `--seeds` and `--minutes`.
 const DEFAULT_SEEDS: u64 = 100;
 
 /// Runs `octokv sim`.
+///
+/// # Errors
+/// Invalid flags, or the first seed that failed.
 pub fn run(sim: &SimArgs) -> CliResult {
     let limit = match sim.minutes {
         None => Nanos::NEVER,
@@ -28,15 +31,15 @@ pub fn run(sim: &SimArgs) -> CliResult {
     }));
     let config = SweepConfig { scenario: sim.scenario, ..SweepConfig::new(seeds.clone()) };
     let (begin, mut runs, mut crashes) = (clock::now(), 0u64, 0);
-    let (mut moved, mut held) = (0, 0);
+    let (mut offloaded, mut queued) = (0, 0);
     let mut reporter = ProgressReporter::new("sim");
-    // The panic of a world under test is a finding, and the outcome tells of it.
+    // A panic of a simulated node is a finding, reported in the outcome.
     std::panic::set_hook(Box::new(|_| {}));
     let outcome = octokv_sim::run_sweep(&config, |report| {
         runs += 1;
         crashes += report.stats.crashes;
-        moved += report.stats.offloaded;
-        held += report.stats.queued;
+        offloaded += report.stats.offloaded;
+        queued += report.stats.queued;
         let elapsed = clock::now().since(begin);
         let by_seeds = runs as f64 / (seeds.end - seeds.start) as f64;
         let by_time = elapsed.as_secs_f64() / limit.as_secs_f64();
@@ -50,7 +53,7 @@ pub fn run(sim: &SimArgs) -> CliResult {
     }
     let seconds = clock::now().since(begin).as_secs_f64();
     println!(
-        "{} {} held every promise: {} operations ({moved} on another core, {held} in turn), {crashes} crashes, {seconds:.1} s",
+        "{} {} passed: {} operations ({offloaded} offloaded, {queued} queued), {crashes} crashes, {seconds:.1} s",
         outcome.seeds,
         if outcome.seeds == 1 { "seed" } else { "seeds" },
         outcome.operations

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `4096`, `"512MiB"`, `"1GiB"`, `"4KB"`; and several: `100..2000`, `4KiB:9,64KiB:1`.
+//! Sizes with units: `4096`, `"512MiB"`, `"1GiB"`, `"4KB"`; and size distributions: `100..2000`, `4KiB:9,64KiB:1`.
 
 use bytesize::ByteSize;
 use octokv_bench::SizeDistribution;
@@ -50,7 +50,7 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// Lengths of keys or values.
+/// Size distribution of keys or values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeDistributionArg(pub SizeDistribution);
 
@@ -59,12 +59,12 @@ impl FromStr for SizeDistributionArg {
     fn from_str(text: &str) -> Result<SizeDistributionArg, String> {
         let one = |text: &str| -> Result<usize, String> {
             let Size(bytes) = text.parse()?;
-            usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are too many"))
+            usize::try_from(bytes).map_err(|_| format!("{bytes} bytes exceed the address space"))
         };
         let weighted = |part: &str| {
-            let (bytes, share) = part.split_once(':').ok_or("every length needs a weight: BYTES:WEIGHT")?;
+            let (bytes, share) = part.split_once(':').ok_or("every size needs a weight: BYTES:WEIGHT")?;
             let share =
-                share.trim().parse().map_err(|_| format!("\"{share}\" is no weight: a whole number"))?;
+                share.trim().parse().map_err(|_| format!("\"{share}\" is not a weight (an integer)"))?;
             Ok::<_, String>((one(bytes)?, share))
         };
         let sizes = if let Some((least, most)) = text.split_once("..") {
@@ -76,9 +76,8 @@ impl FromStr for SizeDistributionArg {
         };
         match sizes.is_valid() {
             true => Ok(SizeDistributionArg(sizes)),
-            false => {
-                Err("a range ends no lower than it begins; of 1 to 64 weights one is not zero".to_owned())
-            }
+            false => Err("a range must not be empty, and of 1 to 64 weights at least one must be above zero"
+                .to_owned()),
         }
     }
 }
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn sizes_are_parsed_with_their_units() {
         let table = [
             ("4096", Some(4096)),
             ("1GiB", Some(1 << 30)),

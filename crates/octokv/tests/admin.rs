@@ -1,4 +1,4 @@
-//! Changing a node that runs, through the binary: namespaces, hosts, access states, and what survives.
+//! Run-time changes of a node through the binary: namespaces, hosts, access states, persistence.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{Said, Server, directory, octokv};
+use common::{CommandOutput, Server, octokv, temp_directory};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:1b4e28ba-2fa1-11d2-883f-0016d3cca427";
 
-/// A node on a file of a directory, with its administration socket there.
+/// A node on a file in a directory, with its admin socket there.
 struct Node {
     server: Server,
     socket: PathBuf,
@@ -36,13 +36,13 @@ impl Node {
         Node { server: Server::start_with(directory, &arguments), socket }
     }
 
-    fn run(&self, arguments: &[&str]) -> Said {
+    fn run(&self, arguments: &[&str]) -> CommandOutput {
         octokv(arguments.iter().copied().chain(["--admin", self.socket.to_str().unwrap()]))
     }
 
     fn list(&self) -> Vec<Value> {
-        let said = self.run(&["ns", "list", "--json"]);
-        serde_json::from_str::<Vec<Value>>(said.fine()).unwrap()
+        let output = self.run(&["ns", "list", "--json"]);
+        serde_json::from_str::<Vec<Value>>(output.stdout_ok()).unwrap()
     }
 
     fn nsids(&self) -> Vec<u64> {
@@ -68,14 +68,15 @@ fn path(directory: &Path, name: &str) -> String {
 
 #[test]
 fn namespaces_are_added_used_and_found_again_after_a_restart_and_after_a_kill() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let node = Node::start(directory);
     let keys = path(directory, "keys");
-    node.run(&["ns", "add", "--kind", "kv", "--device", &keys, "--size", "64MiB"]).fine();
+    node.run(&["ns", "add", "--kind", "kv", "--device", &keys, "--size", "64MiB"]).stdout_ok();
     let blocks = path(directory, "blocks");
-    node.run(&["ns", "add", "--kind", "block", "--device", &blocks, "--size", "16MiB", "--nsid", "7"]).fine();
-    octokv(["put", "key", "second", "--url", &node.url(2)]).fine();
+    node.run(&["ns", "add", "--kind", "block", "--device", &blocks, "--size", "16MiB", "--nsid", "7"])
+        .stdout_ok();
+    octokv(["put", "key", "second", "--url", &node.url(2)]).stdout_ok();
     node.server.put("key", "first");
     assert_eq!(node.nsids(), [1, 2, 7]);
     let before = node.list();
@@ -88,29 +89,29 @@ fn namespaces_are_added_used_and_found_again_after_a_restart_and_after_a_kill() 
                 assert_eq!(one[field], was[field], "{field}");
             }
         }
-        assert_eq!(octokv(["get", "key", "--url", &node.url(2)]).fine(), "second");
-        node.server.has("key", "first");
+        assert_eq!(octokv(["get", "key", "--url", &node.url(2)]).stdout_ok(), "second");
+        node.server.assert_value("key", "first");
         if kill {
             node.server.kill();
         } else {
-            node.run(&["ns", "remove", "2"]).fine();
+            node.run(&["ns", "remove", "2"]).stdout_ok();
             assert_eq!(node.nsids(), [1, 7]);
-            octokv(["get", "key", "--url", &node.url(2)]).refused(1, &["namespace"]);
+            octokv(["get", "key", "--url", &node.url(2)]).assert_failed(1, &["namespace"]);
             node.server.stop();
         }
     }
     let node = Node::start(directory);
-    assert_eq!(node.nsids(), [1, 7], "what was removed stays removed");
-    // Its device kept what it held, and was closed in order.
+    assert_eq!(node.nsids(), [1, 7], "a removed namespace stays removed");
+    // Its device keeps its data and was closed cleanly.
     let checked = octokv(["check", "--device", &keys]);
-    assert!(checked.fine().contains("closed    in order"), "{}", checked.text());
-    node.run(&["ns", "add", "--kind", "kv", "--device", &keys]).fine();
-    assert_eq!(octokv(["get", "key", "--url", &node.url(2)]).fine(), "second");
+    assert!(checked.stdout_ok().contains("shutdown  cleanly"), "{}", checked.text());
+    node.run(&["ns", "add", "--kind", "kv", "--device", &keys]).stdout_ok();
+    assert_eq!(octokv(["get", "key", "--url", &node.url(2)]).stdout_ok(), "second");
 }
 
 #[test]
 fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let node = Node::start(directory);
     let (device, new) = (path(directory, "device"), path(directory, "new"));
@@ -141,49 +142,49 @@ fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
     ];
     for (arguments, code, parts) in table {
         let all: Vec<&str> = ["ns", "add"].iter().chain(*arguments).copied().collect();
-        node.run(&all).refused(*code, parts);
+        node.run(&all).assert_failed(*code, parts);
         assert!(!Path::new(&new).exists(), "{arguments:?} left a file");
         assert_eq!(node.nsids(), [1], "{arguments:?}");
     }
-    node.run(&["ns", "remove", "1"]).refused(2, &["configuration"]);
-    node.run(&["ns", "remove", "3"]).refused(1, &["namespace 3 does not exist"]);
+    node.run(&["ns", "remove", "1"]).assert_failed(2, &["configuration"]);
+    node.run(&["ns", "remove", "3"]).assert_failed(1, &["namespace 3 does not exist"]);
     assert!(!std::fs::read_to_string(directory.join("device.state")).unwrap().contains("[[namespace]]"));
 }
 
 #[test]
 fn a_namespace_from_startup_releases_its_device_when_removed() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let device = |kind| path(directory, kind);
     let node = Node::start(directory);
     for kind in ["kv", "block"] {
-        node.run(&["ns", "add", "--kind", kind, "--device", &device(kind), "--size", "16MiB"]).fine();
+        node.run(&["ns", "add", "--kind", kind, "--device", &device(kind), "--size", "16MiB"]).stdout_ok();
     }
     node.server.stop();
     let node = Node::start(directory);
     for (nsid, kind) in [("2", "kv"), ("3", "block")] {
-        node.run(&["ns", "remove", nsid]).fine();
-        node.run(&["ns", "add", "--kind", kind, "--device", &device(kind), "--nsid", nsid]).fine();
+        node.run(&["ns", "remove", nsid]).stdout_ok();
+        node.run(&["ns", "add", "--kind", kind, "--device", &device(kind), "--nsid", nsid]).stdout_ok();
     }
     assert_eq!(node.nsids(), [1, 2, 3]);
 }
 
 #[test]
 fn a_link_to_nothing_is_refused_and_stays() {
-    let directory = directory();
+    let directory = temp_directory();
     let node = Node::start(directory.path());
     let link = path(directory.path(), "link");
     std::os::unix::fs::symlink(directory.path().join("nowhere"), &link).unwrap();
     for size in [&["--size", "1MiB"][..], &[]] {
         let add = ["ns", "add", "--kind", "block", "--device", &link];
-        node.run(&[&add, size].concat()).refused(2, &["link"]);
+        node.run(&[&add, size].concat()).assert_failed(2, &["link"]);
         assert!(std::fs::symlink_metadata(&link).is_ok(), "it was not made by the node");
     }
 }
 
 #[test]
 fn a_copy_of_a_volume_is_not_served_beside_it() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let node = Node::start(directory);
     node.server.put("key", "value");
@@ -192,109 +193,109 @@ fn a_copy_of_a_volume_is_not_served_beside_it() {
     std::fs::copy(directory.join("device"), &copy).unwrap();
     let node = Node::start(directory);
     node.run(&["ns", "add", "--kind", "kv", "--device", &copy])
-        .refused(2, &["copy of the volume of namespace 1"]);
-    node.server.has("key", "value");
+        .assert_failed(2, &["copy of the volume of namespace 1"]);
+    node.server.assert_value("key", "value");
     assert_eq!(node.nsids(), [1]);
-    node.run(&["ns", "add", "--kind", "kv", "--device", &copy, "--format"]).fine();
+    node.run(&["ns", "add", "--kind", "kv", "--device", &copy, "--format"]).stdout_ok();
     node.server.stop();
     std::fs::copy(directory.join("device"), &copy).unwrap();
     let node = Node::start(directory);
-    node.server.has("key", "value");
-    assert_eq!(node.run(&["ns", "list"]).fine().matches("NOT SERVED").count(), 1);
+    node.server.assert_value("key", "value");
+    assert_eq!(node.run(&["ns", "list"]).stdout_ok().matches("NOT SERVED").count(), 1);
 }
 
 #[test]
 fn a_kv_volume_is_served_as_blocks_only_on_request() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let node = Node::start(directory);
     let keys = path(directory, "keys");
-    node.run(&["ns", "add", "--kind", "kv", "--device", &keys, "--size", "64MiB"]).fine();
-    node.run(&["ns", "remove", "2"]).fine();
+    node.run(&["ns", "add", "--kind", "kv", "--device", &keys, "--size", "64MiB"]).stdout_ok();
+    node.run(&["ns", "remove", "2"]).stdout_ok();
     let add = ["ns", "add", "--kind", "block", "--device", &keys];
-    node.run(&add).refused(2, &["holds an octokv volume", "--format", "--keep"]);
-    node.run(&[&add[..], &["--keep"]].concat()).fine();
-    node.run(&["ns", "remove", "2"]).fine();
-    octokv(["check", "--device", &keys]).fine();
-    node.run(&[&add[..], &["--format"]].concat()).fine();
-    node.run(&["ns", "remove", "2"]).fine();
-    octokv(["check", "--device", &keys]).refused(1, &["keys"]);
-    node.run(&add).fine();
+    node.run(&add).assert_failed(2, &["holds an octokv volume", "--format", "--keep"]);
+    node.run(&[&add[..], &["--keep"]].concat()).stdout_ok();
+    node.run(&["ns", "remove", "2"]).stdout_ok();
+    octokv(["check", "--device", &keys]).stdout_ok();
+    node.run(&[&add[..], &["--format"]].concat()).stdout_ok();
+    node.run(&["ns", "remove", "2"]).stdout_ok();
+    octokv(["check", "--device", &keys]).assert_failed(1, &["keys"]);
+    node.run(&add).stdout_ok();
 }
 
 #[test]
 fn a_namespace_without_its_device_is_reported_and_the_others_are_served() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let node = Node::start(directory);
     let blocks = path(directory, "blocks");
-    node.run(&["ns", "add", "--kind", "block", "--device", &blocks, "--size", "1MiB"]).fine();
+    node.run(&["ns", "add", "--kind", "block", "--device", &blocks, "--size", "1MiB"]).stdout_ok();
     node.server.put("key", "value");
     node.server.stop();
     std::fs::remove_file(&blocks).unwrap();
     let node = Node::start(directory);
-    node.server.has("key", "value");
+    node.server.assert_value("key", "value");
     assert!(!Path::new(&blocks).exists(), "an empty one is not made in its place");
     let offline = &node.list()[1];
     assert!(offline["offline"].as_str().unwrap().contains("does not exist"), "{offline}");
-    assert!(node.run(&["ns", "list"]).fine().contains("NOT SERVED"));
-    node.run(&["ns", "remove", "2"]).fine();
+    assert!(node.run(&["ns", "list"]).stdout_ok().contains("NOT SERVED"));
+    node.run(&["ns", "remove", "2"]).stdout_ok();
     assert_eq!(node.nsids(), [1]);
 }
 
 #[test]
 fn hosts_are_allowed_and_denied_while_the_node_runs_and_after_a_restart() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let mut node = Node::start(directory);
-    assert_eq!(node.run(&["host", "list"]).fine(), "any\n");
-    node.run(&["host", "deny", HOST]).refused(1, &["allows every host"]);
-    node.run(&["host", "allow", "me"]).refused(2, &["me", "nqn."]);
-    node.run(&["host", "allow", HOST]).fine();
+    assert_eq!(node.run(&["host", "list"]).stdout_ok(), "any\n");
+    node.run(&["host", "deny", HOST]).assert_failed(1, &["allows every host"]);
+    node.run(&["host", "allow", "me"]).assert_failed(2, &["me", "nqn."]);
+    node.run(&["host", "allow", HOST]).stdout_ok();
     node.server.put("key", "value");
-    node.run(&["host", "deny", "any"]).fine();
+    node.run(&["host", "deny", "any"]).stdout_ok();
     let refused = || octokv(["get", "key", "--url", &node.server.url]);
-    refused().refused(1, &["invalid host"]);
-    assert_eq!(node.run(&["host", "list"]).fine(), format!("{HOST}\n"));
+    refused().assert_failed(1, &["invalid host"]);
+    assert_eq!(node.run(&["host", "list"]).stdout_ok(), format!("{HOST}\n"));
     node.server.kill();
     let node = Node::start(directory);
-    octokv(["get", "key", "--url", &node.server.url]).refused(1, &["invalid host"]);
-    node.run(&["host", "allow", "any"]).fine();
-    node.server.has("key", "value");
+    octokv(["get", "key", "--url", &node.server.url]).assert_failed(1, &["invalid host"]);
+    node.run(&["host", "allow", "any"]).stdout_ok();
+    node.server.assert_value("key", "value");
 }
 
 #[test]
 fn a_host_that_is_denied_is_disconnected() {
-    let directory = directory();
+    let directory = temp_directory();
     let node = Node::start(directory.path());
     let client = octokv_client::blocking::BlockingClient::connect(&node.server.url).unwrap();
     client.put(b"key", b"value").unwrap();
-    node.run(&["host", "deny", "any"]).fine();
+    node.run(&["host", "deny", "any"]).stdout_ok();
     assert!(client.put(b"key", b"other").is_err());
-    node.run(&["host", "allow", "any"]).fine();
-    node.server.has("key", "value");
+    node.run(&["host", "allow", "any"]).stdout_ok();
+    node.server.assert_value("key", "value");
 }
 
 #[test]
 fn ana_states_are_reported_to_hosts_and_persisted() {
-    let directory = directory();
+    let directory = temp_directory();
     let node = Node::start(directory.path());
     node.server.put("key", "value");
-    node.run(&["ana", "set", "1", "nowhere"]).refused(2, &["optimized", "inaccessible"]);
-    node.run(&["ana", "set", "0", "optimized"]).refused(2, &["1 to 32"]);
-    node.run(&["ana", "set", "1", "inaccessible"]).fine();
-    octokv(["get", "key", "--url", &node.server.url]).refused(1, &["inaccessible"]);
+    node.run(&["ana", "set", "1", "nowhere"]).assert_failed(2, &["optimized", "inaccessible"]);
+    node.run(&["ana", "set", "0", "optimized"]).assert_failed(2, &["1 to 32"]);
+    node.run(&["ana", "set", "1", "inaccessible"]).stdout_ok();
+    octokv(["get", "key", "--url", &node.server.url]).assert_failed(1, &["inaccessible"]);
     node.server.stop();
     let node = Node::start(directory.path());
-    assert!(node.run(&["ana", "list"]).fine().starts_with("1   inaccessible"));
-    octokv(["get", "key", "--url", &node.server.url]).refused(1, &["inaccessible"]);
-    node.run(&["ana", "set", "1", "non-optimized"]).fine();
-    node.server.has("key", "value");
+    assert!(node.run(&["ana", "list"]).stdout_ok().starts_with("1   inaccessible"));
+    octokv(["get", "key", "--url", &node.server.url]).assert_failed(1, &["inaccessible"]);
+    node.run(&["ana", "set", "1", "non-optimized"]).stdout_ok();
+    node.server.assert_value("key", "value");
 }
 
 #[test]
 fn namespaces_of_the_configuration_file_are_served_and_checked() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let config = path(directory, "octokv.toml");
     let write = |text: &str| std::fs::write(&config, text).unwrap();
@@ -306,7 +307,7 @@ fn namespaces_of_the_configuration_file_are_served_and_checked() {
     let list = node.list();
     assert_eq!((&list[1]["nsid"], &list[1]["block_bytes"]), (&3.into(), &512.into()));
     assert_eq!(list[1]["added"], false);
-    node.run(&["ns", "remove", "3"]).refused(2, &["configuration"]);
+    node.run(&["ns", "remove", "3"]).assert_failed(2, &["configuration"]);
     node.server.stop();
     for (text, part) in [
         ("[[namespace]]\nnsid = 1\nkind = \"kv\"\ndevice = \"x\"\n", "nsid"),
@@ -322,21 +323,21 @@ fn namespaces_of_the_configuration_file_are_served_and_checked() {
     ] {
         write(text);
         let device = path(directory, "device");
-        let said = octokv(["serve", "--config", &config, "--device", &device, "--listen", "127.0.0.1:0"]);
-        assert_ne!(said.code, 0, "{text}");
-        assert!(said.stderr.contains(part), "{text}: {}", said.stderr);
+        let output = octokv(["serve", "--config", &config, "--device", &device, "--listen", "127.0.0.1:0"]);
+        assert_ne!(output.code, 0, "{text}");
+        assert!(output.stderr.contains(part), "{text}: {}", output.stderr);
     }
 }
 
 #[test]
 fn a_node_without_a_state_file_rejects_changes_and_names_the_flag() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let node = Node::start_with(directory, &["--state", "none"]);
     let new = path(directory, "new");
     let add = ["ns", "add", "--kind", "block", "--device", &new, "--size", "1MiB"];
-    node.run(&add).refused(1, &["--state FILE"]);
-    node.run(&["host", "deny", "any"]).refused(1, &["--state FILE"]);
+    node.run(&add).assert_failed(1, &["--state FILE"]);
+    node.run(&["host", "deny", "any"]).assert_failed(1, &["--state FILE"]);
     assert!(!Path::new(&new).exists());
     assert!(!directory.join("device.state").exists());
     node.server.put("key", "value");
@@ -344,35 +345,35 @@ fn a_node_without_a_state_file_rejects_changes_and_names_the_flag() {
 
 #[test]
 fn two_nodes_do_not_share_a_state_file() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let state = path(directory, "state");
     let node = Node::start_with(directory, &["--state", &state]);
     let other = path(directory, "other");
     let serve =
         ["serve", "--device", &other, "--size", "64MiB", "--listen", "127.0.0.1:0", "--state", &state];
-    octokv(serve).refused(1, &["state", "another node"]);
+    octokv(serve).assert_failed(1, &["state", "another node"]);
     assert!(!Path::new(&other).exists(), "it made nothing");
-    node.run(&["host", "deny", "any"]).fine();
+    node.run(&["host", "deny", "any"]).stdout_ok();
     node.server.stop();
     assert!(std::fs::read_to_string(&state).unwrap().contains("hosts = []"));
 }
 
 #[test]
 fn a_damaged_state_file_refuses_the_start_and_is_left_as_it_is() {
-    let directory = directory();
+    let directory = temp_directory();
     let state = directory.path().join("device.state");
     Node::start(directory.path()).server.stop();
     std::fs::write(&state, "version = 1\nnamespaces = 7\n").unwrap();
     let device = path(directory.path(), "device");
-    let said = octokv(["serve", "--device", &device, "--listen", "127.0.0.1:0"]);
-    said.refused(1, &["device.state", "namespaces"]);
+    let output = octokv(["serve", "--device", &device, "--listen", "127.0.0.1:0"]);
+    output.assert_failed(1, &["device.state", "namespaces"]);
     assert_eq!(std::fs::read_to_string(&state).unwrap(), "version = 1\nnamespaces = 7\n");
 }
 
 #[test]
 fn the_socket_is_private_to_its_owner_and_replaced_only_after_a_dead_node() {
-    let directory = directory();
+    let directory = temp_directory();
     let directory = directory.path();
     let mut node = Node::start(directory);
     let mode = std::fs::metadata(&node.socket).unwrap().permissions().mode();
@@ -380,21 +381,21 @@ fn the_socket_is_private_to_its_owner_and_replaced_only_after_a_dead_node() {
     let (other, socket) = (path(directory, "other"), node.socket.to_str().unwrap().to_owned());
     let serve =
         ["serve", "--device", &other, "--size", "64MiB", "--listen", "127.0.0.1:0", "--admin", &socket];
-    octokv(serve).refused(1, &["admin.sock", "another node"]);
+    octokv(serve).assert_failed(1, &["admin.sock", "another node"]);
     node.server.kill();
     assert!(Path::new(&socket).exists(), "a killed node leaves its socket");
     let node = Node::start(directory);
     assert_eq!(node.nsids(), [1]);
     node.server.stop();
-    assert!(!Path::new(&socket).exists(), "one that ends in order does not");
+    assert!(!Path::new(&socket).exists(), "a node that stops cleanly removes it");
     std::fs::write(&socket, "precious").unwrap();
-    octokv(serve).refused(1, &["admin.sock", "not a socket"]);
+    octokv(serve).assert_failed(1, &["admin.sock", "not a socket"]);
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "precious");
 }
 
 #[test]
 fn malformed_admin_requests_get_an_error_and_disturb_no_other_client() {
-    let directory = directory();
+    let directory = temp_directory();
     let node = Node::start(directory.path());
     let table = [
         ("GET /v1/nothing HTTP/1.0\r\n\r\n", "404"),
@@ -422,7 +423,7 @@ fn malformed_admin_requests_get_an_error_and_disturb_no_other_client() {
         response.contains("400") && response.contains(r#"\"window_ms\" is now \"interval_ms\""#),
         "{response}"
     );
-    // One who says nothing more does not hold the node's end.
+    // An idle connection does not delay the node's shutdown.
     let mut silent = UnixStream::connect(&node.socket).unwrap();
     silent.write_all(b"POST /v1/namespaces HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n").unwrap();
     node.server.stop();
@@ -430,16 +431,16 @@ fn malformed_admin_requests_get_an_error_and_disturb_no_other_client() {
 
 #[test]
 fn without_a_node_the_commands_name_the_socket() {
-    let directory = directory();
+    let directory = temp_directory();
     let socket = path(directory.path(), "none.sock");
-    octokv(["ns", "list", "--admin", &socket]).refused(1, &["no node responds", "none.sock"]);
-    // Somebody who is no node.
+    octokv(["ns", "list", "--admin", &socket]).assert_failed(1, &["no node responds", "none.sock"]);
+    // A server that is not a node.
     let listener = UnixListener::bind(&socket).unwrap();
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let _ = stream.read(&mut [0; 1000]);
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes");
     });
-    octokv(["ns", "list", "--admin", &socket]).refused(1, &["no"]);
+    octokv(["ns", "list", "--admin", &socket]).assert_failed(1, &["no"]);
     thread.join().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Hosts whose commands are wrong, too many, too large, or never read: each command gets the specification's status,
+//! Hosts whose commands are invalid, too many, too large, or never read: each command gets the specification's status,
 //! and memory stays within its bound.
 
 #![allow(clippy::disallowed_methods, reason = "the attack has a pace")]
@@ -39,7 +39,7 @@ fn keys_and_values_are_accepted_up_to_every_limit_and_rejected_beyond() {
     let (admin, mut io) = RawConnection::connect_pair(harness.target_addr(), 16).unwrap();
     let (small, most) = (random_value(1, 100), harness.limits.value_bytes_max);
     use Status as S;
-    // Standard keys: 1 to 16 bytes, for every command; List may begin anywhere.
+    // Standard keys: 1 to 16 bytes, for every command; List may start anywhere.
     for (bytes, status) in [
         (1, S::SUCCESS),
         (16, S::SUCCESS),
@@ -85,7 +85,7 @@ fn keys_and_values_are_accepted_up_to_every_limit_and_rejected_beyond() {
             status,
         );
     }
-    // Values: none, the longest, one more.
+    // Values: empty, the longest, one byte more.
     assert_status(&mut io, &store_in_capsule(1, b"none", &[]), &[], S::SUCCESS);
     assert_eq!(assert_status(&mut io, &retrieve(1, b"none", 4096), &[], S::SUCCESS), 0);
     let longest = random_value(2, most as usize);
@@ -109,7 +109,7 @@ fn keys_and_values_are_accepted_up_to_every_limit_and_rejected_beyond() {
         most,
         "the value of before"
     );
-    // The entry and its data do not agree.
+    // The entry and its data disagree.
     assert_status(&mut io, &store(1, b"k", 101, Sgl::in_capsule(100)), &small, S::INVALID_SGL_LENGTH);
     assert_status(&mut io, &store(1, b"k", 100, Sgl::in_capsule(101)), &small, S::INVALID_SGL_LENGTH);
     assert_status(&mut io, &store(1, b"k", 100, Sgl::in_capsule(u32::MAX)), &small, S::INVALID_SGL_LENGTH);
@@ -119,7 +119,7 @@ fn keys_and_values_are_accepted_up_to_every_limit_and_rejected_beyond() {
     elsewhere.sgl = octokv_wire::Sqe::from_bytes(&[0xff; 64]).sgl;
     assert_status(&mut io, &elsewhere, &small, S::INVALID_SGL_TYPE);
     assert_status(&mut io, &exist(1, b"k"), &[], S::KV_KEY_DOES_NOT_EXIST);
-    // Both conditions at once; namespaces that are not.
+    // Both conditions at once; namespaces that do not exist.
     let mut both = store_in_capsule(1, b"k", &small);
     both.cdw11 = (both.cdw11.get() | 0x300).into();
     assert_status(&mut io, &both, &small, S::INVALID_FIELD);
@@ -140,7 +140,7 @@ fn commands_on_the_wrong_queue_are_rejected_and_the_queue_stays_usable() {
         [opcode::FLUSH, opcode::STORE, opcode::RETRIEVE, opcode::LIST, opcode::DELETE, opcode::EXIST];
     for wrong in 0..=u8::MAX {
         let here = Sqe { nsid: 1.into(), ..Sqe::new(wrong, 7) };
-        // Fabrics commands and the queue's own are tested elsewhere; what is in neither set must be refused.
+        // Fabrics commands and the queue's own are tested elsewhere; an opcode in neither set must be rejected.
         let of_extension = matches!(wrong, 0x81 | 0x83 | 0x87 | 0x91 | 0x95);
         if wrong != queue_entry::FABRICS_OPCODE && !KEY_VALUE.contains(&wrong) && !of_extension {
             assert_status(&mut io, &here, &[], Status::INVALID_OPCODE);
@@ -172,16 +172,16 @@ fn event_requests_and_aborts_beyond_their_limits_are_refused_and_none_is_lost() 
     let (mut admin, io) = RawConnection::connect_pair(harness.target_addr(), 16).unwrap();
     let flood: Vec<u8> = (0..500).flat_map(|id| admin.capsule(&async_event_request(id), &[])).collect();
     admin.send(&flood).unwrap();
-    // The first so many stay; every other is refused, in order.
+    // The first ones stay pending; every other is rejected, in order.
     for id in most..500 {
         let cqe = admin.receive_completion().unwrap();
         assert_eq!(cqe.command_id.get(), id);
         assert!(cqe.status().is(Status::EVENT_LIMIT_EXCEEDED), "{cqe:?}");
     }
-    // A command identifier that an event request has is taken.
+    // The command identifier of a pending event request is in use.
     let cqe = admin.execute(&keep_alive(0), &[]).unwrap();
     assert!(cqe.status().is(Status::COMMAND_ID_CONFLICT), "{cqe:?}");
-    // Aborts of everything: those four are aborted, of all others "not aborted" is said.
+    // Aborts of every identifier: those four are aborted, all others complete with "not aborted".
     let (mut aborted, mut not) = (0, 0);
     for queue in [0, 1, 2, u16::MAX] {
         for command in 0..200 {
@@ -209,7 +209,7 @@ fn event_requests_and_aborts_beyond_their_limits_are_refused_and_none_is_lost() 
 fn an_identifier_in_use_is_refused_and_more_commands_than_the_queue_holds_end_the_connection() {
     let harness = start_harness(NodeLimits::default());
     let (admin, mut io) = RawConnection::connect_pair(harness.target_addr(), 8).unwrap();
-    // A transfer holds identifier 5 until its data has come.
+    // A transfer holds identifier 5 until its data has arrived.
     let asked = io.submit_and_await_r2t(&store_by_r2t(5, b"twice", 20_000)).unwrap();
     for sqe in [store_by_r2t(5, b"twice", 20_000), exist(5, b"twice"), flush(5)] {
         assert_status(&mut io, &sqe, &[], Status::COMMAND_ID_CONFLICT);
@@ -224,7 +224,7 @@ fn an_identifier_in_use_is_refused_and_more_commands_than_the_queue_holds_end_th
     loop {
         match io.receive_pdu().unwrap() {
             ReceivedPdu::R2t(_) => asks += 1,
-            // FES 1, FEI 10: the command identifier of the one too many.
+            // FES 1, FEI 10: the command identifier of the first excess command.
             ReceivedPdu::TermReq { fatal_error_status: 1, fatal_error_information: 10 } => break,
             other => panic!("{other:?}"),
         }
@@ -234,7 +234,7 @@ fn an_identifier_in_use_is_refused_and_more_commands_than_the_queue_holds_end_th
     harness.finish().unwrap();
 }
 
-/// Connections of one controller, all I/O queues.
+/// Connections of this many controllers, with all I/O queues.
 fn connect_queues(harness: &AttackHarness, controllers: usize) -> (Vec<RawConnection>, Vec<RawConnection>) {
     let (mut admins, mut queues) = (Vec::new(), Vec::new());
     for _ in 0..controllers {
@@ -253,14 +253,14 @@ fn sixty_four_thousand_commands_at_once_of_hosts_that_never_read_stay_within_the
     let (admins, mut io) = connect_queues(&harness, 4);
     let large = random_value(9, 12_000);
     assert!(io[0].execute(&store_in_capsule(1, b"large", &large), &large).unwrap().status().is_success());
-    // 16 connections with 4096 commands each: Retrieves that bring 12 KB, more than 700 MB in all.
+    // 16 connections with 4096 commands each: Retrieves of 12 KB, more than 700 MB in all.
     let mut unsent: Vec<Vec<u8>> = Vec::new();
     for peer in &io {
         let commands = (0..4096).flat_map(|id| peer.capsule(&retrieve(id, b"large", 16 << 10), &[]));
         unsent.push(commands.collect());
     }
     let before = unsent.iter().map(Vec::len).sum::<usize>();
-    // They push as long as the node takes anything; when it has taken nothing for a while, its bounds hold.
+    // They send as long as the node reads; once it has read nothing for a while, its bounds hold.
     let mut quiet = 0;
     while quiet < 20 {
         let mut taken = 0;
@@ -276,7 +276,7 @@ fn sixty_four_thousand_commands_at_once_of_hosts_that_never_read_stay_within_the
     }
     let left = unsent.iter().map(Vec::len).sum::<usize>();
     assert!(left < before, "nothing was sent");
-    // One of them reads after all, and has every answer.
+    // One of them reads after all, and receives every response.
     let mut answers = 0;
     let mut last = io.pop().unwrap();
     let mut rest = unsent.pop().unwrap();
@@ -302,7 +302,7 @@ fn hosts_that_disconnect_mid_command_leak_nothing() {
     let large = random_value(9, 12_000);
     for round in 0..30_u32 {
         let Ok((_admin, mut io)) = RawConnection::connect_pair(harness.target_addr(), 64) else {
-            // The node still counts those that left a moment ago.
+            // The node still counts connections closed a moment ago.
             harness.wait_idle().unwrap();
             continue;
         };
@@ -316,7 +316,7 @@ fn hosts_that_disconnect_mid_command_leak_nothing() {
                 _ => io.capsule(&list(id, b"", 100_000), &[]),
             });
         }
-        // Cut somewhere; with unread answers the kernel makes a reset of the close.
+        // Truncated; with unread responses the kernel turns the close into a reset.
         io.send(&bytes[..bytes.len() - (round as usize * 37) % 3000]).unwrap();
         if round % 2 == 0 {
             io.receive_pdu().unwrap();
@@ -338,18 +338,18 @@ fn a_huge_list_and_floods_of_pages_are_answered_within_their_bounds() {
                 .is_success()
         );
     }
-    // Far more than any transfer may bring: what the host asks for is cut, and whole keys come.
+    // Far more than any transfer: the request is truncated, and whole keys are returned.
     io.send(&io.capsule(&list(1, b"", u32::MAX), &[])).unwrap();
     let ReceivedPdu::C2hData(_, data) = io.receive_pdu().unwrap() else { panic!("no list") };
     let keys = UncheckedKeyList(&data).check().unwrap().keys().filter(|key| key.starts_with(b"list")).count();
     assert_eq!(keys, 3000);
     assert!(data.len() <= harness.limits.value_bytes_max as usize);
     assert!(io.receive_completion().unwrap().status().is_success());
-    // No room for even the count; room for the count alone.
+    // No space for the count; space for the count alone.
     assert_status(&mut io, &list(1, b"", 0), &[], Status::INVALID_FIELD);
     assert_status(&mut io, &list(1, b"", 3), &[], Status::INVALID_FIELD);
     assert_status(&mut io, &list(1, b"", 4), &[], Status::SUCCESS);
-    // As many as the queue takes, all at once.
+    // As many as the queue accepts, all at once.
     for round in 0..4 {
         let flood: Vec<u8> = (0..60).flat_map(|id| io.capsule(&list(id, b"", u32::MAX), &[])).collect();
         io.send(&flood).unwrap();
@@ -361,7 +361,7 @@ fn a_huge_list_and_floods_of_pages_are_answered_within_their_bounds() {
             );
         }
     }
-    // Pages: every Identify there is or is not, every log page, as long as can be asked for.
+    // Pages: every existing and missing Identify, every log page, at the maximum length.
     for cns in 0..=0x20 {
         admin.execute(&identify(2, cns), &[]).unwrap();
     }
@@ -382,7 +382,7 @@ fn a_huge_list_and_floods_of_pages_are_answered_within_their_bounds() {
 
 #[test]
 fn many_long_lists_at_once_do_not_starve_other_hosts() {
-    // Records of 4 KiB: a listing reads the whole block of each. Buffers for all of the listings at once.
+    // Records of 4 KiB: a listing reads the whole block of each. Buffers for all listings at once.
     let harness = start_harness(NodeLimits {
         device_bytes: 128 << 20,
         unit_bytes: 4096,
@@ -414,7 +414,7 @@ fn many_long_lists_at_once_do_not_starve_other_hosts() {
     let took = began.elapsed();
     drop((io, admin));
     let outcome = harness.finish().unwrap();
-    // A listing that gave nobody a turn would make it wait for most of that; what is usual `scripts/hostile` measures.
+    // A listing that never yielded would delay it for most of that; `scripts/hostile` measures the usual delay.
     let worst = Duration::from_nanos(outcome.reference_client.max_latency_ns);
     assert!(worst < took / 3, "an honest host waited {worst:?} of {took:?}");
 }

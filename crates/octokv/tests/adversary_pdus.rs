@@ -1,9 +1,9 @@
-//! Hosts that send wrong PDUs to a real node over TCP: each is answered as the specification says, and an honest
-//! host beside them notices nothing.
+//! Hosts that send invalid PDUs to a real node over TCP: each gets the specified response, and a well-behaved host is
+//! not affected.
 //!
 //! FES of a termination request: 1 invalid header field, 2 sequence error, 3 header digest error, 4 data out of
-//! range, 5 limit exceeded, 6 unsupported parameter (NVMe TCP Transport 1.1, 3.6.2.3). FEI is the offset of the bad
-//! field, or the digest that came.
+//! range, 5 limit exceeded, 6 unsupported parameter (NVMe TCP Transport 1.1, 3.6.2.3). FEI is the offset of the
+//! invalid field, or the received digest.
 
 use octokv_adversary::attack_harness::{AttackHarness, NodeLimits};
 use octokv_adversary::command_builder::{exist, flush, keep_alive, log_page, retrieve};
@@ -17,7 +17,7 @@ fn start_harness() -> AttackHarness {
     AttackHarness::start(Path::new(env!("CARGO_BIN_EXE_octokv")), NodeLimits::default()).unwrap()
 }
 
-/// Where a connection of an attacker stands.
+/// The state of an attacker's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionStage {
     TcpConnected,
@@ -80,7 +80,7 @@ fn attacker(victim: &TargetAddr, stage: ConnectionStage) -> Attacker {
     }
 }
 
-/// A PDU of this type that is right in itself.
+/// A valid PDU of this type.
 fn pdu_of(kind: u8, attacker: &Attacker, stage: ConnectionStage) -> Vec<u8> {
     let mut bytes = Vec::new();
     let link = attacker.peer.params;
@@ -133,7 +133,7 @@ fn pdu_of(kind: u8, attacker: &Attacker, stage: ConnectionStage) -> Vec<u8> {
     bytes
 }
 
-/// What must come of a PDU.
+/// The expected outcome of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PduOutcome {
     Opened,
@@ -154,13 +154,13 @@ fn pdu_outcome(received: &ReceivedPdu) -> PduOutcome {
     }
 }
 
-/// The specification's answer to a PDU of a type at a stage.
+/// The specification's outcome of a PDU type at a stage.
 fn specified_outcome(kind: u8, stage: ConnectionStage) -> PduOutcome {
     let out_of_sequence = PduOutcome::Terminated { fatal: 2, information: 0 };
     match (kind, stage) {
-        // What comes once the node has terminated is of no interest; the connection closes.
+        // Input after the node's termination is ignored; the connection closes.
         (_, ConnectionStage::Terminating) => PduOutcome::Closed,
-        // A host's own termination is not answered.
+        // A host's own termination has no response.
         (2, _) => PduOutcome::Closed,
         (0, ConnectionStage::TcpConnected) => PduOutcome::Opened,
         (4, ConnectionStage::Opened) => PduOutcome::Answered(Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
@@ -171,7 +171,7 @@ fn specified_outcome(kind: u8, stage: ConnectionStage) -> PduOutcome {
             | ConnectionStage::Io
             | ConnectionStage::Transfer,
         ) => PduOutcome::Answered(Status::SUCCESS),
-        // Data that nobody asked for names a tag that there is not: byte 10 of its header.
+        // Unsolicited data has an unknown tag: byte 10 of its header.
         (6, ConnectionStage::Io) => PduOutcome::Terminated { fatal: 1, information: 10 },
         (6, ConnectionStage::Transfer) => PduOutcome::Answered(Status::SUCCESS),
         (0..=7 | 9, _) => out_of_sequence,
@@ -184,7 +184,7 @@ fn every_pdu_type_at_every_connection_stage_has_its_specified_outcome() {
     let harness = start_harness();
     let kinds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0x80, 0xff];
     for stage in STAGES {
-        // Some at a time: a connection that the node ended stays for a second, for the host to read why.
+        // In groups: a connection that the node ended stays open for a second, so that the host can read the reason.
         for kinds in kinds.chunks(7) {
             let mut attackers: Vec<_> =
                 kinds.iter().map(|_| attacker(harness.target_addr(), stage)).collect();
@@ -201,7 +201,7 @@ fn every_pdu_type_at_every_connection_stage_has_its_specified_outcome() {
     harness.finish().unwrap();
 }
 
-/// An I/O connection sends `bytes`; the node must end it with this termination request, and then close.
+/// An I/O connection sends `bytes`; the node must send this termination request and then close.
 #[track_caller]
 fn assert_terminated(victim: &TargetAddr, what: &str, bytes: &[u8], fatal: u16, information: u32) {
     let mut attacker = attacker(victim, ConnectionStage::Io);
@@ -210,7 +210,7 @@ fn assert_terminated(victim: &TargetAddr, what: &str, bytes: &[u8], fatal: u16, 
     assert_eq!(received, PduOutcome::Terminated { fatal, information }, "{what}");
 }
 
-/// A capsule with 8 bytes of data, whose first eight bytes are as said.
+/// A capsule with 8 bytes of data and these first eight bytes.
 fn header(flags: u8, header_bytes: u8, data_offset: u8, pdu_bytes: u32) -> Vec<u8> {
     let mut bytes = vec![4, flags, header_bytes, data_offset];
     bytes.extend(pdu_bytes.to_le_bytes());
@@ -242,7 +242,7 @@ fn invalid_headers_terminate_the_connection_and_name_the_field() {
     for (what, bytes, fatal, information) in table {
         assert_terminated(victim, what, bytes, *fatal, *information);
     }
-    // The same where the node has agreed to nothing yet: the first PDU.
+    // The same before any negotiation: the first PDU.
     let request =
         IcRequest { host_alignment: 4, header_digest: false, data_digest: false, open_transfers_max: 1 };
     let table: &[(&str, usize, u8, u16, u32)] = &[
@@ -263,7 +263,7 @@ fn invalid_headers_terminate_the_connection_and_name_the_field() {
             "ICReq {what}"
         );
     }
-    // And the node closes by itself when the host does not.
+    // The node closes by itself if the host does not.
     let mut peer = RawConnection::connect_tcp(victim).unwrap();
     peer.send(b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n").unwrap();
     assert!(peer.wait_closed().unwrap(), "a termination request first");
@@ -300,7 +300,7 @@ fn a_wrong_header_digest_ends_the_connection_and_a_wrong_data_digest_fails_that_
     let failed = io.receive_completion().unwrap();
     assert_eq!((failed.command_id.get(), failed.status()), (3, Status::TRANSIENT_TRANSPORT_ERROR));
 
-    // Only those commands: the connection goes on, and the value is the old one.
+    // Only those commands fail: the connection continues, and the value is the old one.
     io.send(&io.capsule(&retrieve(4, b"digest", 8192), &[])).unwrap();
     let ReceivedPdu::C2hData(_, found) = io.receive_pdu().unwrap() else { panic!("no data") };
     assert!(found == old);
@@ -317,7 +317,7 @@ fn a_wrong_header_digest_ends_the_connection_and_a_wrong_data_digest_fails_that_
     );
     drop(io);
 
-    // The same in an H2CData; its command is never carried out.
+    // The same in an H2CData; its command is never executed.
     assert!(octokv_adversary::node_process::eventually(
         octokv_adversary::raw_connection::RECEIVE_TIMEOUT,
         || harness.attacker_sockets() == 1
@@ -345,7 +345,7 @@ fn unsolicited_data_terminates_the_connection_and_stores_nothing() {
     let victim = harness.target_addr();
     let most = harness.limits.h2c_data_bytes_max;
     const ALL: u32 = TRANSFER_BYTES;
-    // The range that is said, the bytes that come, the flags, and the termination: FES, FEI.
+    // The declared range, the bytes sent, the flags, and the termination: FES, FEI.
     type Row = (&'static str, fn(DataHeader) -> DataHeader, u32, u8, u16, u32);
     let table: &[Row] = &[
         ("an invented tag", |d| DataHeader { tag: d.tag + 1, ..d }, ALL, flags::LAST, 1, 10),
@@ -362,14 +362,14 @@ fn unsolicited_data_terminates_the_connection_and_stores_nothing() {
         ("a huge offset", |d| DataHeader { offset: u32::MAX, ..d }, ALL, flags::LAST, 4, 12),
         ("beyond the length", |d| DataHeader { bytes: ALL + 4, ..d }, ALL + 4, flags::LAST, 4, 12),
         ("nothing", |d| DataHeader { bytes: 0, ..d }, 0, flags::LAST, 4, 12),
-        ("more than is said", |d| DataHeader { bytes: 1000, ..d }, 1004, 0, 1, 4),
-        ("less than is said", |d| DataHeader { bytes: 1004, ..d }, 1000, 0, 1, 4),
+        ("more than declared", |d| DataHeader { bytes: 1000, ..d }, 1004, 0, 1, 4),
+        ("less than declared", |d| DataHeader { bytes: 1004, ..d }, 1000, 0, 1, 4),
         ("the last of it too early", |d| DataHeader { bytes: 1000, ..d }, 1000, flags::LAST, 1, 1),
     ];
     for &(what, change, bytes, bits, fatal, information) in table {
         let mut attacker = attacker(victim, ConnectionStage::Transfer);
         let range = change(attacker.transfer.unwrap());
-        // Encoded for the bytes that come, then the length that is said.
+        // Encoded for the bytes sent, then the declared length.
         let mut pdu =
             attacker.peer.h2c_data(DataHeader { bytes, ..range }, &random_value(5, bytes as usize), bits);
         pdu[16..20].copy_from_slice(&range.bytes.to_le_bytes());
@@ -377,7 +377,7 @@ fn unsolicited_data_terminates_the_connection_and_stores_nothing() {
         let received = pdu_outcome(&attacker.peer.receive_pdu().unwrap());
         assert_eq!(received, PduOutcome::Terminated { fatal, information }, "{what}");
     }
-    // More in one PDU than was agreed on.
+    // More in one PDU than negotiated.
     let mut large = attacker(victim, ConnectionStage::Io);
     let asked = large.peer.submit_and_await_r2t(&store_by_r2t(1, b"attacked", most + 8)).unwrap();
     large
@@ -386,7 +386,7 @@ fn unsolicited_data_terminates_the_connection_and_stores_nothing() {
         .unwrap();
     let received = pdu_outcome(&large.peer.receive_pdu().unwrap());
     assert_eq!(received, PduOutcome::Terminated { fatal: 5, information: 16 }, "beyond MAXH2CDATA");
-    // After the last: the tag names nothing any more. First, what was asked for is answered.
+    // After the last one the tag is unknown. First, the requested data is sent.
     let mut late = attacker(victim, ConnectionStage::Io);
     let asked = late.peer.submit_and_await_r2t(&store_by_r2t(1, b"whole", 30_000)).unwrap();
     let pdu = late.peer.h2c_data(asked, &random_value(7, 30_000), flags::LAST);
@@ -398,11 +398,11 @@ fn unsolicited_data_terminates_the_connection_and_stores_nothing() {
         PduOutcome::Terminated { fatal: 1, information: 10 }
     );
     drop((large, late));
-    // Of all that, only the whole one was stored.
+    // Only the complete value was stored.
     let (admin, mut io) = RawConnection::connect_pair(victim, 16).unwrap();
     assert_eq!(io.execute(&exist(1, b"attacked"), &[]).unwrap().status(), Status::KV_KEY_DOES_NOT_EXIST);
     assert!(io.execute(&exist(2, b"whole"), &[]).unwrap().status().is_success());
-    // The node keeps what went wrong for whoever asks: log 01h answers as ever.
+    // The node logs the errors: log page 01h still responds.
     drop((io, admin));
     let (mut admin, _) = RawConnection::connect_admin(victim).unwrap();
     assert!(admin.execute(&log_page(1, 1, 1024), &[]).unwrap().status().is_success());

@@ -1,6 +1,6 @@
-//! Hosts that play games with connections, controllers and queues of a real node: each Connect is answered with the
-//! specification's status and the field that is wrong, silence is ended in time, and floods take only what the
-//! settings allow.
+//! Hosts that misuse connections, controllers and queues of a real node: each Connect completes with the
+//! specification's status and the invalid field, silent connections are closed in time, and floods use no more than the
+//! configured limits.
 
 #![allow(clippy::disallowed_methods, reason = "a test of time limits reads the clock")]
 
@@ -22,14 +22,14 @@ fn start_harness(limits: NodeLimits) -> AttackHarness {
     AttackHarness::start(Path::new(env!("CARGO_BIN_EXE_octokv")), limits).unwrap()
 }
 
-/// Connects a queue on a connection of its own.
+/// Connects a queue on its own connection.
 fn connect_queue(victim: &TargetAddr, params: &ConnectParams) -> (RawConnection, Cqe) {
     let mut peer = RawConnection::connect_initialised(victim, false, false).unwrap();
     let cqe = peer.fabrics_connect(params).unwrap();
     (peer, cqe)
 }
 
-/// DW0 of a refused Connect: the offset of the bad field in the entry, or in the data.
+/// DW0 of a rejected Connect: the offset of the invalid field in the entry, or in the data.
 fn invalid_entry_field(offset: u16) -> u32 {
     invalid_parameter_dw0(offset, false)
 }
@@ -153,20 +153,20 @@ fn invalid_connects_are_rejected_and_name_the_field() {
         let (mut peer, cqe) = connect_queue(victim, &params);
         assert!(cqe.status().is(status), "{what}: {:?}", cqe.status());
         assert_eq!(cqe.dw0.get(), dw0, "{what}");
-        // The same connection may try again, rightly.
+        // The same connection may retry with valid parameters.
         let again = peer
             .fabrics_connect(&ConnectParams { host_nqn: "nqn.2026-11.io.octokv:again".to_owned(), ..admin() })
             .unwrap();
         assert!(again.status().is_success(), "after {what}: {again:?}");
     }
-    // On a connected queue no second Connect: the queue goes on.
+    // A connected queue rejects a second Connect and continues.
     let (mut admin_peer, _) = RawConnection::connect_admin(victim).unwrap();
     assert!(admin_peer.fabrics_connect(&admin()).unwrap().status().is(sequence));
     assert!(admin_peer.execute(&keep_alive(1), &[]).unwrap().status().is_success());
     let mut second = RawConnection::connect_io(victim, mine, 2, 16).unwrap();
     assert!(second.fabrics_connect(&io(3, 16)).unwrap().status().is(sequence));
     assert!(second.execute(&flush(1), &[]).unwrap().status().is_success());
-    // Other Fabrics commands have no place on an I/O queue, nor Disconnect on the admin queue.
+    // Other Fabrics commands are invalid on an I/O queue, and Disconnect on the admin queue.
     let property = FabricsCommand::PropertyGet { offset: 0x1c, is_64_bit: false }.encode(2);
     assert!(second.execute(&property, &[]).unwrap().status().is(Status::INVALID_OPCODE));
     assert!(
@@ -177,7 +177,7 @@ fn invalid_connects_are_rejected_and_name_the_field() {
             .is(Status::DISCONNECT_INVALID_QUEUE)
     );
     drop((admin_peer, second));
-    // A reset takes the I/O queues with it; one that was connected before is closed, its identifier is free.
+    // A reset also closes the I/O queues; a connection of before is closed, its identifier is free.
     let (mut admin_peer, id) = RawConnection::connect_admin(victim).unwrap();
     let mut before = RawConnection::connect_io(victim, id, 1, 16).unwrap();
     admin_peer.write_cc(ControllerConfiguration(0)).unwrap();
@@ -185,7 +185,7 @@ fn invalid_connects_are_rejected_and_name_the_field() {
     admin_peer.write_cc(ControllerConfiguration::ENABLED).unwrap();
     let mut after = RawConnection::connect_io(victim, id, 1, 16).unwrap();
     assert!(after.execute(&flush(1), &[]).unwrap().status().is_success());
-    // And so does the end of the admin connection.
+    // So does the end of the admin connection.
     drop(admin_peer);
     assert!(!after.wait_closed().unwrap());
     drop((_admin, _discovery, disabled, _other, _first, after, before));
@@ -194,10 +194,10 @@ fn invalid_connects_are_rejected_and_name_the_field() {
 
 #[test]
 fn floods_of_connections_and_controllers_stay_within_the_configured_limits() {
-    // Surplus connections are not let go by the handshake limit here: it is far away.
+    // The handshake limit is too long to release surplus connections here.
     let harness = start_harness(NodeLimits { handshake_limit_s: 60, ..NodeLimits::default() });
     let (victim, limits) = (harness.target_addr(), &harness.limits);
-    // Controllers of one host, then of many hosts: both bounds answer "busy", which is worth another try.
+    // Controllers of one host, then of many hosts: both limits respond "busy", which is retryable.
     let mut controllers = Vec::new();
     for number in 0..limits.controllers_max * 2 {
         let host = format!("nqn.2026-11.io.octokv:host{}", if number < 12 { 0 } else { number });
@@ -213,7 +213,7 @@ fn floods_of_connections_and_controllers_stay_within_the_configured_limits() {
     }
     assert_eq!(controllers.len(), limits.controllers_max - 1, "the honest host has the last");
     harness.reference_client_progresses().unwrap();
-    // Connections: those beyond the bound are closed, at once or when their turn comes.
+    // Connections: those beyond the limit are closed, at once or at their turn in the backlog.
     let mut flood = Vec::new();
     for _ in 0..limits.connections_max * 8 {
         flood.push(RawConnection::connect_tcp(victim).unwrap());
@@ -230,10 +230,10 @@ fn floods_of_connections_and_controllers_stay_within_the_configured_limits() {
         .filter(|left| matches!(left, Ok(None)))
         .count();
     assert!(refused >= limits.connections_max * 6, "{refused} were refused");
-    // Once they are gone a host that comes connects: `Siege::end` has one come.
+    // Once they are gone a new host can connect: `AttackHarness::end` connects one.
     drop((flood, controllers));
     harness.wait_idle().unwrap();
-    // Comings and goings, at every point of the handshake.
+    // Connects and disconnects, at every point of the handshake.
     for round in 0..400 {
         let mut peer = RawConnection::connect_tcp(victim).unwrap();
         let request =
@@ -245,7 +245,7 @@ fn floods_of_connections_and_controllers_stay_within_the_configured_limits() {
             _ => {
                 peer.send(&request.encode()).unwrap();
                 peer.receive_pdu().unwrap();
-                // Answered or refused, depending on how many of the others the node still has.
+                // Succeeds or fails, depending on how many of the others the node still has.
                 let _ = peer.fabrics_connect(&ConnectParams::admin(victim));
             }
         }
@@ -265,7 +265,7 @@ fn silent_and_trickling_hosts_are_disconnected_after_the_handshake_timeout() {
     let request =
         IcRequest { host_alignment: 4, header_digest: false, data_digest: false, open_transfers_max: 1 };
     half.send(&request.encode()[..100]).unwrap();
-    // One byte at a time, none of which buys more time.
+    // One byte at a time, none of which extends the limit.
     let mut trickle = RawConnection::connect_tcp(victim).unwrap();
     let mut bytes = request.encode().into_iter();
     let mut trickled = 0;
@@ -284,7 +284,7 @@ fn silent_and_trickling_hosts_are_disconnected_after_the_handshake_timeout() {
             "{name} was let go after {after:?}"
         );
     }
-    // A connected host may be as slow as it likes, when its bytes are right.
+    // A connected host may be as slow as it likes if its bytes are valid.
     let (admin, mut io) = RawConnection::connect_pair(victim, 16).unwrap();
     for byte in io.capsule(&exist(1, b"slow"), &[]) {
         io.send(&[byte]).unwrap();
@@ -306,7 +306,7 @@ fn a_host_without_keep_alive_loses_its_controller_and_queues() {
     for event in 0..4 {
         admin.send(&admin.capsule(&async_event_request(event), &[])).unwrap();
     }
-    // Twice as long as its keep-alive time it is heard of, and lives.
+    // Active for twice its keep-alive time, it stays connected.
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(2) {
         assert!(admin.execute(&keep_alive(9), &[]).unwrap().status().is_success());
@@ -314,7 +314,7 @@ fn a_host_without_keep_alive_loses_its_controller_and_queues() {
     }
     let silent = Instant::now();
     assert!(!io.wait_closed().unwrap());
-    // Its last sign of life was a tenth of a second before that, or more.
+    // Its last activity was a tenth of a second before that, or more.
     assert!(silent.elapsed() >= Duration::from_millis(500), "{:?}", silent.elapsed());
     assert!(matches!(admin.receive_pdu().unwrap(), ReceivedPdu::Closed));
     drop((admin, io));

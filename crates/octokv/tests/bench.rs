@@ -1,4 +1,4 @@
-//! `octokv bench` and `octokv demo` through the binary: the document's shape, wrong values found, nothing left.
+//! `octokv bench` and `octokv demo` through the binary: the report's shape, detection of wrong values, no files left.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,13 +8,13 @@
 
 mod common;
 
-use common::{OCTOKV, Server, beside_the_driver, directory, octokv};
+use common::{OCTOKV, Server, octokv, temp_directory, without_driver_warning};
 use serde_json::Value;
 use std::process::Command;
 
 #[test]
 fn a_bench_prints_a_table_and_writes_the_document() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let file = directory.path().join("missing/directory/bench.json");
     let arguments = [
@@ -32,9 +32,10 @@ fn a_bench_prints_a_table_and_writes_the_document() {
         "--json",
         file.to_str().unwrap(),
     ];
-    let said = server.run(&arguments);
+    let output = server.run(&arguments);
     let names = ["workload", "fillseq", "overwrite", "fillrandom", "readrandom", "deleterandom"];
-    let first: Vec<&str> = said.fine().lines().map(|line| line.split_whitespace().next().unwrap()).collect();
+    let first: Vec<&str> =
+        output.stdout_ok().lines().map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(first, names);
     let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(document["schema"], "octokv-bench/3");
@@ -63,12 +64,12 @@ fn a_bench_prints_a_table_and_writes_the_document() {
 
 #[test]
 fn a_timed_bench_stops_on_time_and_counts_missing_keys() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let arguments =
         ["bench", "--workload", "readrandom", "--seconds", "0.2", "--warm-up", "0.1", "--json", "-"];
-    let said = server.run(&arguments);
-    let document: Value = serde_json::from_str(said.fine()).unwrap();
+    let output = server.run(&arguments);
+    let document: Value = serde_json::from_str(output.stdout_ok()).unwrap();
     let result = &document["results"][0];
     let elapsed = result["elapsed_s"].as_f64().unwrap();
     assert!((0.19..5.0).contains(&elapsed), "{elapsed}");
@@ -78,14 +79,14 @@ fn a_timed_bench_stops_on_time_and_counts_missing_keys() {
 
 #[test]
 fn a_wrong_value_is_an_error() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let bench = |seed: &str, workload: &str| {
         let fixed = ["bench", "--value-size", "500", "--num", "10", "--ops", "50", "--threads", "2"];
         let flags = ["--seed", seed, "--workload", workload];
         server.run(&fixed.iter().chain(&flags).copied().collect::<Vec<_>>())
     };
-    bench("1", "fillseq,readrandom").fine();
+    bench("1", "fillseq,readrandom").stdout_ok();
     let wrong = bench("2", "readrandom");
     assert_eq!(wrong.code, 1);
     assert!(wrong.stderr.contains("key 00000000") && wrong.stderr.contains("500 bytes"), "{}", wrong.stderr);
@@ -93,7 +94,7 @@ fn a_wrong_value_is_an_error() {
 
 #[test]
 fn more_queues_or_depth_than_granted_is_rejected_by_name() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let threads = server.run(&["bench", "--threads", "100", "--ops", "1"]);
     assert_eq!(threads.code, 1);
@@ -101,18 +102,18 @@ fn more_queues_or_depth_than_granted_is_rejected_by_name() {
     let depth = server.run(&["bench", "--threads", "1", "--depth", "5000", "--ops", "1"]);
     assert_eq!(depth.code, 1);
     assert!(depth.stderr.contains("depth of 5000"), "{}", depth.stderr);
-    assert!(octokv(["bench", "--help"]).fine().contains("--workload"));
+    assert!(octokv(["bench", "--help"]).stdout_ok().contains("--workload"));
 }
 
 #[test]
 fn the_demo_shows_every_step_and_leaves_no_files() {
-    let directory = directory();
-    let said = Command::new(OCTOKV).arg("demo").env("TMPDIR", directory.path()).output().unwrap();
-    let (out, err) = (String::from_utf8(said.stdout).unwrap(), String::from_utf8(said.stderr).unwrap());
-    assert!(said.status.success(), "{out}{err}");
+    let directory = temp_directory();
+    let output = Command::new(OCTOKV).arg("demo").env("TMPDIR", directory.path()).output().unwrap();
+    let (out, err) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(output.status.success(), "{out}{err}");
     for part in ["put ", "get ", "list ", "killed ", "restart ", "every acknowledged write is there", "p99"] {
         assert!(out.contains(part), "no \"{part}\" in {out}");
     }
-    assert_eq!(beside_the_driver(&err), "");
+    assert_eq!(without_driver_warning(&err), "");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }

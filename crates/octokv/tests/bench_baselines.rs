@@ -1,5 +1,5 @@
-//! `octokv bench --against` through the binary: ratios and the document, nothing left of the peers, mistakes.
-//! Needs `db_bench` and `redis-server` (scripts/install-test-packages).
+//! `octokv bench --against` through the binary: ratios and the report, no files or processes left, usage errors. Needs
+//! `db_bench` and `redis-server` (scripts/install-test-packages).
 
 #![allow(
     clippy::disallowed_methods,
@@ -9,30 +9,30 @@
 
 mod common;
 
-use common::{OCTOKV, Server, directory, octokv};
+use common::{OCTOKV, Server, octokv, temp_directory};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A place for the peers' files, and a small bench with them there.
+/// A directory for the baselines' files, and a small benchmark that uses it.
 fn baseline_directory(directory: &Path) -> PathBuf {
     let place = directory.join("peers");
     std::fs::create_dir(&place).unwrap();
-    // As processes name it.
+    // As in the processes' own view.
     place.canonicalize().unwrap()
 }
 
 const SMALL: [&str; 9] = ["bench", "--threads", "3", "--depth", "2", "--num", "300", "--value-size", "1000"];
 
-/// Nothing is left in the place, and no process works on it.
+/// Asserts that the directory is empty and no process works in it.
 #[track_caller]
 fn assert_clean(place: &Path) {
     assert_eq!(std::fs::read_dir(place).unwrap().count(), 0);
     for process in std::fs::read_dir("/proc").unwrap() {
         let process = process.unwrap().path();
-        // A server takes its options out of its name, and its directory is the one that it works in.
+        // A server removes its options from its command line, and its working directory is this one.
         let options = std::fs::read(process.join("cmdline")).unwrap_or_default();
         let works_in = std::fs::read_link(process.join("cwd")).unwrap_or_default();
         let is_of_db = String::from_utf8_lossy(&options).contains(&format!("--db={}", place.display()));
@@ -42,17 +42,17 @@ fn assert_clean(place: &Path) {
 
 #[test]
 fn baselines_alternate_with_the_node_and_leave_nothing() {
-    let directory = directory();
+    let directory = temp_directory();
     let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));
     let file = directory.path().join("document.json");
     let more = ["--workload", "fillseq,readrandom", "--rounds", "2", "--against", "redis,rocksdb"];
     let places = ["--peer-dir", place.to_str().unwrap(), "--json", file.to_str().unwrap()];
-    let said = server.run(&[&SMALL, &more[..], &places].concat());
-    let text = said.fine();
+    let output = server.run(&[&SMALL, &more[..], &places].concat());
+    let text = output.stdout_ok();
     for part in [
         "baseline",
         "medians of 2 rounds",
-        "as run:",
+        "executed as:",
         "--sync=1",
         "--appendfsync always",
         "cross no network",
@@ -104,18 +104,18 @@ fn baselines_alternate_with_the_node_and_leave_nothing() {
 
 #[test]
 fn a_baseline_server_runs_every_workload_without_lists_and_every_value_verifies() {
-    let directory = directory();
+    let directory = temp_directory();
     let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));
     let all =
         "readrandom,overwrite,readseq,readmissing,ycsb-a,ycsb-d,ycsb-f,deleterandom,readrandom,fillrandom";
     let fixed = ["bench", "--threads", "3", "--depth", "2", "--num", "300", "--value-size", "10..3000"];
     let more = ["--workload", all, "--rounds", "1", "--against", "redis", "--json", "-"];
-    server.run(&[&fixed[..], &["--workload", "fillseq"]].concat()).fine();
-    let said = server.run(&[&fixed[..], &more, &["--peer-dir", place.to_str().unwrap()]].concat());
-    let document: Value = serde_json::from_str(said.fine()).unwrap();
+    server.run(&[&fixed[..], &["--workload", "fillseq"]].concat()).stdout_ok();
+    let output = server.run(&[&fixed[..], &more, &["--peer-dir", place.to_str().unwrap()]].concat());
+    let document: Value = serde_json::from_str(output.stdout_ok()).unwrap();
     let results = document["results"].as_array().unwrap();
     assert_eq!(results.len(), 20);
-    // The same keys are drawn of both, so both find the same.
+    // Both get the same keys, so both find the same ones.
     for pair in results.chunks(2) {
         assert_eq!((&pair[0]["system"], &pair[1]["system"]), (&"kv".into(), &"redis".into()));
         assert_eq!(pair[1]["operations"], 300);
@@ -129,7 +129,7 @@ fn a_baseline_server_runs_every_workload_without_lists_and_every_value_verifies(
 
 #[test]
 fn a_signal_terminates_the_baselines_and_removes_their_files() {
-    let directory = directory();
+    let directory = temp_directory();
     let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));
     for against in ["redis", "rocksdb,redis"] {
         let mut child = Command::new(OCTOKV)
@@ -140,13 +140,13 @@ fn a_signal_terminates_the_baselines_and_removes_their_files() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // The server runs from its first turn on.
+        // The server runs from its first result on.
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains(" redis ")));
         assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1);
         let pid = child.id().to_string();
         Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap();
-        // Whoever reads its output lets it go on until it hears of the signal.
+        // Drains its output until the signal ends it.
         lines.for_each(drop);
         assert_eq!(child.wait().unwrap().code(), Some(130));
         assert_clean(&place);
@@ -155,7 +155,7 @@ fn a_signal_terminates_the_baselines_and_removes_their_files() {
 
 #[test]
 fn a_failing_baseline_is_reported_with_its_last_output_line() {
-    let directory = directory();
+    let directory = temp_directory();
     let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));
     let programs = directory.path().join("programs");
     std::fs::create_dir(&programs).unwrap();
@@ -181,7 +181,7 @@ fn a_failing_baseline_is_reported_with_its_last_output_line() {
         ("redis", "redis-server", "apt-get install redis-server"),
         ("valkey", "valkey-server", "apt-get install valkey-server"),
     ] {
-        assert_eq!(failed(peer, &[&format!("there is no {program}"), package]), "");
+        assert_eq!(failed(peer, &[&format!("{program} is not installed"), package]), "");
     }
     for program in ["db_bench", "redis-server", "valkey-server"] {
         let path = programs.join(program);
@@ -199,7 +199,7 @@ fn a_failing_baseline_is_reported_with_its_last_output_line() {
 fn flags_that_conflict_with_baselines_are_usage_errors() {
     let usage = |flags: &[&str], part: &str| {
         let nowhere = ["bench", "--url", "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:none?nsid=1"];
-        octokv(nowhere.iter().chain(flags)).refused(2, &[part]);
+        octokv(nowhere.iter().chain(flags)).assert_failed(2, &[part]);
     };
     usage(&["--against", "lmdb"], "rocksdb, redis, valkey");
     usage(&["--against", "redis,redis"], "redis is given twice");
@@ -208,7 +208,7 @@ fn flags_that_conflict_with_baselines_are_usage_errors() {
     usage(&["--peer-polling", "busy"], "--peer-polling is for --against");
     usage(&["--against", "redis", "--rounds", "0"], "from 1 to");
     usage(&["--against", "redis", "--rates", "5,6"], "not --rates");
-    usage(&["--against", "redis", "--svg", "/tmp"], "--svg draws no peers");
+    usage(&["--against", "redis", "--svg", "/tmp"], "--svg cannot be combined with --against");
     usage(&["--against", "redis", "--workload", "seekrandom"], "--against redis: --workload seekrandom");
     usage(&["--against", "rocksdb", "--workload", "ycsb-a"], "--against rocksdb: --workload ycsb-a");
     usage(&["--against", "rocksdb", "--rate", "5"], "--against rocksdb: --rate");

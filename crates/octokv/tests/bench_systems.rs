@@ -1,4 +1,4 @@
-//! `octokv bench --system` through the binary: the engine on this side, on a node's blocks and on files.
+//! `octokv bench --system` through the binary: a local engine on a node's blocks and on files.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,11 +8,11 @@
 
 mod common;
 
-use common::{Said, Server, directory, octokv};
+use common::{CommandOutput, Server, octokv, temp_directory};
 use serde_json::Value;
 use std::path::Path;
 
-/// A node with namespace 2 of blocks; gives the URLs of both.
+/// A node with the block namespace 2; returns the URLs of both namespaces.
 fn node(directory: &Path) -> (Server, String) {
     let (device, socket) = (directory.join("device"), directory.join("admin.sock"));
     let blocks = directory.join("blocks");
@@ -21,39 +21,39 @@ fn node(directory: &Path) -> (Server, String) {
     let arguments: Vec<&str> = fixed.iter().chain(&admin).copied().collect();
     let server = Server::start_with(directory, &arguments);
     let add = ["ns", "add", "--kind", "block", "--size", "128MiB", "--device", blocks.to_str().unwrap()];
-    octokv(add.iter().chain(&admin)).fine();
+    octokv(add.iter().chain(&admin)).stdout_ok();
     let url = server.url.replace("nsid=1", "nsid=2");
     (server, url)
 }
 
 const SMALL: [&str; 9] = ["bench", "--threads", "3", "--depth", "2", "--num", "200", "--value-size", "6000"];
 
-fn bench(more: &[&str]) -> Said {
+fn bench(more: &[&str]) -> CommandOutput {
     octokv(SMALL.iter().chain(more))
 }
 
-/// The results of a document on standard output, after a run that went well.
-fn results(said: &Said) -> Vec<Value> {
-    let document: Value = serde_json::from_str(said.fine()).unwrap();
+/// The results of a successful run with the report on standard output.
+fn results(output: &CommandOutput) -> Vec<Value> {
+    let document: Value = serde_json::from_str(output.stdout_ok()).unwrap();
     assert_eq!(document["schema"], "octokv-bench/3");
     let results = document["results"].as_array().unwrap().clone();
     assert!(results.iter().all(|result| result["system"] == document["settings"]["system"]));
     results
 }
 
-/// Every workload on a system, each named with it in the table, everything found and compared.
+/// Runs every workload on a system: each is in the table, all keys are found and verified.
 fn runs_every_workload(system: &str, place: &[&str]) {
     let all = "fillseq,overwrite,fillrandom,readrandom,deleterandom";
     let run = |workload, more: &[&str]| {
         let fixed = ["--system", system, "--workload", workload];
         bench(&[&fixed, place, more].concat())
     };
-    let said = run(all, &[]);
-    for line in said.fine().lines().skip(1) {
+    let output = run(all, &[]);
+    for line in output.stdout_ok().lines().skip(1) {
         assert_eq!(line.split_whitespace().nth(1), Some(system), "{line}");
     }
-    assert_eq!(said.text().lines().count(), 6);
-    // It is there the next time.
+    assert_eq!(output.text().lines().count(), 6);
+    // The data is there at the next run.
     let results_of = |workload, more: &[&str]| results(&run(workload, &[&["--json", "-"], more].concat()));
     for (result, name) in results_of("fillseq,readrandom", &[]).iter().zip(["fillseq", "readrandom"]) {
         assert_eq!((&result["workload"], &result["system"]), (&name.into(), &system.into()));
@@ -73,7 +73,7 @@ fn runs_every_workload(system: &str, place: &[&str]) {
 
 #[test]
 fn the_client_side_engine_runs_every_workload_on_remote_blocks() {
-    let directory = directory();
+    let directory = temp_directory();
     let (_server, url) = node(directory.path());
     runs_every_workload("remote-engine", &["--url", &url]);
     let device = ["--system", "remote-engine", "--durability", "device", "--json", "-", "--url", &url];
@@ -82,7 +82,7 @@ fn the_client_side_engine_runs_every_workload_on_remote_blocks() {
 
 #[test]
 fn the_client_side_engine_runs_every_workload_on_files() {
-    let directory = directory();
+    let directory = temp_directory();
     let place = directory.path().to_str().unwrap();
     runs_every_workload("host-kvs", &["--host-kvs-dir", place, "--host-kvs-files", "2"]);
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
@@ -90,7 +90,7 @@ fn the_client_side_engine_runs_every_workload_on_files() {
 
 #[test]
 fn an_engine_on_files_reports_its_time_in_system_calls() {
-    let directory = directory();
+    let directory = temp_directory();
     let place = directory.path().to_str().unwrap();
     let host = ["--system", "host-kvs", "--host-kvs-dir", place, "--host-kvs-files", "1", "--json", "-"];
     let all = results(&bench(&host));
@@ -98,7 +98,7 @@ fn an_engine_on_files_reports_its_time_in_system_calls() {
     let names = ["wait", "read", "write", "sync"];
     for result in &all {
         let parts: f64 = names.iter().map(|name| spent(result, name)).sum();
-        // Latencies are kept to three digits.
+        // Latencies have three significant digits.
         assert!(parts <= result["latency_us_mean"].as_f64().unwrap() * 1.002, "{result}");
     }
     let [put, get] = &all[..] else { panic!("two workloads") };
@@ -114,18 +114,18 @@ fn an_engine_on_files_reports_its_time_in_system_calls() {
 
 #[test]
 fn a_system_rejects_a_namespace_of_the_other_kind() {
-    let directory = directory();
+    let directory = temp_directory();
     let (server, url) = node(directory.path());
     let blocks = bench(&["--url", &url]);
     assert!(blocks.code == 1 && blocks.stderr.contains("holds blocks"), "{}", blocks.stderr);
     let keys = bench(&["--system", "remote-engine", "--url", &server.url]);
     assert!(keys.code == 1 && keys.stderr.contains("holds keys and values"), "{}", keys.stderr);
-    octokv(["get", "k", "--url", &url]).refused(1, &["holds blocks"]);
+    octokv(["get", "k", "--url", &url]).assert_failed(1, &["holds blocks"]);
 }
 
 #[test]
 fn foreign_data_is_kept_unless_format_is_given() {
-    let directory = directory();
+    let directory = temp_directory();
     let (_server, url) = node(directory.path());
     let client = octokv_client::blocking::BlockingClient::connect(&url).unwrap();
     let theirs = vec![0x5a; 3 * 4096];
@@ -137,7 +137,7 @@ fn foreign_data_is_kept_unless_format_is_given() {
         "{stderr}"
     );
     assert_eq!(client.read_blocks(0, 3), Ok(theirs));
-    bench(&["--system", "remote-engine", "--url", &url, "--format"]).fine();
+    bench(&["--system", "remote-engine", "--url", &url, "--format"]).stdout_ok();
 
     let file = directory.path().join("octokv-host-kvs-0.db");
     std::fs::write(&file, vec![0x5a; 256 << 20]).unwrap();
@@ -151,7 +151,7 @@ fn foreign_data_is_kept_unless_format_is_given() {
 
 #[test]
 fn flags_of_another_system_are_usage_errors() {
-    let usage = |more: &[&str], part: &str| bench(more).refused(2, &[part]);
+    let usage = |more: &[&str], part: &str| bench(more).assert_failed(2, &[part]);
     usage(&["--format"], "--format is for");
     usage(&["--durability", "device"], "--durability is for");
     usage(&["--host-kvs-dir", "/tmp"], "--host-kvs-dir is for");
@@ -163,6 +163,6 @@ fn flags_of_another_system_are_usage_errors() {
     usage(&["--system", "host-kvs", "--host-kvs-dir", "/tmp", "--host-kvs-files", "0"], "from 1 to");
     usage(&["--system", "remote-engine", "--client-cores", "0,1"], "one core");
     let missing = ["--system", "host-kvs", "--host-kvs-dir", "/nowhere/at/all"];
-    let said = bench(&missing);
-    assert!(said.code == 1 && said.stderr.contains("/nowhere/at/all"), "{}", said.stderr);
+    let output = bench(&missing);
+    assert!(output.code == 1 && output.stderr.contains("/nowhere/at/all"), "{}", output.stderr);
 }

@@ -1,4 +1,4 @@
-//! `octokv bench` with several `--url` through the binary: every key on one node, each node's share told, mistakes.
+//! `octokv bench` with several `--url` through the binary: every key on one node, results per node, usage errors.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,14 +8,14 @@
 
 mod common;
 
-use common::{Said, Server, directory, octokv};
+use common::{CommandOutput, Server, octokv, temp_directory};
 use serde_json::Value;
 use std::net::ToSocketAddrs;
 use std::path::Path;
 
 const NAMES: [&str; 3] = ["first", "second", "third"];
 
-/// So many nodes, each on memory.
+/// This many nodes, each in memory.
 fn nodes(directory: &Path, count: usize) -> Vec<Server> {
     let start = |name: &&str| {
         let own = directory.join(name);
@@ -26,16 +26,16 @@ fn nodes(directory: &Path, count: usize) -> Vec<Server> {
     NAMES[..count].iter().map(start).collect()
 }
 
-/// A small bench of all of them.
-fn bench(nodes: &[Server], more: &[&str]) -> Said {
+/// A small benchmark of all nodes.
+fn bench(nodes: &[Server], more: &[&str]) -> CommandOutput {
     let small = ["bench", "--threads", "5", "--depth", "2", "--num", "301", "--value-size", "1500"];
     let urls = nodes.iter().flat_map(|node| ["--url", node.url.as_str()]);
     octokv(small.into_iter().chain(urls).chain(more.iter().copied()))
 }
 
 fn results(nodes: &[Server], more: &[&str]) -> Vec<Value> {
-    let said = bench(nodes, &[more, &["--json", "-"]].concat());
-    let document: Value = serde_json::from_str(said.fine()).unwrap();
+    let output = bench(nodes, &[more, &["--json", "-"]].concat());
+    let document: Value = serde_json::from_str(output.stdout_ok()).unwrap();
     assert_eq!(document["schema"], "octokv-bench/3");
     assert_eq!(document["settings"]["url"], nodes[0].url.as_str());
     assert_eq!(document["settings"]["urls"].as_array().unwrap().len(), nodes.len());
@@ -44,7 +44,7 @@ fn results(nodes: &[Server], more: &[&str]) -> Vec<Value> {
 
 #[test]
 fn several_nodes_hold_every_key_once_and_every_value_verifies() {
-    let directory = directory();
+    let directory = temp_directory();
     let nodes = nodes(directory.path(), 2);
     let found = results(&nodes, &["--workload", "fillseq,readseq,readrandom,ycsb-a,ycsb-d,ycsb-e,ycsb-f"]);
     for result in &found {
@@ -53,7 +53,7 @@ fn several_nodes_hold_every_key_once_and_every_value_verifies() {
         assert_eq!(shares.len(), 2);
         let field =
             |name: &str| -> Vec<u64> { shares.iter().map(|one| one[name].as_u64().unwrap()).collect() };
-        // Key i is on node i modulo 2; operations and connections are dealt likewise.
+        // Key i is on node i modulo 2; operations and connections are divided likewise.
         assert_eq!((field("operations"), field("threads")), (vec![151, 150], vec![3, 2]));
         for (share, node) in shares.iter().zip(&nodes) {
             assert_eq!(share["url"], node.url.as_str());
@@ -62,14 +62,14 @@ fn several_nodes_hold_every_key_once_and_every_value_verifies() {
             assert!(figure("latency_us_mean") > 0.0 && figure("latency_us_p99") > 0.0);
         }
     }
-    // The even keys are on the first node and nowhere else, with the values of a run over both.
+    // The even keys are on the first node only, with the values of a run over both.
     for (index, node) in [(300, &nodes[0]), (299, &nodes[1])] {
         let key = format!("{index:016}");
-        assert_eq!(node.run(&["exist", &key]).fine(), "1500\n");
+        assert_eq!(node.run(&["exist", &key]).stdout_ok(), "1500\n");
         let other = nodes.iter().find(|other| other.url != node.url).unwrap();
         assert_eq!(other.run(&["exist", &key]).code, 3);
     }
-    // One node alone has half of what a run over it would read, and nothing that is wrong.
+    // One node alone has half of the keys of a run over it, and no wrong one.
     let alone = results(&nodes[..1], &["--workload", "readseq"]);
     assert_eq!((&alone[0]["not_found"], alone[0].get("targets")), (&150.into(), None));
     let wrong = bench(&nodes, &["--workload", "readrandom", "--seed", "2"]);
@@ -79,17 +79,17 @@ fn several_nodes_hold_every_key_once_and_every_value_verifies() {
 
 #[test]
 fn the_table_has_a_row_for_each_node_and_a_rate_is_divided() {
-    let directory = directory();
+    let directory = temp_directory();
     let nodes = nodes(directory.path(), 3);
-    let said = bench(&nodes, &["--workload", "fillseq"]);
-    let lines: Vec<&str> = said.fine().lines().collect();
+    let output = bench(&nodes, &["--workload", "fillseq"]);
+    let lines: Vec<&str> = output.stdout_ok().lines().collect();
     assert_eq!(lines.len(), 5, "{lines:?}");
     for (line, node) in lines[2..].iter().zip(&nodes) {
         assert!(line.starts_with("  ") && line.ends_with(&node.url), "{line}");
     }
     let held = &results(&nodes, &["--workload", "readrandom", "--rate", "300", "--ops", "90"])[0];
     assert_eq!((&held["rate_ops_s"], &held["operations"]), (&300.0.into(), &90.into()));
-    // The last of them begins 87 / 300 s after the first.
+    // The last of them starts 87 / 300 s after the first.
     assert!(held["elapsed_s"].as_f64().unwrap() > 0.28, "{held}");
 }
 
@@ -99,7 +99,7 @@ fn configs_that_cannot_be_split_over_nodes_are_usage_errors() {
     let (one, two, same) = (url("127.0.0.1", 1), url("127.0.0.1", 2), url("localhost", 1));
     let usage = |urls: &[&str], more: &[&str], part: &str| {
         let urls = urls.iter().flat_map(|url| ["--url", url]);
-        octokv(["bench"].into_iter().chain(urls).chain(more.iter().copied())).refused(2, &[part]);
+        octokv(["bench"].into_iter().chain(urls).chain(more.iter().copied())).assert_failed(2, &[part]);
     };
     usage(&[&one, &two, &one], &[], "is given twice");
     usage(&[&one, &two], &["--threads", "1"], "as many threads; there are 1");
@@ -107,9 +107,9 @@ fn configs_that_cannot_be_split_over_nodes_are_usage_errors() {
     usage(&[&one, &two], &["--ops", "1"], "as many operations; there are 1");
     usage(&[&one, &two], &["--system", "remote-engine"], "several --url are for --system kv");
     usage(&[&one, &two], &["--system", "host-kvs", "--host-kvs-dir", "/tmp"], "are for --system kv");
-    // Where the name leads to the address of the other.
+    // If the name resolves to the address of the other.
     let first = ("localhost", 1).to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
     if first == "127.0.0.1:1".parse().ok() {
-        usage(&[&one, &same], &[], "one namespace");
+        usage(&[&one, &same], &[], "same namespace");
     }
 }

@@ -1,4 +1,4 @@
-//! `octokv bench` through the binary: every workload, sizes, rates, the document, the pictures, mistakes.
+//! `octokv bench` through the binary: every workload, sizes, rates, the report, the plots, usage errors.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,18 +8,18 @@
 
 mod common;
 
-use common::{Said, Server, directory, octokv};
+use common::{CommandOutput, Server, octokv, temp_directory};
 use serde_json::Value;
 
 const SMALL: [&str; 9] =
     ["bench", "--threads", "3", "--depth", "2", "--num", "300", "--value-size", "100..3000"];
 
-fn bench(server: &Server, more: &[&str]) -> Said {
+fn bench(server: &Server, more: &[&str]) -> CommandOutput {
     server.run(&[&SMALL, more].concat())
 }
 
-fn document(said: &Said) -> Value {
-    serde_json::from_str(said.fine()).unwrap()
+fn document(output: &CommandOutput) -> Value {
+    serde_json::from_str(output.stdout_ok()).unwrap()
 }
 
 fn results(server: &Server, more: &[&str]) -> Vec<Value> {
@@ -33,9 +33,9 @@ fn number(result: &Value, name: &str) -> f64 {
 
 #[test]
 fn every_workload_runs_all_operations_and_finds_its_keys() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
-    // Keys of both kinds: in the command, and longer than it holds.
+    // Keys of both kinds: in the command, and longer than its field.
     let sizes = ["--key-size", "12..20"];
     let run = |list: &str, more: &[&str]| results(&server, &[&sizes, &["--workload", list], more].concat());
     run("fillseq", &[]);
@@ -49,7 +49,7 @@ fn every_workload_runs_all_operations_and_finds_its_keys() {
         assert_eq!(result["verified"], verified, "{name}");
         let listed = number(result, "keys_listed");
         match name {
-            // Fewer where the keys end.
+            // Fewer at the end of the keys.
             "seekrandom" => assert!(listed >= 300.0 * 70.0, "{listed}"),
             // 50 keys on average.
             "ycsb-e" => assert!((270.0 * 30.0..300.0 * 80.0).contains(&listed), "{listed}"),
@@ -58,14 +58,14 @@ fn every_workload_runs_all_operations_and_finds_its_keys() {
     }
     // The inserted keys are there, with their values.
     let inserted = server.run(&["list", "--limit", "1000"]);
-    assert!(inserted.fine().lines().count() > 300);
+    assert!(inserted.stdout_ok().lines().count() > 300);
     let wrong = bench(&server, &[&sizes[..], &["--workload", "ycsb-f", "--seed", "2"]].concat());
     assert!(wrong.code == 1 && wrong.stderr.contains("never stored"), "{}", wrong.stderr);
 }
 
 #[test]
 fn the_report_has_the_config_and_the_time_series() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let flags = ["--workload", "fillseq,ycsb-a,ycsb-d", "--value-size", "700:3,90:1", "--zipf", "0.8"];
     let document = document(
@@ -97,7 +97,7 @@ fn the_report_has_the_config_and_the_time_series() {
 
 #[test]
 fn a_rate_is_kept_and_an_impossible_one_is_reported() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let load = |rate: &str, seconds: &str| {
         let flags = ["--workload", "readrandom", "--rate", rate, "--seconds", seconds];
@@ -106,7 +106,7 @@ fn a_rate_is_kept_and_an_impossible_one_is_reported() {
     results(&server, &["--workload", "fillseq"]);
     let held = load("400", "2");
     assert_eq!(number(&held, "rate_ops_s"), 400.0);
-    // 800 are meant to begin, and no more do; those that a machine which stood still did not come to are told.
+    // 800 operations are scheduled, and no more start; those that a suspended machine missed are reported.
     let operations = number(&held, "operations");
     assert!((50.0..=800.0).contains(&operations), "{held}");
     assert_eq!(operations + number(&held, "backlog_operations"), 800.0, "{held}");
@@ -117,11 +117,11 @@ fn a_rate_is_kept_and_an_impossible_one_is_reported() {
 
     let beyond = load("100000000", "0.3");
     assert!(number(&beyond, "backlog_operations") > 1e6 && number(&beyond, "behind_s") > 0.2, "{beyond}");
-    // They waited for a stream, and that counts.
+    // They waited for a stream, and latency includes that.
     assert!(number(&beyond, "latency_us_p50") > 50_000.0, "{beyond}");
 }
 
-/// Whether every tag is closed in turn and there is one root; our pictures have no comments.
+/// Whether tags are balanced with one root; our plots have no comments.
 fn is_well_formed(text: &str) -> bool {
     let (mut open, mut roots) = (Vec::new(), 0);
     let mut rest = text.trim();
@@ -149,12 +149,12 @@ fn is_well_formed(text: &str) -> bool {
 fn plots_are_drawn_for_every_workload() {
     assert!(is_well_formed("<a b=\"1\"><c/>d</a>"));
     assert!(!is_well_formed("<a><b></a></b>") && !is_well_formed("<a>") && !is_well_formed("<a/><a/>"));
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let pictures = |name: &str, more: &[&str]| {
         // Missing directories are created.
         let place = directory.path().join("plots").join(name);
-        let said = bench(&server, &[&["--svg", place.to_str().unwrap()], more].concat());
+        let output = bench(&server, &[&["--svg", place.to_str().unwrap()], more].concat());
         let entries = std::fs::read_dir(&place).unwrap().map(|entry| entry.unwrap());
         let mut files: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
         files.sort();
@@ -164,15 +164,15 @@ fn plots_are_drawn_for_every_workload() {
             assert!(text.contains(&format!("<title>{workload}: ")), "{file}");
             assert!(is_well_formed(&text), "{text}");
         }
-        (said, files)
+        (output, files)
     };
-    let (said, files) = pictures("closed", &["--workload", "fillseq,ycsb-e"]);
-    said.fine();
+    let (output, files) = pictures("closed", &["--workload", "fillseq,ycsb-e"]);
+    output.stdout_ok();
     let kinds = ["1-fillseq-latency", "1-fillseq-throughput", "2-ycsb-e-latency", "2-ycsb-e-throughput"];
     assert_eq!(files, kinds.map(|kind| format!("{kind}.svg")));
     let sweep = ["--workload", "ycsb-c", "--rates", "300,900", "--ops", "300"];
-    let (said, files) = pictures("rates", &sweep);
-    let lines: Vec<&str> = said.fine().lines().skip(1).collect();
+    let (output, files) = pictures("rates", &sweep);
+    let lines: Vec<&str> = output.stdout_ok().lines().skip(1).collect();
     assert!(
         lines.len() == 2 && lines[0].contains("rate 300,") && lines[1].contains("rate 900,"),
         "{lines:?}"
@@ -182,7 +182,7 @@ fn plots_are_drawn_for_every_workload() {
 
 #[test]
 fn mistakes_are_usage_errors_before_anything_runs() {
-    // Nobody listens there: what is refused is refused before.
+    // Nothing listens there: usage errors precede the connection.
     let nowhere = ["bench", "--url", "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:none?nsid=1"];
     let table: [(&[&str], &str); 20] = [
         (&["--workload", "ycsb-z"], "unknown workload"),
@@ -195,8 +195,8 @@ fn mistakes_are_usage_errors_before_anything_runs() {
         (&["--rate=-5"], "from 0.1 to 100000000"),
         (&["--rates", "100,0"], "from 0.1 to 100000000"),
         (&["--rates", "100", "--rate", "5"], "cannot be used with"),
-        (&["--value-size", "5..4"], "ends no lower"),
-        (&["--value-size", "5:0"], "one is not zero"),
+        (&["--value-size", "5..4"], "a range must not be empty"),
+        (&["--value-size", "5:0"], "at least one must be above zero"),
         (&["--value-size", "5,6"], "needs a weight"),
         (&["--value-size", "1..2GiB"], "at most 1073741824"),
         (&["--key-size", "16:1"], "must be N or A..B"),
@@ -207,6 +207,6 @@ fn mistakes_are_usage_errors_before_anything_runs() {
         (&["--json", "/"], "--json /: cannot be written"),
     ];
     for (flags, part) in table {
-        octokv(nowhere.iter().chain(flags)).refused(2, &[part]);
+        octokv(nowhere.iter().chain(flags)).assert_failed(2, &[part]);
     }
 }

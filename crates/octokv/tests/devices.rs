@@ -1,4 +1,4 @@
-//! Devices that are not what they should be: refused by name, and left as they are; and what `check` finds.
+//! Invalid devices: rejected by name and left as they are; the findings of `check`.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,34 +8,34 @@
 
 mod common;
 
-use common::{Server, directory, octokv, refused_to_serve};
+use common::{Server, octokv, serve_expecting_failure, temp_directory};
 use octokv_client::Error;
 use octokv_client::blocking::BlockingClient;
 use std::path::Path;
 
-fn check(device: &Path) -> common::Said {
+fn check(device: &Path) -> common::CommandOutput {
     octokv(["check", "--device", device.to_str().unwrap()])
 }
 
 #[test]
 fn a_device_of_another_format_is_refused_and_left_as_it_is() {
-    let directory = directory();
+    let directory = temp_directory();
     let device = directory.path().join("device");
     let foreign: Vec<u8> = (0..64u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::write(&device, &foreign).unwrap();
     let name = device.to_str().unwrap();
-    refused_to_serve(&device, &["--size", "64MiB"]).refused(1, &[name, "--format"]);
-    check(&device).refused(1, &[name]);
+    serve_expecting_failure(&device, &["--size", "64MiB"]).assert_failed(1, &[name, "--format"]);
+    check(&device).assert_failed(1, &[name]);
     assert!(std::fs::read(&device).unwrap() == foreign, "the device was written to");
     let arguments = ["--device", name, "--listen", "127.0.0.1:0", "--format"];
     let server = Server::start_with(directory.path(), &arguments);
     server.put("key", "value");
-    server.has("key", "value");
+    server.assert_value("key", "value");
 }
 
 #[test]
 fn a_volume_of_another_version_or_engine_is_refused_and_left_as_it_is() {
-    let directory = directory();
+    let directory = temp_directory();
     let device = directory.path().join("device");
     Server::start(directory.path(), "64MiB").stop();
     let formatted = std::fs::read(&device).unwrap();
@@ -48,69 +48,71 @@ fn a_volume_of_another_version_or_engine_is_refused_and_left_as_it_is() {
             other[superblock + 8..superblock + 12].copy_from_slice(&crc.to_le_bytes());
         }
         std::fs::write(&device, &other).unwrap();
-        refused_to_serve(&device, &[]).refused(1, &[device.to_str().unwrap(), part, "--format"]);
+        serve_expecting_failure(&device, &[]).assert_failed(1, &[device.to_str().unwrap(), part, "--format"]);
         assert!(std::fs::read(&device).unwrap() == other, "the device was written to");
     }
 }
 
 #[test]
 fn format_discards_the_contents_of_the_device() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     server.put("old", "value");
     server.stop();
     let device = directory.path().join("device");
     let arguments = ["--device", device.to_str().unwrap(), "--listen", "127.0.0.1:0", "--format"];
     let server = Server::start_with(directory.path(), &arguments);
-    server.run(&["get", "old"]).refused(3, &["old"]);
+    server.run(&["get", "old"]).assert_failed(3, &["old"]);
 }
 
 #[test]
 fn a_device_held_by_another_process_is_refused() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let device = directory.path().join("device");
     let name = device.to_str().unwrap();
-    refused_to_serve(&device, &[]).refused(1, &[name, "in use"]);
-    check(&device).refused(1, &[name, "in use"]);
+    serve_expecting_failure(&device, &[]).assert_failed(1, &[name, "in use"]);
+    check(&device).assert_failed(1, &[name, "in use"]);
     server.put("still", "served");
 }
 
 #[test]
 fn a_truncated_device_is_refused_and_left_as_it_is() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     server.put("key", "value");
     server.stop();
     let device = directory.path().join("device");
     let whole = std::fs::read(&device).unwrap();
     std::fs::write(&device, &whole[..32 << 20]).unwrap();
-    refused_to_serve(&device, &[]).refused(1, &[device.to_str().unwrap(), "33554432"]);
+    serve_expecting_failure(&device, &[]).assert_failed(1, &[device.to_str().unwrap(), "33554432"]);
     assert!(std::fs::read(&device).unwrap() == whole[..32 << 20], "the device was written to");
     std::fs::write(&device, &whole).unwrap();
-    Server::start(directory.path(), "64MiB").has("key", "value");
+    Server::start(directory.path(), "64MiB").assert_value("key", "value");
 }
 
 #[test]
 fn a_size_that_is_too_small_is_rejected_with_the_minimum_and_leaves_no_file() {
-    let directory = directory();
+    let directory = temp_directory();
     let device = directory.path().join("device");
-    refused_to_serve(&device, &["--size", "64KiB"]).refused(1, &[device.to_str().unwrap(), "65536"]);
+    serve_expecting_failure(&device, &["--size", "64KiB"])
+        .assert_failed(1, &[device.to_str().unwrap(), "65536"]);
     assert!(!device.exists(), "a file that is no device was left behind");
 }
 
 #[test]
 fn paths_that_are_no_devices_are_rejected() {
-    let directory = directory();
-    refused_to_serve(directory.path(), &[]).refused(1, &["neither a regular file nor a block device"]);
+    let directory = temp_directory();
+    serve_expecting_failure(directory.path(), &[])
+        .assert_failed(1, &["neither a regular file nor a block device"]);
     let nowhere = directory.path().join("no/such/directory/device");
-    refused_to_serve(&nowhere, &[]).refused(1, &[nowhere.to_str().unwrap()]);
-    check(&directory.path().join("missing")).refused(1, &["missing", "does not exist"]);
+    serve_expecting_failure(&nowhere, &[]).assert_failed(1, &[nowhere.to_str().unwrap()]);
+    check(&directory.path().join("missing")).assert_failed(1, &["missing", "does not exist"]);
 }
 
 #[test]
 fn a_full_device_says_so_and_keeps_serving_reads_and_deletes() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "32MiB");
     let client = BlockingClient::connect(&server.url).unwrap();
     let value = |i: usize| vec![i as u8; 60_000];
@@ -121,22 +123,24 @@ fn a_full_device_says_so_and_keeps_serving_reads_and_deletes() {
     let (count, error) = full.expect("32 MiB do not hold 600 MB");
     assert_eq!(error, Error::CapacityExceeded);
     assert!(count > 100, "{count} values of 60 kB fit into 32 MiB");
-    server.run(&["put", "one-more", &"x".repeat(60_000)]).refused(1, &["one-more", "capacity exceeded"]);
+    server
+        .run(&["put", "one-more", &"x".repeat(60_000)])
+        .assert_failed(1, &["one-more", "capacity exceeded"]);
     for i in 0..count {
         assert_eq!(client.get(format!("key-{i}").as_bytes()), Ok(Some(value(i))));
     }
-    server.run(&["delete", "key-0"]).fine();
-    server.run(&["delete", "key-1"]).fine();
+    server.run(&["delete", "key-0"]).stdout_ok();
+    server.run(&["delete", "key-1"]).stdout_ok();
     server.put("one-more", &"x".repeat(60_000));
     drop(client);
     server.stop();
     let checked = check(&directory.path().join("device"));
-    assert!(checked.fine().contains(&format!("keys      {}\n", count - 1)), "{}", checked.text());
+    assert!(checked.stdout_ok().contains(&format!("keys      {}\n", count - 1)), "{}", checked.text());
 }
 
 #[test]
 fn check_passes_on_an_intact_device_and_changes_nothing() {
-    let directory = directory();
+    let directory = temp_directory();
     let mut server = Server::start(directory.path(), "64MiB");
     for i in 0..20 {
         server.put(&format!("key-{i}"), "value");
@@ -146,7 +150,7 @@ fn check_passes_on_an_intact_device_and_changes_nothing() {
     let before = std::fs::read(&device).unwrap();
     let checked = check(&device);
     assert_eq!(checked.code, 0, "{}", checked.stderr);
-    for part in ["closed    not in order", "keys      20\n", "problems  0\n"] {
+    for part in ["shutdown  not cleanly", "keys      20\n", "problems  0\n"] {
         assert!(checked.text().contains(part), "{}", checked.text());
     }
     assert!(std::fs::read(&device).unwrap() == before, "the device was written to");
@@ -154,7 +158,7 @@ fn check_passes_on_an_intact_device_and_changes_nothing() {
 
 #[test]
 fn check_lists_what_is_left_of_a_volume_that_cannot_be_recovered() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     server.put("left", "a value");
     server.stop();
@@ -180,7 +184,7 @@ fn check_lists_what_is_left_of_a_volume_that_cannot_be_recovered() {
 
 #[test]
 fn a_flipped_byte_is_found_by_check_and_never_leaves_the_node() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let value = "a value that is easily found, and long enough to be nothing else".repeat(40);
     server.put("sound", &value.to_uppercase());
@@ -199,11 +203,11 @@ fn a_flipped_byte_is_found_by_check_and_never_leaves_the_node() {
     assert!(checked.stderr.contains("1 problem"), "{}", checked.stderr);
 
     let server = Server::start(directory.path(), "64MiB");
-    server.run(&["get", "rotten"]).refused(1, &["rotten", "cannot be read back"]);
-    server.has("sound", &value.to_uppercase());
-    let said = server.said();
-    let logged = said.lines().find(|line| line.contains("rotten")).expect("the node tells of it");
+    server.run(&["get", "rotten"]).assert_failed(1, &["rotten", "cannot be read back"]);
+    server.assert_value("sound", &value.to_uppercase());
+    let output = server.unexpected_stderr();
+    let logged = output.lines().find(|line| line.contains("rotten")).expect("the node logs it");
     assert!(logged.contains(device.to_str().unwrap()), "{logged}");
-    server.put("rotten", "mended");
-    server.has("rotten", "mended");
+    server.put("rotten", "repaired");
+    server.assert_value("rotten", "repaired");
 }

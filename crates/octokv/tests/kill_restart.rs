@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{Server, directory, octokv};
+use common::{Server, octokv, temp_directory};
 use octokv_base::{Nanos, Prng};
 use octokv_bench::ack_log::{AckLog, WriteControl};
 use octokv_bench::kv_worker::{connect, disconnect};
@@ -33,7 +33,7 @@ fn session(server: &Server) -> Session<KernelSockets> {
 
 #[test]
 fn every_acknowledged_write_survives_fifty_kills_under_load() {
-    let directory = directory();
+    let directory = temp_directory();
     let mut random = Prng::new(50);
     let mut log = AckLog::new(KEYS, 7);
     let mut in_doubt = 0;
@@ -51,26 +51,26 @@ fn every_acknowledged_write_survives_fifty_kills_under_load() {
             WriteControl::Continue
         });
         written.unwrap_or_else(|failure| panic!("kill {kill}: {failure}"));
-        assert!(killed, "the server was lost before it was killed: {}", server.said());
+        assert!(killed, "the server was lost before it was killed: {}", server.unexpected_stderr());
         in_doubt += log.in_doubt_count();
     }
     let server = Server::start(directory.path(), "64MiB");
     let mut session = session(&server);
     let keys = log.verify(&mut session, now, DEPTH).unwrap_or_else(|error| panic!("{error}"));
     disconnect(session, now);
-    // The test means something only when the kills came in the middle of writes, and keys lived on.
+    // The test is meaningful only if the kills interrupted writes and keys survived.
     assert!(log.acknowledged_count() > KILLS * 10, "{} writes", log.acknowledged_count());
     assert!(in_doubt as u64 > KILLS * DEPTH as u64 / 2, "{in_doubt} writes in doubt");
     assert!(keys > KEYS / 4, "{keys} keys");
     server.stop();
     let device = directory.path().join("device");
     let checked = octokv(["check", "--device", device.to_str().unwrap()]);
-    assert!(checked.fine().contains(&format!("keys      {keys}\n")), "{}", checked.text());
+    assert!(checked.stdout_ok().contains(&format!("keys      {keys}\n")), "{}", checked.text());
 }
 
 #[test]
 fn the_ack_log_detects_a_node_that_lost_writes() {
-    let directory = directory();
+    let directory = temp_directory();
     let mut log = AckLog::new(KEYS, 8);
     let server = Server::start(directory.path(), "64MiB");
     let mut writing = session(&server);

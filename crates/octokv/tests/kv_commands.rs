@@ -1,4 +1,4 @@
-//! Keys and values through the binary: what goes in comes out, byte for byte, and absence has its own exit code.
+//! Keys and values through the binary: stored and read byte for byte; a missing key has its own exit code.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,101 +8,112 @@
 
 mod common;
 
-use common::{Server, directory, octokv, octokv_fed};
+use common::{Server, octokv, octokv_with_stdin, temp_directory};
 use octokv_client::blocking::BlockingClient;
 
 #[test]
 fn a_value_exists_from_put_to_delete() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     server.put("hello", "world");
-    server.has("hello", "world");
-    assert_eq!(server.run(&["exist", "hello"]).fine(), "5\n");
+    server.assert_value("hello", "world");
+    assert_eq!(server.run(&["exist", "hello"]).stdout_ok(), "5\n");
     server.put("hello", "there, world");
-    server.has("hello", "there, world");
-    assert_eq!(server.run(&["list"]).fine(), "hello\n");
-    assert_eq!(server.run(&["delete", "hello"]).fine(), "");
-    assert_eq!(server.run(&["list"]).fine(), "");
+    server.assert_value("hello", "there, world");
+    assert_eq!(server.run(&["list"]).stdout_ok(), "hello\n");
+    assert_eq!(server.run(&["delete", "hello"]).stdout_ok(), "");
+    assert_eq!(server.run(&["list"]).stdout_ok(), "");
     for command in ["get", "exist", "delete"] {
-        server.run(&[command, "hello"]).refused(3, &["key hello does not exist"]);
+        server.run(&[command, "hello"]).assert_failed(3, &["key hello does not exist"]);
     }
     server.stop();
 }
 
 #[test]
 fn values_are_bytes_of_any_kind_and_length() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let file = directory.path().join("value");
     let bytes: Vec<u8> = (0..2u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for length in [0, 1, 511, 4096, 16_384, 16_385, 100_000, 2 << 20] {
         std::fs::write(&file, &bytes[..length]).unwrap();
-        server.run(&["put", "value", "--file", file.to_str().unwrap()]).fine();
+        server.run(&["put", "value", "--file", file.to_str().unwrap()]).stdout_ok();
         let got = server.run(&["get", "value"]);
         assert_eq!(got.code, 0);
         assert!(got.stdout == bytes[..length], "a value of {length} bytes came back changed");
-        assert_eq!(server.run(&["exist", "value"]).fine(), format!("{length}\n"));
+        assert_eq!(server.run(&["exist", "value"]).stdout_ok(), format!("{length}\n"));
     }
     std::fs::write(&file, vec![0; (2 << 20) + 1]).unwrap();
     let long = server.run(&["put", "long", "--file", file.to_str().unwrap()]);
-    long.refused(1, &["long", "2097153", "2097152"]);
-    octokv_fed(["put", "fed", "--file", "-", "--url", &server.url], b"\0from\nstdin\xff").fine();
+    long.assert_failed(1, &["long", "2097153", "2097152"]);
+    octokv_with_stdin(["put", "fed", "--file", "-", "--url", &server.url], b"\0from\nstdin\xff").stdout_ok();
     assert_eq!(server.run(&["get", "fed"]).stdout, b"\0from\nstdin\xff");
 }
 
 #[test]
 fn keys_and_values_in_hexadecimal() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
-    server.run(&["put", "--hex", "00ff0a", "DEADbeef00"]).fine();
+    server.run(&["put", "--hex", "00ff0a", "DEADbeef00"]).stdout_ok();
     assert_eq!(server.run(&["get", "--hex", "0x00FF0A"]).stdout, [0xde, 0xad, 0xbe, 0xef, 0]);
-    assert_eq!(server.run(&["exist", "--hex", "00ff0a"]).fine(), "5\n");
+    assert_eq!(server.run(&["exist", "--hex", "00ff0a"]).stdout_ok(), "5\n");
     server.put("text", "x");
-    let mut hex: Vec<String> = server.run(&["list", "--hex"]).fine().lines().map(str::to_owned).collect();
+    let mut hex: Vec<String> =
+        server.run(&["list", "--hex"]).stdout_ok().lines().map(str::to_owned).collect();
     hex.sort();
     assert_eq!(hex, ["00ff0a", "74657874"]);
-    let mut plain: Vec<String> = server.run(&["list"]).fine().lines().map(str::to_owned).collect();
+    let mut plain: Vec<String> = server.run(&["list"]).stdout_ok().lines().map(str::to_owned).collect();
     plain.sort();
     assert_eq!(plain, ["0x00ff0a", "text"]);
-    server.run(&["delete", "--hex", "00ff0a"]).fine();
-    server.run(&["get", "--hex", "00ff0a"]).refused(3, &["0x00ff0a"]);
-    server.run(&["put", "--hex", "123", "00"]).refused(2, &["123", "not hexadecimal"]);
+    // A text that reads like the hexadecimal form of another key is printed as hexadecimal.
+    server.run(&["put", "--hex", "07070707", "31"]).stdout_ok();
+    server.run(&["put", "0x07070707", "text"]).stdout_ok();
+    let mut listed: Vec<String> = server.run(&["list"]).stdout_ok().lines().map(str::to_owned).collect();
+    listed.sort();
+    assert_eq!(listed, ["0x00ff0a", "0x07070707", "0x30783037303730373037", "text"]);
+    assert_eq!(server.run(&["get", "--hex", "0x07070707"]).stdout_ok(), "1");
+    assert_eq!(server.run(&["get", "--hex", "0x30783037303730373037"]).stdout_ok(), "text");
+    server.run(&["delete", "--hex", "00ff0a"]).stdout_ok();
+    server.run(&["get", "--hex", "00ff0a"]).assert_failed(3, &["0x00ff0a"]);
+    server.run(&["put", "--hex", "123", "00"]).assert_failed(2, &["123", "not hexadecimal"]);
 }
 
 #[test]
 fn keys_have_1_to_1024_bytes() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     for length in [1, 16, 17, 255, 1024] {
         let key = "k".repeat(length);
         let value = format!("of {length}");
         server.put(&key, &value);
-        server.has(&key, &value);
-        assert_eq!(server.run(&["exist", &key]).fine(), format!("{}\n", value.len()));
+        server.assert_value(&key, &value);
+        assert_eq!(server.run(&["exist", &key]).stdout_ok(), format!("{}\n", value.len()));
     }
-    assert_eq!(server.run(&["list"]).fine().lines().count(), 5);
-    server.run(&["delete", &"k".repeat(1024)]).fine();
-    assert_eq!(server.run(&["list"]).fine().lines().count(), 4);
-    server.run(&["put", &"k".repeat(1025), "v"]).refused(1, &["1025", "1024"]);
-    server.run(&["put", "", "v"]).refused(1, &["a key of 0 B"]);
+    assert_eq!(server.run(&["list"]).stdout_ok().lines().count(), 5);
+    server.run(&["delete", &"k".repeat(1024)]).stdout_ok();
+    assert_eq!(server.run(&["list"]).stdout_ok().lines().count(), 4);
+    server.run(&["put", &"k".repeat(1025), "v"]).assert_failed(1, &["1025", "1024"]);
+    server.run(&["put", "", "v"]).assert_failed(1, &["a key of 0 B"]);
 }
 
 #[test]
 fn add_only_and_update_only() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
-    server.run(&["put", "--update-only", "key", "none"]).refused(3, &["key does not exist"]);
-    server.run(&["put", "--add-only", "key", "first"]).fine();
-    server.run(&["put", "--add-only", "key", "second"]).refused(1, &["key", "exists already"]);
-    server.has("key", "first");
-    server.run(&["put", "--update-only", "key", "third"]).fine();
-    server.has("key", "third");
-    server.run(&["put", "--update-only", "--add-only", "key", "x"]).refused(2, &["cannot be used with"]);
+    server.run(&["put", "--update-only", "key", "none"]).assert_failed(3, &["key does not exist"]);
+    server.run(&["put", "--add-only", "key", "first"]).stdout_ok();
+    server.run(&["put", "--add-only", "key", "second"]).assert_failed(1, &["key", "exists already"]);
+    server.assert_value("key", "first");
+    server.run(&["put", "--update-only", "key", "third"]).stdout_ok();
+    server.assert_value("key", "third");
+    server
+        .run(&["put", "--update-only", "--add-only", "key", "x"])
+        .assert_failed(2, &["cannot be used with"]);
 }
 
 #[test]
 fn a_list_names_every_key_once_whatever_its_length() {
-    let directory = directory();
+    let directory = temp_directory();
     let arguments = ["--device", "memory", "--size", "128MiB", "--listen", "127.0.0.1:0"];
     let server = Server::start_with(directory.path(), &arguments);
     let client = BlockingClient::connect(&server.url).unwrap();
@@ -111,20 +122,20 @@ fn a_list_names_every_key_once_whatever_its_length() {
         client.put(key.as_bytes(), b"v").unwrap();
     }
     let all = server.run(&["list"]);
-    let in_order: Vec<&str> = all.fine().lines().collect();
+    let in_order: Vec<&str> = all.stdout_ok().lines().collect();
     let mut sorted = in_order.clone();
     sorted.sort_unstable();
     keys.sort_unstable();
     assert_eq!(sorted, keys);
-    assert_eq!(server.run(&["list", "--limit", "7"]).fine().lines().collect::<Vec<_>>(), in_order[..7]);
-    assert_eq!(server.run(&["list", "--limit", "0"]).fine(), "");
+    assert_eq!(server.run(&["list", "--limit", "7"]).stdout_ok().lines().collect::<Vec<_>>(), in_order[..7]);
+    assert_eq!(server.run(&["list", "--limit", "0"]).stdout_ok(), "");
     let from = server.run(&["list", "--start", in_order[4_321]]);
-    assert_eq!(from.fine().lines().collect::<Vec<_>>(), in_order[4_321..]);
+    assert_eq!(from.stdout_ok().lines().collect::<Vec<_>>(), in_order[4_321..]);
 }
 
 #[test]
 fn the_environment_names_the_node_where_no_flag_does() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     server.put("key", "value");
     let got = std::process::Command::new(common::OCTOKV)
@@ -160,7 +171,7 @@ fn wrong_usage_has_exit_code_2_and_says_what_is_wrong() {
         (&["--log", "loud", "demo"], "loud"),
     ];
     for (arguments, part) in table {
-        octokv(*arguments).refused(2, &[part]);
+        octokv(*arguments).assert_failed(2, &[part]);
     }
 }
 
@@ -168,26 +179,26 @@ fn wrong_usage_has_exit_code_2_and_says_what_is_wrong() {
 fn an_unreachable_node_is_named() {
     let url = "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:node?nsid=1";
     for command in [&["get", "key"][..], &["put", "key", "value"], &["list"], &["bench", "--ops", "1"]] {
-        let said = octokv(command.iter().copied().chain(["--url", url]));
-        assert_eq!(said.code, 1);
-        assert!(said.stderr.contains("127.0.0.1:1"), "{}", said.stderr);
+        let output = octokv(command.iter().copied().chain(["--url", url]));
+        assert_eq!(output.code, 1);
+        assert!(output.stderr.contains("127.0.0.1:1"), "{}", output.stderr);
     }
     let other = "nvme+tcp://host.invalid:1/nqn.2026-11.io.octokv:node";
-    octokv(["get", "key", "--url", other]).refused(1, &["host.invalid"]);
+    octokv(["get", "key", "--url", other]).assert_failed(1, &["host.invalid"]);
 }
 
 #[test]
 fn another_subsystem_or_namespace_is_refused_by_the_node() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let at = |nqn: &str, nsid: u32| format!("nvme+tcp://{}/{nqn}?nsid={nsid}", server.authority());
     let other = at("nqn.2026-11.io.octokv:other", 1);
-    octokv(["get", "key", "--url", &other]).refused(1, &[server.authority(), "refused"]);
+    octokv(["get", "key", "--url", &other]).assert_failed(1, &[server.authority(), "refused"]);
     let second = at("nqn.2026-11.io.octokv:node", 2);
-    octokv(["get", "key", "--url", &second]).refused(1, &["namespace does not exist"]);
+    octokv(["get", "key", "--url", &second]).assert_failed(1, &["namespace does not exist"]);
 }
 
 #[test]
 fn the_version_is_the_packages() {
-    assert_eq!(octokv(["--version"]).fine(), concat!("octokv ", env!("CARGO_PKG_VERSION"), "\n"));
+    assert_eq!(octokv(["--version"]).stdout_ok(), concat!("octokv ", env!("CARGO_PKG_VERSION"), "\n"));
 }

@@ -1,4 +1,4 @@
-//! Scheduling a node that runs, through the binary: what is set holds, is kept, and is seen; what may not be is refused.
+//! Scheduling of a running node through the binary: settings apply, persist and are visible; invalid ones are rejected.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,14 +8,14 @@
 
 mod common;
 
-use common::{OCTOKV, Said, Server, directory, octokv, refused_to_serve};
+use common::{CommandOutput, OCTOKV, Server, octokv, serve_expecting_failure, temp_directory};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const TENANT: &str = "nqn.2026-11.io.example:tenant";
 
-/// A node on two cores, with its administration socket in a directory.
+/// A node on two cores, with its admin socket in a directory.
 struct Node {
     server: Server,
     socket: PathBuf,
@@ -30,16 +30,16 @@ impl Node {
         Node { server: Server::start_with(directory, &arguments), socket }
     }
 
-    fn run(&self, arguments: &[&str]) -> Said {
+    fn run(&self, arguments: &[&str]) -> CommandOutput {
         octokv(arguments.iter().copied().chain(["--admin", self.socket.to_str().unwrap()]))
     }
 
     fn scheduling(&self) -> Value {
-        serde_json::from_str(self.run(&["sched", "show", "--json"]).fine()).unwrap()
+        serde_json::from_str(self.run(&["sched", "show", "--json"]).stdout_ok()).unwrap()
     }
 
     fn interval(&self) -> Value {
-        serde_json::from_str(self.run(&["stats", "--json"]).fine()).unwrap()
+        serde_json::from_str(self.run(&["stats", "--json"]).stdout_ok()).unwrap()
     }
 }
 
@@ -50,16 +50,16 @@ fn numbers(interval: &Value, list: &str, field: &str) -> Vec<f64> {
 
 #[test]
 fn settings_apply_at_once_and_survive_a_kill() {
-    let directory = directory();
+    let directory = temp_directory();
     let mut node = Node::start(directory.path(), &[]);
     assert_eq!(
         (&node.scheduling()["policy"], &node.scheduling()["interval_ms"]),
         (&"none".into(), &1000.into())
     );
-    node.run(&["sched", "set", "--policy", "hybrid", "--window-ms", "20"]).fine();
-    node.run(&["sched", "set", "--overload", "0.25"]).fine();
-    node.run(&["sched", "host", TENANT, "--weight", "4"]).fine();
-    node.run(&["sched", "host", TENANT, "--operations-per-s", "5000"]).fine();
+    node.run(&["sched", "set", "--policy", "hybrid", "--window-ms", "20"]).stdout_ok();
+    node.run(&["sched", "set", "--overload", "0.25"]).stdout_ok();
+    node.run(&["sched", "host", TENANT, "--weight", "4"]).stdout_ok();
+    node.run(&["sched", "host", TENANT, "--operations-per-s", "5000"]).stdout_ok();
     let set = node.scheduling();
     assert_eq!(
         (&set["hosts"][TENANT]["weight"], &set["hosts"][TENANT]["operations_per_s"]),
@@ -67,14 +67,14 @@ fn settings_apply_at_once_and_survive_a_kill() {
     );
     assert!(
         node.run(&["sched", "show"])
-            .fine()
+            .stdout_ok()
             .contains(&format!("host {TENANT}: weight 4, operations_per_s 5000"))
     );
     let held = |set: &Value| (set["policy"].clone(), set["interval_ms"].clone(), set["overload"].clone());
     assert_eq!(held(&set), ("hybrid".into(), 20.into(), 0.25.into()));
     assert!(
         node.run(&["sched", "show"])
-            .fine()
+            .stdout_ok()
             .lines()
             .any(|line| line.split_whitespace().eq(["interval_ms", "20"]))
     );
@@ -85,7 +85,7 @@ fn settings_apply_at_once_and_survive_a_kill() {
 
 #[test]
 fn invalid_settings_are_rejected_with_the_valid_range_and_change_nothing() {
-    let directory = directory();
+    let directory = temp_directory();
     let node = Node::start(directory.path(), &[]);
     let before = node.scheduling();
     for (arguments, parts) in [
@@ -96,34 +96,34 @@ fn invalid_settings_are_rejected_with_the_valid_range_and_change_nothing() {
         (&["--policy", "fair", "--in-flight", "0"], &["in_flight", "1 to 4096"]),
         (&["--move-flows", "some"], &["migrate_tenants", "dense"]),
         (&["--held-max-us", "18446744073709551615"], &["held_max"]),
-        (&[], &["nothing to set"]),
+        (&[], &["no setting given"]),
     ] {
         let arguments: Vec<&str> = ["sched", "set"].iter().chain(arguments).copied().collect();
-        node.run(&arguments).refused(2, parts);
+        node.run(&arguments).assert_failed(2, parts);
     }
-    node.run(&["sched", "host", TENANT, "--weight", "1001"]).refused(2, &["weight", "1 to 1000"]);
-    node.run(&["sched", "host", TENANT]).refused(2, &["nothing to set"]);
-    node.run(&["sched", "host", "tenant", "--weight", "2"]).refused(2, &["nqn"]);
+    node.run(&["sched", "host", TENANT, "--weight", "1001"]).assert_failed(2, &["weight", "1 to 1000"]);
+    node.run(&["sched", "host", TENANT]).assert_failed(2, &["no setting given"]);
+    node.run(&["sched", "host", "tenant", "--weight", "2"]).assert_failed(2, &["nqn"]);
     assert_eq!(node.scheduling(), before);
     let config = directory.path().join("config");
     std::fs::write(&config, "sched = { policy = \"automatic\" }\n").unwrap();
     let other = directory.path().join("other");
-    refused_to_serve(&other, &["--config", config.to_str().unwrap()])
-        .refused(2, &["sched", "automatic", "auto"]);
+    serve_expecting_failure(&other, &["--config", config.to_str().unwrap()])
+        .assert_failed(2, &["sched", "automatic", "auto"]);
     std::fs::write(&config, "sched = { polcy = \"auto\" }\n").unwrap();
-    refused_to_serve(&other, &["--config", config.to_str().unwrap()]).refused(2, &["polcy"]);
+    serve_expecting_failure(&other, &["--config", config.to_str().unwrap()]).assert_failed(2, &["polcy"]);
     assert!(!other.exists());
 }
 
 #[test]
 fn requests_migrate_to_an_idle_core_and_every_one_completes() {
-    let directory = directory();
+    let directory = temp_directory();
     let config = directory.path().join("config");
     let text = "sched = { policy = \"proportional\", interval_ms = 50, overload = 0.0, imbalance_difference = 0.0 }\n";
     std::fs::write(&config, text).unwrap();
     let node = Node::start(directory.path(), &["--config", config.to_str().unwrap()]);
     assert_eq!(node.scheduling()["policy"], "proportional");
-    // One connection: all of it comes in on one core, and every value that is read is compared.
+    // One connection: all requests arrive on one core, and every value read is verified.
     let url = node.server.url.as_str();
     let load = [
         "bench",
@@ -150,23 +150,23 @@ fn requests_migrate_to_an_idle_core_and_every_one_completes() {
         }
     };
     assert!(ended.success(), "{ended}");
-    let interval = seen.expect("requests moved in a window of six seconds");
+    let interval = seen.expect("no requests migrated within six seconds");
     assert_eq!((&interval["policy"], &interval["action"]), (&"proportional".into(), &"balance".into()));
     assert_eq!(interval["tenants"][0]["host"], TENANT);
     let sender = numbers(&interval, "cores", "offloaded").iter().position(|&moved| moved > 0.0).unwrap();
     assert!(numbers(&interval, "cores", "executed_for_others")[1 - sender] > 0.0, "{interval}");
     assert!(interval["natural_load_balance"].as_f64().unwrap() < 0.5, "{interval}");
     assert!(numbers(&interval, "cores", "utilisation").iter().all(|&part| (0.0..=1.0).contains(&part)));
-    node.run(&["sched", "set", "--policy", "none"]).fine();
+    node.run(&["sched", "set", "--policy", "none"]).stdout_ok();
     assert_eq!(node.scheduling()["policy"], "none");
     node.server.stop();
 }
 
 #[test]
 fn single_queue_hosts_are_assigned_to_cores_in_turn() {
-    let directory = directory();
+    let directory = temp_directory();
     let node = Node::start(directory.path(), &[]);
-    node.run(&["sched", "set", "--window-ms", "50"]).fine();
+    node.run(&["sched", "set", "--window-ms", "50"]).stdout_ok();
     let mut cores = Vec::new();
     for _ in 0..4 {
         let load = ["bench", "--url", &node.server.url, "--workload", "fillseq", "--num", "50"];
@@ -174,12 +174,14 @@ fn single_queue_hosts_are_assigned_to_cores_in_turn() {
         let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
         let mut requests = [0.0; 2];
         while bench.try_wait().unwrap().is_none() {
-            let window = numbers(&node.interval(), "cores", "requests");
-            requests.iter_mut().zip(window).for_each(|(sum, requests)| *sum += requests);
+            let interval = numbers(&node.interval(), "cores", "requests");
+            requests.iter_mut().zip(interval).for_each(|(sum, requests)| *sum += requests);
         }
-        cores.push(requests.iter().position(|&sum| sum > 0.0).expect("requests in a second of windows"));
+        cores.push(
+            requests.iter().position(|&sum| sum > 0.0).expect("no requests in the intervals of a second"),
+        );
         assert!(requests.contains(&0.0), "on one core only: {requests:?}");
-        // Until no window has any of this one's.
+        // Until an interval has no requests of this one.
         while numbers(&node.interval(), "cores", "requests").iter().sum::<f64>() > 0.0 {}
     }
     assert_eq!(cores, [0, 1, 0, 1]);
@@ -187,15 +189,15 @@ fn single_queue_hosts_are_assigned_to_cores_in_turn() {
 
 #[test]
 fn stats_are_printed_once_without_a_terminal() {
-    let directory = directory();
+    let directory = temp_directory();
     let node = Node::start(directory.path(), &[]);
-    let said = node.run(&["stats"]);
-    let table = said.fine();
-    assert!(table.starts_with("window ") && table.contains("policy none: nothing"), "{table}");
+    let output = node.run(&["stats"]);
+    let table = output.stdout_ok();
+    assert!(table.starts_with("interval ") && table.contains("policy none: nothing"), "{table}");
     assert_eq!(
         table.lines().filter(|line| line.starts_with(['0', '1'])).count(),
         2,
         "a line for each core: {table}"
     );
-    octokv(["stats", "--once", "--admin", "/nowhere/at/all"]).refused(1, &["/nowhere/at/all"]);
+    octokv(["stats", "--once", "--admin", "/nowhere/at/all"]).assert_failed(1, &["/nowhere/at/all"]);
 }

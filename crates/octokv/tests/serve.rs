@@ -1,4 +1,4 @@
-//! `octokv serve` through the binary: the ready line, addresses, events, the configuration file, ending in order.
+//! `octokv serve` through the binary: the ready line, addresses, log, the configuration file, clean shutdown.
 
 #![allow(
     clippy::disallowed_methods,
@@ -8,12 +8,12 @@
 
 mod common;
 
-use common::{Server, directory, octokv, refused_to_serve};
+use common::{Server, octokv, serve_expecting_failure, temp_directory};
 use std::os::unix::fs::PermissionsExt;
 
 #[test]
 fn the_ready_line_is_the_url_and_the_created_device_is_its_owners_alone() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     assert!(server.url.starts_with("nvme+tcp://127.0.0.1:"), "{}", server.url);
     assert!(server.url.ends_with("/nqn.2026-11.io.octokv:node?nsid=1"), "{}", server.url);
@@ -25,30 +25,30 @@ fn the_ready_line_is_the_url_and_the_created_device_is_its_owners_alone() {
 
 #[test]
 fn a_signal_shuts_down_cleanly_and_the_data_is_back_after_a_restart() {
-    let directory = directory();
+    let directory = temp_directory();
     for (signal, value) in [("TERM", "first"), ("INT", "second"), ("TERM", "third")] {
         let mut server = Server::start(directory.path(), "64MiB");
         server.put(signal, value);
         server.put("last", value);
         assert_eq!(server.signal(signal).code(), Some(0));
-        assert_eq!(server.said(), "");
+        assert_eq!(server.unexpected_stderr(), "");
     }
     let device = directory.path().join("device");
     let checked = octokv(["check", "--device", device.to_str().unwrap()]);
-    assert!(checked.fine().contains("closed    in order"), "{}", checked.text());
+    assert!(checked.stdout_ok().contains("shutdown  cleanly"), "{}", checked.text());
     let server = Server::start(directory.path(), "64MiB");
-    server.has("TERM", "third");
-    server.has("INT", "second");
-    server.has("last", "third");
+    server.assert_value("TERM", "third");
+    server.assert_value("INT", "second");
+    server.assert_value("last", "third");
 }
 
 #[test]
 fn the_memory_device_needs_no_file() {
-    let directory = directory();
+    let directory = temp_directory();
     let arguments = ["--device", "memory", "--size", "64MiB", "--listen", "127.0.0.1:0"];
     let server = Server::start_with(directory.path(), &arguments);
     server.put("key", "value");
-    server.has("key", "value");
+    server.assert_value("key", "value");
     server.stop();
 }
 
@@ -62,21 +62,21 @@ fn every_choice_of_hash_unit_driver_polling_and_durability_serves() {
         &["--nqn", "nqn.2026-11.org.example:other"],
         &["--engine", "hash"],
     ];
-    let directory = directory();
+    let directory = temp_directory();
     let device = directory.path().join("device");
     let common = ["--device", device.to_str().unwrap(), "--size", "64MiB", "--listen", "127.0.0.1:0"];
     for choice in choices {
         let arguments: Vec<&str> = common.iter().chain(choice).copied().collect();
         let server = Server::start_with(directory.path(), &arguments);
         server.put("key", choice[1]);
-        server.has("key", choice[1]);
+        server.assert_value("key", choice[1]);
         server.stop();
     }
 }
 
 #[test]
 fn ipv4_and_ipv6_at_once() {
-    let directory = directory();
+    let directory = temp_directory();
     let device = directory.path().join("device");
     let arguments = [
         "--device",
@@ -93,24 +93,27 @@ fn ipv4_and_ipv6_at_once() {
     let server = Server::start_with(directory.path(), &arguments);
     assert!(server.url.starts_with("nvme+tcp://[::1]:"), "{}", server.url);
     server.put("over", "six");
-    let said = server.said();
-    let four = said.split_whitespace().find_map(|word| word.strip_prefix("address=127.0.0.1:"));
-    let url = format!("nvme+tcp://127.0.0.1:{}/nqn.2026-11.io.octokv:node", four.expect(&said));
-    assert_eq!(octokv(["get", "over", "--url", &url]).fine(), "six");
+    let output = server.unexpected_stderr();
+    let four = output.split_whitespace().find_map(|word| word.strip_prefix("address=127.0.0.1:"));
+    let url = format!("nvme+tcp://127.0.0.1:{}/nqn.2026-11.io.octokv:node", four.expect(&output));
+    assert_eq!(octokv(["get", "over", "--url", &url]).stdout_ok(), "six");
     server.stop();
 }
 
 #[test]
 fn log_lines_are_structured_on_standard_error() {
-    let directory = directory();
+    let directory = temp_directory();
     let device = directory.path().join("device");
     let device = device.to_str().unwrap();
     let arguments = ["--device", device, "--size", "64MiB", "--listen", "127.0.0.1:0", "--log", "info"];
     let mut server = Server::start_with(directory.path(), &arguments);
     assert!(server.signal("TERM").success());
-    let said = server.said();
-    assert!(said.contains("listening address=127.0.0.1:") && said.contains("ended in order"), "{said}");
-    for line in said.lines() {
+    let output = server.unexpected_stderr();
+    assert!(
+        output.contains("listening address=127.0.0.1:") && output.contains("stopped cleanly"),
+        "{output}"
+    );
+    for line in output.lines() {
         let mut words = line.split_whitespace();
         assert!(words.next().unwrap().ends_with('Z'), "no time: {line}");
         assert!(["INFO", "WARN"].contains(&words.next().unwrap()), "no level: {line}");
@@ -120,25 +123,26 @@ fn log_lines_are_structured_on_standard_error() {
 
 #[test]
 fn an_address_in_use_is_named() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let other = directory.path().join("other");
     let arguments =
         ["serve", "--device", other.to_str().unwrap(), "--size", "64MiB", "--listen", server.authority()];
-    octokv(arguments).refused(1, &["cannot listen on", server.authority(), "in use"]);
+    octokv(arguments).assert_failed(1, &["cannot listen on", server.authority(), "in use"]);
     server.put("still", "served");
 }
 
 #[test]
 fn an_unknown_core_is_named() {
-    let directory = directory();
-    let said = refused_to_serve(&directory.path().join("device"), &["--size", "64MiB", "--cores", "5000"]);
-    said.refused(1, &["core 5000"]);
+    let directory = temp_directory();
+    let output =
+        serve_expecting_failure(&directory.path().join("device"), &["--size", "64MiB", "--cores", "5000"]);
+    output.assert_failed(1, &["core 5000"]);
 }
 
 #[test]
 fn the_configuration_file_sets_and_flags_override_it() {
-    let directory = directory();
+    let directory = temp_directory();
     let (device, file) = (directory.path().join("device"), directory.path().join("octokv.toml"));
     let text = format!(
         "device = \"{}\"\nsize = \"64MiB\"\nlisten = [\"127.0.0.1:0\"]\nnqn = \"nqn.2026-11.org.example:a\"\n",
@@ -153,12 +157,12 @@ fn the_configuration_file_sets_and_flags_override_it() {
     let name = "nqn.2026-11.org.example:b";
     let server = Server::start_with(directory.path(), &["--config", file, "--nqn", name]);
     assert!(server.url.ends_with("example:b?nsid=1"), "{}", server.url);
-    server.has("key", "value");
+    server.assert_value("key", "value");
 }
 
 #[test]
 fn a_wrong_configuration_is_refused_by_file_line_and_key_and_touches_nothing() {
-    let directory = directory();
+    let directory = temp_directory();
     let (device, file) = (directory.path().join("device"), directory.path().join("octokv.toml"));
     let table: &[(&str, &[&str])] = &[
         ("durabilty = \"flush\"", &["octokv.toml:2:", "durabilty", "did you mean \"durability\""]),
@@ -171,22 +175,23 @@ fn a_wrong_configuration_is_refused_by_file_line_and_key_and_touches_nothing() {
     ];
     for (line, parts) in table {
         std::fs::write(&file, format!("device = \"{}\"\n{line}\n", device.display())).unwrap();
-        octokv(["serve", "--listen", "127.0.0.1:0", "--config", file.to_str().unwrap()]).refused(2, parts);
+        octokv(["serve", "--listen", "127.0.0.1:0", "--config", file.to_str().unwrap()])
+            .assert_failed(2, parts);
         assert!(!device.exists(), "{line}");
     }
-    octokv(["serve", "--config", "nowhere.toml"]).refused(2, &["nowhere.toml"]);
+    octokv(["serve", "--config", "nowhere.toml"]).assert_failed(2, &["nowhere.toml"]);
 }
 
 #[test]
 fn an_idle_node_with_a_connected_host_uses_less_than_a_hundredth_of_a_core() {
-    let directory = directory();
+    let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
     let client = octokv_client::blocking::BlockingClient::connect(&server.url).unwrap();
     client.put(b"key", b"value").unwrap();
-    let before = server.ticks();
-    // A span of time is what is measured here; nothing is waited for.
+    let before = server.cpu_ticks();
+    // The test measures CPU time over this interval; it does not wait for an event.
     std::thread::sleep(std::time::Duration::from_secs(4));
-    let used = server.ticks() - before;
+    let used = server.cpu_ticks() - before;
     assert!(used < 4, "{used} hundredths of a second in 4 s");
     assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     server.stop();

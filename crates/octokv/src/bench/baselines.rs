@@ -1,15 +1,16 @@
-//! `octokv bench --against`: peers beside the node, in turns, and ratios.
+//! `octokv bench --against`: baselines measured alternately with the node, and ratios.
 //!
 //! ```text
-//!   find every program ─▶ make a directory ─▶ round 1: workload 1: ours, peer, peer; workload 2: ...  round 2: ...
-//!   whatever happens, a signal too: end the processes, remove the directory
+//!   find every program ─▶ make a directory ─▶ round 1: workload 1: node, baseline, baseline; workload 2: ...  round 2: ...
+//!   on every return, and on a signal: terminate the processes, remove the directory
 //! ```
-//! In: a plan, the node. Out: a line per turn, ratios, what the peers were, the document. Invariant: nothing is
-//! connected, started or made before every mistake that can be known was told.
+//! In: a configuration, the node. Out: a line per result, ratios, the baselines' descriptions, the report. Invariant:
+//! every usage error is reported before anything is connected, started or created.
 
-use crate::bench::{PLATFORM, SPIN_BEFORE_SLEEP, print_result};
+use super::output::print_result;
+use super::platform::{PLATFORM, SPIN_BEFORE_SLEEP};
+use crate::choices::PollingChoice;
 use crate::cli::{BenchArgs, SystemArg};
-use crate::config::Polling;
 use crate::exit_status::{CliError, CliResult};
 use crate::progress::ProgressReporter;
 use anyhow::{Context, anyhow};
@@ -25,16 +26,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Exit code of a run that a signal ended, as shells have it for SIGINT.
+/// Exit code of a run that a signal ended, as in shells for SIGINT.
 const EXIT_INTERRUPTED: i32 = 130;
-/// How many rounds there are unless told otherwise.
+/// Rounds without `--rounds`.
 const DEFAULT_ROUNDS: usize = 3;
-/// Keys that are deleted at a time by each thread before a fill.
+/// Deletions in flight per thread before a fill.
 const DELETE_DEPTH: usize = 16;
-/// The most.
+/// Greatest value of `--rounds`.
 const ROUNDS_MAX: usize = 1000;
 
-/// The peers of a run, and what they leave behind when it is cut short.
+/// The baselines of a run, their processes and their directory.
 pub struct BaselineRunner {
     baselines: Vec<Box<dyn Baseline>>,
     children: Arc<ChildProcesses>,
@@ -42,21 +43,21 @@ pub struct BaselineRunner {
     rounds: usize,
 }
 
-/// What a run came to, beside peers or without any.
+/// Results of a run, with or without baselines.
 #[derive(Default)]
 pub struct ComparisonRun {
-    /// The figures of every turn, in order.
+    /// Results of the node and the baselines in the order of execution.
     pub results: Vec<WorkloadResult>,
-    /// What the peers were.
+    /// Descriptions of the baselines.
     pub baselines: Vec<BaselineInfo>,
-    /// Ratios, one per workload and peer.
+    /// Ratios, one per workload and baseline.
     pub comparisons: Vec<BaselineComparison>,
 }
 
-/// The flags that make no sense with peers, or without.
+/// Checks the flags that exclude or require baselines.
 ///
 /// # Errors
-/// A usage error that says which.
+/// A usage error with the flag.
 pub fn check(bench: &BenchArgs) -> CliResult {
     let usage = |what: String| Err(CliError::Usage(what));
     if bench.against.is_empty() {
@@ -81,17 +82,17 @@ pub fn check(bench: &BenchArgs) -> CliResult {
         return usage("--against is for --system kv".to_owned());
     }
     match (bench.svg.is_some(), bench.rates.is_empty()) {
-        (true, _) => usage("--svg draws no peers: leave out --against".to_owned()),
+        (true, _) => usage("--svg cannot be combined with --against".to_owned()),
         (_, false) => usage("--against takes one --rate, not --rates".to_owned()),
         _ => Ok(()),
     }
 }
 
 impl BaselineRunner {
-    /// Those that are asked for, each with its program and a place of its own; nothing is started yet.
+    /// Creates the selected baselines, each with its program and directory; starts nothing.
     ///
     /// # Errors
-    /// When a program is not there, a peer cannot do the plan, or no files can be made.
+    /// A missing program, an unsupported workload, or a directory that cannot be used.
     pub fn new(
         bench: &BenchArgs,
         config: &BenchConfig,
@@ -101,7 +102,7 @@ impl BaselineRunner {
             if !is_in_path(kind.program()) {
                 let (name, program, package) = (kind.name(), kind.program(), kind.package());
                 return Err(CliError::Failed(anyhow!(
-                    "--against {name}: there is no {program}; Debian's package {package} has it (apt-get install {package})"
+                    "--against {name}: {program} is not installed; it is in the Debian package {package} (apt-get install {package})"
                 )));
             }
         }
@@ -110,13 +111,13 @@ impl BaselineRunner {
             None => PathBuf::from("."),
         };
         let unusable = |error: std::io::Error| {
-            CliError::Usage(format!("--peer-dir {}: no files can be made there: {error}", location.display()))
+            CliError::Usage(format!("--peer-dir {}: files cannot be created: {error}", location.display()))
         };
         let absolute = location.canonicalize().map_err(unusable)?;
         let directory =
             tempfile::Builder::new().prefix("octokv-peers-").tempdir_in(absolute).map_err(unusable)?;
         let children = Arc::new(ChildProcesses::default());
-        let polling = bench.peer_polling.unwrap_or(Polling::Sleep).to_runtime(SPIN_BEFORE_SLEEP);
+        let polling = bench.peer_polling.unwrap_or(PollingChoice::Sleep).to_runtime(SPIN_BEFORE_SLEEP);
         let baseline = |&kind: &BaselineKind| {
             let env = BaselineEnv {
                 directory: directory.path().join(kind.name()),
@@ -138,11 +139,11 @@ impl BaselineRunner {
         Ok(BaselineRunner { baselines, children, directory, rounds: bench.rounds.unwrap_or(DEFAULT_ROUNDS) })
     }
 
-    /// Runs all rounds. `ours` runs a plan of one workload on the node. With `to_table` every turn is told at its end, and
-    /// what they come to at last.
+    /// Runs all rounds. `ours` runs one workload on the node. With `to_table` it prints every result, and the ratios at
+    /// the end.
     ///
     /// # Errors
-    /// The first turn that failed.
+    /// The first run that failed.
     pub fn run(
         mut self,
         config: &BenchConfig,
@@ -159,7 +160,7 @@ impl BaselineRunner {
             for &workload in &config.workloads {
                 let one = BenchConfig { workloads: vec![workload], ..config.clone() };
                 if workload.is_fill() {
-                    // A peer is made empty, too, and its turn does not count the time.
+                    // A baseline starts empty, too; the deletion is not measured.
                     ours(&deletion_config(&one)).inspect_err(|_| wait_if_interrupted())?;
                 }
                 for side in 0..sides {
@@ -184,45 +185,45 @@ impl BaselineRunner {
             .filter(|at| at % sides > 0)
             .map(|at| compare(&results_of(at - at % sides), &results_of(at)))
             .collect();
-        let accounts: Vec<BaselineInfo> = self.baselines.iter().map(|baseline| baseline.info()).collect();
+        let descriptions: Vec<BaselineInfo> = self.baselines.iter().map(|baseline| baseline.info()).collect();
         if to_table {
-            print_ratios(&mut std::io::stdout(), &comparisons, &accounts, self.rounds)?;
+            print_ratios(&mut std::io::stdout(), &comparisons, &descriptions, self.rounds)?;
         }
-        Ok(ComparisonRun { results, baselines: accounts, comparisons })
+        Ok(ComparisonRun { results, baselines: descriptions, comparisons })
     }
 
-    /// From now on SIGINT, SIGTERM and SIGHUP end the peers, remove their files and end this process.
+    /// From now on SIGINT, SIGTERM and SIGHUP terminate the baselines, remove their files and end this process.
     fn install_signal_cleanup(&self) -> anyhow::Result<()> {
-        let stop = signal::install_handlers().context("signals")?;
+        let stop = signal::install_handlers().context("signal handlers")?;
         let (children, directory) = (Arc::clone(&self.children), self.directory.path().to_owned());
         let watch = move || {
             stop.wait();
             children.terminate_all();
-            // Where something is left there is nobody to tell.
+            // A failed removal cannot be reported any more.
             let _ = std::fs::remove_dir_all(&directory);
             std::process::exit(EXIT_INTERRUPTED)
         };
-        thread::spawn("octokv-signals", watch).context("the thread that waits for signals")?;
+        thread::spawn("octokv-signals", watch).context("the signal thread")?;
         Ok(())
     }
 }
 
 impl Drop for BaselineRunner {
     fn drop(&mut self) {
-        // The directory goes with its field, when nobody writes to it any more.
+        // The directory field is dropped after the processes have ended.
         self.baselines.clear();
         self.children.terminate_all();
     }
 }
 
-/// What fails because a signal ends it is not what went wrong: the watcher ends this process.
+/// Waits for the signal thread to end this process: a failure caused by the signal must not be reported.
 fn wait_if_interrupted() {
     while signal::shutdown_signal().is_some_and(signal::ShutdownSignal::is_requested) {
         std::thread::park();
     }
 }
 
-/// What deletes the keys of a plan.
+/// The configuration that deletes all keys.
 fn deletion_config(config: &BenchConfig) -> BenchConfig {
     BenchConfig {
         workloads: vec![Workload::DeleteSequential],
@@ -244,33 +245,33 @@ fn run_baseline(baseline: &mut dyn Baseline, config: &BenchConfig) -> Result<Wor
     Ok(baseline.run(config, &mut progress).map_err(anyhow::Error::from)?)
 }
 
-/// Ratios, and what a reader has to know of the peers.
+/// Prints the ratios and what affects the comparison.
 fn print_ratios(
     out: &mut impl Write,
     comparisons: &[BaselineComparison],
-    accounts: &[BaselineInfo],
+    descriptions: &[BaselineInfo],
     rounds: usize,
 ) -> std::io::Result<()> {
     write!(out, "\n{}\n", comparison_table(comparisons, rounds))?;
-    writeln!(out, "A fill begins with an empty peer and without its keys on the node.")?;
-    for account in accounts {
-        let version = account.version.as_deref().unwrap_or("of unknown version");
-        let network = match account.embedded {
-            true => "embedded: its operations cross no network, ours do",
-            false => "over loopback TCP, by the same generator as ours",
+    writeln!(out, "A fill starts with an empty baseline and without its keys on the node.")?;
+    for baseline in descriptions {
+        let version = baseline.version.as_deref().unwrap_or("of unknown version");
+        let network = match baseline.embedded {
+            true => "embedded: its operations do not cross a network, those of the node do",
+            false => "over loopback TCP, by the same load generator",
         };
-        writeln!(out, "{} {version}, {network}; as run:", account.baseline)?;
-        for line in &account.as_run {
+        writeln!(out, "{} {version}, {network}; executed as:", baseline.baseline)?;
+        for line in &baseline.as_run {
             writeln!(out, "  {line}")?;
         }
-        for note in &account.notes {
+        for note in &baseline.notes {
             writeln!(out, "  note: {note}")?;
         }
     }
     Ok(())
 }
 
-/// A directory without anything in it, whatever was there.
+/// Replaces a directory by an empty one.
 fn recreate_directory(directory: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(directory) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -278,7 +279,7 @@ fn recreate_directory(directory: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Whether a program is found as a shell finds it.
+/// Whether the program is in PATH.
 fn is_in_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())

@@ -1,15 +1,19 @@
-//! The flags of `octokv bench` as a plan. Whatever makes no sense is a usage error, before anything is connected.
+//! The benchmark configuration from the flags of `octokv bench`. Invalid combinations fail before anything is
+//! connected.
 
-use crate::cli::{BenchArgs, DistributionArg as Named};
+use crate::cli::{BenchArgs, DistributionArg};
 use crate::exit_status::CliError;
 use octokv_base::{KEY_BYTES_MAX, Nanos};
 use octokv_bench::key_distribution::ZIPF_THETA_DEFAULT;
 use octokv_bench::{BenchConfig, KeyDistribution, SizeDistribution, StopCondition, Workload};
 
-/// The most bytes of a value.
+/// Maximum value size in bytes.
 const VALUE_BYTES_MAX: usize = 1 << 30;
 
-/// The plan that is asked for; with `--rates` its rate is the first of them.
+/// Builds the configuration; the rate is set per run, see [`rates`].
+///
+/// # Errors
+/// A usage error with the flag.
 pub fn from_flags(bench: &BenchArgs) -> Result<BenchConfig, CliError> {
     let span = |name: &str, seconds: f64| match seconds {
         seconds if (0.0..=1e6).contains(&seconds) => Ok(Nanos((seconds * 1e9) as u64)),
@@ -28,9 +32,9 @@ pub fn from_flags(bench: &BenchArgs) -> Result<BenchConfig, CliError> {
         value_sizes: sizes("value-size", &bench.value_size.0, VALUE_BYTES_MAX)?,
         keys: bench.num,
         distribution: bench.distribution.map(|named| match named {
-            Named::Uniform => KeyDistribution::Uniform,
-            Named::Zipf => KeyDistribution::Zipf,
-            Named::Latest => KeyDistribution::Latest,
+            DistributionArg::Uniform => KeyDistribution::Uniform,
+            DistributionArg::Zipf => KeyDistribution::Zipf,
+            DistributionArg::Latest => KeyDistribution::Latest,
         }),
         zipf_theta: bench.zipf.unwrap_or(ZIPF_THETA_DEFAULT),
         rate: None,
@@ -63,7 +67,7 @@ fn usage_error<T>(what: String) -> Result<T, CliError> {
     Err(CliError::Usage(what))
 }
 
-/// The rates that each workload is run at: one after the other, or once without any.
+/// The rates of each workload: those given, or one closed-loop run.
 pub fn rates(bench: &BenchArgs) -> impl Iterator<Item = Option<f64>> {
     let rates = bench.rates.iter().copied().chain(bench.rate).map(Some);
     let none = bench.rates.is_empty() && bench.rate.is_none();

@@ -7,6 +7,9 @@ use octokv_bench::workload_result::WorkloadResult;
 use std::path::Path;
 
 /// Draws the results: one list per workload, of one result per rate.
+///
+/// # Errors
+/// If a file cannot be written.
 pub fn write(directory: &Path, results: &[Vec<WorkloadResult>], with_rates: bool) -> CliResult {
     for (number, of_workload) in results.iter().enumerate() {
         let Some(workload) = of_workload.first().map(|result| result.workload) else { continue };

@@ -1,6 +1,5 @@
-//! The nodes that `octokv bench` puts load on: one, or with Key Value commands several.
-//! In: the URLs. Out: addresses and settings of sessions. What is wrong with several is a usage error, said before
-//! anything is connected.
+//! The nodes under load of `octokv bench`: one, or several with key-value commands. In: the URLs. Out: addresses and
+//! session configurations. Invalid combinations are usage errors before anything is connected.
 
 use crate::cli::{BenchArgs, SystemArg};
 use crate::exit_status::{CliError, CliResult};
@@ -9,10 +8,10 @@ use octokv_bench::{BenchConfig, TargetNode};
 use octokv_client::{ClientConfig, Url};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Whether the plan can be dealt among the namespaces.
+/// Checks that the load can be divided among the namespaces.
 ///
 /// # Errors
-/// A usage error that says why not.
+/// A usage error with the flag.
 pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
     let targets = bench.url.len();
     if targets > 1 && bench.system != SystemArg::Kv {
@@ -24,18 +23,18 @@ pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
     config.validate_targets(targets).map_err(|invalid| CliError::Usage(invalid.to_string()))
 }
 
-/// The first that was there before.
+/// The first element that equals an earlier one.
 fn first_duplicate<T: PartialEq>(list: &[T]) -> Option<&T> {
     list.iter().enumerate().find(|(number, one)| list[..*number].contains(one)).map(|(_, one)| one)
 }
 
-/// The nodes, in the order in which they were given.
+/// The nodes in the order of the URLs.
 ///
 /// # Errors
-/// When a host has no address, or two URLs are one namespace.
+/// A host without an address, or two URLs of the same namespace.
 pub fn nodes(bench: &BenchArgs) -> Result<Vec<TargetNode>, CliError> {
     if bench.system == SystemArg::HostKvs {
-        // An engine over files has no node.
+        // An engine on files has no node.
         let nowhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         return Ok(vec![TargetNode {
             name: String::new(),
@@ -51,7 +50,7 @@ pub fn nodes(bench: &BenchArgs) -> Result<Vec<TargetNode>, CliError> {
         nodes.iter().map(|node| (node.address, &node.client.subsystem_nqn, node.client.namespace)).collect();
     match first_duplicate(&locations) {
         Some((address, ..)) => {
-            Err(CliError::Usage(format!("--url: two of them are one namespace, at {address}")))
+            Err(CliError::Usage(format!("--url: two of them are the same namespace, at {address}")))
         }
         None => Ok(nodes),
     }
@@ -60,12 +59,12 @@ pub fn nodes(bench: &BenchArgs) -> Result<Vec<TargetNode>, CliError> {
 /// The node of one namespace.
 ///
 /// # Errors
-/// When its host has no address.
+/// A host without an address.
 pub fn node(url: &Url) -> Result<TargetNode, CliError> {
     Ok(TargetNode { name: url.to_string(), address: resolve_address(url)?, client: session_config(url) })
 }
 
-/// Settings of a session with a namespace.
+/// Session configuration of a namespace.
 pub fn session_config(url: &Url) -> ClientConfig {
     ClientConfig { subsystem_nqn: url.subsystem.clone(), namespace: url.namespace, ..ClientConfig::default() }
 }

@@ -1,4 +1,4 @@
-//! What the tests of the binary share: a server process, the client's commands, a place for files.
+//! Shared by the tests of the binary: a server process, the client commands, temporary directories.
 
 #![allow(
     clippy::disallowed_methods,
@@ -18,29 +18,29 @@ use tempfile::TempDir;
 /// The binary under test.
 pub const OCTOKV: &str = env!("CARGO_BIN_EXE_octokv");
 
-/// What a node says where io_uring is refused to it.
-pub const WITHOUT_IO_URING: &str = "io_uring is not available here";
+/// The warning of a node without io_uring.
+pub const IO_URING_UNAVAILABLE: &str = "io_uring is not available here";
 
-/// What is left of standard error without the line that a node owes where io_uring is refused to it.
-pub fn beside_the_driver(stderr: &str) -> String {
-    stderr.split_inclusive('\n').filter(|line| !line.contains(WITHOUT_IO_URING)).collect()
+/// Standard error without the warning of a node without io_uring.
+pub fn without_driver_warning(stderr: &str) -> String {
+    stderr.split_inclusive('\n').filter(|line| !line.contains(IO_URING_UNAVAILABLE)).collect()
 }
 
-/// A directory on a file system with direct transfers, gone at the end.
-pub fn directory() -> TempDir {
+/// A temporary directory on a file system with direct I/O.
+pub fn temp_directory() -> TempDir {
     TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// What a finished command said.
-pub struct Said {
+/// Exit code and output of a finished command.
+pub struct CommandOutput {
     pub code: i32,
     pub stdout: Vec<u8>,
     pub stderr: String,
 }
 
-impl Said {
-    fn new(output: Output) -> Said {
-        Said {
+impl CommandOutput {
+    fn new(output: Output) -> CommandOutput {
+        CommandOutput {
             code: output.status.code().expect("the command was not killed"),
             stdout: output.stdout,
             stderr: String::from_utf8(output.stderr).unwrap(),
@@ -51,16 +51,16 @@ impl Said {
         std::str::from_utf8(&self.stdout).unwrap()
     }
 
-    /// Asserts exit code 0 and silence on standard error, and gives standard output.
+    /// Asserts exit code 0 and empty standard error, and returns standard output.
     #[track_caller]
-    pub fn fine(&self) -> &str {
+    pub fn stdout_ok(&self) -> &str {
         assert_eq!((self.code, self.stderr.as_str()), (0, ""));
         self.text()
     }
 
-    /// Asserts the exit code, one line on standard error that holds every part, and no output.
+    /// Asserts the exit code, every part on standard error, and empty standard output.
     #[track_caller]
-    pub fn refused(&self, code: i32, parts: &[&str]) {
+    pub fn assert_failed(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, code, "{}", self.stderr);
         for part in parts {
             assert!(self.stderr.contains(part), "no \"{part}\" in {}", self.stderr);
@@ -69,7 +69,7 @@ impl Said {
     }
 }
 
-/// Runs `body` on a thread of its own to which, with all that it starts, io_uring is refused.
+/// Runs `body` on its own thread, on which, and in its child processes, io_uring is denied.
 pub fn without_io_uring<T: Send>(refusal: SeccompErrno, body: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let refused = scope.spawn(|| {
@@ -81,12 +81,15 @@ pub fn without_io_uring<T: Send>(refusal: SeccompErrno, body: impl FnOnce() -> T
 }
 
 /// Runs the binary to its end.
-pub fn octokv<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Said {
-    Said::new(command(arguments).output().unwrap())
+pub fn octokv<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> CommandOutput {
+    CommandOutput::new(command(arguments).output().unwrap())
 }
 
-/// Runs the binary to its end with something on standard input.
-pub fn octokv_fed<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>, input: &[u8]) -> Said {
+/// Runs the binary to its end with this standard input.
+pub fn octokv_with_stdin<S: AsRef<std::ffi::OsStr>>(
+    arguments: impl IntoIterator<Item = S>,
+    input: &[u8],
+) -> CommandOutput {
     let mut child = command(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -94,7 +97,7 @@ pub fn octokv_fed<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item =
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
-    Said::new(child.wait_with_output().unwrap())
+    CommandOutput::new(child.wait_with_output().unwrap())
 }
 
 fn command<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
@@ -103,8 +106,8 @@ fn command<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) ->
     command
 }
 
-/// Runs `octokv serve` where it is to refuse.
-pub fn refused_to_serve(device: &Path, arguments: &[&str]) -> Said {
+/// Runs `octokv serve`, which must fail to start.
+pub fn serve_expecting_failure(device: &Path, arguments: &[&str]) -> CommandOutput {
     let fixed = ["serve", "--listen", "127.0.0.1:0", "--device", device.to_str().unwrap()];
     octokv(fixed.iter().chain(arguments))
 }
@@ -117,10 +120,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one with these arguments and waits for the ready line. `directory` keeps its last words.
+    /// Starts a server with these arguments and waits for the ready line. Its standard error is a file in `directory`.
     pub fn start_with(directory: &Path, arguments: &[&str]) -> Server {
         let stderr = directory.join(format!("stderr-{}", arguments.len()));
-        // Nodes that a test kills leave no sockets in a directory of the machine's.
+        // Killed nodes must leave no sockets in the machine's runtime directory.
         let own: &[&str] = if arguments.contains(&"--admin") { &[] } else { &["--admin", "none"] };
         let mut serve = command(["serve"].iter().chain(arguments).chain(own));
         let started = ServerProcess::start_command(serve.stderr(File::create(&stderr).unwrap()));
@@ -129,32 +132,32 @@ impl Server {
         Server { url: process.url.to_string(), process, stderr }
     }
 
-    /// Starts one on the file `device` of a directory, on any free port.
+    /// Starts a server on the file `device` of a directory, on a free port.
     pub fn start(directory: &Path, size: &str) -> Server {
         let device = directory.join("device");
         let device = device.to_str().unwrap();
         Server::start_with(directory, &["--device", device, "--size", size, "--listen", "127.0.0.1:0"])
     }
 
-    /// Runs a command of the client against it.
-    pub fn run(&self, arguments: &[&str]) -> Said {
+    /// Runs a client command against it.
+    pub fn run(&self, arguments: &[&str]) -> CommandOutput {
         octokv(arguments.iter().copied().chain(["--url", &self.url]))
     }
 
-    /// Puts a value and asserts that it worked.
+    /// Stores a value and asserts success.
     #[track_caller]
     pub fn put(&self, key: &str, value: &str) {
-        assert_eq!(self.run(&["put", key, value]).fine(), "");
+        assert_eq!(self.run(&["put", key, value]).stdout_ok(), "");
     }
 
     /// Asserts the value of a key.
     #[track_caller]
-    pub fn has(&self, key: &str, value: &str) {
-        assert_eq!(self.run(&["get", key]).fine(), value);
+    pub fn assert_value(&self, key: &str, value: &str) {
+        assert_eq!(self.run(&["get", key]).stdout_ok(), value);
     }
 
-    /// Processor time it has used, in hundredths of a second.
-    pub fn ticks(&self) -> u64 {
+    /// CPU time used, in hundredths of a second.
+    pub fn cpu_ticks(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
@@ -170,34 +173,34 @@ impl Server {
         self.url.strip_prefix("nvme+tcp://").unwrap().split('/').next().unwrap()
     }
 
-    /// All that it said on standard error.
-    pub fn all_said(&self) -> String {
+    /// All of its standard error.
+    pub fn stderr_text(&self) -> String {
         std::fs::read_to_string(&self.stderr).unwrap()
     }
 
-    /// What it said on standard error, beside the one line that it owes where io_uring is refused to it.
-    pub fn said(&self) -> String {
-        beside_the_driver(&self.all_said())
+    /// Its standard error without the warning of a node without io_uring.
+    pub fn unexpected_stderr(&self) -> String {
+        without_driver_warning(&self.stderr_text())
     }
 
-    /// SIGKILL, and waits for its end.
+    /// Sends SIGKILL and waits for its end.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
     }
 
-    /// A signal by name, and how it ended then.
+    /// Sends a signal by name and returns the exit status.
     pub fn signal(&mut self, name: &str) -> ExitStatus {
         let pid = self.process.id().to_string();
-        // The shell's own kill: nothing needs to be installed.
+        // The shell's builtin: needs no package.
         let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap();
         assert!(sent.success());
         self.process.process().wait().unwrap()
     }
 
-    /// Ends it in order.
+    /// Stops it cleanly.
     #[track_caller]
     pub fn stop(mut self) {
         let status = self.signal("TERM");
-        assert!(status.success(), "{status}: {}", self.said());
+        assert!(status.success(), "{status}: {}", self.unexpected_stderr());
     }
 }
