@@ -396,7 +396,7 @@ mod tests {
     use octokv_sched::Policy;
 
     #[test]
-    fn all_settings_come_back_and_only_those_given_change() {
+    fn settings_round_trip_and_a_patch_changes_only_its_fields() {
         let defaults = SchedConfig::default();
         assert_eq!(SchedConfigPatch::from_config(&defaults).apply_to(&defaults), Ok(defaults.clone()));
         let change = SchedConfigPatch {

@@ -193,7 +193,7 @@ impl StateFile {
             let mut options = std::fs::OpenOptions::new();
             options.write(true).create(true).truncate(true).mode(0o600);
             let mut file = options.open(&new)?;
-            file.write_all(b"# Kept by octokv serve: what was changed while the node ran.\n")?;
+            file.write_all(b"# Written by octokv serve: settings changed at run time, and counters.\n")?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
             std::fs::rename(&new, &self.0)?;
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_comes_back_as_it_was_saved() {
+    fn a_saved_state_round_trips() {
         let directory = tempfile::tempdir().unwrap();
         let file = StateFile::new(&directory.path().join("state"));
         assert_eq!(file.load().unwrap(), PersistedState::default(), "a missing file holds nothing");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   one run per attack:   quiet │ attack │ quiet │ attack │ …       a slice each, the reference client runs throughout
-//!                         ─ settle ─ counted ─                      open loop: latency counts from the due time
+//!                         ─ warm up ─ counted ─                     open loop: latency counts from the due time
 //! ```
 //! Quiet and attacked slices alternate within one run, so a temporary slowdown of the machine affects both. The result
 //! is the median over slices of a quantile of each, which excludes pauses of the machine.
@@ -62,7 +62,7 @@ pub fn run(config: &AttackLatencyConfig, attacks: &[&'static Attack]) -> Result<
         config.slice.as_millis()
     );
     println!(
-        "{:<15} {:>9} {:>9} {:>9} {:>9} {:>6}  {:>10} {:>9} {:>6}  {:>8}  what",
+        "{:<15} {:>9} {:>9} {:>9} {:>9} {:>6}  {:>10} {:>9} {:>6}  {:>8}  attack",
         "us, from due:",
         "quiet p50",
         "p99",

@@ -1,6 +1,6 @@
 //! The program of this crate: `measure` the effect of attacks on latency, or `soak` a node under load and attacks.
 //!
-//! It attacks an `octokv serve` process that it starts itself. `scripts/hostile` and `scripts/soak` build and run it.
+//! Attacks an `octokv serve` process that it starts itself. `scripts/adversary` and `scripts/soak` build and run it.
 
 #![allow(
     clippy::disallowed_methods,

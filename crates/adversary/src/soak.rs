@@ -4,8 +4,8 @@
 //!   first part:  load ─ kill -9 ─ restart ─ load ─ kill -9 ─ …       every acknowledged write is present each time
 //!   second part: restart ─ load (warm-up) ─ pause: SAMPLE ─ load … ─ pause: SAMPLE ─ verify ─ stop ─ octokv check
 //! ```
-//! Both samples are of the same process while it is idle: no connection, controller, request, buffer or device
-//! operation is left; its descriptors, sockets, threads and tasks must be equal, and its memory may grow by a fifth.
+//! Both samples are of the same process while it is idle. Pass criteria: no connection, controller, request, buffer or
+//! device operation is left; its descriptors, sockets, threads and tasks must be equal, and its memory may grow by a fifth.
 //! Memory under load is sampled each second and its slope printed: that shows leaks that end with the load.
 
 use crate::node_process::{NodeProcess, ResourceUsage, eventually, is_idle};

@@ -1,4 +1,4 @@
-//! Bug injection: a thread-local switch for deliberate bugs, so tests can show that a checker detects them.
+//! Bug injection: a thread-local switch for deliberate bugs, which tests enable to prove that a checker detects them.
 
 /// Defines `inject`, `injected` and `is_injected` for a crate's enumeration of bugs. With the crate's feature
 /// `bug-injection`, `inject` enables a bug for the calling thread. Without it, `is_injected` is constant `false` and

@@ -9,7 +9,7 @@
 //! - [`buffer`]: page-aligned buffers and their bounded pool.
 //! - [`mod@crc32c`]: CRC-32C (Castagnoli), the checksum on the wire and on media.
 //! - [`prng`]: a seeded pseudo-random number generator.
-//! - [`bug_injection`]: deliberate bugs that tests enable to check the checkers.
+//! - [`bug_injection`]: deliberate bugs that tests enable to prove that a checker detects them.
 //! - [`map`]: hash maps with a fixed iteration order.
 
 pub mod buffer;

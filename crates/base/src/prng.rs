@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn below_stays_below() {
+    fn below_returns_less_than_its_bound() {
         let mut random = Prng::new(7);
         assert!((0..10_000).all(|_| random.below(10) < 10));
         assert_eq!(random.below(0), 0);

@@ -43,9 +43,9 @@ mod tests {
 
     fn facts(long: Option<u16>) -> ControllerInfo {
         let features = vendor::FEATURE_LONG_KEYS;
-        let announcement =
+        let vendor_capabilities =
             long.map(|key_bytes_max| VendorCapabilities { version: 1, key_bytes_max, features });
-        ControllerInfo { vendor_capabilities: announcement, ..ControllerInfo::for_tests() }
+        ControllerInfo { vendor_capabilities, ..ControllerInfo::for_tests() }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use octokv_base::Nanos;
 pub enum ConnectionAction {
     /// Open the connection of this queue.
     Open(u16),
-    /// Send what the socket accepts at once, then close the connection of this queue.
+    /// Send as many unsent bytes as the socket accepts, then close the connection of this queue.
     Close(u16),
 }
 

@@ -1,7 +1,7 @@
 //! Encoding of Key Value commands as queue entries.
 //!
-//! Keys of up to 16 bytes use the standard commands. Longer keys, and operations that only the extension has (the length
-//! of a value without the value, long keys in a listing), use octokv's vendor commands if the controller supports them.
+//! Keys of up to 16 bytes use the standard commands. Longer keys, and operations without a standard command (the length of a
+//! value without the value, long keys in a listing), use octokv's vendor commands if the controller supports them.
 
 use crate::command::{Command, CommandKind, EncodedCommand, Value};
 use crate::controller_info::ControllerInfo;

@@ -25,7 +25,7 @@
 //! - `initiator_state`: its states and the connection changes that it requests.
 //! - [`session`]: an initiator on sockets.
 //! - [`remote_device`]: a block namespace as a [`octokv_device::Device`], for an engine in the client's process.
-//! - [`bug_injection`]: injected bugs, for tests of the tests.
+//! - [`bug_injection`]: injected bugs, which the tests must detect.
 //! - `io_thread`: the I/O thread of a [`Client`], which retries commands that are safe to retry.
 //! - [`client`], [`blocking`]: async and blocking interface.
 

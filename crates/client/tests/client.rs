@@ -222,7 +222,7 @@ fn a_command_on_a_busy_node_is_retried() {
 }
 
 #[test]
-fn a_client_gives_up_a_node_that_never_returns() {
+fn a_client_stops_reconnecting_to_a_node_that_never_returns() {
     let server = server();
     let reconnect = Reconnect::BackOff {
         first_delay: Nanos::from_millis(1),

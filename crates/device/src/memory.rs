@@ -146,7 +146,7 @@ mod tests {
     use octokv_runtime::block_on;
 
     #[test]
-    fn what_is_written_across_stripes_is_read_back() {
+    fn writes_across_stripes_are_read_back() {
         let memory = RamDisk::new(8 << 20, 512).unwrap();
         let (one, other) = (MemoryDevice::new(Arc::clone(&memory)), MemoryDevice::new(memory));
         let mut buffer = Buffer::zeroed(8192);

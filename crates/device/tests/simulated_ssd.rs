@@ -19,7 +19,7 @@ use std::sync::Arc;
 const READ_LATENCY: Nanos = Nanos(21_400 + 40_000 + 4_096 + 1_204);
 /// The time to write a page into the write buffer.
 const WRITE_LATENCY: Nanos = Nanos(18_200 + 1_780);
-/// Three iterations of a simulated reactor: the most that a task needs to see that its time has passed.
+/// Three iterations of a simulated reactor: the longest delay until a task runs after its deadline.
 const ITERATION_SLACK: Nanos = Nanos(1_500);
 
 fn ssd_model() -> SharedSsdModel {

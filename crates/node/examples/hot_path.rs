@@ -26,6 +26,6 @@ fn main() {
         batch = rig.record_batch(&keys(0, DEPTH), None);
     }
     rig.apply_policy(policy);
-    let reply_bytes = rig.replay(&batch, batches);
-    println!("{} operations, {reply_bytes} reply bytes", batches * DEPTH);
+    let response_bytes = rig.replay(&batch, batches);
+    println!("{} operations, {response_bytes} response bytes", batches * DEPTH);
 }

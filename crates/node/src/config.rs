@@ -140,7 +140,7 @@ pub struct NodeConfig {
     pub ana_states: Vec<(u32, AnaState)>,
     /// Values of the SMART/Health log from before this start.
     pub health: HealthStatus,
-    /// Longest time that a stop waits for hosts to take their last replies.
+    /// Longest time that a stop waits for hosts to receive their last responses.
     pub shutdown_timeout: Nanos,
     /// Scheduling policy, its parameters and tenant limits.
     pub scheduling: octokv_sched::SchedConfig,

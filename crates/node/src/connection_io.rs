@@ -1,7 +1,7 @@
 //! I/O of one connection: moves bytes between its socket and its protocol state machine.
 //!
 //! In: bytes from the socket, through the core's receive buffer or, for a large value, directly into its record;
-//! outcomes of requests. Out: requests, and replies in one gathered send. Holds: bytes received and not consumed
+//! outcomes of requests. Out: requests, and responses in one gathered send. Holds: bytes received and not consumed
 //! (part of a PDU, or everything while the state machine is stalled).
 //!
 //! Invariants: the state machine gets every byte once, in order; a stalled connection receives nothing more, so the
@@ -184,10 +184,10 @@ impl ConnectionIo {
             consumed_bytes += consumed.consumed_bytes;
             let in_flight_before = self.connection.in_flight();
             let budget = execute(&mut self.connection, requests);
-            // A completion may have freed what the state machine stalled on.
+            // A completion may have freed the resource that the state machine waits for.
             let has_completed = self.connection.in_flight() < in_flight_before;
             self.stalled = consumed.stalled.is_some() && !has_completed;
-            // The rest is fed again when the budget allows.
+            // The remaining bytes are passed again when the budget allows.
             self.stalled |= budget == ReceiveBudget::Exhausted
                 && consumed_bytes < bytes.len()
                 && consumed.consumed_bytes > 0;

@@ -32,7 +32,7 @@ impl Counter {
         // A single writer needs no read-modify-write.
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
     }
-    /// Pairs with [`Counter::read_acquire`]: a reader of this value also sees what was added to other counters
+    /// Pairs with [`Counter::read_acquire`]: a reader of this value also sees earlier additions to other counters
     /// before.
     fn add_release(&self, value: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(value), Ordering::Release);
@@ -186,7 +186,7 @@ pub struct MetricsWriter {
     all_cores: Arc<[SharedCoreMetrics]>,
     core: CoreId,
     iteration: Cell<u64>,
-    /// Start of the iteration, and the core's time for all tenants at that moment and now.
+    /// Start of the iteration; the core's time for all tenants at that time, and now.
     iteration_start: Cell<Nanos>,
     cpu_time_total_before: Cell<Nanos>,
     cpu_time_total: Cell<Nanos>,

@@ -104,7 +104,7 @@ impl NodeShared {
 pub(crate) enum ControlMessage {
     /// Serve a namespace.
     AttachNamespace(Box<OpenNamespace>, Sender<io::Result<()>>),
-    /// Stop serving a namespace; the response comes when none of its requests is left.
+    /// Stop serving a namespace; the response is sent when none of its requests is left.
     DetachNamespace(NamespaceId, Sender<io::Result<()>>),
     /// Report the core's status.
     ReportStatus(Sender<CoreStatus>),

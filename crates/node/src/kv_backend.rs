@@ -99,7 +99,7 @@ impl<E: Engine> KvBackend<E> {
         }
     }
 
-    /// Prefetches what `operation` will read, one [`PrefetchStage`] at a time.
+    /// Prefetches the memory that `operation` will read, one [`PrefetchStage`] at a time.
     pub fn prefetch(&self, operation: &RequestOperation, stage: PrefetchStage) {
         if let RequestOperation::Store { key, .. }
         | RequestOperation::Retrieve { key, .. }

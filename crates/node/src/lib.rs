@@ -4,7 +4,7 @@
 //! - [`node`](RunningNode): opens devices, listens, adds and removes namespaces, stops.
 //! - [`config`], `validate`, `error`: configuration of a node, its validation, and the errors of a start, change or stop.
 //! - `core_thread`: one core on the kernel's sockets and devices: its reactor loop and control messages.
-//! - [`reactor`](mod@reactor): one iteration of a core: sockets, messages, backends, device, replies. Runs on any driver.
+//! - [`reactor`](mod@reactor): one iteration of a core: sockets, messages, backends, device, responses; any driver.
 //! - [`connection_io`]: bytes of one connection between its socket and its protocol state machine.
 //! - `time_budget`, `connection_queue`: time share of a connection in an iteration, and the order of service.
 //! - `request_scheduler`: where and when requests run: carries out the scheduling decisions.
@@ -15,7 +15,7 @@
 //! - `buffer_wait`: waits for a buffer of the core's pool.
 //! - `namespace_open`, `device_driver`: opens a namespace's device and volume; selects io_uring or worker threads.
 //! - [`monitor`]: measures all cores each sampling interval and chooses the policy action.
-//! - [`core_metrics`], [`tenants`]: counters of a core that all cores read; numbers for hosts.
+//! - [`core_metrics`], [`tenants`]: counters of a core that all cores read; tenant numbers of hosts.
 //! - `log_limiter`, `abortable`: rate limit of log lines; cancellation of background tasks.
 //! - [`bug_injection`]: bugs that tests inject to prove the simulator detects them.
 

@@ -72,7 +72,7 @@ pub struct Monitor {
     clock: ClockFn,
 }
 
-/// What the monitor requires of a core in this iteration.
+/// The monitoring work of a core in this iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MonitorDuty {
     /// Nothing.

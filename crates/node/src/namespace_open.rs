@@ -173,7 +173,7 @@ pub(crate) struct OpenNamespace {
     device: NamespaceDevice,
 }
 
-/// What a backend needs from its core.
+/// The resources of a core that its backends use.
 pub(crate) struct CoreContext<'a> {
     pub core: usize,
     pub pool: &'a BufferPool,
@@ -421,7 +421,8 @@ pub fn namespace_info(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
 /// Reads and verifies everything on a device, and reports to `observer` as it goes on; changes nothing.
 ///
 /// # Errors
-/// The device does not open or is in use. Within: recovery cannot load the volume, and what is left of it.
+/// Outer: the device does not open or is in use. Inner: recovery cannot load the volume; the error reports the
+/// keys that can still be read.
 pub fn verify_device(
     path: &Path,
     observer: &mut impl VerifyObserver,

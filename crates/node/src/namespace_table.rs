@@ -29,7 +29,7 @@ impl<E: Engine> NamespaceBackend<E> {
         }
     }
 
-    /// Prefetches what `operation` will read. Block operations have no index to look up.
+    /// Prefetches the memory that `operation` will read. Block operations have no index to look up.
     pub fn prefetch(&self, operation: &RequestOperation, stage: PrefetchStage) {
         if let NamespaceBackend::Kv(kv_backend) = self {
             kv_backend.prefetch(operation, stage);

@@ -177,7 +177,7 @@ fn new_target(
     let value_bytes_max = namespaces.values().filter_map(OpenNamespace::value_bytes_max).max().unwrap_or(0);
     if config.buffer_bytes < 4 * value_bytes_max {
         let why = format!(
-            "the volume holds values of up to {value_bytes_max} bytes: room for four of them is needed"
+            "the volume holds values of up to {value_bytes_max} bytes: space for four of them is needed"
         );
         return Err(StartError::InvalidSetting { name: "buffer_bytes", why });
     }

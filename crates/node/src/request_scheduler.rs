@@ -47,7 +47,7 @@ fn buffer_bytes(operation: &RequestOperation) -> usize {
     }
 }
 
-/// Limits on what a scheduler queues.
+/// Limits on the requests that a scheduler queues.
 #[derive(Clone, Copy, Debug)]
 pub struct SchedulerLimits {
     /// Requests of the requeue queue, and of the fair queue.
@@ -156,7 +156,7 @@ impl RequestScheduler {
         }
         self.action = decision.action;
         self.is_passthrough = self.action == PolicyAction::Nothing;
-        // A tenant that connects later has the default limits until the next interval knows its host's name.
+        // A tenant that connects later has the default limits until the next interval.
         let mut tenant_limits = [interval.config.default_qos; TENANTS_MAX as usize];
         for (tenant, host) in &interval.hosts {
             tenant_limits[tenant.0 as usize] = interval.config.qos_of(host);
@@ -286,7 +286,7 @@ impl RequestScheduler {
         }
     }
 
-    /// Starts the requests whose turn among tenants it is. Returns whether any moved.
+    /// Moves the requests that the requeue or fair queue releases now to `queue`. Returns whether any moved.
     pub fn poll(&mut self, queue: &mut RequestQueue, metrics: &MetricsWriter, now: Nanos) -> bool {
         if self.is_passthrough {
             return false;
@@ -381,7 +381,7 @@ impl RequestScheduler {
         }
     }
 
-    /// Ends an iteration; `worked` says whether it found anything to do.
+    /// Ends an iteration; `worked`: it did any work.
     #[inline]
     pub fn end_iteration(&mut self, worked: bool) {
         if self.action == PolicyAction::Fair {

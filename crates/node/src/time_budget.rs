@@ -13,7 +13,7 @@
 
 use octokv_base::Nanos;
 
-/// Most receive time of an iteration before replies are sent, unless light and heavy connections are mixed. Measured:
+/// Most receive time of an iteration before responses are sent, unless light and heavy connections are mixed. Measured:
 /// the throughput of one connection falls below it.
 const ITERATION_MAX: Nanos = Nanos::from_micros(100);
 /// Most receive time if they are mixed. A request in progress is not cut short, and one heavy connection is always
@@ -21,8 +21,8 @@ const ITERATION_MAX: Nanos = Nanos::from_micros(100);
 const ITERATION_MAX_MIXED: Nanos = Nanos::from_micros(40);
 /// Smallest share: the system calls of one connection take about a third of it.
 const SHARE_MIN: Nanos = Nanos::from_micros(16);
-/// A connection is light if within an interval it never used more than this of an iteration to receive or to send; a
-/// quantum cut down to a share comes to more.
+/// A connection is light if within an interval it never used more than this part of an iteration to receive or to send.
+/// Below the smallest share, so that a connection limited by its share is never light.
 const LIGHT_MAX: Nanos = Nanos(SHARE_MIN.0 / 2);
 /// Interval over which connections are classified.
 const USAGE_INTERVAL: Nanos = Nanos::from_millis(10);

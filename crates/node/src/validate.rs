@@ -36,7 +36,7 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
         return invalid("cores", "a core is listed twice");
     }
     if config.buffer_bytes < 4 * config.format.value_bytes_max as usize {
-        return invalid("buffer_bytes", "room for at least four of the longest values is needed");
+        return invalid("buffer_bytes", "space for at least four of the longest values is needed");
     }
     if config.device_depth == 0 || config.requests_max == 0 || config.connections_max == 0 {
         return invalid("device_depth, requests_max, connections_max", "must be at least 1");

@@ -1,4 +1,4 @@
-//! A request allocates nothing: buffers come from the pool, tasks from their slab, replies reuse their memory.
+//! A request allocates nothing: buffers come from the pool, tasks from their slab, responses reuse their memory.
 
 #[path = "support/rig.rs"]
 mod rig;
@@ -23,11 +23,11 @@ fn allocations(store: Option<usize>, rounds: usize) -> u64 {
     // Until every buffer has its final size and the journal has wrapped.
     rig.replay(&batch, 3000);
     let before = thread_allocation_count();
-    let reply_bytes = rig.replay(&batch, rounds);
+    let response_bytes = rig.replay(&batch, rounds);
     let allocated = thread_allocation_count() - before;
     assert!(before > 100, "the allocator counts");
     // Proves that the batch was executed.
-    assert!(reply_bytes >= (rounds * DEPTH * 24) as u64, "{reply_bytes} reply bytes");
+    assert!(response_bytes >= (rounds * DEPTH * 24) as u64, "{response_bytes} response bytes");
     allocated
 }
 

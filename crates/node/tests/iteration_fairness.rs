@@ -59,9 +59,10 @@ fn light_hosts_are_served_at_once_and_flooding_hosts_share_equally() {
     assert!(*longest <= 2, "{longest} iterations for one request beside flooding hosts");
     assert!(waits.len() > ITERATIONS / 37 - 10);
 
-    let reply_bytes: Vec<u64> = flooders.iter().map(|&host| rig.pending_and_received_bytes(host).1).collect();
-    let (least, most) = (reply_bytes.iter().min().unwrap(), reply_bytes.iter().max().unwrap());
-    assert!(*least > 0 && most - least <= most / 10, "bytes of each flooding host: {reply_bytes:?}");
+    let response_bytes: Vec<u64> =
+        flooders.iter().map(|&host| rig.pending_and_received_bytes(host).1).collect();
+    let (least, most) = (response_bytes.iter().min().unwrap(), response_bytes.iter().max().unwrap());
+    assert!(*least > 0 && most - least <= most / 10, "bytes of each flooding host: {response_bytes:?}");
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn many_light_hosts_do_not_starve_a_heavy_one() {
 fn a_host_with_large_read_buffers_gets_short_values_in_one_iteration() {
     let mut rig = ReactorRig::new(16 << 20, 128);
     rig.record_batch(&keys(0, 50), Some(&SHORT));
-    // A limit as long as the node's longest value, 50 times: more reply space than a connection may reserve.
+    // A limit as long as the node's longest value, 50 times: more response space than a connection may reserve.
     rig.read_bytes_max = u32::MAX;
     let batch = rig.record_batch(&keys(0, 50), None);
     let host = rig.add_host();

@@ -96,7 +96,7 @@ fn check_linearizable(device: DeviceConfig, driver: DeviceDriver, rounds: u64) {
         round(&mut sessions, number, 120);
     }
     drop(sessions);
-    node.stop().expect("stops in order");
+    node.stop().expect("shuts down cleanly");
 }
 
 #[test]
@@ -141,6 +141,6 @@ fn acknowledged_writes_survive_a_restart() {
             session.poll(clock::now(), |_, response| stored = matches!(response, Ok(Response::Stored)));
         }
         drop(session);
-        node.stop().expect("stops in order");
+        node.stop().expect("shuts down cleanly");
     }
 }

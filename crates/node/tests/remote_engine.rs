@@ -137,7 +137,7 @@ fn the_hash_engine_conforms_on_a_namespace_of_blocks_of_a_real_node() {
             fixture.run_iteration();
             true
         });
-        node.stop().expect("stops in order");
+        node.stop().expect("shuts down cleanly");
     }
 }
 
@@ -155,7 +155,7 @@ fn data_flushed_by_a_remote_engine_survives_a_node_restart() {
         let put = engine.put(&key, PutMode::Upsert, conformance::record_of(&key, &value), value.len());
         assert_eq!(fixture.run_to_completion(put), Ok(PutOutcome::Stored));
         drop(engine);
-        node.stop().expect("stops in order");
+        node.stop().expect("shuts down cleanly");
         // The connection is closed and is not reopened.
         assert!(fixture.run_to_completion(fixture.device().flush()).result.is_err());
     }
@@ -166,7 +166,7 @@ fn data_flushed_by_a_remote_engine_survives_a_node_restart() {
     let found =
         fixture.run_to_completion(engine.get(&key)).expect("the read succeeds").expect("it was acknowledged");
     assert!(found.as_bytes() == value);
-    node.stop().expect("stops in order");
+    node.stop().expect("shuts down cleanly");
 }
 
 /// Executes one command and returns its response.
@@ -195,5 +195,5 @@ fn a_session_ends_when_its_namespace_is_removed() {
         session.ended(),
         Some(Error::Connect(node.addresses()[0], ConnectionError::NamespaceNotFound))
     );
-    node.stop().expect("stops in order");
+    node.stop().expect("shuts down cleanly");
 }

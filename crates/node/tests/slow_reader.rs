@@ -78,5 +78,5 @@ fn a_host_that_does_not_read_does_not_block_others_and_is_disconnected() {
         assert!(clock::now().since(started_at) < TIMEOUT, "{} connections", node.target().connection_count());
     }
     drop((hog, good));
-    node.stop().expect("stops in order");
+    node.stop().expect("shuts down cleanly");
 }

@@ -147,7 +147,7 @@ impl PayloadLayout {
     }
 }
 
-/// What a submitted command needs for its completion.
+/// The fields of a submitted command that its completion needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InFlight {
     Store,

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_has_as_many_slots_as_entries_and_uses_them_again() {
+    fn a_queue_has_as_many_slots_as_entries_and_reuses_them() {
         let mut slots = CommandSlots::new(3);
         for id in [7, 9, 0xffff] {
             assert!(!slots.is_full() && !slots.is_id_in_use(id));

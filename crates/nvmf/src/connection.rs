@@ -1,4 +1,4 @@
-//! One TCP connection as a sans-I/O state machine: the functions that its owner calls.
+//! One TCP connection, which is one NVMe queue pair, as a sans-I/O state machine: its public functions.
 //!
 //! In: bytes from the head of a linear receive buffer, outcomes of requests, the time. Out: requests, and
 //! bytes in the [`SendBuffer`]. `pdu_receive` handles PDUs, `command_handler` commands; `state` holds the

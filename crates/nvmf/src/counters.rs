@@ -83,7 +83,7 @@ counter_set! {
 }
 
 impl CounterSet {
-    /// Counts a request that goes to the engine.
+    /// Counts a request to the engine.
     #[inline]
     pub(crate) fn count_operation(&mut self, operation: &RequestOperation) {
         match operation {

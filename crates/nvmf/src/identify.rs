@@ -231,8 +231,8 @@ fn nvm_controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyNvmContr
     limits
 }
 
-/// The namespace in blocks. Key Value namespaces have one too: SPDK's host drops a namespace whose NCAP is
-/// 0. DLFEAT is 0, since devices differ in what deallocated blocks read as.
+/// The namespace in blocks. Key Value namespaces have this page too: SPDK's host drops a namespace whose NCAP
+/// is 0. DLFEAT is 0, since the contents of deallocated blocks depend on the device.
 fn nvm_namespace_page(namespace: &NamespaceInfo) -> Box<page::IdentifyNamespace> {
     let block_bytes = match namespace.kind {
         NamespaceKind::Block { block_bytes } => block_bytes,

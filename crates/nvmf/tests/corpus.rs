@@ -1,4 +1,4 @@
-//! Replays every retained fuzzing input: each covers code that no other one covers.
+//! Replays every input of the fuzz corpus: each covers code that no other one covers.
 #![allow(clippy::disallowed_methods)] // A test reads files.
 
 mod common;

@@ -10,7 +10,7 @@
 //! ```
 //! A sender publishes (a message, a wake-up bit) and then calls `notify`. The core enters `SLEEPING` only from
 //! `AWAKE`: a `notify` before that step makes the step fail, and a `notify` after it reads `SLEEPING` and signals.
-//! `begin_iteration` clears `NOTIFIED` before the iteration reads what was published.
+//! `begin_iteration` clears `NOTIFIED` before the iteration reads published state.
 //!
 //! Model checked in `tests/loom.rs`; with a real eventfd in `tests/reactor.rs`.
 
@@ -49,7 +49,7 @@ impl CoreWaker {
     /// REQUIRES: the publishing store is before this call in program order.
     pub fn notify(&self) {
         // Pairs with the fence in `begin_iteration`: either this load reads a state later than the core's AWAKE, or
-        // the core's reads after `begin_iteration` see what was published.
+        // the core's reads after `begin_iteration` see the published state.
         fence(Ordering::SeqCst);
         if self.state.load(Ordering::Relaxed) == NOTIFIED {
             return;

@@ -1,6 +1,6 @@
 //! [`TaskSlab`], a bounded slab of futures of one type, and [`block_on`] for tests and tools.
 //!
-//! In: futures by [`TaskSlab::spawn`], wake-ups by their wakers from any thread. Out: nothing; a task stores its
+//! In: futures by [`TaskSlab::spawn`], wake-ups by their wakers from any thread. A task returns nothing: it stores its
 //! result in memory that its reactor reads. Wake-ups are bits of a `WakeSet`.
 //!
 //! Invariants: a slot, its box and its waker are allocated once and reused, so a task allocates nothing in steady

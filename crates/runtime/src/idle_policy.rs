@@ -51,7 +51,7 @@ impl Default for Polling {
     }
 }
 
-/// What the core does after an iteration.
+/// Action of a core after an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleAction {
     /// Runs the next iteration immediately.

@@ -1,8 +1,8 @@
 //! Model checking of the wake-ups: loom runs every interleaving, and every value that a relaxed load may return.
 //!
-//! Run by `make loom`; without `--cfg loom` this file is empty. A lost wake-up leaves the core asleep for ever,
-//! which loom reports as a deadlock. loom treats sequentially consistent accesses as acquire and release, fences as
-//! what they are: it may find fault with correct code, never the reverse.
+//! Run by `make loom`; without `--cfg loom` this file is empty. A lost wake-up leaves the core asleep forever,
+//! which loom reports as a deadlock. loom weakens sequentially consistent accesses to acquire and release and
+//! models fences exactly: it may report a false failure, but misses none.
 
 #![cfg(loom)]
 
@@ -39,7 +39,7 @@ fn publish(flag: &Arc<AtomicBool>, core_waker: &Arc<CoreWaker>) -> thread::JoinH
 }
 
 #[test]
-fn a_core_sees_what_two_threads_publish_and_never_sleeps_over_it() {
+fn a_core_sees_the_flags_of_two_threads_without_a_lost_wake_up() {
     three_threads(|| {
         let core_waker = CoreWaker::new().unwrap();
         let flags: [Arc<AtomicBool>; 2] = std::array::from_fn(|_| Arc::new(AtomicBool::new(false)));

@@ -1,5 +1,5 @@
-//! The simulation: it is reproducible, its links and disks behave as configured, and the disk contents after a crash are
-//! among those that a crash may leave.
+//! The simulation: it is reproducible, its links and disks behave as configured, and a crash leaves disk contents that
+//! the crash model allows.
 
 use octokv_base::{Buffer, Nanos, Prng};
 use octokv_runtime::simulated::{
@@ -318,7 +318,7 @@ fn flushed_writes_survive_every_power_loss() {
 }
 
 #[test]
-fn a_power_loss_keeps_of_unflushed_writes_what_its_model_says() {
+fn a_power_loss_keeps_the_unflushed_writes_that_its_model_selects() {
     let blocks_after = |model, seed| {
         let fixture = DiskFixture::new(seed);
         fixture.wait(fixture.write(0, 16, 1));
@@ -496,7 +496,7 @@ fn run_client(env: &SimEnv, host: SimHostId, address: SocketAddr, replies: Rc<Ce
 }
 
 #[test]
-fn one_seed_gives_one_run_and_another_seed_another() {
+fn equal_seeds_give_equal_simulations_and_different_seeds_different_ones() {
     let until = Nanos::from_millis(20);
     let (trace, replies, end) = run_small_node(42, until);
     assert!(replies > 1_000, "{replies} replies in {end:?}");

@@ -63,7 +63,7 @@ fn a_task_that_never_waits_completes_in_spawn() {
 }
 
 #[test]
-fn a_full_slab_gives_the_future_back_and_freed_slots_are_used_again() {
+fn a_full_slab_returns_the_future_and_freed_slots_are_reused() {
     let mut tasks = TaskSlab::new(2, CoreWaker::without_eventfd());
     let wakers: Rc<RefCell<Vec<Waker>>> = Rc::default();
     let gates: Vec<Rc<Cell<bool>>> = (0..3).map(|_| Rc::default()).collect();

@@ -169,7 +169,7 @@ impl ConcurrencyLimit {
         let mixed = std::mem::take(&mut self.has_several_tenants);
         self.single_tenant_periods =
             if mixed { 0 } else { (self.single_tenant_periods + 1).min(SOLE_TENANT_AFTER_PERIODS) };
-        // Periods at the maximum say nothing about the limit found before.
+        // Periods at the maximum give no information about the limit found before.
         if std::mem::replace(
             &mut self.has_sole_tenant,
             self.single_tenant_periods == SOLE_TENANT_AFTER_PERIODS,
@@ -238,13 +238,13 @@ mod tests {
         limits
     }
 
-    /// A limit below `needed` leaves the core without work, in proportion to what is missing.
+    /// A limit below `needed` leaves the core without work, in proportion to the deficit.
     fn idle_part_below(needed: u32) -> impl Fn(u32) -> f64 {
         move |limit| f64::from(needed.saturating_sub(limit)) / f64::from(needed)
     }
 
     #[test]
-    fn the_limit_settles_at_the_least_that_keeps_the_core_busy() {
+    fn the_limit_converges_to_the_smallest_that_keeps_the_core_busy() {
         let limit = &mut ConcurrencyLimit::new(32);
         assert_eq!(limit.get(), 32, "no other tenant is active");
         assert_eq!(limits_over_time(limit, 6, idle_part_below(3))[..], [1, 2, 4, 3, 2, 4]);

@@ -316,7 +316,7 @@ impl Default for SchedConfig {
     ///   0.4, so the conditions of both papers agree at the point at which a core becomes overloaded.
     /// - `alpha` 2: in OctoFAS Fig. 8 (8 threads against 2) throughput has not fallen yet at 5 requeues, and fairness
     ///   visibly gains at 10. Four times the intensity gives 8.
-    /// - `requeues_max` 15: beyond it that figure shows no gain.
+    /// - `requeues_max` 15: beyond it Fig. 8 shows no gain.
     /// - `held_max` 2 ms: more than 15 iterations of a busy core, less than any host's timeout.
     /// - `in_flight` 32: the depth at which one NVMe device comes near its throughput.
     fn default() -> SchedConfig {
@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_out_and_come_back() {
+    fn names_round_trip() {
         for policy in Policy::ALL {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_name_is_reported_with_the_right_ones_and_the_nearest() {
+    fn an_unknown_name_is_reported_with_the_valid_ones_and_the_nearest() {
         let error_of = |given: &str| given.parse::<Policy>().unwrap_err().to_string();
         let names = "It is one of none, round-robin, proportional, inter, intra, hybrid, auto, fair";
         for (given, nearest) in [
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_is_held_to_its_range() {
+    fn settings_outside_their_range_are_rejected() {
         type Change = fn(&mut SchedConfig, f64);
         let table: &[(Change, [f64; 2], &str, &str)] = &[
             (|s, x| s.interval = Nanos(x as u64), [1e7, 6e10], "interval", "10 ms to 60 s"),

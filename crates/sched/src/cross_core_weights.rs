@@ -15,9 +15,9 @@
 //!
 //! Cores share nothing while they serve, so the adjustment happens between intervals. On each core, the tenants that
 //! were backlogged there are compared by their service from all cores divided by their configured weight: a tenant with
-//! less than the others that it meets there gains weight there, a tenant with more loses weight. The iteration is at
-//! rest if, on every core, the backlogged tenants served there have equal service per weight, and tenants with more are
-//! served elsewhere. This is weighted max-min fairness: no tenant can gain without a loss of a tenant that has less.
+//! less than the others that it meets there gains weight there, a tenant with more loses weight. The adjustment has
+//! converged if, on every core, the backlogged tenants served there have equal service per weight, and tenants with
+//! more are served elsewhere. This is weighted max-min fairness: no tenant can gain without a loss of a tenant that has less.
 //! The weights of a core are then scaled so that they equal the configuration on average, since only their ratios
 //! count.
 //!
@@ -34,8 +34,8 @@
 //!   configured value, and a weight above it only once no tenant is backlogged there. If it then requests more, it may
 //!   have too much for some intervals.
 //!
-//! The idea of charging a tenant on one core for its service on others is DSFQ's (Wang and Merchant 2007), which does
-//! it request by request and needs the other cores' service at that rate. Tests: tables and random cores below, served
+//! Charging a tenant on one core for its service on others is the idea of DSFQ (Wang and Merchant 2007), which adjusts
+//! at each request and needs the other cores' service that often. Tests: tables and random cores below, served
 //! as a fluid.
 //!
 //! [`FairQueue::set_weight`]: crate::fair_queue::FairQueue::set_weight
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_come_near_their_weights_over_all_cores() {
+    fn tenants_approach_their_weights_over_all_cores() {
         const ALL: f64 = 9.0;
         // Expected service, weights, and the demand of each tenant on each core.
         type CrossCoreRow = (&'static [f64], &'static [u32], &'static [&'static [f64]]);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn no_figure_is_too_great_and_none_too_small() {
+    fn extreme_service_and_weights_stay_within_the_weight_range() {
         assert!(core_weights(&[]).is_empty());
         let core = |served_ns, waited, weight| CoreUsage { served_ns, was_backlogged: waited, weight };
         let of = |weight, cores: &[CoreUsage]| TenantUsage { weight, cores: cores.to_vec() };

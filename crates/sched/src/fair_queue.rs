@@ -23,10 +23,10 @@
 //! # Invariants
 //! Work counts when it begins; `l` is a tenant's largest request and `w` its weight, both as charged.
 //! - While two tenants are backlogged without a pause, their work ÷ weight differs by at most `l1 ÷ w1 + l2 ÷ w2` more
-//!   or less than before. So while all tenants are backlogged, none is ahead of or behind a fluid, which serves all of
-//!   them at once by weight, by more than `(1 − f) × l + f × (sum of the others' l)`, where `f` is its part of all
-//!   weights. Of tenants that are backlogged only at times, none was seen behind the fluid by more than the sum of all
-//!   `l`; that is tested, not proven.
+//!   or less than before. So while all tenants are backlogged, none is ahead of or behind GPS (the fluid model, which
+//!   serves all tenants at once by weight) by more than `(1 − f) × l + f × (sum of the others' l)`, where `f` is its
+//!   part of all weights. With tenants that are backlogged only at times, the bound behind GPS is the sum of all `l`: tested, not
+//!   proven.
 //! - A request at the head of its tenant waits for no more than the requests in flight and, of each other tenant, `w ×
 //!   l1 ÷ w1 + l`. A tenant that was idle, or received less than its share, waits for the requests in flight and is
 //!   then served first, except for others like it.
@@ -35,11 +35,11 @@
 //! - A tenant without waiting requests can always enqueue one; the others share the remaining slots.
 //!
 //! A tenant that reconnects under the same id keeps its debt, at most about one request: otherwise a host that
-//! reconnects for each request would always be first. Another tenant with this id would inherit the debt, so reuse the
-//! id that was free the longest.
+//! reconnects for each request would always be first. REQUIRES: the caller reuses the id that was free the longest,
+//! since a new tenant inherits the debt of its id.
 //!
 //! Cost: a queued request costs O(log tenants); one that [`FairQueue::try_begin`] admits costs O(1). Tests:
-//! `fair_queue/tests.rs`; against a fluid `fair_queue/gps_tests.rs`; random operations `fair_queue/random_tests.rs`.
+//! `fair_queue/tests.rs`; against GPS `fair_queue/gps_tests.rs`; random operations `fair_queue/random_tests.rs`.
 
 mod gcra;
 mod slab_queues;

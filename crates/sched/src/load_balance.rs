@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn events_leave_high_cores_and_come_to_low_ones() {
+    fn events_move_from_high_cores_to_low_ones() {
         type BalanceRow = (&'static [(u64, u64)], &'static [(u64, u64)], &'static [(f64, f64, u64)]);
         // By core, events sent and received, with round robin and with proportional shares.
         let table: &[BalanceRow] = &[
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_iv_and_v_of_the_paper_come_out() {
+    fn tables_iv_and_v_of_the_paper_are_reproduced() {
         // Events of each core before balancing, with 80 % of the time in the stage that stays, as in the paper.
         let before = [26511, 30412, 10441, 11844, 11035, 9757];
         let load = |events: u64| events as f64 / 40_000.0;

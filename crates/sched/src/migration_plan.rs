@@ -45,9 +45,10 @@ impl CoreLoad {
 pub fn core_loads(metrics: &IntervalMetrics, moves: impl Fn(usize) -> bool) -> Vec<CoreLoad> {
     let all = (0..metrics.tenants.len()).all(&moves);
     let candidate = |(at, core): (usize, &crate::metrics::CoreIntervalMetrics)| {
-        let of_flow = |index: &usize| metrics.tenants[*index].requests_by_core[at];
-        let of_flows = (0..metrics.tenants.len()).filter(|index| moves(*index)).map(|index| of_flow(&index));
-        let moving = of_flows.fold(0, u64::saturating_add).min(core.own_requests);
+        let requests_of = |index: &usize| metrics.tenants[*index].requests_by_core[at];
+        let movable =
+            (0..metrics.tenants.len()).filter(|index| moves(*index)).map(|index| requests_of(&index));
+        let moving = movable.fold(0, u64::saturating_add).min(core.own_requests);
         let events = if all { core.own_requests } else { moving };
         let part = if core.own_requests == 0 { 0.0 } else { events as f64 / core.own_requests as f64 };
         let movable = core.natural.movable * part;
@@ -166,7 +167,7 @@ pub(crate) mod tests {
         assert_eq!(plan.cores.len(), cores.len());
         let left: u64 = plan.cores.iter().map(CoreMigrations::leaving).sum();
         let arrived: u64 = (0..cores.len()).map(|core| plan.arriving(CoreId::from_index(core))).sum();
-        assert_eq!(left, arrived, "what leaves arrives");
+        assert_eq!(left, arrived, "requests sent equal requests received");
         for (at, (core, migrations)) in cores.iter().zip(&plan.cores).enumerate() {
             let (leaving, arriving) = (migrations.leaving(), plan.arriving(CoreId::from_index(at)));
             assert!(leaving <= core.events && leaving <= migrations.events_expected);

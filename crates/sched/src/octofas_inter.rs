@@ -9,7 +9,7 @@
 //! In: a [`CoreLoad`] for each core, of the tenants that migrate. Out: a [`MigrationPlan`].
 //!
 //! The paper does this as requests arrive, on utilisations that all cores can read. Here the algorithm runs ahead of
-//! time with the counts of the last interval, since cores share nothing: the result is a budget for each core, and
+//! time with the counts of the last interval, since cores share no state: the result is a budget for each core, and
 //! [`Router`](crate::router::Router) spreads it evenly over the interval's requests instead of migrating everything
 //! first and nothing later. If that would take more than a few thousand steps, several events move per step, no more
 //! than bring an estimate to U_avg. Each sender has its own position in the round robin of receivers.

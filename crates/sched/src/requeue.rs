@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_during_a_poll_is_for_the_next() {
+    fn events_pushed_during_a_poll_wait_for_the_next() {
         let mut queue = RequeueQueue::new(8, Nanos::from_secs(1));
         queue.push(1, Nanos::ZERO).unwrap();
         let mut came = Vec::new();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_gives_the_event_back() {
+    fn a_full_queue_returns_the_event() {
         let mut queue = RequeueQueue::new(2, Nanos::from_secs(1));
         assert_eq!((queue.push(1, Nanos::ZERO), queue.push(2, Nanos::ZERO)), (Ok(()), Ok(())));
         assert_eq!(queue.push(3, Nanos::ZERO), Err(3));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_b_is_for_what_waits_already() {
+    fn a_new_b_applies_to_queued_events() {
         let mut queue = RequeueQueue::new(8, Nanos::from_secs(1));
         queue.push((), Nanos::ZERO).unwrap();
         for _ in 0..5 {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn no_event_stays_longer_than_its_b_says() {
+    fn no_event_stays_longer_than_its_b_allows() {
         let random = &mut Prng::new(6);
         for round in 0..200 {
             let tight = round % 2 == 1;

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_plan_everything_runs_here() {
+    fn without_a_plan_every_request_runs_locally() {
         let router = &mut Router::new(4);
         assert!(!router.may_offload());
         assert_eq!(placements(router, 3), [0, 0, 0]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_are_spread_over_the_window() {
+    fn offloads_are_spread_over_the_interval() {
         use SpreadOrder::{Proportional, RoundRobin};
         // (events, order, quotas) and the executing core of each request.
         let table: &[(&[u16], CoreMigrations)] = &[
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn any_run_of_requests_offloads_its_share() {
+    fn any_sequence_of_requests_offloads_its_share() {
         let random = &mut octokv_base::Prng::new(9);
         for _ in 0..500 {
             let quotas: Vec<(u16, u64)> =

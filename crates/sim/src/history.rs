@@ -1,7 +1,8 @@
 //! Calls and responses of all clients, by key, in the order of simulated events.
 //!
-//! A history covers one *segment*: from one audit to the next. An *audit* reads what every key holds, past all
-//! clients. In: beginnings and ends of calls. Out: the calls of each key, input of [`octokv_engine::linearizability`].
+//! A history covers one *segment*: from one audit to the next. An *audit* reads the value of every key from the
+//! engine, not through clients. In: beginnings and ends of calls. Out: the calls of each key, input of
+//! [`octokv_engine::linearizability`].
 //! A call without an end has an unknown outcome: it takes effect at some time before the segment's end, or never.
 //!
 //! Invariants: the clock counts events, so no two events have the same time; calls of an earlier segment, and
@@ -173,7 +174,7 @@ impl History {
         }
     }
 
-    /// Records what the list that began as `id` reports of a key.
+    /// Records the state of a key as reported by the list that began as `id`.
     pub fn record_listing(&mut self, id: CallId, key: usize, seen: Observed) {
         let ended = self.tick(5);
         if id.segment == self.segment {

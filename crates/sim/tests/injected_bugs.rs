@@ -1,5 +1,5 @@
-//! Each bug injected into the engine is found within a bounded number of seeds: the checkers of the simulator are
-//! tested, too.
+//! Each bug injected into the engine is found within a bounded number of seeds: this tests the checkers of the
+//! simulator.
 
 use octokv_engine::bug_injection::{InjectedBug, inject, injected};
 use octokv_sim::{Scenario, SweepConfig, SweepResult, run_sweep};

@@ -23,7 +23,7 @@ fn a_batch_from_before_a_restart_never_follows_a_checkpoint() {
 /// With `durability = "device"` the journal marked unflushed batches as durable, so recovery trusted torn records;
 /// and freed space was reused before a flush.
 #[test]
-fn nothing_is_called_durable_before_a_flush() {
+fn no_write_is_reported_durable_before_a_flush() {
     assert_seeds_hold(Scenario::Crashes, &[3, 5, 7, 11, 16, 25]);
     assert_seeds_hold(Scenario::Everything, &[8, 33, 37]);
 }

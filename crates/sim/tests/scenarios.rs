@@ -57,7 +57,7 @@ fn remote_holds() {
 }
 
 #[test]
-fn the_faults_of_a_scenario_really_happen() {
+fn every_fault_of_a_scenario_occurs() {
     let of = |scenario| {
         let stats = (100..112).map(|seed| run_seed(seed, scenario, false).unwrap());
         stats.fold([0; 4], |sum, one| {
@@ -77,7 +77,7 @@ fn the_faults_of_a_scenario_really_happen() {
 }
 
 #[test]
-fn the_faults_and_changes_of_block_scenarios_really_happen() {
+fn every_fault_and_change_of_block_scenarios_occurs() {
     let of = |scenario| {
         let stats = (100..116).map(|seed| run_seed(seed, scenario, false).unwrap());
         stats.fold([0; 6], |sum, one| {

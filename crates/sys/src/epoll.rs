@@ -81,7 +81,7 @@ impl Poller {
             tv_nsec: (timeout.0 % 1_000_000_000) as i64,
         };
         let limit = (timeout != Nanos::NEVER).then_some(&limit);
-        // Uninitialized: the kernel fills in what it returns.
+        // Uninitialized: the kernel initializes the events that it returns.
         let mut buffer = [const { MaybeUninit::<Event>::uninit() }; EVENTS_PER_WAIT];
         // Fails only if interrupted by a signal: no event.
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut buffer, limit) else { return };

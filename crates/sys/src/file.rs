@@ -108,7 +108,7 @@ const IN_USE_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// cache. Blocks for up to two seconds while another process has the device locked.
 ///
 /// # Errors
-/// As the variants of [`DeviceOpenError`] say. A file that could not be created whole is removed.
+/// See the variants of [`DeviceOpenError`]. A file that could not be created whole is removed.
 pub fn open_device(path: &Path, create: Option<u64>, direct: bool) -> Result<DeviceFile, DeviceOpenError> {
     let deadline = Instant::now() + IN_USE_TIMEOUT;
     loop {

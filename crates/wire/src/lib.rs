@@ -1,8 +1,8 @@
 //! Encoding and decoding of NVMe, its Key Value and NVM command sets, Fabrics and NVMe/TCP, for target and host.
 //!
-//! This crate holds no connection and makes no decision: the target (`nvmf`) and the initiator (`client`) do. Bytes from
-//! the peer decode to an *unchecked* value; its `check` returns the typed value or an error. No input panics.
-//! Little-endian throughout. `docs/PROTOCOL.md` lists the facts by layer.
+//! This crate has no connection state and no policy: those are in the target (`nvmf`) and the initiator (`client`).
+//! Bytes from the peer decode to an *unchecked* value; its `check` returns the typed value or an error. No input
+//! panics. Little-endian throughout. `docs/PROTOCOL.md` lists the facts by layer.
 //!
 //! # Layout
 //! - [`pdu`]: NVMe/TCP framing: capsule, data and R2T PDUs, digests.

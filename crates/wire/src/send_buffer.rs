@@ -12,7 +12,7 @@
 //! A reference is a value of type `R`: the target keeps the [`Buffer`] itself, the initiator the slot that owns the value.
 //! Invariants: bytes leave in the order of their insertion; a referenced value is immutable until its part is released,
 //! after its last byte was sent; `unsent_bytes` is the sum over all parts. REQUIRES: the owner bounds the unsent bytes (a
-//! connection accepts no command above its limit, and each slot adds at most one reply or one value). Tested below.
+//! connection accepts no command above its limit, and each slot adds at most one response or one value). Tested below.
 
 use octokv_base::Buffer;
 use std::collections::VecDeque;
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_staging_area_gives_back_its_excess_capacity_once_all_is_sent() {
+    fn the_staging_area_releases_excess_capacity_once_all_is_sent() {
         let mut send_buffer = SendBuffer::<Buffer>::new(4096);
         send_buffer.push_copy(&[0; 10_000]);
         send_buffer.advance(9_999);

@@ -52,10 +52,10 @@ pub const VENDOR_CAPABILITIES_OFFSET: usize = 3072;
 pub const VENDOR_CAPABILITIES_BYTES: usize = 16;
 const MAGIC: [u8; 4] = *b"OKV1";
 
-/// The extension as a controller reports it.
+/// The vendor capabilities that a controller reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VendorCapabilities {
-    /// Version, currently 1. A client uses a higher version by the feature bits that it knows.
+    /// Version, currently 1. Of a higher version a client uses the features whose bits it knows.
     pub version: u16,
     /// Maximum key length, in bytes.
     pub key_bytes_max: u16,

@@ -1,4 +1,4 @@
-//! Decodes every input of the fuzz corpus again.
+//! Decodes every input of the fuzz corpus.
 #![allow(clippy::disallowed_methods)] // A test reads files.
 
 mod inputs;

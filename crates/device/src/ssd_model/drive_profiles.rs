@@ -130,7 +130,7 @@ pub const EVO_970: DriveProfile = DriveProfile {
     }),
     channel_bytes_per_s: 1_000_000_000,    // V-NAND: eight pins of 1 Gb/s.
     link_read_bytes_per_s: 3_400_000_000,  // EVO.
-    link_write_bytes_per_s: 2_300_000_000, // EVO, while the SLC cache has room.
+    link_write_bytes_per_s: 2_300_000_000, // EVO, while the SLC cache has space.
     read_overhead: Nanos(21_400),          // Derived.
     write_overhead: Nanos(18_200),         // Derived.
     read_interval: Nanos(2_000),           // Derived.

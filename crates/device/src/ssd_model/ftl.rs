@@ -9,9 +9,9 @@
 //!                                                                        └── collected: valid pages move ──┘
 //! ```
 //! Invariants: a logical page has at most one flash address; a block's `valid_pages` counts the pages in it that the
-//! mapping points to; a die has space for one stripe beyond its limit ([`Ftl::has_room`]), so garbage collection always
-//! makes progress. Memory: 8 bytes per mapped page, 4 per stale page in a block with valid pages; only the tables of
-//! blocks and of chunks grow with the size of the drive.
+//! mapping points to; a die has space for one stripe beyond its limit ([`Ftl::has_space`]), so garbage collection
+//! always makes progress. Memory: 8 bytes per mapped page, 4 per stale page in a block with valid pages; only the tables
+//! of blocks and of chunks grow with the size of the drive.
 
 use crate::ssd_model::drive_profiles::DriveProfile;
 use std::collections::VecDeque;
@@ -196,7 +196,7 @@ impl Ftl {
     }
 
     /// Whether a die has space for one more stripe.
-    pub fn has_room(&self, die: u32) -> bool {
+    pub fn has_space(&self, die: u32) -> bool {
         self.dies[die as usize].valid_pages <= self.die_pages_max
     }
 

@@ -342,7 +342,7 @@ impl SsdModel {
         let candidate = |step: u32| (self.next_die + step) % count;
         let die = (0..count)
             .map(candidate)
-            .filter(|&die| self.ftl.has_room(die))
+            .filter(|&die| self.ftl.has_space(die))
             .min_by_key(|&die| self.dies[die as usize].max(ready))
             .expect("the dies have more pages than the capacity");
         self.next_die = die + 1;

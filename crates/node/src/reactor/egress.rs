@@ -1,4 +1,4 @@
-//! The outbound path: completions to their connections or home cores, replies to hosts, and closed connections.
+//! The outbound path: completions to their connections or home cores, responses to hosts, and closed connections.
 //!
 //! In: completions of workers and of other cores. Out: bytes, in one send per connection and iteration. Invariants: a
 //! completion is delivered exactly once; a connection is forgotten only when none of its requests is in execution, on
@@ -69,7 +69,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         self.mark_send_pending(completion.connection);
     }
 
-    /// Sends pending replies and closes finished connections. The rest is left to the next iteration.
+    /// Sends pending responses and closes finished connections. The rest is left to the next iteration.
     pub(super) fn send_replies(&mut self) -> bool {
         let (mut worked, mut closes) = (false, 0);
         let share = self.budget.share(self.send_pending.len());

@@ -212,7 +212,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 let execute_time = handle.cpu_time().end_stage(Stage::Kv, started);
                 metrics.add_cpu_time(tenant, execute_time);
                 connection_time = connection_time + ingress_time + execute_time;
-                // A completed request reserves reply space by its actual length, no longer by its maximum.
+                // A completed request reserves response space by its actual length, no longer by its maximum.
                 let is_own = |completion: &mut RequestCompletion| {
                     completion.home_core == core
                         && completion.connection == index

@@ -8,14 +8,14 @@
 //! anything. Holds: the connections of this core and the workers of its requests. The stages target, kv and device
 //! are timed separately.
 //!
-//! Invariants: a reply leaves on the connection of its request; a connection is forgotten only when none of its
-//! requests is in execution; without free workers, buffers or reply space nothing is received. The first core accepts
-//! connections and assigns them to all cores in rotation; admin queues known as such do not count.
+//! Invariants: a response leaves on the connection of its request; a connection is forgotten only when none of its
+//! requests is in execution; without free workers, buffers or response space nothing is received. The first core
+//! accepts connections and assigns them to all cores in rotation; admin queues known as such do not count.
 //!
 //! # Layout
 //! - this file: the parts of a core, and its iteration.
 //! - `ingress`: connections, messages of other cores, bytes, requests.
-//! - `egress`: completions, replies, closed connections.
+//! - `egress`: completions, responses, closed connections.
 
 mod egress;
 mod ingress;
@@ -65,7 +65,7 @@ const TENANT_BUFFER_DIVISOR: usize = 8;
 /// Connections whose network round trip is sampled per interval.
 const RTT_SAMPLES_PER_INTERVAL: usize = 32;
 
-/// Connections closed per iteration: replies go first, and a flood of closes leaves time.
+/// Connections closed per iteration: responses go first, and a flood of closes leaves time.
 const CLOSES_PER_ITERATION: usize = 2;
 
 /// Messages of other cores handled per iteration, one full ring: a burst leaves time for this core's connections.
@@ -519,7 +519,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             let polled = self.scheduler.poll(&mut self.request_queue, &self.metrics, now);
             let started = self.request_queue.start(&mut self.workers);
             worked |= polled | started;
-            // Requests that completed at once free room for the next, until sockets must be read.
+            // Requests that completed at once free resources for the next ones, until sockets must be read.
             let Reactor { scheduler, completions, handle, .. } = self;
             if !started
                 || !scheduler.has_open_tickets()
@@ -559,7 +559,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         let waiting = if stalled { now + Nanos::from_millis(1) } else { Nanos::NEVER };
         let scheduled = self.interval_ends.min(self.scheduler.next_deadline(now));
         self.handle.request_wakeup_at(self.next_tick.min(waiting).min(scheduled));
-        // Replies from a timer or a resumed connection go out at once.
+        // Responses from a timer or a resumed connection go out at once.
         worked | (!self.request_queue.is_empty() && self.start_requests(now)) | self.send_replies()
     }
 }

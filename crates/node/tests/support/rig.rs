@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   Session ──commands──▶ stream ──▶ reactor ─▶ target ─▶ engine ─▶ MemoryDevice    a batch is recorded once …
-//!                 bytes ──▶ stream ──▶ the same, replies discarded                  … and replayed many times
+//!                 bytes ──▶ stream ──▶ the same, responses discarded                  … and replayed many times
 //! ```
 //! Time is a counter that grows by 10 µs with each iteration.
 
@@ -65,7 +65,7 @@ impl ByteStream {
 struct TestConnection {
     to_node: ByteStream,
     to_host: ByteStream,
-    /// If set, replies are discarded and their bytes counted here.
+    /// If set, responses are discarded and their bytes counted here.
     discarded_bytes: Option<u64>,
 }
 
@@ -274,7 +274,7 @@ impl ReactorRig {
         }
     }
 
-    /// Connects one more host and returns the index of its connection. The node's replies to it are discarded.
+    /// Connects one more host and returns the index of its connection. The node's responses to it are discarded.
     pub fn add_host(&mut self) -> usize {
         let config =
             ClientConfig { queue_depth: 128, reconnect: Reconnect::Never, ..ClientConfig::default() };
@@ -300,7 +300,7 @@ impl ReactorRig {
         self.network.borrow_mut().connections[connection].to_node.put(bytes);
     }
 
-    /// Bytes to the node not yet received, and bytes of replies discarded so far.
+    /// Bytes to the node not yet received, and bytes of responses discarded so far.
     pub fn pending_and_received_bytes(&self, connection: usize) -> (usize, u64) {
         let connection = &self.network.borrow().connections[connection];
         (
@@ -358,7 +358,7 @@ impl ReactorRig {
         panic!("{completed} of {} completed", keys.len());
     }
 
-    /// Replays a batch `rounds` times, each after the last one completed. Returns the reply bytes.
+    /// Replays a batch `rounds` times, each after the last one completed. Returns the response bytes.
     ///
     /// # Panics
     /// The core does not become idle.

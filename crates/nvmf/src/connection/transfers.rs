@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn transfers_are_granted_within_the_share_and_leave_a_rest_of_the_pool() {
+    fn transfers_are_granted_within_the_share_and_leave_part_of_the_pool_free() {
         let table = [
             // want, bytes, open, share, out, budget
             (true, 10, 0, 5, 0, 80), // The first may exceed the share.

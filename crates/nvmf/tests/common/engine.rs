@@ -15,7 +15,7 @@ pub struct MemoryEngine {
 }
 
 impl MemoryEngine {
-    /// Executes a request on the current namespaces, and checks what the target must guarantee.
+    /// Executes a request on the current namespaces, and checks the guarantees of the target.
     pub fn execute(
         &mut self,
         target: &Target,

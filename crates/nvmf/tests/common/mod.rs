@@ -428,12 +428,12 @@ impl TestHost {
     ) -> CommandResponse {
         let id = self.id();
         let mut sqe = command.encode(id, NamespaceId(namespace));
-        let room = match command {
+        let length = match command {
             nvm::NvmCommand::Read { .. } => 4 << 20,
             _ => data.len() as u32,
         };
         if data.is_empty() || data.len() > 16 * 1024 {
-            sqe.sgl = Sgl::transport(room);
+            sqe.sgl = Sgl::transport(length);
             self.send_command(&sqe, &[]);
             if matches!(self.received_pdus.front(), Some(ReceivedPdu::ReadyToTransfer(_))) {
                 self.send_requested_data(data, 100_000);
@@ -441,7 +441,7 @@ impl TestHost {
             self.execute_requests();
             return self.next_response();
         }
-        sqe.sgl = Sgl::in_capsule(room);
+        sqe.sgl = Sgl::in_capsule(length);
         self.run(sqe, data)
     }
 

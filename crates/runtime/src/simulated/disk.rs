@@ -4,8 +4,8 @@
 //!   write ──service time──▶ visible and completed, in `unflushed` ──flush completed──▶ durable
 //! ```
 //! A flush covers the writes that completed before its submission, no others. A power loss keeps the durable contents.
-//! Of every other write, completed or in flight, it keeps what the [`CrashModel`] says, in units of 512 bytes: all,
-//! nothing, or any part, and possibly a later write without an earlier one.
+//! Of every other write, completed or in flight, the [`CrashModel`] selects the part to keep, in units of 512 bytes:
+//! all, nothing, or any part, and possibly a later write without an earlier one.
 //!
 //! Invariants: `unflushed` is in the order of application, and undoing it from its end restores the durable contents
 //! exactly; pages are shared, so both states cost only the pages that differ. Tested in `tests/simulated.rs`.

@@ -5,7 +5,8 @@
 pub enum HostFailure {
     /// The process is killed. The kernel survives: it completes the disk operations in flight and resets the streams.
     ProcessKilled,
-    /// Power is lost. Peers receive nothing until the host is back, and the disks keep what the model says.
+    /// Power is lost. Peers receive nothing until the host is back; the disks keep the writes that the model
+    /// selects.
     PowerLoss(CrashModel),
 }
 

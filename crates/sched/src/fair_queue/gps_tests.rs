@@ -1,5 +1,5 @@
-//! The queue compared with an exact fluid (GPS), and against its bounds under random tenants that start, stop and send
-//! in batches.
+//! The queue against exact generalized processor sharing (GPS), and against its bounds under random tenants
+//! that start, stop and send in batches.
 
 use super::*;
 
@@ -179,7 +179,7 @@ fn two_backlogged_tenants_differ_by_at_most_one_request_of_each() {
 }
 
 #[test]
-fn no_request_waits_for_ever() {
+fn no_request_waits_forever() {
     let random = &mut Prng::new(14);
     for _ in 0..200 {
         let mut sources = random_sources(random);

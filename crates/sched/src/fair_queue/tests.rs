@@ -63,7 +63,7 @@ fn tenants_are_served_by_weight_and_cost() {
 }
 
 #[test]
-fn no_more_are_in_flight_than_may_be() {
+fn requests_in_flight_never_exceed_the_limit() {
     let mut queue = weighted(2, &[1]);
     (0..4).for_each(|request| queue.enqueue(TenantId(0), cost(1), request, Nanos::ZERO).unwrap());
     let (first, _) = queue.dequeue(Nanos::ZERO).unwrap();
@@ -83,7 +83,7 @@ fn no_more_are_in_flight_than_may_be() {
 }
 
 #[test]
-fn a_lower_bound_holds_for_what_has_not_begun() {
+fn a_lower_limit_applies_to_requests_not_begun() {
     let (mut queue, now) = (weighted(8, &[1]), Nanos::ZERO);
     (0..20).for_each(|request| queue.enqueue(TenantId(0), cost(1), request, now).unwrap());
     let mut tickets: Vec<ServiceTicket> =
@@ -136,7 +136,7 @@ fn requests_that_skipped_the_queue_are_charged() {
 }
 
 #[test]
-fn what_a_request_really_cost_counts() {
+fn the_actual_cost_of_a_request_is_charged() {
     // Tenant 0's requests cost this much instead of the expected 10; its number among 60 requests beside tenant 1's.
     for (really, want) in [(10, 30), (30, 15), (50, 10), (5, 40), (0, 54)] {
         let mut queue = weighted(1, &[1, 1]);
@@ -324,7 +324,7 @@ fn begin_times(config: &TenantQos, bytes: &[u64], until: u64, step: u64) -> Vec<
 }
 
 #[test]
-fn limits_are_held_over_every_span_and_used_up() {
+fn limits_hold_over_every_span_and_are_fully_used() {
     let ms = Nanos::from_millis(1).0;
     let burst = Nanos::from_millis(5);
     let limited = |operations_per_s, bytes_per_s| TenantQos {
@@ -442,7 +442,7 @@ fn limits_hold_for_requests_that_skip_the_queue() {
 }
 
 #[test]
-fn no_number_is_too_great() {
+fn extreme_costs_and_weights_do_not_overflow() {
     let mut queue = weighted(3, &[1, 1000]);
     let most = Cost { ns: u64::MAX, bytes: u64::MAX };
     let limited = TenantQos { operations_per_s: Some(1), bytes_per_s: Some(1024), ..qos_of_weight(1000) };

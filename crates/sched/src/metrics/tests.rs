@@ -133,7 +133,7 @@ fn a_tenant_has_rates_and_a_mean_response_time() {
 }
 
 #[test]
-fn natural_loads_are_those_without_moves() {
+fn natural_loads_are_those_without_migration() {
     // Natural loads as (fixed, movable), of the measured cores.
     type NaturalLoadRow = (Vec<(f64, f64)>, Vec<CoreCounters>);
     let table: [NaturalLoadRow; 7] = [
@@ -210,7 +210,7 @@ fn natural_loads_have_the_measured_sum() {
 }
 
 #[test]
-fn no_counter_is_too_great() {
+fn saturated_counters_give_finite_metrics() {
     let most = StageTimes { target: Nanos::NEVER, kv: Nanos::NEVER, device: Nanos::NEVER };
     let all = core(most, u64::MAX, &[u64::MAX; 3], &[u64::MAX; 3]);
     let mut tenant = tenant(0, 0, 0, 0, u64::MAX);

@@ -116,7 +116,7 @@ fn tenants_migrate_or_are_requeued_by_density() {
 }
 
 #[test]
-fn nothing_is_done_where_nothing_is_to_be_gained() {
+fn nothing_migrates_without_a_gain() {
     let cases: &[(&str, &[CoreCounters], &[TenantCounters])] = &[
         ("nothing at all", &[], &[]),
         ("one core", &[core(500, 400)], &[tenant_counters(1, &[10], 0), tenant_counters(2, &[10], 0)]),

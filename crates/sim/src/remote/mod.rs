@@ -111,7 +111,7 @@ impl<'a> RemoteRunner<'a> {
             self.run_phase(phase)?;
         }
         self.quiesce()?;
-        // A final session audits what the last one wrote.
+        // A final session audits the writes of the last one.
         self.shared.borrow_mut().progress.quiescing = false;
         self.run_until("the final audit", |shared| shared.may_submit)?;
         self.quiesce()?;

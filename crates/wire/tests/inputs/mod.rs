@@ -1,4 +1,4 @@
-//! Properties of the decoders on arbitrary bytes, shared by the fuzz targets and the replay of the kept corpus.
+//! Properties of the decoders on arbitrary bytes, shared by the fuzz targets and the replay of the corpus.
 #![allow(dead_code)] // Each fuzz target uses its part.
 
 use octokv_base::NamespaceId;
