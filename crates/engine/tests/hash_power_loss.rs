@@ -170,17 +170,30 @@ fn assert_durability(
 #[test]
 fn acknowledged_writes_survive_power_loss_at_every_write_and_flush() {
     let (disk, trace) = run_traced(7, 2_000);
-    let (mut history, mut random) = (DiskHistory::of(&disk), Prng::new(3));
+    assert!(disk.events() > 6_000, "{} events", disk.events());
+    assert_durability_at_events(&disk, &trace, 1);
+}
+
+/// The suite that judges mutants: short enough for hundreds of runs.
+#[test]
+fn acknowledged_writes_survive_power_loss_at_sampled_events() {
+    let (disk, trace) = run_traced(9, 700);
+    assert!(disk.events() > 2_000, "{} events", disk.events());
+    assert_durability_at_events(&disk, &trace, 5);
+}
+
+/// Loses power after every `step`th event, in every mode, and opens the volume.
+fn assert_durability_at_events(disk: &PowerLossDisk, trace: &CallTrace, step: usize) {
+    let (mut history, mut random) = (DiskHistory::of(disk), Prng::new(3));
     let total = disk.events();
-    assert!(total > 6_000, "{total} events");
-    for events in 0..=total {
+    for events in (0..=total).step_by(step) {
         history.advance(events);
         // `run_traced` formatted the volume before the first event.
         for mode in PowerLossMode::ALL {
             let context = format!("power loss at {events} of {total}, {mode:?}");
             let image = history.image(mode, &mut random);
             let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
-            assert_durability(&after, &engine, &trace, events, &context);
+            assert_durability(&after, &engine, trace, events, &context);
         }
     }
 }
