@@ -41,7 +41,7 @@ mod tests {
         Key::new(&vec![b'k'; bytes]).unwrap()
     }
 
-    fn facts(long: Option<u16>) -> ControllerInfo {
+    fn info(long: Option<u16>) -> ControllerInfo {
         let features = vendor::FEATURE_LONG_KEYS;
         let vendor_capabilities =
             long.map(|key_bytes_max| VendorCapabilities { version: 1, key_bytes_max, features });
@@ -51,7 +51,7 @@ mod tests {
     #[test]
     fn the_key_length_selects_the_command() {
         let opcode = |command, long| {
-            EncodedCommand::new(command, NamespaceId(1), &facts(long)).map(|encoded| encoded.sqe.opcode)
+            EncodedCommand::new(command, NamespaceId(1), &info(long)).map(|encoded| encoded.sqe.opcode)
         };
         let store = |key| Command::Store { key, value: Value::Slice(b"v"), mode: StoreMode::Upsert };
         assert_eq!(opcode(store(key(16)), Some(1024)), Ok(kv::opcode::STORE));
@@ -68,9 +68,9 @@ mod tests {
 
     #[test]
     fn a_value_beyond_the_limit_fails_before_it_is_sent() {
-        let value = vec![0; facts(None).value_bytes_max() as usize + 1];
+        let value = vec![0; info(None).value_bytes_max() as usize + 1];
         let command = Command::Store { key: key(1), value: Value::Slice(&value), mode: StoreMode::Upsert };
-        let error = EncodedCommand::new(command, NamespaceId(1), &facts(None)).unwrap_err();
+        let error = EncodedCommand::new(command, NamespaceId(1), &info(None)).unwrap_err();
         assert!(matches!(error, Error::ValueLength { .. }));
     }
 }

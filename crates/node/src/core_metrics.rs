@@ -8,11 +8,11 @@
 //! reads it; a reader may see one counter slightly older than another.
 //!
 //! # Waiting behind other tenants
-//! OctoFAS compares a tenant's response time with its response time when alone, which cannot be measured while it is
-//! not alone. The measure here is the time that the core worked for other tenants while a request was in the node:
-//! from the start of the iteration that received it to its completion. It counts as waiting for other tenants, up to
-//! the whole latency. It leaves out bytes that wait in the kernel for the next iteration, and a device busy for
-//! others.
+//! OctoFAS compares a tenant's response time with its response time when alone, which is not measurable while other
+//! tenants are active. The node measures instead the time that the core works for other tenants while a request is in
+//! the node, from the start of the iteration that received it to its completion, and counts it as waiting, up to the
+//! whole latency. Not included: the time that bytes wait in the kernel for the next iteration, and the time that a
+//! device is busy for others.
 
 use octokv_base::Nanos;
 use octokv_runtime::{CpuTime, CpuTimeReader, Stage};

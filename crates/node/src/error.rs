@@ -94,7 +94,7 @@ impl fmt::Display for StartError {
                 write!(f, "device {name}: {error}")?;
                 match error {
                     _ if error.is_damage() => {
-                        write!(f, "; `octokv check --device {name}` reports the keys that can still be read")
+                        write!(f, "; `octokv check --device {name}` reports its intact structures")
                     }
                     OpenError::Superblock(_) => {
                         f.write_str("; it was left unchanged (--format discards its contents)")

@@ -421,8 +421,8 @@ pub fn namespace_info(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
 /// Reads and verifies everything on a device, and reports to `observer` as it goes on; changes nothing.
 ///
 /// # Errors
-/// Outer: the device does not open or is in use. Inner: recovery cannot load the volume; the error reports the
-/// keys that can still be read.
+/// Outer: the device does not open or is in use. Inner: recovery cannot load the volume; the error has the
+/// totals of a scan for intact structures.
 pub fn verify_device(
     path: &Path,
     observer: &mut impl VerifyObserver,

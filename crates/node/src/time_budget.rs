@@ -7,8 +7,8 @@
 //! ```
 //! In: bytes processed and the time they took. Out: bytes to process the next time. The cost of a byte depends on the
 //! commands (72 of them may be a Retrieve of 1 MiB, or part of a value), so each connection's quantum adapts. Long
-//! iterations save system calls, and the connections that fill them delay only each other; short ones spare light
-//! connections that delay. Under a simulated clock where work takes no time, quanta grow to their maximum and
+//! iterations save system calls and delay only the heavy connections that fill them; short ones keep the delay of
+//! light connections small. Under a simulated clock where work takes no time, quanta grow to their maximum and
 //! iterations are long.
 
 use octokv_base::Nanos;

@@ -265,7 +265,7 @@ fn the_ana_state_of_a_group_is_reported_and_applied_to_its_namespaces() {
 fn health_status_is_reported_and_a_new_warning_raises_an_event() {
     let (mut admin, _io) = queue();
     let target = admin.target.clone();
-    let facts = HealthStatus {
+    let status = HealthStatus {
         power_cycles: 7,
         unsafe_shutdowns: 3,
         power_on_seconds: 2 * 3600 + 59 * 60,
@@ -273,22 +273,22 @@ fn health_status_is_reported_and_a_new_warning_raises_an_event() {
         available_spare_percent: 50,
         read_only: false,
     };
-    target.set_health(facts);
-    assert_eq!(target.health(), facts);
+    target.set_health(status);
+    assert_eq!(target.health(), status);
     let page = admin.log(id::HEALTH, 0, 0, 512).data;
     let health: &HealthLog = identify::decode_page(&page).unwrap();
     assert_eq!((health.warnings, health.spare, health.spare_threshold), (0, 50, 10));
     assert_eq!((health.power_cycles.get(), health.unsafe_shutdowns.get()), (7, 3));
     assert_eq!((health.power_hours.get(), health.busy_minutes.get()), (2, 2));
     await_event(&mut admin);
-    target.set_health(HealthStatus { available_spare_percent: 9, ..facts });
+    target.set_health(HealthStatus { available_spare_percent: 9, ..status });
     assert_eq!(event(&mut admin), event::SPARE_LOW);
     assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 1);
     await_event(&mut admin);
-    target.set_health(HealthStatus { available_spare_percent: 8, ..facts });
+    target.set_health(HealthStatus { available_spare_percent: 8, ..status });
     admin.advance_time(Nanos::from_secs(1));
     assert!(admin.received_pdus.is_empty(), "the warning was reported before");
-    target.set_health(HealthStatus { read_only: true, ..facts });
+    target.set_health(HealthStatus { read_only: true, ..status });
     assert_eq!(event(&mut admin), event::RELIABILITY);
     assert_eq!(admin.log(id::HEALTH, 0, 0, 512).data[0], 8);
 }

@@ -414,7 +414,7 @@ fn many_long_lists_at_once_do_not_starve_other_hosts() {
     let took = began.elapsed();
     drop((io, admin));
     let outcome = harness.finish().unwrap();
-    // A listing that never yielded would delay it for most of that; `scripts/hostile` measures the usual delay.
+    // A listing that never yielded would delay it for most of that; `scripts/adversary` measures the usual delay.
     let worst = Duration::from_nanos(outcome.reference_client.max_latency_ns);
     assert!(worst < took / 3, "an honest host waited {worst:?} of {took:?}");
 }

@@ -4,8 +4,8 @@
 //! result in memory that its reactor reads. Wake-ups are bits of a `WakeSet`.
 //!
 //! Invariants: a slot, its box and its waker are allocated once and reused, so a task allocates nothing in steady
-//! state; a wake-up after the task's end at most polls the slot's next task once more; a wake-up is never lost.
-//! Tested in `tests/tasks.rs`, the wake-ups in `tests/loom.rs`.
+//! state; a wake-up after the task's end at most polls the slot's next task once without need; a wake-up is never
+//! lost. Tested in `tests/tasks.rs`, the wake-ups in `tests/loom.rs`.
 
 use crate::core_waker::CoreWaker;
 use crate::wake_set::WakeSet;

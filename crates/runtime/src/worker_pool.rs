@@ -4,13 +4,13 @@
 //!          start(job)                  next_job() while the slot is empty
 //!   idle ────────────▶ busy (polled) ────────────────────────────────────▶ idle
 //! ```
-//! In: jobs by [`WorkerPool::start`], wake-ups by wakers from any thread. Out: nothing; a worker stores its result in
-//! memory that its reactor reads. Unlike [`TaskSlab`](crate::TaskSlab), which takes a new future per task: a request's
-//! future is kilobytes, and writing one per request costs more than most of its steps. Here a job is moved into the
-//! [`JobSlot`] of a future that exists already.
+//! In: jobs by [`WorkerPool::start`], wake-ups by wakers from any thread. A worker returns nothing: it stores its
+//! result in memory that its reactor reads. [`TaskSlab`](crate::TaskSlab) takes a new future per task; the future of a
+//! request has kilobytes, and writing it costs more than most steps of the request. A pool therefore moves each job
+//! into the [`JobSlot`] of an existing future.
 //!
-//! Invariants: a worker has at most one job and is polled only while it has one; a wake-up after the end of its job does
-//! nothing, or polls its next job once more. Tested in `tests/tasks.rs`.
+//! Invariants: a worker has at most one job and is polled only while it has one; a wake-up after the end of its job
+//! does nothing, or polls its next job once without need. Tested in `tests/tasks.rs`.
 
 use crate::core_waker::CoreWaker;
 use crate::executor::TaskId;

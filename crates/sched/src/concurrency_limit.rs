@@ -14,10 +14,10 @@
 //!
 //! Requests in flight cannot be reordered, so a queue with more requests in flight than waiting orders nothing. The
 //! required number depends on the bottleneck. If it is the device, the core waits for it, and the limit grows to the
-//! maximum. If it is the core, the device completes sooner than the core submits, a few requests keep it busy, and with
-//! 32 of them no request would ever wait in the queue: the order of sockets would then be the order of tenants,
-//! whatever their weights. A tenant that is alone gets the maximum: fairness does not apply, and a device that writes
-//! many requests at once needs less time for each.
+//! maximum. If it is the core, the device completes sooner than the core submits, a few requests keep it busy, and
+//! with 32 of them no request would ever wait in the queue: requests would then execute in socket order, regardless of
+//! weights. A tenant that is alone gets the maximum: fairness does not apply, and a device that writes many requests
+//! at once needs less time for each.
 //!
 //! A greater limit is not always better, since requests that begin together end together, and the core then waits for
 //! all of them at once. A limit above `RESTART_ABOVE` is therefore searched again from one, once in

@@ -23,7 +23,8 @@
 //!
 //! # Limits
 //! - A weight on a core is at least 1/16 and at most 16 times its configured value, so no tenant starves and two
-//!   tenants are at most 256 apart; the example above ends there, as in the picture but closer.
+//!   tenants are at most 256 apart; the example above ends at that bound (256 : 1), closer to equal than the table
+//!   shows.
 //! - It changes by at most a factor of 2 per interval, and less near the target (the example is at 1.04 : 0.96 after a
 //!   dozen intervals), so a change of load is corrected over several intervals, and service missed before is not
 //!   compensated.
@@ -31,8 +32,8 @@
 //! - Rate limits (operations or bytes per second) apply to each core by itself. Divide a limit over all cores among
 //!   them.
 //! - A tenant that is not backlogged on a core has all the service that it requests there; its weight returns to the
-//!   configured value, and a weight above it only once no tenant is backlogged there. If it then requests more, it may
-//!   have too much for some intervals.
+//!   configured value, from above only once no tenant is backlogged there. If it then requests more, it may have too
+//!   much for some intervals.
 //!
 //! Charging a tenant on one core for its service on others is the idea of DSFQ (Wang and Merchant 2007), which adjusts
 //! at each request and needs the other cores' service that often. Tests: tables and random cores below, served

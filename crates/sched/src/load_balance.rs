@@ -11,13 +11,13 @@
 //! ```
 //! In: a [`CoreLoad`] for each core. Out: a [`MigrationPlan`], empty if migration gains nothing.
 //!
-//! The paper gives the number for one high core and one low core: all N_high events if U_low + U_high × (R_KV + R_D) is
-//! below U_avg, else N_high × (U_avg − U_low) ÷ (U_high × (R_KV + R_D)). It says that this can be extended to more
+//! The paper gives the number for one high core and one low core: all N_high events if U_low + U_high × (R_KV + R_D)
+//! is below U_avg, else N_high × (U_avg − U_low) ÷ (U_high × (R_KV + R_D)). It says that this can be extended to more
 //! cores. Here each high core sends by the formula with "U_avg − U_low" read as its own excess: for a pair these are
 //! the same number, as U_avg is the middle, and for any number of cores the sum of the excesses is the sum of the free
-//! capacities, so nothing has to be cut. The other reading is one ratio for all high cores (all free capacity ÷ all
-//! movable load); it takes a core that is slightly high and has much movable load far below the average, to compensate
-//! for a core that can send little, and so gains nothing for the highest core.
+//! capacities, so nothing has to be cut. The alternative, one ratio for all high cores (all free capacity ÷ all
+//! movable load), would take a slightly high core with much movable load far below the average, to compensate for a
+//! core that can send little; the highest core would gain nothing.
 //!
 //! Round robin assigns equal parts, but never more than a core's free capacity; the remainder goes to the others. (The
 //! paper's round robin assigns equal parts even to a core that is nearly full.)

@@ -13,11 +13,11 @@
 //! Each poll reads B again, so that a decision applies to queued events as well.
 //!
 //! # Time in the queue
-//! A poll handles each event that is present at its start once, and no event pushed meanwhile. With enough capacity, an
-//! event leaves at the latest in poll B + 1, whatever else arrives, or in the first poll at which it is older than
+//! A poll handles each event that is present at its start once, and no event pushed meanwhile. With enough capacity,
+//! an event leaves at the latest in poll B + 1, whatever else arrives, or in the first poll at which it is older than
 //! `held_max`, whichever is first. If a poll runs out of capacity, the events that it did not reach are first in the
 //! next one: with a capacity of at least one per poll, an event leaves within (B + 1) × (events in the queue at its
-//! arrival + 1) + B polls, and age precedes rotation here too.
+//! arrival + 1) + B polls, and an event older than `held_max` is forwarded when a poll reaches it.
 //!
 //! Invariants: no event is lost or duplicated; events with the same B leave in arrival order, except old ones; a poll
 //! costs at most one step per event. Tests below.

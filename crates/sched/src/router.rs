@@ -8,7 +8,7 @@
 //! In: a [`CoreMigrations`], then one call for each request that may migrate. Out: a [`RoutingDecision`]. Owned by one
 //! core; passive.
 //!
-//! An error accumulator (as in drawing a line on a grid) decides whether a request migrates. Its destination follows
+//! An error accumulator (as in Bresenham's line algorithm) decides whether a request migrates. Its destination follows
 //! round robin, or nginx's smooth weighted round robin: the receiver with the greatest deficit is next. Nothing is
 //! random, so runs repeat.
 //!

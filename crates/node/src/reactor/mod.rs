@@ -10,7 +10,8 @@
 //!
 //! Invariants: a response leaves on the connection of its request; a connection is forgotten only when none of its
 //! requests is in execution; without free workers, buffers or response space nothing is received. The first core
-//! accepts connections and assigns them to all cores in rotation; admin queues known as such do not count.
+//! accepts connections and assigns them to all cores in rotation; connections known to be admin queues are not
+//! counted.
 //!
 //! # Layout
 //! - this file: the parts of a core, and its iteration.

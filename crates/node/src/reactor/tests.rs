@@ -102,7 +102,7 @@ impl TwoCores {
                 timing: RequestTiming::default(),
                 ticket_id: TicketId::NONE,
             };
-            assert!(self.sender.send(1, CoreMessage::Execute(request)).is_ok(), "the ring has room");
+            assert!(self.sender.send(1, CoreMessage::Execute(request)).is_ok(), "the ring has space");
         }
     }
 

@@ -182,7 +182,7 @@ impl SimDisks {
         events.schedule(at, SimEvent::Disk(DiskEvent { disk, slot, sequence }));
     }
 
-    /// Applies an event; returns a fact for the trace.
+    /// Applies an event; returns a value for the trace hash.
     pub(crate) fn apply_event(&mut self, event: DiskEvent) -> u64 {
         let disk = &mut self.disks[event.disk as usize];
         if disk.pending.get(event.slot).is_none_or(|pending| pending.sequence != event.sequence) {

@@ -19,9 +19,9 @@ pub(crate) struct SimState {
 }
 
 impl SimState {
-    /// Mixes a fact into the trace hash.
-    pub(crate) fn add_to_trace(&mut self, fact: u64) {
-        self.trace_hash = mix64(self.trace_hash ^ fact);
+    /// Mixes a value into the trace hash.
+    pub(crate) fn add_to_trace(&mut self, value: u64) {
+        self.trace_hash = mix64(self.trace_hash ^ value);
     }
 
     /// Applies a network or disk event. Returns a callback to the caller, which runs it with nothing borrowed.

@@ -1,7 +1,7 @@
 //! FIFO queues of all tenants in one slab of fixed size.
 //!
-//! In: items. Out: the items of each tenant in FIFO order. Admission is decided here too: a queue that is empty always
-//! accepts an item, another one only while it holds less than the slots that are free for all (dynamic thresholds,
+//! In: items. Out: the items of each tenant in FIFO order. This type also decides admission: an empty queue always
+//! accepts an item, another one only while its items are fewer than the unreserved free slots (dynamic thresholds,
 //! Choudhury and Hahne 1998).
 //!
 //! Invariants: at least as many slots are free as there are empty queues; every slot is in one queue or in the free
