@@ -160,9 +160,9 @@ impl AckLog {
                     false => break,
                 }
             }
-            let busy = session.poll(now(), |token, answer| {
+            let busy = session.poll(now(), |token, response| {
                 open -= 1;
-                if let Err(error) = self.record_response(token as usize, answer) {
+                if let Err(error) = self.record_response(token as usize, response) {
                     refused.get_or_insert(error);
                 }
             });
@@ -215,13 +215,13 @@ impl AckLog {
         let state = &mut self.keys[index];
         match response {
             Ok(Response::Stored | Response::Deleted | Response::NotFound) => {
-                state.acknowledged = state.in_flight.take().expect("an answer belongs to a write");
+                state.acknowledged = state.in_flight.take().expect("a response belongs to a write in flight");
                 self.acknowledged_writes += 1;
                 Ok(())
             }
             // A command that was not sent is in doubt too: the client cannot distinguish the cases.
             Err(Error::OutcomeUnknown | Error::Disconnected(_)) => Ok(()),
-            Ok(other) => unreachable!("a write was answered with {other:?}"),
+            Ok(other) => unreachable!("a write returned {other:?}"),
             Err(error) => {
                 if matches!(error, Error::CapacityExceeded | Error::Busy) {
                     // The node did not execute the write.
@@ -257,9 +257,9 @@ impl AckLog {
                     }
                 }
             }
-            let busy = session.poll(now(), |token, answer| {
+            let busy = session.poll(now(), |token, response| {
                 open -= 1;
-                if let Err(error) = self.check_value(token as usize, answer) {
+                if let Err(error) = self.check_value(token as usize, response) {
                     failure = Some(error);
                 }
             });
@@ -279,7 +279,7 @@ impl AckLog {
         let bytes = match response {
             Ok(Response::Value { data, .. }) => Some(data),
             Ok(Response::NotFound) => None,
-            Ok(other) => unreachable!("a read was answered with {other:?}"),
+            Ok(other) => unreachable!("a read returned {other:?}"),
             Err(error) => return Err(AckLogError::Command(key, error)),
         };
         let values = &self.values;

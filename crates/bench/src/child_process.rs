@@ -3,7 +3,7 @@
 //! ```text
 //!   spawn ─▶ a thread reads the pipe to its end ─▶ ProcessOutput: text kept, lines searched, waiters notified
 //! ```
-//! In: a command. Out: the process, and what it prints on one stream. Invariants: no process outlives its
+//! In: a command. Out: the process, and its output on one stream. Invariants: no process outlives its
 //! [`ChildProcess`]; a process never blocks on a full pipe, because its output is read until the end; at least the last
 //! [`OUTPUT_BYTES_MAX`] bytes of output are kept.
 

@@ -96,7 +96,7 @@ pub enum BenchConfigError {
     /// A resource has fewer items than there are targets, and each target needs one.
     Targets {
         /// Name of the resource.
-        what: &'static str,
+        resource: &'static str,
         /// Its number of items.
         have: u64,
         /// Number of targets.
@@ -107,14 +107,14 @@ pub enum BenchConfigError {
 impl fmt::Display for BenchConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BenchConfigError::Zero(what) => write!(f, "the number of {what} must not be zero"),
+            BenchConfigError::Zero(count) => write!(f, "the number of {count} must not be zero"),
             BenchConfigError::KeyBytes { have, min } => {
                 write!(f, "keys of {have} bytes: so many different keys need {min} to {KEY_BYTES_MAX} bytes")
             }
             BenchConfigError::Depth { have, max } => write!(f, "a depth of {have}: a connection takes {max}"),
-            BenchConfigError::Sizes(what) => write!(
+            BenchConfigError::Sizes(kind) => write!(
                 f,
-                "{what}: a range ends no lower than it begins; of 1 to {WEIGHTS_MAX} weights one is not zero"
+                "{kind}: a range ends no lower than it begins; of 1 to {WEIGHTS_MAX} weights one is not zero"
             ),
             BenchConfigError::Theta(have) => {
                 write!(
@@ -127,8 +127,8 @@ impl fmt::Display for BenchConfigError {
             BenchConfigError::Rate(have) => {
                 write!(f, "a rate of {have}: must be from {} to {}", RATE_RANGE.start(), RATE_RANGE.end())
             }
-            BenchConfigError::Targets { what, have, targets } => {
-                write!(f, "{targets} targets (--url) need at least as many {what}; there are {have}")
+            BenchConfigError::Targets { resource, have, targets } => {
+                write!(f, "{targets} targets (--url) need at least as many {resource}; there are {have}")
             }
         }
     }
@@ -157,12 +157,12 @@ impl BenchConfig {
             (if self.stop == StopCondition::Operations(0) { 0 } else { 1 }, "operations"),
             (if self.stop == StopCondition::Time(Nanos::ZERO) { 0 } else { 1 }, "seconds"),
         ];
-        if let Some((_, what)) = counts.into_iter().find(|(count, _)| *count == 0) {
-            return Err(BenchConfigError::Zero(what));
+        if let Some((_, name)) = counts.into_iter().find(|(count, _)| *count == 0) {
+            return Err(BenchConfigError::Zero(name));
         }
         let all = [(&self.key_sizes, "key sizes"), (&self.value_sizes, "value sizes")];
-        if let Some((_, what)) = all.into_iter().find(|(sizes, _)| !sizes.is_valid()) {
-            return Err(BenchConfigError::Sizes(what));
+        if let Some((_, name)) = all.into_iter().find(|(sizes, _)| !sizes.is_valid()) {
+            return Err(BenchConfigError::Sizes(name));
         }
         let last = (self.keys - 1).saturating_add(self.inserts_max()).max(1);
         let min = last.ilog10() as usize + 1;
@@ -197,7 +197,7 @@ impl BenchConfig {
         };
         let counts = [(self.threads as u64, "threads"), (self.keys, "keys"), (operations, "operations")];
         match counts.into_iter().find(|(have, _)| *have < targets as u64) {
-            Some((have, what)) => Err(BenchConfigError::Targets { what, have, targets }),
+            Some((have, resource)) => Err(BenchConfigError::Targets { resource, have, targets }),
             None => Ok(()),
         }
     }
@@ -331,7 +331,7 @@ mod tests {
         let of = |config: &BenchConfig| (config.threads, config.keys, config.stop, config.rate);
         assert_eq!(of(&shards[0]), (3, 4, StopCondition::Operations(2), Some(5.0)));
         assert_eq!(of(&shards[1]), (2, 3, StopCondition::Operations(2), Some(5.0)));
-        let too_few = |what, have, targets| Err(BenchConfigError::Targets { what, have, targets });
+        let too_few = |resource, have, targets| Err(BenchConfigError::Targets { resource, have, targets });
         assert_eq!(config().validate_targets(4), Ok(()));
         assert_eq!(config().validate_targets(5), too_few("operations", 4, 5));
         assert_eq!(config().validate_targets(6), too_few("threads", 5, 6));

@@ -100,7 +100,7 @@ impl fmt::Display for BenchError {
                 write!(f, "device {name}: {error}")?;
                 match error {
                     OpenError::Superblock(_) => {
-                        f.write_str("; it was left as it is (--format gives up what it holds)")
+                        f.write_str("; the device is unchanged (--format discards its data)")
                     }
                     _ => Ok(()),
                 }

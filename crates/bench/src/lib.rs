@@ -1,4 +1,4 @@
-//! The load generator: workloads against a namespace, baselines beside it, and reports.
+//! The load generator: workloads against a namespace, the same workloads against baselines, and reports.
 //!
 //! The generator polls [`octokv_client::Session`]s on a few OS threads; each of a workload's `threads` is
 //! a TCP connection with `depth` commands in flight. Alternatively it drives the hash engine in this process: on a

@@ -14,8 +14,8 @@ pub struct UnknownName {
 
 impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let UnknownName { kind: what, name, known: names } = self;
-        write!(f, "unknown {what} \"{name}\"; known are {names}")
+        let UnknownName { kind, name, known } = self;
+        write!(f, "unknown {kind} \"{name}\"; known are {known}")
     }
 }
 

@@ -188,7 +188,7 @@ mod tests {
             let mut op_generator = OpGenerator::new(&config, workload, Prng::new(1));
             (0..1000).filter(|&number| op_generator.next_op(number, &config, &keys).index >= 990).count()
         };
-        // 39 % by Zipf's law; 1 % where it has no say.
+        // 39 % by Zipf's law, 1 % in order.
         assert!(newest(Workload::YcsbA) > 300 && newest(Workload::ReadRandom) > 300);
         assert_eq!(newest(Workload::ReadSequential), 10);
     }

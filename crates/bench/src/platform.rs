@@ -2,7 +2,7 @@
 
 use octokv_base::Nanos;
 
-/// Where time comes from: nanoseconds since any fixed point.
+/// A clock: nanoseconds since an arbitrary fixed point.
 pub type Clock = fn() -> Nanos;
 
 /// The body of a generator thread.

@@ -83,8 +83,7 @@ pub fn latency_by_throughput(workload: &str, results: &[WorkloadResult]) -> Stri
             .collect(),
         reference: Vec::new(),
     };
-    let lines =
-        [line("p50", |figures| figures.latency_us_p50), line("p99", |figures| figures.latency_us_p99)];
+    let lines = [line("p50", |result| result.latency_us_p50), line("p99", |result| result.latency_us_p99)];
     let (x, y) = (0.0..axis_end(&lines, |point| point.0), log_range(&lines));
     let axes = AxisLabels { x: "operations/s", y: "latency (us)", x_label: &format_number };
     render_svg(&format!("{workload}: latency against throughput"), x, y.log_scale(), &axes, &lines)

@@ -59,8 +59,8 @@ impl Recorder {
 
     /// Records a completed operation.
     #[inline]
-    pub fn record_op(&mut self, answered: OpResult) {
-        let OpResult { started, finished: now, found, value_bytes, keys_listed } = answered;
+    pub fn record_op(&mut self, result: OpResult) {
+        let OpResult { started, finished: now, found, value_bytes, keys_listed } = result;
         if now < self.start {
             return;
         }

@@ -89,7 +89,7 @@ impl ServerProcess {
 /// Resolves the host of a URL to its first address.
 ///
 /// # Errors
-/// If the host has no address.
+/// If the host cannot be resolved or has no address.
 pub fn resolve_address(url: &Url) -> io::Result<SocketAddr> {
     let name = format!("host \"{}\"", url.host);
     let addresses = (url.host.as_str(), url.port).to_socket_addrs();
@@ -97,6 +97,6 @@ pub fn resolve_address(url: &Url) -> io::Result<SocketAddr> {
     addresses.next().ok_or_else(|| io::Error::other(format!("{name} has no address")))
 }
 
-fn with_context(what: &str, error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{what}: {error}"))
+fn with_context(context: &str, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{context}: {error}"))
 }

@@ -40,7 +40,7 @@ impl SizeDistribution {
                         Some(rest) => at = rest,
                     }
                 }
-                unreachable!("what is drawn is less than all shares together")
+                unreachable!("the sample is below the sum of the weights")
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The systems under test: where the engine runs, and what stores its data.
+//! The systems under test: the process that runs the engine, and the storage of its data.
 //!
 //! ```text
 //!   kv             generator ─ Key Value commands ─▶ node: engine ─▶ device          (NetKVS's (d), OctoKV)

@@ -87,7 +87,7 @@ impl TimeSeries {
     }
 
     /// Adds the series of another worker. Workers start together; the difference of their start times is negligible
-    /// beside an interval.
+    /// relative to an interval.
     pub fn add(&mut self, mut other: TimeSeries) {
         while self.interval < other.interval {
             self.merge_row_pairs();

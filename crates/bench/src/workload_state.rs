@@ -1,4 +1,4 @@
-//! What the workers of one workload share: its configuration, its counters, its targets.
+//! State shared by the workers of one workload: its configuration, its counters, its targets.
 
 use crate::config::{BenchConfig, StopCondition};
 use crate::op_generator::{KeySpace, OpGenerator, Operation};

@@ -24,10 +24,10 @@ pub struct Durations {
 impl Durations {
     /// Durations of a quick run, or of a full one.
     pub fn for_mode(quick: bool) -> Durations {
-        let (windows, requests) = if quick { (1, 10_000) } else { (4, 100_000) };
+        let (intervals, requests) = if quick { (1, 10_000) } else { (4, 100_000) };
         Durations {
             warm_up: Nanos(SAMPLING_INTERVAL.0 * 5 / 2),
-            measured: SAMPLING_INTERVAL.times(windows),
+            measured: SAMPLING_INTERVAL.times(intervals),
             requests,
         }
     }
@@ -95,8 +95,8 @@ impl<J: ExperimentJob> JobRunner<J> {
         });
         for (job, result) in fresh.into_iter().zip(results) {
             match result.into_inner() {
-                Some(Ok(figures)) => self.completed.push((job.clone(), figures)),
-                Some(Err(why)) => return Err(anyhow!("{job:?}: {why}")),
+                Some(Ok(output)) => self.completed.push((job.clone(), output)),
+                Some(Err(message)) => return Err(anyhow!("{job:?}: {message}")),
                 None => {}
             }
         }

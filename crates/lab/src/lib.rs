@@ -1,19 +1,19 @@
-//! The papers' experiments: each paper's figures beside those of this machine, and why they differ.
+//! The papers' experiments: each paper's numbers next to those of this machine, and why they differ.
 //!
-//! An experiment that cannot run here is a row that says "not run" and why; the others run.
+//! An experiment that cannot run on this machine is a row "not run" with the reason; the others run.
 //!
 //! # Layout
 //! - [`cli`]: the arguments. [`error`](mod@error): why a command failed. [`progress`]: progress, for the caller to show.
-//! - [`octokv_paper`], [`octofas`]: the tables and figures of these papers, in virtual time. [`paper_experiment`]: what
-//!   both share; [`job_runner`]: each run once; [`data_points`]: the papers' numbers beside ours.
-//! - [`figure_plot`]: the plots of a figure.
-//! - [`simulation`]: the machines and loads of those papers, simulated around the production node and client.
-//! - [`netkvs`]: Table 1 of the NetKVS poster: which runs, against which node.
-//! - [`native_runs`]: balancing and fairness on this machine's own processors.
-//! - [`qemu_guest`]: Debian's kernel in an emulated guest, from this binary alone.
-//! - [`octokv_binary`](mod@octokv_binary): the path of the program that serves and loads.
-//! - [`output_parser`]: results out of the output of a load generator.
-//! - [`comparison_table`]: rows, ratios, sentences. [`json_report`]: the JSON document of every paper.
+//! - `octokv_paper`, `octofas`: tables and figures of these papers, in virtual time. `paper_experiment`: selection and
+//!   output, used by both. `job_runner`: runs each simulation once. `data_points`: our numbers with the papers'.
+//! - `figure_plot`: the plots of a figure.
+//! - [`simulation`]: the papers' machines and loads, simulated around the production node and client.
+//! - `netkvs`: Table 1 of the NetKVS poster, as native runs.
+//! - `native_runs`: balancing and fairness on two processors of this machine.
+//! - `qemu_guest`: Debian's kernel in an emulated guest, from this binary alone.
+//! - `octokv_binary`: the path of the `octokv` program, which is node and load generator of native runs.
+//! - `output_parser`: parses the output of load generators.
+//! - `comparison_table`: rows, ratios and sentences of NetKVS. `json_report`: the JSON report of all papers.
 
 #![allow(
     clippy::disallowed_methods,

@@ -274,10 +274,10 @@ impl NativeRuns {
 
 fn balancing(runs: &NativeRuns, processors: [usize; 2], points: &mut DataPoints) -> Result<()> {
     let node = NativeNode::start(processors)?;
-    for (place, own) in [("host beside the busy core", true), ("host beside the idle core", false)] {
+    for (label, own) in [("host beside the busy core", true), ("host beside the idle core", false)] {
         for depth in ["12", "128"] {
             let (mut host, busy) = node.start_host_by_core(own, depth)?;
-            let series = format!("{place}, {depth} puts at a time");
+            let series = format!("{label}, {depth} puts at a time");
             let mut reports = [Vec::new(), Vec::new()];
             for _ in 0..runs.rounds {
                 for (policy, reports) in ["none", "proportional"].iter().zip(&mut reports) {
@@ -290,15 +290,15 @@ fn balancing(runs: &NativeRuns, processors: [usize; 2], points: &mut DataPoints)
             drop(host);
             let [off, on] = &reports;
             let rates = |reports: &[Vec<SchedulingReport>]| {
-                reports.iter().map(|turn| throughput_of(turn, None)).collect()
+                reports.iter().map(|interval_reports| throughput_of(interval_reports, None)).collect()
             };
             let (rates_off, rates_on): (Vec<f64>, Vec<f64>) = (rates(off), rates(on));
             push_rounds(points, &series, "off", rates_off.iter().copied(), "op/s");
             push_rounds(points, &series, "on", rates_on.iter().copied(), "op/s");
             for (core, name) in [(busy, "its core"), (1 - busy, "the other")] {
                 for (way, reports) in [("off", off), ("on", on)] {
-                    let of = |turn: &Vec<SchedulingReport>| {
-                        mean(turn, |interval| interval.cores[core].utilisation)
+                    let of = |interval_reports: &Vec<SchedulingReport>| {
+                        mean(interval_reports, |interval| interval.cores[core].utilisation)
                     };
                     push_rounds(points, &series, &format!("{name}, {way}"), reports.iter().map(of), "1");
                 }

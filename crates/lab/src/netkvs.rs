@@ -167,10 +167,10 @@ fn guest_rounds(
         GUEST_LIMIT_S,
     )?;
     let runs = output_parser::parse_console(&console);
-    let of = |wanted: &str, figures: fn(&str) -> SampleResult| -> Vec<SampleResult> {
+    let of = |wanted: &str, parse: fn(&str) -> SampleResult| -> Vec<SampleResult> {
         let named = runs.iter().filter(|(name, _)| name == wanted);
         let mut rounds: Vec<SampleResult> = named
-            .map(|(_, printed)| printed.as_ref().map_err(Clone::clone).and_then(|text| figures(text)))
+            .map(|(_, printed)| printed.as_ref().map_err(Clone::clone).and_then(|text| parse(text)))
             .collect();
         // Rounds that did not run because the guest ended early.
         let last = last_line(&console).unwrap_or_default();
@@ -348,7 +348,7 @@ mod tests {
         }
         let ratio = rows.iter().find(|row| row.series == RATIO_D_A_SYNC && row.x == "throughput").unwrap();
         assert_eq!((ratio.paper, ratio.measured), (Some(183.0), Some(100.0)));
-        // Every row with a figure of the poster and one of ours has its sentence.
+        // Every row with a number of the poster and one of ours has a sentence.
         let both = rows.iter().filter(|row| row.paper.is_some() && row.measured.is_some());
         assert_eq!(format_differences(&rows).lines().count(), both.clone().count());
         assert!(both.clone().all(|row| row.note.ends_with('.')));

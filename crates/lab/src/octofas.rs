@@ -59,12 +59,12 @@ const FIGURES: [FigureSpec<OctofasRunConfig, NativeRuns>; 7] = [
     ),
     FigureSpec::native(
         "figure-9-cores",
-        "Figure 9 on this machine: policies in turn, native runs on two processors",
+        "Figure 9 on this machine: alternating policies, native runs on two processors",
         NativeRuns::fairness,
     ),
     FigureSpec::simulated(
         "fair",
-        "Beyond the paper: the policy fair, and what was asked of it",
+        "Beyond the paper: the policy fair, and its goals",
         fair_policy::fair_policy_figures,
     ),
 ];
@@ -119,7 +119,7 @@ fn report_header(runs: &OctofasRunner, native: &NativeRuns) -> String {
     format!(
         "OctoFAS in virtual time: ours, and the paper's number in brackets where its text has one.\n\
          The machines of `octokv reproduce octokv`: a put costs {a:.1} + {b:.1} + {c:.1} us of a core; \"our costs\" are\n\
-         {d:.1} + {e:.1} + {f:.1} us. A slowdown is the mean response time by that of the flow alone in the same world.\n\
+         {d:.1} + {e:.1} + {f:.1} us. A slowdown is the mean response time divided by that of the flow alone in the same simulation.\n\
          Runs of {measured_ms:.0} ms after {warm_up_ms:.0} ms; the monitor's sampling interval is {interval_ms:.0} ms.\n\
          Figure 9-cores is of real runs: it depends on this machine.\n"
     )
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn an_unknown_figure_is_rejected_with_the_known_ones() {
         let Err(LabError::Usage(message)) = EXPERIMENT.select_figures(Some("fare")) else {
-            panic!("it was taken")
+            panic!("an unknown figure was accepted")
         };
         assert!(
             message.contains("the OctoFAS paper") && message.contains("did you mean \"fair\"?"),
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!((runs.len(), used.len()), (6, 4));
         assert!(used.iter().all(|point| point.paper == Some(point.measured)), "{used:?}");
         let again = figures::figure_4(&mut runs).unwrap();
-        assert_eq!((runs.len(), &again), (6, &points), "what ran once does not run again");
+        assert_eq!((runs.len(), &again), (6, &points), "completed runs do not run again");
         let directory = tempfile::tempdir().unwrap();
         EXPERIMENT.draw_svg(directory.path(), "figure-4", "Figure 4", &points).unwrap();
         let text = std::fs::read_to_string(directory.path().join("octofas-figure-4-1.svg")).unwrap();

@@ -75,7 +75,7 @@ const FIGURES: [FigureSpec<OctokvRunConfig, HostKvsRuns>; 13] = [
     ),
     FigureSpec::native(
         "figure-7-cores",
-        "Figure 7 on this machine: balancing off and on in turn, native runs on two processors",
+        "Figure 7 on this machine: balancing alternating off and on, native runs on two processors",
         |runs| runs.core_runs.balancing(),
     ),
     FigureSpec::simulated(
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn an_unknown_figure_is_rejected_with_the_known_ones() {
         let Err(LabError::Usage(message)) = EXPERIMENT.select_figures(Some("figure-77")) else {
-            panic!("it was taken")
+            panic!("an unknown figure was accepted")
         };
         assert!(message.contains("did you mean \"figure-7\"?"), "{message}");
         FIGURES.iter().for_each(|figure| assert!(message.contains(figure.name), "{message}"));

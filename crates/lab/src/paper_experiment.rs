@@ -1,7 +1,7 @@
 //! A paper's experiments: selects figures, runs each simulation once, and writes text, JSON and SVG.
 //!
 //! ```text
-//!   --figure ─▶ figures ─▶ simulations (job_runner), each once; native runs ─▶ points beside the paper's ─▶ text, JSON, SVG
+//!   --figure ─▶ figures ─▶ simulations (job_runner), each once; native runs ─▶ points with the paper's ─▶ text, JSON, SVG
 //! ```
 //! In: a [`PaperExperiment`] and the arguments. Out: text, documents, plots.
 
@@ -28,7 +28,7 @@ pub enum FigureSource<J: ExperimentJob, N> {
 
 /// A table or figure that can be reproduced.
 pub struct FigureSpec<J: ExperimentJob, N> {
-    /// Its name, as `--figure` takes it.
+    /// Its name on the command line (`--figure`).
     pub name: &'static str,
     /// Its title in text and plots.
     pub title: &'static str,

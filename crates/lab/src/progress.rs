@@ -5,9 +5,9 @@
 pub enum LabProgress<'a> {
     /// A figure starts.
     Figure {
-        /// Its name, as `--figure` takes it.
+        /// Its name on the command line (`--figure`).
         name: &'a str,
-        /// The part of all figures that is done, 0 to 1.
+        /// Completed fraction of all figures, 0 to 1.
         fraction: f64,
     },
     /// All figures are done; text follows on standard output.

@@ -1,4 +1,5 @@
-//! Worlds of several tenants: they repeat, their figures are parts of the whole, and nobody is forgotten.
+//! Simulations with several tenants: they are deterministic, the metrics of the tenants sum to the total, and no tenant
+//! starves.
 
 use octokv_base::Nanos;
 use octokv_lab::simulation::config::{ExperimentConfig, MultiTenantConfig, TenantConfig, tenant_host_nqn};
@@ -32,7 +33,7 @@ fn config(threads: &[usize], placement: &ConnectionPolicy, policy: Policy) -> Mu
     }
 }
 
-/// Two windows and a half, then two.
+/// Warms up for two and a half sampling intervals, then measures two.
 fn run_config(trial: &MultiTenantConfig) -> MultiTenantRunStats {
     let bench = SimulatedExperiment::multi_tenant(trial).unwrap();
     bench.run_for(Nanos(SAMPLING_INTERVAL.0 * 5 / 2)).unwrap();
@@ -47,7 +48,11 @@ fn tenants_repeat_bit_for_bit_from_their_seed() {
     let trial = config(&TENANT_THREADS, &ConnectionPolicy::FillInOrder(1), Policy::Hybrid);
     let first = run_config(&trial);
     assert_eq!(first, run_config(&trial));
-    assert_ne!(first, run_config(&MultiTenantConfig { seed: 4, ..trial }), "another seed draws otherwise");
+    assert_ne!(
+        first,
+        run_config(&MultiTenantConfig { seed: 4, ..trial }),
+        "another seed gives other results"
+    );
 }
 
 #[test]
@@ -82,9 +87,9 @@ fn every_request_of_every_tenant_completes_once_and_sums_to_the_total() {
             let bench = SimulatedExperiment::multi_tenant(&trial).unwrap();
             bench.run_for(Nanos(SAMPLING_INTERVAL.0 * 5 / 2)).unwrap();
             let together = bench.run_tenants_requests(REQUESTS).unwrap();
-            for flow in &together.tenants {
-                let by_core: u64 = flow.cores.iter().map(|core| core.completed).sum();
-                assert_eq!((flow.completed, by_core), (REQUESTS, REQUESTS), "{policy} {operation:?}");
+            for tenant in &together.tenants {
+                let by_core: u64 = tenant.cores.iter().map(|core| core.completed).sum();
+                assert_eq!((tenant.completed, by_core), (REQUESTS, REQUESTS), "{policy} {operation:?}");
             }
             let ran: u64 = together.total.cores.iter().map(|core| core.requests_executed).sum();
             assert_eq!(
@@ -92,7 +97,7 @@ fn every_request_of_every_tenant_completes_once_and_sums_to_the_total() {
                 (2 * REQUESTS, 2 * REQUESTS),
                 "{policy} {operation:?}"
             );
-            let sum: f64 = together.tenants.iter().map(|flow| flow.throughput_ops_s).sum();
+            let sum: f64 = together.tenants.iter().map(|tenant| tenant.throughput_ops_s).sum();
             assert!((sum / together.total.throughput_ops_s - 1.0).abs() < 1e-9);
         }
     }
@@ -101,21 +106,21 @@ fn every_request_of_every_tenant_completes_once_and_sums_to_the_total() {
 #[test]
 fn connections_of_all_tenants_use_the_same_core_order() {
     let together = run_config(&config(&[2, 1], &ConnectionPolicy::FillInOrder(1), Policy::None));
-    let used = |flow: usize| -> Vec<bool> {
-        together.tenants[flow].cores.iter().map(|core| core.completed > 0).collect()
+    let used = |tenant: usize| -> Vec<bool> {
+        together.tenants[tenant].cores.iter().map(|core| core.completed > 0).collect()
     };
     assert_eq!(used(0), [true, true, false, false, false, false]);
     assert_eq!(used(1), [true, false, false, false, false, false]);
     assert_eq!(together.total.cores.len(), CORES);
 }
 
-/// OctoFAS §3.2: more threads of the second flow slow the first one down more than the second.
+/// OctoFAS §3.2: more threads of the second tenant slow down the first more than the second.
 #[test]
 fn a_light_tenant_is_slowed_down_more_and_the_node_reports_it() {
-    let alone = |flow: usize| {
+    let alone = |tenant: usize| {
         let mut threads = [0, 0];
-        threads[flow] = TENANT_THREADS[flow];
-        run_config(&config(&threads, &ConnectionPolicy::FillInOrder(1), Policy::None)).tenants[flow]
+        threads[tenant] = TENANT_THREADS[tenant];
+        run_config(&config(&threads, &ConnectionPolicy::FillInOrder(1), Policy::None)).tenants[tenant]
             .response_us_mean
     };
     let alone = [alone(0), alone(1)];
@@ -123,25 +128,28 @@ fn a_light_tenant_is_slowed_down_more_and_the_node_reports_it() {
     let none = of(Policy::None);
     let slowed = slowdowns(&none, &alone);
     assert!(slowed[0] > 1.3 && slowed[1] < 1.25, "{slowed:?}");
-    // What the node says without having seen anybody alone.
-    for (flow, slowed) in none.tenants.iter().zip(&slowed) {
-        let online = flow.slowdown_online.unwrap();
+    // The node's estimate, which needs no run with one tenant alone.
+    for (tenant, slowed) in none.tenants.iter().zip(&slowed) {
+        let online = tenant.slowdown_online.unwrap();
         assert!((online / slowed - 1.0).abs() < 0.1, "{online} online, {slowed}");
     }
     assert!((none.fairness_online.unwrap() - fairness(&slowed)).abs() < 0.05);
     for policy in [Policy::Intra, Policy::Hybrid, Policy::Auto] {
-        let slowed_so = slowdowns(&of(policy), &alone);
-        assert!(fairness(&slowed_so) > fairness(&slowed) + 0.1, "{policy}: {slowed_so:?}");
+        let slowed_under_policy = slowdowns(&of(policy), &alone);
+        assert!(
+            fairness(&slowed_under_policy) > fairness(&slowed) + 0.1,
+            "{policy}: {slowed_under_policy:?}"
+        );
     }
 }
 
-/// Three tenants that always want more of one core.
-fn run_backlogged(policy: Policy, weights: [u32; 3], setting: CostModel) -> MultiTenantRunStats {
+/// Runs three tenants that are always backlogged on one core.
+fn run_backlogged(policy: Policy, weights: [u32; 3], cost_model: CostModel) -> MultiTenantRunStats {
     let mut scheduling = scheduler_config(policy);
-    for (flow, weight) in weights.into_iter().enumerate() {
-        scheduling.tenants.insert(tenant_host_nqn(flow), TenantQos { weight, ..TenantQos::default() });
+    for (tenant, weight) in weights.into_iter().enumerate() {
+        scheduling.tenants.insert(tenant_host_nqn(tenant), TenantQos { weight, ..TenantQos::default() });
     }
-    let costs = request_costs(setting, Operation::Put, true);
+    let costs = request_costs(cost_model, Operation::Put, true);
     run_config(&MultiTenantConfig {
         shared_client_host: false,
         scheduling,
@@ -152,20 +160,20 @@ fn run_backlogged(policy: Policy, weights: [u32; 3], setting: CostModel) -> Mult
 
 #[test]
 fn weights_hold_on_a_core_that_is_slower_than_its_device() {
-    for setting in [CostModel::Paper, CostModel::Measured] {
-        let none = run_backlogged(Policy::None, [1; 3], setting).total.throughput_ops_s;
+    for cost_model in [CostModel::Paper, CostModel::Measured] {
+        let none = run_backlogged(Policy::None, [1; 3], cost_model).total.throughput_ops_s;
         for weights in [[1, 1, 1], [1, 2, 4]] {
-            let together = run_backlogged(Policy::Fair, weights, setting);
+            let together = run_backlogged(Policy::Fair, weights, cost_model);
             let parts: Vec<f64> = together
                 .tenants
                 .iter()
                 .zip(weights)
-                .map(|(flow, weight)| flow.throughput_ops_s / f64::from(weight))
+                .map(|(tenant, weight)| tenant.throughput_ops_s / f64::from(weight))
                 .collect();
-            assert!(jain_index(&parts) >= 0.999, "{setting:?} {weights:?}: {parts:?}");
+            assert!(jain_index(&parts) >= 0.999, "{cost_model:?} {weights:?}: {parts:?}");
             let part = together.total.throughput_ops_s / none;
             // 0.977 to 0.995 over seeds.
-            assert!(part >= 0.97, "{setting:?} {weights:?}: {part} of the throughput of none");
+            assert!(part >= 0.97, "{cost_model:?} {weights:?}: {part} of the throughput of none");
         }
     }
 }
@@ -178,26 +186,27 @@ fn a_tenant_served_on_a_second_core_gets_less_on_the_contended_core() {
     let bench =
         SimulatedExperiment::multi_tenant(&MultiTenantConfig { shared_client_host: false, costs, ..of })
             .unwrap();
-    let parts = |windows| {
-        let together = bench.run_tenants_for(SAMPLING_INTERVAL.times(windows)).unwrap();
-        let [both, one] = [0, 1].map(|flow: usize| together.tenants[flow].throughput_ops_s);
+    let parts = |intervals| {
+        let together = bench.run_tenants_for(SAMPLING_INTERVAL.times(intervals)).unwrap();
+        let [both, one] = [0, 1].map(|tenant: usize| together.tenants[tenant].throughput_ops_s);
         both / one
     };
     let (first, _, later) = (parts(2), parts(12), parts(2));
-    // Of two cores one, and half of the other; then nearly as much for its weight as who has one core.
+    // At first the first tenant gets one core and half of the other; later its throughput by weight is close to that of the
+    // tenant on one core.
     assert!(first > 1.9 && later < 1.4, "{first} times as much at first, {later} later");
 }
 
 #[test]
 fn no_tenant_is_starved_by_one_with_sixty_four_times_the_load() {
     for policy in POLICIES {
-        for setting in [CostModel::Paper, CostModel::Measured] {
-            let costs = request_costs(setting, Operation::Put, true);
+        for cost_model in [CostModel::Paper, CostModel::Measured] {
+            let costs = request_costs(cost_model, Operation::Put, true);
             let trial = config(&[1, 64], &ConnectionPolicy::Single(0), policy);
             let together = run_config(&MultiTenantConfig { shared_client_host: false, costs, ..trial });
-            // A turn or two of the core before it and after it.
+            // A request waits for at most one or two iterations of the core, and so does its response.
             let p99 = together.tenants[0].response_us_p99;
-            assert!(p99 < 1_000.0, "{policy} {setting:?}: {p99} us");
+            assert!(p99 < 1_000.0, "{policy} {cost_model:?}: {p99} us");
             assert!(
                 together.tenants[1].throughput_ops_s > 4.0 * together.tenants[0].throughput_ops_s,
                 "{policy}"

@@ -1,4 +1,4 @@
-//! The papers' experiments: they repeat, keep their sums and lose nothing.
+//! Simulated experiments: they are deterministic, every stage counts every request, and none is lost.
 
 use octokv_base::Nanos;
 use octokv_lab::simulation::config::ExperimentConfig;
@@ -22,7 +22,7 @@ fn config(operation: Operation, policy: Policy) -> ExperimentConfig {
     }
 }
 
-/// Two windows, then so many requests to the last answer.
+/// Warms up for two sampling intervals, then measures `requests` requests to the last response.
 fn run_config(trial: &ExperimentConfig, requests: u64) -> RunStats {
     let bench = SimulatedExperiment::new(trial).unwrap();
     bench.run_for(SAMPLING_INTERVAL.times(2)).unwrap();
@@ -38,7 +38,7 @@ fn an_experiment_repeats_bit_for_bit_from_its_seed() {
         assert_ne!(
             first,
             run_config(&ExperimentConfig { seed: 5, ..trial }, 2_000),
-            "another seed draws otherwise"
+            "another seed gives other results"
         );
     }
 }
@@ -49,14 +49,14 @@ fn every_stage_counts_every_request_on_whichever_core() {
     for policy in [Policy::None, Policy::RoundRobin, Policy::Proportional] {
         for operation in [Operation::Put, Operation::Get] {
             let stats = run_config(&config(operation, policy), REQUESTS);
-            let sum = |figure: fn(&_) -> u64| stats.cores.iter().map(figure).sum::<u64>();
+            let sum = |metric: fn(&_) -> u64| stats.cores.iter().map(metric).sum::<u64>();
             let target = sum(|core: &octokv_lab::simulation::metrics::CoreRunStats| core.requests_received);
             assert_eq!(
                 (stats.completed, target, sum(|core| core.requests_executed)),
                 (REQUESTS, REQUESTS, REQUESTS)
             );
             assert_eq!(stats.offloaded > 0, policy != Policy::None, "{policy}");
-            // The load is what it is said to be: Table IV's shares, by lot.
+            // The distribution over connections follows Table IV's shares, at random.
             for (core, share) in stats.cores.iter().zip(TABLE_IV) {
                 let part = core.requests_received as f64 / REQUESTS as f64;
                 assert!((part - share as f64 / 1e5).abs() < 0.02, "{part} not {share}");
@@ -81,7 +81,8 @@ fn connections_are_filled_in_order_up_to_the_threshold() {
     assert_eq!(stats.cores.len(), CORES);
 }
 
-/// What docs/REPRODUCTION.md says of where a part of our gain comes from.
+/// A put completes in the order of the journal, so puts of idle cores wait for busy cores: a part of the gain of balancing
+/// (docs/REPRODUCTION.md).
 #[test]
 fn without_a_journal_puts_of_idle_cores_do_not_wait_for_busy_ones() {
     let latency_us = |journal| {
@@ -104,7 +105,7 @@ fn a_core_is_busy_for_its_request_costs_and_completes_afterwards() {
     let core = stats.cores[3];
     let busy_ns = core.utilisation * stats.span.0 as f64 / 500.0;
     assert!((busy_ns / cost.0 as f64 - 1.0).abs() < 1e-6, "{busy_ns} of {cost:?}");
-    // The drive takes 27 µs for five pages; both ways over the wire take 50 and 14.
+    // The drive takes 27 µs for five pages; the link adds 50 µs of latency and 14 µs of transmission.
     let alone_us = cost.0 as f64 / 1e3 + 27.1;
     assert!(core.latency_us > alone_us && core.latency_us < alone_us + 6.0, "{}", core.latency_us);
     assert!(stats.response_us_mean > core.latency_us + 64.0, "{}", stats.response_us_mean);

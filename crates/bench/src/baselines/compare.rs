@@ -52,7 +52,7 @@ pub struct BaselineComparison {
 /// # Panics
 /// If the lists are empty or differ in length.
 pub fn compare(ours: &[&WorkloadResult], baselines: &[&WorkloadResult]) -> BaselineComparison {
-    assert!(!ours.is_empty() && ours.len() == baselines.len(), "every round has a turn of both");
+    assert!(!ours.is_empty() && ours.len() == baselines.len(), "every round has a result of both");
     let pair_of = |of: fn(&WorkloadResult) -> f64| {
         let values =
             |results: &[&WorkloadResult]| results.iter().map(|result| of(result)).collect::<Vec<f64>>();

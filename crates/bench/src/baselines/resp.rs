@@ -139,7 +139,7 @@ impl RespDecoder {
     /// If that buffer is shorter.
     pub fn advance(&mut self, bytes: usize) {
         self.pending.end += bytes;
-        assert!(self.pending.end <= self.buffer.len(), "no more comes than there was room for");
+        assert!(self.pending.end <= self.buffer.len(), "the receive exceeds its buffer");
     }
 
     /// Takes the next reply; `None` if it is incomplete.

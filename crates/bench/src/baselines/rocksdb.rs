@@ -157,7 +157,7 @@ fn check_config(config: &BenchConfig) -> Result<(), String> {
         (whole_seconds, "--seconds: db_bench takes whole seconds"),
     ];
     match have.into_iter().find(|(fine, _)| !fine) {
-        Some((_, what)) => Err(what.to_owned()),
+        Some((_, message)) => Err(message.to_owned()),
         None => Ok(()),
     }
 }

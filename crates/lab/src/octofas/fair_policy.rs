@@ -1,12 +1,12 @@
 //! Beyond the paper: our own policy `fair`, compared with three goals.
 //!
 //! ```text
-//!   a victim of 1 thread beside 64     its p99 relative to running alone   at most 1.2
+//!   a victim of 1 thread against 64    its p99 relative to running alone   at most 1.2
 //!   backlogged tenants                 Jain's index of work by weight      at least 0.99
 //!   all of these                       throughput relative to no policy    at least −2 %
 //! ```
-//! In: runs. Out: points. First all tenants use one core, each over a link of its own, so that the core is the
-//! bottleneck; then all six cores, where the links are.
+//! In: results of simulated runs. Out: data points. First all tenants use one core, each over a link of its own, so that
+//! the core is the bottleneck; then they use all six cores, so that the links are.
 
 use super::run_configs::{OctofasPlacement, OctofasRunConfig, OctofasRunner};
 use crate::data_points::{DataPoint, DataPoints};
@@ -73,7 +73,7 @@ pub fn fair_policy_figures(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Adds the latency of the victim beside the aggressor, and the throughput that protecting it costs.
+/// Adds the latency of the victim while the aggressor runs, and the throughput that protecting it costs.
 fn add_victim_points(
     runs: &mut OctofasRunner,
     points: &mut DataPoints,

@@ -1,6 +1,7 @@
 //! Figures 3, 4, 7, 8 and 9 of OctoFAS.
 //!
-//! In: runs. Out: points; the paper's numbers where its text has them (its pictures are not read off).
+//! In: results of simulated runs. Out: data points, each with the paper's number if the text states it. Values are not
+//! read off the paper's plots.
 
 use super::run_configs::{OctofasPlacement, OctofasRunConfig, OctofasRunner};
 use crate::data_points::{DataPoint, DataPoints};
@@ -11,14 +12,14 @@ use octokv_sched::{MigrateTenants, Policy};
 
 const PLACEMENTS: [OctofasPlacement; 2] = [OctofasPlacement::InOrder, OctofasPlacement::ByShares];
 
-/// Runs configurations and computes the slowdowns of their tenants.
+/// Runs configurations and computes the slowdown S of each of their tenants, relative to a run with that tenant alone.
 fn run_with_slowdowns(
     runs: &mut OctofasRunner,
     jobs: &[OctofasRunConfig],
 ) -> Result<Vec<(MultiTenantRunStats, Vec<f64>)>> {
     let alone: Vec<OctofasRunConfig> =
         jobs.iter().flat_map(|job| (0..job.threads.len()).map(|tenant| job.only_tenant(tenant))).collect();
-    // All at once, so that no processor idles.
+    // One batch, so that all processors are busy.
     runs.run_all(&[jobs, &alone].concat())?;
     let mut found = Vec::new();
     for job in jobs {
@@ -33,7 +34,10 @@ fn run_with_slowdowns(
     Ok(found)
 }
 
-/// Fig. 3: both tenants as the load of the second grows.
+/// Fig. 3: slowdown, throughput and fairness of two tenants by the number of threads of the second.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_3(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 3");
     for placement in PLACEMENTS {
@@ -56,37 +60,42 @@ pub fn figure_3(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
                 );
             }
         };
-        let no_number: fn(usize) -> Option<f64> = |_| None;
-        let of_flow_1 = |threads| match threads {
+        let not_in_text: fn(usize) -> Option<f64> = |_| None;
+        let of_tenant_1 = |threads| match threads {
             2 => Some(1.0),
             14 => Some(2.0),
             _ => None,
         };
-        line("slowdown of flow 1", "times", of_flow_1, &|_, slowdowns| slowdowns[0]);
-        line("slowdown of flow 2", "times", no_number, &|_, slowdowns| slowdowns[1]);
+        line("slowdown of flow 1", "times", of_tenant_1, &|_, slowdowns| slowdowns[0]);
+        line("slowdown of flow 2", "times", not_in_text, &|_, slowdowns| slowdowns[1]);
         let normalised = |threads| (threads == 14).then_some(0.55);
         line("throughput of flow 1 by that alone", "1", normalised, &|together, _| {
             together.tenants[0].throughput_ops_s / alone
         });
-        line("throughput of flow 2", "op/s", no_number, &|together, _| together.tenants[1].throughput_ops_s);
-        // Its text says 1 at 2 threads, and "below 0.8" at 10.
+        line("throughput of flow 2", "op/s", not_in_text, &|together, _| {
+            together.tenants[1].throughput_ops_s
+        });
+        // The paper's text: 1 at 2 threads, "below 0.8" at 10.
         let of_text = |threads| match threads {
             2 => Some(1.0),
             10 => Some(0.8),
             _ => None,
         };
         line("F", "1", of_text, &|_, slowdowns| fairness(slowdowns));
-        line("F as the node's monitor tells it", "1", no_number, &|together, _| {
+        line("F as the node's monitor tells it", "1", not_in_text, &|together, _| {
             together.fairness_online.unwrap_or(1.0)
         });
-        line("slowdown of flow 1 as the monitor tells it", "times", no_number, &|together, _| {
+        line("slowdown of flow 1 as the monitor tells it", "times", not_in_text, &|together, _| {
             together.tenants[0].slowdown_online.unwrap_or(1.0)
         });
     }
     Ok(points.points)
 }
 
-/// Fig. 4: time of requests in the node and utilisation of the cores, for each tenant alone and for both.
+/// Fig. 4: by core, its utilisation and the time of requests in the node, for each tenant alone and for both together.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_4(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 4");
     for placement in PLACEMENTS {
@@ -107,8 +116,8 @@ pub fn figure_4(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
         }
         let mut cores = |series: String, of: &dyn Fn(usize) -> Option<f64>, unit| {
             for core in 0..together.total.cores.len() {
-                if let Some(figure) = of(core) {
-                    points.add(&series, &format!("C({})", core + 1), figure, unit);
+                if let Some(value) = of(core) {
+                    points.add(&series, &format!("C({})", core + 1), value, unit);
                 }
             }
         };
@@ -135,12 +144,12 @@ pub fn figure_4(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Gain of `ours` over `than`, in percent.
-fn percent_gain(ours: f64, than: f64) -> f64 {
-    (ours / than - 1.0) * 100.0
+/// The change from `base` to `value`, in percent of `base`.
+fn percent_gain(value: f64, base: f64) -> f64 {
+    (value / base - 1.0) * 100.0
 }
 
-/// Adds throughput, F, online F and LB of named runs.
+/// Adds throughput, fairness F, the monitor's estimate of F, and load balance LB of each named run.
 fn add_absolute(
     points: &mut DataPoints,
     placement_name: &str,
@@ -161,13 +170,17 @@ fn add_absolute(
     }
 }
 
-fn percent_gains(all: &[(MultiTenantRunStats, Vec<f64>)], of: usize, than: usize) -> [f64; 2] {
+/// The change of throughput and of F from run `base` to run `of`, in percent.
+fn percent_gains(all: &[(MultiTenantRunStats, Vec<f64>)], of: usize, base: usize) -> [f64; 2] {
     let throughput = |at: usize| all[at].0.total.throughput_ops_s;
     let fair = |at: usize| fairness(&all[at].1);
-    [percent_gain(throughput(of), throughput(than)), percent_gain(fair(of), fair(than))]
+    [percent_gain(throughput(of), throughput(base)), percent_gain(fair(of), fair(base))]
 }
 
-/// Fig. 7: inter-core scheduling by the tenants whose requests move.
+/// Fig. 7: throughput and F of inter-core scheduling, by the tenants whose requests migrate: all, dense or sparse.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_7(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 7");
     for placement in PLACEMENTS {
@@ -196,7 +209,10 @@ pub fn figure_7(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 8: intra-core scheduling by the number of requeues of dense tenants.
+/// Fig. 8: throughput and F of intra-core scheduling, by the number of requeues of dense tenants.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_8(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 8");
     let names = ["0", "5", "10", "15", "20"];
@@ -217,7 +233,10 @@ pub fn figure_8(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 9: the paper's policies, the automatic choice, and our own policy.
+/// Fig. 9: throughput and F of the paper's policies, of their automatic choice `auto`, and of our own policy `fair`.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_9(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 9");
     let names = ["baseline", "inter", "intra", "hybrid", "auto", "fair"];
@@ -236,12 +255,12 @@ pub fn figure_9(runs: &mut OctofasRunner) -> Result<Vec<DataPoint>> {
             off.with_policy(Policy::Fair),
         ];
         let all = run_with_slowdowns(runs, &jobs)?;
-        let way = format!("{operation:?}, {}", placement.name());
-        add_absolute(&mut points, &way, &names, &all);
+        let variant = format!("{operation:?}, {}", placement.name());
+        add_absolute(&mut points, &variant, &names, &all);
         // The paper does not state the operation.
         let (hybrid_baseline, hybrid_inter, hybrid_intra) =
             (percent_gains(&all, 3, 0), percent_gains(&all, 3, 1), percent_gains(&all, 3, 2));
-        let series = format!("hybrid, {way}");
+        let series = format!("hybrid, {variant}");
         points.add_with_paper(&series, "throughput against baseline", None, hybrid_baseline[0], "%");
         points.add_with_paper(&series, "F against baseline", Some(10.0), hybrid_baseline[1], "%");
         points.add_with_paper(&series, "throughput against intra", Some(25.0), hybrid_intra[0], "%");

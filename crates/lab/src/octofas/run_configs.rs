@@ -28,7 +28,7 @@ pub enum OctofasPlacement {
 }
 
 impl OctofasPlacement {
-    /// Name in figures.
+    /// Name in series.
     pub fn name(self) -> &'static str {
         match self {
             OctofasPlacement::InOrder => "in order",

@@ -1,6 +1,7 @@
 //! Figures 2, 6, 7, 8 and 9 of the OctoKV paper.
 //!
-//! In: runs. Out: points; the paper's numbers where its text has them (its pictures are not read off).
+//! In: results of simulated runs. Out: data points, each with the paper's number if the text states it. Values are not
+//! read off the paper's plots.
 
 use super::run_configs::{
     OctokvPlacement, OctokvRunConfig, OctokvRunner, RunMode, SERIES_INTERVALS, SWITCH_INTERVAL,
@@ -13,7 +14,10 @@ use crate::simulation::parameters::{
 use anyhow::Result;
 use octokv_sched::Policy;
 
-/// Fig. 2: each core's utilisation and the time of its requests in the node, without the engine.
+/// Fig. 2: by core, its utilisation and the time of its requests in the node, without the engine.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_2(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 2");
     let loads = [("LW", LIGHT_THREADS), ("HW", HEAVY_THREADS)];
@@ -28,21 +32,21 @@ pub fn figure_2(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
                 for (at, core) in stats.cores.iter().enumerate() {
                     points.add(&series, &format!("C({})", at + 1), core.utilisation, "1");
                 }
-                // The text gives the busiest and the idlest core's of the heavy Put load, and that one is twice the other.
-                let is_given = (*load, operation) == ("HW", Operation::Put);
+                // The text states only the heavy Put load: the latency of the busiest and of the idlest core, a factor of 2.
+                let is_in_text = (*load, operation) == ("HW", Operation::Put);
                 for (at, core) in stats.cores.iter().enumerate() {
                     let paper = [Some(38.0), None, None, None, None, Some(19.0)][at];
-                    let paper = paper.filter(|_| is_given);
+                    let paper = paper.filter(|_| is_in_text);
                     points.add_with_paper(&series, &format!("C({})", at + 1), paper, core.latency_us, "us");
                 }
-                let answered = stats.cores.iter().filter(|core| core.latency_us > 0.0);
-                let latencies: Vec<f64> = answered.map(|core| core.latency_us).collect();
+                let serving = stats.cores.iter().filter(|core| core.latency_us > 0.0);
+                let latencies: Vec<f64> = serving.map(|core| core.latency_us).collect();
                 let most = latencies.iter().copied().fold(0.0, f64::max);
                 let least = latencies.iter().copied().fold(f64::INFINITY, f64::min);
                 points.add_with_paper(
                     &series,
                     "slowest by fastest core",
-                    is_given.then_some(2.0),
+                    is_in_text.then_some(2.0),
                     most / least,
                     "times",
                 );
@@ -55,7 +59,10 @@ pub fn figure_2(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
 /// Loads of Fig. 6, in threads.
 const FIGURE_6_THREADS: [usize; 8] = [1, 2, 4, 7, 10, 12, 16, 24];
 
-/// Fig. 6: throughput and response time by load, OctoKV without balancing.
+/// Fig. 6: throughput and response time of OctoKV without balancing, by the number of client threads.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_6(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 6");
     for operation in [Operation::Put, Operation::Get] {
@@ -74,7 +81,8 @@ pub fn figure_6(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// What balancing gains in the paper's text, in percent: throughput and latency.
+/// Effect of balancing in the paper's text: operation, load, its threads, and the change of throughput and of latency in
+/// percent.
 const PAPER_GAINS: [(Operation, &str, usize, [f64; 2]); 4] = [
     (Operation::Put, "medium", MEDIUM_THREADS, [18.0, -12.0]),
     (Operation::Put, "heavy", HEAVY_THREADS, [15.0, -10.0]),
@@ -82,10 +90,13 @@ const PAPER_GAINS: [(Operation, &str, usize, [f64; 2]); 4] = [
     (Operation::Get, "heavy", HEAVY_THREADS, [1.0, -1.0]),
 ];
 
-/// One kind of number of a run.
+/// A metric of a run: name, accessor, unit, and its change in the paper's text, in percent.
 type RunMetric = (&'static str, fn(&RunStats) -> f64, &'static str, Option<f64>);
 
-/// Fig. 7: balancing off and on.
+/// Fig. 7: throughput, latency in the node and response time with balancing off and on.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_7(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 7");
     let variants = [
@@ -95,7 +106,7 @@ pub fn figure_7(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
         (CostModel::Measured, OctokvPlacement::ByShares, true, ", our costs"),
     ];
     for (costs, placement, journal, of_costs) in variants {
-        // Gets have nothing to do with a journal.
+        // Gets do not use the journal.
         let gains: Vec<_> = PAPER_GAINS.iter().filter(|gain| journal || gain.0 == Operation::Put).collect();
         let jobs = gains.iter().flat_map(|(operation, _, threads, _)| {
             let job =
@@ -107,9 +118,9 @@ pub fn figure_7(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
             let series = format!("{operation:?} {load}, {}{of_costs}", placement.name());
             let (off, on) = (&pair[0], &pair[1]);
             let kinds: [RunMetric; 3] = [
-                ("throughput", |figures| figures.throughput_ops_s, "op/s", Some(*throughput)),
-                ("latency in the node", |figures| figures.latency_us_mean, "us", Some(*latency)),
-                ("response", |figures| figures.response_us_mean, "us", None),
+                ("throughput", |stats| stats.throughput_ops_s, "op/s", Some(*throughput)),
+                ("latency in the node", |stats| stats.latency_us_mean, "us", Some(*latency)),
+                ("response", |stats| stats.response_us_mean, "us", None),
             ];
             for (kind, of, unit, _) in &kinds {
                 points.add(&series, &format!("{kind}, off"), of(off), unit);
@@ -123,7 +134,10 @@ pub fn figure_7(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 8: utilisation over time; balancing is switched on half-way.
+/// Fig. 8: utilisation of each core over time; balancing is switched on half-way.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_8(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 8");
     let loads = [("medium", MEDIUM_THREADS), ("heavy", HEAVY_THREADS)];
@@ -137,7 +151,8 @@ pub fn figure_8(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
             let sum: f64 = intervals.iter().map(|stats| stats.cores[core].utilisation).sum();
             sum / intervals.len().max(1) as f64
         };
-        // A choice comes at the end of the window after the switch at the latest, and takes one to show whole.
+        // The first decision takes effect at most one interval after the switch, so the next interval is the first whole one
+        // under it.
         let (before, after) =
             (&intervals[..SWITCH_INTERVAL], &intervals[(SWITCH_INTERVAL + 2).min(SERIES_INTERVALS)..]);
         let cores = intervals.first().map_or(0, |stats| stats.cores.len());
@@ -161,7 +176,10 @@ pub fn figure_8(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// Fig. 9: what the thresholds do to heavy puts.
+/// Fig. 9: throughput of heavy puts by the thresholds T_OL and T_LB.
+///
+/// # Errors
+/// The first run that failed.
 pub fn figure_9(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 9");
     const THRESHOLDS: [(f64, f64); 4] = [(0.4, 0.1), (0.7, 0.4), (0.9, 0.1), (0.4, 0.6)];
@@ -180,7 +198,7 @@ pub fn figure_9(runs: &mut OctokvRunner) -> Result<Vec<DataPoint>> {
         points.add("Put, heavy", &name(*thresholds), stats.throughput_ops_s, "op/s");
     }
     for (thresholds, stats) in THRESHOLDS.iter().zip(&all[1..]).skip(1) {
-        // "No change in throughput" is the only one of which the text has a number.
+        // The text quantifies one pair only: "no change in throughput".
         let paper = (*thresholds == THRESHOLDS[1]).then_some(0.0);
         let change = (stats.throughput_ops_s / all[1].throughput_ops_s - 1.0) * 100.0;
         points.add_with_paper("Put, heavy, against (0.4, 0.1)", &name(*thresholds), paper, change, "%");

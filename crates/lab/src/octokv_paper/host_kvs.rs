@@ -27,18 +27,19 @@ use trials::{
     trials_for,
 };
 
-/// All native runs; they run when the first figure needs them.
+/// Native runs of Host KVS and OctoKV: all trials of the selected figures. They run once, when the first figure reads their
+/// results.
 #[derive(Default)]
 pub struct HostKvsRuns {
     trials: Vec<HostKvsTrial>,
     counts: RunCounts,
     directory: Option<PathBuf>,
     environments: Option<[EnvironmentResults; 2]>,
-    /// The runs of balancing on this machine's processors.
+    /// Native runs of balancing on two processors of this machine (figure-7-cores).
     pub core_runs: NativeRuns,
 }
 
-/// Results of an environment.
+/// Results of all rounds of an environment: the guest or this machine.
 #[derive(Clone)]
 struct EnvironmentResults {
     name: &'static str,
@@ -56,7 +57,7 @@ impl Default for RunCounts {
 }
 
 impl HostKvsRuns {
-    /// Prepares the trials of these figures.
+    /// Prepares the trials of the figures with these names; runs nothing.
     pub fn new(reproduce: &ReproduceArgs, figures: &[&str]) -> HostKvsRuns {
         let by_size = figures.iter().any(|name| ["figure-4", "figure-5"].contains(name));
         let quick = RunCounts { rounds: 1, guest_operations: 10, machine_operations: 20 };
@@ -76,19 +77,19 @@ impl HostKvsRuns {
 
     /// Whether a run failed that this machine supports.
     pub fn failed(&self) -> bool {
-        self.core_runs.failed() || self.environments.iter().flatten().any(|place| place.failed)
+        self.core_runs.failed() || self.environments.iter().flatten().any(|env| env.failed)
     }
 
     fn environments(&mut self) -> &[EnvironmentResults; 2] {
-        let (trials, amount, directory) = (&self.trials, self.counts, self.directory.as_deref());
+        let (trials, counts, directory) = (&self.trials, self.counts, self.directory.as_deref());
         self.environments.get_or_insert_with(|| {
-            // Host KVS has no network on this machine, so the engine over a network is not comparable.
+            // On this machine Host KVS uses no network, so the engine on a remote block namespace is not comparable.
             let not_blocks = trials.iter().filter(|trial| trial.system != ComparedSystem::Blocks);
             let on_machine: Vec<HostKvsTrial> = not_blocks.copied().collect();
-            let environment = |trials| TrialEnvironment { trials, counts: amount, directory };
-            let env = |name, is_papers, trials: &[HostKvsTrial], (rounds, failed)| EnvironmentResults {
+            let environment = |trials| TrialEnvironment { trials, counts, directory };
+            let env = |name, is_paper_setup, trials: &[HostKvsTrial], (rounds, failed)| EnvironmentResults {
                 name,
-                is_paper_setup: is_papers,
+                is_paper_setup,
                 trials: trials.to_vec(),
                 rounds,
                 failed,
@@ -101,7 +102,7 @@ impl HostKvsRuns {
     }
 }
 
-/// The breakdown of a put or a get.
+/// The breakdown of the mean put, or of the mean get.
 fn op_breakdown(sample: &PutGetSample, operation: Operation) -> &OpBreakdown {
     match operation {
         Operation::Put => &sample.put,
@@ -110,11 +111,13 @@ fn op_breakdown(sample: &PutGetSample, operation: Operation) -> &OpBreakdown {
 }
 
 impl EnvironmentResults {
+    /// The paper's number, in the environment with the paper's set-up only.
     fn paper_number(&self, number: f64) -> Option<f64> {
         self.is_paper_setup.then_some(number)
     }
 
-    /// Computes a value from the results of some trials, round by round; the reason if a trial did not run.
+    /// Computes a value from the results of the `wanted` trials, round by round. A round in which one of them has no result
+    /// yields the reason.
     fn per_round(
         &self,
         wanted: &[HostKvsTrial],
@@ -133,7 +136,7 @@ impl EnvironmentResults {
         (0..count).map(one).collect()
     }
 
-    /// Adds the response times of a system, by value length.
+    /// Adds the mean response time of a system in microseconds, by value length.
     fn add_by_size(
         &self,
         points: &mut DataPoints,
@@ -149,7 +152,8 @@ impl EnvironmentResults {
         }
     }
 
-    /// Adds the response times of one system relative to another, by value length, with minimum and maximum.
+    /// Adds the mean response time of one system relative to another, by value length, and the minimum and maximum of these
+    /// ratios if the paper states them.
     fn add_comparison(&self, points: &mut DataPoints, compared: &ComparisonSpec) {
         let ComparisonSpec { operation, systems, sizes, ratio, unit, paper } = *compared;
         let series =
@@ -171,7 +175,8 @@ impl EnvironmentResults {
         points.add_measured(&series, "most", self.paper_number(most), &most_of, unit);
     }
 
-    /// Adds the breakdown of the response time of Host KVS, in percent.
+    /// Adds the breakdown of Host KVS's mean response time by system call, in percent. In the paper's set-up it also adds the
+    /// part that the same engine saves on a block namespace, without a file system.
     fn add_breakdown(
         &self,
         points: &mut DataPoints,
@@ -215,10 +220,11 @@ impl EnvironmentResults {
     }
 }
 
-/// Name and accessor of a part of an operation's time.
+/// A part of an operation's time: name, and accessor in microseconds.
 type BreakdownMetric = (&'static str, fn(&OpBreakdown) -> f64);
 
-/// A comparison of two systems, with the paper's minimum and maximum.
+/// A comparison of two systems: operation, value lengths in KiB, how two response times compare and its unit, and the
+/// paper's minimum and maximum.
 #[derive(Clone, Copy)]
 struct ComparisonSpec<'a> {
     operation: Operation,
@@ -232,7 +238,7 @@ struct ComparisonSpec<'a> {
 /// Fig. 4: puts by value length, and the breakdown of Host KVS's time at 16 KiB.
 ///
 /// # Errors
-/// None: a failure is a point with its reason.
+/// None: the point of a failed trial has the reason.
 pub fn figure_4(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let (mut points, operation) = (DataPoints::for_figure("Figure 4"), Operation::Put);
     for env in runs.environments() {
@@ -263,7 +269,7 @@ pub fn figure_4(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
 /// Fig. 5: gets by value length, and the breakdown of Host KVS's time at 16 KiB.
 ///
 /// # Errors
-/// None: a failure is a point with its reason.
+/// None: the point of a failed trial has the reason.
 pub fn figure_5(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let (mut points, operation) = (DataPoints::for_figure("Figure 5"), Operation::Get);
     for env in runs.environments() {
@@ -288,7 +294,7 @@ pub fn figure_5(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
 /// Fig. 6 of both systems as native runs: throughput and response time by load.
 ///
 /// # Errors
-/// None: a failure is a point with its reason.
+/// None: the point of a failed trial has the reason.
 pub fn figure_6(runs: &mut HostKvsRuns) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 6");
     let systems = [ComparedSystem::HostKvs, ComparedSystem::OctoKv];
@@ -328,14 +334,14 @@ mod tests {
     use super::trials::TrialResult;
     use super::*;
 
-    /// Runs with the given results.
+    /// Native runs with the results of `sample`, two rounds each.
     fn runs_with(sample: impl Fn(&HostKvsTrial, usize) -> TrialResult) -> HostKvsRuns {
         let trials = trials_for(true, true);
         let rounds: TrialRounds =
             trials.iter().map(|trial| (0..2).map(|round| sample(trial, round)).collect()).collect();
-        let env = |name, is_papers| EnvironmentResults {
+        let env = |name, is_paper_setup| EnvironmentResults {
             name,
-            is_paper_setup: is_papers,
+            is_paper_setup,
             trials: trials.clone(),
             rounds: rounds.clone(),
             failed: false,
@@ -344,8 +350,8 @@ mod tests {
         HostKvsRuns { environments, ..HostKvsRuns::default() }
     }
 
-    /// Host KVS's puts take 500 us, of which 300 in calls and 100 for another's turn; all else takes 100 us; a second
-    /// round half of each.
+    /// Host KVS's puts take 500 us: 300 in system calls and 100 waiting for the lock of the file. All other operations take
+    /// 100 us. The second round takes half of each.
     fn fixed_sample(trial: &HostKvsTrial, round: usize) -> PutGetSample {
         let scale = 1.0 / (round + 1) as f64;
         let other = OpBreakdown { mean_us: 100.0 * scale, ops_s: 1e4 / scale, ..OpBreakdown::default() };
@@ -391,7 +397,7 @@ mod tests {
             let point = find_point(&points, time, x);
             assert!((point.measured - share).abs() < 1e-9 && point.paper == paper, "{x}: {point:?}");
         }
-        // The paper's set-up is the guest's alone.
+        // Only the guest has the paper's set-up.
         let here = "Put, Host KVS's time, threads: 7, on this machine";
         assert_eq!(find_point(&points, here, "in calls").paper, None);
         assert!(!points.iter().any(|point| point.series == here && point.x.starts_with("beyond")));

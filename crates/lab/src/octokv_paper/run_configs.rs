@@ -27,7 +27,7 @@ pub enum OctokvPlacement {
 }
 
 impl OctokvPlacement {
-    /// Name in figures.
+    /// Name in series.
     pub fn name(self) -> &'static str {
         match self {
             OctokvPlacement::InOrder => "in order",

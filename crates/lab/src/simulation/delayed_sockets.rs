@@ -62,8 +62,8 @@ impl Sockets for DelayedSockets {
         let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
         let count = bytes.len();
         self.after_work(move |sockets| match sockets.send(socket, &[IoSlice::new(&bytes)]) {
-            SendStatus::Bytes(taken) => assert_eq!(taken, count, "the window is wide enough"),
-            SendStatus::WouldBlock => panic!("the window is wide enough"),
+            SendStatus::Bytes(sent) => assert_eq!(sent, count, "the stream window has room for all bytes"),
+            SendStatus::WouldBlock => panic!("the stream window has room for all bytes"),
             SendStatus::Closed => {}
         });
         SendStatus::Bytes(count)

@@ -1,15 +1,16 @@
 //! A simulated experiment: one node and its clients, run for a time or for a number of requests.
 //!
 //! ```text
-//!   new: format, open ─▶ six cores ─▶ for each flow a session of six queues ─▶ which core has which? ─▶ (gets: keys are stored)
-//!   run_for, run_requests: Figures    run_flows_for: Together     set: another policy, from the next window on
+//!   new: format, open ─▶ six cores ─▶ one session of six queues per tenant ─▶ core of each connection ─▶ (gets: store keys)
+//!   run_for, run_requests: metrics of a run    run_tenants_*: also of each tenant    set_policy: from the next interval on
 //! ```
-//! In: a [`ExperimentConfig`] of one flow or a [`MultiTenantConfig`] of several. Out: [`Figures`] of each run, or what went wrong. Cores are
-//! told in the order of the first flow's connections, whatever core of the node each came to; the other flows' connections
-//! are put into that order, so that a place has one core for all.
+//! In: an [`ExperimentConfig`] of one tenant or a [`MultiTenantConfig`] of several. Out: [`RunStats`] or
+//! [`MultiTenantRunStats`] of each run, or a message. Results list the cores in the order of the first tenant's
+//! connections; the connections of the other tenants are sorted into that order, so that connection `i` of every tenant
+//! is on the same core.
 //!
-//! Invariants: after [`SimulatedExperiment::run_requests`] nothing is outstanding, so every stage has had every request; a trial of one flow
-//! and a [`MultiTenantConfig`] of the same are the same run, bit for bit.
+//! Invariants: after [`SimulatedExperiment::run_requests`] no operation is outstanding, so every stage has counted every
+//! request; an experiment of one tenant and the [`MultiTenantConfig`] of the same are identical runs, bit for bit.
 
 use super::config::{ExperimentConfig, MultiTenantConfig, tenant_host_nqn};
 use super::metrics::{ClientStats, RunStats};
@@ -19,7 +20,7 @@ use super::ssd_device::SharedSsd;
 use super::tenant_metrics::MultiTenantRunStats;
 use super::workload::{ConnectionPolicy, TenantWorkload, WorkloadClient};
 use octokv_base::{Nanos, Prng};
-use octokv_client::{ClientConfig as ClientSettings, Session};
+use octokv_client::{ClientConfig, Session};
 use octokv_device::ssd_model::SsdModel;
 use octokv_node::SimulatedCosts;
 use octokv_node::core_metrics::CoreMetricsSnapshot;
@@ -202,14 +203,19 @@ impl SimulatedExperiment {
         let counted: Vec<ClientStats> = self.workloads().map(|mut load| load.take_stats(now)).collect();
         let (span, after) = (now.since(began), self.core_snapshots());
         let tenant_ids: Vec<Option<TenantId>> =
-            (0..self.tenants.len()).map(|flow| self.tenant_id_of(flow)).collect();
+            (0..self.tenants.len()).map(|tenant| self.tenant_id_of(tenant)).collect();
         Ok(MultiTenantRunStats::new(span, before, &after, counted, &tenant_ids, intervals))
     }
 
     /// The tenant id of a tenant on the node.
     fn tenant_id_of(&self, tenant: usize) -> Option<TenantId> {
         let name = tenant_host_nqn(tenant);
-        self.scheduling.tenants().names().into_iter().find(|(_, host)| *host == name).map(|(flow, _)| flow)
+        self.scheduling
+            .tenants()
+            .names()
+            .into_iter()
+            .find(|(_, host)| *host == name)
+            .map(|(tenant, _)| tenant)
     }
 
     fn failure(&self) -> Result<(), String> {
@@ -238,11 +244,11 @@ impl SimulatedExperiment {
     }
 
     fn connect(&self, tenant: usize, seed: u64) -> Result<(), String> {
-        let defaults = ClientSettings::default();
+        let defaults = ClientConfig::default();
         let mut host_id = defaults.host_id;
         // The node requires one host identifier per host NQN.
         host_id[15] = host_id[15].wrapping_add(tenant as u8);
-        let settings = ClientSettings {
+        let settings = ClientConfig {
             subsystem_nqn: NQN.to_owned(),
             host_nqn: tenant_host_nqn(tenant),
             host_id,

@@ -10,9 +10,9 @@ use octokv_node::core_metrics::CoreMetricsSnapshot;
 pub struct ClientStats {
     /// Completed operations.
     pub completed: u64,
-    /// Response time of each, in the order of completion.
+    /// Response time of each operation, in nanoseconds, in the order of completion.
     pub response_ns: Vec<u32>,
-    /// By connection: outstanding commands, integrated over time.
+    /// By connection: outstanding commands, integrated over time, in command-nanoseconds.
     pub outstanding_ns: Vec<u128>,
 }
 
@@ -29,7 +29,7 @@ pub struct CoreRunStats {
     pub latency_us: f64,
     /// Mean number of outstanding commands of its connection, counted by the client.
     pub queue_depth: f64,
-    /// Mean number of those that are in the node.
+    /// Mean number of its outstanding commands that are in the node.
     pub in_node_depth: f64,
 }
 
@@ -38,13 +38,13 @@ pub struct CoreRunStats {
 pub struct RunStats {
     /// Measured time.
     pub span: Nanos,
-    /// Operations completed within it.
+    /// Operations completed within the measured time.
     pub completed: u64,
     /// Operations per second.
     pub throughput_ops_s: f64,
     /// Mean time from submission to response, in microseconds.
     pub response_us_mean: f64,
-    /// 99th percentile of it.
+    /// 99th percentile of that time, in microseconds.
     pub response_us_p99: f64,
     /// Mean time in the node over all cores, in microseconds.
     pub latency_us_mean: f64,
@@ -64,16 +64,16 @@ impl RunStats {
     ) -> RunStats {
         let span_ns = span.0.max(1) as f64;
         let core = |(at, (before, after)): (usize, (&CoreMetricsSnapshot, &CoreMetricsSnapshot))| {
-            let completed = sum_over_tenants(after, |flow| flow.completed)
-                - sum_over_tenants(before, |flow| flow.completed);
-            let latency = sum_over_tenants(after, |flow| flow.latency_total.0)
-                - sum_over_tenants(before, |flow| flow.latency_total.0);
+            let completed = sum_over_tenants(after, |tenant| tenant.completed)
+                - sum_over_tenants(before, |tenant| tenant.completed);
+            let latency = sum_over_tenants(after, |tenant| tenant.latency_total.0)
+                - sum_over_tenants(before, |tenant| tenant.latency_total.0);
             let ran =
                 |seen: &CoreMetricsSnapshot| seen.executed_locally + seen.executed_for.iter().sum::<u64>();
             CoreRunStats {
                 utilisation: (busy_ns(after) - busy_ns(before)) as f64 / span_ns,
-                requests_received: sum_over_tenants(after, |flow| flow.started)
-                    - sum_over_tenants(before, |flow| flow.started),
+                requests_received: sum_over_tenants(after, |tenant| tenant.started)
+                    - sum_over_tenants(before, |tenant| tenant.started),
                 requests_executed: ran(after) - ran(before),
                 latency_us: latency as f64 / completed.max(1) as f64 / 1e3,
                 queue_depth: counted.outstanding_ns.get(at).map_or(0.0, |sum| *sum as f64 / span_ns),
@@ -81,12 +81,12 @@ impl RunStats {
             }
         };
         let cores: Vec<CoreRunStats> = before.iter().zip(after).enumerate().map(core).collect();
-        let sums = |seen: &[CoreMetricsSnapshot], figure: fn(&CoreMetricsSnapshot) -> u64| {
-            seen.iter().map(figure).sum::<u64>()
+        let sums = |seen: &[CoreMetricsSnapshot], metric: fn(&CoreMetricsSnapshot) -> u64| {
+            seen.iter().map(metric).sum::<u64>()
         };
-        let of = |figure: fn(&CoreMetricsSnapshot) -> u64| sums(after, figure) - sums(before, figure);
-        let latency_ns = of(|seen| sum_over_tenants(seen, |flow| flow.latency_total.0));
-        let in_node = of(|seen| sum_over_tenants(seen, |flow| flow.completed));
+        let of = |metric: fn(&CoreMetricsSnapshot) -> u64| sums(after, metric) - sums(before, metric);
+        let latency_ns = of(|seen| sum_over_tenants(seen, |tenant| tenant.latency_total.0));
+        let in_node = of(|seen| sum_over_tenants(seen, |tenant| tenant.completed));
         counted.response_ns.sort_unstable();
         let sum: u128 = counted.response_ns.iter().map(|&ns| u128::from(ns)).sum();
         let p99 = counted.response_ns.get(counted.response_ns.len() * 99 / 100).copied().unwrap_or(0);

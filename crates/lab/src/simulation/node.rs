@@ -52,9 +52,9 @@ pub struct ExperimentNode<'a> {
 }
 
 /// A reactor handle of a host.
-pub fn host_handle(sim: &SimEnv, host: SimHostId, doorbell: Arc<CoreWaker>) -> ReactorHandle {
+pub fn host_handle(sim: &SimEnv, host: SimHostId, waker: Arc<CoreWaker>) -> ReactorHandle {
     let channel = DeviceHandle::new(Box::new(sim.device_queue(host)), 1);
-    ReactorHandle::new(doorbell, channel, CpuTime::simulated())
+    ReactorHandle::new(waker, channel, CpuTime::simulated())
 }
 
 impl ExperimentNode<'_> {
@@ -67,18 +67,18 @@ impl ExperimentNode<'_> {
     ///
     /// # Errors
     /// A message if the volume does not open.
-    pub fn open(&self, flash: &Rc<RefCell<SharedSsd>>) -> Result<Arc<Volume>, String> {
+    pub fn open(&self, ssd: &Rc<RefCell<SharedSsd>>) -> Result<Arc<Volume>, String> {
         let handle = host_handle(self.sim, self.host, CoreWaker::without_eventfd());
-        let device = self.device(flash, &handle);
+        let device = self.device(ssd, &handle);
         let opened: OpenResult = Rc::default();
         let result = Rc::clone(&opened);
         handle.spawn(async move {
             let format = FormatConfig { seed: 7, ..FormatConfig::default() };
             let pool = BufferPool::new(POOL_BYTES);
-            let settings = OpenConfig { durability: Durability::Completed, cores: CORES };
+            let open_config = OpenConfig { durability: Durability::Completed, cores: CORES };
             let volume = async {
                 hash::format(&*device, &format).await?;
-                hash::open(&device, &pool, settings, &format).await
+                hash::open(&device, &pool, open_config, &format).await
             };
             let volume = volume.await.map_err(|error| format!("the volume: {error}"));
             *result.borrow_mut() = Some(volume);
@@ -94,57 +94,53 @@ impl ExperimentNode<'_> {
         opened.unwrap_or_else(|| Err("the volume does not open".to_owned()))
     }
 
-    fn device(
-        &self,
-        flash: &Rc<RefCell<SharedSsd>>,
-        handle: &ReactorHandle,
-    ) -> Rc<dyn octokv_device::Device> {
-        Rc::new(SsdDevice::new(flash, (DEVICE_BYTES / 4096, !self.journal), handle, self.sim))
+    fn device(&self, ssd: &Rc<RefCell<SharedSsd>>, handle: &ReactorHandle) -> Rc<dyn octokv_device::Device> {
+        Rc::new(SsdDevice::new(ssd, (DEVICE_BYTES / 4096, !self.journal), handle, self.sim))
     }
 
     /// Starts its cores.
-    pub fn serve(&self, flash: &Rc<RefCell<SharedSsd>>, volume: &Arc<Volume>) {
-        let settings = SubsystemConfig::new(NQN);
-        let namespace = namespace_info(volume, settings.key_bytes_max);
-        let target = Target::new(settings, vec![namespace]);
+    pub fn serve(&self, ssd: &Rc<RefCell<SharedSsd>>, volume: &Arc<Volume>) {
+        let subsystem = SubsystemConfig::new(NQN);
+        let namespace = namespace_info(volume, subsystem.key_bytes_max);
+        let target = Target::new(subsystem, vec![namespace]);
         target.set_listeners(vec![self.address()]);
-        let doorbells: Vec<_> = (0..CORES).map(|_| CoreWaker::without_eventfd()).collect();
-        let (mailboxes, carrier) = delayed_mesh(&doorbells, MAILBOX_MESSAGES);
+        let wakers: Vec<_> = (0..CORES).map(|_| CoreWaker::without_eventfd()).collect();
+        let (mailboxes, carrier) = delayed_mesh(&wakers, MAILBOX_MESSAGES);
         let carrier = Rc::new(RefCell::new(carrier));
-        for (index, (mailbox, doorbell)) in mailboxes.into_iter().zip(doorbells).enumerate() {
-            let handle = host_handle(self.sim, self.host, doorbell);
-            self.start_core(index, handle, mailbox, &carrier, flash, volume, &target);
+        for (index, (mailbox, waker)) in mailboxes.into_iter().zip(wakers).enumerate() {
+            let handle = host_handle(self.sim, self.host, waker);
+            self.start_core(index, handle, mailbox, &carrier, ssd, volume, &target);
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // What one core of the node is made of.
+    #[allow(clippy::too_many_arguments)] // The parts of a core, each used once.
     fn start_core(
         &self,
         index: usize,
         handle: ReactorHandle,
         mailbox: Mailbox<CoreMessage>,
         carrier: &Rc<RefCell<DelayedMesh<CoreMessage>>>,
-        flash: &Rc<RefCell<SharedSsd>>,
+        ssd: &Rc<RefCell<SharedSsd>>,
         volume: &Arc<Volume>,
         target: &Arc<Target>,
     ) {
         let pool = BufferPool::new(POOL_BYTES);
-        let engine = HashEngine::new(Arc::clone(volume), index, self.device(flash, &handle), pool.clone());
-        let performer = Rc::new(KvBackend {
+        let engine = HashEngine::new(Arc::clone(volume), index, self.device(ssd, &handle), pool.clone());
+        let backend = Rc::new(KvBackend {
             engine,
             pool: pool.clone(),
             handle: handle.clone(),
             device_name: Rc::from("modelled drive"),
             list_yield: FairYield::default(),
         });
-        let stores = Rc::new(NamespaceTable::default());
-        stores.insert(NamespaceId(1), NamespaceBackend::Kv(Rc::clone(&performer)));
+        let namespaces = Rc::new(NamespaceTable::default());
+        namespaces.insert(NamespaceId(1), NamespaceBackend::Kv(Rc::clone(&backend)));
         let mut sockets = DelayedSockets::new(self.sim.sockets(self.host), &handle, self.sim);
         let mut listeners = Vec::new();
         if index == 0 {
-            listeners.push(sockets.listen(self.address()).expect("nobody else is on this host"));
+            listeners.push(sockets.listen(self.address()).expect("no other listener uses this address"));
             let own = handle.clone();
-            handle.spawn(async move { performer.engine.maintain(&own, |_| ()).await });
+            handle.spawn(async move { backend.engine.maintain(&own, |_| ()).await });
         }
         let mut reactor_loop = new_reactor(ReactorParts {
             sockets,
@@ -154,7 +150,7 @@ impl ExperimentNode<'_> {
             core: index,
             handle: handle.clone(),
             target: Arc::clone(target),
-            namespaces: stores,
+            namespaces,
             pool,
             requests_max: 1024,
             monitor: Arc::clone(self.scheduling),

@@ -1,39 +1,40 @@
-//! Every number that the papers' experiments are made from, and where it comes from.
+//! The parameters of the papers' experiments, each with its source.
 //!
-//! A number is *the paper's* (OctoKV, IEEE text, by section or table, where OctoFAS is not named; OctoFAS has the same
-//! machines, values and keys, its Table 1 and §5.1), *derived* (the arithmetic is beside it and, where
-//! it can be, done here), *measured* (on this project's own code) or an *estimate*. None was chosen by looking at what
-//! an experiment gives.
+//! A parameter is *the paper's* (OctoKV, IEEE text, by section or table, unless OctoFAS is named; OctoFAS has the same
+//! machines, values and keys: its Table 1 and §5.1), *derived* (the derivation is beside it or, if it is arithmetic, done
+//! here), *measured* (on this project's code) or an *estimate*. No parameter was fitted to the results of an experiment.
 //!
-//! # What a request costs a core
-//! [`CostModel::Paper`], derived. The paper has no cost per request, so the least that its figures allow:
+//! # CPU costs of a request
+//! [`CostModel::Paper`], derived. The paper has no cost per request; this is the lowest that its numbers allow:
 //! ```text
 //!   work     Table II, heavy, with the engine: 0.491 of six cores                        2.946 cores
-//!   rate     10 GbE brings at most 71.5 K puts/s (below); Fig. 7 has 15 % more with
-//!            balancing, which must fit: without it at most 71.5 / 1.15                   62.2 K puts/s
+//!   rate     10 GbE carries at most 71.5 K puts/s (below); balancing adds 15 % (Fig. 7)
+//!            and must fit, so the rate without it is at most 71.5 / 1.15                 62.2 K puts/s
 //!   a put    2.946 / 62.2 K                                                              47.4 µs
 //!   target   80 % of it (§IV-E)                                                          37.9 µs
-//!   kv       what the engine adds in Table II, heavy: (0.491 − 0.436) / 0.491 = 11.2 %   5.3 µs
+//!   kv       growth by the engine in Table II, heavy: (0.491 − 0.436) / 0.491 = 11.2 %   5.3 µs
 //!   device   the rest of the 20 %                                                        4.2 µs
 //! ```
-//! Were the paper's rate lower, a put would cost more, and every core would be as busy at a lower rate. A get is taken to
-//! cost as much: nothing in the paper tells them apart.
+//! If the paper's rate was lower, a put cost more, and every core was as busy at a lower rate. A get costs as much as a
+//! put here, because the paper does not distinguish them.
 //!
 //! [`CostModel::Measured`], of our code: instructions of a request of 16 KiB, counted by callgrind as in
 //! `scripts/instructions` (`hot_path store|retrieve 16384`, 120 batches less 20, 32 requests each, inclusive), at
-//! 1.8 GHz and an *estimate* of 2 instructions a cycle; and the kernel's part of docs/BENCHMARKS.md.
+//! 1.8 GHz and an *estimate* of 2 instructions per cycle; and the time in the kernel by docs/BENCHMARKS.md. "Iteration" is
+//! the whole reactor iteration, "tasks" the requests that it executes, "device" their device operations.
 //! ```text
-//!                          put                            get
-//!   target, ours           18,476 turn − 12,639 jobs      12,333 turn − 10,108 jobs
-//!                          − 1,551 the socket's stand-in
-//!                          = 4,286 instructions, 1.2 µs   = 2,225, 0.6 µs
-//!   target, the kernel     sendmsg and recv are 33 % of 21 µs a put of 1 KiB ("Connections"): 6.9 µs; the copy of the
-//!                          other 15 KiB as in a Retrieve of 4 KiB, 17 % of 2.5 µs each 4 KiB: 1.6 µs
-//!   kv                     12,639 jobs − 2,650 device     10,108 jobs − 2,106 device
-//!                          = 9,989 instructions, 2.8 µs   = 8,002, 2.2 µs
-//!   device, the kernel     io_uring is 26 % of those 21 µs: 5.5 µs (memory's copy, the 2,650 above, is no drive's)
+//!                          put                             get
+//!   target, our code       18,476 iteration − 12,639 tasks 12,333 iteration − 10,108 tasks
+//!                          − 1,551 of the in-memory socket
+//!                          = 4,286 instructions, 1.2 µs    = 2,225, 0.6 µs
+//!   target, the kernel     sendmsg and recv are 33 % of 21 µs per put of 1 KiB ("Connections"): 6.9 µs; the copy of the
+//!                          other 15 KiB as in a Retrieve of 4 KiB, 17 % of 2.5 µs per 4 KiB: 1.6 µs
+//!   kv                     12,639 tasks − 2,650 device     10,108 tasks − 2,106 device
+//!                          = 9,989 instructions, 2.8 µs    = 8,002, 2.2 µs
+//!   device, the kernel     io_uring is 26 % of those 21 µs: 5.5 µs (the 2,650 above are the copy of the in-memory
+//!                          device, which a drive does not have)
 //! ```
-//! The kernel's part is as it was on that machine, whose clock is not known, and so is not scaled.
+//! The time in the kernel is not scaled to 1.8 GHz, because the clock rate of the machine that measured it is unknown.
 
 use octokv_base::Nanos;
 use octokv_device::ssd_model::DriveProfile;
@@ -41,107 +42,109 @@ use octokv_device::ssd_model::drive_profiles::EVO_970;
 use octokv_node::SimulatedCosts;
 use octokv_runtime::simulated::SimLinkConfig;
 
-/// Storage cores. The paper's, Table III: 6 at 1.80 GHz.
+/// Number of storage cores. The paper's, Table III: 6 at 1.80 GHz.
 pub const CORES: usize = 6;
-/// Their clock. The paper's, Table III.
+/// Clock rate of a storage core. The paper's, Table III.
 const CORE_HZ: f64 = 1.8e9;
-/// Estimate: what servers do with code like this.
+/// Estimate: typical of server code.
 const INSTRUCTIONS_PER_CYCLE: f64 = 2.0;
 
-/// The paper's, §V-A.
+/// Key length. The paper's, §V-A.
 pub const KEY_BYTES: usize = 4;
-/// The paper's, §V-A.
+/// Value length. The paper's, §V-A.
 pub const VALUE_BYTES: usize = 16 << 10;
-/// Threads of the light, medium and heavy load, one operation each at a time. The paper's, §V-A.
+/// Client threads of the light load, with one outstanding operation each. The paper's, §V-A.
 pub const LIGHT_THREADS: usize = 7;
-/// See [`LIGHT`].
+/// Client threads of the medium load. The paper's, §V-A.
 pub const MEDIUM_THREADS: usize = 10;
-/// See [`LIGHT`].
+/// Client threads of the heavy load. The paper's, §V-A.
 pub const HEAVY_THREADS: usize = 12;
 
-/// What TCP carries over 10 GbE: 1.25 GB/s, of which a frame of 1,500 B has 1,448 B of a stream in 1,538 B on the wire.
+/// Payload rate of TCP over 10 GbE. Derived: of 1.25 GB/s, a frame of 1,538 B on the wire (MTU 1,500) carries 1,448 B.
 pub const WIRE_BYTES_PER_S: u64 = 1_250_000_000 * 1_448 / 1_538;
-/// A put on the wire: its value in its capsule, 72 B before it.
+/// Bytes of a put on the wire: a command capsule with 72 B of headers and the value as in-capsule data.
 const PUT_BYTES: f64 = (VALUE_BYTES + 72) as f64;
-/// One way, both kernels and the interrupt in it. Estimate: two hosts on 10 GbE exchange some 20,000 small messages a
-/// second one after another, which is 50 µs there and back.
+/// One-way latency, with both kernels and the interrupt. Estimate: two hosts on 10 GbE exchange about 20,000 small
+/// messages per second in a ping-pong, a round trip of 50 µs.
 const WIRE_LATENCY: Nanos = Nanos::from_micros(25);
-/// Estimate: a fifth of that, by chance. Without any, requests fall into step.
+/// Maximum random addition to the latency. Estimate: a fifth of it. Without jitter, requests synchronise.
 const WIRE_JITTER: Nanos = Nanos::from_micros(5);
 
-/// Of the connections to a node of six cores, the first that has fewer than so many commands outstanding takes the next
-/// (OctoFAS §3.3, which does not give the number). Derived from Table I, light Put: its busiest connections have 2.00 and
-/// 2.21 outstanding, so two.
+/// Threshold of the client's connection policy: a command goes to the first connection with fewer outstanding commands than
+/// this (OctoFAS §3.3, which does not state the number). Derived from Table I, light Put: the busiest connections have 2.00
+/// and 2.21 outstanding commands, so two.
 pub const CONNECTION_THRESHOLD: usize = 2;
-/// The same of OctoFAS's clients. Derived from its Fig. 4a: 2 threads keep two of the six cores busy, so one command each.
+/// The same for OctoFAS's clients. Derived from its Fig. 4a: 2 threads use two of the six cores, so one command each.
 pub const OCTOFAS_CONNECTION_THRESHOLD: usize = 1;
-/// Threads of OctoFAS's first and second flow, §5.1; of the second in §3.2, [`FLOW_2_THREADS`].
+/// Client threads of the first and the second tenant. OctoFAS's, §5.1; §3.2 varies the second, [`TENANT_2_THREADS`].
 pub const TENANT_THREADS: [usize; 2] = [2, 8];
-/// "A minimum of 2 to a maximum of 14, in increments of 2" (OctoFAS §3.2).
+/// Client threads of the second tenant in Fig. 3: "a minimum of 2 to a maximum of 14, in increments of 2" (OctoFAS §3.2).
 pub const TENANT_2_THREADS: [usize; 7] = [2, 4, 6, 8, 10, 12, 14];
 
-/// The requests of each core in Table IV (heavy, Put): what came over each connection, whatever the client did.
+/// Requests received by each core, that is over each connection, in Table IV (heavy, Put). As weights of the connections
+/// they reproduce the paper's distribution without knowledge of its client's policy.
 pub const TABLE_IV: [u64; CORES] = [26_511, 30_412, 10_441, 11_844, 11_035, 9_757];
 
-/// W. The paper's is 1 s; a tenth of it here, and of every time that is a multiple of it, to be done in minutes. A window
-/// still has 4,000 requests or more.
+/// Sampling interval W. The paper's is 1 s. It and all durations that are multiples of it are a tenth here, so that a
+/// reproduction takes minutes; an interval still has at least 4,000 requests.
 pub const SAMPLING_INTERVAL: Nanos = Nanos::from_millis(100);
-/// How many times shorter than the paper's it is.
+/// The paper's sampling interval divided by [`SAMPLING_INTERVAL`].
 pub const SAMPLING_INTERVAL_SCALE: f64 = 10.0;
 
-/// Gets find so many keys. Our own choice: no cache stands between them and the drive, so any number will do.
+/// Number of keys that gets read, stored before them. Our choice: gets use no cache, so the number has no effect.
 pub const KEYS_STORED: u32 = 2_048;
 
-/// The network between the client and the node.
+/// The link between client and node; `jitter` adds random latency.
 pub fn wire_link(jitter: bool) -> SimLinkConfig {
     SimLinkConfig {
         latency: WIRE_LATENCY,
         jitter: if jitter { WIRE_JITTER } else { Nanos::ZERO },
         bytes_per_second: WIRE_BYTES_PER_S,
-        // More than all threads have outstanding.
+        // More than the outstanding bytes of all threads.
         window_bytes: 4 << 20,
         fragments: false,
     }
 }
 
-/// What TCP measures of it while it is not full: there and back, and twice half of the jitter.
+/// Round trip time that TCP measures on an idle link: twice the latency and twice the mean jitter.
 pub fn wire_round_trip() -> Nanos {
     WIRE_LATENCY.times(2) + WIRE_JITTER
 }
 
-/// The paper's drive (Table III) with a tenth of its blocks: nothing here fills it, and its map takes memory.
+/// The paper's drive (Table III) with a tenth of its blocks: no experiment fills it, and its mapping table uses memory.
 pub fn drive_profile() -> DriveProfile {
     EVO_970.scaled_down(EVO_970.pages_per_block, 128)
 }
 
-/// Where the cost of a request comes from.
+/// Source of the CPU costs of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CostModel {
-    /// From the paper's figures.
+    /// Derived from the paper's numbers.
     Paper,
-    /// From counts of our own code.
+    /// Derived from instruction counts of our code.
     Measured,
 }
 
-/// Put or get.
+/// The operation of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// "Fill Random".
+    /// Stores new keys: the paper's "Fill Random".
     Put,
-    /// "Read Random".
+    /// Reads stored keys: the paper's "Read Random".
     Get,
 }
 
-/// The most puts a second that the wire brings.
+/// Maximum puts per second over the link: its payload rate divided by the bytes of a put.
 pub fn wire_puts_per_s() -> f64 {
     WIRE_BYTES_PER_S as f64 / PUT_BYTES
 }
 
-/// What a request costs. Without the engine (Table I, the baseline of Table II) its part is left out.
-pub fn request_costs(setting: CostModel, operation: Operation, engine: bool) -> SimulatedCosts {
+/// CPU costs of a request, by stage. `engine` is false in runs without the engine (Table I, the baseline of Table II), whose
+/// kv stage costs nothing.
+pub fn request_costs(costs: CostModel, operation: Operation, engine: bool) -> SimulatedCosts {
     let us = |us: f64| Nanos((us * 1000.0).round() as u64);
     let counted = |instructions: f64| instructions / (CORE_HZ * INSTRUCTIONS_PER_CYCLE) * 1e6;
-    let (target, kv, device) = match (setting, operation) {
+    let (target, kv, device) = match (costs, operation) {
         (CostModel::Paper, _) => {
             let (with, without) = (0.491, 0.436);
             let put_us = with * CORES as f64 / (wire_puts_per_s() / 1.15) * 1e6;
@@ -165,9 +168,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_costs_are_those_of_the_text_above() {
-        let of = |setting, operation, engine| {
-            let SimulatedCosts { target, kv, device } = request_costs(setting, operation, engine);
+    fn costs_equal_the_derivation_in_the_module_documentation() {
+        let of = |costs, operation, engine| {
+            let SimulatedCosts { target, kv, device } = request_costs(costs, operation, engine);
             [target, kv, device].map(|span| (span.0 + 50) / 100)
         };
         assert_eq!((wire_puts_per_s() / 100.0).round(), 715.0);

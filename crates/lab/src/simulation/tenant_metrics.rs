@@ -31,7 +31,7 @@ pub struct TenantRunStats {
     pub throughput_ops_s: f64,
     /// Mean time from submission to response, in microseconds.
     pub response_us_mean: f64,
-    /// 99th percentile of it.
+    /// 99th percentile of that time, in microseconds.
     pub response_us_p99: f64,
     /// Mean time in the node, in microseconds.
     pub latency_us_mean: f64,
@@ -70,8 +70,8 @@ impl MultiTenantRunStats {
         };
         let tenants = counted.iter().zip(ids).map(tenant).collect();
         let total = RunStats::new(span, before, after, sum_clients(counted));
-        let fairness_online = mean(intervals.iter().map(|window| window.metrics.fairness));
-        let policy_actions = intervals.iter().map(|window| window.decision.action).collect();
+        let fairness_online = mean(intervals.iter().map(|interval| interval.metrics.fairness));
+        let policy_actions = intervals.iter().map(|interval| interval.decision.action).collect();
         MultiTenantRunStats { total, tenants, fairness_online, policy_actions }
     }
 
@@ -83,7 +83,7 @@ impl MultiTenantRunStats {
 
 /// S of each tenant: its mean response time divided by that of a run alone.
 pub fn slowdowns(run: &MultiTenantRunStats, alone_us: &[f64]) -> Vec<f64> {
-    run.tenants.iter().zip(alone_us).map(|(flow, alone)| flow.response_us_mean / alone).collect()
+    run.tenants.iter().zip(alone_us).map(|(tenant, alone)| tenant.response_us_mean / alone).collect()
 }
 
 /// F: the smallest slowdown divided by the largest.
@@ -134,18 +134,23 @@ fn tenant_run_stats(
                 before: &CoreMetricsSnapshot,
                 of: fn(&TenantMetricsSnapshot) -> u64| of(&seen(after)) - of(&seen(before));
     let core = |(before, after): (&CoreMetricsSnapshot, &CoreMetricsSnapshot)| {
-        let completed = less(after, before, |flow| flow.completed);
-        let latency_ns = less(after, before, |flow| flow.latency_total.0);
+        let completed = less(after, before, |tenant| tenant.completed);
+        let latency_ns = less(after, before, |tenant| tenant.latency_total.0);
         (completed, latency_ns)
     };
     let cores: Vec<(u64, u64)> = before.iter().zip(after).map(core).collect();
-    let us = |(answered, latency_ns): (u64, u64)| latency_ns as f64 / answered.max(1) as f64 / 1e3;
+    let us = |(completed, latency_ns): (u64, u64)| latency_ns as f64 / completed.max(1) as f64 / 1e3;
     let mut response_ns = counted.response_ns.clone();
     response_ns.sort_unstable();
     let sum: u128 = response_ns.iter().map(|&ns| u128::from(ns)).sum();
     let p99 = response_ns.get(response_ns.len() * 99 / 100).copied().unwrap_or(0);
-    let reported = intervals.iter().filter_map(|window| {
-        window.metrics.tenants.iter().find(|flow| Some(flow.tenant) == id).and_then(|flow| flow.slowdown)
+    let reported = intervals.iter().filter_map(|interval| {
+        interval
+            .metrics
+            .tenants
+            .iter()
+            .find(|tenant| Some(tenant.tenant) == id)
+            .and_then(|tenant| tenant.slowdown)
     });
     TenantRunStats {
         completed: counted.completed,
@@ -166,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indices_of_parts_are_as_their_papers_have_them() {
+    fn jain_index_and_fairness_follow_their_definitions() {
         for (want, parts) in
             [(1.0, &[3.0, 3.0][..]), (0.5, &[4.0, 0.0]), (0.9, &[1.0, 2.0]), (0.25, &[0.0, 0.0, 7.0, 0.0])]
         {

@@ -189,7 +189,7 @@ impl WorkloadClient {
         let mut busy = false;
         loop {
             let done = &mut self.completions;
-            let polled = self.session.poll(now, |token, answer| done.push((token, answer)));
+            let polled = self.session.poll(now, |token, response| done.push((token, response)));
             let progressed = self.handle_responses(now) | self.submit(now);
             busy |= polled | progressed;
             if !progressed {
@@ -210,22 +210,22 @@ impl WorkloadClient {
             return false;
         }
         load.account_until(now);
-        for (token, answer) in self.completions.drain(..) {
-            let Some(asked) = self.outstanding_by_thread[token as usize].take() else {
-                load.failure.get_or_insert(format!("thread {token} was answered twice"));
+        for (token, response) in self.completions.drain(..) {
+            let Some(request) = self.outstanding_by_thread[token as usize].take() else {
+                load.failure.get_or_insert(format!("thread {token} received two responses"));
                 continue;
             };
-            load.outstanding[asked.connection] -= 1;
+            load.outstanding[request.connection] -= 1;
             load.completed += 1;
             load.stats.completed += 1;
-            load.stats.response_ns.push(now.since(asked.submitted_at).0 as u32);
-            let is_well = match (&answer, asked.operation) {
+            load.stats.response_ns.push(now.since(request.submitted_at).0 as u32);
+            let is_expected = match (&response, request.operation) {
                 (Ok(Response::Stored), Operation::Put) => true,
                 (Ok(Response::Value { data, .. }), Operation::Get) => data.len() == VALUE_BYTES,
                 _ => false,
             };
-            if !is_well {
-                load.failure.get_or_insert(format!("{:?} was answered {answer:?}", asked.operation));
+            if !is_expected {
+                load.failure.get_or_insert(format!("{:?} returned {response:?}", request.operation));
             }
         }
         true
@@ -236,7 +236,7 @@ impl WorkloadClient {
         if !load.is_connected {
             return false;
         }
-        let mut asked = false;
+        let mut submitted = false;
         let threads = load.threads;
         self.outstanding_by_thread.resize(self.outstanding_by_thread.len().max(threads), None);
         for thread in 0..threads {
@@ -259,17 +259,17 @@ impl WorkloadClient {
                     Command::Retrieve { key, limit_bytes: VALUE_BYTES as u32 }
                 }
             };
-            if let Err(why) = self.session.submit_on(load.queue_of[connection], command, thread as u64) {
-                load.failure.get_or_insert(format!("a command was not taken: {why:?}"));
-                return asked;
+            if let Err(error) = self.session.submit_on(load.queue_of[connection], command, thread as u64) {
+                load.failure.get_or_insert(format!("the session rejected a command: {error:?}"));
+                return submitted;
             }
             load.account_until(now);
             load.outstanding[connection] += 1;
             load.submitted += 1;
             self.outstanding_by_thread[thread] =
                 Some(OutstandingRequest { submitted_at: now, connection, operation: load.operation });
-            asked = true;
+            submitted = true;
         }
-        asked
+        submitted
     }
 }

@@ -28,7 +28,7 @@ impl ComparedSystem {
         }
     }
 
-    /// Name in figures.
+    /// Name in series.
     pub fn name(self) -> &'static str {
         match self {
             ComparedSystem::HostKvs => "Host KVS",
