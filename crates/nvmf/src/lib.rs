@@ -1,7 +1,7 @@
 //! An NVMe-oF/TCP target without I/O: received bytes and times go in, requests and bytes to send come out.
 //!
 //! # Layout
-//! - [`Connection`]: one TCP connection, which is one queue; its modules: `state` (fields and state
+//! - `connection`: [`Connection`], one TCP connection, which is one queue; its modules: `state` (fields and state
 //!   changes), `pdu_receive` (framing, digests, H2CData), `command_handler` and `admin_handler` (commands),
 //!   `transfers` (buffers for H2CData).
 //! - `io_commands`: dispatches a command of an I/O queue by its namespace's command set to `kv_commands` or
@@ -11,7 +11,7 @@
 //! - [`Target`] (`subsystem`): controllers, queue admission; `reconfigure`: changes at run time.
 //! - `controller`: the state that the connections of one controller share: properties, keep alive, queues.
 //! - `namespace_info`, `namespace_directory`: namespaces and their ANA states.
-//! - [`HostAcl`], [`HealthStatus`]: access control; the node's part of the health log.
+//! - `host_acl`, `health`: access control ([`HostAcl`]); the node's part of the health log ([`HealthStatus`]).
 //! - `admin_commands`, `admin_context`, `identify`, `log_pages`, `features`, `feature_values`,
 //!   `async_events`, `error_log`: admin commands.
 //! - [`IoRequest`] (`io_request`), [`SubsystemConfig`] (`config`), [`CounterSet`] (`counters`): the

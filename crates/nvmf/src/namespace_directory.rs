@@ -160,6 +160,10 @@ pub(crate) struct NamespaceDirectory {
 }
 
 impl NamespaceDirectory {
+    /// The directory of a new subsystem.
+    ///
+    /// # Errors
+    /// If two of the namespaces have the same identifier.
     pub fn new(all: Vec<NamespaceInfo>) -> Result<NamespaceDirectory, NamespaceExists> {
         let directory = NamespaceDirectory {
             generation: AtomicU64::new(0),
@@ -191,6 +195,10 @@ impl NamespaceDirectory {
         }
     }
 
+    /// Adds a namespace in a new snapshot.
+    ///
+    /// # Errors
+    /// If the identifier is in use.
     pub fn add(&self, info: NamespaceInfo) -> Result<(), NamespaceExists> {
         self.update(|directory| directory.add(info))
     }

@@ -66,6 +66,9 @@ pub struct Package {
 }
 
 /// Reads the packages out of `cargo metadata --no-deps`.
+///
+/// # Errors
+/// If the metadata lacks a field that cargo writes.
 pub fn workspace_packages(metadata: &Value) -> Result<Vec<Package>> {
     let text = |value: &Value, field: &str| -> Result<String> {
         Ok(value[field].as_str().with_context(|| format!("cargo metadata has no {field}"))?.to_owned())

@@ -47,6 +47,9 @@ use exceptions::Exceptions;
 use tree::{Finding, SourceTree};
 
 /// Runs every check from the workspace's root; `true` when nothing is wrong.
+///
+/// # Errors
+/// If the tree cannot be read, or cargo cannot be started.
 pub fn run(with_cargo: bool) -> Result<bool> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent directory")?;
     let tree = SourceTree::read(root)?;

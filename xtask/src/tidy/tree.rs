@@ -85,6 +85,9 @@ impl SourceFile {
 
 impl SourceTree {
     /// Reads every text file below `root`.
+    ///
+    /// # Errors
+    /// If a file cannot be listed or read.
     pub fn read(root: &Path) -> Result<SourceTree> {
         let mut files = Vec::new();
         let entries = walkdir::WalkDir::new(root).sort_by_file_name().into_iter();
