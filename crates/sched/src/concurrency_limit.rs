@@ -82,15 +82,15 @@ pub struct ConcurrencyLimit {
 }
 
 impl ConcurrencyLimit {
-    /// Creates a limit of at most `most`.
+    /// Creates a limit of at most `limit_max`.
     ///
     /// # Panics
-    /// If `most` is 0.
-    pub fn new(most: u32) -> ConcurrencyLimit {
-        assert!(most > 0, "the maximum is 0");
+    /// If `limit_max` is 0.
+    pub fn new(limit_max: u32) -> ConcurrencyLimit {
+        assert!(limit_max > 0, "the maximum is 0");
         ConcurrencyLimit {
             limit: 1,
-            limit_max: most,
+            limit_max,
             has_sole_tenant: true,
             single_tenant_periods: SOLE_TENANT_AFTER_PERIODS,
             iteration_began_at: Nanos::ZERO,
@@ -115,11 +115,11 @@ impl ConcurrencyLimit {
     }
 
     /// Changes the maximum. The same maximum has no effect.
-    pub fn set_max(&mut self, most: u32) {
-        if most != self.limit_max {
+    pub fn set_max(&mut self, limit_max: u32) {
+        if limit_max != self.limit_max {
             *self = ConcurrencyLimit {
                 iteration_began_at: self.iteration_began_at,
-                ..ConcurrencyLimit::new(most)
+                ..ConcurrencyLimit::new(limit_max)
             };
         }
     }

@@ -272,12 +272,12 @@ impl<T> FairQueue<T> {
         entry.weight = weight.clamp(1, WEIGHT_MAX);
     }
 
-    /// Removes a tenant and passes its waiting requests to `gone`. REQUIRES: its requests in flight still end in
+    /// Removes a tenant and passes its waiting requests to `discard`. REQUIRES: its requests in flight still end in
     /// [`FairQueue::complete`].
     ///
     /// # Panics
     /// If the tenant does not exist.
-    pub fn remove_tenant(&mut self, tenant: TenantId, mut gone: impl FnMut(T)) {
+    pub fn remove_tenant(&mut self, tenant: TenantId, mut discard: impl FnMut(T)) {
         self.remove_from_heap(tenant.0);
         let entry = &mut self.tenants[tenant.0 as usize];
         assert!(entry.is_registered, "{tenant} does not exist");
@@ -285,7 +285,7 @@ impl<T> FairQueue<T> {
         entry.finish_tag += std::mem::take(&mut entry.tag_correction);
         entry.generation = entry.generation.wrapping_add(1);
         while let Some((request, _)) = self.queues.pop(&mut entry.queue) {
-            gone(request);
+            discard(request);
         }
         self.sync_virtual_time();
     }

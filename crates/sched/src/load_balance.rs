@@ -73,8 +73,8 @@ pub fn plan(cores: &[CoreLoad], order: SpreadOrder) -> MigrationPlan {
         // Fractions of events that are left over go to the core with the most free capacity; a fraction of an event
         // suffices.
         while left > 0 {
-            let most = (0..capacities.len()).max_by(|a, b| capacities[*a].total_cmp(&capacities[*b]));
-            let Some(to) = most.filter(|to| capacities[*to] > LOAD_EPSILON) else { break };
+            let receiver = (0..capacities.len()).max_by(|a, b| capacities[*a].total_cmp(&capacities[*b]));
+            let Some(to) = receiver.filter(|to| capacities[*to] > LOAD_EPSILON) else { break };
             row[to] += 1;
             left -= 1;
             capacities[to] -= event_load;
@@ -209,9 +209,12 @@ mod tests {
                 // All events of the formula leave, except those that fit nowhere by a fraction of an event.
                 for (core, migrations) in cores.iter().zip(&plan.cores) {
                     let excess = core.total() - average_load(&cores);
-                    let most = core.events as f64 * leaving_ratio(core.movable, excess);
+                    let events_max = core.events as f64 * leaving_ratio(core.movable, excess);
                     if core.movable > 0.0 && excess > LOAD_EPSILON {
-                        assert!(migrations.leaving() as f64 > most - 1.001 - cores.len() as f64, "{cores:?}");
+                        assert!(
+                            migrations.leaving() as f64 > events_max - 1.001 - cores.len() as f64,
+                            "{cores:?}"
+                        );
                     }
                 }
             }

@@ -114,7 +114,7 @@ impl<T> RequeueQueue<T> {
     /// sleeping core wakes at this time. Costs a pass over all events.
     pub fn next_deadline(&self) -> Nanos {
         let oldest = self.entries.iter().map(|entry| entry.arrived_at).min();
-        oldest.map_or(Nanos::NEVER, |came| came + self.held_max)
+        oldest.map_or(Nanos::NEVER, |arrived_at| arrived_at + self.held_max)
     }
 }
 
@@ -163,10 +163,10 @@ mod tests {
     fn events_pushed_during_a_poll_wait_for_the_next() {
         let mut queue = RequeueQueue::new(8, Nanos::from_secs(1));
         queue.push(1, Nanos::ZERO).unwrap();
-        let mut came = Vec::new();
-        let stats = queue.poll(Nanos::ZERO, UNLIMITED, |_| 0, |event| came.push(event + 1));
+        let mut pushed = Vec::new();
+        let stats = queue.poll(Nanos::ZERO, UNLIMITED, |_| 0, |event| pushed.push(event + 1));
         assert_eq!(stats, RequeueStats { forwarded: 1, requeued: 0 });
-        came.into_iter().for_each(|event| queue.push(event, Nanos::ZERO).unwrap());
+        pushed.into_iter().for_each(|event| queue.push(event, Nanos::ZERO).unwrap());
         assert_eq!(queue.len(), 1);
         assert_eq!(
             queue.poll(Nanos::ZERO, UNLIMITED, |_| 5, |_| ()),
@@ -236,8 +236,8 @@ mod tests {
                     Nanos::ZERO,
                     capacity,
                     |event| event.1,
-                    |(name, b, came, ahead)| {
-                        let (b, polls) = (u64::from(b), poll - came);
+                    |(name, b, pushed, ahead)| {
+                        let (b, polls) = (u64::from(b), poll - pushed);
                         let most = if tight { (b + 1) * (ahead + 1) + b } else { b + 1 };
                         assert!(polls <= most, "{polls} polls, not {most}");
                         assert!(tight || polls == b + 1, "not before its time either");

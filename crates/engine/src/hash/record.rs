@@ -50,7 +50,7 @@ pub const HEADER_AND_KEY_BYTES_MAX: usize = HEADER_BYTES + octokv_base::KEY_BYTE
 pub struct RecordId {
     /// The volume it belongs to.
     pub volume_id: u64,
-    /// The sequence number: unique in the volume and rising.
+    /// The sequence number: unique in the volume and increasing.
     pub sequence: u64,
     /// Its first unit.
     pub location: u64,
