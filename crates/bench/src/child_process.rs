@@ -68,7 +68,7 @@ impl ChildProcess {
     /// The exit status if the process has ended.
     ///
     /// # Errors
-    /// If the kernel does not give it.
+    /// If the kernel does not return it.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
@@ -76,7 +76,7 @@ impl ChildProcess {
     /// Waits for the end of the process.
     ///
     /// # Errors
-    /// If the kernel does not give its exit status.
+    /// If the kernel does not return its exit status.
     pub fn wait(&mut self) -> io::Result<ExitStatus> {
         self.child.wait()
     }

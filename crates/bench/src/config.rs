@@ -111,7 +111,9 @@ impl fmt::Display for BenchConfigError {
             BenchConfigError::KeyBytes { have, min } => {
                 write!(f, "keys of {have} bytes: so many different keys need {min} to {KEY_BYTES_MAX} bytes")
             }
-            BenchConfigError::Depth { have, max } => write!(f, "a depth of {have}: a connection takes {max}"),
+            BenchConfigError::Depth { have, max } => {
+                write!(f, "a depth of {have}: the maximum on a connection is {max}")
+            }
             BenchConfigError::Sizes(kind) => write!(
                 f,
                 "{kind}: a range ends no lower than it begins; of 1 to {WEIGHTS_MAX} weights one is not zero"

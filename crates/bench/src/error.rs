@@ -85,10 +85,10 @@ impl fmt::Display for BenchError {
         match self {
             BenchError::Connect(error) => error.fmt(f),
             BenchError::Threads { wanted, granted } => {
-                write!(f, "{wanted} threads on one core: the node takes {granted} connections of one client")
+                write!(f, "{wanted} threads on one core: the node grants {granted} connections to a client")
             }
             BenchError::Depth { wanted, granted } => {
-                write!(f, "a depth of {wanted}: the node takes {granted} commands at a time on a connection")
+                write!(f, "a depth of {wanted}: the node grants {granted} commands in flight on a connection")
             }
             BenchError::Thread(errno) => {
                 write!(f, "cannot start a load thread: {}", std::io::Error::from_raw_os_error(*errno))

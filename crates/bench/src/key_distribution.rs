@@ -95,7 +95,7 @@ impl KeySampler {
 }
 
 fn zipf(count: u64, theta: f64) -> rand_distr::Zipf<f64> {
-    rand_distr::Zipf::new(count as f64, theta).expect("a plan has keys and a theta")
+    rand_distr::Zipf::new(count as f64, theta).expect("a validated configuration has keys and a valid theta")
 }
 
 /// Adapts [`Prng`] to the trait of `rand`.

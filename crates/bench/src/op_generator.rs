@@ -69,7 +69,7 @@ fn pick_action(mix: &[(WorkloadOp, u64)], mut at: u64) -> WorkloadOp {
             Some(rest) => at = rest,
         }
     }
-    unreachable!("the shares of a mix are a hundred")
+    unreachable!("the shares of a mix sum to 100")
 }
 
 /// The visible keys of a target: the first `visible` of its shard.
@@ -110,7 +110,7 @@ impl KeySpace {
     pub fn insert_completed(&self, index: u64) {
         let nth = self.shard.local_index(index);
         let mut inserts = self.inserts.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = inserts.pending.iter().position(|&open| open == nth).expect("it was on its way");
+        let at = inserts.pending.iter().position(|&open| open == nth).expect("the insert is in flight");
         inserts.pending.swap_remove(at);
         let present = inserts.pending.iter().copied().min().unwrap_or(inserts.next);
         self.visible.store(present, Ordering::Relaxed);

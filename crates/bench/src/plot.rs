@@ -139,10 +139,13 @@ where
 {
     let mut text = String::new();
     // Writing to memory cannot fail, and no font is looked up.
-    draw(&mut text, title, x, y, axes, lines).expect("a picture in memory");
+    draw(&mut text, title, x, y, axes, lines).expect("drawing to memory does not fail");
     let escaped = title.replace('&', "&amp;").replace('<', "&lt;");
     let after = text.find("<svg").and_then(|at| Some(at + text[at..].find('>')? + 1));
-    text.insert_str(after.expect("an SVG document begins so"), &format!("\n<title>{escaped}</title>"));
+    text.insert_str(
+        after.expect("an SVG document starts with its svg element"),
+        &format!("\n<title>{escaped}</title>"),
+    );
     text
 }
 

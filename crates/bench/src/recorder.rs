@@ -50,7 +50,7 @@ impl Recorder {
             missing: 0,
             value_bytes: 0,
             keys_listed: 0,
-            latency_ns: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("bounds that make sense"),
+            latency_ns: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are valid"),
             backlog: Backlog::default(),
             series: TimeSeries::new(start),
             syscalls: None,

@@ -104,7 +104,8 @@ fn result_of(
         total.add(recorder);
         total
     });
-    let mut result = WorkloadResult::new(workload, system.name(), config, total.expect("a run has a target"));
+    let mut result =
+        WorkloadResult::new(workload, system.name(), config, total.expect("a run has at least one target"));
     result.targets = targets;
     result
 }

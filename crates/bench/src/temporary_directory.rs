@@ -21,7 +21,7 @@ pub fn temporary_directory(prefix: &str) -> io::Result<TempDir> {
     let found = locations.iter().find_map(usable);
     found.ok_or_else(|| {
         let names: Vec<String> = locations.iter().map(|location| location.display().to_string()).collect();
-        let text = format!("no place for a temporary device (O_DIRECT is needed) in {}", names.join(", "));
+        let text = format!("no directory supports O_DIRECT for a temporary device: {}", names.join(", "));
         io::Error::new(io::ErrorKind::Unsupported, text)
     })
 }

@@ -27,7 +27,7 @@ pub fn key(index: u64, key_bytes: usize) -> Key {
         bytes[at] = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
-    Key::new(&bytes[..key_bytes]).expect("a plan has no longer keys")
+    Key::new(&bytes[..key_bytes]).expect("a validated configuration has no longer keys")
 }
 
 /// A key that no index has, adjacent to the key of `index`: its last byte is no digit.
@@ -36,7 +36,7 @@ pub fn absent_key(index: u64, key_bytes: usize) -> Key {
     bytes[..key_bytes].copy_from_slice(key(index, key_bytes).as_bytes());
     // '0' to '9' become 'p' to 'y'.
     bytes[key_bytes - 1] |= 0x40;
-    Key::new(&bytes[..key_bytes]).expect("as long as the other")
+    Key::new(&bytes[..key_bytes]).expect("as long as the key of the index")
 }
 
 /// Generates and checks the values of one seed.

@@ -15,8 +15,8 @@ pub struct ReproduceArgs {
     /// One round of a few operations: a smoke test whose results are not significant.
     #[arg(long)]
     pub quick: bool,
-    /// Real runs (netkvs; figures 4, 5 and 6-host of octokv): where files are made for as long as it takes [default: the
-    /// place for temporary files].
+    /// Real runs (netkvs; figures 4, 5 and 6-host of octokv): directory for files that are removed afterwards [default:
+    /// the system's directory for temporary files].
     #[arg(long, value_name = "DIR")]
     pub directory: Option<PathBuf>,
     /// Write the results as JSON to a file; "-" is standard output.

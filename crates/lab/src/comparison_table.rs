@@ -90,7 +90,7 @@ pub struct SystemSeries {
 impl SystemSeries {
     fn not_run_note(&self) -> String {
         let reason = self.rounds.iter().find_map(|round| round.as_ref().err());
-        format!("not run: {}", reason.map_or("there was no round", String::as_str))
+        format!("not run: {}", reason.map_or("no round ran", String::as_str))
     }
 
     /// One row for each metric.

@@ -90,7 +90,7 @@ impl DataPoints {
         let reason = rounds.iter().find_map(|round| round.as_ref().err());
         let note = match median(&values) {
             Some(_) => String::new(),
-            None => format!("not run: {}", reason.map_or("there was no round", String::as_str)),
+            None => format!("not run: {}", reason.map_or("no round ran", String::as_str)),
         };
         self.add_with_paper(series, x, paper, median(&values).unwrap_or(f64::NAN), unit);
         if let Some(point) = self.points.last_mut() {

@@ -191,12 +191,12 @@ impl NativeNode {
                 return Ok((host, core));
             }
         }
-        bail!("no connection came to the core that was to have it")
+        bail!("no connection was accepted on the expected core")
     }
 }
 
 fn admin_error(error: http_client::AdminClientError) -> anyhow::Error {
-    anyhow!("the node's administration: {error}")
+    anyhow!("the node's admin server: {error}")
 }
 
 fn mean(intervals: &[SchedulingReport], figure: impl Fn(&SchedulingReport) -> f64) -> f64 {

@@ -147,8 +147,8 @@ fn guest_rounds(
     let guest = QemuGuest::unpack(directory, GUEST_TASK)?;
     if let Some(missing) = guest.missing_dependencies()? {
         eprintln!("netkvs: the guest cannot be booted here; missing: {missing}");
-        let why = || vec![Err(format!("missing: {missing}"))];
-        return Ok((guest_series([why(), why(), why(), why()]), false));
+        let missing_series = || vec![Err(format!("missing: {missing}"))];
+        return Ok((guest_series(std::array::from_fn(|_| missing_series())), false));
     }
     eprintln!("netkvs: in the guest, {} rounds of (a) synced, (a), (c), (d)", config.rounds);
     let pairs: Vec<String> = (0..config.rounds)

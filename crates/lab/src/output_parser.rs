@@ -36,7 +36,7 @@ pub fn parse_db_bench(text: &str) -> SampleResult {
             mb_s: mb_s.trim().parse().ok()?,
         })
     };
-    parse().ok_or_else(|| format!("db_bench gave no results; it ended with: {}", error_line(text)))
+    parse().ok_or_else(|| format!("db_bench printed no results; its last line: {}", error_line(text)))
 }
 
 /// Parses the output of `octokv bench --json -` with one workload.
@@ -64,7 +64,7 @@ pub fn parse_bench_results<T>(text: &str, read: impl FnOnce(&[Value]) -> Option<
         let document: Value = serde_json::from_str(&text[text.find("{\n")?..=text.rfind('}')?]).ok()?;
         read(document["results"].as_array()?)
     };
-    parse().ok_or_else(|| format!("octokv bench gave no results; it ended with: {}", error_line(text)))
+    parse().ok_or_else(|| format!("octokv bench printed no results; its last line: {}", error_line(text)))
 }
 
 /// The line of an output that describes a failure: the first that starts with `error:` or `octokv:`, else the last.
@@ -85,7 +85,7 @@ pub fn parse_console(console: &str) -> Vec<(String, Result<String, String>)> {
             (["result:", name, "end", status], Some((begun, text))) if begun == *name => {
                 let printed = match *status {
                     "0" => Ok(text),
-                    _ => Err(format!("it ended with {status}: {}", error_line(&text))),
+                    _ => Err(format!("exited with status {status}: {}", error_line(&text))),
                 };
                 runs.push((begun, printed));
             }
@@ -98,7 +98,7 @@ pub fn parse_console(console: &str) -> Vec<(String, Result<String, String>)> {
         }
     }
     if let Some((name, text)) = open {
-        runs.push((name, Err(format!("the guest ended in the middle of it: {}", error_line(&text)))));
+        runs.push((name, Err(format!("the guest ended during this run: {}", error_line(&text)))));
     }
     runs
 }
@@ -153,8 +153,8 @@ fillseq: 40 %, 3 operations
                        result: d begin\r\noctokv: refused\r\nresult: d end 1\r\nresult: a begin\r\nthree\r\n";
         let runs = parse_console(console);
         assert_eq!(runs[0], ("a".to_owned(), Ok("one\ntwo\n".to_owned())));
-        assert_eq!(runs[1], ("d".to_owned(), Err("it ended with 1: octokv: refused".to_owned())));
-        assert_eq!(runs[2], ("a".to_owned(), Err("the guest ended in the middle of it: three".to_owned())));
+        assert_eq!(runs[1], ("d".to_owned(), Err("exited with status 1: octokv: refused".to_owned())));
+        assert_eq!(runs[2], ("a".to_owned(), Err("the guest ended during this run: three".to_owned())));
         assert_eq!(runs.len(), 3);
     }
 }

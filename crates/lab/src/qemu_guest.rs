@@ -70,7 +70,10 @@ impl QemuGuest {
             Some(0) => Ok(None),
             Some(3) if !lines.is_empty() => Ok(Some(lines.join(", "))),
             _ => {
-                bail!("looking for what the guest needs: {}", String::from_utf8_lossy(&output.stderr).trim())
+                bail!(
+                    "the check of the guest's dependencies failed: {}",
+                    String::from_utf8_lossy(&output.stderr).trim()
+                )
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The processes of a comparison, which end with it, however it ends.
+//! The processes of a comparison, terminated when it ends.
 //!
 //! In: commands. Out: their output. Invariants: every started process is waited for; after
 //! [`ChildProcesses::terminate_all`], from any thread (a signal handler's too), no process starts.

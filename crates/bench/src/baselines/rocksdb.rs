@@ -154,7 +154,7 @@ fn check_config(config: &BenchConfig) -> Result<(), String> {
         (config.key_sizes.min_bytes() >= KEY_BYTES_MIN, "--key-size: db_bench needs 8 bytes for its keys"),
         (thread_count(config) <= THREADS_MAX, "--threads times --depth: at most 1024 threads of db_bench"),
         (!timed_fill, "--workload fillseq with --seconds: db_bench ends it by --ops alone"),
-        (whole_seconds, "--seconds: db_bench takes whole seconds"),
+        (whole_seconds, "--seconds: db_bench supports whole seconds only"),
     ];
     match have.into_iter().find(|(fine, _)| !fine) {
         Some((_, message)) => Err(message.to_owned()),

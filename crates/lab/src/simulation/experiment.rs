@@ -284,7 +284,7 @@ impl SimulatedExperiment {
         let mut sorted = found.clone();
         sorted.sort_unstable();
         if !sorted.into_iter().eq(0..CORES) {
-            return Err(format!("the connections are on cores {found:?}, not on one each"));
+            return Err(format!("the connections are on cores {found:?}; each must be on a core of its own"));
         }
         if tenant == 0 {
             self.core_of = found;

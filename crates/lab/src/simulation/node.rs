@@ -165,8 +165,8 @@ impl ExperimentNode<'_> {
                 let Some((to, message)) = carrier.borrow_mut().take_sent(index) else { break };
                 let carrier = Rc::clone(&carrier);
                 sim.schedule_at(done, move || {
-                    let brought = carrier.borrow_mut().deliver(index, to, message);
-                    assert!(brought.is_ok(), "more messages than requests");
+                    let delivered = carrier.borrow_mut().deliver(index, to, message);
+                    assert!(delivered.is_ok(), "more messages than requests");
                 });
             }
             busy

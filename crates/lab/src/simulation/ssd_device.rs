@@ -73,11 +73,11 @@ struct SsdWait {
 impl Future for SsdWait {
     type Output = IoResult;
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoResult> {
-        let mut answer = self.completion.borrow_mut();
-        match answer.result.take() {
+        let mut completion_state = self.completion.borrow_mut();
+        match completion_state.result.take() {
             Some(done) => Poll::Ready(done),
             None => {
-                answer.waker = Some(context.waker().clone());
+                completion_state.waker = Some(context.waker().clone());
                 Poll::Pending
             }
         }
@@ -103,13 +103,13 @@ impl SsdDevice {
     ) -> DeviceFuture {
         let completion: Rc<RefCell<SsdCompletion>> = Rc::default();
         let (ssd, sim, later) = (Rc::clone(&self.ssd), self.sim.clone(), Rc::clone(&completion));
-        let comes = self.handle.now() + self.handle.cpu_time().iteration_elapsed();
-        self.sim.schedule_at(comes, move || {
-            let (until, buffer) = act(&mut ssd.borrow_mut(), comes);
+        let arrival = self.handle.now() + self.handle.cpu_time().iteration_elapsed();
+        self.sim.schedule_at(arrival, move || {
+            let (until, buffer) = act(&mut ssd.borrow_mut(), arrival);
             sim.schedule_at(until, move || {
-                let mut answer = later.borrow_mut();
-                answer.result = Some(IoResult { buffer, result: Ok(()) });
-                if let Some(waker) = answer.waker.take() {
+                let mut completion_state = later.borrow_mut();
+                completion_state.result = Some(IoResult { buffer, result: Ok(()) });
+                if let Some(waker) = completion_state.waker.take() {
                     waker.wake();
                 }
             });

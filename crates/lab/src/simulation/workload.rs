@@ -204,7 +204,7 @@ impl WorkloadClient {
         let mut load = self.workload.borrow_mut();
         load.is_connected = self.session.is_live();
         if let Some(error) = self.session.ended() {
-            load.failure.get_or_insert(format!("the session has ended: {error}"));
+            load.failure.get_or_insert(format!("the session ended: {error}"));
         }
         if self.completions.is_empty() {
             return false;
