@@ -7,16 +7,19 @@ mod corrupt_images;
 
 use common::HashFixture;
 use corrupt_images::{IMAGE, fix_checksum};
-use octokv_base::Prng;
-use octokv_device::Device;
+use octokv_base::{Buffer, Lba, Prng};
 use octokv_device::power_loss::PowerLossDisk;
-use octokv_engine::EngineError;
+use octokv_device::{Device, DeviceFuture, Geometry, IoResult};
+use octokv_engine::conformance::{EngineFixture, key_of, record_of};
 use octokv_engine::hash::superblock::{
     SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, Superblock, SuperblockError, SuperblockField,
     UncheckedSuperblock,
 };
 use octokv_engine::hash::{IndexMismatch, MetadataStructure, OpenError, open};
+use octokv_engine::{Engine, EngineError, PutMode};
 use octokv_runtime::block_on;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 const UNIT_BYTES: usize = 512;
@@ -175,6 +178,100 @@ fn an_inconsistent_index_names_the_block_and_what_disagrees() {
             }
         }
     }
+}
+
+#[test]
+fn a_batch_that_replaces_a_record_beyond_any_device_is_refused() {
+    // Units of several blocks: the block number of such a location would not fit into 64 bits.
+    let (fixture, key) = (HashFixture::default(), key_of(1));
+    let disk = PowerLossDisk::new(vec![0; 8 << 20], 512);
+    let (device, mut random): (Rc<dyn Device>, _) = (Rc::new(disk.clone()), Prng::new(1));
+    let mut complete_io = || {
+        disk.complete_one(&mut random);
+    };
+    block_on(fixture.format(Rc::clone(&device)), &mut complete_io);
+    let engine = block_on(fixture.open(device), &mut complete_io).unwrap();
+    block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &[7; 100]), 100), &mut complete_io).unwrap();
+    let mut image = disk.contents();
+    let is_batch = |&at: &usize| image[at..].starts_with(b"OKVJ");
+    let batches: Vec<usize> = (0..image.len()).step_by(UNIT_BYTES).filter(is_batch).collect();
+    assert_eq!(batches.len(), 2, "one batch in two copies");
+    for &at in &batches {
+        image[at + 64 + 24..at + 64 + 32].copy_from_slice(&u64::MAX.to_le_bytes());
+        fix_checksum(&mut image, at);
+    }
+    let (lba, mismatch) = ((batches[0] / UNIT_BYTES) as u64, IndexMismatch::ImpossibleBatch { batch: 1 });
+    assert_eq!(open_error(image), OpenError::Inconsistent { lba, mismatch });
+}
+
+/// A device of zeros, except for some blocks. Its queue takes transfers of limited length.
+struct SparseDevice {
+    blocks: u64,
+    contents: RefCell<BTreeMap<u64, [u8; UNIT_BYTES]>>,
+    longest_read: Cell<usize>,
+}
+
+impl SparseDevice {
+    fn put(&self, lba: u64, bytes: &[u8]) {
+        let mut block = [0; UNIT_BYTES];
+        block[..bytes.len()].copy_from_slice(bytes);
+        self.contents.borrow_mut().insert(lba, block);
+    }
+}
+
+impl Device for SparseDevice {
+    fn geometry(&self) -> Geometry {
+        Geometry { blocks: self.blocks, block_bytes: UNIT_BYTES as u32, volatile: false }
+    }
+    fn name(&self) -> &str {
+        "sparse"
+    }
+    fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
+        self.longest_read.set(self.longest_read.get().max(buffer.len()));
+        buffer.fill(0);
+        let end = at.0 + (buffer.len() / UNIT_BYTES) as u64;
+        for (lba, block) in self.contents.borrow().range(at.0..end) {
+            let start = (lba - at.0) as usize * UNIT_BYTES;
+            buffer[start..start + UNIT_BYTES].copy_from_slice(block);
+        }
+        DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
+    }
+    fn write(&self, _at: Lba, _buffer: Buffer) -> DeviceFuture {
+        unreachable!("a damaged volume is not written to")
+    }
+    fn flush(&self) -> DeviceFuture {
+        unreachable!("a damaged volume is not written to")
+    }
+    fn trim(&self, _at: Lba, _blocks: u64) -> DeviceFuture {
+        unreachable!("a damaged volume is not written to")
+    }
+}
+
+#[test]
+fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
+    const CLAIMED_BYTES: u64 = 80 << 20;
+    const READ_BYTES_MAX: usize = 64 << 20;
+    let mut superblock = Superblock { area_units: CLAIMED_BYTES / UNIT_BYTES as u64, ..superblock() };
+    superblock.checkpoint.area = Some(0);
+    superblock.checkpoint.bytes = CLAIMED_BYTES;
+    superblock.data_start_unit = superblock.area_start_unit(0, 4);
+    let device = Rc::new(SparseDevice {
+        blocks: superblock.units(),
+        contents: RefCell::default(),
+        longest_read: Cell::new(0),
+    });
+    (0..4).for_each(|slot| device.put(slot * (STRIDE / UNIT_BYTES) as u64, &superblock.encode()));
+    let entries = (CLAIMED_BYTES as u32 - 48) / 16;
+    let lbas = [0, 1].map(|copy| superblock.area_start_unit(0, copy));
+    let header = [&b"OKVC"[..], &[0; 24], &entries.to_le_bytes()].concat();
+    lbas.into_iter().for_each(|lba| device.put(lba, &header));
+
+    let fixture = HashFixture::default();
+    let opened: Rc<dyn Device> = Rc::clone(&device) as Rc<dyn Device>;
+    let opened = block_on(open(&opened, &common::pool(), fixture.open_config(), &fixture.format), || ());
+    let structure = MetadataStructure::CheckpointImage { partition: 0 };
+    assert_eq!(opened.err(), Some(OpenError::CopiesUnreadable { structure, lbas }));
+    assert_eq!(device.longest_read.get(), READ_BYTES_MAX);
 }
 
 #[test]

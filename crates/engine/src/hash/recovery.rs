@@ -153,20 +153,31 @@ struct Recovery<'a> {
 
 /// Bytes per read of a checkpoint or journal.
 const READ_CHUNK_BYTES: usize = 1 << 20;
+/// The longest read of a checkpoint image, in bytes: a device takes less than 2 GiB at once, and a header may claim more.
+const READ_BYTES_MAX: usize = 64 << 20;
 
 impl Recovery<'_> {
     fn unit_bytes(&self) -> usize {
         self.superblock.unit_bytes as usize
     }
 
-    /// Reads `bytes` from the byte `offset` after `unit`, at any alignment.
+    /// Reads `bytes` from the byte `offset` after `unit`, at any alignment, in parts of at most [`READ_BYTES_MAX`]. Memory
+    /// grows with what the device has returned, not with what a header claims.
     async fn read(&self, unit: u64, offset: u64, bytes: usize) -> Result<Vec<u8>, OpenError> {
         let unit_bytes = self.unit_bytes() as u64;
-        let first = unit + offset / unit_bytes;
-        let within = (offset % unit_bytes) as usize;
-        let buffer = Buffer::zeroed((within + bytes).next_multiple_of(self.unit_bytes()));
-        let buffer = self.device.read(Lba(first * self.unit_blocks), buffer).await.into_read()?;
-        Ok(buffer[within..within + bytes].to_vec())
+        let mut first = unit + offset / unit_bytes;
+        let mut within = (offset % unit_bytes) as usize;
+        let mut found = Vec::new();
+        while found.len() < bytes {
+            let rest = (within + bytes - found.len()).next_multiple_of(self.unit_bytes());
+            let buffer = Buffer::zeroed(rest.min(READ_BYTES_MAX));
+            let buffer = self.device.read(Lba(first * self.unit_blocks), buffer).await.into_read()?;
+            let end = buffer.len().min(within + bytes - found.len());
+            found.extend_from_slice(&buffer[within..end]);
+            first += buffer.len() as u64 / unit_bytes;
+            within = 0;
+        }
+        Ok(found)
     }
 
     /// Reads a part of one of two copies; empty if the device fails, since the other copy may be readable.
@@ -371,14 +382,16 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Whether an entry names a record within the record area. A valid checksum does not imply valid fields.
+    /// Whether the record that an entry names, and the one that it replaces, are within the record area. A valid checksum
+    /// does not imply valid fields.
     fn is_plausible(&self, entry: &JournalEntry) -> bool {
         let (first, end) = (self.superblock.data_start_unit, self.superblock.units());
         let units = u64::from(entry.units);
-        entry.new_location == 0
+        let is_new_plausible = entry.new_location == 0
             || ((1..=RECORD_UNITS_MAX).contains(&units)
                 && (first..end).contains(&entry.new_location)
-                && entry.new_location + units <= end)
+                && entry.new_location + units <= end);
+        is_new_plausible && (entry.old_location == 0 || (first..end).contains(&entry.old_location))
     }
 
     /// The key of an entry's record, if the record is intact. An unreadable record counts as intact with an unknown key:

@@ -40,6 +40,8 @@ pub const VERSION: u16 = 1;
 pub const ENGINE_HASH: u16 = 1;
 /// The least capacity of the journal, in batches of the largest size.
 pub const RING_BATCHES_MIN: u32 = 8;
+/// The limit of the journal's units: beyond any real ring, and safe from overflow of a position and a batch.
+pub const JOURNAL_UNITS_MAX: u32 = 1 << 31;
 /// The limit of generation, checkpoint, batch and entry numbers: beyond any real count, and safe from overflow.
 pub const COUNT_MAX: u64 = 1 << 62;
 const MAGIC: [u8; 8] = *b"OCTOKV\0\0";
@@ -354,6 +356,7 @@ impl Superblock {
                 .all(|&count| count < COUNT_MAX)
             && self.incarnation < u32::MAX
             && self.journal_units >= RING_BATCHES_MIN * batch_units_max(self.unit_bytes)
+            && self.journal_units < JOURNAL_UNITS_MAX
             && self.checkpoint.journal_unit < self.journal_units
             && self.checkpoint.bytes.div_ceil(u64::from(self.unit_bytes)) <= self.area_units
     }
@@ -448,6 +451,16 @@ mod tests {
         assert_eq!(UncheckedSuperblock(&with_byte(79, 1)).check(), Err(SuperblockError::Inconsistent));
         assert_eq!(UncheckedSuperblock(&with_byte(78, 13)).check(), Err(SuperblockError::Inconsistent));
         assert!(UncheckedSuperblock(&with_byte(88, 2)).check().unwrap().checkpoint.area.is_none());
+    }
+
+    #[test]
+    fn a_ring_whose_positions_could_overflow_is_inconsistent() {
+        let journal_units = u32::MAX;
+        let data_start_unit = 4 + 2 * u64::from(journal_units) + 40;
+        let mut superblock = Superblock { journal_units, data_start_unit, ..example() };
+        superblock.checkpoint.journal_unit = journal_units - 1;
+        let found = UncheckedSuperblock(&superblock.encode()).check();
+        assert_eq!(found, Err(SuperblockError::Inconsistent));
     }
 
     #[test]
