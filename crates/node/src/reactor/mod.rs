@@ -417,10 +417,9 @@ impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F
 
     fn fail_missing_namespaces(&mut self, now: Nanos) {
         // All of them: a request for a removed namespace was sent before every core detached it.
-        for _ in 0..self.mailbox.queued() {
-            let Some(message) = self.mailbox.receive() else { break };
-            self.process_message(message, now);
-        }
+        let mut messages = Vec::new();
+        self.mailbox.drain_queued(|message| messages.push(message));
+        messages.into_iter().for_each(|message| self.process_message(message, now));
         self.scheduler.release_all(&mut self.request_queue);
         let Reactor { request_queue, completions, is_served, .. } = self;
         request_queue.retain(|request| {
