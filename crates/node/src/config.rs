@@ -14,6 +14,8 @@ pub const DEFAULT_NQN: &str = "nqn.2026-11.io.octokv:node";
 /// The TCP port that IANA assigned to NVMe over Fabrics.
 pub const DEFAULT_PORT: u16 = 4420;
 
+/// Most requests in execution per core.
+pub const REQUESTS_MAX: usize = 1 << 24;
 /// Highest namespace identifier.
 pub const NAMESPACE_ID_MAX: u32 = 1024;
 /// Highest ANA group identifier.

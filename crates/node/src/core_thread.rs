@@ -9,7 +9,7 @@
 //! exactly once, even if it panics; a batch or checkpoint in progress is written to its end, whatever hosts do.
 
 use crate::abortable::{CancelToken, abortable};
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, REQUESTS_MAX};
 use crate::device_driver::open_core_queue;
 use crate::error::StartError;
 use crate::kv_backend::KvBackend;
@@ -21,6 +21,8 @@ use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_engine::EngineError;
 use octokv_engine::hash::HashEngine;
 use octokv_nvmf::Target;
+use octokv_runtime::device_queue::OPERATIONS_MAX;
+use octokv_runtime::timer::TIMERS_MAX;
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, ListenerId, Mailbox, ReactorHandle, Sockets,
     Stage,
@@ -40,6 +42,12 @@ const DRAIN_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
 /// Control messages queued for one core: a namespace change and a status report, each under a lock of the node that
 /// its sender holds until the response. A core that no longer responds is sent nothing more.
 const CONTROL_MESSAGES_MAX: usize = 2;
+
+/// Upper bound on the device operations of one request, and on its timers: a record and both copies of a batch, and a
+/// timer for each under a drive profile, or one for a buffer.
+const OPERATIONS_PER_REQUEST_MAX: usize = 4;
+const _: () = assert!(OPERATIONS_PER_REQUEST_MAX * REQUESTS_MAX < OPERATIONS_MAX);
+const _: () = assert!(OPERATIONS_PER_REQUEST_MAX * REQUESTS_MAX < TIMERS_MAX);
 
 /// State shared by the cores of a node.
 pub(crate) struct NodeShared {

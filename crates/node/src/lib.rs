@@ -48,7 +48,7 @@ mod validate;
 pub use self::core_thread::CoreStatus;
 pub use config::{
     ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, EngineKind, ExistingDataPolicy, NAMESPACE_ID_MAX,
-    NamespaceConfig, NodeConfig,
+    NamespaceConfig, NodeConfig, REQUESTS_MAX,
 };
 pub use error::{CloseError, NamespaceChangeError, StartError, StopError, UringUnavailable};
 pub use namespace_open::{namespace_info, verify_device};

@@ -4,6 +4,7 @@
 
 use crate::config::{
     ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig,
+    REQUESTS_MAX,
 };
 use crate::error::StartError;
 use crate::namespace_open::OpenNamespace;
@@ -40,6 +41,9 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     }
     if config.device_depth == 0 || config.requests_max == 0 || config.connections_max == 0 {
         return invalid("device_depth, requests_max, connections_max", "must be at least 1");
+    }
+    if config.requests_max > REQUESTS_MAX {
+        return invalid("requests_max", &format!("must be at most {REQUESTS_MAX}"));
     }
     if config.nqn.is_empty() || config.nqn.len() > 223 {
         return invalid("nqn", "must have 1 to 223 bytes");

@@ -319,7 +319,7 @@ impl ConfigFile {
         check_range("value_bytes_max", &self.value_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
         check_range("key_bytes_max", &self.key_bytes_max, 16, 1024, "16 to 1024")?;
         check_range("device_depth", &self.device_depth, 1, 32_768, "1 to 32768")?;
-        check_range("requests_max", &self.requests_max, 1, 1 << 24, "1 to 16777216")?;
+        check_range("requests_max", &self.requests_max, 1, octokv_node::REQUESTS_MAX, "1 to 16777216")?;
         check_range("connections_max", &self.connections_max, 1, 1 << 20, "1 to 1048576")?;
         check_range("controllers_max", &self.controllers_max, 1, 0xff00, "1 to 65280")?;
         check_range("controllers_per_host_max", &self.controllers_per_host_max, 1, 0xff00, "1 to 65280")?;

@@ -169,8 +169,8 @@ struct DeviceHandleInner {
     completions: Vec<(u32, IoCompletion)>,
 }
 
-/// The limit of one core's operations, in flight and queued. The core's bounded tasks have far fewer: more are a bug.
-pub const OPERATIONS_MAX: usize = 1 << 20;
+/// The limit of one core's operations, in flight and queued. Callers bound their tasks below it: more are a bug.
+pub const OPERATIONS_MAX: usize = 1 << 27;
 
 /// A core's handle to its devices. At most `depth` operations are at the queue; later ones wait here in order.
 #[derive(Clone)]

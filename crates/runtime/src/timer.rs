@@ -23,8 +23,8 @@ pub struct Timers {
     sequence: u64,
 }
 
-/// The limit of one core's timers. The core's bounded tasks have far fewer: more are a bug.
-pub const TIMERS_MAX: usize = 1 << 20;
+/// The limit of one core's timers. Callers bound their tasks below it: more are a bug.
+pub const TIMERS_MAX: usize = 1 << 27;
 
 const NOT_IN_HEAP: usize = usize::MAX;
 
