@@ -35,7 +35,7 @@ check:
 # A separate output directory: the flag would otherwise rebuild everything. Without LTO it builds in seconds.
 loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom CARGO_PROFILE_RELEASE_LTO=off \
-		cargo test --release -p octokv-runtime --test loom
+		cargo test --release -p octokv-runtime -p octokv-engine --test loom
 
 kernel-test: build
 	scripts/install-test-packages

@@ -6,11 +6,13 @@
 //! - [`conformance`]: the test suite of every engine, against a model.
 //! - [`linearizability`]: whether what concurrent callers saw has an order.
 //! - [`bug_injection`]: deliberate bugs that test the tests.
+//! - `sync`: the atomics and the lock of the model-checked modules, replaceable by loom's.
 
 pub mod bug_injection;
 pub mod conformance;
 pub mod hash;
 pub mod linearizability;
+mod sync;
 
 use octokv_base::{Buffer, Key};
 use octokv_device::DeviceError;

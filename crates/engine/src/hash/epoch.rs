@@ -6,14 +6,14 @@
 //!
 //! Correctness: a reader publishes its epoch before its lookup; space is retired after its entry is out of the index, and
 //! takes its epoch after that. A reader that found the old entry has therefore published an epoch no later than that of
-//! the space.
+//! the space. The lock of the index partition orders the two: a reader that locks it after the removal does not find the
+//! entry. Model checked in `tests/loom.rs`.
 
 use super::allocator::Extent;
 use crate::bug_injection::{self, InjectedBug};
-use parking_lot::Mutex;
+use crate::sync::{AtomicU64, Mutex, Ordering};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The epochs and retired space that all cores share.
 pub struct Epochs {
@@ -47,6 +47,9 @@ impl Epochs {
     }
 
     /// Retires space. REQUIRES: its entries are out of the index.
+    ///
+    /// # Panics
+    /// If more runs are retired than the record area has units.
     pub fn retire(&self, extents: &[Extent]) {
         if !extents.is_empty() {
             let epoch = self.current.fetch_add(1, Ordering::SeqCst);

@@ -17,7 +17,7 @@
 //!
 //! # Layout
 //! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: the structures on the device; `superblock_io`.
-//! - [`index`], [`allocator`], `epoch`, `key_locks`: the structures in memory.
+//! - [`index`], [`allocator`], [`epoch`], `key_locks`: the structures in memory.
 //! - `group_commit`, `commit_queue`: group commit, and its state.
 //! - [`format`](mod@format), [`recovery`], `error`: creating and opening a volume, and the errors of both.
 //! - [`verify`](mod@verify), `salvage`, `report`: verification, the scan of an unrecoverable volume, and their results.
@@ -27,7 +27,7 @@ pub mod allocator;
 pub mod checkpoint;
 mod commit_queue;
 mod engine;
-mod epoch;
+pub mod epoch;
 mod error;
 pub mod format;
 mod group_commit;
