@@ -41,7 +41,7 @@ pub struct NodeLimits {
     /// Maximum entries of a queue.
     pub queue_depth: u16,
     /// Unsent bytes at which a connection accepts no further command.
-    pub outbox_bytes_max: u64,
+    pub send_buffer_bytes_max: u64,
     /// Maximum value bytes of a connection's incomplete transfers.
     pub receive_bytes_max: u64,
     /// Maximum in-capsule data, in bytes.
@@ -68,7 +68,7 @@ impl Default for NodeLimits {
             controllers_per_host_max: 8,
             io_queues_max: 4,
             queue_depth: 64,
-            outbox_bytes_max: 512 << 10,
+            send_buffer_bytes_max: 512 << 10,
             receive_bytes_max: 512 << 10,
             in_capsule_bytes: 16 << 10,
             h2c_data_bytes_max: 64 << 10,
@@ -90,7 +90,9 @@ impl NodeLimits {
         let NodeLimits {
             device_bytes, buffer_bytes, value_bytes_max, connections_max, controllers_max, ..
         } = self;
-        let NodeLimits { controllers_per_host_max, io_queues_max, queue_depth, outbox_bytes_max, .. } = self;
+        let NodeLimits {
+            controllers_per_host_max, io_queues_max, queue_depth, send_buffer_bytes_max, ..
+        } = self;
         let NodeLimits { receive_bytes_max, in_capsule_bytes, h2c_data_bytes_max, handshake_limit_s, .. } =
             self;
         let NodeLimits { event_requests_max, keep_alive_max_s, unit_bytes, .. } = self;
@@ -99,7 +101,7 @@ impl NodeLimits {
              value_bytes_max = {value_bytes_max}\nconnections_max = {connections_max}\n\
              controllers_max = {controllers_max}\ncontrollers_per_host_max = {controllers_per_host_max}\n\
              io_queues_max = {io_queues_max}\nqueue_depth = {queue_depth}\n\
-             send_buffer_bytes_max = {outbox_bytes_max}\nreceive_bytes_max = {receive_bytes_max}\n\
+             send_buffer_bytes_max = {send_buffer_bytes_max}\nreceive_bytes_max = {receive_bytes_max}\n\
              in_capsule_bytes = {in_capsule_bytes}\nh2c_data_bytes_max = {h2c_data_bytes_max}\n\
              handshake_limit_s = {handshake_limit_s}\nevent_requests_max = {event_requests_max}\n\
              keep_alive_max_s = {keep_alive_max_s}\nlisten = [\"127.0.0.1:0\"]\ncores = [{core}]\n"
@@ -111,10 +113,10 @@ impl NodeLimits {
     /// - the device, whose pages may all become resident: `device_bytes`;
     /// - values in flight: `buffer_bytes` for its one core;
     /// - for each of `connections_max`: received and unprocessed bytes (1 MiB) and copied unsent responses
-    ///   (`outbox_bytes_max`), both in vectors that double when they grow, and 64 KiB for slots, command identifiers
+    ///   (`send_buffer_bytes_max`), both in vectors that double when they grow, and 64 KiB for slots, command identifiers
     ///   and pages. Responses that are not copied are in buffers, counted above.
     pub fn memory_bound_bytes(&self, fresh_bytes: u64) -> u64 {
-        let connection = 2 * (RECEIVE_BYTES + self.outbox_bytes_max) + CONNECTION_BYTES;
+        let connection = 2 * (RECEIVE_BYTES + self.send_buffer_bytes_max) + CONNECTION_BYTES;
         fresh_bytes + self.device_bytes + self.buffer_bytes + self.connections_max as u64 * connection
     }
 }

@@ -35,7 +35,7 @@ pub struct SubsystemConfig {
     pub receive_bytes_max: usize,
     /// A connection accepts no command while more bytes than this are unsent or expected from requests in
     /// flight.
-    pub outbox_bytes_max: usize,
+    pub send_buffer_bytes_max: usize,
     /// The longest keep-alive timeout; Connect and Set Features fail with longer ones.
     pub keep_alive_max: Nanos,
     /// The time from accept to a completed Connect, after which the connection is closed.
@@ -66,7 +66,7 @@ impl SubsystemConfig {
             value_bytes_max: 2 * 1024 * 1024,
             key_bytes_max: octokv_base::KEY_BYTES_MAX as u16,
             receive_bytes_max: 32 * 1024 * 1024,
-            outbox_bytes_max: 32 * 1024 * 1024,
+            send_buffer_bytes_max: 32 * 1024 * 1024,
             keep_alive_max: Nanos::from_secs(3600),
             handshake_limit: Nanos::from_secs(10),
             discovery_idle_limit: Nanos::from_secs(120),

@@ -18,7 +18,7 @@
 //! ```
 //! Invariants: only `set_state` changes the state, and it releases the controller or queue that the
 //! connection leaves; each request is completed exactly once, in any state; memory is bounded: slots by the
-//! queue's size, buffers by `receive_bytes_max`, unsent responses by `outbox_bytes_max` plus the responses
+//! queue's size, buffers by `receive_bytes_max`, unsent responses by `send_buffer_bytes_max` plus the responses
 //! of requests in flight. Tested in `tests/` of this crate.
 
 mod admin_handler;

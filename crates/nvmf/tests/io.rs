@@ -439,7 +439,7 @@ fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
 #[test]
 fn a_host_that_does_not_read_responses_is_stalled() {
     let mut config = SubsystemConfig::new(NQN);
-    config.outbox_bytes_max = 100_000;
+    config.send_buffer_bytes_max = 100_000;
     let admin = TestHost::admin(&target_with(config));
     let mut io = TestHost::io(&admin, 1);
     io.store(b"k", &value(16_000), 0);

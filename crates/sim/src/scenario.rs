@@ -128,7 +128,7 @@ pub struct NodePlan {
     /// Maximum value bytes of a connection's incomplete transfers to the node.
     pub receive_bytes_max: usize,
     /// Unsent bytes at which a connection accepts no further command.
-    pub outbox_bytes_max: usize,
+    pub send_buffer_bytes_max: usize,
     /// The disk.
     pub disk: SimDiskConfig,
     /// Scheduling configuration and simulated request costs.
@@ -323,7 +323,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         in_capsule_bytes: pick(random, &[0, 512, 4096, 16 << 10]),
         max_h2c_data: pick(random, &[4096, 16 << 10, 512 << 10]),
         receive_bytes_max: pick(random, &[1, 4, 100]) * (value_bytes_max as usize + 8192),
-        outbox_bytes_max: pick(random, &[4096, 100_000, 16 << 20]),
+        send_buffer_bytes_max: pick(random, &[4096, 100_000, 16 << 20]),
         disk,
         // A clone of the generator: the scheduling plan does not change the draws that follow.
         scheduling: SchedulingPlan::draw(&mut random.clone()),

@@ -95,7 +95,7 @@ impl SimNode {
             h2c_data_bytes_max: plan.max_h2c_data,
             value_bytes_max: plan.value_bytes_max,
             receive_bytes_max: plan.receive_bytes_max,
-            outbox_bytes_max: plan.outbox_bytes_max,
+            send_buffer_bytes_max: plan.send_buffer_bytes_max,
             ..SubsystemConfig::new(NQN)
         }
     }

@@ -44,7 +44,7 @@ impl Connection {
             ConnectionState::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
             // A connection may hold at most as much as is free (dynamic thresholds, Choudhury and Hahne,
             // 1998): of n connections that do not read, each holds at most 1/(n+1) of the pool.
-            _ => self.target.config().outbox_bytes_max.min(pool.free_bytes()) as u64,
+            _ => self.target.config().send_buffer_bytes_max.min(pool.free_bytes()) as u64,
         };
         if unsent_bytes > unsent_bytes_max {
             return Ok(Some(StallReason::SendBuffer));

@@ -23,7 +23,7 @@ use std::sync::LazyLock;
 pub const VALUE_BYTES_MAX: u32 = 16 << 10;
 /// The most in-capsule data.
 pub const CAPSULE_BYTES_MAX: u32 = 2 << 10;
-const OUTBOX_BYTES_MAX: usize = 24 << 10;
+const SEND_BUFFER_BYTES_MAX: usize = 24 << 10;
 /// May be unsent beyond the limit: the response of the last accepted command, and completions without data.
 const RESPONSE_BYTES_MAX: usize = VALUE_BYTES_MAX as usize + 4096;
 const ENTRIES: u16 = 16;
@@ -47,7 +47,7 @@ static FIXTURES: LazyLock<SharedFixtures> = LazyLock::new(|| {
     let mut config = SubsystemConfig::new(NQN);
     config.queue_depth = ENTRIES;
     config.receive_bytes_max = 32 << 10;
-    config.outbox_bytes_max = OUTBOX_BYTES_MAX;
+    config.send_buffer_bytes_max = SEND_BUFFER_BYTES_MAX;
     config.value_bytes_max = VALUE_BYTES_MAX;
     config.in_capsule_bytes = CAPSULE_BYTES_MAX;
     config.h2c_data_bytes_max = 4096;
@@ -287,7 +287,7 @@ impl Simulation {
             assert!(conn.connection.in_flight() <= conn.requests.len());
             assert_eq!(conn.connection.in_flight() == 0, conn.requests.is_empty());
             let unsent = conn.connection.send_buffer().unsent_bytes();
-            assert!(unsent <= OUTBOX_BYTES_MAX + RESPONSE_BYTES_MAX, "{unsent} B are unsent");
+            assert!(unsent <= SEND_BUFFER_BYTES_MAX + RESPONSE_BYTES_MAX, "{unsent} B are unsent");
         }
     }
 
