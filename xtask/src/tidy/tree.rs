@@ -122,9 +122,11 @@ impl SourceTree {
     }
 }
 
-/// Build output (which cargo marks with a tag) and git's own files are not the repository's text.
+/// Build output (named `target`, or marked by cargo with a tag) and git's own files are not the repository's text.
 fn is_ignored(entry: &walkdir::DirEntry) -> bool {
-    entry.file_name() == ".git" || (entry.file_type().is_dir() && entry.path().join("CACHEDIR.TAG").exists())
+    let name = entry.file_name();
+    let is_output = name == "target" || entry.path().join("CACHEDIR.TAG").exists();
+    name == ".git" || (entry.file_type().is_dir() && is_output)
 }
 
 /// A tree made of these files, for the tests of the checks.
