@@ -23,6 +23,7 @@ use octokv_engine::hash::HashEngine;
 use octokv_nvmf::Target;
 use octokv_runtime::device_queue::OPERATIONS_MAX;
 use octokv_runtime::timer::TIMERS_MAX;
+use octokv_runtime::waiter_queue::WAITERS_MAX;
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, ListenerId, Mailbox, ReactorHandle, Sockets,
     Stage,
@@ -48,6 +49,11 @@ const CONTROL_MESSAGES_MAX: usize = 2;
 const OPERATIONS_PER_REQUEST_MAX: usize = 4;
 const _: () = assert!(OPERATIONS_PER_REQUEST_MAX * REQUESTS_MAX < OPERATIONS_MAX);
 const _: () = assert!(OPERATIONS_PER_REQUEST_MAX * REQUESTS_MAX < TIMERS_MAX);
+
+/// Upper bound on the cores of a node: the scheduler's core index has 16 bits.
+const CORES_MAX: usize = 1 << 16;
+// A request has one position in the queue of a key's lock or of a namespace's ranges.
+const _: () = assert!(REQUESTS_MAX * CORES_MAX < WAITERS_MAX);
 
 /// State shared by the cores of a node.
 pub(crate) struct NodeShared {

@@ -7,7 +7,8 @@
 //! however many requests there are, so that short requests are not delayed.
 //!
 //! Invariant: an iteration wakes only the front of the queue; the others cost nothing while they wait. Every slot
-//! belongs to a request in execution, so the queue is at most as long as the core's workers.
+//! belongs to a request in execution, so the queue is at most as long as the core's workers. It is no `WaiterQueue`: a slot
+//! keeps its ticket when it moves to the back, so tickets do not ascend.
 
 use octokv_base::Nanos;
 use octokv_runtime::ReactorHandle;

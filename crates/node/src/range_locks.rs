@@ -4,9 +4,10 @@
 //! block, so writes of its other parts must not interleave.
 //!
 //! Invariants: of two overlapping ranges, the earlier request holds its lock first; dropping a guard releases its
-//! range or its position in the queue. Every waiter is a request in execution, so the queue is at most as long as the
-//! workers of all cores.
+//! range or its position in the queue. Ranges that are held stay in the queue until then. Every position belongs to a
+//! request in execution, so the queue is at most as long as the workers of all cores.
 
+use octokv_runtime::{WaiterQueue, WaiterTicket};
 use parking_lot::Mutex;
 use std::future::poll_fn;
 use std::ops::Range;
@@ -14,33 +15,7 @@ use std::task::{Poll, Waker};
 
 /// Ranges held or waited for.
 #[derive(Default)]
-pub struct RangeLocks(Mutex<RangeQueue>);
-
-#[derive(Default)]
-struct RangeQueue {
-    next_ticket: u64,
-    /// In arrival order.
-    waiters: Vec<RangeWaiter>,
-}
-
-struct RangeWaiter {
-    ticket: u64,
-    range: Range<u64>,
-    waker: Option<Waker>,
-}
-
-impl RangeQueue {
-    /// Whether no range before that of `ticket` overlaps it.
-    fn is_granted(&self, ticket: u64) -> bool {
-        let index = self
-            .waiters
-            .iter()
-            .position(|waiter| waiter.ticket == ticket)
-            .expect("a guard's waiter stays in the queue");
-        let own_range = &self.waiters[index].range;
-        !self.waiters[..index].iter().any(|waiter| overlaps(&waiter.range, own_range))
-    }
-}
+pub struct RangeLocks(Mutex<WaiterQueue<Range<u64>>>);
 
 fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
@@ -49,27 +24,20 @@ fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {
 /// A held range, or a position in the queue until the range is granted. Dropping it releases either.
 pub struct RangeGuard<'a> {
     locks: &'a RangeLocks,
-    ticket: u64,
+    ticket: WaiterTicket,
 }
 
 impl RangeLocks {
     /// Waits until no earlier caller holds or waits for any of these blocks.
     pub async fn lock(&self, range: Range<u64>) -> RangeGuard<'_> {
-        let ticket = {
-            let mut queue = self.0.lock();
-            let ticket = queue.next_ticket;
-            queue.next_ticket += 1;
-            queue.waiters.push(RangeWaiter { ticket, range, waker: None });
-            ticket
-        };
+        let ticket = self.0.lock().push(range.clone());
         let guard = RangeGuard { locks: self, ticket };
         poll_fn(|context| {
             let mut queue = self.0.lock();
-            if queue.is_granted(ticket) {
+            if !queue.earlier(ticket).any(|earlier| overlaps(earlier, &range)) {
                 return Poll::Ready(());
             }
-            let waiter = queue.waiters.iter_mut().find(|waiter| waiter.ticket == ticket);
-            waiter.expect("a guard's waiter stays in the queue").waker = Some(context.waker().clone());
+            assert!(queue.set_waker(ticket, context.waker()), "a guard's waiter stays in the queue");
             Poll::Pending
         })
         .await;
@@ -80,13 +48,8 @@ impl RangeLocks {
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
         let mut queue = self.locks.0.lock();
-        let Some(index) = queue.waiters.iter().position(|waiter| waiter.ticket == self.ticket) else {
-            return;
-        };
-        let released = queue.waiters.remove(index);
-        let candidates =
-            queue.waiters[index..].iter_mut().filter(|waiter| overlaps(&waiter.range, &released.range));
-        candidates.filter_map(|waiter| waiter.waker.take()).for_each(Waker::wake);
+        let released = queue.remove(self.ticket).expect("a guard's waiter stays in the queue");
+        queue.take_later_wakers(self.ticket, |later| overlaps(later, &released)).for_each(Waker::wake);
     }
 }
 
@@ -133,6 +96,6 @@ mod tests {
         assert!(poll(&mut last).is_none());
         drop((guard, first));
         assert!(poll(&mut last).is_some());
-        assert!(locks.0.lock().waiters.is_empty(), "every guard was dropped");
+        assert!(locks.0.lock().is_empty(), "every guard was dropped");
     }
 }

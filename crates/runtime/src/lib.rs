@@ -11,6 +11,7 @@
 //! - [`executor`]: [`TaskSlab`], a bounded slab of futures, and [`block_on`].
 //! - [`worker_pool`]: [`WorkerPool`], a bounded pool of futures that each execute one job after another.
 //! - `wake_set`: the wake-up bits of both.
+//! - [`waiter_queue`]: [`WaiterQueue`], the waiters of a lock in arrival order.
 //! - [`timer`]: a binary heap of deadlines.
 //! - [`reactor_handle`]: a task's access to its reactor: time, timers, background tasks, devices.
 //! - [`core_waker`]: wakes a core that may be asleep, without a lost wake-up.
@@ -38,6 +39,7 @@ mod sync;
 pub mod thread_queue;
 pub mod timer;
 pub mod uring_queue;
+pub mod waiter_queue;
 mod wake_set;
 pub mod worker_pool;
 
@@ -56,4 +58,5 @@ pub use octokv_sys::huge_pages::HugePageBuffer;
 pub use octokv_sys::prefetch::{prefetch_read, prefetch_value, prefetch_write};
 pub use octokv_sys::process::trim_heap;
 pub use reactor_handle::{InFlightGuard, ReactorHandle, Sleep};
+pub use waiter_queue::{WaiterQueue, WaiterTicket};
 pub use worker_pool::{JobSlot, WorkerPool};

@@ -2,25 +2,24 @@
 //!
 //! A put or delete holds its key's lock from finding the old record until its change is in the index, so that the journal
 //! and the index have the same order. Keys with the same 128-bit hash share a lock.
-//! Invariants: FIFO order; a lock has at most one waiter per task. REQUIRES: a waiting future is not dropped before it
-//! holds the lock, since its ticket would block the key.
+//!
+//! ```text
+//!            key free                       front of the queue, lock released
+//!   lock ──────────────▶ held ──drop──▶ next     queued ──────────────▶ granted ──poll──▶ held
+//! ```
+//! Invariants: FIFO order; a waiter that is no longer in the queue of its key has the lock; a waiter that is dropped
+//! leaves the queue, or passes the lock on if it was granted.
 
 use octokv_base::map::FxHashMap;
+use octokv_runtime::{WaiterQueue, WaiterTicket};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::task::{Poll, Waker};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 
-/// The held locks of a shard of keys.
+/// The held locks of a shard of keys, each with the waiters for it.
 #[derive(Default)]
-pub struct KeyLocks(Mutex<FxHashMap<u128, Waiters>>);
-
-struct Waiters {
-    /// The ticket of the holder.
-    serving_ticket: u64,
-    next_ticket: u64,
-    waiting: VecDeque<(u64, Option<Waker>)>,
-}
+pub struct KeyLocks(Mutex<FxHashMap<u128, WaiterQueue<()>>>);
 
 /// A held lock, released on drop.
 pub struct KeyGuard<'a> {
@@ -28,43 +27,46 @@ pub struct KeyGuard<'a> {
     hash: u128,
 }
 
+/// A waiter for a lock that was held. Dropping it gives up its turn.
+struct KeyWaiter<'a> {
+    locks: &'a KeyLocks,
+    hash: u128,
+    /// `None` once the lock has become a [`KeyGuard`].
+    ticket: Option<WaiterTicket>,
+}
+
 impl KeyLocks {
     /// Locks `hash`, after all earlier callers.
     pub async fn lock(&self, hash: u128) -> KeyGuard<'_> {
-        let ticket = {
-            let mut locks = self.0.lock();
-            match locks.get_mut(&hash) {
-                None => {
-                    locks.insert(
-                        hash,
-                        Waiters { serving_ticket: 0, next_ticket: 1, waiting: VecDeque::new() },
-                    );
-                    return KeyGuard { locks: self, hash };
-                }
-                Some(waiters) => {
-                    let ticket = waiters.next_ticket;
-                    waiters.next_ticket += 1;
-                    waiters.waiting.push_back((ticket, None));
-                    ticket
-                }
+        match self.lock_or_queue(hash) {
+            Ok(guard) => guard,
+            Err(waiter) => waiter.await,
+        }
+    }
+
+    fn lock_or_queue(&self, hash: u128) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
+        let mut locks = self.0.lock();
+        match locks.get_mut(&hash) {
+            None => {
+                locks.insert(hash, WaiterQueue::default());
+                Ok(KeyGuard { locks: self, hash })
             }
-        };
-        poll_fn(|context| {
-            let mut locks = self.0.lock();
-            let waiters = locks.get_mut(&hash).expect("a lock exists while it has waiters");
-            if waiters.serving_ticket == ticket {
-                return Poll::Ready(());
+            Some(waiters) => Err(KeyWaiter { locks: self, hash, ticket: Some(waiters.push(())) }),
+        }
+    }
+
+    /// Passes the lock to the first waiter, or frees the key. REQUIRES: the caller holds the lock.
+    fn release(&self, hash: u128) {
+        let mut locks = self.0.lock();
+        match locks.get_mut(&hash).expect("held").pop_front() {
+            None => {
+                locks.remove(&hash);
             }
-            let waiter = waiters
-                .waiting
-                .iter_mut()
-                .find(|(waiting_ticket, _)| *waiting_ticket == ticket)
-                .expect("a waiter is queued");
-            waiter.1 = Some(context.waker().clone());
-            Poll::Pending
-        })
-        .await;
-        KeyGuard { locks: self, hash }
+            Some(((), waker)) => {
+                drop(locks);
+                waker.into_iter().for_each(Waker::wake);
+            }
+        }
     }
 
     /// Whether no lock is held.
@@ -73,31 +75,47 @@ impl KeyLocks {
     }
 }
 
+impl<'a> Future for KeyWaiter<'a> {
+    type Output = KeyGuard<'a>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<KeyGuard<'a>> {
+        let ticket = self.ticket.expect("not polled after it had the lock");
+        let mut locks = self.locks.0.lock();
+        let waiters = locks.get_mut(&self.hash).expect("a lock exists while it has waiters");
+        if waiters.set_waker(ticket, context.waker()) {
+            return Poll::Pending;
+        }
+        drop(locks);
+        self.ticket = None;
+        Poll::Ready(KeyGuard { locks: self.locks, hash: self.hash })
+    }
+}
+
+impl Drop for KeyWaiter<'_> {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        let mut locks = self.locks.0.lock();
+        let waiters = locks.get_mut(&self.hash).expect("a lock exists while it has waiters");
+        if waiters.remove(ticket).is_none() {
+            drop(locks);
+            self.locks.release(self.hash);
+        }
+    }
+}
+
 impl Drop for KeyGuard<'_> {
     fn drop(&mut self) {
-        let mut locks = self.locks.0.lock();
-        let waiters = locks.get_mut(&self.hash).expect("held");
-        match waiters.waiting.pop_front() {
-            None => {
-                locks.remove(&self.hash);
-            }
-            Some((ticket, waker)) => {
-                waiters.serving_ticket = ticket;
-                drop(locks);
-                if let Some(waker) = waker {
-                    waker.wake();
-                }
-            }
-        }
+        self.locks.release(self.hash);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::future::Future;
     use std::pin::pin;
-    use std::task::Context;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
 
     #[test]
     fn writers_of_one_key_are_granted_in_order_and_other_keys_do_not_wait() {
@@ -114,5 +132,61 @@ mod tests {
         drop(guard);
         assert!(third.as_mut().poll(&mut context).is_ready());
         assert!(locks.0.lock().is_empty());
+    }
+
+    #[derive(Default)]
+    struct WakeCount(AtomicUsize);
+
+    impl Wake for WakeCount {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The second of three writers is dropped, before or after the lock is passed to it.
+    fn the_third_follows_a_dropped_second(is_granted_first: bool) {
+        let locks = KeyLocks::default();
+        let (mut context, wakes) = (Context::from_waker(Waker::noop()), Arc::new(WakeCount::default()));
+        let Poll::Ready(first) = pin!(locks.lock(1)).poll(&mut context) else { panic!("free") };
+        let (mut second, mut third) = (Box::pin(locks.lock(1)), Box::pin(locks.lock(1)));
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        let third_waker = Waker::from(Arc::clone(&wakes));
+        assert!(third.as_mut().poll(&mut Context::from_waker(&third_waker)).is_pending());
+        if is_granted_first {
+            drop(first);
+            assert_eq!(wakes.0.load(Ordering::Relaxed), 0, "it is the second's turn");
+            drop(second);
+        } else {
+            drop(second);
+            assert_eq!(wakes.0.load(Ordering::Relaxed), 0, "the first holds the lock");
+            drop(first);
+        }
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+        let Poll::Ready(guard) = third.as_mut().poll(&mut context) else { panic!("not granted") };
+        drop((guard, third));
+        assert!(locks.is_free());
+    }
+
+    #[test]
+    fn a_waiter_dropped_before_its_turn_leaves_the_queue() {
+        the_third_follows_a_dropped_second(false);
+    }
+
+    #[test]
+    fn a_waiter_dropped_after_its_turn_came_passes_the_lock_on() {
+        the_third_follows_a_dropped_second(true);
+    }
+
+    #[test]
+    fn the_only_waiter_frees_the_key_when_it_is_dropped_after_its_turn_came() {
+        let locks = KeyLocks::default();
+        let mut context = Context::from_waker(Waker::noop());
+        let Poll::Ready(first) = pin!(locks.lock(1)).poll(&mut context) else { panic!("free") };
+        let mut second = Box::pin(locks.lock(1));
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        drop(first);
+        assert!(!locks.is_free());
+        drop(second);
+        assert!(locks.is_free());
     }
 }
