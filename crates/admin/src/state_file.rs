@@ -130,7 +130,7 @@ impl StateFile {
     /// second file, since the state file itself is replaced.
     ///
     /// # Errors
-    /// If another node holds the lock for [`LOCK_TIMEOUT`], or the lock file cannot be opened.
+    /// If another node holds the lock for `LOCK_TIMEOUT`, or the lock file cannot be opened.
     pub fn lock(&self) -> Result<StateFileLock, StateError> {
         let mut lock_path = self.0.clone().into_os_string();
         lock_path.push(".lock");

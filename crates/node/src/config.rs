@@ -77,7 +77,7 @@ pub enum ExistingDataPolicy {
 /// Configuration of one namespace.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
-    /// Namespace identifier (NSID), 1 to [`NAMESPACE_ID_MAX`](crate::NAMESPACE_ID_MAX).
+    /// Namespace identifier (NSID), 1 to [`NAMESPACE_ID_MAX`].
     pub id: NamespaceId,
     /// The storage under it.
     pub device: DeviceConfig,

@@ -263,7 +263,7 @@ impl ConnectionIo {
         consumed.consumed_bytes
     }
 
-    /// Closes a connection whose host does not receive the last bytes within [`CLOSE_TIMEOUT`]. Returns whether it
+    /// Closes a connection whose host does not receive the last bytes within `CLOSE_TIMEOUT`. Returns whether it
     /// did.
     pub fn close_if_timed_out(&mut self, now: Nanos) -> bool {
         if self.socket_closed || !self.connection.is_closed() || self.connection.send_buffer().is_empty() {

@@ -1,5 +1,5 @@
 //! The repository's text files in memory, so that every check is a pure function and can be tested on a test tree.
-//! In: the working tree without build output and `.git`. Out: [`Tree`], and [`Finding`]s about it.
+//! In: the working tree without build output and `.git`. Out: [`SourceTree`], and [`Finding`]s about it.
 //! Invariant: paths are relative to the root with `/` between their parts, in ascending order.
 
 use std::fmt;

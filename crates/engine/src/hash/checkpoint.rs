@@ -234,7 +234,7 @@ impl HashEngine {
 
     /// Background maintenance: writes a checkpoint when one is due, flushes deferred changes, and writes a durability
     /// marker. Ends when the volume is read-only; at once for a volatile device. REQUIRES: exactly one core runs it while
-    /// the volume is open. `report` receives each error; a failed checkpoint is retried after [`RETRY_DELAY`].
+    /// the volume is open. `report` receives each error; a failed checkpoint is retried after `RETRY_DELAY`.
     pub async fn maintain(&self, handle: &ReactorHandle, mut report: impl FnMut(EngineError)) {
         let commits = &self.volume.commits;
         let mut pause = MAINTENANCE_DELAY;
