@@ -55,7 +55,7 @@ fn baselines_alternate_with_the_node_and_leave_nothing() {
         "executed as:",
         "--sync=1",
         "--appendfsync always",
-        "cross no network",
+        "do not cross a network",
         "(round 2)",
         "not measured",
     ] {

@@ -84,5 +84,5 @@ fn the_ack_log_detects_a_node_that_lost_writes() {
     let arguments = ["--device", device.to_str().unwrap(), "--listen", "127.0.0.1:0", "--format"];
     let emptied = Server::start_with(directory.path(), &arguments);
     let error = log.verify(&mut session(&emptied), now, DEPTH).unwrap_err();
-    assert!(error.to_string().contains("now it does not exist"), "{error}");
+    assert!(error.to_string().contains("the key does not exist"), "{error}");
 }
