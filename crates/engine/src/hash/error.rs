@@ -65,7 +65,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether the volume is damaged, so that [`verify`](super::verify()) can report what is left of it.
+    /// Whether the volume is damaged, so that [`verify`](super::verify()) can list its intact structures.
     pub fn is_damage(&self) -> bool {
         matches!(
             self,

@@ -13,7 +13,7 @@ pub struct RecordProblem {
     pub lba: u64,
     /// Its key, if the header and key are intact.
     pub key: Option<Key>,
-    /// What is wrong.
+    /// The kind of damage.
     pub kind: ProblemKind,
 }
 
@@ -110,7 +110,7 @@ pub struct SalvageReport {
 pub struct Finding {
     /// Its first block.
     pub lba: u64,
-    /// What was found there.
+    /// The structure that lies there.
     pub kind: FindingKind,
 }
 
@@ -164,7 +164,7 @@ pub enum FindingKind {
     DamagedRecord {
         /// Its key, if the header and key are intact.
         key: Option<Key>,
-        /// What is wrong.
+        /// The kind of damage.
         problem: ProblemKind,
     },
     /// A block that the device cannot read.

@@ -33,7 +33,7 @@ const _: () = assert!(IMAGE_HEADER_BYTES.is_multiple_of(INDEX_ENTRY_BYTES));
 /// The unit sizes that a volume can have, in bytes.
 const UNIT_BYTES: [u64; 4] = [512, 1024, 2048, 4096];
 
-/// Scans a device and reports what is left of a volume.
+/// Scans a device and reports the intact and damaged structures of a volume.
 pub(super) async fn salvage(device: &dyn Device, observer: &mut impl VerifyObserver) -> SalvageReport {
     let block_bytes = u64::from(device.geometry().block_bytes);
     let device_bytes = device.geometry().bytes();

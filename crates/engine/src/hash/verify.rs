@@ -1,6 +1,6 @@
 //! Verification: reads every record that the index names and checks it; changes nothing.
 //!
-//! If recovery cannot load the volume, `salvage` scans the device for what is left.
+//! If recovery cannot load the volume, `salvage` scans the device for intact structures.
 
 use super::error::OpenError;
 use super::index::{IndexEntry, RecordRef, fingerprint};
