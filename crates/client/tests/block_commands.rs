@@ -1,15 +1,13 @@
 //! Block commands on a session: every command, its local limits, and responses of a faulty node.
 
-mod support;
-
+use crate::support::address;
+use crate::support::block_node::BlockNodeSockets;
 use octokv_base::{Buffer, Key, Lba};
 use octokv_client::error::ConnectionError;
 use octokv_client::{ClientConfig, Command, Error, Reconnect, Response, Session, StoreMode, Value};
 use octokv_wire::Status;
 use octokv_wire::identify::{self, NamespaceDescriptor, cns};
 use octokv_wire::nvm::LbaRange;
-use support::address;
-use support::block_node::BlockNodeSockets;
 
 const BLOCKS: usize = 512;
 

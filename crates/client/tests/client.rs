@@ -1,8 +1,7 @@
 //! The async and blocking clients over TCP, against the target in its own thread: use from many threads, a node that
 //! restarts, a busy node, errors of connecting.
 
-mod support;
-
+use crate::support::{MapStore, NQN, pattern, target};
 use octokv_base::{BufferPool, Nanos};
 use octokv_client::{BlockingClient, Client, ClientConfig, ConnectionError, Error, Reconnect, StoreMode};
 use octokv_nvmf::{Connection, Target};
@@ -15,7 +14,6 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
-use support::{MapStore, NQN, pattern, target};
 
 struct Server {
     address: SocketAddr,

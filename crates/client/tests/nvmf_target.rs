@@ -1,12 +1,10 @@
 //! The initiator against the target, in memory: every command, every size, connection loss, timeouts.
 
-mod support;
-
+use crate::support::{SessionFixture, address, pattern, target};
 use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_client::{ClientConfig, Command, ConnectionError, Error, Reconnect, Response, StoreMode, Value};
 use octokv_wire::Status;
 use octokv_wire::kv::UncheckedKeyList;
-use support::{SessionFixture, address, pattern, target};
 
 fn key(bytes: &[u8]) -> Key {
     Key::new(bytes).unwrap()

@@ -1,7 +1,6 @@
 //! The remote device against a node that delays responses, closes connections, and loses power.
 
-mod support;
-
+use crate::support::block_node::BlockNodeSockets;
 use octokv_base::{Buffer, BufferPool, Key, Lba, Prng};
 use octokv_client::bug_injection::{InjectedBug, inject};
 use octokv_client::{ClientConfig, Error, Reconnect, RemoteDevice, RemoteSession};
@@ -14,7 +13,6 @@ use octokv_wire::{Status, nvm};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use support::block_node::BlockNodeSockets;
 
 const BYTES: usize = 4 << 20;
 

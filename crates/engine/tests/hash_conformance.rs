@@ -1,8 +1,6 @@
 //! The hash engine against the model, sequentially and concurrently, and its space under sustained overwrites.
 
-mod common;
-
-use common::{HashFixture, small_volume, volatile_engine};
+use crate::common::{self, HashFixture, small_volume, volatile_engine};
 use octokv_base::{Buffer, Key, Lba, Prng, value_offset};
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};

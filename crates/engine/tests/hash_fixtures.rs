@@ -1,8 +1,6 @@
 //! Volumes of every released format version remain readable.
 
-mod common;
-
-use common::HashFixture;
+use crate::common::HashFixture;
 use octokv_base::Prng;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::Engine;

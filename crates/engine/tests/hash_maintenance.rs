@@ -1,8 +1,6 @@
 //! Where superblocks are written, what maintenance does and when, and which records are written beside their batch.
 
-mod common;
-
-use common::HashFixture;
+use crate::common::HashFixture;
 use octokv_base::{Buffer, Key, Lba, Nanos, Prng, value_offset};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, MemoryDevice, RamDisk};

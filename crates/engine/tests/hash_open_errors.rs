@@ -1,12 +1,7 @@
 //! What `open` says of a damaged volume: the structure, its blocks and what disagrees; the device stays unchanged.
 
-mod common;
-#[path = "common/corrupt_images.rs"]
-#[allow(dead_code, reason = "the volume fuzz target uses the rest")]
-mod corrupt_images;
-
-use common::HashFixture;
-use corrupt_images::{IMAGE, fix_checksum};
+use crate::common::{self, HashFixture};
+use crate::corrupt_images::{IMAGE, fix_checksum};
 use octokv_base::{Buffer, Lba, Prng};
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_device::{Device, DeviceFuture, Geometry, IoResult};

@@ -1,8 +1,6 @@
 //! The hash engine under power loss at every write and flush, and under bit flips and misdirected writes.
 
-mod common;
-
-use common::HashFixture;
+use crate::common::HashFixture;
 use octokv_base::{Key, Lba, Prng};
 use octokv_device::fault_injection::{
     FaultDevice, FaultPlan, FaultRule, InjectedFault as DeviceFault, OpFilter,

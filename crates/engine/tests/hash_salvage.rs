@@ -1,11 +1,7 @@
 //! `verify` on volumes that recovery cannot load: lists every structure and record that is left, and writes nothing.
 
-mod common;
-#[allow(dead_code, reason = "the volume fuzz target uses the rest")]
-#[path = "common/corrupt_images.rs"]
-mod corrupt_images;
-
-use corrupt_images::IMAGE;
+use crate::common;
+use crate::corrupt_images::{self, IMAGE};
 use octokv_base::{Key, Lba, Prng};
 use octokv_device::Device;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};

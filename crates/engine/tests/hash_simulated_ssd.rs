@@ -1,8 +1,6 @@
 //! The hash engine on a simulated SSD: the conformance suite in simulated time, and the latency of a put.
 
-mod common;
-
-use common::HashFixture;
+use crate::common::HashFixture;
 use octokv_device::ssd_model::drive_profiles::{DCT_983, DRIVE_PROFILES, DriveProfile, EVO_970};
 use octokv_device::ssd_model::{SimulatedSsd, SsdModel};
 use octokv_device::{Device, MemoryDevice, RamDisk};

@@ -1,10 +1,7 @@
 //! A request allocates nothing: buffers come from the pool, tasks from their slab, responses reuse their memory.
 
-#[path = "support/rig.rs"]
-mod rig;
-
+use crate::rig::{ReactorRig, keys};
 use octokv_sys::counting_allocator::{CountingAllocator, thread_allocation_count};
-use rig::{ReactorRig, keys};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -1,10 +1,7 @@
 //! Fairness of a core's iterations under simulated costs: light hosts are served at once, and no host is starved.
 
-#[path = "support/rig.rs"]
-mod rig;
-
+use crate::rig::{ReactorRig, TestCosts, keys};
 use octokv_base::Nanos;
-use rig::{ReactorRig, TestCosts, keys};
 
 /// A value of 100 B costs 3 µs, and one of 64 KiB 35 µs.
 const COSTS: TestCosts = TestCosts { call: Nanos::from_micros(1), block: Nanos::from_micros(2) };

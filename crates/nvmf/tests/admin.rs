@@ -1,8 +1,6 @@
 //! Admin commands: Identify, log pages, features and asynchronous events, as hosts use them.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::fabrics::{self, ControllerConfiguration, NEW_CONTROLLER, property};
 use octokv_wire::identify::{self, NamespaceDescriptor, cns};

@@ -1,8 +1,6 @@
 //! Adversarial bytes in every state: no panic, and no more memory than the limits allow.
 
-mod common;
-
-use common::{adversary, target};
+use crate::common::{adversary, target};
 use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_nvmf::{Connection, SharedCounters};
 

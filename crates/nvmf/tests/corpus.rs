@@ -1,8 +1,7 @@
 //! Replays every input of the fuzz corpus: each covers code that no other one covers.
 #![allow(clippy::disallowed_methods)] // A test reads files.
 
-mod common;
-
+use crate::common;
 use std::path::Path;
 
 #[test]

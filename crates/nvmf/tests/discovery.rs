@@ -1,8 +1,6 @@
 //! The discovery controller: its log, read whole and in pieces, and its events.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use octokv_base::Nanos;
 use octokv_nvmf::{HostAcl, Target};
 use octokv_wire::Sqe;

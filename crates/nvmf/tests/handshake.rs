@@ -1,8 +1,6 @@
 //! Connection setup from the first byte to a connected queue, and every way in which a connection ends.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use octokv_base::Nanos;
 use octokv_nvmf::{CloseReason, HostAcl, SubsystemConfig};
 use octokv_wire::fabrics::{

@@ -1,8 +1,6 @@
 //! Key Value commands over an I/O queue: capsules, transfers, digests, statuses, back-pressure.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use octokv_base::{BufferPool, Key, NamespaceId, Nanos};
 use octokv_nvmf::{RequestOutcome, StallReason, SubsystemConfig};
 use octokv_wire::kv::{UncheckedKeyList, opcode};

@@ -1,9 +1,7 @@
 //! NVM commands: data in both directions, limits, the write cache, statuses, and the pages that describe
 //! block namespaces.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use octokv_base::{Lba, NamespaceId};
 use octokv_nvmf::{LbaRange, NamespaceInfo, RequestOperation, RequestOutcome};
 use octokv_wire::fabrics::{ControllerConfiguration, NEW_CONTROLLER, property};

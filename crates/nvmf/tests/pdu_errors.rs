@@ -1,8 +1,6 @@
 //! Protocol violations by a host, and the FES and FEI of the resulting termination request.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use octokv_nvmf::CloseReason;
 use octokv_wire::pdu::{DataHeader, IcRequest, flags};
 use octokv_wire::pdu_error::FatalErrorStatus;

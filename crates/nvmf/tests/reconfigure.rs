@@ -1,8 +1,6 @@
 //! Changes while hosts are connected: namespaces, access control, ANA states, health.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use octokv_base::{Lba, NamespaceId, Nanos};
 use octokv_nvmf::{
     AnaState, CloseReason, HealthStatus, HostAcl, LbaRange, NamespaceExists, RequestOperation, RequestOutcome,

@@ -1,14 +1,6 @@
 //! Run-time changes of a node through the binary: namespaces, hosts, access states, persistence.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{CommandOutput, Server, octokv, temp_directory};
+use crate::common::{CommandOutput, Server, octokv, temp_directory};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;

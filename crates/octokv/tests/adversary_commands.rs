@@ -1,8 +1,6 @@
 //! Hosts whose commands are invalid, too many, too large, or never read: each command gets the specification's status,
 //! and memory stays within its bound.
 
-#![allow(clippy::disallowed_methods, reason = "the attack has a pace")]
-
 use octokv_adversary::attack_harness::{AttackHarness, NodeLimits};
 use octokv_adversary::command_builder::{
     abort, async_event_request, delete, exist, flush, identify, keep_alive, list, log_page, random_value,

@@ -2,8 +2,6 @@
 //! specification's status and the invalid field, silent connections are closed in time, and floods use no more than the
 //! configured limits.
 
-#![allow(clippy::disallowed_methods, reason = "a test of time limits reads the clock")]
-
 use octokv_adversary::attack_harness::{AttackHarness, NodeLimits};
 use octokv_adversary::command_builder::{async_event_request, exist, flush, keep_alive};
 use octokv_adversary::node_process::eventually;

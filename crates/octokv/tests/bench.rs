@@ -1,14 +1,6 @@
 //! `octokv bench` and `octokv demo` through the binary: the report's shape, detection of wrong values, no files left.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{OCTOKV, Server, octokv, temp_directory, without_driver_warning};
+use crate::common::{OCTOKV, Server, octokv, temp_directory, without_driver_warning};
 use serde_json::Value;
 use std::process::Command;
 

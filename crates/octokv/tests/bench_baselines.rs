@@ -1,15 +1,7 @@
 //! `octokv bench --against` through the binary: ratios and the report, no files or processes left, usage errors. Needs
 //! `db_bench` and `redis-server` (scripts/install-test-packages).
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{OCTOKV, Server, octokv, temp_directory};
+use crate::common::{OCTOKV, Server, octokv, temp_directory};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;

@@ -1,14 +1,6 @@
 //! `octokv bench --system` through the binary: a local engine on a node's blocks and on files.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{CommandOutput, Server, octokv, temp_directory};
+use crate::common::{CommandOutput, Server, octokv, temp_directory};
 use serde_json::Value;
 use std::path::Path;
 

@@ -1,14 +1,6 @@
 //! `octokv bench` with several `--url` through the binary: every key on one node, results per node, usage errors.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{CommandOutput, Server, octokv, temp_directory};
+use crate::common::{CommandOutput, Server, octokv, temp_directory};
 use serde_json::Value;
 use std::net::ToSocketAddrs;
 use std::path::Path;

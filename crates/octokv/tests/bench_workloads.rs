@@ -1,14 +1,6 @@
 //! `octokv bench` through the binary: every workload, sizes, rates, the report, the plots, usage errors.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{CommandOutput, Server, octokv, temp_directory};
+use crate::common::{CommandOutput, Server, octokv, temp_directory};
 use serde_json::Value;
 
 const SMALL: [&str; 9] =

@@ -1,14 +1,6 @@
 //! Invalid devices: rejected by name and left as they are; the findings of `check`.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{Server, octokv, serve_expecting_failure, temp_directory};
+use crate::common::{self, Server, octokv, serve_expecting_failure, temp_directory};
 use octokv_client::Error;
 use octokv_client::blocking::BlockingClient;
 use std::path::Path;

@@ -1,14 +1,8 @@
 //! `octokv serve` without io_uring: one warning, full service on threads, an error with `--driver uring`.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{IO_URING_UNAVAILABLE, Server, serve_expecting_failure, temp_directory, without_io_uring};
+use crate::common::{
+    IO_URING_UNAVAILABLE, Server, serve_expecting_failure, temp_directory, without_io_uring,
+};
 use octokv_sys::seccomp::SeccompErrno;
 
 /// The cores of this machine in the format of `--cores`.

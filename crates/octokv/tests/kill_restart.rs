@@ -1,14 +1,6 @@
 //! A server killed with SIGKILL under load, 50 times: every acknowledged write is there after each restart.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{Server, octokv, temp_directory};
+use crate::common::{Server, octokv, temp_directory};
 use octokv_base::{Nanos, Prng};
 use octokv_bench::ack_log::{AckLog, WriteControl};
 use octokv_bench::kv_worker::{connect, disconnect};

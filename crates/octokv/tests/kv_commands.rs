@@ -1,14 +1,6 @@
 //! Keys and values through the binary: stored and read byte for byte; a missing key has its own exit code.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{Server, octokv, octokv_with_stdin, temp_directory};
+use crate::common::{self, Server, octokv, octokv_with_stdin, temp_directory};
 use octokv_client::blocking::BlockingClient;
 
 #[test]

@@ -1,14 +1,6 @@
 //! Scheduling of a running node through the binary: settings apply, persist and are visible; invalid ones are rejected.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{CommandOutput, OCTOKV, Server, octokv, serve_expecting_failure, temp_directory};
+use crate::common::{CommandOutput, OCTOKV, Server, octokv, serve_expecting_failure, temp_directory};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

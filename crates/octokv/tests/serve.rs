@@ -1,14 +1,6 @@
 //! `octokv serve` through the binary: the ready line, addresses, log, the configuration file, clean shutdown.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{Server, octokv, serve_expecting_failure, temp_directory};
+use crate::common::{Server, octokv, serve_expecting_failure, temp_directory};
 use std::os::unix::fs::PermissionsExt;
 
 #[test]

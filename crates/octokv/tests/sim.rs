@@ -1,8 +1,6 @@
 //! `octokv sim` through the binary: seeds are run, counted, and deterministic.
 
-mod common;
-
-use common::octokv;
+use crate::common::octokv;
 
 #[test]
 fn a_few_seeds_of_every_scenario_pass_every_check() {

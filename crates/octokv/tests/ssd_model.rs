@@ -1,14 +1,6 @@
 //! A node with simulated drives: `--nand`, in the configuration file and in its tables.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests start processes and make files"
-)]
-
-mod common;
-
-use common::{Server, octokv, serve_expecting_failure, temp_directory};
+use crate::common::{Server, octokv, serve_expecting_failure, temp_directory};
 use octokv_client::blocking::BlockingClient;
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,6 @@
 //! One conformance suite for every device queue: io_uring, worker threads, the simulated disk.
 
-mod common;
-
-use common::{SCRATCH_BYTES, ScratchFile, drivers, wait};
+use crate::common::{SCRATCH_BYTES, ScratchFile, drivers, wait};
 use octokv_base::{Buffer, Prng};
 use octokv_runtime::simulated::{SimDiskConfig, SimEnv, SimEnvConfig};
 use octokv_runtime::{

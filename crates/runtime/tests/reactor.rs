@@ -1,8 +1,6 @@
 //! Reactors on the kernel: they sleep without cost, wake in time, and lose no wake-up.
 
-mod common;
-
-use common::{ScratchFile, drivers};
+use crate::common::{ScratchFile, drivers};
 use octokv_base::{Buffer, Nanos, Prng};
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceDriver, DeviceHandle, IdlePolicy, IoOperation, KernelSockets, ListenerId,

@@ -11,7 +11,7 @@
 //! ```
 //! The index is not available, so obsolete records are findings too. A record states its own location; without a
 //! superblock that also gives the unit. With a superblock, structures of other volume ids are unrecognized.
-//! Tested in `tests/hash_salvage.rs`, and with arbitrary images in `tests/hash_hostile.rs`.
+//! Tested in `tests/hash_salvage.rs`, and with arbitrary images in `tests/hash_corrupt_images.rs`.
 
 use super::checkpoint::{IMAGE_HEADER_BYTES, UncheckedImage};
 use super::index::{INDEX_ENTRY_BYTES, RECORD_UNITS_MAX};

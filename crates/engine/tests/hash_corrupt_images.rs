@@ -1,10 +1,7 @@
 //! Corrupt devices: metadata with valid checksums and invalid contents is refused or tolerated, without a panic and
 //! without a value that was not stored. `fuzz/fuzz_targets/volume.rs` continues from here.
 
-#[path = "common/corrupt_images.rs"]
-mod corrupt_images;
-
-use corrupt_images::{IMAGE, fix_checksum, structure_offsets, verify_open_and_use};
+use crate::corrupt_images::{IMAGE, fix_checksum, structure_offsets, verify_open_and_use};
 use octokv_base::Prng;
 
 #[test]

@@ -1,0 +1,14 @@
+//! The hash engine's tests: conformance, power loss, damaged media, maintenance, formats.
+//! One binary: a second one would compile the node's generic code again.
+
+mod common;
+#[path = "common/corrupt_images.rs"]
+mod corrupt_images;
+mod hash_conformance;
+mod hash_corrupt_images;
+mod hash_fixtures;
+mod hash_maintenance;
+mod hash_open_errors;
+mod hash_power_loss;
+mod hash_salvage;
+mod hash_simulated_ssd;

@@ -1,0 +1,13 @@
+//! The target beside the specification, from handshake to namespaces that come and go.
+//! One binary: a second one would compile the node's generic code again.
+
+mod admin;
+mod adversary;
+mod common;
+mod corpus;
+mod discovery;
+mod handshake;
+mod io;
+mod nvm_commands;
+mod pdu_errors;
+mod reconfigure;

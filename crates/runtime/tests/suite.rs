@@ -1,0 +1,9 @@
+//! The runtime's tests: tasks, reactors, device queues, and their simulation.
+//! One binary: a second one would compile the node's generic code again.
+
+mod common;
+mod device_queues;
+mod kernel_sockets;
+mod reactor;
+mod simulated;
+mod tasks;

@@ -1,0 +1,10 @@
+//! The simulator's tests: every scenario, and injected bugs that it must find.
+//! One binary: a second one would compile the node's generic code again.
+
+mod injected_bugs;
+mod injected_bugs_blocks;
+mod injected_bugs_remote;
+mod injected_bugs_scheduling;
+mod regression_seeds;
+mod remote_engine;
+mod scenarios;
