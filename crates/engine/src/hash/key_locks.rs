@@ -13,6 +13,7 @@
 use octokv_base::map::FxHashMap;
 use octokv_runtime::{WaiterQueue, WaiterTicket};
 use parking_lot::Mutex;
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -46,21 +47,24 @@ impl KeyLocks {
 
     fn lock_or_queue(&self, hash: u128) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
         let mut locks = self.0.lock();
-        match locks.get_mut(&hash) {
-            None => {
-                locks.insert(hash, WaiterQueue::default());
+        match locks.entry(hash) {
+            Entry::Vacant(free) => {
+                free.insert(WaiterQueue::default());
                 Ok(KeyGuard { locks: self, hash })
             }
-            Some(waiters) => Err(KeyWaiter { locks: self, hash, ticket: Some(waiters.push(())) }),
+            Entry::Occupied(mut held) => {
+                Err(KeyWaiter { locks: self, hash, ticket: Some(held.get_mut().push(())) })
+            }
         }
     }
 
     /// Passes the lock to the first waiter, or frees the key. REQUIRES: the caller holds the lock.
     fn release(&self, hash: u128) {
         let mut locks = self.0.lock();
-        match locks.get_mut(&hash).expect("held").pop_front() {
+        let Entry::Occupied(mut held) = locks.entry(hash) else { panic!("released a lock that nobody holds") };
+        match held.get_mut().pop_front() {
             None => {
-                locks.remove(&hash);
+                held.remove();
             }
             Some(((), waker)) => {
                 drop(locks);
