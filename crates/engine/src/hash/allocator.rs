@@ -325,46 +325,88 @@ impl BitmapPartition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Prng;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+    use std::fmt;
 
-    #[test]
-    fn both_fit_policies_agree_with_a_model() {
-        for (seed, fit) in
-            (0..40).map(|seed| (seed, if seed % 2 == 0 { FitPolicy::First } else { FitPolicy::Next }))
-        {
-            let mut random = Prng::new(seed);
-            let units = 500 + random.below(4_000);
-            let mut partition = BitmapPartition::new(units);
-            let mut model = vec![true; units as usize];
-            let mut held: Vec<Extent> = Vec::new();
-            let mut last_end = 0;
-            for _ in 0..3_000 {
-                let most = if random.one_in(8) { 200 } else { 12 };
-                let length = 1 + random.below(most);
-                if random.one_in(2) && !held.is_empty() {
-                    let freed = held.swap_remove(random.below(held.len() as u64) as usize);
+    #[derive(Clone, Copy)]
+    enum Operation {
+        /// Of a number of units.
+        Allocate(u64),
+        /// Of one of the runs that are held, if any; the number counts round.
+        Free(usize),
+    }
+
+    /// One line, also in a failing list.
+    impl fmt::Debug for Operation {
+        fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            match self {
+                Operation::Allocate(units) => write!(f, "allocate {units}"),
+                Operation::Free(number) => write!(f, "free held run {number}"),
+            }
+        }
+    }
+
+    /// In parts, so that a failing list loses whole parts first.
+    fn operations() -> impl Strategy<Value = Vec<Operation>> {
+        let operation = (0..16, 1..=12_u64, 1..=200_u64).prop_map(|(kind, small, large)| match kind {
+            0..7 => Operation::Allocate(small),
+            7 => Operation::Allocate(large),
+            _ => Operation::Free(large as usize),
+        });
+        vec(vec(operation, 0..=110), 0..=110).prop_map(|parts| parts.concat())
+    }
+
+    fn assert_agrees_with_a_model(fit: FitPolicy, units: u64, operations: &[Operation]) {
+        let mut partition = BitmapPartition::new(units);
+        let mut model = vec![true; units as usize];
+        let mut held: Vec<Extent> = Vec::new();
+        let mut last_end = 0;
+        for operation in operations {
+            let length = match *operation {
+                Operation::Allocate(length) => length,
+                Operation::Free(_) if held.is_empty() => continue,
+                Operation::Free(number) => {
+                    let freed = held.swap_remove(number % held.len());
                     partition.set_free(freed.location, freed.units);
                     model[freed.location as usize..(freed.location + freed.units) as usize].fill(true);
                     continue;
                 }
-                let fitting = model.windows(length as usize).enumerate();
-                let mut fitting = fitting.filter(|(_, run)| run.iter().all(|&free| free)).map(|(at, _)| at);
-                let expected = match fit {
-                    FitPolicy::First => fitting.next(),
-                    FitPolicy::Next => {
-                        let lowest = fitting.next();
-                        let mut all = lowest.into_iter().chain(fitting);
-                        all.find(|&at| at >= last_end).or(lowest)
-                    }
-                };
-                let got = partition.allocate(length, fit);
-                assert_eq!(got, expected.map(|at| at as u64), "seed {seed}, {fit:?}, {length} units");
-                if let Some(at) = got {
-                    last_end = (at + length) as usize;
-                    model[at as usize..(at + length) as usize].fill(false);
-                    held.push(Extent { location: at, units: length });
+            };
+            let fitting = model.windows(length as usize).enumerate();
+            let mut fitting = fitting.filter(|(_, run)| run.iter().all(|&free| free)).map(|(at, _)| at);
+            let expected = match fit {
+                FitPolicy::First => fitting.next(),
+                FitPolicy::Next => {
+                    let lowest = fitting.next();
+                    let mut all = lowest.into_iter().chain(fitting);
+                    all.find(|&at| at >= last_end).or(lowest)
                 }
+            };
+            let got = partition.allocate(length, fit);
+            assert_eq!(got, expected.map(|at| at as u64), "the location of {length} units");
+            if let Some(at) = got {
+                last_end = (at + length) as usize;
+                model[at as usize..(at + length) as usize].fill(false);
+                held.push(Extent { location: at, units: length });
             }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 40, rng_seed: RngSeed::Fixed(1), failure_persistence: None, max_shrink_iters: 4_000,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn both_fit_policies_agree_with_a_model(
+            fit in prop_oneof![Just(FitPolicy::First), Just(FitPolicy::Next)],
+            units in 500..4_500_u64,
+            operations in operations(),
+        ) {
+            assert_agrees_with_a_model(fit, units, &operations);
         }
     }
 

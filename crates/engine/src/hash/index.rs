@@ -237,7 +237,11 @@ impl IndexTable {
 mod tests {
     use super::*;
     use octokv_base::Prng;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
     use std::collections::BTreeMap;
+    use std::fmt;
 
     fn record_ref_at(location: u64) -> RecordRef {
         RecordRef { location, units: location % RECORD_UNITS_MAX + 1, fingerprint: fingerprint(location) }
@@ -256,38 +260,88 @@ mod tests {
         assert_eq!(IndexEntry::from_bytes(&[0; 16]), None);
     }
 
-    #[test]
-    fn the_table_agrees_with_a_model_and_stays_sorted() {
-        for tags in [40, 3_000, 1 << 40] {
-            let (mut random, mut table) = (Prng::new(tags), IndexTable::default());
-            let mut model: BTreeMap<(u64, u64), RecordRef> = BTreeMap::new();
-            for step in 1..30_000_u64 {
-                let tag = octokv_base::prng::mix64(random.below(tags)) >> (64 - TAG_BITS);
-                let of_tag: Vec<u64> =
-                    model.range((tag, 0)..=(tag, u64::MAX)).map(|(key, _)| key.1).collect();
-                let old = of_tag.first().copied();
-                match (random.below(5), old) {
-                    (0 | 1, _) if of_tag.len() < 3 => {
-                        table.insert(tag, record_ref_at(step));
-                        model.insert((tag, step), record_ref_at(step));
-                    }
-                    (2, Some(old)) => {
-                        assert_eq!(table.replace(tag, old, record_ref_at(step)), model.remove(&(tag, old)));
-                        model.insert((tag, step), record_ref_at(step));
-                    }
-                    (3, Some(old)) => assert_eq!(table.remove(tag, old), model.remove(&(tag, old))),
-                    _ => assert_eq!(table.remove(tag, u64::MAX), None),
-                }
-                let mut found: Vec<u64> = table.lookup(tag).map(|record_ref| record_ref.location).collect();
-                found.sort_unstable();
-                let expected: Vec<u64> =
-                    model.range((tag, 0)..=(tag, u64::MAX)).map(|(key, _)| key.1).collect();
-                assert_eq!(found, expected);
-                assert_eq!(table.len(), model.len());
+    /// On a tag; without an entry of the tag, the last two do what `RemoveAbsent` does.
+    #[derive(Clone, Copy)]
+    enum Operation {
+        RemoveAbsent(u64),
+        /// Up to three entries of a tag.
+        Insert(u64),
+        Remove(u64),
+        Replace(u64),
+    }
+
+    /// One line, also in a failing list.
+    impl fmt::Debug for Operation {
+        fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            match self {
+                Operation::RemoveAbsent(tag) => write!(f, "remove an absent entry of tag {tag:#x}"),
+                Operation::Insert(tag) => write!(f, "insert tag {tag:#x}"),
+                Operation::Remove(tag) => write!(f, "remove tag {tag:#x}"),
+                Operation::Replace(tag) => write!(f, "replace tag {tag:#x}"),
             }
-            let listed: Vec<u64> = table.iter_from(0).map(IndexEntry::tag).collect();
-            let expected: Vec<u64> = model.keys().map(|key| key.0).collect();
-            assert_eq!(listed, expected);
+        }
+    }
+
+    /// On this many tags of the whole range; in parts, so that a failing list loses whole parts first.
+    fn operations(tags: u64) -> impl Strategy<Value = Vec<Operation>> {
+        let operation = (0..5, 0..tags).no_shrink().prop_map(|(kind, number)| {
+            let tag = octokv_base::prng::mix64(number) >> (64 - TAG_BITS);
+            match kind {
+                0 => Operation::RemoveAbsent(tag),
+                1 | 2 => Operation::Insert(tag),
+                3 => Operation::Remove(tag),
+                _ => Operation::Replace(tag),
+            }
+        });
+        vec(vec(operation, 0..=250), 0..=250).prop_map(|parts| parts.concat())
+    }
+
+    fn assert_agrees_with_a_model(operations: &[Operation]) {
+        let mut table = IndexTable::default();
+        let mut model: BTreeMap<(u64, u64), RecordRef> = BTreeMap::new();
+        for (&operation, step) in operations.iter().zip(1..) {
+            let (Operation::RemoveAbsent(tag)
+            | Operation::Insert(tag)
+            | Operation::Remove(tag)
+            | Operation::Replace(tag)) = operation;
+            let of_tag: Vec<u64> = model.range((tag, 0)..=(tag, u64::MAX)).map(|(key, _)| key.1).collect();
+            match (operation, of_tag.first()) {
+                (Operation::Insert(_), _) if of_tag.len() < 3 => {
+                    table.insert(tag, record_ref_at(step));
+                    model.insert((tag, step), record_ref_at(step));
+                }
+                (Operation::Replace(_), Some(&old)) => {
+                    let replaced = table.replace(tag, old, record_ref_at(step));
+                    assert_eq!(replaced, model.remove(&(tag, old)), "the replaced entry");
+                    model.insert((tag, step), record_ref_at(step));
+                }
+                (Operation::Remove(_), Some(&old)) => {
+                    assert_eq!(table.remove(tag, old), model.remove(&(tag, old)), "the removed entry");
+                }
+                _ => assert_eq!(table.remove(tag, u64::MAX), None, "an entry that is absent"),
+            }
+            let mut found: Vec<u64> = table.lookup(tag).map(|record_ref| record_ref.location).collect();
+            found.sort_unstable();
+            let expected: Vec<u64> = model.range((tag, 0)..=(tag, u64::MAX)).map(|(key, _)| key.1).collect();
+            assert_eq!(found, expected, "the entries of tag {tag:#x}");
+            assert_eq!(table.len(), model.len(), "the number of entries");
+        }
+        let listed: Vec<u64> = table.iter_from(0).map(IndexEntry::tag).collect();
+        let expected: Vec<u64> = model.keys().map(|key| key.0).collect();
+        assert_eq!(listed, expected, "all entries");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 8, rng_seed: RngSeed::Fixed(7), failure_persistence: None, max_shrink_iters: 4_000,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn the_table_agrees_with_a_model_and_stays_sorted(
+            operations in prop_oneof![operations(40), operations(3_000), operations(1 << 40)],
+        ) {
+            assert_agrees_with_a_model(&operations);
         }
     }
 
