@@ -83,27 +83,18 @@ impl fmt::Display for LostWrite {
 }
 
 /// Why writing or verifying failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AckLogError {
     /// The node returned a value that the log excludes.
+    #[error("{0}")]
     LostWrite(LostWrite),
     /// A command failed.
+    #[error("key {0}: {1}")]
     Command(Key, Error),
     /// The connection was lost.
+    #[error(transparent)]
     ConnectionLost(Error),
 }
-
-impl fmt::Display for AckLogError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            AckLogError::LostWrite(lost) => lost.fmt(f),
-            AckLogError::Command(key, error) => write!(f, "key {key}: {error}"),
-            AckLogError::ConnectionLost(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for AckLogError {}
 
 fn value_bytes(version: Version) -> usize {
     1 + (octokv_base::prng::mix64(version) % VALUE_BYTES_MAX as u64) as usize

@@ -6,7 +6,6 @@ use crate::size_distribution::{SizeDistribution, WEIGHTS_MAX};
 use crate::values;
 use crate::workload::{Workload, WorkloadOp};
 use octokv_base::{KEY_BYTES_MAX, Key, Nanos};
-use std::fmt;
 
 /// When a workload ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,11 +68,13 @@ impl Default for BenchConfig {
 }
 
 /// Why a configuration is invalid.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum BenchConfigError {
     /// A count is zero; its name.
+    #[error("the number of {0} must not be zero")]
     Zero(&'static str),
     /// Keys of this length cannot represent this number of keys.
+    #[error("keys of {have} bytes: so many different keys need {min} to {KEY_BYTES_MAX} bytes")]
     KeyBytes {
         /// The shortest configured length, in bytes.
         have: usize,
@@ -81,6 +82,7 @@ pub enum BenchConfigError {
         min: usize,
     },
     /// The depth exceeds the entries of a queue.
+    #[error("a depth of {have}: the maximum on a connection is {max}")]
     Depth {
         /// The configured depth.
         have: usize,
@@ -88,12 +90,16 @@ pub enum BenchConfigError {
         max: usize,
     },
     /// A size distribution without a possible length; its name.
+    #[error("{0}: a range ends no lower than it begins; of 1 to {WEIGHTS_MAX} weights one is not zero")]
     Sizes(&'static str),
     /// The skew is out of range.
+    #[error("--zipf {}: must be from {} to {}", .0, ZIPF_THETA_RANGE.start(), ZIPF_THETA_RANGE.end())]
     Theta(f64),
     /// The rate is out of range, in operations per second.
+    #[error("a rate of {}: must be from {} to {}", .0, RATE_RANGE.start(), RATE_RANGE.end())]
     Rate(f64),
     /// A resource has fewer items than there are targets, and each target needs one.
+    #[error("{targets} targets (--url) need at least as many {resource}; there are {have}")]
     Targets {
         /// Name of the resource.
         resource: &'static str,
@@ -103,40 +109,6 @@ pub enum BenchConfigError {
         targets: usize,
     },
 }
-
-impl fmt::Display for BenchConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BenchConfigError::Zero(count) => write!(f, "the number of {count} must not be zero"),
-            BenchConfigError::KeyBytes { have, min } => {
-                write!(f, "keys of {have} bytes: so many different keys need {min} to {KEY_BYTES_MAX} bytes")
-            }
-            BenchConfigError::Depth { have, max } => {
-                write!(f, "a depth of {have}: the maximum on a connection is {max}")
-            }
-            BenchConfigError::Sizes(kind) => write!(
-                f,
-                "{kind}: a range ends no lower than it begins; of 1 to {WEIGHTS_MAX} weights one is not zero"
-            ),
-            BenchConfigError::Theta(have) => {
-                write!(
-                    f,
-                    "--zipf {have}: must be from {} to {}",
-                    ZIPF_THETA_RANGE.start(),
-                    ZIPF_THETA_RANGE.end()
-                )
-            }
-            BenchConfigError::Rate(have) => {
-                write!(f, "a rate of {have}: must be from {} to {}", RATE_RANGE.start(), RATE_RANGE.end())
-            }
-            BenchConfigError::Targets { resource, have, targets } => {
-                write!(f, "{targets} targets (--url) need at least as many {resource}; there are {have}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for BenchConfigError {}
 
 /// Largest number of commands in flight on one connection.
 pub const DEPTH_MAX: usize = 65_534;

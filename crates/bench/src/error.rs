@@ -5,14 +5,15 @@ use crate::workload::Workload;
 use octokv_base::Key;
 use octokv_engine::EngineError;
 use octokv_engine::hash::OpenError;
-use std::fmt;
 
 /// Why a run failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BenchError {
     /// The connection failed or was lost.
+    #[error(transparent)]
     Connect(octokv_client::Error),
     /// The node grants fewer I/O queues than requested.
+    #[error("{wanted} threads on one core: the node grants {granted} connections to a client")]
     Threads {
         /// The requested number.
         wanted: usize,
@@ -20,6 +21,7 @@ pub enum BenchError {
         granted: usize,
     },
     /// The node grants fewer commands per queue than requested.
+    #[error("a depth of {wanted}: the node grants {granted} commands in flight on a connection")]
     Depth {
         /// The requested number.
         wanted: usize,
@@ -27,8 +29,10 @@ pub enum BenchError {
         granted: usize,
     },
     /// A thread or its sockets could not be created; the error number, 0 if a thread panicked.
+    #[error("cannot start a load thread: {}", std::io::Error::from_raw_os_error(*.0))]
     Thread(i32),
     /// An operation failed.
+    #[error("{}, key {key}: {error}", .workload.name())]
     Command {
         /// The workload.
         workload: Workload,
@@ -38,6 +42,7 @@ pub enum BenchError {
         error: octokv_client::Error,
     },
     /// The device of the engine holds no volume that can be opened.
+    #[error("device {name}: {error}{}", open_hint(error))]
     Open {
         /// The device's name.
         name: String,
@@ -45,6 +50,7 @@ pub enum BenchError {
         error: OpenError,
     },
     /// An operation of the engine failed.
+    #[error("{}, key {key}: {error}", .workload.name())]
     Engine {
         /// The workload.
         workload: Workload,
@@ -54,6 +60,7 @@ pub enum BenchError {
         error: EngineError,
     },
     /// The server of a baseline failed.
+    #[error("{}, {}server {name}: {error}", .workload.name(), key_prefix(key.as_ref()))]
     Server {
         /// The baseline.
         name: &'static str,
@@ -65,8 +72,12 @@ pub enum BenchError {
         error: ServerError,
     },
     /// The engine could not write its final checkpoint.
+    #[error("the last checkpoint failed: {0}")]
     Close(EngineError),
     /// A value read differs from the value that a workload with these sizes and this seed stores.
+    #[error(
+        "key {key} has a value of {have_bytes} bytes that a workload with this value size and seed never stored"
+    )]
     WrongValue {
         /// The key.
         key: Key,
@@ -74,59 +85,23 @@ pub enum BenchError {
         have_bytes: usize,
     },
     /// The list of keys that the node returned is malformed.
+    #[error("the list of keys from {from} on is malformed")]
     MalformedList {
         /// The first key of the request.
         from: Key,
     },
 }
 
-impl fmt::Display for BenchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BenchError::Connect(error) => error.fmt(f),
-            BenchError::Threads { wanted, granted } => {
-                write!(f, "{wanted} threads on one core: the node grants {granted} connections to a client")
-            }
-            BenchError::Depth { wanted, granted } => {
-                write!(f, "a depth of {wanted}: the node grants {granted} commands in flight on a connection")
-            }
-            BenchError::Thread(errno) => {
-                write!(f, "cannot start a load thread: {}", std::io::Error::from_raw_os_error(*errno))
-            }
-            BenchError::Command { workload, key, error } => {
-                write!(f, "{}, key {key}: {error}", workload.name())
-            }
-            BenchError::Open { name, error } => {
-                write!(f, "device {name}: {error}")?;
-                match error {
-                    OpenError::Superblock(_) => {
-                        f.write_str("; the device is unchanged (--format discards its data)")
-                    }
-                    _ => Ok(()),
-                }
-            }
-            BenchError::Engine { workload, key, error } => {
-                write!(f, "{}, key {key}: {error}", workload.name())
-            }
-            BenchError::Server { name, workload, key, error } => {
-                write!(f, "{}, ", workload.name())?;
-                if let Some(key) = key {
-                    write!(f, "key {key}, ")?;
-                }
-                write!(f, "server {name}: {error}")
-            }
-            BenchError::Close(error) => write!(f, "the last checkpoint failed: {error}"),
-            BenchError::WrongValue { key, have_bytes } => write!(
-                f,
-                "key {key} has a value of {have_bytes} bytes that a workload with this value size and seed \
-                 never stored"
-            ),
-            BenchError::MalformedList { from } => write!(f, "the list of keys from {from} on is malformed"),
-        }
+fn open_hint(error: &OpenError) -> &'static str {
+    match error {
+        OpenError::Superblock(_) => "; the device is unchanged (--format discards its data)",
+        _ => "",
     }
 }
 
-impl std::error::Error for BenchError {}
+fn key_prefix(key: Option<&Key>) -> String {
+    key.map_or(String::new(), |key| format!("key {key}, "))
+}
 
 /// A failure and its target.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,8 @@
 //! Lookup by name, with the known names in the error.
 
-use std::fmt;
-
 /// A name that does not exist.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {kind} \"{name}\"; known are {known}")]
 pub struct UnknownName {
     /// Kind of the named item, for the message.
     kind: &'static str,
@@ -11,15 +10,6 @@ pub struct UnknownName {
     /// The known names.
     known: String,
 }
-
-impl fmt::Display for UnknownName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let UnknownName { kind, name, known } = self;
-        write!(f, "unknown {kind} \"{name}\"; known are {known}")
-    }
-}
-
-impl std::error::Error for UnknownName {}
 
 /// Finds the item of `all` with the name `text`.
 ///

@@ -54,27 +54,18 @@ impl Geometry {
 const ENOSPC: i32 = 28;
 
 /// A device failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The operation failed with this system error code.
+    #[error("{}", std::io::Error::from_raw_os_error(*.0))]
     Io(i32),
     /// The blocks are beyond the end of the device.
+    #[error("blocks beyond the end of the device")]
     OutOfRange,
     /// The medium has no space for the write although the block exists (a sparse file): `ENOSPC`.
+    #[error("no space left under the device")]
     NoSpace,
 }
-
-impl std::fmt::Display for DeviceError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            DeviceError::Io(code) => write!(f, "{}", std::io::Error::from_raw_os_error(*code)),
-            DeviceError::OutOfRange => f.write_str("blocks beyond the end of the device"),
-            DeviceError::NoSpace => f.write_str("no space left under the device"),
-        }
-    }
-}
-
-impl std::error::Error for DeviceError {}
 
 /// The result of an operation, with the caller's buffer.
 #[derive(Debug)]

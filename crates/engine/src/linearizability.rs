@@ -414,23 +414,14 @@ impl fmt::Display for KeyCalls {
 }
 
 /// Why the check of a history failed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum LinearizabilityViolation {
     /// The calls of this key have no legal order.
+    #[error("not linearizable: {0}")]
     NotLinearizable(KeyCalls),
     /// The search over the calls of this key exceeded [`STATES_MAX`].
+    #[error("undecided after {STATES_MAX} states: {0}")]
     Undecided(KeyCalls),
-}
-
-impl fmt::Display for LinearizabilityViolation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LinearizabilityViolation::NotLinearizable(calls) => write!(f, "not linearizable: {calls}"),
-            LinearizabilityViolation::Undecided(calls) => {
-                write!(f, "undecided after {STATES_MAX} states: {calls}")
-            }
-        }
-    }
 }
 
 #[cfg(test)]

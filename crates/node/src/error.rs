@@ -33,9 +33,10 @@ impl fmt::Display for UringUnavailable {
 impl std::error::Error for UringUnavailable {}
 
 /// Why a node did not start.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A device failed to open.
+    #[error("device {name}: {error}")]
     Device {
         /// The device's name or path.
         name: String,
@@ -43,6 +44,7 @@ pub enum StartError {
         error: DeviceOpenError,
     },
     /// A device holds no usable volume.
+    #[error("device {name}: {error}{}", volume_hint(name, error))]
     Volume {
         /// The device's name or path.
         name: String,
@@ -50,6 +52,7 @@ pub enum StartError {
         error: OpenError,
     },
     /// A listen address is unavailable.
+    #[error("cannot listen on {address}: {error}")]
     Listen {
         /// The configured address.
         address: SocketAddr,
@@ -57,6 +60,7 @@ pub enum StartError {
         error: io::Error,
     },
     /// A core does not exist, or its reactor failed to start.
+    #[error("cannot run on core {core}: {error}")]
     Core {
         /// The processor's number.
         core: usize,
@@ -64,8 +68,10 @@ pub enum StartError {
         error: io::Error,
     },
     /// io_uring is configured and unavailable.
+    #[error(transparent)]
     Driver(UringUnavailable),
     /// A setting has an invalid value.
+    #[error("{name}: {why}")]
     InvalidSetting {
         /// The setting's name in the configuration.
         name: &'static str,
@@ -73,6 +79,7 @@ pub enum StartError {
         why: String,
     },
     /// A system call failed that every node needs.
+    #[error(transparent)]
     System(io::Error),
 }
 
@@ -86,37 +93,20 @@ impl StartError {
     }
 }
 
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StartError::Device { name, error } => write!(f, "device {name}: {error}"),
-            StartError::Volume { name, error } => {
-                write!(f, "device {name}: {error}")?;
-                match error {
-                    _ if error.is_damage() => {
-                        write!(f, "; `octokv check --device {name}` reports its intact structures")
-                    }
-                    OpenError::Superblock(_) => {
-                        f.write_str("; it was left unchanged (--format discards its contents)")
-                    }
-                    _ => Ok(()),
-                }
-            }
-            StartError::Listen { address, error } => write!(f, "cannot listen on {address}: {error}"),
-            StartError::Core { core, error } => write!(f, "cannot run on core {core}: {error}"),
-            StartError::Driver(unavailable) => unavailable.fmt(f),
-            StartError::InvalidSetting { name, why } => write!(f, "{name}: {why}"),
-            StartError::System(error) => error.fmt(f),
-        }
+/// What the operator can do about a volume that did not open, as the end of a message.
+fn volume_hint(name: &str, error: &OpenError) -> String {
+    match error {
+        _ if error.is_damage() => format!("; `octokv check --device {name}` reports its intact structures"),
+        OpenError::Superblock(_) => "; it was left unchanged (--format discards its contents)".to_owned(),
+        _ => String::new(),
     }
 }
 
-impl std::error::Error for StartError {}
-
 /// Why a volume was not shut down cleanly. Acknowledged writes are safe: the next start replays the journal.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CloseError {
     /// The calling thread failed to open a queue to the device.
+    #[error("device {name}: cannot open a queue for the last checkpoint: {error}")]
     Queue {
         /// The device's name or path.
         name: String,
@@ -124,6 +114,7 @@ pub enum CloseError {
         error: io::Error,
     },
     /// The last checkpoint of a Key Value volume failed.
+    #[error("device {name}: the last checkpoint failed: {error}")]
     Checkpoint {
         /// The device's name or path.
         name: String,
@@ -131,6 +122,7 @@ pub enum CloseError {
         error: EngineError,
     },
     /// The last flush of a block namespace's device failed.
+    #[error("device {name}: the last flush failed: {error}")]
     Flush {
         /// The device's name or path.
         name: String,
@@ -139,57 +131,37 @@ pub enum CloseError {
     },
 }
 
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CloseError::Queue { name, error } => {
-                write!(f, "device {name}: cannot open a queue for the last checkpoint: {error}")
-            }
-            CloseError::Checkpoint { name, error } => {
-                write!(f, "device {name}: the last checkpoint failed: {error}")
-            }
-            CloseError::Flush { name, error } => write!(f, "device {name}: the last flush failed: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for CloseError {}
-
 /// Why a node did not shut down cleanly. Acknowledged writes are safe nevertheless.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum StopError {
     /// A volume was not shut down cleanly.
+    #[error(transparent)]
     NotClosedCleanly(CloseError),
     /// A reactor thread had panicked: a bug of this program.
+    #[error("the reactor thread of core {core} ended unexpectedly")]
     CoreEnded {
         /// The processor's number.
         core: usize,
     },
 }
 
-impl fmt::Display for StopError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StopError::NotClosedCleanly(error) => error.fmt(f),
-            StopError::CoreEnded { core } => {
-                write!(f, "the reactor thread of core {core} ended unexpectedly")
-            }
-        }
-    }
-}
-
-impl std::error::Error for StopError {}
-
 /// Why a namespace of a running node was not added or removed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum NamespaceChangeError {
     /// The identifier is in use.
+    #[error("there is a namespace {0} already")]
     Exists(NamespaceId),
     /// No namespace has the identifier.
+    #[error("there is no namespace {0}")]
     Missing(NamespaceId),
     /// The configuration is invalid or the namespace failed to open.
+    #[error(transparent)]
     Open(StartError),
     /// The volume allows longer values than the node was started for.
+    #[error(
+        "the volume holds values of up to {volume_bytes_max} bytes, and this node was started with \
+         value_bytes_max = {node_bytes_max}"
+    )]
     ValueTooLong {
         /// Longest value of the volume, in bytes.
         volume_bytes_max: usize,
@@ -197,31 +169,12 @@ pub enum NamespaceChangeError {
         node_bytes_max: u32,
     },
     /// The node is stopping.
+    #[error("the node is stopping")]
     Stopping,
     /// The namespace is removed, but its volume was not shut down cleanly: the next open replays its journal.
+    #[error("the namespace is removed; its volume was not shut down cleanly: {0}")]
     NotClosedCleanly(CloseError),
 }
-
-impl fmt::Display for NamespaceChangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NamespaceChangeError::Exists(id) => write!(f, "there is a namespace {id} already"),
-            NamespaceChangeError::Missing(id) => write!(f, "there is no namespace {id}"),
-            NamespaceChangeError::Open(error) => error.fmt(f),
-            NamespaceChangeError::ValueTooLong { volume_bytes_max: volume, node_bytes_max: node } => write!(
-                f,
-                "the volume holds values of up to {volume} bytes, and this node was started with \
-                 value_bytes_max = {node}"
-            ),
-            NamespaceChangeError::Stopping => f.write_str("the node is stopping"),
-            NamespaceChangeError::NotClosedCleanly(error) => {
-                write!(f, "the namespace is removed; its volume was not shut down cleanly: {error}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for NamespaceChangeError {}
 
 #[cfg(test)]
 mod tests {

@@ -17,19 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A namespace could not be added: its identifier or NGUID is in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("namespace {id} exists with this identifier or NGUID")]
 pub struct NamespaceExists {
     /// The identifier of the namespace that uses it.
     pub id: NamespaceId,
 }
-
-impl std::fmt::Display for NamespaceExists {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "namespace {} exists with this identifier or NGUID", self.id.0)
-    }
-}
-
-impl std::error::Error for NamespaceExists {}
 
 /// A namespace of a snapshot.
 #[derive(Clone, Debug)]

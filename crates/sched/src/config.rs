@@ -160,9 +160,10 @@ impl fmt::Display for SettingValue {
 }
 
 /// An invalid setting.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SettingError {
     /// The setting has no choice of this name.
+    #[error("{setting}: there is no \"{given}\"; {}It is one of {}", suggestion(*.nearest), .names.join(", "))]
     UnknownName {
         /// Key of the setting.
         setting: &'static str,
@@ -174,6 +175,7 @@ pub enum SettingError {
         names: &'static [&'static str],
     },
     /// The value is outside of the setting's range.
+    #[error("{setting}: {given} is not within {least} to {most}")]
     OutOfRange {
         /// Key of the setting, without its unit.
         setting: &'static str,
@@ -186,24 +188,9 @@ pub enum SettingError {
     },
 }
 
-impl fmt::Display for SettingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SettingError::UnknownName { setting, given, nearest, names } => {
-                write!(f, "{setting}: there is no \"{given}\"; ")?;
-                if let Some(nearest) = nearest {
-                    write!(f, "did you mean \"{nearest}\"? ")?;
-                }
-                write!(f, "It is one of {}", names.join(", "))
-            }
-            SettingError::OutOfRange { setting, given, least, most } => {
-                write!(f, "{setting}: {given} is not within {least} to {most}")
-            }
-        }
-    }
+fn suggestion(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |name| format!("did you mean \"{name}\"? "))
 }
-
-impl std::error::Error for SettingError {}
 
 /// Quality of service of one tenant. Only [`crate::fair_queue`] uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

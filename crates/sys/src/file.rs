@@ -24,53 +24,36 @@ pub const BLOCK_BYTES_MAX: u32 = 4096;
 const BLOCK_BYTES_MIN: u32 = 512;
 
 /// Why a device cannot be opened.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum DeviceOpenError {
     /// The path does not exist, and creation was not requested.
+    #[error("it does not exist")]
     NotFound,
     /// Another process (or another open of this one) has locked it, or it is mounted.
+    #[error("it is in use by another process, or mounted")]
     InUse,
     /// It is neither a regular file nor a block device.
+    #[error("it is neither a regular file nor a block device")]
     UnsupportedFileType,
     /// The file system does not support direct I/O (O_DIRECT).
+    #[error("its file system does not support direct I/O (O_DIRECT)")]
     NoDirectIo,
     /// Its block size exceeds [`BLOCK_BYTES_MAX`].
+    #[error("its block of {block_bytes} bytes is larger than {BLOCK_BYTES_MAX}")]
     BlockTooLarge {
         /// The block size, in bytes.
         block_bytes: u32,
     },
     /// The file system has no space for a file of this size.
+    #[error("its file system has no space for {size_bytes} bytes")]
     NoSpace {
         /// The requested size, in bytes.
         size_bytes: u64,
     },
     /// Another error of the kernel.
+    #[error(transparent)]
     System(io::Error),
 }
-
-impl std::fmt::Display for DeviceOpenError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            DeviceOpenError::NotFound => f.write_str("it does not exist"),
-            DeviceOpenError::InUse => f.write_str("it is in use by another process, or mounted"),
-            DeviceOpenError::UnsupportedFileType => {
-                f.write_str("it is neither a regular file nor a block device")
-            }
-            DeviceOpenError::NoDirectIo => {
-                f.write_str("its file system does not support direct I/O (O_DIRECT)")
-            }
-            DeviceOpenError::BlockTooLarge { block_bytes } => {
-                write!(f, "its block of {block_bytes} bytes is larger than {BLOCK_BYTES_MAX}")
-            }
-            DeviceOpenError::NoSpace { size_bytes } => {
-                write!(f, "its file system has no space for {size_bytes} bytes")
-            }
-            DeviceOpenError::System(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for DeviceOpenError {}
 
 impl From<io::Error> for DeviceOpenError {
     fn from(error: io::Error) -> DeviceOpenError {

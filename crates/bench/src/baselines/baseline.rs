@@ -10,7 +10,6 @@ use crate::workload_result::WorkloadResult;
 use crate::workload_state::WorkloadProgress;
 use octokv_runtime::Polling;
 use serde::Serialize;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -168,9 +167,10 @@ impl BaselineInfo {
 }
 
 /// Why a baseline has no result.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum BaselineError {
     /// Its program cannot be started.
+    #[error("{program} cannot be started: {error}")]
     Start {
         /// The program.
         program: &'static str,
@@ -178,6 +178,7 @@ pub enum BaselineError {
         error: std::io::Error,
     },
     /// Its program exited with an error, or before it was ready.
+    #[error("{program} failed; its last output line: {last_line}")]
     Failed {
         /// The program.
         program: &'static str,
@@ -185,6 +186,7 @@ pub enum BaselineError {
         last_line: String,
     },
     /// Its output has no result.
+    #[error("{program} printed no result; its last output line: {last_line}")]
     Output {
         /// The program.
         program: &'static str,
@@ -192,6 +194,7 @@ pub enum BaselineError {
         last_line: String,
     },
     /// Its directory cannot be created or emptied.
+    #[error("directory {}: {error}", .directory.display())]
     Files {
         /// The kind of baseline.
         directory: PathBuf,
@@ -199,6 +202,7 @@ pub enum BaselineError {
         error: std::io::Error,
     },
     /// Our load generator failed on it.
+    #[error("{baseline}: {error}")]
     Load {
         /// The baseline.
         baseline: &'static str,
@@ -206,26 +210,6 @@ pub enum BaselineError {
         error: BenchError,
     },
 }
-
-impl fmt::Display for BaselineError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BaselineError::Start { program, error } => write!(f, "{program} cannot be started: {error}"),
-            BaselineError::Failed { program, last_line } => {
-                write!(f, "{program} failed; its last output line: {last_line}")
-            }
-            BaselineError::Output { program, last_line } => {
-                write!(f, "{program} printed no result; its last output line: {last_line}")
-            }
-            BaselineError::Files { directory, error } => {
-                write!(f, "directory {}: {error}", directory.display())
-            }
-            BaselineError::Load { baseline, error } => write!(f, "{baseline}: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for BaselineError {}
 
 /// The last line of an output that is not empty, which usually has the error.
 pub(crate) fn last_line(text: &str) -> String {

@@ -8,7 +8,6 @@
 //! panics; a value is not copied after its receive; a reply is taken whole or not at all.
 //! Source: "RESP protocol spec", redis.io/docs/latest/develop/reference/protocol-spec. Arrays are not needed here.
 
-use std::fmt;
 use std::io::Write;
 use std::ops::Range;
 
@@ -48,27 +47,20 @@ pub enum ProtocolError {
 }
 
 /// Why an exchange with a server failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServerError {
     /// The connection was closed or refused.
+    #[error("the connection was closed")]
     Closed,
     /// A reply is malformed.
+    #[error("malformed reply ({0:?})")]
     Protocol(ProtocolError),
     /// An error reply with its message.
+    #[error("error reply \"{0}\"")]
     ErrorReply(String),
     /// The reply does not match the request.
+    #[error("the reply does not match the request")]
     UnexpectedReply,
-}
-
-impl fmt::Display for ServerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ServerError::Closed => f.write_str("the connection was closed"),
-            ServerError::Protocol(error) => write!(f, "malformed reply ({error:?})"),
-            ServerError::ErrorReply(message) => write!(f, "error reply \"{message}\""),
-            ServerError::UnexpectedReply => f.write_str("the reply does not match the request"),
-        }
-    }
 }
 
 /// Appends `GET key`.
