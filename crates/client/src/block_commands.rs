@@ -20,14 +20,7 @@ pub(crate) fn encode<'a>(
     blocks: &BlockInfo,
 ) -> Result<EncodedCommand<'a>, Error> {
     let data_bytes_max = blocks.command_bytes_max(info.data_bytes_max);
-    let in_namespace = |range: LbaRange, blocks_max: u32| {
-        let end = range.lba.0.checked_add(u64::from(range.blocks));
-        let fits =
-            (1..=blocks_max).contains(&range.blocks) && end.is_some_and(|end| end <= blocks.block_count);
-        let LbaRange { lba, blocks: count } = range;
-        let wrong = Error::BlockRange { first: lba.0, count: u64::from(count), have: blocks.block_count };
-        if fits { Ok(range) } else { Err(wrong) }
-    };
+    let in_namespace = |range, blocks_max| check_range(range, blocks_max, blocks);
     let covered = |lba: Lba, have: usize| {
         let (have, block_bytes, max) = (have as u64, blocks.block_bytes, u64::from(data_bytes_max));
         if have == 0 || have > max || !have.is_multiple_of(u64::from(block_bytes)) {
@@ -90,6 +83,17 @@ pub(crate) fn encode<'a>(
 
 fn with_data<'a>(encoded: EncodedCommand<'a>, data: Value<'a>) -> EncodedCommand<'a> {
     EncodedCommand { value: Some(data), ..encoded }
+}
+
+/// Returns `range` if it has 1 to `blocks_max` blocks, all of them in the namespace.
+fn check_range(range: LbaRange, blocks_max: u32, blocks: &BlockInfo) -> Result<LbaRange, Error> {
+    let LbaRange { lba, blocks: count } = range;
+    let end = lba.0.checked_add(u64::from(count));
+    if (1..=blocks_max).contains(&count) && end.is_some_and(|end| end <= blocks.block_count) {
+        Ok(range)
+    } else {
+        Err(Error::BlockRange { first: lba.0, count: u64::from(count), have: blocks.block_count })
+    }
 }
 
 /// Fails unless the caller's buffer has the length of the blocks.

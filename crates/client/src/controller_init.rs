@@ -171,21 +171,7 @@ pub fn next_step(
 ) -> Result<InitNext, ConnectionError> {
     let status = cqe.status();
     if !status.is_success() {
-        return Err(match step {
-            InitStep::Connect => ConnectionError::ConnectRejected(status),
-            InitStep::Descriptors | InitStep::KvNamespace | InitStep::BlockNamespace
-                if status.is(Status::INVALID_NAMESPACE) =>
-            {
-                ConnectionError::NamespaceNotFound
-            }
-            InitStep::KvNamespace => ConnectionError::UnsupportedCommandSet,
-            InitStep::AsyncEvents => {
-                // Support of events is optional.
-                info.reports_namespace_changes = false;
-                return Ok(InitNext::Step(InitStep::Queues));
-            }
-            _ => ConnectionError::InitFailed(status),
-        });
+        return after_failure(step, status, info);
     }
     let truncated = ConnectionError::InitFailed(Status::DATA_TRANSFER_ERROR);
     let next = match step {
@@ -245,6 +231,29 @@ pub fn next_step(
         }
     };
     Ok(InitNext::Step(next))
+}
+
+/// The continuation after a step that the controller failed with `status`.
+fn after_failure(
+    step: InitStep,
+    status: Status,
+    info: &mut ControllerInfo,
+) -> Result<InitNext, ConnectionError> {
+    Err(match step {
+        InitStep::Connect => ConnectionError::ConnectRejected(status),
+        InitStep::Descriptors | InitStep::KvNamespace | InitStep::BlockNamespace
+            if status.is(Status::INVALID_NAMESPACE) =>
+        {
+            ConnectionError::NamespaceNotFound
+        }
+        InitStep::KvNamespace => ConnectionError::UnsupportedCommandSet,
+        InitStep::AsyncEvents => {
+            // Support of events is optional.
+            info.reports_namespace_changes = false;
+            return Ok(InitNext::Step(InitStep::Queues));
+        }
+        _ => ConnectionError::InitFailed(status),
+    })
 }
 
 fn step_after_namespace(info: &ControllerInfo) -> InitStep {
