@@ -363,6 +363,29 @@ impl ConfigFile {
         }
     }
 
+    fn subsystem_config(&self) -> SubsystemConfig {
+        SubsystemConfig {
+            serial: self.serial.clone(),
+            model: self.model.clone(),
+            controllers_max: self.controllers_max,
+            controllers_per_host_max: self.controllers_per_host_max,
+            connections_max: self.connections_max,
+            io_queues_max: self.io_queues_max,
+            queue_depth: self.queue_depth,
+            in_capsule_bytes: self.in_capsule_bytes.0 as u32,
+            h2c_data_bytes_max: self.h2c_data_bytes_max.0 as u32,
+            value_bytes_max: self.value_bytes_max.0 as u32,
+            key_bytes_max: self.key_bytes_max,
+            receive_bytes_max: self.receive_bytes_max.0 as usize,
+            send_buffer_bytes_max: self.send_buffer_bytes_max.0 as usize,
+            keep_alive_max: Nanos::from_secs(self.keep_alive_max_s),
+            handshake_limit: Nanos::from_secs(self.handshake_limit_s),
+            discovery_idle_limit: Nanos::from_secs(self.discovery_idle_limit_s),
+            event_requests_max: self.event_requests_max,
+            ..SubsystemConfig::new(&self.nqn)
+        }
+    }
+
     /// Converts to the node's configuration.
     fn to_node_config(&self, reformat: bool) -> Result<NodeConfig, InvalidSetting> {
         self.check()?;
@@ -387,26 +410,6 @@ impl ConfigFile {
             .iter()
             .map(|table| table.to_config(format, &self.nqn))
             .collect::<Result<Vec<_>, _>>();
-        let target = SubsystemConfig {
-            serial: self.serial.clone(),
-            model: self.model.clone(),
-            controllers_max: self.controllers_max,
-            controllers_per_host_max: self.controllers_per_host_max,
-            connections_max: self.connections_max,
-            io_queues_max: self.io_queues_max,
-            queue_depth: self.queue_depth,
-            in_capsule_bytes: self.in_capsule_bytes.0 as u32,
-            h2c_data_bytes_max: self.h2c_data_bytes_max.0 as u32,
-            value_bytes_max: self.value_bytes_max.0 as u32,
-            key_bytes_max: self.key_bytes_max,
-            receive_bytes_max: self.receive_bytes_max.0 as usize,
-            send_buffer_bytes_max: self.send_buffer_bytes_max.0 as usize,
-            keep_alive_max: Nanos::from_secs(self.keep_alive_max_s),
-            handshake_limit: Nanos::from_secs(self.handshake_limit_s),
-            discovery_idle_limit: Nanos::from_secs(self.discovery_idle_limit_s),
-            event_requests_max: self.event_requests_max,
-            ..SubsystemConfig::new(&self.nqn)
-        };
         Ok(NodeConfig {
             device,
             drive_profile: self.nand.0,
@@ -432,7 +435,7 @@ impl ConfigFile {
             buffer_bytes: self.buffer_bytes.0 as usize,
             connections_max: self.connections_max,
             requests_max: self.requests_max,
-            subsystem: target,
+            subsystem: self.subsystem_config(),
             shutdown_timeout: Nanos::from_secs(self.stop_limit_s),
             referrals: self.referrals.clone(),
             scheduling: self.sched_config()?,
