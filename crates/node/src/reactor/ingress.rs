@@ -164,37 +164,31 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         self.next_tick = now;
     }
 
+    /// Queues the connections with readable sockets, except stalled and closed ones and those of a full tenant.
+    fn queue_ready_connections(&mut self) {
+        self.ready_sockets.clear();
+        self.sockets.ready(&mut self.ready_sockets);
+        self.receive_queue.rebuild(self.ready_sockets.iter().filter_map(|socket| {
+            let index = *self.by_socket.get(socket)?;
+            let io = self.connections[index as usize].as_ref().filter(|io| io.may_receive())?;
+            if io.tenant.is_some_and(|tenant| self.scheduler.is_tenant_full(tenant)) {
+                return None;
+            }
+            Some((index, self.budget.is_heavy(io.usage)))
+        }));
+    }
+
     pub(super) fn receive(&mut self, now: Nanos) -> bool {
         if self.draining || !self.request_queue.is_empty() {
             return false;
         }
         let mut worked = false;
-        let mut ready = std::mem::take(&mut self.ready_sockets);
-        ready.clear();
-        self.sockets.ready(&mut ready);
+        self.queue_ready_connections();
         let share = self.budget.share(self.active_connections);
-        let Reactor {
-            sockets,
-            receive_buffer,
-            pool,
-            requests,
-            request_queue,
-            workers,
-            connections,
-            handle,
-            completions,
-            ..
-        } = self;
+        let Reactor { sockets, receive_buffer, pool, connections, handle, .. } = self;
+        let Reactor { requests, request_queue, workers, completions, .. } = self;
         let Reactor { scheduler, mailbox, metrics, monitor, costs, .. } = self;
         let core = CoreId::from_index(self.core);
-        self.receive_queue.rebuild(ready.iter().filter_map(|socket| {
-            let index = *self.by_socket.get(socket)?;
-            let io = connections[index as usize].as_ref().filter(|io| io.may_receive())?;
-            if io.tenant.is_some_and(|tenant| scheduler.is_tenant_full(tenant)) {
-                return None;
-            }
-            Some((index, self.budget.is_heavy(io.usage)))
-        }));
         // Time before this belongs to no connection.
         let mut time_before = handle.cpu_time().stage_elapsed();
         let mut received_from = std::mem::take(&mut self.received_from);
@@ -249,7 +243,6 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             self.mark_send_pending(index);
         }
         self.received_from = received_from;
-        self.ready_sockets = ready;
         worked
     }
 
