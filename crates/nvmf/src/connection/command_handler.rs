@@ -160,14 +160,9 @@ impl Connection {
                     _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
                     SglKind::InCapsule { .. } => &data[..bytes as usize],
                     SglKind::Transport { .. } if bytes > 0 => {
-                        let transfer = Transfer::new(
-                            namespace,
-                            namespace_serial,
-                            pending,
-                            layout,
-                            bytes,
-                            self.last_tick_at,
-                        );
+                        let now = self.last_tick_at;
+                        let transfer =
+                            Transfer::new(namespace, namespace_serial, pending, layout, bytes, now);
                         self.slots.take(sqe.command_id(), SlotState::AwaitingBuffer(transfer));
                         self.grant_transfers(pool);
                         return Ok(None);
