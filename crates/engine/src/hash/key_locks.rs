@@ -61,7 +61,9 @@ impl KeyLocks {
     /// Passes the lock to the first waiter, or frees the key. REQUIRES: the caller holds the lock.
     fn release(&self, hash: u128) {
         let mut locks = self.0.lock();
-        let Entry::Occupied(mut held) = locks.entry(hash) else { panic!("released a lock that nobody holds") };
+        let Entry::Occupied(mut held) = locks.entry(hash) else {
+            panic!("released a lock that nobody holds")
+        };
         match held.get_mut().pop_front() {
             None => {
                 held.remove();
