@@ -145,6 +145,6 @@ pub struct NodeStatus {
 /// Body of an error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// One sentence.
+    /// Why the request failed, in one sentence for people.
     pub error: String,
 }

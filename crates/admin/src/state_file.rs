@@ -47,7 +47,7 @@ pub struct AddedNamespace {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PersistedState {
-    /// Format version.
+    /// Format version of the file. A load converts version 1 to the current one.
     pub version: u32,
     /// Number of starts of the node.
     #[serde(default)]

@@ -32,7 +32,7 @@ pub struct NodeLimits {
     pub value_bytes_max: u32,
     /// Maximum TCP connections.
     pub connections_max: usize,
-    /// Maximum controllers.
+    /// Maximum controllers of all hosts.
     pub controllers_max: usize,
     /// Maximum controllers per host NQN.
     pub controllers_per_host_max: usize,
@@ -143,7 +143,7 @@ pub struct AttackReport {
     pub usage_before: ResourceUsage,
     /// Node resources after the last attack.
     pub usage_after: ResourceUsage,
-    /// Memory bound, in bytes.
+    /// The resident bytes that the node may not exceed: [`NodeLimits::memory_bound_bytes`].
     pub memory_bound_bytes: u64,
 }
 

@@ -36,19 +36,19 @@ pub struct TargetAddr {
 /// A PDU of the node, or the reason that there is none.
 #[derive(Debug)]
 pub enum ReceivedPdu {
-    /// ICResp.
+    /// ICResp: the connection is initialized.
     IcResp,
     /// Response capsule.
     Response(Cqe),
-    /// R2T.
+    /// R2T: the node asks for the data of a command.
     R2t(DataHeader),
     /// C2HData and its data.
     C2hData(DataHeader, Vec<u8>),
-    /// C2HTermReq.
+    /// C2HTermReq: the node ends the connection for a protocol error.
     TermReq {
-        /// FES.
+        /// Fatal error status (FES): the kind of error.
         fatal_error_status: u16,
-        /// FEI.
+        /// Fatal error information (FEI): the byte offset of the invalid header field, or the received header digest.
         fatal_error_information: u32,
     },
     /// The node closed or reset the connection.
@@ -73,11 +73,11 @@ pub struct ConnectParams {
     pub connect: Connect,
     /// CNTLID of the Connect data.
     pub controller_id: u16,
-    /// HOSTNQN.
+    /// HOSTNQN of the Connect data.
     pub host_nqn: String,
-    /// HOSTID.
+    /// HOSTID of the Connect data.
     pub host_id: [u8; 16],
-    /// SUBNQN.
+    /// SUBNQN of the Connect data.
     pub subsystem_nqn: String,
 }
 

@@ -21,7 +21,7 @@ pub struct OpResult {
     pub found: bool,
     /// Value bytes read and written.
     pub value_bytes: u64,
-    /// Keys listed.
+    /// Keys in the response of a list; 0 for other operations.
     pub keys_listed: u64,
 }
 

@@ -24,7 +24,7 @@ pub struct ReportedConfig {
     pub files: Option<usize>,
     /// When an engine in this process acknowledges a write.
     pub durability: Option<&'static str>,
-    /// Connections.
+    /// Clients, each with a connection of its own; threads of an engine in this process.
     pub threads: usize,
     /// Operations in flight on each connection.
     pub depth: usize,
@@ -50,7 +50,7 @@ pub struct ReportedConfig {
     pub seconds: Option<f64>,
     /// Seconds before each workload that are not counted.
     pub warm_up_s: f64,
-    /// The seed.
+    /// Seed of key choice, lengths and values.
     pub seed: u64,
     /// Whether values read are verified.
     pub verify: bool,

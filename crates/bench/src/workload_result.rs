@@ -44,7 +44,7 @@ pub struct WorkloadResult {
     pub operations: u64,
     /// Those of them whose key did not exist.
     pub not_found: u64,
-    /// Keys listed.
+    /// Keys in the responses of all lists.
     pub keys_listed: u64,
     /// Whether every value read was verified.
     pub verified: bool,

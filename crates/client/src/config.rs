@@ -7,7 +7,7 @@ use octokv_base::{NamespaceId, Nanos};
 pub struct ClientConfig {
     /// NQN of the subsystem.
     pub subsystem_nqn: String,
-    /// Namespace identifier.
+    /// Namespace identifier (NSID) of all commands.
     pub namespace: NamespaceId,
     /// NQN of this host; access control, fairness and limits of the node apply to it.
     pub host_nqn: String,

@@ -24,7 +24,7 @@ use octokv_wire::{Cqe, Status, log_page};
 pub enum InitStep {
     /// Fabrics Connect of the admin queue.
     Connect,
-    /// Reads CAP.
+    /// Reads CAP: the capabilities, of which the entries per queue are used.
     Capabilities,
     /// Sets CC.EN.
     Enable,

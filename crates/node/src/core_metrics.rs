@@ -78,7 +78,7 @@ pub struct SharedCoreMetrics {
 pub struct TenantMetricsSnapshot {
     /// Requests received on its connections.
     pub started: u64,
-    /// Requests completed.
+    /// Requests of its connections completed, whichever core executed them.
     pub completed: u64,
     /// Bytes received and sent on its connections.
     pub bytes: u64,

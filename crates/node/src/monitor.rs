@@ -31,7 +31,7 @@ pub struct IntervalReport {
     pub number: u64,
     /// When the interval ended.
     pub ended_at: Nanos,
-    /// Its length.
+    /// Its measured length.
     pub length: Nanos,
     /// The decision that holds until the next interval ends.
     pub decision: Decision,

@@ -47,9 +47,9 @@ pub struct NamespaceStatus {
     pub config: NamespaceConfig,
     /// The device's name in messages.
     pub device: String,
-    /// Size in bytes.
+    /// Size in bytes; of a Key Value namespace, of its record area.
     pub size_bytes: u64,
-    /// Bytes in use.
+    /// Bytes in use: those of records; all of a block namespace.
     pub used_bytes: u64,
     /// Number of keys; `None` for a block namespace.
     pub keys: Option<u64>,

@@ -78,7 +78,7 @@ pub enum SpreadOrder {
 pub struct MigrationQuota {
     /// The receiver.
     pub to: CoreId,
-    /// Upper bound per interval.
+    /// The most events that one interval migrates to it.
     pub events: u64,
 }
 

@@ -35,9 +35,9 @@ struct RequeueEntry<T> {
 /// The result of one poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequeueStats {
-    /// Events forwarded.
+    /// Events forwarded to be executed.
     pub forwarded: usize,
-    /// Events requeued.
+    /// Events put back at the end of the queue.
     pub requeued: usize,
 }
 

@@ -224,7 +224,7 @@ pub enum FaultKind {
     SlowDisk {
         /// On average one operation in this many is delayed.
         one_in: u64,
-        /// Maximum delay.
+        /// Longest delay of an operation, in simulated time.
         delay_max: Nanos,
     },
     /// Fails random device operations, on average one in the given number; 0 for none of that kind.

@@ -12,7 +12,7 @@ pub struct ScenarioStats {
     pub operations: u64,
     /// Commands completed without error.
     pub succeeded: u64,
-    /// Simulated time.
+    /// Simulated time from the start of the scenario to its end.
     pub elapsed: Nanos,
     /// Crashes of the node, those during recovery included.
     pub crashes: u64,

@@ -31,7 +31,7 @@ pub struct TcpConn(TcpStream);
 pub enum SocketIo {
     /// Transferred this many bytes, at least one.
     Bytes(usize),
-    /// Would block.
+    /// Nothing was transferred: no data, or no room in the send buffer (EAGAIN).
     WouldBlock,
     /// The stream has ended.
     Closed,

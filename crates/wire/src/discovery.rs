@@ -40,11 +40,11 @@ pub enum SubsystemKind {
 /// One entry: a subsystem at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryEntry {
-    /// Subsystem type.
+    /// Subsystem type (SUBTYPE).
     pub kind: SubsystemKind,
     /// NQN of the subsystem.
     pub subsystem: String,
-    /// Transport address.
+    /// Address and TCP port (TRADDR, TRSVCID).
     pub address: SocketAddr,
     /// Port of the subsystem (PORTID).
     pub port_id: u16,

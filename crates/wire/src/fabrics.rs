@@ -282,7 +282,7 @@ impl Connect {
 /// DW0 of a successful Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectResponse {
-    /// Identifier of the controller.
+    /// Identifier of the controller (CNTLID), for the Connects of its I/O queues.
     pub controller_id: u16,
     /// Whether the host must authenticate before any other command.
     pub authentication_required: bool,
@@ -321,7 +321,7 @@ const _: () = assert!(size_of::<UncheckedConnectData>() == CONNECT_DATA_BYTES);
 /// The data of Connect: the NQNs of host and subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectData<'a> {
-    /// Host identifier.
+    /// Host identifier (HOSTID), 128 bits.
     pub host_id: [u8; 16],
     /// Controller identifier, or [`NEW_CONTROLLER`].
     pub controller_id: u16,

@@ -108,7 +108,7 @@ pub struct IdentifyController {
     pub firmware: [u8; 8],
     /// Recommended arbitration burst (RAB).
     pub arbitration_burst: u8,
-    /// IEEE OUI.
+    /// IEEE OUI of the vendor, least significant byte first.
     pub ieee_oui: [u8; 3],
     /// CMIC: bit 1 several controllers, bit 3 ANA.
     pub multi_path: u8,

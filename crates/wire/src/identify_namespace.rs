@@ -29,7 +29,7 @@ pub struct IdentifyNamespace {
     /// NMIC: bit 0 shared.
     pub sharing: u8,
     zero_31: [u8; 61],
-    /// ANAGRPID: ANA group.
+    /// ANAGRPID: ANA group, from 1.
     pub ana_group: U32,
     zero_96: [u8; 8],
     /// NGUID: globally unique identifier; zeros for none.
@@ -92,10 +92,10 @@ pub struct IdentifyKvNamespace {
     zero_30: [u8; 2],
     /// NOVG: optimal granularity of values, in bytes; 0 if unknown.
     pub value_granularity_bytes: U32,
-    /// ANAGRPID: ANA group.
+    /// ANAGRPID: ANA group, from 1.
     pub ana_group: U32,
     zero_40: [u8; 3],
-    /// NSATTR: attributes.
+    /// NSATTR: bit 0 write protected.
     pub attributes: u8,
     /// NVMSETID: NVM set; 0 for none.
     pub nvm_set: U16,
@@ -135,9 +135,9 @@ pub struct IdentifyNamespaceIndependent {
     pub reservations: u8,
     /// FPI: format progress.
     pub format_progress: u8,
-    /// ANAGRPID: ANA group.
+    /// ANAGRPID: ANA group, from 1.
     pub ana_group: U32,
-    /// NSATTR: attributes.
+    /// NSATTR: bit 0 write protected.
     pub attributes: u8,
     zero_9: u8,
     /// NVMSETID: NVM set; 0 for none.

@@ -92,7 +92,7 @@ pub enum KvCommand {
     Store {
         /// Key, 1 to 16 bytes.
         key: Key,
-        /// Options.
+        /// Condition on the key, and whether the value may be compressed.
         options: StoreOptions,
         /// Length of the value, in bytes.
         value_bytes: u32,

@@ -46,7 +46,7 @@ const DEALLOCATE_RANGES: u32 = 1 << 2;
 pub struct LbaRange {
     /// First block.
     pub lba: Lba,
-    /// Number of blocks.
+    /// Number of blocks; a command other than Dataset Management takes 1 to [`BLOCKS_MAX`].
     pub blocks: u32,
 }
 
@@ -84,7 +84,7 @@ pub enum NvmCommand {
     /// Gives attributes of block ranges, which are the command's data. octokv uses the deallocate attribute
     /// only.
     DatasetManagement {
-        /// Number of ranges.
+        /// Number of ranges, 1 to [`RANGES_MAX`].
         ranges: u32,
         /// Whether the controller may deallocate the ranges.
         deallocate: bool,

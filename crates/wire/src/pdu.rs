@@ -190,7 +190,7 @@ pub enum PduHeader<'a> {
     Response(&'a Cqe),
     /// H2CData or C2HData.
     Data(DataHeader),
-    /// R2T.
+    /// R2T: the controller asks for the data of a command.
     ReadyToTransfer(DataHeader),
 }
 

@@ -131,7 +131,7 @@ impl DataDirection {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sqe {
-    /// Opcode.
+    /// Opcode (OPC); bits 1:0 are the [`DataDirection`].
     pub opcode: u8,
     /// Fused operation bits 1:0, PRP or SGL bits 7:6 (01b for Fabrics).
     pub flags: u8,

@@ -59,7 +59,7 @@ pub struct VendorCapabilities {
     pub version: u16,
     /// Maximum key length, in bytes.
     pub key_bytes_max: u16,
-    /// Feature bits.
+    /// Feature bits: [`FEATURE_LONG_KEYS`], [`FEATURE_ITERATORS`].
     pub features: u32,
 }
 
@@ -103,7 +103,7 @@ impl VendorCapabilities {
 pub enum VendorCommand {
     /// Stores a value. The data is the key, then the value.
     Store {
-        /// Options.
+        /// Condition on the key, and whether the value may be compressed.
         options: StoreOptions,
         /// Length of the key, in bytes.
         key_bytes: u16,

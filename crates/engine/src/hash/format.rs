@@ -28,7 +28,7 @@ pub struct FormatConfig {
     pub bitmap_partitions_log2: u8,
     /// The longest value, in bytes.
     pub value_bytes_max: u32,
-    /// The namespace.
+    /// The identifier of the namespace that the volume holds.
     pub namespace: u32,
     /// The seed of the volume's random numbers: its id and its hash seed.
     pub seed: u64,

@@ -78,7 +78,7 @@ pub struct Superblock {
     pub index_partitions_log2: u8,
     /// log2 of the number of bitmap partitions, at most 12.
     pub bitmap_partitions_log2: u8,
-    /// The namespace of the volume.
+    /// The identifier of the namespace that the volume holds.
     pub namespace: u32,
     /// The longest value, in bytes.
     pub value_bytes_max: u32,

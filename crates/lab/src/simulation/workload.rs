@@ -30,7 +30,7 @@ pub enum ConnectionPolicy {
     FillInOrder(usize),
     /// At random, with these weights.
     Weighted(Vec<u64>),
-    /// This connection.
+    /// All commands on the connection with this index.
     Single(usize),
 }
 
@@ -41,7 +41,7 @@ pub struct TenantWorkload {
     pub operation: Operation,
     /// Connection policy.
     pub connection_policy: ConnectionPolicy,
-    /// Active threads.
+    /// Threads that issue requests, one operation in flight each.
     pub threads: usize,
     /// Upper bound of [`TenantWorkload::submitted`].
     pub submit_limit: u64,
@@ -55,7 +55,7 @@ pub struct TenantWorkload {
     pub is_connected: bool,
     /// The first failure.
     pub failure: Option<String>,
-    /// Number of stored keys.
+    /// Keys stored so far; reads draw from them.
     pub keys_stored: u32,
     /// By connection: its queue of the session.
     pub queue_of: Vec<usize>,
