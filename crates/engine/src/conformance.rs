@@ -1,7 +1,7 @@
 //! The conformance suite of engines: random sequential and concurrent operations, and reopenings, against a model.
 //!
-//! In: an [`EngineFixture`], which formats and opens one engine. Out: a panic with the seed and the step at which engine
-//! and model differ. The tests of each engine call these functions.
+//! In: an [`EngineFixture`], which formats and opens one engine, and a list of [`Operation`]s or a seed. Out: a panic with
+//! the step or the seed at which engine and model differ. The tests of each engine call these functions.
 //!
 //! Values identify the operation that wrote them ([`value_of`]), which detects values that were never stored, mixtures of
 //! two values, and values of another key.
@@ -12,6 +12,7 @@ use octokv_base::{Buffer, Key, Prng, value_offset};
 use octokv_device::Device;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -144,7 +145,73 @@ pub fn random_length(random: &mut Prng, bytes_max: u64) -> usize {
     8 + random.below(bound - 7) as usize
 }
 
-/// Random sequential operations and reopenings; each outcome is compared with a map.
+/// One operation of [`run_operations`]. Keys are numbers of [`key_of`].
+#[derive(Clone, Copy)]
+pub enum Operation {
+    /// Stores a value of this length under the key.
+    Put {
+        /// The key.
+        key: u64,
+        /// Its condition.
+        mode: PutMode,
+        /// The value's length.
+        bytes: usize,
+    },
+    /// Reads the key.
+    Get(u64),
+    /// Deletes the key.
+    Delete(u64),
+    /// Looks for the key.
+    Exist(u64),
+    /// Lists all keys, up to `limit` keys from the one at position `start` (counted round), and all from an unknown key.
+    List {
+        /// The position.
+        start: usize,
+        /// At least 1.
+        limit: usize,
+    },
+    /// Shuts the store down, cleanly or not, and opens it again.
+    Reopen {
+        /// Whether it is closed before.
+        clean: bool,
+    },
+}
+
+/// One line, also in a failing list.
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Operation::Put { key, mode, bytes } => write!(f, "put key {key}, {bytes} bytes, {mode:?}"),
+            Operation::Get(key) => write!(f, "get key {key}"),
+            Operation::Delete(key) => write!(f, "delete key {key}"),
+            Operation::Exist(key) => write!(f, "exist key {key}"),
+            Operation::List { start, limit } => write!(f, "list {limit} from position {start}"),
+            Operation::Reopen { clean } => {
+                write!(f, "reopen, {}", if *clean { "closed" } else { "not closed" })
+            }
+        }
+    }
+}
+
+impl Operation {
+    /// A random one on few keys.
+    pub fn random(random: &mut Prng) -> Operation {
+        let key = random.below(60);
+        match random.below(20) {
+            0..8 => {
+                let mode = [PutMode::Upsert, PutMode::AddOnly, PutMode::UpdateOnly][random.below(3) as usize];
+                Operation::Put { key, mode, bytes: random_length(random, 9_000) }
+            }
+            8..12 => Operation::Get(key),
+            12..15 => Operation::Delete(key),
+            15..18 => Operation::Exist(key),
+            18 => Operation::List { start: key as usize, limit: 1 + random.below(5) as usize },
+            _ => Operation::Reopen { clean: random.one_in(2) },
+        }
+    }
+}
+
+/// [`run_operations`] with the random operations of a seed.
 ///
 /// # Panics
 /// If an outcome differs.
@@ -152,53 +219,71 @@ pub fn sequential<S: EngineFixture>(
     fixture: &S,
     device: &Rc<dyn Device>,
     seed: u64,
-    steps: u64,
+    steps: usize,
     idle: IdleHook,
 ) {
     let mut random = Prng::new(seed);
+    let operations: Vec<Operation> = (0..steps).map(|_| Operation::random(&mut random)).collect();
+    run_operations(fixture, device, &operations, idle);
+}
+
+/// Runs operations one after the other on a new store; each outcome is compared with a map.
+///
+/// # Panics
+/// If an outcome differs.
+pub fn run_operations<S: EngineFixture>(
+    fixture: &S,
+    device: &Rc<dyn Device>,
+    operations: &[Operation],
+    idle: IdleHook,
+) {
     let mut model: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
     block_on(fixture.format(Rc::clone(device)), idle);
     let mut engine = block_on(fixture.open(Rc::clone(device)), idle).expect("opens after format");
-    for step in 0..steps {
-        let key = key_of(random.below(60));
-        let expected = model.get(&key).cloned();
-        match random.below(20) {
-            0..8 => {
-                let mode = [PutMode::Upsert, PutMode::AddOnly, PutMode::UpdateOnly][random.below(3) as usize];
-                let value = value_of(&key, step, random_length(&mut random, 9_000));
+    for (step, operation) in operations.iter().enumerate() {
+        match *operation {
+            Operation::Put { key, mode, bytes } => {
+                let key = key_of(key);
+                let value = value_of(&key, step as u64, bytes);
                 let put = engine.put(&key, mode, record_of(&key, &value), value.len());
-                let want = match (mode, &expected) {
-                    (PutMode::AddOnly, Some(_)) => PutOutcome::Exists,
-                    (PutMode::UpdateOnly, None) => PutOutcome::NotFound,
+                let want = match (mode, model.contains_key(&key)) {
+                    (PutMode::AddOnly, true) => PutOutcome::Exists,
+                    (PutMode::UpdateOnly, false) => PutOutcome::NotFound,
                     _ => PutOutcome::Stored,
                 };
-                assert_eq!(block_on(put, idle), Ok(want), "seed {seed} step {step}: put {mode:?} {key}");
+                assert_eq!(block_on(put, idle), Ok(want), "step {step}: {operation:?}");
                 if want == PutOutcome::Stored {
                     model.insert(key, value);
                 }
             }
-            8..12 => {
+            Operation::Get(key) => {
+                let key = key_of(key);
                 let found = block_on(engine.get(&key), idle).expect("no fault");
                 let found = found.map(|value| value.as_bytes().to_vec());
-                assert!(found == expected, "seed {seed} step {step}: get {key}");
+                assert!(found.as_ref() == model.get(&key), "step {step}: {operation:?}: another value");
             }
-            12..15 => {
-                let want = if expected.is_some() { DeleteOutcome::Deleted } else { DeleteOutcome::NotFound };
-                assert_eq!(block_on(engine.delete(&key), idle), Ok(want), "seed {seed} step {step}: {key}");
-                model.remove(&key);
+            Operation::Delete(key) => {
+                let key = key_of(key);
+                let want = match model.remove(&key) {
+                    Some(_) => DeleteOutcome::Deleted,
+                    None => DeleteOutcome::NotFound,
+                };
+                assert_eq!(block_on(engine.delete(&key), idle), Ok(want), "step {step}: {operation:?}");
             }
-            15..18 => {
+            Operation::Exist(key) => {
+                let key = key_of(key);
                 let bytes = block_on(engine.exist(&key), idle).expect("no fault");
-                assert_eq!(bytes, expected.map(|value| value.len()), "seed {seed} step {step}: {key}");
+                assert_eq!(bytes, model.get(&key).map(Vec::len), "step {step}: {operation:?}");
             }
-            18 => assert_list_matches(&engine, &model, &mut random, idle),
-            _ => {
-                if random.one_in(2) {
+            Operation::List { start, limit } => assert_list_matches(&engine, &model, start, limit, idle),
+            Operation::Reopen { clean } => {
+                if clean {
                     block_on(fixture.close(&engine), idle);
                 }
                 drop(engine);
                 engine = block_on(fixture.open(Rc::clone(device)), idle).expect("opens again");
-                assert_eq!(engine.statistics().keys, model.len() as u64, "seed {seed} step {step}");
+                let keys = engine.statistics().keys;
+                assert_eq!(keys, model.len() as u64, "step {step}: {operation:?}: the number of keys");
             }
         }
     }
@@ -215,7 +300,8 @@ fn block_on<T>(future: impl Future<Output = T>, idle: IdleHook) -> T {
 fn assert_list_matches(
     engine: &impl Engine,
     model: &BTreeMap<Key, Vec<u8>>,
-    random: &mut Prng,
+    start: usize,
+    limit: usize,
     idle: IdleHook,
 ) {
     let list = |start: &Key, limit: usize| {
@@ -234,12 +320,11 @@ fn assert_list_matches(
     let all = list(&empty, usize::MAX);
     let mut sorted = all.clone();
     sorted.sort();
-    assert_eq!(sorted, model.keys().cloned().collect::<Vec<_>>());
+    assert_eq!(sorted, model.keys().cloned().collect::<Vec<_>>(), "a full listing");
     if !all.is_empty() {
-        let at = random.below(all.len() as u64) as usize;
-        let limit = 1 + random.below(5) as usize;
+        let at = start % all.len();
         let end = (at + limit).min(all.len());
-        assert_eq!(list(&all[at], limit), all[at..end]);
+        assert_eq!(list(&all[at], limit), all[at..end], "{limit} keys from position {at}");
     }
     let absent = Key::new(b"never stored").expect("short");
     let after = list(&absent, usize::MAX);

@@ -4,28 +4,56 @@ use crate::common::{self, HashFixture, small_volume, volatile_engine};
 use octokv_base::{Buffer, Key, Lba, Prng, value_offset};
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
-use octokv_engine::conformance::{self, EngineFixture, key_of, operation_of, record_of, value_of};
+use octokv_engine::conformance::{self, EngineFixture, Operation, key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{HashEngine, HashKind, open};
 use octokv_engine::{DeleteOutcome, Durability, Engine, PutMode, PutOutcome};
 use octokv_runtime::block_on;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-#[test]
-fn random_operations_and_reopenings_agree_with_the_model() {
-    for seed in 0..12 {
-        let mut fixture = HashFixture::default();
-        fixture.format.unit_bytes = if seed % 2 == 0 { 512 } else { 4096 };
-        fixture.format.hash = if seed % 3 == 0 { HashKind::Sha1 } else { HashKind::Xxh3 };
-        fixture.durability = if seed % 4 == 0 { Durability::Completed } else { Durability::PowerSafe };
+/// In parts, so that a failing list loses whole parts first; with the shares of [`Operation::random`].
+fn operations() -> impl Strategy<Value = Vec<Operation>> {
+    let key = || 0..60_u64;
+    let mode = prop_oneof![Just(PutMode::Upsert), Just(PutMode::AddOnly), Just(PutMode::UpdateOnly)];
+    let bytes = prop_oneof![8..=64_usize, 8..=600_usize, 8..=5_000_usize, 8..=9_000_usize];
+    let operation = prop_oneof![
+        4 => key().prop_map(Operation::Get),
+        3 => key().prop_map(Operation::Exist),
+        3 => key().prop_map(Operation::Delete),
+        8 => (key(), mode, bytes).prop_map(|(key, mode, bytes)| Operation::Put { key, mode, bytes }),
+        1 => (0..60_usize, 1..=5_usize).prop_map(|(start, limit)| Operation::List { start, limit }),
+        1 => any::<bool>().prop_map(|clean| Operation::Reopen { clean }),
+    ];
+    vec(vec(operation, 0..=78), 0..=78).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 12, rng_seed: RngSeed::Fixed(22), failure_persistence: None, max_shrink_iters: 2_000,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn random_operations_and_reopenings_agree_with_the_model(
+        unit_bytes in prop_oneof![Just(512), Just(4_096)],
+        hash in prop_oneof![Just(HashKind::Xxh3), Just(HashKind::Sha1)],
+        durability in prop_oneof![Just(Durability::PowerSafe), Just(Durability::Completed)],
+        order_of_completions in any::<u64>(),
+        operations in operations(),
+    ) {
+        let mut fixture = HashFixture { durability, ..HashFixture::default() };
+        (fixture.format.unit_bytes, fixture.format.hash) = (unit_bytes, hash);
         let disk = PowerLossDisk::new(vec![0; 8 << 20], 512);
         let device: Rc<dyn Device> = Rc::new(disk.clone());
-        let mut random = Prng::new(seed + 1_000);
+        let mut random = Prng::new(order_of_completions);
         let idle = RefCell::new(|| {
             disk.complete_one(&mut random);
         });
-        conformance::sequential(&fixture, &device, seed, 1_500, &idle);
+        conformance::run_operations(&fixture, &device, &operations, &idle);
     }
 }
 
