@@ -9,7 +9,11 @@ use octokv_nvmf::{LbaRange, RequestOperation, RequestOutcome};
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceDriver, DeviceHandle, ReactorHandle, TaskSlab, block_on, open_device_queue,
 };
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use std::cell::RefCell;
+use std::fmt;
 use std::rc::Rc;
 
 const DEVICE_BYTES: usize = 256 << 10;
@@ -44,61 +48,123 @@ fn random_range(random: &mut Prng, all: u64) -> LbaRange {
     range(lba, 1 + random.below((all - lba).min(20)))
 }
 
-#[test]
-fn block_operations_match_a_model() {
-    for (block_bytes, device_bytes) in SIZES {
-        let disk = PowerLossDisk::new(data(DEVICE_BYTES, 1).to_vec(), device_bytes);
-        let blocks = blocks(Rc::new(disk.clone()), block_bytes);
-        let (mut random, mut model) = (Prng::new(2), data(DEVICE_BYTES, 1).to_vec());
-        let mut completions = Prng::new(3);
-        let mut perform = |operation| {
-            block_on(blocks.execute(operation), || {
-                disk.complete_one(&mut completions);
-            })
-        };
-        for step in 0..600 {
-            let range = random_range(&mut random, DEVICE_BYTES as u64 / u64::from(block_bytes));
-            let from = range.lba.0 as usize * block_bytes as usize;
-            let to = from + range.blocks as usize * block_bytes as usize;
-            let force_unit_access = random.below(4) == 0;
-            match random.below(7) {
-                0 | 1 => {
-                    let new = data(to - from, step);
-                    model[from..to].copy_from_slice(&new);
-                    let write = RequestOperation::Write { lba: range.lba, data: new, force_unit_access };
-                    assert!(matches!(perform(write), RequestOutcome::Written));
+#[derive(Clone, Copy, Debug)]
+enum OperationKind {
+    Read,
+    Verify,
+    /// With the blocks of the model; if given, the byte at this position differs, which counts round.
+    Compare(Option<usize>),
+    WriteZeroes {
+        force_unit_access: bool,
+        deallocate: bool,
+    },
+    Write {
+        force_unit_access: bool,
+    },
+}
+
+/// On blocks from `lba` on, which counts round, as many as there are up to the last block.
+#[derive(Clone, Copy)]
+struct Operation {
+    kind: OperationKind,
+    lba: u64,
+    blocks: u64,
+}
+
+/// One line, also in a failing list.
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{:?}, {} blocks from {}", self.kind, self.blocks, self.lba)
+    }
+}
+
+/// In parts, so that a failing list loses whole parts first.
+fn operations() -> impl Strategy<Value = Vec<Operation>> {
+    let force_unit_access = || proptest::bool::weighted(0.25);
+    let write_zeroes = (force_unit_access(), any::<bool>());
+    let kind = prop_oneof![
+        2 => Just(OperationKind::Read),
+        1 => Just(OperationKind::Verify),
+        1 => proptest::option::of(0..20 * 4096_usize).prop_map(OperationKind::Compare),
+        1 => write_zeroes.prop_map(|(force_unit_access, deallocate)| {
+            OperationKind::WriteZeroes { force_unit_access, deallocate }
+        }),
+        2 => force_unit_access().prop_map(|force_unit_access| OperationKind::Write { force_unit_access }),
+    ];
+    let operation = (kind, 0..512_u64, 1..=20_u64);
+    let operation = operation.prop_map(|(kind, lba, blocks)| Operation { kind, lba, blocks });
+    vec(vec(operation, 0..=34), 0..=34).prop_map(|parts| parts.concat())
+}
+
+fn assert_matches_a_model(block_bytes: u32, device_bytes: u32, operations: &[Operation]) {
+    let disk = PowerLossDisk::new(data(DEVICE_BYTES, 1).to_vec(), device_bytes);
+    let blocks = blocks(Rc::new(disk.clone()), block_bytes);
+    let (mut completions, mut model) = (Prng::new(3), data(DEVICE_BYTES, 1).to_vec());
+    let mut perform = |operation| {
+        block_on(blocks.execute(operation), || {
+            disk.complete_one(&mut completions);
+        })
+    };
+    let block = block_bytes as usize;
+    let all = (DEVICE_BYTES / block) as u64;
+    for (operation, seed) in operations.iter().zip(0..) {
+        let lba = operation.lba % all;
+        let range = range(lba, operation.blocks.min(all - lba));
+        let from = lba as usize * block;
+        let to = from + range.blocks as usize * block;
+        match operation.kind {
+            OperationKind::Read => {
+                let RequestOutcome::Blocks { buffer } = perform(RequestOperation::Read { range }) else {
+                    panic!("blocks were not read")
+                };
+                assert!(*buffer == model[from..to], "{range:?} was read and differs");
+            }
+            OperationKind::Verify => {
+                let outcome = perform(RequestOperation::Verify { range });
+                assert!(matches!(outcome, RequestOutcome::Verified), "{range:?} was not verified");
+            }
+            OperationKind::Compare(different) => {
+                let mut there = Buffer::zeroed(to - from);
+                there.copy_from_slice(&model[from..to]);
+                if let Some(at) = different {
+                    there[at % (to - from)] ^= 1;
                 }
-                2 => {
-                    model[from..to].fill(0);
-                    let deallocate = random.below(2) == 0;
-                    let zeroes = RequestOperation::WriteZeroes { range, force_unit_access, deallocate };
-                    assert!(matches!(perform(zeroes), RequestOutcome::Written));
-                }
-                3 => {
-                    let mut there = Buffer::zeroed(to - from);
-                    there.copy_from_slice(&model[from..to]);
-                    let same = random.below(2) == 0;
-                    if !same {
-                        let at = random.below(there.len() as u64) as usize;
-                        there[at] ^= 1;
-                    }
-                    let outcome = perform(RequestOperation::Compare { lba: range.lba, data: there });
-                    match same {
-                        true => assert!(matches!(outcome, RequestOutcome::Verified)),
-                        false => assert!(matches!(outcome, RequestOutcome::Mismatch)),
-                    }
-                }
-                4 => assert!(matches!(perform(RequestOperation::Verify { range }), RequestOutcome::Verified)),
-                _ => {
-                    let RequestOutcome::Blocks { buffer } = perform(RequestOperation::Read { range }) else {
-                        panic!("blocks were not read")
-                    };
-                    assert!(*buffer == model[from..to], "{block_bytes} on {device_bytes}, step {step}");
+                let outcome = perform(RequestOperation::Compare { lba: range.lba, data: there });
+                match different {
+                    None => assert!(matches!(outcome, RequestOutcome::Verified), "{range:?} is as compared"),
+                    Some(_) => assert!(matches!(outcome, RequestOutcome::Mismatch), "{range:?} is not"),
                 }
             }
+            OperationKind::WriteZeroes { force_unit_access, deallocate } => {
+                model[from..to].fill(0);
+                let zeroes = RequestOperation::WriteZeroes { range, force_unit_access, deallocate };
+                assert!(matches!(perform(zeroes), RequestOutcome::Written), "{range:?} was not zeroed");
+            }
+            OperationKind::Write { force_unit_access } => {
+                let new = data(to - from, seed);
+                model[from..to].copy_from_slice(&new);
+                let write = RequestOperation::Write { lba: range.lba, data: new, force_unit_access };
+                assert!(matches!(perform(write), RequestOutcome::Written), "{range:?} was not written");
+            }
         }
-        assert!(disk.contents() == model, "{block_bytes} on {device_bytes}: a byte outside a range changed");
-        assert_eq!(blocks.pool.in_use_bytes(), 0);
+    }
+    assert!(disk.contents() == model, "a byte outside a range changed");
+    assert_eq!(blocks.pool.in_use_bytes(), 0, "buffers in use");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 10, rng_seed: RngSeed::Fixed(18), failure_persistence: None, max_shrink_iters: 2_000,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn block_operations_match_a_model(
+        block_bytes in prop_oneof![Just(512), Just(4_096)],
+        device_bytes in prop_oneof![Just(512), Just(4_096)],
+        operations in operations(),
+    ) {
+        assert_matches_a_model(block_bytes, device_bytes, &operations);
     }
 }
 

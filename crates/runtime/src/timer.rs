@@ -148,7 +148,10 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Prng;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+    use std::fmt;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::task::Wake;
@@ -183,36 +186,75 @@ mod tests {
         assert_eq!(timers.next_deadline(), Nanos::NEVER);
     }
 
-    #[test]
-    fn random_timers_agree_with_a_sorted_list_and_removed_ones_are_gone_at_once() {
+    #[derive(Clone, Copy)]
+    enum Operation {
+        /// Sets a timer, this long after now.
+        Set(u64),
+        /// Removes one of the timers that have not fired, if any; the number counts round.
+        Remove(usize),
+        /// Advances the time and fires the timers that are due.
+        Advance(u64),
+    }
+
+    /// One line, also in a failing list.
+    impl fmt::Debug for Operation {
+        fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            match self {
+                Operation::Set(ns) => write!(f, "set a timer in {ns}"),
+                Operation::Remove(number) => write!(f, "remove timer {number}"),
+                Operation::Advance(ns) => write!(f, "advance by {ns}"),
+            }
+        }
+    }
+
+    /// In parts, so that a failing list loses whole parts first.
+    fn operations() -> impl Strategy<Value = Vec<Operation>> {
+        let operation = (0..4, 0..500_usize, 0..100_u64).prop_map(|(kind, large, small)| match kind {
+            0 | 1 => Operation::Set(large as u64),
+            2 => Operation::Remove(large),
+            _ => Operation::Advance(small),
+        });
+        vec(vec(operation, 0..=90), 0..=90).prop_map(|parts| parts.concat())
+    }
+
+    fn assert_agrees_with_a_sorted_list(operations: &[Operation]) {
         let (mut timers, last) = (Timers::default(), Arc::new(AtomicU64::new(0)));
-        let mut random = Prng::new(3);
         let mut model: Vec<(u64, u64, u32)> = Vec::new();
-        let mut passed: Vec<u32> = Vec::new();
         let mut now = 0;
-        for number in 0..20_000 {
-            match random.below(4) {
-                0 | 1 => {
-                    let deadline = now + random.below(500);
+        for (&operation, number) in operations.iter().zip(0..) {
+            match operation {
+                Operation::Set(ns) => {
                     let waker = Arc::new(RecordingWaker(number, Arc::clone(&last))).into();
-                    model.push((deadline, number, timers.insert(Nanos(deadline), waker)));
+                    model.push((now + ns, number, timers.insert(Nanos(now + ns), waker)));
                 }
-                2 if !model.is_empty() => {
-                    let (_, _, key) = model.swap_remove(random.below(model.len() as u64) as usize);
+                Operation::Remove(at) if !model.is_empty() => {
+                    let (_, _, key) = model.swap_remove(at % model.len());
                     timers.remove(key);
                 }
-                _ => {
-                    now += random.below(100);
+                Operation::Remove(_) => {}
+                Operation::Advance(ns) => {
+                    now += ns;
                     model.sort_unstable();
                     let due = model.partition_point(|&(deadline, ..)| deadline <= now);
                     let expected: Vec<u64> = model[..due].iter().map(|&(_, number, _)| number).collect();
-                    assert_eq!(fired(&mut timers, now, &last), expected);
-                    passed.extend(model.drain(..due).map(|(_, _, key)| key));
-                    passed.drain(..).for_each(|key| timers.remove(key));
+                    assert_eq!(fired(&mut timers, now, &last), expected, "the timers that fire at {now}");
+                    model.drain(..due).for_each(|(_, _, key)| timers.remove(key));
                 }
             }
-            assert_eq!(timers.len(), model.len());
+            assert_eq!(timers.len(), model.len(), "the number of timers");
         }
         assert!(timers.entries.len() < 1_000, "{} entries for few timers", timers.entries.len());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 10, rng_seed: RngSeed::Fixed(1), failure_persistence: None, max_shrink_iters: 4_000,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn random_timers_agree_with_a_sorted_list_and_removed_ones_are_gone_at_once(operations in operations()) {
+            assert_agrees_with_a_sorted_list(&operations);
+        }
     }
 }
