@@ -109,7 +109,7 @@ impl SpaceAllocator {
 
     /// The first preferred partition of core `core` of `cores`.
     pub fn initial_partition(&self, core: usize, cores: usize) -> usize {
-        core * self.partitions.len() / cores.max(1) % self.partitions.len()
+        core * self.partitions.len() / cores
     }
 
     /// Frees a run. REQUIRES: the run was allocated, and no reader or write uses it.
@@ -126,9 +126,7 @@ impl SpaceAllocator {
             return false;
         }
         let (index, at) = self.partition_offset(extent);
-        if at + extent.units > self.partition_units
-            || !self.partitions[index].lock().mark_used(at, extent.units)
-        {
+        if !self.partitions[index].lock().mark_used(at, extent.units) {
             return false;
         }
         self.free_units.fetch_sub(extent.units, Ordering::Relaxed);
@@ -258,7 +256,7 @@ impl BitmapPartition {
         while run < enough {
             let unit = at + run;
             let Some(word) = self.words.get((unit / 64) as usize) else { break };
-            let ones = u64::from((!(word >> (unit % 64))).trailing_zeros()).min(64 - unit % 64);
+            let ones = u64::from((!(word >> (unit % 64))).trailing_zeros());
             run += ones;
             if ones < 64 - unit % 64 {
                 break;
@@ -443,8 +441,53 @@ mod tests {
     fn recovery_marks_each_existing_unit_used_once() {
         let space = SpaceAllocator::new(10, 1_000, 4, FitPolicy::First);
         let claim = |location, units| space.mark_used(Extent { location, units });
-        assert!(claim(10, 5));
-        assert!(!claim(14, 2) && !claim(9, 1) && !claim(1_009, 2) && !claim(u64::MAX, 2));
-        assert_eq!(space.free_units(), 995);
+        assert!(claim(10, 5) && claim(1_009, 1));
+        assert!(!claim(14, 2) && !claim(9, 1) && !claim(1_008, 2) && !claim(u64::MAX, 2));
+        assert!(!claim(1_010, 1) && !claim(5_000, 1), "behind the last unit");
+        // A partition has 256 units; a run is in one of them.
+        assert!(!claim(10 + 512 - 1, 2) && claim(10 + 256, 256) && !claim(10 + 256, 1));
+        assert_eq!(space.free_units(), 1_000 - 5 - 1 - 256);
+    }
+
+    #[test]
+    fn first_fit_spreads_records_over_the_partitions_by_hash() {
+        let space = SpaceAllocator::new(0, 4_096, 8, FitPolicy::First);
+        for partition in 0..8 {
+            for hash in [partition << 61, (partition << 61) + (1 << 60)] {
+                let extent = space.allocate(hash, &Cell::new(0), 1).unwrap();
+                assert_eq!(extent.location / 512, partition, "hash {hash:x}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_search_starts_behind_the_space_that_earlier_searches_found_full() {
+        let mut partition = BitmapPartition::new(1_000);
+        for i in 0..100 {
+            assert_eq!(partition.allocate(3, FitPolicy::First), Some(i * 3));
+        }
+        // No run of 3 units begins before 300, so none of 4 does; a shorter one might.
+        let floors = |partition: &BitmapPartition| [1, 2, 3, 4, 64, 200].map(|units| partition.floor(units));
+        assert_eq!(floors(&partition), [0, 0, 300, 300, 300, 300]);
+        partition.set_free(30, 3);
+        partition.set_free(33, 2);
+        assert_eq!(floors(&partition), [0, 0, 30, 30, 30, 30]);
+        // Joined with the free units before it.
+        assert_eq!(partition.allocate(5, FitPolicy::First), Some(30));
+        assert_eq!(floors(&partition), [0, 0, 30, 30, 35, 35]);
+        assert_eq!(partition.allocate(900, FitPolicy::First), None);
+        assert_eq!(partition.allocate(64, FitPolicy::First), Some(300));
+        assert_eq!(partition.allocate(2, FitPolicy::First), Some(364));
+        assert_eq!(floors(&partition), [0, 366, 366, 366, 366, 366]);
+        while partition.allocate(2, FitPolicy::First).is_some() {}
+        assert_eq!(partition.floor(2), 1_024, "there is none up to the end of the last word");
+    }
+
+    #[test]
+    #[should_panic(expected = "units 4..7 are freed and partly free already")]
+    fn freeing_a_free_unit_is_a_bug() {
+        let mut partition = BitmapPartition::new(100);
+        partition.allocate(6, FitPolicy::First);
+        partition.set_free(4, 3);
     }
 }

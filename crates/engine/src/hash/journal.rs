@@ -29,7 +29,7 @@ pub const JOURNAL_ENTRY_BYTES: usize = 48;
 /// The maximum entries of one batch.
 pub const BATCH_ENTRIES_MAX: usize = 660;
 /// The maximum bytes of one batch, before rounding to units.
-pub const BATCH_BYTES_MAX: usize = BATCH_HEADER_BYTES + BATCH_ENTRIES_MAX * JOURNAL_ENTRY_BYTES;
+pub const BATCH_BYTES_MAX: usize = batch_bytes(BATCH_ENTRIES_MAX);
 const _: () = assert!(BATCH_BYTES_MAX <= 32 * 1024);
 
 /// The header of a batch on the device, little-endian.
@@ -70,9 +70,14 @@ pub const fn batch_units_max(unit_bytes: u32) -> u32 {
     (BATCH_BYTES_MAX as u32).div_ceil(unit_bytes)
 }
 
+/// The bytes of a batch with `entries` entries, before rounding to units.
+const fn batch_bytes(entries: usize) -> usize {
+    BATCH_HEADER_BYTES + entries * JOURNAL_ENTRY_BYTES
+}
+
 /// The units of a batch with `entries` entries.
 pub const fn batch_units(entries: usize, unit_bytes: u32) -> u32 {
-    ((BATCH_HEADER_BYTES + entries * JOURNAL_ENTRY_BYTES) as u32).div_ceil(unit_bytes)
+    (batch_bytes(entries) as u32).div_ceil(unit_bytes)
 }
 
 /// One change of the index.
@@ -91,9 +96,9 @@ pub struct JournalEntry {
 }
 
 impl JournalEntry {
-    /// This entry without its change, so that later entries keep their numbers.
+    /// This entry without its change, so that later entries keep their numbers. Its sequence number names no record.
     pub fn cancelled(self) -> JournalEntry {
-        JournalEntry { new_location: 0, old_location: 0, sequence: 0, units: 0, ..self }
+        JournalEntry { new_location: 0, old_location: 0, units: 0, ..self }
     }
 }
 
@@ -120,8 +125,8 @@ pub struct BatchHeader {
 /// If there are more than [`BATCH_ENTRIES_MAX`] entries.
 pub fn encode(bytes: &mut [u8], header: &BatchHeader, entries: &[JournalEntry], unit_bytes: u32) -> u32 {
     assert!(entries.len() <= BATCH_ENTRIES_MAX, "{} entries in one batch", entries.len());
-    let end = BATCH_HEADER_BYTES + entries.len() * JOURNAL_ENTRY_BYTES;
-    let units = (end as u32).div_ceil(unit_bytes);
+    let end = batch_bytes(entries.len());
+    let units = batch_units(entries.len(), unit_bytes);
     let (layout, rest) = BatchHeaderLayout::mut_from_prefix(bytes).expect("longer than a header");
     *layout = BatchHeaderLayout {
         magic: MAGIC,
@@ -174,11 +179,9 @@ impl<'a> UncheckedBatch<'a> {
         if layout.magic != MAGIC || count > BATCH_ENTRIES_MAX {
             return None;
         }
-        let end = BATCH_HEADER_BYTES + count * JOURNAL_ENTRY_BYTES;
+        let end = batch_bytes(count);
         let (entries, _) = <[JournalEntryLayout]>::ref_from_prefix_with_elems(rest, count).ok()?;
-        if units != (end as u32).div_ceil(unit_bytes)
-            || crc32c(&self.0[CHECKED_FROM..end]) != layout.crc.get()
-        {
+        if units != batch_units(count, unit_bytes) || crc32c(&self.0[CHECKED_FROM..end]) != layout.crc.get() {
             return None;
         }
         let header = BatchHeader {

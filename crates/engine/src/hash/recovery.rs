@@ -55,7 +55,6 @@ pub async fn open(
     write_superblock(&**device, &loaded.superblock).await?;
     let state = VolumeState { partitions: loaded.partitions, space: loaded.space, position: loaded.position };
     let volume = Volume::new(loaded.superblock, state, geometry.block_bytes, false, config);
-    volume.commits.release_before(JournalPosition { units_used: 0, ..loaded.position });
     if loaded.needs_checkpoint {
         let engine = HashEngine::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
         engine.checkpoint(false).await?;
@@ -172,11 +171,11 @@ impl Recovery<'_> {
             let rest = (within + bytes - found.len()).next_multiple_of(self.unit_bytes());
             let buffer = Buffer::zeroed(rest.min(READ_BYTES_MAX));
             let buffer = self.device.read(Lba(first * self.unit_blocks), buffer).await.into_read()?;
-            let end = buffer.len().min(within + bytes - found.len());
-            found.extend_from_slice(&buffer[within..end]);
+            found.extend_from_slice(&buffer[within..]);
             first += buffer.len() as u64 / unit_bytes;
             within = 0;
         }
+        found.truncate(bytes);
         Ok(found)
     }
 
@@ -195,7 +194,7 @@ impl Recovery<'_> {
             // After an image from the other copy, the next may begin beyond this window.
             let mut image = window.get((offset - window_at) as usize..).unwrap_or(&[]);
             let need = checkpoint::UncheckedImage(image).claimed_bytes().unwrap_or(IMAGE_HEADER_BYTES);
-            if image.len() < need || image.is_empty() {
+            if image.len() < need {
                 window_at = offset;
                 let bytes = (READ_CHUNK_BYTES as u64).min(rest) as usize;
                 window = self.read_copy_or_empty(first, offset, bytes).await;
@@ -230,9 +229,6 @@ impl Recovery<'_> {
         });
         let structure = MetadataStructure::CheckpointImage { partition: index as u32 };
         let damaged = OpenError::CopiesUnreadable { structure, lbas };
-        if rest < IMAGE_HEADER_BYTES as u64 {
-            return Err(damaged);
-        }
         let header = self.read_copy_or_empty(first, offset, IMAGE_HEADER_BYTES).await;
         let need = checkpoint::UncheckedImage(&header).claimed_bytes().ok_or(damaged)?;
         if need as u64 > rest {
