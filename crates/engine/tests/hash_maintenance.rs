@@ -1,66 +1,18 @@
-//! Where superblocks are written, what maintenance does and when, and which records are written beside their batch.
+//! Where superblocks are written, and what maintenance does and when.
 
-use crate::common::HashFixture;
-use octokv_base::{Buffer, Key, Lba, Nanos, Prng, value_offset};
-use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
-use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, MemoryDevice, RamDisk};
+use crate::common::traced_memory::{BLOCK_BYTES, DeviceTrace, TracedVolume, TracingMemory};
+use crate::common::{HashFixture, volatile_engine};
+use octokv_base::{Buffer, Lba, Nanos, Prng};
+use octokv_device::fault_injection::{FaultPlan, FaultRule, InjectedFault, OpFilter};
+use octokv_device::{Device, DeviceError, MemoryDevice, RamDisk};
 use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, record_of, value_of};
 use octokv_engine::hash::HashEngine;
 use octokv_engine::hash::superblock::{SUPERBLOCK_BYTES, UncheckedSuperblock};
 use octokv_engine::{Durability, Engine, EngineError, PutMode, PutOutcome};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
-use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::cell::RefCell;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
-
-const BLOCK_BYTES: u64 = 512;
-
-/// Non-volatile memory that logs writes, counts flushes, and completes long writes only when they are released.
-struct TracingMemory {
-    memory: MemoryDevice,
-    trace: Rc<DeviceTrace>,
-}
-
-#[derive(Default)]
-struct DeviceTrace {
-    /// First block and length in bytes of each write.
-    writes: RefCell<Vec<(u64, usize)>>,
-    flushes: Cell<u64>,
-    /// Writes of at least so many bytes do not complete; 0 holds none.
-    held_from_bytes: Cell<usize>,
-}
-
-impl Device for TracingMemory {
-    fn geometry(&self) -> Geometry {
-        Geometry { volatile: false, ..self.memory.geometry() }
-    }
-    fn name(&self) -> &str {
-        "traced"
-    }
-    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.memory.read(at, buffer)
-    }
-    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        let (trace, bytes) = (Rc::clone(&self.trace), buffer.len());
-        trace.writes.borrow_mut().push((at.0, bytes));
-        let mut written = Box::pin(self.memory.write(at, buffer));
-        let is_held = move || (1..=bytes).contains(&trace.held_from_bytes.get());
-        DeviceFuture::boxed(poll_fn(move |context| match is_held() {
-            true => Poll::Pending,
-            false => written.as_mut().poll(context),
-        }))
-    }
-    fn flush(&self) -> DeviceFuture {
-        self.trace.flushes.set(self.trace.flushes.get() + 1);
-        DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
-    }
-    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
-        self.memory.trim(at, blocks)
-    }
-}
 
 /// A fresh volume whose maintenance runs in simulated time.
 struct MaintainedVolume {
@@ -74,23 +26,13 @@ struct MaintainedVolume {
     reports: Rc<RefCell<Vec<EngineError>>>,
 }
 
-fn traced_volume(durability: Durability, bytes: u64) -> (Rc<HashEngine>, Rc<DeviceTrace>, FaultPlan) {
-    let mut fixture = HashFixture { durability, ..HashFixture::default() };
-    fixture.format.unit_bytes = BLOCK_BYTES as u32;
-    let (trace, plan) = (Rc::<DeviceTrace>::default(), FaultPlan::default());
-    let memory = MemoryDevice::new(RamDisk::new(bytes, BLOCK_BYTES as u32).unwrap());
-    let traced = Rc::new(TracingMemory { memory, trace: Rc::clone(&trace) });
-    let device: Rc<dyn Device> = Rc::new(FaultDevice::new(traced, plan.clone()));
-    block_on(fixture.format(Rc::clone(&device)), || ());
-    let engine = Rc::new(block_on(fixture.open(device), || ()).unwrap());
-    trace.writes.borrow_mut().clear();
-    trace.flushes.set(0);
-    (engine, trace, plan)
-}
-
 impl MaintainedVolume {
     fn new(durability: Durability) -> MaintainedVolume {
-        let (engine, trace, plan) = traced_volume(durability, 4 << 20);
+        let TracedVolume { engine, trace, plan, .. } = TracedVolume::new(durability, 4 << 20);
+        MaintainedVolume::of(engine, trace, plan)
+    }
+
+    fn of(engine: Rc<HashEngine>, trace: Rc<DeviceTrace>, plan: FaultPlan) -> MaintainedVolume {
         let sim = SimEnv::new(SimEnvConfig::new(1));
         let queue = Box::new(sim.device_queue(sim.add_host()));
         let handle = ReactorHandle::new(
@@ -135,7 +77,7 @@ impl MaintainedVolume {
 
 #[test]
 fn each_generation_of_superblocks_has_two_slots_of_its_own() {
-    let (engine, trace, _) = traced_volume(Durability::PowerSafe, 4 << 20);
+    let TracedVolume { engine, trace, .. } = TracedVolume::new(Durability::PowerSafe, 4 << 20);
     let superblock_writes = || {
         let writes = trace.writes.take();
         writes.into_iter().filter(|(lba, _)| *lba < 32).collect::<Vec<_>>()
@@ -148,7 +90,7 @@ fn each_generation_of_superblocks_has_two_slots_of_its_own() {
 }
 
 #[test]
-fn format_and_opening_leave_an_intact_superblock_in_every_slot() {
+fn format_and_each_opening_leave_an_intact_superblock_in_every_slot() {
     let memory = RamDisk::new(4 << 20, BLOCK_BYTES as u32).unwrap();
     let traced = TracingMemory { memory: MemoryDevice::new(memory), trace: Rc::default() };
     let device: Rc<dyn Device> = Rc::new(traced);
@@ -157,12 +99,17 @@ fn format_and_opening_leave_an_intact_superblock_in_every_slot() {
     let generation = |slot: u64| {
         let read = device.read(Lba(slot * 8), Buffer::zeroed(SUPERBLOCK_BYTES));
         let bytes = block_on(read, || ()).into_read().unwrap();
-        UncheckedSuperblock(bytes[..].try_into().unwrap()).check().ok().map(|found| found.generation)
+        UncheckedSuperblock(bytes[..].try_into().unwrap())
+            .check()
+            .ok()
+            .map(|found| (found.generation, found.incarnation))
     };
     block_on(fixture.format(Rc::clone(&device)), || ());
-    assert_eq!([0, 1, 2, 3].map(generation), [Some(0), None, Some(0), None]);
+    assert_eq!([0, 1, 2, 3].map(generation), [Some((0, 0)), None, Some((0, 0)), None]);
     drop(block_on(fixture.open(Rc::clone(&device)), || ()).unwrap());
-    assert_eq!([0, 1, 2, 3].map(generation), [Some(0), Some(1), Some(0), Some(1)]);
+    assert_eq!([0, 1, 2, 3].map(generation), [(0, 0), (1, 1), (0, 0), (1, 1)].map(Some));
+    drop(block_on(fixture.open(Rc::clone(&device)), || ()).unwrap());
+    assert_eq!([0, 1, 2, 3].map(generation), [(2, 2), (1, 1), (2, 2), (1, 1)].map(Some));
 }
 
 #[test]
@@ -178,6 +125,7 @@ fn maintenance_writes_one_marker_20_ms_after_a_change_and_nothing_when_idle() {
         assert_eq!(volume.batches(), 2 * round, "the change and its marker");
         volume.advance_ms(200);
         assert_eq!(volume.batches(), 2 * round, "idle again");
+        assert_eq!(volume.trace.flushes.get(), 2 * round, "one flush for each");
     }
     assert_eq!(volume.engine.statistics().checkpoints, 0);
     assert!(volume.reports.borrow().is_empty());
@@ -201,7 +149,11 @@ fn maintenance_writes_a_checkpoint_when_half_of_the_journal_is_in_use_and_not_be
     volume.put_all(0..200);
     volume.advance_ms(100);
     assert_eq!(volume.engine.statistics().checkpoints, 0);
-    volume.put_all(200..260);
+    // With the marker exactly half of the ring, and one more.
+    volume.put_all(200..247);
+    volume.advance_ms(100);
+    assert_eq!((volume.batches(), volume.engine.statistics().checkpoints), (249, 0));
+    volume.put_all(247..248);
     volume.advance_ms(100);
     assert_eq!(volume.engine.statistics().checkpoints, 1);
     volume.put_all(0..10);
@@ -244,29 +196,8 @@ fn maintenance_ends_when_a_journal_write_has_failed() {
     }
 }
 
-fn poll_once<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Option<T> {
-    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
-}
-
 #[test]
-fn records_of_up_to_128_kib_are_written_beside_their_batch_and_longer_ones_delay_no_other_put() {
-    let (long, short) = (Key::new(b"long").unwrap(), Key::new(b"short").unwrap());
-    let limit = (128 << 10) - value_offset(long.len());
-    for (value_bytes, is_concurrent) in [(limit, true), (limit + 1, false)] {
-        let (engine, trace, _) = traced_volume(Durability::PowerSafe, 16 << 20);
-        trace.held_from_bytes.set(128 << 10);
-        let value = value_of(&long, 1, value_bytes);
-        let mut long_put = pin!(engine.put(&long, PutMode::Upsert, record_of(&long, &value), value_bytes));
-        assert!(poll_once(&mut long_put).is_none(), "its record is held");
-        let journal_writes = trace.writes.borrow().iter().filter(|(_, bytes)| *bytes < 64 << 10).count();
-        assert_eq!(journal_writes, if is_concurrent { 2 } else { 0 }, "{value_bytes} bytes");
-        let value = value_of(&short, 2, 100);
-        let mut short_put = pin!(engine.put(&short, PutMode::Upsert, record_of(&short, &value), 100));
-        assert_eq!(poll_once(&mut short_put).is_some(), !is_concurrent, "{value_bytes} bytes");
-        trace.held_from_bytes.set(0);
-        assert_eq!(poll_once(&mut long_put), Some(Ok(PutOutcome::Stored)));
-    }
+fn maintenance_of_a_volatile_device_ends_at_once() {
+    let engine = Rc::new(volatile_engine(4 << 20, BLOCK_BYTES as u32));
+    assert!(MaintainedVolume::of(engine, Rc::default(), FaultPlan::default()).tasks.is_empty());
 }

@@ -13,7 +13,7 @@ use octokv_engine::hash::superblock::{
 use octokv_engine::hash::{IndexMismatch, MetadataStructure, OpenError, open};
 use octokv_engine::{Engine, EngineError, PutMode};
 use octokv_runtime::block_on;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -203,7 +203,8 @@ fn a_batch_that_replaces_a_record_beyond_any_device_is_refused() {
 struct SparseDevice {
     blocks: u64,
     contents: RefCell<BTreeMap<u64, [u8; UNIT_BYTES]>>,
-    longest_read: Cell<usize>,
+    /// First block and length in bytes of each read.
+    reads: RefCell<Vec<(u64, usize)>>,
 }
 
 impl SparseDevice {
@@ -222,7 +223,7 @@ impl Device for SparseDevice {
         "sparse"
     }
     fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
-        self.longest_read.set(self.longest_read.get().max(buffer.len()));
+        self.reads.borrow_mut().push((at.0, buffer.len()));
         buffer.fill(0);
         let end = at.0 + (buffer.len() / UNIT_BYTES) as u64;
         for (lba, block) in self.contents.borrow().range(at.0..end) {
@@ -253,7 +254,7 @@ fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
     let device = Rc::new(SparseDevice {
         blocks: superblock.units(),
         contents: RefCell::default(),
-        longest_read: Cell::new(0),
+        reads: RefCell::default(),
     });
     (0..4).for_each(|slot| device.put(slot * (STRIDE / UNIT_BYTES) as u64, &superblock.encode()));
     let entries = (CLAIMED_BYTES as u32 - 48) / 16;
@@ -266,7 +267,11 @@ fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
     let opened = block_on(open(&opened, &common::pool(), fixture.open_config(), &fixture.format), || ());
     let structure = MetadataStructure::CheckpointImage { partition: 0 };
     assert_eq!(opened.err(), Some(OpenError::CopiesUnreadable { structure, lbas }));
-    assert_eq!(device.longest_read.get(), READ_BYTES_MAX);
+    let mut reads = device.reads.take();
+    reads.retain(|&(lba, bytes)| lba >= lbas[0] && bytes > 1 << 20);
+    let rest = (READ_BYTES_MAX / UNIT_BYTES) as u64;
+    let parts = |lba| [(lba, READ_BYTES_MAX), (lba + rest, CLAIMED_BYTES as usize - READ_BYTES_MAX)];
+    assert_eq!(reads, lbas.map(parts).concat());
 }
 
 #[test]

@@ -537,21 +537,5 @@ impl CommitQueue {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    #[should_panic(expected = "3 runs of units are pending free in a record area of 2 units")]
-    fn more_pending_runs_than_units_is_a_bug() {
-        let config = JournalConfig {
-            ring_units: 512,
-            unit_bytes: 512,
-            volume_id: 1,
-            incarnation: 1,
-            durability: Durability::Completed,
-            record_units: 2,
-        };
-        let commits = CommitQueue::new(JournalPosition::default(), config);
-        commits.defer_free(&[Extent { location: 1, units: 1 }; 3]);
-    }
-}
+#[path = "commit_queue_tests.rs"]
+mod tests;

@@ -464,6 +464,36 @@ mod tests {
     }
 
     #[test]
+    fn the_last_value_of_each_field_is_consistent_and_the_next_is_not() {
+        type Change = fn(&mut Superblock, u64);
+        let ring = |superblock: &mut Superblock, units: u64| {
+            superblock.journal_units = units as u32;
+            superblock.data_start_unit = 4 + 2 * units + 40;
+        };
+        let limits: [(&str, u64, u64, Change); 10] = [
+            ("records", (1 << 36) - 172 - 1, (1 << 36) - 172, |s, units| s.data_units = units),
+            ("partitions of the index", 20, 21, |s, log2| s.index_partitions_log2 = log2 as u8),
+            ("partitions of the bitmap", 12, 13, |s, log2| s.bitmap_partitions_log2 = log2 as u8),
+            ("generation", COUNT_MAX - 1, COUNT_MAX, |s, count| s.generation = count),
+            ("entry", COUNT_MAX - 1, COUNT_MAX, |s, count| s.checkpoint.entry = count),
+            ("incarnation", u32::MAX as u64 - 1, u32::MAX as u64, |s, count| s.incarnation = count as u32),
+            ("shortest ring", 64, 63, ring),
+            ("longest ring", (1 << 31) - 1, 1 << 31, ring),
+            ("position", 63, 64, |s, unit| s.checkpoint.journal_unit = unit as u32),
+            ("images", 40_960, 40_961, |s, bytes| s.checkpoint.bytes = bytes),
+        ];
+        for (field, last, next, change) in limits {
+            let [last, next] = [last, next].map(|value| {
+                let mut superblock = example();
+                change(&mut superblock, value);
+                UncheckedSuperblock(&superblock.encode()).check()
+            });
+            assert!(last.is_ok(), "{field}: {last:?}");
+            assert_eq!(next, Err(SuperblockError::Inconsistent), "{field}");
+        }
+    }
+
+    #[test]
     fn the_layout_of_version_1_is_fixed() {
         let bytes = example().encode();
         assert_eq!(bytes[16..24], 0x0102_0304_0506_0708_u64.to_le_bytes());

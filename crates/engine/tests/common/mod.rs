@@ -2,6 +2,9 @@
 
 #![allow(dead_code)]
 
+pub mod crafted_volume;
+pub mod traced_memory;
+
 use octokv_base::{BufferPool, Prng};
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_device::{Device, MemoryDevice, RamDisk};

@@ -1,0 +1,154 @@
+//! The commit queue without a device: positions in the ring, claims, waiters.
+
+use super::super::journal::batch_units;
+use super::*;
+use octokv_base::Prng;
+use std::ops::Range;
+
+const RING_UNITS: u32 = 496;
+
+fn queue_with(durability: Durability, record_units: u64) -> CommitQueue {
+    let config = JournalConfig {
+        ring_units: RING_UNITS,
+        unit_bytes: 512,
+        volume_id: 1,
+        incarnation: 1,
+        durability,
+        record_units,
+    };
+    CommitQueue::new(JournalPosition { batch: 1, entry: 1, ..JournalPosition::default() }, config)
+}
+
+fn entry(number: u64) -> JournalEntry {
+    JournalEntry {
+        hash: u128::from(number),
+        new_location: number,
+        old_location: 0,
+        sequence: number,
+        units: 1,
+    }
+}
+
+fn enqueue_written(commits: &CommitQueue, changes: u64) {
+    (0..changes).for_each(|i| {
+        commits.enqueue(entry(i + 1), RecordState::Written(WriteOutcome::Confirmed));
+    });
+}
+
+#[test]
+#[should_panic(expected = "3 runs of units are pending free in a record area of 2 units")]
+fn more_pending_runs_than_units_is_a_bug() {
+    queue_with(Durability::Completed, 2).defer_free(&[Extent { location: 1, units: 1 }; 3]);
+}
+
+#[test]
+fn no_batch_overwrites_one_that_replay_needs_and_no_space_is_wasted() {
+    let (commits, mut random) = (queue_with(Durability::PowerSafe, 1_000), Prng::new(1));
+    let most = batch_units_max(512);
+    // The units of the batches that replay needs.
+    let mut needed: Vec<Range<u32>> = Vec::new();
+    let mut want = JournalPosition { batch: 1, entry: 1, ..JournalPosition::default() };
+    let (mut tail, mut full) = (0, 0);
+    for _ in 0..20_000 {
+        let changes = random.below(BATCH_ENTRIES_MAX as u64 + 1);
+        enqueue_written(&commits, changes);
+        let replay_from = commits.replay_from();
+        assert_eq!(replay_from.units_used, want.units_used);
+        let (buffers, at, header) = match commits.claim_batch(None) {
+            BatchClaim::Batch(buffers, at, header) => (buffers, at, header),
+            BatchClaim::AlreadyClaimed => unreachable!("no change of its own"),
+            BatchClaim::JournalFull => {
+                full += 1;
+                let used = replay_from.units_used - tail;
+                assert!(!commits.has_room() && used + 2 * u64::from(most) > u64::from(RING_UNITS));
+                commits.release_before(replay_from);
+                tail = replay_from.units_used;
+                needed.clear();
+                let BatchClaim::Batch(buffers, at, header) = commits.claim_batch(None) else {
+                    panic!("the ring is empty");
+                };
+                (buffers, at, header)
+            }
+        };
+        let units = at.unit..at.unit + batch_units(changes as usize, 512);
+        if want.unit + most > RING_UNITS {
+            want.units_used += u64::from(RING_UNITS - want.unit);
+            want.unit = 0;
+        }
+        assert_eq!((at, replay_from.unit), (want, want.unit));
+        for other in &needed {
+            assert!(units.end <= other.start || other.end <= units.start, "{units:?} overwrite {other:?}");
+        }
+        assert_eq!((header.batch, header.first_entry), (want.batch, want.entry));
+        assert_eq!(buffers.entries.len() as u64, changes);
+        want = JournalPosition {
+            unit: units.end,
+            batch: want.batch + 1,
+            entry: want.entry + changes,
+            units_used: want.units_used + units.len() as u64,
+        };
+        needed.push(units);
+        commits.complete_batch(header.flushed_through, true, buffers);
+        if random.one_in(12) {
+            tail = commits.replay_from().units_used;
+            commits.release_before(commits.replay_from());
+            needed.clear();
+        }
+    }
+    assert!(full > 100, "the ring was full {full} times");
+}
+
+#[test]
+fn a_batch_is_marked_unflushed_unless_its_writer_waited_for_the_flush_of_the_preceding_one() {
+    for durability in [Durability::PowerSafe, Durability::Completed] {
+        let commits = queue_with(durability, 1_000);
+        let claim = || {
+            enqueue_written(&commits, 1);
+            match commits.claim_batch(None) {
+                BatchClaim::Batch(buffers, _, header) => (buffers, header),
+                _ => panic!("there is room"),
+            }
+        };
+        let (first, header) = claim();
+        let is_durable = durability == Durability::PowerSafe;
+        assert_eq!((header.is_predecessor_unflushed, header.flushed_through), (!is_durable, 0));
+        let (second, header) = claim();
+        assert_eq!((header.is_predecessor_unflushed, header.flushed_through), (true, 0));
+        commits.complete_batch(0, is_durable, first);
+        commits.complete_batch(0, is_durable, second);
+        let (_, header) = claim();
+        let flushed_through = if is_durable { 2 } else { 0 };
+        assert_eq!((header.is_predecessor_unflushed, header.flushed_through), (!is_durable, flushed_through));
+    }
+}
+
+#[test]
+fn a_durability_marker_is_written_once_after_a_change_and_never_beside_a_writer() {
+    let commits = queue_with(Durability::PowerSafe, 1_000);
+    let claim = || match commits.claim_batch(None) {
+        BatchClaim::Batch(buffers, _, header) => (buffers, header.flushed_through),
+        _ => panic!("there is room"),
+    };
+    assert!(!commits.try_lead_for_marker(), "nothing has changed");
+    enqueue_written(&commits, 1);
+    let context = Context::from_waker(Waker::noop());
+    assert!(matches!(commits.poll_waiter(0, &context), Poll::Ready(WaiterAction::Lead)));
+    let (buffers, marked) = claim();
+    commits.complete_batch(marked, true, buffers);
+    assert!(!commits.try_lead_for_marker(), "its writer leads still");
+    commits.release_leadership();
+    assert!(commits.is_idle());
+    enqueue_written(&commits, 1);
+    assert!(!commits.try_lead_for_marker() && !commits.is_idle(), "another change is queued");
+    assert!(matches!(commits.poll_waiter(1, &context), Poll::Ready(WaiterAction::Lead)));
+    let (buffers, marked) = claim();
+    commits.complete_batch(marked, true, buffers);
+    commits.release_leadership();
+    assert!(commits.try_lead_for_marker());
+    assert!(!commits.try_lead_for_marker() && !commits.is_idle(), "it is being written");
+    let (buffers, marked) = claim();
+    commits.complete_batch(marked, true, buffers);
+    commits.release_leadership();
+    assert!(!commits.try_lead_for_marker(), "it is written");
+    assert!(commits.is_idle());
+}
