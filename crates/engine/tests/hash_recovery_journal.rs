@@ -418,3 +418,13 @@ fn the_record_of_another_key_of_the_same_tag_stays_even_if_that_key_is_the_longe
     volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
     assert_eq!(volume.verify().unwrap().keys, 2);
 }
+
+#[test]
+fn what_follows_the_ring_is_no_batch_of_it() {
+    // The journal ends near the end of the ring, and what looks like a later batch is behind its second copy.
+    let volume = CraftedVolume::new(0, 248, 217, 100, 20_000);
+    let header = BatchHeader { is_predecessor_unflushed: false, ..volume.header(6, 60, 4) };
+    volume.write_batch(248, &header, &[]);
+    volume.device.damage(volume.journal_lbas(248)[0], 20);
+    assert!(volume.open().is_ok());
+}

@@ -7,7 +7,8 @@
 //! No step reads the whole device. All metadata has two copies; if one is damaged, the other is used.
 //! Invariants: nothing is written before everything is read; an entry whose record is incomplete is dropped only if its
 //! batch is not known durable, and its key then keeps the previous value.
-//! Tested in `tests/hash_power_loss.rs`, `tests/hash_open_errors.rs` and `tests/hash_corrupt_images.rs`.
+//! Tested in `tests/hash_power_loss.rs`, `tests/hash_open_errors.rs` and `tests/hash_corrupt_images.rs`, and structure
+//! by structure in `tests/hash_recovery_checkpoint.rs` and `tests/hash_recovery_journal.rs`.
 
 use super::allocator::{Extent, FitPolicy, SpaceAllocator};
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader};
