@@ -18,6 +18,7 @@
 //! - [`error_docs`]: `# Errors` on every public function that returns a `Result`.
 //! - [`type_names`]: no type name twice in a crate.
 //! - [`module_cycles`]: no circles between the files of a crate.
+//! - [`test_files`]: every file of `tests/` belongs to a test binary.
 //! - [`prose`]: phrases that comments and documents avoid.
 //! - [`commits`]: subjects and bodies of new commits.
 //! - [`exceptions`]: what `xtask/tidy-exceptions.txt` lets pass, each with a reason.
@@ -34,6 +35,7 @@ mod module_cycles;
 mod prose;
 mod sizes;
 mod syntax;
+mod test_files;
 mod tree;
 mod type_names;
 mod unfinished;
@@ -95,6 +97,7 @@ fn check_tree(tree: &SourceTree) -> Vec<Finding> {
     findings.extend(unfinished::check(tree));
     findings.extend(documents::check(tree));
     findings.extend(prose::check(tree));
+    findings.extend(test_files::check(tree));
     let sources = syntax::parse(tree, &mut findings);
     findings.extend(error_docs::check(&sources));
     findings.extend(type_names::check(&sources));
