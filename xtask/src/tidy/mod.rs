@@ -1,8 +1,8 @@
 //! Puts the checks together: reads the tree once, runs every check on it, prints what was found; then, unless told
 //! otherwise, runs rustfmt and clippy.
 //! In: the workspace's files and `cargo metadata`. Out: findings, sorted by place.
-//! Invariant: a check is a function of what was read, a [`SourceTree`] or the packages; only this file and `tree` touch the
-//! disk or start a process.
+//! Invariant: a check reads only its argument, a [`SourceTree`] or the packages; only this file and `tree` touch the disk
+//! or start a process.
 //! Tests: beside each check, violations in small trees that it must find.
 //!
 //! # Layout

@@ -209,7 +209,7 @@ impl CraftedVolume {
         sparse
     }
 
-    /// Opens what is on a device.
+    /// Opens the volume on this copy of the device.
     pub fn open_on(&self, device: &Rc<SparseDevice>) -> Result<HashEngine, OpenError> {
         let device = FaultDevice::new(Rc::clone(device) as Rc<dyn Device>, self.faults.clone());
         let device: Rc<dyn Device> = Rc::new(device);
@@ -218,7 +218,7 @@ impl CraftedVolume {
         Ok(HashEngine::new(volume, 0, device, pool()))
     }
 
-    /// Verifies what is on a device.
+    /// Verifies the volume on this copy of the device.
     pub fn verify_on(&self, device: &Rc<SparseDevice>) -> Result<VerifyReport, VerifyFailure> {
         let device = FaultDevice::new(Rc::clone(device) as Rc<dyn Device>, self.faults.clone());
         block_on(verify(&device, &pool(), &mut |_, _| ()), || ())
