@@ -1,10 +1,11 @@
 //! What `open` says of a damaged volume: the structure, its blocks and what disagrees; the device stays unchanged.
 
+use crate::common::crafted_volume::SparseDevice;
 use crate::common::{self, HashFixture};
 use crate::corrupt_images::{IMAGE, fix_checksum};
-use octokv_base::{Buffer, Lba, Prng};
+use octokv_base::Prng;
+use octokv_device::Device;
 use octokv_device::power_loss::PowerLossDisk;
-use octokv_device::{Device, DeviceFuture, Geometry, IoResult};
 use octokv_engine::conformance::{EngineFixture, key_of, record_of};
 use octokv_engine::hash::superblock::{
     SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, Superblock, SuperblockError, SuperblockField,
@@ -13,8 +14,6 @@ use octokv_engine::hash::superblock::{
 use octokv_engine::hash::{IndexMismatch, MetadataStructure, OpenError, open};
 use octokv_engine::{Engine, EngineError, PutMode};
 use octokv_runtime::block_on;
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 const UNIT_BYTES: usize = 512;
@@ -199,50 +198,6 @@ fn a_batch_that_replaces_a_record_beyond_any_device_is_refused() {
     assert_eq!(open_error(image), OpenError::Inconsistent { lba, mismatch });
 }
 
-/// A device of zeros, except for some blocks. Its queue takes transfers of limited length.
-struct SparseDevice {
-    blocks: u64,
-    contents: RefCell<BTreeMap<u64, [u8; UNIT_BYTES]>>,
-    /// First block and length in bytes of each read.
-    reads: RefCell<Vec<(u64, usize)>>,
-}
-
-impl SparseDevice {
-    fn put(&self, lba: u64, bytes: &[u8]) {
-        let mut block = [0; UNIT_BYTES];
-        block[..bytes.len()].copy_from_slice(bytes);
-        self.contents.borrow_mut().insert(lba, block);
-    }
-}
-
-impl Device for SparseDevice {
-    fn geometry(&self) -> Geometry {
-        Geometry { blocks: self.blocks, block_bytes: UNIT_BYTES as u32, volatile: false }
-    }
-    fn name(&self) -> &str {
-        "sparse"
-    }
-    fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
-        self.reads.borrow_mut().push((at.0, buffer.len()));
-        buffer.fill(0);
-        let end = at.0 + (buffer.len() / UNIT_BYTES) as u64;
-        for (lba, block) in self.contents.borrow().range(at.0..end) {
-            let start = (lba - at.0) as usize * UNIT_BYTES;
-            buffer[start..start + UNIT_BYTES].copy_from_slice(block);
-        }
-        DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
-    }
-    fn write(&self, _at: Lba, _buffer: Buffer) -> DeviceFuture {
-        unreachable!("a damaged volume is not written to")
-    }
-    fn flush(&self) -> DeviceFuture {
-        unreachable!("a damaged volume is not written to")
-    }
-    fn trim(&self, _at: Lba, _blocks: u64) -> DeviceFuture {
-        unreachable!("a damaged volume is not written to")
-    }
-}
-
 #[test]
 fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
     const CLAIMED_BYTES: u64 = 80 << 20;
@@ -251,11 +206,7 @@ fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
     superblock.checkpoint.area = Some(0);
     superblock.checkpoint.bytes = CLAIMED_BYTES;
     superblock.data_start_unit = superblock.area_start_unit(0, 4);
-    let device = Rc::new(SparseDevice {
-        blocks: superblock.units(),
-        contents: RefCell::default(),
-        reads: RefCell::default(),
-    });
+    let device = Rc::new(SparseDevice::new(superblock.units()));
     (0..4).for_each(|slot| device.put(slot * (STRIDE / UNIT_BYTES) as u64, &superblock.encode()));
     let entries = (CLAIMED_BYTES as u32 - 48) / 16;
     let lbas = [0, 1].map(|copy| superblock.area_start_unit(0, copy));
@@ -267,6 +218,7 @@ fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
     let opened = block_on(open(&opened, &common::pool(), fixture.open_config(), &fixture.format), || ());
     let structure = MetadataStructure::CheckpointImage { partition: 0 };
     assert_eq!(opened.err(), Some(OpenError::CopiesUnreadable { structure, lbas }));
+    assert_eq!(device.changes.get(), 0, "a damaged volume is not written to");
     let mut reads = device.reads.take();
     reads.retain(|&(lba, bytes)| lba >= lbas[0] && bytes > 1 << 20);
     let rest = (READ_BYTES_MAX / UNIT_BYTES) as u64;

@@ -107,7 +107,7 @@ impl SpaceAllocator {
         None
     }
 
-    /// The first preferred partition of core `core` of `cores`.
+    /// The first preferred partition of core `core` of `cores`. REQUIRES: `core < cores`.
     pub fn initial_partition(&self, core: usize, cores: usize) -> usize {
         core * self.partitions.len() / cores
     }

@@ -29,11 +29,23 @@ pub struct SparseDevice {
     pub contents: RefCell<BTreeMap<u64, [u8; BLOCK_BYTES]>>,
     /// First block and length in bytes of each read.
     pub reads: RefCell<Vec<(u64, usize)>>,
+    /// The number of writes, flushes and trims.
+    pub changes: Cell<usize>,
 }
 
 impl SparseDevice {
     pub fn new(blocks: u64) -> SparseDevice {
-        SparseDevice { blocks: Cell::new(blocks), contents: RefCell::default(), reads: RefCell::default() }
+        SparseDevice {
+            blocks: Cell::new(blocks),
+            contents: RefCell::default(),
+            reads: RefCell::default(),
+            changes: Cell::new(0),
+        }
+    }
+
+    fn changed(&self, buffer: Option<Buffer>) -> DeviceFuture {
+        self.changes.set(self.changes.get() + 1);
+        DeviceFuture::ready(IoResult { buffer, result: Ok(()) })
     }
 
     pub fn put(&self, lba: u64, bytes: &[u8]) {
@@ -73,13 +85,13 @@ impl Device for SparseDevice {
     }
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.put(at.0, &buffer);
-        DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
+        self.changed(Some(buffer))
     }
     fn flush(&self) -> DeviceFuture {
-        DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
+        self.changed(None)
     }
     fn trim(&self, _at: Lba, _blocks: u64) -> DeviceFuture {
-        DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
+        self.changed(None)
     }
 }
 
