@@ -35,9 +35,9 @@ impl SharedSsd {
 
     fn write(&mut self, at: Lba, bytes: &[u8]) {
         for (page, bytes) in (at.0..).zip(bytes.chunks(PAGE)) {
-            match bytes.iter().rposition(|&byte| byte != 0) {
-                Some(last) => self.pages.insert(page, bytes[..=last].into()),
-                None => self.pages.remove(&page),
+            match len_without_trailing_zeros(bytes) {
+                0 => self.pages.remove(&page),
+                len => self.pages.insert(page, bytes[..len].into()),
             };
         }
     }
@@ -49,6 +49,14 @@ impl SharedSsd {
             into[kept.len()..].fill(0);
         }
     }
+}
+
+/// The length up to the last byte that is not zero. Values are mostly zeros: they are compared in chunks.
+fn len_without_trailing_zeros(bytes: &[u8]) -> usize {
+    const ZEROS: [u8; 256] = [0; 256];
+    let zeros = bytes.rchunks(ZEROS.len()).take_while(|chunk| **chunk == ZEROS[..chunk.len()]);
+    let rest = &bytes[..bytes.len() - zeros.map(<[u8]>::len).sum::<usize>()];
+    rest.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1)
 }
 
 /// The device of one core.
@@ -149,5 +157,22 @@ impl Device for SsdDevice {
     fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         let end = at.0.saturating_add(blocks).min(self.geometry.blocks);
         self.submit(move |flash, now| (flash.model.trim(now, at, end.saturating_sub(at.0)), None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trailing_zeros_end_at_the_last_byte_that_is_not_zero() {
+        for len in [0, 1, 255, 256, 257, 700, PAGE] {
+            assert_eq!(len_without_trailing_zeros(&vec![0; len]), 0);
+            for last in 0..len {
+                let mut bytes = vec![0; len];
+                bytes[last] = 1;
+                assert_eq!(len_without_trailing_zeros(&bytes), last + 1, "of {len}");
+            }
+        }
     }
 }
