@@ -12,6 +12,7 @@
 //! write, an image holds none, some or all sectors, by the [`PowerLossMode`].
 //! Tested below and by the engine's `tests/hash_power_loss.rs`.
 
+use crate::disk_image::DiskImage;
 use crate::{Device, DeviceFuture, Geometry, IoResult};
 use octokv_base::{Buffer, Lba, Prng};
 use std::cell::RefCell;
@@ -79,8 +80,8 @@ struct CompletionSlot {
 }
 
 struct DiskState {
-    contents: Vec<u8>,
-    initial_contents: Vec<u8>,
+    contents: DiskImage,
+    initial_contents: DiskImage,
     writes: Vec<LoggedWrite>,
     events: Vec<HistoryEvent>,
     queue: VecDeque<QueuedOp>,
@@ -95,7 +96,8 @@ pub struct PowerLossDisk {
 
 impl PowerLossDisk {
     /// A disk with the contents of `image`.
-    pub fn new(image: Vec<u8>, block_bytes: u32) -> PowerLossDisk {
+    pub fn new(image: impl Into<DiskImage>, block_bytes: u32) -> PowerLossDisk {
+        let image = image.into();
         let blocks = image.len() as u64 / u64::from(block_bytes);
         let disk = DiskState {
             initial_contents: image.clone(),
@@ -122,13 +124,12 @@ impl PowerLossDisk {
         match queued.op {
             DiskOp::Read { offset } => {
                 let into = buffer.as_mut().expect("a read has a buffer");
-                let len = into.len();
-                into.copy_from_slice(&disk.contents[offset..offset + len]);
+                disk.contents.read(offset, into);
             }
             DiskOp::Write { write } => {
                 let LoggedWrite { offset, bytes } = &disk.writes[write];
                 let (offset, bytes) = (*offset, Rc::clone(bytes));
-                disk.contents[offset..offset + bytes.len()].copy_from_slice(&bytes);
+                disk.contents.write(offset, &bytes);
                 disk.events.push(HistoryEvent::Completed { write });
             }
             DiskOp::Flush { since } => disk.events.push(HistoryEvent::Flushed { since }),
@@ -149,11 +150,16 @@ impl PowerLossDisk {
 
     /// The current contents, with all completed writes.
     pub fn contents(&self) -> Vec<u8> {
+        self.disk.borrow().contents.to_vec()
+    }
+
+    /// The current contents as an image: cheaper than [`PowerLossDisk::contents`].
+    pub fn image(&self) -> DiskImage {
         self.disk.borrow().contents.clone()
     }
 
     /// An image that a power loss after the first `events` events can leave.
-    pub fn image_after_power_loss(&self, events: usize, mode: PowerLossMode, random: &mut Prng) -> Vec<u8> {
+    pub fn image_after_power_loss(&self, events: usize, mode: PowerLossMode, random: &mut Prng) -> DiskImage {
         let mut history = DiskHistory::of(self);
         history.advance(events);
         history.image(mode, random)
@@ -216,7 +222,7 @@ impl Device for PowerLossDisk {
 pub struct DiskHistory {
     disk: PowerLossDisk,
     /// The contents that are durable in every mode.
-    durable: Vec<u8>,
+    durable: DiskImage,
     /// Writes without a later flush in the order of submission, with the event of their completion.
     unflushed: Vec<(usize, Option<usize>)>,
     events_applied: usize,
@@ -247,7 +253,7 @@ impl DiskHistory {
                     flushed.sort_by_key(|flushed| flushed.1);
                     for (write, _) in flushed {
                         let LoggedWrite { offset, bytes } = &disk.writes[write];
-                        self.durable[*offset..offset + bytes.len()].copy_from_slice(bytes);
+                        self.durable.write(*offset, bytes);
                     }
                     self.unflushed.retain(|unflushed| !covered(unflushed.1));
                 }
@@ -257,7 +263,7 @@ impl DiskHistory {
     }
 
     /// An image that a power loss at this event can leave.
-    pub fn image(&self, mode: PowerLossMode, random: &mut Prng) -> Vec<u8> {
+    pub fn image(&self, mode: PowerLossMode, random: &mut Prng) -> DiskImage {
         let mut image = self.durable.clone();
         let disk = self.disk.disk.borrow();
         for &(write, completed) in &self.unflushed {
@@ -275,8 +281,7 @@ impl DiskHistory {
                     }
                 };
                 if kept {
-                    let at = offset + index * SECTOR_BYTES;
-                    image[at..at + sector.len()].copy_from_slice(sector);
+                    image.write(offset + index * SECTOR_BYTES, sector);
                 }
             }
         }
@@ -304,12 +309,15 @@ mod tests {
         block_on(disk.write(Lba(1), block(2)), &mut complete_all);
         let mut random = Prng::new(2);
         for mode in PowerLossMode::ALL {
-            let image = disk.image_after_power_loss(disk.events(), mode, &mut random);
+            let image = disk.image_after_power_loss(disk.events(), mode, &mut random).to_vec();
             assert_eq!(image[0], 1, "{mode:?}");
             assert!(image[4096] == 2 || (image[4096] == 0 && mode != PowerLossMode::Kept), "{mode:?}");
         }
-        assert_eq!(disk.image_after_power_loss(disk.events(), PowerLossMode::Lost, &mut random)[4096], 0);
-        assert_eq!(disk.image_after_power_loss(0, PowerLossMode::Kept, &mut random)[0], 0);
+        assert_eq!(
+            disk.image_after_power_loss(disk.events(), PowerLossMode::Lost, &mut random).to_vec()[4096],
+            0
+        );
+        assert_eq!(disk.image_after_power_loss(0, PowerLossMode::Kept, &mut random).to_vec()[0], 0);
     }
 
     #[test]
@@ -317,7 +325,7 @@ mod tests {
         let disk = PowerLossDisk::new(vec![0; 4096], 4096);
         let _in_flight = disk.write(Lba(0), block(7));
         let mut random = Prng::new(3);
-        let image = disk.image_after_power_loss(disk.events(), PowerLossMode::Torn, &mut random);
+        let image = disk.image_after_power_loss(disk.events(), PowerLossMode::Torn, &mut random).to_vec();
         let sectors: Vec<u8> = image.chunks(SECTOR_BYTES).map(|sector| sector[0]).collect();
         assert!(sectors.contains(&0) && sectors.contains(&7), "{sectors:?}");
     }
@@ -328,6 +336,9 @@ mod tests {
         let _flush = disk.flush();
         let _write = disk.write(Lba(0), block(9));
         while disk.complete_one(&mut random) {}
-        assert_eq!(disk.image_after_power_loss(disk.events(), PowerLossMode::Lost, &mut random)[0], 0);
+        assert_eq!(
+            disk.image_after_power_loss(disk.events(), PowerLossMode::Lost, &mut random).to_vec()[0],
+            0
+        );
     }
 }

@@ -231,7 +231,7 @@ fn durable_writes_survive_any_power_loss() {
             }
             for cut in PowerLossMode::ALL {
                 assert!(
-                    disk.image_after_power_loss(disk.events(), cut, &mut random) == model,
+                    disk.image_after_power_loss(disk.events(), cut, &mut random).to_vec() == model,
                     "{cut:?}, step {step}"
                 );
             }
