@@ -25,17 +25,15 @@ demo: build
 	$(BINARY) demo
 
 test:
-	scripts/install-test-packages
 	scripts/test
 
 check:
 	cargo xtask tidy
 	cargo test --quiet --workspace --lib --bins
 
-# A separate output directory: the flag would otherwise rebuild everything. Without LTO it builds in seconds.
+# The whole workspace is selected, so that cargo resolves the dependencies' features as for the other tests and shares them.
 loom:
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom CARGO_PROFILE_RELEASE_LTO=off \
-		cargo test --release -p octokv-runtime -p octokv-engine --test loom
+	cargo test --workspace --features octokv-runtime/loom,octokv-engine/loom --test loom
 
 kernel-test: build
 	scripts/install-test-packages

@@ -1,19 +1,19 @@
-//! The synchronization types of the model-checked modules: std's and parking_lot's, or loom's under `--cfg loom`.
+//! The synchronization types of the model-checked modules: std's and parking_lot's, or loom's with the feature `loom`.
 //!
 //! A module whose interleavings are model checked takes its atomics and its lock from here and nowhere else. Tested by
 //! `make loom`.
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use modelled::Mutex;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) use parking_lot::Mutex;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 mod modelled {
     use loom::sync::MutexGuard;
 

@@ -1,11 +1,9 @@
 //! Model checking of the epochs: loom runs every interleaving of readers, writers and the reuse of retired space.
 //!
-//! Run by `make loom`; without `--cfg loom` this file is empty. Each unit of space is a cell whose accesses loom tracks:
+//! Run by `make loom`, with the feature `loom`. Each unit of space is a cell whose accesses loom tracks:
 //! a reuse that is concurrent with a read, or not ordered after it, fails. The index is a locked entry, as in a
 //! partition of the hash engine. loom weakens sequentially consistent accesses to acquire and release: the epochs need
 //! no more.
-
-#![cfg(loom)]
 
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;

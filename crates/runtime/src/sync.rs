@@ -1,20 +1,20 @@
-//! The synchronization types of the lock-free modules: std's, or loom's under `--cfg loom`.
+//! The synchronization types of the lock-free modules: std's, or loom's with the feature `loom`.
 //!
 //! A module whose interleavings are model checked takes its atomics and its blocking event from here and nowhere
 //! else. `std::sync::Arc` stays: loom checks the atomics inside it. Under loom, [`EventFd`] has the semantics of an
 //! eventfd (signals add up to one until drained) without a descriptor. Tested by `make loom`.
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub use modelled::EventFd;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub use octokv_sys::eventfd::EventFd;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 mod modelled {
     use loom::sync::{Condvar, Mutex};
     use std::io;

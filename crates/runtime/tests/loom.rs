@@ -1,10 +1,8 @@
 //! Model checking of the wake-ups: loom runs every interleaving, and every value that a relaxed load may return.
 //!
-//! Run by `make loom`; without `--cfg loom` this file is empty. A lost wake-up leaves the core asleep forever,
+//! Run by `make loom`, with the feature `loom`. A lost wake-up leaves the core asleep forever,
 //! which loom reports as a deadlock. loom weakens sequentially consistent accesses to acquire and release and
 //! models fences exactly: it may report a false failure, but misses none.
-
-#![cfg(loom)]
 
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
