@@ -9,6 +9,8 @@
 //! - [`buffer`]: page-aligned buffers and their bounded pool.
 //! - [`mod@crc32c`]: CRC-32C (Castagnoli), the checksum on the wire and on media.
 //! - [`prng`]: a seeded pseudo-random number generator.
+//! - [`ring`]: positions of keys on the hash ring.
+//! - [`version`]: versions of records.
 //! - [`bug_injection`]: deliberate bugs that tests enable to prove that a checker detects them.
 //! - [`map`]: hash maps with a fixed iteration order.
 
@@ -19,11 +21,15 @@ pub mod ids;
 pub mod key;
 pub mod map;
 pub mod prng;
+pub mod ring;
 pub mod time;
+pub mod version;
 
 pub use buffer::{Buffer, BufferPool};
 pub use crc32c::{Crc32c, crc32c};
 pub use ids::{Lba, NamespaceId};
 pub use key::{KEY_BYTES_MAX, Key, value_offset};
 pub use prng::Prng;
-pub use time::Nanos;
+pub use ring::{RingPosition, RingRange};
+pub use time::{Nanos, UnixTime};
+pub use version::Version;

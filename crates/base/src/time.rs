@@ -1,4 +1,4 @@
-//! Time in nanoseconds, as one type for time points and durations.
+//! Time in nanoseconds, as one type for time points and durations, and wall-clock time.
 
 use std::ops::{Add, Sub};
 
@@ -41,6 +41,10 @@ impl Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
     }
 }
+
+/// A point in wall-clock time, in milliseconds since 1970 UTC. It may jump; durations are measured in [`Nanos`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UnixTime(pub u64);
 
 impl Add for Nanos {
     type Output = Nanos;

@@ -15,6 +15,8 @@
 //! - [`kv`]: the Key Value command set: fields of each command, the key list.
 //! - [`nvm`]: the NVM command set: fields of each command, block ranges.
 //! - [`vendor`]: octokv's vendor commands (keys of more than 16 bytes) and how a controller reports them.
+//! - [`cluster`]: opcodes and the header of commands between nodes (reserved).
+//! - [`partition_log`]: the vendor log page of a namespace's ring seed, epoch and partitions.
 //! - [`fabrics`]: Connect, properties, Disconnect.
 //! - [`identify`]: Identify pages of a controller.
 //! - [`identify_namespace`]: Identify pages of a namespace (re-exported by [`identify`]).
@@ -23,6 +25,7 @@
 //! - [`discovery`]: the discovery log page.
 //! - [`nqn`]: NVMe qualified names of hosts and subsystems.
 
+pub mod cluster;
 pub mod discovery;
 pub mod fabrics;
 pub mod ic_term;
@@ -33,6 +36,7 @@ pub mod kv;
 pub mod log_page;
 pub mod nqn;
 pub mod nvm;
+pub mod partition_log;
 pub mod pdu;
 pub mod pdu_error;
 pub mod pdu_header;

@@ -31,6 +31,8 @@ pub mod id {
     pub const MANAGEMENT: u8 = 0x13;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
+    /// Partitions of a Key Value namespace; vendor specific ([`crate::partition_log`]).
+    pub const PARTITIONS: u8 = 0xc0;
 }
 
 /// The fields of Get Log Page.

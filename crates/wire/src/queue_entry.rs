@@ -241,6 +241,28 @@ impl Cqe {
     }
 }
 
+/// Dword 1 of the completion of an I/O command: room for admission tokens, and flags of the command. A C2HData PDU whose
+/// flag SUCCESS stands for the response has no dword 1, so a target that uses either never sets that flag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompletionDw1 {
+    /// Bits 31:16: tokens granted to the host; 0 until a target grants any.
+    pub tokens: u16,
+    /// Bits 15:0: flags whose meaning the command defines; 0 for commands that define none.
+    pub flags: u16,
+}
+
+impl CompletionDw1 {
+    /// Decodes the dword.
+    pub fn from_bits(bits: u32) -> CompletionDw1 {
+        CompletionDw1 { tokens: (bits >> 16) as u16, flags: bits as u16 }
+    }
+
+    /// Encodes the dword.
+    pub fn to_bits(self) -> u32 {
+        u32::from(self.tokens) << 16 | u32::from(self.flags)
+    }
+}
+
 impl std::fmt::Debug for Cqe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Cqe(id {}, {:?}, {:x}h {:x}h)", self.command_id, self.status(), self.dw0, self.dw1)

@@ -46,6 +46,8 @@ pub const VERSION: u16 = 1;
 pub const FEATURE_LONG_KEYS: u32 = 1 << 0;
 /// Feature bit: iterators (A1h, A2h, A5h, A8h).
 pub const FEATURE_ITERATORS: u32 = 1 << 1;
+/// Feature bit: commands between nodes ([`super::cluster`]) and the partition log.
+pub const FEATURE_CLUSTER: u32 = 1 << 2;
 /// Offset of the capabilities in the Identify Controller page, in bytes.
 pub const VENDOR_CAPABILITIES_OFFSET: usize = 3072;
 /// Length of the capabilities, in bytes.
@@ -59,7 +61,7 @@ pub struct VendorCapabilities {
     pub version: u16,
     /// Maximum key length, in bytes.
     pub key_bytes_max: u16,
-    /// Feature bits: [`FEATURE_LONG_KEYS`], [`FEATURE_ITERATORS`].
+    /// Feature bits: [`FEATURE_LONG_KEYS`], [`FEATURE_ITERATORS`], [`FEATURE_CLUSTER`].
     pub features: u32,
 }
 

@@ -2,6 +2,8 @@
 #![allow(dead_code)] // Each fuzz target uses its part.
 
 use octokv_base::NamespaceId;
+use octokv_wire::cluster::UncheckedClusterHeader;
+use octokv_wire::partition_log::PartitionLog;
 use octokv_wire::pdu::{NegotiatedParams, PduHeader, Role, UncheckedCommonHeader};
 use octokv_wire::{Sqe, discovery, fabrics, identify, kv, log_page, nvm, vendor};
 
@@ -66,6 +68,12 @@ pub fn decode_commands_and_pages(input: &[u8]) {
         let mut bytes = Vec::new();
         nvm::encode_range(range, &mut bytes);
         assert_eq!(nvm::decode_ranges(&bytes).next(), Some(range));
+    }
+    if let Ok(header) = UncheckedClusterHeader::check(input) {
+        assert_eq!(UncheckedClusterHeader::check(&header.encode()), Ok(header));
+    }
+    if let Ok(log) = PartitionLog::check(input) {
+        assert_eq!(PartitionLog::check(&log.encode()), Ok(log));
     }
     let _ = identify::decode_descriptors(input);
     let _ =
