@@ -46,6 +46,11 @@ impl Nanos {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnixTime(pub u64);
 
+impl UnixTime {
+    /// Later than every point in time: the expiry of what does not expire.
+    pub const NEVER: UnixTime = UnixTime(u64::MAX);
+}
+
 impl Add for Nanos {
     type Output = Nanos;
     fn add(self, duration: Nanos) -> Nanos {

@@ -72,6 +72,7 @@ async fn put(
     let refused = |error| Err(BenchError::Command { workload, key: key.clone(), error });
     match put.map_err(|error| BenchError::Engine { workload, key: key.clone(), error })? {
         PutOutcome::Stored | PutOutcome::Exists | PutOutcome::NotFound => Ok(value_bytes as u64),
+        PutOutcome::OtherVersion(_) | PutOutcome::NotNewer(_) => unreachable!("the put has no version"),
         PutOutcome::Full => refused(octokv_client::Error::CapacityExceeded),
         PutOutcome::TooLong => {
             let max = u64::from(value_bytes_max(config.value_sizes.max_bytes()));

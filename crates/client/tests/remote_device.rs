@@ -350,7 +350,7 @@ fn run_power_cut(seed: u64, durability: Durability) -> Result<(), String> {
         match block_on(put, || _ = step()) {
             Ok(PutOutcome::Stored) => drop(history.stored.insert(key, operation)),
             Ok(other) => return Err(format!("a put completed with {other:?}")),
-            Err(EngineError::Device(_) | EngineError::ReadOnly) if step() => {}
+            Err(EngineError::Device { .. } | EngineError::ReadOnly) if step() => {}
             Err(error) => return Err(format!("a put failed on a healthy node: {error}")),
         }
         let idle = random.below(40);

@@ -76,7 +76,7 @@ fn put(engine: &HashEngine, pool: &BufferPool, key: &Key) {
 
 fn get(engine: &HashEngine, key: &Key) {
     let value = poll_ready(engine.get(key)).expect("no fault").expect("it was stored");
-    assert_eq!(value.bytes, VALUE_BYTES);
+    assert_eq!(value.bytes as usize, VALUE_BYTES);
 }
 
 /// Operations per second of one slice with random keys.

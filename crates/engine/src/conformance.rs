@@ -382,6 +382,7 @@ async fn run_call<E: Engine>(
             let outcome = match engine.delete(&key).await.expect("no fault") {
                 DeleteOutcome::Deleted => CallResult::Acknowledged,
                 DeleteOutcome::NotFound => CallResult::ConditionFailed,
+                DeleteOutcome::NotNewer(version) => panic!("{key}: version {version}, of a key without one"),
             };
             end(id, outcome);
         }

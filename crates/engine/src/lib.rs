@@ -1,104 +1,36 @@
-//! Storage engines: key-value stores on a block device that recover from any crash.
+//! Storage engines: key-value stores on block devices that recover from any crash.
 //!
 //! # Layout
-//! - this file: the [`Engine`] trait, its outcomes and its errors.
+//! - this file: the [`Engine`] trait: the contract of every engine.
+//! - [`operation`]: what operations take and give. [`error`]: why they fail. [`partition`]: the parts of a volume.
 //! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
-//! - [`conformance`]: the test suite of every engine, against a model.
+//! - [`memory`]: the contract's model: an engine without a device.
+//! - [`conformance`]: the test suite of every engine, against a model. [`contract_clauses`]: the clauses on versions,
+//!   expiry, ranges, scans and partitions.
 //! - [`linearizability`]: whether what concurrent callers saw has an order.
 //! - [`bug_injection`]: deliberate bugs that test the tests.
 //! - `sync`: the atomics and the lock of the model-checked modules, replaceable by loom's.
 
 pub mod bug_injection;
 pub mod conformance;
+pub mod contract_clauses;
+pub mod error;
 pub mod hash;
 pub mod linearizability;
+pub mod memory;
+pub mod operation;
+pub mod partition;
 mod sync;
 
-use octokv_base::{Buffer, Key};
-use octokv_device::DeviceError;
+pub use error::{Capability, EngineError, VolumePlace};
+pub use operation::{
+    DeleteOutcome, Durability, EngineStatistics, KeyStatus, PrefetchStage, PutMode, PutOptions, PutOutcome,
+    PutValue, ScanEntry, StoredValue, ValueRange, value_digest,
+};
+pub use partition::{PartitionError, PartitionInfo, Partitions};
+
+use octokv_base::{Buffer, Key, RingRange, Version};
 use std::future::Future;
-
-/// The condition of a put on the existence of its key (NVMe KV 1.3, Store options).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PutMode {
-    /// Stores the value whether or not the key exists.
-    Upsert,
-    /// Stores the value only if the key does not exist.
-    AddOnly,
-    /// Stores the value only if the key exists.
-    UpdateOnly,
-}
-
-/// When a write is acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// After a flush, which all waiting writes share: the write survives a power loss.
-    PowerSafe,
-    /// When the device has completed it, as in the papers: a power loss may undo it.
-    Completed,
-}
-
-/// The outcome of a put.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PutOutcome {
-    /// The value is stored, with the engine's durability.
-    Stored,
-    /// The key exists, and the mode is [`PutMode::AddOnly`].
-    Exists,
-    /// The key does not exist, and the mode is [`PutMode::UpdateOnly`].
-    NotFound,
-    /// No space is left for the value; the previous value remains.
-    Full,
-    /// The value is longer than the engine's limit.
-    TooLong,
-}
-
-/// A value within the buffer of its record.
-#[derive(Debug)]
-pub struct StoredValue {
-    /// The whole record.
-    pub buffer: Buffer,
-    /// The offset of the value in the buffer, in bytes.
-    pub offset: usize,
-    /// The length of the value, in bytes.
-    pub bytes: usize,
-}
-
-impl StoredValue {
-    /// The bytes of the value.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.buffer[self.offset..self.offset + self.bytes]
-    }
-}
-
-/// The outcome of a delete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeleteOutcome {
-    /// The key is deleted, with the engine's durability.
-    Deleted,
-    /// The key did not exist.
-    NotFound,
-}
-
-/// Why an operation failed. The outcomes that depend on the key (not found, full) are not errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EngineError {
-    /// The key's record on the device is not the one that was written.
-    #[error("the record at block {lba} is corrupt")]
-    Corrupt {
-        /// The first block of the record.
-        lba: u64,
-    },
-    /// The device failed.
-    #[error("the device failed: {0}")]
-    Device(#[from] DeviceError),
-    /// A journal write failed earlier: nothing more is written until the engine is opened again.
-    #[error("read-only since a journal write failed; restart to recover")]
-    ReadOnly,
-    /// No memory is left within the buffer budget; the same operation may succeed later.
-    #[error("out of buffers; try again")]
-    NoMemory,
-}
 
 /// Receives the keys of a listing one by one.
 pub trait KeySink {
@@ -116,80 +48,139 @@ impl<F: FnMut(&[u8]) -> bool> KeySink for F {
     }
 }
 
-/// Statistics of an engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineStatistics {
-    /// The number of keys.
-    pub keys: u64,
-    /// The size of the record area, in bytes.
-    pub capacity_bytes: u64,
-    /// The part of it that records occupy, in bytes.
-    pub used_bytes: u64,
-    /// Memory of the index, in bytes.
-    pub index_bytes: u64,
-    /// Journal batches written since opening.
-    pub journal_batches: u64,
-    /// Checkpoints written since opening.
-    pub checkpoints: u64,
+/// Receives the entries of a scan one by one.
+pub trait ScanSink {
+    /// Offers the next entry. False if there is no space for it, which ends the scan.
+    fn offer(&mut self, entry: &ScanEntry<'_>) -> bool;
 }
 
-/// The stages of prefetching for a coming operation. Issued one after the other with other operations in between, they
-/// bring index and record into the processor's caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrefetchStage {
-    /// The header of the key's index partition.
-    Partition,
-    /// The index entry.
-    Entry,
-    /// The front of the record, with the key.
-    Record,
+impl<F: FnMut(&ScanEntry<'_>) -> bool> ScanSink for F {
+    fn offer(&mut self, entry: &ScanEntry<'_>) -> bool {
+        self(entry)
+    }
 }
 
 /// One core's handle on a key-value store.
 ///
-/// Any core may run any operation on any key; concurrent operations on one key are linearizable. REQUIRES: the future of
-/// an operation is polled to completion; dropping it earlier leaves the engine read-only, as a crash would.
+/// Any core may run any operation on any key, unless [`Engine::owner_core`] names one; concurrent operations on one key
+/// are linearizable. REQUIRES: the future of an operation is polled to completion; dropping it earlier leaves the engine
+/// read-only, as a crash would.
+///
+/// Versions: a write with a version applies only if it is newer than the key's version, one without always; the version
+/// of a key never decreases, deletes included, until [`Engine::forget_below`]. Expiry: a key whose time has come is as one
+/// that does not exist, but for its version.
 pub trait Engine {
-    /// Stores a value, which begins in `record` at [`octokv_base::value_offset`] of the key's length.
+    /// Stores a value.
     ///
     /// # Errors
     /// Device failures, no memory, and [`EngineError::ReadOnly`] after a failed journal write. The previous value remains,
     /// except that after a journal write failure either value may be found after recovery.
+    /// [`EngineError::NoPartition`], and [`EngineError::Unsupported`] for options that the volume's format lacks.
+    fn put_with(
+        &self,
+        key: &Key,
+        value: PutValue,
+        options: PutOptions,
+    ) -> impl Future<Output = Result<PutOutcome, EngineError>>;
+    /// Reads a value or a part of it; `None` if the key does not exist.
+    ///
+    /// # Errors
+    /// Device failures, no memory, and [`EngineError::Corrupt`] if no intact record is the key's.
+    fn get_range(
+        &self,
+        key: &Key,
+        range: ValueRange,
+    ) -> impl Future<Output = Result<Option<StoredValue>, EngineError>>;
+    /// Deletes a key. With a version other than [`Version::NONE`], its tombstone remains, also of a key that did not exist.
+    ///
+    /// # Errors
+    /// As for [`Engine::put_with`].
+    fn delete_with(
+        &self,
+        key: &Key,
+        version: Version,
+    ) -> impl Future<Output = Result<DeleteOutcome, EngineError>>;
+    /// Length, version and expiry of a key's value; `None` if the key does not exist.
+    ///
+    /// # Errors
+    /// As for [`Engine::get_range`]; the value itself is not verified.
+    fn status(&self, key: &Key) -> impl Future<Output = Result<Option<KeyStatus>, EngineError>>;
+    /// Offers keys from `start` (inclusive; empty for all) in the engine's order until the sink has no space: ring order, or
+    /// the order of keys if the engine is ordered. If `start` does not exist, the listing begins at the next key of that
+    /// order.
+    ///
+    /// # Errors
+    /// Device failures and no memory. Damaged records are left out.
+    fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), EngineError>>;
+    /// Offers the last write of each key of a ring range, in ring order, if its version is `since` or newer, until the sink
+    /// has no space. Tombstones are included. A key that has expired is offered as a tombstone, or not at all if it has no
+    /// version. Damaged records are left out: compared with another replica they are missing, and so repaired.
+    ///
+    /// # Errors
+    /// Device failures, no memory, and [`EngineError::Unsupported`].
+    fn scan(
+        &self,
+        range: RingRange,
+        since: Version,
+        sink: &mut impl ScanSink,
+    ) -> impl Future<Output = Result<(), EngineError>>;
+    /// Forgets the tombstones below `version`: no write that is older will come.
+    ///
+    /// # Errors
+    /// As for [`Engine::put_with`].
+    fn forget_below(&self, version: Version) -> impl Future<Output = Result<(), EngineError>>;
+    /// Removes keys without a version, in the engine's own order, until `bytes` are free or none is left. Gives the bytes
+    /// that it freed.
+    ///
+    /// # Errors
+    /// As for [`Engine::put_with`].
+    fn give_up_space(&self, bytes: u64) -> impl Future<Output = Result<u64, EngineError>>;
+    /// Makes all acknowledged writes durable.
+    ///
+    /// # Errors
+    /// Device failures; after a failed flush the engine is read-only.
+    fn flush(&self) -> impl Future<Output = Result<(), EngineError>>;
+    /// The core that has to run the operations of a key; `None` if any may.
+    fn owner_core(&self, _key: &Key) -> Option<usize> {
+        None
+    }
+    /// Prefetches for a coming operation on the key. A hint, without effect on outcomes.
+    fn prefetch(&self, _key: &Key, _stage: PrefetchStage) {}
+    /// The current statistics.
+    fn statistics(&self) -> EngineStatistics;
+
+    /// Stores a value that is in one buffer, without version or expiry ([`Engine::put_with`]).
+    ///
+    /// # Errors
+    /// As for [`Engine::put_with`].
     fn put(
         &self,
         key: &Key,
         mode: PutMode,
         record: Buffer,
         value_bytes: usize,
-    ) -> impl Future<Output = Result<PutOutcome, EngineError>>;
-    /// Reads a value; `None` if the key does not exist.
+    ) -> impl Future<Output = Result<PutOutcome, EngineError>> {
+        self.put_with(key, PutValue::new(record, value_bytes), mode.into())
+    }
+    /// Reads a whole value ([`Engine::get_range`]).
     ///
     /// # Errors
-    /// Device failures, no memory, and [`EngineError::Corrupt`] if no intact record is the key's.
-    fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>>;
-    /// Deletes a key.
+    /// As for [`Engine::get_range`].
+    fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
+        self.get_range(key, ValueRange::ALL)
+    }
+    /// Deletes a key without a version ([`Engine::delete_with`]).
     ///
     /// # Errors
-    /// As for [`Engine::put`].
-    fn delete(&self, key: &Key) -> impl Future<Output = Result<DeleteOutcome, EngineError>>;
-    /// The length of a key's value in bytes; `None` if the key does not exist.
+    /// As for [`Engine::put_with`].
+    fn delete(&self, key: &Key) -> impl Future<Output = Result<DeleteOutcome, EngineError>> {
+        self.delete_with(key, Version::NONE)
+    }
+    /// The length of a key's value in bytes; `None` if the key does not exist ([`Engine::status`]).
     ///
     /// # Errors
-    /// As for [`Engine::get`]; the value itself is not verified.
-    fn exist(&self, key: &Key) -> impl Future<Output = Result<Option<usize>, EngineError>>;
-    /// Offers keys from `start` (inclusive; empty for all) in the engine's order until the sink has no space. If `start`
-    /// does not exist, the listing begins at the next key of that order.
-    ///
-    /// # Errors
-    /// Device failures and no memory. Damaged records are left out.
-    fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), EngineError>>;
-    /// Makes all acknowledged writes durable.
-    ///
-    /// # Errors
-    /// Device failures; after a failed flush the engine is read-only.
-    fn flush(&self) -> impl Future<Output = Result<(), EngineError>>;
-    /// Prefetches for a coming operation on the key. A hint, without effect on outcomes.
-    fn prefetch(&self, _key: &Key, _stage: PrefetchStage) {}
-    /// The current statistics.
-    fn statistics(&self) -> EngineStatistics;
+    /// As for [`Engine::status`].
+    fn exist(&self, key: &Key) -> impl Future<Output = Result<Option<usize>, EngineError>> {
+        async move { Ok(self.status(key).await?.map(|status| status.value_bytes)) }
+    }
 }

@@ -11,8 +11,8 @@
 //! Tested by tables below.
 
 use crate::PutMode;
-use octokv_base::Key;
 use octokv_base::map::{FxHashMap, FxHashSet};
+use octokv_base::{Key, Version};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -300,12 +300,14 @@ fn apply_call(record: &CallRecord, state: KeyState) -> Option<KeyState> {
             PutMode::Upsert => None,
             PutMode::AddOnly => (!missing).then_some(state),
             PutMode::UpdateOnly => missing.then_some(state),
+            PutMode::IfVersion(expected) => (version_of(state) != Some(expected)).then_some(state),
         },
         (Call::Put { operation, bytes, mode }, _) => {
             let condition_holds = match mode {
                 PutMode::Upsert => true,
                 PutMode::AddOnly => missing,
                 PutMode::UpdateOnly => !missing,
+                PutMode::IfVersion(expected) => version_of(state).is_none_or(|version| version == expected),
             };
             condition_holds.then_some(KeyState::Holds { operation, bytes })
         }
@@ -317,6 +319,15 @@ fn apply_call(record: &CallRecord, state: KeyState) -> Option<KeyState> {
             (state == KeyState::Corrupt || observation_matches(seen, state)).then_some(state)
         }
         (Call::Get | Call::Exist, _) => None,
+    }
+}
+
+/// The version of a key in a history whose writes have the numbers of their operations as versions; `None` if unknown.
+fn version_of(state: KeyState) -> Option<Version> {
+    match state {
+        KeyState::Missing => Some(Version::NONE),
+        KeyState::Holds { operation, .. } => Some(Version::from_bits(operation)),
+        _ => None,
     }
 }
 

@@ -23,6 +23,6 @@ fn version_1_of_the_hash_engine() {
         let key = key_of(index);
         let found = block_on(engine.get(&key), &mut complete_io).expect("no fault");
         let want = (index != 3).then_some((index, 100 + index as usize));
-        assert_eq!(found.map(|value| (operation_of(&key, value.as_bytes()), value.bytes)), want);
+        assert_eq!(found.map(|value| (operation_of(&key, value.as_bytes()), value.bytes as usize)), want);
     }
 }

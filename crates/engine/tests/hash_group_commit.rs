@@ -47,7 +47,7 @@ fn records_of_up_to_128_kib_are_written_beside_their_batch_and_longer_ones_delay
 
 #[test]
 fn a_full_journal_waits_for_a_checkpoint_and_gives_up_after_the_third_failure() {
-    for (failures, want) in [(2, Ok(PutOutcome::Stored)), (3, Err(EngineError::Device(DeviceError::Io(5))))] {
+    for (failures, want) in [(2, Ok(PutOutcome::Stored)), (3, Err(EngineError::from(DeviceError::Io(5))))] {
         let TracedVolume { engine, plan, .. } = TracedVolume::new(Durability::PowerSafe, 4 << 20);
         for _ in 0..failures {
             let areas =
@@ -131,7 +131,7 @@ fn assert_failed_records_change_nothing(fails_first: bool) {
         }
     }
     drop(puts);
-    let failed = Err(EngineError::Device(DeviceError::Io(5)));
+    let failed = Err(EngineError::from(DeviceError::Io(5)));
     for (result, bytes) in results.into_iter().zip(lengths) {
         assert_eq!(result, Some(if bytes > 100 { failed } else { Ok(PutOutcome::Stored) }), "{bytes} bytes");
     }

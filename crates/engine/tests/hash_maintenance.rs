@@ -170,7 +170,7 @@ fn a_failed_checkpoint_is_reported_and_retried_a_second_later() {
     let fault = FaultRule::within(OpFilter::Write, areas, Lba(areas.0 + 64), InjectedFault::Error(5));
     volume.plan.add(fault.once(0));
     volume.advance_ms(100);
-    assert_eq!(*volume.reports.borrow(), [EngineError::Device(DeviceError::Io(5))]);
+    assert_eq!(*volume.reports.borrow(), [EngineError::from(DeviceError::Io(5))]);
     assert_eq!(volume.engine.statistics().checkpoints, 0);
     volume.put_all(0..1);
     volume.advance_ms(900);

@@ -12,7 +12,7 @@ use octokv_engine::hash::superblock::{
     UncheckedSuperblock,
 };
 use octokv_engine::hash::{IndexMismatch, MetadataStructure, OpenError, open};
-use octokv_engine::{Engine, EngineError, PutMode};
+use octokv_engine::{Engine, EngineError, PutMode, VolumePlace};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 
@@ -228,9 +228,10 @@ fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
 
 #[test]
 fn engine_errors_keep_their_meaning_as_open_errors() {
+    let corrupt = EngineError::Corrupt { lba: 7, place: VolumePlace::default() };
     for (error, part) in [
         (EngineError::ReadOnly, "journal write failed"),
-        (EngineError::Corrupt { lba: 7 }, "the record at block 7 is corrupt"),
+        (corrupt, "the record at block 7 of device 0, partition 0 is corrupt"),
     ] {
         let text = OpenError::from(error).to_string();
         assert!(text.contains(part) && !text.contains("both copies"), "{text}");

@@ -328,7 +328,7 @@ fn a_flipped_bit_in_any_block_never_returns_wrong_data_and_affects_one_key() {
             found.iter().filter(|(key, read)| *read != &good[*key]).map(|(key, _)| key).collect();
         assert!(faults.len() <= 1, "block {block} affected {faults:?}");
         for key in faults {
-            let Err(EngineError::Corrupt { lba }) = found[key] else {
+            let Err(EngineError::Corrupt { lba, .. }) = found[key] else {
                 panic!("block {block}: {:?}", found[key])
             };
             assert!(
@@ -444,7 +444,7 @@ fn a_failed_write_is_reported_and_the_value_before_stays() {
     let used = engine.statistics().used_bytes;
     for fault in [DeviceFault::Error(5), DeviceFault::NoSpace] {
         plan.add(FaultRule::always(OpFilter::Write, fault));
-        assert!(matches!(put(2), Err(EngineError::Device(_))));
+        assert!(matches!(put(2), Err(EngineError::Device { .. })));
         plan.clear();
     }
     let found = block_on(engine.get(&key), || ()).unwrap().unwrap();
@@ -453,7 +453,7 @@ fn a_failed_write_is_reported_and_the_value_before_stays() {
     // More failures than the device has units: each releases its space.
     plan.add(FaultRule::always(OpFilter::Write, DeviceFault::Error(5)));
     for _ in 0..10_000 {
-        assert!(matches!(put(2), Err(EngineError::Device(_))));
+        assert!(matches!(put(2), Err(EngineError::Device { .. })));
     }
     plan.clear();
     assert_eq!(put(3), Ok(PutOutcome::Stored));
@@ -476,7 +476,7 @@ fn after_a_failed_journal_write_nothing_is_acknowledged_until_the_volume_is_open
     };
     assert_eq!(put(900), Ok(PutOutcome::Stored));
     plan.add(FaultRule::always(OpFilter::Flush, DeviceFault::Error(5)).once(0));
-    assert!(matches!(put(901), Err(EngineError::Device(_))));
+    assert!(matches!(put(901), Err(EngineError::Device { .. })));
     assert_eq!(put(902), Err(EngineError::ReadOnly));
     let read = block_on(engine.get(&key), &mut complete_io).unwrap().unwrap();
     assert_eq!(operation_of(&key, read.as_bytes()), 900);
@@ -506,7 +506,7 @@ fn a_block_that_cannot_be_read_costs_at_most_one_key() {
             found.iter().filter(|(key, read)| *read != &good[*key]).map(|(key, _)| key).collect();
         assert!(faults.len() <= 1, "block {block} affected {faults:?}");
         for key in faults {
-            assert!(matches!(found[key], Err(EngineError::Device(_))), "block {block}: {:?}", found[key]);
+            assert!(matches!(found[key], Err(EngineError::Device { .. })), "block {block}: {:?}", found[key]);
             named += 1;
         }
     }
@@ -534,7 +534,7 @@ fn a_failed_checkpoint_is_retried_and_a_failed_flush_makes_the_volume_read_only(
     }
     assert!(engine.statistics().checkpoints > 0);
     plan.add(FaultRule::always(OpFilter::Flush, DeviceFault::Error(5)).once(0));
-    assert!(matches!(block_on(engine.flush(), &mut complete_io), Err(EngineError::Device(_))));
+    assert!(matches!(block_on(engine.flush(), &mut complete_io), Err(EngineError::Device { .. })));
     let key = key_of(1);
     let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
     assert_eq!(block_on(put, &mut complete_io), Err(EngineError::ReadOnly));

@@ -311,7 +311,7 @@ fn an_entry_that_is_not_known_durable_counts_only_with_its_own_intact_record() {
     let lba = volume.lba(new);
     unreadable.faults.add(FaultRule::within(OpFilter::Read, Lba(lba), Lba(lba + 1), InjectedFault::Error(5)));
     let engine = unreadable.open().unwrap();
-    assert!(matches!(block_on(engine.get(&key), || ()), Err(EngineError::Device(_))));
+    assert!(matches!(block_on(engine.get(&key), || ()), Err(EngineError::Device { .. })));
 }
 
 #[test]

@@ -1,10 +1,11 @@
-//! The hash engine's tests: conformance, power loss, damaged media, maintenance, formats.
+//! The engines' tests: conformance, the contract, power loss, damaged media, maintenance, formats.
 //! One binary: a second one would compile the node's generic code again.
 
 mod common;
 #[path = "common/corrupt_images.rs"]
 mod corrupt_images;
 mod hash_conformance;
+mod hash_contract;
 mod hash_corrupt_images;
 mod hash_fixtures;
 mod hash_group_commit;
@@ -15,3 +16,4 @@ mod hash_recovery_checkpoint;
 mod hash_recovery_journal;
 mod hash_salvage;
 mod hash_simulated_ssd;
+mod memory_contract;

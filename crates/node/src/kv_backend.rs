@@ -64,6 +64,9 @@ impl<E: Engine> KvBackend<E> {
                     Ok(PutOutcome::NotFound) => RequestOutcome::NotFound,
                     Ok(PutOutcome::Full) => RequestOutcome::CapacityExceeded,
                     Ok(PutOutcome::TooLong) => RequestOutcome::InvalidValueSize,
+                    Ok(PutOutcome::OtherVersion(_) | PutOutcome::NotNewer(_)) => {
+                        unreachable!("a standard command carries no version")
+                    }
                     Err(error) => self.log_failure("store", &key, error),
                 }
             }
@@ -71,6 +74,7 @@ impl<E: Engine> KvBackend<E> {
             RequestOperation::Delete { key } => match self.engine.delete(&key).await {
                 Ok(DeleteOutcome::Deleted) => RequestOutcome::Deleted,
                 Ok(DeleteOutcome::NotFound) => RequestOutcome::NotFound,
+                Ok(DeleteOutcome::NotNewer(_)) => unreachable!("a standard command carries no version"),
                 Err(error) => self.log_failure("delete", &key, error),
             },
             RequestOperation::Exist { key } => match self.engine.exist(&key).await {
@@ -115,7 +119,7 @@ impl<E: Engine> KvBackend<E> {
         loop {
             match self.engine.get(key).await {
                 Ok(Some(value)) => {
-                    let (offset, bytes) = (value.offset, value.bytes);
+                    let (offset, bytes) = (value.offset as usize, value.bytes as usize);
                     return RequestOutcome::Value { buffer: value.buffer, offset, bytes };
                 }
                 Ok(None) => return RequestOutcome::NotFound,

@@ -243,7 +243,7 @@ pub(crate) async fn audit_keys(engine: &HashEngine, keys: &[Key]) -> Vec<AuditRe
         found.push(match engine.get(key).await {
             Ok(None) => AuditResult::Missing,
             Ok(Some(value)) => AuditResult::Value(value.as_bytes().to_vec()),
-            Err(EngineError::Corrupt { lba }) => AuditResult::Corrupt(lba),
+            Err(EngineError::Corrupt { lba, .. }) => AuditResult::Corrupt(lba),
             Err(fault) => AuditResult::Failed(fault),
         });
     }

@@ -282,7 +282,7 @@ async fn run_task(
             }
             Ok(other) => return fail(&ack_log, format!("unexpected result of a put: {other:?}")),
             // The connection loss may affect this write alone; the next call finds out.
-            Err(EngineError::Device(_)) => {}
+            Err(EngineError::Device { .. }) => {}
             Err(EngineError::ReadOnly) => break,
             Err(fault) => return fail(&ack_log, format!("a put failed: {fault}")),
         }

@@ -22,7 +22,7 @@ const FLAG_SERVING: u32 = 1 << 0;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct HeaderLayout {
+struct PartitionLogHeaderLayout {
     magic: [u8; 4],
     version: U16,
     entry_bytes: U16,
@@ -31,11 +31,11 @@ struct HeaderLayout {
     entries: U32,
     reserved: U32,
 }
-const _: () = assert!(size_of::<HeaderLayout>() == 32);
+const _: () = assert!(size_of::<PartitionLogHeaderLayout>() == 32);
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct EntryLayout {
+struct PartitionEntryLayout {
     partition: U32,
     device: U32,
     flags: U32,
@@ -45,7 +45,7 @@ struct EntryLayout {
     size_bytes: U64,
     used_bytes: U64,
 }
-const _: () = assert!(size_of::<EntryLayout>() == 64);
+const _: () = assert!(size_of::<PartitionEntryLayout>() == 64);
 
 /// One partition in the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,10 +78,10 @@ pub struct PartitionLog {
 impl PartitionLog {
     /// Encodes the page.
     pub fn encode(&self) -> Vec<u8> {
-        let header = HeaderLayout {
+        let header = PartitionLogHeaderLayout {
             magic: MAGIC,
             version: U16::new(PARTITION_LOG_VERSION),
-            entry_bytes: U16::new(size_of::<EntryLayout>() as u16),
+            entry_bytes: U16::new(size_of::<PartitionEntryLayout>() as u16),
             epoch: U64::new(self.epoch),
             ring_seed: U64::new(self.ring_seed),
             entries: U32::new(self.partitions.len() as u32),
@@ -89,7 +89,7 @@ impl PartitionLog {
         };
         let mut page = header.as_bytes().to_vec();
         for entry in &self.partitions {
-            let layout = EntryLayout {
+            let layout = PartitionEntryLayout {
                 partition: U32::new(entry.partition),
                 device: U32::new(entry.device),
                 flags: U32::new(if entry.is_serving { FLAG_SERVING } else { 0 }),
@@ -110,12 +110,12 @@ impl PartitionLog {
     /// [`InvalidPartitionLog`].
     pub fn check(page: &[u8]) -> Result<PartitionLog, InvalidPartitionLog> {
         use InvalidPartitionLog::{EntrySize, Foreign, Order, Short, TooMany};
-        let (header, rest) = HeaderLayout::read_from_prefix(page).map_err(|_| Short)?;
+        let (header, rest) = PartitionLogHeaderLayout::read_from_prefix(page).map_err(|_| Short)?;
         let (entry_bytes, count) = (usize::from(header.entry_bytes.get()), header.entries.get());
         if header.magic != MAGIC || header.version.get() == 0 {
             return Err(Foreign);
         }
-        if entry_bytes < size_of::<EntryLayout>() {
+        if entry_bytes < size_of::<PartitionEntryLayout>() {
             return Err(EntrySize);
         }
         if count > PARTITIONS_MAX {
@@ -124,7 +124,7 @@ impl PartitionLog {
         let entries = rest.get(..entry_bytes * count as usize).ok_or(Short)?;
         let mut partitions: Vec<PartitionEntry> = Vec::with_capacity(count as usize);
         for bytes in entries.chunks(entry_bytes) {
-            let (layout, _) = EntryLayout::read_from_prefix(bytes).map_err(|_| Short)?;
+            let (layout, _) = PartitionEntryLayout::read_from_prefix(bytes).map_err(|_| Short)?;
             let (first, last) = (RingPosition(layout.first.get()), RingPosition(layout.last.get()));
             let range = RingRange::new(first, last).ok_or(Order)?;
             if partitions.last().is_some_and(|before| before.range.last() >= range.first()) {

@@ -2,17 +2,17 @@
 
 use super::allocator::Extent;
 use super::commit_queue::WriteOutcome;
-use super::epoch::EpochReaders;
+use super::epoch::{EpochGuard, EpochReaders};
 use super::index::{Candidates, RecordRef};
 use super::journal::JournalEntry;
 use super::record::{self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordHeader, RecordId, record_bytes};
 use super::volume::Volume;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{
-    DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, PrefetchStage, PutMode, PutOutcome,
-    StoredValue,
+    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PrefetchStage,
+    PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VolumePlace,
 };
-use octokv_base::{Buffer, BufferPool, Key, Lba};
+use octokv_base::{Buffer, BufferPool, Key, Lba, RingRange, UnixTime, Version};
 use octokv_device::{Device, DeviceFuture};
 use smallvec::SmallVec;
 use std::cell::Cell;
@@ -22,6 +22,14 @@ use std::sync::Arc;
 
 /// Keys of a listing that are read at once, between two yield points.
 const LIST_PAGE_KEYS: usize = 16;
+
+/// What this format lacks for a put.
+fn lacking_for(options: &PutOptions) -> Option<Capability> {
+    if options.version > Version::NONE || matches!(options.mode, PutMode::IfVersion(_)) {
+        return Some(Capability::Versions);
+    }
+    (options.expires_at < UnixTime::NEVER).then_some(Capability::Expiry)
+}
 
 /// One core's handle on a volume.
 pub struct HashEngine {
@@ -66,6 +74,38 @@ impl HashEngine {
 
     fn lba(&self, location: u64) -> Lba {
         self.volume.lba(location)
+    }
+
+    fn corrupt(&self, record_ref: RecordRef) -> EngineError {
+        EngineError::Corrupt { lba: self.lba(record_ref.location).0, place: VolumePlace::default() }
+    }
+
+    /// A value in one buffer: a record of this format is written and checked as a whole. `None` if the buffers hold less
+    /// than the value.
+    fn join(&self, key: &Key, value: PutValue) -> Result<Option<Buffer>, EngineError> {
+        let offset = octokv_base::value_offset(key.len());
+        let bytes = record_bytes(key.len(), value.bytes).next_multiple_of(self.volume.unit_bytes());
+        let mut joined = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
+        let mut at = offset;
+        let front = value.record.get(offset..).unwrap_or_default();
+        for part in std::iter::once(front).chain(value.more.iter().flatten().map(|buffer| &buffer[..])) {
+            let room = part.len().min(offset + value.bytes - at);
+            joined[at..at + room].copy_from_slice(&part[..room]);
+            at += room;
+        }
+        Ok((at == offset + value.bytes).then_some(joined))
+    }
+
+    /// Keeps the records that the index names from being replaced on the device, until the guard is dropped.
+    pub(super) fn enter_epoch(&self) -> EpochGuard<'_> {
+        self.readers.enter(&self.volume.epochs)
+    }
+
+    /// Reads a whole record. REQUIRES: the caller is in an epoch since it took the reference from the index.
+    pub(super) async fn read_whole(&self, record_ref: RecordRef) -> Result<Buffer, EngineError> {
+        let bytes = record_ref.units as usize * self.volume.unit_bytes();
+        let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
+        Ok(self.device.read(self.lba(record_ref.location), buffer).await.into_read()?)
     }
 
     /// Flushes the device. A failure makes the volume read-only: the kernel reports lost writes only once, and not which
@@ -161,7 +201,7 @@ impl HashEngine {
             }
         }
         match damaged {
-            Some(record_ref) => Err(EngineError::Corrupt { lba: self.lba(record_ref.location).0 }),
+            Some(record_ref) => Err(self.corrupt(record_ref)),
             None => Ok(None),
         }
     }
@@ -248,16 +288,29 @@ impl HashEngine {
 }
 
 impl Engine for HashEngine {
-    async fn put(
+    async fn put_with(
         &self,
         key: &Key,
-        mode: PutMode,
-        record: Buffer,
-        value_bytes: usize,
+        value: PutValue,
+        options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
-        let volume = &self.volume;
+        let (mode, volume) = (options.mode, &self.volume);
+        if let Some(lacking) = lacking_for(&options) {
+            return Err(EngineError::Unsupported(lacking));
+        }
+        let value_bytes = value.bytes;
+        if value_bytes > volume.value_bytes_max() {
+            return Ok(PutOutcome::TooLong);
+        }
+        let record = match value.more {
+            None => value.record,
+            Some(_) => match self.join(key, value)? {
+                Some(record) => record,
+                None => return Ok(PutOutcome::TooLong),
+            },
+        };
         let fits = record_bytes(key.len(), value_bytes);
-        if value_bytes > volume.value_bytes_max() || fits > record.capacity() {
+        if fits > record.capacity() {
             return Ok(PutOutcome::TooLong);
         }
         if volume.commits.has_failed() {
@@ -299,14 +352,26 @@ impl Engine for HashEngine {
         let Some((header, buffer, record_ref)) = self.find_record(key, usize::MAX / 2).await? else {
             return Ok(None);
         };
-        let Ok(range) = header.value_range(&buffer) else {
-            return Err(EngineError::Corrupt { lba: self.lba(record_ref.location).0 });
-        };
-        Ok(Some(StoredValue { buffer, offset: range.start, bytes: range.len() }))
+        let Ok(value) = header.value_range(&buffer) else { return Err(self.corrupt(record_ref)) };
+        let (offset, bytes) = (value.start as u32, value.len() as u32);
+        Ok(Some(StoredValue { buffer, offset, bytes, value_bytes: bytes, version: Version::NONE }))
     }
 
-    async fn delete(&self, key: &Key) -> Result<DeleteOutcome, EngineError> {
+    /// The record has one checksum: a part of its value needs all of it.
+    async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
+        let whole = self.get(key).await?;
+        Ok(whole.map(|value| {
+            let requested = range.within(value.bytes);
+            let offset = value.offset + requested.start;
+            StoredValue { offset, bytes: requested.end - requested.start, ..value }
+        }))
+    }
+
+    async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
         let volume = &self.volume;
+        if version > Version::NONE {
+            return Err(EngineError::Unsupported(Capability::Versions));
+        }
         if volume.commits.has_failed() {
             return Err(EngineError::ReadOnly);
         }
@@ -327,9 +392,13 @@ impl Engine for HashEngine {
         Ok(DeleteOutcome::Deleted)
     }
 
-    async fn exist(&self, key: &Key) -> Result<Option<usize>, EngineError> {
+    async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
         let found = self.find_record(key, HEADER_BYTES + key.len()).await?;
-        Ok(found.map(|(header, ..)| header.value_bytes))
+        Ok(found.map(|(header, ..)| KeyStatus {
+            value_bytes: header.value_bytes,
+            version: Version::NONE,
+            expires_at: UnixTime::NEVER,
+        }))
     }
 
     async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
@@ -364,6 +433,23 @@ impl Engine for HashEngine {
             (partition, tag) = next;
         }
         Ok(())
+    }
+
+    async fn scan(
+        &self,
+        range: RingRange,
+        since: Version,
+        sink: &mut impl ScanSink,
+    ) -> Result<(), EngineError> {
+        self.scan_range(range, since, sink).await
+    }
+
+    async fn forget_below(&self, _version: Version) -> Result<(), EngineError> {
+        Ok(()) // No format of this engine has tombstones yet.
+    }
+
+    async fn give_up_space(&self, _bytes: u64) -> Result<u64, EngineError> {
+        Err(EngineError::Unsupported(Capability::Reclaim))
     }
 
     async fn flush(&self) -> Result<(), EngineError> {

@@ -89,7 +89,7 @@ impl OpenError {
 impl From<EngineError> for OpenError {
     fn from(error: EngineError) -> OpenError {
         match error {
-            EngineError::Device(error) => OpenError::Device(error),
+            EngineError::Device { error, .. } => OpenError::Device(error),
             EngineError::NoMemory => OpenError::NoMemory,
             error => OpenError::Engine(error),
         }

@@ -21,7 +21,7 @@
 //! - `group_commit`, `commit_queue`: group commit, and its state.
 //! - [`format`](mod@format), [`recovery`], `error`: creating and opening a volume, and the errors of both.
 //! - [`verify`](mod@verify), `salvage`, `report`: verification, the scan of an unrecoverable volume, and their results.
-//! - `volume`: the state that all cores share. `engine`: the operations of one core.
+//! - `volume`: the state that all cores share. `engine`: the operations of one core; `scan`: its scan of a ring range.
 
 pub mod allocator;
 pub mod checkpoint;
@@ -38,6 +38,7 @@ pub mod record;
 pub mod recovery;
 mod report;
 mod salvage;
+mod scan;
 pub mod superblock;
 mod superblock_io;
 pub mod verify;

@@ -12,7 +12,7 @@ use super::record::RecordId;
 use super::superblock::{HashKind, Superblock};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineStatistics};
-use octokv_base::{Key, Lba};
+use octokv_base::{Key, Lba, RingPosition};
 use parking_lot::Mutex;
 use sha1::{Digest, Sha1};
 use smallvec::{Array, SmallVec};
@@ -302,7 +302,7 @@ pub struct OpenConfig {
 /// The hash of a key on the volume of `superblock`.
 pub(super) fn hash_of(superblock: &Superblock, key: &Key) -> u128 {
     match superblock.hash {
-        HashKind::Xxh3 => xxhash_rust::xxh3::xxh3_128_with_seed(key.as_bytes(), superblock.hash_seed),
+        HashKind::Xxh3 => RingPosition::of(key, superblock.hash_seed).0,
         HashKind::Sha1 => {
             let digest = Sha1::digest(key.as_bytes());
             u128::from_be_bytes(digest[..16].try_into().expect("sixteen of twenty bytes"))

@@ -281,7 +281,7 @@ async fn run_call(
                 Ok(PutOutcome::Stored) => Ok(Some(CallResult::Acknowledged)),
                 Ok(PutOutcome::Exists | PutOutcome::NotFound) => Ok(Some(CallResult::ConditionFailed)),
                 Ok(PutOutcome::Full) => Ok(None),
-                Ok(PutOutcome::TooLong) => Err(None),
+                Ok(PutOutcome::TooLong | PutOutcome::OtherVersion(_) | PutOutcome::NotNewer(_)) => Err(None),
                 Err(fault) => Err(Some(fault)),
             };
             (id, outcome)
@@ -291,6 +291,7 @@ async fn run_call(
             let outcome = match engine.delete(&key).await {
                 Ok(DeleteOutcome::Deleted) => Ok(Some(CallResult::Acknowledged)),
                 Ok(DeleteOutcome::NotFound) => Ok(Some(CallResult::ConditionFailed)),
+                Ok(DeleteOutcome::NotNewer(_)) => Err(None),
                 Err(fault) => Err(Some(fault)),
             };
             (id, outcome)
@@ -351,11 +352,11 @@ fn record_outcome(
             Ok(())
         }
         // The write may have been executed; the next session's audit finds out.
-        Err(Some(EngineError::Device(_) | EngineError::ReadOnly)) if writes => {
+        Err(Some(EngineError::Device { .. } | EngineError::ReadOnly)) if writes => {
             must_end.set(true);
             Ok(())
         }
-        Err(Some(EngineError::Device(_) | EngineError::ReadOnly)) => {
+        Err(Some(EngineError::Device { .. } | EngineError::ReadOnly)) => {
             shared.history.mark_not_executed(id);
             Ok(())
         }

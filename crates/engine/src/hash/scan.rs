@@ -1,0 +1,72 @@
+//! A scan of a ring range: every key with the digest of its value, in ring order.
+//!
+//! In: the range. Out: entries for the sink. The index is in the order of the top bits of key hashes; a page holds all
+//! entries that share those bits, and is sorted by the whole position before it is offered. Records are read one after the
+//! other, whole, since the digest covers the value. Tested by `tests/hash_contract.rs`.
+
+use super::engine::HashEngine;
+use super::index::RecordRef;
+use super::record;
+use super::superblock::HashKind;
+use crate::{Capability, EngineError, ScanEntry, ScanSink, value_digest};
+use octokv_base::{Key, RingPosition, RingRange, UnixTime, Version};
+use smallvec::SmallVec;
+
+/// Entries of the index that are taken at once.
+const SCAN_PAGE_KEYS: usize = 16;
+
+impl HashEngine {
+    /// Scans a range. Keys of this format have no version: a scan since a version finds none.
+    ///
+    /// # Errors
+    /// Device failures, no memory, and [`EngineError::Unsupported`] for a volume whose keys are hashed by SHA-1.
+    pub(super) async fn scan_range(
+        &self,
+        range: RingRange,
+        since: Version,
+        sink: &mut impl ScanSink,
+    ) -> Result<(), EngineError> {
+        let volume = self.volume();
+        if volume.layout().hash != HashKind::Xxh3 {
+            return Err(EngineError::Unsupported(Capability::RingOrder));
+        }
+        if since > Version::NONE {
+            return Ok(());
+        }
+        let mut at = volume.partition_and_tag(range.first().0);
+        let end = volume.partition_and_tag(range.last().0);
+        let mut page = SmallVec::<[RecordRef; SCAN_PAGE_KEYS]>::new();
+        while at.0 < volume.partitions.len() && at <= end {
+            let _epoch_guard = self.enter_epoch();
+            let next = volume.read_page(at.0, at.1, &mut page, |entry| entry.record_ref());
+            let mut entries: Vec<(RingPosition, Key, u64)> = Vec::new();
+            for record_ref in page.drain(..) {
+                let buffer = self.read_whole(record_ref).await?;
+                let Ok((header, key)) = record::UncheckedRecord(&buffer).header() else { continue };
+                let Ok(value) = header.value_range(&buffer) else { continue };
+                let Some(key) = Key::new(key) else { continue };
+                let position = RingPosition::of(&key, volume.layout().hash_seed);
+                if !volume.matches_identity(record_ref, header.identity) || !range.contains(position) {
+                    continue;
+                }
+                let digest = value_digest(&buffer[value], UnixTime::NEVER);
+                entries.push((position, key, digest));
+            }
+            entries.sort_by_key(|(position, ..)| *position);
+            for (position, key, digest) in &entries {
+                let entry = ScanEntry {
+                    position: *position,
+                    key: key.as_bytes(),
+                    version: Version::NONE,
+                    is_tombstone: false,
+                    digest: *digest,
+                };
+                if !sink.offer(&entry) {
+                    return Ok(());
+                }
+            }
+            at = next;
+        }
+        Ok(())
+    }
+}
