@@ -285,7 +285,6 @@ impl PreparedCore {
         }
         let parts = ReactorParts {
             sockets,
-            local_address: KernelSockets::local_address,
             listeners,
             mailbox,
             core: index,

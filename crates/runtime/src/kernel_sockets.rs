@@ -112,11 +112,6 @@ impl KernelSockets {
         self.len() == 0
     }
 
-    /// The local address of a socket; `None` for a closed one.
-    pub fn local_address(&self, socket: SocketId) -> Option<SocketAddr> {
-        self.entries.get(socket.0 as usize)?.stream.local_address().ok()
-    }
-
     fn poll(&mut self, timeout: Nanos) {
         let KernelSockets { poller, entries, listeners, edges, blocked_count, has_unhandled_event, .. } =
             self;
@@ -241,6 +236,10 @@ impl Sockets for KernelSockets {
                 SendStatus::WouldBlock
             }
         }
+    }
+
+    fn local_address(&self, socket: SocketId) -> Option<SocketAddr> {
+        self.entries.get(socket.0 as usize)?.stream.local_address().ok()
     }
 
     fn round_trip_time(&self, socket: SocketId) -> Option<Nanos> {

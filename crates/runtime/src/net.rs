@@ -84,6 +84,10 @@ pub trait Sockets {
     /// Appends the sockets that may have bytes (or have ended) to `out`, each at most once. A socket stays ready until
     /// a receive returns `WouldBlock`.
     fn ready(&mut self, out: &mut Vec<SocketId>);
+    /// The local address of a socket; `None` if the socket is closed or the driver has no addresses.
+    fn local_address(&self, _socket: SocketId) -> Option<SocketAddr> {
+        None
+    }
     /// The driver's estimate of the round-trip time to the peer; `None` if it has none.
     fn round_trip_time(&self, _socket: SocketId) -> Option<Nanos> {
         None

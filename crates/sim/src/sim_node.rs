@@ -15,7 +15,7 @@ use octokv_node::monitor::Monitor;
 use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
 use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, new_reactor};
 use octokv_nvmf::{SubsystemConfig, Target};
-use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId, SimSockets};
+use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, Mailbox, ReactorHandle, Sockets, mesh};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -156,7 +156,6 @@ impl SimNode {
         }
         let mut reactor_loop = new_reactor(ReactorParts {
             sockets,
-            local_address: |_: &SimSockets, _| None,
             listeners,
             mailbox,
             core: index,

@@ -107,7 +107,6 @@ impl SimSetup {
         let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
         let mut reactor_loop = new_reactor(ReactorParts {
             sockets,
-            local_address: |_: &SimSockets, _| None,
             listeners,
             mailbox,
             core: 0,

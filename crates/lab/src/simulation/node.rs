@@ -144,7 +144,6 @@ impl ExperimentNode<'_> {
         }
         let mut reactor_loop = new_reactor(ReactorParts {
             sockets,
-            local_address: |_: &DelayedSockets, _| None,
             listeners,
             mailbox,
             core: index,

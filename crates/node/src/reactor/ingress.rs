@@ -84,7 +84,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             // If the other cores' rings are full, the kernel's accept queue holds new connections.
             for _ in self.unassigned.len()..ACCEPTS_PER_ITERATION {
                 let Some((socket, peer)) = self.sockets.accept(listener) else { break };
-                let local = (self.local_address)(&self.sockets, socket).unwrap_or(address);
+                let local = self.sockets.local_address(socket).unwrap_or(address);
                 self.unassigned.push_back((socket, local, peer));
                 worked = true;
             }

@@ -111,8 +111,6 @@ pub struct SimulatedCosts {
 pub struct ReactorParts<S, E> {
     /// This core's sockets.
     pub sockets: S,
-    /// Local address of a socket, if the driver knows it.
-    pub local_address: fn(&S, SocketId) -> Option<SocketAddr>,
     /// The listeners of this core with their addresses; empty except on the first core.
     pub listeners: Vec<(ListenerId, SocketAddr)>,
     /// This core's end of the mesh.
@@ -150,7 +148,6 @@ pub struct RequestCompletion {
 /// The reactor; `F` is the future of a worker.
 struct Reactor<S, F> {
     sockets: S,
-    local_address: fn(&S, SocketId) -> Option<SocketAddr>,
     listeners: Vec<(ListenerId, SocketAddr)>,
     mailbox: Mailbox<CoreMessage>,
     core: usize,
@@ -304,7 +301,6 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
     };
     Reactor {
         sockets: parts.sockets,
-        local_address: parts.local_address,
         listeners: parts.listeners,
         mailbox: parts.mailbox,
         core: parts.core,

@@ -73,7 +73,6 @@ impl TwoCores {
         let monitor = Monitor::new(2, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
         let reactor = new_reactor(ReactorParts {
             sockets: NoSockets,
-            local_address: |_, _| None,
             listeners: Vec::new(),
             mailbox,
             core: 1,

@@ -419,7 +419,6 @@ fn build_reactor(
     let address = "127.0.0.1:4420".parse().expect("an address");
     Box::new(new_reactor(ReactorParts {
         sockets,
-        local_address: |_: &TestSockets, _| None,
         listeners: vec![(ListenerId(0), address)],
         mailbox,
         core: 0,
