@@ -31,8 +31,8 @@ fn zeroing_that_does_not_wait_for_writes_is_found() {
 
 #[test]
 fn trimming_a_block_during_a_read_modify_write_is_found() {
-    // Three commands must overlap within microseconds: rare, so the sweep begins near a seed that finds it.
-    assert_found(InjectedBug::TrimWithoutLock, Scenario::Blocks, 1370..1400);
+    // Three commands must overlap within microseconds: rare except in the plans with few device blocks.
+    assert_found(InjectedBug::TrimWithoutLock, Scenario::Blocks, 0..300);
 }
 
 #[test]

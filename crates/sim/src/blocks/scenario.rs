@@ -83,7 +83,7 @@ impl BlockScenarioPlan {
             (0..count).map(|_| draw_host(random, fault_profile, &node)).collect();
         let count = between(random, 2, 5);
         let phases = (0..count).map(|_| draw_phase(random, fault_profile, hosts.len())).collect();
-        BlockScenarioPlan {
+        let mut plan = BlockScenarioPlan {
             seed,
             fault_profile,
             node,
@@ -94,7 +94,23 @@ impl BlockScenarioPlan {
             iteration_cost: Nanos(between(random, 200, 4_000)),
             phases,
             operator_interval: changes.then(|| between(random, 5, 80)),
+        };
+        // The last draw: the plans of other seeds do not depend on it.
+        if random.one_in(8) {
+            plan.contend_for_device_blocks();
         }
+        plan
+    }
+
+    /// Makes every command a read, write or deallocation of one device block, which holds eight namespace blocks, and its
+    /// neighbour: partial writes and trims of the same device block overlap often.
+    fn contend_for_device_blocks(&mut self) {
+        for plan in &mut self.disks {
+            let disk = SimDiskConfig { size_bytes: 8192, block_bytes: 4096, ..plan.disk };
+            *plan = DiskPlan { disk, block_bytes: 512, first: 0, count: 10 };
+        }
+        let [read, write, ..] = self.load.mix;
+        self.load = BlockLoad { blocks_max: 9, mix: [read, write, 0, 30, 0, 0, 0], ..self.load };
     }
 
     /// Whether injected faults may make commands time out.
