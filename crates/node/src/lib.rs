@@ -3,8 +3,10 @@
 //! # Layout
 //! - [`node`](RunningNode): opens devices, listens, adds and removes namespaces, stops.
 //! - [`config`], `validate`, `error`: configuration of a node, its validation, and the errors of a start, change or stop.
-//! - `core_thread`: one core on the kernel's sockets and devices: its reactor loop and control messages.
-//! - [`reactor`](mod@reactor): one iteration of a core: sockets, messages, backends, device, responses; any driver.
+//! - [`node_core`]: one core on the sockets and devices of any driver: reactor, namespaces, control messages.
+//! - [`control`], [`core_namespaces`]: control messages to cores; namespaces of one core, attached and detached.
+//! - `core_thread`: runs a core on a thread with the kernel's sockets and devices.
+//! - `reactor`: one iteration of a core: sockets, messages, backends, device, responses.
 //! - [`connection_io`]: bytes of one connection between its socket and its protocol state machine.
 //! - `time_budget`, `connection_queue`: time share of a connection in an iteration, and the order of service.
 //! - `request_scheduler`: where and when requests run: carries out the scheduling decisions.
@@ -26,7 +28,9 @@ pub mod bug_injection;
 pub mod config;
 pub mod connection_io;
 mod connection_queue;
+pub mod control;
 pub mod core_metrics;
+pub mod core_namespaces;
 mod core_thread;
 mod device_driver;
 mod error;
@@ -37,21 +41,24 @@ pub mod monitor;
 mod namespace_open;
 pub mod namespace_table;
 mod node;
+pub mod node_core;
 pub mod range_locks;
-pub mod reactor;
+mod reactor;
 mod request_queue;
 mod request_scheduler;
 pub mod tenants;
 mod time_budget;
 mod validate;
 
-pub use self::core_thread::CoreStatus;
 pub use config::{
     ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, EngineKind, ExistingDataPolicy, NAMESPACE_ID_MAX,
     NamespaceConfig, NodeConfig, REQUESTS_MAX,
 };
+pub use control::{ControlMessage, ControlQueue, CoreStatus, NamespaceChange};
+pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 pub use error::{CloseError, NamespaceChangeError, StartError, StopError, UringUnavailable};
 pub use namespace_open::{namespace_info, verify_device};
 pub use node::{NamespaceStatus, RunningNode, start};
+pub use node_core::{CoreParts, NodeCore};
 pub use octokv_sys::file::DeviceOpenError;
-pub use reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, new_reactor};
+pub use reactor::{CoreMessage, SimulatedCosts};

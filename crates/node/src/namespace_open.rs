@@ -1,17 +1,15 @@
 //! Opens a namespace: its device, once per process, and the volume on it.
 //!
-//! In: the settings of a namespace. Out: an [`OpenNamespace`], recovered, from which each core makes its own
-//! [`NamespaceBackend`]. Runs on the calling thread with a device queue of its own.
+//! In: the settings of a namespace. Out: an [`OpenNamespace`], recovered; each core attaches its [`CoreNamespace`].
+//! Runs on the calling thread with a device queue of its own.
 //!
 //! Invariants: only a device that is blank, new or released by [`ExistingDataPolicy::Discard`] is formatted; an open
 //! file stays locked until its last handle is dropped.
 
-use crate::block_backend::{BlockBackend, BlockVolume};
+use crate::block_backend::BlockVolume;
 use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig};
+use crate::core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 use crate::error::{CloseError, StartError};
-use crate::fair_yield::FairYield;
-use crate::kv_backend::KvBackend;
-use crate::namespace_table::NamespaceBackend;
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
 use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
@@ -41,7 +39,7 @@ const FORMAT_REGION_BYTES: u64 = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
 
 /// A device, opened once per process.
 #[derive(Clone)]
-struct NamespaceDevice {
+pub(crate) struct NamespaceDevice {
     storage: Storage,
     /// The SSD model whose latencies the device emulates, if one is configured.
     drive_model: Option<SharedSsdModel>,
@@ -80,8 +78,9 @@ impl NamespaceDevice {
     fn name(&self) -> String {
         self.storage.name()
     }
+}
 
-    /// One core's view of the device.
+impl OpenDevice for NamespaceDevice {
     fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
         let device = self.storage.open_for_core(&handle.devices())?;
         Ok(match &self.drive_model {
@@ -158,26 +157,12 @@ pub(crate) struct NamespaceOpenOptions {
     pub seed: Option<u64>,
 }
 
-/// The part of a namespace that its cores share.
-#[derive(Clone)]
-pub(crate) enum NamespaceVolume {
-    Kv(Arc<Volume>),
-    Block(Arc<BlockVolume>),
-}
-
 /// An open namespace.
 #[derive(Clone)]
 pub(crate) struct OpenNamespace {
     pub config: NamespaceConfig,
     pub volume: NamespaceVolume,
     device: NamespaceDevice,
-}
-
-/// The resources of a core that its backends use.
-pub(crate) struct CoreContext<'a> {
-    pub core: usize,
-    pub pool: &'a BufferPool,
-    pub handle: &'a ReactorHandle,
 }
 
 impl OpenNamespace {
@@ -243,34 +228,9 @@ impl OpenNamespace {
         }
     }
 
-    /// Makes one core's backend. REQUIRES: the calling thread is the core of `context.handle`.
-    ///
-    /// # Errors
-    /// The core's queue cannot open the device.
-    pub fn open_backend(&self, context: &CoreContext<'_>) -> io::Result<NamespaceBackend<HashEngine>> {
-        let CoreContext { core, pool, handle } = *context;
-        let device = self.device.open_for_core(handle)?;
-        let name = Rc::from(self.name());
-        let (pool, handle) = (pool.clone(), handle.clone());
-        Ok(match &self.volume {
-            NamespaceVolume::Kv(volume) => {
-                let engine = HashEngine::new(Arc::clone(volume), core, device, pool.clone());
-                NamespaceBackend::Kv(Rc::new(KvBackend {
-                    engine,
-                    pool,
-                    handle,
-                    device_name: name,
-                    list_yield: FairYield::default(),
-                }))
-            }
-            NamespaceVolume::Block(volume) => NamespaceBackend::Block(BlockBackend {
-                volume: Arc::clone(volume),
-                device,
-                pool,
-                handle,
-                device_name: name,
-            }),
-        })
+    /// The namespace as its cores attach it.
+    pub fn for_cores(&self) -> CoreNamespace<NamespaceDevice> {
+        CoreNamespace { id: self.config.id, volume: self.volume.clone(), device: self.device.clone() }
     }
 
     /// Shuts the volume down cleanly: checkpoint or flush. REQUIRES: every core has detached the namespace.

@@ -10,13 +10,16 @@
 //! names the core, device or setting that failed.
 
 use crate::config::{NamespaceConfig, NodeConfig};
-use crate::core_thread::{
-    ControlMessage, ControlQueue, CoreGuard, CoreStatus, CoreThread, NodeShared, StartReport,
+use crate::control::{
+    ControlMessage, ControlQueue, CoreChangeError, CoreStatus, NamespaceChange, attach_to_cores,
+    detach_from_cores,
 };
+use crate::core_namespaces::NamespaceVolume;
+use crate::core_thread::{CoreGuard, CoreThread, NodeShared, StartReport};
 use crate::device_driver::select_driver;
 use crate::error::{CloseError, NamespaceChangeError, StartError, StopError};
 use crate::monitor::Monitor;
-use crate::namespace_open::{NamespaceOpenOptions, NamespaceVolume, OpenNamespace};
+use crate::namespace_open::{NamespaceDevice, NamespaceOpenOptions, OpenNamespace};
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_engine::EngineStatistics;
@@ -116,7 +119,7 @@ fn start_with(
     let core_wakers = core_wakers.map_err(StartError::System)?;
     let shared = Arc::new(NodeShared {
         stopping: AtomicBool::new(false),
-        control_queues: core_wakers.iter().map(|_| ControlQueue::default()).collect(),
+        control_queues: core_wakers.iter().map(ControlQueue::new).collect(),
         drained: core_wakers.iter().map(|_| AtomicBool::new(false)).collect(),
         monitor: Arc::new(monitor),
         core_wakers,
@@ -210,7 +213,7 @@ impl RunningNode {
             .map(|(index, mailbox)| CoreThread {
                 index,
                 config: Arc::clone(&self.config),
-                namespaces: lock(&self.namespaces).values().cloned().collect(),
+                namespaces: lock(&self.namespaces).values().map(OpenNamespace::for_cores).collect(),
                 mailbox,
                 target: Arc::clone(&self.target),
                 shared: Arc::clone(&self.shared),
@@ -316,15 +319,10 @@ impl RunningNode {
         if volume_bytes_max > node_bytes_max as usize {
             return Err(NamespaceChangeError::ValueTooLong { volume_bytes_max, node_bytes_max });
         }
-        for core in 0..self.threads.len() {
-            let attached = self.apply_on_core(core, |response_tx| {
-                ControlMessage::AttachNamespace(Box::new(opened.clone()), response_tx)
-            });
-            if let Err(error) = attached {
-                self.detach_from_cores(config.id)?;
-                return Err(error);
-            }
-        }
+        attach_to_cores(self.threads.len(), &opened.for_cores(), |core, change| {
+            self.apply_on_core(core, change)
+        })
+        .map_err(|error| self.change_error(error))?;
         lock(&self.namespaces).insert(config.id, opened.clone());
         lock(&self.offline).retain(|(one, _)| one.id != config.id);
         let added = self.target.add_namespace(opened.info(self.target.config().key_bytes_max));
@@ -347,29 +345,22 @@ impl RunningNode {
             return if offline.len() < before { Ok(()) } else { Err(NamespaceChangeError::Missing(id)) };
         };
         self.target.remove_namespace(id);
-        self.detach_from_cores(id)?;
+        detach_from_cores(self.threads.len(), id, |core, change| self.apply_on_core(core, change))
+            .map_err(|error| self.change_error(error))?;
         namespace.close(self.config.open_options()).map_err(NamespaceChangeError::NotClosedCleanly)
     }
 
-    /// Detaches a namespace from every core: from the first one last, since it runs the volume's maintenance.
-    /// REQUIRES: the caller holds `change_lock`.
-    fn detach_from_cores(&self, id: NamespaceId) -> Result<(), NamespaceChangeError> {
-        (0..self.threads.len()).rev().try_for_each(|core| {
-            self.apply_on_core(core, |response_tx| ControlMessage::DetachNamespace(id, response_tx))
-        })
+    fn apply_on_core(&self, core: usize, change: NamespaceChange<NamespaceDevice>) -> Option<io::Result<()>> {
+        self.send_and_wait(core, |response_tx| ControlMessage::ChangeNamespaces(change, response_tx))
     }
 
-    fn apply_on_core(
-        &self,
-        core: usize,
-        make_message: impl FnOnce(Sender<io::Result<()>>) -> ControlMessage,
-    ) -> Result<(), NamespaceChangeError> {
-        let result: io::Result<()> =
-            self.send_and_wait(core, make_message).ok_or(NamespaceChangeError::Stopping)?;
-        result.map_err(|error| {
-            let core = self.config.cores[core];
-            NamespaceChangeError::Open(StartError::Core { core, error })
-        })
+    fn change_error(&self, error: CoreChangeError) -> NamespaceChangeError {
+        match error {
+            CoreChangeError::NoResponse => NamespaceChangeError::Stopping,
+            CoreChangeError::Device { core, error } => {
+                NamespaceChangeError::Open(StartError::Core { core: self.config.cores[core], error })
+            }
+        }
     }
 
     /// Sends a control message and waits for its response; `None` if the node stops or the core ends first.
@@ -377,14 +368,14 @@ impl RunningNode {
     fn send_and_wait<T>(
         &self,
         core: usize,
-        make_message: impl FnOnce(Sender<T>) -> ControlMessage,
+        make_message: impl FnOnce(Sender<T>) -> ControlMessage<NamespaceDevice>,
     ) -> Option<T> {
         let has_ended = || self.shared.stopping.load(Ordering::Acquire) || self.threads[core].is_finished();
         if has_ended() {
             return None;
         }
         let (response_tx, response_rx) = channel();
-        self.shared.send_control(core, make_message(response_tx));
+        self.shared.control_queues[core].send(make_message(response_tx));
         loop {
             match response_rx.recv_timeout(RESPONSE_POLL_INTERVAL) {
                 Ok(response) => return Some(response),

@@ -6,8 +6,7 @@
 //!    └────────────────┴────────────────────────────┘
 //! ```
 //! In: the plan of the node, calls to start and stop it. Out: audits (the state of every key, read from the
-//! engine and not through clients), verification of the disk, resources in use. It composes the same parts as
-//! [`octokv_node::start`], with the simulated driver in place of the kernel's.
+//! engine and not through clients), verification of the disk, resources in use.
 
 use crate::faulty_disk::DiskFaults;
 use crate::scenario::NodePlan;
@@ -17,10 +16,9 @@ use octokv_device::Device;
 use octokv_engine::hash::superblock::{self, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, Superblock};
 use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig, OpenError, VerifyReport, Volume};
 use octokv_engine::{Engine, EngineError};
-use octokv_node::fair_yield::FairYield;
 use octokv_node::kv_backend::KvBackend;
-use octokv_node::namespace_info;
 use octokv_node::namespace_table::NamespaceBackend;
+use octokv_node::{CoreNamespace, NamespaceVolume, OpenDevice, namespace_info};
 use octokv_nvmf::Target;
 use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
@@ -91,7 +89,9 @@ impl KvNodeUnderTest {
             CpuTime::simulated(),
         );
         let result_slot: TaskResult<T> = Rc::default();
-        let (future, result) = (task(self.sim_node.open_device(self.disk, &handle)), Rc::clone(&result_slot));
+        let device = self.sim_node.device(self.disk).open_for_core(&handle);
+        let future = task(device.expect("a simulated disk opens on a simulated queue"));
+        let result = Rc::clone(&result_slot);
         handle.spawn(async move {
             let value = future.await;
             *result.borrow_mut() = Some(value);
@@ -130,24 +130,21 @@ impl KvNodeUnderTest {
         let config = self.sim_node.subsystem_config();
         let namespace = namespace_info(&volume, config.key_bytes_max);
         let target = Target::new(config, vec![namespace]);
-        let (disk, mut first_executor) = (self.disk, None);
-        self.sim_node.start(target, |node, index, core| {
-            let device = node.open_device(disk, &core.handle);
-            let executor = Rc::new(KvBackend {
-                engine: HashEngine::new(Arc::clone(&volume), index, device, core.pool.clone()),
-                pool: core.pool.clone(),
-                handle: core.handle.clone(),
-                device_name: Rc::from("simulated disk"),
-                list_yield: FairYield::default(),
-            });
-            core.namespaces.insert(NamespaceId(1), NamespaceBackend::Kv(Rc::clone(&executor)));
-            if index == 0 {
-                first_executor = Some(Rc::clone(&executor));
-                let clock = core.handle.clone();
-                core.handle.spawn(async move { executor.engine.maintain(&clock, |_| ()).await });
-            }
-        });
-        self.running = first_executor.map(|executor| RunningVolume { volume, executor });
+        let namespace = CoreNamespace {
+            id: NamespaceId(1),
+            volume: NamespaceVolume::Kv(Arc::clone(&volume)),
+            device: self.sim_node.device(self.disk),
+        };
+        self.sim_node.start(target, &[namespace]);
+        self.running = self.first_executor().map(|executor| RunningVolume { volume, executor });
+    }
+
+    fn first_executor(&self) -> Option<Rc<KvBackend<HashEngine>>> {
+        let backend = self.sim_node.running()?.cores[0].core.borrow().backend(NamespaceId(1))?;
+        match &*backend {
+            NamespaceBackend::Kv(executor) => Some(Rc::clone(executor)),
+            NamespaceBackend::Block(_) => None,
+        }
     }
 
     /// Crashes the node; tasks in progress are dropped.

@@ -1,46 +1,58 @@
-//! The parts that all nodes under test share: the production reactors and target on a simulated host.
+//! The parts that all nodes under test share: the production cores and target on a simulated host.
 //!
 //! ```text
-//!   Off ──start: target, mailboxes, a reactor per core──▶ Running ──stop: a crash──▶ Off
+//!   Off ──start: target, mailboxes, the cores──▶ Running ──stop: a crash──▶ Off
 //! ```
-//! In: the plan of the node, a target, and the namespaces that each core serves. Out: resources in use, counters of
-//! the scheduler. Invariant: a core reports itself idle only after an iteration with idle tracking turned on.
+//! In: the plan of the node, a target, the namespaces to serve, changes of these. Out: resources in use, counters of the
+//! scheduler. Invariant: a change is sent to a core between two simulation steps and waits for the core's response, as a
+//! caller of [`octokv_node::RunningNode`] does.
 
 use crate::faulty_disk::{DiskFaults, FaultyDisk};
 use crate::scenario::NodePlan;
-use octokv_base::{BufferPool, NamespaceId};
+use crate::stats::PROGRESS_TIMEOUT;
 use octokv_device::{Device, FileDevice, Geometry};
-use octokv_engine::hash::HashEngine;
 use octokv_node::monitor::Monitor;
-use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, new_reactor};
+use octokv_node::{
+    ControlMessage, ControlQueue, CoreNamespace, CoreParts, CoreStatus, NamespaceChange, NodeCore, OpenDevice,
+};
 use octokv_nvmf::{SubsystemConfig, Target};
-use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId};
-use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, Mailbox, ReactorHandle, Sockets, mesh};
-use std::cell::{Cell, RefCell};
+use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId, SimSockets};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, DeviceSource, ReactorHandle, mesh};
+use std::cell::RefCell;
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 const PORT: u16 = 4420;
 const MAILBOX_MESSAGES: usize = 4;
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 
-type PendingNamespaces = Rc<RefCell<Vec<(NamespaceId, NamespaceBackend<HashEngine>)>>>;
+/// A simulated disk with injected faults, as cores open it.
+#[derive(Clone)]
+pub struct SimDevice {
+    source: DeviceSource,
+    faults: DiskFaults,
+}
 
-/// One core of a running node, as seen from outside of its reactor.
+impl OpenDevice for SimDevice {
+    fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
+        let SimDevice { source, faults } = self;
+        let blocks = source.size_bytes / u64::from(source.block_bytes);
+        let geometry = Geometry { block_bytes: source.block_bytes, blocks, volatile: false };
+        let queue = handle.devices();
+        let file = queue.open(source)?;
+        let device = FileDevice::new(queue, file, geometry, source.name.to_string());
+        Ok(Rc::new(FaultyDisk::new(Rc::new(device), faults.clone(), handle.clone())))
+    }
+}
+
+/// One core of a running node. Its reactor in the simulation shares it.
 pub struct SimCore {
-    /// Its reactor.
-    pub handle: ReactorHandle,
-    /// Buffer memory of its requests.
-    pub pool: BufferPool,
-    /// Namespaces that it serves.
-    pub namespaces: Rc<NamespaceTable<HashEngine>>,
-    /// Namespaces that it attaches before its next iteration.
-    pub pending_namespaces: PendingNamespaces,
-    connections: Rc<Cell<usize>>,
-    requests: Rc<Cell<usize>>,
-    is_idle: Rc<Cell<bool>>,
+    /// The core. REQUIRES: borrowed between simulation steps only.
+    pub core: Rc<RefCell<NodeCore<SimSockets, SimDevice>>>,
+    control_queue: Arc<ControlQueue<SimDevice>>,
 }
 
 /// A running node.
@@ -60,8 +72,6 @@ pub struct SimNode {
     /// Its configuration.
     pub plan: NodePlan,
     faults: DiskFaults,
-    /// Whether cores publish whether they are idle after each iteration; off by default because it costs time.
-    tracks_idle: Rc<Cell<bool>>,
     /// The monitor of each start.
     monitors: Vec<Arc<Monitor>>,
     running: Option<RunningNode>,
@@ -70,15 +80,7 @@ pub struct SimNode {
 impl SimNode {
     /// A stopped node on a new host.
     pub fn new(sim: &SimEnv, plan: NodePlan, faults: DiskFaults) -> SimNode {
-        SimNode {
-            sim: sim.clone(),
-            host: sim.add_host(),
-            plan,
-            faults,
-            tracks_idle: Rc::default(),
-            monitors: Vec::new(),
-            running: None,
-        }
+        SimNode { sim: sim.clone(), host: sim.add_host(), plan, faults, monitors: Vec::new(), running: None }
     }
 
     /// Address of its listener.
@@ -105,90 +107,77 @@ impl SimNode {
         DeviceHandle::new(Box::new(self.sim.device_queue(self.host)), self.plan.device_depth)
     }
 
-    /// Opens a disk of the host on a reactor, with the injected faults.
-    pub fn open_device(&self, disk: SimDiskId, handle: &ReactorHandle) -> Rc<dyn Device> {
-        let source = self.sim.device_source(disk);
-        let blocks = source.size_bytes / u64::from(source.block_bytes);
-        let geometry = Geometry { block_bytes: source.block_bytes, blocks, volatile: false };
-        let queue = handle.devices();
-        let file = queue.open(&source).expect("a simulated disk opens on a simulated queue");
-        let device = FileDevice::new(queue, file, geometry, source.name.to_string());
-        Rc::new(FaultyDisk::new(Rc::new(device), self.faults.clone(), handle.clone()))
+    /// A disk of the host, with the injected faults.
+    pub fn device(&self, disk: SimDiskId) -> SimDevice {
+        SimDevice { source: self.sim.device_source(disk), faults: self.faults.clone() }
     }
 
-    /// Starts the reactors. `attach` prepares each core before its reactor runs.
-    pub fn start(&mut self, target: Arc<Target>, mut attach: impl FnMut(&SimNode, usize, &SimCore)) {
+    /// Starts the cores, which serve `namespaces`.
+    pub fn start(&mut self, target: Arc<Target>, namespaces: &[CoreNamespace<SimDevice>]) {
         target.set_listeners(vec![self.address()]);
-        let monitor = self.plan.scheduling.start_monitor(self.monitors.len(), self.plan.cores);
+        let start = self.monitors.len();
+        let monitor = self.plan.scheduling.start_monitor(start, self.plan.cores);
         self.monitors.push(Arc::clone(&monitor));
         let wakers: Vec<_> = (0..self.plan.cores).map(|_| CoreWaker::without_eventfd()).collect();
         let mailboxes = mesh(&wakers, MAILBOX_MESSAGES);
         let mut cores = Vec::with_capacity(self.plan.cores);
         for (index, (mailbox, waker)) in mailboxes.into_iter().zip(wakers).enumerate() {
-            let core = SimCore {
+            let control_queue = ControlQueue::new(&waker);
+            let parts = CoreParts {
+                index,
+                sockets: self.sim.sockets(self.host),
+                listen: &[self.address()],
                 handle: ReactorHandle::new(waker, self.device_queue(), CpuTime::simulated()),
-                pool: BufferPool::new(self.plan.pool_bytes),
-                namespaces: Rc::default(),
-                pending_namespaces: Rc::default(),
-                connections: Rc::default(),
-                requests: Rc::default(),
-                is_idle: Rc::new(Cell::new(true)),
+                mailbox,
+                control_queue: Arc::clone(&control_queue),
+                target: Arc::clone(&target),
+                monitor: Arc::clone(&monitor),
+                buffer_bytes: self.plan.pool_bytes,
+                requests_max: self.plan.requests_max,
+                costs: self.plan.scheduling.costs,
             };
-            attach(self, index, &core);
-            self.start_reactor(index, &core, mailbox, &target, &monitor);
-            cores.push(core);
+            let core = NodeCore::new(parts, namespaces.iter().cloned());
+            let core = Rc::new(RefCell::new(core.expect("address and disks of this host are free")));
+            self.run_core(index, start, Rc::clone(&core), &monitor);
+            cores.push(SimCore { core, control_queue });
         }
         self.running = Some(RunningNode { target, cores });
     }
 
-    fn start_reactor(
+    fn run_core(
         &self,
         index: usize,
-        core: &SimCore,
-        mailbox: Mailbox<CoreMessage>,
-        target: &Arc<Target>,
+        start: usize,
+        core: Rc<RefCell<NodeCore<SimSockets, SimDevice>>>,
         monitor: &Arc<Monitor>,
     ) {
-        let mut sockets = self.sim.sockets(self.host);
-        let mut listeners = Vec::new();
-        if index == 0 {
-            listeners.push(sockets.listen(self.address()).expect("the only listener of this host"));
-        }
-        let mut reactor_loop = new_reactor(ReactorParts {
-            sockets,
-            listeners,
-            mailbox,
-            core: index,
-            handle: core.handle.clone(),
-            target: Arc::clone(target),
-            namespaces: Rc::clone(&core.namespaces),
-            pool: core.pool.clone(),
-            requests_max: self.plan.requests_max,
-            monitor: Arc::clone(monitor),
-            costs: self.plan.scheduling.costs,
-        });
-        let (pending, namespaces) = (Rc::clone(&core.pending_namespaces), Rc::clone(&core.namespaces));
-        let (connections, requests, is_idle) =
-            (Rc::clone(&core.connections), Rc::clone(&core.requests), Rc::clone(&core.is_idle));
-        let tracks_idle = Rc::clone(&self.tracks_idle);
         let (scheduling_plan, monitor) = (self.plan.scheduling, Arc::clone(monitor));
-        let (start, mut policy_changes) = (self.monitors.len() - 1, 0);
-        self.sim.add_reactor(self.host, core.handle.clone(), move |now| {
-            if !pending.borrow().is_empty() {
-                reactor_loop.fail_missing_namespaces(now);
-                pending.borrow_mut().drain(..).for_each(|(id, backend)| namespaces.insert(id, backend));
-            }
+        let mut policy_changes = 0;
+        let handle = core.borrow().handle().clone();
+        self.sim.add_reactor(self.host, handle, move |now| {
             if index == 0 {
                 scheduling_plan.rotate_policy(&monitor, start, &mut policy_changes);
             }
-            let busy = reactor_loop.run_iteration(now);
-            if tracks_idle.get() {
-                connections.set(reactor_loop.connections());
-                requests.set(reactor_loop.requests());
-                is_idle.set(reactor_loop.is_drained());
-            }
-            busy
+            core.borrow_mut().run_iteration(now)
         });
+    }
+
+    /// Sends a change of namespaces to a core and runs the simulation until the response. `None` if the node is down or
+    /// the response takes longer than [`PROGRESS_TIMEOUT`].
+    pub fn change_namespaces(
+        &self,
+        core: usize,
+        change: NamespaceChange<SimDevice>,
+    ) -> Option<io::Result<()>> {
+        let core = &self.running.as_ref()?.cores[core];
+        let (response_tx, response_rx) = channel();
+        core.control_queue.send(ControlMessage::ChangeNamespaces(change, response_tx));
+        let mut response = None;
+        self.sim.run_until_true(self.sim.now() + PROGRESS_TIMEOUT, || {
+            response = response_rx.try_recv().ok();
+            response.is_some()
+        });
+        response
     }
 
     /// The running node, or `None` while it is down.
@@ -212,19 +201,12 @@ impl SimNode {
             .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    /// Turns idle tracking on or off. With tracking on, a core counts as busy until its next iteration.
-    pub fn track_idle(&self, on: bool) {
-        self.tracks_idle.set(on);
-        for core in self.running.iter().flat_map(|running| &running.cores) {
-            core.is_idle.set(false);
-            core.handle.core_waker().notify();
-        }
-    }
-
-    /// Whether no connection, request or device operation is left. REQUIRES: idle tracking is on.
+    /// Whether no connection, request or device operation is left.
     pub fn is_quiescent(&self) -> bool {
         let is_core_quiescent = |core: &SimCore| {
-            core.is_idle.get() && core.connections.get() == 0 && core.handle.devices().in_flight() == 0
+            let mut core = core.core.borrow_mut();
+            let status = core.status();
+            status.connections + status.device_operations == 0 && core.is_drained()
         };
         self.running.as_ref().is_none_or(|running| running.cores.iter().all(is_core_quiescent))
     }
@@ -233,12 +215,12 @@ impl SimNode {
     pub fn find_leak(&self) -> Option<String> {
         let running = self.running.as_ref()?;
         for (index, core) in running.cores.iter().enumerate() {
-            let (connections, requests) = (core.connections.get(), core.requests.get());
-            let (bytes, in_flight) = (core.pool.in_use_bytes(), core.handle.devices().in_flight());
-            if connections + requests + bytes + in_flight > 0 {
+            let CoreStatus { connections, requests, buffer_bytes_in_use, device_operations, .. } =
+                core.core.borrow().status();
+            if connections + requests + buffer_bytes_in_use + device_operations > 0 {
                 return Some(format!(
-                    "core {index} keeps {connections} connections, {requests} requests, {bytes} B of buffers, \
-                     {in_flight} device operations"
+                    "core {index} keeps {connections} connections, {requests} requests, {buffer_bytes_in_use} B \
+                     of buffers, {device_operations} device operations"
                 ));
             }
         }

@@ -5,28 +5,25 @@
 use octokv_base::{BufferPool, Key, NamespaceId, Nanos, Prng};
 use octokv_client::bug_injection::{self as client_bugs, InjectedBug as ClientBug};
 use octokv_client::{ClientConfig, RemoteSession, Session};
-use octokv_device::{Device, FileDevice, Geometry};
+use octokv_device::Device;
 use octokv_engine::bug_injection::{self as engine_bugs, InjectedBug as EngineBug};
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig};
 use octokv_engine::{Durability, Engine, EngineError, PutMode, PutOutcome};
-use octokv_node::block_backend::{BlockBackend, BlockVolume};
-use octokv_node::monitor::Monitor;
-use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{ReactorLoop, ReactorParts, SimulatedCosts, new_reactor};
-use octokv_nvmf::{NamespaceInfo, NamespaceKind, SubsystemConfig, Target};
 use octokv_runtime::simulated::{
-    CrashModel, HostFailure, SimDiskConfig, SimDiskId, SimEnv, SimEnvConfig, SimHostId, SimSockets,
+    CrashModel, HostFailure, SimDiskConfig, SimEnv, SimEnvConfig, SimHostId, SimSockets,
 };
-use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, Sockets, mesh};
+use octokv_runtime::{CoreWaker, CpuTime, ReactorHandle};
+use octokv_sim::blocks::node::BlockNodeUnderTest;
+use octokv_sim::blocks::scenario::DiskPlan;
+use octokv_sim::faulty_disk::DiskFaults;
 use octokv_sim::node_under_test::handle_without_devices;
+use octokv_sim::scenario::NodePlan;
+use octokv_sim::{BlockScenarioPlan, RemoteScenarioPlan};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 
-const NQN: &str = "nqn.2026-11.io.octokv:node";
 const KEYS: u64 = 12;
 /// Client tasks; each has its own keys.
 const TASKS: u64 = 3;
@@ -35,8 +32,8 @@ const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(120);
 
 struct SimSetup {
     sim: SimEnv,
-    node: SimHostId,
-    disk: SimDiskId,
+    node: RefCell<BlockNodeUnderTest>,
+    node_host: SimHostId,
     client: SimHostId,
     block_bytes: u32,
     durability: Durability,
@@ -57,68 +54,44 @@ struct AckLog {
 
 type SharedCell<T> = Rc<RefCell<T>>;
 
+/// A node with one core and one namespace, large enough for every operation.
+fn node_plan(seed: u64, block_bytes: u32) -> BlockScenarioPlan {
+    let plan = RemoteScenarioPlan::draw(seed).block_plan();
+    let disk = SimDiskConfig { size_bytes: 8 << 20, block_bytes: 512, ..SimDiskConfig::default() };
+    let node = NodePlan {
+        cores: 1,
+        value_bytes_max: 2 << 20,
+        pool_bytes: 16 << 20,
+        receive_bytes_max: 32 << 20,
+        device_depth: 16,
+        requests_max: 64,
+        queue_depth: 1024,
+        ..plan.node
+    };
+    BlockScenarioPlan { node, disks: vec![DiskPlan { disk, block_bytes, first: 0, count: 0 }], ..plan }
+}
+
 impl SimSetup {
     fn new(seed: u64) -> SimSetup {
         let mut random = Prng::new(seed);
         let sim = SimEnv::new(SimEnvConfig::new(seed));
-        let (node, client) = (sim.add_host(), sim.add_host());
         let block_bytes = [512, 4096][random.below(2) as usize];
-        let size_bytes = 8 << 20;
-        let disk =
-            sim.add_disk(node, SimDiskConfig { size_bytes, block_bytes: 512, ..SimDiskConfig::default() });
+        let plan = node_plan(seed, block_bytes);
+        let node = BlockNodeUnderTest::new(&sim, &plan, DiskFaults::new(random.fork()));
+        let (node_host, client) = (node.sim_node.host, sim.add_host());
         let durability = [Durability::PowerSafe, Durability::Completed][random.below(2) as usize];
-        SimSetup { sim, node, disk, client, block_bytes, durability }
+        SimSetup { sim, node: RefCell::new(node), node_host, client, block_bytes, durability }
     }
 
-    fn address(&self) -> SocketAddr {
-        SocketAddr::new(self.sim.address(self.node), 4420)
-    }
-
-    /// Starts the node with one core and one namespace.
+    /// Starts the node.
     fn boot(&self) {
-        let sim = &self.sim;
-        sim.start_host(self.node);
-        let waker = CoreWaker::without_eventfd();
-        let channel = DeviceHandle::new(Box::new(sim.device_queue(self.node)), 16);
-        let handle = ReactorHandle::new(waker.clone(), channel.clone(), CpuTime::simulated());
-        let source = sim.device_source(self.disk);
-        let blocks = source.size_bytes / u64::from(source.block_bytes);
-        let geometry = Geometry { block_bytes: source.block_bytes, blocks, volatile: false };
-        let file = channel.open(&source).expect("a simulated disk opens");
-        let device: Rc<dyn Device> = Rc::new(FileDevice::new(channel, file, geometry, "disk".to_owned()));
-        let volume = BlockVolume::new(self.block_bytes, geometry.bytes());
-        let info = NamespaceInfo {
-            id: NamespaceId(1),
-            nguid: [3; 16],
-            size_bytes: geometry.bytes(),
-            used_bytes: Default::default(),
-            kind: NamespaceKind::Block { block_bytes: self.block_bytes },
-            ana_group: 1,
-        };
-        let target = Target::new(SubsystemConfig::new(NQN), vec![info]);
-        let pool = BufferPool::new(16 << 20);
-        let namespaces: Rc<NamespaceTable<HashEngine>> = Rc::default();
-        let (own, name) = (pool.clone(), Rc::from("disk"));
-        let store = BlockBackend { volume, device, pool: own, handle: handle.clone(), device_name: name };
-        namespaces.insert(NamespaceId(1), NamespaceBackend::Block(store));
-        let mut sockets = sim.sockets(self.node);
-        let listeners = vec![sockets.listen(self.address()).expect("the only listener of this host")];
-        let mailbox = mesh(&[waker], 4).pop().expect("one core");
-        let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
-        let mut reactor_loop = new_reactor(ReactorParts {
-            sockets,
-            listeners,
-            mailbox,
-            core: 0,
-            handle: handle.clone(),
-            target,
-            namespaces,
-            pool,
-            requests_max: 64,
-            monitor: Arc::new(monitor.expect("defaults")),
-            costs: SimulatedCosts::default(),
-        });
-        sim.add_reactor(self.node, handle, move |now| reactor_loop.run_iteration(now));
+        self.node.borrow_mut().boot(&[NamespaceId(1)]);
+    }
+
+    /// Crashes the node and starts it.
+    fn crash(&self, failure: HostFailure) {
+        self.node.borrow_mut().sim_node.stop(failure);
+        self.boot();
     }
 
     /// Connects a session.
@@ -131,7 +104,7 @@ impl SimSetup {
             ..ClientConfig::default()
         };
         let sockets = self.sim.sockets(self.client);
-        let session = Session::new(sockets, self.address(), config, self.sim.now());
+        let session = Session::new(sockets, self.node.borrow().sim_node.address(), config, self.sim.now());
         let session = Rc::new(RefCell::new(Some(session)));
         let (handle, own) = (handle_without_devices(&self.sim, self.client), Rc::clone(&session));
         let waker_handle = handle.clone();
@@ -314,7 +287,7 @@ fn run_seed(seed: u64) -> Result<(), String> {
         setup.run_engine_session(&ack_log, session == 0, |completed| {
             if heal_at.is_some_and(|at| at <= sim.now()) {
                 heal_at = None;
-                sim.set_partitioned(setup.client, setup.node, false);
+                sim.set_partitioned(setup.client, setup.node_host, false);
             }
             if done || completed < at {
                 return;
@@ -322,11 +295,11 @@ fn run_seed(seed: u64) -> Result<(), String> {
             done = true;
             let stop = match kind {
                 0 => {
-                    sim.reset_streams(setup.client, setup.node);
+                    sim.reset_streams(setup.client, setup.node_host);
                     return;
                 }
                 1 => {
-                    sim.set_partitioned(setup.client, setup.node, true);
+                    sim.set_partitioned(setup.client, setup.node_host, true);
                     heal_at = Some(sim.now() + Nanos::from_millis(1 + random.below(4000)));
                     return;
                 }
@@ -335,14 +308,12 @@ fn run_seed(seed: u64) -> Result<(), String> {
                 4 => HostFailure::PowerLoss(CrashModel::RandomWrites),
                 _ => HostFailure::PowerLoss(CrashModel::TornWrites),
             };
-            sim.stop_host(setup.node, stop);
-            setup.boot();
+            setup.crash(stop);
         })?;
-        sim.set_partitioned(setup.client, setup.node, false);
+        sim.set_partitioned(setup.client, setup.node_host, false);
         if random.one_in(2) {
             // Durability must not depend on the node's memory.
-            sim.stop_host(setup.node, HostFailure::PowerLoss(CrashModel::LoseAll));
-            setup.boot();
+            setup.crash(HostFailure::PowerLoss(CrashModel::LoseAll));
         }
     }
     setup.run_engine_session(&ack_log, false, |_| ())

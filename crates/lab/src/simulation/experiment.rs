@@ -235,8 +235,7 @@ impl SimulatedExperiment {
     fn serve(&self, ssd: &Rc<RefCell<SharedSsd>>, config: &MultiTenantConfig) -> Result<(), String> {
         let node = self.node_of(config.costs, config.journal);
         let volume = node.open(ssd)?;
-        node.serve(ssd, &volume);
-        Ok(())
+        node.serve(ssd, &volume)
     }
 
     fn node_of(&self, costs: SimulatedCosts, journal: bool) -> ExperimentNode<'_> {

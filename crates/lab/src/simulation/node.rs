@@ -1,24 +1,22 @@
-//! The node of an experiment: its volume on the SSD model, and a reactor for each of its cores.
+//! The node of an experiment: its volume on the SSD model, and its cores.
 //!
-//! In: a simulation, a host of it, costs of requests. Out: serving reactors. Messages to other cores are delivered when
+//! In: a simulation, a host of it, costs of requests. Out: serving cores. Messages to other cores are delivered when
 //! the work that produced them is done.
 
 use super::delayed_sockets::DelayedSockets;
 use super::parameters::CORES;
-use super::ssd_device::{SharedSsd, SsdDevice};
+use super::ssd_device::{ModelledDrive, SharedSsd};
 use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_engine::Durability;
-use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig, Volume};
-use octokv_node::fair_yield::FairYield;
-use octokv_node::kv_backend::KvBackend;
+use octokv_engine::hash::{self, FormatConfig, OpenConfig, Volume};
 use octokv_node::monitor::Monitor;
-use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, new_reactor};
+use octokv_node::{
+    ControlQueue, CoreMessage, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice,
+    SimulatedCosts, namespace_info,
+};
 use octokv_nvmf::{SubsystemConfig, Target};
 use octokv_runtime::simulated::{SimEnv, SimHostId};
-use octokv_runtime::{
-    CoreWaker, CpuTime, DelayedMesh, DeviceHandle, Mailbox, ReactorHandle, Sockets, delayed_mesh,
-};
+use octokv_runtime::{CoreWaker, CpuTime, DelayedMesh, DeviceHandle, ReactorHandle, delayed_mesh};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -69,7 +67,7 @@ impl ExperimentNode<'_> {
     /// A message if the volume does not open.
     pub fn open(&self, ssd: &Rc<RefCell<SharedSsd>>) -> Result<Arc<Volume>, String> {
         let handle = host_handle(self.sim, self.host, CoreWaker::without_eventfd());
-        let device = self.device(ssd, &handle);
+        let device = self.drive(ssd).open_for_core(&handle).map_err(|error| error.to_string())?;
         let opened: OpenResult = Rc::default();
         let result = Rc::clone(&opened);
         handle.spawn(async move {
@@ -94,12 +92,15 @@ impl ExperimentNode<'_> {
         opened.unwrap_or_else(|| Err("the volume does not open".to_owned()))
     }
 
-    fn device(&self, ssd: &Rc<RefCell<SharedSsd>>, handle: &ReactorHandle) -> Rc<dyn octokv_device::Device> {
-        Rc::new(SsdDevice::new(ssd, (DEVICE_BYTES / 4096, !self.journal), handle, self.sim))
+    fn drive(&self, ssd: &Rc<RefCell<SharedSsd>>) -> ModelledDrive {
+        ModelledDrive::new(ssd, (DEVICE_BYTES / 4096, !self.journal), self.sim)
     }
 
     /// Starts its cores.
-    pub fn serve(&self, ssd: &Rc<RefCell<SharedSsd>>, volume: &Arc<Volume>) {
+    ///
+    /// # Errors
+    /// A message if a core does not start.
+    pub fn serve(&self, ssd: &Rc<RefCell<SharedSsd>>, volume: &Arc<Volume>) -> Result<(), String> {
         let subsystem = SubsystemConfig::new(NQN);
         let namespace = namespace_info(volume, subsystem.key_bytes_max);
         let target = Target::new(subsystem, vec![namespace]);
@@ -108,58 +109,40 @@ impl ExperimentNode<'_> {
         let (mailboxes, carrier) = delayed_mesh(&wakers, MAILBOX_MESSAGES);
         let carrier = Rc::new(RefCell::new(carrier));
         for (index, (mailbox, waker)) in mailboxes.into_iter().zip(wakers).enumerate() {
+            let control_queue = ControlQueue::new(&waker);
             let handle = host_handle(self.sim, self.host, waker);
-            self.start_core(index, handle, mailbox, &carrier, ssd, volume, &target);
+            let parts = CoreParts {
+                index,
+                sockets: DelayedSockets::new(self.sim.sockets(self.host), &handle, self.sim),
+                listen: &[self.address()],
+                handle,
+                mailbox,
+                control_queue,
+                target: Arc::clone(&target),
+                monitor: Arc::clone(self.scheduling),
+                buffer_bytes: POOL_BYTES,
+                requests_max: 1024,
+                costs: self.costs,
+            };
+            let volume = NamespaceVolume::Kv(Arc::clone(volume));
+            let namespace = CoreNamespace { id: NamespaceId(1), volume, device: self.drive(ssd) };
+            let core = NodeCore::new(parts, [namespace]).map_err(|error| error.to_string())?;
+            self.run_core(index, core, Rc::clone(&carrier));
         }
+        Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)] // The parts of a core, each used once.
-    fn start_core(
+    fn run_core(
         &self,
         index: usize,
-        handle: ReactorHandle,
-        mailbox: Mailbox<CoreMessage>,
-        carrier: &Rc<RefCell<DelayedMesh<CoreMessage>>>,
-        ssd: &Rc<RefCell<SharedSsd>>,
-        volume: &Arc<Volume>,
-        target: &Arc<Target>,
+        mut core: NodeCore<DelayedSockets, ModelledDrive>,
+        carrier: Rc<RefCell<DelayedMesh<CoreMessage>>>,
     ) {
-        let pool = BufferPool::new(POOL_BYTES);
-        let engine = HashEngine::new(Arc::clone(volume), index, self.device(ssd, &handle), pool.clone());
-        let backend = Rc::new(KvBackend {
-            engine,
-            pool: pool.clone(),
-            handle: handle.clone(),
-            device_name: Rc::from("modelled drive"),
-            list_yield: FairYield::default(),
-        });
-        let namespaces = Rc::new(NamespaceTable::default());
-        namespaces.insert(NamespaceId(1), NamespaceBackend::Kv(Rc::clone(&backend)));
-        let mut sockets = DelayedSockets::new(self.sim.sockets(self.host), &handle, self.sim);
-        let mut listeners = Vec::new();
-        if index == 0 {
-            listeners.push(sockets.listen(self.address()).expect("no other listener uses this address"));
-            let own = handle.clone();
-            handle.spawn(async move { backend.engine.maintain(&own, |_| ()).await });
-        }
-        let mut reactor_loop = new_reactor(ReactorParts {
-            sockets,
-            listeners,
-            mailbox,
-            core: index,
-            handle: handle.clone(),
-            target: Arc::clone(target),
-            namespaces,
-            pool,
-            requests_max: 1024,
-            monitor: Arc::clone(self.scheduling),
-            costs: self.costs,
-        });
-        let (sim, carrier, own) = (self.sim.clone(), Rc::clone(carrier), handle.clone());
-        self.sim.add_reactor(self.host, handle, move |now| {
-            let busy = reactor_loop.run_iteration(now);
+        let (sim, handle) = (self.sim.clone(), core.handle().clone());
+        self.sim.add_reactor(self.host, handle.clone(), move |now| {
+            let busy = core.run_iteration(now);
             // Messages of this iteration are delivered when its work is done.
-            let done = now + own.cpu_time().iteration_elapsed();
+            let done = now + handle.cpu_time().iteration_elapsed();
             loop {
                 let Some((to, message)) = carrier.borrow_mut().take_sent(index) else { break };
                 let carrier = Rc::clone(&carrier);

@@ -11,10 +11,12 @@ use octokv_base::map::FxHashMap;
 use octokv_base::{Buffer, Lba, Nanos};
 use octokv_device::ssd_model::SsdModel;
 use octokv_device::{Device, DeviceFuture, Geometry, IoResult};
+use octokv_node::OpenDevice;
 use octokv_runtime::simulated::SimEnv;
 use octokv_runtime::{InFlightGuard, ReactorHandle};
 use std::cell::RefCell;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -59,12 +61,32 @@ fn len_without_trailing_zeros(bytes: &[u8]) -> usize {
     rest.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1)
 }
 
-/// The device of one core.
-pub struct SsdDevice {
+/// The drive as the cores of a node open it.
+#[derive(Clone)]
+pub struct ModelledDrive {
     ssd: Rc<RefCell<SharedSsd>>,
     geometry: Geometry,
-    handle: ReactorHandle,
     sim: SimEnv,
+}
+
+impl ModelledDrive {
+    /// A drive of `pages` pages. On one that reports itself volatile the engine writes no journal.
+    pub fn new(ssd: &Rc<RefCell<SharedSsd>>, (pages, volatile): (u64, bool), sim: &SimEnv) -> ModelledDrive {
+        let geometry = Geometry { block_bytes: PAGE as u32, blocks: pages, volatile };
+        ModelledDrive { ssd: Rc::clone(ssd), geometry, sim: sim.clone() }
+    }
+}
+
+impl OpenDevice for ModelledDrive {
+    fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
+        Ok(Rc::new(SsdDevice { drive: self.clone(), handle: handle.clone() }))
+    }
+}
+
+/// The device of one core.
+struct SsdDevice {
+    drive: ModelledDrive,
+    handle: ReactorHandle,
 }
 
 #[derive(Default)]
@@ -93,26 +115,15 @@ impl Future for SsdWait {
 }
 
 impl SsdDevice {
-    /// Creates the device of the core of `handle`. On a drive that reports itself volatile the engine writes no journal.
-    pub fn new(
-        flash: &Rc<RefCell<SharedSsd>>,
-        (pages, volatile): (u64, bool),
-        handle: &ReactorHandle,
-        sim: &SimEnv,
-    ) -> SsdDevice {
-        let geometry = Geometry { block_bytes: PAGE as u32, blocks: pages, volatile };
-        SsdDevice { ssd: Rc::clone(flash), geometry, handle: handle.clone(), sim: sim.clone() }
-    }
-
     /// Submits an operation: `act` runs when it arrives at the drive and returns its completion time and its buffer.
     fn submit(
         &self,
         act: impl FnOnce(&mut SharedSsd, Nanos) -> (Nanos, Option<Buffer>) + 'static,
     ) -> DeviceFuture {
         let completion: Rc<RefCell<SsdCompletion>> = Rc::default();
-        let (ssd, sim, later) = (Rc::clone(&self.ssd), self.sim.clone(), Rc::clone(&completion));
+        let (ssd, sim, later) = (Rc::clone(&self.drive.ssd), self.drive.sim.clone(), Rc::clone(&completion));
         let arrival = self.handle.now() + self.handle.cpu_time().iteration_elapsed();
-        self.sim.schedule_at(arrival, move || {
+        self.drive.sim.schedule_at(arrival, move || {
             let (until, buffer) = act(&mut ssd.borrow_mut(), arrival);
             sim.schedule_at(until, move || {
                 let mut completion_state = later.borrow_mut();
@@ -128,13 +139,13 @@ impl SsdDevice {
 
 impl Device for SsdDevice {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.drive.geometry
     }
     fn name(&self) -> &str {
         "modelled drive"
     }
     fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
-        if !self.geometry.is_valid_range(at, buffer.len()) {
+        if !self.drive.geometry.is_valid_range(at, buffer.len()) {
             return DeviceFuture::out_of_range(Some(buffer));
         }
         self.submit(move |flash, now| {
@@ -143,7 +154,7 @@ impl Device for SsdDevice {
         })
     }
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        if !self.geometry.is_valid_range(at, buffer.len()) {
+        if !self.drive.geometry.is_valid_range(at, buffer.len()) {
             return DeviceFuture::out_of_range(Some(buffer));
         }
         self.submit(move |flash, now| {
@@ -155,7 +166,7 @@ impl Device for SsdDevice {
         self.submit(|flash, now| (flash.model.flush(now), None))
     }
     fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
-        let end = at.0.saturating_add(blocks).min(self.geometry.blocks);
+        let end = at.0.saturating_add(blocks).min(self.drive.geometry.blocks);
         self.submit(move |flash, now| (flash.model.trim(now, at, end.saturating_sub(at.0)), None))
     }
 }

@@ -13,12 +13,12 @@ use octokv_base::{Buffer, BufferPool, Key, Lba, NamespaceId, Nanos};
 use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
 use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
 use octokv_engine::Durability;
-use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig};
-use octokv_node::fair_yield::FairYield;
-use octokv_node::kv_backend::KvBackend;
+use octokv_engine::hash::{self, FormatConfig, OpenConfig};
 use octokv_node::monitor::Monitor;
-use octokv_node::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_node::{ReactorLoop, ReactorParts, SimulatedCosts, namespace_info, new_reactor};
+use octokv_node::{
+    ControlQueue, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice, SimulatedCosts,
+    namespace_info,
+};
 use octokv_nvmf::{SubsystemConfig, Target};
 use octokv_runtime::{
     CoreWaker, CpuTime, DetachedSocket, DeviceHandle, DeviceQueue, DeviceSource, FileId, IoCompletion,
@@ -105,6 +105,20 @@ impl Device for CostedDevice {
     }
     fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
         self.memory.trim(at, blocks)
+    }
+}
+
+/// Memory that a core opens as a [`CostedDevice`].
+#[derive(Clone)]
+struct CostedMemory {
+    disk: Arc<RamDisk>,
+    costs: TestCosts,
+}
+
+impl OpenDevice for CostedMemory {
+    fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
+        let memory = MemoryDevice::new(Arc::clone(&self.disk));
+        Ok(Rc::new(CostedDevice { memory, handle: handle.clone(), costs: self.costs }))
     }
 }
 
@@ -205,7 +219,7 @@ impl DeviceQueue for NoDeviceQueue {
 /// One core and its host.
 pub struct ReactorRig {
     network: Rc<RefCell<TestNetwork>>,
-    reactor: Box<dyn ReactorLoop<TestSockets>>,
+    core: NodeCore<TestSockets, CostedMemory>,
     session: Session<TestSockets>,
     /// The core's handle.
     handle: ReactorHandle,
@@ -237,14 +251,13 @@ impl ReactorRig {
         let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
         let monitor = Arc::new(monitor.expect("the defaults are valid"));
         let node_sockets = sockets(Some((handle.clone(), costs)));
-        let core = build_reactor(device_bytes, node_sockets, handle.clone(), costs, Arc::clone(&monitor));
+        let core = build_core(device_bytes, node_sockets, handle.clone(), costs, Arc::clone(&monitor));
         let config =
             ClientConfig { queue_depth: depth, reconnect: Reconnect::Never, ..ClientConfig::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
         let session = Session::new(sockets(None), address, config, now);
-        let mut rig =
-            ReactorRig { network, reactor: core, session, handle, now, monitor, read_bytes_max: 64 << 10 };
+        let mut rig = ReactorRig { network, core, session, handle, now, monitor, read_bytes_max: 64 << 10 };
         for _ in 0..ITERATIONS_MAX {
             if rig.session.is_live() {
                 return rig;
@@ -265,12 +278,12 @@ impl ReactorRig {
         let intervals_before = self.monitor.interval_count();
         while self.monitor.interval_count() < intervals_before + 2 {
             self.now = self.now + ITERATION;
-            self.reactor.run_iteration(self.now);
+            self.core.run_iteration(self.now);
         }
         set(Nanos::from_secs(60));
         while self.monitor.interval_count() < intervals_before + 3 {
             self.now = self.now + ITERATION;
-            self.reactor.run_iteration(self.now);
+            self.core.run_iteration(self.now);
         }
     }
 
@@ -284,7 +297,7 @@ impl ReactorRig {
         for _ in 0..ITERATIONS_MAX {
             self.now = self.now + ITERATION;
             session.poll(self.now, |_, _| ());
-            self.reactor.run_iteration(self.now);
+            self.core.run_iteration(self.now);
             if session.is_live() {
                 let mut network = self.network.borrow_mut();
                 let index = network.connections.len() - 1;
@@ -312,7 +325,7 @@ impl ReactorRig {
     /// Runs one iteration of the core and returns its simulated duration.
     pub fn run_core_iteration(&mut self) -> Nanos {
         self.handle.cpu_time().take_simulated();
-        self.reactor.run_iteration(self.now);
+        self.core.run_iteration(self.now);
         self.now = self.now + ITERATION;
         self.handle.cpu_time().take_simulated()
     }
@@ -324,7 +337,7 @@ impl ReactorRig {
             assert!(matches!(response, Ok(Response::Stored | Response::Value { .. })), "{response:?}");
             responses += 1;
         });
-        (session_worked | self.reactor.run_iteration(self.now), responses)
+        (session_worked | self.core.run_iteration(self.now), responses)
     }
 
     /// Stores or retrieves these keys and returns the bytes of the commands: one batch.
@@ -369,8 +382,8 @@ impl ReactorRig {
             let mut iterations = 0;
             loop {
                 self.now = self.now + ITERATION;
-                let busy = self.reactor.run_iteration(self.now);
-                if !busy && self.reactor.requests() == 0 {
+                let busy = self.core.run_iteration(self.now);
+                if !busy && self.core.requests() == 0 {
                     break;
                 }
                 iterations += 1;
@@ -386,15 +399,16 @@ impl ReactorRig {
     }
 }
 
-fn build_reactor(
+fn build_core(
     device_bytes: u64,
     sockets: TestSockets,
     handle: ReactorHandle,
     costs: TestCosts,
     monitor: Arc<Monitor>,
-) -> Box<dyn ReactorLoop<TestSockets>> {
-    let memory = MemoryDevice::new(RamDisk::new(device_bytes, BLOCK_BYTES).expect("memory"));
-    let device: Rc<dyn Device> = Rc::new(CostedDevice { memory, handle: handle.clone(), costs });
+) -> NodeCore<TestSockets, CostedMemory> {
+    let disk = RamDisk::new(device_bytes, BLOCK_BYTES).expect("memory");
+    let memory = CostedMemory { disk, costs };
+    let device = memory.open_for_core(&handle).expect("memory opens");
     let pool = BufferPool::new(64 << 20);
     let format = FormatConfig { seed: 7, ..FormatConfig::default() };
     let volume = poll_once(async {
@@ -403,33 +417,22 @@ fn build_reactor(
         hash::open(&device, &pool, config, &format).await.expect("it was formatted")
     });
     let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024)]);
-    let engine = HashEngine::new(volume, 0, device, pool.clone());
-    let kv_backend = Rc::new(KvBackend {
-        engine,
-        pool: pool.clone(),
-        handle: handle.clone(),
-        device_name: Rc::from("memory"),
-        list_yield: FairYield::default(),
-    });
-    let (maintained, own) = (Rc::clone(&kv_backend), handle.clone());
-    handle.spawn(async move { maintained.engine.maintain(&own, |_| ()).await });
-    let namespaces = Rc::new(NamespaceTable::default());
-    namespaces.insert(NamespaceId(1), NamespaceBackend::Kv(kv_backend));
-    let mailbox = mesh(&[CoreWaker::without_eventfd()], 4).remove(0);
-    let address = "127.0.0.1:4420".parse().expect("an address");
-    Box::new(new_reactor(ReactorParts {
+    let core_waker = Arc::clone(handle.core_waker());
+    let parts = CoreParts {
+        index: 0,
         sockets,
-        listeners: vec![(ListenerId(0), address)],
-        mailbox,
-        core: 0,
+        listen: &["127.0.0.1:4420".parse().expect("an address")],
+        mailbox: mesh(&[CoreWaker::without_eventfd()], 4).remove(0),
+        control_queue: ControlQueue::new(&core_waker),
         handle,
         target,
-        namespaces,
-        pool,
-        requests_max: 1024,
         monitor,
+        buffer_bytes: 64 << 20,
+        requests_max: 1024,
         costs: SimulatedCosts::default(),
-    }))
+    };
+    let namespace = CoreNamespace { id: NamespaceId(1), volume: NamespaceVolume::Kv(volume), device: memory };
+    NodeCore::new(parts, [namespace]).expect("a core in memory")
 }
 
 /// The output of a future that is ready at its first poll.

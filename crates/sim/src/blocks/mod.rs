@@ -256,13 +256,13 @@ impl<'a> BlockRunner<'a> {
         let session_counts: Vec<Rc<Cell<usize>>> =
             self.hosts.iter().map(|host| Rc::clone(&host.session_count)).collect();
         self.wait_for("the disconnect of clients", |_| session_counts.iter().all(|count| count.get() == 0))?;
-        self.node.sim_node.track_idle(true);
+        // Every core takes the messages that other cores have sent it.
+        self.sim.step(Nanos::NEVER);
+        self.operator.restore_defaults(&self.sim, &self.node, &self.shared)?;
         let idle = self.wait_for("the node's work for disconnected clients", SimNode::is_quiescent);
         if let Err(message) = idle {
             return Err(format!("{message} ({})", self.node.sim_node.find_leak().unwrap_or_default()));
         }
-        self.operator.restore_defaults(&self.sim, &self.node, &self.shared);
-        self.node.sim_node.track_idle(false);
         self.node.sim_node.find_leak().map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
 
@@ -294,10 +294,14 @@ impl<'a> BlockRunner<'a> {
     /// Audits the disks of the stopped node and starts it.
     fn boot(&mut self) -> Result<(), String> {
         self.audit()?;
-        self.node.boot();
-        self.shared.borrow_mut().histories.iter_mut().for_each(|history| history.node_is_up = true);
-        self.operator.restore_defaults(&self.sim, &self.node, &self.shared);
-        Ok(())
+        let ids = self.operator.initial_namespaces();
+        self.node.boot(&ids);
+        {
+            let mut shared = self.shared.borrow_mut();
+            shared.histories.iter_mut().for_each(|history| history.node_is_up = true);
+            shared.served_as = ids.into_iter().map(Some).collect();
+        }
+        self.operator.restore_defaults(&self.sim, &self.node, &self.shared)
     }
 
     /// Checks the history of every block against its contents on disk and begins the next segment.

@@ -2,32 +2,23 @@
 //! namespaces are added and removed while it runs.
 //!
 //! ```text
-//!   Off ──boot──▶ Up ──attach, detach (core by core, as in the real node)──▶ Up ──stop──▶ Off
+//!   Off ──boot──▶ Up ──add, remove (core by core, as in the real node)──▶ Up ──stop──▶ Off
 //! ```
-//! In: calls to start it, and the disk that each namespace serves. Out: disk contents.
+//! In: calls to start it and to change it, and the disk that each namespace serves. Out: disk contents.
 
 use super::scenario::{BlockScenarioPlan, DiskPlan};
 use crate::faulty_disk::DiskFaults;
-use crate::sim_node::SimNode;
+use crate::sim_node::{SimDevice, SimNode};
 use octokv_base::NamespaceId;
-use octokv_engine::hash::HashEngine;
-use octokv_node::block_backend::{BlockBackend, BlockVolume};
-use octokv_node::namespace_table::NamespaceBackend;
+use octokv_node::block_backend::BlockVolume;
+use octokv_node::control::{CoreChangeError, attach_to_cores, detach_from_cores};
+use octokv_node::{CoreNamespace, NamespaceVolume};
 use octokv_nvmf::{NamespaceInfo, NamespaceKind, Target};
 use octokv_runtime::simulated::{SimDiskId, SimEnv};
-use std::rc::Rc;
 use std::sync::Arc;
 
-/// Backends of a removed namespace, until the last request on it ends.
-#[derive(Default)]
-pub struct DrainingBackends(Vec<Rc<NamespaceBackend<HashEngine>>>);
-
-impl DrainingBackends {
-    /// Whether the last request on the namespace has ended.
-    pub fn is_drained(&self) -> bool {
-        self.0.iter().all(|backend| Rc::strong_count(backend) == 1)
-    }
-}
+/// ANA groups that namespaces are assigned to.
+pub const ANA_GROUPS: u32 = 2;
 
 /// A node with block namespaces.
 pub struct BlockNodeUnderTest {
@@ -52,16 +43,13 @@ impl BlockNodeUnderTest {
         bytes
     }
 
-    /// Starts the node without namespaces.
-    pub fn boot(&mut self) {
+    /// Starts the node; it serves each disk as the namespace of these with the disk's index.
+    pub fn boot(&mut self, ids: &[NamespaceId]) {
         self.sim_node.sim.start_host(self.sim_node.host);
-        let target = Target::new(self.sim_node.subsystem_config(), Vec::new());
-        self.sim_node.start(target, |_, _, _| ());
-    }
-
-    /// Number of reactor cores.
-    pub fn cores(&self) -> usize {
-        self.sim_node.plan.cores
+        let namespaces = ids.iter().enumerate().map(|(disk, &id)| self.namespace(disk, id));
+        let (namespaces, infos): (Vec<_>, Vec<_>) = namespaces.unzip();
+        let target = Target::new(self.sim_node.subsystem_config(), infos);
+        self.sim_node.start(target, &namespaces);
     }
 
     /// The target, or `None` while the node is down.
@@ -69,47 +57,57 @@ impl BlockNodeUnderTest {
         self.sim_node.running().map(|running| &running.target)
     }
 
-    /// State that all cores share for one attachment of a disk's namespace.
-    pub fn volume(&self, disk: usize) -> Arc<BlockVolume> {
-        let DiskPlan { disk, block_bytes, .. } = self.disks[disk].1;
-        BlockVolume::new(block_bytes, disk.size_bytes)
-    }
-
-    /// Attaches a namespace to one core.
-    pub fn attach_namespace(&self, core: usize, disk: usize, id: NamespaceId, volume: &Arc<BlockVolume>) {
-        let Some(running) = self.sim_node.running() else { return };
-        let core = &running.cores[core];
-        let (pool, handle) = (core.pool.clone(), core.handle.clone());
-        let (volume, device, name) = (
-            Arc::clone(volume),
-            self.sim_node.open_device(self.disks[disk].0, &core.handle),
-            Rc::from("simulated disk"),
-        );
-        let backend =
-            NamespaceBackend::Block(BlockBackend { volume, device, pool, handle, device_name: name });
-        core.pending_namespaces.borrow_mut().push((id, backend));
-        core.handle.core_waker().notify();
-    }
-
-    /// Makes a namespace visible to hosts. REQUIRES: every core has it attached.
-    pub fn publish_namespace(&self, disk: usize, id: NamespaceId, ana_group: u32) {
-        let Some(running) = self.sim_node.running() else { return };
-        let DiskPlan { disk: config, block_bytes, .. } = self.disks[disk].1;
-        let added = running.target.add_namespace(NamespaceInfo {
+    /// A new namespace on a disk: as cores and as hosts see it.
+    fn namespace(&self, disk: usize, id: NamespaceId) -> (CoreNamespace<SimDevice>, NamespaceInfo) {
+        let (device, DiskPlan { disk: config, block_bytes, .. }) = self.disks[disk];
+        let volume = BlockVolume::new(block_bytes, config.size_bytes);
+        let info = NamespaceInfo {
             id,
             nguid: [1 + disk as u8; 16],
-            size_bytes: config.size_bytes / u64::from(block_bytes) * u64::from(block_bytes),
+            size_bytes: volume.size_bytes(),
             used_bytes: Arc::default(),
             kind: NamespaceKind::Block { block_bytes },
-            ana_group,
-        });
-        assert!(added.is_ok(), "the operator adds a namespace once");
+            ana_group: 1 + disk as u32 % ANA_GROUPS,
+        };
+        let (volume, device) = (NamespaceVolume::Block(volume), self.sim_node.device(device));
+        (CoreNamespace { id, volume, device }, info)
     }
 
-    /// Detaches a namespace from one core; `draining` takes its backend.
-    pub fn detach_namespace(&self, core: usize, id: NamespaceId, draining: &mut DrainingBackends) {
-        let Some(running) = self.sim_node.running() else { return };
-        running.cores[core].pending_namespaces.borrow_mut().retain(|(pending, _)| *pending != id);
-        draining.0.extend(running.cores[core].namespaces.remove(id));
+    /// Adds a namespace in the real node's order: attach on every core, then publish. `between` runs before each core.
+    ///
+    /// # Errors
+    /// A core does not respond, or cannot open the disk.
+    pub fn add_namespace(
+        &self,
+        disk: usize,
+        id: NamespaceId,
+        mut between: impl FnMut(),
+    ) -> Result<(), CoreChangeError> {
+        let Some(target) = self.target() else { return Ok(()) };
+        let (namespace, info) = self.namespace(disk, id);
+        attach_to_cores(self.sim_node.plan.cores, &namespace, |core, change| {
+            between();
+            self.sim_node.change_namespaces(core, change)
+        })?;
+        assert!(target.add_namespace(info).is_ok(), "the operator adds a namespace once");
+        Ok(())
+    }
+
+    /// Removes a namespace in the real node's order: unpublish, then detach from core after core. `between` runs before
+    /// each core.
+    ///
+    /// # Errors
+    /// A core does not respond: requests of the namespace do not end.
+    pub fn remove_namespace(
+        &self,
+        id: NamespaceId,
+        mut between: impl FnMut(),
+    ) -> Result<(), CoreChangeError> {
+        let Some(target) = self.target() else { return Ok(()) };
+        target.remove_namespace(id);
+        detach_from_cores(self.sim_node.plan.cores, id, |core, change| {
+            between();
+            self.sim_node.change_namespaces(core, change)
+        })
     }
 }

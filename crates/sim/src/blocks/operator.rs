@@ -1,15 +1,14 @@
 //! A simulated operator that reconfigures a running node: removes and adds namespaces, denies and allows hosts, changes
 //! ANA states.
 //!
-//! In: a random number generator; the node. Out: changes, applied core by core while the simulation runs, like
-//! control messages to the cores of a real node. Invariants: a disk gets a namespace only after the last request on
+//! In: a random number generator; the node. Out: changes, applied core by core while the simulation runs, with steps of
+//! the simulation in between. Invariants: a disk gets a namespace only after the last request on
 //! its previous one has ended; a request that never ends is a violation. Each disk has namespace identifiers of its
 //! own: a late request of a host cannot reach another disk.
 
-use super::node::{BlockNodeUnderTest, DrainingBackends};
+use super::node::{ANA_GROUPS, BlockNodeUnderTest};
 use super::scenario::BlockScenarioPlan;
 use super::workload::BlockWorkload;
-use crate::stats::PROGRESS_TIMEOUT;
 use octokv_base::{NamespaceId, Nanos, Prng};
 use octokv_nvmf::HostAcl;
 use octokv_runtime::simulated::SimEnv;
@@ -19,9 +18,6 @@ use std::rc::Rc;
 
 /// Maximum time between changes while no command completes.
 const CHANGE_INTERVAL_MAX: Nanos = Nanos::from_millis(50);
-/// ANA groups that namespaces are assigned to.
-const ANA_GROUPS: u32 = 2;
-
 /// Draws changes and their times.
 pub struct Operator {
     random: Prng,
@@ -79,10 +75,21 @@ impl Operator {
         }
     }
 
+    /// The next identifier of a disk's namespace.
+    fn next_id(&mut self, disk: usize) -> NamespaceId {
+        let second = if self.mean_interval.is_some() { self.random.below(2) as u32 } else { 0 };
+        NamespaceId(1 + 2 * disk as u32 + second)
+    }
+
+    /// The namespaces that a starting node serves, by disk.
+    pub fn initial_namespaces(&mut self) -> Vec<NamespaceId> {
+        (0..self.disks).map(|disk| self.next_id(disk)).collect()
+    }
+
     /// Applies one random change and schedules the next.
     ///
     /// # Errors
-    /// If requests on a removed namespace do not end.
+    /// If a core does not respond: requests on a removed namespace do not end.
     pub fn apply_random_change(
         &mut self,
         sim: &SimEnv,
@@ -96,7 +103,7 @@ impl Operator {
                 let served = shared.borrow().served_as[disk];
                 match served {
                     Some(id) => self.remove_namespace(sim, node, shared, disk, id)?,
-                    None => self.add_namespace(sim, node, shared, disk),
+                    None => self.add_namespace(sim, node, shared, disk)?,
                 }
             }
             3 => {
@@ -132,26 +139,20 @@ impl Operator {
         Ok(())
     }
 
-    /// Adds a namespace in the real node's order: attach on every core, then publish.
     fn add_namespace(
         &mut self,
         sim: &SimEnv,
         node: &BlockNodeUnderTest,
         shared: &Rc<RefCell<BlockWorkload>>,
         disk: usize,
-    ) {
-        let second = if self.mean_interval.is_some() { self.random.below(2) as u32 } else { 0 };
-        let id = NamespaceId(1 + 2 * disk as u32 + second);
-        let volume = node.volume(disk);
-        for core in 0..node.cores() {
-            node.attach_namespace(core, disk, id, &volume);
-            self.run_some_steps(sim);
-        }
-        node.publish_namespace(disk, id, 1 + disk as u32 % ANA_GROUPS);
+    ) -> Result<(), String> {
+        let id = self.next_id(disk);
+        let added = node.add_namespace(disk, id, || self.run_some_steps(sim));
+        added.map_err(|error| format!("{id} was not added: {error:?}"))?;
         shared.borrow_mut().served_as[disk] = Some(id);
+        Ok(())
     }
 
-    /// Removes a namespace in the real node's order: unpublish, then detach from core after core, core 0 last.
     fn remove_namespace(
         &mut self,
         sim: &SimEnv,
@@ -160,29 +161,23 @@ impl Operator {
         disk: usize,
         id: NamespaceId,
     ) -> Result<(), String> {
-        if let Some(target) = node.target() {
-            target.remove_namespace(id);
-        }
         shared.borrow_mut().served_as[disk] = None;
-        for core in (0..node.cores()).rev() {
-            self.run_some_steps(sim);
-            let mut draining = DrainingBackends::default();
-            node.detach_namespace(core, id, &mut draining);
-            let deadline = sim.now() + PROGRESS_TIMEOUT;
-            if !sim.run_until_true(deadline, || draining.is_drained()) {
-                return Err(format!("no progress: requests of {id}, which was removed, do not end"));
-            }
-        }
-        Ok(())
+        let removed = node.remove_namespace(id, || self.run_some_steps(sim));
+        removed.map_err(|error| {
+            format!("no progress: requests of {id}, which was removed, do not end: {error:?}")
+        })
     }
 
     /// Attaches every disk, allows every host and makes every ANA group optimized.
+    ///
+    /// # Errors
+    /// If a core does not respond.
     pub fn restore_defaults(
         &mut self,
         sim: &SimEnv,
         node: &BlockNodeUnderTest,
         shared: &Rc<RefCell<BlockWorkload>>,
-    ) {
+    ) -> Result<(), String> {
         if let Some(target) = node.target() {
             target.set_host_acl(HostAcl::Any);
             (1..=ANA_GROUPS).for_each(|group| target.set_ana_state(group, AnaState::Optimized));
@@ -190,10 +185,11 @@ impl Operator {
         for disk in 0..self.disks {
             let served = shared.borrow().served_as[disk];
             if served.is_none() {
-                self.add_namespace(sim, node, shared, disk);
+                self.add_namespace(sim, node, shared, disk)?;
             }
         }
         let completed = shared.borrow().progress.completed;
         self.schedule_next(completed, sim.now());
+        Ok(())
     }
 }

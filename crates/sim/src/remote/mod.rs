@@ -126,12 +126,7 @@ impl<'a> RemoteRunner<'a> {
     }
 
     fn boot(&mut self) {
-        self.node.boot();
-        let (volume, id) = (self.node.volume(0), NamespaceId(1));
-        for core in 0..self.node.cores() {
-            self.node.attach_namespace(core, 0, id, &volume);
-        }
-        self.node.publish_namespace(0, id, 1);
+        self.node.boot(&[NamespaceId(1)]);
     }
 
     fn begin_session(&mut self) {
@@ -298,11 +293,11 @@ impl<'a> RemoteRunner<'a> {
             return Err("the engine did not shut down cleanly although no fault was injected".to_owned());
         }
         self.end_session();
-        self.node.sim_node.track_idle(true);
+        // Every core takes the messages that other cores have sent it.
+        self.sim.step(Nanos::NEVER);
         let deadline = self.sim.now() + PROGRESS_TIMEOUT;
         let node = &self.node.sim_node;
         let is_idle = self.sim.run_until_true(deadline, || node.is_quiescent());
-        self.node.sim_node.track_idle(false);
         match self.node.sim_node.find_leak() {
             Some(leak) => Err(format!("a leak: {leak}")),
             None if is_idle => Ok(()),

@@ -1,0 +1,188 @@
+//! The namespaces of one core: attached, served, detached, drained.
+//!
+//! ```text
+//!   attach: a backend of the core's own, on the first core the volume's maintenance task ─▶ served
+//!   detach: backend removed ─▶ draining ─▶ its last request ended ─▶ (first core: the volume is idle,
+//!           maintenance has ended) ─▶ response
+//! ```
+//! In: a [`CoreNamespace`], from which each core opens the device by [`OpenDevice`], with its driver's queue. Out:
+//! backends in the core's [`NamespaceTable`]; the response to a detach. Invariants: each detach gets one response, after
+//! the last request; a batch or checkpoint in progress is written to its end.
+//! Tested by the scenario `namespaces` of the simulator, with injected bugs in `crates/sim/tests/injected_bugs_blocks.rs`.
+
+use crate::abortable::{CancelToken, abortable};
+use crate::block_backend::{BlockBackend, BlockVolume};
+use crate::fair_yield::FairYield;
+use crate::kv_backend::KvBackend;
+use crate::namespace_table::{NamespaceBackend, NamespaceTable};
+use octokv_base::{BufferPool, NamespaceId};
+use octokv_device::Device;
+use octokv_engine::EngineError;
+use octokv_engine::hash::{HashEngine, Volume};
+use octokv_runtime::ReactorHandle;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// Opens a device for each core that serves it.
+pub trait OpenDevice {
+    /// One core's view of the device. REQUIRES: the calling thread is the core of `handle`.
+    ///
+    /// # Errors
+    /// The core's queue cannot open the device.
+    fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>>;
+}
+
+/// The part of a namespace that its cores share.
+#[derive(Clone)]
+pub enum NamespaceVolume {
+    /// Keys and values.
+    Kv(Arc<Volume>),
+    /// Blocks.
+    Block(Arc<BlockVolume>),
+}
+
+impl NamespaceVolume {
+    /// Whether no batch or checkpoint is in progress.
+    fn is_idle(&self) -> bool {
+        match self {
+            NamespaceVolume::Kv(volume) => volume.is_idle(),
+            NamespaceVolume::Block(_) => true,
+        }
+    }
+}
+
+/// An open namespace as its cores attach it. Clones share volume and device.
+#[derive(Clone)]
+pub struct CoreNamespace<D> {
+    /// Its identifier.
+    pub id: NamespaceId,
+    /// The part that its cores share.
+    pub volume: NamespaceVolume,
+    /// Its device, which each core opens for itself.
+    pub device: D,
+}
+
+/// The namespaces of a core, draining ones included.
+pub(crate) struct CoreNamespaces<D> {
+    core: usize,
+    table: Rc<NamespaceTable<HashEngine>>,
+    pool: BufferPool,
+    handle: ReactorHandle,
+    served: Vec<ServedNamespace<D>>,
+    draining: Vec<DrainingNamespace<D>>,
+}
+
+struct ServedNamespace<D> {
+    namespace: CoreNamespace<D>,
+    /// Cancels the volume's maintenance task; on the first core only.
+    maintenance: Option<Rc<CancelToken>>,
+}
+
+struct DrainingNamespace<D> {
+    served: ServedNamespace<D>,
+    backend: Option<Rc<NamespaceBackend<HashEngine>>>,
+    response_tx: Sender<io::Result<()>>,
+}
+
+impl<D: OpenDevice> CoreNamespaces<D> {
+    /// A core without namespaces.
+    pub fn new(core: usize, pool: BufferPool, handle: ReactorHandle) -> CoreNamespaces<D> {
+        CoreNamespaces { core, table: Rc::default(), pool, handle, served: Vec::new(), draining: Vec::new() }
+    }
+
+    /// The backends of the served namespaces.
+    pub fn table(&self) -> &Rc<NamespaceTable<HashEngine>> {
+        &self.table
+    }
+
+    /// Detached namespaces with requests in progress.
+    pub fn draining_count(&self) -> usize {
+        self.draining.len()
+    }
+
+    /// Whether no volume has a batch or checkpoint in progress.
+    pub fn are_volumes_idle(&self) -> bool {
+        let draining = self.draining.iter().map(|draining| &draining.served);
+        self.served.iter().chain(draining).all(|served| served.namespace.volume.is_idle())
+    }
+
+    /// Serves a namespace on this core; the first core also starts the volume's maintenance task.
+    ///
+    /// # Errors
+    /// The core's queue cannot open the device.
+    pub fn attach(&mut self, namespace: CoreNamespace<D>) -> io::Result<()> {
+        let backend = self.open_backend(&namespace)?;
+        let mut maintenance = None;
+        if self.core == 0
+            && let NamespaceBackend::Kv(kv_backend) = &backend
+        {
+            let cancel = Rc::new(CancelToken::default());
+            self.handle.spawn(abortable(Rc::clone(&cancel), run_maintenance(Rc::clone(kv_backend))));
+            maintenance = Some(cancel);
+        }
+        self.table.insert(namespace.id, backend);
+        self.served.push(ServedNamespace { namespace, maintenance });
+        Ok(())
+    }
+
+    fn open_backend(&self, namespace: &CoreNamespace<D>) -> io::Result<NamespaceBackend<HashEngine>> {
+        let device = namespace.device.open_for_core(&self.handle)?;
+        let device_name = Rc::from(device.name());
+        let (pool, handle) = (self.pool.clone(), self.handle.clone());
+        Ok(match &namespace.volume {
+            NamespaceVolume::Kv(volume) => {
+                let engine = HashEngine::new(Arc::clone(volume), self.core, device, pool.clone());
+                let list_yield = FairYield::default();
+                NamespaceBackend::Kv(Rc::new(KvBackend { engine, pool, handle, device_name, list_yield }))
+            }
+            NamespaceVolume::Block(volume) => {
+                let volume = Arc::clone(volume);
+                NamespaceBackend::Block(BlockBackend { volume, device, pool, handle, device_name })
+            }
+        })
+    }
+
+    /// Stops serving a namespace. The response follows when [`CoreNamespaces::reap_drained`] finds that its last request
+    /// has ended; at once if this core does not serve it.
+    pub fn detach(&mut self, id: NamespaceId, response_tx: Sender<io::Result<()>>) {
+        let Some(index) = self.served.iter().position(|served| served.namespace.id == id) else {
+            // Attaching it failed on this core.
+            return drop(response_tx.send(Ok(())));
+        };
+        let (served, backend) = (self.served.remove(index), self.table.remove(id));
+        self.draining.push(DrainingNamespace { served, backend, response_tx });
+    }
+
+    /// Drops the detached namespaces whose last request has ended, and sends their responses.
+    pub fn reap_drained(&mut self) {
+        self.draining.retain_mut(|DrainingNamespace { served, backend, response_tx }| {
+            let has_requests = backend.as_ref().is_some_and(|backend| Rc::strong_count(backend) > 1);
+            if has_requests || !served.namespace.volume.is_idle() {
+                return true;
+            }
+            if let Some(maintenance) = served.maintenance.take() {
+                // The task holds a reference to the backend until it is polled once more.
+                maintenance.cancel();
+                return true;
+            }
+            if let Some(NamespaceBackend::Kv(kv_backend)) = backend.as_deref()
+                && Rc::strong_count(kv_backend) > 1
+            {
+                return true;
+            }
+            *backend = None;
+            let _ = response_tx.send(Ok(()));
+            false
+        });
+    }
+}
+
+/// Checkpoints and other background work of a volume, on the first core.
+async fn run_maintenance(kv_backend: Rc<KvBackend<HashEngine>>) {
+    let device = Rc::clone(&kv_backend.device_name);
+    let log_error =
+        |error: EngineError| tracing::error!(device = &*device, %error, "volume maintenance failed");
+    kv_backend.engine.maintain(&kv_backend.handle, log_error).await;
+}
