@@ -7,7 +7,7 @@
 //! # Layout
 //! - this file: [`run_sweep`]: a range of seeds.
 //! - [`scenario`]: the plan of one simulation, as data.
-//! - [`runner`]: runs one simulation from its plan.
+//! - [`kv_runner`]: runs one simulation with key-value clients from its plan.
 //! - [`sim_node`]: a node on a simulated host. [`node_under_test`]: one with the engine on a disk.
 //! - [`clients`]: its clients. [`kv_workload`]: their commands. [`progress`]: its counters.
 //! - [`fault_injector`]: faults of a phase. [`faulty_disk`]: a device with injected faults.
@@ -24,12 +24,12 @@ mod draw;
 pub mod fault_injector;
 pub mod faulty_disk;
 pub mod history;
+pub mod kv_runner;
 pub mod kv_workload;
 pub mod node_under_test;
 pub mod power_loss;
 pub mod progress;
 pub mod remote;
-pub mod runner;
 pub mod scenario;
 pub mod scheduling_scenario;
 pub mod sim_node;
@@ -37,7 +37,7 @@ pub mod stats;
 
 pub use blocks::scenario::BlockScenarioPlan;
 pub use remote::scenario::RemoteScenarioPlan;
-pub use runner::run_scenario;
+pub use kv_runner::run_scenario;
 pub use scenario::{KvScenarioPlan, Scenario};
 pub use stats::ScenarioStats;
 
