@@ -6,7 +6,7 @@
 //! Invariants: each submitted command completes exactly once while its session exists; a command of a dropped
 //! session has an unknown outcome; while quiescing, sessions submit nothing and end, by a disconnect or by a drop.
 
-use crate::progress::LoadProgress;
+use crate::progress::TrackProgress;
 use crate::scenario::ClientHostPlan;
 use octokv_base::map::FxHashMap;
 use octokv_base::{NamespaceId, Nanos, Prng};
@@ -24,15 +24,9 @@ const RETRY_DELAY: Nanos = Nanos::from_millis(3);
 const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(3);
 
 /// The commands that clients submit and the checks of their responses.
-pub trait Workload {
+pub trait Workload: TrackProgress {
     /// A command without a response yet.
     type Outstanding;
-
-    /// Counters and limits of the load.
-    fn progress(&self) -> &LoadProgress;
-
-    /// Counters and limits of the load, for updates.
-    fn progress_mut(&mut self) -> &mut LoadProgress;
 
     /// Disk and namespace of a new session; `None` if the node has no namespace.
     fn select_namespace(&self, random: &mut Prng) -> Option<(usize, NamespaceId)>;

@@ -12,7 +12,9 @@ use octokv_base::Key;
 use octokv_base::map::FxHashMap;
 use octokv_base::prng::mix64;
 use octokv_engine::conformance::value_of;
-use octokv_engine::linearizability::{Call, CallRecord, CallResult, KeyCalls, KeyState, Observed};
+use octokv_engine::linearizability::{
+    Call, CallRecord, CallResult, CheckResult, KeyCalls, KeyState, Observed, check_linearizable,
+};
 
 /// Identifies a call that has begun.
 #[derive(Clone, Copy, Debug)]
@@ -198,6 +200,31 @@ impl History {
             let outcome = Some(CallResult::Observed(seen));
             self.calls[key].push(CallRecord { call: Call::Get, outcome, began, ended, durable: false });
         }
+    }
+
+    /// Checks that these calls of a key are linearizable. False if the search is undecided.
+    ///
+    /// # Errors
+    /// The calls, if they are not linearizable.
+    pub fn check(&self, key: usize, calls: &[CallRecord]) -> Result<bool, String> {
+        match check_linearizable(self.initial_states[key], calls) {
+            CheckResult::Linearizable => Ok(true),
+            CheckResult::Undecided => Ok(false),
+            CheckResult::NotLinearizable => Err(format!("not linearizable: {}", self.listing(key, calls))),
+        }
+    }
+
+    /// The state of a key that holds this value.
+    ///
+    /// # Errors
+    /// The mismatch, if no operation wrote this value to this key.
+    pub fn state_of_value(&self, key: usize, value: &[u8]) -> Result<KeyState, String> {
+        Ok(match self.identify_value(key, value, value.len() as u32)? {
+            Observed::Value(operation) => {
+                KeyState::Holds { operation, bytes: self.value_bytes_of(operation) }
+            }
+            _ => KeyState::Holds { operation: 0, bytes: 0 },
+        })
     }
 
     /// Begins the next segment with the result of an audit.

@@ -6,7 +6,7 @@ use crate::clients::Workload;
 use crate::draw::{draw_value_bytes, draw_weighted};
 use crate::faulty_disk::DiskFaults;
 use crate::history::{CallId, History};
-use crate::progress::LoadProgress;
+use crate::progress::{LoadProgress, TrackProgress};
 use crate::scenario::KvLoad;
 use octokv_base::{Key, NamespaceId, Prng};
 use octokv_client::{Command, ConnectionError, Error, Response, StoreMode, SubmitError, Value};
@@ -46,9 +46,7 @@ enum KvCommandKind {
     Flush,
 }
 
-impl Workload for KvWorkload {
-    type Outstanding = OutstandingKvCommand;
-
+impl TrackProgress for KvWorkload {
     fn progress(&self) -> &LoadProgress {
         &self.progress
     }
@@ -56,6 +54,10 @@ impl Workload for KvWorkload {
     fn progress_mut(&mut self) -> &mut LoadProgress {
         &mut self.progress
     }
+}
+
+impl Workload for KvWorkload {
+    type Outstanding = OutstandingKvCommand;
 
     fn select_namespace(&self, _random: &mut Prng) -> Option<(usize, NamespaceId)> {
         Some((0, NamespaceId(1)))

@@ -7,7 +7,7 @@
 //! # Layout
 //! - this file: [`run_sweep`]: a range of seeds.
 //! - [`scenario`]: the plan of one simulation, as data.
-//! - [`kv_runner`]: runs one simulation with key-value clients from its plan.
+//! - `runner`: the life of a simulation, which all kinds share. [`kv_runner`]: a simulation with key-value clients.
 //! - [`sim_node`]: a node on a simulated host. [`node_under_test`]: one with the engine on a disk.
 //! - [`clients`]: its clients. [`kv_workload`]: their commands. [`progress`]: its counters.
 //! - [`fault_injector`]: faults of a phase. [`faulty_disk`]: a device with injected faults.
@@ -30,14 +30,15 @@ pub mod node_under_test;
 pub mod power_loss;
 pub mod progress;
 pub mod remote;
+mod runner;
 pub mod scenario;
 pub mod scheduling_scenario;
 pub mod sim_node;
 pub mod stats;
 
 pub use blocks::scenario::BlockScenarioPlan;
-pub use remote::scenario::RemoteScenarioPlan;
 pub use kv_runner::run_scenario;
+pub use remote::scenario::RemoteScenarioPlan;
 pub use scenario::{KvScenarioPlan, Scenario};
 pub use stats::ScenarioStats;
 

@@ -58,6 +58,12 @@ pub struct KvNodeUnderTest {
     running: Option<RunningVolume>,
 }
 
+impl AsRef<SimNode> for KvNodeUnderTest {
+    fn as_ref(&self) -> &SimNode {
+        &self.sim_node
+    }
+}
+
 impl KvNodeUnderTest {
     /// A stopped node with an empty disk.
     pub fn new(sim: &SimEnv, plan: NodePlan, faults: DiskFaults) -> KvNodeUnderTest {

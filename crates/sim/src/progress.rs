@@ -25,6 +25,15 @@ pub struct LoadProgress {
     pub violation: Option<String>,
 }
 
+/// State of a load that counts its progress.
+pub trait TrackProgress {
+    /// Counters and limits of the load.
+    fn progress(&self) -> &LoadProgress;
+
+    /// Counters and limits of the load, for updates.
+    fn progress_mut(&mut self) -> &mut LoadProgress;
+}
+
 impl LoadProgress {
     /// Records the first violation; ignores later ones.
     pub fn fail(&mut self, message: String) {

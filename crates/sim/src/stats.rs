@@ -3,7 +3,7 @@
 use octokv_base::Nanos;
 
 /// Simulated time within which each step must complete while no fault is active.
-pub(crate) const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
+pub const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
 
 /// Counters of a simulation without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

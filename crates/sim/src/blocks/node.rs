@@ -27,6 +27,12 @@ pub struct BlockNodeUnderTest {
     disks: Vec<(SimDiskId, DiskPlan)>,
 }
 
+impl AsRef<SimNode> for BlockNodeUnderTest {
+    fn as_ref(&self) -> &SimNode {
+        &self.sim_node
+    }
+}
+
 impl BlockNodeUnderTest {
     /// A stopped node with empty disks.
     pub fn new(sim: &SimEnv, plan: &BlockScenarioPlan, faults: DiskFaults) -> BlockNodeUnderTest {

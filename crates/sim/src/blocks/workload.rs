@@ -8,7 +8,7 @@ use crate::clients::Workload;
 use crate::draw::draw_weighted;
 use crate::faulty_disk::DiskFaults;
 use crate::history::{CallId, History};
-use crate::progress::LoadProgress;
+use crate::progress::{LoadProgress, TrackProgress};
 use octokv_base::{Lba, NamespaceId, Prng};
 use octokv_client::{Command, ConnectionError, Error, Response, SubmitError, Value};
 use octokv_engine::PutMode;
@@ -73,9 +73,7 @@ const REJECTED_STATUSES: [Status; 4] = [
     Status::ANA_TRANSITION,
 ];
 
-impl Workload for BlockWorkload {
-    type Outstanding = OutstandingBlockCommand;
-
+impl TrackProgress for BlockWorkload {
     fn progress(&self) -> &LoadProgress {
         &self.progress
     }
@@ -83,6 +81,10 @@ impl Workload for BlockWorkload {
     fn progress_mut(&mut self) -> &mut LoadProgress {
         &mut self.progress
     }
+}
+
+impl Workload for BlockWorkload {
+    type Outstanding = OutstandingBlockCommand;
 
     fn select_namespace(&self, random: &mut Prng) -> Option<(usize, NamespaceId)> {
         let served = self.served_as.iter().enumerate();

@@ -13,7 +13,7 @@ use crate::clients::client_config;
 use crate::draw::{draw_value_bytes, draw_weighted};
 use crate::history::{CallId, History};
 use crate::node_under_test::{AuditResult, audit_keys};
-use crate::progress::LoadProgress;
+use crate::progress::{LoadProgress, TrackProgress};
 use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_client::{ClientConfig, RemoteSession, Session};
 use octokv_device::Device;
@@ -46,6 +46,16 @@ pub struct EngineRunState {
     pub closed_cleanly: bool,
     /// Sessions fenced because writes may have been lost with the connection.
     pub fenced_sessions: u64,
+}
+
+impl TrackProgress for EngineRunState {
+    fn progress(&self) -> &LoadProgress {
+        &self.progress
+    }
+
+    fn progress_mut(&mut self) -> &mut LoadProgress {
+        &mut self.progress
+    }
 }
 
 struct ConnectedEngine {
