@@ -1,10 +1,10 @@
 //! The clauses of the contract beyond values: versions, conditions, expiry, tombstones, ranges, lists of buffers, scans,
 //! partitions. Each is a function over any engine; an engine's tests call those that its format can do, and
-//! [`lacks`] for the others.
+//! [`Clauses::lacks`] for the others.
 //!
-//! In: an engine, empty, and what a test has to move: a wall clock, and a hook that makes progress outside the engine. Out:
-//! a panic with what differs. [`random_writes`] compares random operations with a model of a few lines, written apart from
-//! every engine.
+//! In: an engine, empty, and what a test has to move: a wall clock, and a hook that makes progress outside the engine.
+//! Out: a panic with what differs. [`Clauses::random_writes`] compares random operations with a model of a few lines,
+//! written apart from every engine.
 
 use crate::conformance::{IdleHook, key_of, operation_of, record_of, value_of};
 use crate::{
