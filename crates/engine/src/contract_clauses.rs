@@ -268,7 +268,7 @@ impl<E: Engine> Clauses<'_, E> {
         assert_eq!(self.scan(RingRange::FULL, version(1), usize::MAX), [], "no key has a version");
     }
 
-    /// A scan since a version yields what was written at it or later, tombstones included.
+    /// A scan with `since` returns the entries whose version is `since` or newer, tombstones included.
     pub fn scans_since(&self) {
         let (old, new, gone) = (key_of(1), key_of(2), key_of(3));
         assert_eq!(self.put_at(&old, 1, version(1)), PutOutcome::Stored);

@@ -48,7 +48,7 @@ pub struct PutValue {
     pub record: Buffer,
     /// The rest of the value, in order, if it does not lie in `record` alone.
     pub more: Option<Box<[Buffer]>>,
-    /// The length of the whole value, in bytes. Of the last buffer only what is left counts.
+    /// The length of the whole value, in bytes. The last buffer may be longer than the rest of the value.
     pub bytes: usize,
 }
 
@@ -140,7 +140,7 @@ impl StoredValue {
     }
 }
 
-/// What is known of a key without its value.
+/// Metadata of an existing key: length, version and expiry of its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyStatus {
     /// The length of the value, in bytes.

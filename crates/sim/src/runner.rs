@@ -194,7 +194,8 @@ pub(crate) trait ScenarioRunner {
         self.wait_for(what, SimNode::is_quiescent).map_err(|message| format!("{message} ({})", find_leak()))
     }
 
-    /// Runs until `done`, ending faults at their end times and doing what is due.
+    /// Runs the simulation until `done` is true. Meanwhile ends each fault at its end time and runs the duties that are
+    /// due.
     fn run_until(&mut self, what: &str, done: impl Fn(&Self::Workload) -> bool) -> Result<(), String> {
         let (sim, workload) = (self.simulation().sim.clone(), Rc::clone(&self.simulation().workload));
         let mut deadline = sim.now() + PROGRESS_TIMEOUT;
